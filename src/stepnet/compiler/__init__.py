@@ -1,0 +1,1 @@
+"""From a captured step to a plan: a flat list of passes."""

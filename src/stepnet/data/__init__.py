@@ -1,0 +1,1 @@
+"""What flows: ragged tables of rows and arrays of steps."""

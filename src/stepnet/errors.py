@@ -1,0 +1,88 @@
+"""Every exception stepnet raises, and the one formatter of their text.
+
+An error says where (in the user's own words), what was given, what was expected, and the remedy.
+"""
+
+from __future__ import annotations
+
+
+def describe(where: str, *, got: object = None, expected: object = None, remedy: str | None = None) -> str:
+    """Lay out an error's text: the place first, then got, expected and remedy on lines of their own.
+
+    >>> print(describe("LoDTensor 'lod' level 0 must start at 0", got="[1, 3]", remedy="prepend a 0"))
+    LoDTensor 'lod' level 0 must start at 0
+      got:      [1, 3]
+      remedy:   prepend a 0
+    """
+    lines = [where]
+    if got is not None:
+        lines.append(f"  got:      {got}")
+    if expected is not None:
+        lines.append(f"  expected: {expected}")
+    if remedy is not None:
+        lines.append(f"  remedy:   {remedy}")
+    return "\n".join(lines)
+
+
+class StepnetError(Exception):
+    """Base of every error of stepnet.
+
+    >>> issubclass(LoDError, StepnetError)
+    True
+    """
+
+    def __init__(
+        self, where: str, *, got: object = None, expected: object = None, remedy: str | None = None
+    ) -> None:
+        super().__init__(describe(where, got=got, expected=expected, remedy=remedy))
+
+
+class LoDError(StepnetError, ValueError):
+    """Offsets, lengths or shapes that do not describe the rows they come with."""
+
+
+class RowMixError(StepnetError, TypeError):
+    """A torch function that would mix rows of different sequences was called on a LoDTensor."""
+
+
+class ArrayError(StepnetError, IndexError):
+    """A TensorArray was read where nothing was written, or out of range, or its values do not fit together."""
+
+
+class StepError(StepnetError, ValueError):
+    """A step function, or what it was given or returned, does not fit the recurrence it runs in."""
+
+
+class LoopError(StepnetError, ValueError):
+    """A loop (TensorIterator) whose ports, back edges or body do not fit together."""
+
+
+class GraphError(StepnetError, ValueError):
+    """A graph of the intermediate representation breaks a rule of its stage."""
+
+
+class Refusal(StepnetError):
+    """A compiler pass or an executor declines a loop: says why and what would change its mind.
+
+    Never reaches a user unless that executor was asked for by name; `explain` shows it otherwise.
+    """
+
+    def __init__(self, reason: str, *, remedy: str | None = None, line: str | None = None) -> None:
+        super().__init__(reason if line is None else f"{reason} ({line})", remedy=remedy)
+        self.reason = reason
+        self.remedy = remedy
+        self.line = line
+
+
+class BuildError(StepnetError, RuntimeError):
+    """Generated source could not be compiled or loaded."""
+
+
+class MissingExtraError(StepnetError, ImportError):
+    """An optional dependency is not installed; the text names the extra that brings it."""
+
+    def __init__(self, what: str, *, package: str, extra: str) -> None:
+        super().__init__(
+            f"{what} needs the package '{package}', which is not installed",
+            remedy=f"pip install 'stepnet[{extra}]'",
+        )

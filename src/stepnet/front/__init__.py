@@ -1,0 +1,1 @@
+"""Ways in: what a user writes becomes a loop."""

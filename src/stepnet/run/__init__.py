@@ -1,0 +1,1 @@
+"""Executors: the plain loop, torch ops over hoisted rows, generated C."""
