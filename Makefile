@@ -1,0 +1,41 @@
+# setup | test | lint | demo | bench | docs | clean.  Needs python3.11, a C compiler and make; nothing else.
+PYTHON ?= python3.11
+BIN := .venv/bin
+DEPENDENCIES := pyproject.toml constraints.txt
+
+.PHONY: setup test lint demo bench docs clean
+
+setup: .venv/.setup
+
+# A stamp: the environment is made again only when what it is made from changes.
+.venv/.setup: $(DEPENDENCIES)
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+.venv/.bench: .venv/.setup
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	touch $@
+
+# Everything: tests, the examples in docstrings, the code blocks of README and docs.
+test: setup
+	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered
+
+lint: setup
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+	$(BIN)/mkdocs build --strict --quiet
+
+demo: setup
+	$(BIN)/stepnet demo
+
+bench: .venv/.bench
+	$(BIN)/python -m benchmarks
+
+docs: setup
+	$(BIN)/mkdocs serve
+
+clean:
+	rm -rf .venv build dist site .coverage .coverage.* .pytest_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,18 @@
+"""What every test starts from."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from hypothesis import settings
+
+# No deadline: the first call of anything in torch is slow. In CI the same examples every time.
+settings.register_profile("stepnet", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("stepnet")
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
