@@ -1,0 +1,332 @@
+"""TensorArray: an array of steps, the one way to cut data into steps and to join steps again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepnet.data.lod import LoDTensor
+from stepnet.data.unpack import join, pack, unpack
+from stepnet.data.unpack import take_elements as take_elements
+from stepnet.data.values import Value, axis_of, check_fit, copy, describe, integer, rows
+from stepnet.errors import ArrayError
+
+
+class TensorArray:
+    """An array whose places hold tensors or LoDTensors, one per step of a loop.
+
+    It is cut from a tensor with `unstack`, from a LoDTensor with `unpack`, or filled with `write`; `stack`,
+    `concat` and `pack` join it again. All of these are differentiable, and reading T steps costs O(T),
+    forward and backward: the steps are views made by one `unbind` or one `split`, whose gradient is one join.
+    (Indexing a tensor T times costs O(T^2) in backward: each gradient is a zero tensor of the full size.)
+
+    An index is an int or a tensor with one integer. Negative indices are errors, they never wrap: a loop
+    reads `states[step - 1]`, and at step 0 that must not be the last state.
+
+    In short, an array is a size and a dict::
+
+        write(i, v):  values[i] = v; size = max(size, i + 1)
+        read(i):      return values[i]
+        stack():      return torch.stack([values[i] for i in range(size)])
+
+    Args:
+        size: number of places, none of them written. An int or a scalar tensor.
+        unstack_from: a tensor to `unstack` along its first axis; then `size` is left out.
+
+    Raises:
+        ArrayError: `size` is no count, both arguments are given, or `unstack_from` cannot be unstacked.
+
+    Source: Paddle's "Design for TensorArray" and its Python API (2017), after TensorFlow's TensorArray.
+
+    >>> states = TensorArray(size=2)
+    >>> states.write(0, torch.zeros(3))
+    >>> states.write(1, states[0] + 1)
+    >>> states.stack().shape
+    torch.Size([2, 3])
+    """
+
+    def __init__(self, size: int | Tensor = 0, *, unstack_from: Tensor | None = None) -> None:
+        # A dict, so that a declared size allocates nothing.
+        self._values: dict[int, Value] = {}
+        self._size = integer(size, "TensorArray: size")
+        # What an element would look like, where a cut gave none: join it back and shape and dtype are kept.
+        self._pattern: Value | None = None
+        if self._size < 0:
+            raise ArrayError("TensorArray: size must not be negative", got=self._size)
+        if unstack_from is not None:
+            if self._size:
+                raise ArrayError(
+                    "TensorArray: size and unstack_from exclude each other",
+                    got=f"size={self._size} and unstack_from",
+                    remedy="leave size out: unstacking gives one place per step",
+                )
+            self._cut(unstack_from, 0)
+
+    @staticmethod
+    def unstack(tensor: Tensor, axis: int = 0) -> TensorArray:
+        """Cut a tensor of rank R along `axis` into tensors of rank R - 1, one per place.
+
+        The values are views of `tensor`, made by one `unbind`.
+
+        Raises:
+            ArrayError: `tensor` is a LoDTensor (see `unpack`), or has no such axis.
+
+        >>> TensorArray.unstack(torch.arange(6).reshape(2, 3), axis=1)[2]
+        tensor([2, 5])
+        """
+        array = TensorArray()
+        array._cut(tensor, axis)
+        return array
+
+    def _cut(self, tensor: Tensor, axis: int) -> None:
+        if isinstance(tensor, LoDTensor):
+            raise ArrayError(
+                "TensorArray.unstack cuts tensors; the steps of a LoDTensor depend on its lod",
+                got=describe(tensor),
+                remedy="TensorArray.unpack(x, level), or unstack x.values",
+            )
+        if not isinstance(tensor, Tensor):
+            raise ArrayError("TensorArray.unstack cuts tensors", got=describe(tensor))
+        if tensor.dim() == 0:
+            raise ArrayError(
+                "TensorArray.unstack: a tensor of rank 0 has no axis to cut", got=describe(tensor)
+            )
+        axis = axis_of(axis, tensor.dim(), "TensorArray.unstack", describe(tensor))
+        self._fill(tensor.unbind(axis))
+        if not self._size:
+            self._pattern = tensor.sum(axis, dtype=tensor.dtype)  # over an axis of length 0: keeps the graph
+
+    def _fill(self, values: Sequence[Value]) -> None:
+        self._values = dict(enumerate(values))
+        self._size = len(values)
+
+    def size(self) -> int:
+        """Number of places, written or not."""
+        return self._size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def write(self, index: int | Tensor, value: Value, data_shared: bool = True) -> None:
+        """Put `value` at `index`, over whatever is there; an index at the end or beyond makes the array grow.
+
+        Args:
+            index: 0 or more; an int or a scalar tensor.
+            value: a tensor or a LoDTensor.
+            data_shared: True keeps a reference to `value`; False a copy (gradients flow through it).
+
+        Raises:
+            ArrayError: a negative index, or a value that is no tensor.
+
+        >>> array = TensorArray()
+        >>> array.write(2, torch.ones(1))
+        >>> array.size()
+        3
+        """
+        place = integer(index, "TensorArray.write: index")
+        if place < 0:
+            raise ArrayError(
+                f"TensorArray.write: index {place} is negative, and indices do not wrap",
+                got=f"size {self._size}",
+                expected="an index from 0",
+            )
+        if not isinstance(value, Tensor | LoDTensor):
+            raise ArrayError(
+                f"TensorArray.write: the value for index {place} is no tensor",
+                got=describe(value),
+                expected="a Tensor or a LoDTensor",
+            )
+        if not data_shared:
+            value = copy(value)
+        self._values[place] = value
+        self._size = max(self._size, place + 1)
+
+    def read(self, index: int | Tensor, default: Value | None = None) -> Any:
+        """The value at `index`, by reference.
+
+        Args:
+            index: an int or a scalar tensor.
+            default: given back where there is no value: below 0, at a place never written, or past the end.
+
+        Raises:
+            ArrayError: there is no value at `index`, and no default.
+
+        >>> states = TensorArray(size=1)
+        >>> states.read(-1, default=torch.zeros(2))
+        tensor([0., 0.])
+        """
+        place = integer(index, "TensorArray.read: index")
+        value = self._values.get(place, default)
+        if value is not None:
+            return value
+        if 0 <= place < self._size:
+            raise ArrayError(
+                f"TensorArray: nothing was written at index {place}",
+                got=f"size {self._size}, {len(self._values)} written",
+                remedy=f"write({place}, value) first, or read({place}, default)",
+            )
+        raise ArrayError(
+            f"TensorArray: index {place} is out of range",
+            got=f"size {self._size}",
+            expected=f"an index from 0 to {self._size - 1}" if self._size else "no index: the array is empty",
+            remedy="indices do not wrap; for the step before the first, read(index, default)"
+            if place < 0
+            else "write there first: the array grows",
+        )
+
+    def __getitem__(self, index: int | Tensor) -> Any:
+        return self.read(index)
+
+    def __setitem__(self, index: int | Tensor, value: Value) -> None:
+        self.write(index, value)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self.read(place) for place in range(self._size))
+
+    def __repr__(self) -> str:
+        shapes = [describe(self._values[place]) for place in sorted(self._values)[:3]]
+        more = ", ..." if len(self._values) > len(shapes) else ""
+        return (
+            f"TensorArray(size={self._size}, written={len(self._values)}, values=[{', '.join(shapes)}{more}])"
+        )
+
+    def stack(self, axis: int = 0) -> Tensor:
+        """Join values of equal shape into a tensor with rank one higher, the steps along `axis`.
+
+        An array cut by `unstack` from a tensor of length 0 gives that tensor back.
+
+        Raises:
+            ArrayError: a place was never written, values differ in shape, dtype or device (the text names the
+                two indices), the values are LoDTensors, or there is no value.
+
+        >>> TensorArray(unstack_from=torch.arange(4)).stack()
+        tensor([0, 1, 2, 3])
+        """
+        where = "TensorArray.stack"
+        values = self._joinable(where)
+        if isinstance(values[0], LoDTensor):
+            raise ArrayError(
+                f"{where}: LoDTensors have no common axis of steps, since each has a lod of its own",
+                got=describe(values[0]),
+                remedy="concat() makes one batch of all sequences, pack() restores what unpack cut",
+            )
+        rank = values[0].dim() + 1
+        axis = axis_of(axis, rank, where, f"the result has rank {rank}")
+        check_fit(values, where)
+        stacked = torch.stack([rows(value) for value in values], axis)
+        return stacked if self._size else stacked.narrow(axis, 0, 0)
+
+    def concat(self, axis: int = 0) -> Any:
+        """Join values along an axis they have; shapes may differ along it.
+
+        LoDTensors are joined along their outermost level, into one batch of all their sequences.
+
+        Raises:
+            ArrayError: a place was never written, values differ in dtype, device or shape other than along
+                `axis` (the text names the two indices), values have rank 0, LoDTensors differ in their number
+                of levels or are joined along another axis, or there is no value.
+
+        >>> array = TensorArray()
+        >>> array.write(0, torch.tensor([1, 2]))
+        >>> array.write(1, torch.tensor([3]))
+        >>> array.concat()
+        tensor([1, 2, 3])
+        """
+        where = "TensorArray.concat"
+        values = self._joinable(where)
+        first = values[0]
+        rank = rows(first).dim()
+        if rank == 0:
+            raise ArrayError(
+                f"{where}: values of rank 0 have no axis to join along", got=describe(first), remedy="stack()"
+            )
+        axis = axis_of(axis, rank, where, describe(first))
+        if isinstance(first, LoDTensor) and axis != 0:
+            raise ArrayError(
+                f"{where}: LoDTensors are joined sequence after sequence, along axis 0 only",
+                got=f"axis {axis}",
+                remedy="concat the .values if all have the same lod",
+            )
+        check_fit(values, where, free=axis)
+        if isinstance(first, LoDTensor):
+            return join(values)
+        joined = torch.cat([rows(value) for value in values], axis)
+        return joined if self._size else joined.narrow(axis, 0, 0)
+
+    def _joinable(self, where: str) -> list[Value]:
+        """All values in order; where a cut gave none, one in their image."""
+        if not self._size and self._pattern is not None:
+            return [self._pattern]
+        if not self._size:
+            raise ArrayError(
+                f"{where}: the array is empty, so the shape of its values is not known",
+                remedy="write a value first, or treat a batch without steps apart",
+            )
+        return list(self)
+
+    @staticmethod
+    def unpack(x: LoDTensor, level: int = 0, sort_by_length: bool = True) -> tuple[TensorArray, Tensor]:
+        """Cut the sequences of one level into steps: step t holds element t of every sequence longer than t.
+
+        Args:
+            x: values [rows, ...] with at least one level.
+            level: the level whose sequences are cut, counted from 0, the outermost.
+            sort_by_length: True orders the sequences by length, longest first and stable, so that the
+                sequences of a step are a prefix of those of the step before; False keeps the order of x.
+
+        Returns:
+            The array, and the indices map. A value is a tensor [active, ...] at the last level, else a
+            LoDTensor of the levels below; its `len` is the number of sequences active at that step. All
+            values are views of one permuted table. The map is int32 [sequences, 3] on the CPU: a row per
+            sequence, in the order they have in the steps, with its begin and end among the elements of
+            `level` and its index in x.
+
+        Raises:
+            ArrayError: x is no LoDTensor or has no such level, or an offset does not fit int32.
+
+        Source: Paddle's "Design for TensorArray", unpack; order and values as Paddle's lod_tensor_to_array.
+
+        >>> x = LoDTensor(torch.arange(10), [[0, 3, 9, 10]])
+        >>> array, indices_map = TensorArray.unpack(x)
+        >>> [value.tolist() for value in array]
+        [[3, 0, 9], [4, 1], [5, 2], [6], [7], [8]]
+        >>> indices_map.tolist()
+        [[3, 9, 1], [0, 3, 0], [9, 10, 2]]
+        """
+        values, joined, indices_map = unpack(x, integer(level, "TensorArray.unpack: level"), sort_by_length)
+        array = TensorArray()
+        array._fill(values)
+        array._pattern = joined if not values else None
+        return array, indices_map
+
+    def pack(
+        self, level: int, indices_map: Tensor, lod: Sequence[Sequence[int] | Tensor] | None = None
+    ) -> LoDTensor:
+        """Join steps into sequences again, in the order and with the lod that `unpack` was given.
+
+        After `array, indices_map = TensorArray.unpack(x, level)`, `array.pack(level, indices_map,
+        x.lod[:level])` equals x. The values may also be others, as a loop over the steps writes them: tensors
+        with a row per element, or LoDTensors with an entry of their outermost level per element.
+
+        Args:
+            level: the level that `unpack` cut.
+            indices_map: integers [sequences, 3], as `unpack` returned it.
+            lod: offsets of the levels above `level`, outermost first; none at level 0.
+
+        Raises:
+            ArrayError: the map is no map of sequences, `lod` has not `level` levels, values do not fit
+                together (see `concat`), or a step has not one element per sequence longer than that.
+            LoDError: `lod` does not describe the sequences of the map.
+
+        Source: Paddle's "Design for TensorArray", pack; the inverse as Paddle's array_to_lod_tensor.
+
+        >>> x = LoDTensor(torch.arange(4), [[0, 1, 4]])
+        >>> array, indices_map = TensorArray.unpack(x)
+        >>> array.pack(0, indices_map).values
+        tensor([0, 1, 2, 3])
+        """
+        level = integer(level, "TensorArray.pack: level")
+        return pack(self._joinable("TensorArray.pack"), self._size, level, indices_map, lod)

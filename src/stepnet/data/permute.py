@@ -1,0 +1,64 @@
+"""Put rows in another order, at the cost of one gather forward and one backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class PermuteRows(torch.autograd.Function):
+    """`x[order]` for a permutation `order`.
+
+    `index_select` adds its gradient row by row into zeros, because its index may repeat. A permutation never
+    repeats, so its gradient is a gather by the inverse: several times faster, and the same on every run on
+    every device.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, order: Tensor) -> Tensor:
+        return x.index_select(0, order)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+        ctx.save_for_forward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Any, None]:
+        (order,) = ctx.saved_tensors
+        return PermuteRows.apply(grad_outputs[0], invert(order)), None
+
+    @staticmethod
+    def jvp(ctx: Any, *grad_inputs: Any) -> Any:
+        (order,) = ctx.saved_tensors
+        return PermuteRows.apply(grad_inputs[0], order)
+
+
+def permute_rows(x: Tensor, order: Tensor) -> Tensor:
+    """Rows of x in another order: row j of the result is row `order[j]` of x.
+
+    Args:
+        x: [rows, ...]; gradients flow through, of any order.
+        order: int64 [rows], a permutation (not checked).
+
+    >>> permute_rows(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2, 0, 1]))
+    tensor([3., 1., 2.])
+    """
+    permuted = PermuteRows.apply(x, order.to(x.device))
+    assert isinstance(permuted, Tensor)
+    return permuted
+
+
+def invert(order: Tensor) -> Tensor:
+    """The permutation that undoes `order`.
+
+    >>> invert(torch.tensor([2, 0, 1]))
+    tensor([1, 2, 0])
+    """
+    inverse = torch.empty_like(order)
+    inverse[order] = torch.arange(len(order), device=order.device)
+    return inverse

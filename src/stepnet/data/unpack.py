@@ -1,0 +1,224 @@
+"""Unpack and pack: from the order of sequences to the order of steps, and back.
+
+Everything is index arithmetic on the CPU and one permutation of the rows; no loop runs over sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepnet.data.lod import LoDTensor
+from stepnet.data.offsets import LoD, offsets_of, owners, ranges
+from stepnet.data.permute import invert, permute_rows
+from stepnet.data.values import Value, check_fit, describe, rows
+from stepnet.errors import ArrayError
+
+
+def unpack(x: LoDTensor, level: int, sort_by_length: bool) -> tuple[list[Any], Value, Tensor]:
+    """The work of `TensorArray.unpack`: the step values, all of them as one value, and the indices map."""
+    if not isinstance(x, LoDTensor):
+        raise ArrayError(
+            "TensorArray.unpack cuts LoDTensors",
+            got=describe(x),
+            remedy="TensorArray.unstack(tensor, axis) cuts sequences of equal length",
+        )
+    if not 0 <= level < x.lod_level:
+        raise ArrayError(
+            f"TensorArray.unpack: there is no level {level}",
+            got=describe(x),
+            expected=f"a level from 0, the outermost, to {x.lod_level - 1}",
+        )
+    offsets = x.lod[level]
+    if int(offsets[-1]) > torch.iinfo(torch.int32).max:
+        raise ArrayError(
+            f"TensorArray.unpack: the int32 indices map cannot count the elements of level {level}",
+            got=f"{int(offsets[-1])} elements",
+            remedy="cut the batch into smaller ones",
+        )
+    begins, ends = offsets[:-1], offsets[1:]
+    order = torch.arange(len(begins))
+    if sort_by_length:
+        order = torch.argsort(ends - begins, descending=True, stable=True)
+    begins, ends = begins[order], ends[order]
+    elements, counts = time_major(begins, ends - begins)
+    joined = _take(x, level, elements)
+    return split(joined, counts), joined, torch.stack([begins, ends, order], 1).to(torch.int32)
+
+
+def pack(values: Sequence[Value], steps: int, level: int, indices_map: Tensor, lod: Any) -> LoDTensor:
+    """The work of `TensorArray.pack`; where `steps` is 0, `values` is one value of no elements."""
+    if level < 0:
+        raise ArrayError(f"TensorArray.pack: there is no level {level}", expected="0, the outermost, or more")
+    above = [] if lod is None else lod
+    if not isinstance(above, Sequence) or len(above) != level:
+        raise ArrayError(
+            f"TensorArray.pack: lod must give the levels above level {level}",
+            got=f"{len(above)} level(s)" if isinstance(above, Sequence) else describe(above),
+            expected=f"{level} level(s)",
+            remedy=f"lod=x.lod[:{level}], x what unpack was given",
+        )
+    begins, ends, order = _sequences(indices_map)
+    lengths = ends - begins
+    longest = int(lengths.max()) if len(lengths) else 0
+    if steps != longest:  # first of all: what follows allocates by the map's lengths
+        raise ArrayError(
+            "TensorArray.pack: the array must hold one step per element of the longest sequence",
+            got=f"{steps} steps",
+            expected=f"{longest} steps, as indices_map says",
+        )
+    check_fit(values, "TensorArray.pack", free=0)
+    if rows(values[0]).dim() == 0:
+        raise ArrayError(
+            "TensorArray.pack: values must have a row per element",
+            got=describe(values[0]),
+            expected="rank 1 or more",
+        )
+    for step, (value, count) in enumerate(zip(values, step_counts(lengths), strict=False)):
+        if len(value) != count:
+            raise ArrayError(
+                f"TensorArray.pack: step {step} must hold one element per sequence longer than {step}",
+                got=f"{len(value)} elements",
+                expected=f"{count} elements, as indices_map says",
+            )
+    own = torch.empty_like(lengths)
+    own[order] = lengths
+    joined = join(values)
+    elements, _ = time_major(begins, lengths)
+    packed = _take(joined, -1, invert(elements))
+    levels = [*above, offsets_of(own)]
+    if isinstance(packed, LoDTensor):
+        return LoDTensor(packed.values, [*levels, *packed.lod])
+    return LoDTensor(packed, levels)
+
+
+def take_elements(x: LoDTensor, level: int, elements: Tensor, drop_level: bool = False) -> Any:
+    """Elements of one level in another order; the levels below and the rows travel along.
+
+    Args:
+        x: a LoDTensor.
+        level: whose elements are taken: 0 to `x.lod_level - 1`.
+        elements: int64 positions among the elements of `level`. Without `drop_level` each exactly once,
+            since the sequences of `level` keep their lengths.
+        drop_level: leave out `level` and those above; then any positions will do, and at the last level
+            the result is a tensor.
+
+    >>> x = LoDTensor(torch.arange(4), [[0, 1, 4]])
+    >>> take_elements(x, 0, torch.tensor([0, 3, 2, 1])).values
+    tensor([0, 3, 2, 1])
+    """
+    taken = _take(x, level, elements)
+    if drop_level:
+        return taken
+    if isinstance(taken, LoDTensor):
+        return LoDTensor(taken.values, [*x.lod[: level + 1], *taken.lod])
+    return LoDTensor(taken, x.lod[: level + 1])
+
+
+def _take(x: Value, level: int, elements: Tensor) -> Any:
+    """The elements of a level, without that level and those above; level -1 is x as a list of elements."""
+    below = x.lod[level + 1 :] if isinstance(x, LoDTensor) else ()
+    lod, places = LoD._trusted(below).take(elements) if below else (None, elements)
+    values = rows(x)
+    if len(places) == len(values) and bool((torch.bincount(places, minlength=len(values)) == 1).all()):
+        taken = permute_rows(values, places)
+    else:
+        taken = values.index_select(0, places.to(values.device))
+    return taken if lod is None else LoDTensor._make(taken, lod)
+
+
+def step_counts(lengths: Tensor) -> list[int]:
+    """How many sequences are longer than t, for each step t.
+
+    >>> step_counts(torch.tensor([3, 6, 1]))
+    [3, 2, 2, 1, 1, 1]
+    """
+    return (len(lengths) - torch.bincount(lengths).cumsum(0)[:-1]).tolist()
+
+
+def time_major(begins: Tensor, lengths: Tensor) -> tuple[Tensor, list[int]]:
+    """The elements of all sequences in the order of the steps, and how many each step holds.
+
+    Within a step the sequences keep the order they have in `begins`.
+
+    >>> time_major(torch.tensor([3, 0, 9]), torch.tensor([6, 3, 1]))
+    (tensor([3, 0, 9, 4, 1, 5, 2, 6, 7, 8]), [3, 2, 2, 1, 1, 1])
+    """
+    counts = step_counts(lengths)
+    elements = ranges(begins, lengths)
+    time = ranges(torch.zeros_like(lengths), lengths)
+    if not bool((lengths[1:] <= lengths[:-1]).all()):
+        return elements[torch.argsort(time, stable=True)], counts
+    # Longest first: the sequences of a step are a prefix, so every place is known without a sort.
+    place = offsets_of(torch.tensor(counts, dtype=torch.int64))[time] + owners(lengths)
+    return elements[invert(place)], counts
+
+
+def split(joined: Value, counts: list[int]) -> list[Any]:
+    """Cut a value into pieces of `counts` elements: views made by one split, whose gradient is one cat."""
+    if not counts:
+        return []
+    if not isinstance(joined, LoDTensor):
+        return list(joined.split(counts))
+    inner: list[list[Tensor]] = [[] for _ in counts]
+    for offsets in joined.lod:
+        bounds = offsets_of(torch.tensor(counts, dtype=torch.int64))
+        at = offsets[bounds]
+        for levels, begin, end, first in zip(
+            inner, bounds[:-1].tolist(), bounds[1:].tolist(), at.tolist(), strict=False
+        ):
+            levels.append(offsets[begin : end + 1] - first)
+        counts = at.diff().tolist()
+    pieces = joined.values.split(counts)
+    return [
+        LoDTensor._make(piece, LoD._trusted(tuple(levels)))
+        for piece, levels in zip(pieces, inner, strict=True)
+    ]
+
+
+def join(values: Sequence[Value]) -> Value:
+    """One value of the elements of all, one value after the other; LoDTensors keep their levels."""
+    joined = torch.cat([rows(value) for value in values])
+    tables = [value for value in values if isinstance(value, LoDTensor)]
+    if not tables:
+        return joined
+    lengths = [torch.cat([table.lengths(k) for table in tables]) for k in range(tables[0].lod_level)]
+    return LoDTensor._make(joined, LoD._trusted(tuple(offsets_of(level) for level in lengths)))
+
+
+def _sequences(indices_map: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Begins, ends and original indices, checked to be what `unpack` returns."""
+    where = "TensorArray.pack: indices_map"
+    remedy = "pass the map that unpack returned, unchanged"
+    whole = isinstance(indices_map, Tensor) and indices_map.dtype in (torch.int32, torch.int64)
+    if not whole or indices_map.dim() != 2 or indices_map.shape[1] != 3:
+        raise ArrayError(
+            f"{where} must have a row (begin, end, index) per sequence",
+            got=describe(indices_map),
+            expected="Tensor int32[sequences, 3]",
+            remedy=remedy,
+        )
+    table = indices_map.detach().to("cpu", torch.int64)
+    order = table[:, 2]
+    if not torch.equal(order.sort().values, torch.arange(len(table))):
+        raise ArrayError(
+            f"{where} must name each sequence once, in column 2",
+            got=order.tolist() if len(table) <= 8 else f"{len(table)} sequences, not each of them once",
+            expected=f"the numbers below {len(table)}, each once",
+            remedy=remedy,
+        )
+    batch = table[invert(order)]
+    begins = torch.cat([batch.new_zeros(1), batch[:, 1]])[: len(batch)]
+    wrong = torch.nonzero((batch[:, 0] != begins) | (batch[:, 1] < batch[:, 0]))
+    if len(wrong):
+        index = int(wrong[0])
+        raise ArrayError(
+            f"{where}: the sequences must follow each other, from 0 and without a gap",
+            got=f"sequence {index} from {int(batch[index, 0])} to {int(batch[index, 1])}",
+            expected=f"from {int(begins[index])} to no less than that",
+            remedy=remedy,
+        )
+    return table[:, 0], table[:, 1], order

@@ -1,0 +1,110 @@
+"""What a place of a TensorArray may hold, and what its index and axis arguments may be."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepnet.data.lod import LoDTensor
+from stepnet.errors import ArrayError
+
+Value = Tensor | LoDTensor
+
+
+def rows(value: Value) -> Tensor:
+    """The tensor behind a value."""
+    return value.values if isinstance(value, LoDTensor) else value
+
+
+def copy(value: Value) -> Value:
+    """A value of its own memory, which gradients flow through."""
+    return value.with_values(value.values.clone()) if isinstance(value, LoDTensor) else value.clone()
+
+
+def describe(value: Any) -> str:
+    """A value's kind, dtype and shape, for an error's text.
+
+    >>> describe(torch.zeros(2, 3))
+    'Tensor float32[2, 3]'
+    """
+    if isinstance(value, LoDTensor):
+        levels = value.lod_level
+        kind = f"LoDTensor of {levels} level{'' if levels == 1 else 's'},"
+    elif isinstance(value, Tensor):
+        kind = "Tensor"
+    else:
+        return type(value).__name__
+    tensor = rows(value)
+    device = "" if tensor.device.type == "cpu" else f" on {tensor.device}"
+    return f"{kind} {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}{device}"
+
+
+def integer(number: Any, where: str) -> int:
+    """An int, or the one integer in a tensor.
+
+    Raises:
+        ArrayError: anything else; `where` names it.
+
+    >>> integer(torch.tensor([3]), "index")
+    3
+    """
+    if isinstance(number, Tensor):
+        whole = number.dtype != torch.bool and not (number.is_floating_point() or number.is_complex())
+        if whole and number.numel() == 1:
+            return int(number)
+    elif not isinstance(number, bool) and hasattr(number, "__index__"):
+        return operator.index(number)
+    raise ArrayError(
+        f"{where} must be an int or a scalar integer tensor",
+        got=describe(number) if isinstance(number, Tensor) else repr(number)[:80],
+    )
+
+
+def axis_of(axis: Any, rank: int, where: str, what: str) -> int:
+    """An axis of something of this rank, counted from 0.
+
+    Raises:
+        ArrayError: there is no such axis.
+    """
+    place = integer(axis, f"{where}: axis")
+    if not -rank <= place < rank:
+        raise ArrayError(
+            f"{where}: there is no axis {place}", got=what, expected=f"an axis from {-rank} to {rank - 1}"
+        )
+    return place % rank
+
+
+def check_fit(values: Sequence[Value], where: str, free: int | None = None) -> None:
+    """Refuse values that cannot be joined: all need the shape, dtype, device and levels of the first.
+
+    Args:
+        values: one or more.
+        where: the call that joins them.
+        free: an axis along which shapes may differ.
+
+    Raises:
+        ArrayError: the text names the two indices.
+    """
+    first = values[0]
+    wanted = _signature(first, free)
+    for place, value in enumerate(values):
+        if _signature(value, free) != wanted:
+            raise ArrayError(
+                f"{where}: the values at index 0 and index {place} do not fit together",
+                got=f"{describe(first)} and {describe(value)}",
+                expected="the same number of levels, dtype, device and shape"
+                + ("" if free is None else f" (along axis {free} it may differ)"),
+            )
+
+
+def _signature(value: Value, free: int | None) -> tuple[Any, ...]:
+    tensor = rows(value)
+    shape = list(tensor.shape)
+    if free is not None and free < len(shape):
+        shape[free] = -1
+    levels = value.lod_level if isinstance(value, LoDTensor) else 0
+    return levels, shape, tensor.dtype, tensor.device
