@@ -1,0 +1,220 @@
+/* C = A B, or C = addend + A B, for a B that is packed once and used many times.
+ *
+ * A type template: define SN_REAL (float or double) and SN_(name) (its suffix) first; both are undefined at the end.
+ *
+ *     rows      A, C and the addend are tables of rows, each row contiguous. `sn_rows` says where row r lies.
+ *     panel     B is cut in panels of `nv` vectors of columns, each stored K-major and padded with zeros, so
+ *               the inner loop reads memory in one straight line. The last panel may have fewer vectors.
+ *     tile      rows x (nv vectors) accumulators that stay in registers while K is walked.
+ *
+ * Two ways to use it:
+ *     sn_matmul   whole product, any number of rows, written to C.
+ *     sn_tile     one tile into a small buffer, for a pointwise epilogue before going on. With `groups` gates
+ *                 packed side by side the buffer holds all gates of the same units:
+ *
+ *         for (int64_t p = 0; p < sn_blocks_f32(H); ++p)                     // blocks of sn_lanes_f32 units
+ *             for (int64_t r = 0, m; r < rows; r += m) {
+ *                 m = sn_split(rows - r, SN_MAX_ROWS(G));
+ *                 sn_tile_f32(tile, m, G, A, r, packed + p * K * G * sn_lanes_f32, K, 0);
+ *                 for (int64_t i = 0; i < m; ++i)                        // gate g of unit u of row i:
+ *                     ... tile[(i * G + g) * sn_lanes_f32 + u]
+ *             }
+ *
+ * Every element is summed over k in order 0, 1, .. K-1 by one accumulator, whatever the number of rows: the
+ * result for a row does not depend on which other rows are computed with it. Nothing outside the named rows and
+ * columns is ever read or written.
+ */
+#ifndef SN_MATMUL_H
+#define SN_MATMUL_H
+
+#include <stdint.h>
+#include <string.h>
+
+#ifndef SN_INLINE
+#define SN_INLINE static inline __attribute__((always_inline, unused))
+#endif
+#define SN_SHARED static __attribute__((noinline, unused))
+
+#if defined(__AVX512F__)
+#define SN_VECTOR_BYTES 64
+#define SN_REGISTERS 32
+#elif defined(__AVX__)
+#define SN_VECTOR_BYTES 32
+#define SN_REGISTERS 16
+#elif defined(__aarch64__)
+#define SN_VECTOR_BYTES 16
+#define SN_REGISTERS 32
+#else
+#define SN_VECTOR_BYTES 16
+#define SN_REGISTERS 16
+#endif
+
+#if defined(__clang__)
+#define SN_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define SN_UNROLL _Pragma("GCC unroll 16")
+#endif
+
+/* The most rows a tile of nv vectors may have: accumulators, one column of A and one vector of B in registers. */
+#define SN_ROWS_FIT(m, nv) ((m) * (nv) + ((m) < (nv) ? (m) : (nv)) + 1 <= SN_REGISTERS)
+#define SN_MAX_ROWS(nv)                                                                                               \
+    (SN_ROWS_FIT(12, nv) ? 12 : SN_ROWS_FIT(9, nv) ? 9 : SN_ROWS_FIT(6, nv) ? 6 : SN_ROWS_FIT(5, nv) ? 5              \
+     : SN_ROWS_FIT(4, nv) ? 4 : SN_ROWS_FIT(3, nv) ? 3 : SN_ROWS_FIT(2, nv) ? 2 : 1)
+
+/* The size of the next tile when `rows` are left: as equal as can be, because thin tiles are slow. */
+SN_INLINE int64_t sn_split(int64_t rows, int64_t most) {
+    int64_t tiles = (rows + most - 1) / most;
+    return (rows + tiles - 1) / tiles;
+}
+#endif
+
+typedef SN_REAL SN_(sn_vec) __attribute__((vector_size(SN_VECTOR_BYTES)));
+typedef SN_REAL SN_(sn_vec_u) __attribute__((vector_size(SN_VECTOR_BYTES), aligned(sizeof(SN_REAL)), may_alias));
+
+/* Row r starts at base + (index ? index[r] : r) * stride; stride in elements. */
+typedef struct {
+    SN_REAL *base;
+    int64_t stride;
+    const int64_t *index;
+} SN_(sn_rows);
+
+enum { SN_(sn_lanes) = SN_VECTOR_BYTES / sizeof(SN_REAL) };
+
+/* Vectors that hold n columns; elements of a packed B[K, groups * n]. */
+SN_INLINE int64_t SN_(sn_blocks)(int64_t n) { return (n + SN_(sn_lanes) - 1) / SN_(sn_lanes); }
+SN_INLINE int64_t SN_(sn_packed)(int64_t K, int64_t n, int64_t groups) {
+    return K * groups * SN_(sn_blocks)(n) * SN_(sn_lanes);
+}
+
+SN_INLINE SN_REAL *SN_(sn_row)(SN_(sn_rows) rows, int64_t r) {
+    return rows.base + (rows.index ? rows.index[r] : r) * rows.stride;
+}
+
+/* Pack B[k, g * n + u] = source[k * stride_k + (g * n + u) * stride_n], k < K, g < groups, u < n.
+ * A panel holds `width` vectors of units (the last one what is left), for each group in turn. Stride arguments let
+ * B and its transpose be packed without a copy. `packed` holds SN_(sn_packed)(K, n, groups) elements. */
+SN_SHARED void SN_(sn_pack)(SN_REAL *restrict packed, const SN_REAL *restrict source, int64_t stride_k,
+                            int64_t stride_n, int64_t K, int64_t n, int64_t groups, int64_t width) {
+    for (int64_t first = 0; first < SN_(sn_blocks)(n); first += width) {
+        int64_t blocks = SN_(sn_blocks)(n) - first < width ? SN_(sn_blocks)(n) - first : width;
+        int64_t units = n - first * SN_(sn_lanes) < blocks * SN_(sn_lanes) ? n - first * SN_(sn_lanes) : blocks * SN_(sn_lanes);
+        SN_REAL *panel = packed + first * SN_(sn_lanes) * groups * K;
+        if (units < blocks * SN_(sn_lanes)) memset(panel, 0, (size_t)(K * groups * blocks * SN_(sn_lanes)) * sizeof(SN_REAL));
+        for (int64_t g = 0; g < groups; ++g) {
+            const SN_REAL *from = source + (g * n + first * SN_(sn_lanes)) * stride_n;
+            SN_REAL *to = panel + g * blocks * SN_(sn_lanes);
+            if (stride_n == 1) {
+                for (int64_t k = 0; k < K; ++k)
+                    memcpy(to + k * groups * blocks * SN_(sn_lanes), from + k * stride_k, (size_t)units * sizeof(SN_REAL));
+            } else {
+                for (int64_t k0 = 0; k0 < K; k0 += 16) {
+                    int64_t k1 = k0 + 16 < K ? k0 + 16 : K;
+                    for (int64_t u = 0; u < units; ++u)
+                        for (int64_t k = k0; k < k1; ++k)
+                            to[k * groups * blocks * SN_(sn_lanes) + u] = from[k * stride_k + u * stride_n];
+                }
+            }
+        }
+    }
+}
+
+/* The micro-kernel: tile[rows][nv][SN_(sn_lanes)] = (add ? tile : 0) + A[r .. r+rows, K] panel[K][nv][SN_(sn_lanes)]. */
+SN_INLINE void SN_(sn_kernel)(SN_REAL *tile, const int rows, const int nv, SN_(sn_rows) A, int64_t r,
+                              const SN_REAL *panel, int64_t K, int add) {
+    SN_(sn_vec) sum[12][8];
+    const SN_REAL *a[12];
+    SN_UNROLL for (int i = 0; i < rows; ++i) {
+        a[i] = SN_(sn_row)(A, r + i);
+        SN_UNROLL for (int v = 0; v < nv; ++v) sum[i][v] = (SN_(sn_vec)){0};
+    }
+    if (add) {
+        SN_UNROLL for (int i = 0; i < rows; ++i)
+            SN_UNROLL for (int v = 0; v < nv; ++v) sum[i][v] = *(SN_(sn_vec_u) *)(tile + (i * nv + v) * SN_(sn_lanes));
+    }
+    for (int64_t k = 0; k < K; ++k) {
+        SN_UNROLL for (int v = 0; v < nv; ++v) {
+            SN_(sn_vec) b = *(const SN_(sn_vec_u) *)(panel + (k * nv + v) * SN_(sn_lanes));
+            SN_UNROLL for (int i = 0; i < rows; ++i) sum[i][v] += a[i][k] * b;
+        }
+    }
+    SN_UNROLL for (int i = 0; i < rows; ++i)
+        SN_UNROLL for (int v = 0; v < nv; ++v) *(SN_(sn_vec_u) *)(tile + (i * nv + v) * SN_(sn_lanes)) = sum[i][v];
+}
+
+/* One shared function per tile width, with one loop over k per number of rows; only those used are compiled. */
+#define SN_CASE(m, nv)                                                                                                \
+    case m:                                                                                                           \
+        if (m <= SN_MAX_ROWS(nv)) SN_(sn_kernel)(tile, m, nv, A, r, panel, K, add);                                   \
+        return;
+#define SN_TILE(nv, name)                                                                                             \
+    SN_SHARED void SN_(name)(SN_REAL * tile, int64_t rows, SN_(sn_rows) A, int64_t r, const SN_REAL *panel,           \
+                             int64_t K, int add) {                                                                    \
+        switch (rows) {                                                                                               \
+            SN_CASE(1, nv) SN_CASE(2, nv) SN_CASE(3, nv) SN_CASE(4, nv) SN_CASE(5, nv) SN_CASE(6, nv)                 \
+            SN_CASE(7, nv) SN_CASE(8, nv) SN_CASE(9, nv) SN_CASE(10, nv) SN_CASE(11, nv) SN_CASE(12, nv)              \
+        }                                                                                                             \
+    }
+SN_TILE(1, sn_tile1)
+SN_TILE(2, sn_tile2)
+SN_TILE(3, sn_tile3)
+SN_TILE(4, sn_tile4)
+SN_TILE(5, sn_tile5)
+SN_TILE(6, sn_tile6)
+SN_TILE(7, sn_tile7)
+SN_TILE(8, sn_tile8)
+#undef SN_CASE
+#undef SN_TILE
+
+/* tile[rows][nv][SN_(sn_lanes)] = A[r .. r+rows, K] panel, or, where `add`, tile + that. rows <= SN_MAX_ROWS(nv); nv, a
+ * constant, is 1 to 8. Align the tile to 64 bytes. */
+SN_INLINE void SN_(sn_tile)(SN_REAL *tile, int64_t rows, const int nv, SN_(sn_rows) A, int64_t r,
+                            const SN_REAL *panel, int64_t K, int add) {
+    switch (nv) {
+        case 1: SN_(sn_tile1)(tile, rows, A, r, panel, K, add); return;
+        case 2: SN_(sn_tile2)(tile, rows, A, r, panel, K, add); return;
+        case 3: SN_(sn_tile3)(tile, rows, A, r, panel, K, add); return;
+        case 4: SN_(sn_tile4)(tile, rows, A, r, panel, K, add); return;
+        case 5: SN_(sn_tile5)(tile, rows, A, r, panel, K, add); return;
+        case 6: SN_(sn_tile6)(tile, rows, A, r, panel, K, add); return;
+        case 7: SN_(sn_tile7)(tile, rows, A, r, panel, K, add); return;
+        case 8: SN_(sn_tile8)(tile, rows, A, r, panel, K, add); return;
+    }
+}
+
+/* to[0 .. n] = from[0 .. n] (+ plus[0 .. n]): whole vectors, then the tail one by one. */
+SN_INLINE void SN_(sn_put)(SN_REAL *to, const SN_REAL *from, const SN_REAL *plus, int64_t n) {
+    int64_t j = 0;
+    for (; j + SN_(sn_lanes) <= n; j += SN_(sn_lanes)) {
+        SN_(sn_vec) x = *(const SN_(sn_vec_u) *)(from + j);
+        if (plus) x += *(const SN_(sn_vec_u) *)(plus + j);
+        *(SN_(sn_vec_u) *)(to + j) = x;
+    }
+    for (; j < n; ++j) to[j] = plus ? from[j] + plus[j] : from[j];
+}
+
+/* C[rows, N] = A[rows, K] B (+ addend[rows, N] where addend.base is not NULL; it may be C itself).
+ * `packed` is B by sn_pack with groups 1 and width SN_WIDTH. */
+#define SN_WIDTH 4
+SN_INLINE void SN_(sn_matmul)(SN_(sn_rows) C, SN_(sn_rows) addend, SN_(sn_rows) A, const SN_REAL *packed,
+                              int64_t rows, int64_t K, int64_t N) {
+    SN_REAL tile[12 * SN_WIDTH * SN_(sn_lanes)] __attribute__((aligned(64)));
+    const int64_t most_rows = 96; /* so that A stays in the first cache while the panels go by */
+    for (int64_t r0 = 0; r0 < rows; r0 += most_rows) {
+        int64_t r1 = r0 + most_rows < rows ? r0 + most_rows : rows;
+        for (int64_t first = 0; first < SN_(sn_blocks)(N); first += SN_WIDTH) {
+            int64_t nv = SN_(sn_blocks)(N) - first < SN_WIDTH ? SN_(sn_blocks)(N) - first : SN_WIDTH;
+            int64_t most = nv == 4 ? SN_MAX_ROWS(4) : nv == 3 ? SN_MAX_ROWS(3) : nv == 2 ? SN_MAX_ROWS(2) : SN_MAX_ROWS(1);
+            int64_t column = first * SN_(sn_lanes), n = N - column < nv * SN_(sn_lanes) ? N - column : nv * SN_(sn_lanes);
+            for (int64_t r = r0, m; r < r1; r += m) {
+                m = sn_split(r1 - r, most);
+                SN_(sn_tile)(tile, m, (int)nv, A, r, packed + column * K, K, 0);
+                for (int64_t i = 0; i < m; ++i)
+                    SN_(sn_put)(SN_(sn_row)(C, r + i) + column, tile + i * nv * SN_(sn_lanes),
+                                addend.base ? SN_(sn_row)(addend, r + i) + column : 0, n);
+            }
+        }
+    }
+}
+
+#undef SN_REAL
+#undef SN_
