@@ -1,0 +1,193 @@
+"""Where the front, the compiler and the executors meet: `recurrent` and `Recurrent`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from torch import Tensor, nn
+
+from .data.lod import LoDTensor
+from .data.segment import Cut
+from .data.tree import flatten, unflatten
+from .errors import StepError
+from .front.scope import Scope
+from .front.step import StepBody, as_step, boot_state, describe_leaf, loop_over
+from .ir.tensor_iterator import Slice
+from .run import naive
+
+
+def recurrent(
+    step: Any,
+    x: Any,
+    state: Any = None,
+    *,
+    reverse: bool = False,
+    level: int = -1,
+    axis: int = 0,
+    scopes: bool = False,
+) -> Any:
+    """Run a step over sequences: `y[t], state = step(x[t], state)` for every t.
+
+    Means, for one sequence, in the order of its rows (backwards with `reverse`)::
+
+        for t in range(len(x)):
+            y[t], state = step(x[t], state)
+        return y, state
+
+    Args:
+        step: `step(x_t, state) -> (y_t, new_state)`, rows of all sequences at once: x_t is [n, ...] with
+            one row per sequence still running. A function, an nn.Module, a cell of `stepnet.cells`, or a
+            torch.nn cell (LSTMCell, GRUCell, RNNCell) as it is.
+        x: LoDTensors (steps cut by LoD `level`) or tensors of equal lengths (cut along `axis`); one of
+            them, or nested tuples, lists or dicts of them.
+        state: initial state, one row per sequence in the order of x; tensors or a nesting of them. None:
+            the cell's `initial_state(n)`, zeros for a torch.nn cell. `()` for a step without a state.
+        reverse: run every sequence from its end to its beginning; y stays in the order of x.
+        level: the LoD level whose elements are the steps; -1, the last, steps row by row.
+        axis: the time axis of tensors.
+        scopes: also return a list with a Scope per step: its inputs, state, local variables and results.
+
+    Returns:
+        `(y, final_state)`, and the scopes if asked for. y is cut and ordered as x is; final_state holds
+        the state after the last step of each sequence, in the order of x. A sequence of no steps keeps
+        its initial state.
+
+    Raises:
+        StepError: the step or what it was given does not fit; the text names the leaf.
+        LoDError: two inputs have different lengths.
+
+    >>> import torch
+    >>> x = LoDTensor.from_lengths(torch.ones(4, 1), [[3, 1]])
+    >>> y, total = recurrent(lambda x, s: (s + x, s + x), x, torch.zeros(2, 1))
+    >>> y.values.flatten().tolist(), total.flatten().tolist()
+    ([1.0, 2.0, 3.0, 1.0], [3.0, 1.0])
+    """
+    function = as_step(step)
+    x_leaves, x_spec = flatten(x)
+    _check_inputs(x_leaves, function)
+    ragged = any(isinstance(leaf, LoDTensor) for leaf in x_leaves)
+    n = _sequences(x_leaves[0], level, axis)
+    if state is None:
+        state = boot_state(function, n)
+    state_leaves, state_spec = flatten(state)
+    body = StepBody(function, x_spec, state_spec)
+    _check_state(body, state_leaves, n if ragged else None)
+    loop = loop_over(body, reverse=reverse, level=level if ragged else None, axis=axis)
+    feeds = dict(zip(body.parameters, (*x_leaves, *state_leaves), strict=True))
+
+    kept: list[Scope] = []
+    if scopes:
+        with _Locals(function) as local:
+
+            def observe(t: int, values: Any, sequences: Tensor | None) -> None:
+                kept.append(Scope({**local.take(), **values}, sequences=sequences))
+
+            out = naive.run(loop, feeds, observe)
+    else:
+        out = naive.run(loop, feeds)
+    final = unflatten(state_spec, [out[name] for name in body.new_state_names])
+    return (out["y"], final, kept) if scopes else (out["y"], final)
+
+
+class Recurrent(nn.Module):
+    """A step as a module over sequences; see `recurrent` for the meaning of every argument.
+
+    >>> import torch
+    >>> rnn = Recurrent(nn.GRUCell(3, 4), reverse=True)
+    >>> y, h = rnn(torch.zeros(7, 2, 3))
+    >>> y.shape, h.shape
+    (torch.Size([7, 2, 4]), torch.Size([2, 4]))
+    """
+
+    def __init__(
+        self, step: Any, *, reverse: bool = False, level: int = -1, axis: int = 0, scopes: bool = False
+    ) -> None:
+        super().__init__()
+        self.step = as_step(step)
+        self.reverse = reverse
+        self.level = level
+        self.axis = axis
+        self.scopes = scopes
+
+    def forward(self, x: Any, state: Any = None) -> Any:
+        return recurrent(
+            self.step,
+            x,
+            state,
+            reverse=self.reverse,
+            level=self.level,
+            axis=self.axis,
+            scopes=self.scopes,
+        )
+
+    def extra_repr(self) -> str:
+        shown = {"reverse": False, "level": -1, "axis": 0, "scopes": False}
+        return ", ".join(f"{k}={getattr(self, k)}" for k, v in shown.items() if getattr(self, k) != v)
+
+
+def _check_inputs(leaves: list[Any], step: Callable[..., Any]) -> None:
+    if not leaves:
+        raise StepError("x holds no tensor, so there are no steps", remedy="pass a tensor or a LoDTensor as x")
+    for leaf in leaves:
+        if not isinstance(leaf, (Tensor, LoDTensor)):
+            raise StepError(
+                "x must be tensors or LoDTensors",
+                got=type(leaf).__name__,
+                remedy="torch.as_tensor(...) or LoDTensor.from_sequences(...) makes one",
+            )
+
+
+def _sequences(x: Any, level: int, axis: int) -> int:
+    """How many sequences x holds: entries of the LoD level, or the batch dimension beside `axis`."""
+    if isinstance(x, LoDTensor):
+        return len(x.lengths(level)) if -x.lod_level <= level < x.lod_level else 0
+    shape = list(x.shape)
+    if -len(shape) <= axis < len(shape):
+        del shape[axis]
+    return shape[0] if shape else 1
+
+
+def _check_state(body: StepBody, leaves: list[Any], n: int | None) -> None:
+    for name, leaf in zip(body.state_names, leaves, strict=True):
+        if not isinstance(leaf, Tensor) or isinstance(leaf, LoDTensor):
+            raise StepError(
+                f"the initial {name} of step '{body.name}' must be a tensor",
+                got=describe_leaf(leaf),
+                remedy="pass one row per sequence, [n, ...]",
+            )
+        if n is not None and (leaf.dim() == 0 or leaf.shape[0] != n):
+            raise StepError(
+                f"the initial {name} of step '{body.name}' must have one row per sequence",
+                got=describe_leaf(leaf),
+                expected=f"{n} rows",
+                remedy="the first dimension of every state counts sequences, in the order of x",
+            )
+
+
+class _Locals:
+    """Watches a step's frame and keeps its local variables when it returns."""
+
+    def __init__(self, step: Callable[..., Any]) -> None:
+        function = step.forward if isinstance(step, nn.Module) else step
+        self._code = getattr(getattr(function, "__func__", function), "__code__", None)
+        self._found: dict[str, Any] = {}
+
+    def __enter__(self) -> _Locals:
+        self._before = sys.getprofile()
+        sys.setprofile(self._watch)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(self._before)
+
+    def _watch(self, frame: FrameType, event: str, _: Any) -> None:
+        if event == "return" and frame.f_code is self._code:
+            tensors = {k: v for k, v in frame.f_locals.items() if isinstance(v, (Tensor, LoDTensor))}
+            self._found.update(tensors)
+
+    def take(self) -> dict[str, Any]:
+        found, self._found = self._found, {}
+        return found

@@ -1,0 +1,280 @@
+"""Cut a value into the steps of a loop, carry states along, and join what the steps returned.
+
+One way for every kind of loop: along an axis of a tensor, or by a level of a LoDTensor. A LoD cut goes
+through TensorArray.unpack, so step t holds the t-th element of every sequence longer than t, in rank
+order; states are ranked and shrunk with it, and nothing of that order is seen outside.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import LoDError, LoopError, StepError
+from ..ir.tensor_iterator import Slice
+from .array import TensorArray
+from .lod import LoDTensor
+from .tree import flatten, names, unflatten
+from .unpack import step_counts, take_elements
+
+
+class Cut:
+    """One sliced input of a loop: `steps`, then `cut[t]` for each of them."""
+
+    steps: int
+    order: Tensor | None = None  # the caller's index of each ranked sequence; None: as given
+
+    @staticmethod
+    def of(port: Slice, value: Any) -> Cut:
+        """The cut a port asks of a value."""
+        if isinstance(value, LoDTensor):
+            return LoDCut(port, value)
+        if isinstance(value, Tensor):
+            return AxisCut(port, value)
+        raise LoopError(
+            f"'{port.parameter}' cannot be cut into steps",
+            got=type(value).__name__,
+            expected="a tensor (cut along an axis) or a LoDTensor (cut by a level)",
+        )
+
+    def __getitem__(self, t: int) -> Any:
+        raise NotImplementedError
+
+    def check_same(self, other: Cut, name: str, other_name: str) -> None:
+        """Refuse an input that does not step along with this one."""
+        raise NotImplementedError
+
+    def active(self, t: int) -> int:
+        """How many sequences take part in step t (all for an axis cut)."""
+        raise NotImplementedError
+
+    def to_rank(self, state: Any) -> Any:
+        """A boot state in the caller's order, as the loop carries it."""
+        return state
+
+    def shrink(self, state: Any, active: int, finished: list[Any]) -> Any:
+        """Keep the states of active sequences; what ended is put on `finished`."""
+        return state
+
+    def from_rank(self, parts: list[Any]) -> Any:
+        """The last states, back in the caller's order."""
+        return parts[0]
+
+    def no_rows(self, state: Any) -> Any:
+        """A state fit for `empty_step`."""
+        return state
+
+    def empty_step(self) -> Any:
+        """A step's value without data, for a loop of no steps."""
+        raise NotImplementedError
+
+    def join(self, kept: list[Any], axis: int, *, empty: bool, name: str) -> Any:
+        """Join a result of every step (a tree of tensors) as the input was cut; `empty`: no step ran,
+        `kept` holds only a value with the right features."""
+        flat = [flatten(value) for value in kept]
+        leaf_names = names(flat[0][1], name)
+        columns = zip(*(leaves for leaves, _ in flat), strict=True)
+        joined = [
+            self.join_leaf(list(column), axis, empty, leaf)
+            for leaf, column in zip(leaf_names, columns, strict=True)
+        ]
+        return unflatten(flat[0][1], joined)
+
+    def join_leaf(self, kept: list[Any], axis: int, empty: bool, name: str) -> Any:
+        raise NotImplementedError
+
+
+class AxisCut(Cut):
+    """Steps along an axis of a tensor; every step sees all sequences."""
+
+    def __init__(self, port: Slice, value: Tensor) -> None:
+        if not -value.dim() <= port.axis < value.dim():
+            raise StepError(
+                f"'{port.parameter}' has no axis {port.axis} to step along",
+                got=f"a tensor of shape {tuple(value.shape)}",
+                remedy="give axis= the position of time in x",
+            )
+        self.value, self.port = value, port
+        self.axis = port.axis % value.dim()
+        size = value.shape[self.axis]
+        self.low, self.high, self.steps = iterations(port, size)
+        part = port.part_size
+        if part is None:
+            window = value.narrow(self.axis, self.low, self.high - self.low)
+            self._parts = window.unbind(self.axis)  # one backward node for all steps: O(T), not O(T^2)
+        else:
+            self._parts = value.narrow(self.axis, self.low, self.high - self.low).split(part, self.axis)
+
+    def __getitem__(self, t: int) -> Tensor:
+        return self._parts[self.steps - 1 - t if self.port.stride < 0 else t]
+
+    def check_same(self, other: Cut, name: str, other_name: str) -> None:
+        if not isinstance(other, AxisCut):
+            raise StepError(
+                f"'{name}' is a tensor and '{other_name}' is a LoDTensor",
+                remedy="make both LoDTensors (LoDTensor.from_padded) or both tensors",
+            )
+        if self.steps != other.steps:
+            raise StepError(
+                f"'{name}' and '{other_name}' have different numbers of steps",
+                got=f"{self.steps} and {other.steps}",
+                remedy="cut both along the same time axis to the same length",
+            )
+
+    def active(self, t: int) -> int:
+        return -1
+
+    def empty_step(self) -> Tensor:
+        shape = list(self.value.shape)
+        if self.port.part_size is None:
+            del shape[self.axis]
+        else:
+            shape[self.axis] = self.port.part_size
+        return self.value.new_zeros(shape)
+
+    def join_leaf(self, kept: list[Any], axis: int, empty: bool, name: str) -> Tensor:
+        for t, value in enumerate(kept):
+            if isinstance(value, LoDTensor) or value.shape != kept[0].shape:
+                raise StepError(
+                    f"{name} cannot be joined over the steps",
+                    got=f"{tuple(kept[0].shape)} at step 0 and {_shape(value)} at step {t}",
+                    remedy="return a tensor of the same shape at every step",
+                )
+        if not -kept[0].dim() - 1 <= axis <= kept[0].dim():
+            raise StepError(
+                f"{name} has too few dimensions to be joined along axis {axis}",
+                got=f"{tuple(kept[0].shape)} at each step",
+                remedy="keep the dimensions before the time axis in what the step returns",
+            )
+        if empty:
+            shape = list(kept[0].shape)
+            shape.insert(axis % (len(shape) + 1), 0)
+            return kept[0].new_zeros(shape)
+        return torch.stack(kept[::-1] if self.port.stride < 0 else kept, axis)
+
+
+class LoDCut(Cut):
+    """Steps by a level of a LoDTensor."""
+
+    def __init__(self, port: Slice, value: LoDTensor) -> None:
+        level = -1 if port.level is None else port.level
+        if not -value.lod_level <= level < value.lod_level:
+            raise StepError(
+                f"'{port.parameter}' has no LoD level {level} to step over",
+                got=f"a LoDTensor of {value.lod_level} level(s)",
+                remedy="give level= a level of x, 0 for the outermost, -1 for the last",
+            )
+        self.level = level % value.lod_level
+        self.reverse = port.stride < 0
+        self.value = value
+        self.lengths = value.lengths(self.level)
+        steps = self._reversed(value) if self.reverse else value
+        self._array, self._map = TensorArray.unpack(steps, level=self.level, sort_by_length=True)
+        self.steps = self._array.size()
+        self.order = self._map[:, 2].long()
+        self._active = step_counts(self.lengths)
+
+    def _reversed(self, x: LoDTensor) -> LoDTensor:
+        offsets = x.lod[self.level]
+        element = torch.arange(int(offsets[-1]))
+        sequence = torch.repeat_interleave(torch.arange(len(offsets) - 1), self.lengths)
+        mirrored = offsets[sequence] + offsets[sequence + 1] - 1 - element
+        return take_elements(x, self.level, mirrored)
+
+    def __getitem__(self, t: int) -> Any:
+        return self._array.read(t)
+
+    def check_same(self, other: Cut, name: str, other_name: str) -> None:
+        if not isinstance(other, LoDCut):
+            raise StepError(
+                f"'{name}' is a LoDTensor and '{other_name}' is a tensor",
+                remedy="make both LoDTensors (LoDTensor.from_padded) or both tensors",
+            )
+        if not torch.equal(self.lengths, other.lengths):
+            raise LoDError(
+                f"'{name}' and '{other_name}' are cut into steps together and must have the same lengths",
+                got=f"{self.lengths.tolist()[:8]} and {other.lengths.tolist()[:8]} (first 8)",
+                remedy="give inputs made from the same sequences",
+            )
+
+    def active(self, t: int) -> int:
+        return self._active[t]
+
+    def to_rank(self, state: Any) -> Any:
+        assert self.order is not None
+        return state.index_select(0, self.order.to(state.device))
+
+    def shrink(self, state: Any, active: int, finished: list[Any]) -> Any:
+        if state.shape[0] == active:
+            return state
+        finished.append(state[active:])
+        return state[:active]
+
+    def from_rank(self, parts: list[Any]) -> Any:
+        assert self.order is not None
+        ranked = torch.cat(parts)
+        return ranked.index_select(0, torch.argsort(self.order).to(ranked.device))
+
+    def no_rows(self, state: Any) -> Any:
+        return state[:0]
+
+    def empty_step(self) -> Any:
+        return take_elements(self.value, self.level, torch.arange(0), drop_level=True)
+
+    def join_leaf(self, kept: list[Any], axis: int, empty: bool, name: str) -> LoDTensor:
+        for t, value in enumerate(kept):
+            rows = len(value) if isinstance(value, LoDTensor) else (value.shape[0] if value.dim() else None)
+            wanted = 0 if empty else self._active[t]
+            if rows != wanted:
+                raise StepError(
+                    f"{name} must have one row for each sequence that takes part in the step",
+                    got=f"{_shape(value)} at step {t}",
+                    expected=f"{wanted} rows",
+                    remedy="keep the first dimension of x in what the step returns",
+                )
+        upper = self.value.lod[: self.level]
+        if empty:
+            zero = kept[0]
+            inner = zero.lod if isinstance(zero, LoDTensor) else ()
+            rows = zero.values if isinstance(zero, LoDTensor) else zero
+            return LoDTensor(rows, (*upper, self.value.lod[self.level], *inner))
+        array = TensorArray()
+        for t, value in enumerate(kept):
+            array.write(t, value)
+        packed = array.pack(self.level, self._map, lod=upper)
+        return self._reversed(packed) if self.reverse else packed
+
+
+def iterations(port: Slice, size: int) -> tuple[int, int, int]:
+    """The window [low, high) of an axis and the number of steps in it.
+
+    By OpenVINO's TensorIterator-1: a negative start or end counts from size + 1; the window must hold a
+    whole number of strides, and a step takes as many elements as the stride.
+
+    Raises:
+        LoopError: the window lies outside the axis, or does not divide into steps.
+
+    >>> iterations(Slice("x", "x", start=-1, end=0, stride=-2, part_size=2), 6)
+    (0, 6, 3)
+    """
+    start = port.start + size + 1 if port.start < 0 else port.start
+    end = port.end + size + 1 if port.end < 0 else port.end
+    part = 1 if port.part_size is None else port.part_size
+    where = f"the slice of '{port.parameter}' along axis {port.axis}"
+    given = f"start={port.start}, end={port.end}, stride={port.stride}, part_size={part} over {size} elements"
+    if port.stride == 0 or part != abs(port.stride):
+        raise LoopError(f"{where} needs part_size equal to the stride's size, not zero", got=given)
+    low, high = (start, end) if port.stride > 0 else (end, start)
+    if not 0 <= low <= high <= size:
+        raise LoopError(f"{where} lies outside the tensor", got=given, expected=f"0 <= start <= end <= {size}")
+    if (high - low) % part:
+        raise LoopError(
+            f"{where} does not divide into steps", got=given, expected=f"a multiple of {part} elements"
+        )
+    return low, high, (high - low) // part
+
+
+def _shape(value: Any) -> str:
+    return str(tuple(value.values.shape) if isinstance(value, LoDTensor) else tuple(value.shape))

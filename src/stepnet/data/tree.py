@@ -1,0 +1,104 @@
+"""Nested tuples, lists and dicts of tensors, flattened to leaves with names a user would write.
+
+torch's own pytree looks inside a LoDTensor; here a LoDTensor is one leaf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The structure of a tree without its leaves; compares equal for equal structures."""
+
+    kind: type | None  # None: a leaf
+    keys: tuple[Any, ...] = ()
+    children: tuple[Spec, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """Number of leaves."""
+        return 1 if self.kind is None else sum(child.count for child in self.children)
+
+    def __str__(self) -> str:
+        if self.kind is None:
+            return "*"
+        inner = [str(child) for child in self.children]
+        if self.kind is type(None):
+            return "None"
+        if issubclass(self.kind, dict):
+            return "{" + ", ".join(f"{k!r}: {c}" for k, c in zip(self.keys, inner, strict=True)) + "}"
+        if hasattr(self.kind, "_fields"):
+            fields = ", ".join(f"{k}={c}" for k, c in zip(self.keys, inner, strict=True))
+            return f"{self.kind.__name__}({fields})"
+        if self.kind is list:
+            return "[" + ", ".join(inner) + "]"
+        return "(" + ", ".join(inner) + ("," if len(inner) == 1 else "") + ")"
+
+
+LEAF = Spec(None)
+
+
+def _parts(tree: Any) -> tuple[type, tuple[Any, ...], tuple[Any, ...]] | None:
+    if tree is None:
+        return type(None), (), ()
+    if isinstance(tree, dict):
+        return type(tree), tuple(tree), tuple(tree.values())
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree), tuple(tree._fields), tuple(tree)  # pyright: ignore[reportAttributeAccessIssue]
+    if type(tree) in (tuple, list):
+        return type(tree), tuple(range(len(tree))), tuple(tree)
+    return None
+
+
+def flatten(tree: Any) -> tuple[list[Any], Spec]:
+    """Split a tree into its leaves, in order, and its structure.
+
+    >>> leaves, spec = flatten({"a": 1, "b": (2, 3)})
+    >>> leaves, str(spec)
+    ([1, 2, 3], "{'a': *, 'b': (*, *)}")
+    >>> unflatten(spec, leaves)
+    {'a': 1, 'b': (2, 3)}
+    """
+    parts = _parts(tree)
+    if parts is None:
+        return [tree], LEAF
+    kind, keys, children = parts
+    flat = [flatten(child) for child in children]
+    return [leaf for leaves, _ in flat for leaf in leaves], Spec(kind, keys, tuple(spec for _, spec in flat))
+
+
+def unflatten(spec: Spec, leaves: list[Any] | tuple[Any, ...]) -> Any:
+    """Put leaves back into a structure; the inverse of `flatten`."""
+    return _build(spec, iter(leaves))
+
+
+def _build(spec: Spec, leaves: Iterator[Any]) -> Any:
+    if spec.kind is None:
+        return next(leaves)
+    if spec.kind is type(None):
+        return None
+    children = [_build(child, leaves) for child in spec.children]
+    if issubclass(spec.kind, dict):
+        return spec.kind(zip(spec.keys, children, strict=True))
+    if hasattr(spec.kind, "_fields"):
+        return spec.kind(*children)
+    return spec.kind(children)
+
+
+def names(spec: Spec, root: str) -> list[str]:
+    """The path of each leaf, as a user would write it.
+
+    >>> names(flatten({"h": 1, "c": (2, 3)})[1], "state")
+    ["state['h']", "state['c'][0]", "state['c'][1]"]
+    """
+    if spec.kind is None:
+        return [root]
+    out: list[str] = []
+    for key, child in zip(spec.keys, spec.children, strict=True):
+        path = f"{root}.{key}" if hasattr(spec.kind, "_fields") else f"{root}[{key!r}]"
+        out += names(child, path)
+    return out

@@ -1,0 +1,220 @@
+"""A user's step function as the body of a loop, with its checks in the user's words."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..data.lod import LoDTensor
+from ..data.tree import Spec, flatten, names, unflatten
+from ..errors import StepError
+from ..ir.tensor_iterator import BackEdge, Concat, Last, Merged, Slice, TensorIterator
+
+
+def step_name(step: Callable[..., Any]) -> str:
+    """The name a user knows a step by.
+
+    >>> def gru(x, h): ...
+    >>> step_name(gru)
+    'gru'
+    """
+    if isinstance(step, nn.Module):
+        return type(step).__name__
+    if isinstance(step, functools.partial):
+        return step_name(step.func)
+    return getattr(step, "__name__", type(step).__name__)
+
+
+def describe_leaf(value: Any) -> str:
+    """One line on a leaf: shape and dtype of a tensor, else its type."""
+    if isinstance(value, LoDTensor):
+        return f"LoDTensor rows {tuple(value.values.shape)} {_short(value.values.dtype)}"
+    if isinstance(value, Tensor):
+        return f"{_short(value.dtype)}{list(value.shape)}"
+    return type(value).__name__
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+class StepBody:
+    """`step(x_t, state) -> (y_t, new_state)` as a loop body.
+
+    Parameters are the leaves of x and of the state; results are y, whole, and the leaves of the new
+    state. The structure of y is known after the first call and must stay; that of the new state must
+    be that of the state.
+    """
+
+    def __init__(self, step: Callable[..., Any], x_spec: Spec, state_spec: Spec) -> None:
+        self.step = step
+        self.name = step_name(step)
+        self.x_spec = x_spec
+        self.state_spec = state_spec
+        self.y_spec: Spec | None = None
+        self.x_names = names(x_spec, "x")
+        self.state_names = names(state_spec, "state")
+        self.new_state_names = names(state_spec, "new_state")
+        self.parameters = (*self.x_names, *self.state_names)
+        self.y_names: list[str] = []
+        self.results = ("y", *self.new_state_names)
+        self.t = 0  # the loop's own count, for messages
+
+    def __call__(self, *values: Any) -> tuple[Any, ...]:
+        x_leaves, state_leaves = values[: len(self.x_names)], values[len(self.x_names) :]
+        y, new_leaves = self.call(x_leaves, state_leaves)
+        self.t += 1
+        return (y, *new_leaves)
+
+    def call(self, x_leaves: Sequence[Any], state_leaves: Sequence[Any]) -> tuple[Any, list[Any]]:
+        """Run the step once on leaves; returns y and the leaves of the new state, checked."""
+        x = unflatten(self.x_spec, list(x_leaves))
+        state = unflatten(self.state_spec, list(state_leaves))
+        try:
+            result = self.step(x, state)
+        except RuntimeError as error:
+            if type(error) is not RuntimeError:
+                raise
+            raise StepError(
+                f"step '{self.name}' failed at step {self.t}: {str(error).splitlines()[0]}",
+                got=self._given(x_leaves, state_leaves),
+                remedy="check the sizes the step expects against the features of x and of the state",
+            ) from error
+        if not (isinstance(result, tuple) and len(result) == 2):
+            raise StepError(
+                f"step '{self.name}' must return a pair (y, new_state)",
+                got=_describe_result(result),
+                expected=f"(y, new_state) with new_state shaped like the state, {self.state_spec}",
+                remedy="return (y, new_state); a step without a state returns (y, ()) and takes state=()",
+            )
+        y_leaves, y_spec = flatten(result[0])
+        new_leaves, new_spec = flatten(result[1])
+        self._check_y(y_leaves, y_spec)
+        self._check_state(state_leaves, new_leaves, new_spec)
+        return result[0], new_leaves
+
+    def _given(self, x_leaves: Sequence[Any], state_leaves: Sequence[Any]) -> str:
+        pairs = zip(self.parameters, (*x_leaves, *state_leaves), strict=True)
+        return ", ".join(f"{name} {describe_leaf(value)}" for name, value in pairs)
+
+    def _check_y(self, y_leaves: list[Any], y_spec: Spec) -> None:
+        if self.y_spec is None:
+            self.y_spec = y_spec
+            self.y_names = names(y_spec, "y")
+        elif y_spec != self.y_spec:
+            raise StepError(
+                f"step '{self.name}' returned y with another structure at step {self.t}",
+                got=y_spec,
+                expected=self.y_spec,
+                remedy="return the same nesting of tuples, lists and dicts at every step",
+            )
+        for name, leaf in zip(self.y_names, y_leaves, strict=True):
+            if not isinstance(leaf, (Tensor, LoDTensor)):
+                raise StepError(
+                    f"step '{self.name}' returned {name} that is no tensor",
+                    got=type(leaf).__name__,
+                    remedy="return tensors (or nested tuples, lists, dicts of them)",
+                )
+
+    def _check_state(self, old: Sequence[Any], new: list[Any], new_spec: Spec) -> None:
+        if new_spec != self.state_spec:
+            raise StepError(
+                f"step '{self.name}' changed the structure of the state at step {self.t}",
+                got=f"new_state {new_spec}",
+                expected=f"state {self.state_spec}",
+                remedy="return the new state nested as the state that came in",
+            )
+        changed = []
+        for name, before, after in zip(self.state_names, old, new, strict=True):
+            if not isinstance(after, Tensor) or isinstance(after, LoDTensor):
+                changed.append(f"{name} became {describe_leaf(after)} (was {describe_leaf(before)})")
+            elif before.shape != after.shape or before.dtype != after.dtype:
+                changed.append(f"{name} was {describe_leaf(before)}, became {describe_leaf(after)}")
+        if changed:
+            raise StepError(
+                f"step '{self.name}' changed the state's shape or dtype at step {self.t}",
+                got="; ".join(changed),
+                expected="a new state with the shape and dtype of the state that came in",
+                remedy="give an initial state of the final shape and dtype, or cast in the step (.to(...))",
+            )
+
+
+def _describe_result(result: Any) -> str:
+    if isinstance(result, (tuple, list)):
+        return f"a {type(result).__name__} of {len(result)}"
+    return describe_leaf(result)
+
+
+class TorchCell(nn.Module):
+    """A torch.nn cell as a step: y is h, the state is what the cell carries.
+
+    >>> cell = TorchCell(nn.GRUCell(3, 4))
+    >>> y, h = cell(torch.zeros(2, 3), cell.initial_state(2))
+    >>> y.shape
+    torch.Size([2, 4])
+    """
+
+    def __init__(self, cell: nn.RNNCellBase) -> None:
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        new = self.cell(x, state)
+        return (new[0] if isinstance(new, tuple) else new), new
+
+    def initial_state(self, n: int) -> Any:
+        """Zeros for n sequences: `h`, or `(h, c)` for an LSTMCell."""
+        zeros = self.cell.weight_hh.new_zeros(n, self.cell.hidden_size)
+        return (zeros, zeros.clone()) if isinstance(self.cell, nn.LSTMCell) else zeros
+
+
+def as_step(step: Any) -> Callable[..., Any]:
+    """Accept a function, a module or a torch.nn cell as a step."""
+    if isinstance(step, nn.RNNCellBase):
+        return TorchCell(step)
+    if not callable(step):
+        raise StepError(
+            "a step must be callable: step(x_t, state) -> (y_t, new_state)",
+            got=type(step).__name__,
+            remedy="give a function, an nn.Module, or a torch.nn cell",
+        )
+    return step
+
+
+def boot_state(step: Callable[..., Any], n: int) -> Any:
+    """The initial state for n sequences where the caller gave none: the cell says.
+
+    Raises:
+        StepError: the step has no `initial_state`.
+    """
+    initial = getattr(step, "initial_state", None)
+    if initial is None:
+        raise StepError(
+            f"step '{step_name(step)}' has no initial state",
+            got="state=None and a step without an `initial_state(n)` method",
+            remedy="pass state=..., one row per sequence (state=() for a step without state), "
+            "or give the step an `initial_state(n)` method",
+        )
+    return initial(n)
+
+
+def loop_over(body: StepBody, *, reverse: bool, level: int | None, axis: int) -> TensorIterator:
+    """The TensorIterator that runs a step over its x, cut along `axis` or by LoD `level`."""
+    cut = {"axis": axis, "level": level}
+    if reverse:
+        cut |= {"start": -1, "end": 0, "stride": -1}
+    return TensorIterator(
+        body,
+        inputs=(*(Slice(n, n, **cut) for n in body.x_names), *(Merged(n, n) for n in body.state_names)),
+        outputs=(
+            Concat("y", "y", **cut),
+            *(Last(n, n) for n in body.new_state_names),
+        ),
+        back_edges=tuple(
+            BackEdge(a, b) for a, b in zip(body.new_state_names, body.state_names, strict=True)
+        ),
+    )
