@@ -41,6 +41,14 @@ class LoDError(StepnetError, ValueError):
     """Offsets, lengths or shapes that do not describe the rows they come with."""
 
 
+class LoDIndexError(LoDError, IndexError):
+    """A sequence was asked for that the batch does not have."""
+
+
+class FrozenError(StepnetError, AttributeError):
+    """An attribute of an immutable value was set or deleted."""
+
+
 class RowMixError(StepnetError, TypeError):
     """A torch function that would mix rows of different sequences was called on a LoDTensor."""
 
