@@ -33,9 +33,8 @@ from stepnet.errors import BuildError
 _CTYPE = {"f32": "float", "f64": "double"}
 
 # -ffp-contract=fast: multiply-add as one instruction. Never -ffast-math: it would break sn_math.h.
-_FLAGS = tuple(
-    "-std=c11 -O2 -fPIC -fopenmp-simd -fno-math-errno -fno-trapping-math -ffp-contract=fast".split()
-)
+_FLAGS = ("-std=c11", "-O2", "-fPIC", "-pthread", "-fopenmp-simd")
+_FLAGS += ("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
 # The first set a compiler accepts is used. The vector width asks for 512-bit code where the CPU has it.
 _MACHINE_FLAGS = (("-march=native", "-mprefer-vector-width=512"), ("-march=native",), ("-mcpu=native",), ())
 
@@ -272,7 +271,7 @@ def _from_disk(key: str) -> Library | None:
 
 def _cache_folder() -> Path:
     wanted = os.environ.get("STEPNET_CACHE_DIR")
-    folder = Path(wanted) if wanted else _user_cache() / "stepnet"
+    folder = Path(wanted).absolute() if wanted else _user_cache() / "stepnet"
     reason = _unfit(folder)
     return (
         folder
@@ -292,7 +291,7 @@ def _user_cache() -> Path:
 def _unfit(folder: Path) -> str | None:
     """Why code must not be loaded from this folder, or None. Makes it, private, when it is not there."""
     if not folder.is_absolute():
-        return "it is not an absolute path"
+        return "there is no home folder"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found, parent = folder.stat(), folder.parent.stat()

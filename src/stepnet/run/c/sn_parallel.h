@@ -1,50 +1,42 @@
-/* Shares of work on the threads of the OpenMP runtime that torch already runs.
+/* Work shared out to threads, on the OpenMP runtime that torch already runs.
  *
- * The entry function of generated code takes the address of that runtime's GOMP_parallel (NULL where there is none)
- * and the number of threads. `sn_parallel` then calls share(i, data) once for each i in 0 .. shares-1. Shares are handed
- * out by a counter, so the work is done in full whatever number of threads the runtime grants: fewer when the call
- * comes from inside another parallel region, one when there is no runtime.
+ * Using torch's own pool matters: its idle workers spin, so a second pool would fight them for the cores. The runtime
+ * comes as function pointers, so no OpenMP compiler is needed. Where there is none, or where it must not be used
+ * (in a child after fork, libgomp waits for threads that are gone), threads are made for each call.
+ *
+ *     sn_parallel    calls share(data, i, shares) once for each i: for work that is independent
+ *     sn_together    calls member(data, i, count) on `count` threads at once: they may wait for each other
+ *     sn_barrier     lets those `count` threads meet
+ *
+ * The number of threads granted may be lower than asked for, down to one inside another parallel region.
  */
 #ifndef SN_PARALLEL_H
 #define SN_PARALLEL_H
 
+#include <pthread.h>
+#include <sched.h>
 #include <stdint.h>
 
-typedef void (*sn_team)(void (*run)(void *), void *data, unsigned threads, unsigned flags); /* GOMP_parallel */
-typedef void (*sn_share)(int64_t share, void *data);
+typedef struct {
+    void (*parallel)(void (*run)(void *), void *data, unsigned threads, unsigned flags); /* GOMP_parallel or NULL */
+    int (*team_size)(void);                                                              /* omp_get_num_threads */
+    int64_t threads;                                                                     /* the most to use */
+} sn_pool;
+
+typedef void (*sn_work)(void *data, int64_t index, int64_t count);
 
 typedef struct {
-    sn_share share;
+    sn_work member;
     void *data;
-    int64_t shares, next;
-} sn_work;
+    int (*team_size)(void);
+    int64_t next, count;
+} sn_team;
 
-static void sn_take_shares(void *p) {
-    sn_work *work = (sn_work *)p;
-    int64_t i;
-    while ((i = __atomic_fetch_add(&work->next, 1, __ATOMIC_RELAXED)) < work->shares) work->share(i, work->data);
-}
-
-static __attribute__((unused)) void sn_parallel(sn_team team, int64_t threads, int64_t shares, sn_share share,
-                                                void *data) {
-    sn_work work = {share, data, shares, 0};
-    if (threads > shares) threads = shares;
-    if (team && threads > 1)
-        team(sn_take_shares, &work, (unsigned)threads, 0);
-    else
-        sn_take_shares(&work);
-}
-
-/* A barrier for threads that split the units of one step. Waits by spinning, and yields after a while: with more
- * threads than free cores the one waited for may not be running. Only for a team whose size is known: call
- * sn_barrier_wait from every one of `count` running threads, each with its own `sense`, 0 at first. */
-typedef struct {
-    int64_t count, waiting, sense;
-} sn_barrier;
-
-#include <sched.h>
-
-static inline __attribute__((always_inline, unused)) void sn_pause(void) {
+static inline __attribute__((always_inline, unused)) void sn_wait_a_moment(int64_t spins) {
+    if (spins > 2000) {
+        sched_yield(); /* more threads than cores: the one waited for may need this core */
+        return;
+    }
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
@@ -52,19 +44,71 @@ static inline __attribute__((always_inline, unused)) void sn_pause(void) {
 #endif
 }
 
-static __attribute__((unused)) void sn_barrier_wait(sn_barrier *barrier, int64_t *sense) {
+static void sn_enter_openmp(void *p) {
+    sn_team *team = (sn_team *)p;
+    team->member(team->data, __atomic_fetch_add(&team->next, 1, __ATOMIC_RELAXED), team->team_size());
+}
+
+static void *sn_enter_thread(void *p) {
+    sn_team *team = (sn_team *)p;
+    int64_t count;
+    for (int64_t spins = 0; (count = __atomic_load_n(&team->count, __ATOMIC_ACQUIRE)) == 0; ++spins)
+        sn_wait_a_moment(spins);
+    team->member(team->data, __atomic_fetch_add(&team->next, 1, __ATOMIC_RELAXED), count);
+    return 0;
+}
+
+static __attribute__((unused)) void sn_together(const sn_pool *pool, sn_work member, void *data) {
+    sn_team team = {member, data, pool->team_size, 0, 0};
+    int64_t threads = pool->threads > 64 ? 64 : pool->threads, made = 0;
+    pthread_t others[64];
+    if (threads <= 1) {
+        member(data, 0, 1);
+    } else if (pool->parallel) {
+        pool->parallel(sn_enter_openmp, &team, (unsigned)threads, 0);
+    } else {
+        while (made < threads - 1 && pthread_create(&others[made], 0, sn_enter_thread, &team) == 0) ++made;
+        __atomic_store_n(&team.count, made + 1, __ATOMIC_RELEASE);
+        sn_enter_thread(&team);
+        while (made > 0) pthread_join(others[--made], 0);
+    }
+}
+
+typedef struct {
+    sn_work share;
+    void *data;
+    int64_t shares, next;
+} sn_queue;
+
+static void sn_take_shares(void *p, int64_t index, int64_t count) {
+    sn_queue *queue = (sn_queue *)p;
+    int64_t i;
+    (void)index, (void)count;
+    while ((i = __atomic_fetch_add(&queue->next, 1, __ATOMIC_RELAXED)) < queue->shares)
+        queue->share(queue->data, i, queue->shares);
+}
+
+static __attribute__((unused)) void sn_parallel(const sn_pool *pool, int64_t shares, sn_work share, void *data) {
+    sn_queue queue = {share, data, shares, 0};
+    sn_pool some = *pool;
+    if (some.threads > shares) some.threads = shares;
+    sn_together(&some, sn_take_shares, &queue);
+}
+
+/* Starts as {0, 0}. Each member keeps a `sense`, 0 at first. What members wrote before it, all can read after it. */
+typedef struct {
+    int64_t arrived, sense;
+} sn_barrier;
+
+static __attribute__((unused)) void sn_meet(sn_barrier *barrier, int64_t *sense, int64_t count) {
     int64_t mine = *sense = !*sense;
-    if (__atomic_add_fetch(&barrier->waiting, 1, __ATOMIC_ACQ_REL) == barrier->count) {
-        __atomic_store_n(&barrier->waiting, 0, __ATOMIC_RELAXED);
+    if (__atomic_add_fetch(&barrier->arrived, 1, __ATOMIC_ACQ_REL) == count) {
+        __atomic_store_n(&barrier->arrived, 0, __ATOMIC_RELAXED);
         __atomic_store_n(&barrier->sense, mine, __ATOMIC_RELEASE);
         return;
     }
-    for (int spins = 0; __atomic_load_n(&barrier->sense, __ATOMIC_ACQUIRE) != mine; ++spins) {
-        if (spins < 2000)
-            sn_pause();
-        else
-            sched_yield();
-    }
+    for (int64_t spins = 0; __atomic_load_n(&barrier->sense, __ATOMIC_ACQUIRE) != mine; ++spins)
+        sn_wait_a_moment(spins);
 }
 
 #endif
