@@ -265,7 +265,7 @@ class TensorArray:
                 f"{where}: the array is empty, so the shape of its values is not known",
                 remedy="write a value first, or treat a batch without steps apart",
             )
-        return list(self)
+        return [self.read(place) for place in range(self._size)]
 
     @staticmethod
     def unpack(x: LoDTensor, level: int = 0, sort_by_length: bool = True) -> tuple[TensorArray, Tensor]:

@@ -121,7 +121,7 @@ def take_elements(x: LoDTensor, level: int, elements: Tensor, drop_level: bool =
 def _take(x: Value, level: int, elements: Tensor) -> Any:
     """The elements of a level, without that level and those above; level -1 is x as a list of elements."""
     below = x.lod[level + 1 :] if isinstance(x, LoDTensor) else ()
-    lod, places = LoD._trusted(below).take(elements) if below else (None, elements)
+    lod, places = LoD.trusted(below).take(elements) if below else (None, elements)
     values = rows(x)
     if len(places) == len(values) and bool((torch.bincount(places, minlength=len(values)) == 1).all()):
         taken = permute_rows(values, places)
@@ -153,7 +153,7 @@ def time_major(begins: Tensor, lengths: Tensor) -> tuple[Tensor, list[int]]:
     if not bool((lengths[1:] <= lengths[:-1]).all()):
         return elements[torch.argsort(time, stable=True)], counts
     # Longest first: the sequences of a step are a prefix, so every place is known without a sort.
-    place = offsets_of(torch.tensor(counts, dtype=torch.int64))[time] + owners(lengths)
+    place = offsets_of(torch.tensor(counts, dtype=torch.int64))[time] + owners(lengths, len(time))
     return elements[invert(place)], counts
 
 
@@ -174,7 +174,7 @@ def split(joined: Value, counts: list[int]) -> list[Any]:
         counts = at.diff().tolist()
     pieces = joined.values.split(counts)
     return [
-        LoDTensor._make(piece, LoD._trusted(tuple(levels)))
+        LoDTensor._make(piece, LoD.trusted(tuple(levels)))
         for piece, levels in zip(pieces, inner, strict=True)
     ]
 
@@ -186,7 +186,7 @@ def join(values: Sequence[Value]) -> Value:
     if not tables:
         return joined
     lengths = [torch.cat([table.lengths(k) for table in tables]) for k in range(tables[0].lod_level)]
-    return LoDTensor._make(joined, LoD._trusted(tuple(offsets_of(level) for level in lengths)))
+    return LoDTensor._make(joined, LoD.trusted(tuple(offsets_of(level) for level in lengths)))
 
 
 def _sequences(indices_map: Tensor) -> tuple[Tensor, Tensor, Tensor]:
