@@ -2,8 +2,8 @@
  *
  * Every function is branch-free scalar code: called inside a loop marked `#pragma omp simd`, gcc and clang turn
  * it into vector code of whatever width the machine has. Names end in _f32 or _f64. All are right over the whole
- * range, zeros, denormals, overflow and infinities included; a NaN gives a NaN. Only sin, cos, atan and pow call
- * libm and so keep a loop scalar.
+ * range, zeros, denormals, overflow and infinities included; a NaN gives a NaN. Only sin, cos, atan, pow and the
+ * double erf call libm, and so keep a loop scalar.
  *
  * Needs: -fno-math-errno -fno-trapping-math. Must not be built with -ffast-math: the reductions below are exact
  * only when sums are kept in the order written. Fused multiply-add is welcome but not needed.
@@ -240,6 +240,33 @@ SN_INLINE double sn_softplus_f64(double x) {
     return (x < 0.0 ? 0.0 : x) + sn_log1p_f64(sn_exp_f64(-fabs(x)));
 }
 
+/* ---- erf ------------------------------------------------------------------------------------------------------
+ * x P(x^2) up to 1, then 1 - exp(Q(|x| - 2)), both minimax. For double, libm. */
+
+SN_INLINE float sn_erf_f32(float x) {
+    float y = fabsf(x), z = y * y, t = (y > 4.0f ? 4.0f : y) - 2.0f;
+    z = z > 1.0f ? 1.0f : z;
+    float p = 7.85386569009e-5f;
+    p = p * z - 8.01019363637e-4f;
+    p = p * z + 5.1883275058e-3f;
+    p = p * z - 2.68538117209e-2f;
+    p = p * z + 0.112835851398f;
+    p = p * z - 0.37612625823f;
+    p = p * z + 1.12837916573f;
+    float q = -1.5662448349157704657e-5f;
+    q = q * t + 1.3794099279396857942e-4f;
+    q = q * t - 7.4339116916579298054e-4f;
+    q = q * t + 3.5693355997286873566e-3f;
+    q = q * t - 1.6457415872213379535e-2f;
+    q = q * t - 0.92375007644150208465f;
+    q = q * t - 4.4181621884167752336f;
+    q = q * t - 5.364941367995951289f;
+    float far = copysignf(1.0f - sn_exp_f32(q), x);
+    float result = y > 1.0f ? far : x * p;
+    return x == x ? result : x;
+}
+SN_INLINE double sn_erf_f64(double x) { return erf(x); }
+
 /* ---- rounding, signs, choices: as torch defines them ----------------------------------------------------------
  * maximum and minimum give NaN when either side is NaN; relu keeps NaN; sign of NaN is 0. */
 
@@ -277,7 +304,5 @@ SN_INLINE float sn_atan_f32(float x) { return atanf(x); }
 SN_INLINE double sn_atan_f64(double x) { return atan(x); }
 SN_INLINE float sn_pow_f32(float x, float y) { return powf(x, y); }
 SN_INLINE double sn_pow_f64(double x, double y) { return pow(x, y); }
-SN_INLINE float sn_erf_f32(float x) { return erff(x); }
-SN_INLINE double sn_erf_f64(double x) { return erf(x); }
 
 #endif

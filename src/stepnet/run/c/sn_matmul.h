@@ -55,6 +55,17 @@
 #define SN_UNROLL _Pragma("GCC unroll 16")
 #endif
 
+/* Keeps a vector in a register. Left alone, gcc makes it a memory operand of every multiply, and loads bound. */
+#if defined(__AVX512F__)
+#define SN_KEEP(x) __asm__("" : "+v"(x))
+#elif defined(__SSE2__)
+#define SN_KEEP(x) __asm__("" : "+x"(x))
+#elif defined(__aarch64__)
+#define SN_KEEP(x) __asm__("" : "+w"(x))
+#else
+#define SN_KEEP(x) (void)0
+#endif
+
 /* The most rows a tile of nv vectors may have: accumulators, one column of A and one vector of B in registers. */
 #define SN_ROWS_FIT(m, nv) ((m) * (nv) + ((m) < (nv) ? (m) : (nv)) + 1 <= SN_REGISTERS)
 #define SN_MAX_ROWS(nv)                                                                                               \
@@ -134,6 +145,7 @@ SN_INLINE void SN_(sn_kernel)(SN_REAL *tile, const int rows, const int nv, SN_(s
     for (int64_t k = 0; k < K; ++k) {
         SN_UNROLL for (int v = 0; v < nv; ++v) {
             SN_(sn_vec) b = *(const SN_(sn_vec_u) *)(panel + (k * nv + v) * SN_(sn_lanes));
+            if (rows > 1) SN_KEEP(b);
             SN_UNROLL for (int i = 0; i < rows; ++i) sum[i][v] += a[i][k] * b;
         }
     }
