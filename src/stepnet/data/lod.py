@@ -2,23 +2,79 @@
 
 from __future__ import annotations
 
+import copy
+import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, final
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
-from stepnet.data.offsets import LoD
-from stepnet.errors import LoDError, describe
+from stepnet.data import convert, pytree
+from stepnet.data.offsets import LoD, brief, integers
+from stepnet.data.row_functions import call_by_rows
+from stepnet.errors import FrozenError, LoDError, LoDIndexError, RowMixError
 
 
+def _operator(name: str) -> Callable[[Any, Any], LoDTensor]:
+    method = getattr(Tensor, name)
+
+    def call(self: LoDTensor, other: Any) -> LoDTensor:
+        return call_by_rows(LoDTensor, method, (self, other), {})
+
+    call.__name__ = name
+    return call
+
+
+def _unary(name: str) -> Callable[[Any], LoDTensor]:
+    method = getattr(Tensor, name)
+
+    def call(self: LoDTensor) -> LoDTensor:
+        return call_by_rows(LoDTensor, method, (self,), {})
+
+    call.__name__ = name
+    return call
+
+
+@final
 class LoDTensor:
-    """Rows of all sequences, one after the other, with the nested offsets that cut them into sequences."""
+    """Rows of all sequences one after the other, and the nested offsets that cut them into sequences.
 
-    __slots__ = ("_lod", "_values")
+    ``values`` is [rows, ...]; ``lod`` is a list of offsets per level, outermost level first. A level of n
+    sequences has n + 1 offsets: it starts at 0, never falls, and ends at the number of sequences of the next
+    level (the last level: at the number of rows). Sequences of any level may be empty, and so may the batch.
+
+    The structure never changes: attributes cannot be set, and the offsets are copies of what was passed. The
+    offsets are int64 and stay on the CPU; the values may be on any device and may require grad.
+
+    ``x[i]`` is sequence i of the outermost level (a tensor when there is one level, otherwise a LoDTensor of
+    one level less), ``x[i:j]`` a LoDTensor. Torch functions that treat every row alike give a LoDTensor of
+    the same LoD; those that would mix rows raise RowMixError.
+
+    A pytree node whose one leaf is ``values``. ``torch.save`` and ``torch.load`` (weights_only too) work.
+
+    Raises LoDError when the offsets do not describe the rows, naming level, index and values.
+
+    Source: Paddle's LoDTensor (``background/paddle_tensor_array.md`` of the founding documents).
+
+    >>> x = LoDTensor(torch.arange(9.0), [[0, 2, 3], [0, 3, 5, 9]])
+    >>> x
+    LoDTensor(2 sequences, lengths [[2, 1], [3, 2, 4]], values [9] float32)
+    >>> x[0]
+    LoDTensor(2 sequences, lengths [[3, 2]], values [5] float32)
+    >>> x[0][1]
+    tensor([3., 4.])
+    >>> torch.relu(x - 7).values
+    tensor([0., 0., 0., 0., 0., 0., 0., 0., 1.])
+    """
+
+    __slots__ = ("__weakref__", "_lod", "_values")
 
     _values: Tensor
     _lod: LoD
+    __array_ufunc__ = None  # a numpy array on the left leaves the operator to us
 
     def __init__(self, values: Tensor, lod: Sequence[Any]) -> None:
         structure = LoD(lod)
@@ -29,116 +85,371 @@ class LoDTensor:
         object.__setattr__(self, "_values", values)
         object.__setattr__(self, "_lod", lod)
 
-    @classmethod
-    def _make(cls, values: Any, lod: LoD) -> LoDTensor:
-        """Join values to a LoD known to be valid; no check of either."""
-        x = object.__new__(cls)
+    @staticmethod
+    def _make(values: Any, lod: LoD) -> LoDTensor:
+        """Join values to a LoD that is known to fit; neither is checked."""
+        x = object.__new__(LoDTensor)
         x._fill(values, lod)
         return x
 
-    @classmethod
-    def from_lengths(cls, values: Tensor, lengths: Sequence[Any]) -> LoDTensor:
-        """Rows and the lengths of each level: ``LoDTensor.from_lengths(v, [[2, 1], [3, 2, 4]])``."""
-        structure = LoD.from_lengths(lengths)
-        _check_values(values, structure)
-        return cls._make(values, structure)
-
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(
-            describe(
-                f"a LoDTensor is immutable: cannot set '{name}'", remedy="x.with_values(v) keeps the LoD"
-            )
+        raise FrozenError(
+            f"a LoDTensor is immutable: cannot set '{name}'",
+            remedy="x.with_values(v) gives a new one with the same LoD",
         )
 
     def __delattr__(self, name: str) -> None:
-        raise AttributeError(describe(f"a LoDTensor is immutable: cannot delete '{name}'"))
+        raise FrozenError(f"a LoDTensor is immutable: cannot delete '{name}'")
+
+    # Ways in
+
+    @staticmethod
+    def from_lengths(values: Tensor, lengths: Sequence[Any]) -> LoDTensor:
+        """Rows, and the lengths of every level, outermost first (Paddle's recursive sequence lengths).
+
+        Raises LoDError when lengths are negative or do not add up.
+
+        >>> LoDTensor.from_lengths(torch.zeros(9, 4), [[2, 1], [3, 2, 4]]).lod
+        (tensor([0, 2, 3]), tensor([0, 3, 5, 9]))
+        """
+        structure = LoD.from_lengths(lengths)
+        _check_values(values, structure)
+        return LoDTensor._make(values, structure)
+
+    @staticmethod
+    def from_sequences(sequences: Any) -> LoDTensor:
+        """A list of [length, ...] tensors, or lists of such lists: one level per depth. Differentiable.
+
+        Rows must agree in shape, dtype and device. A list with no tensor in it gives values of shape [0]:
+        where the row shape matters, write ``LoDTensor(torch.empty(0, features), [[0]])``.
+
+        Raises LoDError naming the sequence that does not fit.
+
+        >>> LoDTensor.from_sequences([[torch.zeros(3), torch.zeros(2)], [torch.zeros(4)]])
+        LoDTensor(2 sequences, lengths [[2, 1], [3, 2, 4]], values [9] float32)
+        """
+        values, lengths = convert.join_sequences(sequences)
+        return LoDTensor._make(values, LoD.from_lengths(lengths))
+
+    @staticmethod
+    def from_padded(padded: Tensor, lengths: Any, batch_first: bool = True) -> LoDTensor:
+        """[sequences, longest, ...] and [sequences] lengths to one level. Differentiable.
+
+        With ``batch_first=False`` padded is [longest, sequences, ...]. Raises LoDError for lengths that are
+        not one per sequence, or not 0 to longest.
+
+        >>> LoDTensor.from_padded(torch.tensor([[1, 2, 0], [3, 0, 0]]), [2, 1]).values
+        tensor([1, 2, 3])
+        """
+        values, lengths = convert.padded_to_rows(padded, lengths, batch_first)
+        return LoDTensor._make(values, LoD.from_lengths([lengths]))
+
+    @staticmethod
+    def from_packed(packed: PackedSequence) -> LoDTensor:
+        """A PackedSequence to one level, in the order of its batch (not its sorted one). Differentiable.
+
+        >>> packed = torch.nn.utils.rnn.pack_sequence([torch.ones(1), torch.zeros(2)], enforce_sorted=False)
+        >>> LoDTensor.from_packed(packed).recursive_sequence_lengths()
+        [[1, 2]]
+        """
+        values, lengths = convert.packed_to_rows(packed)
+        return LoDTensor._make(values, LoD.from_lengths([lengths]))
+
+    @staticmethod
+    def from_nested(nested: Tensor) -> LoDTensor:
+        """A NestedTensor of jagged layout, [sequences, ragged, ...], to one level. Differentiable.
+
+        No copy is made, unless the NestedTensor has holes.
+
+        >>> nested = torch.nested.nested_tensor([torch.ones(1), torch.zeros(2)], layout=torch.jagged)
+        >>> LoDTensor.from_nested(nested).recursive_sequence_lengths()
+        [[1, 2]]
+        """
+        values, lengths = convert.nested_to_rows(nested)
+        return LoDTensor._make(values, LoD.from_lengths([lengths]))
+
+    # Ways out, of the sequences of the last level
+
+    def to_padded(self, padding_value: float = 0.0, batch_first: bool = True) -> tuple[Tensor, Tensor]:
+        """(padded, lengths): [sequences, longest, ...] and int64 [sequences] on the CPU. Differentiable.
+
+        The sequences are those of the last level. ``batch_first=False`` gives [longest, sequences, ...].
+
+        >>> LoDTensor(torch.tensor([1, 2, 3]), [[0, 2, 3]]).to_padded()
+        (tensor([[1, 2],
+                [3, 0]]), tensor([2, 1]))
+        """
+        lengths = self._lod.lengths()
+        return convert.rows_to_padded(self._values, lengths, padding_value, batch_first), lengths
+
+    def to_packed(self) -> PackedSequence:
+        """The sequences of the last level as a PackedSequence. Differentiable.
+
+        Raises LoDError when a sequence is empty, which a PackedSequence cannot hold.
+
+        >>> LoDTensor(torch.tensor([1, 2, 3]), [[0, 1, 3]]).to_packed().data
+        tensor([2, 1, 3])
+        """
+        return convert.rows_to_packed(self._values, self._lod.lengths())
+
+    def to_nested(self) -> Tensor:
+        """The sequences of the last level as a jagged NestedTensor over the same memory. Differentiable.
+
+        >>> LoDTensor(torch.zeros(3, 4), [[0, 1, 3]]).to_nested().is_nested
+        True
+        """
+        return convert.rows_to_nested(self._values, self._lod.levels[-1])
+
+    # Structure
 
     @property
     def values(self) -> Tensor:
-        """The rows, [rows, ...]."""
+        """The rows of all sequences, [rows, ...]."""
         return self._values
 
     @property
     def lod(self) -> tuple[Tensor, ...]:
-        """Offsets per level, outermost first: int64 tensors on the CPU (copies: changing them changes nothing)."""
+        """Offsets per level, outermost first: int64 on the CPU. Copies: writing to them changes nothing."""
         return tuple(level.clone() for level in self._lod.levels)
 
     @property
     def lod_level(self) -> int:
-        """How many levels."""
+        """How many levels of sequences."""
         return len(self._lod.levels)
 
     def lengths(self, level: int = -1) -> Tensor:
-        """Lengths of the sequences of one level, int64 on the CPU."""
-        return self._lod.lengths(self._level(level))
+        """Lengths of the sequences of one level, in elements of that level: int64 on the CPU.
 
-    def recursive_sequence_lengths(self) -> list[list[int]]:
-        """Lengths of every level, outermost first."""
-        return [self._lod.lengths(k).tolist() for k in range(self.lod_level)]
-
-    def _level(self, level: int) -> int:
+        >>> LoDTensor(torch.zeros(9), [[0, 2, 3], [0, 3, 5, 9]]).lengths()
+        tensor([3, 2, 4])
+        """
         if not -self.lod_level <= level < self.lod_level:
             raise LoDError(
-                "LoDTensor has no such level",
+                "LoDTensor.lengths: no such level",
                 got=level,
-                expected=f"{-self.lod_level} to {self.lod_level - 1} ({self.lod_level} levels)",
+                expected=f"{-self.lod_level} to {self.lod_level - 1}, as it has {self.lod_level}",
             )
-        return level % self.lod_level
+        return self._lod.lengths(level)
+
+    def recursive_sequence_lengths(self) -> list[list[int]]:
+        """Lengths of every level, outermost first.
+
+        >>> LoDTensor(torch.zeros(9), [[0, 2, 3], [0, 3, 5, 9]]).recursive_sequence_lengths()
+        [[2, 1], [3, 2, 4]]
+        """
+        return [self._lod.lengths(k).tolist() for k in range(self.lod_level)]
 
     def __len__(self) -> int:
+        """Sequences of the outermost level."""
         return len(self._lod)
 
-    def __getitem__(self, index: int | slice) -> Any:
-        if isinstance(index, int) and not isinstance(index, bool):
-            if not -len(self) <= index < len(self):
-                raise IndexError(f"sequence {index} of a LoDTensor of {len(self)} sequences")
-            start = index % len(self)
-            levels, first, last = self._lod.span(start, start + 1)
-            rows = self._values[first:last]
-            return LoDTensor._make(rows, LoD._trusted(levels[1:])) if len(levels) > 1 else rows
-        start, stop, step = index.indices(len(self))
-        if step != 1:
-            return self.take(torch.arange(len(self))[index])
-        levels, first, last = self._lod.span(start, max(start, stop))
-        return LoDTensor._make(self._values[first:last], LoD._trusted(levels))
+    def __bool__(self) -> bool:
+        raise LoDError("the truth of a LoDTensor is ambiguous", remedy="len(x) > 0, or x.values.any()")
+
+    def __getitem__(self, index: Any) -> Any:
+        """Sequence ``index`` of the outermost level, or those of a slice."""
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            if step != 1:
+                return self.select_sequences(torch.tensor(range(start, stop, step), dtype=torch.int64))
+            levels, first, last = self._lod.span(start, max(start, stop))
+            return LoDTensor._make(self._values[first:last], LoD.trusted(levels))
+        place = _place(index, len(self))
+        levels, first, last = self._lod.span(place, place + 1)
+        return self._below(levels, self._values[first:last])
 
     def __iter__(self) -> Iterator[Any]:
-        return (self[i] for i in range(len(self)))
+        # One split: indexing n times would make the backward pass quadratic.
+        for i, rows in enumerate(self._values.split(self._lod.row_lengths().tolist())):
+            yield self._below(self._lod.span(i, i + 1)[0], rows)
 
-    def take(self, indices: Any) -> LoDTensor:
-        """The sequences at ``indices``, in that order."""
-        lod, rows = self._lod.take(torch.as_tensor(indices))
+    @staticmethod
+    def _below(levels: tuple[Tensor, ...], rows: Tensor) -> Any:
+        return LoDTensor._make(rows, LoD.trusted(levels[1:])) if len(levels) > 1 else rows
+
+    def select_sequences(self, indices: Any) -> LoDTensor:
+        """The sequences of the outermost level at ``indices`` (integers, repeats allowed), in that order.
+
+        Paddle's reorder_lod_tensor_by_rank, for any order. Differentiable. Raises LoDError for an index that
+        is not 0 to n - 1.
+
+        >>> LoDTensor(torch.arange(6), [[0, 3, 3, 6]]).select_sequences([2, 1])
+        LoDTensor(2 sequences, lengths [[3, 0]], values [3] int64)
+        """
+        chosen = integers(indices, "LoDTensor.select_sequences: 'indices'")
+        wrong = ((chosen < 0) | (chosen >= len(self))).nonzero()
+        if len(wrong):
+            i = int(wrong[0])
+            raise LoDIndexError(
+                "LoDTensor.select_sequences: no such sequence",
+                got=f"{int(chosen[i])} at index {i}",
+                expected=f"0 to {len(self) - 1}" if len(self) else "none, as there are no sequences",
+            )
+        lod, rows = self._lod.take(chosen)
         return LoDTensor._make(self._values.index_select(0, rows.to(self._values.device)), lod)
 
+    # Values
+
     def with_values(self, values: Tensor) -> LoDTensor:
-        """The same LoD over other rows."""
+        """The same LoD over other rows; LoDError unless there are as many.
+
+        >>> LoDTensor(torch.zeros(3, 4), [[0, 2, 3]]).with_values(torch.ones(3))
+        LoDTensor(2 sequences, lengths [[2, 1]], values [3] float32)
+        """
         _check_values(values, self._lod)
         return LoDTensor._make(values, self._lod)
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> LoDTensor:
-        """The same LoD over ``fn(values)``."""
+        """The same LoD over ``fn(values)``, called once; fn should treat every row alike.
+
+        >>> LoDTensor(torch.ones(3, 4), [[0, 2, 3]]).map(lambda v: v.sum(-1)).values
+        tensor([4., 4., 4.])
+        """
         return self.with_values(fn(self._values))
 
     def detach(self) -> LoDTensor:
-        """Cut from the autograd graph."""
+        """The same rows, cut from the autograd graph."""
         return LoDTensor._make(self._values.detach(), self._lod)
 
     def to(self, *args: Any, **kwargs: Any) -> LoDTensor:
-        """``values.to(...)``; the LoD stays on the CPU."""
+        """``values.to(...)``: another device or dtype. The LoD stays on the CPU.
+
+        >>> LoDTensor(torch.ones(3), [[0, 2, 3]]).to(torch.float64).dtype
+        torch.float64
+        """
         return LoDTensor._make(self._values.to(*args, **kwargs), self._lod)
 
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of the values; dimension 0 is rows."""
+        return self._values.shape
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions of the values."""
+        return self._values.ndim
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the values."""
+        return self._values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the values."""
+        return self._values.device
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether the values require grad."""
+        return self._values.requires_grad
+
+    # Torch functions, methods and operators
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        return call_by_rows(cls, func, args, kwargs or {})
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """The methods of Tensor, by the same rules as torch functions."""
+        method = None if name.startswith("_") else getattr(Tensor, name, None)
+        if not callable(method):
+            raise AttributeError(
+                f"'LoDTensor' object has no attribute '{name}'; its rows are a tensor, x.values"
+            )
+        return partial(_method, method, self)
+
+    __add__, __radd__ = _operator("__add__"), _operator("__radd__")
+    __sub__, __rsub__ = _operator("__sub__"), _operator("__rsub__")
+    __mul__, __rmul__ = _operator("__mul__"), _operator("__rmul__")
+    __truediv__, __rtruediv__ = _operator("__truediv__"), _operator("__rtruediv__")
+    __floordiv__, __rfloordiv__ = _operator("__floordiv__"), _operator("__rfloordiv__")
+    __mod__, __rmod__ = _operator("__mod__"), _operator("__rmod__")
+    __pow__, __rpow__ = _operator("__pow__"), _operator("__rpow__")
+    __matmul__, __rmatmul__ = _operator("__matmul__"), _operator("__rmatmul__")
+    __and__, __rand__ = _operator("__and__"), _operator("__rand__")
+    __or__, __ror__ = _operator("__or__"), _operator("__ror__")
+    __xor__, __rxor__ = _operator("__xor__"), _operator("__rxor__")
+    __lt__, __le__ = _operator("__lt__"), _operator("__le__")
+    __gt__, __ge__ = _operator("__gt__"), _operator("__ge__")
+    __eq__, __ne__ = _operator("__eq__"), _operator("__ne__")  # pyright: ignore[reportAssignmentType]
+    __neg__, __pos__ = _unary("__neg__"), _unary("__pos__")
+    __abs__, __invert__ = _unary("__abs__"), _unary("__invert__")
+    __hash__ = object.__hash__
+
+    # Copies, files and text
+
+    def __copy__(self) -> LoDTensor:
+        return LoDTensor._make(self._values, self._lod)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LoDTensor:
+        return LoDTensor._make(copy.deepcopy(self._values, memo), self._lod)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Through the constructor: what comes out of a file is checked like anything else.
+        return LoDTensor, (self._values, self._lod.levels)
+
     def __repr__(self) -> str:
-        return f"LoDTensor(lengths={self._lod.show()}, values={list(self._values.shape)})"
+        v = self._values
+        if not isinstance(v, Tensor):
+            return f"LoDTensor({len(self)} sequences, lengths {self._lod.show()}, values {brief(v)})"
+        tail = "" if v.device.type == "cpu" else f" {v.device}"
+        if v.requires_grad:
+            tail += f" grad_fn={v.grad_fn.name()}" if v.grad_fn is not None else " requires_grad"
+        return (
+            f"LoDTensor({len(self)} sequence{'' if len(self) == 1 else 's'}, lengths {self._lod.show()}, "
+            f"values {list(v.shape)} {str(v.dtype).removeprefix('torch.')}{tail})"
+        )
+
+
+def _method(method: Callable[..., Any], x: LoDTensor, *args: Any, **kwargs: Any) -> Any:
+    return call_by_rows(LoDTensor, method, (x, *args), kwargs)
+
+
+def _place(index: Any, n: int) -> int:
+    """An index as given, as 0 to n - 1."""
+    scalar = not isinstance(index, Tensor) or (index.ndim == 0 and not index.is_floating_point())
+    is_bool = isinstance(index, bool) or getattr(index, "dtype", None) == torch.bool
+    if is_bool or not scalar or not hasattr(index, "__index__"):
+        raise RowMixError(
+            "x[...] of a LoDTensor takes a sequence number, or a slice of them",
+            got=brief(index),
+            remedy="x.select_sequences(indices) for several; x.map(lambda v: v[:, k]) for features; "
+            "x.values[...] for rows",
+        )
+    place = operator.index(index)
+    if not -n <= place < n:
+        raise LoDIndexError(f"sequence {place} of a LoDTensor of {n} sequences", expected=f"{-n} to {n - 1}")
+    return place % n
 
 
 def _check_values(values: Any, lod: LoD) -> None:
-    if not isinstance(values, Tensor):
-        raise LoDError("LoDTensor 'values' must be a tensor", got=type(values).__name__)
+    if not isinstance(values, Tensor) or values.is_nested:
+        raise LoDError("LoDTensor 'values' must be a tensor of shape [rows, ...]", got=brief(values))
     if values.ndim == 0:
-        raise LoDError("LoDTensor 'values' must have a row dimension", got="a tensor of shape []")
+        raise LoDError("LoDTensor 'values' must have a dimension for rows", got="a tensor of shape []")
     if values.shape[0] != lod.rows:
         raise LoDError(
             f"LoDTensor 'lod' level {len(lod.levels) - 1} must end at the number of rows",
-            got=f"it ends at {lod.rows}, at index {len(lod.levels[-1]) - 1}",
+            got=f"{lod.rows}, at index {len(lod.levels[-1]) - 1}",
             expected=f"{values.shape[0]} (values have shape {list(values.shape)})",
         )
+
+
+torch.serialization.add_safe_globals([LoDTensor])
+pytree.register_node(
+    LoDTensor,
+    name="stepnet.LoDTensor",
+    leaf="values",
+    flatten=lambda x: ([x._values], x._lod),
+    # Unchecked: torch rebuilds trees around axis numbers, placeholders and batched gradients too.
+    unflatten=lambda leaves, lod: LoDTensor._make(next(iter(leaves)), lod),
+    dump=lambda lod: [level.tolist() for level in lod.levels],
+    load=LoD,
+)

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, final
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from stepnet.errors import LoDError
+from stepnet.errors import FrozenError, LoDError
 
 
+@final
 class LoD:
-    """Nested offsets, outermost level first: int64 tensors on the CPU, shared by everything of one shape.
+    """Nested offsets, outermost level first: int64 tensors on the CPU, shared by all that has this structure.
 
-    Level ``k`` of ``n`` sequences holds ``n + 1`` offsets: it starts at 0, never falls, and ends at the number
-    of sequences of level ``k + 1`` (the last level: at the number of rows).
+    A level of n sequences holds n + 1 offsets: it starts at 0, never falls, and ends at the number of
+    sequences of the next level (the last level: at the number of rows).
 
-    >>> lod = LoD.from_lengths([[2, 1], [3, 2, 4]])
-    >>> lod.levels
-    (tensor([0, 2, 3]), tensor([0, 3, 5, 9]))
+    Raises LoDError, naming the level, the index and the values, when ``levels`` break that rule.
+
+    >>> lod = LoD([[0, 2, 3], [0, 3, 5, 9]])
+    >>> lod.lengths(0), lod.lengths(1)
+    (tensor([2, 1]), tensor([3, 2, 4]))
     >>> lod.rows, len(lod)
     (9, 2)
     """
@@ -31,15 +36,15 @@ class LoD:
 
     def __init__(self, levels: Sequence[Any]) -> None:
         own = tuple(
-            _integers(level, f"LoDTensor 'lod' level {k}") for k, level in enumerate(_outer(levels, "lod"))
+            integers(level, f"LoDTensor 'lod' level {k}") for k, level in enumerate(_outer(levels, "lod"))
         )
         for k, offsets in enumerate(own):
             _check_offsets(k, offsets)
-        for k, (offsets, below) in enumerate(zip(own, own[1:], strict=False)):
+        for k, (offsets, below) in enumerate(pairwise(own)):
             if int(offsets[-1]) != len(below) - 1:
                 raise LoDError(
                     f"LoDTensor 'lod' level {k} must end at the number of sequences of level {k + 1}",
-                    got=f"level {k} ends at {int(offsets[-1])}, at index {len(offsets) - 1}",
+                    got=f"{int(offsets[-1])}, at index {len(offsets) - 1}",
                     expected=f"{len(below) - 1} (level {k + 1} has {len(below)} offsets)",
                 )
         self._fill(own)
@@ -48,42 +53,46 @@ class LoD:
         object.__setattr__(self, "levels", levels)
         object.__setattr__(self, "rows", int(levels[-1][-1]))
 
-    @classmethod
-    def _trusted(cls, levels: tuple[Tensor, ...]) -> LoD:
-        """Offsets made here from valid ones: not checked again, not copied."""
-        lod = object.__new__(cls)
+    @staticmethod
+    def trusted(levels: tuple[Tensor, ...]) -> LoD:
+        """Offsets made here from valid ones: neither checked again nor copied."""
+        lod = object.__new__(LoD)
         lod._fill(levels)
         return lod
 
-    @classmethod
-    def from_lengths(cls, lengths: Sequence[Any]) -> LoD:
-        """Lengths of every level, outermost first: ``[[2, 1], [3, 2, 4]]``."""
+    @staticmethod
+    def from_lengths(lengths: Sequence[Any]) -> LoD:
+        """Lengths of every level, outermost first.
+
+        >>> LoD.from_lengths([[2, 1], [3, 2, 4]])
+        LoD([[0, 2, 3], [0, 3, 5, 9]])
+        """
         own = tuple(
-            _integers(level, f"lengths of level {k}") for k, level in enumerate(_outer(lengths, "lengths"))
+            integers(level, f"lengths of level {k}") for k, level in enumerate(_outer(lengths, "lengths"))
         )
         for k, level in enumerate(own):
             check_lengths(level, f"lengths of level {k}")
-        for k, (level, below) in enumerate(zip(own, own[1:], strict=False)):
+        for k, (level, below) in enumerate(pairwise(own)):
             if int(level.sum()) != len(below):
                 raise LoDError(
                     f"lengths of level {k} must add up to the number of sequences of level {k + 1}",
-                    got=f"a sum of {int(level.sum())}",
+                    got=f"{short(level)}, which add up to {int(level.sum())}",
                     expected=len(below),
                 )
-        return cls._trusted(tuple(offsets_of(level) for level in own))
+        return LoD.trusted(tuple(offsets_of(level) for level in own))
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"a LoD is immutable: cannot set '{name}'")
+        raise FrozenError(f"a LoD is immutable: cannot set '{name}'")
 
     def __delattr__(self, name: str) -> None:
-        raise AttributeError(f"a LoD is immutable: cannot delete '{name}'")
+        raise FrozenError(f"a LoD is immutable: cannot delete '{name}'")
 
     def __len__(self) -> int:
         """Sequences of the outermost level."""
         return len(self.levels[0]) - 1
 
     def lengths(self, level: int = -1) -> Tensor:
-        """Lengths of the sequences of one level, in that level's own elements."""
+        """[n] lengths of the sequences of one level, counted in the elements of that level."""
         return self.levels[level].diff()
 
     def __eq__(self, other: object) -> bool:
@@ -108,6 +117,10 @@ class LoD:
     def __repr__(self) -> str:
         return f"LoD({[level.tolist() for level in self.levels]})"
 
+    def show(self) -> str:
+        """The lengths of every level, long levels cut short."""
+        return "[" + ", ".join(short(self.lengths(k)) for k in range(len(self.levels))) + "]"
+
     def difference(self, other: LoD) -> str:
         """In words, the first place where two unequal LoDs differ."""
         if len(self.levels) != len(other.levels):
@@ -122,12 +135,8 @@ class LoD:
                 return f"level {k}, sequence {i}: length {int(a[i])} against {int(b[i])}"
         return "none"
 
-    def show(self) -> str:
-        """Lengths per level, long levels cut short."""
-        return "[" + ", ".join(_short(self.lengths(k)) for k in range(len(self.levels))) + "]"
-
     def span(self, start: int, stop: int) -> tuple[tuple[Tensor, ...], int, int]:
-        """Sequences start..stop of the top level: their offsets at every level, and their first and last row."""
+        """Top-level sequences start to stop: their offsets at every level, and their first and last row."""
         levels = []
         for offsets in self.levels:
             part = offsets[start : stop + 1]
@@ -135,15 +144,22 @@ class LoD:
             levels.append(part - start)
         return tuple(levels), start, stop
 
+    def row_lengths(self) -> Tensor:
+        """[n] how many rows each top-level sequence has, over all levels below it."""
+        bounds = self.levels[0]
+        for offsets in self.levels[1:]:
+            bounds = offsets[bounds]
+        return bounds.diff()
+
     def take(self, indices: Tensor) -> tuple[LoD, Tensor]:
-        """The top-level sequences at ``indices``, in that order: their LoD, and the rows they are made of."""
+        """The top-level sequences at ``indices`` in that order: their LoD, and the rows they are made of."""
         levels = []
         for offsets in self.levels:
             starts = offsets[indices]
             lengths = offsets[indices + 1] - starts
             levels.append(offsets_of(lengths))
             indices = ranges(starts, lengths)
-        return LoD._trusted(tuple(levels)), indices
+        return LoD.trusted(tuple(levels)), indices
 
 
 def offsets_of(lengths: Tensor) -> Tensor:
@@ -152,75 +168,88 @@ def offsets_of(lengths: Tensor) -> Tensor:
     >>> offsets_of(torch.tensor([3, 0, 2]))
     tensor([0, 3, 3, 5])
     """
-    offsets = lengths.new_zeros(len(lengths) + 1)
-    torch.cumsum(lengths, 0, out=offsets[1:])
-    return offsets
+    return pad(lengths.cumsum(0), (1, 0))
 
 
-def owners(lengths: Tensor) -> Tensor:
-    """For every element, the sequence it belongs to.
+def owners(lengths: Tensor, rows: int, device: torch.device | str = "cpu") -> Tensor:
+    """[rows] for every row, the sequence it belongs to.
 
-    >>> owners(torch.tensor([3, 0, 2]))
+    >>> owners(torch.tensor([3, 0, 2]), 5)
     tensor([0, 0, 0, 2, 2])
     """
-    return torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
+    index = torch.arange(len(lengths), device=device)
+    return torch.repeat_interleave(index, lengths.to(device), output_size=rows)
 
 
 def ranges(starts: Tensor, lengths: Tensor) -> Tensor:
-    """The concatenation of ``start, start + 1, ...`` (length many) of every sequence.
+    """For every sequence ``start, start + 1, ...``, length many, one after the other.
 
     >>> ranges(torch.tensor([5, 0]), torch.tensor([2, 3]))
     tensor([5, 6, 0, 1, 2])
     """
     offsets = offsets_of(lengths)
-    shift = torch.repeat_interleave(starts - offsets[:-1], lengths)
-    return torch.arange(int(offsets[-1]), device=lengths.device) + shift
+    rows = int(offsets[-1])
+    return torch.arange(rows) + torch.repeat_interleave(starts - offsets[:-1], lengths, output_size=rows)
 
 
-def check_lengths(lengths: Tensor, what: str) -> None:
-    """Refuse lengths below zero, or whose sum does not fit in 64 bits."""
-    negative = (lengths < 0).nonzero()
-    if len(negative):
-        i = int(negative[0])
-        raise LoDError(f"{what} must not be negative", got=f"{int(lengths[i])} at index {i}")
+def check_lengths(lengths: Tensor, what: str, most: int | None = None, most_is: str = "") -> None:
+    """Refuse a length below zero or above ``most``, and a sum that no tensor could hold."""
+    wrong = lengths < 0 if most is None else (lengths < 0) | (lengths > most)
+    if bool(wrong.any()):
+        i = int(wrong.nonzero()[0])
+        raise LoDError(
+            f"{what} must not be negative" if most is None else f"{what} must be 0 to {most}{most_is}",
+            got=f"{int(lengths[i])} at index {i}",
+        )
     if float(lengths.sum(dtype=torch.float64)) >= 2**62:
-        raise LoDError(f"{what} add up to more rows than any tensor holds", got=_short(lengths))
+        raise LoDError(f"{what} add up to more rows than a tensor can hold", got=short(lengths))
 
 
 def integers(given: Any, what: str) -> Tensor:
-    """A list, array or tensor of integers as a fresh 1-D int64 tensor on the CPU."""
-    return _integers(given, what)
-
-
-def _integers(given: Any, what: str) -> Tensor:
+    """A list, array or tensor of integers as a fresh 1-D int64 CPU tensor; LoDError if it is not one."""
     try:
         tensor = given.detach() if isinstance(given, Tensor) else torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise LoDError(f"{what} must be a 1-D list or tensor of integers", got=_brief(given)) from error
+        raise LoDError(f"{what} must be a 1-D list or tensor of integers", got=brief(given)) from error
     empty_list = tensor.numel() == 0 and not isinstance(given, Tensor)
     integral = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
     if tensor.ndim != 1 or not (integral or empty_list):
-        raise LoDError(f"{what} must be a 1-D list or tensor of integers", got=_brief(given))
+        raise LoDError(f"{what} must be a 1-D list or tensor of integers", got=brief(given))
     # Always a copy: what the caller passed may change later, this must not.
     return tensor.to(device="cpu", dtype=torch.int64, copy=True)
 
 
-def _outer(levels: Any, what: str) -> Iterator[Any]:
-    if isinstance(levels, Tensor) or not isinstance(levels, Sequence) or isinstance(levels, str | bytes):
+def short(tensor: Tensor, limit: int = 10) -> str:
+    """The entries of a 1-D tensor, the middle left out when there are many."""
+    if len(tensor) <= limit:
+        return str(tensor.tolist())
+    head, tail = tensor[: limit - 3].tolist(), tensor[-2:].tolist()
+    return f"[{', '.join(map(str, head))}, ..., {', '.join(map(str, tail))}] ({len(tensor)} in all)"
+
+
+def brief(given: Any) -> str:
+    """What was given, in one short line."""
+    if isinstance(given, Tensor):
+        return f"a tensor of shape {list(given.shape)}, {str(given.dtype).removeprefix('torch.')}"
+    text = repr(given)
+    return f"{type(given).__name__} {text if len(text) <= 80 else text[:77] + '...'}"
+
+
+def _outer(levels: Any, what: str) -> Sequence[Any]:
+    listed = isinstance(levels, Sequence) and not isinstance(levels, str | bytes)
+    if not listed or (len(levels) > 0 and isinstance(levels[0], int)):
         raise LoDError(
             f"LoDTensor '{what}' must be a list of levels, outermost first",
-            got=_brief(levels),
-            remedy="for one level write [[...]]",
+            got=brief(levels),
+            remedy="one level is written [[...]]",
         )
-    if not levels:
-        raise LoDError(f"LoDTensor '{what}' must have at least one level", got="none", remedy="[[0, rows]]")
-    if isinstance(levels[0], int):
+    if len(levels) == 0:
         raise LoDError(
-            f"LoDTensor '{what}' must be a list of levels, outermost first",
-            got=_brief(levels),
-            remedy="for one level write [[...]]",
+            f"LoDTensor '{what}' must have at least one level",
+            got="none",
+            remedy="one level is written [[...]]",
         )
-    return iter(levels)
+    return levels
 
 
 def _check_offsets(k: int, offsets: Tensor) -> None:
@@ -232,27 +261,13 @@ def _check_offsets(k: int, offsets: Tensor) -> None:
     if int(offsets[0]) != 0:
         raise LoDError(
             f"{where} must start at 0",
-            got=f"{int(offsets[0])} at index 0 of {_short(offsets)}",
-            remedy="these are offsets; for lengths use LoDTensor.from_lengths",
+            got=f"{int(offsets[0])} at index 0 of {short(offsets)}",
+            remedy="these are offsets; lengths go to LoDTensor.from_lengths",
         )
-    falls = (offsets[1:] < offsets[:-1]).nonzero()
-    if len(falls):
-        i = int(falls[0])
+    falls = offsets[1:] < offsets[:-1]
+    if bool(falls.any()):
+        i = int(falls.nonzero()[0])
         raise LoDError(
             f"{where} must never fall",
             got=f"{int(offsets[i])} at index {i}, then {int(offsets[i + 1])} at index {i + 1}",
         )
-
-
-def _short(tensor: Tensor, limit: int = 10) -> str:
-    if len(tensor) <= limit:
-        return str(tensor.tolist())
-    head, tail = tensor[: limit - 3].tolist(), tensor[-2:].tolist()
-    return f"[{', '.join(map(str, head))}, ..., {', '.join(map(str, tail))}] ({len(tensor)} in all)"
-
-
-def _brief(given: Any) -> str:
-    if isinstance(given, Tensor):
-        return f"a tensor of shape {list(given.shape)}, {str(given.dtype).removeprefix('torch.')}"
-    text = repr(given)
-    return text if len(text) <= 80 else text[:77] + "..."

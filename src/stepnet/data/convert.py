@@ -1,0 +1,235 @@
+"""Rows and lengths to padded, packed, nested and back; the only place that sorts sequences.
+
+Everything here works on bare rows and lengths, so that LoDTensor and TensorArray can both build on it.
+No function loops over sequences in Python, save the one that takes a Python list of them apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from stepnet.data.offsets import brief, check_lengths, integers, offsets_of, owners, ranges
+from stepnet.errors import LoDError
+
+DEEPEST = 32  # levels of nesting; more is a list that holds itself
+
+
+def rank_order(lengths: Tensor) -> Tensor:
+    """[n] int64: the sequences by length, longest first; equal lengths keep their order.
+
+    The rank table of Paddle's LoDRankTable.
+
+    >>> rank_order(torch.tensor([3, 6, 1, 6]))
+    tensor([1, 3, 0, 2])
+    """
+    return torch.sort(lengths, descending=True, stable=True).indices
+
+
+def join_sequences(nested: Any) -> tuple[Tensor, list[list[int]]]:
+    """Nested lists of [length, ...] tensors to all rows, and the lengths of every level.
+
+    >>> rows, lengths = join_sequences([[torch.zeros(3), torch.zeros(2)], [torch.zeros(4)]])
+    >>> rows.shape, lengths
+    (torch.Size([9]), [[2, 1], [3, 2, 4]])
+    """
+    if isinstance(nested, Tensor) or not _is_listing(nested):
+        raise LoDError("LoDTensor.from_sequences takes a list of sequences", got=brief(nested))
+    leaves: list[tuple[Tensor, str]] = []
+    lengths: list[list[int]] = [[]]
+    leaf_depth = _visit(nested, "", 0, None, leaves, lengths)
+    if leaf_depth is not None and len(lengths) > leaf_depth:
+        raise LoDError(
+            "LoDTensor.from_sequences: all tensors must lie equally deep",
+            got=f"a tensor at {leaves[0][1]}, {leaf_depth} deep, and lists {len(lengths)} deep",
+        )
+    if not leaves:
+        return torch.empty(0), lengths
+    first, first_at = leaves[0]
+    for leaf, at in leaves[1:]:
+        for what, a, b in (
+            ("rows of shape", list(leaf.shape[1:]), list(first.shape[1:])),
+            ("dtype", leaf.dtype, first.dtype),
+            ("device", leaf.device, first.device),
+        ):
+            if a != b:
+                raise LoDError(
+                    f"LoDTensor.from_sequences: sequence {at} does not fit the others",
+                    got=f"{what} {a}",
+                    expected=f"{b}, as in sequence {first_at}",
+                )
+    return torch.cat([leaf for leaf, _ in leaves]), lengths
+
+
+def _is_listing(node: Any) -> bool:
+    return isinstance(node, Iterable) and not isinstance(node, Tensor | str | bytes | dict | set)
+
+
+def _visit(
+    node: Any,
+    at: str,
+    depth: int,
+    leaf_depth: int | None,
+    leaves: list[tuple[Tensor, str]],
+    lengths: list[list[int]],
+) -> int | None:
+    if isinstance(node, Tensor):
+        if node.ndim == 0:
+            raise LoDError(
+                f"LoDTensor.from_sequences: sequence {at} has no rows to count",
+                got="a tensor of shape []",
+                expected="a tensor of shape [length, ...]",
+            )
+        if leaf_depth not in (None, depth):
+            raise LoDError(
+                "LoDTensor.from_sequences: all tensors must lie equally deep",
+                got=f"a tensor at {at}, {depth} deep, and one at {leaves[0][1]}, {leaf_depth} deep",
+            )
+        leaves.append((node, at))
+        lengths[depth - 1].append(node.shape[0])
+        return depth
+    if not _is_listing(node):
+        raise LoDError(
+            f"LoDTensor.from_sequences: sequence {at} must be a tensor of shape [length, ...]",
+            got=brief(node),
+        )
+    if depth >= DEEPEST:
+        raise LoDError(f"LoDTensor.from_sequences: lists nested more than {DEEPEST} deep", got=at)
+    children = list(node)
+    if depth > 0:
+        lengths[depth - 1].append(len(children))
+    if children and len(lengths) == depth:
+        lengths.append([])
+    for i, child in enumerate(children):
+        leaf_depth = _visit(child, f"{at}[{i}]", depth + 1, leaf_depth, leaves, lengths)
+    return leaf_depth
+
+
+def rows_to_padded(
+    values: Tensor, lengths: Tensor, padding_value: float = 0.0, batch_first: bool = True
+) -> Tensor:
+    """[rows, ...] to [sequences, longest, ...], or [longest, sequences, ...]; the rest is padding."""
+    check_fill(padding_value, values.dtype, "padding_value")
+    n, longest = len(lengths), int(lengths.max()) if len(lengths) else 0
+    owner = owners(lengths, values.shape[0])
+    place = torch.arange(values.shape[0]) - offsets_of(lengths)[owner]
+    if batch_first:
+        shape, place = (n, longest), owner * longest + place
+    else:
+        shape, place = (longest, n), place * n + owner
+    flat = values.new_full((n * longest, *values.shape[1:]), padding_value)
+    return flat.index_copy(0, place.to(values.device), values).view(*shape, *values.shape[1:])
+
+
+def padded_to_rows(padded: Any, lengths: Any, batch_first: bool = True) -> tuple[Tensor, Tensor]:
+    """[sequences, longest, ...] (or [longest, sequences, ...]) and lengths to rows and checked lengths."""
+    where = "LoDTensor.from_padded"
+    axes = "[sequences, longest, ...]" if batch_first else "[longest, sequences, ...]"
+    if not isinstance(padded, Tensor) or padded.ndim < 2:
+        raise LoDError(f"{where}: 'padded' must have shape {axes}", got=brief(padded))
+    table = padded if batch_first else padded.transpose(0, 1)
+    n, longest = table.shape[:2]
+    lengths = integers(lengths, f"{where}: 'lengths'")
+    if len(lengths) != n:
+        raise LoDError(
+            f"{where}: 'lengths' must have one entry per sequence",
+            got=f"{len(lengths)} lengths",
+            expected=f"{n} ('padded' has shape {list(padded.shape)}, read as {axes})",
+        )
+    check_lengths(lengths, f"{where}: 'lengths'", longest, f" ('padded' has {longest} steps)")
+    rows = ranges(torch.arange(n) * longest, lengths)
+    return table.flatten(0, 1).index_select(0, rows.to(table.device)), lengths
+
+
+def rows_to_packed(values: Tensor, lengths: Tensor) -> PackedSequence:
+    """[rows, ...] to a PackedSequence, as pack_padded_sequence(enforce_sorted=False) makes it."""
+    empty = (lengths == 0).nonzero()
+    if len(empty):
+        raise LoDError(
+            "LoDTensor.to_packed: a PackedSequence cannot hold an empty sequence",
+            got=f"sequence {int(empty[0])} has length 0 ({len(empty)} of {len(lengths)} are empty)",
+            remedy="leave them out: x.select_sequences((x.lengths() > 0).nonzero()[:, 0]), for one level",
+        )
+    order = rank_order(lengths)
+    longest = int(lengths.max()) if len(lengths) else 0
+    ended = torch.bincount(lengths, minlength=longest + 1).cumsum(0)[:longest]
+    batch_sizes = len(lengths) - ended
+    step = owners(batch_sizes, values.shape[0])
+    rank = torch.arange(values.shape[0]) - offsets_of(batch_sizes)[step]
+    rows = offsets_of(lengths)[order[rank]] + step
+    order = order.to(values.device)
+    return PackedSequence(values.index_select(0, rows.to(values.device)), batch_sizes, order, None)
+
+
+def packed_to_rows(packed: Any) -> tuple[Tensor, Tensor]:
+    """A PackedSequence to rows in the order of its batch, and their lengths."""
+    where = "LoDTensor.from_packed"
+    if not isinstance(packed, PackedSequence):
+        raise LoDError(f"{where} takes a PackedSequence", got=brief(packed))
+    sizes = integers(packed.batch_sizes, f"{where}: 'batch_sizes'")
+    data = packed.data
+    if int(sizes.sum()) != data.shape[0] or bool((sizes < 1).any()) or bool((sizes.diff() > 0).any()):
+        raise LoDError(
+            f"{where}: 'batch_sizes' must be positive, never rise, and add up to the rows of 'data'",
+            got=f"{sizes.tolist()} for {data.shape[0]} rows",
+        )
+    n = int(sizes[0]) if len(sizes) else 0
+    rank_in_step = torch.arange(data.shape[0]) - offsets_of(sizes)[owners(sizes, data.shape[0])]
+    lengths = torch.bincount(rank_in_step, minlength=n)
+    rank = torch.arange(n)
+    if packed.unsorted_indices is not None:
+        rank = integers(packed.unsorted_indices, f"{where}: 'unsorted_indices'")
+        if not torch.equal(rank.sort().values, torch.arange(n)):
+            raise LoDError(
+                f"{where}: 'unsorted_indices' must be an order of {n} sequences", got=rank.tolist()
+            )
+    lengths = lengths[rank]
+    owner = owners(lengths, data.shape[0])
+    step = torch.arange(data.shape[0]) - offsets_of(lengths)[owner]
+    place = offsets_of(sizes)[step] + rank[owner]
+    return data.index_select(0, place.to(data.device)), lengths
+
+
+def rows_to_nested(values: Tensor, offsets: Tensor) -> Tensor:
+    """[rows, ...] to a jagged NestedTensor over the same memory."""
+    return torch.nested.nested_tensor_from_jagged(values, offsets=offsets.to(values.device))
+
+
+def nested_to_rows(nested: Any) -> tuple[Tensor, Tensor]:
+    """A jagged NestedTensor [sequences, ragged, ...] to rows and lengths; no copy, unless it has holes."""
+    where = "LoDTensor.from_nested"
+    if not isinstance(nested, Tensor) or not nested.is_nested:
+        raise LoDError(f"{where} takes a NestedTensor", got=brief(nested))
+    if nested.layout != torch.jagged:
+        raise LoDError(
+            f"{where} takes a NestedTensor of jagged layout",
+            got=str(nested.layout),
+            remedy="make it with torch.nested.nested_tensor(..., layout=torch.jagged)",
+        )
+    if isinstance(nested.shape[1], int):
+        raise LoDError(
+            f"{where}: the ragged dimension must be dimension 1",
+            got=f"shape {nested.shape}",
+            remedy="transpose it there first",
+        )
+    jagged: Any = nested
+    values = jagged.values()
+    offsets = integers(jagged.offsets(), f"{where}: 'offsets'")
+    held = jagged.lengths()
+    lengths = offsets.diff() if held is None else integers(held, f"{where}: 'lengths'")
+    if held is None and int(offsets[0]) == 0 and int(offsets[-1]) == values.shape[0]:
+        return values, lengths
+    rows = ranges(offsets[:-1], lengths)
+    return values.index_select(0, rows.to(values.device)), lengths
+
+
+def check_fill(value: float, dtype: torch.dtype, what: str) -> None:
+    """Refuse to write a number into integers that they cannot hold, which torch.full would cut."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        low, high = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+        if not (low <= value <= high and value == int(value)):
+            raise LoDError(f"'{what}' must be a value of {dtype}", got=value)

@@ -1,0 +1,349 @@
+"""When does a torch function treat every row alike? The kinds of rule, and the checks they make.
+
+A rule looks at one call and raises RowMixError unless row i of the result depends on row i of the operands
+alone, and sits at place i. The table of who obeys which rule is row_functions.py.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+from typing import Any, NoReturn, Protocol
+
+from torch import Tensor
+from torch.overrides import resolve_name
+
+from stepnet.data.offsets import LoD
+from stepnet.errors import LoDError, RowMixError
+
+REQUIRED: Any = object()
+ALL = 1 << 30  # operands with rows, where every operand has them
+
+
+class Ragged(Protocol):
+    """What the rules need to know of a LoDTensor."""
+
+    _values: Tensor
+    _lod: LoD
+
+
+class Call:
+    """One call of a torch function with LoDTensors among its arguments."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        kind: type[Any],
+        remedy: str = "",
+    ) -> None:
+        self.function, self.args, self.kwargs = function, args, kwargs
+        self.kind = kind  # the class of LoDTensor
+        self.remedy = remedy
+        self.ragged: list[Any] = [a for a in self.operands() if isinstance(a, kind)]
+
+    def operands(self) -> Iterator[Any]:
+        """Tensors and LoDTensors of the call in order, those in lists too."""
+        for given in (*self.args, *self.kwargs.values()):
+            if isinstance(given, self.kind | Tensor):
+                yield given
+            elif isinstance(given, list | tuple):
+                yield from (a for a in given if isinstance(a, self.kind | Tensor))
+
+    def on_values(self) -> Any:
+        """Call the function with values in the place of LoDTensors."""
+        kwargs = {name: self._bare(given) for name, given in self.kwargs.items()}
+        return self.function(*map(self._bare, self.args), **kwargs)
+
+    def _bare(self, given: Any) -> Any:
+        if isinstance(given, self.kind):
+            return given._values
+        if type(given) in (list, tuple):
+            return type(given)(a._values if isinstance(a, self.kind) else a for a in given)
+        return given
+
+    @property
+    def name(self) -> str:
+        """The function as a user writes it: ``torch.sum``."""
+        found = resolve_name(self.function) or getattr(self.function, "__qualname__", repr(self.function))
+        return found.replace("_TensorBase", "Tensor")
+
+    @property
+    def rows(self) -> int:
+        return self.ragged[0]._lod.rows
+
+    @property
+    def shape(self) -> Sequence[int]:
+        return self.ragged[0]._values.shape
+
+    @property
+    def ndim(self) -> int:
+        return self.ragged[0]._values.ndim
+
+    def argument(self, at: int, name: str, default: Any = None) -> Any:
+        """The argument at place ``at``, or called ``name``."""
+        if len(self.args) > at:
+            return self.args[at]
+        return self.kwargs.get(name, default)
+
+    def sizes(self, at: int, name: str) -> tuple[Any, ...]:
+        """A list of sizes, given as one list or spelled out as in ``x.reshape(9, 2)``."""
+        given = self.argument(at, name, ())
+        return tuple(given) if isinstance(given, list | tuple) else self.args[at:]
+
+    def refuse(self, why: str, *, expected: str | None = None, remedy: str | None = None) -> NoReturn:
+        """Raise the RowMixError of this call."""
+        raise RowMixError(
+            f"{self.name} would mix rows of a LoDTensor",
+            got=f"{why}; values have shape {list(self.shape)}, dimension 0 is rows",
+            expected=expected,
+            remedy=remedy or self.remedy,
+        )
+
+
+Rule = Callable[[Call], None]
+
+
+def check_same_lod(call: Call) -> None:
+    """All LoDTensors of a call must have one LoD, and as many rows as it says."""
+    first = call.ragged[0]
+    for other in call.ragged[1:]:
+        if other._lod is not first._lod and other._lod != first._lod:
+            raise LoDError(
+                f"{call.name}: two LoDTensors must have the same LoD",
+                got=f"lengths {first._lod.show()} and {other._lod.show()}; "
+                f"first difference at {first._lod.difference(other._lod)}",
+                remedy="stepnet.sequence_expand(t, x) repeats one entry per sequence to the rows of x",
+            )
+    for x in call.ragged:
+        if x._values.ndim == 0 or x._values.shape[0] != x._lod.rows:
+            raise LoDError(
+                f"{call.name}: the values of a LoDTensor no longer fit its LoD",
+                got=f"values of shape {list(x._values.shape)} for {x._lod.rows} rows",
+                remedy="keep dimension 0 in tree_map; give vmap in_dims and out_dims other than 0",
+            )
+
+
+def pointwise(call: Call) -> None:
+    """Operands broadcast, but never along dimension 0.
+
+    LoDTensors must have equally many dimensions. A plain tensor broadcasts over features when it has fewer
+    dimensions, and must have one row or as many as the LoDTensor when it has as many.
+    """
+    _one_ndim(call)
+    for plain in _plains(call):
+        if plain.ndim > call.ndim:
+            call.refuse(
+                f"a plain tensor of shape {list(plain.shape)} has more dimensions than the values",
+                remedy="give it at most as many dimensions as the values",
+            )
+        if plain.ndim == call.ndim and plain.shape[0] not in (1, call.rows):
+            call.refuse(
+                f"a plain tensor of shape {list(plain.shape)}",
+                expected=f"1 or {call.rows} in its dimension 0, or fewer dimensions (then it meets features)",
+                remedy="stepnet.sequence_expand(t, x) repeats one entry per sequence to the rows of x",
+            )
+
+
+def in_place(call: Call) -> None:
+    """Pointwise, and what is written to is a LoDTensor."""
+    pointwise(call)
+    if not isinstance(next(call.operands()), call.kind):
+        call.refuse("writes rows into a plain tensor", remedy="write to a LoDTensor, or use x.values")
+
+
+def all_of(*several: Rule) -> Rule:
+    """Every one of these rules."""
+
+    def rule(call: Call) -> None:
+        for one in several:
+            one(call)
+
+    return rule
+
+
+def feature_dims(
+    at: int, name: str = "dim", default: Any = REQUIRED, *, new: int = 0, by_rows: int = 1, also: str = ""
+) -> Rule:
+    """The dims named by an argument must not hold dimension 0; without that argument the call is refused.
+
+    ``new``: dims are counted after this many are added (unsqueeze, stack). ``by_rows``: see `leading`.
+    ``also``: the name of a second such argument, one place later.
+    """
+
+    def rule(call: Call) -> None:
+        _check_operands(call, by_rows)
+        for place, key, fallback in ((at, name, default), *(((at + 1, also, REQUIRED),) if also else ())):
+            given = call.argument(place, key, call.kwargs.get("axis", fallback))
+            dims = call.args[place:] if len(call.args) > place + 1 and name == "dims" else given
+            for dim in _dims(call, dims, key):
+                _feature_dim(call, dim, key, call.ndim + new)
+
+    return rule
+
+
+def reduces(call: Call) -> None:
+    """``max`` and its like: pointwise with a second tensor, a reduction with a dim."""
+    second = call.argument(1, "other")
+    if isinstance(second, call.kind | Tensor):
+        pointwise(call)
+    else:
+        feature_dims(1)(call)
+
+
+def leading(least: int, exactly: bool = False, *, by_rows: int = 1) -> Rule:
+    """Dimension 0 of the first operand is a batch, if it has ``least`` dimensions (or exactly so many).
+
+    The first ``by_rows`` tensors of the call have rows; the others are shared by all rows (weights).
+    """
+
+    def rule(call: Call) -> None:
+        _check_operands(call, by_rows)
+        main = next(call.operands())
+        ndim = main.ndim
+        if ndim < least or (exactly and ndim != least):
+            call.refuse(
+                f"values of {ndim} dimensions",
+                expected=f"{'exactly' if exactly else 'at least'} {least}, so that dimension 0 is the batch",
+            )
+
+    return rule
+
+
+def matmul(call: Call) -> None:
+    """Rows are the free dimension of the left operand, or a batch dimension of either."""
+    a, b = call.operands()
+    both = isinstance(a, call.kind) and isinstance(b, call.kind)
+    na, nb = a.ndim, b.ndim
+    if both:
+        if na != nb or na < 3:
+            call.refuse(f"values of {na} and {nb} dimensions", expected="equally many, at least 3")
+        return
+    plain, rows_in = (b, na) if isinstance(a, call.kind) else (a, nb)
+    free = isinstance(a, call.kind) and na == 2 and nb <= 2
+    if not (free or rows_in >= 3):
+        call.refuse(
+            f"operands of {na} and {nb} dimensions: rows are summed over",
+            expected="values [rows, features] on the left, or rows as a batch dimension",
+        )
+    if plain.ndim > rows_in or (plain.ndim == rows_in >= 3 and plain.shape[0] not in (1, call.rows)):
+        call.refuse(f"a plain tensor of shape {list(plain.shape)} brings a batch of its own")
+
+
+def loss(rule: Rule) -> Rule:
+    """A loss per row: ``reduction='none'``, and then another rule."""
+
+    def checked(call: Call) -> None:
+        reduction = call.kwargs.get("reduction", "mean")
+        if reduction != "none" or any(call.kwargs.get(k) is not None for k in ("reduce", "size_average")):
+            call.refuse(f"reduction='{reduction}'")
+        rule(call)
+
+    return checked
+
+
+def keeps_rows(sizes_at: int, name: str, how: str) -> Rule:
+    """A list of sizes that leaves dimension 0 alone: ``reshape``, ``expand``, ``repeat``, ``permute``."""
+
+    def rule(call: Call) -> None:
+        _check_operands(call, 1)
+        sizes = call.sizes(sizes_at, name)
+        rows, features = call.rows, call.shape[1:]
+        first = sizes[0] if sizes else None
+        fits = {
+            # -1 means all that is left, which is the rows only if the other sizes hold just the features.
+            "reshape": first == rows or (first == -1 and prod(sizes[1:]) == prod(features)),
+            "expand": len(sizes) == call.ndim and first in (-1, rows),
+            "repeat": len(sizes) == call.ndim and first == 1,
+            "permute": first in (0, -call.ndim),
+        }[how]
+        if not fits:
+            call.refuse(f"sizes {list(sizes)}", expected="dimension 0 left as it is")
+
+    return rule
+
+
+def last_dims(at: int, name: str, per_dim: int = 1) -> Rule:
+    """An argument whose length says how many of the last dims are meant: layer_norm, pad."""
+
+    def rule(call: Call) -> None:
+        _check_operands(call, 1)
+        given = call.argument(at, name, ())
+        if len(given) // per_dim >= call.ndim:
+            call.refuse(f"{name} {list(given)} reaches dimension 0")
+
+    return rule
+
+
+def batch_norm(call: Call) -> None:
+    """Row-wise in evaluation, where the statistics are fixed."""
+    leading(2)(call)
+    if call.argument(5, "training", False):
+        call.refuse("training=True takes the statistics of all rows")
+
+
+def one_hot(call: Call) -> None:
+    """Row-wise once the number of classes does not depend on the rows."""
+    leading(1)(call)
+    if call.argument(1, "num_classes", -1) < 0:
+        call.refuse("num_classes=-1 is found from all rows", remedy="give num_classes")
+
+
+def where(call: Call) -> None:
+    """Pointwise with three operands; with one it lists places."""
+    if len(call.args) + len(call.kwargs) < 3:
+        call.refuse("only a condition: the result has a row per place, not per row")
+    pointwise(call)
+
+
+def _plains(call: Call) -> Iterator[Tensor]:
+    return (a for a in call.operands() if isinstance(a, Tensor))
+
+
+def _one_ndim(call: Call) -> None:
+    for x in call.ragged:
+        if x._values.ndim != call.ndim:
+            call.refuse(
+                f"LoDTensors with values of {call.ndim} and {x._values.ndim} dimensions",
+                expected="equally many, so that rows meet rows",
+                remedy="x.unsqueeze(-1) adds a feature dimension",
+            )
+
+
+def _check_operands(call: Call, by_rows: int) -> None:
+    """The first ``by_rows`` operands have rows; the others must not be LoDTensors."""
+    for i, operand in enumerate(call.operands()):
+        is_ragged = isinstance(operand, call.kind)
+        if i >= by_rows and is_ragged:
+            call.refuse("a LoDTensor in the place of a tensor that all rows share")
+        if i < by_rows and not is_ragged and (operand.ndim == 0 or operand.shape[0] != call.rows):
+            call.refuse(
+                f"a plain tensor of shape {list(operand.shape)}",
+                expected=f"{call.rows} rows, as in the values",
+            )
+
+
+def _dims(call: Call, given: Any, name: str) -> list[int]:
+    if given is REQUIRED or given is None or isinstance(given, bool):
+        call.refuse(
+            f"no {name}: it acts on all dimensions, or on dimension 0", expected=_feature_range(call.ndim)
+        )
+    dims = list(given) if isinstance(given, list | tuple) else [given]
+    if not dims:
+        call.refuse(f"{name}={given!r} means all dimensions", expected=_feature_range(call.ndim))
+    return [operator.index(dim) for dim in dims]
+
+
+def _feature_dim(call: Call, dim: int, name: str, ndim: int) -> None:
+    if dim % ndim == 0 and -ndim <= dim < ndim:
+        call.refuse(f"{name}={dim}", expected=_feature_range(ndim))
+
+
+def _feature_range(ndim: int) -> str:
+    return (
+        f"feature dimensions: 1 to {ndim - 1}, or {1 - ndim} to -1"
+        if ndim > 1
+        else "feature dimensions; none here"
+    )
