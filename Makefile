@@ -25,7 +25,7 @@ lint: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 demo: setup
 	$(BIN)/stepnet demo
@@ -34,7 +34,7 @@ bench: .venv/.bench
 	$(BIN)/python -m benchmarks
 
 docs: setup
-	$(BIN)/mkdocs serve
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 clean:
 	rm -rf .venv build dist site .coverage .coverage.* .pytest_cache .ruff_cache .hypothesis

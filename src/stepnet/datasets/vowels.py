@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.lod import LoDTensor
+from stepnet.data.lod import LoDTensor
 
 
 class Split(NamedTuple):
     """Utterances and who spoke them."""
 
     x: LoDTensor
-    """The frames: values float32 [frames of all utterances, 12], LoD of one level, one sequence an utterance."""
+    """The frames: values float32 [frames of all utterances, 12]; one sequence an utterance."""
     labels: Tensor
     """int64 [utterances]: the speaker, 0 to 8."""
 
@@ -35,12 +35,12 @@ class JapaneseVowels(NamedTuple):
 def japanese_vowels() -> JapaneseVowels:
     """The Japanese Vowels data, from a file of the package: nothing is downloaded.
 
-    640 utterances of the vowels /ae/ by nine male speakers. Each is a sequence of 7 to 29 frames (6.4 ms apart)
-    of 12 LPC cepstrum coefficients, which have no unit. They are the original values, not normalised.
+    640 utterances of the vowels /ae/ by nine male speakers. Each is a sequence of 7 to 29 frames (6.4 ms
+    apart) of 12 LPC cepstrum coefficients, which have no unit. They are the original values, not normalised.
 
     Source: M. Kudo, J. Toyama, M. Shimbo, "Japanese Vowels", UCI Machine Learning Repository (donated 2000),
-    CC BY 4.0. Their paper (1999), "Multidimensional Curve Classification Using Passing-Through Regions", Pattern
-    Recognition Letters 20(11-13), 1103-1111, reports a test accuracy of 94.1 %.
+    CC BY 4.0. Their paper (1999), "Multidimensional Curve Classification Using Passing-Through Regions",
+    Pattern Recognition Letters 20(11-13), 1103-1111, reports a test accuracy of 94.1 %.
 
     >>> vowels = japanese_vowels()
     >>> len(vowels.train.x), len(vowels.test.x), vowels.speakers
@@ -50,7 +50,7 @@ def japanese_vowels() -> JapaneseVowels:
     >>> int(vowels.train.labels[0])
     0
     """
-    with files(__package__).joinpath("japanese_vowels.npz").open("rb") as file:
+    with files("stepnet.datasets").joinpath("japanese_vowels.npz").open("rb") as file:
         arrays = np.load(file, allow_pickle=False)
 
         def split(name: str) -> Split:

@@ -1,0 +1,82 @@
+"""The command line: `stepnet demo`."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from .demo import program
+
+PICTURES = (".png", ".pdf", ".svg")
+
+app = typer.Typer(
+    help="Write one recurrent step in plain PyTorch; run it over ragged and nested sequences, unpadded.\n\n"
+    "Start with **stepnet demo**, then read its model: it is short.",
+    epilog="In Python: import stepnet; help(stepnet.recurrent)",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"stepnet {version('stepnet')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _stepnet(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and leave."),
+    ] = False,
+) -> None:
+    pass
+
+
+def _picture_path(path: Path) -> Path:
+    if path.suffix.lower() not in PICTURES:
+        raise typer.BadParameter(f"'{path}' should end in {', '.join(PICTURES)}: the ending says the format")
+    if not path.resolve().parent.is_dir():
+        raise typer.BadParameter(f"there is no folder '{path.parent}': make it first, or name another")
+    return path
+
+
+@app.command(epilog="The data come with the package: nothing is downloaded.")
+def demo(
+    seeds: Annotated[int, typer.Option(min=1, help="Networks to train, each from another random start.")] = 3,
+    epochs: Annotated[int, typer.Option(min=1, help="Times to go through the training data.")] = 25,
+    output: Annotated[
+        Path,
+        typer.Option(
+            callback=_picture_path,
+            dir_okay=False,
+            writable=True,
+            help="Where to write the picture (png, pdf or svg). It needs the extra stepnet[plot].",
+        ),
+    ] = Path("stepnet-demo.png"),
+    threads: Annotated[
+        int, typer.Option(min=1, help="CPU threads; for matrices this small, one is best.")
+    ] = 1,
+) -> None:
+    """Train a recurrent network to tell nine speakers apart, in under a minute.
+
+    The data are the Japanese Vowels: 640 utterances of 7 to 29 frames, each by one of nine speakers.
+    The network is a layer-norm GRU that the demo writes itself, as one step in plain PyTorch; it reads
+    each utterance at its own length, forwards and backwards. Nothing is padded.
+
+    Prints the test accuracy of each seed and their mean, beside the 94.1 % of the paper that published
+    the data, and draws the learning curves and the confusion matrix.
+    """
+    program.main(seeds=seeds, epochs=epochs, output=output, threads=threads, console=Console())
+
+
+def main() -> None:
+    """The `stepnet` command."""
+    app()

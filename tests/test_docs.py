@@ -1,0 +1,88 @@
+"""Every ```python block of the README and of the docs runs: one namespace a page, blocks in order."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^(?P<indent> *)```python[^\n]*\n(?P<code>.*?)^(?P=indent)```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(text: str) -> list[tuple[int, str]]:
+    """(line of its first statement, code) of each python block; an indented one is moved to the left."""
+    found = []
+    for fence in FENCE.finditer(text):
+        line = text.count("\n", 0, fence.start("code")) + 1
+        code = re.sub(f"^{fence['indent']}", "", fence["code"], flags=re.MULTILINE)
+        found.append((line, code))
+    return found
+
+
+def run_page(page: Path, name: str) -> None:
+    """Run a page's blocks; a failure says the page's file and line, not that of a string."""
+    namespace = {"__name__": "__docs__"}
+    for line, code in blocks(page.read_text(encoding="utf-8")):
+        padded = "\n" * (line - 1) + code  # so that line numbers are those of the page
+        try:
+            exec(compile(padded, str(page), "exec"), namespace)
+        except Exception as error:
+            where = [
+                frame.lineno
+                for frame in traceback.extract_tb(error.__traceback__)
+                if frame.filename == str(page)
+            ]
+            at = where[-1] if where else getattr(error, "lineno", None) or line
+            pytest.fail(f"{name}, line {at}: {type(error).__name__}: {error}", pytrace=False)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_page_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_page(page, str(page.relative_to(ROOT)))
+
+
+def test_readme_has_code():
+    assert blocks((ROOT / "README.md").read_text(encoding="utf-8"))
+
+
+PAGE = """# A page
+
+```python
+a = 1
+```
+
+```
+not python
+```
+
+- a list
+
+    ```python
+    def f():
+        return a
+    assert f() == {expected}
+    ```
+"""
+
+
+def test_blocks_share_a_namespace(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(PAGE.format(expected=1))
+    assert [line for line, _ in blocks(page.read_text())] == [4, 14]
+    run_page(page, "page.md")
+
+
+@pytest.mark.parametrize(
+    ("expected", "message"),
+    [("2", "page.md, line 16: AssertionError"), ("(", "page.md, line 16: SyntaxError")],
+)
+def test_a_failing_block_says_where(tmp_path, expected, message):
+    page = tmp_path / "page.md"
+    page.write_text(PAGE.format(expected=expected))
+    with pytest.raises(pytest.fail.Exception, match=re.escape(message)):
+        run_page(page, "page.md")

@@ -1,0 +1,143 @@
+"""The layout that docs/layout.md describes is the layout that the imports have."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "stepnet"
+LAYOUT = ROOT / "docs" / "layout.md"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def ranks(page: str) -> dict[str, int]:
+    """The rank of each top module, from the rows `| 1 | `data`, `ir` | ... |` of the page's table."""
+    rows = re.findall(r"^\| (\d+) \| ([^|]+) \|", page, re.MULTILINE)
+    return {name: int(rank) for rank, names in rows for name in re.findall(r"`(\w+)`", names)}
+
+
+RANKS = ranks(LAYOUT.read_text(encoding="utf-8"))
+
+
+def top(dotted: str) -> str:
+    """The part that a dotted name belongs to: stepnet.data.lod -> data, stepnet -> __init__."""
+    parts = dotted.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def imports(source: str, package: str, is_part=lambda dotted: True) -> list[tuple[int, str]]:
+    """(line, absolute dotted name) of everything that a file of `package` imports, at any depth of its code.
+
+    `from stepnet import data` imports the part `data` if `is_part("stepnet.data")`, else a name of `stepnet`.
+    """
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, base] if base else above)
+            if base == "stepnet":
+                names = [f"stepnet.{alias.name}" for alias in node.names]
+                found += [(node.lineno, name if is_part(name) else base) for name in names]
+            else:
+                found.append((node.lineno, base))
+    return sorted(found)
+
+
+def broken_rules(unit: str, imported: list[tuple[int, str]], ranks: dict[str, int]) -> list[str]:
+    """What the imports of a file of the part `unit` do against the ranks, a sentence each."""
+    broken = []
+    for line, name in imported:
+        if name.split(".")[0] == "torch" and unit == "ir":
+            broken.append(f"line {line}: ir imports {name}; ir holds no torch")
+        if name.split(".")[0] != "stepnet" or top(name) == unit:
+            continue
+        mine, theirs = ranks.get(unit), ranks.get(top(name))
+        if mine is None or theirs is None:
+            broken.append(f"line {line}: {unit} imports {name}; give both a row in the table of ranks")
+        elif theirs >= mine:
+            broken.append(
+                f"line {line}: {unit} (rank {mine}) imports {name} ({top(name)} has rank {theirs});"
+                " import from lower ranks only"
+            )
+    return broken
+
+
+def package_of(path: Path) -> str:
+    return ".".join(("stepnet", *path.relative_to(PACKAGE).parent.parts))
+
+
+def unit_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def is_part(dotted: str) -> bool:
+    return top(dotted) in RANKS
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def test_every_part_has_a_rank():
+    parts = {unit_of(path) for path in MODULES}
+    assert parts == set(RANKS), "the rank table of docs/layout.md must list exactly the parts of src/stepnet"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_imports_keep_the_ranks(path):
+    found = imports(path.read_text(encoding="utf-8"), package_of(path), is_part)
+    assert broken_rules(unit_of(path), found, RANKS) == []
+
+
+@pytest.mark.parametrize(
+    ("unit", "source", "verdict"),
+    [
+        ("data", "from ..errors import LoDError", None),
+        ("data", "from .array import TensorArray", None),
+        ("data", "import torch", None),
+        ("data", "from ..run.naive import run", "data (rank 1) imports stepnet.run.naive"),
+        ("front", "from ..run import naive", "front (rank 2) imports stepnet.run"),
+        ("front", "def f():\n    from ..compiler import pipeline", "line 2: front (rank 2) imports"),
+        ("ir", "import torch.fx", "ir imports torch.fx; ir holds no torch"),
+        ("ir", "from torch import Tensor", "ir imports torch; ir holds no torch"),
+        ("run", "import stepnet", "run (rank 2) imports stepnet"),
+        ("run", "from stepnet import recurrent", "run (rank 2) imports stepnet"),
+        ("run", "from .. import api", "run (rank 2) imports stepnet.api"),
+        ("run", "from .. import errors", None),
+    ],
+)
+def test_the_reader_of_imports_sees(unit, source, verdict):
+    found = broken_rules(unit, imports(source, f"stepnet.{unit}", is_part), RANKS)
+    if verdict is None:
+        assert found == []
+    else:
+        assert len(found) == 1
+        assert verdict in found[0]
+
+
+def test_import_stepnet_is_light():
+    code = "import sys, stepnet; print(*{name.split('.')[0] for name in sys.modules})"
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    loaded = set(run.stdout.split())
+    assert "torch" in loaded
+    assert not loaded & {"typer", "click", "rich", "matplotlib"}
+
+
+def test_no_file_is_too_long():
+    folders = [ROOT / name for name in ("src", "tests", "docs", "examples", "benchmarks")]
+    files = [path for folder in folders for kind in ("*.py", "*.md") for path in folder.rglob(kind)]
+    lines = {relative(path): path.read_text(encoding="utf-8").count("\n") for path in files}
+    assert len(lines) > 20
+    assert {name: count for name, count in lines.items() if count > 600} == {}
