@@ -1,4 +1,4 @@
-"""sn_math.h: a few units in the last place over the whole range, and torch's answer at every special value."""
+"""sn_math.h: a few units in the last place over the whole range, torch's answer at every special value."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def _erf(x: np.ndarray) -> np.ndarray:
-    """2x/sqrt(pi) exp(-x^2) (1 + 2x^2/3 + (2x^2)^2/(3 5) + ...): every term is positive, so nothing cancels."""
+    """2x/sqrt(pi) exp(-x^2) (1 + 2x^2/3 + (2x^2)^2/(3 5) + ...): all terms are positive, nothing cancels."""
     y = np.clip(x, -6.5, 6.5)
     term, total = np.ones_like(y), np.ones_like(y)
     for n in range(1, 170):
@@ -64,15 +64,14 @@ PAIRS = {"maximum": torch.maximum, "minimum": torch.minimum, "pow": torch.pow}
 def library() -> c_build.Library:
     source = [c_build.preamble("f32", "f64")]
     for suffix, ctype in CTYPES.items():
-        for name in (*REFERENCE, *EXACT):
+        names = [(name, ("a",)) for name in (*REFERENCE, *EXACT)] + [(name, ("a", "b")) for name in PAIRS]
+        for name, inputs in names:
+            parameters = ", ".join(f"const {ctype} *{each}" for each in inputs)
+            arguments = ", ".join(f"{each}[i]" for each in inputs)
             source.append(
-                f"void {name}_{suffix}(const {ctype} *restrict x, {ctype} *restrict y, int64_t n) {{\n"
-                f'_Pragma("omp simd") for (int64_t i = 0; i < n; ++i) y[i] = sn_{name}_{suffix}(x[i]); }}\n'
-            )
-        for name in PAIRS:
-            source.append(
-                f"void {name}_{suffix}(const {ctype} *a, const {ctype} *b, {ctype} *restrict y, int64_t n) {{\n"
-                f'_Pragma("omp simd") for (int64_t i = 0; i < n; ++i) y[i] = sn_{name}_{suffix}(a[i], b[i]); }}\n'
+                f"void {name}_{suffix}({parameters}, {ctype} *restrict y, int64_t n) {{\n"
+                f'_Pragma("omp simd") for (int64_t i = 0; i < n; ++i)\n'
+                f"    y[i] = sn_{name}_{suffix}({arguments});\n}}\n"
             )
     return c_build.build("".join(source))
 
@@ -115,7 +114,7 @@ def _sweep(suffix: str) -> np.ndarray:
 
 
 def _error_in_ulp(got: np.ndarray, want: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Distance of finite results in units in the last place, and where infinities, NaN or zeros' signs differ."""
+    """Distance of finite results in units in the last place; where infinities, NaN, signs of zero differ."""
     rounded = want.astype(got.dtype)
     finite = np.isfinite(rounded) & np.isfinite(got)
     gap = np.spacing(np.abs(np.where(finite, rounded, 1)))
