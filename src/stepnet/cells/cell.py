@@ -1,0 +1,98 @@
+"""What every cell shares: its sizes, its weights as torch.nn names them, and how they are drawn."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stepnet.errors import StepError
+
+
+class Cell(nn.Module):
+    """A step with its parameters: `forward(x, state) -> (y, new_state)` and `initial_state(n)`.
+
+    x is [n, input_size], y is [n, hidden_size]: a row for each sequence still running. Parameters are
+    named, shaped and drawn as those of torch.nn's cells, uniform within 1 / sqrt(hidden_size); the gates
+    of a cell are blocks of hidden_size rows in its weights, in the order that the cell's page gives.
+
+    Args:
+        input_size: features of x.
+        hidden_size: features of y and of each state.
+        bias: whether the gates have biases.
+        gates: how many blocks of rows the weights have.
+        recurrent: whether weight_hh and bias_hh exist.
+        device, dtype: of the parameters.
+
+    Raises:
+        StepError: a size is no positive whole number.
+    """
+
+    weight_ih: nn.Parameter
+    weight_hh: nn.Parameter
+    bias_ih: nn.Parameter | None
+    bias_hh: nn.Parameter | None
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        *,
+        gates: int,
+        recurrent: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.input_size = check_size(self, "input_size", input_size)
+        self.hidden_size = check_size(self, "hidden_size", hidden_size)
+        self.bias = bias
+        rows = gates * hidden_size
+        self.weight_ih = nn.Parameter(torch.empty(rows, input_size, device=device, dtype=dtype))
+        if recurrent:
+            self.weight_hh = nn.Parameter(torch.empty(rows, hidden_size, device=device, dtype=dtype))
+        for name in ("bias_ih", "bias_hh")[: 2 if recurrent else 1]:
+            values = nn.Parameter(torch.empty(rows, device=device, dtype=dtype)) if bias else None
+            self.register_parameter(name, values)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew."""
+        draw(self.parameters(recurse=False), self.hidden_size)
+
+    def initial_state(self, n: int) -> Any:
+        """The state of n sequences before their first step."""
+        raise NotImplementedError
+
+    def zeros(self, n: int) -> Tensor:
+        """[n, hidden_size] zeros beside the parameters."""
+        return self.weight_ih.new_zeros(n, self.hidden_size)
+
+    def extra_repr(self) -> str:
+        return f"{self.input_size}, {self.hidden_size}" + ("" if self.bias else ", bias=False")
+
+
+def check_size(module: nn.Module, name: str, size: Any) -> int:
+    """A size that a layer can be built with, or an error that names it."""
+    if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
+        raise StepError(
+            f"{type(module).__name__} '{name}' must be a positive whole number",
+            got=repr(size),
+            remedy=f"pass {name}=1 or more",
+        )
+    return size
+
+
+def draw(parameters: Any, fan: int) -> None:
+    """Fill each parameter uniformly within 1 / sqrt(fan), as torch.nn does."""
+    bound = 1.0 / math.sqrt(fan)
+    for values in parameters:
+        nn.init.uniform_(values, -bound, bound)
+
+
+def seen(h: Tensor, mask: Tensor | None) -> Tensor:
+    """h as the recurrent weights see it: times a dropout mask, where there is one."""
+    return h if mask is None else h * mask
