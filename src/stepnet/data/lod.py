@@ -253,7 +253,7 @@ class LoDTensor:
             if step != 1:
                 return self.select_sequences(torch.tensor(range(start, stop, step), dtype=torch.int64))
             levels, first, last = self._lod.span(start, max(start, stop))
-            return LoDTensor._make(self._values[first:last], LoD.trusted(levels))
+            return LoDTensor._make(self._values[first:last], LoD.trusted(levels, last - first))
         place = _place(index, len(self))
         levels, first, last = self._lod.span(place, place + 1)
         return self._below(levels, self._values[first:last])
@@ -265,7 +265,7 @@ class LoDTensor:
 
     @staticmethod
     def _below(levels: tuple[Tensor, ...], rows: Tensor) -> Any:
-        return LoDTensor._make(rows, LoD.trusted(levels[1:])) if len(levels) > 1 else rows
+        return LoDTensor._make(rows, LoD.trusted(levels[1:], len(rows))) if len(levels) > 1 else rows
 
     def select_sequences(self, indices: Any) -> LoDTensor:
         """The sequences of the outermost level at ``indices`` (integers, repeats allowed), in that order.

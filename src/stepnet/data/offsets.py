@@ -49,15 +49,15 @@ class LoD:
                 )
         self._fill(own)
 
-    def _fill(self, levels: tuple[Tensor, ...]) -> None:
+    def _fill(self, levels: tuple[Tensor, ...], rows: int | None = None) -> None:
         object.__setattr__(self, "levels", levels)
-        object.__setattr__(self, "rows", int(levels[-1][-1]))
+        object.__setattr__(self, "rows", int(levels[-1][-1]) if rows is None else rows)
 
     @staticmethod
-    def trusted(levels: tuple[Tensor, ...]) -> LoD:
-        """Offsets made here from valid ones: neither checked again nor copied."""
+    def trusted(levels: tuple[Tensor, ...], rows: int | None = None) -> LoD:
+        """Offsets made here from valid ones: neither checked again nor copied. ``rows`` saves reading them."""
         lod = object.__new__(LoD)
-        lod._fill(levels)
+        lod._fill(levels, rows)
         return lod
 
     @staticmethod
@@ -159,7 +159,7 @@ class LoD:
             lengths = offsets[indices + 1] - starts
             levels.append(offsets_of(lengths))
             indices = ranges(starts, lengths)
-        return LoD.trusted(tuple(levels)), indices
+        return LoD.trusted(tuple(levels), len(indices)), indices
 
 
 def offsets_of(lengths: Tensor) -> Tensor:

@@ -1,0 +1,291 @@
+"""Operations on the sequences of the last level: pool, softmax, expand, concat, reverse, slice, mask.
+
+All are differentiable, defined on empty sequences and on a batch of none, cost O(rows), and have no Python
+loop over sequences.
+
+Source: the sequence_* operators of Paddle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from stepnet.data.convert import check_fill
+from stepnet.data.lod import LoDTensor
+from stepnet.data.offsets import LoD, brief, check_lengths, integers, offsets_of, owners, ranges
+from stepnet.errors import LoDError
+
+Pooling = Literal["sum", "mean", "sqrt", "max", "first", "last"]
+
+
+def sequence_pool(x: LoDTensor, pooling: Pooling, pad_value: float = 0.0) -> LoDTensor | Tensor:
+    """One entry per sequence of the last level, which goes: a LoDTensor of one level less, or a tensor.
+
+    ``pooling``: "sum", "mean", "sqrt" (the sum over the square root of the length), "max", "first", "last".
+    Values [rows, ...] give [sequences, ...]. An empty sequence gives ``pad_value``, and passes no gradient.
+
+    Where several rows hold the maximum, its gradient is shared equally among them, as in ``torch.amax``. Sums
+    of float16 and bfloat16 are carried in float32; sums of integers are int64, as in ``torch.sum``.
+
+    Raises LoDError for an unknown pooling, a mean of integers, or a pad_value that the dtype cannot hold.
+
+    >>> x = LoDTensor(torch.tensor([1.0, 2.0, 6.0]), [[0, 2, 2, 3]])
+    >>> sequence_pool(x, "mean")
+    tensor([1.5000, 0.0000, 6.0000])
+    >>> sequence_pool(x, "last", pad_value=-1.0)
+    tensor([ 2., -1.,  6.])
+    """
+    _check_ragged(x, "sequence_pool")
+    if pooling not in get_args(Pooling):
+        raise LoDError(
+            "sequence_pool: no such pooling", got=repr(pooling), expected=", ".join(get_args(Pooling))
+        )
+    if pooling in ("first", "last"):
+        pooled = _end_rows(x, pooling, pad_value)
+    elif pooling == "max":
+        check_fill(pad_value, x.dtype, "pad_value")
+        out = x.values.new_full((len(x._lod.levels[-1]) - 1, *x.shape[1:]), pad_value)
+        pooled = out.scatter_reduce(0, _owner_index(x, x.values), x.values, "amax", include_self=False)
+    else:
+        pooled = _sums(x, pooling, pad_value)
+    levels = x._lod.levels[:-1]
+    return LoDTensor._make(pooled, LoD.trusted(levels, len(pooled))) if levels else pooled
+
+
+def sequence_softmax(x: LoDTensor) -> LoDTensor:
+    """Softmax over the rows of each sequence, for every feature apart.
+
+    The same LoD and shape. float16 and bfloat16 are computed in float32. Raises LoDError for integers.
+
+    >>> sequence_softmax(LoDTensor(torch.zeros(3), [[0, 2, 2, 3]])).values
+    tensor([0.5000, 0.5000, 1.0000])
+    """
+    _check_ragged(x, "sequence_softmax")
+    if not x.dtype.is_floating_point:
+        raise LoDError("sequence_softmax takes floating point values", got=x.dtype, remedy="x.float()")
+    rows = _wide(x.values)
+    index = _owner_index(x, rows)
+    none = rows.new_zeros(len(x._lod.levels[-1]) - 1, *x.shape[1:])
+    # The largest is taken off for range only: it does not change the result, so it needs no gradient.
+    largest = none.scatter_reduce(0, index, rows.detach(), "amax", include_self=False)
+    powers = (rows - largest.gather(0, index)).exp()
+    sums = none.scatter_add(0, index, powers)
+    return LoDTensor._make((powers / sums.gather(0, index)).to(x.dtype), x._lod)
+
+
+def sequence_expand(x: Tensor | LoDTensor, y: LoDTensor, ref_level: int = -1) -> LoDTensor:
+    """Repeat entry i of x as often as sequence i of y (at level ``ref_level``) is long.
+
+    A tensor x [sequences, ...] gives a LoDTensor with a row per element of that level of y: its LoD is that
+    of y down to ``ref_level`` (all of y's, for the last level). A LoDTensor x repeats its
+    outermost sequences as a whole, and the result has as many levels as x.
+
+    Raises LoDError when x does not have one entry per sequence.
+
+    >>> y = LoDTensor(torch.zeros(5), [[0, 2, 2, 5]])
+    >>> sequence_expand(torch.tensor([10, 20, 30]), y)
+    LoDTensor(3 sequences, lengths [[2, 0, 3]], values [5] int64)
+    >>> sequence_expand(torch.tensor([10, 20, 30]), y).values
+    tensor([10, 10, 30, 30, 30])
+    """
+    _check_ragged(y, "sequence_expand", "y")
+    lengths = y.lengths(ref_level)
+    if not isinstance(x, Tensor | LoDTensor) or x.ndim == 0:
+        raise LoDError("sequence_expand: 'x' must be a tensor [sequences, ...] or a LoDTensor", got=brief(x))
+    entries = len(x)
+    if entries != len(lengths):
+        remedy = None
+        if isinstance(x, LoDTensor) and x.shape[0] == len(lengths):
+            remedy = "its rows would fit: pass x.values"
+        raise LoDError(
+            f"sequence_expand: 'x' must have one entry per sequence of 'y' at level {ref_level}",
+            got=f"{entries} {'sequences' if isinstance(x, LoDTensor) else 'rows'}",
+            expected=len(lengths),
+            remedy=remedy,
+        )
+    repeats = owners(lengths, int(lengths.sum()))
+    if isinstance(x, LoDTensor):
+        return x.select_sequences(repeats)
+    levels = y._lod.levels[: ref_level % y.lod_level + 1]
+    lod = y._lod if len(levels) == y.lod_level else LoD.trusted(levels, len(repeats))
+    return LoDTensor._make(x.index_select(0, repeats.to(x.device)), lod)
+
+
+def sequence_concat(xs: Sequence[LoDTensor]) -> LoDTensor:
+    """Join sequence i of every LoDTensor in turn, for each i of the last level.
+
+    The levels above the last must be equal. Raises LoDError when they are not, or the rows differ in shape.
+
+    >>> a = LoDTensor(torch.tensor([1, 2, 3]), [[0, 2, 3]])
+    >>> b = LoDTensor(torch.tensor([7, 8]), [[0, 0, 2]])
+    >>> sequence_concat([a, b])
+    LoDTensor(2 sequences, lengths [[2, 3]], values [5] int64)
+    >>> sequence_concat([a, b]).values
+    tensor([1, 2, 3, 7, 8])
+    """
+    if not isinstance(xs, list | tuple) or not xs:
+        raise LoDError("sequence_concat takes a list of LoDTensors", got=brief(xs))
+    for i, x in enumerate(xs):
+        _check_ragged(x, "sequence_concat", f"[{i}]")
+    first = xs[0]
+    for i, x in enumerate(xs[1:], 1):
+        _check_joins(first, x, i)
+    # [sequences, inputs]: read row by row, these are the pieces in the order in which they are joined.
+    lengths = torch.stack([x._lod.lengths() for x in xs], dim=1)
+    bases = offsets_of(torch.tensor([x.shape[0] for x in xs], dtype=torch.int64))
+    starts = torch.stack([x._lod.levels[-1][:-1] + bases[i] for i, x in enumerate(xs)], dim=1)
+    rows = ranges(starts.flatten(), lengths.flatten()).to(first.device)
+    levels = (*first._lod.levels[:-1], offsets_of(lengths.sum(1)))
+    return LoDTensor._make(
+        torch.cat([x.values for x in xs]).index_select(0, rows), LoD.trusted(levels, len(rows))
+    )
+
+
+def sequence_reverse(x: LoDTensor) -> LoDTensor:
+    """Every sequence of the last level from its last row to its first; the LoD stays.
+
+    >>> sequence_reverse(LoDTensor(torch.tensor([1, 2, 3, 4]), [[0, 3, 3, 4]])).values
+    tensor([3, 2, 1, 4])
+    """
+    _check_ragged(x, "sequence_reverse")
+    offsets = x._lod.levels[-1]
+    mirror = (offsets[:-1] + offsets[1:] - 1)[owners(x._lod.lengths(), x._lod.rows)]
+    rows = mirror - torch.arange(x._lod.rows)
+    return LoDTensor._make(x.values.index_select(0, rows.to(x.device)), x._lod)
+
+
+def sequence_slice(x: LoDTensor, offset: Any, length: Any) -> LoDTensor:
+    """Rows ``offset[i]`` to ``offset[i] + length[i]`` of every sequence i of the last level.
+
+    ``offset`` and ``length`` are lists or integer tensors with one entry per sequence. Raises LoDError,
+    naming the first sequence where they do not fit.
+
+    >>> x = LoDTensor(torch.tensor([1, 2, 3, 4, 5]), [[0, 3, 5]])
+    >>> sequence_slice(x, [1, 0], [2, 1])
+    LoDTensor(2 sequences, lengths [[2, 1]], values [3] int64)
+    >>> sequence_slice(x, [1, 0], [2, 1]).values
+    tensor([2, 3, 4])
+    """
+    _check_ragged(x, "sequence_slice")
+    held = x._lod.lengths()
+    begin = integers(offset, "sequence_slice: 'offset'")
+    count = integers(length, "sequence_slice: 'length'")
+    for name, given in (("offset", begin), ("length", count)):
+        if len(given) != len(held):
+            raise LoDError(
+                f"sequence_slice: '{name}' must have one entry per sequence",
+                got=len(given),
+                expected=len(held),
+            )
+    # Written as a difference, so that huge numbers cannot wrap around.
+    wrong = (begin < 0) | (count < 0) | (begin > held) | (count > held - begin)
+    if bool(wrong.any()):
+        i = int(wrong.nonzero()[0])
+        raise LoDError(
+            f"sequence_slice: the slice of sequence {i} does not lie in it",
+            got=f"offset {int(begin[i])}, length {int(count[i])}",
+            expected=f"both at least 0, and together at most its length, {int(held[i])}",
+        )
+    rows = ranges(x._lod.levels[-1][:-1] + begin, count)
+    levels = (*x._lod.levels[:-1], offsets_of(count))
+    return LoDTensor._make(x.values.index_select(0, rows.to(x.device)), LoD.trusted(levels, len(rows)))
+
+
+def sequence_mask(lengths: Any, maxlen: int | None = None) -> Tensor:
+    """[n] lengths to a bool mask [n, maxlen]: True at step t of sequence i where t < lengths[i].
+
+    ``maxlen`` is the longest length unless given; a shorter one cuts. The mask is where ``lengths`` are.
+
+    Raises LoDError for negative lengths or maxlen.
+
+    >>> sequence_mask(torch.tensor([2, 0, 3]))
+    tensor([[ True,  True, False],
+            [False, False, False],
+            [ True,  True,  True]])
+    """
+    own = integers(lengths, "sequence_mask: 'lengths'")
+    check_lengths(own, "sequence_mask: 'lengths'")
+    if maxlen is None:
+        maxlen = int(own.max()) if len(own) else 0
+    elif not isinstance(maxlen, int) or isinstance(maxlen, bool) or maxlen < 0:
+        raise LoDError("sequence_mask: 'maxlen' must be an integer of at least 0", got=brief(maxlen))
+    device = lengths.device if isinstance(lengths, Tensor) else torch.device("cpu")
+    return torch.arange(maxlen, device=device) < own.to(device).unsqueeze(1)
+
+
+def _check_ragged(x: Any, function: str, name: str = "x") -> None:
+    if not isinstance(x, LoDTensor):
+        raise LoDError(
+            f"{function}: '{name}' must be a LoDTensor",
+            got=brief(x),
+            remedy="LoDTensor.from_lengths, from_padded and from_sequences make one",
+        )
+
+
+def _check_joins(a: LoDTensor, b: LoDTensor, i: int) -> None:
+    if a.lod_level != b.lod_level or len(a._lod.levels[-1]) != len(b._lod.levels[-1]):
+        difference = a._lod.difference(b._lod)
+    elif a.lod_level > 1:
+        difference = LoD.trusted(a._lod.levels[:-1]).difference(LoD.trusted(b._lod.levels[:-1]))
+    else:
+        difference = "none"
+    if difference != "none":
+        raise LoDError(
+            f"sequence_concat: [0] and [{i}] must be alike in all levels above the last",
+            got=f"{difference}; lengths {a._lod.show()} and {b._lod.show()}",
+        )
+    if a.shape[1:] != b.shape[1:]:
+        raise LoDError(
+            f"sequence_concat: [0] and [{i}] must have rows of one shape",
+            got=f"{list(a.shape[1:])} and {list(b.shape[1:])}",
+            remedy="torch.cat([a, b], dim=-1) joins features",
+        )
+
+
+def _wide(values: Tensor) -> Tensor:
+    """float16 and bfloat16 as float32: a long sum in either is lost to rounding."""
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+
+
+def _owner_index(x: LoDTensor, rows: Tensor) -> Tensor:
+    """The sequence of every row, as an index of the shape of the rows (a view)."""
+    owner = owners(x._lod.lengths(), x._lod.rows, rows.device)
+    return owner.view(-1, *(1,) * (rows.ndim - 1)).expand(rows.shape)
+
+
+def _end_rows(x: LoDTensor, which: str, pad_value: float) -> Tensor:
+    check_fill(pad_value, x.dtype, "pad_value")
+    offsets = x._lod.levels[-1]
+    full = x._lod.lengths().nonzero()[:, 0]
+    rows = offsets[full] if which == "first" else offsets[full + 1] - 1
+    ends = x.values.index_select(0, rows.to(x.device))
+    if len(full) == len(offsets) - 1:
+        return ends
+    return x.values.new_full((len(offsets) - 1, *x.shape[1:]), pad_value).index_copy(
+        0, full.to(x.device), ends
+    )
+
+
+def _sums(x: LoDTensor, pooling: str, pad_value: float) -> Tensor:
+    rows, lengths = _wide(x.values), x._lod.lengths()
+    integral = not (rows.is_floating_point() or rows.is_complex())
+    if integral and pooling != "sum":
+        raise LoDError(
+            f"sequence_pool: '{pooling}' takes floating point values", got=x.dtype, remedy="x.float()"
+        )
+    if integral:
+        rows = rows.long()
+    out_dtype = rows.dtype if integral else x.dtype
+    check_fill(pad_value, out_dtype, "pad_value")
+    sums = rows.new_zeros(len(lengths), *x.shape[1:]).scatter_add(0, _owner_index(x, rows), rows)
+    counts = lengths.to(x.device).view(-1, *(1,) * (rows.ndim - 1))
+    if pooling != "sum":
+        divisor = counts.clamp(min=1).to(rows.dtype)
+        sums = sums / (divisor if pooling == "mean" else divisor.sqrt())
+    if pad_value != 0:
+        sums = sums.masked_fill(counts == 0, pad_value)
+    return sums.to(out_dtype)
