@@ -1,8 +1,9 @@
-"""Every ```python block of the README and of the docs runs: one namespace a page, blocks in order."""
+"""Every ```python block of the README and of the docs runs, one namespace a page; so does every example."""
 
 from __future__ import annotations
 
 import re
+import runpy
 import traceback
 from pathlib import Path
 
@@ -44,6 +45,12 @@ def run_page(page: Path, name: str) -> None:
 def test_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_page(page, str(page.relative_to(ROOT)))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+def test_example_runs(path, capsys):
+    runpy.run_path(str(path), run_name="__main__")
+    assert capsys.readouterr().out
 
 
 def test_readme_has_code():
