@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
@@ -17,11 +18,20 @@ from stepnet.data.offsets import LoD, brief, integers
 from stepnet.data.row_functions import call_by_rows
 from stepnet.errors import FrozenError, LoDError, LoDIndexError, RowMixError
 
+# What modules ask of a tensor before they use it.
+ABOUT_ATTRIBUTES = frozenset({"is_nested", "is_cuda", "is_cpu", "is_leaf", "is_sparse", "layout"})
+
 
 def _operator(name: str) -> Callable[[Any, Any], LoDTensor]:
     method = getattr(Tensor, name)
 
     def call(self: LoDTensor, other: Any) -> LoDTensor:
+        if isinstance(other, np.ndarray):
+            raise RowMixError(
+                "a LoDTensor meets tensors, not numpy arrays",
+                got=brief(other),
+                remedy="torch.as_tensor(array)",
+            )
         return call_by_rows(LoDTensor, method, (self, other), {})
 
     call.__name__ = name
@@ -356,7 +366,7 @@ class LoDTensor:
     ) -> Any:
         return call_by_rows(cls, func, args, kwargs or {})
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
+    def __getattr__(self, name: str) -> Any:
         """The methods of Tensor, by the same rules as torch functions."""
         method = None if name.startswith("_") else getattr(Tensor, name, None)
         if not callable(method):

@@ -55,7 +55,7 @@ class LoD:
 
     @staticmethod
     def trusted(levels: tuple[Tensor, ...], rows: int | None = None) -> LoD:
-        """Offsets made here from valid ones: neither checked again nor copied. ``rows`` saves reading them."""
+        """Offsets made here from valid ones: neither checked nor copied. ``rows`` saves reading them."""
         lod = object.__new__(LoD)
         lod._fill(levels, rows)
         return lod

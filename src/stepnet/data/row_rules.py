@@ -342,8 +342,6 @@ def _feature_dim(call: Call, dim: int, name: str, ndim: int) -> None:
 
 
 def _feature_range(ndim: int) -> str:
-    return (
-        f"feature dimensions: 1 to {ndim - 1}, or {1 - ndim} to -1"
-        if ndim > 1
-        else "feature dimensions; none here"
-    )
+    if ndim <= 2:
+        return "a feature dimension: 1 or -1" if ndim == 2 else "a feature dimension; there is none"
+    return f"feature dimensions: 1 to {ndim - 1}, or {1 - ndim} to -1"
