@@ -1,4 +1,4 @@
-"""Every cell over ragged and dense sequences: against a loop by hand, and against torch.nn on a PackedSequence."""
+"""Every cell over ragged and dense sequences, against a loop by hand and torch.nn on a PackedSequence."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def by_hand(cell, sequences, state, reverse=False):
 
 
 def gradients(outputs, inputs):
-    """Of a sum of all outputs, each number with a weight of its own; zeros where nothing depends on an input."""
+    """Of a sum of all outputs, each number with a weight of its own; zeros where none depends on an input."""
     generator = torch.Generator().manual_seed(3)
     loss = torch.zeros((), dtype=DTYPE)
     for output in outputs:

@@ -1,0 +1,197 @@
+"""What LSTM, GRU and RNN share: parameters as torch.nn names them, and layers of recurrences over them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stepnet.api import recurrent
+from stepnet.cells.cell import check_size, draw
+from stepnet.errors import StepError
+
+from .batch import Batch, on_rows
+
+
+class LayerStep:
+    """One direction of one layer as a step. It reads the parameters of its module at each call, owns none."""
+
+    def __init__(self, module: RNNBase, suffix: str) -> None:
+        self.module = module
+        self.suffix = suffix
+        self.__name__ = f"{type(module).__name__} {suffix}"
+
+    def __call__(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return self.module.step(x, state, self.suffix)
+
+
+class RNNBase(nn.Module):
+    """Layers of a recurrence, in one direction or both. See LSTM, GRU and RNN."""
+
+    gates: ClassVar[int]  # blocks of hidden_size rows in the weights
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int,
+        bias: bool,
+        batch_first: bool,
+        dropout: float,
+        bidirectional: bool,
+        proj_size: int = 0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.input_size = check_size(self, "input_size", input_size)
+        self.hidden_size = check_size(self, "hidden_size", hidden_size)
+        self.num_layers = check_size(self, "num_layers", num_layers)
+        self.bias = self._flag("bias", bias)
+        self.batch_first = self._flag("batch_first", batch_first)
+        self.dropout = self._dropout(dropout)
+        self.bidirectional = self._flag("bidirectional", bidirectional)
+        if isinstance(proj_size, bool) or not isinstance(proj_size, int) or not 0 <= proj_size < hidden_size:
+            raise StepError(
+                f"{type(self).__name__} 'proj_size' must be smaller than hidden_size, or 0 for no projection",
+                got=repr(proj_size),
+                expected=f"0 to {hidden_size - 1}",
+            )
+        self.proj_size = proj_size
+
+        directions = 2 if bidirectional else 1
+        rows, out = self.gates * hidden_size, proj_size or hidden_size
+        for layer in range(num_layers):
+            features = input_size if layer == 0 else directions * out
+            shapes: dict[str, tuple[int, ...]] = {"weight_ih": (rows, features), "weight_hh": (rows, out)}
+            if bias:
+                shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)}
+            if proj_size:
+                shapes["weight_hr"] = (proj_size, hidden_size)
+            for suffix in self._suffixes(layer):
+                for name, shape in shapes.items():
+                    values = torch.empty(shape, device=device, dtype=dtype)
+                    self.register_parameter(f"{name}_{suffix}", nn.Parameter(values))
+        self.reset_parameters()
+
+    def _flag(self, name: str, value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise StepError(
+                f"{type(self).__name__} '{name}' must be True or False",
+                got=repr(value),
+                remedy="check the order of the arguments, or pass them by name",
+            )
+        return value
+
+    def _dropout(self, p: Any) -> float:
+        if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 <= p <= 1:
+            raise StepError(
+                f"{type(self).__name__} 'dropout' must be a probability", got=repr(p), expected="0 to 1"
+            )
+        if p and self.num_layers == 1:
+            warnings.warn(
+                f"{type(self).__name__}(dropout={p}) drops nothing: it lies between layers, and num_layers=1",
+                stacklevel=4,
+            )
+        return float(p)
+
+    def _suffixes(self, layer: int) -> tuple[str, ...]:
+        forward = f"l{layer}"
+        return (forward, f"{forward}_reverse") if self.bidirectional else (forward,)
+
+    @property
+    def state_sizes(self) -> Mapping[str, int]:
+        """The features of each tensor of hx, by its name."""
+        return {"h_0": self.hidden_size}
+
+    def step(self, x: Tensor, state: Any, suffix: str) -> tuple[Tensor, Any]:
+        """One step of the layer and direction whose parameters end in `suffix`."""
+        raise NotImplementedError
+
+    def weights(self, suffix: str) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """weight_ih, weight_hh, bias_ih and bias_hh of the layer and direction `suffix`."""
+        return (
+            getattr(self, f"weight_ih_{suffix}"),
+            getattr(self, f"weight_hh_{suffix}"),
+            getattr(self, f"bias_ih_{suffix}") if self.bias else None,
+            getattr(self, f"bias_hh_{suffix}") if self.bias else None,
+        )
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew, uniformly within 1 / sqrt(hidden_size), as torch.nn does."""
+        draw(self.parameters(), self.hidden_size)
+
+    def flatten_parameters(self) -> None:
+        """Nothing to do: torch.nn's modules gather weights for cuDNN here. Code that calls it still runs."""
+
+    @property
+    def all_weights(self) -> list[list[Tensor]]:
+        """The parameters, a list per layer and direction."""
+        names = ["weight_ih", "weight_hh", "bias_ih", "bias_hh"] if self.bias else ["weight_ih", "weight_hh"]
+        names += ["weight_hr"] if self.proj_size else []
+        suffixes = [suffix for layer in range(self.num_layers) for suffix in self._suffixes(layer)]
+        return [[getattr(self, f"{name}_{suffix}") for name in names] for suffix in suffixes]
+
+    def forward(self, input: Any, hx: Any = None) -> tuple[Any, Any]:
+        """Run all layers; see the class for shapes."""
+        batch = Batch.of(type(self).__name__, input, self.batch_first)
+        batch.check_rows(self.input_size, self.weights("l0")[0].dtype)
+        given = self._given(batch, hx)
+        x = batch.x
+        finals: list[Any] = []
+        for layer in range(self.num_layers):
+            if layer and self.dropout:
+                x = on_rows(lambda rows: F.dropout(rows, self.dropout, self.training), x)
+            ys = []
+            for suffix, reverse in zip(self._suffixes(layer), (False, True), strict=False):
+                step, state = LayerStep(self, suffix), given[len(finals)]
+                y, final = recurrent(step, x, state, reverse=reverse, axis=batch.axis)
+                ys.append(y)
+                finals.append(final)
+            x = on_rows(lambda *rows: torch.cat(rows, -1), *ys) if len(ys) > 1 else ys[0]
+        return batch.close(x), self._join(batch, finals)
+
+    def _given(self, batch: Batch, hx: Any) -> list[Any]:
+        """The initial state of each direction of each layer."""
+        name, count = type(self).__name__, self.num_layers * (2 if self.bidirectional else 1)
+        sizes = self.state_sizes
+        if hx is None:
+            rows = batch.rows
+            parts = [[rows.new_zeros(batch.n, size) for size in sizes.values()] for _ in range(count)]
+        else:
+            leaves = hx if len(sizes) > 1 else (hx,)
+            if not isinstance(leaves, (tuple, list)) or len(leaves) != len(sizes):
+                raise StepError(
+                    f"{name} 'hx' must be the pair (h_0, c_0)",
+                    got=f"a {type(hx).__name__}"
+                    + (f" of {len(hx)}" if isinstance(hx, (tuple, list)) else ""),
+                    remedy="pass hx=(h_0, c_0), or None for zeros",
+                )
+            checked = [
+                batch.check_state(leaf_name, leaf, count, size)
+                for (leaf_name, size), leaf in zip(sizes.items(), leaves, strict=True)
+            ]
+            parts = [list(leaves) for leaves in zip(*(leaf.unbind(0) for leaf in checked), strict=True)]
+        return [tuple(part) if len(sizes) > 1 else part[0] for part in parts]
+
+    def _join(self, batch: Batch, finals: list[Any]) -> Any:
+        """Final states as torch.nn has them: h_n, or (h_n, c_n)."""
+        if len(self.state_sizes) == 1:
+            return batch.close_state(torch.stack(finals))
+        return tuple(batch.close_state(torch.stack(leaves)) for leaves in zip(*finals, strict=True))
+
+    def extra_repr(self) -> str:
+        defaults = {
+            "proj_size": 0,
+            "num_layers": 1,
+            "bias": True,
+            "batch_first": False,
+            "dropout": 0.0,
+            "bidirectional": False,
+        }
+        shown = [f"{k}={getattr(self, k)}" for k, v in defaults.items() if getattr(self, k) != v]
+        return ", ".join([f"{self.input_size}, {self.hidden_size}", *shown])

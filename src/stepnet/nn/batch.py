@@ -1,0 +1,127 @@
+"""The kinds of input that the drop-in modules take, as what a recurrence takes, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from stepnet.data.convert import packed_to_rows
+from stepnet.data.lod import LoDTensor
+from stepnet.data.permute import invert, permute_rows
+from stepnet.errors import StepError
+
+
+@dataclass(frozen=True)
+class Batch:
+    """An input of a module named `name`: `x` of `n` sequences, stepped along `axis` if it is a tensor."""
+
+    name: str
+    given: Tensor | PackedSequence | LoDTensor
+    x: Tensor | LoDTensor
+    n: int
+    axis: int = 0
+
+    @staticmethod
+    def of(name: str, given: Any, batch_first: bool) -> Batch:
+        """Tell the kinds apart.
+
+        Raises:
+            StepError: it is none of them.
+        """
+        if isinstance(given, PackedSequence):
+            x = LoDTensor.from_packed(given)
+            return Batch(name, given, x, len(x))
+        if isinstance(given, LoDTensor):
+            if given.values.dim() == 2:
+                return Batch(name, given, given, len(given.lengths(-1)))
+            got = f"a LoDTensor of rows {list(given.values.shape)}"
+        elif isinstance(given, Tensor):
+            if given.dim() == 2:
+                return Batch(name, given, given.unsqueeze(1), 1)
+            if given.dim() == 3:
+                return Batch(name, given, given, given.shape[0 if batch_first else 1], int(batch_first))
+            got = f"a {given.dim()}-D tensor {list(given.shape)}"
+        else:
+            got = type(given).__name__
+        layout = "[batch, time, features]" if batch_first else "[time, batch, features]"
+        raise StepError(
+            f"{name} cannot run over its input",
+            got=got,
+            expected=f"{layout}, [time, features], a PackedSequence, or a LoDTensor of rows [rows, features]",
+            remedy="bring the dimensions into this form",
+        )
+
+    @property
+    def rows(self) -> Tensor:
+        """All values of x."""
+        return self.x.values if isinstance(self.x, LoDTensor) else self.x
+
+    @property
+    def unbatched(self) -> bool:
+        """Whether the input is one sequence without a dimension for it."""
+        return isinstance(self.given, Tensor) and self.given.dim() == 2
+
+    def check_rows(self, features: int, dtype: torch.dtype) -> None:
+        """Refuse an input of other features or dtype than the module's."""
+        rows = self.rows
+        if rows.shape[-1] != features:
+            raise StepError(
+                f"{self.name} was built for other features than its input has",
+                got=f"{rows.shape[-1]} features, input {list(rows.shape)}",
+                expected=f"input_size={features}",
+                remedy=f"build it with input_size={rows.shape[-1]}, or check the order of dimensions",
+            )
+        self._check_dtype("input", rows, dtype)
+
+    def check_state(self, leaf_name: str, leaf: Any, count: int, size: int) -> Tensor:
+        """A tensor of hx as [count, n, size], or an error that says what it should be."""
+        wanted = [count, size] if self.unbatched else [count, self.n, size]
+        if not isinstance(leaf, Tensor) or list(leaf.shape) != wanted:
+            raise StepError(
+                f"{self.name} 'hx' has a wrong {leaf_name}",
+                got=str(list(leaf.shape)) if isinstance(leaf, Tensor) else type(leaf).__name__,
+                expected=f"{wanted}: [layers * directions, "
+                + ("features]" if self.unbatched else "sequences, features]"),
+                remedy="a sequence without a batch dimension takes 2-D states, all else 3-D",
+            )
+        self._check_dtype(leaf_name, leaf, self.rows.dtype)
+        return leaf.unsqueeze(1) if self.unbatched else leaf
+
+    def _check_dtype(self, what: str, values: Tensor, dtype: torch.dtype) -> None:
+        if values.dtype != dtype and not torch.is_autocast_enabled(values.device.type):
+            raise StepError(
+                f"{self.name} cannot mix dtypes: {what}",
+                got=str(values.dtype).removeprefix("torch."),
+                expected=str(dtype).removeprefix("torch."),
+                remedy=f"{what}.to({dtype}), or module.to(...)",
+            )
+
+    def close(self, y: Any) -> Any:
+        """The output in the kind of the input."""
+        if isinstance(self.given, PackedSequence):
+            return pack_like(self.given, y)
+        return y.squeeze(1) if self.unbatched else y
+
+    def close_state(self, state: Tensor) -> Tensor:
+        """[layers * directions, n, features] as the kind of the input has it."""
+        return state.squeeze(1) if self.unbatched else state
+
+
+def pack_like(packed: PackedSequence, y: LoDTensor) -> PackedSequence:
+    """The rows of y in the places that rows of the same sequences have in `packed`."""
+    sizes, unsorted = packed.batch_sizes, packed.unsorted_indices
+    numbers = torch.arange(len(packed.data))
+    places, _ = packed_to_rows(PackedSequence(numbers, sizes, packed.sorted_indices, unsorted))
+    return PackedSequence(permute_rows(y.values, invert(places)), sizes, packed.sorted_indices, unsorted)
+
+
+def on_rows(fn: Callable[..., Tensor], *xs: Any) -> Any:
+    """`fn` on tensors, or on the rows of LoDTensors of the same LoD."""
+    if isinstance(xs[0], LoDTensor):
+        return xs[0].with_values(fn(*(x.values for x in xs)))
+    return fn(*xs)

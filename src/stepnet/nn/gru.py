@@ -1,0 +1,57 @@
+"""GRU as a drop-in for torch.nn.GRU."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stepnet.cells.gru import gru_step
+
+from .base import RNNBase
+
+
+class GRU(RNNBase):
+    """Gated recurrent units in layers, for torch.nn.GRU: same arguments, parameters, initialisation,
+    `state_dict` (loads either way) and calls. See `stepnet.cells.GRU` for the equations, and LSTM here for
+    the arguments and shapes: there is no proj_size, hx and h_n are one tensor.
+
+    Unlike torch.nn's it also takes LoDTensors, sequences of no steps and batches of no sequences.
+
+    Raises:
+        StepError: an argument, the input or hx does not fit; the text says which.
+
+    >>> y, h = GRU(3, 4)(torch.zeros(5, 2, 3))
+    >>> y.shape, h.shape
+    (torch.Size([5, 2, 4]), torch.Size([1, 2, 4]))
+    """
+
+    gates = 3
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            device=device,
+            dtype=dtype,
+        )
+
+    def step(self, x: Tensor, state: Tensor, suffix: str) -> tuple[Tensor, Tensor]:
+        """One step of the layer and direction whose parameters end in `suffix`."""
+        h = gru_step(x, state, *self.weights(suffix))
+        return h, h

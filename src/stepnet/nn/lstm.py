@@ -1,0 +1,90 @@
+"""LSTM as a drop-in for torch.nn.LSTM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from stepnet.cells.lstm import lstm_step
+
+from .base import RNNBase
+
+
+class LSTM(RNNBase):
+    """Long short-term memory in layers, for torch.nn.LSTM: same arguments, parameters, initialisation,
+    `state_dict` (loads either way) and calls. See `stepnet.cells.LSTM` for the equations.
+
+    Unlike torch.nn's it also takes LoDTensors, sequences of no steps and batches of no sequences.
+
+    Args:
+        input_size: features of the input.
+        hidden_size: features of h and c.
+        num_layers: layers, each over the output of the one before.
+        bias: whether b_ih and b_hh exist.
+        batch_first: batched tensors are [batch, time, features] instead of [time, batch, features].
+        dropout: probability of dropout between layers, in training.
+        bidirectional: a second direction, from the end of each sequence; outputs lie side by side.
+        proj_size: features that h is projected to, 0 for none (Sak, Senior and Beaufays, 2014).
+        device, dtype: of the parameters.
+
+    The call `(input, hx=None) -> (output, (h_n, c_n))` has, for L = num_layers * directions::
+
+        input                      output                            hx, (h_n, c_n)
+        [T, B, F] or [B, T, F]     [T, B, D * H] or [B, T, D * H]    [L, B, H], [L, B, hidden_size]
+        [T, F]                     [T, D * H]                        [L, H], [L, hidden_size]
+        PackedSequence             PackedSequence                    as for B, in the order before packing
+        LoDTensor                  LoDTensor                         as for B, sequences of the last level
+
+    where D is 2 if bidirectional, and H is proj_size or hidden_size.
+
+    Raises:
+        StepError: an argument, the input or hx does not fit; the text says which.
+
+    >>> rnn = LSTM(3, 4, num_layers=2, bidirectional=True)
+    >>> y, (h, c) = rnn(torch.zeros(5, 2, 3))
+    >>> y.shape, h.shape
+    (torch.Size([5, 2, 8]), torch.Size([4, 2, 4]))
+    """
+
+    gates = 4
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            proj_size,
+            device,
+            dtype,
+        )
+
+    @property
+    def state_sizes(self) -> Mapping[str, int]:
+        """The features of h_0 and of c_0."""
+        return {"h_0": self.proj_size or self.hidden_size, "c_0": self.hidden_size}
+
+    def step(
+        self, x: Tensor, state: tuple[Tensor, Tensor], suffix: str
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """One step of the layer and direction whose parameters end in `suffix`."""
+        weight_hr = getattr(self, f"weight_hr_{suffix}") if self.proj_size else None
+        h, c = lstm_step(x, state, *self.weights(suffix), weight_hr)
+        return h, (h, c)

@@ -1,0 +1,66 @@
+"""RNN as a drop-in for torch.nn.RNN."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stepnet.cells.rnn import check_nonlinearity, rnn_step
+
+from .base import RNNBase
+
+
+class RNN(RNNBase):
+    """The simple recurrent network in layers, for torch.nn.RNN: same arguments, parameters, initialisation,
+    `state_dict` (loads either way) and calls. See `stepnet.cells.RNN` for the equations, and LSTM here for
+    the arguments and shapes: there is no proj_size, hx and h_n are one tensor.
+
+    Unlike torch.nn's it also takes LoDTensors, sequences of no steps and batches of no sequences.
+
+    Args:
+        nonlinearity: "tanh" or "relu".
+
+    Raises:
+        StepError: an argument, the input or hx does not fit; the text says which.
+
+    >>> y, h = RNN(3, 4, nonlinearity="relu")(torch.zeros(5, 2, 3))
+    >>> y.shape, h.shape
+    (torch.Size([5, 2, 4]), torch.Size([1, 2, 4]))
+    """
+
+    gates = 1
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        nonlinearity: str = "tanh",
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            device=device,
+            dtype=dtype,
+        )
+        self.nonlinearity = check_nonlinearity(self, nonlinearity)
+
+    def step(self, x: Tensor, state: Tensor, suffix: str) -> tuple[Tensor, Tensor]:
+        """One step of the layer and direction whose parameters end in `suffix`."""
+        h = rnn_step(x, state, *self.weights(suffix), self.nonlinearity)
+        return h, h
+
+    def extra_repr(self) -> str:
+        shown = "" if self.nonlinearity == "tanh" else f", nonlinearity={self.nonlinearity!r}"
+        return super().extra_repr() + shown
