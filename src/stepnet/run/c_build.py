@@ -35,8 +35,15 @@ _CTYPE = {"f32": "float", "f64": "double"}
 # -ffp-contract=fast: multiply-add as one instruction. Never -ffast-math: it would break sn_math.h.
 _FLAGS = ("-std=c11", "-O2", "-fPIC", "-pthread", "-fopenmp-simd")
 _FLAGS += ("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
-# The first set a compiler accepts is used. The vector width asks for 512-bit code where the CPU has it.
-_MACHINE_FLAGS = (("-march=native", "-mprefer-vector-width=512"), ("-march=native",), ("-mcpu=native",), ())
+# The first set a compiler accepts is used. The width asks for 512-bit code where the CPU has it; the parameter
+# stops gcc from splitting chains of multiply-add on CPUs where it thinks them slow: matmul is made of them.
+_MACHINE_FLAGS = (
+    ("-march=native", "-mprefer-vector-width=512", "--param=avoid-fma-max-bits=0"),
+    ("-march=native", "-mprefer-vector-width=512"),
+    ("-march=native",),
+    ("-mcpu=native",),
+    (),
+)
 
 _REMEDY = "install gcc or clang, or pip install 'stepnet[compiler]', or set CC to a C compiler"
 _PROBE = "#include <math.h>\n#include <stdint.h>\n#include <string.h>\n"

@@ -289,10 +289,10 @@ SN_INLINE float sn_relu_f32(float x) { return x < 0.0f ? 0.0f : x; }
 SN_INLINE double sn_relu_f64(double x) { return x < 0.0 ? 0.0 : x; }
 SN_INLINE float sn_sign_f32(float x) { return (x > 0.0f ? 1.0f : 0.0f) - (x < 0.0f ? 1.0f : 0.0f); }
 SN_INLINE double sn_sign_f64(double x) { return (x > 0.0 ? 1.0 : 0.0) - (x < 0.0 ? 1.0 : 0.0); }
-SN_INLINE float sn_maximum_f32(float a, float b) { return (a > b) | (a != a) ? a : b; }
-SN_INLINE double sn_maximum_f64(double a, double b) { return (a > b) | (a != a) ? a : b; }
-SN_INLINE float sn_minimum_f32(float a, float b) { return (a < b) | (a != a) ? a : b; }
-SN_INLINE double sn_minimum_f64(double a, double b) { return (a < b) | (a != a) ? a : b; }
+SN_INLINE float sn_maximum_f32(float a, float b) { return ((a > b) | (a != a)) ? a : b; }
+SN_INLINE double sn_maximum_f64(double a, double b) { return ((a > b) | (a != a)) ? a : b; }
+SN_INLINE float sn_minimum_f32(float a, float b) { return ((a < b) | (a != a)) ? a : b; }
+SN_INLINE double sn_minimum_f64(double a, double b) { return ((a < b) | (a != a)) ? a : b; }
 
 /* ---- libm -----------------------------------------------------------------------------------------------------*/
 

@@ -66,7 +66,7 @@
 #define SN_KEEP(x) (void)0
 #endif
 
-/* The most rows a tile of nv vectors may have: accumulators, one column of A and one vector of B in registers. */
+/* The most rows a tile of nv vectors may have: accumulators, plus what the inner loop holds. */
 #define SN_ROWS_FIT(m, nv) ((m) * (nv) + ((m) < (nv) ? (m) : (nv)) + 1 <= SN_REGISTERS)
 #define SN_MAX_ROWS(nv)                                                                                               \
     (SN_ROWS_FIT(12, nv) ? 12 : SN_ROWS_FIT(9, nv) ? 9 : SN_ROWS_FIT(6, nv) ? 6 : SN_ROWS_FIT(5, nv) ? 5              \
@@ -143,10 +143,21 @@ SN_INLINE void SN_(sn_kernel)(SN_REAL *tile, const int rows, const int nv, SN_(s
             SN_UNROLL for (int v = 0; v < nv; ++v) sum[i][v] = *(SN_(sn_vec_u) *)(tile + (i * nv + v) * SN_(sn_lanes));
     }
     for (int64_t k = 0; k < K; ++k) {
-        SN_UNROLL for (int v = 0; v < nv; ++v) {
-            SN_(sn_vec) b = *(const SN_(sn_vec_u) *)(panel + (k * nv + v) * SN_(sn_lanes));
-            if (rows > 1) SN_KEEP(b);
-            SN_UNROLL for (int i = 0; i < rows; ++i) sum[i][v] += a[i][k] * b;
+        /* Of a row of B and a column of A the shorter one is held in registers; the other passes through one. */
+        if (nv <= rows) {
+            SN_(sn_vec) b[8];
+            SN_UNROLL for (int v = 0; v < nv; ++v) {
+                b[v] = *(const SN_(sn_vec_u) *)(panel + (k * nv + v) * SN_(sn_lanes));
+                if (rows > 1) SN_KEEP(b[v]);
+            }
+            SN_UNROLL for (int i = 0; i < rows; ++i)
+                SN_UNROLL for (int v = 0; v < nv; ++v) sum[i][v] += a[i][k] * b[v];
+        } else {
+            SN_UNROLL for (int v = 0; v < nv; ++v) {
+                SN_(sn_vec) b = *(const SN_(sn_vec_u) *)(panel + (k * nv + v) * SN_(sn_lanes));
+                if (rows > 1) SN_KEEP(b);
+                SN_UNROLL for (int i = 0; i < rows; ++i) sum[i][v] += a[i][k] * b;
+            }
         }
     }
     SN_UNROLL for (int i = 0; i < rows; ++i)
