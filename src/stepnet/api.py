@@ -9,13 +9,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from .backends import check_backend
 from .data.lod import LoDTensor
-from .data.segment import Cut
 from .data.tree import flatten, unflatten
-from .errors import StepError
+from .engine import run_compiled
+from .errors import Refusal, StepError
 from .front.scope import Scope
 from .front.step import StepBody, as_step, boot_state, describe_leaf, loop_over
-from .ir.tensor_iterator import Slice
 from .run import naive
 
 
@@ -28,6 +28,7 @@ def recurrent(
     level: int = -1,
     axis: int = 0,
     scopes: bool = False,
+    backend: str | None = None,
 ) -> Any:
     """Run a step over sequences: `y[t], state = step(x[t], state)` for every t.
 
@@ -49,6 +50,8 @@ def recurrent(
         level: the LoD level whose elements are the steps; -1, the last, steps row by row.
         axis: the time axis of tensors.
         scopes: also return a list with a Scope per step: its inputs, state, local variables and results.
+            Runs by the plain loop, which is the only one that has steps to look into.
+        backend: `"auto"`, `"c"`, `"eager"` or `"naive"`; None: the process-wide setting (`set_backend`).
 
     Returns:
         `(y, final_state)`, and the scopes if asked for. y is cut and ordered as x is; final_state holds
@@ -58,6 +61,10 @@ def recurrent(
     Raises:
         StepError: the step or what it was given does not fit; the text names the leaf.
         LoDError: two inputs have different lengths.
+        Refusal: the backend asked for by name declines the step; says why.
+
+    Warns:
+        SlowPathWarning: once for a step that cannot be compiled and runs by the plain loop.
 
     >>> import torch
     >>> x = LoDTensor.from_lengths(torch.ones(4, 1), [[3, 1]])
@@ -75,9 +82,18 @@ def recurrent(
     state_leaves, state_spec = flatten(state)
     body = StepBody(function, x_spec, state_spec)
     _check_state(body, state_leaves, n if ragged else None)
+    chosen = "naive" if scopes else check_backend(backend)
+    if chosen != "naive":
+        try:
+            y, finals = run_compiled(
+                body, x_leaves, state_leaves, reverse=reverse, level=level, axis=axis, backend=chosen
+            )
+            return y, unflatten(state_spec, finals)
+        except Refusal:
+            if chosen != "auto":
+                raise
     loop = loop_over(body, reverse=reverse, level=level if ragged else None, axis=axis)
     feeds = dict(zip(body.parameters, (*x_leaves, *state_leaves), strict=True))
-
     kept: list[Scope] = []
     if scopes:
         with _Locals(function) as local:
@@ -103,7 +119,14 @@ class Recurrent(nn.Module):
     """
 
     def __init__(
-        self, step: Any, *, reverse: bool = False, level: int = -1, axis: int = 0, scopes: bool = False
+        self,
+        step: Any,
+        *,
+        reverse: bool = False,
+        level: int = -1,
+        axis: int = 0,
+        scopes: bool = False,
+        backend: str | None = None,
     ) -> None:
         super().__init__()
         self.step = as_step(step)
@@ -111,6 +134,7 @@ class Recurrent(nn.Module):
         self.level = level
         self.axis = axis
         self.scopes = scopes
+        self.backend = backend
 
     def forward(self, x: Any, state: Any = None) -> Any:
         return recurrent(
@@ -121,16 +145,19 @@ class Recurrent(nn.Module):
             level=self.level,
             axis=self.axis,
             scopes=self.scopes,
+            backend=self.backend,
         )
 
     def extra_repr(self) -> str:
-        shown = {"reverse": False, "level": -1, "axis": 0, "scopes": False}
-        return ", ".join(f"{k}={getattr(self, k)}" for k, v in shown.items() if getattr(self, k) != v)
+        shown = {"reverse": False, "level": -1, "axis": 0, "scopes": False, "backend": None}
+        return ", ".join(f"{k}={getattr(self, k)!r}" for k, v in shown.items() if getattr(self, k) != v)
 
 
 def _check_inputs(leaves: list[Any], step: Callable[..., Any]) -> None:
     if not leaves:
-        raise StepError("x holds no tensor, so there are no steps", remedy="pass a tensor or a LoDTensor as x")
+        raise StepError(
+            "x holds no tensor, so there are no steps", remedy="pass a tensor or a LoDTensor as x"
+        )
     for leaf in leaves:
         if not isinstance(leaf, (Tensor, LoDTensor)):
             raise StepError(

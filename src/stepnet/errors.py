@@ -82,6 +82,18 @@ class Refusal(StepnetError):
         self.line = line
 
 
+class SlowPathWarning(UserWarning):
+    """A step cannot be compiled and runs by the plain loop: right, but slow. Given once for each step."""
+
+    def __init__(self, name: str, refusal: Refusal) -> None:
+        super().__init__(
+            describe(
+                f"step '{name}' runs by the plain loop: {refusal.args[0].splitlines()[0]}",
+                remedy=refusal.remedy or "backend='naive' says that this is meant, and is silent",
+            )
+        )
+
+
 class BuildError(StepnetError, RuntimeError):
     """Generated source could not be compiled or loaded."""
 

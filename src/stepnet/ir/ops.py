@@ -37,7 +37,7 @@ def _ops(stage: Stage, arity: int, names: str, costly: bool = False) -> dict[str
 
 
 OPS: dict[str, Op] = {
-    # pointwise, one input; `cast` has attribute dtype
+    # pointwise, one input; `cast` takes the dtype of its result
     **_ops(Stage.POINTWISE, 1, "neg abs sign relu floor ceil round trunc not isnan cast copy reciprocal"),
     **_ops(Stage.POINTWISE, 1, "exp expm1 log log1p sqrt rsqrt sin cos tanh sigmoid erf", costly=True),
     # pointwise, two and three inputs
@@ -47,9 +47,10 @@ OPS: dict[str, Op] = {
     # over feature dimensions: attributes dims; the result keeps them as size 1
     **_ops(Stage.REDUCE, 1, "sum amax amin"),
     **_ops(Stage.REDUCE, 1, "argmax argmin"),  # attribute dim; None: all features
-    # attributes: shape | dims | shape | dim, start, end, step | dim
+    # permute, flip: dims; slice: dim, start, end, step; cat: dim; reshape, expand: the result's shape
     **_ops(Stage.SHAPE, 1, "reshape permute expand slice flip"),
     **_ops(Stage.SHAPE, -1, "cat"),
+    **_ops(Stage.SHAPE, 1, "shift"),  # the rows one step earlier; only fission makes it
     **_ops(Stage.SHAPE, 2, "gather"),  # attribute dim: along a feature dimension, index per row
     **_ops(Stage.SHAPE, 2, "embed"),  # shared table [rows, ...], integer index per row
     # matmul: [.., K] x shared or per-row [.., K, N]; leading feature dimensions broadcast
@@ -58,7 +59,7 @@ OPS: dict[str, Op] = {
     **_ops(Stage.ROWS, 2, "matmul_tn"),
     **_ops(Stage.ROWS, 1, "sum_rows"),
     **_ops(Stage.ROWS, 2, "embed_grad"),
-    # attributes shape, dtype, value | shape, dtype | shape, dtype, start, step
+    # full: value; iota: start, step; shape and dtype are the result's
     **_ops(Stage.SOURCE, 0, "full rand randn iota"),
     **_ops(Stage.OPAQUE, -1, "opaque"),
 }

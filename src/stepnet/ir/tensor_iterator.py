@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..errors import LoopError
+from stepnet.errors import LoopError
 
 
 class Body(Protocol):

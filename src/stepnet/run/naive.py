@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from ..data.segment import Cut
-from ..errors import LoopError
-from ..ir.tensor_iterator import Concat, Invariant, Merged, TensorIterator
+from stepnet.data.segment import Cut
+from stepnet.errors import LoopError
+from stepnet.ir.tensor_iterator import Concat, Invariant, Merged, TensorIterator
 
 Observer = Callable[[int, Mapping[str, Any], torch.Tensor | None], None]
 
@@ -69,7 +69,9 @@ def run(loop: TensorIterator, feeds: Mapping[str, Any], observe: Observer | None
     for port in loop.outputs:
         if isinstance(port, Concat):
             kept = joined[port.result] or [_shape_only(loop, cuts, current)[port.result]]
-            outputs[port.output] = first.join(kept, port.axis, empty=not joined[port.result], name=port.result)
+            outputs[port.output] = first.join(
+                kept, port.axis, empty=not joined[port.result], name=port.result
+            )
         else:
             parameter = next((p for p, r in loop.carried.items() if r == port.result), None)
             if parameter is None:

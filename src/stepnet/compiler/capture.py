@@ -1,0 +1,325 @@
+"""Trace a step once, forward and backward together. The only file that touches private torch.
+
+The trace is joint (autograd runs inside it), so detach, no_grad and custom autograd.Functions of the
+step keep their meaning. The batch size is one symbol; a step that branches on it is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._functorch.aot_autograd import aot_export_joint_simple
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph as FxGraph
+from torch.fx import Node as FxNode
+from torch.fx import traceback as fx_traceback
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.overrides import TorchFunctionMode
+
+from stepnet.errors import Refusal
+
+_EXTRA = (
+    "native_layer_norm native_layer_norm_backward _softmax _log_softmax _softmax_backward_data "
+    "_log_softmax_backward_data addmm addcmul addcdiv baddbmm gelu gelu_backward silu silu_backward "
+    "hardtanh hardtanh_backward elu elu_backward leaky_relu leaky_relu_backward softplus softplus_backward "
+    "log_sigmoid_forward log_sigmoid_backward native_dropout native_dropout_backward rsub hardsigmoid "
+    "hardsigmoid_backward hardswish hardswish_backward mish mish_backward lerp masked_fill glu glu_backward "
+    "slice_backward select_backward split tanh_backward sigmoid_backward threshold_backward stack unbind "
+    "logaddexp addmv mv dot mse_loss xlogy square std std_mean diagonal_backward unfold_backward "
+    "_prelu_kernel _prelu_kernel_backward prelu native_group_norm native_group_norm_backward"
+)
+
+
+def _decompositions() -> dict[Any, Any]:
+    table = dict(core_aten_decompositions())
+    packets = [getattr(torch.ops.aten, name) for name in _EXTRA.split() if hasattr(torch.ops.aten, name)]
+    table.update(get_decompositions(packets))
+    kept = (
+        torch.ops.aten.embedding_dense_backward,
+        torch.ops.aten.bernoulli,
+    )  # normal form has rules for them
+    for overload in [o for o in table if getattr(o, "overloadpacket", None) in kept]:
+        del table[overload]
+    return table
+
+
+@dataclass(frozen=True)
+class Example:
+    """Shape (without the batch), dtype and whether a gradient is wanted, of one traced input."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    grad: bool
+
+
+@dataclass
+class Captured:
+    """A joint trace: `graph` maps (x, state, weights, tangents) to (results, a gradient for each input)."""
+
+    graph: FxGraph
+    constants: dict[str, Tensor]
+    weights: list[int]  # indices of the reached tensors the step uses
+    n_x: int
+    n_state: int
+    n_y: int
+    y_spec: Any
+    tangent_of: list[int]  # which result each tangent belongs to
+    batch: str  # the symbol of the batch size
+
+
+class _Used(TorchFunctionMode):
+    """Records the tensors that torch functions read but did not make."""
+
+    def __init__(self, given: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.made: dict[int, Any] = {id(t): t for t in given}
+        self.used: dict[int, Tensor] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for tensor in _tensors((args, kwargs)):
+            if id(tensor) not in self.made:
+                self.used.setdefault(id(tensor), tensor)
+        out = func(*args, **(kwargs or {}))
+        for tensor in _tensors(out):
+            if id(tensor) not in self.used:
+                self.made[id(tensor)] = tensor
+        return out
+
+
+class _Swap(TorchFunctionMode):
+    """Puts traced tensors in the place of real ones, and notes where in the user's code each call is."""
+
+    def __init__(self, swap: dict[int, Tensor], here: Callable[[], str | None], notes: list[Any]) -> None:
+        super().__init__()
+        self.swap = swap
+        self.here = here
+        self.notes = notes
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = _mapped((args, kwargs or {}), self.swap)
+        line = self.here()
+        if line is not None:
+            self.notes.append(line)
+            fx_traceback.set_stack_trace([line])
+        return func(*args, **kwargs)
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, (tuple, list)):
+        for item in tree:
+            yield from _tensors(item)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            yield from _tensors(item)
+
+
+def _mapped(tree: Any, swap: dict[int, Tensor]) -> Any:
+    if isinstance(tree, Tensor):
+        return swap.get(id(tree), tree)
+    if isinstance(tree, tuple):
+        items = [_mapped(item, swap) for item in tree]
+        return type(tree)(*items) if hasattr(tree, "_fields") else tuple(items)
+    if isinstance(tree, list):
+        return [_mapped(item, swap) for item in tree]
+    if isinstance(tree, dict):
+        return {k: _mapped(v, swap) for k, v in tree.items()}
+    return tree
+
+
+def tensors_used(run: Callable[[], Any], given: Sequence[Tensor]) -> list[Tensor]:
+    """Run a step for real and report the tensors it read besides `given`.
+
+    Raises:
+        Refusal: the step changed one of them in place.
+    """
+    mode = _Used(given)
+    with mode:
+        run()
+    return list(mode.used.values())
+
+
+def user_line(files: frozenset[str]) -> Callable[[], str | None]:
+    """A function that tells the innermost line being run in one of the user's files."""
+    import sys
+
+    def here() -> str | None:
+        frame = sys._getframe(2)
+        while frame is not None:
+            if frame.f_code.co_filename in files:
+                name = frame.f_code.co_filename.rsplit("/", 1)[-1]
+                return f"{name}:{frame.f_lineno}"
+            frame = frame.f_back
+        return None
+
+    return here
+
+
+def trace(
+    call: Callable[[list[Tensor], list[Tensor]], tuple[Any, list[Tensor], list[Tensor]]],
+    x: Sequence[Example],
+    state: Sequence[Example],
+    weights: Sequence[tuple[int, Tensor, bool]],
+    *,
+    here: Callable[[], str | None],
+) -> Captured:
+    """Trace `call(x, state) -> (y_spec, y leaves, new state leaves)` on a symbolic batch.
+
+    Args:
+        call: the step on flat leaves.
+        x, state: what its leaves look like.
+        weights: (place among the reached tensors, the tensor, whether its gradient is wanted).
+        here: tells the user's line being run.
+
+    Raises:
+        Refusal: the step cannot be traced, or depends on the batch size; names the line.
+    """
+    with_grad = any(e.grad for e in (*x, *state)) or any(grad for _, _, grad in weights)
+    env = ShapeEnv()
+    fake = FakeTensorMode(shape_env=env)
+    seed = fake.from_tensor(
+        torch.empty(7, 1),
+        symbolic_context=StatelessSymbolicContext([DimDynamic.DYNAMIC, DimDynamic.STATIC]),
+    )
+    batch = seed.shape[0]
+    with fake:
+        rows = [torch.empty((batch, *e.shape), dtype=e.dtype, requires_grad=e.grad) for e in (*x, *state)]
+        shared = [
+            torch.empty(t.shape, dtype=t.dtype, device="cpu", requires_grad=grad) for _, t, grad in weights
+        ]
+    seen: dict[str, Any] = {}
+    lines: list[str | None] = []
+
+    def flat(*inputs: Tensor) -> tuple[Tensor, ...]:
+        xs, states = list(inputs[: len(x)]), list(inputs[len(x) : len(rows)])
+        swap = {id(t): traced for (_, t, _), traced in zip(weights, inputs[len(rows) :], strict=True)}
+        lines.clear()
+        with _Swap(swap, here, lines):
+            y_spec, y, new = call(xs, states)
+        results = [t if isinstance(t, Tensor) else torch.as_tensor(t) for t in (*y, *new)]
+        seen.setdefault("y", (y_spec, len(y)))
+        seen.setdefault("grad", [t.requires_grad for t in results])
+        return tuple(t.clone() for t in results)
+
+    try:
+        with warnings.catch_warnings(), _clean_modes(), fx_traceback.preserve_node_meta():
+            warnings.simplefilter("ignore")
+            module: Any = aot_export_joint_simple(
+                flat, tuple(rows + shared), trace_joint=with_grad, decompositions=_decompositions()
+            )
+    except Refusal:
+        raise
+    except Exception as error:
+        raise Refusal(
+            _why(error),
+            line=_error_line(error, here) or next((n for n in reversed(lines) if n), None),
+            remedy="write the step with torch ops on whole rows; stepnet runs it by the plain loop",
+        ) from error
+    _check_guards(env, batch)
+    graph: FxGraph = module.graph
+    _strip_effects(graph)
+    _note_lines(graph)
+    tangents = [i for i, grad in enumerate(seen["grad"]) if grad] if with_grad else []
+    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+    if len(placeholders) != len(rows) + len(shared) + len(tangents):
+        raise Refusal("the trace has inputs that could not be told apart")
+    y_spec, n_y = seen["y"]
+    return Captured(
+        graph=graph,
+        constants={n.target: getattr(module, n.target) for n in graph.nodes if n.op == "get_attr"},
+        weights=[place for place, _, _ in weights],
+        n_x=len(x),
+        n_state=len(state),
+        n_y=n_y,
+        y_spec=y_spec,
+        tangent_of=tangents,
+        batch=str(batch.node.expr),  # pyright: ignore[reportAttributeAccessIssue]
+    )
+
+
+@contextlib.contextmanager
+def _clean_modes() -> Iterator[None]:
+    """Trace as if nothing was around: no autocast cache, no outer compile."""
+    with torch.autocast("cpu", enabled=torch.is_autocast_enabled("cpu"), cache_enabled=False):
+        yield
+
+
+def _strip_effects(graph: FxGraph) -> None:
+    """Remove the tokens that order side effects such as the error check of linalg.solve."""
+    calls = [n for n in graph.nodes if "with_effects" in str(n.target)]
+    tokens = {n.args[0] for n in calls if isinstance(n.args[0], FxNode)}
+    spent = {user for n in calls for user in n.users if user.args[1] == 0}
+    for node in reversed(list(graph.nodes)):
+        if node.op == "output":
+            outs = [out for out in node.args[0] if out not in spent]
+            node.args = (outs,)
+        elif node in spent or node in calls or (node in tokens and node.op == "placeholder"):
+            if node.users:
+                raise Refusal("an op with side effects gives a value that the step uses")
+            graph.erase_node(node)
+
+
+def _note_lines(graph: FxGraph) -> None:
+    """Give every traced call the user's line; a backward call gets that of its forward call."""
+    by_sequence: dict[Any, str] = {}
+    for node in graph.nodes:
+        trace = (node.meta.get("stack_trace") or "").split("Gradient addition")[0].strip()
+        number = node.meta.get("seq_nr")
+        if trace:
+            node.meta["stepnet_line"] = trace
+            by_sequence.setdefault(number, trace)
+        elif number in by_sequence:
+            node.meta["stepnet_line"] = by_sequence[number]
+
+
+def _check_guards(env: ShapeEnv, batch: Any) -> None:
+    symbol = batch.node.expr
+    for guard in env.guards:
+        expr = guard.expr
+        if symbol in expr.free_symbols and not _harmless(expr, symbol):
+            raise Refusal(
+                f"the step depends on how many rows it is given ({expr})",
+                remedy="do not branch on x.shape[0]; rows of all sequences come together",
+            )
+
+
+def _harmless(expr: Any, symbol: Any) -> bool:
+    """True for a condition that every batch size from 1 on meets, but for sizes no memory holds."""
+    try:
+        return all(bool(expr.subs(symbol, n)) for n in (*range(2, 70), 127, 128, 1000, 4096, 99991))
+    except TypeError:
+        return False
+
+
+def _why(error: Exception) -> str:
+    kind = type(error).__name__
+    text = str(error)
+    if "DataDependent" in kind or "data-dependent" in text:
+        return "Python control flow or .item() depends on the values of a tensor"
+    if "DynamicOutputShape" in kind or "dynamic shape" in text:
+        return "an op makes a result whose shape depends on values (a boolean mask, nonzero, unique)"
+    if "non-Fake" in text or "convert all Tensors to FakeTensors" in text:
+        return "the step uses a tensor in a way that the trace cannot follow"
+    if "mutat" in text:
+        return "the step changes one of its inputs or a captured tensor in place"
+    if "alias" in text:
+        return "a result of the step shares memory with one of its inputs in a way that cannot be traced"
+    first = text.strip().splitlines()
+    return f"the step could not be traced: {kind}: {first[0] if first else ''}"
+
+
+def _error_line(error: BaseException, here: Callable[[], str | None]) -> str | None:
+    files = getattr(here, "files", frozenset())
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename in files:
+            return f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno}"
+    return None

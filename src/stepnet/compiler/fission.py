@@ -1,0 +1,228 @@
+"""Fission: cut a loop body into maps (all rows at once) and scans (step after step).
+
+    for t: a = f(x[t]); h = g(a, h); y[t] = k(h)     ->     A = f(X);  for t: h = g(A[t], h);  Y = k(H)
+
+A value belongs to a scan if it lies on a cycle through a carried value: the strongly connected
+components of the body with its back edges. The components in order give an alternation of maps and
+scans; independent scans at the same depth run as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stepnet.ir.graph import Graph, Node
+from stepnet.ir.ops import OPS, Stage, is_cheap
+from stepnet.ir.plan import Carry, LoopPlan, Region
+
+
+def fission(body: Graph, carries: Sequence[Carry], kept: Sequence[str] = (), *, fuse: bool) -> LoopPlan:
+    """Cut a body.
+
+    Args:
+        body: the graph of one step.
+        carries: its carried values.
+        kept: values to keep besides the results.
+        fuse: move cheap ops that border on a scan into it. Right for generated code, where a pass over
+            memory costs more than the arithmetic; wrong for torch ops, where every op of a step costs.
+    """
+    turning, depth = _depths(body, carries)
+    deepest = max(depth.values(), default=0)
+    prologue, epilogue = [], []
+    maps: list[list[Node]] = [[] for _ in range(deepest + 1)]
+    scans: list[list[Node]] = [[] for _ in range(deepest + 1)]
+    for node in body.nodes:
+        kinds = {body.values[name].kind for name in node.outputs if name}
+        if kinds == {"shared"}:
+            prologue.append(node)
+        elif kinds == {"sum"} and OPS[node.op].stage is not Stage.ROWS:
+            epilogue.append(node)
+        elif node.outputs[0] in turning:
+            scans[depth[node.outputs[0]]].append(node)
+        else:
+            maps[depth[node.outputs[0]]].append(node)
+    scan_carries = [
+        [c for c in carries if c.parameter in turning and depth[c.parameter] == d] for d in range(deepest + 1)
+    ]
+    read = {name for node in body.nodes for name in node.inputs} | {*body.results, *kept}
+    for carry in carries:  # known rows, read one step later
+        if carry.parameter not in turning and carry.parameter in read:
+            shift = Node("shift", (carry.result,), (carry.parameter,))
+            maps[depth[carry.parameter]].append(shift)
+    if fuse:
+        for d in range(1, deepest + 1):
+            _absorb(body, maps[d], scans[d], scan_carries[d])
+            _sink(body, maps[d - 1], scans[d], scan_carries[d])
+    regions = [Region("prologue", tuple(prologue))] if prologue else []
+    for d in range(deepest + 1):
+        if scan_carries[d]:
+            nodes = _ordered(scans[d])
+            regions.append(
+                Region("scan", nodes, tuple(scan_carries[d]), _linear(body, nodes, scan_carries[d]))
+            )
+        if maps[d]:
+            regions.append(Region("map", _ordered(maps[d])))
+    if epilogue:
+        regions.append(Region("epilogue", tuple(epilogue)))
+    return LoopPlan(body, tuple(carries), tuple(regions), tuple(kept))
+
+
+def _depths(body: Graph, carries: Sequence[Carry]) -> tuple[set[str], dict[str, int]]:
+    """Values that lie on a cycle, and for every value the number of scans before it (its own included)."""
+    before: dict[str, list[str]] = {name: [] for name in body.values}
+    for node in body.nodes:
+        for name in node.outputs:
+            if name:
+                before[name] = list(node.inputs)
+    for carry in carries:
+        before[carry.parameter] = [carry.result]
+    live = set(before)
+    turning: set[str] = set()
+    depth: dict[str, int] = {}
+    for component in components({n: [m for m in before[n] if m in live] for n in before}):
+        inside = set(component)
+        cyclic = len(component) > 1 or component[0] in before[component[0]]
+        level = max((depth[m] for n in component for m in before[n] if m not in inside), default=0)
+        for name in component:
+            depth[name] = level + cyclic
+        if cyclic:
+            turning |= inside
+    # nodes of several outputs go where any of them goes
+    for node in body.nodes:
+        names = [n for n in node.outputs if n]
+        if len(names) > 1 and turning.intersection(names):
+            turning.update(names)
+            top = max(depth[n] for n in names)
+            depth.update(dict.fromkeys(names, top))
+    return turning, depth
+
+
+def components(before: dict[str, list[str]]) -> list[list[str]]:
+    """Strongly connected components, each after those it depends on (Tarjan 1972, without recursion).
+
+    >>> components({"a": [], "b": ["a", "c"], "c": ["b"], "d": ["c"]})
+    [['a'], ['b', 'c'], ['d']]
+    """
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    on_stack: set[str] = set()
+    found: list[list[str]] = []
+    for root in before:
+        if root in index:
+            continue
+        work = [(root, iter(before[root]))]
+        index[root] = low[root] = len(index)
+        stack.append(root)
+        on_stack.add(root)
+        while work:
+            name, rest = work[-1]
+            for other in rest:
+                if other not in index:
+                    index[other] = low[other] = len(index)
+                    stack.append(other)
+                    on_stack.add(other)
+                    work.append((other, iter(before[other])))
+                    break
+                if other in on_stack:
+                    low[name] = min(low[name], index[other])
+            else:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[name])
+                if low[name] == index[name]:
+                    at = stack.index(name)
+                    component = stack[at:]
+                    del stack[at:]
+                    on_stack.difference_update(component)
+                    found.append(component)
+    return found
+
+
+def _ordered(nodes: list[Node]) -> tuple[Node, ...]:
+    """Nodes so that each comes after those it reads."""
+    makers = {name: node for node in nodes for name in node.outputs}
+    done: set[int] = set()
+    out: list[Node] = []
+    for root in nodes:
+        work = [(root, False)]
+        while work:
+            node, ready = work.pop()
+            if id(node) in done:
+                continue
+            if ready:
+                done.add(id(node))
+                out.append(node)
+                continue
+            work.append((node, True))
+            work.extend((makers[n], False) for n in node.inputs if n in makers and id(makers[n]) not in done)
+    return tuple(out)
+
+
+def _fusible(body: Graph, node: Node) -> bool:
+    cheap = is_cheap(node.op) or node.op == "sum_rows"
+    floats = all(
+        body.values[n].dtype in ("float32", "float64", "bool") for n in (*node.inputs, *node.outputs)
+    )
+    return cheap and floats
+
+
+def _absorb(body: Graph, after: list[Node], scan: list[Node], carries: list[Carry]) -> None:
+    """Cheap ops of the map after a scan move into it, as long as all they read is at hand there."""
+    late = {name for node in after for name in node.outputs}
+    at_hand = {name for node in scan for name in node.outputs} | {c.parameter for c in carries}
+    for node in list(after):
+        near = any(name in at_hand for name in node.inputs)
+        if near and _fusible(body, node) and not any(name in late for name in node.inputs):
+            after.remove(node)
+            scan.append(node)
+            at_hand.update(node.outputs)
+            late.difference_update(node.outputs)
+
+
+def _sink(body: Graph, before: list[Node], scan: list[Node], carries: list[Carry]) -> None:
+    """Cheap ops of the map before a scan move into it, if only the scan reads them."""
+    inside = {id(node) for node in scan}
+    users = body.users()
+    turned = {c.result for c in carries}
+    shifted = {name for node in before if node.op == "shift" for name in node.inputs}
+    for node in reversed(before.copy()):
+        reading = [user for name in node.outputs for user in users[name]]
+        wanted = bool(reading) or turned.intersection(node.outputs)
+        only = wanted and all(id(user) in inside for user in reading)
+        if only and _fusible(body, node) and node.op != "sum_rows" and not shifted.intersection(node.outputs):
+            before.remove(node)
+            scan.append(node)
+            inside.add(id(node))
+
+
+def _linear(body: Graph, nodes: Sequence[Node], carries: Sequence[Carry]) -> tuple[str, ...]:
+    """Carries of the form h = a * h + b, where neither a nor b depends on a carried value of the scan."""
+    producers = {name: node for node in nodes for name in node.outputs}
+    parameters = {c.parameter for c in carries}
+    tainted = set(parameters)
+    for node in nodes:
+        if tainted.intersection(node.inputs):
+            tainted.update(node.outputs)
+
+    def degree(name: str, carry: str) -> int:
+        """0: free of carried values; 1: linear in `carry`, element by element; 2: anything else."""
+        if name == carry:
+            return 1
+        if name not in tainted:
+            return 0
+        node = producers.get(name)
+        if node is None or body.values[name].shape != body.values[carry].shape:
+            return 2
+        degrees = [degree(n, carry) for n in node.inputs]
+        if node.op in ("add", "sub"):
+            return max(degrees)
+        if node.op == "mul":
+            return sum(degrees) if sum(degrees) < 2 else 2
+        if node.op in ("neg", "copy"):
+            return degrees[0]
+        if node.op == "div":
+            return degrees[0] if degrees[1] == 0 else 2
+        return 2
+
+    return tuple(c.parameter for c in carries if degree(c.result, c.parameter) == 1)

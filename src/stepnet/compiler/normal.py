@@ -1,0 +1,407 @@
+"""From a trace to the normal form: aten calls become ops of the closed list, rows are proved to be rows.
+
+Every traced tensor is followed with the place of its batch dimension, as vmap does. A value whose batch
+dimension is known and never mixed is a `row`; one without is `shared`, or a `sum` where rows were added
+up. Anything else is refused: the step is then run by the plain loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node as FxNode
+
+from stepnet.errors import Refusal
+from stepnet.ir.graph import Graph, Kind, Node, Value
+from stepnet.ir.ops import OPS, Stage
+
+from .capture import Captured
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A traced tensor: the graph value it is, and where its batch dimension stands (None: it has none).
+
+    `fold` leading row dimensions are merged into the batch dimension, as F.linear does with [B, n, f].
+    """
+
+    name: str
+    bdim: int | None = None
+    fold: int = 0
+
+
+class _Batch:
+    """The batch size where a trace passes it as a number."""
+
+
+BATCH = _Batch()
+Rule = Callable[..., Any]
+RULES: dict[str, Rule] = {}
+
+
+def rule(*targets: str) -> Callable[[Rule], Rule]:
+    """Register the meaning of aten targets, named `op` or `op.overload`."""
+
+    def register(fn: Rule) -> Rule:
+        for target in targets:
+            RULES[target] = fn
+        return fn
+
+    return register
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """'float32' for torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+class Builder:
+    """A graph being made."""
+
+    def __init__(self, batch: str) -> None:
+        self.batch = batch
+        self.values: dict[str, Value] = {}
+        self.nodes: list[Node] = []
+        self.constants: dict[str, Tensor] = {}
+        self.line: str | None = None
+        self.meta: Any = None  # the traced result of the node at hand
+        self._known: dict[Any, str] = {}
+        self._made: dict[str, Node] = {}
+
+    # -- values ------------------------------------------------------------------------------------
+
+    def value(self, name: str, kind: Kind, shape: Sequence[int], dtype: str) -> str:
+        """Declare a value."""
+        self.values[name] = Value(name, kind, tuple(int(s) for s in shape), dtype)
+        return name
+
+    def fresh(self, kind: Kind, shape: Sequence[int], dtype: str) -> str:
+        """Declare a value with a name of its own."""
+        return self.value(f"v{len(self.values)}", kind, shape, dtype)
+
+    def kind(self, *names: str) -> Kind:
+        """What a value computed from others is."""
+        kinds = {self.values[n].kind for n in names}
+        if "sum" in kinds:
+            if "row" in kinds:
+                raise Refusal("a sum over rows meets a row value: the step mixes rows", line=self.line)
+            return "sum"
+        return "row" if "row" in kinds else "shared"
+
+    def emit(
+        self,
+        op: str,
+        inputs: Sequence[str],
+        shape: Sequence[int],
+        dtype: str,
+        kind: Kind | None = None,
+        **attrs: Any,
+    ) -> str:
+        """Add a node of one result, or find the same one made before."""
+        kind = self.kind(*inputs) if kind is None else kind
+        inputs, attrs = self._through(op, tuple(inputs), attrs)
+        if same := self._identity(op, inputs, shape, attrs):
+            return same
+        key = (op, inputs, tuple(shape), dtype, kind, tuple(attrs.items()))
+        if op not in ("rand", "randn", "opaque"):
+            try:
+                if key in self._known:
+                    return self._known[key]
+            except TypeError:
+                pass
+        if kind == "sum" and OPS[op].stage is not Stage.ROWS:
+            self._check_linear(op, inputs)
+        out = self.fresh(kind, shape, dtype)
+        node = Node(op, inputs, (out,), tuple(attrs.items()), self.line)
+        self.nodes.append(node)
+        self._made[out] = node
+        self._known[key] = out
+        return out
+
+    def _through(
+        self, op: str, inputs: tuple[str, ...], attrs: dict[str, Any]
+    ) -> tuple[tuple[str, ...], dict[str, Any]]:
+        """reshape(reshape(a)) -> reshape(a); permute(permute(a)) -> permute(a)."""
+        made = self._made.get(inputs[0]) if inputs and op in ("reshape", "permute") else None
+        if made is None or made.op != op:
+            return inputs, attrs
+        if op == "permute":
+            first = made.attr("dims")
+            attrs = {"dims": tuple(first[d] for d in attrs["dims"])}
+        return made.inputs, attrs
+
+    def _identity(
+        self, op: str, inputs: tuple[str, ...], shape: Sequence[int], attrs: dict[str, Any]
+    ) -> str | None:
+        """a * 1 -> a; a / 1 -> a; reshapes and permutes that change nothing."""
+        if not inputs:
+            return None
+        first = self.values[inputs[0]]
+        if op == "reshape" and first.shape == tuple(shape):
+            return first.name
+        if op == "permute" and attrs["dims"] == tuple(range(len(first.shape))):
+            return first.name
+        if op in ("mul", "div"):
+            other = self.values[inputs[1]]
+            if self.is_full(other.name, 1) and first.shape == tuple(shape):
+                return first.name
+            if op == "mul" and self.is_full(first.name, 1) and other.shape == tuple(shape):
+                return other.name
+        return None
+
+    def _check_linear(self, op: str, inputs: Sequence[str]) -> None:
+        sums = [n for n in inputs if self.values[n].kind == "sum"]
+        linear = op in ("reshape", "permute", "expand", "slice", "flip", "cat", "neg", "sum", "copy", "cast")
+        linear |= op in ("add", "sub") and len(sums) == 2
+        linear |= op in ("mul", "matmul") and len(sums) == 1
+        linear |= op == "div" and sums == [inputs[0]]
+        if op == "cat":
+            linear = all(n in sums or self.is_full(n, 0) for n in inputs)
+        if not linear:
+            raise Refusal(
+                f"'{op}' is applied to a sum over rows of each step: the step mixes rows", line=self.line
+            )
+
+    def is_full(self, name: str, number: float) -> bool:
+        """True if a value is known to hold one number everywhere."""
+        node = self._made.get(name)
+        return node is not None and node.op == "full" and node.attr("value") == number
+
+    def full(self, number: Any, shape: Sequence[int], dtype: str, kind: Kind = "shared") -> str:
+        """A value that holds one number."""
+        if dtype == "bool":
+            number = bool(number)
+        elif dtype.startswith("float") or dtype == "bfloat16":
+            number = float(number)
+        elif dtype.startswith(("int", "uint")):
+            number = int(number)
+        return self.emit("full", (), shape, dtype, kind, value=number)
+
+    # -- shapes ------------------------------------------------------------------------------------
+
+    def batch_at(self, shape: Sequence[Any]) -> tuple[int | None, int]:
+        """Which dimension of a traced shape holds the batch, and how many rows are folded into it."""
+        found = [(i, s) for i, s in enumerate(shape) if not isinstance(s, int)]
+        if not found:
+            return None, 1
+        if len(found) > 1:
+            raise Refusal("the batch size appears in two dimensions: the step pairs rows", line=self.line)
+        at, size = found[0]
+        text = str(size.node.expr) if hasattr(size, "node") else str(size)
+        if text == self.batch:
+            return at, 1
+        number, star, symbol = text.partition("*")
+        if star and symbol == self.batch and number.isdigit():
+            return at, int(number)
+        raise Refusal(f"the batch dimension became {text}: the step mixes rows", line=self.line)
+
+    def row_shape(self, shape: Sequence[Any], bdim: int | None) -> tuple[int, ...]:
+        """A traced shape without its batch dimension."""
+        return tuple(int(s) for i, s in enumerate(shape) if i != bdim)
+
+    def meta_dtype(self, meta: Any = None) -> str:
+        """The dtype of the traced result at hand."""
+        return dtype_name((self.meta if meta is None else meta).dtype)
+
+    def result(self, name: str, bdim: int | None, fold: int = 0) -> Ref:
+        """A reference, checked against what was traced."""
+        meta = self.meta
+        at, times = self.batch_at(meta.shape)
+        value = self.values[name]
+        row = value.kind == "row"
+        if (at is not None) != row or (row and at != bdim):
+            raise Refusal("the batch dimension could not be followed", line=self.line)
+        shape = value.shape
+        if fold:
+            if prod(shape[:fold]) != times:
+                raise Refusal("the batch dimension could not be followed", line=self.line)
+            shape = shape[fold:]
+        elif times != 1:
+            raise Refusal("the batch dimension could not be followed", line=self.line)
+        if shape != self.row_shape(meta.shape, at):
+            raise Refusal("the shape of a row could not be followed", line=self.line)
+        return Ref(name, bdim, fold)
+
+    # -- helpers of the rules ------------------------------------------------------------------------
+
+    def cast(self, ref: Ref, dtype: str) -> Ref:
+        """The same value in another dtype."""
+        value = self.values[ref.name]
+        if value.dtype == dtype:
+            return ref
+        return replace(ref, name=self.emit("cast", (ref.name,), value.shape, dtype))
+
+    def reshape(self, name: str, shape: Sequence[int]) -> str:
+        """Reshape a row (or shared) value."""
+        value = self.values[name]
+        if value.shape == tuple(shape):
+            return name
+        return self.emit("reshape", (name,), shape, value.dtype)
+
+    def permute(self, name: str, dims: Sequence[int]) -> str:
+        """Permute the dimensions of a row (or shared) value."""
+        value = self.values[name]
+        if tuple(dims) == tuple(range(len(value.shape))):
+            return name
+        return self.emit("permute", (name,), [value.shape[d] for d in dims], value.dtype, dims=tuple(dims))
+
+    def pointwise(self, op: str, operands: Sequence[Any], dtype: str | None = None) -> Ref:
+        """A pointwise op over traced tensors and numbers, with torch's broadcasting."""
+        meta = self.meta
+        out_dtype = self.meta_dtype()
+        bdim, times = self.batch_at(meta.shape)
+        refs = [o for o in operands if isinstance(o, Ref)]
+        folds = {r.fold for r in refs if r.bdim is not None}
+        if len(folds) > 1 or (times != 1 and folds == {0}):
+            raise Refusal("rows of different kinds meet in one op", line=self.line)
+        fold = next(iter(folds), 0)
+        compute = dtype or out_dtype
+        names = []
+        for operand in operands:
+            if isinstance(operand, Ref):
+                names.append(self._aligned(self.cast(operand, compute), len(meta.shape), bdim, fold))
+            else:
+                names.append(self.full(operand, (), compute))
+        shape = self.row_shape(meta.shape, bdim)
+        if fold:
+            source = next(r for r in refs if r.fold)
+            shape = self.values[source.name].shape[:fold] + shape
+        return self.result(self.emit(op, names, shape, out_dtype), bdim, fold)
+
+    def _aligned(self, ref: Ref, ndim: int, bdim: int | None, fold: int) -> str:
+        """An operand whose dimensions line up with those of the result once the batch is left out."""
+        value = self.values[ref.name]
+        if ref.bdim is None:
+            if bdim is None:
+                return ref.name
+            at = bdim - (ndim - len(value.shape))
+            if at < 0:
+                return ref.name
+            if value.shape[at] != 1:
+                raise Refusal("a shared value is as long as the batch: the step names rows", line=self.line)
+            return self.reshape(ref.name, value.shape[:at] + value.shape[at + 1 :])
+        own = len(value.shape) - ref.fold + 1
+        if bdim is None or ref.bdim + ndim - own != bdim:
+            raise Refusal("rows meet with their batch in different dimensions", line=self.line)
+        return ref.name
+
+
+def arguments(
+    builder: Builder, env: dict[FxNode, Any], node: FxNode
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a traced call: Refs for tensors, BATCH for the batch size, numbers as they are."""
+
+    def convert(arg: Any) -> Any:
+        if isinstance(arg, FxNode):
+            return env[arg]
+        if isinstance(arg, (list, tuple)):
+            return [convert(a) for a in arg]
+        return arg
+
+    return tuple(convert(a) for a in node.args), {k: convert(v) for k, v in node.kwargs.items()}
+
+
+@dataclass(frozen=True)
+class Joint:
+    """The joint graph; `results` are y leaves, new states, gradients (None: no gradient flows), and
+    `constants` are tensors the step made from Python values, which are parameters too."""
+
+    graph: Graph
+    results: tuple[str | None, ...]
+    constants: dict[str, Tensor]
+
+
+def normalise(captured: Captured, names: Sequence[str]) -> Joint:
+    """The joint graph in normal form.
+
+    Args:
+        captured: the trace.
+        names: what to call its inputs: x leaves, state leaves, weights.
+
+    Raises:
+        Refusal: a value is not provably row-wise.
+    """
+    from . import rules  # noqa: F401  (fills RULES)
+
+    builder = Builder(captured.batch)
+    env: dict[FxNode, Any] = {}
+    parameters: list[str] = []
+    results: list[Any] = []
+    inputs = iter([*names, *(f"d_{i}" for i in captured.tangent_of)])
+    for node in captured.graph.nodes:
+        builder.line = node.meta.get("stepnet_line")
+        meta = node.meta.get("val")
+        builder.meta = meta
+        if node.op == "placeholder":
+            env[node] = _parameter(builder, next(inputs), meta)
+            parameters.append(env[node].name)
+        elif node.op == "get_attr":
+            tensor = captured.constants[node.target]
+            env[node] = _constant(builder, str(node.target), tensor, parameters)
+        elif node.op == "output":
+            results = list(arguments(builder, env, node)[0][0])
+        else:
+            env[node] = _call(builder, env, node)
+    final = [None if ref is None else _result(builder, ref) for ref in results]
+    live = tuple(name for name in final if name is not None)
+    graph = Graph("step", tuple(parameters), tuple(builder.nodes), live, builder.values)
+    return Joint(graph.with_nodes(graph.needed(live)), tuple(final), builder.constants)
+
+
+def _parameter(builder: Builder, name: str, meta: Any) -> Ref:
+    bdim, times = builder.batch_at(meta.shape)
+    if bdim not in (None, 0) or times != 1:
+        raise Refusal("an input's batch dimension is not its first")
+    kind: Kind = "shared" if bdim is None else "row"
+    return Ref(builder.value(name, kind, builder.row_shape(meta.shape, bdim), dtype_name(meta.dtype)), bdim)
+
+
+def _constant(builder: Builder, target: str, tensor: Tensor, parameters: list[str]) -> Ref:
+    name = f"const_{target.strip('_')}"
+    builder.constants[name] = tensor.detach()
+    builder.value(name, "shared", tensor.shape, dtype_name(tensor.dtype))
+    parameters.append(name)
+    return Ref(name)
+
+
+def _result(builder: Builder, ref: Any) -> str:
+    value = builder.values[ref.name]
+    if value.kind == "row" and (ref.bdim != 0 or ref.fold):
+        raise Refusal("a result of the step does not have its rows first", remedy="return [rows, ...]")
+    return ref.name
+
+
+def _call(builder: Builder, env: dict[FxNode, Any], node: FxNode) -> Any:
+    target = node.target
+    if getattr(target, "__name__", "") == "getitem":
+        return env[node.args[0]][node.args[1]]  # pyright: ignore
+    name = str(target).removeprefix("aten.")
+    packet = name.split(".")[0]
+    args, kwargs = arguments(builder, env, node)
+    if packet in ("sym_size", "sym_stride") or not _has_tensor(node):
+        return _number(builder, node)
+    found = RULES.get(name) or RULES.get(packet)
+    if found is not None:
+        out = found(builder, *args, **kwargs)
+        if out is not NotImplemented:
+            return out
+    return RULES["opaque"](builder, node, args, kwargs)
+
+
+def _has_tensor(node: FxNode) -> bool:
+    meta = node.meta.get("val")
+    return isinstance(meta, (Tensor, tuple, list)) or meta is None
+
+
+def _number(builder: Builder, node: FxNode) -> Any:
+    meta = node.meta["val"]
+    if isinstance(meta, (int, float, bool)):
+        return meta
+    if str(meta.node.expr) == builder.batch:
+        return BATCH
+    return meta  # an expression of the batch size: only shapes that are checked elsewhere may use it

@@ -1,0 +1,118 @@
+"""From a step to a plan, pass after pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepnet.ir.ops import RANDOM
+from stepnet.ir.plan import LoopPlan, Plan
+
+from .capture import Captured, Example, trace
+from .fission import fission
+from .normal import Joint, normalise
+from .probe import ROWS, check_opaque
+from .split import Halves, split
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What one call of a step looks like: its inputs, and which gradients are wanted."""
+
+    name: str
+    x: tuple[Example, ...]
+    states: tuple[Example, ...]
+    x_names: tuple[str, ...]
+    state_names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Plans of one step: `fused` for generated code, `hoisted` for torch ops; and how it was captured."""
+
+    fused: Plan
+    hoisted: Plan
+    captured: Captured
+    joint: Joint
+    constants: dict[str, Tensor]
+
+
+def compile_step(
+    call: Callable[..., Any],
+    signature: Signature,
+    weights: Sequence[tuple[int, Tensor, bool]],
+    here: Callable[[], str | None],
+    bind: Callable[..., Any],
+    sample: Sequence[Tensor],
+) -> Compiled:
+    """Capture a step and cut it.
+
+        trace      step                      -> one joint aten graph
+        normalise  aten graph                -> ops of the closed list, rows proved
+        split      joint graph               -> forward body, backward body, what is kept between
+        fission    body                      -> prologue, maps, scans, epilogue
+
+    Args:
+        call: the step on flat leaves.
+        signature: its inputs.
+        weights: (place among the reached tensors, the tensor, whether its gradient is wanted).
+        here: tells the user's line being run.
+        bind: makes a node callable, to probe torch calls that no rule knows.
+        sample: `probe.ROWS` rows of each x leaf and state.
+
+    Raises:
+        Refusal: a pass declines the step.
+    """
+    states = tuple(replace(e, grad=e.grad and e.dtype.is_floating_point) for e in signature.states)
+    captured = trace(call, signature.x, states, weights, here=here)
+    weight_names = tuple(f"w{i}" for i in range(len(weights)))
+    joint = normalise(captured, (*signature.x_names, *signature.state_names, *weight_names))
+    inputs = (*sample, *(tensor.detach() for _, tensor, _ in weights))
+    given = dict(zip(joint.graph.parameters, inputs, strict=False)) | joint.constants
+    for name in joint.graph.parameters:
+        if name not in given:  # a tangent
+            value = joint.graph.values[name]
+            given[name] = torch.ones((ROWS, *value.shape), dtype=getattr(torch, value.dtype))
+    check_opaque(joint.graph, bind, given)
+    wanted = [e.grad for e in (*signature.x, *signature.states)] + [grad for _, _, grad in weights]
+    halves = split(
+        joint, signature.x_names, signature.state_names, weight_names, captured.n_y,
+        captured.tangent_of, wanted,
+    )  # fmt: skip
+    return Compiled(
+        fused=_plan(signature, weight_names, captured, joint, halves, fuse=True),
+        hoisted=_plan(signature, weight_names, captured, joint, halves, fuse=False),
+        captured=captured,
+        joint=joint,
+        constants=joint.constants,
+    )
+
+
+def _plan(
+    signature: Signature, weights: tuple[str, ...], captured: Captured, joint: Joint, halves: Halves, *, fuse: bool
+) -> Plan:  # fmt: skip
+    direct = tuple(n for n in halves.kept if n not in halves.shifted)
+    forward = fission(halves.forward, halves.forward_carries, direct, fuse=fuse)
+    backward: LoopPlan | None = None
+    if halves.backward is not None:
+        backward = fission(halves.backward, halves.backward_carries, fuse=fuse)
+    results = halves.forward.results
+    return Plan(
+        name=signature.name,
+        forward=forward,
+        backward=backward,
+        x=signature.x_names,
+        states=signature.state_names,
+        weights=(*weights, *joint.constants),
+        y=results[: captured.n_y],
+        new_states=results[captured.n_y :],
+        kept=halves.kept,
+        shifted=halves.shifted,
+        tangents=halves.tangents,
+        gradients=halves.gradients,
+        random=any(node.op in RANDOM for node in joint.graph.nodes),
+    )

@@ -1,0 +1,67 @@
+"""The numeric proof for torch calls that no rule knows: op(rows[perm]) == op(rows)[perm]."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepnet.errors import Refusal
+from stepnet.ir.graph import Graph, Node
+
+ROWS = 5
+_ORDER = [3, 0, 4, 1, 2]
+
+
+def check_opaque(
+    graph: Graph, bind: Callable[[Graph, Node], Callable[..., Any]], inputs: Mapping[str, Tensor]
+) -> None:
+    """Run a graph on a few rows, and every opaque node of it again in another order and on one row.
+
+    Args:
+        graph: the joint graph.
+        bind: makes a node callable.
+        inputs: a tensor for each parameter, row values with `ROWS` rows.
+
+    Raises:
+        Refusal: rows are mixed, or the call cannot be tried.
+    """
+    if not any(node.op == "opaque" and _is_row(graph, node.outputs[0]) for node in graph.nodes):
+        return
+    order = torch.tensor(_ORDER)
+    values = dict(inputs)
+    for node in graph.nodes:
+        run = bind(graph, node)
+        given = [values[name] for name in node.inputs]
+        try:
+            out = _outputs(run(*given, rows=ROWS), node)
+            if node.op == "opaque" and _is_row(graph, node.outputs[0]):
+                rows = [_is_row(graph, name) for name in node.inputs]
+                mixed = [g[order] if r else g for g, r in zip(given, rows, strict=True)]
+                first = [g[:1] if r else g for g, r in zip(given, rows, strict=True)]
+                permuted = _outputs(run(*mixed, rows=ROWS), node)
+                one = _outputs(run(*first, rows=1), node)
+                for name, a, b, c in zip(node.outputs, out, permuted, one, strict=True):
+                    if name and not (_equal(a[order], b) and _equal(a[:1], c)):
+                        raise Refusal(f"{node.attr('target')} mixes rows", line=node.line)
+        except RuntimeError as error:
+            raise Refusal(
+                f"'{node.op}' could not be tried on sample rows: {error}", line=node.line
+            ) from error
+        values.update((n, o) for n, o in zip(node.outputs, out, strict=True) if n)
+
+
+def _is_row(graph: Graph, name: str) -> bool:
+    return graph.values[name].kind == "row"
+
+
+def _outputs(out: Any, node: Node) -> list[Any]:
+    return [out] if len(node.outputs) == 1 else list(out)
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    if not a.dtype.is_floating_point:
+        return torch.equal(a, b)
+    return torch.allclose(a.double(), b.double(), rtol=1e-4, atol=1e-5, equal_nan=True)

@@ -1,0 +1,169 @@
+"""What a step can reach: the tensors and the plain values it reads besides its arguments.
+
+One walk over closures, globals that the code names, defaults, bound objects, modules and containers.
+The walk is deterministic, so equal keys mean equal structure, and the i-th tensor of one walk is the
+i-th of the next: weights are found again at every call, by place and not by identity.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_SIMPLE = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size, Enum)
+_FOREIGN = ("torch", "numpy", "builtins", "typing", "collections", "math", "functools", "abc")
+_MODULE_NOISE = frozenset(nn.Module().__dict__) - {"training", "_parameters", "_buffers", "_modules"}
+_LIMIT = 4000  # objects; a step that reaches more is not worth keying
+
+
+@dataclass
+class Reach:
+    """`key` identifies structure and plain values; `tensors` are in the order of the walk."""
+
+    key: tuple[Any, ...]
+    tensors: list[Tensor]
+    complete: bool
+
+    @property
+    def files(self) -> frozenset[str]:
+        """The source files of the step's own functions."""
+        return frozenset(item.co_filename for item in self.key if isinstance(item, types.CodeType))
+
+
+@dataclass
+class _Walk:
+    key: list[Any] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)
+    seen: dict[int, int] = field(default_factory=dict)
+    alive: list[Any] = field(default_factory=list)  # ids in `seen` must stay taken during the walk
+
+    def visit(self, value: Any) -> None:
+        add = self.key.append
+        if isinstance(value, _SIMPLE):
+            add(value)
+            if isinstance(value, float) and value != value:
+                self.key[-1] = "nan"
+            add(type(value))  # 1, 1.0 and True are equal but trace differently
+            return
+        known = self.seen.get(id(value))
+        if known is not None:
+            add(("seen", known))
+            return
+        if len(self.seen) >= _LIMIT:
+            return
+        self.seen[id(value)] = len(self.seen)
+        self.alive.append(value)
+        if isinstance(value, Tensor):
+            add(("tensor", len(self.tensors), type(value)))
+            self.tensors.append(value)
+        elif isinstance(value, nn.Module):
+            self._module(value)
+        elif isinstance(value, types.FunctionType):
+            self._function(value)
+        elif isinstance(value, types.MethodType):
+            self.visit(value.__func__)
+            self.visit(value.__self__)
+        elif isinstance(value, functools.partial):
+            add("partial")
+            for part in (value.func, value.args, value.keywords):
+                self.visit(part)
+        elif isinstance(value, (list, tuple)):
+            add((type(value), len(value)))
+            for item in value:
+                self.visit(item)
+        elif isinstance(value, dict):
+            add((type(value), len(value)))
+            for k, v in value.items():
+                self.visit(k)
+                self.visit(v)
+        elif isinstance(value, type) or not self._own(type(value)):
+            add(("object", id(value)))
+        else:
+            self._object(value)
+
+    def _object(self, value: Any) -> None:
+        self.key.append(type(value))
+        call = getattr(type(value), "__call__", None)
+        if isinstance(call, types.FunctionType):
+            self.visit(call)
+        for name, item in getattr(value, "__dict__", {}).items():
+            self.key.append(name)
+            self.visit(item)
+        for name in getattr(type(value), "__slots__", ()):
+            if isinstance(name, str) and hasattr(value, name):
+                self.key.append(name)
+                self.visit(getattr(value, name))
+
+    def _module(self, module: nn.Module) -> None:
+        kind = type(module)
+        self.key.append(kind)
+        if self._own(kind):
+            self.visit(kind.forward)
+        for name, item in module.__dict__.items():
+            if name in _MODULE_NOISE:
+                if item and "hook" in name and isinstance(item, dict):
+                    self.visit(item)
+                continue
+            self.key.append(name)
+            self.visit(item)
+
+    def _function(self, function: types.FunctionType) -> None:
+        self.key.append(function.__code__)
+        if not self._own(function):
+            return
+        for cell in function.__closure__ or ():
+            try:
+                self.visit(cell.cell_contents)
+            except ValueError:  # an empty cell: not assigned yet
+                self.key.append("empty")
+        if function.__defaults__:
+            self.visit(function.__defaults__)
+        if function.__kwdefaults__:
+            self.visit(function.__kwdefaults__)
+        for name in names_in(function.__code__):
+            if name in function.__globals__:
+                self.key.append(name)
+                self._global(function.__globals__[name], function.__code__)
+
+    def _global(self, value: Any, code: types.CodeType) -> None:
+        if isinstance(value, types.ModuleType):
+            if value.__name__.split(".")[0] not in _FOREIGN:
+                for name in names_in(code):
+                    inner = getattr(value, name, None)
+                    if isinstance(inner, (*_SIMPLE, Tensor, nn.Module, types.FunctionType)):
+                        self.visit(inner)
+            return
+        self.visit(value)
+
+    @staticmethod
+    def _own(kind: Any) -> bool:
+        return (getattr(kind, "__module__", None) or "builtins").split(".")[0] not in _FOREIGN
+
+
+@functools.lru_cache(maxsize=1024)
+def names_in(code: types.CodeType) -> tuple[str, ...]:
+    """Every global or attribute name that a code object and those inside it mention."""
+    found = dict.fromkeys(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found.update(dict.fromkeys(names_in(constant)))
+    return tuple(found)
+
+
+def reach(step: Callable[..., Any]) -> Reach:
+    """Walk from a step.
+
+    >>> w = torch.ones(2)
+    >>> reach(lambda x, s: (x * w, s)).tensors[0] is w
+    True
+    """
+    walk = _Walk()
+    walk.visit(step)
+    return Reach(tuple(walk.key), walk.tensors, complete=len(walk.seen) < _LIMIT)

@@ -1,0 +1,106 @@
+"""A plan: a loop cut into regions, forward and backward.
+
+prologue   what depends on shared values alone         once per call
+map        on no cycle through a carried value         once, on all rows
+scan       on such a cycle                             step after step
+epilogue   what follows from sums over all rows        once per call
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .graph import Graph, Node
+
+RegionKind = Literal["prologue", "map", "scan", "epilogue"]
+
+
+@dataclass(frozen=True)
+class Carry:
+    """A carried value: `result` of one step is `parameter` of the next."""
+
+    parameter: str
+    result: str
+
+
+@dataclass(frozen=True)
+class Region:
+    """Nodes that run together. `carries` turn in a scan; a map has none (it may hold `shift` nodes).
+
+    `linear` names the carries of a scan of the form h = a * h + b with a and b free of carried values.
+    """
+
+    kind: RegionKind
+    nodes: tuple[Node, ...]
+    carries: tuple[Carry, ...] = ()
+    linear: tuple[str, ...] = ()
+
+    @property
+    def made(self) -> set[str]:
+        """The values the region makes."""
+        return {name for node in self.nodes for name in node.outputs}
+
+    @property
+    def read(self) -> list[str]:
+        """The values the region reads and does not make, carried parameters left out."""
+        own = self.made | {carry.parameter for carry in self.carries}
+        read = dict.fromkeys(name for node in self.nodes for name in node.inputs)
+        read.update(dict.fromkeys(carry.result for carry in self.carries))
+        return [name for name in read if name not in own]
+
+
+@dataclass(frozen=True)
+class LoopPlan:
+    """One loop: its body, its carries, and the regions in the order they run.
+
+    `finals` are carries whose last value is asked for; `kept` are row values to keep after the loop
+    besides `body.results`.
+    """
+
+    body: Graph
+    carries: tuple[Carry, ...]
+    regions: tuple[Region, ...]
+    kept: tuple[str, ...] = ()
+
+    def outputs(self, region: Region) -> list[str]:
+        """Values of a region that are read after it, in another region or by the caller."""
+        at = self.regions.index(region)
+        later: set[str] = set(self.body.results) | set(self.kept)
+        for other in self.regions[at + 1 :]:
+            later.update(other.read)
+            later.update(carry.result for carry in other.carries)
+        own = region.made | {carry.parameter for carry in region.carries}
+        return [name for name in self.body.values if name in own and name in later]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The compiled form of a loop.
+
+    Forward body: parameters x leaves, states, weights; results y leaves and new states.
+    Backward body: parameters kept values, weights, gradients of y and (carried) of the new states;
+    results gradients of x and of the states, and sums for the weights.
+
+    Attributes:
+        x, states, weights, y: value names of the forward loop.
+        kept: forward values that the backward loop reads as rows.
+        shifted: kept carried parameters, derived from the rows of their result instead of being kept.
+        tangents: for each y leaf and each state, the name of its gradient in the backward body, or None.
+        gradients: for each x leaf, state and weight, the result of the backward body, or None.
+        random: True if the step draws noise.
+    """
+
+    name: str
+    forward: LoopPlan
+    backward: LoopPlan | None
+    x: tuple[str, ...]
+    states: tuple[str, ...]
+    weights: tuple[str, ...]
+    y: tuple[str, ...]
+    new_states: tuple[str, ...]
+    kept: tuple[str, ...] = ()
+    shifted: tuple[str, ...] = ()
+    tangents: tuple[str | None, ...] = ()
+    gradients: tuple[str | None, ...] = ()
+    random: bool = False

@@ -1,0 +1,141 @@
+"""Where the rows of each sequence stand in a table of rows.
+
+Row of sequence b at step t: `start[b] + t * stride`. That one formula covers ragged tables (stride 1),
+time-major and batch-major dense tensors, and all of them backwards.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Sequences over a table of `rows` rows; all index tensors are int64 on the CPU."""
+
+    starts: Tensor
+    lengths: Tensor
+    stride: int
+    rows: int
+
+    @staticmethod
+    def ragged(offsets: Tensor, reverse: bool) -> Layout:
+        """Sequences one after the other, as the last level of a LoD says."""
+        return _ragged(offsets.numpy().tobytes(), reverse)
+
+    @staticmethod
+    def dense(steps: int, sequences: int, time_major: bool, reverse: bool) -> Layout:
+        """Sequences of one length, [T, B] or [B, T]."""
+        return _dense(steps, sequences, time_major, reverse)
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences there are."""
+        return len(self.lengths)
+
+    @cached_property
+    def steps(self) -> int:
+        """The length of the longest sequence."""
+        return int(self.lengths.max()) if len(self.lengths) else 0
+
+    @cached_property
+    def backward(self) -> Layout:
+        """The same rows with every sequence run from its end."""
+        last = self.starts + (self.lengths - 1).clamp(min=0) * self.stride
+        return Layout(last, self.lengths, -self.stride, self.rows)
+
+    @cached_property
+    def order(self) -> Tensor:
+        """Sequences by length, longest first, stable: the rank order."""
+        return torch.argsort(self.lengths, descending=True, stable=True)
+
+    @cached_property
+    def rank(self) -> Tensor:
+        """The place of each sequence in the rank order."""
+        return torch.argsort(self.order)
+
+    @cached_property
+    def active(self) -> list[int]:
+        """How many sequences are longer than t, for each step t."""
+        if not self.steps:
+            return []
+        counts = torch.bincount(self.lengths, minlength=self.steps + 1)
+        return (self.sequences - counts.cumsum(0)[: self.steps]).tolist()
+
+    @cached_property
+    def is_packed(self) -> bool:
+        """True if the rows already stand step by step, in the order of sequences."""
+        return self.stride == self.sequences > 0 and bool((self.lengths == self.steps).all())
+
+    @cached_property
+    def packed(self) -> Tensor:
+        """The rows step by step, in rank order: what a step reads is one slice of them."""
+        sequence = torch.repeat_interleave(self.order, self.lengths[self.order])
+        time = self._time(self.order)
+        rows = self.starts[sequence] + time * self.stride
+        return rows[torch.argsort(time, stable=True)]
+
+    @cached_property
+    def by_sequence(self) -> Tensor:
+        """The rows sequence after sequence, each in the order of its steps."""
+        everyone = torch.arange(self.sequences)
+        return self.starts.repeat_interleave(self.lengths) + self._time(everyone) * self.stride
+
+    @cached_property
+    def unpacked(self) -> Tensor:
+        """The inverse of `packed`."""
+        inverse = torch.empty_like(self.packed)
+        inverse[self.packed] = torch.arange(len(self.packed))
+        return inverse
+
+    def _time(self, order: Tensor) -> Tensor:
+        lengths = self.lengths[order]
+        ends = lengths.cumsum(0)
+        return torch.arange(int(lengths.sum())) - torch.repeat_interleave(ends - lengths, lengths)
+
+    @cached_property
+    def sequence_of(self) -> Tensor:
+        """The sequence each row belongs to."""
+        everyone = torch.arange(self.sequences)
+        sequence = torch.repeat_interleave(everyone, self.lengths)
+        out = torch.empty(self.rows, dtype=torch.int64)
+        out[self.starts[sequence] + self._time(everyone) * self.stride] = sequence
+        return out
+
+    @cached_property
+    def previous(self) -> Tensor:
+        """For each row the row one step before; `rows + b` where sequence b begins."""
+        everyone = torch.arange(self.sequences)
+        sequence = torch.repeat_interleave(everyone, self.lengths)
+        time = self._time(everyone)
+        at = self.starts[sequence] + time * self.stride
+        out = torch.empty(self.rows, dtype=torch.int64)
+        out[at] = torch.where(time == 0, self.rows + sequence, at - self.stride)
+        return out
+
+    @cached_property
+    def last(self) -> Tensor:
+        """The last row of each sequence; `rows + b` where sequence b has none."""
+        at = self.starts + (self.lengths - 1) * self.stride
+        return torch.where(self.lengths == 0, self.rows + torch.arange(self.sequences), at)
+
+
+@functools.lru_cache(maxsize=256)
+def _ragged(offsets: bytes, reverse: bool) -> Layout:
+    table = torch.frombuffer(bytearray(offsets), dtype=torch.int64)
+    layout = Layout(table[:-1].clone(), table.diff(), 1, int(table[-1]))
+    return layout.backward if reverse else layout
+
+
+@functools.lru_cache(maxsize=256)
+def _dense(steps: int, sequences: int, time_major: bool, reverse: bool) -> Layout:
+    everyone = torch.arange(sequences)
+    starts = everyone if time_major else everyone * steps
+    lengths = torch.full((sequences,), steps, dtype=torch.int64)
+    layout = Layout(starts, lengths, sequences if time_major else 1, steps * sequences)
+    return layout.backward if reverse else layout

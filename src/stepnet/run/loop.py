@@ -1,0 +1,170 @@
+"""Run a loop plan: maps on all rows by torch, scans by whichever executor was chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepnet.ir.graph import Graph, Node
+from stepnet.ir.plan import LoopPlan, Region
+
+from .layout import Layout
+from .torch_ops import Run, bind
+
+Scan = Callable[[Region, dict[str, Tensor], Mapping[str, Tensor], Layout], dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class _Bound:
+    run: Run | None  # None: a shift, which needs the layout
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+class Loop:
+    """A loop plan made ready to run; `scan` runs its scans.
+
+    A scan executor gets the region, the values at hand, the boot values of carries, and the layout; it
+    adds the values the region gives to those at hand and returns the last value of each carry.
+    """
+
+    def __init__(self, plan: LoopPlan, scan: Callable[[LoopPlan, Region], Scan]) -> None:
+        self.plan = plan
+        self.regions = [
+            (region, scan(plan, region) if region.kind == "scan" else None, _bound(plan.body, region.nodes))
+            for region in plan.regions
+        ]
+        wanted = {*plan.body.results, *plan.kept}
+        self._dies = _last_uses(plan, wanted)
+
+    def run(
+        self, values: dict[str, Tensor], states: Mapping[str, Tensor], layout: Layout
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Run the loop.
+
+        Args:
+            values: parameters by name, row values as [rows, ...].
+            states: boot values of the carries by parameter name, in the caller's order of sequences.
+            layout: where the rows stand.
+
+        Returns:
+            The results and kept values by name, and the last value of each carry by parameter name.
+        """
+        finals: dict[str, Tensor] = {}
+        for at, (region, scan, nodes) in enumerate(self.regions):
+            if scan is not None:
+                finals |= scan(region, values, states, layout)
+            else:
+                run_nodes(nodes, values, layout.rows, states, layout)
+            for name in self._dies[at]:
+                values.pop(name, None)
+        for carry in self.plan.carries:
+            if carry.parameter not in finals:
+                rows = values[carry.result]
+                boot = states[carry.parameter]
+                finals[carry.parameter] = torch.cat([rows, boot]).index_select(0, layout.last.to(rows.device))
+        return values, finals
+
+
+def shift(rows: Tensor, boot: Tensor, layout: Layout) -> Tensor:
+    """The rows one step earlier; boot values where a sequence begins."""
+    return torch.cat([rows, boot]).index_select(0, layout.previous.to(rows.device))
+
+
+def run_nodes(
+    nodes: list[_Bound],
+    values: dict[str, Tensor],
+    rows: int,
+    states: Mapping[str, Tensor] | None = None,
+    layout: Layout | None = None,
+) -> None:
+    """Run nodes one after the other on the values at hand."""
+    for node in nodes:
+        if node.run is None:
+            assert states is not None and layout is not None
+            (name,) = node.outputs
+            values[name] = shift(values[node.inputs[0]], states[name], layout)
+            continue
+        out = node.run(*[values[name] for name in node.inputs], rows=rows)
+        if len(node.outputs) == 1:
+            values[node.outputs[0]] = out
+        else:
+            values.update((n, o) for n, o in zip(node.outputs, out, strict=True) if n)
+
+
+def _bound(graph: Graph, nodes: tuple[Node, ...]) -> list[_Bound]:
+    return [
+        _Bound(None if node.op == "shift" else bind(graph, node), node.inputs, node.outputs) for node in nodes
+    ]
+
+
+def _last_uses(plan: LoopPlan, wanted: set[str]) -> list[list[str]]:
+    """For each region the values nobody reads after it: big row tables are let go early."""
+    later: set[str] = wanted | {carry.result for carry in plan.carries}
+    dying: list[list[str]] = []
+    for region in reversed(plan.regions):
+        own = {*region.made, *region.read}
+        dying.append([name for name in own if name not in later])
+        later |= own
+    return dying[::-1]
+
+
+class EagerScan:
+    """A scan step by step in torch, over rows gathered once into the order of steps."""
+
+    def __init__(self, plan: LoopPlan, region: Region) -> None:
+        body = plan.body
+        self.nodes = _bound(body, region.nodes)
+        self.outputs = plan.outputs(region)
+        self.rows_in = [n for n in region.read if body.values[n].kind == "row"]
+        self.shared_in = [n for n in region.read if body.values[n].kind != "row"]
+        self.shapes = {n: body.values[n] for n in self.outputs}
+
+    def __call__(
+        self, region: Region, values: dict[str, Tensor], states: Mapping[str, Tensor], layout: Layout
+    ) -> dict[str, Tensor]:
+        steps = layout.active
+        plain = layout.is_packed
+        pieces: dict[str, Any] = {}
+        for name in self.rows_in:
+            table = values[name] if plain else _take(values[name], layout.packed)
+            pieces[name] = table.split(steps) if steps else ()
+        current = {
+            c.parameter: states[c.parameter] if plain else _take(states[c.parameter], layout.order)
+            for c in region.carries
+        }
+        ended: dict[str, list[Tensor]] = {name: [] for name in current}
+        kept: dict[str, list[Tensor]] = {name: [] for name in self.outputs}
+        shared = {name: values[name] for name in self.shared_in}
+        for t, active in enumerate(steps):
+            for name, state in current.items():
+                if state.shape[0] > active:
+                    ended[name].append(state[active:])
+                    current[name] = state[:active]
+            at_hand = {**shared, **current}
+            for name, parts in pieces.items():
+                at_hand[name] = parts[t]
+            run_nodes(self.nodes, at_hand, active)
+            for name, out in kept.items():
+                out.append(at_hand[name])
+            current = {c.parameter: at_hand[c.result] for c in region.carries}
+        for name, out in kept.items():
+            value = self.shapes[name]
+            if out:
+                table = torch.cat(out)
+                values[name] = table if plain else _take(table, layout.unpacked)
+            else:
+                values[name] = torch.empty((0, *value.shape), dtype=getattr(torch, value.dtype))
+        finals = {}
+        for name, state in current.items():
+            ranked = torch.cat([state, *reversed(ended[name])])
+            finals[name] = ranked if plain else _take(ranked, layout.rank)
+        return finals
+
+
+def _take(table: Tensor, index: Tensor) -> Tensor:
+    return table.index_select(0, index.to(table.device))

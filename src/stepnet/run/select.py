@@ -1,0 +1,30 @@
+"""Executors in order of preference, and a plan made ready for one of them."""
+
+from __future__ import annotations
+
+from stepnet.errors import Refusal
+from stepnet.ir.plan import LoopPlan, Plan, Region
+
+from .autograd import Ready
+from .loop import EagerScan, Loop, Scan
+
+
+def executors(backend: str) -> tuple[str, ...]:
+    """Which executors a backend tries, best first; the plain loop is what is left when all refuse."""
+    return {"auto": ("c", "eager"), "c": ("c",), "eager": ("eager",), "naive": ()}[backend]
+
+
+def make_ready(executor: str, plan: Plan) -> Ready:
+    """Make a plan's loops ready to run.
+
+    Raises:
+        Refusal: the executor declines the plan.
+    """
+
+    def scan(loop: LoopPlan, region: Region) -> Scan:
+        if executor == "c":
+            raise Refusal("not yet")
+        return EagerScan(loop, region)
+
+    backward = None if plan.backward is None else Loop(plan.backward, scan)
+    return Ready(plan, Loop(plan.forward, scan), backward, executor)

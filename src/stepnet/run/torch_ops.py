@@ -1,0 +1,194 @@
+"""What each op of the closed list means in torch, on rows [n, ...]."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepnet.errors import GraphError
+from stepnet.ir.graph import Graph, Node, Value
+from stepnet.ir.ops import OPS, Stage
+
+_POINTWISE: dict[str, Callable[..., Tensor]] = {
+    "neg": torch.neg, "abs": torch.abs, "sign": torch.sign, "relu": torch.relu, "floor": torch.floor,
+    "ceil": torch.ceil, "round": torch.round, "trunc": torch.trunc, "not": torch.logical_not,
+    "isnan": torch.isnan, "copy": torch.clone, "reciprocal": torch.reciprocal, "exp": torch.exp,
+    "expm1": torch.expm1, "log": torch.log, "log1p": torch.log1p, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt,
+    "sin": torch.sin, "cos": torch.cos, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "erf": torch.erf,
+    "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "maximum": torch.maximum,
+    "minimum": torch.minimum, "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt,
+    "ge": torch.ge, "and": torch.logical_and, "or": torch.logical_or, "xor": torch.logical_xor,
+    "pow": torch.pow, "remainder": torch.remainder, "atan2": torch.atan2, "where": torch.where,
+}  # fmt: skip
+
+Run = Callable[..., Any]
+
+
+def torch_dtype(value: Value) -> torch.dtype:
+    """The torch dtype of a value."""
+    return getattr(torch, value.dtype)
+
+
+def bind(graph: Graph, node: Node) -> Run:
+    """A function of (inputs..., rows=n) that computes a node; n is the number of rows at hand."""
+    makers: dict[Stage, Callable[[Graph, Node], Run]] = {
+        Stage.POINTWISE: _pointwise, Stage.REDUCE: _reduce, Stage.SHAPE: _shape, Stage.MATMUL: _matmul,
+        Stage.ROWS: _rows, Stage.SOURCE: _source, Stage.OPAQUE: _opaque,
+    }  # fmt: skip
+    return makers[OPS[node.op].stage](graph, node)
+
+
+def _values(graph: Graph, node: Node) -> tuple[list[Value], Value]:
+    return [graph.values[n] for n in node.inputs], graph.values[node.outputs[0]]
+
+
+def _is_row(value: Value) -> bool:
+    return value.kind == "row"
+
+
+def _pointwise(graph: Graph, node: Node) -> Run:
+    ins, out = _values(graph, node)
+    if node.op == "cast":
+        dtype = torch_dtype(out)
+        return lambda a, rows: a.to(dtype)
+    function = _POINTWISE[node.op]
+    rank = len(out.shape)
+    # rows of fewer dimensions than the result: their row dimension must stay first
+    lifted = [
+        (-1, *(1,) * (rank - len(v.shape)), *v.shape)
+        if _is_row(v) and 0 < len(v.shape) + 1 < rank + 1
+        else None
+        for v in ins
+    ]
+    if any(lifted):
+
+        def lift(*args: Tensor, rows: int) -> Tensor:
+            return function(
+                *(a if s is None else a.reshape(rows, *s[1:]) for a, s in zip(args, lifted, strict=True))
+            )
+
+        return lift
+    return lambda *args, rows: function(*args)
+
+
+def _reduce(graph: Graph, node: Node) -> Run:
+    (value,), _ = _values(graph, node)
+    dims = [d + _is_row(value) for d in node.attr("dims")]
+    if node.op == "sum":
+        return lambda a, rows: a.sum(dims, keepdim=True)
+    function = {"amax": torch.amax, "amin": torch.amin}[node.op]
+    return lambda a, rows: function(a, dims, keepdim=True)
+
+
+def _shape(graph: Graph, node: Node) -> Run:
+    ins, out = _values(graph, node)
+    lead = int(_is_row(out))
+    op, shape = node.op, out.shape
+    if op == "reshape":
+        return (lambda a, rows: a.reshape(rows, *shape)) if lead else (lambda a, rows: a.reshape(shape))
+    if op == "permute":
+        dims = (*range(lead), *(d + lead for d in node.attr("dims")))
+        return lambda a, rows: a.permute(dims)
+    if op == "expand":
+        if not lead:
+            return lambda a, rows: a.expand(shape)
+        own = _is_row(ins[0])
+        middle = (1,) * (len(shape) - len(ins[0].shape))
+        inner = ins[0].shape
+
+        def expand(a: Tensor, rows: int) -> Tensor:
+            if own:
+                a = a.reshape(rows, *middle, *inner)
+            return a.expand(rows, *shape)
+
+        return expand
+    if op == "slice":
+        dim, start, end, step = (node.attr(k) for k in ("dim", "start", "end", "step"))
+        if step == 1:
+            return lambda a, rows: a.narrow(dim + lead, start, end - start)
+        index = (slice(None),) * (dim + lead) + (slice(start, end, step),)
+        return lambda a, rows: a[index]
+    if op == "flip":
+        dims = [d + lead for d in node.attr("dims")]
+        return lambda a, rows: a.flip(dims)
+    if op == "cat":
+        dim = node.attr("dim") + lead
+        if lead and not all(_is_row(v) for v in ins):
+            return lambda *args, rows: torch.cat(
+                [a if _is_row(v) else a.expand(rows, *v.shape) for a, v in zip(args, ins, strict=True)],
+                dim,
+            )
+        return lambda *args, rows: torch.cat(args, dim)
+    if op == "gather":
+        dim = node.attr("dim") + lead
+        return lambda a, index, rows: a.gather(dim, index)
+    if op == "embed":
+        return lambda table, index, rows: torch.nn.functional.embedding(index, table)
+    raise GraphError(f"no torch meaning for op '{op}'")
+
+
+def _matmul(graph: Graph, node: Node) -> Run:
+    (a, b), _ = _values(graph, node)
+    if _is_row(a) and not _is_row(b) and len(a.shape) == 1:
+        return lambda x, w, rows: torch.mm(x, w)
+    return lambda x, w, rows: torch.matmul(x, w)
+
+
+def _rows(graph: Graph, node: Node) -> Run:
+    ins, out = _values(graph, node)
+    if node.op == "sum_rows":
+        return lambda a, rows: a.sum(0)
+    if node.op == "matmul_tn":
+        if node.attr("batch"):
+            return lambda a, b, rows: torch.matmul(a.permute(1, 2, 0), b.transpose(0, 1))
+        k, n = ins[0].shape[-1], ins[1].shape[-1]
+        return lambda a, b, rows: torch.mm(a.reshape(-1, k).t(), b.reshape(-1, n))
+    padding, count, dtype = node.attr("padding"), out.shape, torch_dtype(out)
+
+    def embed_grad(grad: Tensor, index: Tensor, rows: int) -> Tensor:
+        flat = index.reshape(-1)
+        grad = grad.reshape(-1, grad.shape[-1])
+        if padding >= 0:
+            grad = grad * (flat != padding).unsqueeze(1)
+        return torch.zeros(count, dtype=dtype, device=grad.device).index_add_(0, flat, grad)
+
+    return embed_grad
+
+
+def _source(graph: Graph, node: Node) -> Run:
+    _, out = _values(graph, node)
+    dtype, lead, shape = torch_dtype(out), int(_is_row(out)), out.shape
+    if node.op == "full":
+        number = node.attr("value")
+        return lambda rows: torch.full((rows,) * lead + shape, number, dtype=dtype)
+    if node.op == "iota":
+        start, step = node.attr("start"), node.attr("step")
+        return lambda rows: torch.arange(shape[0], dtype=dtype) * step + start
+    function = {"rand": torch.rand, "randn": torch.randn}[node.op]
+    return lambda rows: function((rows, *shape), dtype=dtype)
+
+
+def _opaque(graph: Graph, node: Node) -> Run:
+    def fill(template: Any, inputs: Sequence[Tensor]) -> Any:
+        kind, content = template
+        if kind == "input":
+            return inputs[content]
+        if kind == "list":
+            return [fill(item, inputs) for item in content]
+        return content
+
+    args, kwargs = node.attr("args"), node.attr("kwargs")
+    space, name, overload = node.attr("target").split(".")
+    target = getattr(getattr(getattr(torch.ops, space), name), overload)
+    many = len(node.outputs) > 1
+
+    def call(*inputs: Tensor, rows: int) -> Any:
+        out = target(*(fill(a, inputs) for a in args), **{k: fill(a, inputs) for k, a in kwargs})
+        if many:
+            return tuple(out)
+        return out[0] if isinstance(out, (tuple, list)) else out
+
+    return call
