@@ -1,8 +1,19 @@
 """stepnet: write one recurrent step in plain PyTorch and run it over ragged sequences."""
 
+from . import cells as cells
+from . import datasets as datasets
+from . import nn as nn
+from . import ops as ops
 from .api import Recurrent as Recurrent
 from .api import recurrent as recurrent
 from .data.array import TensorArray as TensorArray
 from .data.lod import LoDTensor as LoDTensor
+from .data.sequence import sequence_concat as sequence_concat
+from .data.sequence import sequence_expand as sequence_expand
+from .data.sequence import sequence_mask as sequence_mask
+from .data.sequence import sequence_pool as sequence_pool
+from .data.sequence import sequence_reverse as sequence_reverse
+from .data.sequence import sequence_slice as sequence_slice
+from .data.sequence import sequence_softmax as sequence_softmax
 from .front.scope import Scope as Scope
 from .ir.tensor_iterator import TensorIterator as TensorIterator
