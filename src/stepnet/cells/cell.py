@@ -24,7 +24,8 @@ class Cell(nn.Module):
         bias: whether the gates have biases.
         gates: how many blocks of rows the weights have.
         recurrent: whether weight_hh and bias_hh exist.
-        device, dtype: of the parameters.
+        device: of the parameters.
+        dtype: of the parameters.
 
     Raises:
         StepError: a size is no positive whole number.

@@ -35,8 +35,6 @@ class GRU(Cell):
     """The gated recurrent unit (Cho et al., "Learning phrase representations using RNN encoder-decoder for
     statistical machine translation", 2014), with the reset gate after the product as torch and cuDNN have it.
 
-    ::
-
         r = sigmoid(W_ir x + b_ir + W_hr h + b_hr)
         z = sigmoid(W_iz x + b_iz + W_hz h + b_hz)
         n = tanh(W_in x + b_in + r * (W_hn h + b_hn))
@@ -50,7 +48,8 @@ class GRU(Cell):
         input_size: features of x.
         hidden_size: features of h.
         bias: whether the biases exist.
-        device, dtype: of the parameters.
+        device: of the parameters.
+        dtype: of the parameters.
 
     Raises:
         StepError: a size is no positive whole number.

@@ -12,8 +12,6 @@ from .cell import Cell, seen
 class LayerNormLSTM(Cell):
     """LSTM with layer normalisation (Ba, Kiros and Hinton, "Layer normalization", 2016, equations 20 to 22).
 
-    ::
-
         i, f, g, o = LN_ih(W_ih x) + LN_hh(W_hh h)
         c' = sigmoid(f) * c + sigmoid(i) * tanh(g)
         h' = sigmoid(o) * tanh(LN_c(c'))
@@ -26,7 +24,8 @@ class LayerNormLSTM(Cell):
         input_size: features of x.
         hidden_size: features of h and c.
         bias: whether the three norms have biases.
-        device, dtype: of the parameters.
+        device: of the parameters.
+        dtype: of the parameters.
 
     Raises:
         StepError: a size is no positive whole number.

@@ -42,8 +42,6 @@ class LSTM(Cell):
     """Long short-term memory with a forget gate (Hochreiter and Schmidhuber, "Long short-term memory", 1997;
     Gers, Schmidhuber and Cummins, "Learning to forget", 2000).
 
-    ::
-
         i, f, g, o = W_ih x + b_ih + W_hh h + b_hh
         c' = sigmoid(f) * c + sigmoid(i) * tanh(g)
         h' = sigmoid(o) * tanh(c')
@@ -55,7 +53,8 @@ class LSTM(Cell):
         input_size: features of x.
         hidden_size: features of h and c.
         bias: whether b_ih and b_hh exist.
-        device, dtype: of the parameters.
+        device: of the parameters.
+        dtype: of the parameters.
 
     Raises:
         StepError: a size is no positive whole number.

@@ -13,8 +13,6 @@ class MinGRU(Cell):
     """The minimal GRU (Feng et al., "Were RNNs all we needed?", 2024, section 3.1): gates see the input
     alone, so the step is linear in its state.
 
-    ::
-
         z, n = W_ih x + b_ih
         h' = (1 - sigmoid(z)) * h + sigmoid(z) * n
         y  = h'
@@ -26,7 +24,8 @@ class MinGRU(Cell):
         input_size: features of x.
         hidden_size: features of h.
         bias: whether b_ih exists.
-        device, dtype: of the parameters.
+        device: of the parameters.
+        dtype: of the parameters.
 
     Raises:
         StepError: a size is no positive whole number.

@@ -13,8 +13,6 @@ class PeepholeLSTM(Cell):
     """LSTM with peephole connections (Gers, Schraudolph and Schmidhuber, "Learning precise timing with LSTM
     recurrent networks", 2002): the gates see the cell state, each unit its own.
 
-    ::
-
         i, f, g, o = W_ih x + b_ih + W_hh h + b_hh
         c' = sigmoid(f + p_f * c) * c + sigmoid(i + p_i * c) * tanh(g)
         h' = sigmoid(o + p_o * c') * tanh(c')
@@ -27,7 +25,8 @@ class PeepholeLSTM(Cell):
         input_size: features of x.
         hidden_size: features of h and c.
         bias: whether b_ih and b_hh exist.
-        device, dtype: of the parameters.
+        device: of the parameters.
+        dtype: of the parameters.
 
     Raises:
         StepError: a size is no positive whole number.

@@ -49,8 +49,6 @@ def check_nonlinearity(module: nn.Module, name: str) -> str:
 class RNN(Cell):
     """The simple recurrent cell (Elman, "Finding structure in time", 1990).
 
-    ::
-
         h' = tanh(W_ih x + b_ih + W_hh h + b_hh)        or relu in place of tanh
         y  = h'
 
@@ -61,7 +59,8 @@ class RNN(Cell):
         hidden_size: features of h.
         bias: whether b_ih and b_hh exist.
         nonlinearity: "tanh" or "relu".
-        device, dtype: of the parameters.
+        device: of the parameters.
+        dtype: of the parameters.
 
     Raises:
         StepError: a size is no positive whole number, or the nonlinearity is another.

@@ -16,8 +16,6 @@ class SLSTM(Cell):
     """LSTM with an exponential input gate (Beck et al., "xLSTM: extended long short-term memory", 2024,
     section 2.2), one head.
 
-    ::
-
         i, f, z, o = W_ih x + b_ih + W_hh h + b_hh
         m' = max(log sigmoid(f) + m, i)                     stabiliser
         a  = exp(log sigmoid(f) + m - m')                   forget gate
@@ -36,7 +34,8 @@ class SLSTM(Cell):
         input_size: features of x.
         hidden_size: features of h, c, n and m.
         bias: whether b_ih and b_hh exist.
-        device, dtype: of the parameters.
+        device: of the parameters.
+        dtype: of the parameters.
 
     Raises:
         StepError: a size is no positive whole number.

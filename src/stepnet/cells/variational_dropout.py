@@ -18,7 +18,7 @@ class VariationalDropout(Wrapper):
     """A cell with variational dropout (Gal and Ghahramani, "A theoretically grounded application of dropout
     in recurrent neural networks", 2016): each sequence has one mask on x and one on h for all its steps.
 
-    The masks are part of the state, so they follow their sequences wherever these go::
+    The masks are part of the state, so they follow their sequences wherever these go:
 
         state = (inner state, {"x": mask, "h": mask})          a mask whose p is 0 is left out
 

@@ -21,7 +21,7 @@ class Zoneout(Wrapper):
     activations", 2016).
 
     In training each unit of the new state is, with probability p, that of the old state, drawn anew at every
-    step and for each tensor of the state; in evaluation it is the expectation::
+    step and for each tensor of the state; in evaluation it is the expectation:
 
         training:    new = where(rand < p, old, new)
         evaluation:  new = p * old + (1 - p) * new

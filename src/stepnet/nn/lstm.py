@@ -27,9 +27,10 @@ class LSTM(RNNBase):
         dropout: probability of dropout between layers, in training.
         bidirectional: a second direction, from the end of each sequence; outputs lie side by side.
         proj_size: features that h is projected to, 0 for none (Sak, Senior and Beaufays, 2014).
-        device, dtype: of the parameters.
+        device: of the parameters.
+        dtype: of the parameters.
 
-    The call `(input, hx=None) -> (output, (h_n, c_n))` has, for L = num_layers * directions::
+    The call `(input, hx=None) -> (output, (h_n, c_n))` has, for L = num_layers * directions:
 
         input                      output                            hx, (h_n, c_n)
         [T, B, F] or [B, T, F]     [T, B, D * H] or [B, T, D * H]    [L, B, H], [L, B, hidden_size]
