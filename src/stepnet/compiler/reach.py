@@ -12,6 +12,7 @@ import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ from torch import Tensor, nn
 
 _SIMPLE = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size, Enum)
 _FOREIGN = ("torch", "numpy", "builtins", "typing", "collections", "math", "functools", "abc")
+# A module's forward may call stepnet itself; what that reaches is the same for every step.
+_PARTS = ("api", "engine", "backends", "compiler", "data", "front", "ir", "run")
+_OURS = tuple(str(Path(__file__).parents[1] / part) for part in _PARTS)
 _MODULE_NOISE = frozenset(nn.Module().__dict__) - {"training", "_parameters", "_buffers", "_modules"}
 _LIMIT = 4000  # objects; a step that reaches more is not worth keying
 
@@ -116,7 +120,7 @@ class _Walk:
 
     def _function(self, function: types.FunctionType) -> None:
         self.key.append(function.__code__)
-        if not self._own(function):
+        if not self._own(function) or function.__code__.co_filename.startswith(_OURS):
             return
         for cell in function.__closure__ or ():
             try:
