@@ -21,9 +21,10 @@ def data():
 
 
 @pytest.fixture(autouse=True)
-def _same_threads_after():
-    """The demo sets torch's threads for its process, which here is that of the tests."""
+def _threads():
+    """One thread, as the demo sets it, and after each test as before: the process is that of all tests."""
     threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
 
@@ -92,7 +93,7 @@ def test_demo_end_to_end(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result, output = invoke("demo", "--seeds", "2", "--epochs", "2")
     assert result.exit_code == 0, result.output
-    assert "36 utterances to train on, 36 to test on" in output
+    assert "36 to train on, 36 to test on" in output
     assert re.search(r"\d+\.\d% test accuracy, mean of 2 seeds", output)
     assert "94.1%" in output
     assert "stepnet-demo.png" in output
