@@ -33,7 +33,7 @@ typedef struct {
 } sn_team;
 
 static inline __attribute__((always_inline, unused)) void sn_wait_a_moment(int64_t spins) {
-    if (spins > 2000) {
+    if (spins > 300) {
         sched_yield(); /* more threads than cores: the one waited for may need this core */
         return;
     }
@@ -60,14 +60,14 @@ static void *sn_enter_thread(void *p) {
 
 static __attribute__((unused)) void sn_together(const sn_pool *pool, sn_work member, void *data) {
     sn_team team = {member, data, pool->team_size, 0, 0};
-    int64_t threads = pool->threads > 64 ? 64 : pool->threads, made = 0;
-    pthread_t others[64];
+    int64_t threads = pool->threads, made = 0;
+    pthread_t others[63];
     if (threads <= 1) {
         member(data, 0, 1);
     } else if (pool->parallel) {
         pool->parallel(sn_enter_openmp, &team, (unsigned)threads, 0);
     } else {
-        while (made < threads - 1 && pthread_create(&others[made], 0, sn_enter_thread, &team) == 0) ++made;
+        while (made < threads - 1 && made < 63 && pthread_create(&others[made], 0, sn_enter_thread, &team) == 0) ++made;
         __atomic_store_n(&team.count, made + 1, __ATOMIC_RELEASE);
         sn_enter_thread(&team);
         while (made > 0) pthread_join(others[--made], 0);
