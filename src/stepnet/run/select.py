@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from stepnet.errors import Refusal
 from stepnet.ir.plan import LoopPlan, Plan, Region
 
 from .autograd import Ready
+from .c_scan import CScan
 from .loop import EagerScan, Loop, Scan
 
 
@@ -22,9 +22,7 @@ def make_ready(executor: str, plan: Plan) -> Ready:
     """
 
     def scan(loop: LoopPlan, region: Region) -> Scan:
-        if executor == "c":
-            raise Refusal("not yet")
-        return EagerScan(loop, region)
+        return CScan(loop, region) if executor == "c" else EagerScan(loop, region)
 
     backward = None if plan.backward is None else Loop(plan.backward, scan)
     return Ready(plan, Loop(plan.forward, scan), backward, executor)
