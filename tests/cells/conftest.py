@@ -1,14 +1,23 @@
-"""One thread: the matrices here are tiny, and threads that wait for each other cost more than they save."""
+"""The plain loop and one thread, for what is tested here is the cells, not what runs them.
+
+A test may ask for another backend. Threads that wait for each other over tiny matrices
+cost more than they save.
+"""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from stepnet.backends import get_backend, set_backend
+
 
 @pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
+def backend(request):
+    """The backend of every recurrence in a test: the test's own parameter, or the plain loop."""
+    before, threads = get_backend(), torch.get_num_threads()
+    set_backend(getattr(request, "param", "naive"))
     torch.set_num_threads(1)
-    yield
+    yield get_backend()
     torch.set_num_threads(threads)
+    set_backend(before)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -97,6 +99,25 @@ def test_ragged_equals_a_hand_loop(name, lengths, given, reverse):
     torch.testing.assert_close(found, gradients([joined, *leaves(expected)], inputs), **CLOSE)
     if sum(lengths) and name != "RNN relu":  # its few units may all be off
         assert found[0].any()
+
+
+@pytest.mark.parametrize("backend", ["auto"], indirect=True)
+@pytest.mark.parametrize("name", CELLS)
+def test_compiled_equals_a_hand_loop(name, backend):
+    """The same step, whatever runs it: first on real sequences, then on what has no rows."""
+    cell = CELLS[name]()
+    for lengths, reverse in itertools.product(LENGTHS.values(), (False, True)):
+        n = len(lengths)
+        values = torch.randn(sum(lengths), FEATURES, dtype=DTYPE, requires_grad=True)
+        h0 = some_state(cell, n)
+        h0 = like(h0, [leaf.requires_grad_() for leaf in leaves(h0)])
+        inputs = [values, *cell.parameters(), *leaves(h0)]
+        y, final = recurrent(cell, LoDTensor.from_lengths(values, [lengths]), h0, reverse=reverse)
+        ys, expected = by_hand(cell, values.split(lengths) if n else (), h0, reverse)
+        joined = torch.cat(ys) if n else y.values.detach()
+        torch.testing.assert_close([y.values, *leaves(final)], [joined, *leaves(expected)], **CLOSE)
+        found = gradients([y.values, *leaves(final)], inputs)
+        torch.testing.assert_close(found, gradients([joined, *leaves(expected)], inputs), **CLOSE)
 
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])

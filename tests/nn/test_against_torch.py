@@ -110,6 +110,22 @@ def test_packed_unsorted(kind, stack, given):
     check_same(gradients(found, rows, hx, module), gradients(expected, rows, hx, peer))
 
 
+@pytest.mark.parametrize("backend", ["auto"], indirect=True)
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled(kind, backend):
+    module, peer = pair(kind, num_layers=2, bidirectional=True)
+    for form, lengths in (("dense", [3, 3]), ("packed", [2, 4, 1, 2])):
+        rows = torch.randn(sum(lengths), FEATURES, dtype=DTYPE, requires_grad=True)
+        hx = some_hx(module, len(lengths), "hx with grad")
+        results = []
+        for run in (module, peer):
+            packed = pack_sequence(rows.split(lengths), enforce_sorted=False)
+            y, final = run(packed if form == "packed" else rows.reshape(3, 2, FEATURES), hx)
+            outputs = [y.data, *leaves(final)]
+            results.append([*outputs, *gradients(outputs, rows, hx, run)])
+        check_same(*results)
+
+
 @pytest.mark.parametrize("lengths", [[4, 2, 2, 1], [3], [1, 1]], ids=str)
 def test_packed_sorted(lengths):
     module, peer = pair("GRU", num_layers=2)
