@@ -53,6 +53,13 @@ def test_example_runs(path, capsys):
     assert capsys.readouterr().out
 
 
+def test_docstring_examples_become_code_on_the_api_page():
+    as_code = runpy.run_path(str(ROOT / "docs" / "extensions" / "doctests.py"))["as_code"]
+    docstring = "What it does::\n\n    a = b\n\n>>> for i in [1]:\n...     i\n1\n\nMore.\n"
+    fenced = "What it does:\n\n    a = b\n\n```pycon\n>>> for i in [1]:\n...     i\n1\n```\n\nMore.\n"
+    assert as_code(docstring) == fenced
+
+
 def test_readme_has_code():
     assert blocks((ROOT / "README.md").read_text(encoding="utf-8"))
 
