@@ -96,7 +96,15 @@ def test_the_preamble_compiles_for_both_types_and_without_warnings(tmp_path):
     source = tmp_path / "all.c"
     source.write_text(c_build.preamble("f32", "f64"))
     cc = c_build.compiler()
-    strict = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-command-line-argument", "-fsyntax-only"]
+    strict = [
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-Wno-unused-command-line-argument",
+        "-c",
+        "-o",
+        str(tmp_path / "all.o"),
+    ]
     command = [*cc.command, *cc.flags, *strict, str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
