@@ -368,6 +368,8 @@ class LoDTensor:
 
     def __getattr__(self, name: str) -> Any:
         """The methods of Tensor, by the same rules as torch functions."""
+        if name in ABOUT_ATTRIBUTES:
+            return getattr(self._values, name)
         method = None if name.startswith("_") else getattr(Tensor, name, None)
         if not callable(method):
             raise AttributeError(
@@ -386,6 +388,8 @@ class LoDTensor:
     __and__, __rand__ = _operator("__and__"), _operator("__rand__")
     __or__, __ror__ = _operator("__or__"), _operator("__ror__")
     __xor__, __rxor__ = _operator("__xor__"), _operator("__rxor__")
+    __lshift__, __rlshift__ = _operator("__lshift__"), _operator("__rlshift__")
+    __rshift__, __rrshift__ = _operator("__rshift__"), _operator("__rrshift__")
     __lt__, __le__ = _operator("__lt__"), _operator("__le__")
     __gt__, __ge__ = _operator("__gt__"), _operator("__ge__")
     __eq__, __ne__ = _operator("__eq__"), _operator("__ne__")  # pyright: ignore[reportAssignmentType]

@@ -215,6 +215,8 @@ def leading(least: int, exactly: bool = False, *, by_rows: int = 1) -> Rule:
 def matmul(call: Call) -> None:
     """Rows are the free dimension of the left operand, or a batch dimension of either."""
     a, b = call.operands()
+    if call.function is Tensor.__rmatmul__:
+        a, b = b, a
     both = isinstance(a, call.kind) and isinstance(b, call.kind)
     na, nb = a.ndim, b.ndim
     if both:
@@ -275,6 +277,14 @@ def last_dims(at: int, name: str, per_dim: int = 1) -> Rule:
             call.refuse(f"{name} {list(given)} reaches dimension 0")
 
     return rule
+
+
+def linear(call: Call) -> None:
+    """Row-wise with a weight and a bias that all rows share."""
+    leading(2)(call)
+    bias = call.argument(2, "bias")
+    if bias is not None and bias.ndim > 1:
+        call.refuse(f"a bias of shape {list(bias.shape)}", remedy="add it to the result")
 
 
 def batch_norm(call: Call) -> None:
