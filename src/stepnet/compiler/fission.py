@@ -45,8 +45,15 @@ def fission(body: Graph, carries: Sequence[Carry], kept: Sequence[str] = (), *, 
         [c for c in carries if c.parameter in turning and depth[c.parameter] == d] for d in range(deepest + 1)
     ]
     read = {name for node in body.nodes for name in node.inputs} | {*body.results, *kept}
+    held = [c for c in carries if c.parameter == c.result]
+    in_maps = {name for nodes in maps for node in nodes for name in node.inputs} | {*body.results, *kept}
+    spread = [c for c in held if c.parameter in in_maps]
+    maps[0] += [Node("spread", (), (c.parameter,)) for c in spread]
+    for d in range(1, deepest + 1):
+        inside = {name for node in scans[d] for name in node.inputs}
+        scan_carries[d] += [c for c in held if c not in spread and c.parameter in inside]
     for carry in carries:  # known rows, read one step later
-        if carry.parameter not in turning and carry.parameter in read:
+        if carry not in held and carry.parameter not in turning and carry.parameter in read:
             shift = Node("shift", (carry.result,), (carry.parameter,))
             maps[depth[carry.parameter]].append(shift)
     if fuse:
@@ -55,7 +62,7 @@ def fission(body: Graph, carries: Sequence[Carry], kept: Sequence[str] = (), *, 
             _sink(body, maps[d - 1], scans[d], scan_carries[d])
     regions = [Region("prologue", tuple(prologue))] if prologue else []
     for d in range(deepest + 1):
-        if scan_carries[d]:
+        if scans[d] or scan_carries[d]:
             nodes = _ordered(scans[d])
             regions.append(
                 Region("scan", nodes, tuple(scan_carries[d]), _linear(body, nodes, scan_carries[d]))
@@ -75,7 +82,8 @@ def _depths(body: Graph, carries: Sequence[Carry]) -> tuple[set[str], dict[str, 
             if name:
                 before[name] = list(node.inputs)
     for carry in carries:
-        before[carry.parameter] = [carry.result]
+        if carry.parameter != carry.result:  # a value that never changes turns no loop
+            before[carry.parameter] = [carry.result]
     live = set(before)
     turning: set[str] = set()
     depth: dict[str, int] = {}

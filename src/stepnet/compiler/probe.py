@@ -1,4 +1,8 @@
-"""The numeric proof for torch calls that no rule knows: op(rows[perm]) == op(rows)[perm]."""
+"""Numeric proofs for torch calls that no rule knows.
+
+on rows    op(rows[perm]) == op(rows)[perm], and one row alone gives its row
+on sums    op(2 a) == 2 op(a) and op(a + b) == op(a) + op(b): it may then wait for the sum of all steps
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ def check_opaque(
     Raises:
         Refusal: rows are mixed, or the call cannot be tried.
     """
-    if not any(node.op == "opaque" and _is_row(graph, node.outputs[0]) for node in graph.nodes):
+    if not any(node.op == "opaque" and _kind(graph, node) != "shared" for node in graph.nodes):
         return
     order = torch.tensor(_ORDER)
     values = dict(inputs)
@@ -37,7 +41,9 @@ def check_opaque(
         given = [values[name] for name in node.inputs]
         try:
             out = _outputs(run(*given, rows=ROWS), node)
-            if node.op == "opaque" and _is_row(graph, node.outputs[0]):
+            if node.op == "opaque" and _kind(graph, node) == "sum":
+                _check_linear(graph, node, run, given, out)
+            if node.op == "opaque" and _kind(graph, node) == "row":
                 rows = [_is_row(graph, name) for name in node.inputs]
                 mixed = [g[order] if r else g for g, r in zip(given, rows, strict=True)]
                 first = [g[:1] if r else g for g, r in zip(given, rows, strict=True)]
@@ -51,6 +57,22 @@ def check_opaque(
                 f"'{node.op}' could not be tried on sample rows: {error}", line=node.line
             ) from error
         values.update((n, o) for n, o in zip(node.outputs, out, strict=True) if n)
+
+
+def _kind(graph: Graph, node: Node) -> str:
+    return next(graph.values[name].kind for name in node.outputs if name)
+
+
+def _check_linear(
+    graph: Graph, node: Node, run: Callable[..., Any], given: list[Tensor], out: list[Any]
+) -> None:
+    sums = [graph.values[name].kind == "sum" for name in node.inputs]
+    other = [g.flip(0) if s else g for g, s in zip(given, sums, strict=True)]
+    both = [2 * a + b if s else a for a, b, s in zip(given, other, sums, strict=True)]
+    second, third = _outputs(run(*other, rows=ROWS), node), _outputs(run(*both, rows=ROWS), node)
+    for name, a, b, c in zip(node.outputs, out, second, third, strict=True):
+        if name and not _equal(2 * a + b, c):
+            raise Refusal(f"{node.attr('target')} is applied to a sum over rows of each step", line=node.line)
 
 
 def _is_row(graph: Graph, name: str) -> bool:

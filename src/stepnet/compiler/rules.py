@@ -729,8 +729,7 @@ def _opaque(b: Builder, node: Any, args: Any, kwargs: Any) -> Any:
 
     template = tuple(place(a) for a in args)
     named = tuple((k, place(v)) for k, v in kwargs.items())
-    if any(b.values[n].kind == "sum" for n in inputs):
-        raise Refusal(f"{target} is applied to a sum over rows", line=b.line)
+    kind = b.kind(*inputs) if inputs else None  # a call on sums is proved to be linear later
     if getattr(node.target, "_schema", None) is not None and node.target._schema.is_mutable:
         raise Refusal(f"{target} changes a tensor in place", line=b.line)
     outputs, refs = [], []
@@ -742,12 +741,11 @@ def _opaque(b: Builder, node: Any, args: Any, kwargs: Any) -> Any:
         at, times = b.batch_at(meta.shape)
         if at not in (None, 0) or times != 1:
             raise Refusal(f"{target} does not give its rows first", line=b.line)
-        is_row = b.kind(*inputs) == "row" if inputs else at is not None
+        is_row = kind == "row" if inputs else at is not None
         if is_row != (at is not None):
             raise Refusal(f"{target} makes one value of all rows: the step mixes rows", line=b.line)
-        name = b.fresh(
-            "row" if at is not None else "shared", b.row_shape(meta.shape, at), dtype_name(meta.dtype)
-        )
+        made = "row" if at is not None else ("sum" if kind == "sum" else "shared")
+        name = b.fresh(made, b.row_shape(meta.shape, at), dtype_name(meta.dtype))
         outputs.append(name)
         refs.append(Ref(name, at))
     attrs = (("target", target), ("args", template), ("kwargs", named))

@@ -69,22 +69,30 @@ def split(
     if len(gradients) != len(inputs):
         raise Refusal("the trace has gradients that could not be told apart")
 
-    back_carries, extra = [], []
-    for i, _ in enumerate(states):
+    every_carry, extra = [], []
+    for i, state in enumerate(states):
         tangent, gradient = tangents[n_y + i], gradients[len(x) + i]
         if tangent is None:
             continue
         if gradient is None:  # nothing flows to the step before
-            shape = values[states[i]]
+            like = values[state]
             gradient = f"zero_{i}"
-            values[gradient] = Value(gradient, "row", shape.shape, shape.dtype)
+            values[gradient] = Value(gradient, "row", like.shape, like.dtype)
             extra.append(Node("full", (), (gradient,), (("value", 0.0),)))
             gradients[len(x) + i] = gradient
-        back_carries.append(Carry(tangent, gradient))
+        every_carry.append(Carry(tangent, gradient))
     shown = [g if w else None for g, w in zip(gradients, wanted, strict=True)]
-    ends = [g for g in shown if g is not None] + [c.result for c in back_carries]
     whole = Graph("joint", graph.parameters, (*graph.nodes, *extra), (), values)
-    needed = whole.needed(ends)
+    ends = [g for g in shown if g is not None]
+    back_carries = [c for c in every_carry if c.result in ends]
+    while True:  # a gradient is carried only if something wanted depends on it
+        ends += [c.result for c in back_carries if c.result not in ends]
+        needed = whole.needed(ends)
+        read = {n for node in needed for n in node.inputs} | set(ends)
+        more = [c for c in every_carry if c not in back_carries and c.parameter in read]
+        if not more:
+            break
+        back_carries += more
     tangent_names = {t for t in tangents if t is not None}
     tainted = set(tangent_names)
     backward_nodes = []
@@ -108,6 +116,8 @@ def split(
     forward = forward.with_nodes(graph.needed([*forward.results, *kept_order]))
     back_values = {**values}
     shared = (*weights, *joint.constants)
+    dropped = {c.parameter for c in every_carry} - {c.parameter for c in back_carries}
+    tangents = [None if t in dropped else t for t in tangents]
     backward = Graph(
         "backward",
         (*kept_order, *shared, *(t for t in tangents if t is not None)),

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import LoDError, LoopError, StepError
-from ..ir.tensor_iterator import Slice
+from stepnet.errors import LoDError, LoopError, StepError
+from stepnet.ir.tensor_iterator import Slice
+
 from .array import TensorArray
 from .lod import LoDTensor
 from .tree import flatten, names, unflatten
@@ -268,7 +269,9 @@ def iterations(port: Slice, size: int) -> tuple[int, int, int]:
         raise LoopError(f"{where} needs part_size equal to the stride's size, not zero", got=given)
     low, high = (start, end) if port.stride > 0 else (end, start)
     if not 0 <= low <= high <= size:
-        raise LoopError(f"{where} lies outside the tensor", got=given, expected=f"0 <= start <= end <= {size}")
+        raise LoopError(
+            f"{where} lies outside the tensor", got=given, expected=f"0 <= start <= end <= {size}"
+        )
     if (high - low) % part:
         raise LoopError(
             f"{where} does not divide into steps", got=given, expected=f"a multiple of {part} elements"

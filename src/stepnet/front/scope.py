@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import StepError
+from stepnet.errors import StepError
 
 
 class Scope:
@@ -50,7 +50,9 @@ class Scope:
 
     def __getitem__(self, name: str) -> Any:
         if name not in self:
-            raise StepError(f"no value named '{name}' in this scope", got=name, expected=f"one of {list(self)}")
+            raise StepError(
+                f"no value named '{name}' in this scope", got=name, expected=f"one of {list(self)}"
+            )
         return self.find(name)
 
     def __setitem__(self, name: str, value: Any) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..data.lod import LoDTensor
-from ..data.tree import Spec, flatten, names, unflatten
-from ..errors import StepError
-from ..ir.tensor_iterator import BackEdge, Concat, Last, Merged, Slice, TensorIterator
+from stepnet.data.lod import LoDTensor
+from stepnet.data.tree import Spec, flatten, names, unflatten
+from stepnet.errors import StepError
+from stepnet.ir.tensor_iterator import BackEdge, Concat, Last, Merged, Slice, TensorIterator
 
 
 def step_name(step: Callable[..., Any]) -> str:
@@ -214,7 +214,5 @@ def loop_over(body: StepBody, *, reverse: bool, level: int | None, axis: int) ->
             Concat("y", "y", **cut),
             *(Last(n, n) for n in body.new_state_names),
         ),
-        back_edges=tuple(
-            BackEdge(a, b) for a, b in zip(body.new_state_names, body.state_names, strict=True)
-        ),
+        back_edges=tuple(BackEdge(a, b) for a, b in zip(body.new_state_names, body.state_names, strict=True)),
     )

@@ -50,7 +50,9 @@ OPS: dict[str, Op] = {
     # permute, flip: dims; slice: dim, start, end, step; cat: dim; reshape, expand: the result's shape
     **_ops(Stage.SHAPE, 1, "reshape permute expand slice flip"),
     **_ops(Stage.SHAPE, -1, "cat"),
-    **_ops(Stage.SHAPE, 1, "shift"),  # the rows one step earlier; only fission makes it
+    # made by fission alone: the rows one step earlier; for each row the boot value of its sequence
+    **_ops(Stage.SHAPE, 1, "shift"),
+    **_ops(Stage.SHAPE, 0, "spread"),
     **_ops(Stage.SHAPE, 2, "gather"),  # attribute dim: along a feature dimension, index per row
     **_ops(Stage.SHAPE, 2, "embed"),  # shared table [rows, ...], integer index per row
     # matmul: [.., K] x shared or per-row [.., K, N]; leading feature dimensions broadcast

@@ -20,7 +20,7 @@ Scan = Callable[[Region, dict[str, Tensor], Mapping[str, Tensor], Layout], dict[
 
 @dataclass(frozen=True)
 class _Bound:
-    run: Run | None  # None: a shift, which needs the layout
+    run: Run | None  # None: a shift or spread, which need the layout
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
@@ -63,7 +63,9 @@ class Loop:
             for name in self._dies[at]:
                 values.pop(name, None)
         for carry in self.plan.carries:
-            if carry.parameter not in finals:
+            if carry.parameter == carry.result:
+                finals[carry.parameter] = states[carry.parameter]
+            elif carry.parameter not in finals:
                 rows = values[carry.result]
                 boot = states[carry.parameter]
                 finals[carry.parameter] = torch.cat([rows, boot]).index_select(0, layout.last.to(rows.device))
@@ -87,7 +89,10 @@ def run_nodes(
         if node.run is None:
             assert states is not None and layout is not None
             (name,) = node.outputs
-            values[name] = shift(values[node.inputs[0]], states[name], layout)
+            if node.inputs:
+                values[name] = shift(values[node.inputs[0]], states[name], layout)
+            else:
+                values[name] = _take(states[name], layout.sequence_of)
             continue
         out = node.run(*[values[name] for name in node.inputs], rows=rows)
         if len(node.outputs) == 1:
@@ -98,7 +103,8 @@ def run_nodes(
 
 def _bound(graph: Graph, nodes: tuple[Node, ...]) -> list[_Bound]:
     return [
-        _Bound(None if node.op == "shift" else bind(graph, node), node.inputs, node.outputs) for node in nodes
+        _Bound(None if node.op in ("shift", "spread") else bind(graph, node), node.inputs, node.outputs)
+        for node in nodes
     ]
 
 
