@@ -22,7 +22,7 @@ from stepnet.errors import LoDError
 Pooling = Literal["sum", "mean", "sqrt", "max", "first", "last"]
 
 
-def sequence_pool(x: LoDTensor, pooling: Pooling, pad_value: float = 0.0) -> LoDTensor | Tensor:
+def sequence_pool(x: LoDTensor, pooling: Pooling, pad_value: float = 0.0) -> Any:
     """One entry per sequence of the last level, which goes: a LoDTensor of one level less, or a tensor.
 
     ``pooling``: "sum", "mean", "sqrt" (the sum over the square root of the length), "max", "first", "last".
