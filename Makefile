@@ -9,12 +9,13 @@ setup: .venv/.setup
 
 # A stamp: the environment is made again only when what it is made from changes.
 .venv/.setup: $(DEPENDENCIES)
+	@echo "Setting up .venv: a minute or two the first time"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 .venv/.bench: .venv/.setup
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	$(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[bench]'
 	touch $@
 
 # Everything: tests, the examples in docstrings, the code blocks of README and docs.
