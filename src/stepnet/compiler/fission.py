@@ -16,13 +16,13 @@ from stepnet.ir.ops import OPS, Stage, is_cheap
 from stepnet.ir.plan import Carry, LoopPlan, Region
 
 
-def fission(body: Graph, carries: Sequence[Carry], kept: Sequence[str] = (), *, fuse: bool) -> LoopPlan:
+def fission(body: Graph, carries: Sequence[Carry], wanted: Sequence[str], *, fuse: bool) -> LoopPlan:
     """Cut a body.
 
     Args:
         body: the graph of one step.
         carries: its carried values.
-        kept: values to keep besides the results.
+        wanted: the row and sum values asked for after the loop.
         fuse: move cheap ops that border on a scan into it. Right for generated code, where a pass over
             memory costs more than the arithmetic; wrong for torch ops, where every op of a step costs.
     """
@@ -44,9 +44,9 @@ def fission(body: Graph, carries: Sequence[Carry], kept: Sequence[str] = (), *, 
     scan_carries = [
         [c for c in carries if c.parameter in turning and depth[c.parameter] == d] for d in range(deepest + 1)
     ]
-    read = {name for node in body.nodes for name in node.inputs} | {*body.results, *kept}
+    read = {name for node in body.nodes for name in node.inputs} | set(wanted)
     held = [c for c in carries if c.parameter == c.result]
-    in_maps = {name for nodes in maps for node in nodes for name in node.inputs} | {*body.results, *kept}
+    in_maps = {name for nodes in maps for node in nodes for name in node.inputs} | set(wanted)
     spread = [c for c in held if c.parameter in in_maps]
     maps[0] += [Node("spread", (), (c.parameter,)) for c in spread]
     for d in range(1, deepest + 1):
@@ -71,7 +71,7 @@ def fission(body: Graph, carries: Sequence[Carry], kept: Sequence[str] = (), *, 
             regions.append(Region("map", _ordered(maps[d])))
     if epilogue:
         regions.append(Region("epilogue", tuple(epilogue)))
-    return LoopPlan(body, tuple(carries), tuple(regions), tuple(kept))
+    return LoopPlan(body, tuple(carries), tuple(regions), tuple(wanted))
 
 
 def _depths(body: Graph, carries: Sequence[Carry]) -> tuple[set[str], dict[str, int]]:

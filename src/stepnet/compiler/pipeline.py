@@ -96,11 +96,12 @@ def _plan(
     signature: Signature, weights: tuple[str, ...], captured: Captured, joint: Joint, halves: Halves, *, fuse: bool
 ) -> Plan:  # fmt: skip
     direct = tuple(n for n in halves.kept if n not in halves.shifted)
-    forward = fission(halves.forward, halves.forward_carries, direct, fuse=fuse)
+    results = halves.forward.results
+    y = results[: captured.n_y]
+    forward = fission(halves.forward, halves.forward_carries, tuple(dict.fromkeys((*y, *direct))), fuse=fuse)
     backward: LoopPlan | None = None
     if halves.backward is not None:
-        backward = fission(halves.backward, halves.backward_carries, fuse=fuse)
-    results = halves.forward.results
+        backward = fission(halves.backward, halves.backward_carries, halves.wanted, fuse=fuse)
     return Plan(
         name=signature.name,
         forward=forward,
@@ -108,7 +109,7 @@ def _plan(
         x=signature.x_names,
         states=signature.state_names,
         weights=(*weights, *joint.constants),
-        y=results[: captured.n_y],
+        y=y,
         new_states=results[captured.n_y :],
         kept=halves.kept,
         shifted=halves.shifted,

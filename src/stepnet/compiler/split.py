@@ -26,6 +26,7 @@ class Halves:
     shifted: tuple[str, ...]
     tangents: tuple[str | None, ...]
     gradients: tuple[str | None, ...]
+    wanted: tuple[str, ...]
 
 
 def split(
@@ -58,7 +59,7 @@ def split(
     forward = Graph("forward", parameters, tuple(forward_nodes), (*y, *new), values)  # pyright: ignore
     if not tangent_of:
         none = (None,) * len(parameters)
-        return Halves(forward, None, carries, (), (), (), (None,) * n_out, none)
+        return Halves(forward, None, carries, (), (), (), (None,) * n_out, none, ())
 
     tangents: list[str | None] = [None] * n_out
     for k, result in enumerate(tangent_of):
@@ -116,6 +117,11 @@ def split(
     forward = forward.with_nodes(graph.needed([*forward.results, *kept_order]))
     back_values = {**values}
     shared = (*weights, *joint.constants)
+    boots = range(len(x), len(x) + len(states))
+    carried = {i for i in boots if tangents[n_y + i - len(x)] is not None}
+    wanted_rows = tuple(
+        dict.fromkeys(g for i, g in enumerate(shown) if g is not None and i not in carried)
+    )
     dropped = {c.parameter for c in every_carry} - {c.parameter for c in back_carries}
     tangents = [None if t in dropped else t for t in tangents]
     backward = Graph(
@@ -134,6 +140,7 @@ def split(
         tuple(n for n in kept_order if n in shiftable),
         tuple(tangents),
         tuple(shown),
+        wanted_rows,
     )
 
 

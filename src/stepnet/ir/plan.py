@@ -54,22 +54,25 @@ class Region:
 class LoopPlan:
     """One loop: its body, its carries, and the regions in the order they run.
 
-    `finals` are carries whose last value is asked for; `kept` are row values to keep after the loop
-    besides `body.results`.
+    `wanted` are the row and sum values asked for; of a carried value the last one is always given.
     """
 
     body: Graph
     carries: tuple[Carry, ...]
     regions: tuple[Region, ...]
-    kept: tuple[str, ...] = ()
+    wanted: tuple[str, ...] = ()
+
+    def rows_of_carries(self) -> set[str]:
+        """Results of carries that turn in no scan: their last value is found among their rows."""
+        turning = {c.parameter for region in self.regions for c in region.carries}
+        return {c.result for c in self.carries if c.parameter not in turning and c.parameter != c.result}
 
     def outputs(self, region: Region) -> list[str]:
         """Values of a region that are read after it, in another region or by the caller."""
         at = self.regions.index(region)
-        later: set[str] = set(self.body.results) | set(self.kept)
+        later: set[str] = set(self.wanted) | self.rows_of_carries()
         for other in self.regions[at + 1 :]:
             later.update(other.read)
-            later.update(carry.result for carry in other.carries)
         own = region.made | {carry.parameter for carry in region.carries}
         return [name for name in self.body.values if name in own and name in later]
 

@@ -299,6 +299,10 @@ def _levels(p: Program) -> None:
     for node in p.nodes:
         for name in node.inputs[:1] if node.op == "matmul" else node.inputs:
             readers.setdefault(base(name), []).append(node)
+    for node in p.nodes:  # a copy that nobody reads is made where its source is read anyway
+        if node.op == "copy" and node.output not in readers:
+            near = [p.level[id(r)] for r in readers[base(node.inputs[0])] if r.op != "matmul"]
+            p.level[id(node)] = max(near)
     fixed = {*p.outputs, *(c.result for c in p.carries)}
     for node in reversed(p.nodes):
         if node.op == "matmul" or fixed.intersection(node.outputs) or node.op == "sum_rows":

@@ -38,8 +38,7 @@ class Loop:
             (region, scan(plan, region) if region.kind == "scan" else None, _bound(plan.body, region.nodes))
             for region in plan.regions
         ]
-        wanted = {*plan.body.results, *plan.kept}
-        self._dies = _last_uses(plan, wanted)
+        self._dies = _last_uses(plan)
 
     def run(
         self, values: dict[str, Tensor], states: Mapping[str, Tensor], layout: Layout
@@ -52,7 +51,7 @@ class Loop:
             layout: where the rows stand.
 
         Returns:
-            The results and kept values by name, and the last value of each carry by parameter name.
+            The wanted values by name, and the last value of each carry by parameter name.
         """
         finals: dict[str, Tensor] = {}
         for at, (region, scan, nodes) in enumerate(self.regions):
@@ -108,9 +107,9 @@ def _bound(graph: Graph, nodes: tuple[Node, ...]) -> list[_Bound]:
     ]
 
 
-def _last_uses(plan: LoopPlan, wanted: set[str]) -> list[list[str]]:
+def _last_uses(plan: LoopPlan) -> list[list[str]]:
     """For each region the values nobody reads after it: big row tables are let go early."""
-    later: set[str] = wanted | {carry.result for carry in plan.carries}
+    later: set[str] = set(plan.wanted) | plan.rows_of_carries()
     dying: list[list[str]] = []
     for region in reversed(plan.regions):
         own = {*region.made, *region.read}
