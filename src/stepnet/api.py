@@ -72,6 +72,42 @@ def recurrent(
     >>> y.values.flatten().tolist(), total.flatten().tolist()
     ([1.0, 2.0, 3.0, 1.0], [3.0, 1.0])
     """
+    body, x_leaves, state_leaves = checked(step, x, state, level=level, axis=axis)
+    ragged = any(isinstance(leaf, LoDTensor) for leaf in x_leaves)
+    chosen = "naive" if scopes else check_backend(backend)
+    if chosen != "naive":
+        try:
+            y, finals = run_compiled(
+                body, x_leaves, state_leaves, reverse=reverse, level=level, axis=axis, backend=chosen
+            )
+            return y, unflatten(body.state_spec, finals)
+        except Refusal:
+            if chosen != "auto":
+                raise
+    loop = loop_over(body, reverse=reverse, level=level if ragged else None, axis=axis)
+    feeds = dict(zip(body.parameters, (*x_leaves, *state_leaves), strict=True))
+    kept: list[Scope] = []
+    if scopes:
+        with _Locals(body.step) as local:
+
+            def observe(t: int, values: Any, sequences: Tensor | None) -> None:
+                kept.append(Scope({**local.take(), **values}, sequences=sequences))
+
+            out = naive.run(loop, feeds, observe)
+    else:
+        out = naive.run(loop, feeds)
+    final = unflatten(body.state_spec, [out[name] for name in body.new_state_names])
+    return (out["y"], final, kept) if scopes else (out["y"], final)
+
+
+def checked(
+    step: Any, x: Any, state: Any = None, *, level: int = -1, axis: int = 0
+) -> tuple[StepBody, list[Any], list[Tensor]]:
+    """A call of `recurrent`, checked: the step as a loop body, the leaves of x and those of the state.
+
+    Raises:
+        StepError: as `recurrent`.
+    """
     function = as_step(step)
     x_leaves, x_spec = flatten(x)
     _check_inputs(x_leaves, function)
@@ -82,30 +118,7 @@ def recurrent(
     state_leaves, state_spec = flatten(state)
     body = StepBody(function, x_spec, state_spec)
     _check_state(body, state_leaves, n if ragged else None)
-    chosen = "naive" if scopes else check_backend(backend)
-    if chosen != "naive":
-        try:
-            y, finals = run_compiled(
-                body, x_leaves, state_leaves, reverse=reverse, level=level, axis=axis, backend=chosen
-            )
-            return y, unflatten(state_spec, finals)
-        except Refusal:
-            if chosen != "auto":
-                raise
-    loop = loop_over(body, reverse=reverse, level=level if ragged else None, axis=axis)
-    feeds = dict(zip(body.parameters, (*x_leaves, *state_leaves), strict=True))
-    kept: list[Scope] = []
-    if scopes:
-        with _Locals(function) as local:
-
-            def observe(t: int, values: Any, sequences: Tensor | None) -> None:
-                kept.append(Scope({**local.take(), **values}, sequences=sequences))
-
-            out = naive.run(loop, feeds, observe)
-    else:
-        out = naive.run(loop, feeds)
-    final = unflatten(state_spec, [out[name] for name in body.new_state_names])
-    return (out["y"], final, kept) if scopes else (out["y"], final)
+    return body, x_leaves, state_leaves
 
 
 class Recurrent(nn.Module):

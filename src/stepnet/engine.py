@@ -110,15 +110,10 @@ def run_compiled(
     Raises:
         Refusal: no plan can be made, or no executor of `backend` takes it.
     """
-    if transforms_active():
-        raise Refusal("a torch.func transform (vmap, grad, jvp) is active")
-    sequences = as_rows(x_leaves, reverse=reverse, level=level, axis=axis)
+    entry, found, sequences = find_plan(
+        body, x_leaves, state_leaves, reverse=reverse, level=level, axis=axis, backend=backend
+    )
     layout = sequences.layout
-    for name, state in zip(body.state_names, state_leaves, strict=True):
-        if state.dim() == 0 or state.shape[0] != layout.sequences:
-            raise Refusal(f"{name} does not have one row per sequence")
-    found = reach(body.step)
-    entry = lookup(body, found, sequences, state_leaves, backend)
     if entry.ready is None or entry.compiled is None or entry.y_spec is None:
         refusal = entry.refusals[-1][1]
         if backend == "auto" and not entry.warned:
@@ -134,6 +129,25 @@ def run_compiled(
     n_y = len(entry.ready.plan.y)
     y = unflatten(entry.y_spec, [sequences.restore(rows) for rows in out[:n_y]])
     return y, out[n_y:]
+
+
+def find_plan(
+    body: StepBody, x_leaves: Sequence[Any], state_leaves: Sequence[Tensor], *,
+    reverse: bool, level: int, axis: int, backend: str,
+) -> tuple[Entry, Reach, Sequences]:  # fmt: skip
+    """The plan that a call runs by, what its step reaches, and x as a table of rows.
+
+    Raises:
+        Refusal: x or the state is not a table of rows. That no plan can be made is in the entry.
+    """
+    if transforms_active():
+        raise Refusal("a torch.func transform (vmap, grad, jvp) is active")
+    sequences = as_rows(x_leaves, reverse=reverse, level=level, axis=axis)
+    for name, state in zip(body.state_names, state_leaves, strict=True):
+        if state.dim() == 0 or state.shape[0] != sequences.layout.sequences:
+            raise Refusal(f"{name} does not have one row per sequence")
+    found = reach(body.step)
+    return lookup(body, found, sequences, state_leaves, backend), found, sequences
 
 
 def lookup(
