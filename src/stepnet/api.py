@@ -7,9 +7,12 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from .backends import check_backend
+from .data.convert import pack_like
 from .data.lod import LoDTensor
 from .data.tree import flatten, unflatten
 from .engine import run_compiled
@@ -42,8 +45,8 @@ def recurrent(
         step: `step(x_t, state) -> (y_t, new_state)`, rows of all sequences at once: x_t is [n, ...] with
             one row per sequence still running. A function, an nn.Module, a cell of `stepnet.cells`, or a
             torch.nn cell (LSTMCell, GRUCell, RNNCell) as it is.
-        x: LoDTensors (steps cut by LoD `level`) or tensors of equal lengths (cut along `axis`); one of
-            them, or nested tuples, lists or dicts of them.
+        x: LoDTensors (steps cut by LoD `level`), PackedSequences, or tensors of equal lengths (cut along
+            `axis`); one of them, or nested tuples, lists or dicts of them. y is of the same kind.
         state: initial state, one row per sequence in the order of x; tensors or a nesting of them. None:
             the cell's `initial_state(n)`, zeros for a torch.nn cell. `()` for a step without a state.
         reverse: run every sequence from its end to its beginning; y stays in the order of x.
@@ -72,6 +75,20 @@ def recurrent(
     >>> y.values.flatten().tolist(), total.flatten().tolist()
     ([1.0, 2.0, 3.0, 1.0], [3.0, 1.0])
     """
+    if torch.compiler.is_compiling():  # a compiled loop is one call out of the compiled region
+        outside = torch.compiler.disable(_recurrent)
+        return outside(step, x, state, reverse, level, axis, scopes, backend)
+    return _recurrent(step, x, state, reverse, level, axis, scopes, backend)
+
+
+def _recurrent(
+    step: Any, x: Any, state: Any, reverse: bool, level: int, axis: int, scopes: bool, backend: str | None
+) -> Any:
+    packed = next((leaf for leaf in flatten(x)[0] if isinstance(leaf, PackedSequence)), None)
+    if packed is not None:
+        y, *rest = _recurrent(step, _unpacked(x), state, reverse, level, axis, scopes, backend)
+        y_leaves, y_spec = flatten(y)
+        return (unflatten(y_spec, [pack_like(packed, leaf.values) for leaf in y_leaves]), *rest)
     body, x_leaves, state_leaves = checked(step, x, state, level=level, axis=axis)
     ragged = any(isinstance(leaf, LoDTensor) for leaf in x_leaves)
     chosen = "naive" if scopes else check_backend(backend)
@@ -109,8 +126,8 @@ def checked(
         StepError: as `recurrent`.
     """
     function = as_step(step)
-    x_leaves, x_spec = flatten(x)
-    _check_inputs(x_leaves, function)
+    x_leaves, x_spec = flatten(_unpacked(x))
+    _check_inputs(x_leaves)
     ragged = any(isinstance(leaf, LoDTensor) for leaf in x_leaves)
     n = _sequences(x_leaves[0], level, axis)
     if state is None:
@@ -166,7 +183,12 @@ class Recurrent(nn.Module):
         return ", ".join(f"{k}={getattr(self, k)!r}" for k, v in shown.items() if getattr(self, k) != v)
 
 
-def _check_inputs(leaves: list[Any], step: Callable[..., Any]) -> None:
+def _unpacked(x: Any) -> Any:
+    leaves, spec = flatten(x)
+    return unflatten(spec, [LoDTensor.from_packed(v) if isinstance(v, PackedSequence) else v for v in leaves])
+
+
+def _check_inputs(leaves: list[Any]) -> None:
     if not leaves:
         raise StepError(
             "x holds no tensor, so there are no steps", remedy="pass a tensor or a LoDTensor as x"
@@ -174,7 +196,7 @@ def _check_inputs(leaves: list[Any], step: Callable[..., Any]) -> None:
     for leaf in leaves:
         if not isinstance(leaf, (Tensor, LoDTensor)):
             raise StepError(
-                "x must be tensors or LoDTensors",
+                "x must be tensors, LoDTensors or PackedSequences",
                 got=type(leaf).__name__,
                 remedy="torch.as_tensor(...) or LoDTensor.from_sequences(...) makes one",
             )

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.data.offsets import brief, check_lengths, integers, offsets_of, owners, ranges
+from stepnet.data.permute import invert, permute_rows
 from stepnet.errors import LoDError
 
 DEEPEST = 32  # levels of nesting; more is a list that holds itself
@@ -233,3 +234,14 @@ def check_fill(value: float, dtype: torch.dtype, what: str) -> None:
         low, high = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
         if not (low <= value <= high and value == int(value)):
             raise LoDError(f"'{what}' must be a value of {dtype}", got=value)
+
+
+def pack_like(packed: PackedSequence, rows: Tensor) -> PackedSequence:
+    """Rows in the order of the batch, sequence after sequence, to the places `packed` has them in.
+
+    The inverse of `packed_to_rows`; the result keeps the sort order of `packed`.
+    """
+    sizes, unsorted = packed.batch_sizes, packed.unsorted_indices
+    numbers = torch.arange(len(packed.data))
+    places, _ = packed_to_rows(PackedSequence(numbers, sizes, packed.sorted_indices, unsorted))
+    return PackedSequence(permute_rows(rows, invert(places)), sizes, packed.sorted_indices, unsorted)

@@ -1,6 +1,7 @@
 """Nested tuples, lists and dicts of tensors, flattened to leaves with names a user would write.
 
-torch's own pytree looks inside a LoDTensor; here a LoDTensor is one leaf.
+torch's own pytree looks inside a LoDTensor; here a LoDTensor is one leaf, and so is a
+PackedSequence.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+
+from torch.nn.utils.rnn import PackedSequence
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ def _parts(tree: Any) -> tuple[type, tuple[Any, ...], tuple[Any, ...]] | None:
         return type(None), (), ()
     if isinstance(tree, dict):
         return type(tree), tuple(tree), tuple(tree.values())
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+    if isinstance(tree, tuple) and hasattr(tree, "_fields") and not isinstance(tree, PackedSequence):
         return type(tree), tuple(tree._fields), tuple(tree)  # pyright: ignore[reportAttributeAccessIssue]
     if type(tree) in (tuple, list):
         return type(tree), tuple(range(len(tree))), tuple(tree)

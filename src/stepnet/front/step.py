@@ -22,6 +22,8 @@ def step_name(step: Callable[..., Any]) -> str:
     >>> step_name(gru)
     'gru'
     """
+    if isinstance(step, TorchCell):
+        return type(step.cell).__name__
     if isinstance(step, nn.Module):
         return type(step).__name__
     if isinstance(step, functools.partial):

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from stepnet.data.convert import packed_to_rows
+from stepnet.data.convert import pack_like
 from stepnet.data.lod import LoDTensor
-from stepnet.data.permute import invert, permute_rows
 from stepnet.errors import StepError
 
 
@@ -104,20 +103,12 @@ class Batch:
     def close(self, y: Any) -> Any:
         """The output in the kind of the input."""
         if isinstance(self.given, PackedSequence):
-            return pack_like(self.given, y)
+            return pack_like(self.given, y.values)
         return y.squeeze(1) if self.unbatched else y
 
     def close_state(self, state: Tensor) -> Tensor:
         """[layers * directions, n, features] as the kind of the input has it."""
         return state.squeeze(1) if self.unbatched else state
-
-
-def pack_like(packed: PackedSequence, y: LoDTensor) -> PackedSequence:
-    """The rows of y in the places that rows of the same sequences have in `packed`."""
-    sizes, unsorted = packed.batch_sizes, packed.unsorted_indices
-    numbers = torch.arange(len(packed.data))
-    places, _ = packed_to_rows(PackedSequence(numbers, sizes, packed.sorted_indices, unsorted))
-    return PackedSequence(permute_rows(y.values, invert(places)), sizes, packed.sorted_indices, unsorted)
 
 
 def on_rows(fn: Callable[..., Tensor], *xs: Any) -> Any:
