@@ -16,6 +16,7 @@ from .capture import Captured, Example, trace
 from .fission import fission
 from .normal import Joint, normalise
 from .probe import ROWS, check_opaque
+from .reassociate import reassociate
 from .split import Halves, split
 
 
@@ -53,6 +54,7 @@ def compile_step(
 
         trace      step                      -> one joint aten graph
         normalise  aten graph                -> ops of the closed list, rows proved
+        reassociate sums                     -> ordered by what they depend on
         split      joint graph               -> forward body, backward body, what is kept between
         fission    body                      -> prologue, maps, scans, epilogue
 
@@ -78,6 +80,7 @@ def compile_step(
             value = joint.graph.values[name]
             given[name] = torch.ones((ROWS, *value.shape), dtype=getattr(torch, value.dtype))
     check_opaque(joint.graph, bind, given)
+    joint = replace(joint, graph=reassociate(joint.graph, signature.state_names))
     wanted = [e.grad for e in (*signature.x, *signature.states)] + [grad for _, _, grad in weights]
     halves = split(
         joint, signature.x_names, signature.state_names, weight_names, captured.n_y,
