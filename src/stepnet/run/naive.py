@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from stepnet.data.segment import Cut
 from stepnet.errors import LoopError
 from stepnet.ir.tensor_iterator import Concat, Invariant, Merged, TensorIterator
+
+from .segment import Cut
 
 Observer = Callable[[int, Mapping[str, Any], torch.Tensor | None], None]
 

@@ -12,13 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.array import TensorArray
+from stepnet.data.lod import LoDTensor
+from stepnet.data.tree import flatten, names, unflatten
+from stepnet.data.unpack import step_counts, take_elements
 from stepnet.errors import LoDError, LoopError, StepError
 from stepnet.ir.tensor_iterator import Slice
-
-from .array import TensorArray
-from .lod import LoDTensor
-from .tree import flatten, names, unflatten
-from .unpack import step_counts, take_elements
 
 
 class Cut:
