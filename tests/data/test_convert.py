@@ -45,6 +45,11 @@ def test_rank_order_is_longest_first_and_stable(lengths: list[int]) -> None:
     assert order.tolist() == sorted(range(len(lengths)), key=lambda i: -lengths[i])
 
 
+def test_rank_order_of_many_equal_lengths_is_stable_too() -> None:
+    lengths = torch.arange(5000) % 3
+    assert rank_order(lengths).tolist() == sorted(range(5000), key=lambda i: -(i % 3))
+
+
 # Padded
 
 

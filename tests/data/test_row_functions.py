@@ -550,6 +550,14 @@ def test_every_name_of_the_table_is_a_torch_function() -> None:
     assert [n for n in remedied if not any(hasattr(s, n) for s in spaces)] == []
 
 
+def test_a_wrong_entry_of_the_table_is_caught_by_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(row_functions.RULES, torch.nonzero, row_functions.pointwise)
+    monkeypatch.setitem(row_functions.RULES, torch.trace, row_functions.pointwise)
+    for function, shape in ((torch.nonzero, r"\[77, 2\]"), (torch.trace, r"\[\]")):
+        with pytest.raises(RowMixError, match=f"a result of shape {shape}"):
+            function(ragged(7))
+
+
 def guesses(x: LoDTensor) -> Iterator[tuple[Any, ...]]:
     """Arguments that a function may be called with, of sizes that all coincide."""
     n = x.shape[0]
