@@ -245,6 +245,17 @@ def test_bad_nested(make, says: str) -> None:
         LoDTensor.from_nested(make())
 
 
+def test_indices_go_to_the_device_of_the_values() -> None:
+    x = ragged([3, 1, 2], 2).to("meta")
+    for y in (
+        LoDTensor.from_padded(*x.to_padded()),
+        LoDTensor.from_packed(x.to_packed()),
+        x.select_sequences([2]),
+    ):
+        assert y.device.type == "meta"
+        assert y.lod[0].device.type == "cpu"
+
+
 # Gradients
 
 ROUND_TRIPS = {

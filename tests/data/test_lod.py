@@ -140,6 +140,7 @@ def test_empty_is_legal(rows: int, lod: list[list[int]]) -> None:
         (3, [[0, "3"]], ["1-D list or tensor of integers"]),
         (3, [[0, None]], ["1-D list or tensor of integers"]),
         (3, [[[0, 3]]], ["1-D list or tensor of integers"]),
+        (3, [torch.tensor([0, 3], device="meta")], ["1-D list or tensor of integers", "shape [2]"]),
         (3, [[0, 2**70]], ["1-D list or tensor of integers"]),
         (3, [[0, -1, 3]], ["0 at index 0, then -1 at index 1"]),
         (3, [[0, 2**62]], ["must end at the number of rows"]),

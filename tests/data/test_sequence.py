@@ -373,6 +373,14 @@ def test_no_loop_over_sequences(name: str) -> None:
     assert count(5) == count(50)
 
 
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_indices_go_to_the_device_of_the_values(name: str) -> None:
+    x = rows([[2, 0], [3, 1]], 2).detach()
+    on_meta = bare(OPERATIONS[name][0](x.to("meta")))
+    assert on_meta.device.type == "meta"
+    assert on_meta.shape == bare(OPERATIONS[name][0](x)).shape
+
+
 def test_sequences_do_not_see_each_other() -> None:
     x = rows([[0, 3, 1, 4]], 2)
     bounds = x.lod[-1].tolist()

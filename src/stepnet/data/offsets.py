@@ -207,16 +207,17 @@ def check_lengths(lengths: Tensor, what: str, most: int | None = None, most_is: 
 
 def integers(given: Any, what: str) -> Tensor:
     """A list, array or tensor of integers as a fresh 1-D int64 CPU tensor; LoDError if it is not one."""
+    cause = None
     try:
         tensor = given.detach() if isinstance(given, Tensor) else torch.as_tensor(given)
+        empty_list = tensor.numel() == 0 and not isinstance(given, Tensor)
+        integral = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+        if tensor.ndim == 1 and (integral or empty_list):
+            # Always a copy: what the caller passed may change later, this must not.
+            return tensor.to(device="cpu", dtype=torch.int64, copy=True)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise LoDError(f"{what} must be a 1-D list or tensor of integers", got=brief(given)) from error
-    empty_list = tensor.numel() == 0 and not isinstance(given, Tensor)
-    integral = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
-    if tensor.ndim != 1 or not (integral or empty_list):
-        raise LoDError(f"{what} must be a 1-D list or tensor of integers", got=brief(given))
-    # Always a copy: what the caller passed may change later, this must not.
-    return tensor.to(device="cpu", dtype=torch.int64, copy=True)
+        cause = error
+    raise LoDError(f"{what} must be a 1-D list or tensor of integers", got=brief(given)) from cause
 
 
 def short(tensor: Tensor, limit: int = 10) -> str:
