@@ -76,7 +76,7 @@ def recurrent(
     ([1.0, 2.0, 3.0, 1.0], [3.0, 1.0])
     """
     if torch.compiler.is_compiling():  # a compiled loop is one call out of the compiled region
-        outside = torch.compiler.disable(_recurrent)
+        outside: Any = torch.compiler.disable(_recurrent)
         return outside(step, x, state, reverse, level, axis, scopes, backend)
     return _recurrent(step, x, state, reverse, level, axis, scopes, backend)
 

@@ -18,7 +18,7 @@ from stepnet.compiler.probe import ROWS
 from stepnet.compiler.reach import Reach, reach
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import Spec, flatten, unflatten
-from stepnet.errors import Refusal, SlowPathWarning
+from stepnet.errors import Refusal, SlowPathWarning, StepError
 from stepnet.front.step import StepBody, loop_over
 from stepnet.run import naive
 from stepnet.run.autograd import Call, Ready, run
@@ -205,7 +205,11 @@ def _compile(
         state_few = [_few(state, ROWS) for state in states]
         clone = StepBody(body.step, body.x_spec, body.state_spec)
         versions = [t._version for t in found.tensors]
-        used = tensors_used(lambda: clone.call(x_few, state_few), [*x_few, *state_few])
+        try:
+            used = tensors_used(lambda: clone.call(x_few, state_few), [*x_few, *state_few])
+        except StepError as error:  # the plain loop meets it too, and tells it with the caller's own rows
+            entry.warned = True
+            raise Refusal(f"the step fails on sample rows: {error.args[0].splitlines()[0]}") from error
         if versions != [t._version for t in found.tensors]:
             raise Refusal("the step changes a tensor it did not make, in place")
     places = {id(t): i for i, t in enumerate(found.tensors)}
@@ -317,7 +321,7 @@ def _self_check(
         return
     wanted = [t for t in (*x, *boot, *weights) if t.requires_grad]
     pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if b.requires_grad]
-    for a, b in pairs:
+    for a, _ in pairs:
         if not a.requires_grad:
             raise Refusal("self-check: a result lost its gradient")
     seeds = [torch.randn(b.shape, generator=generator, dtype=torch.float64).to(b.dtype) for _, b in pairs]

@@ -54,7 +54,7 @@ class RowMixError(StepnetError, TypeError):
 
 
 class ArrayError(StepnetError, IndexError):
-    """A TensorArray was read where nothing was written, or out of range, or its values do not fit together."""
+    """A TensorArray was read out of range or where nothing was written, or its values do not fit together."""
 
 
 class StepError(StepnetError, ValueError):

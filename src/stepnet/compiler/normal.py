@@ -234,6 +234,13 @@ class Builder:
         value = self.values[ref.name]
         if value.dtype == dtype:
             return ref
+        made = self._made.get(ref.name)
+        if made is not None and made.op == "where":  # a choice of two integers, on its way to a float
+            sides = [self._made.get(n) for n in made.inputs[1:]]
+            if all(side is not None and side.op == "full" for side in sides):
+                both = [self.full(side.attr("value"), (), dtype) for side in sides if side is not None]
+                name = self.emit("where", (made.inputs[0], *both), value.shape, dtype, value.kind)
+                return replace(ref, name=name)
         return replace(ref, name=self.emit("cast", (ref.name,), value.shape, dtype))
 
     def reshape(self, name: str, shape: Sequence[int]) -> str:
@@ -326,7 +333,7 @@ def normalise(captured: Captured, names: Sequence[str]) -> Joint:
     Raises:
         Refusal: a value is not provably row-wise.
     """
-    from . import rules  # noqa: F401  (fills RULES)
+    from . import rules_other, rules_pointwise, rules_reduce, rules_shape  # noqa: F401  (they fill RULES)
 
     builder = Builder(captured.batch)
     env: dict[FxNode, Any] = {}

@@ -96,7 +96,8 @@ def compile_step(
 
 
 def _plan(
-    signature: Signature, weights: tuple[str, ...], captured: Captured, joint: Joint, halves: Halves, *, fuse: bool
+    signature: Signature, weights: tuple[str, ...], captured: Captured, joint: Joint, halves: Halves,
+    *, fuse: bool,
 ) -> Plan:  # fmt: skip
     direct = tuple(n for n in halves.kept if n not in halves.shifted)
     results = halves.forward.results

@@ -94,7 +94,7 @@ class _Walk:
 
     def _object(self, value: Any) -> None:
         self.key.append(type(value))
-        call = getattr(type(value), "__call__", None)
+        call = vars(type(value)).get("__call__")
         if isinstance(call, types.FunctionType):
             self.visit(call)
         for name, item in getattr(value, "__dict__", {}).items():

@@ -48,7 +48,11 @@ def reassociate(graph: Graph, carried: Sequence[str]) -> Graph:
             [n for n in parts if values[n].kind == "row" and n not in late],
             [n for n in parts if n in late],
         )
-        if len(parts) < 3 or sum(bool(g) for g in groups) < 2 or not all(_fits(values, n, node) for n in parts):
+        if (
+            len(parts) < 3
+            or sum(bool(g) for g in groups) < 2
+            or not all(_fits(values, n, node) for n in parts)
+        ):
             continue
         stack = list(node.inputs)
         while stack:

@@ -51,7 +51,7 @@ def split(
                 "y or the new state is the same for every row, not one row per sequence",
                 remedy="expand it to [rows, ...]",
             )
-    y, new = tuple(results[:n_y]), tuple(results[n_y:])
+    y, new = tuple(n for n in results[:n_y] if n), tuple(n for n in results[n_y:] if n)
     parameters = (*x, *states, *weights, *joint.constants)
     values = {**graph.values}
     forward_nodes = graph.needed([*y, *new])  # pyright: ignore[reportArgumentType]
@@ -108,7 +108,7 @@ def split(
     rows = [n for n in values if n in read and values[n].kind == "row"]
     result_rows = set(y)
     before = [n for n in needed if n not in backward_nodes]
-    free = dict.fromkeys(x, 1e-3) | dict.fromkeys(result_rows, 1e-2)
+    free: dict[str, float] = dict.fromkeys(x, 1e-3) | dict.fromkeys(result_rows, 1e-2)
     shiftable = {c.parameter: c.result for c in carries if c.result in result_rows}
     free |= dict.fromkeys(shiftable, 2e-2)
     kept = choose(whole, before, rows, free)
@@ -119,9 +119,7 @@ def split(
     shared = (*weights, *joint.constants)
     boots = range(len(x), len(x) + len(states))
     carried = {i for i in boots if tangents[n_y + i - len(x)] is not None}
-    wanted_rows = tuple(
-        dict.fromkeys(g for i, g in enumerate(shown) if g is not None and i not in carried)
-    )
+    wanted_rows = tuple(dict.fromkeys(g for i, g in enumerate(shown) if g is not None and i not in carried))
     dropped = {c.parameter for c in every_carry} - {c.parameter for c in back_carries}
     tangents = [None if t in dropped else t for t in tangents]
     backward = Graph(

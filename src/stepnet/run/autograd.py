@@ -73,7 +73,7 @@ class _Loop(torch.autograd.Function):
         out, values = _forward(call, tensors)
         ctx.call = call
         ctx.set_materialize_grads(False)
-        inputs = set((*plan.x, *plan.states, *plan.weights))
+        inputs = {*plan.x, *plan.states, *plan.weights}
         own = [n for n in plan.kept if n not in inputs and n not in plan.y and n not in plan.shifted]
         own += [n for n in plan.kept if n in plan.states and n not in plan.shifted]
         ctx.own = own
@@ -92,7 +92,8 @@ class _Loop(torch.autograd.Function):
         tensors = saved[: ctx.count]
         if torch.is_grad_enabled():
             return (None, *_again(call, tensors, grads))
-        assert call.ready.backward is not None and plan.backward is not None
+        assert call.ready.backward is not None
+        assert plan.backward is not None
         layout = call.layout
         y = saved[ctx.count : ctx.count + len(plan.y)]
         extra = dict(zip(ctx.own, saved[ctx.count + len(plan.y) :], strict=True))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import isinf, isnan, prod
-from typing import Protocol
+from typing import Any, Protocol
 
 from stepnet.errors import Refusal
 from stepnet.ir.graph import Node
@@ -17,10 +18,31 @@ _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">",
     "ge": ">=", "and": "&", "or": "|", "xor": "^",
 }  # fmt: skip
-_CALLS = (
-    "exp expm1 tanh sigmoid log log1p erf sqrt rsqrt abs floor ceil trunc round relu sign maximum minimum "
-    "sin cos pow"
-).split()
+_CALLS = frozenset(
+    {
+        "exp",
+        "expm1",
+        "tanh",
+        "sigmoid",
+        "log",
+        "log1p",
+        "erf",
+        "sqrt",
+        "rsqrt",
+        "abs",
+        "floor",
+        "ceil",
+        "trunc",
+        "round",
+        "relu",
+        "sign",
+        "maximum",
+        "minimum",
+        "sin",
+        "cos",
+        "pow",
+    }
+)
 _START = {"sum": "0", "amax": "-INFINITY", "amin": "INFINITY"}
 
 
@@ -38,8 +60,8 @@ class Places(Protocol):
 
     def c(self, value: str) -> str: ...
     def ctype(self, value: str) -> str: ...
-    def pointer(self, value: str, home: str | None) -> str: ...
-    def constant(self, value: str) -> float | None: ...
+    def pointer(self, base: str, home: str | None) -> str: ...
+    def constant(self, base: str) -> float | None: ...
 
 
 def literal(number: float, real: str) -> str:
@@ -223,7 +245,7 @@ class _LoopText:
             return str(int(number)) if w.p.value(node.output).dtype == "bool" else literal(number, w.real)
         raise Refusal(f"the loop holds '{op}', which generated C does not do", line=node.line)
 
-    def _store(self, node: Node, text: str, add, seen: Access | None) -> None:  # noqa: ANN001
+    def _store(self, node: Node, text: str, add: Callable[[str], Any], seen: Access | None) -> None:
         w = self.w
         index = "0" if seen is None else self._index(seen)
         for home in w.homes.get(node.output, []):

@@ -48,7 +48,7 @@ def is_size_one(p: Program, name: str) -> bool:
 
 def reads_in_step(p: Program, node: Node, operand: str, made: dict[str, Node]) -> bool:
     """True if a node reads a value of the same row function just as it is made, element by element."""
-    seen = p.access[operand] if operand in p.access else None
+    seen = p.access.get(operand)
     base = operand if seen is None else seen.base
     maker = made[base]
     if OPS[maker.op].stage is not Stage.POINTWISE:

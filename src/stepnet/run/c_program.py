@@ -7,6 +7,7 @@ stage k = a row function (pointwise ops and reductions, row by row), then the ma
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -15,7 +16,7 @@ from stepnet.ir.graph import Graph, Node, Value
 from stepnet.ir.ops import OPS, Stage
 from stepnet.ir.plan import Carry, LoopPlan, Region
 
-from .c_views import VIEWS, Access, view
+from .c_views import VIEWS, Access, contiguous, view
 
 _LOOPED = (Stage.POINTWISE, Stage.REDUCE)
 UNSUPPORTED = {
@@ -140,8 +141,6 @@ class _Maker:
         """How a name is read."""
         if name not in self.access:
             value = self.values[name]
-            from .c_views import contiguous
-
             self.access[name] = Access(name, 0, value.shape, contiguous(value.shape))
         return self.access[name]
 
@@ -215,7 +214,7 @@ class _Maker:
 def _split_by_slices(
     graph: Graph, nodes: list[Node], values: dict[str, Value], wanted: set[str]
 ) -> list[Node]:
-    """slice(f(a, b)) -> f(slice(a), slice(b)), where every reader of f takes a slice along the last dimension."""
+    """slice(f(a, b)) -> f(slice(a), slice(b)), where every reader of f slices the last dimension."""
     out = list(nodes)
     changed = True
     while changed:
@@ -224,7 +223,7 @@ def _split_by_slices(
         for node in out:
             for name in node.inputs:
                 readers.setdefault(name, []).append(node)
-        for i, node in enumerate(out):
+        for node in out:
             if OPS[node.op].stage is not Stage.POINTWISE or node.output in wanted:
                 continue
             last = len(values[node.output].shape) - 1
@@ -234,7 +233,7 @@ def _split_by_slices(
             ):
                 continue
             spans = sorted((u.attr("start"), u.attr("end")) for u in use)
-            if any(a[1] > b[0] for a, b in zip(spans, spans[1:], strict=False)):
+            if any(a[1] > b[0] for a, b in itertools.pairwise(spans)):
                 continue  # overlapping: work would be done twice
             for u in use:
                 at = out.index(u)

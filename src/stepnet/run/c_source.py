@@ -146,9 +146,8 @@ class _Writer:
     def pointer(self, base: str, home: str | None) -> str:
         """The C name of a pointer to the current row of a stored value; declared where it is first used."""
         c, size, kind = self.c(base), self.p.value(base).size, self.ctype(base)
-        if base in self.lines:
-            if home is None:
-                return f"{c}_line"
+        if base in self.lines and home is None:
+            return f"{c}_line"
         if home is None and base in self.made:
             home = self.homes[base][0]
         const = "" if base in self.made else "const "
@@ -368,7 +367,7 @@ class _Writer:
 
     def _matmul(self, node: Node) -> list[str]:
         p = self.p
-        seen = p.access[node.inputs[0]] if node.inputs[0] in p.access else None
+        seen = p.access.get(node.inputs[0])
         operand = node.inputs[0] if seen is None else seen.base
         offset = 0 if seen is None else seen.offset
         heads, k, n = self._matrix(node.inputs[1])

@@ -86,7 +86,8 @@ def run_nodes(
     """Run nodes one after the other on the values at hand."""
     for node in nodes:
         if node.run is None:
-            assert states is not None and layout is not None
+            assert states is not None
+            assert layout is not None
             (name,) = node.outputs
             if node.inputs:
                 values[name] = shift(values[node.inputs[0]], states[name], layout)

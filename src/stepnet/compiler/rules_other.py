@@ -1,0 +1,129 @@
+"""Aten calls that make values from nothing, and the one rule for all the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from stepnet.errors import Refusal
+from stepnet.ir.graph import Node
+
+from .normal import BATCH, Builder, Ref, dtype_name, rule
+
+
+@rule("full", "full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full", "zeros", "ones",
+      "scalar_tensor", "empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided")  # fmt: skip
+def _full(b: Builder, *args: Any, **kwargs: Any) -> Any:
+    return NotImplemented
+
+
+def _register_full(target: str, number_at: int | float, is_argument: bool) -> None:
+    @rule(target)
+    def _(b: Builder, *args: Any, **kwargs: Any) -> Any:
+        number = args[int(number_at)] if is_argument else number_at
+        at, times = b.batch_at(b.meta.shape)
+        if times != 1 or isinstance(number, Ref):
+            raise Refusal("a constant on folded rows", line=b.line)
+        kind = "shared" if at is None else "row"
+        return b.result(b.full(number, b.row_shape(b.meta.shape, at), b.meta_dtype(), kind), at)
+
+
+for _target in ("full", "full_like"):
+    _register_full(_target, 1, True)
+_register_full("new_full", 2, True)
+_register_full("scalar_tensor", 0, True)
+for _target in ("zeros_like", "new_zeros", "zeros", "empty", "empty_like", "new_empty", "empty_strided"):
+    _register_full(_target, 0, False)
+for _target in ("ones_like", "new_ones", "ones"):
+    _register_full(_target, 1, False)
+
+
+@rule("arange", "iota")
+def _arange(b: Builder, *args: Any, **kwargs: Any) -> Any:
+    return NotImplemented
+
+
+@rule("arange.start_step")
+def _arange_step(b: Builder, start: Any, end: Any, step: Any = 1, **_: Any) -> Any:
+    at, _times = b.batch_at(b.meta.shape)
+    if at is not None:
+        raise Refusal("the step numbers its rows (arange over the batch)", line=b.line)
+    shape = b.row_shape(b.meta.shape, None)
+    return b.result(b.emit("iota", (), shape, b.meta_dtype(), "shared", start=start, step=step), None)
+
+
+def _noise(b: Builder, op: str) -> Any:
+    at, times = b.batch_at(b.meta.shape)
+    if at is None or times != 1:
+        raise Refusal("noise that is shared by all rows of a step cannot be drawn for all steps", line=b.line)
+    return b.result(b.emit(op, (), b.row_shape(b.meta.shape, at), b.meta_dtype(), "row"), at)
+
+
+@rule("rand", "rand_like")
+def _rand(b: Builder, *_: Any, **__: Any) -> Any:
+    return _noise(b, "rand")
+
+
+@rule("randn", "randn_like", "normal_functional")
+def _randn(b: Builder, *args: Any, **__: Any) -> Any:
+    if len(args) > 1 and args[1:3] not in ((), (0, 1), (0.0, 1.0)) and not isinstance(args[0], list):
+        return NotImplemented
+    return _noise(b, "randn")
+
+
+@rule("bernoulli.p", "bernoulli.default")
+def _bernoulli(b: Builder, x: Ref, p: Any = None, **_: Any) -> Any:
+    noise = _noise(b, "rand")
+    keep = b.pointwise("lt", [noise, x if p is None else p], b.values[noise.name].dtype)
+    return b.cast(keep, b.meta_dtype())
+
+
+@rule("opaque")
+def _opaque(b: Builder, node: Any, args: Any, kwargs: Any) -> Any:
+    """Any other call: one op that calls torch, if rows come first in all it takes and gives."""
+    target = str(node.target)
+    if not isinstance(node.target, torch._ops.OpOverload):
+        raise Refusal(f"'{target}' is no plain torch call", line=b.line)
+    metas = node.meta.get("val")
+    if metas is None:  # no result: an assertion, or a note of the profiler
+        return None  # an assertion on values, no result
+    many = isinstance(metas, (tuple, list))
+    inputs: list[str] = []
+
+    def place(arg: Any) -> Any:
+        if isinstance(arg, Ref):
+            if arg.fold or arg.bdim not in (None, 0):
+                raise Refusal(f"{target} on values whose rows are not first", line=b.line)
+            inputs.append(arg.name)
+            return ("input", len(inputs) - 1)
+        if isinstance(arg, list):
+            return ("list", tuple(place(a) for a in arg))
+        if arg is BATCH or hasattr(arg, "node"):
+            raise Refusal(f"{target} is given the number of rows", line=b.line)
+        return ("value", arg)
+
+    template = tuple(place(a) for a in args)
+    named = tuple((k, place(v)) for k, v in kwargs.items())
+    kind = b.kind(*inputs) if inputs else None  # a call on sums is proved to be linear later
+    if getattr(node.target, "_schema", None) is not None and node.target._schema.is_mutable:
+        raise Refusal(f"{target} changes a tensor in place", line=b.line)
+    outputs, refs = [], []
+    for meta in metas if many else [metas]:
+        if not hasattr(meta, "shape"):
+            refs.append(None)
+            outputs.append("")
+            continue
+        at, times = b.batch_at(meta.shape)
+        if at not in (None, 0) or times != 1:
+            raise Refusal(f"{target} does not give its rows first", line=b.line)
+        is_row = kind == "row" if inputs else at is not None
+        if is_row != (at is not None):
+            raise Refusal(f"{target} makes one value of all rows: the step mixes rows", line=b.line)
+        made = "row" if at is not None else ("sum" if kind == "sum" else "shared")
+        name = b.fresh(made, b.row_shape(meta.shape, at), dtype_name(meta.dtype))
+        outputs.append(name)
+        refs.append(Ref(name, at))
+    attrs = (("target", target), ("args", template), ("kwargs", named))
+    b.nodes.append(Node("opaque", tuple(inputs), tuple(outputs), attrs, b.line))
+    return refs if many else refs[0]

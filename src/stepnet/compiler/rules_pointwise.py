@@ -1,0 +1,197 @@
+"""Aten calls that work element by element."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from stepnet.errors import Refusal
+
+from .normal import BATCH, Builder, Ref, dtype_name, rule
+
+_UNARY = {
+    "neg": "neg", "abs": "abs", "sign": "sign", "sgn": "sign", "relu": "relu", "floor": "floor",
+    "ceil": "ceil", "trunc": "trunc", "reciprocal": "reciprocal", "exp": "exp",
+    "expm1": "expm1", "log": "log", "log1p": "log1p", "sqrt": "sqrt", "rsqrt": "rsqrt", "sin": "sin",
+    "cos": "cos", "tanh": "tanh", "sigmoid": "sigmoid", "erf": "erf",
+}  # fmt: skip
+_COMPARE = {"eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge"}
+_LOGIC = {
+    "logical_and": "and", "logical_or": "or", "logical_xor": "xor",
+    "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor",
+}  # fmt: skip
+
+
+def _register_unary(target: str, op: str) -> None:
+    @rule(target)
+    def _(b: Builder, x: Ref) -> Any:
+        return b.pointwise(op, [x])
+
+
+for _target, _op in _UNARY.items():
+    _register_unary(_target, _op)
+
+
+def _promoted(b: Builder, x: Any, y: Any) -> str:
+    """The dtype two operands are compared in, by torch's promotion."""
+
+    def stand_in(o: Any) -> Any:
+        if not isinstance(o, Ref):
+            return o
+        value = b.values[o.name]
+        rank = len(value.shape) + (o.bdim is not None)
+        return torch.empty([1] * rank, dtype=getattr(torch, value.dtype), device="meta")
+
+    return dtype_name(torch.result_type(stand_in(x), stand_in(y)))
+
+
+def _register_compare(target: str, op: str) -> None:
+    @rule(target)
+    def _(b: Builder, x: Any, y: Any) -> Any:
+        return b.pointwise(op, [x, y], _promoted(b, x, y))
+
+
+for _target, _op in _COMPARE.items():
+    _register_compare(_target, _op)
+
+
+def _register_logic(target: str, op: str) -> None:
+    @rule(target)
+    def _(b: Builder, x: Any, y: Any) -> Any:
+        if target.startswith("bitwise") and b.meta_dtype() != "bool":
+            return NotImplemented
+        return b.pointwise(op, [x, y], "bool")
+
+
+for _target, _op in _LOGIC.items():
+    _register_logic(_target, _op)
+
+
+@rule("logical_not", "bitwise_not")
+def _not(b: Builder, x: Ref) -> Any:
+    if b.meta_dtype() != "bool" or b.values[x.name].dtype != "bool":
+        return NotImplemented
+    return b.pointwise("not", [x], "bool")
+
+
+@rule("isnan")
+def _isnan(b: Builder, x: Ref) -> Any:
+    return b.pointwise("isnan", [x], b.values[x.name].dtype)
+
+
+@rule("round.default")
+def _round(b: Builder, x: Ref) -> Any:
+    return b.pointwise("round", [x])
+
+
+def _scaled(b: Builder, y: Any, alpha: Any) -> Any:
+    if alpha == 1:
+        return y
+    if not isinstance(y, Ref):
+        return y * alpha
+    value = b.values[y.name]
+    number = b.full(alpha, (), value.dtype)
+    return Ref(b.emit("mul", (y.name, number), value.shape, value.dtype), y.bdim, y.fold)
+
+
+@rule("add")
+def _add(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Any:
+    return b.pointwise("add", [x, _scaled(b, y, alpha)])
+
+
+@rule("sub")
+def _sub(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Any:
+    return b.pointwise("sub", [x, _scaled(b, y, alpha)])
+
+
+@rule("mul")
+def _mul(b: Builder, x: Any, y: Any) -> Any:
+    if y is BATCH or x is BATCH:
+        raise Refusal("the step computes with the number of rows", line=b.line)
+    if b.meta_dtype() == "bool":
+        return b.pointwise("and", [x, y], "bool")
+    return b.pointwise("mul", [x, y])
+
+
+@rule("div.Tensor", "div.Scalar", "true_divide")
+def _div(b: Builder, x: Any, y: Any) -> Any:
+    if not isinstance(x, (Ref, int, float)) or not isinstance(y, (Ref, int, float)):
+        raise Refusal("the step divides by the number of rows (a mean over the batch)", line=b.line)
+    return b.pointwise("div", [x, y])
+
+
+@rule("maximum")
+def _maximum(b: Builder, x: Any, y: Any) -> Any:
+    return b.pointwise("maximum", [x, y])
+
+
+@rule("minimum")
+def _minimum(b: Builder, x: Any, y: Any) -> Any:
+    return b.pointwise("minimum", [x, y])
+
+
+@rule("clamp", "clamp_min", "clamp_max")
+def _clamp(b: Builder, x: Any, low: Any = None, high: Any = None) -> Any:
+    out = x
+    if low is not None:
+        out = b.pointwise("maximum", [out, low])
+    return out if high is None else b.pointwise("minimum", [out, high])
+
+
+@rule("pow")
+def _pow(b: Builder, x: Any, y: Any) -> Any:
+    if isinstance(y, (int, float)):
+        if y == 1:
+            return x
+        if y == 2:
+            return b.pointwise("mul", [x, x])
+        if y == 0.5:
+            return b.pointwise("sqrt", [x])
+        if y == -0.5:
+            return b.pointwise("rsqrt", [x])
+        if y == -1:
+            return b.pointwise("reciprocal", [x])
+        if y == 3:
+            return b.pointwise("mul", [b.pointwise("mul", [x, x]), x])
+    return b.pointwise("pow", [x, y])
+
+
+@rule("remainder")
+def _remainder(b: Builder, x: Any, y: Any) -> Any:
+    return b.pointwise("remainder", [x, y])
+
+
+@rule("atan2")
+def _atan2(b: Builder, x: Any, y: Any) -> Any:
+    return b.pointwise("atan2", [x, y])
+
+
+@rule("where.self")
+def _where(b: Builder, condition: Ref, x: Any, y: Any) -> Any:
+    if b.values[condition.name].dtype != "bool":
+        return NotImplemented
+    meta = b.meta
+    bdim, times = b.batch_at(meta.shape)
+    refs = [r for r in (condition, x, y) if isinstance(r, Ref)]
+    fold = max((r.fold for r in refs), default=0)
+    if times != 1 or fold:
+        raise Refusal("where on folded rows", line=b.line)
+    dtype = b.meta_dtype()
+    names = [b._aligned(condition, len(meta.shape), bdim, 0)]
+    for operand in (x, y):
+        if isinstance(operand, Ref):
+            names.append(b._aligned(b.cast(operand, dtype), len(meta.shape), bdim, 0))
+        else:
+            names.append(b.full(operand, (), dtype))
+    return b.result(b.emit("where", names, b.row_shape(meta.shape, bdim), dtype), bdim)
+
+
+@rule("_to_copy", "convert_element_type")
+def _to_copy(b: Builder, x: Ref, dtype: Any = None, **rest: Any) -> Any:
+    return b.cast(x, b.meta_dtype())
+
+
+@rule("clone", "alias", "detach", "lift_fresh_copy", "lift_fresh", "contiguous", "positive", "conj", "_conj")
+def _same(b: Builder, x: Ref, **rest: Any) -> Any:
+    return x

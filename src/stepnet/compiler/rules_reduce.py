@@ -1,0 +1,159 @@
+"""Aten calls that contract: reductions and matrix products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from stepnet.errors import Refusal
+
+from .normal import Builder, Ref, rule
+from .rules_shape import feature_dim, product
+
+
+def _reduce(b: Builder, op: str, x: Ref, dims: Sequence[int] | int | None, keepdim: bool) -> Any:
+    value = b.values[x.name]
+    rank = len(value.shape) - x.fold + (x.bdim is not None)
+    wanted = [dims] if isinstance(dims, int) else list(dims or range(rank))
+    wanted = sorted({d % rank for d in wanted} if rank else set())
+    over_rows = x.bdim is not None and x.bdim in wanted
+    own = [d - (x.bdim is not None and d > x.bdim) + x.fold for d in wanted if d != x.bdim]
+    if over_rows:
+        own = list(range(x.fold)) + own
+    dtype = b.meta_dtype() if op == "sum" else value.dtype
+    name = b.cast(x, dtype).name
+    if own:
+        kept = [1 if i in own else s for i, s in enumerate(value.shape)]
+        name = b.emit(op, (name,), kept, dtype, dims=tuple(own))
+    if over_rows:
+        if op != "sum":
+            raise Refusal(f"'{op}' over the rows: the step mixes rows", line=b.line)
+        name = b.emit("sum_rows", (name,), b.values[name].shape, dtype, "sum")
+    meta = b.meta
+    shape = b.row_shape(meta.shape, b.batch_at(meta.shape)[0])
+    if over_rows:
+        return Ref(b.reshape(name, shape))
+    if x.fold:
+        shape = b.values[x.name].shape[: x.fold] + shape
+    bdim = x.bdim
+    if bdim is not None and not keepdim:
+        bdim -= sum(d < bdim for d in wanted)
+    return b.result(b.reshape(name, shape), bdim, x.fold)
+
+
+@rule("sum.dim_IntList", "sum.default")
+def _sum(b: Builder, x: Ref, dims: Any = None, keepdim: bool = False, dtype: Any = None) -> Any:
+    return _reduce(b, "sum", x, dims, keepdim)
+
+
+@rule("mean.dim", "mean.default")
+def _mean(b: Builder, x: Ref, dims: Any = None, keepdim: bool = False, dtype: Any = None) -> Any:
+    out = _reduce(b, "sum", x, dims, keepdim)
+    if b.values[out.name].kind == "sum":
+        raise Refusal("a mean over the rows: the step mixes rows", line=b.line)
+    value = b.values[x.name]
+    count = value.size // max(b.values[out.name].size, 1)
+    number = b.full(1.0 / count, (), b.values[out.name].dtype)
+    done = b.values[out.name]
+    return Ref(b.emit("mul", (out.name, number), done.shape, done.dtype), out.bdim, out.fold)
+
+
+@rule("var.correction", "var_mean.correction")
+def _var(b: Builder, x: Ref, dims: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
+    meta = b.meta
+    pair = isinstance(meta, (tuple, list))
+    value = b.values[x.name]
+    rank = len(value.shape) + (x.bdim is not None)
+    wanted = [dims] if isinstance(dims, int) else list(dims or range(rank))
+    if x.fold or (x.bdim is not None and x.bdim in [d % rank for d in wanted]):
+        raise Refusal("a variance over the rows: the step mixes rows", line=b.line)
+    b.meta = meta[0] if pair else meta
+    own = tuple(sorted(feature_dim(b, x, d) for d in wanted))
+    kept = [1 if i in own else s for i, s in enumerate(value.shape)]
+    count = value.size // max(product(kept), 1)
+
+    def scaled(name: str, number: float) -> str:
+        return b.emit("mul", (name, b.full(number, (), value.dtype)), b.values[name].shape, value.dtype)
+
+    mean = scaled(b.emit("sum", (x.name,), kept, value.dtype, dims=own), 1.0 / count)
+    centred = b.emit("sub", (x.name, mean), value.shape, value.dtype)
+    squares = b.emit("mul", (centred, centred), value.shape, value.dtype)
+    free = count - (1 if correction is None else correction)
+    var = scaled(
+        b.emit("sum", (squares,), kept, value.dtype, dims=own), 1.0 / free if free > 0 else float("nan")
+    )
+    shape = b.row_shape(b.meta.shape, b.batch_at(b.meta.shape)[0])
+    at = x.bdim
+    if at is not None and not keepdim:
+        at -= sum(d % rank < at for d in wanted)
+    refs = [b.result(b.reshape(name, shape), at) for name in (var, mean)]
+    return refs if pair else refs[0]
+
+
+@rule("amax")
+def _amax(b: Builder, x: Ref, dims: Any = None, keepdim: bool = False) -> Any:
+    return _reduce(b, "amax", x, dims, keepdim)
+
+
+@rule("amin")
+def _amin(b: Builder, x: Ref, dims: Any = None, keepdim: bool = False) -> Any:
+    return _reduce(b, "amin", x, dims, keepdim)
+
+
+@rule("argmax", "argmin")
+def _argmax(b: Builder, *args: Any, **kwargs: Any) -> Any:
+    return NotImplemented  # opaque: integers are not for compiled cores
+
+
+def _swapped(b: Builder, name: str) -> str:
+    rank = len(b.values[name].shape)
+    return b.permute(name, [*range(rank - 2), rank - 1, rank - 2])
+
+
+@rule("mm")
+def _mm(b: Builder, x: Ref, y: Ref) -> Any:
+    xv, yv, dtype = b.values[x.name], b.values[y.name], b.meta_dtype()
+    if x.bdim is None and y.bdim is None:
+        return b.result(b.emit("matmul", (x.name, y.name), (xv.shape[0], yv.shape[1]), dtype), None)
+    if x.bdim == 0 and y.bdim is None:
+        shape = (*xv.shape[:-1], yv.shape[1])
+        return b.result(b.emit("matmul", (x.name, y.name), shape, dtype), 0, x.fold)
+    if x.bdim is None and y.bdim == 1:
+        shape = (*yv.shape[:-1], xv.shape[0])
+        return b.result(b.emit("matmul", (y.name, _swapped(b, x.name)), shape, dtype), 1, y.fold)
+    if x.bdim == 1 and y.bdim == 0 and x.fold == y.fold:
+        shape = (xv.shape[-1], yv.shape[-1])
+        return Ref(b.emit("matmul_tn", (x.name, y.name), shape, dtype, "sum", batch=0))
+    raise Refusal("a matmul of rows with rows: the step mixes rows", line=b.line)
+
+
+@rule("bmm")
+def _bmm(b: Builder, x: Ref, y: Ref) -> Any:
+    xv, yv, dtype = b.values[x.name], b.values[y.name], b.meta_dtype()
+    if x.fold or y.fold:
+        # [B*k, n, m]: as many products for each row
+        if x.bdim != 0 or y.bdim != 0 or x.fold != y.fold:
+            return NotImplemented
+        shape = (*xv.shape[:-1], yv.shape[-1])
+        return b.result(b.emit("matmul", (x.name, y.name), shape, dtype), 0, x.fold)
+    pair = (x.bdim, y.bdim)
+    if pair == (None, None):
+        shape = (*xv.shape[:-1], yv.shape[-1])
+        return b.result(b.emit("matmul", (x.name, y.name), shape, dtype), None)
+    if pair == (0, 0):
+        shape = (xv.shape[0], yv.shape[1])
+        return b.result(b.emit("matmul", (x.name, y.name), shape, dtype), 0)
+    if pair == (1, None):  # [h, B, m] x [h, m, p]
+        heads, m = xv.shape
+        lone = b.reshape(x.name, (heads, 1, m))
+        out = b.emit("matmul", (lone, y.name), (heads, 1, yv.shape[2]), dtype)
+        return b.result(b.reshape(out, (heads, yv.shape[2])), 1)
+    if pair == (None, 2):  # [h, n, m] x [h, m, B]
+        heads, m = yv.shape
+        lone = b.reshape(y.name, (heads, 1, m))
+        out = b.emit("matmul", (lone, _swapped(b, x.name)), (heads, 1, xv.shape[1]), dtype)
+        return b.result(b.reshape(out, (heads, xv.shape[1])), 2)
+    if pair == (2, 1):  # [h, n, B] x [h, B, p]: a gradient
+        shape = (xv.shape[0], xv.shape[1], yv.shape[1])
+        return Ref(b.emit("matmul_tn", (x.name, y.name), shape, dtype, "sum", batch=1))
+    raise Refusal("a batched matmul of rows with rows: the step mixes rows", line=b.line)

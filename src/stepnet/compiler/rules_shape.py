@@ -1,0 +1,284 @@
+"""Aten calls that move elements: views, slices, joins, lookups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from stepnet.errors import Refusal
+
+from .normal import Builder, Ref, rule
+
+
+@rule("view", "reshape", "_unsafe_view", "_reshape_copy", "view_copy")
+def _view(b: Builder, x: Ref, shape: Any) -> Any:
+    value = b.values[x.name]
+    meta = b.meta
+    at, times = b.batch_at(meta.shape)
+    target = b.row_shape(meta.shape, at)
+    if x.bdim is None:
+        return b.result(b.reshape(x.name, target), None)
+    if at is None:
+        raise Refusal("a reshape loses the batch dimension", line=b.line)
+    if times == 1:
+        before = product(target[:at])
+        ahead = product(value.shape[: x.bdim]) if x.fold == 0 else 1
+        if ahead != before or (x.fold and x.bdim != 0):
+            raise Refusal("a reshape moves values between rows", line=b.line)
+        return b.result(b.reshape(x.name, target), at)
+    if at != 0 or x.bdim != 0:
+        raise Refusal("a reshape merges rows that are not first", line=b.line)
+    # merge leading row dimensions into the batch; they stay dimensions of the row here
+    whole = b.reshape(x.name, (times, *target))
+    return b.result(whole, 0, 1)
+
+
+def product(sizes: Sequence[int]) -> int:
+    out = 1
+    for size in sizes:
+        out *= size
+    return out
+
+
+@rule("permute", "permute_copy")
+def _permute(b: Builder, x: Ref, dims: Sequence[int]) -> Any:
+    value = b.values[x.name]
+    if x.bdim is None:
+        rank = len(value.shape)
+        return b.result(b.permute(x.name, [d % rank for d in dims]), None)
+    rank = len(value.shape) - x.fold + 1
+    order = [d % rank for d in dims]
+    bdim = order.index(x.bdim)
+    own = [d - (d > x.bdim) + x.fold for d in order if d != x.bdim]
+    return b.result(b.permute(x.name, [*range(x.fold), *own]), bdim, x.fold)
+
+
+@rule("t", "transpose", "transpose_copy", "t_copy")
+def _transpose(b: Builder, x: Ref, d0: int = 0, d1: int = 1) -> Any:
+    rank = len(b.values[x.name].shape) - x.fold + (x.bdim is not None)
+    dims = list(range(rank))
+    if rank > 1:
+        dims[d0], dims[d1] = dims[d1], dims[d0]
+    return _permute(b, x, dims)
+
+
+@rule("expand", "expand_copy")
+def _expand(b: Builder, x: Ref, sizes: Any, implicit: bool = False) -> Any:
+    meta = b.meta
+    at, times = b.batch_at(meta.shape)
+    shape = b.row_shape(meta.shape, at)
+    value = b.values[x.name]
+    if at is None or times == 1:
+        if x.fold:
+            raise Refusal("expand on folded rows", line=b.line)
+        name = b._aligned(x, len(meta.shape), at, 0) if at is not None else x.name
+        if b.values[name].shape == shape and (at is None) == (x.bdim is None):
+            return b.result(name, at)
+        kind = "row" if at is not None else b.kind(name)
+        return b.result(b.emit("expand", (name,), shape, value.dtype, kind), at)
+    raise Refusal("expand on folded rows", line=b.line)
+
+
+def feature_dim(b: Builder, x: Ref, dim: int) -> int:
+    """A traced dimension as a dimension of the row; refuses the batch dimension."""
+    value = b.values[x.name]
+    rank = len(value.shape) - x.fold + (x.bdim is not None)
+    dim %= max(rank, 1)
+    if x.bdim is None:
+        return dim
+    if dim == x.bdim:
+        raise Refusal("the step picks, joins or slices rows by number", line=b.line)
+    return dim - (dim > x.bdim) + x.fold
+
+
+@rule("squeeze", "unsqueeze", "squeeze_copy", "unsqueeze_copy")
+def _squeeze(b: Builder, x: Ref, *dims: Any) -> Any:
+    meta = b.meta
+    at, _ = b.batch_at(meta.shape)
+    shape = b.row_shape(meta.shape, at)
+    if x.fold:
+        shape = b.values[x.name].shape[: x.fold] + shape
+    return b.result(b.reshape(x.name, shape), at, x.fold)
+
+
+def slice_feature(b: Builder, name: str, dim: int, start: int, end: int, step: int = 1) -> str:
+    """Part of a row value along one of its dimensions."""
+    value = b.values[name]
+    if start == 0 and end >= value.shape[dim] and step == 1:
+        return name
+    shape = list(value.shape)
+    shape[dim] = max(0, -(-(min(end, shape[dim]) - start) // step))
+    return b.emit("slice", (name,), shape, value.dtype, dim=dim, start=start, end=end, step=step)
+
+
+@rule("slice.Tensor", "slice_copy.Tensor")
+def _slice(b: Builder, x: Ref, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
+    value = b.values[x.name]
+    rank = len(value.shape) - x.fold + (x.bdim is not None)
+    if x.bdim is not None and dim % rank == x.bdim:
+        whole = (start in (None, 0)) and (not isinstance(end, int) or end >= 2**62) and step == 1
+        if whole:
+            return x
+    own = feature_dim(b, x, dim)
+    size = value.shape[own]
+    first = _clip(start, size, 0)
+    last = _clip(end, size, size)
+    return b.result(slice_feature(b, x.name, own, first, max(first, last), step), x.bdim, x.fold)
+
+
+def _clip(index: Any, size: int, default: int) -> int:
+    if index is None:
+        return default
+    index = int(index)
+    return min(max(index + size if index < 0 else index, 0), size)
+
+
+@rule("select.int", "select_copy.int")
+def _select(b: Builder, x: Ref, dim: int, index: int) -> Any:
+    own = feature_dim(b, x, dim)
+    value = b.values[x.name]
+    index %= value.shape[own]
+    part = slice_feature(b, x.name, own, index, index + 1)
+    at, _ = b.batch_at(b.meta.shape)
+    return b.result(b.reshape(part, value.shape[:own] + value.shape[own + 1 :]), at, x.fold)
+
+
+@rule("split_with_sizes", "split_with_sizes_copy")
+def _split(b: Builder, x: Ref, sizes: Sequence[int], dim: int = 0) -> Any:
+    own = feature_dim(b, x, dim)
+    out, start = [], 0
+    for size in sizes:
+        out.append(Ref(slice_feature(b, x.name, own, start, start + size), x.bdim, x.fold))
+        start += size
+    return out
+
+
+@rule("cat")
+def _cat(b: Builder, tensors: Sequence[Ref], dim: int = 0) -> Any:
+    meta = b.meta
+    dtype = b.meta_dtype()
+    at, times = b.batch_at(meta.shape)
+    # torch lets a plain empty [0] join anything
+    refs = [b.cast(r, dtype) for r in tensors if not (r.bdim is None and b.values[r.name].shape == (0,))]
+    if times != 1 or any(r.fold for r in refs):
+        raise Refusal("cat on folded rows", line=b.line)
+    if at is None:
+        shape = b.row_shape(meta.shape, None)
+        return b.result(b.emit("cat", [r.name for r in refs], shape, dtype, dim=dim % len(shape)), None)
+    rank = len(meta.shape)
+    if dim % rank == at or any(r.bdim != at for r in refs):
+        raise Refusal("the step joins rows with other rows", line=b.line)
+    own = dim % rank
+    own -= own > at
+    shape = b.row_shape(meta.shape, at)
+    return b.result(b.emit("cat", [r.name for r in refs], shape, dtype, dim=own), at)
+
+
+@rule("constant_pad_nd")
+def _pad(b: Builder, x: Ref, pad: Sequence[int], value: Any = 0) -> Any:
+    name = x.name
+    rank = len(b.values[name].shape) - x.fold + (x.bdim is not None)
+    for k in range(len(pad) // 2):
+        before, after = pad[2 * k], pad[2 * k + 1]
+        if before == after == 0:
+            continue
+        own = feature_dim(b, Ref(name, x.bdim, x.fold), rank - 1 - k)
+        if before < 0 or after < 0:
+            size = b.values[name].shape[own]
+            name = slice_feature(b, name, own, max(-before, 0), size - max(-after, 0))
+        name = _padded(b, name, own, max(before, 0), max(after, 0), value)
+    return b.result(name, x.bdim, x.fold)
+
+
+def _padded(b: Builder, name: str, dim: int, before: int, after: int, number: Any = 0) -> str:
+    value = b.values[name]
+    parts = []
+    for size in (before, None, after):
+        if size is None:
+            parts.append(name)
+        elif size:
+            shape = [*value.shape[:dim], size, *value.shape[dim + 1 :]]
+            parts.append(b.full(number, shape, value.dtype, value.kind if value.kind == "row" else "shared"))
+    if len(parts) == 1:
+        return name
+    shape = [*value.shape[:dim], value.shape[dim] + before + after, *value.shape[dim + 1 :]]
+    return b.emit("cat", parts, shape, value.dtype, dim=dim)
+
+
+def _replaced(b: Builder, x: Ref, source: Ref, dim: int, start: int, end: int) -> Any:
+    """x with [start, end) of a feature dimension replaced by source."""
+    value = b.values[x.name]
+    own = feature_dim(b, x, dim)
+    src = b.cast(source, value.dtype).name
+    shape = list(value.shape)
+    shape[own] = end - start
+    if b.values[src].shape != tuple(shape):
+        src = b.reshape(src, shape)
+    if b.is_full(x.name, 0):
+        return b.result(_padded(b, src, own, start, value.shape[own] - end), source.bdim, x.fold)
+    if x.bdim != source.bdim:
+        return NotImplemented
+    parts = []
+    if start > 0:
+        parts.append(slice_feature(b, x.name, own, 0, start))
+    parts.append(src)
+    if end < value.shape[own]:
+        parts.append(slice_feature(b, x.name, own, end, value.shape[own]))
+    name = src if len(parts) == 1 else b.emit("cat", parts, value.shape, value.dtype, dim=own)
+    return b.result(name, x.bdim, x.fold)
+
+
+@rule("slice_scatter")
+def _slice_scatter(
+    b: Builder, x: Ref, source: Ref, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Any:
+    value = b.values[x.name]
+    rank = len(value.shape) - x.fold + (x.bdim is not None)
+    if x.bdim is not None and dim % rank == x.bdim:
+        if start in (None, 0) and (not isinstance(end, int) or end >= 2**62) and step == 1:
+            return source
+        raise Refusal("the step writes to rows by number", line=b.line)
+    if step != 1:
+        return NotImplemented
+    size = value.shape[feature_dim(b, x, dim)]
+    return _replaced(b, x, source, dim, _clip(start, size, 0), _clip(end, size, size))
+
+
+@rule("select_scatter")
+def _select_scatter(b: Builder, x: Ref, source: Ref, dim: int, index: int) -> Any:
+    size = b.values[x.name].shape[feature_dim(b, x, dim)]
+    return _replaced(b, x, source, dim, index % size, index % size + 1)
+
+
+@rule("flip")
+def _flip(b: Builder, x: Ref, dims: Sequence[int]) -> Any:
+    own = tuple(feature_dim(b, x, d) for d in dims)
+    value = b.values[x.name]
+    return b.result(b.emit("flip", (x.name,), value.shape, value.dtype, dims=own), x.bdim, x.fold)
+
+
+@rule("gather")
+def _gather(b: Builder, x: Ref, dim: int, index: Ref, sparse_grad: bool = False) -> Any:
+    if x.bdim != 0 or index.bdim != 0 or x.fold or index.fold:
+        return NotImplemented
+    own = feature_dim(b, x, dim)
+    value, at = b.values[x.name], b.values[index.name]
+    return b.result(b.emit("gather", (x.name, index.name), at.shape, value.dtype, dim=own), 0)
+
+
+@rule("embedding")
+def _embedding(b: Builder, table: Ref, index: Ref, *_: Any, **__: Any) -> Any:
+    if table.bdim is not None or index.bdim not in (None, 0) or index.fold:
+        return NotImplemented
+    rows, at = b.values[table.name], b.values[index.name]
+    name = b.emit("embed", (table.name, index.name), (*at.shape, *rows.shape[1:]), rows.dtype)
+    return b.result(name, index.bdim)
+
+
+@rule("embedding_dense_backward")
+def _embedding_grad(b: Builder, grad: Ref, index: Ref, count: int, padding: int, scale: bool) -> Any:
+    if grad.bdim != 0 or index.bdim != 0 or scale or grad.fold or index.fold:
+        return NotImplemented
+    value = b.values[grad.name]
+    shape = (count, value.shape[-1])
+    return Ref(b.emit("embed_grad", (grad.name, index.name), shape, value.dtype, "sum", padding=padding))
