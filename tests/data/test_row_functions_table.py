@@ -47,6 +47,11 @@ def guesses(x: LoDTensor) -> Iterator[tuple[Any, ...]]:
     yield from ((x, p, q) for p, q in itertools.product(plain, plain))
     yield from ((p, x, x) for p in plain)
     yield from ((x, k, index) for k in numbers)
+    ids = LoDTensor((x.values * 3).long(), x.lod)
+    square = index.repeat(n, 1)
+    yield from ((x, i) for i in (index, square, ids))
+    yield from ((i, x) for i in (index, square, ids))
+    yield from [(ids,), (ids, plain[2]), (plain[2], ids), (ids, 3), (x, 1, ids), (x, -1, ids)]
     yield from (
         (x, s) for s in ([n], [n, n], [n, n, n], [-1, n], [n, -1], [1, n], [1, 1], [0, 1], [1, 0], [0, 2, 1])
     )

@@ -122,7 +122,7 @@ REMEDIES = {
     "x.to_padded() gives [sequences, longest, ...]": """
         conv1d conv2d conv_transpose1d conv_transpose2d sort argsort topk kthvalue
         scaled_dot_product_attention multi_head_attention_forward einsum""",
-    "torch.nn.functional.embedding(x, weight) looks rows of weight up": "__getitem__",
+    "torch.nn.functional.embedding(x, weight) looks rows of weight up": "embedding __getitem__",
 }
 OTHERWISE = "x.map(fn) if fn treats every row alike; otherwise work on x.values"
 
@@ -140,6 +140,8 @@ def _build() -> dict[Any, Rule]:
                     _put(table, getattr(space, f"{name}_", None), rules.in_place)
     for name in IN_PLACE.split():
         _put(table, getattr(Tensor, name), rules.in_place)
+    # torch.embedding(weight, indices) is torch.nn.functional.embedding(indices, weight) the other way round.
+    del table[torch.embedding]
     return table
 
 

@@ -39,7 +39,9 @@ class Call:
         kind: type[Any],
         remedy: str = "",
     ) -> None:
-        self.function, self.args, self.kwargs = function, args, kwargs
+        # The rules go by the order of operands, so the first one comes first however it was spelled.
+        first = {"input": kwargs["input"]} if "input" in kwargs else {}
+        self.function, self.args, self.kwargs = function, args, {**first, **kwargs}
         self.kind = kind  # the class of LoDTensor
         self.remedy = remedy
         self.ragged: list[Any] = [a for a in self.operands() if isinstance(a, kind)]
