@@ -152,9 +152,11 @@ def user_line(files: frozenset[str]) -> Callable[[], str | None]:
     """A function that tells the innermost line being run in one of the user's files."""
     import sys
 
+    outside = sys._getframe(1).f_code  # what will run the step: lines from there on are not the step's
+
     def here() -> str | None:
         frame = sys._getframe(2)
-        while frame is not None:
+        while frame is not None and frame.f_code is not outside:
             if frame.f_code.co_filename in files:
                 name = frame.f_code.co_filename.rsplit("/", 1)[-1]
                 return f"{name}:{frame.f_lineno}"

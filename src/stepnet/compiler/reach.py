@@ -37,8 +37,9 @@ class Reach:
 
     @property
     def files(self) -> frozenset[str]:
-        """The source files of the step's own functions."""
-        return frozenset(item.co_filename for item in self.key if isinstance(item, types.CodeType))
+        """The source files of the step's own functions; not those of the machinery around it."""
+        files = (item.co_filename for item in self.key if isinstance(item, types.CodeType))
+        return frozenset(name for name in files if not name.startswith(_OURS))
 
 
 @dataclass
