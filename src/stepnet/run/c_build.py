@@ -35,8 +35,9 @@ _CTYPE = {"f32": "float", "f64": "double"}
 # -ffp-contract=fast: multiply-add as one instruction. Never -ffast-math: it would break sn_math.h.
 _FLAGS = ("-std=c11", "-O2", "-fPIC", "-pthread", "-fopenmp-simd")
 _FLAGS += ("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
-# The first set a compiler accepts is used. The width asks for 512-bit code where the CPU has it; the parameter
-# stops gcc from splitting chains of multiply-add on CPUs where it thinks them slow: matmul is made of them.
+# The first set a compiler accepts is used. The width asks for 512-bit code where the CPU has it. The
+# parameter stops gcc from splitting chains of multiply-add, of which matmul is made, on CPUs where it thinks
+# them slow.
 _MACHINE_FLAGS = (
     ("-march=native", "-mprefer-vector-width=512", "--param=avoid-fma-max-bits=0"),
     ("-march=native", "-mprefer-vector-width=512"),

@@ -40,7 +40,8 @@ class Program:
         row_inputs, shared, matrices: values read from outside; matrices only by matmuls.
         outputs: row values written to tables.
         sums: results of `sum_rows`.
-        level: the stage of each node.
+        early, late: matmuls of rows from outside, and of rows for outside: done for some steps at a time.
+        level: the stage of each other node.
         real: 'float32' or 'float64'.
     """
 
@@ -56,6 +57,8 @@ class Program:
     sums: list[str]
     real: str
     renamed: dict[str, str] = field(default_factory=dict)
+    early: list[Node] = field(default_factory=list)
+    late: list[Node] = field(default_factory=list)
     level: dict[int, int] = field(default_factory=dict)
 
     def value(self, name: str) -> Value:
@@ -127,8 +130,24 @@ class _Maker:
             real=real,
             renamed=renamed,
         )
+        self._set_apart(result)
         _levels(result)
         return result
+
+    def _set_apart(self, p: Program) -> None:
+        """Matmuls that need not wait for the step they belong to."""
+        read = {p.access[n].base if n in p.access else n for node in p.nodes for n in self._operands(node)}
+        for node in p.nodes:
+            if node.op != "matmul" or len(p.value(node.inputs[0]).shape) != 1:
+                continue
+            seen = p.access.get(node.inputs[0])
+            base = node.inputs[0] if seen is None else seen.base
+            if base in p.row_inputs and node.output not in p.outputs:
+                p.early.append(node)
+            elif base in p.outputs and node.output in p.outputs and node.output not in read:
+                p.late.append(node)
+        apart = {id(node) for node in (*p.early, *p.late)}
+        p.nodes = [node for node in p.nodes if id(node) not in apart]
 
     def _operands(self, node: Node) -> Sequence[str]:
         return node.inputs[:1] if node.op == "matmul" else node.inputs

@@ -15,6 +15,8 @@ from . import c_build, c_threads
 from .c_source import FIXED, Source, write
 from .layout import Layout
 
+CHUNK = 1 << 18  # bytes of rows made ahead of the steps that read them; they should stay in the second cache
+
 
 class CScan:
     """A scan compiled to C; called like every scan executor (see `loop.Loop`).
@@ -46,7 +48,9 @@ class CScan:
         pool = c_threads.pool()
         shares = max(1, min(pool.threads, layout.sequences))
         count = -(-layout.sequences // shares)
-        share_bytes = (source.space[0] + count * source.space[1] + 63) // 64 * 64
+        chunk = max(1, min(layout.steps, CHUNK // max(count * source.chunk_bytes, 1)))
+        share_bytes = source.space[0] + count * (source.space[1] + chunk * source.chunk_bytes)
+        share_bytes = (share_bytes + 63) // 64 * 64
         packed_bytes = [(n * self.dtype.itemsize + 63) // 64 * 64 for n in self.packed_sizes]
         space = self._take(share_bytes * shares + sum(packed_bytes) + 64)
         base = (space.data_ptr() + 63) // 64 * 64
@@ -59,7 +63,7 @@ class CScan:
         sums: dict[str, Tensor] = {}
         alive: list[Tensor] = []
         numbers = [
-            layout.sequences, shares, layout.steps, layout.stride, layout.starts.data_ptr(),
+            layout.sequences, shares, layout.steps, layout.stride, chunk, layout.starts.data_ptr(),
             layout.lengths.data_ptr(), layout.order.data_ptr(), base, share_bytes,
         ]  # fmt: skip
         assert len(numbers) == len(FIXED)

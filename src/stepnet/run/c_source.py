@@ -33,7 +33,8 @@ class Source:
     """Generated C and how to call it.
 
     `fields` are the members of the argument struct after the fixed ones; `space` is the bytes of
-    workspace a share needs for n sequences: space[0] + n * space[1]; `packed` those of packed matrices.
+    workspace a share needs for n sequences: space[0] + n * space[1], and chunk_bytes for each row of a
+    chunk; `packed` are the matrices: name, heads, K, N.
     """
 
     text: str
@@ -41,9 +42,21 @@ class Source:
     fields: list[Field] = field(default_factory=list)
     space: tuple[int, int] = (0, 0)
     packed: list[tuple[str, int, int, int]] = field(default_factory=list)
+    chunk_bytes: int = 0
 
 
-FIXED = ("sequences", "shares", "steps", "stride", "start", "length", "order", "space", "space_bytes")
+FIXED = (
+    "sequences",
+    "shares",
+    "steps",
+    "stride",
+    "chunk",
+    "start",
+    "length",
+    "order",
+    "space",
+    "space_bytes",
+)
 
 
 def write(loop: LoopPlan, region: Region, name: str) -> Source:
@@ -76,7 +89,9 @@ class _Writer:
         self.fields: list[Field] = []
         self.names: dict[str, str] = {}
         self.row_bytes = 8  # the row numbers
-        self.made = {n: node for node in p.nodes for n in node.outputs}
+        self.early = {node.output for node in p.early}
+        self.chunk_bytes = 0  # of one row while it waits in the cache
+        self.made = {n: node for node in (*p.nodes, *p.late) for n in node.outputs}
         self.homes = self._homes()
 
     # -- names and places ----------------------------------------------------------------------------
@@ -105,6 +120,7 @@ class _Writer:
         """Where each made value is stored: 'out', 'next', 'scratch' or (only inside a row) 'line'."""
         p = self.p
         homes: dict[str, list[str]] = {n: [] for n in self.made}
+        homes |= {n: ["chunk"] for n in self.early}
         for name in p.outputs:
             homes[name].append("out")
         for carry in p.carries:
@@ -157,6 +173,8 @@ class _Writer:
             name, at = f"{c}_at", f"a->{c} + row[i] * {size}"
         elif home is not None and home.startswith("next:"):
             name, at = f"{self.c(home[5:])}_new", f"{self.c(home[5:])}_next + i * {size}"
+        elif base in self.early:
+            name, at = f"{c}_at", f"{c}_rows + ((t - t0) * count + i) * {size}"
         elif home == "scratch":
             name, at = f"{c}_at", f"{c}_rows + i * {size}"
         else:
@@ -184,8 +202,9 @@ class _Writer:
             "\n".join(head) + "\n",
             p,
             self.fields,
-            (64 * (2 * len(p.carries) + len(p.held) + len(self.homes) + 2), self.row_bytes),
+            (64 * (2 * len(p.carries) + len(p.held) + len(self.homes) + 4), self.row_bytes),
             packed,
+            self.chunk_bytes,
         )
 
     def _struct(self) -> str:
@@ -196,6 +215,7 @@ class _Writer:
                 "int64_t sequences, shares, steps, stride;",
                 "row of sequence b at step t: start[b] + t * stride",
             ),
+            ("int64_t chunk;", "steps at a time"),
             ("const int64_t *start, *length, *order;", "order: longest first"),
             ("char *space;", "workspace, space_bytes for each share"),
             ("int64_t space_bytes;", ""),
@@ -239,8 +259,11 @@ class _Writer:
         return heads, shape[-2], shape[-1]
 
     def _entry(self) -> str:
-        out = [f"void {self.name}(const sn_pool *pool, const arguments *a) {{"]
-        for name in self.p.matrices:
+        out = ["/* Matrices are packed anew at every call: they may have changed. */"]
+        out.append("static void pack(void *data, int64_t index, int64_t count) {")
+        out.append("    const arguments *a = (const arguments *)data;")
+        out.append("    (void)count;")
+        for number, name in enumerate(self.p.matrices):
             heads, k, n = self._matrix(name)
             c = self.c(name)
             size = f"sn_packed_{self.suffix}({k}, {n}, 1)"
@@ -249,10 +272,14 @@ class _Writer:
                 f"{k}, {n}, 1, SN_WIDTH);"
             )
             if heads == 1:
-                out.append("    " + pack.format(h1="", h2=""))
+                out.append(f"    if (index == {number}) " + pack.format(h1="", h2=""))
             else:
-                out.append(f"    for (int64_t h = 0; h < {heads}; ++h)")
+                out.append(f"    for (int64_t h = 0; index == {number} && h < {heads}; ++h)")
                 out.append("        " + pack.format(h1=f" + h * {size}", h2=f" + h * a->{c}_stride_h"))
+        out = [*out, "}", ""] if self.p.matrices else []
+        out.append(f"void {self.name}(const sn_pool *pool, const arguments *a) {{")
+        if self.p.matrices:
+            out.append(f"    sn_parallel(pool, {len(self.p.matrices)}, pack, (void *)a);")
         out += ["    sn_parallel(pool, a->shares, share, (void *)a);", "}"]
         return "\n".join(out)
 
@@ -284,6 +311,17 @@ class _Writer:
             size, c, kind = p.value(name).size, self.c(name), self.ctype(name)
             line(f"{kind} *{c} = TAKE({kind}, count * {size});")
             self.row_bytes += size * self.size_of(name)
+        chunked = bool(p.early or p.late)
+        if chunked:
+            line("int64_t *chunk_row = TAKE(int64_t, count * a->chunk);")
+            self.chunk_bytes = 8
+        if p.early:
+            line("int64_t *chunk_slot = TAKE(int64_t, count * a->chunk);")
+            self.chunk_bytes += 8
+        for node in p.early:
+            size = p.value(node.output).size
+            line(f"{self.real} *{self.c(node.output)}_rows = TAKE({self.real}, count * a->chunk * {size});")
+            self.chunk_bytes += size * self.size_of(node.output)
         stages = self._stages()
         for name, homes in self.homes.items():
             if homes == ["scratch"]:
@@ -308,7 +346,10 @@ class _Writer:
                 self._copy_state(line, carry.parameter, "{c}_final + b * {n}", "{c} + i * {n}", 2)
         line("}")
         line("int64_t active = count;")
-        line("for (int64_t t = 0; t < a->steps; ++t) {")
+        if chunked:
+            self._open_chunk(line)
+        else:
+            line("for (int64_t t = 0; t < a->steps; ++t) {")
         line("while (active > 0 && a->length[a->order[index + (active - 1) * shares]] <= t) --active;", 2)
         line("if (active == 0) break;", 2)
         line("for (int64_t i = 0; i < active; ++i)", 2)
@@ -329,10 +370,49 @@ class _Writer:
             self._flush(line, 3)
             line("}", 2)
         line("}")
+        if chunked:
+            for node in p.late:
+                self._matmul_of_chunk(line, node, "chunk_row", "chunk_row")
+            line("}")
         if p.sums:
             self._flush(line, 1)
         line("}", 0)
         return "\n".join(out) + "\n"
+
+    def _open_chunk(self, line: Any) -> None:
+        """Some steps at a time: their rows listed, products of rows from outside made for all of them."""
+        p = self.p
+        line("for (int64_t t0 = 0; t0 < a->steps && active > 0; t0 += a->chunk) {")
+        line("const int64_t t1 = t0 + a->chunk < a->steps ? t0 + a->chunk : a->steps;")
+        line("int64_t rows = 0;")
+        line("for (int64_t t = t0, left = active; t < t1; ++t) {")
+        line("while (left > 0 && a->length[a->order[index + (left - 1) * shares]] <= t) --left;", 2)
+        line("for (int64_t i = 0; i < left; ++i) {", 2)
+        if p.early:
+            line("chunk_slot[rows] = (t - t0) * count + i;", 3)
+        line("chunk_row[rows++] = a->start[a->order[index + i * shares]] + t * a->stride;", 3)
+        line("}", 2)
+        line("}")
+        for node in p.early:
+            self._matmul_of_chunk(line, node, "chunk_row", "chunk_slot")
+        line("for (int64_t t = t0; t < t1; ++t) {")
+
+    def _matmul_of_chunk(self, line: Any, node: Node, source: str, target: str) -> None:
+        p = self.p
+        _, k, n = self._matrix(node.inputs[1])
+        seen = p.access.get(node.inputs[0])
+        operand, offset = (node.inputs[0], 0) if seen is None else (seen.base, seen.offset)
+        shift = f" + {offset}" if offset else ""
+        to = f"{self.c(node.output)}_rows" if node.output in self.early else f"a->{self.c(node.output)}"
+        rows, wide = f"sn_rows_{self.suffix}", p.value(operand).size
+        line(
+            f"/* {node.output} = matmul({', '.join(node.inputs)})  [{k}] x [{k}, {n}], rows of these steps */"
+        )
+        line(
+            f"sn_matmul_{self.suffix}(({rows}){{{to}, {p.value(node.output).size}, {target}}}, ({rows}){{0, 0, 0}}, "
+            f"({rows}){{({self.real} *)a->{self.c(operand)}{shift}, {wide}, {source}}}, "
+            f"a->{self.c(node.inputs[1])}_packed, rows, {k}, {n});"
+        )
 
     def _copy_state(self, line: Any, name: str, to: str, source: str, depth: int) -> None:
         size = self.p.value(name).size

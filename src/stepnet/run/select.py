@@ -5,6 +5,7 @@ from __future__ import annotations
 from stepnet.ir.plan import LoopPlan, Plan, Region
 
 from .autograd import Ready
+from .c_adopt import adopt
 from .c_scan import CScan
 from .loop import EagerScan, Loop, Scan
 
@@ -24,5 +25,8 @@ def make_ready(executor: str, plan: Plan) -> Ready:
     def scan(loop: LoopPlan, region: Region) -> Scan:
         return CScan(loop, region) if executor == "c" else EagerScan(loop, region)
 
-    backward = None if plan.backward is None else Loop(plan.backward, scan)
-    return Ready(plan, Loop(plan.forward, scan), backward, executor)
+    def loop(part: LoopPlan) -> Loop:
+        return Loop(adopt(part) if executor == "c" else part, scan)
+
+    backward = None if plan.backward is None else loop(plan.backward)
+    return Ready(plan, loop(plan.forward), backward, executor)
