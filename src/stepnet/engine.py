@@ -69,9 +69,9 @@ def as_rows(leaves: Sequence[Any], *, reverse: bool, level: int, axis: int) -> S
         for leaf in leaves:
             if not isinstance(leaf, LoDTensor) or leaf.lod_level != first.lod_level:
                 raise Refusal("x mixes LoDTensors of different levels with other values")
-            if leaf.lod is not first.lod and not torch.equal(leaf.lod[-1], first.lod[-1]):
+            if leaf._lod is not first._lod and not torch.equal(leaf._lod.levels[-1], first._lod.levels[-1]):
                 raise Refusal("inputs of different lengths")
-        layout = Layout.ragged(first.lod[-1], reverse)
+        layout = Layout.ragged(first._lod.levels[-1], reverse)
         return Sequences(layout, [leaf.values for leaf in leaves], first.with_values)
     shapes = set()
     for leaf in leaves:

@@ -408,8 +408,9 @@ class _Writer:
         line(
             f"/* {node.output} = matmul({', '.join(node.inputs)})  [{k}] x [{k}, {n}], rows of these steps */"
         )
+        made = p.value(node.output).size
         line(
-            f"sn_matmul_{self.suffix}(({rows}){{{to}, {p.value(node.output).size}, {target}}}, ({rows}){{0, 0, 0}}, "
+            f"sn_matmul_{self.suffix}(({rows}){{{to}, {made}, {target}}}, ({rows}){{0, 0, 0}}, "
             f"({rows}){{({self.real} *)a->{self.c(operand)}{shift}, {wide}, {source}}}, "
             f"a->{self.c(node.inputs[1])}_packed, rows, {k}, {n});"
         )
