@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from stepnet.data.lod import LoDTensor
+from stepnet.data.recording import recordable
 from stepnet.data.unpack import join, pack, unpack
-from stepnet.data.unpack import take_elements as take_elements
 from stepnet.data.values import Value, axis_of, check_fit, copy, describe, integer, rows
 from stepnet.errors import ArrayError
 
@@ -103,6 +103,7 @@ class TensorArray:
         self._values = dict(enumerate(values))
         self._size = len(values)
 
+    @recordable
     def size(self) -> int:
         """Number of places, written or not."""
         return self._size
@@ -110,6 +111,14 @@ class TensorArray:
     def __len__(self) -> int:
         return self._size
 
+    def __copy__(self) -> TensorArray:
+        """A second array of the same values; writing to one leaves the other as it is."""
+        twin = type(self).__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        twin._values = dict(self._values)
+        return twin
+
+    @recordable
     def write(self, index: int | Tensor, value: Value, data_shared: bool = True) -> None:
         """Put `value` at `index`, over whatever is there; an index at the end or beyond makes the array grow.
 
@@ -144,6 +153,7 @@ class TensorArray:
         self._values[place] = value
         self._size = max(self._size, place + 1)
 
+    @recordable
     def read(self, index: int | Tensor, default: Value | None = None) -> Any:
         """The value at `index`, by reference.
 
@@ -193,6 +203,7 @@ class TensorArray:
             f"TensorArray(size={self._size}, written={len(self._values)}, values=[{', '.join(shapes)}{more}])"
         )
 
+    @recordable
     def stack(self, axis: int = 0) -> Tensor:
         """Join values of equal shape into a tensor with rank one higher, the steps along `axis`.
 
@@ -219,6 +230,7 @@ class TensorArray:
         stacked = torch.stack([rows(value) for value in values], axis)
         return stacked if self._size else stacked.narrow(axis, 0, 0)
 
+    @recordable
     def concat(self, axis: int = 0) -> Any:
         """Join values along an axis they have; shapes may differ along it.
 

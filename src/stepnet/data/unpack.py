@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.convert import rank_order
 from stepnet.data.lod import LoDTensor
 from stepnet.data.offsets import LoD, offsets_of, owners, ranges
 from stepnet.data.permute import invert, permute_rows
@@ -40,9 +41,7 @@ def unpack(x: LoDTensor, level: int, sort_by_length: bool) -> tuple[list[Any], V
             remedy="cut the batch into smaller ones",
         )
     begins, ends = offsets[:-1], offsets[1:]
-    order = torch.arange(len(begins))
-    if sort_by_length:
-        order = torch.argsort(ends - begins, descending=True, stable=True)
+    order = rank_order(ends - begins) if sort_by_length else torch.arange(len(begins))
     begins, ends = begins[order], ends[order]
     elements, counts = time_major(begins, ends - begins)
     joined = _take(x, level, elements)
