@@ -1,0 +1,249 @@
+"""`while_loop`: repeat a body while a condition holds; tensors, arrays and nestings are carried."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count, repeat
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint as recomputed
+
+from stepnet.data.array import TensorArray
+from stepnet.data.lod import LoDTensor
+from stepnet.data.tree import Spec, flatten, names, unflatten
+from stepnet.errors import StepError
+
+from .rows import RowArray, Rows
+from .step import describe_leaf, step_name
+
+
+def while_loop(
+    cond: Callable[..., Any],
+    body: Callable[..., Any],
+    loop_vars: Sequence[Any],
+    *,
+    max_steps: int | None = None,
+    checkpoint: int | bool | None = None,
+) -> Any:
+    """Repeat `body` while `cond` holds.
+
+    Means::
+
+        while cond(*loop_vars):
+            loop_vars = body(*loop_vars)
+        return loop_vars
+
+    Gradients flow through every step that was run, to the first loop variables and to all that `body`
+    refers to. The number of steps may depend on the data.
+
+    With a condition per row (a boolean tensor [B], B not 1) every row of the loop variables runs until its
+    own condition is False: `cond` and `body` then see the rows [n, ...] that are still running, and nothing
+    is computed for the others. Every tensor must have B rows; scalars are shared. A TensorArray is read and
+    written at the rows that run; where a row was done, the array that comes back holds zeros.
+
+    Args:
+        cond: `cond(*loop_vars)`: one boolean, or one per row. No gradient flows through it.
+        body: `body(*loop_vars) -> loop_vars`, nested as they came, each leaf of the same shape and dtype.
+        loop_vars: a tuple or list of tensors, LoDTensors, TensorArrays, numbers, or nestings of them. A
+            TensorArray that is passed in stays as it is; the one that comes back holds what was written.
+        max_steps: an error, if the condition still holds after so many steps. None: no limit.
+        checkpoint: how training keeps memory small. None keeps all that backward needs. k keeps every k-th
+            state and computes the steps between again in backward. True needs no k: it keeps states at
+            distances 1, 2, 3, ..., so that after T steps, T not known before, there are about sqrt(2 T)
+            states and as many steps between two of them.
+
+    Returns:
+        The loop variables after the last step, nested as `loop_vars`.
+
+    Raises:
+        StepError: the condition is no boolean, the body changes the structure, shape or dtype of a loop
+            variable, or `max_steps` was reached; the text names the variable as the body does.
+
+    Source: Paddle's while_op and TensorFlow's while_loop; for checkpoints, Griewank and Walther, Evaluating
+    Derivatives (2008), chapter 12.
+
+    >>> double = lambda x: (2 * x,)
+    >>> while_loop(lambda x: x < 100, double, (torch.tensor(3),))
+    (tensor(192),)
+    >>> while_loop(lambda x: x < 100, double, [torch.tensor([3, 300, 99])])
+    [tensor([192, 300, 198])]
+    """
+    if type(loop_vars) not in (tuple, list):
+        raise StepError(
+            "while_loop: loop_vars must be a tuple or a list, a place for each parameter of the body",
+            got=describe_leaf(loop_vars),
+            remedy="loop_vars=(x,) for one variable",
+        )
+    if max_steps is not None and (isinstance(max_steps, bool) or max_steps < 0):
+        raise StepError("while_loop: max_steps must be a count", got=repr(max_steps))
+    loop = _Loop(cond, body, tuple(loop_vars), max_steps)
+    state = loop.begin(loop_vars)
+    lengths = _segments(checkpoint) if torch.is_grad_enabled() else None
+    if lengths is None:
+        state = loop.advance(state, None)
+    else:
+        while state.going:
+            state = _checkpointed(loop, state, next(lengths))
+    leaves = state.leaves if state.rows is None else state.rows.end(state.leaves)
+    result = unflatten(loop.spec, leaves)
+    return list(result) if isinstance(loop_vars, list) else result
+
+
+def _segments(checkpoint: int | bool | None) -> Iterator[int] | None:
+    """How many steps lie between two kept states; None keeps everything."""
+    if checkpoint is None or checkpoint is False:
+        return None
+    if checkpoint is True:
+        return count(1)
+    if not isinstance(checkpoint, int) or checkpoint < 1:
+        raise StepError(
+            "while_loop: checkpoint must be None, True, or a number of steps from 1", got=repr(checkpoint)
+        )
+    return repeat(checkpoint)
+
+
+@dataclass(frozen=True)
+class _State:
+    leaves: list[Any]
+    rows: Rows | None
+    steps: int
+    going: bool
+
+
+class _Loop:
+    def __init__(
+        self,
+        cond: Callable[..., Any],
+        body: Callable[..., Any],
+        loop_vars: tuple[Any, ...],
+        limit: int | None,
+    ) -> None:
+        self.cond, self.body, self.limit = cond, body, limit
+        self.spec = flatten(loop_vars)[1]
+        self.names = _names(body, self.spec)
+
+    def begin(self, loop_vars: Sequence[Any]) -> _State:
+        leaves = flatten(tuple(loop_vars))[0]
+        for name, leaf in zip(self.names, leaves, strict=True):
+            if not isinstance(leaf, (Tensor, LoDTensor, TensorArray, int, float)):
+                raise StepError(
+                    f"while_loop: loop variable '{name}' cannot be carried",
+                    got=type(leaf).__name__,
+                    expected="a tensor, a LoDTensor, a TensorArray, a number, or a nesting of them",
+                    remedy="let the body refer to it, if it stays the same",
+                )
+        return _State(_own(leaves), None, 0, True)
+
+    def advance(self, state: _State, most: int | None) -> _State:
+        """Up to `most` steps; None runs to the end. Computed again from the same state, it does the same."""
+        leaves, rows, steps = state.leaves, state.rows, state.steps
+        stop = None if most is None else steps + most
+        while steps != stop:
+            with torch.no_grad():
+                going = self.cond(*unflatten(self.spec, leaves))
+            if steps == 0 and isinstance(going, Tensor) and going.dim() == 1 and len(going) != 1:
+                rows, leaves = Rows.begin(len(going), leaves, self.names)
+            self._check_condition(going, rows, steps)
+            if rows is not None:
+                rows, leaves = rows.keep(going, leaves)
+                going = len(rows.running) > 0
+            if not going:
+                return _State(leaves, rows, steps, False)
+            if steps == self.limit:
+                raise StepError(
+                    f"while_loop: condition '{step_name(self.cond)}' still holds after max_steps={steps}",
+                    remedy="a larger max_steps, or a condition that comes to an end",
+                )
+            leaves = self._step(leaves, steps)
+            steps += 1
+        return _State(leaves, rows, steps, True)
+
+    def _check_condition(self, going: Any, rows: Rows | None, steps: int) -> None:
+        if isinstance(going, bool) and rows is None:
+            return
+        wanted = 1 if rows is None else len(rows.running)
+        kind = (going.dtype, going.numel()) if isinstance(going, Tensor) else None
+        if kind != (torch.bool, wanted) or (rows is not None and going.dim() != 1):
+            raise StepError(
+                f"while_loop: condition '{step_name(self.cond)}' must be "
+                + ("one boolean" if rows is None else "one boolean per row that is still running"),
+                got=f"{describe_leaf(going)} at step {steps}",
+                expected="bool[]" if rows is None else f"bool[{wanted}]",
+                remedy="compare, and take .all() or .any() of many; a bool[B] at the first step "
+                "stops each of B rows for itself",
+            )
+
+    def _step(self, leaves: list[Any], steps: int) -> list[Any]:
+        result = self.body(*unflatten(self.spec, leaves))
+        if type(result) is list:
+            result = tuple(result)
+        new, spec = flatten(result)
+        if spec != self.spec:
+            raise StepError(
+                f"while_loop: body '{step_name(self.body)}' changed the structure of the loop variables "
+                f"at step {steps}",
+                got=spec,
+                expected=f"{self.spec} for ({', '.join(self.names)})",
+                remedy="return all loop variables, nested as they came, (x,) for one",
+            )
+        changed = [
+            f"{name} was {describe_leaf(a)}, became {describe_leaf(b)}"
+            for name, a, b in zip(self.names, leaves, new, strict=True)
+            if not _same(a, b)
+        ]
+        if changed:
+            raise StepError(
+                f"while_loop: body '{step_name(self.body)}' changed a loop variable at step {steps}",
+                got="; ".join(changed),
+                expected="the kind, shape and dtype that came in",
+                remedy="start with the final shape and dtype, or collect what grows in a TensorArray",
+            )
+        return new
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, LoDTensor):
+        return isinstance(b, LoDTensor) and (a.lod_level, a.dtype) == (b.lod_level, b.dtype)
+    if isinstance(a, Tensor):
+        plain = isinstance(b, Tensor) and not isinstance(b, LoDTensor)
+        return plain and (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
+    if isinstance(a, TensorArray):
+        return isinstance(b, RowArray) == isinstance(a, RowArray) and isinstance(b, TensorArray)
+    return type(a) is type(b)
+
+
+def _own(leaves: Sequence[Any]) -> list[Any]:
+    """The leaves with arrays that can be written without the caller's, or an earlier state's, changing."""
+    return [copy.copy(leaf) if isinstance(leaf, TensorArray) else leaf for leaf in leaves]
+
+
+def _checkpointed(loop: _Loop, state: _State, most: int) -> _State:
+    """`most` steps of which only the first state is kept; backward computes the rest again."""
+
+    def segment(*leaves: Any) -> _State:
+        own = _own(leaves)
+        if state.rows is not None:
+            state.rows.seen_by(own)
+        return loop.advance(replace(state, leaves=own), most)
+
+    result = recomputed(segment, *state.leaves, use_reentrant=False)
+    assert isinstance(result, _State)
+    return result
+
+
+def _names(body: Callable[..., Any], spec: Spec) -> list[str]:
+    """What the body calls each leaf."""
+    try:
+        parameters = list(inspect.signature(body).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    plain = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    found: list[str] = []
+    for i, child in enumerate(spec.children):
+        found += names(child, plain[i] if i < len(plain) else f"loop_vars[{i}]")
+    return found
