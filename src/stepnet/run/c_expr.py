@@ -222,7 +222,6 @@ class _LoopText:
             return f"{given[0]} {_INFIX[op]} {given[1]}"
         if op in _CALLS:
             return f"sn_{op}_{w.suffix}({', '.join(given)})"
-        source = w.p.value(node.inputs[0]).dtype
         if op == "neg":
             return f"-{given[0]}"
         if op == "reciprocal":
@@ -239,6 +238,7 @@ class _LoopText:
             to = w.p.value(node.output).dtype
             if to == "bool":
                 return f"{given[0]} != 0"
+            source = w.p.value(node.inputs[0]).dtype
             return f"({w.real}){given[0]}" if source == "bool" else given[0]
         if op == "full":
             number = node.attr("value")

@@ -73,6 +73,7 @@ def row_function(p: Program, nodes: list[Node], homes: dict[str, list[str]]) -> 
     made = {name: node for node in nodes for name in node.outputs}
     first: dict[int, int] = {}
     free: set[int] = set()
+    kept: dict[tuple[int, tuple[int, ...]], int] = {}  # of the reductions of a pass over one shape
 
     def bases(node: Node) -> list[tuple[str, str]]:
         return [(n, p.access[n].base if n in p.access else n) for n in node.inputs]
@@ -86,6 +87,10 @@ def row_function(p: Program, nodes: list[Node], homes: dict[str, list[str]]) -> 
             waits = node.op != "cat" and not reads_in_step(p, node, operand, made)
             at = max(at, first[id(maker)] + waits)
             loose &= id(maker) in free or is_size_one(p, base)
+        if OPS[node.op].stage is Stage.REDUCE:  # one pass leaves as many dimensions for all its reductions
+            shape = iteration_shape(p, node)
+            while kept.setdefault((at, shape), _kept(node, shape)) != _kept(node, shape):
+                at += 1
         first[id(node)] = at
         if loose:
             free.add(id(node))

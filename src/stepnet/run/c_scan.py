@@ -15,6 +15,7 @@ from . import c_build, c_threads
 from .c_source import FIXED, Source, write
 from .layout import Layout
 
+TOGETHER = 1 << 19  # bytes of weights a step reads: below, meeting costs more than it saves (measured)
 CHUNK = 1 << 18  # bytes of rows made ahead of the steps that read them; they should stay in the second cache
 
 
@@ -39,6 +40,8 @@ class CScan:
         self.dtype = getattr(torch, self.source.program.real)
         self.spaces: list[Tensor] = []  # workspaces at rest; list.pop and append are atomic
         item = self.dtype.itemsize
+        early = {node.inputs[1] for node in (*self.source.program.early, *self.source.program.late)}
+        self.step_bytes = [h * k * n * item for name, h, k, n in self.source.packed if name not in early]
         self.packed_sizes = [heads * _packed_elements(k, n, item) for _, heads, k, n in self.source.packed]
 
     def __call__(
@@ -46,10 +49,13 @@ class CScan:
     ) -> dict[str, Tensor]:
         source, p = self.source, self.source.program
         pool = c_threads.pool()
-        shares = max(1, min(pool.threads, layout.sequences))
+        together = self._together(pool.threads, layout.sequences)
+        shares = 1 if together else max(1, min(pool.threads, layout.sequences))
+        members = pool.threads if together else 1
         count = -(-layout.sequences // shares)
-        chunk = max(1, min(layout.steps, CHUNK // max(count * source.chunk_bytes, 1)))
-        share_bytes = source.space[0] + count * (source.space[1] + chunk * source.chunk_bytes)
+        row_bytes = source.chunk_bytes + members * source.index_bytes
+        chunk = max(1, min(layout.steps, CHUNK // max(count * row_bytes, 1)))
+        share_bytes = source.space[0] + count * (8 * members + source.space[1] + chunk * row_bytes)
         share_bytes = (share_bytes + 63) // 64 * 64
         packed_bytes = [(n * self.dtype.itemsize + 63) // 64 * 64 for n in self.packed_sizes]
         space = self._take(share_bytes * shares + sum(packed_bytes) + 64)
@@ -63,7 +69,7 @@ class CScan:
         sums: dict[str, Tensor] = {}
         alive: list[Tensor] = []
         numbers = [
-            layout.sequences, shares, layout.steps, layout.stride, chunk, layout.starts.data_ptr(),
+            layout.sequences, shares, layout.steps, layout.stride, chunk, together, layout.starts.data_ptr(),
             layout.lengths.data_ptr(), layout.order.data_ptr(), base, share_bytes,
         ]  # fmt: skip
         assert len(numbers) == len(FIXED)
@@ -87,7 +93,7 @@ class CScan:
                 made[name] = torch.empty((layout.rows, *value.shape), dtype=getattr(torch, value.dtype))
                 numbers.append(made[name].data_ptr())
             else:
-                sums[name] = torch.empty((shares, *p.value(name).shape), dtype=self.dtype)
+                sums[name] = torch.zeros((shares * members, *p.value(name).shape), dtype=self.dtype)
                 numbers.append(sums[name].data_ptr())
         arguments = (ctypes.c_int64 * len(numbers))(*numbers)
         self.run(ctypes.byref(pool), ctypes.addressof(arguments))
@@ -95,10 +101,15 @@ class CScan:
         for name, kept in p.renamed.items():
             values[name] = made[kept]
         for name, parts in sums.items():
-            values[name] = parts[0] if shares == 1 else parts.sum(0)
+            values[name] = parts[0] if len(parts) == 1 else parts.sum(0)
         for name in p.held:
             finals[name] = states[name]
         return finals
+
+    def _together(self, threads: int, sequences: int) -> bool:
+        """Whether all threads work on one step at a time: where sequences do not fill the threads, and a
+        step is long enough to pay for the meetings."""
+        return 0 < sequences < threads and sum(self.step_bytes) >= TOGETHER
 
     def _take(self, size: int) -> Tensor:
         try:

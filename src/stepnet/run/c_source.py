@@ -33,8 +33,8 @@ class Source:
     """Generated C and how to call it.
 
     `fields` are the members of the argument struct after the fixed ones; `space` is the bytes of
-    workspace a share needs for n sequences: space[0] + n * space[1], and chunk_bytes for each row of a
-    chunk; `packed` are the matrices: name, heads, K, N.
+    workspace a share needs for n sequences: space[0] + n * space[1], and for each row of a chunk
+    chunk_bytes, and index_bytes for each thread; `packed` are the matrices: name, heads, K, N.
     """
 
     text: str
@@ -43,20 +43,13 @@ class Source:
     space: tuple[int, int] = (0, 0)
     packed: list[tuple[str, int, int, int]] = field(default_factory=list)
     chunk_bytes: int = 0
+    index_bytes: int = 0
 
 
 FIXED = (
-    "sequences",
-    "shares",
-    "steps",
-    "stride",
-    "chunk",
-    "start",
-    "length",
-    "order",
-    "space",
+    "sequences", "shares", "steps", "stride", "chunk", "together", "start", "length", "order", "space",
     "space_bytes",
-)
+)  # fmt: skip
 
 
 def write(loop: LoopPlan, region: Region, name: str) -> Source:
@@ -76,6 +69,28 @@ def identifier(name: str) -> str:
     return out if out[:1].isalpha() else f"v{out}"
 
 
+_COLUMNS = """/* Where a member's columns of a product begin: whole panels. */
+static inline int64_t first_column(int64_t n, int64_t member, int64_t members, int64_t panel) {
+    const int64_t panels = (n + panel - 1) / panel, column = panels * member / members * panel;
+    return column < n ? column : n;
+}
+"""
+
+_TEAM = """typedef struct {
+    const arguments *a;
+    sn_barrier barrier;
+} team;
+
+static void share(void *data, int64_t index, int64_t shares) {
+    run_share(((team *)data)->a, index, shares, 0, 1, 0);
+}
+
+static void member_of(void *data, int64_t index, int64_t count) {
+    run_share(((team *)data)->a, 0, 1, index, count, &((team *)data)->barrier);
+}
+"""
+
+
 class _Writer:
     def __init__(self, loop: LoopPlan, region: Region, p: Program, name: str) -> None:
         self.loop, self.region, self.p, self.name = loop, region, p, name
@@ -88,7 +103,7 @@ class _Writer:
         self.outer = loop.body.producers
         self.fields: list[Field] = []
         self.names: dict[str, str] = {}
-        self.row_bytes = 8  # the row numbers
+        self.row_bytes = 0
         self.early = {node.output for node in p.early}
         self.chunk_bytes = 0  # of one row while it waits in the cache
         self.made = {n: node for node in (*p.nodes, *p.late) for n in node.outputs}
@@ -205,6 +220,7 @@ class _Writer:
             (64 * (2 * len(p.carries) + len(p.held) + len(self.homes) + 4), self.row_bytes),
             packed,
             self.chunk_bytes,
+            8 * (bool(p.early) + bool(p.early or p.late)),
         )
 
     def _struct(self) -> str:
@@ -216,6 +232,7 @@ class _Writer:
                 "row of sequence b at step t: start[b] + t * stride",
             ),
             ("int64_t chunk;", "steps at a time"),
+            ("int64_t together;", "1: all threads on one share"),
             ("const int64_t *start, *length, *order;", "order: longest first"),
             ("char *space;", "workspace, space_bytes for each share"),
             ("int64_t space_bytes;", ""),
@@ -277,10 +294,16 @@ class _Writer:
                 out.append(f"    for (int64_t h = 0; index == {number} && h < {heads}; ++h)")
                 out.append("        " + pack.format(h1=f" + h * {size}", h2=f" + h * a->{c}_stride_h"))
         out = [*out, "}", ""] if self.p.matrices else []
+        out.append(_TEAM)
         out.append(f"void {self.name}(const sn_pool *pool, const arguments *a) {{")
         if self.p.matrices:
             out.append(f"    sn_parallel(pool, {len(self.p.matrices)}, pack, (void *)a);")
-        out += ["    sn_parallel(pool, a->shares, share, (void *)a);", "}"]
+        out += [
+            "    team everyone = {a, {0, 0}};",
+            "    if (a->together) sn_together(pool, member_of, &everyone);",
+            "    else sn_parallel(pool, a->shares, share, &everyone);",
+            "}",
+        ]
         return "\n".join(out)
 
     # -- the share -----------------------------------------------------------------------------------
@@ -291,13 +314,20 @@ class _Writer:
         def line(text: str, depth: int = 1) -> None:
             out.append("    " * depth + text)
 
-        line("/* All steps of every shares-th sequence, longest first. */", 0)
-        line("static void share(void *data, int64_t index, int64_t shares) {", 0)
-        line("const arguments *a = (const arguments *)data;")
+        line(_COLUMNS, 0)
+        line(
+            "/* All steps of every shares-th sequence, longest first; by one thread, or by `members` that", 0
+        )
+        line(" * split the rows of a step and the columns of its products, and meet in between. */", 0)
+        line("static void run_share(const arguments *a, int64_t index, int64_t shares, int64_t member,", 0)
+        line("                      int64_t members, sn_barrier *barrier) {", 0)
+        line("#define MEET if (members > 1) sn_meet(barrier, &sense, members)", 0)
+        line("int64_t sense = 0;")
         line("const int64_t count = (a->sequences - index + shares - 1) / shares;")
         line("char *space = a->space + index * a->space_bytes;")
         line("#define TAKE(type, n) (type *)space; space += ((n) * (int64_t)sizeof(type) + 63) / 64 * 64", 0)
-        line("int64_t *row = TAKE(int64_t, count);")
+        line("int64_t *row = TAKE(int64_t, count * members);")
+        line("row += member * count;")
         for carry in p.carries:
             size, c, kind = (
                 p.value(carry.parameter).size,
@@ -313,11 +343,11 @@ class _Writer:
             self.row_bytes += size * self.size_of(name)
         chunked = bool(p.early or p.late)
         if chunked:
-            line("int64_t *chunk_row = TAKE(int64_t, count * a->chunk);")
-            self.chunk_bytes = 8
+            line("int64_t *chunk_row = TAKE(int64_t, count * a->chunk * members);")
+            line("chunk_row += member * count * a->chunk;")
         if p.early:
-            line("int64_t *chunk_slot = TAKE(int64_t, count * a->chunk);")
-            self.chunk_bytes += 8
+            line("int64_t *chunk_slot = TAKE(int64_t, count * a->chunk * members);")
+            line("chunk_slot += member * count * a->chunk;")
         for node in p.early:
             size = p.value(node.output).size
             line(f"{self.real} *{self.c(node.output)}_rows = TAKE({self.real}, count * a->chunk * {size});")
@@ -331,10 +361,10 @@ class _Writer:
         line("#undef TAKE", 0)
         for name in p.sums:
             size, c = p.value(name).size, self.c(name)
-            line(f"{self.real} {c}_part[{size}], *{c}_sum = a->{c} + index * {size};")
+            line(f"{self.real} {c}_part[{size}], *{c}_sum = a->{c} + (index * members + member) * {size};")
             line(f"memset({c}_part, 0, sizeof {c}_part);")
             line(f"memset({c}_sum, 0, sizeof {c}_part);")
-        line("for (int64_t i = 0; i < count; ++i) {")
+        line("for (int64_t i = member; i < count; i += members) {")
         line("const int64_t b = a->order[index + i * shares];", 2)
         for carry in p.carries:
             self._copy_state(line, carry.parameter, "{c} + i * {n}", "{c}_boot + b * {n}", 2)
@@ -359,6 +389,7 @@ class _Writer:
             line("for (int64_t i = active; i-- > 0;) { /* sequences that end here */", 2)
             line("const int64_t b = a->order[index + i * shares];", 3)
             line("if (a->length[b] > t + 1) break;", 3)
+            line("if (i % members != member) continue;", 3)
             for carry in p.carries:
                 self._copy_state(line, carry.parameter, "{c}_final + b * {n}", "{c}_next + i * {n}", 3)
             line("}", 2)
@@ -371,11 +402,14 @@ class _Writer:
             line("}", 2)
         line("}")
         if chunked:
+            if p.late:
+                line("MEET;")
             for node in p.late:
                 self._matmul_of_chunk(line, node, "chunk_row", "chunk_row")
             line("}")
         if p.sums:
             self._flush(line, 1)
+        line("#undef MEET", 0)
         line("}", 0)
         return "\n".join(out) + "\n"
 
@@ -393,8 +427,12 @@ class _Writer:
         line("chunk_row[rows++] = a->start[a->order[index + i * shares]] + t * a->stride;", 3)
         line("}", 2)
         line("}")
+        if p.early:
+            line("MEET;")
         for node in p.early:
             self._matmul_of_chunk(line, node, "chunk_row", "chunk_slot")
+        if p.early:
+            line("MEET;")
         line("for (int64_t t = t0; t < t1; ++t) {")
 
     def _matmul_of_chunk(self, line: Any, node: Node, source: str, target: str) -> None:
@@ -409,10 +447,22 @@ class _Writer:
             f"/* {node.output} = matmul({', '.join(node.inputs)})  [{k}] x [{k}, {n}], rows of these steps */"
         )
         made = p.value(node.output).size
+        line("{")
+        line(self._columns(n), 2)
         line(
-            f"sn_matmul_{self.suffix}(({rows}){{{to}, {made}, {target}}}, ({rows}){{0, 0, 0}}, "
+            f"if (c1 > c0) sn_matmul_{self.suffix}("
+            f"({rows}){{{to} + c0, {made}, {target}}}, ({rows}){{0, 0, 0}}, "
             f"({rows}){{({self.real} *)a->{self.c(operand)}{shift}, {wide}, {source}}}, "
-            f"a->{self.c(node.inputs[1])}_packed, rows, {k}, {n});"
+            f"a->{self.c(node.inputs[1])}_packed + c0 * {k}, rows, {k}, c1 - c0);",
+            2,
+        )
+        line("}")
+
+    def _columns(self, n: int) -> str:
+        panel = f"SN_WIDTH * sn_lanes_{self.suffix}"
+        return (
+            f"const int64_t c0 = first_column({n}, member, members, {panel}), "
+            f"c1 = first_column({n}, member + 1, members, {panel});"
         )
 
     def _copy_state(self, line: Any, name: str, to: str, source: str, depth: int) -> None:
@@ -441,9 +491,13 @@ class _Writer:
             looped = [n for n in here if n.op not in ("matmul",)]
             if looped:
                 out += self._row_function(looped)
-            for node in here:
-                if node.op == "matmul":
-                    out += self._matmul(node)
+            products = [node for node in here if node.op == "matmul"]
+            if products:
+                out.append("        MEET;")
+            for node in products:
+                out += self._matmul(node)
+            if products:
+                out.append("        MEET;")
         return out
 
     def _matmul(self, node: Node) -> list[str]:
@@ -469,14 +523,18 @@ class _Writer:
         none = f"(sn_rows_{self.suffix}){{0, 0, 0}}"
         shift = f" + {offset}" if offset else ""
         if times == 1:
-            out.append(
-                f"        sn_matmul_{self.suffix}({rows(node.output, size, '')}, {none}, "
-                f"{rows(operand, wide, shift)}, {packed}, active, {k}, {n});"
-            )
+            out += [
+                "        {",
+                f"            {self._columns(n)}",
+                f"            if (c1 > c0) sn_matmul_{self.suffix}("
+                f"{rows(node.output, size, ' + c0')}, {none}, "
+                f"{rows(operand, wide, shift)}, {packed} + c0 * {k}, active, {k}, c1 - c0);",
+                "        }",
+            ]
             return out
         # one product for each leading index: of its own matrix, or all of the same
         block = f"sn_packed_{self.suffix}({k}, {n}, 1)"
-        out.append(f"        for (int64_t h = 0; h < {times}; ++h)")
+        out.append(f"        for (int64_t h = member; h < {times}; h += members)")
         matrix = f"{packed} + h * {block}" if heads > 1 else packed
         out.append(
             f"            sn_matmul_{self.suffix}({rows(node.output, size, f' + h * {n}')}, {none}, "
@@ -491,7 +549,10 @@ class _Writer:
         self.lines, self.pointers = set(plan.lines), {}
         self.parts = self._parts()
         body = [text for loop in plan.loops for text in loop_text(self, loop)]
-        out = [f"        /* row by row: {made} */", "        for (int64_t i = 0; i < active; ++i) {"]
+        out = [
+            f"        /* row by row: {made} */",
+            "        for (int64_t i = member; i < active; i += members) {",
+        ]
         for base in plan.lines:
             size, kind = self.p.value(base).size, self.ctype(base)
             out.append(f"            {kind} {self.c(base)}_line[{size}] __attribute__((aligned(64)));")

@@ -218,7 +218,7 @@ class LoDCut(Cut):
         return ranked.index_select(0, torch.argsort(self.order).to(ranked.device))
 
     def no_rows(self, state: Any) -> Any:
-        return state[:0]
+        return state[:0].detach()
 
     def empty_step(self) -> Any:
         return take_elements(self.value, self.level, torch.arange(0), drop_level=True)
