@@ -7,6 +7,7 @@ step keep their meaning. The batch size is one symbol; a step that branches on i
 from __future__ import annotations
 
 import contextlib
+import functools
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -15,13 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._decomp import core_aten_decompositions, get_decompositions
-from torch._functorch.aot_autograd import aot_export_joint_simple
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph as FxGraph
 from torch.fx import Node as FxNode
 from torch.fx import traceback as fx_traceback
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.overrides import TorchFunctionMode
 
 from stepnet.errors import Refusal
@@ -38,7 +35,10 @@ _EXTRA = (
 )
 
 
+@functools.cache
 def _decompositions() -> dict[Any, Any]:
+    from torch._decomp import core_aten_decompositions, get_decompositions
+
     table = dict(core_aten_decompositions())
     packets = [getattr(torch.ops.aten, name) for name in _EXTRA.split() if hasattr(torch.ops.aten, name)]
     table.update(get_decompositions(packets))
@@ -185,6 +185,11 @@ def trace(
     Raises:
         Refusal: the step cannot be traced, or depends on the batch size; names the line.
     """
+    # torch's tracing machinery takes a second to import: only those who compile pay for it
+    from torch._functorch.aot_autograd import aot_export_joint_simple
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
     with_grad = any(e.grad for e in (*x, *state)) or any(grad for _, _, grad in weights)
     env = ShapeEnv()
     fake = FakeTensorMode(shape_env=env)
@@ -283,7 +288,7 @@ def _note_lines(graph: FxGraph) -> None:
             node.meta["stepnet_line"] = by_sequence[number]
 
 
-def _check_guards(env: ShapeEnv, batch: Any) -> None:
+def _check_guards(env: Any, batch: Any) -> None:
     symbol = batch.node.expr
     for guard in env.guards:
         expr = guard.expr
