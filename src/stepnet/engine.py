@@ -6,7 +6,7 @@ import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -198,8 +198,9 @@ def _compile(
     if not found.complete:
         raise Refusal("the step reaches too many objects to know what it depends on")
     inputs = (*sequences.x_rows, *states)
-    if any(t.device.type != "cpu" for t in (*inputs, *found.tensors)):
-        raise Refusal("not on the CPU")
+    device = inputs[0].device
+    if any(t.device != device for t in inputs):
+        raise Refusal("x and the state are on different devices")
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         x_few = [_few(rows, ROWS) for rows in sequences.x_rows]
         state_few = [_few(state, ROWS) for state in states]
@@ -244,8 +245,12 @@ def _compile(
     entry.compiled = compiled
     entry.y_spec = compiled.captured.y_spec
     entry.weights = compiled.captured.weights
+    compiled = replace(compiled, constants={k: t.to(device) for k, t in compiled.constants.items()})
+    entry.compiled = compiled
     for name in executors(backend):
         try:
+            if name == "c" and device.type != "cpu":
+                raise Refusal(f"the rows are on {device.type}; generated C runs on the CPU")
             ready = make_ready(name, compiled.fused if name == "c" else compiled.hoisted)
             if compiled.fused.random:
                 entry.notes.append("the step draws noise: the self-check was skipped")
@@ -253,6 +258,9 @@ def _compile(
                 _self_check(body, ready, compiled, sequences, states, [t for _, t, _ in weights])
         except Refusal as refusal:
             entry.refusals.append((name, refusal))
+            continue
+        except RuntimeError as error:
+            entry.refusals.append((name, Refusal(f"it failed on sample rows: {str(error).splitlines()[0]}")))
             continue
         entry.ready = ready
         return
@@ -263,8 +271,8 @@ def _compile(
 def _few(rows: Tensor, n: int) -> Tensor:
     """n rows like those given: the first one again and again, zeros if there is none."""
     if rows.shape[0] == 0:
-        return torch.zeros((n, *rows.shape[1:]), dtype=rows.dtype)
-    return rows.detach()[torch.arange(n) % rows.shape[0]].clone()
+        return rows.new_zeros((n, *rows.shape[1:]))
+    return rows.detach()[torch.arange(n, device=rows.device) % rows.shape[0]].clone()
 
 
 def _plain(body: StepBody, layout: Layout) -> Callable[..., tuple[list[Tensor], list[Tensor]]]:
@@ -276,11 +284,13 @@ def _plain(body: StepBody, layout: Layout) -> Callable[..., tuple[list[Tensor], 
         back[sequence_rows] = torch.arange(len(sequence_rows))
         clone = StepBody(body.step, body.x_spec, body.state_spec)
         lengths = [layout.lengths]
-        tables = [LoDTensor.from_lengths(rows.index_select(0, sequence_rows), lengths) for rows in x]
+        tables = [
+            LoDTensor.from_lengths(rows.index_select(0, sequence_rows.to(rows.device)), lengths) for rows in x
+        ]
         loop = loop_over(clone, reverse=False, level=-1, axis=0)
         feeds = dict(zip(clone.parameters, (*tables, *states), strict=True))
         out = naive.run(loop, feeds)
-        y = [leaf.values.index_select(0, back) for leaf in flatten(out["y"])[0]]
+        y = [leaf.values.index_select(0, back.to(leaf.values.device)) for leaf in flatten(out["y"])[0]]
         return y, [out[name] for name in clone.new_state_names]
 
     return plain
@@ -301,10 +311,11 @@ def _self_check(
     def sample(table: Tensor, n: int, spread: float) -> Tensor:
         rows = _few(table, n)
         if table.shape[0]:
-            rows = table.detach()[torch.randint(table.shape[0], (n,), generator=generator)].clone()
+            chosen = torch.randint(table.shape[0], (n,), generator=generator)
+            rows = table.detach()[chosen.to(table.device)].clone()
         if rows.dtype.is_floating_point:
             noise = torch.randn(rows.shape, generator=generator, dtype=torch.float64)
-            rows = rows + spread * noise.to(rows.dtype)
+            rows = rows + spread * noise.to(rows)
         return rows.requires_grad_(table.requires_grad and ready.backward is not None)
 
     x = [sample(t, 6, 0.0) for t in sequences.x_rows]
@@ -324,7 +335,7 @@ def _self_check(
     for a, _ in pairs:
         if not a.requires_grad:
             raise Refusal("self-check: a result lost its gradient")
-    seeds = [torch.randn(b.shape, generator=generator, dtype=torch.float64).to(b.dtype) for _, b in pairs]
+    seeds = [torch.randn(b.shape, generator=generator, dtype=torch.float64).to(b) for _, b in pairs]
     mine = torch.autograd.grad([a for a, _ in pairs], wanted, seeds, allow_unused=True)
     other = torch.autograd.grad([b for _, b in pairs], wanted, seeds, allow_unused=True)
     for tensor, a, b in zip(wanted, mine, other, strict=True):

@@ -75,11 +75,12 @@ def compile_step(
     joint = normalise(captured, (*signature.x_names, *signature.state_names, *weight_names))
     inputs = (*sample, *(tensor.detach() for _, tensor, _ in weights))
     given = dict(zip(joint.graph.parameters, inputs, strict=False)) | joint.constants
-    for name in joint.graph.parameters:
-        if name not in given:  # a tangent
-            value = joint.graph.values[name]
-            given[name] = torch.ones((ROWS, *value.shape), dtype=getattr(torch, value.dtype))
-    check_opaque(joint.graph, bind, given)
+    with sample[0].device:
+        for name in joint.graph.parameters:
+            if name not in given:  # a tangent
+                value = joint.graph.values[name]
+                given[name] = torch.ones((ROWS, *value.shape), dtype=getattr(torch, value.dtype))
+        check_opaque(joint.graph, bind, given)
     joint = replace(joint, graph=reassociate(joint.graph, signature.state_names))
     wanted = [e.grad for e in (*signature.x, *signature.states)] + [grad for _, _, grad in weights]
     halves = split(

@@ -53,6 +53,15 @@ class Loop:
         Returns:
             The wanted values by name, and the last value of each carry by parameter name.
         """
+        device = next((t.device for t in (*values.values(), *states.values())), torch.device("cpu"))
+        if device.type == "cpu":
+            return self._run(values, states, layout)
+        with device:  # constants are made where the rows are
+            return self._run(values, states, layout)
+
+    def _run(
+        self, values: dict[str, Tensor], states: Mapping[str, Tensor], layout: Layout
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         finals: dict[str, Tensor] = {}
         for at, (region, scan, nodes) in enumerate(self.regions):
             if scan is not None:
