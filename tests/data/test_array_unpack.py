@@ -14,6 +14,7 @@ from stepnet.data.array import TensorArray
 from stepnet.data.lod import LoDTensor
 from stepnet.data.unpack import take_elements
 from stepnet.errors import ArrayError, LoDError
+from strategies import ragged_lengths
 
 
 def nested(x):
@@ -63,15 +64,6 @@ def same(a, b):
     assert torch.equal(a.values, b.values)
 
 
-@st.composite
-def lengths_of_levels(draw, most_levels=3):
-    lengths = [draw(st.lists(st.integers(0, 4), max_size=4))]
-    for _ in range(draw(st.integers(0, most_levels - 1))):
-        count = sum(lengths[-1])
-        lengths.append(draw(st.lists(st.integers(0, 3), min_size=count, max_size=count)))
-    return lengths
-
-
 LENGTHS = {
     "worked example": [[3, 6, 1]],
     "with an empty one": [[3, 6, 0, 1]],
@@ -107,7 +99,7 @@ def test_steps_and_round_trip(lengths, level, sort):
     same(array.pack(level, indices_map, x.lod[:level]), x)
 
 
-@given(lengths=lengths_of_levels(), data=st.data(), sort=st.booleans())
+@given(lengths=ragged_lengths(), data=st.data(), sort=st.booleans())
 def test_any_batch_comes_back(lengths, data, sort):
     level = data.draw(st.integers(0, len(lengths) - 1))
     features = data.draw(st.sampled_from([(), (3,), (2, 3), (0,)]))
