@@ -228,6 +228,7 @@ def _compile(
         name=body.name,
         x=tuple(Example(tuple(t.shape[1:]), t.dtype, training and t.requires_grad) for t in sequences.x_rows),
         states=tuple(Example(tuple(t.shape[1:]), t.dtype, training) for t in states),
+        boots=tuple(training and t.requires_grad for t in states),
         x_names=tuple(body.x_names),
         state_names=tuple(body.state_names),
     )

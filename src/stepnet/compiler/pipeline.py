@@ -22,11 +22,16 @@ from .split import Halves, split
 
 @dataclass(frozen=True)
 class Signature:
-    """What one call of a step looks like: its inputs, and which gradients are wanted."""
+    """What one call of a step looks like: its inputs, and which gradients are wanted.
+
+    Gradients pass through every state from step to step; `boots` says whether that of each initial state
+    is wanted after the first.
+    """
 
     name: str
     x: tuple[Example, ...]
     states: tuple[Example, ...]
+    boots: tuple[bool, ...]
     x_names: tuple[str, ...]
     state_names: tuple[str, ...]
 
@@ -82,7 +87,7 @@ def compile_step(
                 given[name] = torch.ones((ROWS, *value.shape), dtype=getattr(torch, value.dtype))
         check_opaque(joint.graph, bind, given)
     joint = replace(joint, graph=reassociate(joint.graph, signature.state_names))
-    wanted = [e.grad for e in (*signature.x, *signature.states)] + [grad for _, _, grad in weights]
+    wanted = [*(e.grad for e in signature.x), *signature.boots, *(grad for _, _, grad in weights)]
     halves = split(
         joint, signature.x_names, signature.state_names, weight_names, captured.n_y,
         captured.tangent_of, wanted,
