@@ -48,12 +48,15 @@ class TensorArray:
     torch.Size([2, 3])
     """
 
+    @recordable
     def __init__(self, size: int | Tensor = 0, *, unstack_from: Tensor | None = None) -> None:
         # A dict, so that a declared size allocates nothing.
         self._values: dict[int, Value] = {}
         self._size = integer(size, "TensorArray: size")
         # What an element would look like, where a cut gave none: join it back and shape and dtype are kept.
         self._pattern: Value | None = None
+        # The tensor whose steps along axis 0 the values are, while they are all that: stacking copies it.
+        self._whole: Tensor | None = None
         if self._size < 0:
             raise ArrayError("TensorArray: size must not be negative", got=self._size)
         if unstack_from is not None:
@@ -96,12 +99,19 @@ class TensorArray:
             )
         axis = axis_of(axis, tensor.dim(), "TensorArray.unstack", describe(tensor))
         self._fill(tensor.unbind(axis))
+        self._whole = tensor if axis == 0 and self._size else None
         if not self._size:
             self._pattern = tensor.sum(axis, dtype=tensor.dtype)  # over an axis of length 0: keeps the graph
 
     def _fill(self, values: Sequence[Value]) -> None:
         self._values = dict(enumerate(values))
         self._size = len(values)
+
+    def _put(self, start: int, steps: Tensor) -> None:
+        """Write the steps of a tensor from index `start` on."""
+        self._values.update(enumerate(steps.unbind(0), start))
+        self._whole = steps if start == 0 and len(steps) >= self._size else None
+        self._size = max(self._size, start + len(steps))
 
     @recordable
     def size(self) -> int:
@@ -151,6 +161,7 @@ class TensorArray:
         if not data_shared:
             value = copy(value)
         self._values[place] = value
+        self._whole = None
         self._size = max(self._size, place + 1)
 
     @recordable
@@ -217,6 +228,8 @@ class TensorArray:
         tensor([0, 1, 2, 3])
         """
         where = "TensorArray.stack"
+        if self._whole is not None and not axis:
+            return self._whole.clone()
         values = self._joinable(where)
         if isinstance(values[0], LoDTensor):
             raise ArrayError(

@@ -168,7 +168,8 @@ class _Loop:
             return
         wanted = 1 if rows is None else len(rows.running)
         kind = (going.dtype, going.numel()) if isinstance(going, Tensor) else None
-        if kind != (torch.bool, wanted) or (rows is not None and going.dim() != 1):
+        flat = isinstance(going, Tensor) and going.dim() == 1
+        if kind != (torch.bool, wanted) or not (rows is None or flat):
             raise StepError(
                 f"while_loop: condition '{step_name(self.cond)}' must be "
                 + ("one boolean" if rows is None else "one boolean per row that is still running"),
