@@ -311,7 +311,7 @@ VARIATIONAL_ERRORS = {
     ),
     "torch cell": (
         lambda: cells.VariationalDropout(nn.GRUCell(2, 3), state_p=0.5),
-        "cannot mask h inside step 'TorchCell'",
+        "cannot mask h inside step 'GRUCell'",
     ),
     "no weight_hh": (
         lambda: cells.VariationalDropout(cells.MinGRU(2, 3), state_p=0.5),

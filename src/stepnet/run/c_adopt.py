@@ -57,7 +57,7 @@ def _products(body: Graph, region: Region) -> list[Node]:
 
 
 def _readers(regions: list[Region], node: Node) -> set[int]:
-    return {k for k, region in enumerate(regions) if node.output in region.read}
+    return {k for k, region in enumerate(regions) if any(node.output in n.inputs for n in region.nodes)}
 
 
 def _in_scans(regions: list[Region], node: Node) -> bool:

@@ -14,7 +14,7 @@ import torch
 from stepnet.errors import LoopError
 from stepnet.ir.tensor_iterator import Concat, Invariant, Merged, TensorIterator
 
-from .segment import Cut
+from .segment import Count, Cut
 
 Observer = Callable[[int, Mapping[str, Any], torch.Tensor | None], None]
 
@@ -36,9 +36,7 @@ def run(loop: TensorIterator, feeds: Mapping[str, Any], observe: Observer | None
         LoopError: sliced inputs disagree on the number of steps or on the LoD.
     """
     cuts = {port.parameter: Cut.of(port, feeds[port.source]) for port in loop.slices()}
-    if not cuts:
-        raise LoopError(f"the loop over '{loop.body.name}' has no sliced input to count its steps by")
-    first = next(iter(cuts.values()))
+    first = next(iter(cuts.values())) if cuts else Count(loop)
     for name, cut in cuts.items():
         first.check_same(cut, loop.slices()[0].parameter, name)
     order = first.order  # the caller's index of each ranked sequence
@@ -51,6 +49,7 @@ def run(loop: TensorIterator, feeds: Mapping[str, Any], observe: Observer | None
             current[port.parameter] = feeds[port.source]
     finished: dict[str, list[Any]] = {name: [] for name in loop.carried}
     joined: dict[str, list[Any]] = {p.result: [] for p in loop.outputs if isinstance(p, Concat)}
+    named: dict[str, Any] = {}
 
     for t in range(first.steps):
         active = first.active(t)
@@ -70,17 +69,19 @@ def run(loop: TensorIterator, feeds: Mapping[str, Any], observe: Observer | None
     for port in loop.outputs:
         if isinstance(port, Concat):
             kept = joined[port.result] or [_shape_only(loop, cuts, current)[port.result]]
-            outputs[port.output] = first.join(
-                kept, port.axis, empty=not joined[port.result], name=port.result
-            )
+            outputs[port.output] = first.join(kept, port, empty=not joined[port.result])
         else:
             parameter = next((p for p, r in loop.carried.items() if r == port.result), None)
-            if parameter is None:
+            if parameter is not None:
+                outputs[port.output] = first.from_rank([current[parameter], *reversed(finished[parameter])])
+            elif first.order is None and first.steps:
+                outputs[port.output] = named[port.result]
+            else:
                 raise LoopError(
                     f"'{port.output}' asks for the last '{port.result}', which no back edge carries",
+                    got="a loop of no steps" if first.order is None else "sequences that end at different steps",
                     remedy="add a back edge for it, or take it as Concat and select the last step",
                 )
-            outputs[port.output] = first.from_rank([current[parameter], *reversed(finished[parameter])])
     return outputs
 
 
@@ -88,7 +89,7 @@ def _shape_only(loop: TensorIterator, cuts: dict[str, Cut], current: dict[str, A
     """Results of one step on no data: what a loop of no steps needs to know of its outputs."""
     with torch.no_grad():
         empty = {name: cut.empty_step() for name, cut in cuts.items()}
-        first = next(iter(cuts.values()))
+        first = next(iter(cuts.values())) if cuts else Count(loop)
         still = {n: first.no_rows(v) if n in loop.carried else v for n, v in current.items()}
         values = empty | still
         results = loop.body(*(values[name] for name in loop.body.parameters))

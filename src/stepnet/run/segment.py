@@ -17,7 +17,7 @@ from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import flatten, names, unflatten
 from stepnet.data.unpack import step_counts, take_elements
 from stepnet.errors import LoDError, LoopError, StepError
-from stepnet.ir.tensor_iterator import Slice
+from stepnet.ir.tensor_iterator import Concat, Slice, TensorIterator
 
 
 class Cut:
@@ -70,23 +70,53 @@ class Cut:
         """A step's value without data, for a loop of no steps."""
         raise NotImplementedError
 
-    def join(self, kept: list[Any], axis: int, *, empty: bool, name: str) -> Any:
-        """Join a result of every step (a tree of tensors) as the input was cut; `empty`: no step ran,
+    def join(self, kept: list[Any], port: Concat, *, empty: bool) -> Any:
+        """Join a result of every step (a tree of tensors) as its port says; `empty`: no step ran,
         `kept` holds only a value with the right features."""
         flat = [flatten(value) for value in kept]
-        leaf_names = names(flat[0][1], name)
+        leaf_names = names(flat[0][1], port.result)
         columns = zip(*(leaves for leaves, _ in flat), strict=True)
         joined = [
-            self.join_leaf(list(column), axis, empty, leaf)
+            self.join_leaf(list(column), port, empty, leaf)
             for leaf, column in zip(leaf_names, columns, strict=True)
         ]
         return unflatten(flat[0][1], joined)
 
-    def join_leaf(self, kept: list[Any], axis: int, empty: bool, name: str) -> Any:
+    def join_leaf(self, kept: list[Any], port: Concat, empty: bool, name: str) -> Any:
         raise NotImplementedError
 
 
-class AxisCut(Cut):
+class WholeCut(Cut):
+    """Steps in which all sequences take part: along an axis, or only counted."""
+
+    def active(self, t: int) -> int:
+        return -1
+
+    def join_leaf(self, kept: list[Any], port: Concat, empty: bool, name: str) -> Tensor:
+        return join_along(kept, port, empty, name)
+
+
+class Count(WholeCut):
+    """The steps of a loop that cuts no input: as many as its joined outputs say, else one.
+
+    By OpenVINO's TensorIterator-1: a range of a joined output with no negative end counts steps.
+    """
+
+    def __init__(self, loop: TensorIterator) -> None:
+        counts: dict[str, int] = {}
+        for port in loop.outputs:
+            if isinstance(port, Concat) and port.start >= 0 and port.end >= 0:
+                size = max(port.start, port.end)
+                counts[port.output] = iterations(port, size)[2]
+        if len(set(counts.values())) > 1:
+            raise LoopError(
+                f"the joined outputs of the loop over '{loop.body.name}' count different numbers of steps",
+                got=", ".join(f"{name}: {count}" for name, count in counts.items()),
+            )
+        self.steps = next(iter(counts.values()), 1)
+
+
+class AxisCut(WholeCut):
     """Steps along an axis of a tensor; every step sees all sequences."""
 
     def __init__(self, port: Slice, value: Tensor) -> None:
@@ -123,9 +153,6 @@ class AxisCut(Cut):
                 remedy="cut both along the same time axis to the same length",
             )
 
-    def active(self, t: int) -> int:
-        return -1
-
     def empty_step(self) -> Tensor:
         shape = list(self.value.shape)
         if self.port.part_size is None:
@@ -133,26 +160,6 @@ class AxisCut(Cut):
         else:
             shape[self.axis] = self.port.part_size
         return self.value.new_zeros(shape)
-
-    def join_leaf(self, kept: list[Any], axis: int, empty: bool, name: str) -> Tensor:
-        for t, value in enumerate(kept):
-            if isinstance(value, LoDTensor) or value.shape != kept[0].shape:
-                raise StepError(
-                    f"{name} cannot be joined over the steps",
-                    got=f"{tuple(kept[0].shape)} at step 0 and {_shape(value)} at step {t}",
-                    remedy="return a tensor of the same shape at every step",
-                )
-        if not -kept[0].dim() - 1 <= axis <= kept[0].dim():
-            raise StepError(
-                f"{name} has too few dimensions to be joined along axis {axis}",
-                got=f"{tuple(kept[0].shape)} at each step",
-                remedy="keep the dimensions before the time axis in what the step returns",
-            )
-        if empty:
-            shape = list(kept[0].shape)
-            shape.insert(axis % (len(shape) + 1), 0)
-            return kept[0].new_zeros(shape)
-        return torch.stack(kept[::-1] if self.port.stride < 0 else kept, axis)
 
 
 class LoDCut(Cut):
@@ -223,7 +230,7 @@ class LoDCut(Cut):
     def empty_step(self) -> Any:
         return take_elements(self.value, self.level, torch.arange(0), drop_level=True)
 
-    def join_leaf(self, kept: list[Any], axis: int, empty: bool, name: str) -> LoDTensor:
+    def join_leaf(self, kept: list[Any], port: Concat, empty: bool, name: str) -> LoDTensor:
         for t, value in enumerate(kept):
             rows = len(value) if isinstance(value, LoDTensor) else (value.shape[0] if value.dim() else None)
             wanted = 0 if empty else self._active[t]
@@ -247,7 +254,44 @@ class LoDCut(Cut):
         return self._reversed(packed) if self.reverse else packed
 
 
-def iterations(port: Slice, size: int) -> tuple[int, int, int]:
+def join_along(kept: list[Any], port: Concat, empty: bool, name: str) -> Tensor:
+    """The values of all steps along an axis: a new one, or with `part_size` the one they have.
+
+    Raises:
+        StepError: they do not fit together.
+    """
+    axis, part = port.axis, port.part_size
+    for t, value in enumerate(kept):
+        if isinstance(value, LoDTensor) or value.shape != kept[0].shape:
+            raise StepError(
+                f"{name} cannot be joined over the steps",
+                got=f"{tuple(kept[0].shape)} at step 0 and {_shape(value)} at step {t}",
+                remedy="return a tensor of the same shape at every step",
+            )
+    rank = kept[0].dim() + (part is None)
+    if not -rank <= axis < rank:
+        raise StepError(
+            f"{name} has too few dimensions to be joined along axis {axis}",
+            got=f"{tuple(kept[0].shape)} at each step",
+            remedy="keep the dimensions before the time axis in what the step returns",
+        )
+    if part is not None and kept[0].shape[axis] != part:
+        raise StepError(
+            f"{name} must have part_size={part} elements along axis {axis} at each step",
+            got=f"{tuple(kept[0].shape)}",
+        )
+    if empty:
+        shape = list(kept[0].shape)
+        if part is None:
+            shape.insert(axis % rank, 0)
+        else:
+            shape[axis] = 0
+        return kept[0].new_zeros(shape)
+    ordered = kept[::-1] if port.stride < 0 else kept
+    return torch.stack(ordered, axis) if part is None else torch.cat(ordered, axis)
+
+
+def iterations(port: Slice | Concat, size: int) -> tuple[int, int, int]:
     """The window [low, high) of an axis and the number of steps in it.
 
     By OpenVINO's TensorIterator-1: a negative start or end counts from size + 1; the window must hold a
@@ -262,7 +306,8 @@ def iterations(port: Slice, size: int) -> tuple[int, int, int]:
     start = port.start + size + 1 if port.start < 0 else port.start
     end = port.end + size + 1 if port.end < 0 else port.end
     part = 1 if port.part_size is None else port.part_size
-    where = f"the slice of '{port.parameter}' along axis {port.axis}"
+    name = port.parameter if isinstance(port, Slice) else port.output
+    where = f"the slice of '{name}' along axis {port.axis}"
     given = f"start={port.start}, end={port.end}, stride={port.stride}, part_size={part} over {size} elements"
     if port.stride == 0 or part != abs(port.stride):
         raise LoopError(f"{where} needs part_size equal to the stride's size, not zero", got=given)
