@@ -15,8 +15,6 @@ from .data.sequence import sequence_pool as sequence_pool
 from .data.sequence import sequence_reverse as sequence_reverse
 from .data.sequence import sequence_slice as sequence_slice
 from .data.sequence import sequence_softmax as sequence_softmax
-from .explaining import Explanation as Explanation
-from .explaining import explain as explain
 from .front.scope import Scope as Scope
 from .front.while_loop import while_loop as while_loop
 from .ir.tensor_iterator import TensorIterator as TensorIterator
