@@ -42,6 +42,7 @@ class Entry:
     warned: bool = False
 
 
+_restless: dict[Any, Entry] = {}  # steps that change what they read, by code or class
 _entries: OrderedDict[Any, Entry] = OrderedDict()
 _LIMIT = 512
 _lock = threading.RLock()
@@ -154,6 +155,8 @@ def lookup(
     body: StepBody, found: Reach, sequences: Sequences, states: Sequence[Tensor], backend: str
 ) -> Entry:
     """The plan of a call's signature, made at its first use."""
+    if found.key[0] in _restless:
+        return _restless[found.key[0]]
     grad = torch.is_grad_enabled()
     key = (
         found.key,
@@ -196,7 +199,7 @@ def _compile(
     entry: Entry, body: StepBody, found: Reach, sequences: Sequences, states: Sequence[Tensor], backend: str
 ) -> None:
     if not found.complete:
-        raise Refusal("the step reaches too many objects to know what it depends on")
+        raise Refusal("the step reaches too many objects, or too large arrays, to know what it depends on")
     inputs = (*sequences.x_rows, *states)
     device = inputs[0].device
     if any(t.device != device for t in inputs):
@@ -211,6 +214,12 @@ def _compile(
         except StepError as error:  # the plain loop meets it too, and tells it with the caller's own rows
             entry.warned = True
             raise Refusal(f"the step fails on sample rows: {error.args[0].splitlines()[0]}") from error
+        if reach(body.step).key != found.key:
+            _restless[found.key[0]] = entry
+            raise Refusal(
+                "the step changes Python objects as it runs (a list, a counter): a compiled loop would not",
+                remedy="return what is collected as part of y, or backend='naive'",
+            )
         if versions != [t._version for t in found.tensors]:
             raise Refusal("the step changes a tensor it did not make, in place")
     places = {id(t): i for i, t in enumerate(found.tensors)}

@@ -15,6 +15,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -25,6 +26,7 @@ _PARTS = ("api", "engine", "backends", "compiler", "data", "front", "ir", "run")
 _OURS = tuple(str(Path(__file__).parents[1] / part) for part in _PARTS)
 _MODULE_NOISE = frozenset(nn.Module().__dict__) - {"training", "_parameters", "_buffers", "_modules"}
 _LIMIT = 4000  # objects; a step that reaches more is not worth keying
+_MOST_BYTES = 4096  # of an array whose numbers are part of the key
 
 
 @dataclass
@@ -48,6 +50,7 @@ class _Walk:
     tensors: list[Tensor] = field(default_factory=list)
     seen: dict[int, int] = field(default_factory=dict)
     alive: list[Any] = field(default_factory=list)  # ids in `seen` must stay taken during the walk
+    complete: bool = True
 
     def visit(self, value: Any) -> None:
         add = self.key.append
@@ -62,12 +65,16 @@ class _Walk:
             add(("seen", known))
             return
         if len(self.seen) >= _LIMIT:
+            self.complete = False
             return
         self.seen[id(value)] = len(self.seen)
         self.alive.append(value)
         if isinstance(value, Tensor):
             add(("tensor", len(self.tensors), type(value)))
             self.tensors.append(value)
+        elif isinstance(value, (np.ndarray, np.generic)):  # numbers that a trace bakes in
+            self.complete &= value.nbytes <= _MOST_BYTES
+            add((value.dtype.str, value.shape, value.tobytes() if value.nbytes <= _MOST_BYTES else id(value)))
         elif isinstance(value, nn.Module):
             self._module(value)
         elif isinstance(value, types.FunctionType):
@@ -171,4 +178,4 @@ def reach(step: Callable[..., Any]) -> Reach:
     """
     walk = _Walk()
     walk.visit(step)
-    return Reach(tuple(walk.key), walk.tensors, complete=len(walk.seen) < _LIMIT)
+    return Reach(tuple(walk.key), walk.tensors, walk.complete)

@@ -1,6 +1,6 @@
 """Small matmuls on the border of a scan, taken into its C function.
 
-The plan says: once on all rows, then the loop. For a weight that fits in the second cache it is faster to
+The plan says: once on all rows, then the loop. For a weight that is not too large it is faster to
 do a few steps' worth of rows at a time, right before the steps that read them: the product then never
 leaves the cache. The arithmetic is the same.
 """
@@ -12,7 +12,7 @@ from dataclasses import replace
 from stepnet.ir.graph import Graph, Node
 from stepnet.ir.plan import LoopPlan, Region
 
-MOST_BYTES = 1 << 19  # of a weight; measured: above it the matmul of all rows at once is as fast
+MOST_BYTES = 1 << 22  # of a weight; above it the matmul of all rows at once is as fast
 
 
 def adopt(loop: LoopPlan) -> LoopPlan:
