@@ -147,7 +147,11 @@ class _Raising:
                 calls.append(op)
         if not x:
             raise _Rule("no array is read at the step")
-        calls = [replace(c, args=_renamed(c.args, rename), kwargs=_renamed(c.kwargs, rename)) for c in calls]
+        # Without lines: the same step written in two places is one step, compiled once.
+        calls = [
+            replace(c, args=_renamed(c.args, rename), kwargs=_renamed(c.kwargs, rename), line="")
+            for c in calls
+        ]
         new = [_renamed(value, rename) for _, _, value in carried]
         for (place, boot, _), value in zip(carried, new, strict=True):
             self._check_state(place, boot, value)

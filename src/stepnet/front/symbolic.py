@@ -22,7 +22,7 @@ from stepnet.errors import StepError
 from .step import describe_leaf
 
 _HERE = str(Path(__file__).parents[1])
-_CONCRETE = {"item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__len__"}
+_CONCRETE = {"item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__"}
 
 
 class Ref:
@@ -118,12 +118,16 @@ class Symbolic:
             remedy="torch.where, index_copy or scatter make a new one",
         )
 
-    def __iter__(self) -> Any:
+    def __len__(self) -> int:
         if self._example is None:
             raise StepError(
                 "this symbolic value's length is not known, so it cannot be taken apart",
                 remedy="index it",
             )
+        return len(self._example)
+
+    def __iter__(self) -> Any:
+        len(self)
         return iter(self.unbind(0))
 
     def __repr__(self) -> str:
@@ -142,7 +146,7 @@ def _operator(name: str) -> Callable[..., Any]:
 
 
 _BINARY = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift"
-_OTHER = "eq ne lt le gt ge neg pos abs invert getitem len bool int float index"
+_OTHER = "eq ne lt le gt ge neg pos abs invert getitem bool int float index"
 for _name in [*_BINARY.split(), *_OTHER.split(), *(f"r{n}" for n in _BINARY.split())]:
     if hasattr(Tensor, f"__{_name}__"):
         setattr(Symbolic, f"__{_name}__", _operator(f"__{_name}__"))
