@@ -8,6 +8,7 @@ i-th of the next: weights are found again at every call, by place and not by ide
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 _SIMPLE = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size, Enum)
+_PLAIN = frozenset({int, bool, str, type(None)})
 _FOREIGN = ("torch", "numpy", "builtins", "typing", "collections", "math", "functools", "abc")
 # A module's forward may call stepnet itself; what that reaches is the same for every step.
 _PARTS = ("api", "engine", "backends", "compiler", "data", "front", "ir", "run")
@@ -54,6 +56,10 @@ class _Walk:
 
     def visit(self, value: Any) -> None:
         add = self.key.append
+        if type(value) in _PLAIN:
+            add(value)
+            add(type(value))
+            return
         if isinstance(value, _SIMPLE):
             add(value)
             if isinstance(value, float) and value != value:
@@ -102,9 +108,7 @@ class _Walk:
 
     def _object(self, value: Any) -> None:
         self.key.append(type(value))
-        call = vars(type(value)).get("__call__")
-        if isinstance(call, types.FunctionType):
-            self.visit(call)
+        self._methods(type(value), "__call__")
         for name, item in getattr(value, "__dict__", {}).items():
             self.key.append(name)
             self.visit(item)
@@ -117,14 +121,24 @@ class _Walk:
         kind = type(module)
         self.key.append(kind)
         if self._own(kind):
-            self.visit(kind.forward)
+            self._methods(kind, "forward")
+        key = self.key
         for name, item in module.__dict__.items():
             if name in _MODULE_NOISE:
                 if item and "hook" in name and isinstance(item, dict):
                     self.visit(item)
                 continue
-            self.key.append(name)
+            key.append(name)
             self.visit(item)
+
+    def _methods(self, kind: type, entry: str) -> None:
+        """The code that calling an object may run, and the plain class attributes that code names."""
+        functions, attributes = class_parts(kind, entry, getattr(kind, entry, None))
+        for function in functions:
+            self.visit(function)
+        for name in attributes:
+            self.key.append(name)
+            self.visit(getattr(kind, name, None))
 
     def _function(self, function: types.FunctionType) -> None:
         self.key.append(function.__code__)
@@ -157,6 +171,29 @@ class _Walk:
     @staticmethod
     def _own(kind: Any) -> bool:
         return (getattr(kind, "__module__", None) or "builtins").split(".")[0] not in _FOREIGN
+
+
+@functools.lru_cache(maxsize=512)
+def class_parts(kind: type, entry: str, first: Any) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+    """Methods reachable from `entry` by name, and the names of plain class attributes they mention.
+
+    `first` is the entry itself, so that replacing it is noticed.
+    """
+    functions: dict[str, Any] = {}
+    attributes: dict[str, None] = {}
+    todo = [entry]
+    while todo:
+        name = todo.pop()
+        found = inspect.getattr_static(kind, name, None)
+        if isinstance(found, property):
+            found = found.fget
+        found = getattr(found, "__func__", found)
+        if isinstance(found, types.FunctionType) and name not in functions:
+            functions[name] = found
+            todo += names_in(found.__code__)
+        elif isinstance(found, _SIMPLE) and found is not None and name not in ("training",):
+            attributes[name] = None
+    return tuple(functions.values()), tuple(attributes)
 
 
 @functools.lru_cache(maxsize=1024)

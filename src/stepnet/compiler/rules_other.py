@@ -101,6 +101,10 @@ def _opaque(b: Builder, node: Any, args: Any, kwargs: Any) -> Any:
             return ("list", tuple(place(a) for a in arg))
         if arg is BATCH or hasattr(arg, "node"):
             raise Refusal(f"{target} is given the number of rows", line=b.line)
+        if isinstance(arg, (torch.dtype, torch.layout, torch.memory_format)):
+            return ("torch", str(arg).removeprefix("torch."))  # the graph holds plain values only
+        if isinstance(arg, torch.device):
+            return ("device", str(arg))
         return ("value", arg)
 
     template = tuple(place(a) for a in args)
