@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from typing import Any
 
 from stepnet.errors import GraphError
 
@@ -67,7 +68,7 @@ def parse_graph(text: str) -> Graph:
         elif match := _NODE.fullmatch(line):
             outs = [None if o == "_" else _parse_value(o, number) for o in match["outs"].split("; ")]
             values.update((v.name, v) for v in outs if v is not None)
-            attrs = tuple(ast.literal_eval(match["attrs"]).items())
+            attrs = tuple(_attributes(match["attrs"], number).items())
             inputs = tuple(n for n in match["ins"].split(", ") if n)
             nodes.append(
                 Node(match["op"], inputs, tuple(v.name if v else "" for v in outs), attrs, match["line"])
@@ -75,6 +76,23 @@ def parse_graph(text: str) -> Graph:
         else:
             raise GraphError(f"line {number} of a printed graph is not understood", got=line)
     return Graph(name, tuple(parameters), tuple(nodes), results, values)
+
+
+class _Floats(ast.NodeTransformer):
+    """The floats that Python prints as names."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(float(node.id)) if node.id in ("inf", "nan") else node
+
+
+def _attributes(text: str, number: int) -> dict[str, Any]:
+    try:
+        found = ast.literal_eval(_Floats().visit(ast.parse(text, mode="eval")))
+    except (ValueError, TypeError, SyntaxError, RecursionError) as error:
+        raise GraphError(f"line {number} of a printed graph has odd attributes: {error}", got=text) from error
+    if not isinstance(found, dict):
+        raise GraphError(f"line {number} of a printed graph has attributes without names", got=text)
+    return found
 
 
 def _parse_value(text: str, number: int) -> Value:

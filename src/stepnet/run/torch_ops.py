@@ -178,7 +178,9 @@ def _opaque(graph: Graph, node: Node) -> Run:
             return inputs[content]
         if kind == "list":
             return [fill(item, inputs) for item in content]
-        return content
+        if kind == "torch":
+            return getattr(torch, content)
+        return torch.device(content) if kind == "device" else content
 
     args, kwargs = node.attr("args"), node.attr("kwargs")
     space, name, overload = node.attr("target").split(".")

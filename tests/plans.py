@@ -1,0 +1,74 @@
+"""Plans behind a call, for tests that look at the schedule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stepnet import engine
+from stepnet.api import checked
+from stepnet.ir.plan import LoopPlan, Plan
+from stepnet.ir.text import parse_graph, print_graph
+from stepnet.ir.verify import verify
+
+BACKENDS = ("naive", "eager", "c")
+
+
+def entry_of(
+    step: Any,
+    x: Any,
+    state: Any = None,
+    *,
+    backend: str = "eager",
+    reverse: bool = False,
+    axis: int = 0,
+) -> engine.Entry:
+    """What the engine knows of a call: its plan and executor, or why there is none."""
+    body, x_leaves, state_leaves = checked(step, x, state, level=-1, axis=axis)
+    entry, _, _ = engine.find_plan(
+        body, x_leaves, state_leaves, reverse=reverse, level=-1, axis=axis, backend=backend
+    )
+    return entry
+
+
+def plan_of(step: Any, x: Any, state: Any = None, *, backend: str = "eager", axis: int = 0) -> Plan:
+    """The plan of a call; fails if there is none."""
+    entry = entry_of(step, x, state, backend=backend, axis=axis)
+    assert entry.ready is not None, entry.refusals
+    return entry.ready.plan
+
+
+def ops(loop: LoopPlan | None, *kinds: str) -> list[str]:
+    """The ops of a loop's regions of these kinds, in order; of all regions if none is named."""
+    if loop is None:
+        return []
+    return [n.op for r in loop.regions if not kinds or r.kind in kinds for n in r.nodes]
+
+
+def verify_entry(entry: engine.Entry) -> None:
+    """Verify every graph and plan that an entry went through, and print and parse its graphs."""
+    compiled = entry.compiled
+    if compiled is None:
+        return
+    verify(compiled.joint.graph, "joint")
+    for plan in (compiled.fused, compiled.hoisted):
+        verify(plan, "plan")
+        for loop in (plan.forward, plan.backward):
+            if loop is not None:
+                again = parse_graph(print_graph(loop.body))
+                assert again == loop.body
+                assert all(again.values[n] == loop.body.values[n] for n in again.values)
+    if entry.ready is not None:
+        for loop in (entry.ready.forward, entry.ready.backward):
+            if loop is not None:
+                verify(loop.plan, "adopted" if entry.ready.executor == "c" else "plan")
+
+
+_seen: dict[int, engine.Entry] = {}  # holds them, so that their ids stay taken
+
+
+def verify_new_entries() -> None:
+    """Verify what the engine made since the last call."""
+    for entry in list(engine._entries.values()):
+        if id(entry) not in _seen:
+            _seen[id(entry)] = entry
+            verify_entry(entry)
