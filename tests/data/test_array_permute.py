@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stepnet.data.permute import invert, permute_rows
@@ -62,3 +63,12 @@ def test_backward_gathers_and_never_adds_row_by_row():
     assert "index_select" in ours
     assert "index_add" not in ours
     assert "index_add" in ops_of(lambda x: x.index_select(0, ORDER))
+
+
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_a_tangent_is_permuted_like_its_rows(requires_grad):
+    x, tangent = torch.randn(4, 2).requires_grad_(requires_grad), torch.randn(4, 2)
+    with forward_ad.dual_level():
+        permuted = forward_ad.unpack_dual(permute_rows(forward_ad.make_dual(x, tangent), ORDER))
+        assert torch.equal(permuted.primal, x[ORDER])
+        assert torch.equal(permuted.tangent, tangent[ORDER])
