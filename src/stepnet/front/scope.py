@@ -10,6 +10,15 @@ from torch import Tensor
 from stepnet.errors import StepError
 
 
+class Variable:
+    """A place for a value. Scopes that share one see the same value; `value` is None while it is empty."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any = None) -> None:
+        self.value = value
+
+
 class Scope:
     """Named values with a parent to look further in (the step scopes of Paddle's RNN op).
 
@@ -28,7 +37,7 @@ class Scope:
         parent: Scope | None = None,
         sequences: Tensor | None = None,
     ) -> None:
-        self._values = dict(values or {})
+        self._variables = {name: Variable(value) for name, value in (values or {}).items()}
         self.parent = parent
         self.sequences = sequences
 
@@ -36,33 +45,61 @@ class Scope:
         """A child scope: it sees this scope's names, and its own hide them."""
         return Scope(values, parent=self)
 
+    def var(self, name: str) -> Variable:
+        """This scope's own variable of a name, made empty if there is none.
+
+        >>> step = Scope()
+        >>> step.var("h").value = 3
+        >>> step["h"]
+        3
+        """
+        return self._variables.setdefault(name, Variable())
+
+    def share(self, name: str, variable: Variable) -> None:
+        """Let a name of this scope stand for a variable of another: a reference, never a copy.
+
+        >>> before, step = Scope({"h": 1}), Scope()
+        >>> step.share("h_pre", before.var("h"))
+        >>> before["h"] = 2
+        >>> step["h_pre"]
+        2
+        """
+        self._variables[name] = variable
+
     def find(self, name: str) -> Any:
         """The value of a name here or in an enclosing scope; None if there is none."""
         scope: Scope | None = self
         while scope is not None:
-            if name in scope._values:
-                return scope._values[name]
+            variable = scope._variables.get(name)
+            if variable is not None and variable.value is not None:
+                return variable.value
             scope = scope.parent
         return None
 
+    def all_values(self) -> dict[str, Any]:
+        """The values of all names that can be seen from here."""
+        above = self.parent.all_values() if self.parent is not None else {}
+        return above | {name: self[name] for name in self}
+
     def __contains__(self, name: object) -> bool:
-        return name in self._values or (self.parent is not None and name in self.parent)
+        return isinstance(name, str) and self.find(name) is not None
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self:
+        value = self.find(name)
+        if value is None:
             raise StepError(
                 f"no value named '{name}' in this scope", got=name, expected=f"one of {list(self)}"
             )
-        return self.find(name)
+        return value
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._values[name] = value
+        self.var(name).value = value
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
+        return (name for name, variable in self._variables.items() if variable.value is not None)
 
     def __len__(self) -> int:
-        return len(self._values)
+        return sum(1 for _ in self)
 
     def __repr__(self) -> str:
-        return f"Scope({', '.join(self._values)})"
+        return f"Scope({', '.join(self)})"

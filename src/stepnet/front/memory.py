@@ -1,0 +1,114 @@
+"""Memories, and a stepnet that works on scopes as a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepnet.data.lod import LoDTensor
+from stepnet.errors import StepError
+
+from .scope import Scope
+from .step import describe_leaf
+
+Stepnet = Callable[[Scope], Any]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a stepnet hands to the next step.
+
+    Args:
+        name: what the stepnet writes.
+        pre_name: by which it reads what the step before wrote.
+        init: the name, in the outer scope, of the value that the first step reads: [B, ...], a row per
+            sequence in the order of the inputs.
+        shape: without `init`, the shape of the value, without the batch.
+        value: without `init`, the number that fills it.
+
+    Raises:
+        StepError: neither or both of `init` and `shape` are given.
+
+    >>> Memory("h", "h_pre", init="h_boot")
+    Memory(name='h', pre_name='h_pre', init='h_boot', shape=None, value=0.0)
+    """
+
+    name: str
+    pre_name: str
+    init: str | None = None
+    shape: tuple[int, ...] | None = None
+    value: float = 0.0
+
+    def __post_init__(self) -> None:
+        if (self.init is None) == (self.shape is None):
+            raise StepError(
+                f"memory '{self.name}' starts either from an init or from a shape and a value",
+                got=f"init={self.init!r}, shape={self.shape!r}",
+                remedy="Memory(name, pre_name, init='its name in the scope'), or shape=(size,)",
+            )
+        if self.name == self.pre_name:
+            raise StepError(f"memory '{self.name}' and its pre-memory need two names")
+
+    def boot(self, scope: Scope, rows: int, like: Tensor) -> Tensor:
+        """The value that the first step reads."""
+        if self.init is not None:
+            return scope[self.init]
+        assert self.shape is not None
+        return torch.full((rows, *self.shape), self.value, dtype=like.dtype, device=like.device)
+
+
+class ScopeStep:
+    """A stepnet on scopes as a step: `step(x, state) -> (outputs, memories)`, tuples in the order of names.
+
+    `scope` holds what is the same at every step. Static inputs travel in the state: rows [n, ...] as they
+    are, LoDTensors as the rows' places in them.
+    """
+
+    def __init__(
+        self, stepnet: Stepnet, scope: Scope, inputs: Sequence[str], outputs: Sequence[str],
+        memories: Sequence[Memory], static: Sequence[str] = (), ragged: dict[str, LoDTensor] | None = None,
+    ) -> None:  # fmt: skip
+        self.stepnet, self.scope = stepnet, scope
+        self.inputs, self.outputs, self.memories = tuple(inputs), tuple(outputs), tuple(memories)
+        self.static = tuple(static)
+        self.ragged = ragged or {}
+        self.__name__ = getattr(stepnet, "__name__", type(stepnet).__name__)
+        self._chosen: dict[str, LoDTensor] = {}
+
+    def __call__(self, x: tuple[Any, ...], state: tuple[Tensor, ...]) -> tuple[Any, Any]:
+        scope = self.scope.new_scope(dict(zip(self.inputs, x, strict=True)))
+        pre, static = state[: len(self.memories)], state[len(self.memories) :]
+        for memory, value in zip(self.memories, pre, strict=True):
+            scope[memory.pre_name] = value
+        for name, value in zip(self.static, static, strict=True):
+            scope[name] = self._sequences(name, value) if name in self.ragged else value
+        self.stepnet(scope)
+        missing = [n for n in (*self.outputs, *(m.name for m in self.memories)) if n not in list(scope)]
+        if missing:
+            raise StepError(
+                f"stepnet '{self.__name__}' did not write {', '.join(map(repr, missing))}",
+                got=f"it wrote {list(scope)}",
+                remedy="scope[name] = value in the stepnet",
+            )
+        y = tuple(scope[name] for name in self.outputs)
+        return y, (*(scope[memory.name] for memory in self.memories), *static)
+
+    def _sequences(self, name: str, places: Tensor) -> LoDTensor:
+        """The sequences of a ragged static input at the rows of this step; taken anew only as rows end."""
+        chosen = self._chosen.get(name)
+        if chosen is None or len(chosen) != len(places):
+            chosen = self._chosen[name] = self.ragged[name].select_sequences(places)
+        return chosen
+
+
+def check_rows(what: str, value: Any, rows: int, remedy: str) -> str | None:
+    """What is wrong with a value that must have a row for each sequence; None if nothing is."""
+    plain = isinstance(value, Tensor) and not isinstance(value, LoDTensor)
+    count = len(value) if isinstance(value, LoDTensor) or (plain and value.dim()) else None
+    if count == rows:
+        return None
+    return f"{what} is {describe_leaf(value)}, and must have {rows} rows ({remedy})"

@@ -1,0 +1,37 @@
+"""Run code for its shapes alone: every torch function in it works on tensors without data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from stepnet.data.lod import LoDTensor
+
+from .symbolic import replaced
+
+
+class OnMeta(TorchFunctionMode):
+    """In this block, torch functions see each tensor as its shape and dtype, weights too.
+
+    >>> import torch
+    >>> with OnMeta():
+    ...     product = torch.zeros(2, 3) @ torch.ones(3, 5)
+    >>> product.shape, product.device.type
+    (torch.Size([2, 5]), 'meta')
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        args, kwargs = replaced((args, kwargs or {}), Tensor, without_data)
+        return func(*args, **kwargs)
+
+
+def without_data(value: Any) -> Any:
+    """A tensor of the same shape and dtype that holds no numbers."""
+    if isinstance(value, LoDTensor) or value.device.type == "meta":
+        return value
+    return value.detach().to("meta")

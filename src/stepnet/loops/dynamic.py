@@ -1,0 +1,117 @@
+"""`dynamic_recurrent`: the stepnet of the RNN op over sequences of any lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from stepnet.api import recurrent
+from stepnet.data.lod import LoDTensor
+from stepnet.errors import StepError
+from stepnet.front.memory import Memory, ScopeStep, Stepnet, check_rows
+from stepnet.front.scope import Scope
+from stepnet.front.step import describe_leaf
+
+
+def dynamic_recurrent(
+    stepnet: Stepnet,
+    scope: Scope,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    memories: Sequence[Memory] = (),
+    *,
+    static_inputs: Sequence[str] = (),
+    level: int = -1,
+    reverse: bool = False,
+    backend: str | None = None,
+) -> dict[str, Tensor]:
+    """Run a stepnet over LoDTensors: unpack them, step over batches that shrink, pack the outputs.
+
+    Step t holds a row for each sequence longer than t. The stepnet sees the rows of inputs, memories and
+    static inputs in one order; which order that is it need not know, for all that goes in and comes out is
+    in the caller's.
+
+    Args:
+        stepnet: as in `RecurrentOp`: `stepnet(scope)` reads and writes names of its step's scope.
+        scope: the outer scope: inputs, static inputs, inits and what else the stepnet reads.
+        inputs: names of LoDTensors, all of the same lengths at `level`.
+        outputs: names that the stepnet writes, [n, ...]; written to `scope` as LoDTensors like the inputs.
+        memories: what a step hands to the next. An init has a row per sequence, in the caller's order.
+        static_inputs: names of what every step sees whole: a tensor [B, ...], or a LoDTensor with an entry
+            per sequence, such as an encoder's outputs; each step sees the rows or entries of the sequences
+            in it.
+        level: the level whose elements are the steps. Above the last level an input is a LoDTensor.
+        reverse: run every sequence from its end to its beginning.
+        backend: as in `recurrent`; ragged static inputs run by the plain loop.
+
+    Returns:
+        The memories after the last step of each sequence by name, a row per sequence in the caller's order.
+
+    Raises:
+        StepError: a name is missing, an input is not ragged, or a value has not a row per sequence.
+        LoDError: inputs have different lengths.
+
+    Source: Paddle's dynamic_recurrent_op and DynamicRNN (2017).
+
+    >>> def stepnet(step):
+    ...     step["h"] = step["h_pre"] + step["x"] * step["scale"]
+    >>> x = LoDTensor.from_lengths(torch.ones(4, 1), [[1, 3]])
+    >>> scope = Scope({"x": x, "scale": torch.tensor([[10.0], [2.0]])})
+    >>> memory = Memory("h", "h_pre", shape=(1,))
+    >>> last = dynamic_recurrent(stepnet, scope, ["x"], ["h"], [memory], static_inputs=["scale"])
+    >>> scope["h"].values.flatten().tolist(), last["h"].flatten().tolist()
+    ([10.0, 2.0, 4.0, 6.0], [10.0, 6.0])
+    """
+    name = getattr(stepnet, "__name__", type(stepnet).__name__)
+    x = _inputs(scope, inputs, name)
+    first = x[0]
+    if not -first.lod_level <= level < first.lod_level:
+        raise StepError(
+            f"dynamic_recurrent over '{name}': input '{inputs[0]}' has no level {level}",
+            got=describe_leaf(first),
+            expected=f"a level from {-first.lod_level} to {first.lod_level - 1}",
+        )
+    rows = len(first.lengths(level))
+    wrong: list[str | None] = []
+    for memory in memories:
+        if memory.init is not None:
+            what = f"init '{memory.init}' of memory '{memory.name}'"
+            wrong.append(check_rows(what, scope.find(memory.init), rows, "one per sequence"))
+    for static in static_inputs:
+        wrong.append(check_rows(f"static input '{static}'", scope.find(static), rows, "one per sequence"))
+    found = [text for text in wrong if text is not None]
+    if found:
+        raise StepError(
+            f"dynamic_recurrent over '{name}': {len(found)} thing(s) do not fit",
+            got="; ".join(found),
+            remedy="give a row per sequence, in the order of the inputs",
+        )
+    ragged = {n: scope[n] for n in static_inputs if isinstance(scope[n], LoDTensor)}
+    hidden = {*inputs, *outputs, *static_inputs, *(m.init for m in memories)}
+    around = Scope({n: v for n, v in scope.all_values().items() if n not in hidden})
+    step = ScopeStep(stepnet, around, inputs, outputs, memories, static_inputs, ragged)
+    boots = [memory.boot(scope, rows, first.values) for memory in memories]
+    static = [torch.arange(rows) if n in ragged else scope[n] for n in static_inputs]
+    backend = "naive" if ragged and backend is None else backend
+    y, last = recurrent(step, x, (*boots, *static), level=level, reverse=reverse, backend=backend)
+    for output, value in zip(outputs, y, strict=True):
+        scope[output] = value
+    return dict(zip((memory.name for memory in memories), last, strict=False))
+
+
+def _inputs(scope: Scope, names: Sequence[str], stepnet: str) -> tuple[LoDTensor, ...]:
+    wrong = [
+        f"input '{name}' is {describe_leaf(scope[name]) if name in scope else 'not in the scope'}"
+        for name in names
+        if not isinstance(scope.find(name), LoDTensor)
+    ]
+    if wrong or not names:
+        raise StepError(
+            f"dynamic_recurrent over '{stepnet}' steps over LoDTensors",
+            got="; ".join(wrong) or "no inputs",
+            remedy="RecurrentOp runs a stepnet over tensors of one length; "
+            "LoDTensor.from_sequences and from_padded make LoDTensors",
+        )
+    return tuple(scope[name] for name in names)

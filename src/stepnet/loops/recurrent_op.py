@@ -1,0 +1,320 @@
+"""The RNN op: a stepnet, its memories, and a scope for each time step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepnet.api import recurrent
+from stepnet.data.lod import LoDTensor
+from stepnet.errors import StepError
+from stepnet.front.memory import Memory, ScopeStep, Stepnet
+from stepnet.front.meta import OnMeta, without_data
+from stepnet.front.scope import Scope, Variable
+from stepnet.front.step import describe_leaf
+
+
+class StepScopes:
+    """The scopes of a run, by time step; in inference the last two, since two take turns."""
+
+    def __init__(self, kept: dict[int, Scope], steps: int) -> None:
+        self._kept, self._steps = kept, steps
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __getitem__(self, t: int) -> Scope:
+        place = t + self._steps if t < 0 else t
+        if not 0 <= place < self._steps:
+            raise IndexError(f"there is no step {t}: the run had {self._steps}")
+        if place not in self._kept:
+            raise StepError(
+                f"the scope of step {place} was used again by a later step",
+                got=f"scopes of steps {sorted(self._kept)}, as in inference two scopes take turns",
+                remedy="run with gradients enabled, which keeps the scope of every step",
+            )
+        return self._kept[place]
+
+    def __iter__(self) -> Iterator[Scope]:
+        return (self[t] for t in range(self._steps))
+
+
+class RecurrentOp:
+    """A recurrence as Paddle's RNN op has it: a stepnet run in one scope per time step.
+
+    Means, in the training form::
+
+        for t in range(T):
+            step = scope.new_scope(inputs at t)
+            step["h_pre"] = h_boot if t == 0 else a reference to the "h" of step t - 1
+            stepnet(step)
+        scope["y"] = torch.stack([step["y"] for step in steps])
+
+    Args:
+        stepnet: `stepnet(scope)`: reads inputs and pre-memories from the scope of its step, and everything
+            else (weights) from the scopes around it; writes memories, outputs and what else it names.
+        inputs: names of tensors [T, B, ...] in the outer scope, all of the same T.
+        outputs: names that the stepnet writes; the op writes them to the outer scope, [T, ...].
+        memories: what a step hands to the next.
+        reverse: run from the last step to the first; outputs stay in the order of the inputs.
+
+    Attributes:
+        scopes: after `run`, the scope of each time step.
+        last: after `run`, the memories of the step that ran last, by name.
+
+    Source: Paddle's "RNN design" (2017): RNNOp, its step scopes and its InferShape, CreateScopes,
+    InitMemories and Run.
+
+    >>> def stepnet(step):
+    ...     step["h"] = step["h_pre"] * 0.5 + step["x"]
+    >>> op = RecurrentOp(stepnet, inputs=["x"], outputs=["h"], memories=[Memory("h", "h_pre", "h_boot")])
+    >>> scope = Scope({"x": torch.ones(3, 1), "h_boot": torch.zeros(1)})
+    >>> op.infer_shape(scope)
+    {'h': torch.Size([3, 1])}
+    >>> op.run(scope)
+    >>> scope["h"].flatten().tolist(), op.scopes[1]["h_pre"].tolist()
+    ([1.0, 1.5, 1.75], [1.0])
+    """
+
+    def __init__(
+        self,
+        stepnet: Stepnet,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        memories: Sequence[Memory] = (),
+        *,
+        reverse: bool = False,
+    ) -> None:
+        if not inputs:
+            raise StepError("RecurrentOp needs an input to count its steps by")
+        self.stepnet = stepnet
+        self.inputs, self.outputs, self.memories = tuple(inputs), tuple(outputs), tuple(memories)
+        self.reverse = reverse
+        self.name = getattr(stepnet, "__name__", type(stepnet).__name__)
+        self.scopes = StepScopes({}, 0)
+        self.last: dict[str, Tensor] = {}
+
+    def infer_shape(self, scope: Scope) -> dict[str, torch.Size]:
+        """The shape of every output, without running a step on data.
+
+        Raises:
+            StepError: all that does not fit, each by its name.
+        """
+        self._check(scope)
+        bare = {n: without_data(v) if isinstance(v, Tensor) else v for n, v in scope.all_values().items()}
+        shadow = Scope(bare)
+        (step,) = self._make_scopes(shadow, 1, {0: tuple(bare[name][:1].sum(0, dtype=bare[name].dtype)
+                                                         for name in self.inputs)})  # fmt: skip
+        self.init_memories([step], infer_shape_mode=True)
+        boots = {memory.name: step[memory.pre_name] for memory in self.memories}
+        try:
+            with torch.no_grad(), OnMeta():
+                self.stepnet(step)
+        except RuntimeError as error:
+            names = (*self.inputs, *(memory.pre_name for memory in self.memories))
+            given = [f"{name} {describe_leaf(step[name])}" for name in names]
+            raise StepError(
+                f"stepnet '{self.name}' fails: {str(error).splitlines()[0]}", got=", ".join(given)
+            ) from error
+        written = set(step)
+        wrong = [f"output '{n}' is never written by the stepnet" for n in self.outputs if n not in written]
+        wrong += [
+            f"output '{n}' is no tensor but {describe_leaf(step[n])}"
+            for n in self.outputs
+            if n in written and not isinstance(step[n], Tensor)
+        ]
+        for name, boot in boots.items():
+            if name not in written:
+                wrong.append(f"memory '{name}' is never written by the stepnet")
+            elif not isinstance(step[name], Tensor) or not _same(boot, step[name]):
+                wrong.append(f"memory '{name}' starts as {describe_leaf(boot)} and becomes "
+                             f"{describe_leaf(step[name])}")  # fmt: skip
+        self._report(wrong)
+        steps = scope[self.inputs[0]].shape[0]
+        return {name: torch.Size((steps, *step[name].shape)) for name in self.outputs}
+
+    def create_scopes(self, scope: Scope) -> list[Scope]:
+        """The step scopes, with the inputs of their steps: one per step, or two in inference.
+
+        In inference (gradients not enabled) step t runs in scope t % 2, and `run` renews what it holds.
+        """
+        self._check(scope)
+        steps = scope[self.inputs[0]].shape[0]
+        count = steps if torch.is_grad_enabled() else min(steps, 2)
+        order = self._order(steps)
+        columns = [scope[name].unbind(0) for name in self.inputs]
+        return self._make_scopes(scope, count, {i: tuple(c[order[i]] for c in columns) for i in range(count)})
+
+    def _make_scopes(self, scope: Scope, count: int, values: dict[int, tuple[Any, ...]]) -> list[Scope]:
+        return [scope.new_scope(dict(zip(self.inputs, values[i], strict=True))) for i in range(count)]
+
+    def init_memories(self, step_scopes: Sequence[Scope], infer_shape_mode: bool = False) -> None:
+        """Let each pre-memory be a reference to the memory of the step before; the first, to its init.
+
+        Args:
+            step_scopes: as `create_scopes` made them, in the order in which they run.
+            infer_shape_mode: give the first step values without data: their shapes are what is asked for.
+        """
+        before: Scope | None = None
+        for step in step_scopes:
+            self._link(step, before, infer_shape_mode)
+            before = step
+
+    def _link(self, step: Scope, before: Scope | None, infer_shape_mode: bool = False) -> None:
+        for memory in self.memories:
+            if before is not None:
+                step.share(memory.pre_name, before.var(memory.name))
+                continue
+            assert step.parent is not None
+            boot = memory.boot(step.parent, *self._batch(step))
+            step.share(memory.pre_name, Variable(without_data(boot) if infer_shape_mode else boot))
+
+    def _batch(self, step: Scope) -> tuple[int, Tensor]:
+        first = step[self.inputs[0]]
+        return (first.shape[0] if first.dim() else 1), first
+
+    def run(self, scope: Scope, *, keep_scopes: bool = True) -> None:
+        """Run all time steps; outputs are written to `scope`.
+
+        Args:
+            scope: holds inputs, inits and all that the stepnet reads besides.
+            keep_scopes: False runs the stepnet as `stepnet.recurrent` runs a step, compiled where that is
+                possible: faster, and `op.scopes` stays empty.
+
+        Raises:
+            StepError: something does not fit, by name; an input is ragged.
+        """
+        self._check(scope)
+        if not keep_scopes:
+            self._run_compiled(scope)
+            return
+        steps = scope[self.inputs[0]].shape[0]
+        step_scopes = self.create_scopes(scope)
+        keep_all = len(step_scopes) == steps
+        if keep_all:
+            self.init_memories(step_scopes)
+        columns = [scope[name].unbind(0) for name in self.inputs]
+        joined = {name: _Joined(steps, keep_all and torch.is_grad_enabled()) for name in self.outputs}
+        kept: dict[int, Scope] = {}
+        before: Scope | None = None
+        for i, t in enumerate(self._order(steps)):
+            step = step_scopes[i % len(step_scopes)]
+            if not keep_all:
+                if i > 1:
+                    del kept[self._order(steps)[i - 2]]
+                    step = step_scopes[i % 2] = scope.new_scope()
+                for name, column in zip(self.inputs, columns, strict=True):
+                    step[name] = column[t]
+                self._link(step, before)
+            self._step(scope, step, t)
+            for name in self.outputs:
+                joined[name].put(t, step[name])
+            kept[t] = before = step
+        shapes = self.infer_shape(scope) if not steps else {}
+        for name in self.outputs:
+            like = scope[self.inputs[0]]
+            scope[name] = joined[name].whole() if steps else like.new_zeros(shapes[name])
+        self.scopes = StepScopes(kept, steps)
+        self.last = {
+            m.name: before[m.name] if before is not None else m.boot(scope, *_rows(scope[self.inputs[0]]))
+            for m in self.memories
+        }
+
+    def _step(self, scope: Scope, step: Scope, t: int) -> None:
+        try:
+            self.stepnet(step)
+        except RuntimeError as error:
+            self.infer_shape(scope)  # says what does not fit, by name, if it is that
+            raise StepError(f"stepnet '{self.name}' failed at step {t}: {error}") from error
+        own = list(step)
+        wrong = [f"output '{n}' is not written at step {t}" for n in self.outputs if n not in own]
+        for memory in self.memories:
+            if memory.name not in own:
+                wrong.append(f"memory '{memory.name}' is not written at step {t}")
+            elif not _same(step[memory.pre_name], step[memory.name]):
+                wrong.append(
+                    f"memory '{memory.name}' was {describe_leaf(step[memory.pre_name])} and becomes "
+                    f"{describe_leaf(step[memory.name])} at step {t}"
+                )
+        self._report(wrong)
+
+    def _run_compiled(self, scope: Scope) -> None:
+        hidden = {*self.inputs, *self.outputs, *(m.init for m in self.memories)}
+        around = Scope({n: v for n, v in scope.all_values().items() if n not in hidden})
+        step = ScopeStep(self.stepnet, around, self.inputs, self.outputs, self.memories)
+        x = tuple(scope[name] for name in self.inputs)
+        boots = tuple(memory.boot(scope, *_rows(x[0])) for memory in self.memories)
+        y, last = recurrent(step, x, boots, reverse=self.reverse)
+        for name, value in zip(self.outputs, y, strict=True):
+            scope[name] = value
+        self.scopes = StepScopes({}, x[0].shape[0])
+        self.last = dict(zip((memory.name for memory in self.memories), last, strict=True))
+
+    def _order(self, steps: int) -> range:
+        return range(steps - 1, -1, -1) if self.reverse else range(steps)
+
+    def _check(self, scope: Scope) -> None:
+        """Inputs and inits are there, and inputs are of one length."""
+        wrong: list[str] = []
+        steps: dict[str, int] = {}
+        for name in self.inputs:
+            value = scope.find(name)
+            if isinstance(value, LoDTensor):
+                wrong.append(f"input '{name}' is ragged (a LoDTensor): dynamic_recurrent takes it")
+            elif not isinstance(value, Tensor):
+                what = "not in the scope" if value is None else describe_leaf(value)
+                wrong.append(f"input '{name}' is {what}")
+            elif value.dim() == 0:
+                wrong.append(f"input '{name}' has no time axis")
+            else:
+                steps[name] = value.shape[0]
+        if len(set(steps.values())) > 1:
+            lengths = ", ".join(f"'{name}' {count}" for name, count in steps.items())
+            wrong.append(f"inputs have different lengths: {lengths}")
+        for memory in self.memories:
+            if memory.init is not None and not isinstance(scope.find(memory.init), Tensor):
+                wrong.append(f"memory '{memory.name}': its init '{memory.init}' is no tensor in the scope")
+        self._report(wrong)
+
+    def _report(self, wrong: list[str]) -> None:
+        if wrong:
+            raise StepError(
+                f"RecurrentOp over '{self.name}': {len(wrong)} thing(s) do not fit",
+                got="; ".join(wrong),
+                remedy="inputs [T, B, ...] of one length, inits in the outer scope; the stepnet writes all "
+                "outputs and memories, these in the shape and dtype of their init",
+            )
+
+
+class _Joined:
+    """An output of every step: a list for backward, or one tensor filled as the steps run."""
+
+    def __init__(self, steps: int, as_list: bool) -> None:
+        self._steps = steps
+        self._list: list[Any] | None = [None] * steps if as_list else None
+        self._table: Tensor | None = None
+
+    def put(self, t: int, value: Tensor) -> None:
+        if self._list is not None:
+            self._list[t] = value
+            return
+        if self._table is None:
+            self._table = value.new_empty((self._steps, *value.shape))
+        self._table[t] = value
+
+    def whole(self) -> Tensor:
+        if self._list is not None:
+            return torch.stack(self._list)
+        assert self._table is not None
+        return self._table
+
+
+def _same(a: Any, b: Any) -> bool:
+    return isinstance(b, Tensor) and (a.shape, a.dtype) == (b.shape, b.dtype)
+
+
+def _rows(x: Tensor) -> tuple[int, Tensor]:
+    return (x.shape[1] if x.dim() > 1 else 1), x

@@ -1,0 +1,227 @@
+"""The RNN op: shapes by name, memories by reference, scopes that can be read, memory that does not grow."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import stepnet
+from front.live_memory import LiveMemory
+from stepnet.data.lod import LoDTensor
+from stepnet.errors import StepError
+from stepnet.front.memory import Memory
+from stepnet.front.scope import Scope
+from stepnet.loops.recurrent_op import RecurrentOp
+
+T, B, I, H = 7, 5, 3, 2
+U = torch.randn(H, H, dtype=torch.float64, requires_grad=True)
+
+
+def rnn(step: Scope) -> None:
+    """Two inputs, two memories, two outputs."""
+    step["gate"] = torch.sigmoid(step["m"])
+    step["h"] = torch.tanh(step["h_pre"] @ U + step["gate"] * (step["x"] @ step["W"]))
+    step["count"] = step["count_pre"] + 1
+    step["y"] = step["h"] * step["count"]
+
+
+MEMORIES = [Memory("h", "h_pre", init="h_boot"), Memory("count", "count_pre", shape=(1,), value=2.0)]
+
+
+def an_op(reverse: bool = False) -> RecurrentOp:
+    return RecurrentOp(rnn, ["x", "m"], ["y", "h"], MEMORIES, reverse=reverse)
+
+
+def a_scope(steps: int = T) -> Scope:
+    values = {"x": (steps, B, I), "m": (steps, B, 1), "W": (I, H), "h_boot": (B, H)}
+    weights = {
+        name: torch.randn(shape, dtype=torch.float64, requires_grad=True) for name, shape in values.items()
+    }
+    return Scope({"W": weights.pop("W")}).new_scope(weights)
+
+
+def plain(scope: Scope, reverse: bool) -> tuple[Tensor, Tensor]:
+    x, m, h, ys, hs = scope["x"], scope["m"], scope["h_boot"], {}, {}
+    order = range(len(x))
+    for count, t in enumerate(reversed(order) if reverse else order, 3):
+        h = torch.tanh(h @ U + torch.sigmoid(m[t]) * (x[t] @ scope["W"]))
+        ys[t], hs[t] = h * count, h
+    return torch.stack([ys[t] for t in order]), torch.stack([hs[t] for t in order])
+
+
+@pytest.mark.parametrize("keep_scopes", [True, False], ids=["scopes", "compiled"])
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+@pytest.mark.parametrize("steps", [1, T])
+def test_outputs_and_gradients_are_those_of_a_plain_loop(keep_scopes, reverse, steps):
+    scope = a_scope(steps)
+    op = an_op(reverse)
+    op.run(scope, keep_scopes=keep_scopes)
+    expected = plain(scope, reverse)
+    wanted = [scope[name] for name in ("x", "m", "W", "h_boot")] + [U]
+    for ours, theirs in zip((scope["y"], scope["h"]), expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+        seeds = torch.randn_like(theirs)
+        for a, b in zip(
+            torch.autograd.grad(ours, wanted, seeds, retain_graph=True),
+            torch.autograd.grad(theirs, wanted, seeds, retain_graph=True),
+            strict=True,
+        ):
+            torch.testing.assert_close(a, b)
+    torch.testing.assert_close(op.last["h"], expected[1][0 if reverse else -1])
+    assert op.last["count"].unique().tolist() == [2.0 + steps]
+
+
+def test_no_steps_give_empty_outputs_and_the_inits():
+    scope = a_scope(0)
+    op = an_op()
+    op.run(scope)
+    assert scope["y"].shape == (0, B, H)
+    assert torch.equal(op.last["h"], scope["h_boot"])
+    assert len(op.scopes) == 0
+
+
+def test_step_scopes_can_be_read():
+    scope = a_scope()
+    op = an_op()
+    op.run(scope)
+    assert len(op.scopes) == T
+    for t, step in enumerate(op.scopes):
+        assert torch.equal(step["h"], scope["h"][t])
+        assert torch.equal(step["gate"], torch.sigmoid(scope["m"][t]))
+        assert step["W"] is scope["W"]  # through the parents
+    assert torch.equal(op.scopes[-1]["h"], op.last["h"])
+    with pytest.raises(IndexError, match="there is no step 7"):
+        op.scopes[T]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_pre_memory_is_a_reference(training):
+    scope = a_scope()
+    op = an_op()
+    with torch.set_grad_enabled(training):
+        op.run(scope)
+    assert op.scopes[T - 1]["h_pre"] is op.scopes[T - 2]["h"]
+    if training:
+        assert op.scopes[0]["h_pre"] is scope["h_boot"]
+
+
+def test_the_four_calls_by_hand():
+    scope = a_scope()
+    op = an_op()
+    steps = op.create_scopes(scope)
+    assert len(steps) == T
+    op.init_memories(steps)
+    assert steps[0]["h_pre"] is scope["h_boot"]
+    for step in steps:
+        rnn(step)
+    torch.testing.assert_close(torch.stack([step["y"] for step in steps]), plain(scope, False)[0])
+    with torch.no_grad():
+        assert len(op.create_scopes(scope)) == 2
+
+
+def test_shapes_are_inferred_without_running_on_data():
+    calls = []
+
+    def watched(step: Scope) -> None:
+        rnn(step)
+        calls.append(step["h"].device.type)
+
+    op = RecurrentOp(watched, ["x", "m"], ["y", "h", "gate"], MEMORIES)
+    assert op.infer_shape(a_scope()) == {"y": (T, B, H), "h": (T, B, H), "gate": (T, B, 1)}
+    assert calls == ["meta"]
+
+
+def test_shapes_of_a_module_are_inferred():
+    cell = nn.GRUCell(I, H).double()
+
+    def net(step: Scope) -> None:
+        step["h"] = cell(step["x"], step["h_pre"])
+
+    op = RecurrentOp(net, ["x"], ["h"], [Memory("h", "h_pre", "h_boot")])
+    assert op.infer_shape(a_scope()) == {"h": (T, B, H)}
+
+
+def test_inference_has_two_scopes_and_the_same_outputs():
+    scope = a_scope()
+    op = an_op()
+    with torch.no_grad():
+        op.run(scope)
+    torch.testing.assert_close(scope["y"], plain(scope, False)[0])
+    assert torch.equal(op.scopes[T - 1]["h"], scope["h"][-1])
+    with pytest.raises(StepError, match="scope of step 2 was used again"):
+        op.scopes[2]
+
+
+def peak_of_inference(steps: int) -> int:
+    def wide(step: Scope) -> None:
+        step["a"] = step["h_pre"] + step["x"]
+        step["b"] = torch.tanh(step["a"])
+        step["h"] = step["b"] * 0.5
+
+    x, boot = torch.randn(1, 1).expand(steps, 1), torch.zeros(64, 64)
+    op = RecurrentOp(wide, ["x"], [], [Memory("h", "h_pre", "boot")])
+    with torch.no_grad(), LiveMemory() as memory:
+        op.run(Scope({"x": x, "boot": boot}))
+    assert torch.equal(op.last["h"], op.scopes[-1]["h"])
+    return memory.peak
+
+
+def test_memory_in_inference_does_not_grow_with_the_steps():
+    assert peak_of_inference(400) == peak_of_inference(40) <= 8 * 64 * 64 * 4
+
+
+def broken(step: Scope) -> None:
+    step["h"] = step["x"] @ torch.ones(I, H + 1, dtype=torch.float64)
+    step["extra"] = 3
+
+
+@pytest.mark.parametrize(
+    ("stepnet_", "values", "options", "words"),
+    [
+        (broken, {}, {}, ["3 thing(s)", "memory 'h' starts as float64[5, 2] and becomes float64[5, 3]",
+                          "output 'y' is never written", "output 'extra' is no tensor"]),
+        (rnn, {"m": torch.ones(T + 1, B, 1)}, {}, ["different lengths: 'x' 7, 'm' 8"]),
+        (rnn, {"x": LoDTensor(torch.ones(3, I), [[0, 1, 3]])}, {}, ["'x' is ragged", "dynamic_recurrent"]),
+        (rnn, {"x": 3}, {}, ["input 'x' is int"]),
+        (rnn, {"h_boot": 3}, {}, ["memory 'h': its init 'h_boot' is no tensor"]),
+        (rnn, {"W": torch.ones(4, 4).double()}, {}, ["stepnet 'rnn' fails", "x float64[5, 3]"]),
+        (rnn, {}, {"inputs": ["x", "m", "z"]}, ["input 'z' is not in the scope"]),
+    ],
+)  # fmt: skip
+def test_every_mismatch_is_named(stepnet_, values, options, words):
+    scope = a_scope()
+    for name, value in values.items():
+        scope[name] = value
+    outputs = ["y", "h", "extra"] if stepnet_ is broken else ["y"]
+    op = RecurrentOp(stepnet_, options.get("inputs", ["x", "m"]), outputs, [MEMORIES[0], *MEMORIES[1:]][: 1 if stepnet_ is broken else 2])  # fmt: skip # noqa: E501
+    with pytest.raises(StepError) as caught:
+        op.infer_shape(scope)
+    for word in words:
+        assert word in str(caught.value)
+    with pytest.raises(StepError):
+        op.run(scope)
+
+
+def test_a_memory_needs_one_beginning():
+    for wrong in ({}, {"init": "a", "shape": (1,)}):
+        with pytest.raises(StepError, match="either from an init or from a shape"):
+            Memory("h", "h_pre", **wrong)
+
+
+def test_a_variable_is_shared_not_copied():
+    outer = Scope({"a": 1})
+    inner = outer.new_scope()
+    inner.share("b", outer.var("a"))
+    outer["a"] = 5
+    assert (inner["b"], inner["a"], list(inner)) == (5, 5, ["b"])
+    assert inner.var("new").value is None
+    assert "new" not in inner
+    assert inner.all_values() == {"a": 5, "b": 5}
+    with pytest.raises(StepError, match="no value named 'z'"):
+        inner["z"]
+
+
+def test_names_are_exported():
+    assert stepnet.RecurrentOp is RecurrentOp
+    assert stepnet.Memory is Memory
