@@ -15,7 +15,10 @@ from .data.sequence import sequence_pool as sequence_pool
 from .data.sequence import sequence_reverse as sequence_reverse
 from .data.sequence import sequence_slice as sequence_slice
 from .data.sequence import sequence_softmax as sequence_softmax
+from .front.memory import Memory as Memory
 from .front.scope import Scope as Scope
 from .front.while_loop import while_loop as while_loop
 from .ir.tensor_iterator import TensorIterator as TensorIterator
 from .loops.create import create_whileloop as create_whileloop
+from .loops.dynamic import dynamic_recurrent as dynamic_recurrent
+from .loops.recurrent_op import RecurrentOp as RecurrentOp
