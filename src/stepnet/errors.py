@@ -69,6 +69,10 @@ class GraphError(StepnetError, ValueError):
     """A graph of the intermediate representation breaks a rule of its stage."""
 
 
+class IRError(StepnetError, ValueError):
+    """An OpenVINO model that cannot be read or run: file, layer id and name, what was found and expected."""
+
+
 class Refusal(StepnetError):
     """A compiler pass or an executor declines a loop: says why and what would change its mind.
 

@@ -79,7 +79,7 @@ def run(loop: TensorIterator, feeds: Mapping[str, Any], observe: Observer | None
             else:
                 raise LoopError(
                     f"'{port.output}' asks for the last '{port.result}', which no back edge carries",
-                    got="a loop of no steps" if first.order is None else "sequences that end at different steps",
+                    got="no steps" if first.order is None else "sequences that end at different steps",
                     remedy="add a back edge for it, or take it as Concat and select the last step",
                 )
     return outputs

@@ -1,0 +1,78 @@
+"""Element types of OpenVINO IR: their names in attributes and on ports, and what torch calls them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from stepnet.errors import IRError
+
+
+@dataclass(frozen=True)
+class ElementType:
+    """One element type: `f32` in attributes, `FP32` on ports, torch.float32, 4 bytes."""
+
+    name: str
+    precision: str
+    dtype: torch.dtype
+    size: int
+
+
+ELEMENT_TYPES = (
+    ElementType("f64", "FP64", torch.float64, 8),
+    ElementType("f32", "FP32", torch.float32, 4),
+    ElementType("f16", "FP16", torch.float16, 2),
+    ElementType("bf16", "BF16", torch.bfloat16, 2),
+    ElementType("i64", "I64", torch.int64, 8),
+    ElementType("i32", "I32", torch.int32, 4),
+    ElementType("i16", "I16", torch.int16, 2),
+    ElementType("i8", "I8", torch.int8, 1),
+    ElementType("u8", "U8", torch.uint8, 1),
+    ElementType("boolean", "BOOL", torch.bool, 1),
+)
+_BY_NAME = {t.name: t for t in ELEMENT_TYPES} | {"bool": ELEMENT_TYPES[-1]}
+_BY_PRECISION = {t.precision: t for t in ELEMENT_TYPES}
+_BY_DTYPE = {t.dtype: t for t in ELEMENT_TYPES}
+_NOT_READ = {"u64", "u32", "u16", "u6", "u4", "u3", "u2", "u1", "i4", "nf4", "string", "dynamic", "undefined"}
+
+
+def by_name(name: str, where: str, attribute: str = "element_type") -> ElementType:
+    """The type that an attribute names.
+
+    Raises:
+        IRError: it is unknown, or one that is not read.
+
+    >>> by_name("f16", "layer 3").dtype
+    torch.float16
+    """
+    found = _BY_NAME.get(name.strip().lower())
+    if found is None:
+        known = name.lower() in _NOT_READ or name.lower().startswith("f8") or name.lower().startswith("f4")
+        raise IRError(
+            f"{where}: {attribute} {name[:40]} is {'not supported' if known else 'unknown'}",
+            got=name[:40],
+            expected=", ".join(t.name for t in ELEMENT_TYPES),
+        )
+    return found
+
+
+def by_precision(name: str, where: str) -> ElementType:
+    """The type that a port's `precision` names.
+
+    Raises:
+        IRError: it is unknown.
+    """
+    found = _BY_PRECISION.get(name.strip().upper())
+    if found is None:
+        raise IRError(
+            f"{where}: precision {name[:40]} is unknown",
+            got=name[:40],
+            expected=", ".join(t.precision for t in ELEMENT_TYPES),
+        )
+    return found
+
+
+def by_dtype(dtype: torch.dtype) -> ElementType | None:
+    """The type that torch's dtype is, None if IR has no such type here."""
+    return _BY_DTYPE.get(dtype)

@@ -1,0 +1,243 @@
+"""A net that runs: its constants, and its layers in order, as a torch module."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stepnet.errors import IRError, StepnetError
+
+from .attributes import Attributes
+from .layers.elementwise import convert
+from .layers.row import Misfit, Row
+from .loops import IfRunner, LoopRunner, TensorIteratorRunner
+from .records import Layer, Net
+from .table import ROWS, is_constant
+from .weights import Weights
+
+# What torch raises for inputs that an operator does not take.
+ERRORS = (
+    RuntimeError,
+    ValueError,
+    IndexError,
+    TypeError,
+    OverflowError,
+    ArithmeticError,
+    AssertionError,
+    MemoryError,
+)
+_LONGEST = 2**20  # numbers in a value input
+_serial = itertools.count()
+
+
+@dataclass
+class Node:
+    """A layer ready to run: slots of its inputs and outputs, and its function."""
+
+    layer: Layer
+    run: Callable[..., Any]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    values: tuple[int, ...]  # inputs given as Python numbers
+    fixed: dict[int, Any] = field(default_factory=dict)  # those known when the file is read
+    done: tuple[int, ...] = ()  # slots that no later node reads
+
+    def arguments(self, slots: Sequence[Any]) -> list[Any]:
+        """What the function is given."""
+        arguments = [slots[slot] for slot in self.inputs]
+        for i in self.values:
+            if i < len(arguments):
+                arguments[i] = self.fixed[i] if i in self.fixed else arguments[i].tolist()
+        return arguments
+
+    def call(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
+        """Run, and give one result for each output.
+
+        Raises:
+            IRError: the inputs do not fit the layer.
+        """
+        try:
+            result = self.run(*arguments)
+        except Misfit as misfit:
+            raise self.error(misfit) from misfit
+        except IRError:
+            raise
+        except StepnetError as error:
+            raise IRError(f"{self.layer.where}: {error.args[0]}") from error
+        except ERRORS as error:
+            raise self.error(error, arguments) from error
+        return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+    def error(self, error: BaseException, arguments: Sequence[Any] = ()) -> IRError:
+        """An IRError that names this layer."""
+        if isinstance(error, Misfit):
+            return IRError(f"{self.layer.where}: {error.what}", got=error.got, expected=error.expected)
+        text = str(error).strip().splitlines()
+        given = ", ".join(_brief(a) for a in arguments)
+        return IRError(
+            f"{self.layer.where}: {text[0][:300] if text else type(error).__name__}", got=given or None
+        )
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return str(value)[:80]
+
+
+class Graph(nn.Module):
+    """A net whose constants are buffers, or parameters where they are trained.
+
+    Bodies of loops are graphs in `bodies`, by the id of their layer.
+    """
+
+    def __init__(
+        self, net: Net, weights: Weights, *, trainable: bool, shared: dict[int, nn.Parameter]
+    ) -> None:
+        super().__init__()
+        self.net = net
+        self.serial = next(_serial)
+        self.bodies = nn.ModuleDict()
+        self.constant_slots: list[tuple[int, str]] = []
+        self._slot_of: dict[tuple[int, int], int] = {}
+        self.nodes: list[Node] = []
+        constants = self._read_constants(weights)
+        used = {s for i in net.order for s in net.layers[i].sources if i not in constants}
+        for i in net.order:
+            layer = net.layers[i]
+            slots = tuple(self._slot(i, k) for k in range(len(layer.outputs)))
+            if i in constants:
+                if (i, 0) in used:
+                    self._register(layer, slots[0], constants[i], trainable, shared)
+            elif layer.type not in ("Parameter", "Result"):
+                self.nodes.append(self._node(layer, slots, constants, weights, trainable, shared))
+        self.parameter_slots = tuple(self._slot(i, 0) for i in net.parameters)
+        self.result_slots = tuple(self._slot(*net.layers[i].sources[0]) for i in net.results)
+        self.slot_count = len(self._slot_of)
+        self._plan_releases()
+
+    def _slot(self, layer: int, output: int) -> int:
+        return self._slot_of.setdefault((layer, output), len(self._slot_of))
+
+    def _read_constants(self, weights: Weights) -> dict[int, Tensor]:
+        """Constants by layer; one that only changes a constant's precision is a constant, too."""
+        constants: dict[int, Tensor] = {}
+        for i in self.net.order:
+            layer = self.net.layers[i]
+            if is_constant(layer):
+                constants[i] = weights.constant(layer)
+            elif layer.type.lower() == "convert" and layer.sources and layer.sources[0][0] in constants:
+                source = constants[layer.sources[0][0]]
+                row = ROWS["convert"]
+                _check_arity(layer, row)
+                to = row.make(layer, Attributes(layer.attributes, layer.where))(
+                    torch.empty((), dtype=source.dtype)
+                )
+                if source.dtype.is_floating_point and to.dtype.is_floating_point:
+                    constants[i] = weights.converted(source, to.dtype, convert)
+        return constants
+
+    def _register(
+        self, layer: Layer, slot: int, value: Tensor, trainable: bool, shared: dict[int, nn.Parameter]
+    ) -> None:
+        name = f"constant_{layer.id}"
+        self.constant_slots.append((slot, name))
+        if trainable and value.dtype.is_floating_point:
+            if id(value) not in shared:
+                shared[id(value)] = nn.Parameter(value.clone())
+            self.register_parameter(name, shared[id(value)])
+        else:
+            self.register_buffer(name, value)
+
+    def _node(
+        self, layer: Layer, slots: tuple[int, ...], constants: dict[int, Tensor], weights: Weights,
+        trainable: bool, shared: dict[int, nn.Parameter],
+    ) -> Node:  # fmt: skip
+        inputs = tuple(self._slot(*source) for source in layer.sources)
+        if layer.bodies:
+            for prefix, body in layer.bodies.items():
+                graph = Graph(body, weights, trainable=trainable, shared=shared)
+                self.bodies[f"{prefix}{layer.id}"] = graph
+            runners = {"TensorIterator": TensorIteratorRunner, "Loop": LoopRunner, "If": IfRunner}
+            graphs = {prefix: self.bodies[f"{prefix}{layer.id}"] for prefix in layer.bodies}
+            return Node(layer, runners[layer.type](layer, graphs, constants), inputs, slots, ())
+        row = ROWS[layer.type.lower()]
+        _check_arity(layer, row)
+        fixed = {}
+        for i in row.values:
+            if i < len(inputs) and layer.sources[i][0] in constants:
+                value = constants[layer.sources[i][0]]
+                if value.numel() > _LONGEST:
+                    raise IRError(
+                        f"{layer.where}: input {i} has {value.numel()} numbers",
+                        expected=f"at most {_LONGEST}",
+                    )
+                fixed[i] = value.tolist()
+        try:
+            run = row.make(layer, Attributes(layer.attributes, layer.where))
+        except Misfit as misfit:
+            raise IRError(
+                f"{layer.where}: {misfit.what}", got=misfit.got, expected=misfit.expected
+            ) from misfit
+        return Node(layer, run, inputs, slots, row.values, fixed)
+
+    def _plan_releases(self) -> None:
+        """Let go of values after their last use; constants, parameters and results stay."""
+        kept = {*self.result_slots, *self.parameter_slots, *(slot for slot, _ in self.constant_slots)}
+        for node in reversed(self.nodes):
+            done = {s for s in (*node.inputs, *node.outputs) if s not in kept}
+            kept |= done
+            node.done = tuple(done)
+
+    def start(self, arguments: Sequence[Any]) -> list[Any]:
+        """Slots with constants and arguments in place."""
+        slots: list[Any] = [None] * self.slot_count
+        for slot, name in self.constant_slots:
+            slots[slot] = getattr(self, name)
+        for slot, argument in zip(self.parameter_slots, arguments, strict=True):
+            slots[slot] = argument
+        return slots
+
+    def forward(self, *arguments: Tensor) -> tuple[Tensor, ...]:
+        """Run all layers; the values of the Results in the order of the file."""
+        slots = self.start(arguments)
+        for node in self.nodes:
+            results = node.call(node.arguments(slots))
+            for slot, result in zip(node.outputs, results, strict=False):
+                slots[slot] = result
+            for slot in node.done:
+                slots[slot] = None
+        return tuple(slots[slot] for slot in self.result_slots)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every constant of this graph and of those in it."""
+        yield from self.parameters()
+        yield from self.buffers()
+
+    def runners(self) -> Iterator[Any]:
+        """The runners of loops and sequences of this graph and of those in it, in the order that they run."""
+        for node in self.nodes:
+            if hasattr(node.run, "reports"):
+                yield node.run
+            for prefix in node.layer.bodies:
+                inner = self.bodies[f"{prefix}{node.layer.id}"]
+                assert isinstance(inner, Graph)
+                yield from inner.runners()
+
+
+def _check_arity(layer: Layer, row: Row) -> None:
+    for what, count, (low, high) in (
+        ("inputs", len(layer.inputs), row.inputs),
+        ("outputs", len(layer.outputs), row.outputs),
+    ):
+        if not low <= count <= high:
+            raise IRError(
+                f"{layer.where}: has {count} {what}",
+                got=count,
+                expected=str(low) if low == high else f"{low} to {high}",
+            )

@@ -1,0 +1,283 @@
+"""Shapes of a whole model without running it: every layer on meta tensors, so nothing is allocated.
+
+Shapes that a model computes are numbers: what is small and known is computed, the rest is only a shape.
+A dynamic dimension has no size, so the model is gone through twice, with two sizes for all of them. What
+fails in the same way for both fails for every size, and is an error of the file. What fails in different
+ways, or for one size, is not known here; it shows when the model runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepnet.errors import IRError, LoopError
+from stepnet.ir.tensor_iterator import Concat, Slice
+from stepnet.run.segment import iterations
+
+from .attributes import shorten
+from .graph import ERRORS, Graph, Node
+from .layers.row import Misfit
+from .loops import IfRunner, LoopRunner, TensorIteratorRunner
+from .weights import check_bytes
+
+# The first operator on a meta tensor imports much of torch: with this module, not within the first load.
+torch.empty(1, device="meta").add(1)
+
+SIZES = (12, 24)  # for dynamic dimensions: with many divisors, so that strides and splits fit
+_SMALL = 4096  # elements of a value that is computed
+_MOST_NODES = 20_000
+
+
+class _Unknown:
+    """A value of which not even the shape is known."""
+
+
+UNKNOWN = _Unknown()
+
+
+class _Fault(Exception):
+    """A layer that fails, and `key`: what must be equal under both sizes for the fault to be one."""
+
+    def __init__(self, error: IRError, key: object) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.key = (str(error).split(":")[:3], key)
+
+
+def check_shapes(
+    graph: Graph, shapes: Sequence[tuple[int, ...] | None], dtypes: Sequence[torch.dtype]
+) -> None:
+    """Infer all shapes from those of the model's inputs (None: rank unknown).
+
+    Raises:
+        IRError: a layer's inputs do not fit, whatever sizes the dynamic dimensions have.
+    """
+    dynamic = any(shape is None or -1 in shape for shape in shapes)
+    found: list[dict[str, _Fault]] = []
+    for size in SIZES if dynamic else SIZES[:1]:
+        faults: dict[str, _Fault] = {}
+        arguments: list[Any] = []
+        for shape, dtype in zip(shapes, dtypes, strict=True):
+            if shape is None:
+                arguments.append(UNKNOWN)
+            else:
+                sizes = [size if d == -1 else d for d in shape]
+                arguments.append(torch.empty(sizes, dtype=dtype, device="meta"))
+        _Walk(faults).graph(graph, arguments)
+        if not faults:
+            return
+        found.append(faults)
+    for where, fault in found[0].items():
+        if all(where in faults and faults[where].key == fault.key for faults in found):
+            raise fault.error
+
+
+class _Walk:
+    """One walk through a graph and the bodies in it; faults by layer."""
+
+    def __init__(self, faults: dict[str, _Fault]) -> None:
+        self.faults = faults
+        self.visited = 0
+
+    def graph(self, graph: Graph, arguments: Sequence[Any]) -> list[Any]:
+        slots = graph.start(arguments)
+        for node in graph.nodes:
+            self.visited += 1
+            given = [slots[slot] for slot in node.inputs]
+            results: Sequence[Any] = [UNKNOWN] * len(node.outputs)
+            if self.visited <= _MOST_NODES and not any(value is UNKNOWN for value in given):
+                try:
+                    results = self._node(node, given)
+                except _Fault as fault:
+                    self.faults.setdefault(node.layer.where, fault)
+            for slot, result in zip(node.outputs, results, strict=False):
+                slots[slot] = result
+        return [slots[slot] for slot in graph.result_slots]
+
+    def _node(self, node: Node, given: Sequence[Any]) -> Sequence[Any]:
+        if isinstance(node.run, TensorIteratorRunner):
+            return self._tensor_iterator(node, node.run, given)
+        if isinstance(node.run, LoopRunner):
+            return self._loop(node, node.run, given)
+        if isinstance(node.run, IfRunner):
+            return self._if(node, node.run, given)
+        if any(given[i].is_meta for i in node.values if i < len(given) and i not in node.fixed):
+            return [UNKNOWN] * len(node.outputs)
+        arguments = list(given)
+        for i in range(len(arguments)):
+            if i in node.values:
+                arguments[i] = node.fixed[i] if i in node.fixed else arguments[i].tolist()
+            else:
+                arguments[i] = _as_meta(arguments[i])
+        results = self._call(node, arguments)
+        if results is None:
+            return [UNKNOWN] * len(node.outputs)
+        small = all(r.numel() <= _SMALL for r in results)
+        if small and not any(
+            v.is_meta or v.numel() > _SMALL for i, v in enumerate(given) if i not in node.values
+        ):
+            real = [a if i in node.values else given[i] for i, a in enumerate(arguments)]
+            return self._call(node, real) or [UNKNOWN] * len(node.outputs)
+        return results
+
+    def _call(self, node: Node, arguments: Sequence[Any]) -> Sequence[Any] | None:
+        shapes = str([list(a.shape) if isinstance(a, Tensor) else a for a in arguments])
+        try:
+            result = node.run(*arguments)
+        except Misfit as misfit:
+            raise _Fault(
+                node.error(misfit), str(misfit.dims) if misfit.dims is not None else shapes
+            ) from misfit
+        except NotImplementedError:
+            return None
+        except IRError as error:
+            raise _Fault(error, str(error)) from error
+        except ERRORS as error:
+            raise _Fault(node.error(error, arguments), shapes) from error
+        results = list(result) if isinstance(result, (tuple, list)) else [result]
+        for value in results:
+            try:
+                check_bytes(value.shape, value.element_size(), node.layer.where)
+            except IRError as error:
+                raise _Fault(error, shapes) from error
+        return results
+
+    def _tensor_iterator(
+        self, node: Node, runner: TensorIteratorRunner, given: Sequence[Any]
+    ) -> Sequence[Any]:
+        loop = runner.loop
+        feeds = dict(zip(runner.ports, given, strict=True))
+        counts: dict[str, int] = {}
+        arguments: dict[str, Any] = {}
+        for port in loop.inputs:
+            value = feeds[port.source]
+            if isinstance(port, Slice):
+                arguments[port.parameter], counts[port.parameter] = self._sliced(node, port, value)
+            else:
+                arguments[port.parameter] = value
+        if len(set(counts.values())) > 1:
+            text = ", ".join(f"'{shorten(name)}': {count}" for name, count in list(counts.items())[:8])
+            raise _Fault(
+                IRError(f"{node.layer.where}: sliced inputs have different numbers of iterations", got=text),
+                text,
+            )
+        steps = next(iter(counts.values()), None)
+        if steps is None:
+            steps = self._counted(node, runner)
+        results = self.graph(loop.body.graph, [arguments[p] for p in loop.body.parameters])  # type: ignore[attr-defined]
+        named = dict(zip(loop.body.results, results, strict=True))
+        moved = [p for p, r in loop.carried.items() if not _alike(arguments[p], named[r])]
+        if moved and steps > 1:  # a state that changes shape: what follows is not known
+            return [UNKNOWN] * len(node.outputs)
+        outputs = []
+        for i, port in enumerate(loop.outputs):
+            value = named[port.result]
+            if isinstance(port, Concat) and isinstance(value, Tensor):
+                outputs.append(self._joined(node, port, i, value, steps))
+            else:
+                outputs.append(value)
+        by_name = dict(zip((port.output for port in loop.outputs), outputs, strict=True))
+        return [by_name[name] for name in runner.outputs]
+
+    def _counted(self, node: Node, runner: TensorIteratorRunner) -> int:
+        from stepnet.run.segment import Count
+
+        try:
+            return Count(runner.loop).steps
+        except LoopError as error:
+            raise _Fault(IRError(f"{node.layer.where}: {error.args[0]}"), "count") from error
+
+    def _sliced(self, node: Node, port: Slice, value: Tensor) -> tuple[Tensor, int]:
+        if not -value.dim() <= port.axis < value.dim():
+            text = f"axis {port.axis} lies outside an input of {value.dim()} dimensions"
+            raise _Fault(
+                IRError(f"{node.layer.where}: the slice of '{shorten(port.parameter)}': {text}"), text
+            )
+        axis = port.axis % value.dim()
+        try:
+            _, _, steps = iterations(port, value.shape[axis])
+        except LoopError as error:
+            text = error.args[0].replace(port.parameter, shorten(port.parameter))
+            raise _Fault(IRError(f"{node.layer.where}: {text}"), value.shape[axis]) from error
+        shape = list(value.shape)
+        shape[axis] = port.part_size or 1
+        return torch.empty(shape, dtype=value.dtype, device="meta"), steps
+
+    def _joined(self, node: Node, port: Concat, which: int, value: Tensor, steps: int) -> Tensor:
+        if not -value.dim() <= port.axis < value.dim():
+            text = f"axis {port.axis} lies outside a result of {value.dim()} dimensions"
+            raise _Fault(IRError(f"{node.layer.where}: {port.output}: {text}"), text)
+        axis, part = port.axis % value.dim(), port.part_size or 1
+        if value.shape[axis] != part:
+            text = f"part_size is {part}, but the result has {value.shape[axis]} elements along axis {axis}"
+            raise _Fault(
+                IRError(f"{node.layer.where}: output {port.output}: {text}"), (part, value.shape[axis])
+            )
+        declared = next(p for p in node.layer.outputs if f"port {p.id}" == port.output).shape
+        if declared is not None and len(declared) == value.dim() and declared[axis] not in (-1, steps * part):
+            error = IRError(
+                f"{node.layer.where}: output {port.output} declares {declared[axis]} along axis {axis} but"
+                f" {steps} iterations x part {part} give {steps * part}",
+                got=declared[axis],
+                expected=steps * part,
+            )
+            raise _Fault(error, (declared[axis], steps * part))
+        shape = list(value.shape)
+        shape[axis] = steps * part
+        check_bytes(tuple(shape), value.element_size(), node.layer.where)
+        return torch.empty(shape, dtype=value.dtype, device="meta")
+
+    def _loop(self, node: Node, runner: LoopRunner, given: Sequence[Any]) -> Sequence[Any]:
+        rows, net = node.layer.maps[""], runner.graph.net
+        arguments: dict[int, Any] = {}
+        for row in rows.inputs:
+            if row.purpose is not None:
+                arguments[row.internal] = torch.empty_like(runner._number(row.internal, 0), device="meta")
+                continue
+            value = given[runner.index[row.external]]
+            if row.axis is not None:
+                port = Slice("", net.layers[row.internal].name, axis=row.axis, start=row.start, end=row.end,
+                             stride=row.stride, part_size=row.part_size)  # fmt: skip
+                value, _ = self._sliced(node, port, value)
+            arguments[row.internal] = value
+        found = dict(
+            zip(net.results, self.graph(runner.graph, [arguments[i] for i in net.parameters]), strict=True)
+        )
+        grows = any(not _alike(arguments[to], found[start]) for to, start in runner.carried.items())
+        if grows:
+            return [UNKNOWN] * len(node.outputs)
+        by_port: dict[int, Any] = {}
+        for row in rows.outputs:
+            value = found[row.internal]
+            by_port[row.external] = UNKNOWN if row.axis is not None else _shape_of(value)
+        return [by_port[p.id] for p in node.layer.outputs]
+
+    def _if(self, node: Node, runner: IfRunner, given: Sequence[Any]) -> Sequence[Any]:
+        branches: list[Mapping[int, Any]] = []
+        for prefix, graph in runner.graphs.items():
+            rows = node.layer.maps[prefix]
+            values = {row.internal: given[runner.index[row.external]] for row in rows.inputs}
+            quiet = _Walk({})  # a branch that is never taken may not fit
+            found = quiet.graph(graph, [values[i] for i in graph.net.parameters])
+            results = dict(zip(graph.net.results, found, strict=True))
+            branches.append({row.external: results[row.internal] for row in rows.outputs})
+        return [
+            _shape_of(branches[0][p.id]) if _alike(branches[0][p.id], branches[1][p.id]) else UNKNOWN
+            for p in node.layer.outputs
+        ]
+
+
+def _as_meta(value: Tensor) -> Tensor:
+    return value if value.is_meta else torch.empty(value.shape, dtype=value.dtype, device="meta")
+
+
+def _shape_of(value: Any) -> Any:
+    return _as_meta(value) if isinstance(value, Tensor) else value
+
+
+def _alike(a: Any, b: Any) -> bool:
+    return isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and a.dtype == b.dtype

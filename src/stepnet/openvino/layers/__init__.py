@@ -1,0 +1,1 @@
+"""What layers compute: one file per kind, one row per type."""

@@ -1,0 +1,116 @@
+"""Layers of one operand: mathematical functions and activations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from stepnet.openvino.attributes import Attributes
+from stepnet.openvino.records import Layer
+
+from .row import Function, Row, number, plain
+
+
+def _one(name: str, function: Callable[[Tensor], Tensor]) -> Row:
+    return Row(name, plain(function), (1, 1))
+
+
+def _clamp(layer: Layer, attributes: Attributes) -> Function:
+    low, high = attributes.float("min"), attributes.float("max")
+
+    def clamp(x: Tensor) -> Tensor:
+        if x.dtype.is_floating_point:
+            return x.clamp(low, high)
+        widest = 2.0**53
+        return x.clamp(math.ceil(max(low, -widest)), math.floor(min(high, widest)))
+
+    return clamp
+
+
+def _elu(layer: Layer, attributes: Attributes) -> Function:
+    alpha = attributes.float("alpha")
+    return lambda x: torch.where(x > 0, x, alpha * torch.expm1(x.clamp(max=0)))
+
+
+def _gelu(layer: Layer, attributes: Attributes) -> Function:
+    mode = attributes.choice("approximation_mode", ("erf", "tanh"), "erf")
+    return lambda x: F.gelu(x, approximate="tanh" if mode == "tanh" else "none")
+
+
+def _round(layer: Layer, attributes: Attributes) -> Function:
+    if attributes.choice("mode", ("half_to_even", "half_away_from_zero"), "half_to_even") == "half_to_even":
+        return torch.round
+    return lambda x: torch.sign(x) * torch.floor(torch.abs(x) + 0.5) if x.dtype.is_floating_point else x
+
+
+def _prelu(x: Tensor, slope: Tensor) -> Tensor:
+    if slope.dim() == 1 and slope.shape[0] != 1 and x.dim() > 1:  # one slope a channel
+        slope = slope.reshape(-1, *(1,) * (x.dim() - 2))
+    return torch.where(x > 0, x, x * slope)
+
+
+def _swish(x: Tensor, beta: Any = 1.0) -> Tensor:
+    return x * torch.sigmoid(x * number(beta, "beta"))
+
+
+def _selu(x: Tensor, alpha: Tensor, scale: Tensor) -> Tensor:
+    return scale * torch.where(x > 0, x, alpha * torch.expm1(x.clamp(max=0)))
+
+
+def _hard_sigmoid(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
+    return (alpha * x + beta).clamp(0, 1)
+
+
+def _softplus(x: Tensor) -> Tensor:
+    return torch.logaddexp(x, torch.zeros_like(x))
+
+
+def _relu(x: Tensor) -> Tensor:
+    return torch.relu(x) if x.dtype is not torch.uint8 else x
+
+
+ROWS = (
+    _one("Sigmoid", torch.sigmoid),
+    _one("Tanh", torch.tanh),
+    _one("ReLU", _relu),
+    _one("Exp", torch.exp),
+    _one("Log", torch.log),
+    _one("Sqrt", torch.sqrt),
+    _one("Abs", torch.abs),
+    _one("Negative", torch.neg),
+    _one("Sign", torch.sign),
+    _one("Floor", torch.floor),
+    _one("Ceiling", torch.ceil),
+    Row("Round", _round, (1, 1)),
+    _one("Sin", torch.sin),
+    _one("Cos", torch.cos),
+    _one("Tan", torch.tan),
+    _one("Asin", torch.asin),
+    _one("Acos", torch.acos),
+    _one("Atan", torch.atan),
+    _one("Sinh", torch.sinh),
+    _one("Cosh", torch.cosh),
+    _one("Asinh", torch.asinh),
+    _one("Acosh", torch.acosh),
+    _one("Atanh", torch.atanh),
+    _one("Erf", torch.erf),
+    _one("IsNaN", torch.isnan),
+    _one("IsFinite", torch.isfinite),
+    Row("Clamp", _clamp, (1, 1)),
+    Row("Elu", _elu, (1, 1)),
+    Row("Gelu", _gelu, (1, 1)),
+    Row("PReLU", plain(_prelu), (2, 2)),
+    Row("Selu", plain(_selu), (3, 3)),
+    Row("Swish", plain(_swish), (1, 2), values=(1,)),
+    Row("HardSigmoid", plain(_hard_sigmoid), (3, 3)),
+    _one("HSigmoid", lambda x: (x + 3).clamp(0, 6) / 6),
+    _one("HSwish", lambda x: x * (x + 3).clamp(0, 6) / 6),
+    _one("Mish", lambda x: x * torch.tanh(_softplus(x))),
+    _one("SoftPlus", _softplus),
+    _one("SoftSign", lambda x: x / (1 + torch.abs(x))),
+)

@@ -1,0 +1,140 @@
+"""Layers that work element by element: arithmetic, comparisons, logic, conversions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from stepnet.openvino.attributes import Attributes
+from stepnet.openvino.element_types import by_name
+from stepnet.openvino.records import Layer
+
+from .row import Function, Maker, Misfit, Row, plain, same_types, shape_text
+
+
+def broadcast_together(a: Tensor, b: Tensor, mode: str, axis: int) -> tuple[Tensor, Tensor]:
+    """Two operands made fit for each other by a layer's `auto_broadcast`.
+
+    Raises:
+        Misfit: their shapes do not fit together.
+    """
+    if mode == "pdpd" and b.dim() < a.dim():
+        at = a.dim() - b.dim() if axis == -1 else axis
+        if not 0 <= at <= a.dim() - b.dim():
+            raise Misfit(f"axis {axis} does not align {shape_text(b)} with {shape_text(a)}", dims=axis)
+        b = b.reshape(*b.shape, *(1,) * (a.dim() - at - b.dim()))
+    loose = mode != "none"
+    for i in range(1, max(a.dim(), b.dim()) + 1):
+        if i > min(a.dim(), b.dim()):
+            if loose:
+                break
+            raise Misfit(_differ(a, b), dims=(a.dim(), b.dim()))
+        m, n = a.shape[-i], b.shape[-i]
+        if m is not n and not (loose and (m == 1 or n == 1)) and m != n:
+            raise Misfit(_differ(a, b), dims=(m, n))
+    return a, b
+
+
+def _differ(a: Tensor, b: Tensor) -> str:
+    return f"shapes {shape_text(a)} and {shape_text(b)} do not fit together"
+
+
+def binary(function: Callable[[Tensor, Tensor], Tensor]) -> Maker:
+    """A maker for two operands of one type, broadcast."""
+
+    def make(layer: Layer, attributes: Attributes) -> Function:
+        mode = attributes.choice("auto_broadcast", ("numpy", "none", "pdpd", "explicit"), "numpy")
+        axis = attributes.int("axis", -1)
+
+        def run(a: Tensor, b: Tensor) -> Tensor:
+            same_types((a, b))
+            return function(*broadcast_together(a, b, "none" if mode == "explicit" else mode, axis))
+
+        return run
+
+    return make
+
+
+def _divide(layer: Layer, attributes: Attributes) -> Function:
+    rounding = "floor" if attributes.bool("m_pythondiv", True) else "trunc"
+
+    def divide(a: Tensor, b: Tensor) -> Tensor:
+        return a / b if a.dtype.is_floating_point else torch.div(a, b, rounding_mode=rounding)
+
+    return binary(divide)(layer, attributes)
+
+
+def _power(a: Tensor, b: Tensor) -> Tensor:
+    if not a.dtype.is_floating_point:  # torch refuses negative powers of integers
+        return torch.pow(a.double(), b.double()).to(a.dtype)
+    return torch.pow(a, b)
+
+
+def _on_truth(function: Callable[[Tensor, Tensor], Tensor]) -> Maker:
+    return binary(lambda a, b: function(a.bool(), b.bool()))
+
+
+def _select(layer: Layer, attributes: Attributes) -> Function:
+    mode = attributes.choice("auto_broadcast", ("numpy", "none", "pdpd"), "numpy")
+
+    def select(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        same_types((a, b))
+        broadcast_together(a, b, mode, -1)
+        broadcast_together(condition, a, mode, -1)
+        return torch.where(condition.bool(), a, b)
+
+    return select
+
+
+def _convert(layer: Layer, attributes: Attributes) -> Function:
+    dtype = by_name(attributes.text("destination_type"), layer.where, "destination_type").dtype
+    return lambda x: convert(x, dtype)
+
+
+def convert(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Another element type; a truth value is whether the number is not zero."""
+    return x != 0 if dtype is torch.bool and x.dtype is not torch.bool else x.to(dtype)
+
+
+def _promote(layer: Layer, attributes: Attributes) -> Function:
+    scalars = attributes.bool("pytorch_scalar_promotion", False)
+
+    def promote(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        dtype = torch.result_type(a, b) if scalars else torch.promote_types(a.dtype, b.dtype)
+        return convert(a, dtype), convert(b, dtype)
+
+    return promote
+
+
+def _two(name: str, function: Callable[[Tensor, Tensor], Tensor]) -> Row:
+    return Row(name, binary(function), (2, 2))
+
+
+ROWS = (
+    _two("Add", torch.add),
+    _two("Subtract", torch.sub),
+    _two("Multiply", torch.mul),
+    Row("Divide", _divide, (2, 2)),
+    _two("Power", _power),
+    _two("Maximum", torch.maximum),
+    _two("Minimum", torch.minimum),
+    _two("Mod", torch.fmod),
+    _two("FloorMod", torch.remainder),
+    _two("SquaredDifference", lambda a, b: (a - b) * (a - b)),
+    _two("Equal", torch.eq),
+    _two("NotEqual", torch.ne),
+    _two("Greater", torch.gt),
+    _two("GreaterEqual", torch.ge),
+    _two("Less", torch.lt),
+    _two("LessEqual", torch.le),
+    Row("LogicalAnd", _on_truth(torch.logical_and), (2, 2)),
+    Row("LogicalOr", _on_truth(torch.logical_or), (2, 2)),
+    Row("LogicalXor", _on_truth(torch.logical_xor), (2, 2)),
+    Row("LogicalNot", plain(lambda x: torch.logical_not(x.bool())), (1, 1)),
+    Row("Select", _select, (3, 3)),
+    Row("Convert", _convert, (1, 1)),
+    Row("ConvertLike", plain(lambda x, like: convert(x, like.dtype)), (2, 2)),
+    Row("ConvertPromoteTypes", _promote, (2, 2), (2, 2)),
+)

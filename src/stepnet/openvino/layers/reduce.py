@@ -1,0 +1,155 @@
+"""Layers that sum, compare or normalise along axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepnet.openvino.attributes import Attributes
+from stepnet.openvino.records import Layer
+
+from .row import Function, Misfit, Row, axes_in, axis_in, listed, number, shape_text
+
+Reduction = Callable[[Tensor, list[int], bool], Tensor]
+
+
+def _reduce(name: str, function: Reduction) -> Row:
+    def make(layer: Layer, attributes: Attributes) -> Function:
+        keep = attributes.bool("keep_dims", False)
+
+        def reduce(x: Tensor, axes: Any) -> Tensor:
+            chosen = axes_in(listed(axes), x.dim())
+            return function(x, chosen, keep).to(x.dtype) if chosen else x
+
+        return reduce
+
+    return Row(name, make, (2, 2), values=(1,))
+
+
+def _one_by_one(function: Callable[[Tensor, int, bool], Tensor]) -> Reduction:
+    def reduce(x: Tensor, axes: Sequence[int], keep: bool) -> Tensor:
+        for axis in reversed(axes):
+            x = function(x, axis, keep)
+        return x
+
+    return reduce
+
+
+def _mean(x: Tensor, axes: list[int], keep: bool) -> Tensor:
+    return torch.mean(x if x.dtype.is_floating_point else x.double(), axes, keep)
+
+
+def _l2(x: Tensor, axes: list[int], keep: bool) -> Tensor:
+    return torch.sqrt(torch.sum(x * x, axes, keep))
+
+
+def _softmax(function: Callable[[Tensor, int], Tensor]) -> Callable[[Layer, Attributes], Function]:
+    def make(layer: Layer, attributes: Attributes) -> Function:
+        axis = attributes.int("axis", 1)
+        return lambda x: function(x, axis_in(axis, x.dim()))
+
+    return make
+
+
+def _cum_sum(layer: Layer, attributes: Attributes) -> Function:
+    exclusive, reverse = attributes.bool("exclusive", False), attributes.bool("reverse", False)
+
+    def cum_sum(x: Tensor, axis: Any = 0) -> Tensor:
+        at = axis_in(number(axis, "axis"), x.dim())
+        total = (x.flip(at).cumsum(at).flip(at) if reverse else x.cumsum(at)).to(x.dtype)
+        return total - x if exclusive else total
+
+    return cum_sum
+
+
+def _mvn(layer: Layer, attributes: Attributes) -> Function:
+    with_variance, eps = attributes.bool("normalize_variance"), attributes.float("eps")
+    inside = True
+    if "eps_mode" in attributes:
+        modes = ("inside_sqrt", "outside_sqrt", "inside", "outside")
+        inside = attributes.choice("eps_mode", modes).startswith("inside")
+    across = attributes.bool("across_channels", False)
+
+    def mvn(x: Tensor, axes: Any = None) -> Tensor:
+        chosen = list(range(1 if across else 2, x.dim())) if axes is None else axes_in(listed(axes), x.dim())
+        if not chosen:
+            return x
+        centred = x - x.mean(chosen, keepdim=True)
+        if not with_variance:
+            return centred
+        variance = (centred * centred).mean(chosen, keepdim=True)
+        return centred / (torch.sqrt(variance + eps) if inside else torch.sqrt(variance) + eps)
+
+    return mvn
+
+
+def _normalize_l2(layer: Layer, attributes: Attributes) -> Function:
+    eps, mode = attributes.float("eps"), attributes.choice("eps_mode", ("add", "max"))
+
+    def normalize(x: Tensor, axes: Any) -> Tensor:
+        chosen = axes_in(listed(axes), x.dim())
+        squares = (x * x).sum(chosen, keepdim=True) if chosen else x * x
+        return x / torch.sqrt(squares + eps if mode == "add" else squares.clamp(min=eps))
+
+    return normalize
+
+
+def _batch_norm(layer: Layer, attributes: Attributes) -> Function:
+    eps = attributes.float("epsilon")
+    early = layer.version in ("opset1", "opset2", "opset3", "opset4")
+
+    def batch_norm(*inputs: Tensor) -> Tensor:
+        x, gamma, beta, mean, variance = inputs
+        if early:  # version 1 has the data in third place
+            gamma, beta, x = x, gamma, beta
+        if x.dim() < 2:
+            raise Misfit("the data has no channel axis", got=shape_text(x), dims=x.dim())
+        for part in (gamma, beta, mean, variance):
+            if part.shape != (x.shape[1],):
+                raise Misfit(
+                    f"gamma, beta, mean and variance must be [{x.shape[1]}]",
+                    got=shape_text(part),
+                    dims=(x.shape[1], str(part.shape)),
+                )
+        shape = (-1, *(1,) * (x.dim() - 2))
+        scale = gamma / torch.sqrt(variance + eps)
+        return x * scale.reshape(shape) + (beta - mean * scale).reshape(shape)
+
+    return batch_norm
+
+
+def _fake_quantize(layer: Layer, attributes: Attributes) -> Function:
+    steps = attributes.int("levels") - 1
+    if steps < 1:
+        raise Misfit("levels must be at least 2", got=steps + 1)
+
+    def fake_quantize(x: Tensor, low: Tensor, high: Tensor, out_low: Tensor, out_high: Tensor) -> Tensor:
+        step = torch.round((x - low) / (high - low) * steps)
+        inside = step / steps * (out_high - out_low) + out_low
+        below, above = x <= torch.minimum(low, high), x > torch.maximum(low, high)
+        return torch.where(below, out_low, torch.where(above, out_high, inside))
+
+    return fake_quantize
+
+
+ROWS = (
+    _reduce("ReduceSum", lambda x, axes, keep: torch.sum(x, axes, keep)),
+    _reduce("ReduceMean", _mean),
+    _reduce("ReduceMax", lambda x, axes, keep: torch.amax(x, axes, keep)),
+    _reduce("ReduceMin", lambda x, axes, keep: torch.amin(x, axes, keep)),
+    _reduce("ReduceProd", _one_by_one(lambda x, axis, keep: torch.prod(x, axis, keep))),
+    _reduce("ReduceL1", lambda x, axes, keep: torch.sum(torch.abs(x), axes, keep)),
+    _reduce("ReduceL2", _l2),
+    _reduce("ReduceLogicalAnd", _one_by_one(lambda x, axis, keep: torch.all(x, axis, keep))),
+    _reduce("ReduceLogicalOr", _one_by_one(lambda x, axis, keep: torch.any(x, axis, keep))),
+    Row("SoftMax", _softmax(torch.softmax), (1, 1)),
+    Row("LogSoftmax", _softmax(torch.log_softmax), (1, 1)),
+    Row("CumSum", _cum_sum, (1, 2), values=(1,)),
+    Row("MVN", _mvn, (1, 2), values=(1,)),
+    Row("NormalizeL2", _normalize_l2, (2, 2), values=(1,)),
+    Row("BatchNormInference", _batch_norm, (5, 5)),
+    Row("FakeQuantize", _fake_quantize, (5, 5)),
+)

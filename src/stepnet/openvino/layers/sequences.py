@@ -1,0 +1,150 @@
+"""LSTMSequence, GRUSequence and RNNSequence: whole recurrences, run as steps.
+
+Source: the OpenVINO operation specifications LSTMSequence-5, GRUSequence-5, RNNSequence-5. After the end
+of a sequence Y is zero and the state stays; a reversed sequence starts at its own end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepnet.backends import check_backend
+from stepnet.data.lod import LoDTensor
+from stepnet.data.tree import flatten, unflatten
+from stepnet.errors import Refusal
+from stepnet.front.step import StepBody, loop_over
+from stepnet.openvino.attributes import Attributes
+from stepnet.openvino.loops import LoopReport
+from stepnet.openvino.records import Layer
+from stepnet.openvino.rowwise import run_step
+from stepnet.run import naive
+
+from .cells import GRU, LSTM, RNN, Cell
+from .row import Function, Misfit, Row, shape_text
+
+
+class CellStep:
+    """A cell and its weights as `step(x_t, state) -> (y_t, new_state)`."""
+
+    def __init__(self, cell: Cell, w: Tensor, r: Tensor, b: Tensor) -> None:
+        self.cell = cell
+        self.w, self.r, self.b = w, r, b
+
+    def __call__(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        new = self.cell.step(x, state, self.w, self.r, self.b)
+        return new[0], new
+
+
+class SequenceRunner:
+    """Runs one layer; `reports` says how it ran last."""
+
+    def __init__(self, kind: type[Cell], layer: Layer, attributes: Attributes) -> None:
+        self.cell = kind(layer, attributes)
+        self.direction = attributes.choice("direction", ("forward", "reverse", "bidirectional"), "forward")
+        self.reports = LoopReport(layer.where)
+
+    def __call__(self, x: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        count = self.cell.states
+        states, lengths, (w, r, b) = rest[:count], rest[count], rest[count + 1 : count + 4]
+        directions = 2 if self.direction == "bidirectional" else 1
+        self._check(x, states, lengths, (w, r, b), directions)
+        if any(t.is_meta for t in (x, *states)):
+            y = torch.empty(
+                (x.shape[0], directions, x.shape[1], self.cell.hidden), dtype=x.dtype, device="meta"
+            )
+            return (y, *(torch.empty_like(s, device="meta") for s in states))
+        known = [int(n) for n in lengths.reshape(-1).tolist()]
+        if any(not 0 <= n <= x.shape[1] for n in known):
+            raise Misfit(
+                f"sequence lengths must lie in 0..{x.shape[1]}",
+                got=str(known[:8]),
+                dims=str((known, x.shape[1])),
+            )
+        ys, finals = [], []
+        for d in range(directions):
+            reverse = self.direction == "reverse" or d == 1
+            step = CellStep(self.cell, w[d], r[d], b[d])
+            y, final = self._run(step, x, tuple(s[:, d] for s in states), known, reverse)
+            ys.append(y)
+            finals.append(final)
+        self.reports.ran = True
+        return (torch.stack(ys, 1), *(torch.stack(parts, 1) for parts in zip(*finals, strict=True)))
+
+    def _run(
+        self, step: CellStep, x: Tensor, state: tuple[Tensor, ...], lengths: list[int], reverse: bool
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        steps = x.shape[1]
+        ragged = any(n != steps for n in lengths)
+        rows: Any = LoDTensor.from_padded(x, torch.tensor(lengths)) if ragged else x
+        found = None
+        try:
+            if check_backend(None) == "naive" or steps == 0 or x.device.type != "cpu":
+                raise Refusal("the backend is 'naive', there are no steps, or the model is not on the CPU")
+            found = run_step(step, rows, state, reverse=reverse, axis=1)
+            self.reports.compiled, self.reports.reason = True, None
+        except Refusal as refusal:
+            self.reports.compiled, self.reports.reason = False, refusal.reason
+        if found is None:
+            _, x_spec = flatten(rows)
+            leaves, spec = flatten(state)
+            body = StepBody(step, x_spec, spec)
+            loop = loop_over(body, reverse=reverse, level=-1 if ragged else None, axis=1)
+            out = naive.run(loop, dict(zip(body.parameters, (rows, *leaves), strict=True)))
+            found = out["y"], unflatten(spec, [out[name] for name in body.new_state_names])
+        y, final = found
+        return (_padded(y, steps) if ragged else y), final
+
+    def _check(
+        self, x: Tensor, states: Sequence[Tensor], lengths: Tensor, weights: Sequence[Tensor], directions: int
+    ) -> None:
+        if x.dim() != 3:
+            raise Misfit("X must be [batch, time, input]", got=shape_text(x), dims=x.dim())
+        for state in states:
+            if state.dim() != 3 or state.shape[1] != directions:
+                got = state.shape[1] if state.dim() == 3 else state.dim()
+                raise Misfit(
+                    f"a state must be [batch, {directions}, hidden]",
+                    got=shape_text(state),
+                    dims=(directions, got),
+                )
+        if lengths.shape != (x.shape[0],):
+            raise Misfit(
+                f"sequence lengths must be [{x.shape[0]}]",
+                got=shape_text(lengths),
+                dims=(lengths.dim(), lengths.shape[0] if lengths.dim() else 0, x.shape[0]),
+            )
+        for name, weight, rank in zip("WRB", weights, (3, 3, 2), strict=True):
+            if weight.dim() != rank or weight.shape[0] != directions:
+                raise Misfit(
+                    f"{name} must have {rank} dimensions, the first for {directions} direction(s)",
+                    got=shape_text(weight),
+                    dims=shape_text(weight),
+                )
+        w, r, b = (t[0] for t in weights)
+        self.cell.check(x.select(1, 0) if x.shape[1] else x.new_empty(x.shape[0], x.shape[2]),
+                        [s[:, 0] for s in states], w, r, b)  # fmt: skip
+
+
+def _padded(y: LoDTensor, steps: int) -> Tensor:
+    """Rows back to [batch, time, ...], zero after the end of each sequence."""
+    offsets = y.lod[-1]
+    lengths = offsets[1:] - offsets[:-1]
+    batch = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+    time = torch.arange(int(offsets[-1])) - offsets[:-1].repeat_interleave(lengths)
+    out = y.values.new_zeros((len(lengths), steps, *y.values.shape[1:]))
+    return out.index_put((batch, time), y.values)
+
+
+def _sequence(kind: type[Cell]) -> Callable[[Layer, Attributes], Function]:
+    return lambda layer, attributes: SequenceRunner(kind, layer, attributes)
+
+
+ROWS = (
+    Row("LSTMSequence", _sequence(LSTM), (7, 7), (3, 3)),
+    Row("GRUSequence", _sequence(GRU), (6, 6), (2, 2)),
+    Row("RNNSequence", _sequence(RNN), (6, 6), (2, 2)),
+)

@@ -1,0 +1,220 @@
+"""Layers that change shapes: reshape, squeeze, transpose, join, split, repeat."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepnet.openvino.attributes import Attributes
+from stepnet.openvino.element_types import by_name
+from stepnet.openvino.records import Layer
+
+from .row import Function, Misfit, Row, axes_in, axis_in, listed, number, plain, same_types, shape_text
+
+
+def _reshape(layer: Layer, attributes: Attributes) -> Function:
+    special_zero = attributes.bool("special_zero", False)
+
+    def reshape(x: Tensor, pattern: Any) -> Tensor:
+        return x.reshape(reshaped(x, listed(pattern), special_zero))
+
+    return reshape
+
+
+def reshaped(x: Tensor, pattern: list[int], special_zero: bool) -> list[int]:
+    """The shape that a pattern with 0 (as it is, if special) and -1 (what is left) asks of x.
+
+    Raises:
+        Misfit: x has no such shape.
+    """
+    if any(d < -1 for d in pattern) or pattern.count(-1) > 1:
+        raise Misfit(
+            f"cannot reshape to {pattern}", expected="sizes >= 0 and at most one -1", dims=str(pattern)
+        )
+    shape: list[Any] = []
+    for i, d in enumerate(pattern):
+        if d == 0 and special_zero:
+            if i >= x.dim():
+                raise Misfit(f"cannot keep dimension {i} of {shape_text(x)}", got=pattern, dims=(i, x.dim()))
+            shape.append(x.shape[i])
+        else:
+            shape.append(d)
+    if -1 in pattern and any(isinstance(d, int) and d == 0 for d in shape):
+        shape[pattern.index(-1)] = 0
+    return shape
+
+
+def _squeeze(layer: Layer, attributes: Attributes) -> Function:
+    skip = attributes.bool("allow_axis_skip", False)
+
+    def squeeze(x: Tensor, axes: Any = None) -> Tensor:
+        if axes is None or axes == []:
+            return x.reshape([d for d in x.shape if d != 1])
+        chosen = axes_in(listed(axes), x.dim())
+        for axis in chosen:
+            if x.shape[axis] != 1 and not skip:
+                raise Misfit(
+                    f"cannot squeeze axis {axis} of {shape_text(x)}",
+                    got=x.shape[axis],
+                    expected="1",
+                    dims=x.shape[axis],
+                )
+        return x.squeeze(chosen)
+
+    return squeeze
+
+
+def _unsqueeze(x: Tensor, axes: Any) -> Tensor:
+    wanted = listed(axes)
+    chosen = axes_in(wanted, x.dim() + len(wanted))
+    if len(chosen) != len(wanted):
+        raise Misfit("axes name one axis twice", got=wanted, dims=str(wanted))
+    for axis in chosen:
+        x = x.unsqueeze(axis)
+    return x
+
+
+def _transpose(x: Tensor, order: Any) -> Tensor:
+    chosen = listed(order) or list(range(x.dim()))[::-1]
+    if sorted(axis_in(a, x.dim()) for a in chosen) != list(range(x.dim())):
+        raise Misfit(f"order does not permute {x.dim()} axes", got=chosen, dims=(str(chosen), x.dim()))
+    return x.permute(chosen)
+
+
+def _concat(layer: Layer, attributes: Attributes) -> Function:
+    axis = attributes.int("axis")
+
+    def concat(*parts: Tensor) -> Tensor:
+        same_types(parts)
+        rank = parts[0].dim()
+        at = axis_in(axis, rank)
+        for part in parts[1:]:
+            if part.dim() != rank:
+                raise Misfit(
+                    f"cannot join {shape_text(parts[0])} and {shape_text(part)}", dims=(rank, part.dim())
+                )
+            for i in range(rank):
+                if i != at and part.shape[i] != parts[0].shape[i]:
+                    raise Misfit(
+                        f"cannot join {shape_text(parts[0])} and {shape_text(part)} along axis {at}",
+                        got=f"{parts[0].shape[i]} and {part.shape[i]} along axis {i}",
+                        dims=(parts[0].shape[i], part.shape[i]),
+                    )
+        return torch.cat(parts, at)
+
+    return concat
+
+
+def _split(layer: Layer, attributes: Attributes) -> Function:
+    count = attributes.int("num_splits")
+    if count < 1 or count != len(layer.outputs):
+        raise Misfit(f"num_splits is {count}, but there are {len(layer.outputs)} outputs")
+
+    def split(x: Tensor, axis: Any) -> tuple[Tensor, ...]:
+        at = axis_in(number(axis, "axis"), x.dim())
+        if x.shape[at] % count:
+            raise Misfit(
+                f"cannot split axis {at} of {shape_text(x)} into {count} equal parts",
+                dims=(x.shape[at], count),
+            )
+        return x.split([x.shape[at] // count] * count, at)
+
+    return split
+
+
+def _variadic_split(x: Tensor, axis: Any, lengths: Any) -> tuple[Tensor, ...]:
+    at = axis_in(number(axis, "axis"), x.dim())
+    parts = listed(lengths)
+    if -1 in parts:
+        parts = [x.shape[at] - (sum(parts) + 1) if p == -1 else p for p in parts]
+    if any(p < 0 for p in parts) or sum(parts) != x.shape[at]:
+        raise Misfit(
+            f"cannot split axis {at} of {shape_text(x)} into {listed(lengths)}",
+            dims=(x.shape[at], sum(parts)),
+        )
+    return x.split(parts, at)
+
+
+def _broadcast(layer: Layer, attributes: Attributes) -> Function:
+    mode = attributes.choice("mode" if "mode" in attributes else "broadcast_spec",
+                             ("numpy", "explicit", "bidirectional", "pdpd"), "numpy")  # fmt: skip
+
+    def broadcast(x: Tensor, target: Any, mapping: Any = None) -> Tensor:
+        shape = listed(target)
+        if any(d < 0 for d in shape):
+            raise Misfit(f"cannot broadcast to {shape}", expected="sizes >= 0", dims=str(shape))
+        if mode == "explicit":
+            axes = list(range(x.dim())) if mapping is None else listed(mapping)
+            if (
+                len(axes) != x.dim()
+                or sorted(set(axes)) != axes
+                or any(not 0 <= a < len(shape) for a in axes)
+            ):
+                raise Misfit(f"axes_mapping {axes} does not fit {shape_text(x)} and {shape}", dims=str(axes))
+            whole = [1] * len(shape)
+            for i, a in enumerate(axes):
+                whole[a] = x.shape[i]
+            x = x.reshape(whole)
+        if mode == "bidirectional":
+            rank = max(len(shape), x.dim())
+            own = (1,) * (rank - x.dim()) + tuple(x.shape)
+            shape = [n if m == 1 else m for m, n in zip([1] * (rank - len(shape)) + shape, own, strict=True)]
+        for i in range(1, min(x.dim(), len(shape)) + 1):
+            if x.shape[-i] not in (1, shape[-i]):
+                raise Misfit(f"cannot broadcast {shape_text(x)} to {shape}", dims=(x.shape[-i], shape[-i]))
+        if x.dim() > len(shape):
+            raise Misfit(f"cannot broadcast {shape_text(x)} to {shape}", dims=(x.dim(), len(shape)))
+        return x.expand(shape)
+
+    return broadcast
+
+
+def _tile(x: Tensor, repeats: Any) -> Tensor:
+    counts = listed(repeats)
+    if any(c < 0 for c in counts):
+        raise Misfit(f"cannot repeat {counts} times", expected="numbers >= 0", dims=str(counts))
+    rank = max(len(counts), x.dim())
+    return x.reshape((1,) * (rank - x.dim()) + tuple(x.shape)).repeat([1] * (rank - len(counts)) + counts)
+
+
+def _shape_of(layer: Layer, attributes: Attributes) -> Function:
+    dtype = by_name(attributes.text("output_type", "i64"), layer.where, "output_type").dtype
+    return lambda x: torch.tensor(list(x.shape), dtype=dtype)
+
+
+def _range(layer: Layer, attributes: Attributes) -> Function:
+    given = attributes.values.get("output_type")
+    fixed = None if given is None else by_name(given, layer.where, "output_type").dtype
+    port = layer.outputs[0].type
+    dtype = fixed or (port.dtype if port is not None else torch.float32)
+
+    def arange(start: Any, stop: Any, step: Any) -> Tensor:
+        a, b, by = number(start, "start"), number(stop, "stop"), number(step, "step")
+        if by == 0 or not all(math.isfinite(v) for v in (a, b, by)):
+            raise Misfit(
+                "start, stop and step do not make a range", got=f"{a}, {b}, {by}", dims=str((a, b, by))
+            )
+        count = max(0, math.ceil((b - a) / by))
+        if count > 2**36:
+            raise Misfit("the range is too long", got=f"{count} elements", dims=count)
+        return a + by * torch.arange(count, dtype=dtype if dtype.is_floating_point else torch.int64).to(dtype)
+
+    return arange
+
+
+ROWS = (
+    Row("Reshape", _reshape, (2, 2), values=(1,)),
+    Row("Squeeze", _squeeze, (1, 2), values=(1,)),
+    Row("Unsqueeze", plain(_unsqueeze), (2, 2), values=(1,)),
+    Row("Transpose", plain(_transpose), (2, 2), values=(1,)),
+    Row("Concat", _concat, (1, 4096)),
+    Row("Split", _split, (2, 2), (1, 4096), values=(1,)),
+    Row("VariadicSplit", plain(_variadic_split), (3, 3), (1, 4096), values=(1, 2)),
+    Row("Broadcast", _broadcast, (2, 3), values=(1, 2)),
+    Row("Tile", plain(_tile), (2, 2), values=(1,)),
+    Row("ShapeOf", _shape_of, (1, 1)),
+    Row("Range", _range, (3, 3), values=(0, 1, 2)),
+)

@@ -1,0 +1,195 @@
+"""The parts that only TensorIterator, Loop and If have: bodies, port maps, back edges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from stepnet.errors import IRError
+
+from .attributes import Attributes, shorten
+from .records import Layer, Net, PortMap, PortRow
+
+PURPOSES = ("current_iteration", "execution_condition")
+BodyReader = Callable[[Any, str, str, int], Net]
+
+
+def read_loop_parts(layer: Layer, element: Any, scope: str, depth: int, read_body: BodyReader) -> None:
+    """Give a layer its bodies, port maps and back edges, and check that they fit.
+
+    Raises:
+        IRError: a part is missing or names what is not there.
+    """
+    branches = ("then_", "else_") if layer.type == "If" else ("",)
+    for prefix in branches:
+        port_map = element.find(f"{prefix}port_map")
+        if port_map is None:
+            raise IRError(f"{layer.where}: has no <{prefix}port_map>", expected=f"<{prefix}port_map>")
+        body = element.find(f"{prefix}body")
+        if body is None or body.find("layers") is None or not body.find("layers").findall("layer"):
+            raise IRError(
+                f"{layer.where}: {prefix}body has no layers", expected=f"<{prefix}body> with <layers>"
+            )
+        inner = f"{scope}: {prefix}body of {layer.type} '{shorten(layer.name)}' (layer {layer.id})"
+        net = read_body(body, inner, layer.name, depth + 1)
+        rows = PortMap(
+            tuple(_row(found, layer, "input") for found in port_map.findall("input")),
+            tuple(_row(found, layer, "output") for found in port_map.findall("output")),
+        )
+        layer.bodies[prefix], layer.maps[prefix] = net, rows
+        _check_inputs(layer, net, rows)
+        _check_outputs(layer, net, rows)
+    if layer.type != "If":
+        _read_back_edges(layer, element.find("back_edges"))
+
+
+def _row(element: Any, layer: Layer, side: str) -> PortRow:
+    where = f"{layer.where}: port_map {side}"
+    attributes = Attributes(element.attrib, where)
+    if "internal_port_id" in attributes:
+        raise IRError(
+            f"{where}: internal_port_id belongs to IR version 7 and older",
+            expected="internal_layer_id of a Parameter or Result",
+            remedy="convert the model again with a current OpenVINO",
+        )
+    purpose = element.get("purpose") or None
+    if purpose is not None and (purpose not in PURPOSES or layer.type != "Loop"):
+        raise IRError(f"{where}: purpose is not known", got=shorten(purpose), expected=" or ".join(PURPOSES))
+    external = attributes.int("external_port_id")
+    internal = attributes.int("internal_layer_id")
+    if purpose is None and external < 0:
+        raise IRError(f"{where}: external_port_id={external} names no port", expected="the id of a port")
+    axis = attributes.int("axis") if "axis" in attributes else None
+    stride, part = attributes.int("stride", 1), attributes.int("part_size", 1)
+    row = PortRow(
+        external, internal, axis, attributes.int("start", 0), attributes.int("end", -1), stride, part, purpose
+    )
+    if axis is not None:
+        here = f"{where} external_port_id={external}"
+        if layer.type == "If":
+            raise IRError(f"{here}: a branch of If is not sliced", got=f"axis={axis}")
+        if stride == 0:
+            raise IRError(f"{here}: stride must not be 0", got="stride=0")
+        if part <= 0:
+            raise IRError(f"{here}: part_size must be > 0", got=f"part_size={part}")
+        if part != abs(stride):
+            raise IRError(
+                f"{here}: part_size {part} and |stride| {abs(stride)} differ"
+                " (overlapping slices are not defined)",
+                got=f"part_size={part}, stride={stride}",
+                expected="part_size equal to |stride|",
+            )
+    return row
+
+
+def _check_inputs(layer: Layer, net: Net, rows: PortMap) -> None:
+    ports = [p.id for p in layer.inputs]
+    fed: dict[int, int] = {}
+    for row in rows.inputs:
+        where = f"{layer.where}: port_map input internal_layer_id={row.internal}"
+        _check_internal(layer, net, row, "Parameter", where)
+        if row.purpose == "execution_condition":
+            raise IRError(f"{where}: execution_condition is the purpose of an output")
+        if row.purpose is None and row.external not in ports:
+            raise IRError(
+                f"{where}: external_port_id={row.external} names no input port",
+                got=row.external,
+                expected=f"one of {ports[:8]}",
+            )
+        if row.internal in fed:
+            raise IRError(
+                f"{where}: the Parameter is fed twice",
+                got=f"input ports {fed[row.internal]} and {row.external}",
+                expected="one port_map entry",
+            )
+        fed[row.internal] = row.external
+    for parameter in net.parameters:
+        if parameter not in fed:
+            raise IRError(
+                f"{net.layers[parameter].where}: no port_map input feeds this Parameter of the body",
+                expected=f"<input internal_layer_id={parameter} .../>",
+            )
+
+
+def _check_outputs(layer: Layer, net: Net, rows: PortMap) -> None:
+    ports = [p.id for p in layer.outputs]
+    seen: set[int] = set()
+    conditions = 0
+    for row in rows.outputs:
+        where = f"{layer.where}: port_map output internal_layer_id={row.internal}"
+        _check_internal(layer, net, row, "Result", where)
+        if row.purpose == "current_iteration":
+            raise IRError(f"{where}: current_iteration is the purpose of an input")
+        if row.purpose == "execution_condition":
+            conditions += 1
+            if row.external < 0:
+                continue
+        if row.external not in ports:
+            raise IRError(
+                f"{where}: external_port_id={row.external} names no output port",
+                got=row.external,
+                expected=f"one of {ports[:8]}",
+            )
+        if row.external in seen:
+            raise IRError(
+                f"{where}: output port {row.external} has two port_map entries", expected="one entry"
+            )
+        seen.add(row.external)
+    if conditions > 1:
+        raise IRError(f"{layer.where}: has two execution conditions", got=conditions, expected="one")
+    for port in ports:
+        if port not in seen:
+            raise IRError(
+                f"{layer.where}: output port {port} has no port_map entry",
+                expected=f"<output external_port_id={port} .../>",
+            )
+
+
+def _check_internal(layer: Layer, net: Net, row: PortRow, kind: str, where: str) -> None:
+    found = net.layers.get(row.internal)
+    if found is None:
+        raise IRError(
+            f"{where}: names no layer in the body",
+            got=row.internal,
+            expected=f"the id of a {kind} of the body",
+        )
+    if found.type != kind:
+        raise IRError(
+            f"{where}: maps to layer {row.internal} '{shorten(found.name)}',"
+            f" which is a {shorten(found.type)}",
+            got=found.type,
+            expected=f"a {kind} of the body",
+        )
+
+
+def _read_back_edges(layer: Layer, element: Any) -> None:
+    net, rows = layer.bodies[""], layer.maps[""]
+    fed = {row.internal: row for row in rows.inputs}
+    edges: list[tuple[int, int]] = []
+    for found in [] if element is None else element.findall("edge"):
+        attributes = Attributes(found.attrib, f"{layer.where}: back edge")
+        start, end = attributes.int("from-layer"), attributes.int("to-layer")
+        where = f"{layer.where}: back edge from-layer={start} to-layer={end}"
+        for i, kind in ((start, "Result"), (end, "Parameter")):
+            at = net.layers.get(i)
+            if at is None or at.type != kind:
+                raise IRError(
+                    f"{where}: layer {i} is no {kind} of the body",
+                    got="no layer" if at is None else f"a {shorten(at.type)} '{shorten(at.name)}'",
+                    expected=f"a {kind}",
+                )
+        if end in [to for _, to in edges]:
+            raise IRError(
+                f"{where}: Parameter {end} is the target of two back edges",
+                got=f"from Results {next(a for a, to in edges if to == end)} and {start}",
+                expected="one back edge for each Parameter",
+            )
+        if fed[end].axis is not None or fed[end].purpose is not None:
+            how = "slices" if fed[end].axis is not None else "the iteration number"
+            raise IRError(
+                f"{where}: Parameter {end} gets {how} from its port_map and cannot be carried",
+                got=f"axis={fed[end].axis}" if fed[end].axis is not None else fed[end].purpose,
+                expected="a Parameter whose port_map entry has no axis",
+            )
+        edges.append((start, end))
+    layer.back_edges = tuple(edges)

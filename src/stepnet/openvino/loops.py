@@ -1,0 +1,270 @@
+"""TensorIterator, Loop and If: layers that run bodies.
+
+A TensorIterator becomes the library's own, and runs by its plain loop, or compiled where `rowwise` can.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from stepnet.errors import IRError
+from stepnet.ir.tensor_iterator import (
+    BackEdge,
+    Concat,
+    InputPort,
+    Invariant,
+    Last,
+    Merged,
+    OutputPort,
+    Slice,
+    TensorIterator,
+)  # fmt: skip
+from stepnet.run import naive
+from stepnet.run.segment import AxisCut, join_along
+
+from .layers.row import Misfit
+from .records import Layer, Net, PortMap, PortRow
+from .rowwise import Rowwise
+
+if TYPE_CHECKING:
+    from .graph import Graph
+
+
+@dataclass
+class LoopReport:
+    """How the loop of one layer ran last: `compiled`, or why not."""
+
+    where: str
+    ran: bool = False
+    compiled: bool = False
+    reason: str | None = None
+
+
+class GraphBody:
+    """A graph as the body of a loop: parameters and results by the names of their layers."""
+
+    def __init__(self, graph: Graph, name: str) -> None:
+        self.graph = graph
+        self.name = name
+        self.parameter_of = _names(graph.net, graph.net.parameters)
+        self.result_of = _names(graph.net, graph.net.results)
+        self.parameters = tuple(self.parameter_of[i] for i in graph.net.parameters)
+        self.results = tuple(self.result_of[i] for i in graph.net.results)
+
+    def __call__(self, *values: Any) -> tuple[Any, ...]:
+        return self.graph(*values)
+
+
+def _names(net: Net, ids: Sequence[int]) -> dict[int, str]:
+    """A name for each layer, with its id where two have the same name."""
+    plain = [net.layers[i].name for i in ids]
+    return {i: name if plain.count(name) == 1 else f"{name}#{i}" for i, name in zip(ids, plain, strict=True)}
+
+
+def tensor_iterator(layer: Layer, body: GraphBody) -> TensorIterator:
+    """The library's TensorIterator for a layer; sources and outputs are named by their port ids."""
+    rows = layer.maps[""]
+    carried = {to: start for start, to in layer.back_edges}
+    inputs: list[InputPort] = []
+    for row in rows.inputs:
+        source, parameter = f"port {row.external}", body.parameter_of[row.internal]
+        if row.axis is not None:
+            inputs.append(Slice(source, parameter, **_cut(row)))
+        else:
+            inputs.append((Merged if row.internal in carried else Invariant)(source, parameter))
+    outputs: list[OutputPort] = []
+    for row in rows.outputs:
+        result, output = body.result_of[row.internal], f"port {row.external}"
+        outputs.append(Last(result, output) if row.axis is None else Concat(result, output, **_cut(row)))
+    edges = [BackEdge(body.result_of[a], body.parameter_of[b]) for a, b in layer.back_edges]
+    return TensorIterator(body, inputs, outputs, edges)
+
+
+def _cut(row: PortRow) -> dict[str, Any]:
+    return {
+        "axis": row.axis,
+        "start": row.start,
+        "end": row.end,
+        "stride": row.stride,
+        "part_size": row.part_size,
+    }
+
+
+class TensorIteratorRunner:
+    """Runs a TensorIterator layer."""
+
+    def __init__(self, layer: Layer, graphs: Mapping[str, Any], constants: Mapping[int, Tensor]) -> None:
+        self.layer = layer
+        self.loop = tensor_iterator(layer, GraphBody(graphs[""], layer.name))
+        self.ports = [f"port {p.id}" for p in layer.inputs]
+        self.outputs = [f"port {p.id}" for p in layer.outputs]
+        self.reports = LoopReport(layer.where)
+        self.rowwise = Rowwise(self.loop, graphs[""])
+
+    def __call__(self, *values: Any) -> tuple[Any, ...]:
+        feeds = dict(zip(self.ports, values, strict=True))
+        out, self.reports.reason = self.rowwise.run(feeds)
+        self.reports.ran, self.reports.compiled = True, out is not None
+        if out is None:
+            out = naive.run(self.loop, feeds)
+        return tuple(out[name] for name in self.outputs)
+
+
+class LoopRunner:
+    """Runs a Loop-5 layer: up to a trip count (-1: no limit), while a condition holds."""
+
+    def __init__(self, layer: Layer, graphs: Mapping[str, Any], constants: Mapping[int, Tensor]) -> None:
+        self.layer = layer
+        self.graph: Graph = graphs[""]
+        self.reports = LoopReport(layer.where, reason="a Loop runs by the plain loop")
+        if len(layer.inputs) < 2:
+            raise IRError(
+                f"{layer.where}: has {len(layer.inputs)} inputs",
+                expected="the trip count and the condition at least",
+            )
+        rows = layer.maps[""]
+        self.index = {p.id: i for i, p in enumerate(layer.inputs)}
+        self.carried = {to: start for start, to in layer.back_edges}
+        self.condition = next((r.internal for r in rows.outputs if r.purpose == "execution_condition"), None)
+        self._check_ends(constants)
+
+    def _check_ends(self, constants: Mapping[int, Tensor]) -> None:
+        """Refuse a loop whose constants say that it never ends."""
+        trip, start = (constants.get(source) for source, _ in self.layer.sources[:2])
+        if trip is None or trip.numel() != 1 or int(trip.reshape(())) >= 0:
+            return
+        if start is None or start.numel() != 1 or not bool(start.reshape(())):
+            return
+        if any(row.axis is not None for row in self.layer.maps[""].inputs):
+            return
+        again = True
+        if self.condition is not None:
+            source = self.graph.net.layers[self.condition].sources[0]
+            name = dict(self.graph.constant_slots).get(self.graph._slot_of[source])
+            again = name is not None and bool(getattr(self.graph, name).reshape(-1).all())
+        if again:
+            raise IRError(
+                f"{self.layer.where}: never ends",
+                got="trip count -1 and a condition that is always true",
+                expected="a trip count >= 0, or a condition that the body computes",
+            )
+
+    def __call__(self, *values: Any) -> tuple[Any, ...]:
+        self.reports.ran = True
+        trips, go = _one(values[0], "trip count"), bool(_one(values[1], "condition"))
+        net, rows = self.graph.net, self.layer.maps[""]
+        cuts: dict[int, AxisCut] = {}
+        current: dict[int, Any] = {}
+        for row in rows.inputs:
+            if row.purpose is not None:
+                continue
+            value = values[self.index[row.external]]
+            if row.axis is None:
+                current[row.internal] = value
+            else:
+                name = net.layers[row.internal].name
+                cuts[row.internal] = AxisCut(Slice("", name, **_cut(row)), value)
+        longest = min((cut.steps for cut in cuts.values()), default=None)
+        if longest is not None and longest < trips:
+            raise Misfit(
+                "an input has fewer slices than the trip count",
+                got=longest,
+                expected=trips,
+                dims=(longest, trips),
+            )
+        joined: dict[int, list[Any]] = {r.internal: [] for r in rows.outputs if r.axis is not None}
+        results: dict[int, Any] = {}
+        step = 0
+        while go and (trips < 0 or step < trips) and (longest is None or step < longest):
+            given = {i: cut[step] for i, cut in cuts.items()} | current
+            results = self._step(step, given)
+            for i, kept in joined.items():
+                kept.append(results[i])
+            if self.condition is not None:
+                go = bool(_one(results[self.condition], "execution condition"))
+            current.update({to: results[start] for to, start in self.carried.items()})
+            step += 1
+        return self._outputs(joined, results, current, cuts)
+
+    def _step(self, step: int, given: Mapping[int, Any]) -> dict[int, Any]:
+        net = self.graph.net
+        numbers = {
+            row.internal: self._number(row.internal, step)
+            for row in self.layer.maps[""].inputs
+            if row.purpose == "current_iteration"
+        }
+        found = self.graph(*({**given, **numbers}[i] for i in net.parameters))
+        return dict(zip(net.results, found, strict=True))
+
+    def _number(self, parameter: int, step: int) -> Tensor:
+        port = self.graph.net.layers[parameter].outputs[0]
+        dtype = torch.int64 if port.type is None else port.type.dtype
+        return torch.full((1,) * len(port.shape or ()), step, dtype=dtype)
+
+    def _outputs(
+        self, joined: Mapping[int, list[Any]], results: Mapping[int, Any], current: Mapping[int, Any],
+        cuts: Mapping[int, AxisCut],
+    ) -> tuple[Any, ...]:  # fmt: skip
+        rows = {row.external: row for row in self.layer.maps[""].outputs if row.external >= 0}
+        shapes: dict[int, Any] = {}
+        if not results and joined:  # no step ran: one on no data tells the shapes
+            with torch.no_grad():
+                shapes = self._step(0, {**{i: cut.empty_step() for i, cut in cuts.items()}, **current})
+        outputs = []
+        for port in self.layer.outputs:
+            row = rows[port.id]
+            name = self.graph.net.layers[row.internal].name
+            if row.axis is not None:
+                kept = joined[row.internal] or [shapes[row.internal]]
+                outputs.append(
+                    join_along(kept, Concat(name, name, **_cut(row)), not joined[row.internal], name)
+                )
+            elif results:
+                outputs.append(results[row.internal])
+            else:
+                parameter = next((to for to, start in self.carried.items() if start == row.internal), None)
+                if parameter is None:
+                    raise Misfit(
+                        f"output port {port.id} has no value: the loop ran no step",
+                        expected="at least one step",
+                    )
+                outputs.append(current[parameter])
+        return tuple(outputs)
+
+
+class IfRunner:
+    """Runs an If-8 layer: one of two bodies."""
+
+    def __init__(self, layer: Layer, graphs: Mapping[str, Any], constants: Mapping[int, Tensor]) -> None:
+        self.layer = layer
+        self.graphs = graphs
+        self.index = {p.id: i for i, p in enumerate(layer.inputs)}
+        if not layer.inputs:
+            raise IRError(f"{layer.where}: has no condition", expected="a condition as its first input")
+
+    def __call__(self, condition: Any, *rest: Any) -> tuple[Any, ...]:
+        prefix = "then_" if bool(_one(condition, "condition")) else "else_"
+        return self.branch(prefix, (condition, *rest))
+
+    def branch(self, prefix: str, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Run one of the bodies."""
+        graph, rows = self.graphs[prefix], self.layer.maps[prefix]
+        found = self._results(graph, rows, values)
+        by_port = {row.external: found[row.internal] for row in rows.outputs}
+        return tuple(by_port[port.id] for port in self.layer.outputs)
+
+    def _results(self, graph: Graph, rows: PortMap, values: Sequence[Any]) -> dict[int, Any]:
+        given = {row.internal: values[self.index[row.external]] for row in rows.inputs}
+        return dict(zip(graph.net.results, graph(*(given[i] for i in graph.net.parameters)), strict=True))
+
+
+def _one(value: Any, what: str) -> Any:
+    if value.numel() != 1:
+        raise Misfit(f"the {what} must be one value", got=list(value.shape), dims=math.prod(value.shape))
+    return value.reshape(()).item()

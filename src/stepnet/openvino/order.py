@@ -1,0 +1,98 @@
+"""Edges: which output feeds which input, and an order in which layers can run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from stepnet.errors import IRError
+
+from .attributes import Attributes
+from .records import Layer
+
+
+def connect(layers: dict[int, Layer], edges: Iterable[Any], scope: str) -> tuple[int, ...]:
+    """Give every layer its sources, and return the ids in an order that they can run in.
+
+    Raises:
+        IRError: an edge names a layer or port that is not there, an input is fed twice or not at all, or
+            the edges form a cycle.
+    """
+    fed: dict[tuple[int, int], tuple[int, int]] = {}
+    for edge in edges:
+        attributes = Attributes(edge.attrib, f"{scope}: <edge>")
+        start, start_port = attributes.int("from-layer"), attributes.int("from-port")
+        end, end_port = attributes.int("to-layer"), attributes.int("to-port")
+        for key, layer in (("from-layer", start), ("to-layer", end)):
+            if layer not in layers:
+                raise IRError(
+                    f"{scope}: edge {key}={layer} names no layer",
+                    got=f"{key}={layer}",
+                    expected="the id of a layer",
+                )
+        output = _index(layers[start], start_port, output=True)
+        target = (end, _index(layers[end], end_port, output=False))
+        if target in fed:
+            raise IRError(
+                f"{layers[end].where}: input port {end_port} is fed by two edges",
+                got=f"edges from layers {fed[target][0]} and {start}",
+                expected="one edge",
+            )
+        fed[target] = (start, output)
+    for layer in layers.values():
+        for i, port in enumerate(layer.inputs):
+            if (layer.id, i) not in fed:
+                raise IRError(
+                    f"{layer.where}: input port {port.id} is not connected",
+                    expected=f"an edge to-layer={layer.id} to-port={port.id}",
+                )
+        layer.sources = tuple(fed[layer.id, i] for i in range(len(layer.inputs)))
+    return _sorted(layers, scope)
+
+
+def _index(layer: Layer, port: int, *, output: bool) -> int:
+    ports = layer.outputs if output else layer.inputs
+    for i, found in enumerate(ports):
+        if found.id == port:
+            return i
+    kind = "output" if output else "input"
+    raise IRError(
+        f"{layer.where}: an edge names port {port}, but the layer has no such {kind} port",
+        got=f"port {port}",
+        expected=f"one of {[p.id for p in ports][:8]}",
+    )
+
+
+def _sorted(layers: dict[int, Layer], scope: str) -> tuple[int, ...]:
+    """Kahn's algorithm; layers that wait for nothing run in the order of the file."""
+    waiting = {i: len({source for source, _ in layer.sources}) for i, layer in layers.items()}
+    users: dict[int, list[int]] = {i: [] for i in layers}
+    for i, layer in layers.items():
+        for source in {source for source, _ in layer.sources}:
+            users[source].append(i)
+    ready = [i for i, count in waiting.items() if count == 0]
+    order: list[int] = []
+    for i in ready:  # grows while it is read
+        order.append(i)
+        for user in users[i]:
+            waiting[user] -= 1
+            if waiting[user] == 0:
+                ready.append(user)
+    if len(order) < len(layers):
+        raise IRError(
+            f"{scope}: edges form a cycle through layers {_cycle(layers, set(layers) - set(order))}",
+            expected="no layer that feeds itself",
+        )
+    return tuple(order)
+
+
+def _cycle(layers: dict[int, Layer], stuck: set[int]) -> str:
+    """One cycle among the layers that could not be ordered, in the direction of its edges."""
+    seen: list[int] = []
+    at = min(stuck)
+    while at not in seen:
+        seen.append(at)
+        at = next(source for source, _ in layers[at].sources if source in stuck)
+    cycle = [*seen[seen.index(at) :], at][::-1]
+    shown = cycle if len(cycle) < 10 else [*cycle[:8], cycle[-1]]
+    return " -> ".join(str(i) for i in shown)

@@ -1,0 +1,194 @@
+"""From an IR file to records: nets, layers and ports, every rule of the format checked.
+
+Versions 10 and 11, layers and child elements in any order, any port numbers. What a layer computes is
+not known here; `table` knows it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from stepnet.errors import IRError
+
+from .attributes import Attributes, shorten
+from .element_types import by_precision
+from .loop_reader import read_loop_parts
+from .order import connect
+from .records import Layer, Net, Port, Shape
+from .xml_tree import parse
+
+DEEPEST = 16  # bodies in bodies
+_DIM = re.compile(r"-1|\?|[0-9]{1,19}|([0-9]{1,19})?\.\.([0-9]{1,19})?", re.ASCII)
+_VERSION = re.compile(r"opset[0-9]{1,2}", re.ASCII)
+_WITH_BODIES = {"tensoriterator": "TensorIterator", "loop": "Loop", "if": "If"}
+
+
+def read_net(path: Path) -> Net:
+    """Read and check a whole IR file.
+
+    Raises:
+        IRError: it breaks a rule of the format; says file, layer id and name, what was found and expected.
+    """
+    root = parse(path)
+    where = path.name
+    if root.tag != "net":
+        raise IRError(
+            f"{where}: not an OpenVINO IR", got=f"<{shorten(str(root.tag))}>", expected="<net ...> at the top"
+        )
+    attributes = Attributes(root.attrib, f"{where}: <net>")
+    if "version" not in attributes:
+        raise IRError(f"{where}: <net> has no version attribute", expected='version="10" or "11"')
+    version = attributes.int("version")
+    if version not in (10, 11):
+        raise IRError(
+            f"{where}: IR version {version} is not read",
+            got=version,
+            expected="10 or 11",
+            remedy="convert the model again with a current OpenVINO" if version < 10 else None,
+        )
+    net = read_body(root, where, attributes.text("name", ""), depth=0)
+    net.version = version
+    return net
+
+
+def read_body(element: Any, scope: str, name: str, depth: int) -> Net:
+    """Read `<layers>` and `<edges>` of a net or of a loop's body.
+
+    Raises:
+        IRError: a rule is broken.
+    """
+    if depth > DEEPEST:
+        raise IRError(f"{scope}: bodies are nested too deeply", got=f"more than {DEEPEST} levels")
+    holder = element.find("layers")
+    elements = [] if holder is None else holder.findall("layer")
+    if not elements:
+        raise IRError(f"{scope}: has no layers", expected="<layers> with at least one <layer>")
+    layers: dict[int, Layer] = {}
+    for found in elements:
+        layer = _read_layer(found, scope, depth)
+        if layer.id in layers:
+            raise IRError(
+                f"{scope}: layer id {layer.id} is used twice",
+                got=f"'{layers[layer.id].name}' and '{layer.name}'",
+                expected="an id of its own for each layer",
+            )
+        layers[layer.id] = layer
+    edges = element.find("edges")
+    order = connect(layers, [] if edges is None else edges.findall("edge"), scope)
+    return Net(
+        name=name,
+        scope=scope,
+        layers=layers,
+        order=order,
+        parameters=tuple(i for i, layer in layers.items() if layer.type == "Parameter"),
+        results=tuple(i for i, layer in layers.items() if layer.type == "Result"),
+    )
+
+
+def _read_layer(element: Any, scope: str, depth: int) -> Layer:
+    attributes = Attributes(element.attrib, f"{scope}: <layer>")
+    if "id" not in attributes:
+        name = shorten(element.get("name", ""))
+        raise IRError(f"{scope}: a <layer> has no id", got=f"name '{name}'", expected='id="..."')
+    layer_id = attributes.size("id")
+    attributes.where = f"{scope}: layer {layer_id}"
+    name = attributes.text("name")
+    attributes.where = f"{scope}: layer {layer_id} '{shorten(name)}'"
+    kind = attributes.text("type").strip()
+    kind = {"parameter": "Parameter", "result": "Result"}.get(kind.lower(), kind)
+    kind = _WITH_BODIES.get(kind.lower(), kind)
+    where = f"{scope}: {shorten(kind)} layer {layer_id} '{shorten(name)}'"
+    attributes.where = where
+    version = attributes.text("version").strip()
+    data = element.find("data")
+    inputs = _ports(element.find("input"), where, output=False)
+    outputs = _ports(element.find("output"), where, output=True)
+    clash = {p.id for p in inputs} & {p.id for p in outputs}
+    layer = Layer(
+        id=layer_id,
+        name=name,
+        type=kind,
+        version=version,
+        attributes={} if data is None else dict(data.attrib),
+        inputs=inputs,
+        outputs=outputs,
+        where=where,
+        decompression=_is_decompression(element),
+        output_names=_names(element.get("output_names")),
+    )
+    if clash and kind in _WITH_BODIES.values():
+        raise IRError(
+            f"{where}: port id {min(clash)} names an input and an output",
+            expected="an id of its own for each port",
+        )
+    if kind == "Result" and len(inputs) != 1:
+        raise IRError(f"{where}: must have one input", got=f"{len(inputs)} inputs", expected="1 input")
+    if kind == "Parameter" and (inputs or len(outputs) != 1):
+        raise IRError(
+            f"{where}: must have one output and no input",
+            got=f"{len(inputs)} inputs, {len(outputs)} outputs",
+        )
+    if not _VERSION.fullmatch(version) and version != "extension":
+        raise IRError(f"{where}: version is not known", got=shorten(version), expected="opset1, opset2, ...")
+    if kind in _WITH_BODIES.values():
+        read_loop_parts(layer, element, scope, depth, read_body)
+    return layer
+
+
+def _is_decompression(element: Any) -> bool:
+    info = element.find("rt_info")
+    return info is not None and any(a.get("name") == "decompression" for a in info.findall("attribute"))
+
+
+def _ports(element: Any, where: str, *, output: bool) -> tuple[Port, ...]:
+    ports: dict[int, Port] = {}
+    kind = "output" if output else "input"
+    for found in [] if element is None else element.findall("port"):
+        attributes = Attributes(found.attrib, f"{where}, {kind} port")
+        number = attributes.size("id")
+        here = f"{where}, {kind} port {number}"
+        if number in ports:
+            raise IRError(f"{here}: the port id is used twice", expected="an id of its own for each port")
+        precision = found.get("precision")
+        if precision is None and output:
+            raise IRError(f"{here}: has no precision", expected='precision="FP32" or another')
+        element_type = None if precision is None else by_precision(precision, here)
+        shape = tuple(_dim(d.text or "", here) for d in found.findall("dim"))
+        ports[number] = Port(number, element_type, shape, _names(found.get("names")))
+    return tuple(ports.values())
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    """Tensor names between commas; a comma in a name is written with a backslash."""
+    if not text:
+        return ()
+    parts = re.split(r"(?<!\\),", text)
+    return tuple(part.strip().replace("\\,", ",") for part in parts if part.strip())
+
+
+def _dim(text: str, where: str) -> int:
+    text = text.strip()
+    if not _DIM.fullmatch(text):
+        raise IRError(
+            f"{where}: dim {shorten(text) or '(empty)'} is not allowed (-1 is dynamic)",
+            got=shorten(text),
+            expected="a size >= 0, or -1 for a dynamic one",
+        )
+    value = -1 if text in ("?", "-1") or ".." in text else int(text)
+    if value >= 2**63:
+        raise IRError(f"{where}: dim {text} does not fit in 64 bits", got=text)
+    return value
+
+
+def shape_from_text(text: str, where: str) -> Shape | None:
+    """The shape that an attribute such as `"?,1,3"` gives; "" is a scalar, "..." any rank (None).
+
+    >>> shape_from_text("?, 1, 3", "layer 0")
+    (-1, 1, 3)
+    """
+    text = text.strip().removeprefix("[").removesuffix("]").strip()
+    if text == "...":
+        return None
+    return tuple(_dim(part, f"{where}, shape") for part in text.split(",")) if text else ()

@@ -1,0 +1,80 @@
+"""What is read of an IR file, as plain records: nets, layers, ports, and the map of a loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .element_types import ElementType
+
+Shape = tuple[int, ...]  # -1: a dynamic dimension
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output of a layer; `shape` and `type` as the file declares them, None where it does not."""
+
+    id: int
+    type: ElementType | None
+    shape: Shape | None
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PortRow:
+    """One row of a `port_map`. Without an `axis` the value passes whole."""
+
+    external: int
+    internal: int
+    axis: int | None
+    start: int
+    end: int
+    stride: int
+    part_size: int
+    purpose: str | None
+
+
+@dataclass(frozen=True)
+class PortMap:
+    """How the ports of a TensorIterator, Loop or If meet the Parameters and Results of a body."""
+
+    inputs: tuple[PortRow, ...]
+    outputs: tuple[PortRow, ...]
+
+
+@dataclass
+class Layer:
+    """One layer. `sources[i]` is (layer id, output index) of what feeds input i.
+
+    `where` says file, body, type, id and name, for messages.
+    """
+
+    id: int
+    name: str
+    type: str
+    version: str
+    attributes: dict[str, str]
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    where: str
+    sources: tuple[tuple[int, int], ...] = ()
+    bodies: dict[str, Net] = field(default_factory=dict)
+    maps: dict[str, PortMap] = field(default_factory=dict)
+    back_edges: tuple[tuple[int, int], ...] = ()  # (Result id, Parameter id)
+    decompression: bool = False
+    output_names: tuple[str, ...] = ()  # of a Result
+
+
+@dataclass
+class Net:
+    """A model or a body: layers by id, and an order in which each follows what feeds it.
+
+    `parameters` and `results` are layer ids in the order of the file.
+    """
+
+    name: str
+    scope: str
+    layers: dict[int, Layer]
+    order: tuple[int, ...]
+    parameters: tuple[int, ...]
+    results: tuple[int, ...]
+    version: int = 11

@@ -1,0 +1,146 @@
+"""The .bin file: constants as tensors that share its memory map."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from stepnet.errors import IRError
+
+from .attributes import Attributes
+from .element_types import ElementType, by_name
+from .records import Layer, Shape
+
+# More bytes than any machine has: a shape that asks for it is wrong, and is refused before anything is made.
+MOST_BYTES = 2**40
+
+
+class Weights:
+    """Constants by their place in the file. Equal places give the same tensor.
+
+    A constant is a view of a private, copy-on-write map of the file, so nothing is read before it is used.
+    Only one that is not aligned, or holds truth values, is copied.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.name = "(no .bin file)" if path is None else path.name
+        self.length = 0
+        self._map: mmap.mmap | None = None
+        self._made: dict[tuple[ElementType, Shape, int], Tensor] = {}
+        self._converted: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = {}
+        if path is None:
+            return
+        try:
+            with path.open("rb") as file:
+                self.length = file.seek(0, 2)
+                if self.length:
+                    self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise IRError(
+                f"{path.name}: cannot be read: {reason}", got=str(path), expected="the .bin file"
+            ) from error
+
+    def constant(self, layer: Layer) -> Tensor:
+        """The tensor of a Const layer.
+
+        Raises:
+            IRError: offset, size, shape and type do not fit together or do not lie in the file.
+        """
+        if len(layer.outputs) != 1:
+            raise IRError(f"{layer.where}: must have one output", got=f"{len(layer.outputs)} outputs")
+        attributes = Attributes(layer.attributes, layer.where)
+        offset, size = attributes.size("offset"), attributes.size("size")
+        element_type, shape = _declared(layer, attributes)
+        if any(d < 0 for d in shape):
+            raise IRError(f"{layer.where}: a constant has no dynamic dimension", got=_text(shape))
+        needed = math.prod(shape) * element_type.size
+        if size != needed:
+            raise IRError(
+                f"{layer.where}: size {size} does not match element_type x shape",
+                got=f"size={size}",
+                expected=f"{_amount(needed)} bytes for {element_type.name} [{_text(shape)}]",
+            )
+        if offset + size > self.length:
+            raise IRError(
+                f"{layer.where}: offset + size {offset + size} exceeds the .bin length {self.length}",
+                got=f"{self.name} has {self.length} bytes",
+                expected=f"at least {offset + size} bytes (offset {offset} + size {size})",
+            )
+        key = (element_type, shape, offset)
+        if key not in self._made:
+            self._made[key] = self._view(element_type, shape, offset)
+        return self._made[key]
+
+    def converted(
+        self, source: Tensor, dtype: torch.dtype, convert: Callable[[Tensor, torch.dtype], Tensor]
+    ) -> Tensor:
+        """A constant in another element type; the same tensor for the same source."""
+        key = (id(source), dtype)
+        if key not in self._converted:
+            self._converted[key] = (source, convert(source, dtype))
+        return self._converted[key][1]
+
+    def _view(self, element_type: ElementType, shape: Shape, offset: int) -> Tensor:
+        count = math.prod(shape)
+        if count == 0 or self._map is None:
+            return torch.empty(shape, dtype=element_type.dtype)
+        size = count * element_type.size
+        flat = torch.frombuffer(self._map, dtype=torch.uint8, count=size, offset=offset)
+        if element_type.dtype is torch.bool:
+            return (flat != 0).reshape(shape)
+        if offset % element_type.size:
+            flat = flat.clone()
+        return flat.view(element_type.dtype).reshape(shape)
+
+
+def _declared(layer: Layer, attributes: Attributes) -> tuple[ElementType, Shape]:
+    """Type and shape, from the attributes, or from the port in the earliest files of version 10."""
+    port = layer.outputs[0]
+    if "element_type" in attributes:
+        element_type = by_name(attributes.text("element_type"), layer.where)
+    elif port.type is not None:
+        element_type = port.type
+    else:
+        raise IRError(f"{layer.where}: has no element_type", expected='element_type="f32" or another')
+    shape = tuple(attributes.ints("shape")) if "shape" in attributes else port.shape or ()
+    check_rank(shape, layer.where)
+    return element_type, shape
+
+
+def _text(shape: Shape) -> str:
+    return "x".join(str(d) for d in shape[:12]) + ("..." if len(shape) > 12 else "")
+
+
+def _amount(number: int) -> str:
+    return str(number) if number < 10**30 else f"about 10^{len(str(number)[:4000]) - 1}"
+
+
+def check_rank(shape: Shape, where: str) -> None:
+    """Refuse more dimensions than torch has.
+
+    Raises:
+        IRError: there are more than 64.
+    """
+    if len(shape) > 64:
+        raise IRError(f"{where}: has {len(shape)} dimensions", got=len(shape), expected="at most 64")
+
+
+def check_bytes(shape: Shape | torch.Size, size: int, where: str) -> None:
+    """Refuse a tensor that no machine can hold.
+
+    Raises:
+        IRError: its static dimensions ask for more than `MOST_BYTES`.
+    """
+    needed = math.prod(d for d in shape if d >= 0) * size
+    if needed > MOST_BYTES:
+        raise IRError(
+            f"{where}: shape {_text(tuple(shape))} is too large, {_amount(math.prod(shape))} elements",
+            got=f"{_amount(needed)} bytes",
+            expected=f"at most {MOST_BYTES} bytes",
+        )

@@ -1,0 +1,42 @@
+"""The XML of an IR file as a tree of elements: no DTD, no entities, nothing fetched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from stepnet.errors import IRError, MissingExtraError
+
+
+def parse(path: Path) -> Any:
+    """The root element of a file.
+
+    Raises:
+        IRError: it cannot be read, is not XML, or declares a DTD or an entity.
+        MissingExtraError: defusedxml is not installed.
+    """
+    try:
+        from defusedxml import DefusedXmlException, ElementTree
+    except ImportError as error:
+        raise MissingExtraError("reading OpenVINO IR", package="defusedxml", extra="openvino") from error
+    try:
+        content = path.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise IRError(
+            f"{path.name}: cannot be read: {reason}", got=str(path), expected="an .xml file"
+        ) from error
+    if not content.strip():
+        raise IRError(f"{path.name}: the file is empty: not an OpenVINO IR", got=f"{len(content)} bytes")
+    try:
+        return ElementTree.fromstring(content, forbid_dtd=True, forbid_entities=True, forbid_external=True)
+    except DefusedXmlException as error:
+        raise IRError(
+            f"{path.name}: DTD and entity declarations are refused",
+            got=type(error).__name__,
+            expected="XML without <!DOCTYPE>",
+        ) from error
+    except (ElementTree.ParseError, ValueError, LookupError, OverflowError) as error:
+        raise IRError(
+            f"{path.name}: not XML", got=str(error)[:120], expected="an OpenVINO IR, <net ...>"
+        ) from error
