@@ -21,7 +21,7 @@ SAYS = {
     "const_offset_beyond_bin": IN_TI + r"Const layer 9 '\w+': offset \+ size 524 exceeds the .bin length 520",
     "const_offset_negative": IN_TI + r"Const layer 5 '\w+': offset must be >= 0",
     "const_size_negative": IN_TI + r"Const layer 5 '\w+': size must be >= 0",
-    "const_size_too_small": r"size 64 does not match element_type x shape\n.*64\n.*192 bytes for f32 \[16x3\]",
+    "const_size_too_small": r"size 64 does not match element_type x shape\n.*\n.*192 bytes for f32 \[16x3\]",
     "dangling_edge_layer": IN_TI + r"edge from-layer=77 names no layer",
     "dangling_edge_port": IN_TI + r"Parameter layer 0 'xi': an edge names port 9.* no such output port",
     "dim_negative": TI + r", input port 0: dim -5 is not allowed \(-1 is dynamic\)",

@@ -42,8 +42,13 @@ def reshaped(x: Tensor, pattern: list[int], special_zero: bool) -> list[int]:
             shape.append(x.shape[i])
         else:
             shape.append(d)
-    if -1 in pattern and any(isinstance(d, int) and d == 0 for d in shape):
-        shape[pattern.index(-1)] = 0
+    if -1 not in pattern:
+        return shape
+    kept = [i for i, d in enumerate(pattern) if d == 0 and special_zero]
+    given = [d for d in pattern if d > 0 or (d == 0 and not special_zero)]
+    if kept or 0 in given:  # torch cannot tell -1 where there is nothing; what is kept does not count
+        whole, fixed = math.prod(d for i, d in enumerate(x.shape) if i not in kept), math.prod(given)
+        shape[pattern.index(-1)] = whole // fixed if fixed else 0
     return shape
 
 

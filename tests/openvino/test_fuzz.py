@@ -1,0 +1,29 @@
+"""A small run of the fuzzer; `fuzz.py` makes long ones."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+from stepnet.backends import set_backend
+
+FUZZ = runpy.run_path(str(Path(__file__).with_name("fuzz.py")))
+
+
+def test_only_models_and_errors_come_out(tmp_path):
+    set_backend("naive")
+    try:
+        outcomes = FUZZ["fuzz"](400, seed=1, folder=tmp_path)
+    finally:
+        set_backend("auto")
+    assert outcomes["IRError"] > 100
+    assert sum(n for name, n in outcomes.items() if name.startswith("model")) > 50
+
+
+def test_mutations_change_the_files():
+    import random
+
+    rng = random.Random(0)
+    text, weights = FUZZ["seeds"]()[0]
+    changed = [FUZZ["mutate"](text, weights, rng) != (text.encode(), weights) for _ in range(50)]
+    assert sum(changed) > 40
