@@ -1,0 +1,67 @@
+"""Greedy decoding: the likeliest word, again and again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepnet.data.array import TensorArray
+from stepnet.data.lod import LoDTensor
+from stepnet.front.while_loop import while_loop
+
+from .words import WordStep, check_count, checked_state, log_probabilities
+
+
+def greedy(step: WordStep, state: Any, *, bos: int, eos: int, max_length: int) -> tuple[LoDTensor, Tensor]:
+    """Generate a sequence for each row of the state, always taking the likeliest word.
+
+    A row that has ended costs nothing more: the step sees the rows that still run.
+
+    Args:
+        step: `step(words, state) -> (scores, new_state)`: words int64 [n], the words before (bos at
+            first); scores [n, V], logits or log probabilities of the next word.
+        state: tensors [B, ...] or a nesting of them.
+        bos, eos: the numbers of the words that begin and end a sequence.
+        max_length: the most words of a sequence, eos counted.
+
+    Returns:
+        The words, int64, without bos and eos: B sequences. And the log probability of each, [B], that of
+        eos included.
+
+    Raises:
+        StepError: the step or the state does not fit.
+
+    >>> def count_up(word, state):
+    ...     return torch.nn.functional.one_hot(word + 1, 5) * 9.0, state
+    >>> words, scores = greedy(count_up, torch.zeros(2, 1), bos=0, eos=4, max_length=9)
+    >>> [sequence.tolist() for sequence in words]
+    [[1, 2, 3], [1, 2, 3]]
+    """
+    check_count("greedy", "max_length", max_length)
+    leaves, spec, rows = checked_state(state, "greedy")
+    device = leaves[0].device
+    if rows == 0:
+        empty = torch.zeros(0, dtype=torch.int64, device=device)
+        return LoDTensor(empty, [[0]]), torch.zeros(0, device=device)
+
+    def going(steps: Tensor, word: Tensor, *_: Any) -> Tensor:
+        return ((word != eos) | (steps == 0)) & (steps < max_length)  # bos and eos may be one word
+
+    def body(
+        steps: Tensor, word: Tensor, leaves: list[Tensor], score: Tensor, length: Tensor, words: TensorArray
+    ) -> tuple[Any, ...]:
+        log_p, new = log_probabilities(step, word, leaves, spec, eos)
+        best, word = log_p.max(1)
+        words.write(steps, word)
+        return steps + 1, word, new, score + best, length + (word != eos), words
+
+    with torch.no_grad():
+        start = torch.full((rows,), bos, dtype=torch.int64, device=device)
+        dtype = log_probabilities(step, start, leaves, spec, eos)[0].dtype
+        score = torch.zeros(rows, dtype=dtype, device=device)
+        first = (torch.tensor(0), start, leaves, score, torch.zeros_like(start), TensorArray())
+        _, _, _, score, length, words = while_loop(going, body, first)
+        table = words.stack()
+    return LoDTensor.from_padded(table, length.cpu(), batch_first=False), score

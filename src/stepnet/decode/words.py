@@ -1,0 +1,63 @@
+"""What both ways of decoding ask of a step and of a state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepnet.data.lod import LoDTensor
+from stepnet.data.tree import Spec, flatten, names, unflatten
+from stepnet.errors import StepError
+from stepnet.front.step import describe_leaf, step_name
+
+WordStep = Callable[[Tensor, Any], tuple[Tensor, Any]]
+
+
+def checked_state(state: Any, where: str) -> tuple[list[Tensor], Spec, int]:
+    """The leaves of an initial state, its structure, and the number of sequences."""
+    leaves, spec = flatten(state)
+    plain = all(isinstance(v, Tensor) and not isinstance(v, LoDTensor) and v.dim() for v in leaves)
+    if not leaves or not plain or len({len(v) for v in leaves}) != 1:
+        raise StepError(
+            f"{where}: the state must be tensors with a row per sequence",
+            got=", ".join(
+                f"{n} {describe_leaf(v)}" for n, v in zip(names(spec, "state"), leaves, strict=True)
+            )
+            or "no tensor",
+            remedy="all leaves [B, ...]; a step without a state may carry torch.zeros(B, 1)",
+        )
+    return leaves, spec, len(leaves[0])
+
+
+def log_probabilities(
+    step: WordStep, words: Tensor, leaves: list[Tensor], spec: Spec, eos: int
+) -> tuple[Tensor, list[Tensor]]:
+    """One call of the step: log probabilities [n, V] of the next word, and the leaves of the new state."""
+    result = step(words, unflatten(spec, leaves))
+    name = step_name(step)
+    if not (isinstance(result, tuple) and len(result) == 2):
+        raise StepError(f"step '{name}' must return a pair (scores, new_state)", got=type(result).__name__)
+    scores, state = result
+    if not isinstance(scores, Tensor) or scores.dim() != 2 or len(scores) != len(words):
+        raise StepError(
+            f"step '{name}' must return a score for each word of the vocabulary",
+            got=describe_leaf(scores),
+            expected=f"float[{len(words)}, V]",
+        )
+    if not 0 <= eos < scores.shape[1]:
+        raise StepError(
+            f"eos is not in the vocabulary of step '{name}'", got=f"eos={eos}, V={scores.shape[1]}"
+        )
+    new, new_spec = flatten(state)
+    if new_spec != spec:
+        raise StepError(f"step '{name}' changed the structure of the state", got=new_spec, expected=spec)
+    return torch.log_softmax(scores, 1), new
+
+
+def check_count(where: str, name: str, value: int) -> None:
+    """Refuse what is no number from 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise StepError(f"{where}: {name} must be a number from 1", got=repr(value))
