@@ -2,6 +2,7 @@
 
 from . import cells as cells
 from . import datasets as datasets
+from . import decode as decode
 from . import nn as nn
 from . import ops as ops
 from .api import Recurrent as Recurrent
