@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from .backends import check_backend
+from . import lifting
+from .backends import check_backend, transforms_active
 from .data.convert import pack_like
 from .data.lod import LoDTensor
-from .data.tree import flatten, unflatten
-from .engine import run_compiled
+from .data.tree import Spec, flatten, unflatten
+from .engine import find_plan, run_compiled
 from .errors import Refusal, StepError
 from .front.scope import Scope
 from .front.step import StepBody, as_step, boot_state, describe_leaf, loop_over
@@ -94,6 +95,11 @@ def _recurrent(
     chosen = "naive" if scopes else check_backend(backend)
     if chosen != "naive":
         try:
+            if lifting.inside_a_step():
+                inner = lifting.Inner(body, x_leaves, state_leaves, state is None, reverse, chosen)
+                once = _lifted(inner, level, axis)
+                if once is not None:
+                    return once[0], unflatten(body.state_spec, once[1])
             y, finals = run_compiled(
                 body, x_leaves, state_leaves, reverse=reverse, level=level, axis=axis, backend=chosen
             )
@@ -101,6 +107,9 @@ def _recurrent(
         except Refusal:
             if chosen != "auto":
                 raise
+        above = any(isinstance(v, LoDTensor) and (level + 1) % v.lod_level for v in x_leaves)
+        if above and not transforms_active():
+            body = lifting.OuterBody(body, x_leaves, level=level, reverse=reverse)
     loop = loop_over(body, reverse=reverse, level=level if ragged else None, axis=axis)
     feeds = dict(zip(body.parameters, (*x_leaves, *state_leaves), strict=True))
     kept: list[Scope] = []
@@ -115,6 +124,29 @@ def _recurrent(
         out = naive.run(loop, feeds)
     final = unflatten(body.state_spec, [out[name] for name in body.new_state_names])
     return (out["y"], final, kept) if scopes else (out["y"], final)
+
+
+def _lifted(call: lifting.Inner, level: int, axis: int) -> tuple[Any, list[Tensor]] | None:
+    """The results of a recurrence inside a step, if it ran once for all steps of the loop around it.
+
+    Raises:
+        Refusal: as `run_compiled`.
+    """
+    body = call.body
+    how: Any = {"reverse": call.reverse, "level": level, "axis": axis, "backend": call.backend}
+
+    def pure() -> bool:
+        entry, _, _ = find_plan(body, call.x, call.state, **how)
+        return entry.ready is not None and entry.compiled is not None and not entry.compiled.fused.random
+
+    def boot(n: int) -> list[Tensor]:
+        return flatten(boot_state(body.step, n))[0]
+
+    def run(x: Sequence[LoDTensor], state: Sequence[Tensor]) -> tuple[list[LoDTensor], Spec, list[Tensor]]:
+        y, final = run_compiled(body, x, state, **how)
+        return *flatten(y), final
+
+    return lifting.lifted(call, pure=pure, boot=boot, run=run)
 
 
 def checked(

@@ -1,0 +1,249 @@
+"""A recurrence inside a step that does not depend on the step's state runs once, over the rows of all steps.
+
+It is one where the inner recurrence reads what the outer loop hands to its step, as it is, by a step that has
+a plan (so it computes from its rows, its state and the tensors it reads, and nothing else), from an initial
+state that is the same for every sequence. Nothing is taken on trust: at every outer step the inner call is
+held against the one that ran, and where it differs in anything, it runs by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from stepnet.compiler.reach import Reach, reach
+from stepnet.data.lod import LoDTensor
+from stepnet.data.offsets import LoD
+from stepnet.data.tree import Spec, unflatten
+from stepnet.front.step import StepBody
+from stepnet.ir.tensor_iterator import Slice
+from stepnet.run.segment import LoDCut
+
+Boot = Callable[[int], Sequence[Tensor]]
+Run = Callable[[Sequence[LoDTensor], Sequence[Tensor]], tuple[list[LoDTensor], Spec, list[Tensor]]]
+
+
+class OuterBody(StepBody):
+    """The step of a loop over a level above the last, with the loop in sight of what the step calls."""
+
+    def __init__(self, body: StepBody, x_leaves: Sequence[Any], *, level: int, reverse: bool) -> None:
+        super().__init__(body.step, body.x_spec, body.state_spec)
+        self._loop = _Loop(_code(body.step), list(x_leaves), level, reverse)
+
+    def call(self, x_leaves: Sequence[Any], state_leaves: Sequence[Any]) -> tuple[Any, list[Any]]:
+        self._loop.begin(self.t, x_leaves, state_leaves)
+        token = _LOOP.set(self._loop)
+        try:
+            return super().call(x_leaves, state_leaves)
+        finally:
+            _LOOP.reset(token)
+
+
+@dataclass(frozen=True)
+class Inner:
+    """A call of `recurrent` inside the step of another."""
+
+    body: StepBody
+    x: Sequence[Any]
+    state: Sequence[Tensor]
+    booted: bool  # the cell gave the initial state
+    reverse: bool
+    backend: str
+
+
+@dataclass
+class _Lifted:
+    """An inner recurrence that ran over all elements, and what it depended on."""
+
+    call: tuple[Any, ...]
+    found: Reach
+    about: list[tuple[int, bool]]
+    boot: list[Tensor]
+    y_spec: Spec
+    y: list[LoDCut]
+    final: list[LoDCut]
+
+
+def inside_a_step() -> bool:
+    """Whether the step of a loop over whole sequences is being run."""
+    return _LOOP.get() is not None
+
+
+def lifted(
+    inner: Inner,
+    *,
+    pure: Callable[[], bool],
+    boot: Boot,
+    run: Run,
+) -> tuple[Any, list[Tensor]] | None:
+    """The results of an inner recurrence, if it is one that runs once for all steps of the loop around it.
+
+    Args:
+        inner: the call.
+        pure: whether its step has a plan and draws no noise.
+        boot: the initial state that its cell gives for n sequences.
+        run: runs it over given leaves of x and of the state: leaves of y, their nesting, final state.
+
+    Returns:
+        y and the leaves of the final state, for the sequences of this step; None: run it by itself.
+    """
+    loop = _LOOP.get()
+    return None if loop is None else loop.lifted(inner, pure, boot, run)
+
+
+class _Loop:
+    """The steps of one run of an outer loop."""
+
+    def __init__(self, code: Any, x: list[Any], level: int, reverse: bool) -> None:
+        self._x, self._level = x, level
+        self._cut = {"axis": 0, "level": level} | ({"start": -1, "end": 0, "stride": -1} if reverse else {})
+        self._given_up = _GIVEN_UP.setdefault(code, set())
+        self._kept: dict[int, _Lifted] = {}
+        self._versions = [_version(leaf) for leaf in x]
+        self._step_versions: list[int] | None = None
+
+    def begin(self, t: int, x_leaves: Sequence[Any], state_leaves: Sequence[Any]) -> None:
+        self._t, self._here, self._calls = t, list(x_leaves), 0
+        self._state = {leaf.untyped_storage().data_ptr() for leaf in state_leaves if isinstance(leaf, Tensor)}
+        if self._step_versions is None:  # the steps of a leaf are views of one table, with one such number
+            self._step_versions = [_version(leaf) for leaf in x_leaves]
+
+    def lifted(
+        self, inner: Inner, pure: Callable[[], bool], boot: Boot, run: Run
+    ) -> tuple[Any, list[Tensor]] | None:
+        number, self._calls = self._calls, self._calls + 1
+        places = self._places(inner.x)
+        if places is None or number in self._given_up:
+            return None
+        kept = self._kept.get(number)
+        if kept is None:
+            kept = self._run(inner, places, pure, boot, run)
+            if kept is None:
+                return None
+            self._kept[number] = kept
+        elif not self._same(kept, inner, places):
+            self._given_up.add(number)  # it will not be tried again: the run over all steps was wasted
+            return None
+        leaf = self._here[places[0]]
+        y = [LoDTensor._make(_rows(cut[self._t]), leaf._lod) for cut in kept.y]
+        return unflatten(kept.y_spec, y), [_rows(cut[self._t]) for cut in kept.final]
+
+    def _places(self, leaves: Sequence[Any]) -> list[int] | None:
+        """Which leaf of the outer step's input each leaf is, if each is one, unchanged."""
+        places = []
+        for leaf in leaves:
+            place = next((i for i, here in enumerate(self._here) if here is leaf), None)
+            if place is None or not isinstance(leaf, LoDTensor):
+                return None
+            assert self._step_versions is not None
+            if _version(leaf) != self._step_versions[place]:
+                return None
+            if _version(self._x[place]) != self._versions[place]:
+                return None
+            places.append(place)
+        return places
+
+    def _run(
+        self, inner: Inner, places: list[int], pure: Callable[[], bool], boot: Boot, run: Run
+    ) -> _Lifted | None:
+        if not all(len(s) and _uniform(s) for s in inner.state):
+            return None
+        if not inner.booted and any(
+            s.requires_grad or s.untyped_storage().data_ptr() in self._state for s in inner.state
+        ):
+            return None
+        if not pure():
+            return None
+        whole = [self._x[place] for place in places]
+        below = self._level % whole[0].lod_level + 1
+        x = [LoDTensor._make(w.values, LoD.trusted(w._lod.levels[below:], len(w.values))) for w in whole]
+        n = len(x[0]._lod.levels[-1]) - 1
+        if inner.booted:
+            state = list(boot(n))
+            if not all(len(s) and _uniform(s) for s in state):
+                return None
+        else:
+            state = [s[:1].expand(n, *s.shape[1:]) for s in inner.state]
+        found = reach(inner.body.step)
+        y, y_spec, final = run(x, state)
+        outer = whole[0]._lod
+        ends = LoD.trusted(outer.levels[:-1], n)
+        return _Lifted(
+            call=_call(inner, places),
+            found=found,
+            about=_about(found),
+            boot=[s[:1].detach() for s in state],
+            y_spec=y_spec,
+            y=[self._cut_of(LoDTensor._make(leaf.values, outer)) for leaf in y],
+            final=[self._cut_of(LoDTensor._make(leaf, ends)) for leaf in final],
+        )
+
+    def _cut_of(self, value: LoDTensor) -> LoDCut:
+        return LoDCut(Slice("lifted", "lifted", **self._cut), value)
+
+    @staticmethod
+    def _same(kept: _Lifted, inner: Inner, places: list[int]) -> bool:
+        """Whether the call would compute, row by row, what the kept one computed."""
+        if kept.call != _call(inner, places):
+            return False
+        found = reach(inner.body.step)
+        if found.key != kept.found.key or _about(found) != kept.about:
+            return False
+        if any(a is not b for a, b in zip(found.tensors, kept.found.tensors, strict=True)):
+            return False
+        return all(
+            torch.equal(s.detach(), row.expand_as(s)) for s, row in zip(inner.state, kept.boot, strict=True)
+        )
+
+
+_LOOP: ContextVar[_Loop | None] = ContextVar("the loop over whole sequences that runs", default=None)
+# By the code of the outer step: the numbers of its inner calls that were not the same at every step.
+_GIVEN_UP: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()
+
+
+def _call(inner: Inner, places: list[int]) -> tuple[Any, ...]:
+    return (
+        places,
+        inner.booted,
+        inner.reverse,
+        inner.backend,
+        inner.body.x_spec,
+        inner.body.state_spec,
+        [(s.shape[1:], s.dtype, s.device, s.requires_grad) for s in inner.state],
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
+        torch.get_default_dtype(),
+    )
+
+
+def _about(found: Reach) -> list[tuple[int, bool]]:
+    return [(_version(t), t.requires_grad) for t in found.tensors]
+
+
+def _code(step: Any) -> Any:
+    """What is the same for every closure a piece of source gives."""
+    if isinstance(step, nn.Module):
+        return type(step)
+    function = getattr(step, "__func__", step)
+    return getattr(function, "__code__", type(step))
+
+
+def _version(leaf: Any) -> int:
+    values = leaf.values if isinstance(leaf, LoDTensor) else leaf
+    return -1 if values.is_inference() else values._version
+
+
+def _uniform(state: Tensor) -> bool:
+    """Whether all rows are the same."""
+    return torch.equal(state, state[:1].expand_as(state))
+
+
+def _rows(value: Any) -> Tensor:
+    return value.values if isinstance(value, LoDTensor) else value
