@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stepnet.compiler.capture import Example, tensors_used, user_line
 from stepnet.compiler.pipeline import Compiled, Signature, compile_step
@@ -147,6 +147,9 @@ def find_plan(
     for name, state in zip(body.state_names, state_leaves, strict=True):
         if state.dim() == 0 or state.shape[0] != sequences.layout.sequences:
             raise Refusal(f"{name} does not have one row per sequence")
+    for tensor in (*sequences.x_rows, *state_leaves):
+        if type(tensor) is not Tensor and not isinstance(tensor, nn.Parameter):
+            raise Refusal(f"a {type(tensor).__name__} is traced or dispatched by rules of its own")
     found = reach(body.step)
     return lookup(body, found, sequences, state_leaves, backend), found, sequences
 
@@ -187,8 +190,14 @@ def _make(
     body: StepBody, found: Reach, sequences: Sequences, states: Sequence[Tensor], backend: str
 ) -> Entry:
     entry = Entry()
+    grad = torch.is_grad_enabled()
     try:
-        _compile(entry, body, found, sequences, states, backend)
+        with (  # a plan outlives the modes and hooks it is made under
+            torch.inference_mode(False),
+            torch.set_grad_enabled(grad),
+            torch.autograd.graph.saved_tensors_hooks(_same, _same),
+        ):
+            _compile(entry, body, found, sequences, states, backend)
     except Refusal as refusal:
         entry.ready = None
         entry.refusals.append(("capture" if entry.compiled is None else "run", refusal))
@@ -208,7 +217,7 @@ def _compile(
         x_few = [_few(rows, ROWS) for rows in sequences.x_rows]
         state_few = [_few(state, ROWS) for state in states]
         clone = StepBody(body.step, body.x_spec, body.state_spec)
-        versions = [t._version for t in found.tensors]
+        versions = _versions(found)
         try:
             used = tensors_used(lambda: clone.call(x_few, state_few), [*x_few, *state_few])
         except StepError as error:  # the plain loop meets it too, and tells it with the caller's own rows
@@ -220,7 +229,7 @@ def _compile(
                 "the step changes Python objects as it runs (a list, a counter): a compiled loop would not",
                 remedy="return what is collected as part of y, or backend='naive'",
             )
-        if versions != [t._version for t in found.tensors]:
+        if versions != _versions(found):
             raise Refusal("the step changes a tensor it did not make, in place")
     places = {id(t): i for i, t in enumerate(found.tensors)}
     weights: list[tuple[int, Tensor, bool]] = []
@@ -276,6 +285,15 @@ def _compile(
         return
     if not entry.refusals:
         raise Refusal(f"no executor of backend '{backend}'")
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _versions(found: Reach) -> list[int]:
+    """A count for each reached tensor that every change in place raises; inference tensors have none."""
+    return [0 if t.is_inference() else t._version for t in found.tensors]
 
 
 def _few(rows: Tensor, n: int) -> Tensor:
@@ -335,9 +353,10 @@ def _self_check(
         ours = run(Call(ready, layout, compiled.constants, plain), x, boot, list(weights))
         y, finals = plain(x, boot)
     theirs = [*y, *finals]
+    loose = _looseness(compiled)
     names = [*(f"y{i}" for i in range(len(y))), *body.new_state_names]
     for name, a, b in zip(names, ours, theirs, strict=True):
-        _compare(name, a, b)
+        _compare(name, a, b, loose)
     if ready.backward is None:
         return
     wanted = [t for t in (*x, *boot, *weights) if t.requires_grad]
@@ -350,20 +369,26 @@ def _self_check(
     other = torch.autograd.grad([b for _, b in pairs], wanted, seeds, allow_unused=True)
     for tensor, a, b in zip(wanted, mine, other, strict=True):
         like = torch.zeros_like(tensor)
-        _compare(f"gradient of a {tuple(tensor.shape)}", like if a is None else a, like if b is None else b)
+        a, b = (like if gradient is None else gradient for gradient in (a, b))
+        _compare(f"gradient of a {tuple(tensor.shape)}", a, b, loose)
 
 
-def _compare(name: str, a: Tensor, b: Tensor) -> None:
+def _looseness(compiled: Compiled) -> float:
+    """How far numbers may be apart in a step of these dtypes, the least precise of them."""
+    dtypes = {value.dtype for value in compiled.joint.graph.values.values()}
+    if torch.is_autocast_enabled("cpu") or dtypes & {"float16", "bfloat16"}:
+        return 5e-2
+    return 2e-4 if dtypes & {"float32", "complex64"} else 1e-9
+
+
+def _compare(name: str, a: Tensor, b: Tensor, loose: float) -> None:
     if a.shape != b.shape or a.dtype != b.dtype:
         raise Refusal(
             f"self-check: {name} is {a.dtype}{list(a.shape)}, the plain loop says {b.dtype}{list(b.shape)}"
         )
-    if not a.dtype.is_floating_point:
+    if not (a.is_floating_point() or a.is_complex()):
         same = torch.equal(a, b)
     else:
-        loose = {torch.float64: 1e-9, torch.float32: 2e-4}.get(a.dtype, 5e-2)
-        if torch.is_autocast_enabled("cpu"):
-            loose = 5e-2
         scale = float(b.detach().abs().nan_to_num(0.0, 0.0, 0.0).max()) if b.numel() else 0.0
         same = torch.allclose(a, b, rtol=loose, atol=loose * max(scale, 1e-3), equal_nan=True)
     if not same:
