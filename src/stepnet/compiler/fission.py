@@ -206,31 +206,25 @@ def _sink(body: Graph, before: list[Node], scan: list[Node], carries: list[Carry
 
 def _linear(body: Graph, nodes: Sequence[Node], carries: Sequence[Carry]) -> tuple[str, ...]:
     """Carries of the form h = a * h + b, where neither a nor b depends on a carried value of the scan."""
-    producers = {name: node for node in nodes for name in node.outputs}
-    parameters = {c.parameter for c in carries}
-    tainted = set(parameters)
+    return tuple(c.parameter for c in carries if _degree(body, nodes, carries, c) == 1)
+
+
+def _degree(body: Graph, nodes: Sequence[Node], carries: Sequence[Carry], carry: Carry) -> int:
+    """How the carry's result depends on it and other carries. 0: not at all; 1: linear in it, element by
+    element, and free of the others; 2: anything else."""
+    degree = {c.parameter: 2 for c in carries} | {carry.parameter: 1}
+    shape = body.values[carry.parameter].shape
     for node in nodes:
-        if tainted.intersection(node.inputs):
-            tainted.update(node.outputs)
-
-    def degree(name: str, carry: str) -> int:
-        """0: free of carried values; 1: linear in `carry`, element by element; 2: anything else."""
-        if name == carry:
-            return 1
-        if name not in tainted:
-            return 0
-        node = producers.get(name)
-        if node is None or body.values[name].shape != body.values[carry].shape:
-            return 2
-        degrees = [degree(n, carry) for n in node.inputs]
-        if node.op in ("add", "sub"):
-            return max(degrees)
-        if node.op == "mul":
-            return sum(degrees) if sum(degrees) < 2 else 2
-        if node.op in ("neg", "copy"):
-            return degrees[0]
-        if node.op == "div":
-            return degrees[0] if degrees[1] == 0 else 2
-        return 2
-
-    return tuple(c.parameter for c in carries if degree(c.result, c.parameter) == 1)
+        degrees = [degree.get(name, 0) for name in node.inputs]
+        if not any(degrees):
+            continue
+        found = 2
+        if len(node.outputs) == 1 and body.values[node.output].shape == shape:
+            if node.op in ("add", "sub"):
+                found = max(degrees)
+            elif node.op == "mul":
+                found = min(sum(degrees), 2)
+            elif node.op in ("neg", "copy") or (node.op == "div" and not degrees[1]):
+                found = degrees[0]
+        degree.update(dict.fromkeys(node.outputs, found))
+    return degree.get(carry.result, 0)
