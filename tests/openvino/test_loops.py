@@ -86,6 +86,16 @@ def test_no_steps_keep_the_state(tmp_path):
     torch.testing.assert_close(last, state)
 
 
+def test_parameters_of_bodies_are_checked(tmp_path):
+    running_sum(tmp_path)
+    path = tmp_path / "model.xml"
+    path.write_text(
+        path.read_text().replace('element_type="f32" shape="?,1,3"/>', 'element_type="f33" shape=""/>')
+    )
+    with pytest.raises(IRError, match=r"body of .*: Parameter layer 0 'xi': element_type f33 is unknown"):
+        load(path)
+
+
 def test_no_batch(tmp_path):
     whole, last = running_sum(tmp_path)(torch.randn(0, 4, 3), torch.randn(0, 1, 3))
     assert whole.shape == (0, 4, 3)

@@ -166,6 +166,19 @@ def test_a_model_without_constants_needs_no_bin(tmp_path):
         load(tmp_path / "none.xml")
 
 
+def test_names_of_outputs_and_inputs_are_unique(tmp_path):
+    net = Net()
+    x = net.parameter("x", "2")
+    net.result(x, name="y")
+    net.result(net.add("Exp", [x]), name="y")
+    model = load(net.write(tmp_path))
+    assert [o.name for o in model.outputs] == ["y", "y#3"]
+    assert torch.equal(model(torch.zeros(2))["y#3"], torch.ones(2))
+    net.result(net.parameter("x", "2"))
+    with pytest.raises(IRError, match="two inputs have the name 'x'"):
+        load(net.write(tmp_path))
+
+
 REFUSED = [
     ('version="11"', 'version="7"', "IR version 7 is not read"),
     ('version="11"', 'version="9999999999999999999999"', "version is no whole number"),

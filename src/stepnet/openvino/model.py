@@ -107,8 +107,15 @@ class OpenVINOModel(nn.Module):
         self.name = net.name
         self._where = net.scope
         self.inputs = tuple(_parameter(net.layers[i]) for i in net.parameters)
-        self.outputs = tuple(_output(net, net.layers[i]) for i in net.results)
+        self.outputs = _outputs(net)
         self._aliases = _aliases(net)
+        names = [s.name for s in self.inputs]
+        twice = next((n for n in names if names.count(n) > 1), None)
+        if twice is not None:
+            raise IRError(
+                f"{net.scope}: two inputs have the name '{shorten(twice)}'",
+                expected="a name of its own for each Parameter",
+            )
         shared: dict[int, nn.Parameter] = {}
         self.graph = Graph(net, weights, trainable=trainable, shared=shared)
         check_shapes(self.graph, [s.shape for s in self.inputs], [s.dtype for s in self.inputs])
@@ -206,10 +213,16 @@ def load(
         IRError: the files are no model, or break a rule; says the file, the layer's id and name, what was
             found and what is expected. Layers of unknown types are all listed in one error.
         MissingExtraError: defusedxml is not installed.
+
+    >>> load("missing.xml")
+    Traceback (most recent call last):
+    stepnet.errors.IRError: missing.xml: cannot be read: No such file or directory
+    ...
     """
     path = Path(xml)
     net = read_net(path)
     check_supported(net)
+    check_parameters(net)
     if bin is not None:
         weights = Weights(Path(bin))
     else:
@@ -259,14 +272,17 @@ def check_parameters(net: Net) -> None:
             check_parameters(body)
 
 
-def _output(net: Net, layer: Layer) -> Socket:
-    """An output is named by its Result's own name for it, else by the tensor that feeds it."""
-    source, index = layer.sources[0]
-    feeding = net.layers[source]
-    port = feeding.outputs[index]
-    name = (*layer.output_names, *port.names, layer.name)[0]
-    dtype = torch.float32 if port.type is None else port.type.dtype
-    return Socket(name, port.shape, dtype)
+def _outputs(net: Net) -> tuple[Socket, ...]:
+    """An output is named by its Result's own name for it, else by the tensor that feeds it, each name once."""
+    found: dict[str, Socket] = {}
+    for i in net.results:
+        layer = net.layers[i]
+        source, index = layer.sources[0]
+        port = net.layers[source].outputs[index]
+        names = (*layer.output_names, *port.names, layer.name, f"{layer.name}#{i}")
+        name = next((n for n in names if n not in found), f"#{i}")
+        found[name] = Socket(name, port.shape, torch.float32 if port.type is None else port.type.dtype)
+    return tuple(found.values())
 
 
 def _aliases(net: Net) -> dict[str, str]:
