@@ -156,7 +156,7 @@ def test_loop_variables_come_back_as_list_or_tuple():
 
 def peak_of_training(steps: int, checkpoint: int | bool | None) -> tuple[int, int]:
     """Peak bytes above one state, in states, and the number of steps that were computed."""
-    weight = torch.eye(64).requires_grad_()
+    weight = torch.eye(16).requires_grad_()
     computed = 0
 
     def body(i: int, h: Tensor) -> tuple[int, Tensor]:
@@ -164,11 +164,11 @@ def peak_of_training(steps: int, checkpoint: int | bool | None) -> tuple[int, in
         computed += 1
         return i + 1, torch.sin(torch.cos(torch.tanh(h @ weight)))
 
-    start = torch.randn(64, 64)
+    start = torch.randn(16, 16)
     with LiveMemory() as memory:
         h = while_loop(lambda i, h: i < steps, body, (0, start), checkpoint=checkpoint)[1]
         h.sum().backward()
-    return memory.peak // (64 * 64 * 4), computed
+    return memory.peak // (16 * 16 * 4), computed
 
 
 def test_checkpoints_keep_memory_at_the_root_of_the_steps():

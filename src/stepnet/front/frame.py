@@ -238,7 +238,8 @@ def run_step(program: Program, variables: Sequence[Tensor], step: int) -> dict[i
 
 def run_call(op: Call, values: dict[int, Any]) -> None:
     """Do one recorded call."""
-    result = op.function(*resolve(op.args, values), **resolve(op.kwargs, values))
+    kwargs = resolve(op.kwargs, values) if op.kwargs else {}
+    result = op.function(*resolve(op.args, values), **kwargs)
     if op.count == 1 and isinstance(result, Tensor):
         values[op.out] = result
     else:
@@ -247,7 +248,12 @@ def run_call(op: Call, values: dict[int, Any]) -> None:
 
 def resolve(tree: Any, values: dict[int, Any]) -> Any:
     """A recorded argument with its values."""
-    return values[tree.place] if type(tree) is Ref else replaced(tree, Ref, lambda ref: values[ref.place])
+    kind = type(tree)
+    if kind is Ref:
+        return values[tree]
+    if kind is tuple:
+        return tuple([resolve(item, values) for item in tree])
+    return replaced(tree, Ref, values.__getitem__) if kind in (list, dict, slice) else tree
 
 
 def _is_tensor(value: Any) -> bool:
