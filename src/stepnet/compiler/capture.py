@@ -109,6 +109,12 @@ class _Swap(TorchFunctionMode):
         if line is not None:
             self.notes.append(line)
             fx_traceback.set_stack_trace([line])
+        if func is Tensor.__len__ and not isinstance(args[0].shape[0], int):
+            raise Refusal(
+                "len() of the rows is a fixed number to a compiled step",
+                line=line,
+                remedy="write x.shape[0] where tensors are made; do not compute with the number of rows",
+            )
         return func(*args, **kwargs)
 
 

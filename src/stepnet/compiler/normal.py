@@ -160,6 +160,8 @@ class Builder:
         linear |= op in ("add", "sub") and len(sums) == 2
         linear |= op in ("mul", "matmul") and len(sums) == 1
         linear |= op == "div" and sums == [inputs[0]]
+        if op == "where" and inputs[0] not in sums:
+            linear = all(n in sums or self.is_full(n, 0) for n in inputs[1:])
         if op == "cat":
             linear = all(n in sums or self.is_full(n, 0) for n in inputs)
         if not linear:
@@ -295,6 +297,9 @@ class Builder:
         own = len(value.shape) - ref.fold + 1
         if bdim is None or ref.bdim + ndim - own != bdim:
             raise Refusal("rows meet with their batch in different dimensions", line=self.line)
+        if ref.fold and ndim > own:  # torch would line them up from the right, past those that were folded
+            shape = value.shape[: ref.fold] + (1,) * (ndim - own) + value.shape[ref.fold :]
+            return self.reshape(ref.name, shape)
         return ref.name
 
 

@@ -13,7 +13,8 @@ from .normal import BATCH, Builder, Ref, dtype_name, rule
 
 
 @rule("full", "full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full", "zeros", "ones",
-      "scalar_tensor", "empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided")  # fmt: skip
+      "scalar_tensor", "empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided",
+      "empty_permuted")  # fmt: skip
 def _full(b: Builder, *args: Any, **kwargs: Any) -> Any:
     return NotImplemented
 
@@ -33,7 +34,8 @@ for _target in ("full", "full_like"):
     _register_full(_target, 1, True)
 _register_full("new_full", 2, True)
 _register_full("scalar_tensor", 0, True)
-for _target in ("zeros_like", "new_zeros", "zeros", "empty", "empty_like", "new_empty", "empty_strided"):
+for _target in ("zeros_like", "new_zeros", "zeros", "empty", "empty_like", "new_empty", "empty_strided",
+                "new_empty_strided", "empty_permuted"):  # fmt: skip
     _register_full(_target, 0, False)
 for _target in ("ones_like", "new_ones", "ones"):
     _register_full(_target, 1, False)

@@ -192,6 +192,11 @@ def _to_copy(b: Builder, x: Ref, dtype: Any = None, **rest: Any) -> Any:
     return b.cast(x, b.meta_dtype())
 
 
-@rule("clone", "alias", "detach", "lift_fresh_copy", "lift_fresh", "contiguous", "positive", "conj", "_conj")
+@rule("conj", "_conj", "_conj_physical", "conj_physical")
+def _conj(b: Builder, x: Ref) -> Any:
+    return NotImplemented if b.meta_dtype().startswith("complex") else x
+
+
+@rule("clone", "alias", "detach", "lift_fresh_copy", "lift_fresh", "contiguous", "positive")
 def _same(b: Builder, x: Ref, **rest: Any) -> Any:
     return x

@@ -79,6 +79,11 @@ def _expand(b: Builder, x: Ref, sizes: Any, implicit: bool = False) -> Any:
     raise Refusal("expand on folded rows", line=b.line)
 
 
+@rule("copy")
+def _copy(b: Builder, x: Ref, source: Ref, non_blocking: bool = False) -> Any:
+    return _expand(b, b.cast(source, b.meta_dtype()), None)
+
+
 def feature_dim(b: Builder, x: Ref, dim: int) -> int:
     """A traced dimension as a dimension of the row; refuses the batch dimension."""
     value = b.values[x.name]

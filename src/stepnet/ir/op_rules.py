@@ -12,7 +12,7 @@ _LOGIC = frozenset({"and", "or", "xor", "not"})
 _INTEGERS = frozenset({"int64", "int32", "int16", "int8", "uint8"})
 _LINEAR = frozenset(
     {"add", "sub", "mul", "div", "neg", "copy", "cast", "sum", "reshape", "permute", "expand", "slice",
-     "flip", "cat", "matmul"}
+     "flip", "cat", "matmul", "where"}
 )  # fmt: skip
 
 Inputs = Sequence[Value]
@@ -70,6 +70,8 @@ def _kinds(node: Node, inputs: Inputs, out: Value) -> Iterator[str]:
             yield "is not linear, but reads a sum over rows"
         elif node.op in ("mul", "matmul") and kinds == {"sum"}:
             yield "multiplies two sums over rows"
+        elif node.op == "where" and inputs[0].kind == "sum":
+            yield "chooses by a sum over rows"
         elif node.op == "div" and inputs[1].kind == "sum":
             yield "divides by a sum over rows"
         elif node.op in ("add", "sub") and kinds != {"sum"}:
