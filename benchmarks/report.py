@@ -51,7 +51,7 @@ def _cpu_model() -> str:
 
 
 def as_json(outcomes: Sequence[Outcome], quick: bool) -> str:
-    """All outcomes with the facts of the machine; times in seconds, ratios peer / ours."""
+    """All outcomes with the facts of the machine; times in the topic's unit, ratios peer / ours."""
     record = {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "quick": quick,
@@ -60,6 +60,7 @@ def as_json(outcomes: Sequence[Outcome], quick: bool) -> str:
             {
                 "name": outcome.topic.name,
                 "claim": outcome.topic.claim,
+                "unit": outcome.topic.unit,
                 "rows": [asdict(row) for row in outcome.rows],
                 "findings": dict(outcome.findings),
             }
@@ -70,9 +71,11 @@ def as_json(outcomes: Sequence[Outcome], quick: bool) -> str:
 
 
 def write_json(path: Path, outcomes: Sequence[Outcome], quick: bool) -> None:
-    """Write the file and the folders above it."""
+    """Write the file and the folders above it; whoever stops in the middle leaves the file before."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(as_json(outcomes, quick) + "\n", encoding="utf-8")
+    part = path.with_name(path.name + ".part")
+    part.write_text(as_json(outcomes, quick) + "\n", encoding="utf-8")
+    part.replace(path)
 
 
 def table(outcome: Outcome) -> Table:
@@ -104,7 +107,7 @@ def table(outcome: Outcome) -> Table:
 def show(outcome: Outcome, console: Console) -> None:
     """Print a topic's claim, its table and its findings."""
     console.print(f"[bold]{outcome.topic.name}[/bold]: {escape(outcome.topic.claim)}", highlight=False)
-    console.print(table(outcome))
+    console.print(table(outcome) if outcome.topic.table is None else outcome.topic.table(outcome.rows))
     for name, value in outcome.findings.items():
         console.print(f"  {escape(name)}: {value:.3g}", highlight=False)
     console.print()

@@ -2,7 +2,47 @@
 
 from __future__ import annotations
 
-from . import kernels, read_cost, unpack_pack, while_loops
+from collections.abc import Mapping, Sequence
+
+from . import (
+    compiled_loop,
+    first_call,
+    kept_heap,
+    kernels,
+    memory,
+    read_cost,
+    recurrences,
+    unpack_pack,
+    while_loops,
+)
 from .harness import Topic
 
-TOPICS: dict[str, Topic] = {module.TOPIC.name: module.TOPIC for module in (read_cost, unpack_pack, kernels, while_loops)}
+TOPICS: dict[str, Topic] = {
+    topic.name: topic
+    for topic in (
+        read_cost.TOPIC,
+        unpack_pack.TOPIC,
+        kernels.TOPIC,
+        *recurrences.TOPICS,
+        memory.HELD,
+        memory.PEAK,
+        first_call.TOPIC,
+        compiled_loop.TOPIC,
+        while_loops.TOPIC,
+        kept_heap.TOPIC,  # the last one: it changes how this process keeps memory
+    )
+}
+
+# Names that stand for several topics.
+GROUPS: dict[str, tuple[str, ...]] = {"recurrences": tuple(topic.name for topic in recurrences.TOPICS)}
+
+
+def resolve(names: Sequence[str], topics: Mapping[str, Topic] = TOPICS) -> list[str]:
+    """The topics meant by names of topics and groups, in the order of `topics`, then names of none.
+
+    Where none is named: all that need no request.
+    """
+    if not names:
+        return [name for name, topic in topics.items() if not topic.on_request]
+    wanted = dict.fromkeys(topic for name in names for topic in GROUPS.get(name, (name,)))
+    return [name for name in topics if name in wanted] + [name for name in wanted if name not in topics]

@@ -1,0 +1,28 @@
+"""The machine's limit: floating-point operations a second of a large float32 matmul."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+
+def sgemm_peak(threads: int, turns: int = 5, n: int = 1536) -> float:
+    """The best of some turns, in operations a second; a multiplication and an addition are two.
+
+    >>> sgemm_peak(1, turns=1, n=16) > 0
+    True
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        a, b, out = torch.ones(3, n, n)
+        torch.mm(a, b, out=out)
+        best = float("inf")
+        for _ in range(turns):
+            start = time.perf_counter()
+            torch.mm(a, b, out=out)
+            best = min(best, time.perf_counter() - start)
+    finally:
+        torch.set_num_threads(before)
+    return 2 * n**3 / best
