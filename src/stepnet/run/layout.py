@@ -13,6 +13,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from stepnet.data.offsets import owners, ranges
+
 
 @dataclass(frozen=True, eq=False)
 class Layout:
@@ -75,16 +77,15 @@ class Layout:
     @cached_property
     def packed(self) -> Tensor:
         """The rows step by step, in rank order: what a step reads is one slice of them."""
-        sequence = torch.repeat_interleave(self.order, self.lengths[self.order])
         time = self._time(self.order)
-        rows = self.starts[sequence] + time * self.stride
+        rows = self.starts[self.order[owners(self.lengths[self.order], len(time))]] + time * self.stride
         return rows[torch.argsort(time, stable=True)]
 
     @cached_property
     def by_sequence(self) -> Tensor:
         """The rows sequence after sequence, each in the order of its steps."""
-        everyone = torch.arange(self.sequences)
-        return self.starts.repeat_interleave(self.lengths) + self._time(everyone) * self.stride
+        time = self._time()
+        return self.starts[owners(self.lengths, len(time))] + time * self.stride
 
     @cached_property
     def unpacked(self) -> Tensor:
@@ -93,29 +94,25 @@ class Layout:
         inverse[self.packed] = torch.arange(len(self.packed))
         return inverse
 
-    def _time(self, order: Tensor) -> Tensor:
-        lengths = self.lengths[order]
-        ends = lengths.cumsum(0)
-        return torch.arange(int(lengths.sum())) - torch.repeat_interleave(ends - lengths, lengths)
+    def _time(self, order: Tensor | None = None) -> Tensor:
+        """The step of each row, sequence after sequence."""
+        lengths = self.lengths if order is None else self.lengths[order]
+        return ranges(torch.zeros_like(lengths), lengths)
 
     @cached_property
     def sequence_of(self) -> Tensor:
         """The sequence each row belongs to."""
-        everyone = torch.arange(self.sequences)
-        sequence = torch.repeat_interleave(everyone, self.lengths)
         out = torch.empty(self.rows, dtype=torch.int64)
-        out[self.starts[sequence] + self._time(everyone) * self.stride] = sequence
+        out[self.by_sequence] = owners(self.lengths, len(self.by_sequence))
         return out
 
     @cached_property
     def previous(self) -> Tensor:
         """For each row the row one step before; `rows + b` where sequence b begins."""
-        everyone = torch.arange(self.sequences)
-        sequence = torch.repeat_interleave(everyone, self.lengths)
-        time = self._time(everyone)
-        at = self.starts[sequence] + time * self.stride
+        at = self.by_sequence
+        begins = self.rows + owners(self.lengths, len(at))
         out = torch.empty(self.rows, dtype=torch.int64)
-        out[at] = torch.where(time == 0, self.rows + sequence, at - self.stride)
+        out[at] = torch.where(self._time() == 0, begins, at - self.stride)
         return out
 
     @cached_property
