@@ -55,7 +55,7 @@ SAYS = {
 
 @pytest.mark.parametrize("folder", BAD, ids=lambda p: p.name)
 def test_refused(folder):
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(IRError, match=SAYS[folder.name]):
         load(folder / "model.xml")
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1

@@ -273,7 +273,7 @@ def check_parameters(net: Net) -> None:
 
 
 def _outputs(net: Net) -> tuple[Socket, ...]:
-    """An output is named by its Result's own name for it, else by the tensor that feeds it, each name once."""
+    """Outputs by the Result's own name for it, else that of the tensor that feeds it; each name once."""
     found: dict[str, Socket] = {}
     for i in net.results:
         layer = net.layers[i]
