@@ -1,0 +1,171 @@
+"""Costs: a single number to make small, a mean over rows or over sequences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stepnet.data.lod import LoDTensor
+from stepnet.tape.creation import user_line
+from stepnet.tape.errors import TapeError
+from stepnet.tape.item import TapeItem
+from stepnet.tape.tape import Tape
+
+from .act import ACTIVATIONS
+from .check import check_ids, check_rows, check_same_levels, check_sequences, features
+
+
+def classification_cost(x: TapeItem, label: TapeItem, *, name: str | None = None) -> TapeItem:
+    """The mean cross entropy over rows, of scores before softmax: torch's cross_entropy.
+
+    Args:
+        x: scores [*, classes], rows or sequences of them.
+        label: ids [*], with the LoD of x.
+
+    Raises:
+        TapeError: x went through softmax already, or x and label do not fit.
+
+    >>> from stepnet.layers import Dense, Integer, data, fc
+    >>> from stepnet.tape import Tape
+    >>> with Tape():
+    ...     classification_cost(fc(data("x", Dense(4)), 3), data("label", Integer(3)))
+    TapeItem(3, 'classification_cost_0', float32 [])
+    """
+    _check_scores("classification_cost", x, label)
+    return _record("classification_cost", _cross_entropy, (x, label), name)
+
+
+def sequence_cross_entropy(x: TapeItem, label: TapeItem, *, name: str | None = None) -> TapeItem:
+    """The cross entropy of whole sequences: summed over the rows of each, and their mean.
+
+    The sequences are those of the last level; arguments and errors as `classification_cost`.
+
+    >>> from stepnet.layers import Dense, Integer, Sequence, data, fc
+    >>> from stepnet.tape import Tape
+    >>> with Tape():
+    ...     scores = fc(data("x", Sequence(Dense(4))), 3)
+    ...     sequence_cross_entropy(scores, data("label", Sequence(Integer(3))))
+    TapeItem(3, 'sequence_cross_entropy_0', float32 [])
+    """
+    check_sequences("sequence_cross_entropy", x)
+    _check_scores("sequence_cross_entropy", x, label)
+    return _record("sequence_cross_entropy", _sequence_cross_entropy, (x, label), name)
+
+
+def regression_cost(x: TapeItem, target: TapeItem, *, name: str | None = None) -> TapeItem:
+    """The mean square error over all numbers: torch's mse_loss.
+
+    Raises:
+        TapeError: x and target have not one size.
+
+    >>> from stepnet.layers import Dense, data, fc
+    >>> from stepnet.tape import Tape
+    >>> with Tape():
+    ...     regression_cost(fc(data("x", Dense(4)), 1), data("y", Dense(1)))
+    TapeItem(3, 'regression_cost_0', float32 [])
+    """
+    sizes = features("regression_cost", x), features("regression_cost", target, "'target'")
+    check_same_levels("regression_cost", x, target)
+    if sizes[0] != sizes[1]:
+        raise TapeError(
+            f"regression_cost ({user_line()}): x and target must have one size",
+            got=f"{sizes[0]} and {sizes[1]}",
+        )
+    return _record("regression_cost", _mean_square, (x, target), name)
+
+
+def ctc_cost(x: TapeItem, label: TapeItem, *, blank: int = 0, name: str | None = None) -> TapeItem:
+    """Connectionist temporal classification: the mean over sequences of minus the log probability of the
+    labels, over all their alignments with the steps (Graves et al., 2006); torch's ctc_loss.
+
+    Args:
+        x: sequences of scores [*, classes] before softmax, one level.
+        label: sequences of ids, one level, as many; none of them is `blank`.
+        blank: the class that stands for no label.
+
+    A label sequence that does not fit into its steps costs infinity.
+
+    Raises:
+        TapeError: x or label are no sequences, or there is no such class.
+
+    >>> from stepnet.layers import Dense, Integer, Sequence, data, fc
+    >>> from stepnet.tape import Tape
+    >>> with Tape():
+    ...     scores = fc(data("x", Sequence(Dense(4))), 3)
+    ...     ctc_cost(scores, data("label", Sequence(Integer(3))))
+    TapeItem(3, 'ctc_cost_0', float32 [])
+    """
+    for item, what in ((x, "its input"), (label, "'label'")):
+        if check_sequences("ctc_cost", item, what).lod_level != 1:
+            raise TapeError(f"ctc_cost ({user_line()}): {what} must have one level", got=repr(item))
+    _refuse_softmax("ctc_cost", x)
+    check_ids("ctc_cost", label, "'label'")
+    if not isinstance(blank, int) or not 0 <= blank < features("ctc_cost", x):
+        raise TapeError(
+            f"ctc_cost ({user_line()}): 'blank' must be a class", got=repr(blank), expected="0 to classes - 1"
+        )
+    return _record("ctc_cost", _ctc, (x, label, blank), name)
+
+
+def _record(kind: str, function: Any, args: Any, name: str | None) -> TapeItem:
+    # A cost of example labels need not be defined, so it is not tried.
+    example = torch.zeros((), dtype=args[0].dtype)
+    return Tape.current().record(kind, function, args, name=name, example=example)
+
+
+def _check_scores(kind: str, x: TapeItem, label: TapeItem) -> None:
+    check_rows(kind, x)
+    _refuse_softmax(kind, x)
+    check_ids(kind, label, "'label'")
+    check_same_levels(kind, x, label)
+    size, classes = features(kind, x), label.creation.classes
+    if classes is not None and classes > size:
+        raise TapeError(
+            f"{kind} ({user_line()}): the labels have more classes than there are scores",
+            got=f"'{label.name}' has {classes} classes, '{x.name}' {size} scores",
+        )
+
+
+def _refuse_softmax(kind: str, x: TapeItem) -> None:
+    softmaxes = (ACTIVATIONS["softmax"], ACTIVATIONS["log_softmax"])
+    if x.creation.kind in ("softmax", "log_softmax") or x.creation.act in softmaxes:
+        raise TapeError(
+            f"{kind} ({user_line()}) takes scores before softmax",
+            got=x.creation.place,
+            remedy="give the layer act=None here; activation(x, 'softmax') makes probabilities beside it",
+        )
+
+
+def _mean(losses: Any) -> Tensor:
+    rows = losses.values if isinstance(losses, LoDTensor) else losses
+    return rows.sum() / max(rows.numel(), 1)
+
+
+def _cross_entropy(x: Any, label: Any) -> Tensor:
+    return _mean(F.cross_entropy(x, label.to(torch.int64), reduction="none"))
+
+
+def _sequence_cross_entropy(x: LoDTensor, label: LoDTensor) -> Tensor:
+    losses: Any = F.cross_entropy(x, label.to(torch.int64), reduction="none")  # pyright: ignore[reportArgumentType, reportCallIssue]
+    return losses.values.sum() / max(len(x.lengths()), 1)
+
+
+def _mean_square(x: Any, target: Any) -> Tensor:
+    return _mean((x - target).square())
+
+
+def _ctc(x: LoDTensor, label: LoDTensor, blank: int) -> Tensor:
+    if len(x) != len(label):
+        raise TapeError("ctc_cost: x and label must have as many sequences", got=f"{len(x)} and {len(label)}")
+    if not len(x):
+        return x.values.sum()
+    padded, lengths = torch.log_softmax(x, -1).to_padded(batch_first=False)  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
+    if not len(padded):
+        padded = padded.new_zeros(1, len(x), x.shape[-1])
+    losses = F.ctc_loss(
+        padded, label.values.to(torch.int64), lengths, label.lengths(), blank=blank, reduction="none"
+    )
+    return losses.mean()

@@ -1,0 +1,132 @@
+"""The ends of a network where data comes in: dense rows, integers, and sequences of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from stepnet.data.lod import LoDTensor
+from stepnet.tape.creation import describe, example_lengths, example_rows
+from stepnet.tape.errors import TapeError
+from stepnet.tape.item import TapeItem
+from stepnet.tape.tape import Tape
+from stepnet.tape.topology import Feed
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Rows of `size` floating point numbers: values [n, size].
+
+    >>> Sequence(Dense(3))
+    Dense(size=3, level=1)
+    """
+
+    size: int
+    level: int = 0
+
+    @property
+    def classes(self) -> None:
+        """None: these are no ids."""
+        return None
+
+    def example(self) -> Tensor | LoDTensor:
+        """Zeros of this type."""
+        return _example(torch.zeros(example_rows(self.level), self.size), self.level)
+
+    def check(self, name: str, value: Any) -> Any:
+        """The value, if it is of this type."""
+        rows = _rows(name, value, self, self.level)
+        if rows.dim() != 2 or rows.shape[1] != self.size or not rows.is_floating_point():
+            _refuse(name, value, self, f"floating point rows [n, {self.size}]")
+        return value
+
+
+@dataclass(frozen=True)
+class Integer:
+    """Integers from 0 to `classes` - 1, one in each row: values int64 [n].
+
+    >>> Sequence(Sequence(Integer(1000)))
+    Integer(classes=1000, level=2)
+    """
+
+    classes: int
+    level: int = 0
+
+    def example(self) -> Tensor | LoDTensor:
+        """Zeros of this type."""
+        return _example(torch.zeros(example_rows(self.level), dtype=torch.int64), self.level)
+
+    def check(self, name: str, value: Any) -> Any:
+        """The value, if it is of this type. The range is checked on the CPU alone, where it is free."""
+        rows = _rows(name, value, self, self.level)
+        if rows.dim() != 1 or rows.dtype not in (torch.int64, torch.int32):
+            _refuse(name, value, self, "int64 rows [n]")
+        if rows.device.type == "cpu" and len(rows):
+            low, high = (int(v) for v in rows.aminmax())
+            if low < 0 or high >= self.classes:
+                raise TapeError(
+                    f"data '{name}' has an integer out of range",
+                    got=low if low < 0 else high,
+                    expected=f"0 to {self.classes - 1}, as it is {self}",
+                )
+        return value
+
+
+DataType = TypeVar("DataType", Dense, Integer)
+
+
+def Sequence(of: DataType) -> DataType:
+    """Sequences of a type: a LoDTensor with one level more. Sequences of sequences are nested.
+
+    >>> Sequence(Integer(10)).level
+    1
+    """
+    return replace(of, level=of.level + 1)
+
+
+def data(name: str, type: Dense | Integer) -> TapeItem:
+    """A value that a topology is called with, by name.
+
+    Args:
+        name: the keyword of the topology's call.
+        type: `Dense(size)`, `Integer(classes)`, or `Sequence` of these, to any level.
+
+    Raises:
+        TapeError: the name is taken, or not one that a layer can have.
+
+    >>> with Tape():
+    ...     data("words", Sequence(Integer(1000)))
+    TapeItem(0, 'words', int64 [*], 1 level)
+    """
+    if not isinstance(type, (Dense, Integer)):
+        raise TapeError(
+            f"data '{name}' has no type that is known",
+            got=repr(type)[:80],
+            expected="Dense(size), Integer(classes), or Sequence(...) of these",
+        )
+    size = type.size if isinstance(type, Dense) else type.classes
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise TapeError(f"data '{name}': sizes are whole numbers from 1", got=repr(type))
+    feed = Feed(name, type.check)
+    return Tape.current().record("data", feed, name=name, example=type.example(), classes=type.classes)
+
+
+def _example(rows: Tensor, level: int) -> Tensor | LoDTensor:
+    return LoDTensor.from_lengths(rows, example_lengths(level)) if level else rows
+
+
+def _rows(name: str, value: Any, type: Dense | Integer, level: int) -> Tensor:
+    if not isinstance(value, (Tensor, LoDTensor)):
+        _refuse(name, value, type, "a LoDTensor" if level else "a tensor")
+    if (value.lod_level if isinstance(value, LoDTensor) else 0) != level:
+        _refuse(name, value, type, f"a LoDTensor of {level} levels" if level else "a tensor, without levels")
+    return value.values if isinstance(value, LoDTensor) else value
+
+
+def _refuse(name: str, value: Any, type: Dense | Integer, expected: str) -> Any:
+    raise TapeError(
+        f"data '{name}' is {type}; the value does not fit", got=describe(value), expected=expected
+    )

@@ -1,0 +1,205 @@
+"""What a tape holds: layer creations, as records that refer to each other by index alone."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from stepnet.data.lod import LoDTensor
+
+_MACHINERY = tuple(str(Path(module).parent) for module in (__file__, torch.__file__))
+_LAYERS = str(Path(__file__).parents[1] / "layers")
+
+
+class _Unknown:
+    def __repr__(self) -> str:
+        return "UNKNOWN"
+
+
+UNKNOWN: Final[Any] = _Unknown()
+
+
+@dataclass(frozen=True)
+class Ref:
+    """The value of the creation at `index`, wherever it stands among the arguments of another."""
+
+    index: int
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """A recurrent group: creations that belong to it are its step."""
+
+    name: str
+    parent: Group | None = None
+    memories: list[Memory] = field(default_factory=list)
+
+
+@dataclass
+class Memory:
+    """The value of the layer called `layer` at the step before; `source` is its index, once it is made."""
+
+    index: int
+    layer: str
+    size: int
+    line: Line
+    boot: Any = 0.0  # a number, or an item from outside the group
+    source: int | None = None
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the user's own code."""
+
+    file: str
+    number: int
+
+    def __str__(self) -> str:
+        source = linecache.getline(self.file, self.number).strip()
+        return f"{Path(self.file).name}, line {self.number}" + (f": {source}" if source else "")
+
+
+def user_line() -> Line:
+    """The innermost line on the stack that is neither the Tape's, nor a layer's, nor torch's."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((*_MACHINERY, _LAYERS)):
+        frame = frame.f_back
+    return Line(frame.f_code.co_filename, frame.f_lineno)
+
+
+@dataclass(eq=False)
+class Creation:
+    """A layer on a tape: what to call, with what, and what is known of the result.
+
+    `args` and `kwargs` hold a `Ref` wherever the value of an earlier creation goes. `example` is the result
+    for a small batch, which tells shape and dtype; `group` is the recurrent group whose step it is part of,
+    `body` the one that it runs. `classes` is how many different integers there are, for ids.
+
+    >>> Creation(max, (Ref(0), [Ref(2), 5])).inputs
+    (0, 2)
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    name: str = ""
+    kind: str = ""
+    act: Callable[..., Any] | None = None
+    group: Group | None = None
+    line: Line | None = None
+    example: Any = UNKNOWN
+    classes: int | None = None
+    body: Group | None = None
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """The indices of the creations whose values it takes."""
+        return tuple(dict.fromkeys(ref.index for ref in leaves((self.args, self.kwargs), Ref)))
+
+    @property
+    def module(self) -> nn.Module | None:
+        """The module that is called, where it is one."""
+        return self.function if isinstance(self.function, nn.Module) else None
+
+    @property
+    def place(self) -> str:
+        """The layer and the line that made it, for messages."""
+        return f"{self.kind} '{self.name}'" + (f" ({self.line})" if self.line else "")
+
+    def run(self, values: Mapping[int, Any]) -> Any:
+        """Call it on the values of earlier creations, by index."""
+        args = [swap(a, Ref, lambda ref: values[ref.index]) for a in self.args]
+        kwargs = {k: swap(a, Ref, lambda ref: values[ref.index]) for k, a in self.kwargs.items()}
+        result = self.function(*args, **kwargs)
+        return result if self.act is None else self.act(result)
+
+
+def swap(tree: Any, kind: Any, change: Callable[[Any], Any]) -> Any:
+    """A nesting of tuples, lists and dicts with `change` called on each leaf of a kind.
+
+    >>> swap([1, (2, "a")], int, lambda n: n + 1)
+    [2, (3, 'a')]
+    """
+    if isinstance(tree, kind):
+        return change(tree)
+    if type(tree) in (tuple, list):
+        return type(tree)(swap(part, kind, change) for part in tree)
+    if type(tree) is dict:
+        return {key: swap(part, kind, change) for key, part in tree.items()}
+    return tree
+
+
+def leaves(tree: Any, kind: Any) -> Iterator[Any]:
+    """The leaves of a kind in a nesting of tuples, lists and dicts, in order."""
+    if isinstance(tree, kind):
+        yield tree
+    elif type(tree) in (tuple, list):
+        for part in tree:
+            yield from leaves(part, kind)
+    elif type(tree) is dict:
+        for part in tree.values():
+            yield from leaves(part, kind)
+
+
+def describe(value: Any) -> str:
+    """A value in a word or two, the number of rows left open.
+
+    >>> describe(LoDTensor(torch.zeros(5, 3), [[0, 2, 5]]))
+    'float32 [*, 3], 1 level'
+    """
+    if value is UNKNOWN:
+        return "unknown"
+    if isinstance(value, LoDTensor):
+        sizes = ", ".join(["*", *(str(n) for n in value.shape[1:])])
+        levels = "1 level" if value.lod_level == 1 else f"{value.lod_level} levels"
+        return f"{_short(value.dtype)} [{sizes}], {levels}"
+    if isinstance(value, Tensor):
+        return f"{_short(value.dtype)} [{', '.join('*' if n is None else str(n) for n in open_shape(value))}]"
+    if isinstance(value, (tuple, list)):
+        return f"({'; '.join(describe(v) for v in value)})"
+    return type(value).__name__
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+# Small batches stand for large ones when a layer is made. Their numbers of rows are seldom a size of anything
+# else, so a first dimension of so many is taken for rows.
+SEQUENCES = 5
+_LENGTHS = (2, 4, 1, 3, 1)
+
+
+def example_lengths(level: int) -> list[list[int]]:
+    """The lengths of an example with so many levels of sequences.
+
+    >>> example_lengths(1)
+    [[2, 4, 1, 3, 1]]
+    """
+    counts, found = SEQUENCES, []
+    for _ in range(level):
+        found.append([_LENGTHS[i % SEQUENCES] for i in range(counts)])
+        counts = sum(found[-1])
+    return found
+
+
+def example_rows(level: int) -> int:
+    """How many rows an example with so many levels has."""
+    return sum(example_lengths(level)[-1]) if level else SEQUENCES
+
+
+_ROWS = frozenset(example_rows(level) for level in range(4))
+
+
+def open_shape(value: Tensor | LoDTensor) -> tuple[int | None, ...]:
+    """The shape of an example, with None in the place of its rows."""
+    shape = tuple(value.shape)
+    ragged = isinstance(value, LoDTensor)
+    return (None, *shape[1:]) if shape and (ragged or shape[0] in _ROWS) else shape

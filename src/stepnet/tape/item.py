@@ -1,0 +1,197 @@
+"""TapeItem: what a layer function gives back, an index into the tape it was recorded on."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from stepnet.data.lod import LoDTensor
+
+from .creation import Creation, describe, leaves, open_shape
+from .errors import TapeError
+
+# Properties of a tensor that are values to compute with, so they are recorded like functions.
+_RECORDED_PROPERTIES = frozenset({"T", "mT", "real", "imag", "values"})
+
+
+def _operator(function: Callable[..., Any], swapped: bool = False) -> Callable[..., TapeItem]:
+    name = function.__name__.strip("_")
+
+    def call(self: TapeItem, *other: Any) -> TapeItem:
+        return self.tape.record(name, function, (*other, self) if swapped else (self, *other))
+
+    return call
+
+
+class TapeItem:
+    """The place of a layer on a tape, before it has any value.
+
+    Torch functions, tensor methods and operators on items are recorded on the tape as further layers. What
+    needs a value (`if item:`, `float(item)`, `len(item)`) is an error.
+
+    `shape` has None for the rows; it, `dtype` and `lod_level` are None where they are not known.
+
+    >>> from stepnet.tape import Tape
+    >>> from stepnet.layers import Dense, data
+    >>> with Tape() as tape:
+    ...     img = data("img", Dense(784))
+    ...     low = torch.relu(img - 0.5)
+    >>> low
+    TapeItem(2, 'relu_0', float32 [*, 784])
+    >>> low.shape
+    (None, 784)
+    """
+
+    def __init__(self, tape: Any, index: int, creation: Creation) -> None:
+        self.tape = tape
+        self.index = index
+        self.creation = creation
+
+    @property
+    def name(self) -> str:
+        """The name of the layer, which no other layer of the tape has."""
+        return self.creation.name
+
+    @property
+    def kind(self) -> str:
+        """What kind of layer it is: `data`, `fc`, `relu`."""
+        return self.creation.kind
+
+    @property
+    def shape(self) -> tuple[int | None, ...] | None:
+        """The shape, None in the place of rows."""
+        known = self._tensor()
+        return None if known is None else open_shape(known)
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype."""
+        known = self._tensor()
+        return None if known is None else known.dtype
+
+    @property
+    def lod_level(self) -> int | None:
+        """How many levels of sequences; 0 for a plain tensor."""
+        known = self._tensor()
+        return None if known is None else known.lod_level if isinstance(known, LoDTensor) else 0
+
+    def _tensor(self) -> Tensor | LoDTensor | None:
+        example = self.creation.example
+        return example if isinstance(example, (Tensor, LoDTensor)) else None
+
+    def __repr__(self) -> str:
+        return f"TapeItem({self.index}, {self.name!r}, {describe(self.creation.example)})"
+
+    # Functions, methods and operators
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> TapeItem:
+        first: TapeItem = next(leaves((args, kwargs or {}), TapeItem))
+        name = getattr(func, "__name__", "function").strip("_")
+        return first.tape.record(name, func, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or not (hasattr(Tensor, name) or name == "values"):
+            raise AttributeError(f"a TapeItem has no attribute '{name}', and neither has a tensor")
+        if name in _RECORDED_PROPERTIES:
+            return self.tape.record(name, _Property(name), (self,))
+        if name.endswith("_"):
+            self._refuse(f".{name}() writes in place", remedy=f"use .{name.rstrip('_')}(), which is recorded")
+        if not callable(getattr(Tensor, name)):
+            self._refuse(f".{name} needs a value")
+
+        def method(*args: Any, **kwargs: Any) -> TapeItem:
+            return self.tape.record(name, _Method(name), (self, *args), kwargs)
+
+        return method
+
+    def __getitem__(self, key: Any) -> TapeItem:
+        return self.tape.record("getitem", operator.getitem, (self, key))
+
+    def __iter__(self) -> Iterator[TapeItem]:
+        example = self.creation.example
+        if not isinstance(example, (tuple, list)):
+            self._refuse("iterating needs a value", remedy="torch.unbind(item) is recorded")
+        return iter([self[i] for i in range(len(example))])
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def _refuse(self, why: str, remedy: str | None = None) -> NoReturn:
+        raise TapeError(
+            f"{self.creation.place}: {why}",
+            got="an item of a tape, which has no value until the tape is played",
+            remedy=remedy or "compute with torch functions, which are recorded; play with tape.topology(...)",
+        )
+
+    def __bool__(self) -> bool:
+        self._refuse("its truth needs a value")
+
+    def __len__(self) -> int:
+        example = self.creation.example
+        if not isinstance(example, (tuple, list)):
+            self._refuse("its length needs a value")
+        return len(example)
+
+    def __float__(self) -> float:
+        self._refuse("a number needs a value")
+
+    def __int__(self) -> int:
+        self._refuse("a number needs a value")
+
+    __index__ = __int__
+
+    # Operators
+
+    __add__ = _operator(operator.add)
+    __radd__ = _operator(operator.add, swapped=True)
+    __sub__ = _operator(operator.sub)
+    __rsub__ = _operator(operator.sub, swapped=True)
+    __mul__ = _operator(operator.mul)
+    __rmul__ = _operator(operator.mul, swapped=True)
+    __truediv__ = _operator(operator.truediv)
+    __rtruediv__ = _operator(operator.truediv, swapped=True)
+    __floordiv__ = _operator(operator.floordiv)
+    __rfloordiv__ = _operator(operator.floordiv, swapped=True)
+    __mod__ = _operator(operator.mod)
+    __rmod__ = _operator(operator.mod, swapped=True)
+    __pow__ = _operator(operator.pow)
+    __rpow__ = _operator(operator.pow, swapped=True)
+    __matmul__ = _operator(operator.matmul)
+    __rmatmul__ = _operator(operator.matmul, swapped=True)
+    __and__ = _operator(operator.and_)
+    __rand__ = _operator(operator.and_, swapped=True)
+    __or__ = _operator(operator.or_)
+    __ror__ = _operator(operator.or_, swapped=True)
+    __xor__ = _operator(operator.xor)
+    __rxor__ = _operator(operator.xor, swapped=True)
+    __lt__ = _operator(operator.lt)
+    __le__ = _operator(operator.le)
+    __gt__ = _operator(operator.gt)
+    __ge__ = _operator(operator.ge)
+    __neg__ = _operator(operator.neg)
+    __invert__ = _operator(operator.invert)
+    __abs__ = _operator(operator.abs)
+    __eq__ = _operator(operator.eq)  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
+    __ne__ = _operator(operator.ne)  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
+
+
+class _Method:
+    """A tensor's method, by name, so that it is that of a LoDTensor where the value is one."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(value, self.name)(*args, **kwargs)
+
+
+class _Property(_Method):
+    def __call__(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(value, self.name)

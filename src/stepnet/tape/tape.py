@@ -1,0 +1,380 @@
+"""Tape: the layers of a network in the order they were made."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .creation import UNKNOWN, Creation, Group, Memory, Ref, describe, leaves, swap, user_line
+from .errors import TapeError
+from .holding import hold_tensors
+from .item import TapeItem
+from .topology import Topology, play, select
+
+# The tapes that `with` has opened here, innermost last, each with the recurrent group being recorded.
+_OPEN: ContextVar[tuple[tuple[Tape, Group | None], ...]] = ContextVar("stepnet_open_tapes", default=())
+
+
+class Tape:
+    """An ordered list of layer creations. Any output's topology is the tape played up to it.
+
+    Layer functions record on the current tape: the innermost `with Tape():` of this thread or task, or else
+    the global one, `Tape.current()`. A thread starts with the global tape; tapes may be filled and played by
+    several threads at once.
+
+    Iterating gives the creations, `tape["name"]` and `tape[3]` the items, `print(tape)` a table.
+
+    Source: the Tape of Paddle's topology design (`background/paddle_tape.md` of the founding documents).
+
+    >>> from stepnet.layers import Dense, data, fc
+    >>> with Tape() as tape:
+    ...     img = data("img", Dense(4))
+    ...     scores = fc(img, 3, name="scores")
+    >>> print(tape)
+    #  name    kind  inputs  value
+    0  img     data          float32 [*, 4]
+    1  scores  fc    img     float32 [*, 3]
+    >>> net = tape.topology(scores)
+    >>> out, metrics = net(img=torch.zeros(2, 4))
+    >>> out.shape, list(net.state_dict())
+    (torch.Size([2, 3]), ['scores.weight', 'scores.bias'])
+    """
+
+    def __init__(self) -> None:
+        self._creations: list[Creation] = []
+        self._names: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
+        self._lock = threading.RLock()
+
+    # The current tape
+
+    @staticmethod
+    def current() -> Tape:
+        """The tape that layers are recorded on here and now."""
+        opened = _OPEN.get()
+        return opened[-1][0] if opened else _GLOBAL
+
+    def __enter__(self) -> Tape:
+        _OPEN.set((*_OPEN.get(), (self, None)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _OPEN.set(_OPEN.get()[:-1])
+
+    def open_group(self, group: Group) -> None:
+        """Record into a recurrent group from here on, until `close_group`."""
+        _OPEN.set((*_OPEN.get(), (self, group)))
+
+    def close_group(self) -> None:
+        """End the recurrent group that was opened last."""
+        _OPEN.set(_OPEN.get()[:-1])
+
+    @property
+    def group(self) -> Group | None:
+        """The recurrent group that is being recorded here, if any."""
+        opened = _OPEN.get()
+        return opened[-1][1] if opened and opened[-1][0] is self else None
+
+    # Recording
+
+    def append(self, creation: Creation | Callable[[], Any]) -> int:
+        """Put a creation, or anything that can be called without arguments, at the end; returns its index.
+
+        A creation without a name gets one from its kind: `fc_0`, `fc_1`.
+
+        Raises:
+            TapeError: the name is taken, or no name for a layer.
+        """
+        if not isinstance(creation, Creation):
+            if not callable(creation):
+                raise TapeError("a tape holds creations, or what can be called", got=type(creation).__name__)
+            creation = Creation(creation, kind=getattr(creation, "__name__", "call").strip("<>_"))
+        with self._lock:
+            if creation.name:
+                self._check_name(creation)
+            else:
+                creation.name = self._free_name(creation.kind)
+            creation.line = creation.line or user_line()
+            self._creations.append(creation)
+            self._names[creation.name] = index = len(self._creations) - 1
+        return index
+
+    def record(
+        self,
+        kind: str,
+        function: Callable[..., Any],
+        args: Iterable[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        name: str | None = None,
+        act: Callable[..., Any] | None = None,
+        example: Any = UNKNOWN,
+        classes: int | None = None,
+        body: Group | None = None,
+    ) -> TapeItem:
+        """Record the call of a function or module on items and other values; every layer comes through here.
+
+        The call is tried once, on a small example batch and without gradients, so that what does not fit is
+        an error at this line; `example` is its result where trying is not wanted.
+
+        Raises:
+            TapeError: an item of another tape or group, a name that is taken, or the call fails.
+        """
+        group = self.group
+        given = (tuple(args), dict(kwargs or {}))
+        line = user_line()
+        where = f"{kind} '{name}' ({line})" if name else f"{kind} ({line})"
+        self.check_items(leaves(given, TapeItem), where)
+        references = swap(given, TapeItem, lambda item: Ref(item.index))
+        if next(leaves(references, Tensor), None) is not None:
+            function, references = hold_tensors(function, references)
+        creation = Creation(
+            function, references[0], references[1], name or "", kind, act, group, line, example, classes, body
+        )
+        if example is UNKNOWN:
+            creation.example = self._try(creation, where)
+        with self._lock:
+            self._resolve(creation, where)
+            return TapeItem(self, self.append(creation), creation)
+
+    def check_items(self, items: Iterable[TapeItem], where: str, group: Any = UNKNOWN) -> None:
+        """Refuse items that are not on this tape, or not in a recurrent group; in that recorded here if none
+        is named."""
+        group = self.group if group is UNKNOWN else group
+        for item in items:
+            found = item.creation
+            if item.tape is not self or Tape.current() is not self:
+                raise TapeError(
+                    f"{where}: its input '{item.name}' is an item of another tape",
+                    got=f"{found.place}",
+                    remedy="make a network under one `with Tape():`, all of it",
+                )
+            if not (item.index < len(self._creations) and self._creations[item.index] is found):
+                raise TapeError(
+                    f"{where}: its input '{item.name}' is no longer on the tape",
+                    got=found.place,
+                    remedy="after tape.clear(), make the layers anew",
+                )
+            if found.group != group:
+                if found.group is not None and not _within(group, found.group):
+                    raise TapeError(
+                        f"{where}: its input '{item.name}' is inside the recurrent group "
+                        f"'{found.group.name}'",
+                        got=found.place,
+                        remedy="return it from the step; the group's result is one row per step",
+                    )
+                raise TapeError(
+                    f"{where}: its input '{item.name}' is outside the recurrent group "
+                    f"'{group.name if group else ''}'",
+                    got=found.place,
+                    remedy="pass it to the group: as an input, StaticInput(item), or a memory's boot",
+                )
+
+    def _try(self, creation: Creation, where: str) -> Any:
+        """The result for examples; unknown where one of the inputs is."""
+        examples = {index: self._creations[index].example for index in creation.inputs}
+        if not examples or any(value is UNKNOWN for value in examples.values()):
+            return UNKNOWN
+        state = torch.get_rng_state()
+        try:
+            with torch.no_grad():
+                return creation.run(examples)
+        except Exception as error:
+            said = (str(error) or repr(error)).splitlines()[0]
+            raise TapeError(
+                f"{where} does not fit its inputs: {said}",
+                got=", ".join(f"'{self._creations[i].name}' {describe(v)}" for i, v in examples.items()),
+                remedy="the message is that of a trial on a small batch",
+            ) from error
+        finally:
+            torch.set_rng_state(state)
+
+    def _check_name(self, creation: Creation) -> None:
+        name = creation.name
+        if not isinstance(name, str) or not name or "." in name:
+            raise TapeError(
+                f"{creation.kind}: a layer's name must be a string without dots, as keys of state_dict have",
+                got=repr(name),
+            )
+        if name in self._names:
+            raise TapeError(
+                f"{creation.place}: the name '{name}' is taken",
+                got=self._creations[self._names[name]].place,
+                remedy="give each layer of a tape a name of its own; tape.clear() starts anew",
+            )
+
+    def new_name(self, kind: str) -> str:
+        """A name that no layer has yet."""
+        with self._lock:
+            return self._free_name(kind)
+
+    def _free_name(self, kind: str) -> str:
+        while True:
+            count = self._counts.get(kind, 0)
+            self._counts[kind] = count + 1
+            if f"{kind}_{count}" not in self._names:
+                return f"{kind}_{count}"
+
+    # Memories: links by name, made when the layer of that name is
+
+    def _resolve(self, creation: Creation, where: str) -> None:
+        if creation.group is None or not creation.name:
+            return
+        for memory in creation.group.memories:
+            if memory.layer == creation.name and memory.source is None:
+                check_memory(memory, creation, where)
+                memory.source = len(self._creations)
+
+    def find(self, name: str) -> Creation | None:
+        """The creation of a name, if there is one."""
+        return self._creations[self._names[name]] if name in self._names else None
+
+    def truncate(self, length: int, group: Group) -> None:
+        """Take back what a recurrent group that failed has recorded, if nothing else was recorded since."""
+        with self._lock:
+            if all(_within(c.group, group) for c in self._creations[length:]):
+                for creation in self._creations[length:]:
+                    del self._names[creation.name]
+                del self._creations[length:]
+
+    # Playing
+
+    def call(
+        self, end: Any = -1, skip: Iterable[Any] = (), feeds: Mapping[str, Any] | None = None
+    ) -> dict[int, Any]:
+        """Play the tape: run its creations from the beginning to `end`, and give their values by index.
+
+        `end` and `skip` are indices, names or items; -1 is the last creation. `feeds` has the values of data
+        layers by name. A recurrent group is run whole, as one creation.
+
+        Raises:
+            TapeError: as `topology`.
+
+        >>> tape = Tape()
+        >>> tape.append(lambda: 3), tape.append(lambda: 4)
+        (0, 1)
+        >>> tape.call(), tape.call(end=0)
+        ({0: 3, 1: 4}, {0: 3})
+        """
+        if not self._creations:
+            return {}
+        ends = [self._index(end, "end")]
+        chosen = select(self._creations, ends, [self._index(s, "skip") for s in skip], prune=False)
+        return play([(i, c) for i, c in chosen if c.group is None], {}, feeds or {})
+
+    def topology(self, outputs: Any, skip: Iterable[Any] = (), prune: bool = False) -> Topology:
+        """The network that gives `outputs`: the tape from its beginning to the last of them.
+
+        Args:
+            outputs: an item, or a tuple, list or dict of items. An evaluator among them ends a topology too.
+            skip: items that are left out, for a tape with branches; indices and names will do.
+            prune: leave out what neither an output, nor an evaluator, nor a recurrent group needs.
+
+        Returns:
+            A module over the tape's own layers: topologies of one tape share their parameters.
+
+        Raises:
+            TapeError: an item of another tape, one inside a recurrent group, or one whose input is skipped.
+        """
+        references = swap(outputs, TapeItem, lambda item: Ref(self._index(item, "outputs")))
+        ends = [ref.index for ref in leaves(references, Ref)]
+        if not ends:
+            raise TapeError("Tape.topology: 'outputs' holds no item", got=repr(outputs)[:80])
+        chosen = select(self._creations, ends, [self._index(s, "skip") for s in skip], prune)
+        return Topology(chosen, references)
+
+    def _index(self, item: Any, what: str) -> int:
+        if isinstance(item, TapeItem):
+            known = item.tape is self and self._creations[item.index : item.index + 1] == [item.creation]
+            if not known:
+                raise TapeError(f"Tape: '{what}' names an item that is not on this tape", got=repr(item))
+            return item.index
+        if isinstance(item, str) and item in self._names:
+            return self._names[item]
+        count = len(self._creations)
+        if isinstance(item, int) and not isinstance(item, bool) and -count <= item < count:
+            return item % count
+        raise TapeError(
+            f"Tape: '{what}' names no layer of this tape",
+            got=repr(item)[:80],
+            expected=f"an item, the name of a layer, or an index below {count}",
+        )
+
+    # Looking
+
+    def __len__(self) -> int:
+        return len(self._creations)
+
+    def __iter__(self) -> Iterator[Creation]:
+        return iter(tuple(self._creations))
+
+    def __getitem__(self, key: int | str) -> TapeItem:
+        """The item at an index, or of a name."""
+        index = self._index(key, "key")
+        return TapeItem(self, index, self._creations[index])
+
+    def __bool__(self) -> bool:
+        return True
+
+    def clear(self) -> None:
+        """Forget all layers. Topologies that were taken stay as they are.
+
+        Raises:
+            TapeError: a recurrent group is being recorded.
+        """
+        if self.group is not None:
+            raise TapeError(f"Tape.clear inside the recurrent group '{self.group.name}'")
+        with self._lock:
+            self._creations.clear()
+            self._names.clear()
+            self._counts.clear()
+
+    def __repr__(self) -> str:
+        return f"Tape({len(self)} layers)"
+
+    def __str__(self) -> str:
+        creations = tuple(self._creations)
+        if not creations:
+            return "an empty tape"
+        rows = [("#", "name", "kind", "inputs", "value")]
+        for i, creation in enumerate(creations):
+            inputs = ", ".join(creations[k].name for k in creation.inputs)
+            name = "  " * _depth(creation.group) + creation.name
+            rows.append((str(i), name, creation.kind, inputs, describe(creation.example)))
+        widths = [max(len(row[k]) for row in rows) for k in range(4)]
+        cells = ([c.ljust(w) for c, w in zip(row, [*widths, 0], strict=True)] for row in rows)
+        return "\n".join("  ".join(row).rstrip() for row in cells)
+
+
+_GLOBAL = Tape()
+
+
+def check_memory(memory: Memory, layer: Creation, where: str) -> None:
+    """Refuse a layer that cannot be what a memory remembers."""
+    known = layer.example
+    fits = isinstance(known, Tensor) and known.dim() == 2 and known.shape[1] == memory.size
+    if known is not UNKNOWN and not fits:
+        raise TapeError(
+            f"{where}: the memory of '{memory.layer}' has another size than the layer",
+            got=f"{describe(layer.example)}; memory({memory.layer!r}, size={memory.size}) at {memory.line}",
+            expected="a tensor [rows, size] at each step",
+        )
+
+
+def _within(inner: Group | None, outer: Group | None) -> bool:
+    """Whether a group is another or lies in it; everything lies in None."""
+    while inner is not None and inner is not outer:
+        inner = inner.parent
+    return inner is outer
+
+
+def _depth(group: Group | None) -> int:
+    depth = 0
+    while group is not None:
+        depth, group = depth + 1, group.parent
+    return depth

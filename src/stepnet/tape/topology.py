@@ -1,0 +1,253 @@
+"""Topology: a part of a tape as a module."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from .creation import Creation, Group, Ref, leaves, swap
+from .errors import TapeError
+from .evaluator import Evaluator
+
+Chosen = list[tuple[int, Creation]]
+
+
+class Feed:
+    """What a data layer calls: the check of the value that was passed for it."""
+
+    def __init__(self, name: str, check: Callable[[str, Any], Any]) -> None:
+        self.name = name
+        self.check = check
+
+    def __call__(self, feeds: Mapping[str, Any]) -> Any:
+        return self.check(self.name, feeds[self.name])
+
+
+class Given:
+    """What stands for a value that a recurrent group's step is given: an input or a memory."""
+
+    def __call__(self) -> Any:
+        raise TapeError("a step's input has a value only while its recurrent group runs")
+
+
+def select(creations: Sequence[Creation], ends: list[int], skip: list[int], prune: bool) -> Chosen:
+    """The creations up to the last of `ends` that make a topology, with their indices, in order.
+
+    Raises:
+        TapeError: an end or a skipped one is inside a recurrent group, an end is skipped, or one that stays
+            needs one that is skipped.
+    """
+    for what, indices in (("end", ends), ("skip", skip)):
+        for i in indices:
+            group = creations[i].group
+            if group is not None:
+                raise TapeError(
+                    f"a topology cannot {what} inside the recurrent group '{group.name}': a group is in or "
+                    "out as a whole",
+                    got=creations[i].place,
+                    remedy=f"take what the group returns, or tape['{group.name}']",
+                )
+    skipped = set(skip)
+    for i in ends:
+        if i in skipped:
+            raise TapeError("a topology's output cannot be skipped", got=creations[i].place)
+    within = creations[: max(ends) + 1]
+    whole: dict[Group, list[int]] = {}
+    for i, creation in enumerate(within):
+        group = creation.group
+        while group is not None:
+            whole.setdefault(group, []).append(i)
+            group = group.parent
+    if prune:
+        kept = _needed(within, ends, skipped, whole)
+    else:
+        kept = {i for i, c in enumerate(within) if c.group is None and i not in skipped}
+        kept |= {j for i in kept if (body := within[i].body) for j in whole.get(body, ())}
+    for i in sorted(kept):
+        for j in within[i].inputs:
+            if j in skipped:
+                raise TapeError(
+                    f"{within[i].place} needs '{within[j].name}', which is skipped",
+                    got=f"skip={[creations[k].name for k in sorted(skipped)]}",
+                    remedy=f"skip '{within[i].name}' too, or keep '{within[j].name}'",
+                )
+    return [(i, within[i]) for i in sorted(kept)]
+
+
+def _needed(
+    within: Sequence[Creation], ends: list[int], skipped: set[int], whole: dict[Group, list[int]]
+) -> set[int]:
+    """What the ends and the evaluators need. Inputs come before what takes them, so one way back will do."""
+    needed = set(ends)
+    needed |= {i for i, c in enumerate(within) if isinstance(c.function, Evaluator) and i not in skipped}
+    for i in range(len(within) - 1, -1, -1):
+        if i in needed:
+            needed.update(within[i].inputs)
+            body = within[i].body
+            if body is not None:
+                needed.update(whole.get(body, ()))
+    return needed
+
+
+def play(creations: Chosen, values: dict[int, Any], feeds: Mapping[str, Any]) -> dict[int, Any]:
+    """Run creations in order; `values` are those known so far, and get the new ones.
+
+    Raises:
+        TapeError: one fails; the text names it and the line that made it.
+    """
+    for i, creation in creations:
+        if i not in values:
+            values[i] = run_one(creation, values, feeds)
+    return values
+
+
+def run_one(creation: Creation, values: Mapping[int, Any], feeds: Mapping[str, Any]) -> Any:
+    """The value of one creation."""
+    function = creation.function
+    if isinstance(function, Feed):
+        if function.name not in feeds:
+            raise TapeError(f"no value for {creation.place}", got=f"values for {sorted(feeds)}")
+        return function(feeds)
+    try:
+        return creation.run(values)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        if isinstance(error, TapeError) or type(error) is torch.OutOfMemoryError:
+            raise
+        first, *rest = str(error).splitlines() or [repr(error)]
+        raise TapeError("\n".join([f"{creation.place} failed: {first}", *rest])) from error
+
+
+class Metrics(Mapping[str, Any]):
+    """The evaluators of a topology by name: each value, over all batches so far, is worked out when read."""
+
+    def __init__(self, evaluators: Mapping[str, Evaluator]) -> None:
+        self._evaluators = evaluators
+
+    def __getitem__(self, name: str) -> Any:
+        return self._evaluators[name].compute()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._evaluators)
+
+    def __len__(self) -> int:
+        return len(self._evaluators)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+class Topology(nn.Module):
+    """Layers of a tape, as a module; made by `Tape.topology`.
+
+    `outputs, metrics = topology(words=..., label=...)`: a value for each data layer by name, tensors or
+    LoDTensors; data layers that nothing in the topology reads need none. `outputs` is nested as it was asked
+    for; an evaluator among them stands for its value so far. `metrics` has the evaluators by name.
+
+    The layers are the tape's own, so topologies of one tape train together; the keys of `state_dict` start
+    with the layers' names. Evaluators are the topology's own; `reset` empties them. A call runs the layers in
+    the topology's own mode (`train` or `eval`), whatever mode another topology left them in.
+
+    Raises:
+        TapeError: a value is missing, unknown or does not fit its data layer, or a layer fails.
+
+    >>> import torch
+    >>> from stepnet.layers import Dense, Integer, classification_cost, classification_error, data, fc
+    >>> from stepnet.tape import Tape
+    >>> with Tape() as tape:
+    ...     scores = fc(data("img", Dense(4)), 3)
+    ...     label = data("label", Integer(3))
+    ...     cost = classification_cost(scores, label)
+    ...     error = classification_error(scores, label, name="error")
+    >>> train, infer = tape.topology([cost, error]), tape.topology(scores)
+    >>> (loss, _), metrics = train(img=torch.zeros(2, 4), label=torch.tensor([0, 0]))
+    >>> loss.backward()
+    >>> 0 <= metrics["error"] <= 1
+    True
+    >>> infer(img=torch.zeros(2, 4))[0].shape
+    torch.Size([2, 3])
+    """
+
+    def __init__(self, chosen: Chosen, outputs: Any) -> None:
+        super().__init__()
+        self._outputs = outputs
+        self._evaluators: dict[str, Evaluator] = {}
+        self._layers: list[nn.Module] = []
+        self._played: Chosen = []
+        for i, creation in chosen:
+            module = creation.module
+            if isinstance(module, Evaluator):
+                module = copy.deepcopy(module)
+                module.reset()
+                creation = copy.copy(creation)
+                creation.function = module
+                self._evaluators[creation.name] = module
+            if module is not None:
+                self._modules[creation.name] = module  # past add_module: a layer may be called `forward`
+                self._layers.append(module)
+            if creation.group is None:
+                self._played.append((i, creation))
+        feeds = [(i, c) for i, c in self._played if isinstance(c.function, Feed)]
+        read = {j for _, c in self._played for j in c.inputs} | {r.index for r in leaves(outputs, Ref)}
+        self.inputs: tuple[str, ...] = tuple(c.name for i, c in feeds if i in read)
+        self._known = {c.name for _, c in feeds}
+        self._unread = {i for i, _ in feeds if i not in read}
+        self._played = [(i, c) for i, c in self._played if i not in self._unread]
+        self._finished = _last_uses(self._played, outputs)
+
+    def forward(self, **feeds: Any) -> tuple[Any, Metrics]:
+        """Play the layers on the values of the data layers."""
+        missing = [name for name in self.inputs if name not in feeds]
+        unknown = [name for name in feeds if name not in self._known]
+        if missing or unknown:
+            raise TapeError(
+                "a topology takes a value for each of its data layers",
+                got=(f"none for {missing}" if missing else f"values for {unknown}, which it does not have"),
+                expected=f"values for {list(self.inputs)}",
+            )
+        for module in self._layers:
+            if module.training != self.training:
+                module.train(self.training)
+        values: dict[int, Any] = {}
+        for (i, creation), finished in zip(self._played, self._finished, strict=True):
+            if isinstance(creation.function, Evaluator):
+                self._update(creation, values)
+            else:
+                values[i] = run_one(creation, values, feeds)
+            for j in finished:
+                values.pop(j, None)
+        metrics = self.metrics()
+        named = {i: c.name for i, c in self._played if isinstance(c.function, Evaluator)}
+        outputs = swap(
+            self._outputs, Ref, lambda r: metrics[named[r.index]] if r.index in named else values[r.index]
+        )
+        return outputs, metrics
+
+    @staticmethod
+    def _update(creation: Creation, values: dict[int, Any]) -> None:
+        evaluator: Any = creation.function
+        args = swap(creation.args, Ref, lambda ref: values[ref.index])
+        evaluator.update(*(value.detach() for value in args))
+
+    def metrics(self) -> Metrics:
+        """The evaluators' values over all batches since the last `reset`."""
+        return Metrics(self._evaluators)
+
+    def reset(self) -> None:
+        """Empty all evaluators, as at the start of an epoch."""
+        for evaluator in self._evaluators.values():
+            evaluator.reset()
+
+
+def _last_uses(played: Chosen, outputs: Any) -> list[tuple[int, ...]]:
+    """Which values nobody reads any more, after each creation."""
+    last = {j: at for at, (i, c) in enumerate(played) for j in (i, *c.inputs)}
+    for ref in leaves(outputs, Ref):
+        last.pop(ref.index, None)
+    finished: list[list[int]] = [[] for _ in played]
+    for j, at in last.items():
+        finished[at].append(j)
+    return [tuple(f) for f in finished]
