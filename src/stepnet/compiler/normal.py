@@ -7,6 +7,7 @@ up. Anything else is refused: the step is then run by the plain loop.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -200,6 +201,8 @@ class Builder:
         number, star, symbol = text.partition("*")
         if star and symbol == self.batch and number.isdigit():
             return at, int(number)
+        if re.search(r"\bu\d", text):  # a size that torch's trace could not know
+            raise Refusal("an op makes a result whose shape depends on values", line=self.line)
         raise Refusal(f"the batch dimension became {text}: the step mixes rows", line=self.line)
 
     def row_shape(self, shape: Sequence[Any], bdim: int | None) -> tuple[int, ...]:

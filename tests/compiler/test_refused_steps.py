@@ -1,0 +1,245 @@
+"""Steps that no plan can run: each is refused with a reason and its line, and runs right by the plain loop.
+
+The reference is a loop by hand over the whole batch: these steps see more than one row.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from stepnet.api import recurrent
+from stepnet.errors import Refusal, SlowPathWarning
+
+DTYPE = torch.float64
+D = 4
+W = (torch.randn(D, D, generator=torch.Generator().manual_seed(3), dtype=DTYPE) / 2).requires_grad_()
+COUNTS = torch.zeros(D, dtype=DTYPE)
+NORM = nn.BatchNorm1d(D, dtype=DTYPE, track_running_stats=False)
+
+
+class Steps:
+    """Each on x [n, 4] and h [n, 4]; # marks the line that is to blame."""
+
+    def mean_of_the_batch(x, h):
+        h = torch.tanh(x @ W + h - h.mean(0, keepdim=True))  #
+        return h, h
+
+    def sum_of_everything(x, h):
+        h = torch.tanh(h + x / (1 + x.abs().sum()))  #
+        return h, h
+
+    def largest_of_the_batch(x, h):
+        h = torch.tanh(h + x - x.amax(0))  #
+        return h, h
+
+    def spread_of_the_batch(x, h):
+        h = torch.tanh(h + x) / (1 + x.var(0, unbiased=False))  #
+        return h, h
+
+    def softmax_over_the_batch(x, h):
+        h = torch.softmax(h + x, 0)  #
+        return h, h
+
+    def cumulated_over_the_batch(x, h):
+        h = torch.tanh(torch.cumsum(x, 0) + h)  #
+        return h, h
+
+    def sorted_over_the_batch(x, h):
+        h = torch.tanh(torch.sort(x, 0).values + h)  #
+        return h, h
+
+    def batch_norm(x, h):
+        h = torch.tanh(NORM(x @ W + h))  #
+        return h, h
+
+    def permuted_rows(x, h):
+        order = torch.arange(x.shape[0] - 1, -1, -1)  #
+        h = torch.tanh(x[order] + h)
+        return h, h
+
+    def flipped_rows(x, h):
+        h = torch.tanh(x.flip(0) + h)  #
+        return h, h
+
+    def rolled_rows(x, h):
+        h = torch.tanh(torch.roll(x, 1, 0) + h)  #
+        return h, h
+
+    def first_row_for_all(x, h):
+        h = torch.tanh(x + h[0])  #
+        return h, h
+
+    def all_but_the_first_row(x, h):
+        h = torch.cat([h[:1], torch.tanh(h[1:] + x[1:])])
+        return h, h
+
+    def rows_times_rows(x, h):
+        h = torch.tanh((x @ x.T) @ h)  #
+        return h, h
+
+    def a_sum_over_rows_back(x, h):
+        h = torch.tanh(h + x @ (x.T @ h))  #
+        return h, h
+
+    def numbered_rows(x, h):
+        h = torch.tanh(h + x * torch.arange(x.shape[0])[:, None])  #
+        return h, h
+
+    def by_the_number_of_rows(x, h):
+        h = torch.tanh(h + x / x.shape[0])  #
+        return h, h
+
+    def by_len(x, h):
+        h = torch.tanh(h + x / len(x))  #
+        return h, h
+
+    def branch_on_the_number_of_rows(x, h):
+        h = torch.tanh(h + x) if x.shape[0] > 2 else h - x
+        return h, h
+
+    def loop_over_rows(x, h):
+        h = torch.stack([torch.tanh(a + b) for a, b in zip(x, h)])  # noqa: B905
+        return h, h
+
+    def branch_on_a_value(x, h):
+        if h.sum() > 0:  #
+            h = h - 1
+        return h + x, torch.tanh(h + x)
+
+    def item(x, h):
+        h = torch.tanh(h * float(x.max().item()))  #
+        return h, h
+
+    def to_list(x, h):
+        h = torch.tanh(h + torch.tensor(x.tolist(), dtype=DTYPE))  #
+        return h, h
+
+    def numpy(x, h):
+        h = torch.tanh(h + torch.as_tensor(np.tanh(x.detach().numpy())))  #
+        return h, h
+
+    def boolean_mask(x, h):
+        h = torch.tanh(h + x)
+        return h, torch.cat([h, h[h[:, 0] > 2]])[: x.shape[0]]  #
+
+    def nonzero(x, h):
+        at = torch.nonzero(x[:, 0] > 0)  #
+        h = torch.tanh(h + x + at.shape[0])
+        return h, h
+
+    def changes_a_captured_tensor(x, h):
+        COUNTS.add_(1)
+        h = torch.tanh(h + x + COUNTS)
+        return h, h
+
+    def one_noise_for_all_rows(x, h):
+        h = torch.tanh(h + x + 0 * torch.rand(D, dtype=DTYPE))  #
+        return h, h
+
+
+WORDS = {
+    "mean_of_the_batch": "mean over the rows",
+    "sum_of_everything": "mixes rows",
+    "largest_of_the_batch": "over the rows",
+    "spread_of_the_batch": "over the rows",
+    "softmax_over_the_batch": "over the rows",
+    "cumulated_over_the_batch": "rows by number",
+    "sorted_over_the_batch": "sort",
+    "batch_norm": "rows",
+    "permuted_rows": "rows",
+    "flipped_rows": "rows by number",
+    "rolled_rows": "rows",
+    "first_row_for_all": "rows by number",
+    "all_but_the_first_row": "row",
+    "rows_times_rows": "rows with rows",
+    "a_sum_over_rows_back": "rows",
+    "numbered_rows": "numbers its rows",
+    "by_the_number_of_rows": "number of rows",
+    "by_len": "len() of the rows",
+    "branch_on_the_number_of_rows": "depends on how many rows it is given",
+    "loop_over_rows": "rows",
+    "branch_on_a_value": "depends on the values of a tensor",
+    "item": "depends on the values of a tensor",
+    "to_list": "values",
+    "numpy": "numpy",
+    "boolean_mask": "shape depends on values",
+    "nonzero": "shape depends on values",
+    "changes_a_captured_tensor": "changes a tensor it did not make, in place",
+    "one_noise_for_all_rows": "noise that is shared by all rows",
+}
+STEPS = {k: v for k, v in vars(Steps).items() if inspect.isfunction(v)}
+
+
+def by_hand(step, x, h):
+    """The whole batch, step after step."""
+    ys = []
+    for t in range(len(x)):
+        y, h = step(x[t], h)
+        ys.append(y)
+    return torch.stack(ys), h
+
+
+def inputs():
+    x = torch.randn(3, 5, D, dtype=DTYPE, requires_grad=True)
+    return x, torch.randn(5, D, dtype=DTYPE, requires_grad=True)
+
+
+def blamed(step):
+    source, first = inspect.getsourcelines(step)
+    lines = [first + i for i, line in enumerate(source) if line.rstrip().endswith(("#", "# noqa: B905"))]
+    return f"(test_refused_steps.py:{lines[0]})" if lines else ""
+
+
+def test_every_step_has_its_words():
+    assert set(WORDS) == set(STEPS)
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("backend", ["eager", "c"])
+def test_refused_with_reason_and_line(backend, name):
+    step, (x, h) = STEPS[name], inputs()
+    with pytest.raises(Refusal) as caught:
+        recurrent(step, x, h, backend=backend)
+    assert WORDS[name] in str(caught.value)
+    assert blamed(step) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_right_by_the_plain_loop_with_one_warning(name):
+    step, (x, h) = STEPS[name], inputs()
+    COUNTS.zero_()
+    expected = by_hand(step, x, h)
+    COUNTS.zero_()
+    with pytest.warns(SlowPathWarning) as warned:
+        recurrent(step, x, h)
+    assert len(warned) == 1
+    assert f"step '{name}' runs by the plain loop" in str(warned[0].message)
+    assert WORDS[name] in str(warned[0].message)
+    COUNTS.zero_()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        y, final = recurrent(step, x, h)
+    torch.testing.assert_close((y, final), expected, rtol=0, atol=1e-12)
+    seeds = [torch.randn_like(v) for v in expected]
+    wanted = [x, h, W]
+    found = torch.autograd.grad((y, final), wanted, seeds, materialize_grads=True, allow_unused=True)
+    theirs = torch.autograd.grad(expected, wanted, seeds, materialize_grads=True, allow_unused=True)
+    torch.testing.assert_close(found, theirs, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("backend", ["auto", "naive"])
+def test_naive_by_name_is_silent(backend):
+    x, h = inputs()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if backend == "naive":
+            recurrent(STEPS["mean_of_the_batch"], x, h, backend=backend)
+        else:
+            with torch.no_grad(), pytest.warns(SlowPathWarning, match="backend='naive'"):
+                recurrent(lambda x, h: (h.mean(0) + x, h), x, h, backend=backend)
