@@ -10,6 +10,7 @@ from . import (
     kept_heap,
     kernels,
     memory,
+    nested,
     read_cost,
     recurrences,
     unpack_pack,
@@ -29,6 +30,7 @@ TOPICS: dict[str, Topic] = {
         first_call.TOPIC,
         compiled_loop.TOPIC,
         while_loops.TOPIC,
+        nested.TOPIC,
         kept_heap.TOPIC,  # the last one: it changes how this process keeps memory
     )
 }
