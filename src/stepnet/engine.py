@@ -104,9 +104,9 @@ def as_rows(leaves: Sequence[Any], *, reverse: bool, level: int, axis: int) -> S
 
 def run_compiled(
     body: StepBody, x_leaves: Sequence[Any], state_leaves: Sequence[Tensor], *,
-    reverse: bool, level: int, axis: int, backend: str,
+    reverse: bool, level: int, axis: int, backend: str, warn: bool = True,
 ) -> tuple[Any, list[Tensor]]:  # fmt: skip
-    """Run a step by a plan.
+    """Run a step by a plan. Without one, and with `warn`, a SlowPathWarning is given once for a step.
 
     Raises:
         Refusal: no plan can be made, or no executor of `backend` takes it.
@@ -117,7 +117,7 @@ def run_compiled(
     layout = sequences.layout
     if entry.ready is None or entry.compiled is None or entry.y_spec is None:
         refusal = entry.refusals[-1][1]
-        if backend == "auto" and not entry.warned:
+        if warn and backend == "auto" and not entry.warned:
             entry.warned = True
             warnings.warn(SlowPathWarning(body.name, refusal), stacklevel=4)
         raise refusal

@@ -15,7 +15,7 @@ from torch import Tensor
 from stepnet.api import checked
 from stepnet.backends import check_backend
 from stepnet.data.tree import unflatten
-from stepnet.engine import find_plan, run_compiled
+from stepnet.engine import run_compiled
 from stepnet.errors import IRError, Refusal, StepError
 from stepnet.ir.tensor_iterator import Concat, Invariant, Merged, Slice, TensorIterator
 from stepnet.run.segment import iterations
@@ -213,9 +213,8 @@ def run_step(step: Any, x: Any, state: Any, *, reverse: bool, axis: int) -> tupl
         Refusal: no plan can be made. Unlike `recurrent`, no warning is given.
     """
     body, x_leaves, state_leaves = checked(step, x, state, axis=axis)
-    how = {"reverse": reverse, "level": -1, "axis": axis, "backend": check_backend(None)}
-    entry, _, _ = find_plan(body, x_leaves, state_leaves, **how)
-    if entry.ready is None:
-        raise entry.refusals[-1][1]
-    y, finals = run_compiled(body, x_leaves, state_leaves, **how)
+    backend = check_backend(None)
+    y, finals = run_compiled(
+        body, x_leaves, state_leaves, reverse=reverse, level=-1, axis=axis, backend=backend, warn=False
+    )
     return y, unflatten(body.state_spec, finals)
