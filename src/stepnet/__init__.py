@@ -3,6 +3,7 @@
 from . import cells as cells
 from . import datasets as datasets
 from . import decode as decode
+from . import layers as layers
 from . import nn as nn
 from . import ops as ops
 from .api import Recurrent as Recurrent
@@ -27,3 +28,6 @@ from .ir.tensor_iterator import TensorIterator as TensorIterator
 from .loops.create import create_whileloop as create_whileloop
 from .loops.dynamic import dynamic_recurrent as dynamic_recurrent
 from .loops.recurrent_op import RecurrentOp as RecurrentOp
+from .tape import Tape as Tape
+from .tape import TapeItem as TapeItem
+from .tape import Topology as Topology

@@ -23,7 +23,8 @@ def apply(function: Callable[..., Any], *args: Any, name: str | None = None, **k
 
     Args:
         function: called with the values of the items among the arguments.
-        args, kwargs: items and other values, nested in tuples, lists and dicts as the function wants them.
+        *args: items and other values, nested in tuples, lists and dicts as the function wants them.
+        **kwargs: the same, by name.
 
     Raises:
         TapeError: it fails on a small example batch.

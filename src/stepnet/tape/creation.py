@@ -156,6 +156,8 @@ def describe(value: Any) -> str:
     """
     if value is UNKNOWN:
         return "unknown"
+    if value is None:  # an evaluator: nothing can take its value
+        return ""
     if isinstance(value, LoDTensor):
         sizes = ", ".join(["*", *(str(n) for n in value.shape[1:])])
         levels = "1 level" if value.lod_level == 1 else f"{value.lod_level} levels"
