@@ -48,13 +48,14 @@ def backend(request):
     return request.param
 
 
-@pytest.fixture(params=["adopting", "not adopting"])
+@pytest.fixture
 def adopting(request, monkeypatch):
-    """Whether generated C takes small matmuls in; plans of the other kind are forgotten."""
+    """Whether generated C takes small matmuls in (the default); plans of the other kind are forgotten."""
+    adopts = getattr(request, "param", True)
     monkeypatch.setattr(engine, "_entries", OrderedDict())
-    if request.param == "not adopting":
+    if not adopts:
         monkeypatch.setattr(c_adopt, "MOST_BYTES", 0)
-    return request.param == "adopting"
+    return adopts
 
 
 def read_by_matmuls(told, direction, kind):
@@ -98,9 +99,14 @@ def matmuls_run(call):
 
 
 @pytest.mark.parametrize("name", ["LSTM", "LayerNormLSTM", "MinGRU"])
-def test_torch_runs_as_many_matmuls_as_told(name, backend, adopting):
-    if backend == "eager" and not adopting:
-        pytest.skip("torch ops take nothing in")
+@pytest.mark.parametrize(
+    ("backend", "adopting"),
+    [("c", True), ("c", False), ("eager", True)],
+    ids=["c", "c alone", "eager"],
+    indirect=True,
+)
+@pytest.mark.usefixtures("adopting")
+def test_torch_runs_as_many_matmuls_as_told(name, backend):
     cell, x = CELLS[name][0](), torch.randn(T, B, I)
     told = explain(cell, x, backend=backend)
     expected = [
@@ -114,6 +120,7 @@ def test_torch_runs_as_many_matmuls_as_told(name, backend, adopting):
 
 
 @pytest.mark.usefixtures("_compiler")
+@pytest.mark.parametrize("adopting", [True, False], indirect=True)
 def test_matmuls_that_c_takes_in_are_told_as_the_maps_they_are(adopting):
     x = torch.randn(T, B, I, requires_grad=True)
     told = explain(LSTM(I, H), x)
