@@ -54,7 +54,7 @@ def main() -> None:
 
     train = tape.topology([cost, error, area])
     optimizer = torch.optim.Adam(train.parameters(), lr=0.02)
-    for epoch in range(4):
+    for epoch in range(3):
         train.reset()
         for _ in range(25):
             documents, right = batch(32)
