@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None, console: Console | None = None)
 
     console = console or Console()
     if not console.is_terminal:
-        console.width = 130  # a log file has no width of its own, and tables need one
+        console.width = 140  # a log file has no width of its own, and tables need one
     torch.set_num_threads(THREADS)
     console.print(
         "ratio: the contender's time / ours in the same round; above 1, ours is faster\n", highlight=False

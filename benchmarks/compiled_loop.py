@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from .harness import Case, Topic
-from .peak import sgemm_peak
 from .recurrences import EFFORTS, case_of, findings, table
 from .work import SIZES, WORKS, Setting, Size
 
@@ -19,10 +18,9 @@ COMPILING = "seconds of torch.compile"
 
 def cases(quick: bool) -> Iterator[Case]:
     """Training, dense, of cells that have no fused operator."""
-    single = sgemm_peak(1)
     for size in (Size(4, 3, 8),) if quick else [size for size in SIZES if size.T == STEPS]:
         for name in ("layer_norm_lstm", "window_lstm"):
-            case = case_of(Setting(WORKS[name], size, ragged=False), True, single, PEERS)
+            case = case_of(Setting(WORKS[name], size, ragged=False), True, PEERS)
             facts: dict[str, float | str] = dict(case.facts)
             compiled = case.contenders["torch.compile"]
             clocked = replace(compiled, run=_clocked(compiled.run, facts))

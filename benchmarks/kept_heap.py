@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator
 
 from .harness import Case, Topic
-from .peak import sgemm_peak
 from .recurrences import EFFORTS, case_of, findings, settings, table
 from .work import WORKS
 
@@ -36,10 +35,9 @@ def keep_heap() -> None:
 def cases(quick: bool) -> Iterator[Case]:
     """Training, of everyone who has the operator fused."""
     keep_heap()
-    single = sgemm_peak(1)
     for name in ("lstm", "gru"):
         for setting in settings(WORKS[name], quick):
-            yield case_of(setting, True, single, ("torch_nn", "ours"))
+            yield case_of(setting, True, ("torch_nn", "ours"))
 
 
 TOPIC = Topic(

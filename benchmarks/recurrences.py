@@ -36,14 +36,13 @@ def settings(work: Work, quick: bool) -> Iterator[Setting]:
 
 def cases(work: Work, quick: bool) -> Iterator[Case]:
     """Each setting, forward alone and with all gradients."""
-    single = sgemm_peak(1)
     for setting in settings(work, quick):
         for training in (False, True):
-            yield case_of(setting, training, single)
+            yield case_of(setting, training)
 
 
-def case_of(setting: Setting, training: bool, single: float, only: Sequence[str] | None = None) -> Case:
-    """One kind of work of all peers, or of the files of peers named; `single` is the peak of one thread."""
+def case_of(setting: Setting, training: bool, only: Sequence[str] | None = None) -> Case:
+    """One kind of work of all peers, or of the files of peers named."""
     found, absent = peers.contenders(setting, training, only)
     threads = torch.get_num_threads()
     wanted = goal(setting.work.name, setting.size, setting.ragged, training)
@@ -61,7 +60,7 @@ def case_of(setting: Setting, training: bool, single: float, only: Sequence[str]
             "rows": setting.rows,
             "fill": setting.rows / setting.valid.numel(),
             "gflop": setting.flops(training) * 1e-9,
-            "sgemm peak, 1 thread, gflop/s": single * 1e-9,
+            "sgemm peak, 1 thread, gflop/s": sgemm_peak(1, turns=2) * 1e-9,
             f"sgemm peak, {threads} threads, gflop/s": sgemm_peak(threads) * 1e-9,
             "absent": "; ".join(absent),
         }
@@ -120,8 +119,11 @@ def table(rows: Sequence[Row]) -> RenderableType:
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_lines=False)
     shown.add_column("T,B,H", no_wrap=True)
     shown.add_column("work", no_wrap=True)
-    for heading in ("ms", "% peak", *names, "best/goal"):
-        shown.add_column(heading, justify="right")
+    for name in ("ms", "% peak"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    for name in names:
+        shown.add_column(name.replace(" ", "\n"), justify="right", no_wrap=True, min_width=9)
+    shown.add_column("best/goal", justify="right", no_wrap=True)
     several = len({row.facts["work"] for row in fair}) > 1
     heading = ""
     for row in fair:

@@ -1,5 +1,7 @@
 """stepnet: write one recurrent step in plain PyTorch and run it over ragged sequences."""
 
+from typing import Any
+
 from . import cells as cells
 from . import datasets as datasets
 from . import decode as decode
@@ -31,3 +33,12 @@ from .loops.recurrent_op import RecurrentOp as RecurrentOp
 from .tape import Tape as Tape
 from .tape import TapeItem as TapeItem
 from .tape import Topology as Topology
+
+
+def __getattr__(name: str) -> Any:
+    """`stepnet.openvino` is imported when it is first used: it brings torch's tracing machinery."""
+    if name == "openvino":
+        import importlib
+
+        return importlib.import_module(".openvino", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

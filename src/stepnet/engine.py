@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stepnet.compiler.capture import Example, tensors_used, user_line
+from stepnet.compiler.capture import Example, tensors_used, user_line, without_modes
 from stepnet.compiler.pipeline import Compiled, Signature, compile_step
 from stepnet.compiler.probe import ROWS
 from stepnet.compiler.reach import Reach, reach
@@ -196,6 +196,7 @@ def _make(
             torch.inference_mode(False),
             torch.set_grad_enabled(grad),
             torch.autograd.graph.saved_tensors_hooks(_same, _same),
+            without_modes(),
         ):
             _compile(entry, body, found, sequences, states, backend)
     except Refusal as refusal:

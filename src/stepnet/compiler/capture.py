@@ -260,6 +260,28 @@ def trace(
 
 
 @contextlib.contextmanager
+def without_modes() -> Iterator[None]:
+    """Set aside the TorchFunctionModes around: what they watch or change is the caller's, not the capture's.
+    The default device stays, because it is part of what a step means."""
+    from torch.overrides import _pop_mode, _push_mode
+    from torch.utils._device import DeviceContext
+
+    aside: list[Any] = []
+    while torch._C._len_torch_function_stack() > 0:
+        aside.append(_pop_mode())
+    kept = [mode for mode in reversed(aside) if isinstance(mode, DeviceContext)]
+    for mode in kept:
+        _push_mode(mode)
+    try:
+        yield
+    finally:
+        for _ in kept:
+            _pop_mode()
+        for mode in reversed(aside):
+            _push_mode(mode)
+
+
+@contextlib.contextmanager
 def _clean_modes() -> Iterator[None]:
     """Trace as if nothing was around: no autocast cache, no outer compile."""
     with torch.autocast("cpu", enabled=torch.is_autocast_enabled("cpu"), cache_enabled=False):

@@ -77,8 +77,14 @@ def _randn(b: Builder, *args: Any, **__: Any) -> Any:
 @rule("bernoulli.p", "bernoulli.default")
 def _bernoulli(b: Builder, x: Ref, p: Any = None, **_: Any) -> Any:
     noise = _noise(b, "rand")
-    keep = b.pointwise("lt", [noise, x if p is None else p], b.values[noise.name].dtype)
-    return b.cast(keep, b.meta_dtype())
+    odds, rank = x if p is None else p, len(b.meta.shape)
+    dtype, shape = b.values[noise.name].dtype, b.values[noise.name].shape
+    if isinstance(odds, Ref):
+        name = b._aligned(b.cast(odds, dtype), rank, noise.bdim, 0)
+    else:
+        name = b.full(odds, (), dtype)
+    hit = b.emit("lt", (noise.name, name), shape, "bool", "row")
+    return b.cast(Ref(hit, noise.bdim), b.meta_dtype())
 
 
 @rule("opaque")

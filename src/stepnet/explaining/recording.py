@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from stepnet.data.lod import LoDTensor
@@ -72,12 +72,16 @@ class _Recorder(TorchFunctionMode):
         if name == "__get__":  # x.shape and the like
             return func(*args, **kwargs)
         read = list(_tensors((args, kwargs)))
+        if _traced(read):
+            return func(*args, **kwargs)
         line = self.here()
         inputs = tuple(dict.fromkeys(map(self.name_of, read)))
         if writes(name) and inputs and inputs[0] in self.found.outside:
             raise _Done  # or a tensor of the user's would change once more than by the loop
         out = func(*args, **kwargs)
         made = list(_tensors(out))
+        if _traced(made):
+            return out
         if made or looks(name.strip("_")):
             self._note(name.strip("_"), inputs, read, made, line)
         return out
@@ -155,3 +159,8 @@ def record(
         for op in found.ops
     ]
     return found
+
+
+def _traced(tensors: list[Tensor]) -> bool:
+    """True for the tensors of an inner recurrence that is being captured: not the step's own arithmetic."""
+    return any(type(tensor) is not Tensor and not isinstance(tensor, nn.Parameter) for tensor in tensors)
