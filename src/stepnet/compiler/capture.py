@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -75,6 +74,19 @@ class Captured:
     batch: str  # the symbol of the batch size
 
 
+_READ_ONLY = frozenset({"__invert__", "__int__", "__index__", "__iter__"})  # they begin like __iadd__
+
+
+def writes(name: str) -> bool:
+    """True for torch functions that change their first argument.
+
+    >>> [writes(name) for name in ("add_", "__iadd__", "__setitem__", "add", "__add__")]
+    [True, True, True, False, False]
+    """
+    in_place = name.endswith("_") and not name.endswith("__")
+    return in_place or name == "__setitem__" or (name.startswith("__i") and name not in _READ_ONLY)
+
+
 class _Used(TorchFunctionMode):
     """Records the tensors that torch functions read but did not make."""
 
@@ -87,6 +99,9 @@ class _Used(TorchFunctionMode):
         for tensor in _tensors((args, kwargs)):
             if id(tensor) not in self.made:
                 self.used.setdefault(id(tensor), tensor)
+        if args and id(args[0]) in self.used and writes(getattr(func, "__name__", "")):
+            # stopped before the write: the plain loop makes it, once for each step
+            raise Refusal("the step changes a tensor it did not make, in place")
         out = func(*args, **(kwargs or {}))
         for tensor in _tensors(out):
             if id(tensor) not in self.used:
@@ -234,7 +249,7 @@ def trace(
     except Exception as error:
         raise Refusal(
             _why(error),
-            line=_error_line(error, here) or next((n for n in reversed(lines) if n), None),
+            line=next((n for n in reversed(lines) if n), None),
             remedy="write the step with torch ops on whole rows; stepnet runs it by the plain loop",
         ) from error
     _check_guards(env, batch)
@@ -350,11 +365,3 @@ def _why(error: Exception) -> str:
         return "a result of the step shares memory with one of its inputs in a way that cannot be traced"
     first = text.strip().splitlines()
     return f"the step could not be traced: {kind}: {first[0] if first else ''}"
-
-
-def _error_line(error: BaseException, here: Callable[[], str | None]) -> str | None:
-    files = getattr(here, "files", frozenset())
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if frame.filename in files:
-            return f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno}"
-    return None

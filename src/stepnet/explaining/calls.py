@@ -22,23 +22,11 @@ _MOVES = _words(
 )
 # they hand a tensor's values to Python
 _LOOKS = _words("item bool int index tolist numpy nonzero unique contains len iter")
-# they begin like __iadd__, and change nothing
-_PURE = _words("__invert__ __int__ __index__ __iter__")
 
 
 def looks(name: str) -> bool:
     """True for calls that hand a tensor's values to Python: what a step does next may depend on them."""
     return name in _LOOKS
-
-
-def writes(name: str) -> bool:
-    """True for calls that change their first argument.
-
-    >>> [writes(name) for name in ("add_", "__iadd__", "__setitem__", "add", "__add__")]
-    [True, True, True, False, False]
-    """
-    in_place = name.endswith("_") and not name.endswith("__")
-    return in_place or name == "__setitem__" or (name.startswith("__i") and name not in _PURE)
 
 
 def weight_of_call(name: str) -> Weight:

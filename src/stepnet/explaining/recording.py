@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from stepnet.compiler.capture import writes
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import flatten
 from stepnet.front.step import StepBody, loop_over
 from stepnet.run import naive
 
-from .calls import looks, weight_of_call, writes
+from .calls import looks, weight_of_call
 from .cost import TRANSCENDENTAL
 from .names import tensor_names
 from .records import Op
