@@ -1,0 +1,193 @@
+"""Steps that draw noise: the right law, drawn anew at every step and row, and the same on the way back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from plans import BACKENDS, ops, plan_of
+from stepnet import cells
+from stepnet.api import recurrent
+from stepnet.errors import StepError
+from stepnet.testing import check_step
+
+DTYPE = torch.float64
+COMPILED = [b for b in BACKENDS if b != "naive"]
+T, B, D = 50, 20, 8
+GAIN = torch.nn.Parameter(torch.ones(D, dtype=DTYPE))
+
+
+def ones(grad=False):
+    return torch.ones(T, B, D, dtype=DTYPE, requires_grad=grad)
+
+
+def zeros(grad=False):
+    return torch.zeros(B, D, dtype=DTYPE, requires_grad=grad)
+
+
+def dropped(x, h):
+    return F.dropout(x, 0.25), h + x
+
+
+def dropped_state(x, h):
+    h = F.dropout(0.5 * h + x, 0.25)
+    return h, h
+
+
+def jittered(x, h):
+    noise = torch.randn_like(h)
+    return noise, h * 0.9 + noise
+
+
+def uniform(x, h):
+    return torch.rand_like(x), h
+
+
+def uniform_of_the_batch(x, h):
+    return torch.rand(x.shape[0], 3, dtype=DTYPE), h
+
+
+def coins(x, h):
+    return torch.bernoulli(torch.sigmoid(h)), h
+
+
+def zoned_out(x, h):
+    return torch.where(torch.rand_like(h) < 0.25, h, x), h
+
+
+NOISY = [dropped, dropped_state, jittered, uniform, uniform_of_the_batch, coins, zoned_out]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_dropout_keeps_its_share_and_scale(backend):
+    y, _ = recurrent(dropped, ones(), zeros(), backend=backend)
+    assert set(y.unique().tolist()) == {0.0, 1 / 0.75}
+    share = (y == 0).double()
+    assert abs(share.mean() - 0.25) < 0.02  # 8,000 draws: 4 standard deviations
+    for dims in ((1, 2), (0, 2), (0, 1)):  # at every step, of every sequence, of every feature
+        assert (share.mean(dims) - 0.25).abs().max() < 0.16
+    assert len({tuple(rows) for rows in y.flatten(1).tolist()}) == T, "a mask was used twice"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_normal_and_uniform_noise(backend):
+    y, _ = recurrent(jittered, ones(), zeros(), backend=backend)
+    assert abs(y.mean()) < 0.05
+    assert abs(y.std() - 1) < 0.05
+    assert len(y.unique()) == y.numel()
+    for step in (uniform, uniform_of_the_batch):
+        y, _ = recurrent(step, ones(), zeros(), backend=backend)
+        assert 0 <= y.min() < 0.01
+        assert 0.99 < y.max() < 1
+        assert abs(y.mean() - 0.5) < 0.03
+        assert len(y.unique()) == y.numel()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_coins_follow_their_odds(backend):
+    state = torch.linspace(-4, 4, B * D, dtype=DTYPE).reshape(B, D)
+    y, _ = recurrent(coins, torch.ones(200, B, D, dtype=DTYPE), state, backend=backend)
+    assert (y.mean(0) - torch.sigmoid(state)).abs().max() < 0.16
+    assert set(y.unique().tolist()) == {0.0, 1.0}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_state_carries_the_noise(backend):
+    noise, final = recurrent(jittered, ones(), zeros(), backend=backend)
+    h = zeros()
+    for step in noise:
+        h = h * 0.9 + step
+    torch.testing.assert_close(final, h, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_way_back_sees_the_same_mask(backend):
+    x = ones(True)
+    y, _ = recurrent(dropped, x, zeros(), backend=backend)
+    (grad,) = torch.autograd.grad(y.sum(), x)
+    assert torch.equal(grad, y.detach())
+
+    x, h0 = ones(True), zeros(True)
+    y, h = recurrent(dropped_state, x, h0, backend=backend)
+    found = torch.autograd.grad(h.sum(), (x, h0))
+    kept = (y != 0).to(DTYPE) / 0.75  # by hand, with the masks that were drawn
+    grad = torch.ones(B, D, dtype=DTYPE)
+    expected = []
+    for mask in reversed(kept):
+        grad = grad * mask
+        expected.append(grad)
+        grad = grad * 0.5
+    torch.testing.assert_close(found, (torch.stack(expected[::-1]), grad), rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("step", NOISY, ids=lambda s: s.__name__)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_seed_repeats_and_calls_differ(backend, step):
+    recurrent(step, ones(), zeros(), backend=backend)  # capture draws no noise that a later call misses
+
+    def once(seed):
+        torch.manual_seed(seed)
+        first, _ = recurrent(step, ones(), zeros(), backend=backend)
+        second, _ = recurrent(step, ones(), zeros(), backend=backend)
+        return first, second
+
+    first, second = once(1)
+    assert not torch.equal(first, second)
+    again = once(1)
+    assert torch.equal(first, again[0])
+    assert torch.equal(second, again[1])
+    assert not torch.equal(first, once(2)[0])
+
+
+@pytest.mark.parametrize("backend", COMPILED)
+def test_the_first_call_leaves_the_generator_as_every_call_does(backend):
+    def fresh(x, h):
+        return F.dropout(x, 0.25), h
+
+    torch.manual_seed(3)
+    first, _ = recurrent(fresh, ones(), zeros(), backend=backend)
+    after_first = torch.rand(3)
+    torch.manual_seed(3)
+    second, _ = recurrent(fresh, ones(), zeros(), backend=backend)
+    assert torch.equal(first, second)
+    assert torch.equal(after_first, torch.rand(3))
+
+
+@pytest.mark.parametrize("step", [dropped_state, jittered, zoned_out], ids=lambda s: s.__name__)
+def test_noise_is_drawn_once_for_all_steps(step):
+    plan = plan_of(step, ones(), zeros())
+    assert set(ops(plan.forward, "map")) & {"rand", "randn"}
+    assert not set(ops(plan.forward, "scan")) & {"rand", "randn"}
+    assert plan.random
+
+
+def test_noise_that_the_way_back_needs_is_kept():
+    x = ones(True)
+    plan = plan_of(dropped_state, x, zeros())
+    made = {name for node in plan.forward.body.nodes for name in node.outputs}
+    assert "rand" not in ops(plan.backward)
+    assert set(plan.kept) & made
+
+
+@pytest.mark.parametrize("backend", COMPILED)
+def test_evaluation_is_exact(backend):
+    cell = cells.Zoneout(cells.VariationalDropout(cells.GRU(3, 5, dtype=DTYPE), 0.5, 0.5), 0.2).eval()
+    x = torch.randn(3, 2, 3, dtype=DTYPE, requires_grad=True)
+    check_step(cell, x, backend=backend)
+
+    def off(x, h):
+        h = F.dropout(torch.tanh(x + h), 0.5, training=False)
+        return F.dropout(h, 0.0), h
+
+    check_step(off, x, torch.zeros(2, 3, dtype=DTYPE, requires_grad=True), backend=backend)
+
+
+@pytest.mark.parametrize("backend", COMPILED)
+def test_its_gradient_cannot_be_differentiated_again(backend):
+    x = ones(True)
+    y, _ = recurrent(dropped, x, zeros(), backend=backend)
+    with pytest.raises(StepError, match="draws noise") as caught:
+        torch.autograd.grad(y.sum(), x, create_graph=True)
+    assert "step 'dropped'" in str(caught.value)
+    assert "backend='naive'" in str(caught.value)
