@@ -20,7 +20,7 @@ setup: .venv/.setup
 
 # Everything: tests, the examples in docstrings, the code blocks of README and docs.
 test: setup
-	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --cov --cov-report=term:skip-covered
 
 lint: setup
 	$(BIN)/ruff check

@@ -12,6 +12,9 @@ from hypothesis import settings
 settings.register_profile("stepnet", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("stepnet")
 
+# Two processes run the tests on two cores; tests of shared work set threads of their own.
+torch.set_num_threads(1)
+
 
 @pytest.fixture(autouse=True)
 def _seed():

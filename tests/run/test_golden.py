@@ -1,0 +1,40 @@
+"""Generated C of two small steps, kept as files: a change of the generator shows here as a change of text.
+
+STEPNET_UPDATE_GOLDEN=1 rewrites the files.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import stepnet
+from stepnet import cells
+
+GOLDEN = Path(__file__).parent / "golden"
+KINDS = {"rnn": cells.RNN, "layer_norm_lstm": cells.LayerNormLSTM}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_source_is_the_one_on_file(name):
+    torch.manual_seed(0)
+    cell = KINDS[name](2, 3)
+    x = torch.randn(4, 5, 2)
+    found = stepnet.explain(cell, x, source=True, backend="c").source
+    path = GOLDEN / f"{name}.c"
+    if "STEPNET_UPDATE_GOLDEN" in os.environ:
+        path.write_text(found)
+    assert found == path.read_text(), "STEPNET_UPDATE_GOLDEN=1 rewrites the file, if the change is meant"
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_source_on_file_is_headed_by_its_ir_and_gives_the_right_numbers(name):
+    torch.manual_seed(0)
+    cell = KINDS[name](2, 3)
+    x = torch.randn(4, 5, 2)
+    text = (GOLDEN / f"{name}.c").read_text()
+    assert "/* scan of forward" in text
+    assert "/* scan of backward" in text
+    fast, plain = (stepnet.recurrent(cell, x, backend=b)[0] for b in ("c", "naive"))
+    torch.testing.assert_close(fast, plain)
