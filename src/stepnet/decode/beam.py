@@ -37,7 +37,8 @@ def beam_search(
     Args:
         step: as in `greedy`; it is called with `beam_size` rows for each row that still runs.
         state: tensors [B, ...] or a nesting of them.
-        bos, eos: the numbers of the words that begin and end a sequence.
+        bos: the number of the word that begins a sequence.
+        eos: the number of the word that ends one.
         beam_size: how many sequences go on at each step.
         max_length: the most words of a sequence, eos counted.
         length_penalty: 0 or more; 0 compares log probabilities, more favours long sequences.

@@ -42,8 +42,13 @@ def explain(
 
     Args:
         step: a step as `recurrent` takes it, or a `Recurrent`, whose own settings then hold.
-        x, state, reverse, level, axis, backend: as `recurrent` takes them. The plan depends on shapes,
-            dtypes and on which gradients are wanted; the costs on the lengths too.
+        x: as `recurrent` takes it. The plan depends on shapes, dtypes and on which gradients are wanted; the
+            costs on the lengths too.
+        state: as `recurrent` takes it.
+        reverse: as in `recurrent`.
+        level: as in `recurrent`.
+        axis: as in `recurrent`.
+        backend: as in `recurrent`.
         source: also keep the generated C.
 
     Returns:
