@@ -232,7 +232,7 @@ def measure(runs: Runs, effort: Effort, clock: Clock = time.perf_counter) -> dic
 
 
 # Seconds before a turn: until then the threads of the contender before it may wait busily for more work.
-PAUSE = 0.005
+PAUSE = 0.01
 
 
 def _turn(run: Callable[[], Any], repeats: int, clock: Clock) -> float:

@@ -18,6 +18,8 @@ def contenders(setting: Setting, training: bool) -> dict[str, Contender]:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.inter_op_num_threads = 1
+    # Else its threads go on waiting busily for the next run, and take a core from whoever is next.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     session = onnxruntime.InferenceSession(
         onnx_model.model(setting).SerializeToString(), options, providers=["CPUExecutionProvider"]
     )

@@ -20,7 +20,7 @@ from benchmarks.work import SIZES, WORKS, Setting, Size, named
 from rich.console import Console
 
 from benchmarks import __main__ as command
-from benchmarks import first_call, goals, harness, memory, peers, plot, recurrences, topics
+from benchmarks import first_call, goals, harness, memory, page, peers, plot, recurrences, topics
 
 SIZE = Size(6, 3, 16)  # of a quick run, which then needs no further builds
 LAYOUTS = {"dense": False, "ragged": True}
@@ -278,6 +278,56 @@ def test_the_file_is_written_as_the_run_goes(planted, tmp_path):
         run_command("--quick", "--json", str(path))
     (stopped,) = json.loads(path.read_text())["topics"]
     assert [row["case"] for row in stopped["rows"]] == ["the first"]
+
+
+# ------------------------------------------------------------------------------------- the page of the docs
+
+
+def record_of(**options):
+    spread = {"median": 0.001, "low": 0.001, "high": 0.001}
+    facts = {"work": "gru", "T": 100, "B": 32, "H": 64, "layout": "ragged", "pass": "train", "gflop": 0.1}
+    row = {
+        "case": "100,32,64 ragged train",
+        "ours": "stepnet",
+        "refused": None,
+        "facts": facts | {"sgemm peak, 2 threads, gflop/s": 200.0},
+        "times": {"stepnet": spread},
+        "ratios": {"nn packed": spread | {"median": 2.54}, "loop": spread | {"median": 11.0}},
+    }
+    return {"quick": False, "topics": [{"name": "gru", "rows": [row | options]}]}
+
+
+def test_the_page_gets_the_best_peer_and_the_share_of_the_peak(monkeypatch, tmp_path):
+    results, text = tmp_path / "run.json", tmp_path / "page.md"
+    results.write_text(json.dumps(record_of()))
+    text.write_text(f"above\n\n{page.BEGIN}\nold\n{page.END}\n\nbelow\n")
+    monkeypatch.setattr(sys, "argv", ["page", str(results), str(text)])
+    page.main()
+    assert text.read_text() == (
+        f"above\n\n{page.BEGIN}\n\n"
+        "The machine's peak in this run: 200 gflop/s (a float32 matmul, two threads).\n\n"
+        "**Ragged, forward and backward**\n\n"
+        "| T, B, H | 100, 32, 64 |\n| --- | ---: |\n| GRU | **2.5** packed, 50 % |\n\n"
+        f"{page.END}\n\nbelow\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (record_of(refused="nn: 'y' differs"), "refused rows: 100,32,64 ragged train"),
+        (record_of() | {"quick": True}, "a quick run shows"),
+    ],
+    ids=["refused", "quick"],
+)
+def test_the_page_takes_no_run_that_proves_nothing(record, message):
+    with pytest.raises(ValueError, match=message):
+        page.measured(record)
+
+
+def test_the_page_has_its_marks():
+    text = (command.OUT.parents[1] / "docs" / "speed.md").read_text(encoding="utf-8")
+    assert text.count(page.BEGIN) == text.count(page.END) == 1
 
 
 # -------------------------------------------------------------------------------------------------- memory
