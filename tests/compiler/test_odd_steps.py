@@ -286,7 +286,6 @@ NOT_IN_C = {
     "einsum_outer": ("'sum' over dimensions that are not the last ones", '"ni,nj->nij"'),
     "repeated_rows_of_features": ("'sum' over dimensions that are not the last ones", "repeat_interleave"),
     "built_by_parts": ("the torch call aten.slice_scatter", "out[:, 1::2]"),
-    "built_by_parts": ("the torch call aten.slice_scatter", "out[:, ::2]"),
     "complex_inside": ("the torch call aten.view_as_complex", "torch.cat([z.real"),
     "float32_inside": ("the loop computes in float32, float64", ""),
     "solve": ("the torch call aten.linalg_", "torch.linalg.solve"),

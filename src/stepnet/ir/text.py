@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from typing import Any
+from urllib.parse import quote, unquote
 
 from stepnet.errors import GraphError
 
@@ -15,9 +16,14 @@ _VALUE = re.compile(r"(?P<name>\S+): (?P<kind>row|shared|sum)\[(?P<shape>[\d, ]*
 _NODE = re.compile(r"  (?P<outs>.+?) = (?P<op>\w+)\((?P<ins>.*)\) (?P<attrs>\{.*\})(?:  # (?P<line>.*))?")
 
 
+def print_name(name: str) -> str:
+    """A name without what the text itself is made of: `state['a b']` is printed `state['a%20b']`."""
+    return re.sub(r"[^\w\[\]'\".-]", lambda found: quote(found[0], safe=""), name)
+
+
 def print_value(value: Value) -> str:
     """'h: row[64] float32'."""
-    return f"{value.name}: {value.kind}[{', '.join(map(str, value.shape))}] {value.dtype}"
+    return f"{print_name(value.name)}: {value.kind}[{', '.join(map(str, value.shape))}] {value.dtype}"
 
 
 def print_node(node: Node, graph: Graph) -> str:
@@ -25,7 +31,7 @@ def print_node(node: Node, graph: Graph) -> str:
     outs = "; ".join(print_value(graph.values[n]) if n else "_" for n in node.outputs)
     attrs = "{" + ", ".join(f"{k!r}: {v!r}" for k, v in node.attrs) + "}"
     line = f"  # {node.line}" if node.line else ""
-    return f"{outs} = {node.op}({', '.join(node.inputs)}) {attrs}{line}"
+    return f"{outs} = {node.op}({', '.join(map(print_name, node.inputs))}) {attrs}{line}"
 
 
 def print_graph(graph: Graph) -> str:
@@ -44,7 +50,7 @@ def print_graph(graph: Graph) -> str:
     lines = [f"graph {graph.name}"]
     lines += [f"  in {print_value(graph.values[n])}" for n in graph.parameters]
     lines += [f"  {print_node(node, graph)}" for node in graph.nodes]
-    lines.append("  out " + ", ".join(graph.results))
+    lines.append("  out " + ", ".join(map(print_name, graph.results)))
     return "\n".join(lines)
 
 
@@ -64,12 +70,12 @@ def parse_graph(text: str) -> Graph:
             values[value.name] = value
             parameters.append(value.name)
         elif line.startswith("  out "):
-            results = tuple(n for n in line[6:].split(", ") if n)
+            results = tuple(unquote(n) for n in line[6:].split(", ") if n)
         elif match := _NODE.fullmatch(line):
             outs = [None if o == "_" else _parse_value(o, number) for o in match["outs"].split("; ")]
             values.update((v.name, v) for v in outs if v is not None)
             attrs = tuple(_attributes(match["attrs"], number).items())
-            inputs = tuple(n for n in match["ins"].split(", ") if n)
+            inputs = tuple(unquote(n) for n in match["ins"].split(", ") if n)
             nodes.append(
                 Node(match["op"], inputs, tuple(v.name if v else "" for v in outs), attrs, match["line"])
             )
@@ -100,15 +106,15 @@ def _parse_value(text: str, number: int) -> Value:
     if match is None:
         raise GraphError(f"line {number} of a printed graph declares no value", got=text)
     shape = tuple(int(s) for s in match["shape"].split(",") if s.strip())
-    return Value(match["name"], match["kind"], shape, match["dtype"])  # pyright: ignore[reportArgumentType]
+    return Value(unquote(match["name"]), match["kind"], shape, match["dtype"])  # pyright: ignore[reportArgumentType]
 
 
 def print_region(loop: LoopPlan, region: Region) -> str:
     """A region as text: carries, nodes, and what is read after it."""
     lines = [f"{region.kind} of {loop.body.name}"]
-    lines += [f"  carry {c.parameter} <- {c.result}" for c in region.carries]
+    lines += [f"  carry {print_name(c.parameter)} <- {print_name(c.result)}" for c in region.carries]
     lines += [f"  {print_node(node, loop.body)}" for node in region.nodes]
-    lines.append("  out " + ", ".join(loop.outputs(region)))
+    lines.append("  out " + ", ".join(map(print_name, loop.outputs(region))))
     return "\n".join(lines)
 
 
