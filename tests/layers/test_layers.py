@@ -131,7 +131,7 @@ def test_rows_side_by_side_summed_and_repeated():
         (torch.sin, torch.sin),
         ("leaky_relu", F.leaky_relu),
     ],
-    ids=str,
+    ids=["relu", "softmax", "log_softmax", "a function", "leaky_relu"],
 )
 def test_activations_as_arguments_and_as_layers(act, expected):
     x = torch.randn(4, 3, dtype=torch.float64)
