@@ -293,7 +293,6 @@ NOT_IN_C = {
     "sorted_features": ("the torch call aten.scatter", "torch.sort"),
     "top_two": ("the torch call aten.scatter", "torch.topk"),
     "maxima": ("the torch call aten.scatter", "torch.min(h"),
-    "norms": ("the torch call aten.linalg_vector_norm", "F.normalize"),
     "shapes": ("the torch call aten.index_select", ".roll(1, -1)"),
     "gathered": ("the torch call aten.scatter_add", "torch.gather"),
     "embedding_of_its_argmax": ("the torch call aten.argmax", ".argmax(-1)"),

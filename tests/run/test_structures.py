@@ -428,3 +428,27 @@ def test_regions_of_a_state_that_turns_in_no_loop():
     plan = plan_of(case.step, cut(case.x(3), [1, 2]), case.state(2))
     assert ops(plan.forward, "scan").count("matmul") == 1
     assert "shift" in ops(plan.forward, "map")
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ["h", "h_next", "h_boot", "h_final", "h_rows", "h_line", "h_at", "h_copy0"],
+        ["a b", "a_b", "a-b", "a*/b", "ü", '"x"', "'q'", "a\nb", "int", "t"],
+    ],
+    ids=["like those of generated code", "odd characters"],
+)
+def test_names_of_any_kind(keys):
+    """Keys of a user's dict become names in printed graphs and in C; no two of them may meet there."""
+    w = dict(zip(keys, weights(*[(4, 4)] * len(keys)), strict=True))
+
+    def step(x, state):
+        new = {}
+        for before, key in zip((keys[-1], *keys), keys, strict=False):
+            z = state[key] @ w[key] + x + state[before]
+            new[key] = torch.tanh(z - z.mean(-1, keepdim=True))
+        return {key: value * 2 for key, value in new.items()}, new
+
+    lengths = [2, 0, 3]
+    x = LoDTensor.from_lengths(leaf(5, 4), [lengths])
+    check_step(step, x, {key: leaf(3, 4) for key in keys}, weights=w, backend="c")

@@ -30,7 +30,8 @@ _EXTRA = (
     "hardsigmoid_backward hardswish hardswish_backward mish mish_backward lerp masked_fill glu glu_backward "
     "slice_backward select_backward split tanh_backward sigmoid_backward threshold_backward stack unbind "
     "logaddexp addmv mv dot mse_loss xlogy square std std_mean diagonal_backward unfold_backward "
-    "_prelu_kernel _prelu_kernel_backward prelu native_group_norm native_group_norm_backward"
+    "_prelu_kernel _prelu_kernel_backward prelu native_group_norm native_group_norm_backward "
+    "linalg_vector_norm"
 )
 
 

@@ -6,12 +6,13 @@ stage says which nodes it computes.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
 from stepnet.ir.graph import Node
 from stepnet.ir.plan import LoopPlan, Region
-from stepnet.ir.text import print_region
+from stepnet.ir.text import print_name, print_region
 
 from .c_expr import loop_text
 from .c_loops import row_function
@@ -69,6 +70,9 @@ def identifier(name: str) -> str:
     return out if out[:1].isalpha() else f"v{out}"
 
 
+# What the writer appends to the name of a value.
+_DERIVED = re.compile(r"_(at|boot|final|line|new|next|packed|part|rows|stride_[knh]|sum)$")
+
 _COLUMNS = """/* Where a member's columns of a product begin: whole panels. */
 static inline int64_t first_column(int64_t n, int64_t member, int64_t members, int64_t panel) {
     const int64_t panels = (n + panel - 1) / panel, column = panels * member / members * panel;
@@ -115,6 +119,8 @@ class _Writer:
         """The C name of a value."""
         if value not in self.names:
             wanted = identifier(value)
+            if _DERIVED.search(wanted):  # a state 'h_next' beside the next value of a state 'h'
+                wanted += "_"
             taken = set(self.names.values())
             while wanted in taken:
                 wanted += "_"
@@ -444,7 +450,8 @@ class _Writer:
         to = f"{self.c(node.output)}_rows" if node.output in self.early else f"a->{self.c(node.output)}"
         rows, wide = f"sn_rows_{self.suffix}", p.value(operand).size
         line(
-            f"/* {node.output} = matmul({', '.join(node.inputs)})  [{k}] x [{k}, {n}], rows of these steps */"
+            f"/* {print_name(node.output)} = matmul({', '.join(map(print_name, node.inputs))})  "
+            f"[{k}] x [{k}, {n}], rows of these steps */"
         )
         made = p.value(node.output).size
         line("{")
@@ -469,8 +476,8 @@ class _Writer:
         size = self.p.value(name).size
 
         def place(text: str) -> str:
-            text = text.format(c=self.c(name), n=size)
-            return f"a->{text}" if "_boot" in text or "_final" in text else text
+            argument = "_boot" in text or "_final" in text
+            return ("a->" if argument else "") + text.format(c=self.c(name), n=size)
 
         line(f"memcpy({place(to)}, {place(source)}, {size} * sizeof({self.ctype(name)}));", depth)
 
@@ -512,7 +519,8 @@ class _Writer:
         times = 1
         for length in shape[:-1]:
             times *= length
-        note = f"/* {node.output} = matmul({', '.join(node.inputs)})  [{k}] x [{k}, {n}] */"
+        inputs = ", ".join(map(print_name, node.inputs))
+        note = f"/* {print_name(node.output)} = matmul({inputs})  [{k}] x [{k}, {n}] */"
         out = ["        " + note]
 
         def rows(base: str, width: int, shift: str) -> str:
@@ -543,7 +551,7 @@ class _Writer:
         return out
 
     def _row_function(self, nodes: list[Node]) -> list[str]:
-        made = ", ".join(name for node in nodes for name in node.outputs)
+        made = ", ".join(print_name(name) for node in nodes for name in node.outputs)
         plan = row_function(self.p, nodes, self.homes)
         self.here = {name for node in nodes for name in node.outputs}
         self.lines, self.pointers = set(plan.lines), {}

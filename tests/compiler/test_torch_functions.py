@@ -1,0 +1,185 @@
+"""Torch functions on rows, each inside a recurrence: h' = f(h, x). Compiled some at a time, side by side."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from plans import entry_of
+from stepnet.data.lod import LoDTensor
+from stepnet.errors import SlowPathWarning
+from stepnet.testing import check_step
+
+DTYPE = torch.float64
+D = 6
+SIZES = [2, 0, 5, 1]
+MATRIX = (torch.randn(D, D, generator=torch.Generator().manual_seed(6), dtype=DTYPE) / 2).requires_grad_()
+ROW = torch.randn(D, generator=torch.Generator().manual_seed(7), dtype=DTYPE).requires_grad_()
+EYE = torch.eye(2, dtype=DTYPE)
+
+# Functions of (h, x), both [n, 6]; smooth where the samples are.
+IN_C = {
+    "add, sub, mul, div": lambda h, x: (h + x) * 0.5 - x * h / (2 + x * x),
+    "operators with numbers": lambda h, x: 2 - h / 3 + 1.5 * (1 / (2 + x**2)) - (-x),
+    "rsub, add with alpha": lambda h, x: torch.rsub(h, x, alpha=0.5) + torch.add(h, x, alpha=-0.25),
+    "exp, expm1": lambda h, x: torch.exp(-(h**2)) + torch.expm1(0.1 * x),
+    "log, log1p": lambda h, x: torch.log(1 + h**2) + torch.log1p(x**2),
+    "sqrt, rsqrt": lambda h, x: torch.sqrt(1 + h * h) * torch.rsqrt(2 + x * x),
+    "reciprocal, square": lambda h, x: (3 + h.square()).reciprocal() * x,
+    "sin, cos": lambda h, x: torch.sin(h) * torch.cos(x),
+    "tanh, sigmoid, erf": lambda h, x: torch.tanh(h) + torch.sigmoid(x) * torch.erf(h),
+    "pow of a number": lambda h, x: 0.1 * h**3 + (1 + x * x) ** 0.5 + (2 + h * h) ** -1.5 + h**0 + h**1,
+    "pow of a tensor": lambda h, x: (1.2 + x.sigmoid()) ** h.sigmoid() + 2.0**x.sigmoid(),
+    "abs, sign, neg": lambda h, x: h.abs() * x.sign() - torch.neg(x) * 0.1,
+    "floor, ceil": lambda h, x: h - (3 * h).floor() / 9 + x.ceil() * 0.1,
+    "round, trunc": lambda h, x: h - x.round() * 0.1 + x.trunc() * 0.1,
+    "relu, leaky, prelu": lambda h, x: F.relu(h + x) - F.leaky_relu(x, 0.2) + F.prelu(h, ROW[:1]),
+    "relu6, hardtanh, hardswish": lambda h, x: F.relu6(5 * x) + F.hardtanh(2 * h) - F.hardswish(h + x) * 0.2,
+    "gelu": lambda h, x: F.gelu(h + x) - F.gelu(x),
+    "silu, mish": lambda h, x: F.silu(h) + F.mish(x),
+    "softplus, elu": lambda h, x: F.softplus(h) - F.elu(x, 0.5),
+    "celu, selu": lambda h, x: F.celu(h) * 0.1 + F.selu(x) * 0.1,
+    "logsigmoid, softsign, tanhshrink": lambda h, x: F.logsigmoid(h) + F.softsign(x) - F.tanhshrink(h),
+    "threshold, softshrink": lambda h, x: F.threshold(h + x, 0.3, -0.2) + F.softshrink(x, 0.4),
+    "maximum, minimum": lambda h, x: torch.maximum(h, x) - 0.5 * torch.minimum(h, x),
+    "clamp": lambda h, x: h.clamp(-0.7, 0.9) + x.clamp(min=0.1) - x.clamp_max(0.5),
+    "clamp between rows": lambda h, x: torch.clamp(h, min=x - 1, max=x + 1),
+    "where": lambda h, x: torch.where(h > x, h * 0.5, x - 1),
+    "comparisons": lambda h, x: (h > x).double() - (h <= 0) * x + (x != h).to(h) - (x == x) * h * (h < 1),
+    "logic": lambda h, x: torch.where((h > 0) & ~(x > 0.5) | (x < -1) ^ (h < -1), h, -x),
+    "masked_fill": lambda h, x: h.masked_fill(x > 0, 0.3) + x.masked_fill(h < 0, 0),
+    "lerp, addcmul": lambda h, x: torch.lerp(h, x, 0.3) + torch.addcmul(x, h, x, value=0.1),
+    "addcdiv": lambda h, x: torch.addcdiv(h, x, 2 + h * h),
+    "logaddexp": lambda h, x: torch.logaddexp(h, x),
+    "nan_to_num, isnan": lambda h, x: torch.nan_to_num(h / x) * 0.1 + torch.isnan(x).double(),
+    "matmul": lambda h, x: h @ MATRIX + x @ MATRIX.T,
+    "linear": lambda h, x: F.linear(h, MATRIX, ROW) + F.linear(x, MATRIX),
+    "linear of parts": lambda h, x: F.linear(torch.cat([h[:, :3], x[:, 3:]], 1), MATRIX),
+    "einsum": lambda h, x: torch.einsum("nd,ed->ne", h, MATRIX) + x,
+    "matmul of a shared product": lambda h, x: h @ (MATRIX @ MATRIX) + x * (ROW @ MATRIX),
+    "outer product of weights": lambda h, x: h @ torch.outer(ROW, ROW) * 0.2 + x,
+    "row dot row": lambda h, x: (h * x).sum(-1, keepdim=True) * x,
+    "sum, mean": lambda h, x: h.sum(1, keepdim=True) * 0.2 + x - h.mean(-1)[:, None],
+    "amax, amin": lambda h, x: h.amax(1, keepdim=True) * x - x.amin(-1, keepdim=True) * 0.3,
+    "var, std": lambda h, x: h / (1 + x.var(-1, keepdim=True)) + x * h.std(-1, keepdim=True, unbiased=False),
+    "logsumexp": lambda h, x: h - torch.logsumexp(h + x, -1, keepdim=True),
+    "softmax, log_softmax": lambda h, x: torch.softmax(h + x, -1) + 0.1 * torch.log_softmax(x - h, 1),
+    "softmin": lambda h, x: F.softmin(h * x, -1),
+    "layer_norm": lambda h, x: F.layer_norm(h + x, (D,), ROW, ROW.flip(0)) - F.layer_norm(x, (D,)),
+    "rms_norm": lambda h, x: F.rms_norm(h + x, (D,), ROW),
+    "normalize": lambda h, x: F.normalize(h + x, dim=-1) * x,
+    "cat, chunk": lambda h, x: torch.cat([h.chunk(2, -1)[1], x.chunk(3, -1)[0], h[:, 1:2]], -1),
+    "stack, unbind": lambda h, x: torch.stack([h, x], 1).unbind(1)[0] + torch.stack([x, h], -1)[..., 1],
+    "split": lambda h, x: torch.cat(x.split([2, 4], 1)[::-1], 1) * h,
+    "slices": lambda h, x: torch.cat([h[:, 2:5], x[:, -1:], h[:, :2]], 1),
+    "flip": lambda h, x: h.flip(1) + x,
+    "reshape, transpose": lambda h, x: h.reshape(-1, 2, 3).transpose(1, 2).reshape(-1, D) + x,
+    "view, permute": lambda h, x: h.view(-1, 3, 2).permute(0, 2, 1).contiguous().view(x.shape) * x,
+    "unsqueeze, squeeze": lambda h, x: h.unsqueeze(1).expand(-1, 1, -1).squeeze(1) + x[:, None][:, 0],
+    "select, narrow": lambda h, x: h.select(1, 2)[:, None] * x + h.narrow(1, 1, 1),
+    "flatten, unflatten": lambda h, x: h.unflatten(1, (3, 2)).flatten(1) - x,
+    "pad": lambda h, x: F.pad(h[:, :-1], (1, 0)) + F.pad(x, (-2, 2)),
+    "broadcast_to": lambda h, x: torch.broadcast_to(h[:, :1], h.shape) * x,
+    "ones, zeros, full": lambda h, x: h * torch.ones_like(x) + torch.zeros_like(h) - torch.full_like(x, 0.2),
+    "new tensors": lambda h, x: h + x.new_zeros(x.shape) + x.new_full((x.shape[0], 1), 0.5) + h.new_ones(D),
+    "tensors of numbers": lambda h, x: h * torch.tensor(0.5, dtype=DTYPE) + x * torch.arange(D) * 0.1,
+    "type promotion": lambda h, x: h + x * torch.tensor([1, 0, 2, 1, 0, 1]) + 1,
+    "glu": lambda h, x: F.glu(torch.cat([h, x], -1), -1),
+    "losses of a row": lambda h, x: h - F.mse_loss(h, x, reduction="none") * 0.1 - F.smooth_l1_loss(
+        h, x, reduction="none"
+    ),
+    "cosine of two rows": lambda h, x: h + ((h * x).sum(1) / ((h * h).sum(1) + 1).sqrt())[:, None],
+    "triu": lambda h, x: torch.triu(h.view(-1, 2, 3)).view(-1, D) + x,
+}  # fmt: skip
+# What generated C leaves to torch: in the loop it is refused.
+NOT_IN_C = {
+    "log2, log10": lambda h, x: torch.log2(h**2 + 2) - torch.log10(x**2 + 1),
+    "tan, sinh, cosh": lambda h, x: torch.tan(h.sigmoid()) * 0.1 + torch.sinh(0.1 * x) + torch.cosh(0.1 * h),
+    "asinh, atan": lambda h, x: torch.asinh(h) + torch.atan(h + x),
+    "atan2": lambda h, x: torch.atan2(h, 2 + x * x),
+    "erfinv, lgamma": lambda h, x: torch.erfinv(0.5 * torch.tanh(h)) + torch.lgamma(1.5 + x.sigmoid()),
+    "remainder": lambda h, x: torch.remainder(h, 2.5) + x,
+    "tile": lambda h, x: h[:, :2].tile(1, 3) + x,
+    "every third feature": lambda h, x: torch.cat([h[:, ::3], x[:, 2:]], 1),
+    "matmul of rows": lambda h, x: torch.bmm(h.view(-1, 2, 3), x.view(-1, 3, 2)).sum(-1).repeat(1, 3),
+    "cumsum, cumprod": lambda h, x: torch.cumsum(h, -1) * 0.3 + torch.cumprod(x.sigmoid(), -1),
+    "sort, topk": lambda h, x: torch.sort(h, -1).values + torch.topk(x, 2, -1).values[:, :1],
+    "max with its index": lambda h, x: h.max(-1, keepdim=True).values + x,
+    "argmax": lambda h, x: h + (h + x).argmax(-1, keepdim=True) * 0.1,
+    "gather": lambda h, x: torch.gather(h, 1, (x > 0).long()) + x,
+    "index_select of features": lambda h, x: h.index_select(1, torch.tensor([3, 0, 1, 5, 4, 2])) + x,
+    "features by a list": lambda h, x: h[:, [3, 0, 1, 5, 4, 2]] + x,
+    "roll": lambda h, x: h.roll(2, 1) + x,
+    "prod": lambda h, x: h.sigmoid().prod(-1, keepdim=True) * x,
+    "cdist": lambda h, x: h + torch.cdist(h.view(-1, 3, 2), x.view(-1, 3, 2)).sum(-1).repeat(1, 2),
+    "inverse": lambda h, x: torch.linalg.inv(EYE * 4 + h[:, :4].view(-1, 2, 2)).sum((1, 2))[:, None] * x,
+}
+# What the trace writes with the number of rows; hardsigmoid's gradient is less exact in torch than here.
+PLAIN_LOOP_ONLY = {
+    "group_norm": lambda h, x: F.group_norm(h + x, 2, ROW, ROW),
+    "take_along_dim": lambda h, x: torch.take_along_dim(h, (x > 0).long(), 1) + x,
+    "hardsigmoid": lambda h, x: F.hardsigmoid(h + x),
+}
+
+
+def _bounded(f):
+    def step(x, h):
+        h = torch.tanh(0.5 * f(h, x) + 0.1 * x)
+        return h, h
+
+    return step
+
+
+FUNCTIONS = {**IN_C, **NOT_IN_C}
+STEPS = {name: _bounded(f) for name, f in {**FUNCTIONS, **PLAIN_LOOP_ONLY}.items()}
+
+
+def side_by_side(names):
+    steps = {name: STEPS[name] for name in names}
+
+    def step(x, states):
+        new = {name: step(x, states[name])[1] for name, step in steps.items()}
+        return {name: h * 2 for name, h in new.items()}, new
+
+    return step
+
+
+def rows():
+    values = torch.randn(sum(SIZES), D, dtype=DTYPE, requires_grad=True)
+    return LoDTensor.from_lengths(values, [SIZES])
+
+
+def boot():
+    return torch.randn(len(SIZES), D, dtype=DTYPE, requires_grad=True)
+
+
+def groups(names, size):
+    names = list(names)
+    return [names[i : i + size] for i in range(0, len(names), size)]
+
+
+@pytest.mark.parametrize("names", groups(FUNCTIONS, 6), ids="; ".join)
+def test_by_torch_ops(names):
+    state = {name: boot() for name in names}
+    check_step(side_by_side(names), rows(), state, weights={"MATRIX": MATRIX, "ROW": ROW}, backend="eager")
+
+
+@pytest.mark.parametrize("names", groups(IN_C, 8), ids="; ".join)
+def test_by_generated_c(names):
+    state = {name: boot() for name in names}
+    check_step(side_by_side(names), rows(), state, weights={"MATRIX": MATRIX, "ROW": ROW}, backend="c")
+
+
+@pytest.mark.parametrize("name", NOT_IN_C)
+def test_left_to_torch_with_the_line(name):
+    entry = entry_of(STEPS[name], rows(), boot(), backend="c")
+    assert entry.ready is None
+    assert "test_torch_functions.py:" in str(entry.refusals[-1][1])
+    assert entry_of(STEPS[name], rows(), boot(), backend="auto").ready.executor == "eager"
+
+
+@pytest.mark.parametrize("name", PLAIN_LOOP_ONLY)
+def test_right_by_the_plain_loop(name):
+    with pytest.warns(SlowPathWarning, match="test_torch_functions.py:|self-check"):
+        check_step(STEPS[name], rows(), boot(), weights={"ROW": ROW}, backend="auto")
