@@ -140,6 +140,14 @@ def _shifted_twice():
     return Case(step, lambda n: (leaf(n, FEATURES), leaf(n, FEATURES)))
 
 
+def _delay_line_never_read():
+    return Case(lambda x, s: (x * 2, (x, s[0], s[2])), lambda n: tuple(leaf(n, FEATURES) for _ in range(3)))
+
+
+def _constant_handed_to_another():
+    return Case(lambda x, s: (x * 2, (s[0], s[0])), lambda n: tuple(leaf(n, FEATURES) for _ in range(2)))
+
+
 def _shift_of_a_map():
     (w,) = weights((FEATURES, HIDDEN))
 

@@ -44,9 +44,11 @@ def fission(body: Graph, carries: Sequence[Carry], wanted: Sequence[str], *, fus
     scan_carries = [
         [c for c in carries if c.parameter in turning and depth[c.parameter] == d] for d in range(deepest + 1)
     ]
-    read = {name for node in body.nodes for name in node.inputs} | set(wanted)
     held = [c for c in carries if c.parameter == c.result]
-    in_maps = {name for nodes in maps for node in nodes for name in node.inputs} | set(wanted)
+    # of what turns in no scan the last value is found among its rows
+    rows = {*wanted, *(c.result for c in carries if c not in held and c.parameter not in turning)}
+    read = {name for node in body.nodes for name in node.inputs} | rows
+    in_maps = {name for nodes in maps for node in nodes for name in node.inputs} | rows
     spread = [c for c in held if c.parameter in in_maps]
     maps[0] += [Node("spread", (), (c.parameter,)) for c in spread]
     for d in range(1, deepest + 1):
