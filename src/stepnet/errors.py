@@ -73,6 +73,11 @@ class IRError(StepnetError, ValueError):
     """An OpenVINO model that cannot be read or run: file, layer id and name, what was found and expected."""
 
 
+class TapeError(StepnetError, ValueError):
+    """A layer that cannot be recorded, or a topology that cannot be taken, played or saved; says which layer,
+    and the line that made it."""
+
+
 class Refusal(StepnetError):
     """A compiler pass or an executor declines a loop: says why and what would change its mind.
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from stepnet import LoDTensor
+from stepnet.errors import TapeError
 from stepnet.layers import (
     Dense,
     Integer,
@@ -22,7 +23,6 @@ from stepnet.layers import (
     sequence_cross_entropy,
 )
 from stepnet.tape import Tape
-from stepnet.tape.errors import TapeError
 
 LENGTHS = {"unsorted": [2, 0, 5, 1], "one": [3], "none": [], "all empty": [0, 0]}
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from stepnet import LoDTensor
+from stepnet.errors import TapeError
 from stepnet.layers import (
     Dense,
     Integer,
@@ -26,7 +27,6 @@ from stepnet.layers import (
 from stepnet.layers.chunks import chunks
 from stepnet.layers.distance import edit_steps
 from stepnet.tape import Tape
-from stepnet.tape.errors import TapeError
 
 SCORES = torch.randn(40, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 LABELS = torch.randint(3, (40,), generator=torch.Generator().manual_seed(2))  # class 3 is never right

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from stepnet import LoDTensor
+from stepnet.errors import TapeError
 from stepnet.layers import (
     Dense,
     Integer,
@@ -22,7 +23,6 @@ from stepnet.layers import (
     recurrent_group,
 )
 from stepnet.tape import Tape
-from stepnet.tape.errors import TapeError
 
 LENGTHS = {"unsorted": [2, 0, 5, 1], "one": [3], "none": [], "all empty": [0, 0]}
 

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from stepnet import LoDTensor, sequence_expand, sequence_pool
+from stepnet.errors import TapeError
 from stepnet.layers import (
     Dense,
     Integer,
@@ -27,7 +28,6 @@ from stepnet.layers import (
     rnn,
 )
 from stepnet.tape import Tape
-from stepnet.tape.errors import TapeError
 
 LENGTHS = {
     "unsorted": [[2, 0, 5, 1]],

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from stepnet import LoDTensor
+from stepnet.errors import TapeError
 from stepnet.layers import Dense, Sequence, apply, data, fc, pooling
 from stepnet.tape import Tape, TapeItem
-from stepnet.tape.errors import TapeError
 
 
 def test_creations_are_called_in_order_up_to_the_end_and_not_where_skipped():

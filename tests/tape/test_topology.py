@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from stepnet import LoDTensor
+from stepnet.errors import TapeError
 from stepnet.layers import (
     Dense,
     Integer,
@@ -23,7 +24,6 @@ from stepnet.layers import (
     recurrent_group,
 )
 from stepnet.tape import Tape
-from stepnet.tape.errors import TapeError
 
 
 def names(topology):

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from stepnet.tape.errors import TapeError
+from stepnet.errors import TapeError
 from stepnet.tape.item import TapeItem
 from stepnet.tape.tape import Tape
 

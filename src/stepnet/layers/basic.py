@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from stepnet.errors import TapeError
 from stepnet.tape.creation import user_line
-from stepnet.tape.errors import TapeError
 from stepnet.tape.item import TapeItem
 from stepnet.tape.tape import Tape
 

@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from stepnet.data.lod import LoDTensor
+from stepnet.errors import TapeError
 from stepnet.tape.creation import describe, user_line
-from stepnet.tape.errors import TapeError
 from stepnet.tape.item import TapeItem
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from stepnet.tape.errors import TapeError
+from stepnet.errors import TapeError
 
 Scheme = Literal["IOB", "IOE", "IOBES", "plain"]
 _PARTS = {"IOB": "BI", "IOE": "IE", "IOBES": "BIES", "plain": "I"}

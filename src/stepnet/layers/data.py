@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from stepnet.data.lod import LoDTensor
+from stepnet.errors import TapeError
 from stepnet.tape.creation import describe, example_lengths, example_rows
-from stepnet.tape.errors import TapeError
 from stepnet.tape.item import TapeItem
 from stepnet.tape.tape import Tape
 from stepnet.tape.topology import Feed

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stepnet.data.lod import LoDTensor
+from stepnet.errors import TapeError
 from stepnet.tape.creation import user_line
-from stepnet.tape.errors import TapeError
 from stepnet.tape.evaluator import Evaluator
 from stepnet.tape.item import TapeItem
 from stepnet.tape.tape import Tape

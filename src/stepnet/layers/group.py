@@ -12,6 +12,7 @@ from torch import Tensor
 from stepnet.api import recurrent
 from stepnet.data.lod import LoDTensor
 from stepnet.data.sequence import sequence_expand
+from stepnet.errors import TapeError
 from stepnet.tape.creation import (
     SEQUENCES,
     UNKNOWN,
@@ -24,7 +25,6 @@ from stepnet.tape.creation import (
     swap,
     user_line,
 )
-from stepnet.tape.errors import TapeError
 from stepnet.tape.item import TapeItem
 from stepnet.tape.tape import Tape, check_memory
 from stepnet.tape.topology import Given

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from stepnet.data.lod import LoDTensor
+from stepnet.errors import TapeError
 
 from .creation import Creation, describe, leaves, open_shape
-from .errors import TapeError
 
 # Properties of a tensor that are values to compute with, so they are recorded like functions.
 _RECORDED_PROPERTIES = frozenset({"T", "mT", "real", "imag", "values"})

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.errors import TapeError
+
 from .creation import UNKNOWN, Creation, Group, Memory, Ref, describe, leaves, swap, user_line
-from .errors import TapeError
 from .holding import hold_tensors
 from .item import TapeItem
 from .topology import Topology, play, select

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from stepnet.errors import TapeError
+
 from .creation import Creation, Group, Ref, leaves, swap
-from .errors import TapeError
 from .evaluator import Evaluator
 
 Chosen = list[tuple[int, Creation]]
