@@ -85,7 +85,10 @@ def recurrent(
 def _recurrent(
     step: Any, x: Any, state: Any, reverse: bool, level: int, axis: int, scopes: bool, backend: str | None
 ) -> Any:
-    packed = next((leaf for leaf in flatten(x)[0] if isinstance(leaf, PackedSequence)), None)
+    if type(x) is not Tensor and type(x) is not LoDTensor:
+        packed = next((leaf for leaf in flatten(x)[0] if isinstance(leaf, PackedSequence)), None)
+    else:
+        packed = None
     if packed is not None:
         y, *rest = _recurrent(step, _unpacked(x), state, reverse, level, axis, scopes, backend)
         y_leaves, y_spec = flatten(y)
@@ -217,6 +220,8 @@ class Recurrent(nn.Module):
 
 def _unpacked(x: Any) -> Any:
     leaves, spec = flatten(x)
+    if not any(isinstance(leaf, PackedSequence) for leaf in leaves):
+        return x
     return unflatten(spec, [LoDTensor.from_packed(v) if isinstance(v, PackedSequence) else v for v in leaves])
 
 

@@ -157,10 +157,14 @@ def test_a_row_is_a_share_of_the_best_peak_of_the_run():
 
 
 def test_the_best_peer_decides_about_a_goal_and_five_lines_are_no_peer():
-    row = row_of({"nn": 1.4, "jax": 3.0, FIVE_LINES: 1.02}, goal=1.5)
+    limit = {"gflop": 60.0, "sgemm peak, 2 threads, gflop/s": 200.0}  # we: 120 gflop/s
+    row = row_of({"nn": 1.4, "jax": 3.0, FIVE_LINES: 1.02}, goal=2.4, **limit)
     assert recurrences.best_peer(row) == ("nn", Spread(1.4, 1.4, 1.4))
-    found = recurrences.findings([row, row_of({"nn": 1.6, FIVE_LINES: 1.0}, goal=1.5), row_of({"nn": 0.1})])
+    assert recurrences.bound(row, [row]) == pytest.approx(1.4 / 0.6)
+    other = row_of({"nn": 1.6, FIVE_LINES: 1.0}, goal=1.5, **limit)
+    found = recurrences.findings([row, other, row_of({"nn": 0.1})])
     assert (found["rows with a goal"], found["rows that reach it"]) == (2, 1)
+    assert found["rows where a matmul at the peak would miss it"] == 1
     assert found[f"{FIVE_LINES} / stepnet.nn.LSTM: largest"] == 1.02
 
 

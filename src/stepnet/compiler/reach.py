@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,8 +26,11 @@ _PLAIN = frozenset({int, bool, str, type(None)})
 _FOREIGN = ("torch", "numpy", "builtins", "typing", "collections", "math", "functools", "abc")
 # A module's forward may call stepnet itself; what that reaches is the same for every step.
 _PARTS = ("api", "engine", "backends", "compiler", "data", "front", "ir", "run")
-_OURS = tuple(str(Path(__file__).parents[1] / part) for part in _PARTS)
-_MODULE_NOISE = frozenset(nn.Module().__dict__) - {"training", "_parameters", "_buffers", "_modules"}
+_PACKAGE = Path(__file__).parents[1]
+_OURS = tuple(str(_PACKAGE / part) for part in _PARTS)
+_LIBRARY = str(_PACKAGE) + os.sep
+_TABLES = frozenset({"_parameters", "_buffers", "_modules"})
+_MODULE_NOISE = frozenset(nn.Module().__dict__) - {"training", *_TABLES}
 _LIMIT = 4000  # objects; a step that reaches more is not worth keying
 _MOST_BYTES = 4096  # of an array whose numbers are part of the key
 
@@ -55,56 +59,63 @@ class _Walk:
     complete: bool = True
 
     def visit(self, value: Any) -> None:
+        kind = type(value)
         add = self.key.append
-        if type(value) in _PLAIN:
+        if kind in _PLAIN:
             add(value)
-            add(type(value))
+            add(kind)  # 1, 1.0 and True are equal but trace differently
             return
-        if isinstance(value, _SIMPLE):
-            add(value)
-            if isinstance(value, float) and value != value:
-                self.key[-1] = "nan"
-            add(type(value))  # 1, 1.0 and True are equal but trace differently
-            return
-        known = self.seen.get(id(value))
+        seen = self.seen
+        place = id(value)
+        known = seen.get(place)
         if known is not None:
             add(("seen", known))
             return
-        if len(self.seen) >= _LIMIT:
+        how = _how(kind)
+        if how is None:
+            add(value)
+            add(kind)
+            if kind is float and value != value:
+                self.key[-2] = "nan"
+            return
+        if len(seen) >= _LIMIT:
             self.complete = False
             return
-        self.seen[id(value)] = len(self.seen)
+        seen[place] = len(seen)
         self.alive.append(value)
-        if isinstance(value, Tensor):
-            add(("tensor", len(self.tensors), type(value)))
-            self.tensors.append(value)
-        elif isinstance(value, (np.ndarray, np.generic)):  # numbers that a trace bakes in
-            self.complete &= value.nbytes <= _MOST_BYTES
-            add((value.dtype.str, value.shape, value.tobytes() if value.nbytes <= _MOST_BYTES else id(value)))
-        elif isinstance(value, nn.Module):
-            self._module(value)
-        elif isinstance(value, types.FunctionType):
-            self._function(value)
-        elif isinstance(value, types.MethodType):
-            self.visit(value.__func__)
-            self.visit(value.__self__)
-        elif isinstance(value, functools.partial):
-            add("partial")
-            for part in (value.func, value.args, value.keywords):
-                self.visit(part)
-        elif isinstance(value, (list, tuple)):
-            add((type(value), len(value)))
-            for item in value:
-                self.visit(item)
-        elif isinstance(value, dict):
-            add((type(value), len(value)))
-            for k, v in value.items():
-                self.visit(k)
-                self.visit(v)
-        elif isinstance(value, type) or not self._own(type(value)):
-            add(("object", id(value)))
-        else:
-            self._object(value)
+        how(self, value)
+
+    def _tensor(self, value: Any) -> None:
+        self.key.append(type(value))
+        self.tensors.append(value)
+
+    def _array(self, value: Any) -> None:  # numbers that a trace bakes in
+        self.complete &= value.nbytes <= _MOST_BYTES
+        content = value.tobytes() if value.nbytes <= _MOST_BYTES else id(value)
+        self.key.append((value.dtype.str, value.shape, content))
+
+    def _method(self, value: Any) -> None:
+        self.visit(value.__func__)
+        self.visit(value.__self__)
+
+    def _partial(self, value: Any) -> None:
+        self.key.append("partial")
+        for part in (value.func, value.args, value.keywords):
+            self.visit(part)
+
+    def _sequence(self, value: Any) -> None:
+        self.key.append((type(value), len(value)))
+        for item in value:
+            self.visit(item)
+
+    def _mapping(self, value: Any) -> None:
+        self.key.append((type(value), len(value)))
+        for k, v in value.items():
+            self.visit(k)
+            self.visit(v)
+
+    def _identity(self, value: Any) -> None:
+        self.key.append(("object", id(value)))
 
     def _object(self, value: Any) -> None:
         self.key.append(type(value))
@@ -119,17 +130,17 @@ class _Walk:
 
     def _module(self, module: nn.Module) -> None:
         kind = type(module)
-        self.key.append(kind)
+        key, visit = self.key, self.visit
+        key.append(kind)
         if self._own(kind):
             self._methods(kind, "forward")
-        key = self.key
         for name, item in module.__dict__.items():
             if name in _MODULE_NOISE:
                 if item and "hook" in name and isinstance(item, dict):
-                    self.visit(item)
-                continue
-            key.append(name)
-            self.visit(item)
+                    visit(item)
+            elif item or name not in _TABLES:
+                key.append(name)
+                visit(item)
 
     def _methods(self, kind: type, entry: str) -> None:
         """The code that calling an object may run, and the plain class attributes that code names."""
@@ -141,9 +152,12 @@ class _Walk:
             self.visit(getattr(kind, name, None))
 
     def _function(self, function: types.FunctionType) -> None:
-        self.key.append(function.__code__)
-        if not self._own(function) or function.__code__.co_filename.startswith(_OURS):
+        code = function.__code__
+        self.key.append(code)
+        if not self._own(function) or code.co_filename.startswith(_OURS):
             return
+        if function.__closure__ is None and code.co_filename.startswith(_LIBRARY):
+            return  # the library's globals are its own
         for cell in function.__closure__ or ():
             try:
                 self.visit(cell.cell_contents)
@@ -204,6 +218,25 @@ def names_in(code: types.CodeType) -> tuple[str, ...]:
         if isinstance(constant, types.CodeType):
             found.update(dict.fromkeys(names_in(constant)))
     return tuple(found)
+
+
+@functools.lru_cache(maxsize=4096)
+def _how(kind: type) -> Callable[[_Walk, Any], None] | None:
+    """What visits values of a type; None: a value is its own key."""
+    for kinds, how in (
+        (_SIMPLE, None),
+        (Tensor, _Walk._tensor),
+        ((np.ndarray, np.generic), _Walk._array),
+        (nn.Module, _Walk._module),
+        (types.FunctionType, _Walk._function),
+        (types.MethodType, _Walk._method),
+        (functools.partial, _Walk._partial),
+        ((list, tuple), _Walk._sequence),
+        (dict, _Walk._mapping),
+    ):
+        if issubclass(kind, kinds):
+            return how
+    return _Walk._identity if issubclass(kind, type) or not _Walk._own(kind) else _Walk._object
 
 
 def reach(step: Callable[..., Any]) -> Reach:

@@ -6,10 +6,12 @@ PackedSequence.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 
@@ -20,6 +22,12 @@ class Spec:
     kind: type | None  # None: a leaf
     keys: tuple[Any, ...] = ()
     children: tuple[Spec, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.kind, self.keys, self.children)))
+
+    def __hash__(self) -> int:  # specs are part of what plans are found by, at every call
+        return self._hash  # pyright: ignore[reportAttributeAccessIssue]
 
     @property
     def count(self) -> int:
@@ -70,8 +78,19 @@ def flatten(tree: Any) -> tuple[list[Any], Spec]:
     if parts is None:
         return [tree], LEAF
     kind, keys, children = parts
-    flat = [flatten(child) for child in children]
-    return [leaf for leaves, _ in flat for leaf in leaves], Spec(kind, keys, tuple(spec for _, spec in flat))
+    leaves, specs = [], []
+    for child in children:
+        if isinstance(child, Tensor):
+            leaves.append(child)
+            specs.append(LEAF)
+        else:
+            inner, spec = flatten(child)
+            leaves += inner
+            specs.append(spec)
+    return leaves, _spec(kind, keys, tuple(specs))
+
+
+_spec = functools.lru_cache(maxsize=1024)(Spec)
 
 
 def unflatten(spec: Spec, leaves: list[Any] | tuple[Any, ...]) -> Any:

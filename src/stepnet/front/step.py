@@ -58,9 +58,7 @@ class StepBody:
         self.x_spec = x_spec
         self.state_spec = state_spec
         self.y_spec: Spec | None = None
-        self.x_names = names(x_spec, "x")
-        self.state_names = names(state_spec, "state")
-        self.new_state_names = names(state_spec, "new_state")
+        self.x_names, self.state_names, self.new_state_names = _names(x_spec, state_spec)
         self.parameters = (*self.x_names, *self.state_names)
         self.y_names: list[str] = []
         self.results = ("y", *self.new_state_names)
@@ -143,6 +141,16 @@ class StepBody:
                 expected="a new state with the shape and dtype of the state that came in",
                 remedy="give an initial state of the final shape and dtype, or cast in the step (.to(...))",
             )
+
+
+@functools.lru_cache(maxsize=256)
+def _names(x_spec: Spec, state_spec: Spec) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """The leaves of x, of the state and of the new state, as a user writes them."""
+    return (
+        tuple(names(x_spec, "x")),
+        tuple(names(state_spec, "state")),
+        tuple(names(state_spec, "new_state")),
+    )
 
 
 def _describe_result(result: Any) -> str:

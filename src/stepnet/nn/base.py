@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -18,20 +18,28 @@ from .batch import Batch, on_rows
 
 
 class LayerStep:
-    """One direction of one layer as a step. It reads the parameters of its module at each call, owns none."""
+    """One direction of one layer as a step: `function(x, state, **weights)`.
 
-    def __init__(self, module: RNNBase, suffix: str) -> None:
-        self.module = module
-        self.suffix = suffix
-        self.__name__ = f"{type(module).__name__} {suffix}"
+    It holds the weights, under the names they have in their module, and nothing else of it: what a step
+    reaches is walked at every call.
+    """
+
+    def __init__(
+        self, name: str, suffix: str, function: Callable[..., Any], weights: Mapping[str, Tensor]
+    ) -> None:
+        self.__name__ = name
+        self.function = function
+        self.places = {keyword: f"{keyword}_{suffix}" for keyword in weights}
+        self.__dict__.update((self.places[keyword], weight) for keyword, weight in weights.items())
 
     def __call__(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        return self.module.step(x, state, self.suffix)
+        return self.function(x, state, **{k: getattr(self, place) for k, place in self.places.items()})
 
 
 class RNNBase(nn.Module):
     """Layers of a recurrence, in one direction or both. See LSTM, GRU and RNN."""
 
+    weight_ih_l0: nn.Parameter
     gates: ClassVar[int]  # blocks of hidden_size rows in the weights
 
     def __init__(
@@ -63,6 +71,8 @@ class RNNBase(nn.Module):
             )
         self.proj_size = proj_size
 
+        self._names = ("weight_ih", "weight_hh", *(("bias_ih", "bias_hh") if bias else ()))
+        self._names += ("weight_hr",) if proj_size else ()
         directions = 2 if bidirectional else 1
         rows, out = self.gates * hidden_size, proj_size or hidden_size
         for layer in range(num_layers):
@@ -108,18 +118,14 @@ class RNNBase(nn.Module):
         """The features of each tensor of hx, by its name."""
         return {"h_0": self.hidden_size}
 
-    def step(self, x: Tensor, state: Any, suffix: str) -> tuple[Tensor, Any]:
-        """One step of the layer and direction whose parameters end in `suffix`."""
+    @property
+    def step(self) -> Callable[..., tuple[Tensor, Any]]:
+        """`step(x, state, weight_ih=..., weight_hh=..., ...)`: one step of any layer and direction."""
         raise NotImplementedError
 
-    def weights(self, suffix: str) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """weight_ih, weight_hh, bias_ih and bias_hh of the layer and direction `suffix`."""
-        return (
-            getattr(self, f"weight_ih_{suffix}"),
-            getattr(self, f"weight_hh_{suffix}"),
-            getattr(self, f"bias_ih_{suffix}") if self.bias else None,
-            getattr(self, f"bias_hh_{suffix}") if self.bias else None,
-        )
+    def weights(self, suffix: str) -> dict[str, Tensor]:
+        """The parameters of the layer and direction `suffix`, by their names without it."""
+        return {name: getattr(self, f"{name}_{suffix}") for name in self._names}
 
     def reset_parameters(self) -> None:
         """Draw all parameters anew, uniformly within 1 / sqrt(hidden_size), as torch.nn does."""
@@ -131,15 +137,13 @@ class RNNBase(nn.Module):
     @property
     def all_weights(self) -> list[list[Tensor]]:
         """The parameters, a list per layer and direction."""
-        names = ["weight_ih", "weight_hh", "bias_ih", "bias_hh"] if self.bias else ["weight_ih", "weight_hh"]
-        names += ["weight_hr"] if self.proj_size else []
         suffixes = [suffix for layer in range(self.num_layers) for suffix in self._suffixes(layer)]
-        return [[getattr(self, f"{name}_{suffix}") for name in names] for suffix in suffixes]
+        return [list(self.weights(suffix).values()) for suffix in suffixes]
 
     def forward(self, input: Any, hx: Any = None) -> tuple[Any, Any]:
         """Run all layers; see the class for shapes."""
         batch = Batch.of(type(self).__name__, input, self.batch_first)
-        batch.check_rows(self.input_size, self.weights("l0")[0].dtype)
+        batch.check_rows(self.input_size, self.weight_ih_l0.dtype)
         given = self._given(batch, hx)
         x = batch.x
         finals: list[Any] = []
@@ -148,7 +152,8 @@ class RNNBase(nn.Module):
                 x = on_rows(lambda rows: F.dropout(rows, self.dropout, self.training), x)
             ys = []
             for suffix, reverse in zip(self._suffixes(layer), (False, True), strict=False):
-                step, state = LayerStep(self, suffix), given[len(finals)]
+                step = LayerStep(f"{type(self).__name__} {suffix}", suffix, self.step, self.weights(suffix))
+                state = given[len(finals)]
                 y, final = recurrent(step, x, state, reverse=reverse, axis=batch.axis)
                 ys.append(y)
                 finals.append(final)
@@ -181,8 +186,8 @@ class RNNBase(nn.Module):
     def _join(self, batch: Batch, finals: list[Any]) -> Any:
         """Final states as torch.nn has them: h_n, or (h_n, c_n)."""
         if len(self.state_sizes) == 1:
-            return batch.close_state(torch.stack(finals))
-        return tuple(batch.close_state(torch.stack(leaves)) for leaves in zip(*finals, strict=True))
+            return batch.close_state(_stacked(finals))
+        return tuple(batch.close_state(_stacked(leaves)) for leaves in zip(*finals, strict=True))
 
     def extra_repr(self) -> str:
         defaults = {
@@ -195,3 +200,7 @@ class RNNBase(nn.Module):
         }
         shown = [f"{k}={getattr(self, k)}" for k, v in defaults.items() if getattr(self, k) != v]
         return ", ".join([f"{self.input_size}, {self.hidden_size}", *shown])
+
+
+def _stacked(leaves: Sequence[Tensor]) -> Tensor:
+    return leaves[0].unsqueeze(0) if len(leaves) == 1 else torch.stack(tuple(leaves))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -51,7 +53,12 @@ class GRU(RNNBase):
             dtype=dtype,
         )
 
-    def step(self, x: Tensor, state: Tensor, suffix: str) -> tuple[Tensor, Tensor]:
-        """One step of the layer and direction whose parameters end in `suffix`."""
-        h = gru_step(x, state, *self.weights(suffix))
-        return h, h
+    @property
+    def step(self) -> Callable[..., tuple[Tensor, Tensor]]:
+        """`step(x, h, weight_ih=..., weight_hh=..., ...)`: one step of any layer and direction."""
+        return _step
+
+
+def _step(x: Tensor, h: Tensor, **weights: Tensor) -> tuple[Tensor, Tensor]:
+    h = gru_step(x, h, **weights)
+    return h, h

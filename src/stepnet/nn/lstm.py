@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -82,10 +82,12 @@ class LSTM(RNNBase):
         """The features of h_0 and of c_0."""
         return {"h_0": self.proj_size or self.hidden_size, "c_0": self.hidden_size}
 
-    def step(
-        self, x: Tensor, state: tuple[Tensor, Tensor], suffix: str
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """One step of the layer and direction whose parameters end in `suffix`."""
-        weight_hr = getattr(self, f"weight_hr_{suffix}") if self.proj_size else None
-        h, c = lstm_step(x, state, *self.weights(suffix), weight_hr)
-        return h, (h, c)
+    @property
+    def step(self) -> Callable[..., tuple[Tensor, tuple[Tensor, Tensor]]]:
+        """`step(x, (h, c), weight_ih=..., weight_hh=..., ...)`: one step of any layer and direction."""
+        return _step
+
+
+def _step(x: Tensor, state: tuple[Tensor, Tensor], **weights: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    h, c = lstm_step(x, state, **weights)
+    return h, (h, c)

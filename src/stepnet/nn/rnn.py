@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -56,11 +59,21 @@ class RNN(RNNBase):
         )
         self.nonlinearity = check_nonlinearity(self, nonlinearity)
 
-    def step(self, x: Tensor, state: Tensor, suffix: str) -> tuple[Tensor, Tensor]:
-        """One step of the layer and direction whose parameters end in `suffix`."""
-        h = rnn_step(x, state, *self.weights(suffix), self.nonlinearity)
-        return h, h
+    @property
+    def step(self) -> Callable[..., tuple[Tensor, Tensor]]:
+        """`step(x, h, weight_ih=..., weight_hh=..., ...)`: one step of any layer and direction."""
+        return _tanh_step if self.nonlinearity == "tanh" else _relu_step
 
     def extra_repr(self) -> str:
         shown = "" if self.nonlinearity == "tanh" else f", nonlinearity={self.nonlinearity!r}"
         return super().extra_repr() + shown
+
+
+def _tanh_step(x: Tensor, h: Tensor, **weights: Tensor) -> tuple[Tensor, Tensor]:
+    h = rnn_step(x, h, **weights)
+    return h, h
+
+
+def _relu_step(x: Tensor, h: Tensor, **weights: Any) -> tuple[Tensor, Tensor]:
+    h = rnn_step(x, h, nonlinearity="relu", **weights)
+    return h, h

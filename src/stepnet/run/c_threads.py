@@ -33,8 +33,13 @@ def pool(threads: int | None = None) -> Pool:
     >>> pool(1).threads
     1
     """
-    parallel, team_size = (None, None) if _forked else _openmp()
-    return Pool(parallel, team_size, torch.get_num_threads() if threads is None else threads)
+    return _pool(torch.get_num_threads() if threads is None else threads, _forked)
+
+
+@functools.lru_cache(maxsize=64)
+def _pool(threads: int, forked: bool) -> Pool:
+    parallel, team_size = (None, None) if forked else _openmp()
+    return Pool(parallel, team_size, threads)
 
 
 _forked = False

@@ -122,7 +122,7 @@ def _last_uses(plan: LoopPlan) -> list[list[str]]:
     later: set[str] = set(plan.wanted) | plan.rows_of_carries()
     dying: list[list[str]] = []
     for region in reversed(plan.regions):
-        own = {*region.made, *region.read}
+        own = {*(plan.outputs(region) if region.kind == "scan" else region.made), *region.read}
         dying.append([name for name in own if name not in later])
         later |= own
     return dying[::-1]

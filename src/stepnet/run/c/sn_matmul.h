@@ -101,6 +101,34 @@ SN_INLINE SN_REAL *SN_(sn_row)(SN_(sn_rows) rows, int64_t r) {
     return rows.base + (rows.index ? rows.index[r] : r) * rows.stride;
 }
 
+#if defined(__GNUC__) && !defined(__clang__)
+/* to[k * stride_to + u] = from[u * stride_from + k], lanes x lanes elements, in registers: blocks of 1, 2, 4 .. lanes
+ * change places. clang has no shuffle by a mask that is computed. */
+SN_INLINE void SN_(sn_turn)(SN_REAL *to, int64_t stride_to, const SN_REAL *from, int64_t stride_from) {
+    typedef __typeof__((SN_(sn_vec)){0} == (SN_(sn_vec)){0}) lane_mask;
+    enum { L = SN_(sn_lanes) };
+    SN_(sn_vec) row[L];
+    SN_UNROLL for (int i = 0; i < L; ++i) row[i] = *(const SN_(sn_vec_u) *)(from + i * stride_from);
+    SN_UNROLL for (int s = 1; s < L; s *= 2) {
+        lane_mask low, high;
+        SN_UNROLL for (int j = 0; j < L; ++j) {
+            low[j] = j & s ? j - s + L : j;
+            high[j] = j & s ? j + L : j + s;
+        }
+        SN_UNROLL for (int i = 0; i < L; ++i) {
+            if (i & s) continue;
+            SN_(sn_vec) a = row[i], b = row[i + s];
+            row[i] = __builtin_shuffle(a, b, low);
+            row[i + s] = __builtin_shuffle(a, b, high);
+        }
+    }
+    SN_UNROLL for (int i = 0; i < L; ++i) *(SN_(sn_vec_u) *)(to + i * stride_to) = row[i];
+}
+#define SN_TURN 1
+#else
+#define SN_TURN 0
+#endif
+
 /* Pack B[k, g * n + u] = source[k * stride_k + (g * n + u) * stride_n], k < K, g < groups, u < n.
  * A panel holds `width` vectors of units (the last one what is left), for each group in turn. Stride arguments let
  * B and its transpose be packed without a copy. `packed` holds SN_(sn_packed)(K, n, groups) elements. */
@@ -118,11 +146,22 @@ SN_SHARED void SN_(sn_pack)(SN_REAL *restrict packed, const SN_REAL *restrict so
                 for (int64_t k = 0; k < K; ++k)
                     memcpy(to + k * groups * blocks * SN_(sn_lanes), from + k * stride_k, (size_t)units * sizeof(SN_REAL));
             } else {
-                for (int64_t k0 = 0; k0 < K; k0 += 16) {
+                const int64_t L = SN_(sn_lanes), W = groups * blocks * L;
+                int64_t k0 = 0;
+#if SN_TURN
+                int64_t turned = 0;
+                if (stride_k == 1)
+                    for (turned = units / L * L; k0 + L <= K; k0 += L)
+                        for (int64_t u = 0; u < turned; u += L)
+                            SN_(sn_turn)(to + k0 * W + u, W, from + k0 + u * stride_n, stride_n);
+                for (int64_t u = turned; u < units; ++u)
+                    for (int64_t k = 0; k < k0; ++k) to[k * W + u] = from[k * stride_k + u * stride_n];
+#endif
+                for (; k0 < K; k0 += 16) {
                     int64_t k1 = k0 + 16 < K ? k0 + 16 : K;
                     for (int64_t u = 0; u < units; ++u)
                         for (int64_t k = k0; k < k1; ++k)
-                            to[k * groups * blocks * SN_(sn_lanes) + u] = from[k * stride_k + u * stride_n];
+                            to[k * W + u] = from[k * stride_k + u * stride_n];
                 }
             }
         }
