@@ -34,7 +34,7 @@ LABELS = torch.randint(3, (40,), generator=torch.Generator().manual_seed(2))  # 
 
 def evaluated(evaluator, scores, labels, cuts, *, sequences=False, **kinds):
     """The value after all batches, which `cuts` cut from the rows."""
-    x, y = Dense(scores.shape[1]), Integer(4)
+    x, y = Dense(scores.shape[1]), Integer(scores.shape[1] if scores.shape[1] > 1 else 2)
     with Tape() as tape:
         if sequences:
             x, y = Sequence(x), Sequence(y)
@@ -167,12 +167,26 @@ def test_edit_distance_counts_over_batches(normalized, expected):
         (lambda x, s, y: classification_error(x, x), "'label' must be ids"),
         (lambda x, s, y: classification_error(s, y), "must have the same levels"),
         (lambda x, s, y: auc(x, y), "one or two scores"),
+        (lambda x, s, y: auc(x[:, :2], y), "'y' has 3 classes"),
+        (lambda x, s, y: classification_error(x[:, :2], y), "more classes than there are scores"),
+        (lambda x, s, y: perplexity(x, y, ignore="pad"), "'ignore' must be a label"),
         (lambda x, s, y: precision_recall(x, y, average="all"), "no such average"),
         (lambda x, s, y: precision_recall(x, y, positive=3), "is no class"),
         (lambda x, s, y: chunk(y, y, types=1), "must be sequences"),
         (lambda x, s, y: edit_distance(s, s), "must be ids"),
     ],
-    ids=["label", "levels", "auc", "average", "positive", "chunk", "edit distance"],
+    ids=[
+        "label",
+        "levels",
+        "auc",
+        "auc labels",
+        "scores",
+        "ignore",
+        "average",
+        "positive",
+        "chunk",
+        "edit distance",
+    ],
 )
 def test_evaluators_refuse_what_does_not_fit(make, message):
     with Tape():
