@@ -67,7 +67,7 @@ def check_shapes(
             else:
                 sizes = [size if d == -1 else d for d in shape]
                 arguments.append(torch.empty(sizes, dtype=dtype, device="meta"))
-        _Walk(faults).graph(graph, arguments)
+        Walk(faults).graph(graph, arguments)
         if not faults:
             return
         found.append(faults)
@@ -90,7 +90,7 @@ def infer(
     check_shapes(graph, shapes, dtypes)
     walks: list[dict[int, Sequence[Any]]] = []
     for size in SIZES:
-        walk = _Walk({}, {})
+        walk = Walk({}, {})
         sizes = [[size if d == -1 else d for d in shape] for shape in shapes]
         walk.graph(
             graph, [torch.empty(s, dtype=d, device="meta") for s, d in zip(sizes, dtypes, strict=True)]
@@ -112,7 +112,7 @@ def _merged(a: Any, b: Any) -> tuple[torch.dtype, tuple[int, ...] | None] | None
     return a.dtype, tuple(m if m == n else -1 for m, n in zip(a.shape, b.shape, strict=True))
 
 
-class _Walk:
+class Walk:
     """One walk through a graph and the bodies in it; faults by layer, results by the `id` of its record."""
 
     def __init__(self, faults: dict[str, _Fault], seen: dict[int, Sequence[Any]] | None = None) -> None:
@@ -121,6 +121,7 @@ class _Walk:
         self.visited = 0
 
     def graph(self, graph: Graph, arguments: Sequence[Any]) -> list[Any]:
+        """Go through a graph; its results."""
         slots = graph.start(arguments)
         for node in graph.nodes:
             self.visited += 1
@@ -128,7 +129,7 @@ class _Walk:
             results: Sequence[Any] = [UNKNOWN] * len(node.outputs)
             if self.visited <= _MOST_NODES and not any(value is UNKNOWN for value in given):
                 try:
-                    results = self._node(node, given)
+                    results = self.node(node, given)
                 except _Fault as fault:
                     self.faults.setdefault(node.layer.where, fault)
             self.seen[id(node.layer)] = results
@@ -136,7 +137,12 @@ class _Walk:
                 slots[slot] = result
         return [slots[slot] for slot in graph.result_slots]
 
-    def _node(self, node: Node, given: Sequence[Any]) -> Sequence[Any]:
+    def branch(self) -> Walk:
+        """A walk for a branch of an If, whose faults do not count."""
+        return Walk({}, self.seen)
+
+    def node(self, node: Node, given: Sequence[Any]) -> Sequence[Any]:
+        """What one layer gives."""
         if isinstance(node.run, TensorIteratorRunner):
             return self._tensor_iterator(node, node.run, given)
         if isinstance(node.run, LoopRunner):
@@ -299,7 +305,7 @@ class _Walk:
         for prefix, graph in runner.graphs.items():
             rows = node.layer.maps[prefix]
             values = {row.internal: given[runner.index[row.external]] for row in rows.inputs}
-            quiet = _Walk({}, self.seen)  # a branch that is never taken may not fit
+            quiet = self.branch()  # a branch that is never taken may not fit
             found = quiet.graph(graph, [values[i] for i in graph.net.parameters])
             results = dict(zip(graph.net.results, found, strict=True))
             branches.append({row.external: results[row.internal] for row in rows.outputs})
