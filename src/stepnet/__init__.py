@@ -22,6 +22,7 @@ from .data.sequence import sequence_reverse as sequence_reverse
 from .data.sequence import sequence_slice as sequence_slice
 from .data.sequence import sequence_softmax as sequence_softmax
 from .explaining import Explanation as Explanation
+from .explaining import ModelExplanation as ModelExplanation
 from .explaining import explain as explain
 from .front.memory import Memory as Memory
 from .front.scope import Scope as Scope

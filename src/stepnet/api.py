@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from types import FrameType
 from typing import Any
 
@@ -82,9 +84,28 @@ def recurrent(
     return _recurrent(step, x, state, reverse, level, axis, scopes, backend)
 
 
+_watch: ContextVar[Callable[..., None] | None] = ContextVar("stepnet_watch", default=None)
+
+
+@contextlib.contextmanager
+def watched(watch: Callable[..., None] | None) -> Iterator[None]:
+    """Call `watch` with the arguments of each call of `recurrent` in here, before it runs; not of those that
+    its step makes."""
+    token = _watch.set(watch)
+    try:
+        yield
+    finally:
+        _watch.reset(token)
+
+
 def _recurrent(
     step: Any, x: Any, state: Any, reverse: bool, level: int, axis: int, scopes: bool, backend: str | None
 ) -> Any:
+    watch = _watch.get()
+    if watch is not None:
+        with watched(None):
+            watch(step, x, state, reverse=reverse, level=level, axis=axis, scopes=scopes, backend=backend)
+            return _recurrent(step, x, state, reverse, level, axis, scopes, backend)
     packed = next((leaf for leaf in flatten(x)[0] if isinstance(leaf, PackedSequence)), None)
     if packed is not None:
         y, *rest = _recurrent(step, _unpacked(x), state, reverse, level, axis, scopes, backend)

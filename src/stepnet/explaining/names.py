@@ -83,7 +83,9 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, dict):
         yield from ((f"[{k!r}]", item) for k, item in value.items())
     elif hasattr(value, "__dict__") and not isinstance(value, (type, types.ModuleType)):
-        yield from vars(value).items()
+        modules = [held for held in vars(value).values() if isinstance(held, nn.Module)]
+        for name, held in vars(value).items():  # around one module that module's own names say enough
+            yield ("" if len(modules) == 1 and held is modules[0] else name), held
 
 
 def _variables(function: types.FunctionType) -> Iterator[tuple[str, Any]]:

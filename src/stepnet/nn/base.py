@@ -33,6 +33,7 @@ class RNNBase(nn.Module):
     """Layers of a recurrence, in one direction or both. See LSTM, GRU and RNN."""
 
     gates: ClassVar[int]  # blocks of hidden_size rows in the weights
+    takes_sequences: ClassVar[bool] = True  # for `explain`: not a step, although it takes x and a state
 
     def __init__(
         self,
