@@ -235,6 +235,10 @@ class Tape:
         """The creation of a name, if there is one."""
         return self._creations[self._names[name]] if name in self._names else None
 
+    def since(self, start: int) -> tuple[Creation, ...]:
+        """The creations from an index on."""
+        return tuple(self._creations[start:])
+
     def truncate(self, length: int, group: Group) -> None:
         """Take back what a recurrent group that failed has recorded, if nothing else was recorded since."""
         with self._lock:
@@ -272,7 +276,8 @@ class Tape:
         """The network that gives `outputs`: the tape from its beginning to the last of them.
 
         Args:
-            outputs: an item, or a tuple, list or dict of items. An evaluator among them ends a topology too.
+            outputs: an item or the name of one, or a tuple, list or dict of them. An evaluator among them ends
+                a topology too.
             skip: items that are left out, for a tape with branches; indices and names will do.
             prune: leave out what neither an output, nor an evaluator, nor a recurrent group needs.
 
@@ -282,7 +287,7 @@ class Tape:
         Raises:
             TapeError: an item of another tape, one inside a recurrent group, or one whose input is skipped.
         """
-        references = swap(outputs, TapeItem, lambda item: Ref(self._index(item, "outputs")))
+        references = swap(outputs, (TapeItem, str), lambda item: Ref(self._index(item, "outputs")))
         ends = [ref.index for ref in leaves(references, Ref)]
         if not ends:
             raise TapeError("Tape.topology: 'outputs' holds no item", got=repr(outputs)[:80])
