@@ -106,17 +106,22 @@ def play(creations: Chosen, values: dict[int, Any], feeds: Mapping[str, Any]) ->
     return values
 
 
-def run_one(creation: Creation, values: Mapping[int, Any], feeds: Mapping[str, Any]) -> Any:
-    """The value of one creation."""
+def run_one(
+    creation: Creation, values: Mapping[int, Any], feeds: Mapping[str, Any], accumulate: bool = False
+) -> Any:
+    """The value of one creation; that of an evaluator is for this batch alone, or it takes the batch in."""
     function = creation.function
     if isinstance(function, Feed):
         if function.name not in feeds:
             raise TapeError(f"no value for {creation.place}", got=f"values for {sorted(feeds)}")
         return function(feeds)
     try:
+        if accumulate and isinstance(function, Evaluator):
+            args = swap(creation.args, Ref, lambda ref: values[ref.index])
+            return function.update(*(value.detach() for value in args))
         return creation.run(values)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        if isinstance(error, TapeError) or type(error) is torch.OutOfMemoryError:
+        if type(error) is torch.OutOfMemoryError:
             raise
         first, *rest = str(error).splitlines() or [repr(error)]
         raise TapeError("\n".join([f"{creation.place} failed: {first}", *rest])) from error
@@ -214,10 +219,7 @@ class Topology(nn.Module):
                 module.train(self.training)
         values: dict[int, Any] = {}
         for (i, creation), finished in zip(self._played, self._finished, strict=True):
-            if isinstance(creation.function, Evaluator):
-                self._update(creation, values)
-            else:
-                values[i] = run_one(creation, values, feeds)
+            values[i] = run_one(creation, values, feeds, accumulate=True)
             for j in finished:
                 values.pop(j, None)
         metrics = self.metrics()
@@ -226,12 +228,6 @@ class Topology(nn.Module):
             self._outputs, Ref, lambda r: metrics[named[r.index]] if r.index in named else values[r.index]
         )
         return outputs, metrics
-
-    @staticmethod
-    def _update(creation: Creation, values: dict[int, Any]) -> None:
-        evaluator: Any = creation.function
-        args = swap(creation.args, Ref, lambda ref: values[ref.index])
-        evaluator.update(*(value.detach() for value in args))
 
     def metrics(self) -> Metrics:
         """The evaluators' values over all batches since the last `reset`."""
