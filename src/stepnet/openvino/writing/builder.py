@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -144,12 +144,15 @@ class NetBuilder:
     def result(self, out: Out, names: Sequence[str] = (), *, name: str | None = None) -> int:
         """An output of the net; the id of its layer. `names` are of the tensor, too."""
         layer = self._add(name or f"Result_{len(self.layers)}", "Result", "opset1", {}, [out], [])
-        layer.output_names = tuple(names)
         source = self.layers[out.layer]
         port = source.outputs[out.index]
-        added = tuple(n for n in names if n not in port.names)
-        port = Port(port.id, port.type, port.shape, port.names + added)
+        port = replace(port, names=_united(port.names, names))
         source.outputs = (*source.outputs[: out.index], port, *source.outputs[out.index + 1 :])
+        layer.output_names = tuple(names)
+        for other in self.layers.values():  # OpenVINO gives all Results of a tensor the names of the last
+            if other.type == "Result" and other.sources == layer.sources:
+                other.output_names = _united(other.output_names, names)
+                layer.output_names = _united(layer.output_names, other.output_names)
         return layer.id
 
     def body(self, name: str = "body") -> NetBuilder:
@@ -302,6 +305,10 @@ def _check_of(out: Out, net: NetBuilder, what: str) -> None:
             got=f"layer {out.layer} of '{shorten(out.net.scope)}'",
             expected=f"an output in '{shorten(net.scope)}'; a body gets values through its Parameters",
         )
+
+
+def _united(names: Sequence[str], more: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*names, *more)))
 
 
 def _row(external: int, internal: int, cut: In | To) -> PortRow:
