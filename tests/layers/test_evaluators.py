@@ -209,6 +209,6 @@ def test_an_evaluator_is_no_layer_of_a_step():
 def test_an_evaluator_and_its_labels_must_have_the_same_lengths():
     net = two_ids(lambda x, y: chunk(x, y, types=2))
     with pytest.raises(
-        TapeError, match=r"chunk 'chunk_0' .*failed: chunk: x and label must have the same lengths"
+        TapeError, match=r"chunk 'chunk_0' .*failed: chunk: x and label must have the same len"
     ):
         net(x=ids([0, 1]), label=ids([0], [1]))

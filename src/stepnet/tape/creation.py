@@ -6,6 +6,7 @@ import linecache
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,6 +67,18 @@ class Line:
         return f"{Path(self.file).name}, line {self.number}" + (f": {source}" if source else "")
 
 
+@dataclass(frozen=True)
+class Place:
+    """A layer that is being made and the line that makes it, for messages; worked out when one is written."""
+
+    kind: str
+    name: str | None
+    line: Line
+
+    def __str__(self) -> str:
+        return f"{self.kind} '{self.name}' ({self.line})" if self.name else f"{self.kind} ({self.line})"
+
+
 def user_line() -> Line:
     """The innermost line on the stack that is neither the Tape's, nor a layer's, nor torch's."""
     frame = sys._getframe(1)
@@ -98,7 +111,7 @@ class Creation:
     classes: int | None = None
     body: Group | None = None
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[int, ...]:
         """The indices of the creations whose values it takes."""
         return tuple(dict.fromkeys(ref.index for ref in leaves((self.args, self.kwargs), Ref)))

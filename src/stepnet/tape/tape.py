@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stepnet.errors import TapeError
 
-from .creation import UNKNOWN, Creation, Group, Memory, Ref, describe, leaves, swap, user_line
+from .creation import UNKNOWN, Creation, Group, Memory, Place, Ref, describe, leaves, swap, user_line
 from .holding import hold_tensors
 from .item import TapeItem
 from .topology import Topology, play, select
@@ -129,7 +129,7 @@ class Tape:
         group = self.group
         given = (tuple(args), dict(kwargs or {}))
         line = user_line()
-        where = f"{kind} '{name}' ({line})" if name else f"{kind} ({line})"
+        where = Place(kind, name, line)
         self.check_items(leaves(given, TapeItem), where)
         references = swap(given, TapeItem, lambda item: Ref(item.index))
         if next(leaves(references, Tensor), None) is not None:
@@ -143,7 +143,7 @@ class Tape:
             self._resolve(creation, where)
             return TapeItem(self, self.append(creation), creation)
 
-    def check_items(self, items: Iterable[TapeItem], where: str, group: Any = UNKNOWN) -> None:
+    def check_items(self, items: Iterable[TapeItem], where: str | Place, group: Any = UNKNOWN) -> None:
         """Refuse items that are not on this tape, or not in a recurrent group; in that recorded here if none
         is named."""
         group = self.group if group is UNKNOWN else group
@@ -176,7 +176,7 @@ class Tape:
                     remedy="pass it to the group: as an input, StaticInput(item), or a memory's boot",
                 )
 
-    def _try(self, creation: Creation, where: str) -> Any:
+    def _try(self, creation: Creation, where: Place) -> Any:
         """The result for examples; unknown where one of the inputs is."""
         examples = {index: self._creations[index].example for index in creation.inputs}
         if not examples or any(value is UNKNOWN for value in examples.values()):
@@ -223,7 +223,7 @@ class Tape:
 
     # Memories: links by name, made when the layer of that name is
 
-    def _resolve(self, creation: Creation, where: str) -> None:
+    def _resolve(self, creation: Creation, where: Place) -> None:
         if creation.group is None or not creation.name:
             return
         for memory in creation.group.memories:
@@ -360,7 +360,7 @@ class Tape:
 _GLOBAL = Tape()
 
 
-def check_memory(memory: Memory, layer: Creation, where: str) -> None:
+def check_memory(memory: Memory, layer: Creation, where: str | Place) -> None:
     """Refuse a layer that cannot be what a memory remembers."""
     known = layer.example
     fits = isinstance(known, Tensor) and known.dim() == 2 and known.shape[1] == memory.size
