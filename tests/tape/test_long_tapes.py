@@ -16,7 +16,7 @@ from stepnet.tape import Tape
 
 @pytest.fixture
 def shallow():
-    """A stack that has room for calls of modules and for what torch imports, not for a frame for each layer."""
+    """A stack with room for calls of modules and for what torch imports, not for a frame for each layer."""
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(len(inspect.stack()) + 250)
     yield
