@@ -106,7 +106,8 @@ _watch: ContextVar[Callable[..., None] | None] = ContextVar("stepnet_watch", def
 @contextlib.contextmanager
 def watched(watch: Callable[..., None] | None) -> Iterator[None]:
     """Call `watch` with the arguments of each call of `recurrent` in here, before it runs; not of those that
-    its step makes."""
+    its step makes. A loop that runs as such a call is one, too; of one that cannot, `watch` gets its name in
+    place of the step, no x and no state, how often it runs, and why it cannot: `steps=`, `refusal=`."""
     token = _watch.set(watch)
     try:
         yield
@@ -114,10 +115,15 @@ def watched(watch: Callable[..., None] | None) -> Iterator[None]:
         _watch.reset(token)
 
 
+def watching() -> Callable[..., None] | None:
+    """What watches the calls of `recurrent` here, if anything does."""
+    return _watch.get()
+
+
 def _recurrent(
     step: Any, x: Any, state: Any, reverse: bool, level: int, axis: int, scopes: bool, backend: str | None
 ) -> Any:
-    watch = _watch.get()
+    watch = watching()
     if watch is not None:
         with watched(None):
             watch(step, x, state, reverse=reverse, level=level, axis=axis, scopes=scopes, backend=backend)

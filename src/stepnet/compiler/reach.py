@@ -24,7 +24,7 @@ _SIMPLE = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch
 _PLAIN = frozenset({int, bool, str, type(None)})
 _FOREIGN = ("torch", "numpy", "builtins", "typing", "collections", "math", "functools", "abc")
 # A module's forward may call stepnet itself; what that reaches is the same for every step.
-_PARTS = ("api", "engine", "backends", "compiler", "data", "front", "ir", "run")
+_PARTS = ("api", "engine", "backends", "compiler", "data", "front", "ir", "iterator", "run")
 _OURS = tuple(str(Path(__file__).parents[1] / part) for part in _PARTS)
 _MODULE_NOISE = frozenset(nn.Module().__dict__) - {"training", "_parameters", "_buffers", "_modules"}
 _LIMIT = 4000  # objects; a step that reaches more is not worth keying

@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 from stepnet.api import Recurrent, watched
-from stepnet.errors import StepError
+from stepnet.errors import Refusal, StepError
 from stepnet.front.step import step_name
 
 from .explanation import Explanation, ModelExplanation
+from .records import Refused
 
 
 def is_model(step: Any, state: Any) -> bool:
@@ -49,7 +50,8 @@ def explain_model(model: Any, x: Any, state: Any, explain: Callable[..., Explana
     """Run a model and explain its recurrences.
 
     Args:
-        model: called as model(x), with a state as model(x, state).
+        model: called as model(x), with a state as model(x, state). With named `inputs` x may be a dict or a
+            tuple of them.
         explain: explains one call of `recurrent` by its arguments.
 
     Raises:
@@ -59,11 +61,14 @@ def explain_model(model: Any, x: Any, state: Any, explain: Callable[..., Explana
     paths = {id(m): path for path, m in model.named_modules()} if isinstance(model, nn.Module) else {}
 
     def watch(step: Any, *arguments: Any, **settings: Any) -> None:
-        told = explain(step, *arguments, **settings)
+        if isinstance(step, str):
+            told = _declined(step, **settings)
+        else:
+            told = explain(step, *arguments, **settings)
         found.append(replace(told, name=_placed(told.name, _innermost(paths))))
 
     with torch.random.fork_rng(devices=[]), watched(watch):
-        model(x) if state is None else model(x, state)
+        _call(model, x, state)
     if not found:
         raise StepError(
             f"{step_name(model)} ran, but met no recurrence to explain",
@@ -71,6 +76,27 @@ def explain_model(model: Any, x: Any, state: Any, explain: Callable[..., Explana
             "if it has none; a model must call stepnet.recurrent, stepnet.Recurrent or stepnet.nn",
         )
     return ModelExplanation(step_name(model), tuple(found))
+
+
+def _call(model: Any, x: Any, state: Any) -> None:
+    if state is not None:
+        model(x, state)
+    elif hasattr(model, "inputs") and isinstance(x, dict):
+        model(**x)
+    elif hasattr(model, "inputs") and isinstance(x, tuple):
+        model(*x)
+    else:
+        model(x)
+
+
+def _declined(name: str, *, steps: int | None, dtype: torch.dtype, refusal: Refusal) -> Explanation:
+    """A loop that has not the form of a step over rows: the whole batch is its one row."""
+    steps = steps or 0
+    kind = str(dtype).removeprefix("torch.")
+    refused = Refused("compiler", refusal.reason, refusal.remedy, refusal.line, None)
+    return Explanation(
+        name, "naive", steps, 1, steps, steps, kind, torch.is_grad_enabled(), refusals=(refused,)
+    )
 
 
 def _innermost(paths: dict[int, str]) -> str:
