@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,14 +18,14 @@ Chosen = list[tuple[int, Creation]]
 
 
 class Feed:
-    """What a data layer calls: the check of the value that was passed for it."""
+    """What a data layer calls: its type's check of the value that was passed for it."""
 
-    def __init__(self, name: str, check: Callable[[str, Any], Any]) -> None:
+    def __init__(self, name: str, type: Any) -> None:
         self.name = name
-        self.check = check
+        self.type = type
 
     def __call__(self, feeds: Mapping[str, Any]) -> Any:
-        return self.check(self.name, feeds[self.name])
+        return self.type.check(self.name, feeds[self.name])
 
 
 class Given:
@@ -228,6 +228,16 @@ class Topology(nn.Module):
             self._outputs, Ref, lambda r: metrics[named[r.index]] if r.index in named else values[r.index]
         )
         return outputs, metrics
+
+    @property
+    def structure(self) -> Any:
+        """The outputs as they were asked for, a `Ref` in the place of each."""
+        return self._outputs
+
+    @property
+    def played(self) -> Chosen:
+        """The creations that a call runs, in order, with their indices on the tape."""
+        return list(self._played)
 
     def metrics(self) -> Metrics:
         """The evaluators' values over all batches since the last `reset`."""
