@@ -52,7 +52,7 @@ def connect(layers: dict[int, Layer], edges: Iterable[Any], scope: str) -> tuple
                     expected=f"an edge to-layer={layer.id} to-port={port.id}",
                 )
         layer.sources = tuple(fed[layer.id, i] for i in range(len(layer.inputs)))
-    return _sorted(layers, scope)
+    return sort_layers(layers, scope)
 
 
 def _index(layer: Layer, port: int, places: Mapping[int, int], kind: str) -> int:
@@ -65,7 +65,7 @@ def _index(layer: Layer, port: int, places: Mapping[int, int], kind: str) -> int
     )
 
 
-def _sorted(layers: dict[int, Layer], scope: str) -> tuple[int, ...]:
+def sort_layers(layers: dict[int, Layer], scope: str) -> tuple[int, ...]:
     """Kahn's algorithm; layers that wait for nothing run in the order of the file."""
     waiting = {i: len({source for source, _ in layer.sources}) for i, layer in layers.items()}
     users: dict[int, list[int]] = {i: [] for i in layers}

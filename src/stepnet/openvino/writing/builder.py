@@ -201,7 +201,7 @@ class NetBuilder:
         layer = self._add(name, "If", "opset8", {}, [condition, *(v for v, _, _ in inputs)], ports)
         for side, prefix, body in ((0, "then_", then), (1, "else_", otherwise)):
             rows_in = [(i, row[1 + side]) for i, row in enumerate(inputs, 1)]
-            layer.bodies[prefix] = body._net()
+            layer.bodies[prefix] = body.records()
             layer.maps[prefix] = PortMap(
                 tuple(PortRow(i, p.layer, None, 0, -1, 1, 1, None) for i, p in rows_in if p is not None),
                 tuple(
@@ -218,10 +218,10 @@ class NetBuilder:
         """
         from .completion import complete
 
-        return complete(self._net())
+        return complete(self.records())
 
-    def _net(self) -> Net:
-        """The records so far. Ids grow, and a layer is made after what feeds it."""
+    def records(self) -> Net:
+        """The records so far, ports as they were given. Ids grow, and a layer is made after what feeds it."""
         return Net(
             name=self.name,
             scope=self.scope,
@@ -244,7 +244,7 @@ class NetBuilder:
         for at, given in enumerate(inputs, len(first)):
             _check_of(given.parameter, body, f"{layer.where}: the Parameter of input {at}")
             rows_in.append(_row(at, given.parameter.layer, given))
-        layer.bodies[""] = body._net()
+        layer.bodies[""] = body.records()
         layer.maps[""] = PortMap(
             tuple(rows_in), tuple(_row(before + i, out.result, out) for i, out in enumerate(outputs))
         )
