@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stepnet.data.recording import Interned
+
 _SIMPLE = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size, Enum)
 _PLAIN = frozenset({int, bool, str, type(None)})
 _FOREIGN = ("torch", "numpy", "builtins", "typing", "collections", "math", "functools", "abc")
@@ -75,7 +77,9 @@ class _Walk:
             return
         self.seen[id(value)] = len(self.seen)
         self.alive.append(value)
-        if isinstance(value, Tensor):
+        if isinstance(value, Interned):
+            add(value)
+        elif isinstance(value, Tensor):
             add(("tensor", len(self.tensors), type(value)))
             self.tensors.append(value)
         elif isinstance(value, (np.ndarray, np.generic)):  # numbers that a trace bakes in

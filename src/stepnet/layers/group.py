@@ -21,6 +21,7 @@ from stepnet.tape.creation import (
     example_lengths,
     example_rows,
     swap,
+    trial,
     user_line,
 )
 from stepnet.tape.item import TapeItem
@@ -284,5 +285,4 @@ def _example(runner: GroupRunner, args: Any) -> Any:
     examples = swap(args, TapeItem, lambda item: item.creation.example)
     if any(value is UNKNOWN for part in examples for value in part):
         return UNKNOWN
-    with torch.no_grad():
-        return runner(*examples, backend="naive")
+    return trial(lambda: runner(*examples, backend="naive"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +26,15 @@ class _Unknown:
 
 
 UNKNOWN: Final[Any] = _Unknown()
+
+# Whether a creation runs: what it does is done, not recorded, even if a tape is open around it.
+PLAYING: ContextVar[bool] = ContextVar("stepnet_playing", default=False)
+# Whether it runs on a small example batch, to see what it gives.
+TRIAL: ContextVar[bool] = ContextVar("stepnet_trial", default=False)
+
+
+class Endless(Exception):
+    """A loop did not end soon for an example; for other values it may."""
 
 
 @dataclass(frozen=True)
@@ -130,8 +140,26 @@ class Creation:
         """Call it on the values of earlier creations, by index."""
         args = [swap(a, Ref, lambda ref: values[ref.index]) for a in self.args]
         kwargs = {k: swap(a, Ref, lambda ref: values[ref.index]) for k, a in self.kwargs.items()}
-        result = self.function(*args, **kwargs)
-        return result if self.act is None else self.act(result)
+        token = PLAYING.set(True)
+        try:
+            result = self.function(*args, **kwargs)
+            return result if self.act is None else self.act(result)
+        finally:
+            PLAYING.reset(token)
+
+
+def trial(run: Callable[[], Any]) -> Any:
+    """What a layer gives for examples; unknown if a loop in it does not end. The random state stays."""
+    state = torch.get_rng_state()
+    token = TRIAL.set(True)
+    try:
+        with torch.no_grad():
+            return run()
+    except Endless:
+        return UNKNOWN
+    finally:
+        TRIAL.reset(token)
+        torch.set_rng_state(state)
 
 
 def swap(tree: Any, kind: Any, change: Callable[[Any], Any]) -> Any:
@@ -217,4 +245,9 @@ def open_shape(value: Tensor | LoDTensor) -> tuple[int | None, ...]:
     """The shape of an example, with None in the place of its rows."""
     shape = tuple(value.shape)
     ragged = isinstance(value, LoDTensor)
-    return (None, *shape[1:]) if shape and (ragged or shape[0] in _ROWS) else shape
+    return (None, *shape[1:]) if shape and (ragged or is_rows(shape[0])) else shape
+
+
+def is_rows(size: int) -> bool:
+    """Whether a size is taken for a number of rows of examples."""
+    return size in _ROWS

@@ -7,12 +7,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from stepnet.errors import TapeError
 
-from .creation import UNKNOWN, Creation, Group, Memory, Place, Ref, describe, leaves, swap, user_line
+from .creation import (
+    PLAYING,
+    UNKNOWN,
+    Creation,
+    Group,
+    Memory,
+    Place,
+    Ref,
+    describe,
+    leaves,
+    swap,
+    trial,
+    user_line,
+)
 from .holding import hold_tensors
 from .item import TapeItem
 from .topology import Topology, play, select
@@ -32,6 +44,7 @@ class Tape:
 
     Source: the Tape of Paddle's topology design (`background/paddle_tape.md` of the founding documents).
 
+    >>> import torch
     >>> from stepnet.layers import Dense, data, fc
     >>> with Tape() as tape:
     ...     img = data("img", Dense(4))
@@ -59,6 +72,12 @@ class Tape:
         """The tape that layers are recorded on here and now."""
         opened = _OPEN.get()
         return opened[-1][0] if opened else _GLOBAL
+
+    @staticmethod
+    def opened() -> Tape | None:
+        """The tape that a `with` has opened here, if there is one and it is not being played."""
+        opened = _OPEN.get()
+        return opened[-1][0] if opened and not PLAYING.get() else None
 
     def __enter__(self) -> Tape:
         _OPEN.set((*_OPEN.get(), (self, None)))
@@ -181,10 +200,8 @@ class Tape:
         examples = {index: self._creations[index].example for index in creation.inputs}
         if not examples or any(value is UNKNOWN for value in examples.values()):
             return UNKNOWN
-        state = torch.get_rng_state()
         try:
-            with torch.no_grad():
-                return creation.run(examples)
+            return trial(lambda: creation.run(examples))
         except Exception as error:
             said = (str(error) or repr(error)).splitlines()[0]
             raise TapeError(
@@ -192,8 +209,6 @@ class Tape:
                 got=", ".join(f"'{self._creations[i].name}' {describe(v)}" for i, v in examples.items()),
                 remedy="the message is that of a trial on a small batch",
             ) from error
-        finally:
-            torch.set_rng_state(state)
 
     def _check_name(self, creation: Creation) -> None:
         name = creation.name
