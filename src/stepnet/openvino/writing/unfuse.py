@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -126,7 +127,8 @@ class _Unfused:
         row = (dtype, (self.batch, self.hidden))
         x = body.layer("Squeeze", [x, axis], outputs=[(dtype, (self.batch, self.width))])
         new = body.layer(
-            self.cell, [x, *states, *weights], self.attributes, version=self.version, outputs=[row] * len(states)
+            self.cell, [x, *states, *weights], self.attributes, version=self.version,
+            outputs=[row] * len(states),
         )  # fmt: skip
         new = new if isinstance(new, tuple) else (new,)
         y = new[0]
@@ -154,7 +156,7 @@ class _Unfused:
         )
         return loop
 
-    def _weight(self, body: NetBuilder, source: Source, d: int, feed, name: str) -> Out:
+    def _weight(self, body: NetBuilder, source: Source, d: int, feed: Any, name: str) -> Out:
         """The weights of a direction: a constant of the body where they are one."""
         layer = self.net.layers[source[0]]
         if is_constant(layer) and layer.value is not None:
