@@ -13,6 +13,7 @@ out. The compiler proves that its rows do not mix, or refuses; then the plain lo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,17 +132,15 @@ class RowLoop:
         self.adapt = adapt
         self.counter = counter
         self._checked: dict[Any, bool] = {}
+        self.declined: RowCall | None = None
 
-    def run(
-        self, feeds: Mapping[str, Any], backend: Backend, *, steps: int | None = None, warn: bool = False
-    ) -> dict[str, Any]:
+    def run(self, feeds: Mapping[str, Any], backend: Backend, *, steps: int | None = None) -> dict[str, Any]:
         """The outputs by name, as the plain loop gives them.
 
         Args:
             feeds: as for the plain loop.
             backend: which executors may run it.
             steps: how many iterations; None: as many as the slices say.
-            warn: warn once of a body that cannot be compiled.
 
         Raises:
             Refusal: the loop has not the form of a step over rows, or does not compile.
@@ -157,11 +156,15 @@ class RowLoop:
             else:
                 _show(call, backend)
                 return out
-        first, refusal = tried[0]
-        _show(first, backend)
-        if warn:
-            run_step(first, backend, warn=True)
+        self.declined, refusal = tried[0]
+        _show(self.declined, backend)
         raise refusal
+
+    def warn(self, backend: Backend) -> None:
+        """Give a SlowPathWarning of a body that `run` could not compile, once."""
+        if self.declined is not None:
+            with suppress(Refusal):
+                run_step(self.declined, backend, warn=True)
 
     def _shown(self, feeds: Mapping[str, Any], steps: int | None) -> Iterator[RowCall]:
         """`calls`; that there are none is shown to what watches."""
@@ -218,7 +221,8 @@ class RowLoop:
         if self.adapt is not None:
             run, exact = self.adapt(batch, 0 if first == 0 and not blocks else 1)
         fits = False
-        for rows in (alike, []) if alike else ([],):
+        wide = [name for name in alike if invariants[name].dim() > 1]
+        for rows in dict.fromkeys((tuple(alike), tuple(wide), ())):
             shared = {name: value for name, value in invariants.items() if name not in rows}
             own = state | {name: invariants[name] for name in rows}
             ranks: list[tuple[str, int] | None] = [None]
@@ -385,6 +389,6 @@ def run_step(call: RowCall, backend: Backend, *, warn: bool = False) -> tuple[An
     body = StepBody(call.step, x_spec, state_spec)
     y, finals = run_compiled(
         body, x_leaves, state_leaves, reverse=call.reverse, level=-1, axis=call.time, backend=backend,
-        warn=8 if warn else 0,
+        warn=7 if warn else 0,
     )  # fmt: skip
     return y, unflatten(state_spec, finals)

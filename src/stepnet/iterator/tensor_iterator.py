@@ -133,18 +133,20 @@ class TensorIterator(nn.Module):
         steps = self._steps(feeds)
         chosen = check_backend(self.backend)
         loop = self.loop
+        rows = RowLoop(loop)
         out: dict[str, Any] | None = None
         if chosen == "naive" or not steps:
             why = "backend='naive' asks for the plain loop" if steps else "it has no steps"
             show_declined(loop, feeds, steps, Refusal(why))
         else:
             try:
-                out = RowLoop(loop).run(feeds, chosen, steps=steps, warn=True)
+                out = rows.run(feeds, chosen, steps=steps)
             except Refusal:
                 if chosen != "auto":
                     raise
         if out is None:
             out = naive.run(loop, feeds)
+            rows.warn(chosen)
         return Outputs(self.outputs, tuple(out[name] for name in self.outputs))
 
     def feeds(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
