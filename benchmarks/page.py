@@ -44,6 +44,7 @@ def measured(record: Mapping[str, Any]) -> str:
             *_kept_heap(topics),
             *_memory(topics),
             *_first_call(topics),
+            *_openvino_ir(topics),
         ]
     )
 
@@ -145,6 +146,27 @@ def _first_call(topics: Mapping[str, Any]) -> Iterator[str]:
         ]
         yield "**First training step in a new process, seconds**\n\n" + _table(
             ["", "empty cache", "filled cache"], lines
+        )
+
+
+def _openvino_ir(topics: Mapping[str, Any]) -> Iterator[str]:
+    rows = topics.get("openvino_ir", [])
+    if rows:
+        batches = list(dict.fromkeys(row["facts"]["B"] for row in rows))
+        titles = list(dict.fromkeys(row["facts"]["title"] for row in rows))
+        entries = {
+            (row["facts"]["title"], row["facts"]["B"]): f"**{row['ratios']['openvino']['median']:.2g}**, "
+            + " : ".join(f"{1e3 * row['times'][name]['median']:.1f}" for name in ("openvino", "stepnet"))
+            for row in rows
+        }
+        facts = rows[0]["facts"]
+        yield (
+            f"**Models in OpenVINO IR, OpenVINO over stepnet** (T={facts['T']}, H={facts['H']}; "
+            "then both in milliseconds)\n\n"
+            + _table(
+                ["", *(f"B={batch}" for batch in batches)],
+                [[title, *(entries.get((title, batch), "") for batch in batches)] for title in titles],
+            )
         )
 
 

@@ -11,6 +11,7 @@ from . import (
     kernels,
     memory,
     nested,
+    openvino_ir,
     read_cost,
     recurrences,
     unpack_pack,
@@ -31,6 +32,7 @@ TOPICS: dict[str, Topic] = {
         compiled_loop.TOPIC,
         while_loops.TOPIC,
         nested.TOPIC,
+        openvino_ir.TOPIC,
         kept_heap.TOPIC,  # the last one: it changes how this process keeps memory
     )
 }

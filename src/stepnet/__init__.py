@@ -22,11 +22,15 @@ from .data.sequence import sequence_reverse as sequence_reverse
 from .data.sequence import sequence_slice as sequence_slice
 from .data.sequence import sequence_softmax as sequence_softmax
 from .explaining import Explanation as Explanation
+from .explaining import ModelExplanation as ModelExplanation
 from .explaining import explain as explain
 from .front.memory import Memory as Memory
 from .front.scope import Scope as Scope
 from .front.while_loop import while_loop as while_loop
-from .ir.tensor_iterator import TensorIterator as TensorIterator
+from .iterator import BackEdge as BackEdge
+from .iterator import InputPort as InputPort
+from .iterator import OutputPort as OutputPort
+from .iterator import TensorIterator as TensorIterator
 from .loops.create import create_whileloop as create_whileloop
 from .loops.dynamic import dynamic_recurrent as dynamic_recurrent
 from .loops.recurrent_op import RecurrentOp as RecurrentOp

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from types import FrameType
 from typing import Any
 
@@ -76,15 +78,56 @@ def recurrent(
     >>> y.values.flatten().tolist(), total.flatten().tolist()
     ([1.0, 2.0, 3.0, 1.0], [3.0, 1.0])
     """
+    instead = _instead.get()
+    if instead is not None:
+        return instead(step, x, state, reverse=reverse, level=level, axis=axis, scopes=scopes)
     if torch.compiler.is_compiling():  # a compiled loop is one call out of the compiled region
         outside: Any = torch.compiler.disable(_recurrent)
         return outside(step, x, state, reverse, level, axis, scopes, backend)
     return _recurrent(step, x, state, reverse, level, axis, scopes, backend)
 
 
+_instead: ContextVar[Callable[..., Any] | None] = ContextVar("stepnet_instead", default=None)
+
+
+@contextlib.contextmanager
+def replaced(instead: Callable[..., Any] | None) -> Iterator[None]:
+    """Let `instead` answer the calls of `recurrent` in here: what traces a module sees each as one thing."""
+    token = _instead.set(instead)
+    try:
+        yield
+    finally:
+        _instead.reset(token)
+
+
+_watch: ContextVar[Callable[..., None] | None] = ContextVar("stepnet_watch", default=None)
+
+
+@contextlib.contextmanager
+def watched(watch: Callable[..., None] | None) -> Iterator[None]:
+    """Call `watch` with the arguments of each call of `recurrent` in here, before it runs; not of those that
+    its step makes. A loop that runs as such a call is one, too; of one that cannot, `watch` gets its name in
+    place of the step, no x and no state, how often it runs, and why it cannot: `steps=`, `refusal=`."""
+    token = _watch.set(watch)
+    try:
+        yield
+    finally:
+        _watch.reset(token)
+
+
+def watching() -> Callable[..., None] | None:
+    """What watches the calls of `recurrent` here, if anything does."""
+    return _watch.get()
+
+
 def _recurrent(
     step: Any, x: Any, state: Any, reverse: bool, level: int, axis: int, scopes: bool, backend: str | None
 ) -> Any:
+    watch = watching()
+    if watch is not None:
+        with watched(None):
+            watch(step, x, state, reverse=reverse, level=level, axis=axis, scopes=scopes, backend=backend)
+            return _recurrent(step, x, state, reverse, level, axis, scopes, backend)
     if type(x) is not Tensor and type(x) is not LoDTensor:
         packed = next((leaf for leaf in flatten(x)[0] if isinstance(leaf, PackedSequence)), None)
     else:

@@ -104,9 +104,9 @@ def as_rows(leaves: Sequence[Any], *, reverse: bool, level: int, axis: int) -> S
 
 def run_compiled(
     body: StepBody, x_leaves: Sequence[Any], state_leaves: Sequence[Tensor], *,
-    reverse: bool, level: int, axis: int, backend: str, warn: bool = True,
+    reverse: bool, level: int, axis: int, backend: str, warn: int = 4,
 ) -> tuple[Any, list[Tensor]]:  # fmt: skip
-    """Run a step by a plan. Without one, and with `warn`, a SlowPathWarning is given once for a step.
+    """Run a step by a plan. Without one, a step is warned of once, `warn` frames up; 0: not at all.
 
     Raises:
         Refusal: no plan can be made, or no executor of `backend` takes it.
@@ -119,7 +119,7 @@ def run_compiled(
         refusal = entry.refusals[-1][1]
         if warn and backend == "auto" and not entry.warned:
             entry.warned = True
-            warnings.warn(SlowPathWarning(body.name, refusal), stacklevel=4)
+            warnings.warn(SlowPathWarning(body.name, refusal), stacklevel=warn)
         raise refusal
     weights = [found.tensors[place] for place in entry.weights]
     x_rows = [rows.contiguous() for rows in sequences.x_rows]

@@ -53,6 +53,24 @@ def test_classification_over_rows_and_over_sequences(lengths):
     torch.testing.assert_close(by_sequence, total / max(len(lengths), 1))
 
 
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_rows_whose_label_is_ignored_cost_nothing_and_count_nothing(lengths):
+    x, label = scored(lengths)
+    kept = [(a[b != 2], b[b != 2]) for a, b in zip(x, label, strict=True)]
+    total = sum((F.cross_entropy(a, b, reduction="sum") for a, b in kept), torch.tensor(0.0).double())
+    by_row = play(lambda x, y: classification_cost(x, y, ignore=2), SEQUENCES, x=x, label=label)
+    torch.testing.assert_close(by_row, total / max(sum(len(b) for _, b in kept), 1))
+    by_sequence = play(lambda x, y: sequence_cross_entropy(x, y, ignore=2), SEQUENCES, x=x, label=label)
+    torch.testing.assert_close(by_sequence, total / max(len(lengths), 1))
+
+
+def test_the_label_that_is_ignored_needs_no_score():
+    kinds = {"x": Dense(4), "label": Integer(5)}
+    x, label = torch.randn(3, 4), torch.tensor([1, 4, 0])
+    got = play(lambda x, y: classification_cost(x, y, ignore=4), kinds, x=x, label=label)
+    torch.testing.assert_close(got, F.cross_entropy(x[[0, 2]], label[[0, 2]]))
+
+
 def test_regression():
     x, y = torch.randn(5, 4), torch.randn(5, 4)
     got = play(regression_cost, {"x": Dense(4), "y": Dense(4)}, x=x, y=y)

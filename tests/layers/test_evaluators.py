@@ -34,7 +34,7 @@ LABELS = torch.randint(3, (40,), generator=torch.Generator().manual_seed(2))  # 
 
 def evaluated(evaluator, scores, labels, cuts, *, sequences=False, **kinds):
     """The value after all batches, which `cuts` cut from the rows."""
-    x, y = Dense(scores.shape[1]), Integer(4)
+    x, y = Dense(scores.shape[1]), Integer(scores.shape[1] if scores.shape[1] > 1 else 2)
     with Tape() as tape:
         if sequences:
             x, y = Sequence(x), Sequence(y)
@@ -167,12 +167,26 @@ def test_edit_distance_counts_over_batches(normalized, expected):
         (lambda x, s, y: classification_error(x, x), "'label' must be ids"),
         (lambda x, s, y: classification_error(s, y), "must have the same levels"),
         (lambda x, s, y: auc(x, y), "one or two scores"),
+        (lambda x, s, y: auc(x[:, :2], y), "'y' has 3 classes"),
+        (lambda x, s, y: classification_error(x[:, :2], y), "more classes than there are scores"),
+        (lambda x, s, y: perplexity(x, y, ignore="pad"), "'ignore' must be a label"),
         (lambda x, s, y: precision_recall(x, y, average="all"), "no such average"),
         (lambda x, s, y: precision_recall(x, y, positive=3), "is no class"),
         (lambda x, s, y: chunk(y, y, types=1), "must be sequences"),
         (lambda x, s, y: edit_distance(s, s), "must be ids"),
     ],
-    ids=["label", "levels", "auc", "average", "positive", "chunk", "edit distance"],
+    ids=[
+        "label",
+        "levels",
+        "auc",
+        "auc labels",
+        "scores",
+        "ignore",
+        "average",
+        "positive",
+        "chunk",
+        "edit distance",
+    ],
 )
 def test_evaluators_refuse_what_does_not_fit(make, message):
     with Tape():
@@ -194,5 +208,7 @@ def test_an_evaluator_is_no_layer_of_a_step():
 
 def test_an_evaluator_and_its_labels_must_have_the_same_lengths():
     net = two_ids(lambda x, y: chunk(x, y, types=2))
-    with pytest.raises(TapeError, match=r"chunk 'chunk_0' .*failed|must have the same lengths"):
+    with pytest.raises(
+        TapeError, match=r"chunk 'chunk_0' .*failed: chunk: x and label must have the same len"
+    ):
         net(x=ids([0, 1]), label=ids([0], [1]))

@@ -178,6 +178,15 @@ def test_evaluators_accumulate_reset_and_are_each_topologys_own():
     assert list(train.state_dict()) == []
 
 
+def test_playing_a_tape_evaluates_this_batch_alone():
+    with Tape() as tape:
+        scores, label = data("x", Dense(2)), data("label", Integer(2))
+        error = classification_error(scores, label)
+    for right, value in (([0, 1], 0.0), ([1, 0], 1.0), ([0, 0], 0.5)):
+        values = tape.call(feeds={"x": torch.eye(2), "label": torch.tensor(right)})
+        assert values[error.index] == value
+
+
 def test_outputs_are_nested_as_they_were_asked_for():
     with Tape() as tape:
         x = data("x", Dense(2))

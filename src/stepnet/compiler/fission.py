@@ -116,35 +116,35 @@ def components(before: dict[str, list[str]]) -> list[list[str]]:
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
-    on_stack: set[str] = set()
+    place: dict[str, int] = {}  # of those on the stack
     found: list[list[str]] = []
     for root in before:
         if root in index:
             continue
         work = [(root, iter(before[root]))]
         index[root] = low[root] = len(index)
+        place[root] = len(stack)
         stack.append(root)
-        on_stack.add(root)
         while work:
             name, rest = work[-1]
             for other in rest:
                 if other not in index:
                     index[other] = low[other] = len(index)
+                    place[other] = len(stack)
                     stack.append(other)
-                    on_stack.add(other)
                     work.append((other, iter(before[other])))
                     break
-                if other in on_stack:
+                if other in place:
                     low[name] = min(low[name], index[other])
             else:
                 work.pop()
                 if work:
                     low[work[-1][0]] = min(low[work[-1][0]], low[name])
                 if low[name] == index[name]:
-                    at = stack.index(name)
-                    component = stack[at:]
-                    del stack[at:]
-                    on_stack.difference_update(component)
+                    component = stack[place[name] :]
+                    del stack[place[name] :]
+                    for other in component:
+                        del place[other]
                     found.append(component)
     return found
 
@@ -181,13 +181,16 @@ def _absorb(body: Graph, after: list[Node], scan: list[Node], carries: list[Carr
     """Cheap ops of the map after a scan move into it, as long as all they read is at hand there."""
     late = {name for node in after for name in node.outputs}
     at_hand = {name for node in scan for name in node.outputs} | {c.parameter for c in carries}
-    for node in list(after):
+    left = []
+    for node in after:
         near = any(name in at_hand for name in node.inputs)
         if near and _fusible(body, node) and not any(name in late for name in node.inputs):
-            after.remove(node)
             scan.append(node)
             at_hand.update(node.outputs)
             late.difference_update(node.outputs)
+        else:
+            left.append(node)
+    after[:] = left
 
 
 def _sink(body: Graph, before: list[Node], scan: list[Node], carries: list[Carry]) -> None:
@@ -196,14 +199,17 @@ def _sink(body: Graph, before: list[Node], scan: list[Node], carries: list[Carry
     users = body.users()
     turned = {c.result for c in carries}
     shifted = {name for node in before if node.op == "shift" for name in node.inputs}
-    for node in reversed(before.copy()):
+    left = []
+    for node in reversed(before):
         reading = [user for name in node.outputs for user in users[name]]
         wanted = bool(reading) or turned.intersection(node.outputs)
         only = wanted and all(id(user) in inside for user in reading)
         if only and _fusible(body, node) and node.op != "sum_rows" and not shifted.intersection(node.outputs):
-            before.remove(node)
             scan.append(node)
             inside.add(id(node))
+        else:
+            left.append(node)
+    before[:] = reversed(left)
 
 
 def _linear(body: Graph, nodes: Sequence[Node], carries: Sequence[Carry]) -> tuple[str, ...]:

@@ -21,11 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stepnet.data.recording import Interned
+
 _SIMPLE = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size, Enum)
 _PLAIN = frozenset({int, bool, str, type(None)})
 _FOREIGN = ("torch", "numpy", "builtins", "typing", "collections", "math", "functools", "abc")
 # A module's forward may call stepnet itself; what that reaches is the same for every step.
-_PARTS = ("api", "engine", "backends", "compiler", "data", "front", "ir", "run")
+_PARTS = ("api", "engine", "backends", "compiler", "data", "front", "ir", "iterator", "run")
 _PACKAGE = Path(__file__).parents[1]
 _OURS = tuple(str(_PACKAGE / part) for part in _PARTS)
 _LIBRARY = str(_PACKAGE) + os.sep
@@ -88,6 +90,9 @@ class _Walk:
     def _tensor(self, value: Any) -> None:
         self.key.append(type(value))
         self.tensors.append(value)
+
+    def _interned(self, value: Any) -> None:
+        self.key.append(value)
 
     def _array(self, value: Any) -> None:  # numbers that a trace bakes in
         self.complete &= value.nbytes <= _MOST_BYTES
@@ -225,6 +230,7 @@ def _how(kind: type) -> Callable[[_Walk, Any], None] | None:
     """What visits values of a type; None: a value is its own key."""
     for kinds, how in (
         (_SIMPLE, None),
+        (Interned, _Walk._interned),
         (Tensor, _Walk._tensor),
         ((np.ndarray, np.generic), _Walk._array),
         (nn.Module, _Walk._module),

@@ -107,7 +107,8 @@ def split(
     read -= tainted | {n for node in backward_nodes for n in node.outputs}
     rows = [n for n in values if n in read and values[n].kind == "row"]
     result_rows = set(y)
-    before = [n for n in needed if n not in backward_nodes]
+    late = set(map(id, backward_nodes))
+    before = [n for n in needed if id(n) not in late]
     free: dict[str, float] = dict.fromkeys(x, 1e-3) | dict.fromkeys(result_rows, 1e-2)
     shiftable = {c.parameter: c.result for c in carries if c.result in result_rows}
     free |= dict.fromkeys(shiftable, 2e-2)

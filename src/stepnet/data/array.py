@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stepnet.data.lod import LoDTensor
-from stepnet.data.recording import recordable
+from stepnet.data.recording import StandIn, recordable
 from stepnet.data.unpack import join, pack, unpack
 from stepnet.data.values import Value, axis_of, check_fit, copy, describe, integer, rows
 from stepnet.errors import ArrayError
@@ -48,10 +48,15 @@ class TensorArray:
     torch.Size([2, 3])
     """
 
+    # What stands for this array where it is recorded, not run: an item of a tape.
+    deferred: StandIn | None = None
+
     @recordable
     def __init__(self, size: int | Tensor = 0, *, unstack_from: Tensor | None = None) -> None:
         # A dict, so that a declared size allocates nothing.
-        self._values: dict[int, Value] = {}
+        self._written: dict[int, Value] = {}
+        # Steps that were put in as one tensor, and are taken apart where one of them is asked for.
+        self._joined: tuple[int, Tensor, bool] | None = None  # from which index, with gradient or not
         self._size = integer(size, "TensorArray: size")
         # What an element would look like, where a cut gave none: join it back and shape and dtype are kept.
         self._pattern: Value | None = None
@@ -97,21 +102,35 @@ class TensorArray:
             raise ArrayError(
                 "TensorArray.unstack: a tensor of rank 0 has no axis to cut", got=describe(tensor)
             )
-        axis = axis_of(axis, tensor.dim(), "TensorArray.unstack", describe(tensor))
-        self._fill(tensor.unbind(axis))
-        self._whole = tensor if axis == 0 and self._size else None
+        if axis:
+            axis = axis_of(axis, tensor.dim(), "TensorArray.unstack", describe(tensor))
+        if axis == 0:
+            self._put(0, tensor)
+        else:
+            self._fill(tensor.unbind(axis))
         if not self._size:
             self._pattern = tensor.sum(axis, dtype=tensor.dtype)  # over an axis of length 0: keeps the graph
 
     def _fill(self, values: Sequence[Value]) -> None:
-        self._values = dict(enumerate(values))
+        self._written = dict(enumerate(values))
         self._size = len(values)
 
     def _put(self, start: int, steps: Tensor) -> None:
         """Write the steps of a tensor from index `start` on."""
-        self._values.update(enumerate(steps.unbind(0), start))
-        self._whole = steps if start == 0 and len(steps) >= self._size else None
+        self._written = self._values
+        self._joined = (start, steps, torch.is_grad_enabled()) if len(steps) else None
+        self._whole = steps if start == 0 and 0 < len(steps) >= self._size else None
         self._size = max(self._size, start + len(steps))
+
+    @property
+    def _values(self) -> dict[int, Value]:
+        """What was written, by index."""
+        if self._joined is not None:
+            start, steps, grad = self._joined
+            self._joined = None
+            with torch.set_grad_enabled(grad):
+                self._written.update(enumerate(steps.unbind(0), start))
+        return self._written
 
     @recordable
     def size(self) -> int:
@@ -119,13 +138,18 @@ class TensorArray:
         return self._size
 
     def __len__(self) -> int:
+        if self.deferred is not None:
+            raise ArrayError(
+                "TensorArray: this array is on a tape, and its length is known when the tape is played",
+                remedy="size() gives an item of the tape",
+            )
         return self._size
 
     def __copy__(self) -> TensorArray:
         """A second array of the same values; writing to one leaves the other as it is."""
         twin = type(self).__new__(type(self))
         twin.__dict__.update(self.__dict__)
-        twin._values = dict(self._values)
+        twin._written = dict(self._written)
         return twin
 
     @recordable
@@ -205,9 +229,11 @@ class TensorArray:
         self.write(index, value)
 
     def __iter__(self) -> Iterator[Any]:
-        return (self.read(place) for place in range(self._size))
+        return (self.read(place) for place in range(len(self)))
 
     def __repr__(self) -> str:
+        if self.deferred is not None:
+            return f"TensorArray({self.deferred!r})"
         shapes = [describe(self._values[place]) for place in sorted(self._values)[:3]]
         more = ", ..." if len(self._values) > len(shapes) else ""
         return (
@@ -327,6 +353,7 @@ class TensorArray:
         array._pattern = joined if not values else None
         return array, indices_map
 
+    @recordable
     def pack(
         self, level: int, indices_map: Tensor, lod: Sequence[Sequence[int] | Tensor] | None = None
     ) -> LoDTensor:

@@ -4,3 +4,4 @@ from __future__ import annotations
 
 from .explain import explain as explain
 from .explanation import Explanation as Explanation
+from .explanation import ModelExplanation as ModelExplanation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,12 +14,14 @@ from stepnet.compiler.capture import user_line
 from stepnet.compiler.reach import reach
 from stepnet.data.lod import LoDTensor
 from stepnet.engine import Entry, find_plan
-from stepnet.errors import Refusal
+from stepnet.errors import Refusal, StepError
+from stepnet.front.step import step_name
 from stepnet.run.autograd import Ready
 from stepnet.run.c_scan import CScan
 
 from .describe import describe_plan
-from .explanation import Explanation
+from .explanation import Explanation, ModelExplanation
+from .model import explain_model, is_model
 from .names import SourceLines
 from .plain import describe_plain_loop
 from .records import Loop, Refused, Saved
@@ -34,17 +37,21 @@ def explain(
     axis: int = 0,
     source: bool = False,
     backend: str | None = None,
-) -> Explanation:
+) -> Explanation | ModelExplanation:
     """Say what `recurrent` does with a step: what runs once, what at every step, why, and at what cost.
 
     Finds the plan as `recurrent` does (and leaves it ready for it), but does not run the loop. A step that
     cannot be compiled is called once more, on the first step of x, to note its torch calls.
 
+    A model is run once, as `model(x)` or `model(x, state)`, and each recurrence that it meets is explained,
+    in the order in which they run. `stepnet.nn.LSTM`, `GRU` and `RNN` are models, and so is what can be
+    called with x alone and has no `initial_state`. Other arguments are then for its recurrences to say.
+
     Args:
-        step: a step as `recurrent` takes it, or a `Recurrent`, whose own settings then hold.
-        x: as `recurrent` takes it. The plan depends on shapes, dtypes and on which gradients are wanted; the
-            costs on the lengths too.
-        state: as `recurrent` takes it.
+        step: a step as `recurrent` takes it; a `Recurrent`, whose own settings then hold; or a model.
+        x: as `recurrent` takes it, or what the model takes. The plan depends on shapes,
+            dtypes and on which gradients are wanted; the costs on the lengths too.
+        state: as `recurrent` takes it, or the model's second argument.
         reverse: as in `recurrent`.
         level: as in `recurrent`.
         axis: as in `recurrent`.
@@ -56,16 +63,40 @@ def explain(
         by itself; `it.executor`, `it.regions`, `it.saved`, `it.refusals` and more for programs.
         Floating-point operations count 2 K for each element of a matmul over K, 10 for one of exp, tanh and
         the like, 1 for other arithmetic. Bytes are those that cross a region's border.
+        Of a model a `ModelExplanation`, whose `recurrences` are such `Explanation`s.
 
     Raises:
-        StepError: the step or what it was given does not fit, as `recurrent` says it.
+        StepError: the step or what it was given does not fit, as `recurrent` says it; a model met no
+            recurrence, or was given settings that are its recurrences' own.
 
     >>> x = LoDTensor.from_lengths(torch.ones(4, 1), [[3, 1]])
     >>> told = explain(lambda x, s: (s + x, s + x), x, torch.zeros(2, 1), backend="eager")
     >>> told.executor, told.linear, [region.kind for region in told.regions]
     ('eager', ('state',), ['scan'])
     """
-    scopes = False
+    if is_model(step, state):
+        given = {
+            "reverse": (reverse, False),
+            "level": (level, -1),
+            "axis": (axis, 0),
+            "backend": (backend, None),
+        }
+        changed = [name for name, (value, default) in given.items() if value != default]
+        if changed:
+            raise StepError(
+                f"{step_name(step)} is a model: its recurrences have their own {', '.join(changed)}",
+                remedy="set them where the model calls recurrent, or explain a step",
+            )
+        return explain_model(step, x, state, functools.partial(_explain, source=source))
+    return _explain(
+        step, x, state, reverse=reverse, level=level, axis=axis, scopes=False, backend=backend, source=source
+    )
+
+
+def _explain(
+    step: Any, x: Any, state: Any, *,
+    reverse: bool, level: int, axis: int, scopes: bool, backend: str | None, source: bool,
+) -> Explanation:  # fmt: skip
     if isinstance(step, Recurrent):
         reverse, level, axis, scopes = step.reverse, step.level, step.axis, step.scopes
         backend = step.backend if backend is None else backend
@@ -110,6 +141,7 @@ def explain(
     wants = any(t.requires_grad for t in (*rows, *states, *found.tensors))
     return Explanation(
         name=body.name,
+        reverse=reverse,
         executor=executor,
         rows=sum(lengths),
         sequences=len(lengths),

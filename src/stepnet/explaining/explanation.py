@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import html
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from .overview import model_svg, model_text
 from .records import Direction, Loop, Op, Refused, Region, RegionKind, Saved
 from .svg import svg
 from .text import text
@@ -17,7 +18,8 @@ class Explanation:
     """What `stepnet.explain` returns. Prints as text; draws itself in a notebook.
 
     Attributes:
-        name: of the step.
+        name: of the step; in a model after the path of the module that runs it.
+        reverse: True if sequences are run from their ends.
         executor: "c", "eager" or "naive" (the plain loop); "refused" if a backend was asked for by name and
             declines, where `recurrent` raises.
         rows, sequences, steps: of this x; `steps` is the longest sequence's.
@@ -30,6 +32,8 @@ class Explanation:
         linear: states recognised as linear recurrences.
         notes: further remarks.
         source: the generated C, if asked for and if there is any.
+
+    `to_dict()` has all of this as plain dicts, lists and numbers, for `json.dumps`.
     """
 
     name: str
@@ -40,6 +44,7 @@ class Explanation:
     shortest: int
     dtype: str
     training: bool
+    reverse: bool = False
     loops: tuple[Loop, ...] = ()
     saved: tuple[Saved, ...] = ()
     refusals: tuple[Refused, ...] = ()
@@ -86,9 +91,72 @@ class Explanation:
             Path(path).write_text(drawing, encoding="utf-8")
         return drawing
 
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain data, the FLOPs of loops and regions included."""
+        return _data(self)
+
     def _repr_svg_(self) -> str:
         return self.to_svg()
 
     def _repr_html_(self) -> str:
-        words = html.escape(str(self))
-        return f"{self.to_svg()}<details><summary>as text</summary><pre>{words}</pre></details>"
+        return _both(self.to_svg(), str(self))
+
+
+@dataclass(frozen=True)
+class ModelExplanation:
+    """What `stepnet.explain` returns for a model. Prints as text; draws itself in a notebook.
+
+    Attributes:
+        name: of the model.
+        recurrences: an `Explanation` for each call of `recurrent`, in the order in which they ran.
+    """
+
+    name: str
+    recurrences: tuple[Explanation, ...]
+
+    @property
+    def flops(self) -> int:
+        """Of all recurrences, forward and backward; what the model computes besides them is not counted."""
+        return sum(it.flops for it in self.recurrences)
+
+    @property
+    def saved_bytes(self) -> int:
+        """Memory that lives from the forward to the backward loops for that alone."""
+        return sum(it.saved_bytes for it in self.recurrences)
+
+    def __str__(self) -> str:
+        return model_text(self)
+
+    __repr__ = __str__
+
+    def to_svg(self, path: str | Path | None = None) -> str:
+        """All at a glance, then the graph of each, as SVG text; written to `path` too if given."""
+        drawing = model_svg(self)
+        if path is not None:
+            Path(path).write_text(drawing, encoding="utf-8")
+        return drawing
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain data; see `Explanation.to_dict`."""
+        return _data(self)
+
+    def _repr_svg_(self) -> str:
+        return self.to_svg()
+
+    def _repr_html_(self) -> str:
+        return _both(self.to_svg(), str(self))
+
+
+def _both(drawing: str, words: str) -> str:
+    return f"{drawing}<details><summary>as text</summary><pre>{html.escape(words)}</pre></details>"
+
+
+def _data(it: Any) -> Any:
+    """Records as dicts, sequences as lists."""
+    if is_dataclass(it):
+        found = {field.name: _data(getattr(it, field.name)) for field in fields(it)}
+        computed = ("flops", "saved_bytes", "per_step")
+        return found | {name: getattr(it, name) for name in computed if hasattr(it, name)}
+    if isinstance(it, dict):
+        return {key: _data(value) for key, value in it.items()}
+    return [_data(part) for part in it] if isinstance(it, (tuple, list)) else it

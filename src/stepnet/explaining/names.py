@@ -58,7 +58,7 @@ def _walk(value: Any, path: str, depth: int, seen: set[int]) -> Iterator[tuple[s
 
 
 def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path and not name.startswith("[") else f"{path}{name}"
+    return f"{path}.{name}" if path and name and not name.startswith("[") else f"{path}{name}"
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
@@ -83,7 +83,9 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, dict):
         yield from ((f"[{k!r}]", item) for k, item in value.items())
     elif hasattr(value, "__dict__") and not isinstance(value, (type, types.ModuleType)):
-        yield from vars(value).items()
+        inner = [held for held in vars(value).values() if callable(held) and not isinstance(held, Tensor)]
+        for name, held in vars(value).items():  # around one module or function its own names say enough
+            yield ("" if len(inner) == 1 and held is inner[0] else name), held
 
 
 def _variables(function: types.FunctionType) -> Iterator[tuple[str, Any]]:

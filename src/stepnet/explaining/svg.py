@@ -19,11 +19,28 @@ _LEFT = 24.0
 
 def svg(it: Explanation) -> str:
     """The whole picture."""
+    canvas = new_canvas()
+    width, y = draw(canvas, it, 0.0)
+    return finished(canvas, width, y, f"What stepnet does with the step {it.name}")
+
+
+def new_canvas() -> Canvas:
+    """A canvas that has the heads of arrows."""
     canvas = Canvas()
     wires = (("to-wire", look.WIRE), ("to-step", look.STEP.ink), ("to-kept", look.KEPT))
     canvas.element("defs", "".join(_marker(name, colour) for name, colour in wires))
-    under = len(canvas.parts)
-    y = _head(canvas, it)
+    return canvas
+
+
+def finished(canvas: Canvas, width: float, height: float, title: str) -> str:
+    """The picture on white."""
+    canvas.parts.insert(1, element("rect", width=width, height=height, fill="#ffffff"))
+    return canvas.svg(width, height, title)
+
+
+def draw(canvas: Canvas, it: Explanation, top: float) -> tuple[float, float]:
+    """Draw one recurrence from `top` down; returns its width and where it ends."""
+    y = _head(canvas, it, top)
     width = 780.0
     kept = frozenset(saved.name for saved in it.saved if saved.extra)
     made: frozenset[str] = frozenset()
@@ -34,9 +51,7 @@ def svg(it: Explanation) -> str:
         canvas.text(_LEFT, y + 16, title, 15, fill=look.TEXT, font_weight="bold")
         right, y = LoopPanels(it, loop, picture).draw(canvas, y + 30)
         width, y = max(width, right + _LEFT), y + 30
-    y = _legend(canvas, it, y, width)
-    canvas.parts.insert(under, element("rect", width=width, height=y, fill="#ffffff"))
-    return canvas.svg(width, y, f"What stepnet does with the step {it.name}")
+    return width, _legend(canvas, it, y, width)
 
 
 def _marker(name: str, colour: str) -> str:
@@ -47,11 +62,11 @@ def _marker(name: str, colour: str) -> str:
     )  # fmt: skip
 
 
-def _head(canvas: Canvas, it: Explanation) -> float:
-    canvas.text(_LEFT, 36, it.name, 20, fill=look.TEXT, font_weight="bold")
-    sizes = extent(it.steps, it.shortest, it.sequences, it.rows, it.dtype)
-    canvas.text(_LEFT, 58, sizes, 13, fill=look.FAINT)
-    y = 78.0
+def _head(canvas: Canvas, it: Explanation, top: float) -> float:
+    canvas.text(_LEFT, top + 36, it.name, 20, fill=look.TEXT, font_weight="bold")
+    sizes = extent(it.steps, it.shortest, it.sequences, it.rows, it.dtype, it.reverse)
+    canvas.text(_LEFT, top + 58, sizes, 13, fill=look.FAINT)
+    y = top + 78.0
     if it.executor in ("c", "eager"):
         once = sum(region.flops for region in it.regions if not region.per_step)
         words = (

@@ -38,7 +38,7 @@ def text(it: Explanation) -> str:
 
 
 def _head(it: Explanation) -> Iterator[str]:
-    yield f"{it.name}: {extent(it.steps, it.shortest, it.sequences, it.rows, it.dtype)}"
+    yield f"{it.name}: {extent(it.steps, it.shortest, it.sequences, it.rows, it.dtype, it.reverse)}"
     yield from textwrap.wrap(_verdict(it), WIDTH)
 
 

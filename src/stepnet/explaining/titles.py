@@ -64,10 +64,11 @@ def when(region: Region, rows: int, sequences: int) -> str:
     return "once, on weights" if region.kind == "prologue" else "once, on sums over rows"
 
 
-def extent(steps: int, shortest: int, sequences: int, rows: int, dtype: str) -> str:
+def extent(steps: int, shortest: int, sequences: int, rows: int, dtype: str, reverse: bool = False) -> str:
     """How much data there is: '1 to 3 steps of 2 sequences, 4 rows of float32'."""
     lengths = count(steps, "step") if shortest == steps else f"{shortest:,} to {count(steps, 'step')}"
-    return f"{lengths} of {count(sequences, 'sequence')}, {count(rows, 'row')} of {dtype}"
+    end = ", each from its end" if reverse else ""
+    return f"{lengths} of {count(sequences, 'sequence')}, {count(rows, 'row')} of {dtype}{end}"
 
 
 def carried(region: Region) -> list[str]:

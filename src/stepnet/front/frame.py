@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from stepnet.data.array import TensorArray
-from stepnet.data.lod import LoDTensor
-from stepnet.data.recording import RECORDER
+from stepnet.data.recording import RECORDER, StandIn
 from stepnet.data.tree import flatten
 from stepnet.errors import StepError
 
+from .program import Break, Call, Op, Program, Read, Write, named
 from .step import describe_leaf
-from .symbolic import Break, Call, Program, Read, Ref, Symbolic, Write, flatten_call, named, replaced
+from .symbolic import Symbolic, flatten_call
+from .template import resolve
 
-Runner = Callable[["WhileLoop"], list[Tensor]]
+Runner = Callable[["WhileLoop"], Sequence[Any]]
 
 
 class WhileLoop:
@@ -27,7 +29,9 @@ class WhileLoop:
         results: the loop variables after the last step, in the order of `loop_vars`.
     """
 
-    def __init__(self, loop_vars: Sequence[Any], max_steps: int | None, runner: Runner) -> None:
+    def __init__(
+        self, loop_vars: Sequence[Any], max_steps: int | None, runner: Runner, site: Any = None
+    ) -> None:
         if type(loop_vars) not in (tuple, list) or not all(_is_tensor(v) for v in loop_vars):
             raise StepError(
                 "create_whileloop: loop_vars must be a list of tensors",
@@ -36,12 +40,13 @@ class WhileLoop:
                 else describe_leaf(loop_vars),
                 remedy="loop_vars=[torch.tensor(0)]; TensorArrays are used in the frame as they are",
             )
-        self.loop_vars: list[Tensor] = list(loop_vars)
+        self.loop_vars: list[Any] = list(loop_vars)
         self.max_steps = max_steps
-        self.program = Program()
-        self.updates: dict[int, Any] = {}  # place of a loop variable -> its next value
+        self.program = Program(self.loop_vars, site)
+        self.updates: dict[int, Any] = {}  # place of a loop variable -> the template of its next value
         self.executor = ""
         self.reason: str | None = None
+        self.place = ""  # where it is recorded, if it is on a tape
         self._runner = runner
         self._frame: Frame | None = None
         self._results: tuple[Tensor, ...] | None = None
@@ -85,21 +90,23 @@ class WhileLoop:
             StepError: not a loop variable, updated before, or another shape or dtype.
         """
         self._check_open("update")
-        place = self.program.refs(variable).place if isinstance(variable, Symbolic) else len(self.loop_vars)
+        is_value = isinstance(variable, Symbolic)
+        place = self.program.template(variable).place if is_value else len(self.loop_vars)
         if place >= len(self.loop_vars):
             raise StepError(
                 "update: the first argument must be a loop variable of this loop",
-                got=describe_leaf(variable) if not isinstance(variable, Symbolic) else repr(variable),
+                got=repr(variable) if is_value else describe_leaf(variable),
                 expected="one of what `with loop.frame() as (...)` gave",
             )
         if place in self.updates:
             raise StepError(f"update: loop variable {place} was updated before in this frame")
-        if not isinstance(value, (Symbolic, Tensor)):
-            value = torch.as_tensor(value, dtype=self.loop_vars[place].dtype)
+        old = self.program.examples[place]
+        if not isinstance(value, (Symbolic, Tensor, StandIn)):
+            value = torch.as_tensor(value, dtype=None if old is None else old.dtype)
         example = value._example if isinstance(value, Symbolic) else value
-        if example is not None:
-            _check_same(place, self.loop_vars[place], example, "")
-        self.updates[place] = self.program.refs(value)
+        if old is not None and isinstance(example, Tensor):
+            _check_same(place, old, example, "")
+        self.updates[place] = self.program.template(value)
 
     @property
     def results(self) -> tuple[Tensor, ...]:
@@ -109,9 +116,12 @@ class WhileLoop:
         return self._results
 
     def explain(self) -> str:
-        """How the loop ran: raised to a scan, and by which executor, or the rule that it broke."""
+        """How the loop ran: raised to a scan, and by which executor, or the rule that it broke; if it is on
+        a tape, how it ran when the tape was played last."""
         if self._results is None:
             return "not run yet"
+        if self.place and not (self.executor or self.reason):
+            return f"recorded on a tape as {self.place}, and not played yet"
         if self.reason is None:
             return f"raised to a scan over its arrays, run by {self.executor}"
         return f"run step by step, as recorded: {self.reason}"
@@ -123,7 +133,7 @@ class WhileLoop:
             )
 
     def _finish(self) -> None:
-        self.program.open = False
+        self.program.close(self.updates)
         missing = [i for i in range(len(self.loop_vars)) if i not in self.updates]
         if missing:
             raise StepError(
@@ -134,6 +144,10 @@ class WhileLoop:
         if not any(isinstance(op, Break) for op in self.program.ops):
             raise StepError("the while loop would never end", remedy="loop.break_if(condition) in the frame")
         self._results = tuple(self._runner(self))
+
+
+class TooManySteps(StepError):
+    """A loop did not end within its `max_steps`."""
 
 
 class Frame:
@@ -159,7 +173,7 @@ class Frame:
             )
         self._entered = self.inside = True
         self._token = RECORDER.set(self._record)
-        return tuple(self._loop.program.parameter(value) for value in self._loop.loop_vars)
+        return tuple(self._loop.program.parameters)
 
     def __exit__(self, kind: Any, *_: object) -> None:
         self.inside = False
@@ -172,9 +186,8 @@ class Frame:
     def _record(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of a TensorArray's method: recorded, unless the array is no part of the loop."""
         array, program = args[0], self._loop.program
-        symbolic = any(isinstance(leaf, Symbolic) for leaf in flatten_call((args[1:], kwargs)))
         if method.__name__ == "__init__":
-            if symbolic:
+            if _any_symbolic(args, kwargs):
                 raise StepError(
                     "a TensorArray is made outside the frame that fills it",
                     remedy="make it before `with loop.frame()`",
@@ -182,9 +195,10 @@ class Frame:
             self._made.add(id(array))
             self._alive.append(array)
             return NotImplemented
-        if id(array) in self._made and not symbolic:
-            return NotImplemented
-        self._made.discard(id(array))
+        if id(array) in self._made:
+            if not _any_symbolic(args, kwargs):
+                return NotImplemented
+            self._made.discard(id(array))
         if method.__name__ == "read":
             return program.read(*args, **kwargs)
         if method.__name__ == "write":
@@ -195,12 +209,16 @@ class Frame:
         )
 
 
+def _any_symbolic(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return any(isinstance(leaf, Symbolic) for leaf in flatten_call((args[1:], kwargs)))
+
+
 def run_recorded(loop: WhileLoop) -> list[Tensor]:
     """Run a recorded loop step by step; this is what a frame means.
 
     Raises:
-        StepError: a condition is not one boolean, a loop variable changed its shape or dtype, or the
-            loop did not end within its `max_steps`.
+        StepError: a condition is not one boolean, a loop variable changed its shape or dtype, or, a
+            TooManySteps, the loop did not end within its `max_steps`.
     """
     variables = list(loop.loop_vars)
     step = 0
@@ -209,7 +227,7 @@ def run_recorded(loop: WhileLoop) -> list[Tensor]:
         if values is None:
             return variables
         if step == loop.max_steps:
-            raise StepError(f"the while loop did not end within max_steps={step}")
+            raise TooManySteps(f"the while loop did not end within max_steps={step}")
         new = [resolve(loop.updates[i], values) for i in range(len(variables))]
         for place, (old, value) in enumerate(zip(variables, new, strict=True)):
             _check_same(place, old, value, f" at step {step}")
@@ -219,14 +237,16 @@ def run_recorded(loop: WhileLoop) -> list[Tensor]:
 
 def run_step(program: Program, variables: Sequence[Tensor], step: int) -> dict[int, Any] | None:
     """Do what was recorded once, in order; None if the loop ends in it."""
-    values: dict[int, Any] = dict(enumerate(variables))
+    values: dict[int, Any] = {**program.constants, **dict(enumerate(variables))}
     for op in program.ops:
         if isinstance(op, Call):
             run_call(op, values)
         elif isinstance(op, Read):
-            values[op.out] = op.array.read(resolve(op.index, values), resolve(op.default, values))
+            array = program.arrays[op.array]
+            values[op.out] = array.read(resolve(op.index, values), resolve(op.default, values))
         elif isinstance(op, Write):
-            op.array.write(resolve(op.index, values), resolve(op.value, values), op.data_shared)
+            array = program.arrays[op.array]
+            array.write(resolve(op.index, values), resolve(op.value, values), op.data_shared)
         else:
             condition = values[op.condition.place]
             if not isinstance(condition, Tensor) or condition.dtype != torch.bool or condition.numel() != 1:
@@ -246,18 +266,53 @@ def run_call(op: Call, values: dict[int, Any]) -> None:
         values.update(enumerate(flatten(named(result))[0], op.out))
 
 
-def resolve(tree: Any, values: dict[int, Any]) -> Any:
-    """A recorded argument with its values."""
-    kind = type(tree)
-    if kind is Ref:
-        return values[tree]
-    if kind is tuple:
-        return tuple([resolve(item, values) for item in tree])
-    return replaced(tree, Ref, values.__getitem__) if kind in (list, dict, slice) else tree
+@dataclass(frozen=True)
+class Recording:
+    """A recorded loop without the values that it was recorded on."""
+
+    ops: tuple[Op, ...]
+    updates: dict[int, Any]
+    max_steps: int | None
+    runner: Runner
+
+    @staticmethod
+    def of(loop: WhileLoop) -> Recording:
+        """What was recorded in the frame of a loop."""
+        return Recording(tuple(loop.program.ops), loop.updates, loop.max_steps, loop._runner)
+
+    def run(
+        self, loop_vars: Sequence[Tensor], constants: dict[int, Any], arrays: Sequence[TensorArray]
+    ) -> WhileLoop:
+        """Record the same loop anew, on other values, and run it.
+
+        Args:
+            loop_vars: what the loop variables start with.
+            constants: the values from outside the frame, by their place in the program.
+            arrays: the TensorArrays, by their number in the program.
+        """
+        loop = WhileLoop(loop_vars, self.max_steps, self.runner, site=Recording)
+        program = loop.program
+        values: dict[int, Any] = {**constants, **dict(enumerate(program.parameters))}
+        for op in self.ops:
+            if isinstance(op, Call):
+                kwargs = resolve(op.kwargs, values) if op.kwargs else {}
+                result = program.call(op.function, resolve(op.args, values), kwargs, line=op.line)
+                values.update(enumerate([result] if op.count == 1 else flatten(result)[0], op.out))
+            elif isinstance(op, Read):
+                index, default = resolve((op.index, op.default), values)
+                values[op.out] = program.read(arrays[op.array], index, default, op.line)
+            elif isinstance(op, Write):
+                index, value = resolve((op.index, op.value), values)
+                program.write(arrays[op.array], index, value, op.data_shared, op.line)
+            else:
+                program.break_if(values[op.condition.place], op.line)
+        loop.updates = {at: program.template(resolve(new, values)) for at, new in self.updates.items()}
+        loop._finish()
+        return loop
 
 
 def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor) and not isinstance(value, (LoDTensor, TensorArray))
+    return isinstance(value, (Tensor, StandIn))
 
 
 def _check_same(place: int, old: Tensor, new: Any, at: str) -> None:

@@ -26,6 +26,8 @@ from .evaluators import edit_distance as edit_distance
 from .evaluators import evaluator as evaluator
 from .evaluators import perplexity as perplexity
 from .evaluators import precision_recall as precision_recall
+from .generate import beam_search as beam_search
+from .group import GeneratedInput as GeneratedInput
 from .group import StaticInput as StaticInput
 from .group import memory as memory
 from .group import recurrent_group as recurrent_group

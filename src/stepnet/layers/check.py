@@ -85,3 +85,27 @@ def check_same_levels(kind: str, x: TapeItem, other: TapeItem) -> None:
             f"{kind} ({user_line()}): '{x.name}' and '{other.name}' must have the same levels",
             got=f"{describe_item(x)}, and {describe_item(other)}",
         )
+
+
+def check_labels(kind: str, x: Any, label: Any, ignore: int | None = None) -> None:
+    """Refuse what are not scores and a label for each row, of a class that has a score or is ignored."""
+    check_rows(kind, x)
+    check_ids(kind, label, "'label'")
+    check_same_levels(kind, x, label)
+    size, classes = features(kind, x), label.creation.classes
+    if ignore is not None and (not isinstance(ignore, int) or isinstance(ignore, bool)):
+        raise TapeError(f"{kind} ({user_line()}): 'ignore' must be a label, or None", got=repr(ignore))
+    if classes is not None and classes - (ignore == classes - 1) > size:
+        raise TapeError(
+            f"{kind} ({user_line()}): the labels have more classes than there are scores",
+            got=f"'{label.name}' has {classes} classes, '{x.name}' {size} scores",
+        )
+
+
+def check_lengths(kind: str, x: Any, label: Any) -> None:
+    """Refuse sequences whose rows do not stand one for one."""
+    if x.recursive_sequence_lengths() != label.recursive_sequence_lengths():
+        raise TapeError(
+            f"{kind}: x and label must have the same lengths",
+            got=f"{x.recursive_sequence_lengths()} and {label.recursive_sequence_lengths()}",
+        )

@@ -15,15 +15,18 @@ from stepnet.tape.item import TapeItem
 from stepnet.tape.tape import Tape
 
 from .act import ACTIVATIONS
-from .check import check_ids, check_rows, check_same_levels, check_sequences, features
+from .check import check_ids, check_labels, check_lengths, check_same_levels, check_sequences, features
 
 
-def classification_cost(x: TapeItem, label: TapeItem, *, name: str | None = None) -> TapeItem:
+def classification_cost(
+    x: TapeItem, label: TapeItem, *, ignore: int | None = None, name: str | None = None
+) -> TapeItem:
     """The mean cross entropy over rows, of scores before softmax: torch's cross_entropy.
 
     Args:
         x: scores [*, classes], rows or sequences of them.
         label: ids [*], with the LoD of x.
+        ignore: rows with this label are left out.
 
     Raises:
         TapeError: x went through softmax already, or x and label do not fit.
@@ -34,11 +37,13 @@ def classification_cost(x: TapeItem, label: TapeItem, *, name: str | None = None
     ...     classification_cost(fc(data("x", Dense(4)), 3), data("label", Integer(3)))
     TapeItem(3, 'classification_cost_0', float32 [])
     """
-    _check_scores("classification_cost", x, label)
-    return _record("classification_cost", _cross_entropy, (x, label), name)
+    _check_scores("classification_cost", x, label, ignore)
+    return _record("classification_cost", _cross_entropy, (x, label, ignore), name)
 
 
-def sequence_cross_entropy(x: TapeItem, label: TapeItem, *, name: str | None = None) -> TapeItem:
+def sequence_cross_entropy(
+    x: TapeItem, label: TapeItem, *, ignore: int | None = None, name: str | None = None
+) -> TapeItem:
     """The cross entropy of whole sequences: summed over the rows of each, and their mean.
 
     The sequences are those of the last level; arguments and errors as `classification_cost`.
@@ -51,8 +56,8 @@ def sequence_cross_entropy(x: TapeItem, label: TapeItem, *, name: str | None = N
     TapeItem(3, 'sequence_cross_entropy_0', float32 [])
     """
     check_sequences("sequence_cross_entropy", x)
-    _check_scores("sequence_cross_entropy", x, label)
-    return _record("sequence_cross_entropy", _sequence_cross_entropy, (x, label), name)
+    _check_scores("sequence_cross_entropy", x, label, ignore)
+    return _record("sequence_cross_entropy", _sequence_cross_entropy, (x, label, ignore), name)
 
 
 def regression_cost(x: TapeItem, target: TapeItem, *, name: str | None = None) -> TapeItem:
@@ -116,17 +121,9 @@ def _record(kind: str, function: Any, args: Any, name: str | None) -> TapeItem:
     return Tape.current().record(kind, function, args, name=name, example=example)
 
 
-def _check_scores(kind: str, x: TapeItem, label: TapeItem) -> None:
-    check_rows(kind, x)
+def _check_scores(kind: str, x: TapeItem, label: TapeItem, ignore: int | None) -> None:
+    check_labels(kind, x, label, ignore)
     _refuse_softmax(kind, x)
-    check_ids(kind, label, "'label'")
-    check_same_levels(kind, x, label)
-    size, classes = features(kind, x), label.creation.classes
-    if classes is not None and classes > size:
-        raise TapeError(
-            f"{kind} ({user_line()}): the labels have more classes than there are scores",
-            got=f"'{label.name}' has {classes} classes, '{x.name}' {size} scores",
-        )
 
 
 def _refuse_softmax(kind: str, x: TapeItem) -> None:
@@ -139,22 +136,31 @@ def _refuse_softmax(kind: str, x: TapeItem) -> None:
         )
 
 
-def _mean(losses: Any) -> Tensor:
-    rows = losses.values if isinstance(losses, LoDTensor) else losses
-    return rows.sum() / max(rows.numel(), 1)
+def _losses(x: Any, label: Any, ignore: int | None) -> tuple[Tensor, Any]:
+    """The cross entropy of each row, 0 where the label is ignored, and how many are not, 1 at least."""
+    if isinstance(x, LoDTensor):
+        check_lengths("a cost", x, label)
+        x, label = x.values, label.values
+    label = label.to(torch.int64)
+    if ignore is None:
+        return F.cross_entropy(x, label, reduction="none"), max(len(label), 1)
+    losses = F.cross_entropy(x, label, reduction="none", ignore_index=ignore)
+    return losses, (label != ignore).sum().clamp(min=1)
 
 
-def _cross_entropy(x: Any, label: Any) -> Tensor:
-    return _mean(F.cross_entropy(x, label.to(torch.int64), reduction="none"))
+def _cross_entropy(x: Any, label: Any, ignore: int | None) -> Tensor:
+    losses, count = _losses(x, label, ignore)
+    return losses.sum() / count
 
 
-def _sequence_cross_entropy(x: LoDTensor, label: LoDTensor) -> Tensor:
-    losses: Any = F.cross_entropy(x, label.to(torch.int64), reduction="none")  # pyright: ignore[reportArgumentType, reportCallIssue]
-    return losses.values.sum() / max(len(x.lengths()), 1)
+def _sequence_cross_entropy(x: LoDTensor, label: LoDTensor, ignore: int | None) -> Tensor:
+    return _losses(x, label, ignore)[0].sum() / max(len(x.lengths()), 1)
 
 
 def _mean_square(x: Any, target: Any) -> Tensor:
-    return _mean((x - target).square())
+    squares = (x - target).square()
+    rows = squares.values if isinstance(squares, LoDTensor) else squares
+    return rows.sum() / max(rows.numel(), 1)
 
 
 def _ctc(x: LoDTensor, label: LoDTensor, blank: int) -> Tensor:

@@ -110,7 +110,7 @@ def data(name: str, type: Dense | Integer) -> TapeItem:
     size = type.size if isinstance(type, Dense) else type.classes
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         raise TapeError(f"data '{name}': sizes are whole numbers from 1", got=repr(type))
-    feed = Feed(name, type.check)
+    feed = Feed(name, type)
     return Tape.current().record("data", feed, name=name, example=type.example(), classes=type.classes)
 
 

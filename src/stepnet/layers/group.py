@@ -9,9 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.api import recurrent
 from stepnet.data.lod import LoDTensor
-from stepnet.data.sequence import sequence_expand
 from stepnet.errors import TapeError
 from stepnet.tape.creation import (
     SEQUENCES,
@@ -23,13 +21,15 @@ from stepnet.tape.creation import (
     example_lengths,
     example_rows,
     swap,
+    trial,
     user_line,
 )
 from stepnet.tape.item import TapeItem
 from stepnet.tape.tape import Tape, check_memory
 from stepnet.tape.topology import Given
 
-from .check import check_item, check_sequences, check_size
+from .check import check_ids, check_item, check_sequences, check_size, describe_item
+from .group_run import GroupRunner, GroupStep
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +47,29 @@ class StaticInput:
     item: TapeItem
 
 
+@dataclass(frozen=True, eq=False)
+class GeneratedInput:
+    """The words of a recurrent group that `beam_search` can make generate.
+
+    The group itself reads the words that are given: sequences of ids, one level, each beginning with the word
+    that begins all. It can have no other sequences than these and StaticInputs.
+
+    >>> from stepnet.layers import Integer, Sequence, data
+    >>> from stepnet.tape import Tape
+    >>> with Tape():
+    ...     GeneratedInput(data("words", Sequence(Integer(9))))
+    GeneratedInput(item=TapeItem(0, 'words', int64 [*], 1 level))
+    """
+
+    item: TapeItem
+
+
+GroupInput = TapeItem | StaticInput | GeneratedInput
+
+
 def recurrent_group(
     step: Callable[..., Any],
-    inputs: TapeItem | StaticInput | Sequence[TapeItem | StaticInput],
+    inputs: GroupInput | Sequence[GroupInput],
     *,
     reverse: bool = False,
     name: str | None = None,
@@ -62,7 +82,8 @@ def recurrent_group(
 
     Args:
         step: from items of one step to an item, or to a tuple of items.
-        inputs: sequences of the same outermost lengths, and StaticInputs; one, or a list.
+        inputs: sequences of the same outermost lengths, and StaticInputs; one, or a list. A GeneratedInput
+            stands for its sequences, and says that `beam_search` may generate them.
         reverse: from the end of each sequence to its beginning.
 
     Returns:
@@ -86,7 +107,8 @@ def recurrent_group(
     tape = Tape.current()
     given = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
     where = f"recurrent_group {name!r} ({user_line()})" if name else f"recurrent_group ({user_line()})"
-    items = [check_item("recurrent_group", x.item if isinstance(x, StaticInput) else x) for x in given]
+    wrapped = (StaticInput, GeneratedInput)
+    items = [check_item("recurrent_group", x.item if isinstance(x, wrapped) else x) for x in given]
     tape.check_items(items, where)
     static = [isinstance(x, StaticInput) for x in given]
     if all(static):
@@ -94,6 +116,9 @@ def recurrent_group(
     for item, whole in zip(items, static, strict=True):
         if not whole:
             check_sequences("recurrent_group", item)
+    generates = any(isinstance(x, GeneratedInput) for x in given)
+    if generates:
+        _check_words(where, items, static)
     group = Group(name or tape.new_name("recurrent_group"), tape.group)
     start = len(tape)
     try:
@@ -106,7 +131,7 @@ def recurrent_group(
             _check_step(tape, group, results, where)
         finally:
             tape.close_group()
-        runner = _runner(tape, start, group, inside, static, results, reverse, not several)
+        runner = _runner(tape, start, group, inside, static, results, reverse, not several, generates)
         args = (
             [item for item, whole in zip(items, static, strict=True) if not whole],
             [item for item, whole in zip(items, static, strict=True) if whole],
@@ -187,103 +212,6 @@ def memory(name: str, size: int, *, boot: TapeItem | float = 0.0) -> TapeItem:
     return item
 
 
-class GroupStep:
-    """The step of a recurrent group, for `stepnet.recurrent`: plays the group's creations once."""
-
-    def __init__(
-        self,
-        name: str,
-        played: list[tuple[int, Creation]],
-        cut: list[int],
-        memories: list[tuple[int, int]],
-        results: list[int],
-    ) -> None:
-        self.__name__ = name
-        self.played = played
-        self.cut = cut
-        self.memories = memories
-        self.results = results
-
-    def __call__(self, x: tuple[Any, ...], state: tuple[Tensor, ...]) -> tuple[Any, Any]:
-        return self.run(x, state, {})
-
-    def run(self, x: tuple[Any, ...], state: tuple[Tensor, ...], values: dict[int, Any]) -> tuple[Any, Any]:
-        """One step; `values` are known already, and get all others."""
-        values.update(zip(self.cut, x, strict=True))
-        values.update(zip((index for index, _ in self.memories), state, strict=True))
-        for index, creation in self.played:
-            if index not in values:
-                values[index] = creation.run(values)
-        new_state = tuple(values[source] for _, source in self.memories)
-        return tuple(values[index] for index in self.results), new_state
-
-
-class GroupRunner:
-    """What a recurrent group calls: its step over sequences."""
-
-    def __init__(self, step: GroupStep, sizes: list[int], reverse: bool, single: bool) -> None:
-        self.step = step
-        self.sizes = sizes
-        self.reverse = reverse
-        self.single = single
-
-    def __call__(self, cut: list[LoDTensor], whole: list[Any], boots: list[Any], backend: Any = None) -> Any:
-        lead = cut[0]
-        ragged = [isinstance(value, LoDTensor) for value in whole]
-        for value in whole:
-            if len(value) != len(lead):
-                raise TapeError(
-                    "a StaticInput needs one row or sequence for each sequence of the group",
-                    got=len(value),
-                    expected=len(lead),
-                )
-        if any(ragged):
-            return self._with_sequences(cut, whole, boots)
-        x = (*cut, *(sequence_expand(value, lead, 0) for value in whole))
-        y, _ = recurrent(
-            self.step, x, self._state(lead, boots), reverse=self.reverse, level=0, backend=backend
-        )
-        return y[0] if self.single else y
-
-    def _with_sequences(self, cut: list[LoDTensor], whole: list[Any], boots: list[Any]) -> Any:
-        """Static sequences are chosen anew at each step, by which sequences still run."""
-        step, count = self.step, len(cut)
-        bare = GroupStep(step.__name__, step.played, step.cut[:count], step.memories, step.results)
-
-        def choose(x: Any, state: Any) -> Any:
-            running, *memories = state
-            values = {
-                index: value.select_sequences(running.cpu())
-                if isinstance(value, LoDTensor)
-                else value.index_select(0, running)
-                for index, value in zip(step.cut[count:], whole, strict=True)
-            }
-            y, new = bare.run(x, tuple(memories), values)
-            return y, (running, *new)
-
-        numbers = torch.arange(len(cut[0]), device=cut[0].device)
-        state = (numbers, *self._state(cut[0], boots))
-        y, _ = recurrent(choose, tuple(cut), state, reverse=self.reverse, level=0, backend="naive")
-        return y[0] if self.single else y
-
-    def _state(self, lead: LoDTensor, boots: list[Any]) -> tuple[Tensor, ...]:
-        beside = self._beside(lead)
-        return tuple(
-            boot if isinstance(boot, Tensor) else beside.new_full((len(lead), size), boot)
-            for boot, size in zip(boots, self.sizes, strict=True)
-        )
-
-    def _beside(self, lead: LoDTensor) -> Tensor:
-        """A tensor of the dtype that a memory starts with: that of the step's parameters, or its input's."""
-        for _, creation in self.step.played:
-            if creation.module is not None:
-                for parameter in creation.module.parameters():
-                    if parameter.is_floating_point():
-                        return parameter
-        floating = lead.dtype.is_floating_point
-        return lead.values if floating else torch.empty(0, device=lead.device)
-
-
 def _inside(tape: Tape, item: TapeItem, whole: bool) -> TapeItem:
     """What the step sees of an input."""
     known = item.creation.example
@@ -293,6 +221,20 @@ def _inside(tape: Tape, item: TapeItem, whole: bool) -> TapeItem:
         known = LoDTensor.from_lengths(rows, example_lengths(level)) if level else rows
     kind = "static_input" if whole else "step_input"
     return tape.record(kind, Given(), example=known, classes=item.creation.classes)
+
+
+def _check_words(where: str, items: list[TapeItem], static: list[bool]) -> None:
+    """Refuse what `beam_search` could not generate one word after the other."""
+    cut = [item for item, whole in zip(items, static, strict=True) if not whole]
+    if len(cut) > 1:
+        raise TapeError(
+            f"{where}: a group with a GeneratedInput has no other sequences",
+            got=", ".join(f"'{item.name}' {describe_item(item)}" for item in cut),
+            remedy="pass the others as StaticInput(item)",
+        )
+    check_ids("recurrent_group", cut[0], "a GeneratedInput")
+    if cut[0].lod_level != 1:
+        raise TapeError(f"{where}: a GeneratedInput must have one level", got=repr(cut[0]))
 
 
 def _check_step(tape: Tape, group: Group, results: list[Any], where: str) -> None:
@@ -320,12 +262,13 @@ def _runner(
     results: list[TapeItem],
     reverse: bool,
     single: bool,
+    generates: bool,
 ) -> GroupRunner:
     # Only what running needs: what a step can reach is part of the key of its compiled form.
     played = [
         (i, Creation(c.function, c.args, c.kwargs, c.name, c.kind, c.act))
-        for i, c in enumerate(tape)
-        if i >= start and c.group is group and not isinstance(c.function, Given)
+        for i, c in enumerate(tape.since(start), start)
+        if c.group is group and not isinstance(c.function, Given)
     ]
     order = [
         item.index
@@ -335,12 +278,11 @@ def _runner(
     ]
     links = [(link.index, link.source) for link in group.memories if link.source is not None]
     step = GroupStep(group.name, played, order, links, [result.index for result in results])
-    return GroupRunner(step, [link.size for link in group.memories], reverse, single)
+    return GroupRunner(step, [link.size for link in group.memories], reverse, single, generates)
 
 
 def _example(runner: GroupRunner, args: Any) -> Any:
     examples = swap(args, TapeItem, lambda item: item.creation.example)
     if any(value is UNKNOWN for part in examples for value in part):
         return UNKNOWN
-    with torch.no_grad():
-        return runner(*examples, backend="naive")
+    return trial(lambda: runner(*examples, backend="naive"))

@@ -10,6 +10,7 @@ from stepnet import cells
 from stepnet.api import Recurrent
 from stepnet.data.lod import LoDTensor
 from stepnet.data.sequence import Pooling, sequence_expand, sequence_pool
+from stepnet.errors import TapeError
 from stepnet.tape.item import TapeItem
 from stepnet.tape.tape import Tape
 
@@ -62,6 +63,11 @@ def last(x: TapeItem, *, name: str | None = None) -> TapeItem:
 def expand(x: TapeItem, like: TapeItem, *, level: int = -1, name: str | None = None) -> TapeItem:
     """Repeat row i of x for each element of sequence i of `like`: `stepnet.sequence_expand`.
 
+    Args:
+        x: a row for each sequence of that level; below the outermost level these rows are in sequences.
+        like: sequences.
+        level: of `like`, whose sequences are meant.
+
     Raises:
         TapeError: `like` holds no sequences, or not as many as x has rows.
 
@@ -72,7 +78,21 @@ def expand(x: TapeItem, like: TapeItem, *, level: int = -1, name: str | None = N
     """
     check_item("expand", x)
     check_sequences("expand", like, "'like'")
-    return Tape.current().record("expand", sequence_expand, (x, like, level), name=name)
+    return Tape.current().record("expand", expand_rows, (x, like, level), name=name)
+
+
+def expand_rows(x: Any, like: LoDTensor, level: int) -> LoDTensor:
+    """`sequence_expand` of rows, also where these are themselves elements of sequences."""
+    if isinstance(x, LoDTensor) and -like.lod_level <= level and x.lod_level == level % like.lod_level:
+        lengths = like.recursive_sequence_lengths()[: x.lod_level]
+        if x.recursive_sequence_lengths() != lengths:
+            raise TapeError(
+                "expand: x must have a row for each sequence of 'like'",
+                got=f"lengths {x.recursive_sequence_lengths()}",
+                expected=f"{lengths}",
+            )
+        x = x.values
+    return sequence_expand(x, like, level)
 
 
 class Layer(Recurrent):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -14,6 +16,8 @@ from stepnet.front.frame import WhileLoop, run_recorded
 from stepnet.front.raise_loop import Raised, raise_loop
 from stepnet.front.step import StepBody
 from stepnet.run.select import executors
+
+from .on_tape import record, tape_of
 
 
 def create_whileloop(loop_vars: Sequence[Tensor], *, max_steps: int | None = None) -> WhileLoop:
@@ -52,10 +56,17 @@ def create_whileloop(loop_vars: Sequence[Tensor], *, max_steps: int | None = Non
     >>> sums.stack()
     tensor([1., 3., 6.])
     """
-    return WhileLoop(loop_vars, max_steps, _run)
+    caller = sys._getframe(1)
+    return WhileLoop(loop_vars, max_steps, _run, site=(caller.f_code, caller.f_lineno))
 
 
-def _run(loop: WhileLoop) -> list[Tensor]:
+def _run(loop: WhileLoop) -> Sequence[Any]:
+    tape = tape_of(loop)
+    return run_now(loop) if tape is None else record(tape, loop)
+
+
+def run_now(loop: WhileLoop) -> list[Tensor]:
+    """Run a recorded loop, as a scan where it is one."""
     try:
         return _run_raised(loop)
     except Refusal as refusal:

@@ -41,6 +41,7 @@ class RNNBase(nn.Module):
 
     weight_ih_l0: nn.Parameter
     gates: ClassVar[int]  # blocks of hidden_size rows in the weights
+    takes_sequences: ClassVar[bool] = True  # for `explain`: not a step, although it takes x and a state
 
     def __init__(
         self,

@@ -69,7 +69,7 @@ class RNN(RNNBase):
         return super().extra_repr() + shown
 
 
-def _tanh_step(x: Tensor, h: Tensor, **weights: Tensor) -> tuple[Tensor, Tensor]:
+def _tanh_step(x: Tensor, h: Tensor, **weights: Any) -> tuple[Tensor, Tensor]:
     h = rnn_step(x, h, **weights)
     return h, h
 

@@ -108,6 +108,8 @@ class Graph(nn.Module):
         self.nodes: list[Node] = []
         constants = self._read_constants(weights)
         used = {s for i in net.order for s in net.layers[i].sources if i not in constants}
+        # Constants that only feed Converts, for when the model is saved.
+        self.folded = {i: value for i, value in constants.items() if (i, 0) not in used}
         for i in net.order:
             layer = net.layers[i]
             slots = tuple(self._slot(i, k) for k in range(len(layer.outputs)))

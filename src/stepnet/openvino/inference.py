@@ -67,7 +67,7 @@ def check_shapes(
             else:
                 sizes = [size if d == -1 else d for d in shape]
                 arguments.append(torch.empty(sizes, dtype=dtype, device="meta"))
-        _Walk(faults).graph(graph, arguments)
+        Walk(faults).graph(graph, arguments)
         if not faults:
             return
         found.append(faults)
@@ -76,14 +76,52 @@ def check_shapes(
             raise fault.error
 
 
-class _Walk:
-    """One walk through a graph and the bodies in it; faults by layer."""
+def infer(
+    graph: Graph, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype]
+) -> dict[int, list[tuple[torch.dtype, tuple[int, ...] | None] | None]]:
+    """What is known of the outputs of each layer, bodies included, by the `id` of its record.
 
-    def __init__(self, faults: dict[str, _Fault]) -> None:
+    A dimension that both sizes of the dynamic dimensions give alike is static. None: the dtype is not
+    known; a shape of None: only the dtype is.
+
+    Raises:
+        IRError: a layer's inputs do not fit, whatever sizes the dynamic dimensions have.
+    """
+    check_shapes(graph, shapes, dtypes)
+    walks: list[dict[int, Sequence[Any]]] = []
+    for size in SIZES:
+        walk = Walk({}, {})
+        sizes = [[size if d == -1 else d for d in shape] for shape in shapes]
+        walk.graph(
+            graph, [torch.empty(s, dtype=d, device="meta") for s, d in zip(sizes, dtypes, strict=True)]
+        )
+        walks.append(walk.seen)
+    first, second = walks
+    return {
+        key: [_merged(a, b) for a, b in zip(first[key], second[key], strict=False)]
+        for key in first.keys() & second.keys()
+    }
+
+
+def _merged(a: Any, b: Any) -> tuple[torch.dtype, tuple[int, ...] | None] | None:
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        known = next((v.dtype for v in (a, b) if isinstance(v, Tensor)), None)
+        return None if known is None else (known, None)
+    if a.dim() != b.dim():
+        return a.dtype, None
+    return a.dtype, tuple(m if m == n else -1 for m, n in zip(a.shape, b.shape, strict=True))
+
+
+class Walk:
+    """One walk through a graph and the bodies in it; faults by layer, results by the `id` of its record."""
+
+    def __init__(self, faults: dict[str, _Fault], seen: dict[int, Sequence[Any]] | None = None) -> None:
         self.faults = faults
+        self.seen: dict[int, Sequence[Any]] = {} if seen is None else seen
         self.visited = 0
 
     def graph(self, graph: Graph, arguments: Sequence[Any]) -> list[Any]:
+        """Go through a graph; its results."""
         slots = graph.start(arguments)
         for node in graph.nodes:
             self.visited += 1
@@ -91,14 +129,20 @@ class _Walk:
             results: Sequence[Any] = [UNKNOWN] * len(node.outputs)
             if self.visited <= _MOST_NODES and not any(value is UNKNOWN for value in given):
                 try:
-                    results = self._node(node, given)
+                    results = self.node(node, given)
                 except _Fault as fault:
                     self.faults.setdefault(node.layer.where, fault)
+            self.seen[id(node.layer)] = results
             for slot, result in zip(node.outputs, results, strict=False):
                 slots[slot] = result
         return [slots[slot] for slot in graph.result_slots]
 
-    def _node(self, node: Node, given: Sequence[Any]) -> Sequence[Any]:
+    def branch(self) -> Walk:
+        """A walk for a branch of an If, whose faults do not count."""
+        return Walk({}, self.seen)
+
+    def node(self, node: Node, given: Sequence[Any]) -> Sequence[Any]:
+        """What one layer gives."""
         if isinstance(node.run, TensorIteratorRunner):
             return self._tensor_iterator(node, node.run, given)
         if isinstance(node.run, LoopRunner):
@@ -261,7 +305,7 @@ class _Walk:
         for prefix, graph in runner.graphs.items():
             rows = node.layer.maps[prefix]
             values = {row.internal: given[runner.index[row.external]] for row in rows.inputs}
-            quiet = _Walk({})  # a branch that is never taken may not fit
+            quiet = self.branch()  # a branch that is never taken may not fit
             found = quiet.graph(graph, [values[i] for i in graph.net.parameters])
             results = dict(zip(graph.net.results, found, strict=True))
             branches.append({row.external: results[row.internal] for row in rows.outputs})

@@ -83,7 +83,7 @@ def _row(element: Any, layer: Layer, side: str) -> PortRow:
 
 
 def _check_inputs(layer: Layer, net: Net, rows: PortMap) -> None:
-    ports = [p.id for p in layer.inputs]
+    ports = dict.fromkeys(p.id for p in layer.inputs)
     fed: dict[int, int] = {}
     for row in rows.inputs:
         where = f"{layer.where}: port_map input internal_layer_id={row.internal}"
@@ -94,7 +94,7 @@ def _check_inputs(layer: Layer, net: Net, rows: PortMap) -> None:
             raise IRError(
                 f"{where}: external_port_id={row.external} names no input port",
                 got=row.external,
-                expected=f"one of {ports[:8]}",
+                expected=f"one of {list(ports)[:8]}",
             )
         if row.internal in fed:
             raise IRError(
@@ -112,7 +112,7 @@ def _check_inputs(layer: Layer, net: Net, rows: PortMap) -> None:
 
 
 def _check_outputs(layer: Layer, net: Net, rows: PortMap) -> None:
-    ports = [p.id for p in layer.outputs]
+    ports = dict.fromkeys(p.id for p in layer.outputs)
     seen: set[int] = set()
     conditions = 0
     for row in rows.outputs:
@@ -128,7 +128,7 @@ def _check_outputs(layer: Layer, net: Net, rows: PortMap) -> None:
             raise IRError(
                 f"{where}: external_port_id={row.external} names no output port",
                 got=row.external,
-                expected=f"one of {ports[:8]}",
+                expected=f"one of {list(ports)[:8]}",
             )
         if row.external in seen:
             raise IRError(
@@ -165,7 +165,7 @@ def _check_internal(layer: Layer, net: Net, row: PortRow, kind: str, where: str)
 def _read_back_edges(layer: Layer, element: Any) -> None:
     net, rows = layer.bodies[""], layer.maps[""]
     fed = {row.internal: row for row in rows.inputs}
-    edges: list[tuple[int, int]] = []
+    edges: dict[int, int] = {}  # from, by to
     for found in [] if element is None else element.findall("edge"):
         attributes = Attributes(found.attrib, f"{layer.where}: back edge")
         start, end = attributes.int("from-layer"), attributes.int("to-layer")
@@ -178,10 +178,10 @@ def _read_back_edges(layer: Layer, element: Any) -> None:
                     got="no layer" if at is None else f"a {shorten(at.type)} '{shorten(at.name)}'",
                     expected=f"a {kind}",
                 )
-        if end in [to for _, to in edges]:
+        if end in edges:
             raise IRError(
                 f"{where}: Parameter {end} is the target of two back edges",
-                got=f"from Results {next(a for a, to in edges if to == end)} and {start}",
+                got=f"from Results {edges[end]} and {start}",
                 expected="one back edge for each Parameter",
             )
         if fed[end].axis is not None or fed[end].purpose is not None:
@@ -191,5 +191,5 @@ def _read_back_edges(layer: Layer, element: Any) -> None:
                 got=f"axis={fed[end].axis}" if fed[end].axis is not None else fed[end].purpose,
                 expected="a Parameter whose port_map entry has no axis",
             )
-        edges.append((start, end))
-    layer.back_edges = tuple(edges)
+        edges[end] = start
+    layer.back_edges = tuple((start, end) for end, start in edges.items())

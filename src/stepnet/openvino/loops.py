@@ -1,6 +1,7 @@
 """TensorIterator, Loop and If: layers that run bodies.
 
-A TensorIterator becomes the library's own, and runs by its plain loop, or compiled where `rowwise` can.
+A TensorIterator becomes the library's own record, and so does a Loop that nothing but its trip count ends.
+They run as steps over rows where they can, and else by the plain loop.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from stepnet.errors import IRError
+from stepnet.backends import check_backend
+from stepnet.errors import IRError, Refusal
 from stepnet.ir.tensor_iterator import (
     BackEdge,
     Concat,
@@ -25,12 +27,13 @@ from stepnet.ir.tensor_iterator import (
     Slice,
     TensorIterator,
 )  # fmt: skip
+from stepnet.iterator.rows import RowLoop, show_declined
 from stepnet.run import naive
-from stepnet.run.segment import AxisCut, join_along
+from stepnet.run.segment import AxisCut, Count, join_along
 
 from .layers.row import Misfit
 from .records import Layer, Net, PortMap, PortRow
-from .rowwise import Rowwise
+from .rowwise import adapter
 
 if TYPE_CHECKING:
     from .graph import Graph
@@ -68,22 +71,35 @@ def _names(net: Net, ids: Sequence[int]) -> dict[int, str]:
 
 
 def tensor_iterator(layer: Layer, body: GraphBody) -> TensorIterator:
-    """The library's TensorIterator for a layer; sources and outputs are named by their port ids."""
+    """The record of a TensorIterator or Loop layer; sources and outputs are named by their port ids.
+
+    The number of the iteration is an invariant, as if it did not change. A value that a Loop's body passes
+    on as it came is one, too. The condition is left out.
+    """
     rows = layer.maps[""]
-    carried = {to: start for start, to in layer.back_edges}
+    net = body.graph.net
+    edges = [
+        (start, to)
+        for start, to in layer.back_edges
+        if layer.type == "TensorIterator" or net.layers[start].sources[0] != (to, 0)
+    ]
+    carried = {to for _, to in edges}
     inputs: list[InputPort] = []
     for row in rows.inputs:
         source, parameter = f"port {row.external}", body.parameter_of[row.internal]
-        if row.axis is not None:
+        if row.purpose is not None:
+            inputs.append(Invariant(f"iteration {row.internal}", parameter))
+        elif row.axis is not None:
             inputs.append(Slice(source, parameter, **_cut(row)))
         else:
             inputs.append((Merged if row.internal in carried else Invariant)(source, parameter))
     outputs: list[OutputPort] = []
     for row in rows.outputs:
         result, output = body.result_of[row.internal], f"port {row.external}"
-        outputs.append(Last(result, output) if row.axis is None else Concat(result, output, **_cut(row)))
-    edges = [BackEdge(body.result_of[a], body.parameter_of[b]) for a, b in layer.back_edges]
-    return TensorIterator(body, inputs, outputs, edges)
+        if row.external >= 0:
+            outputs.append(Last(result, output) if row.axis is None else Concat(result, output, **_cut(row)))
+    back = [BackEdge(body.result_of[a], body.parameter_of[b]) for a, b in edges]
+    return TensorIterator(body, inputs, outputs, back)
 
 
 def _cut(row: PortRow) -> dict[str, Any]:
@@ -96,6 +112,40 @@ def _cut(row: PortRow) -> dict[str, Any]:
     }
 
 
+class RowRunner:
+    """Runs the loop of a layer as a step over rows, where it has that form.
+
+    Args:
+        loop: the record of the loop.
+        graph: its body.
+        counter: the parameter that gets the number of the iteration, if the body reads one.
+    """
+
+    def __init__(self, loop: TensorIterator, graph: Graph, counter: str | None = None) -> None:
+        self.rows = RowLoop(loop, adapter(graph), counter)
+        holds_loops = any(node.layer.bodies or hasattr(node.run, "reports") for node in graph.nodes)
+        self.reason = "its body holds a loop or a branch" if holds_loops else None
+
+    def run(self, feeds: Mapping[str, Any], steps: int | None, report: LoopReport) -> dict[str, Any] | None:
+        """The outputs by name; None: it is not compiled, and the report says why."""
+        backend = check_backend(None)
+        report.ran, report.compiled, report.reason = True, False, self.reason
+        if report.reason is None and backend == "naive":
+            report.reason = "the backend is 'naive'"
+        if report.reason is None and any(v.device.type != "cpu" for v in feeds.values()):
+            report.reason = "not on the CPU"
+        if report.reason is not None:
+            show_declined(self.rows.loop, feeds, steps, Refusal(report.reason))
+            return None
+        try:
+            out = self.rows.run(feeds, backend, steps=steps)
+        except Refusal as refusal:
+            report.reason = refusal.reason
+            return None
+        report.compiled = True
+        return out
+
+
 class TensorIteratorRunner:
     """Runs a TensorIterator layer."""
 
@@ -105,15 +155,18 @@ class TensorIteratorRunner:
         self.ports = [f"port {p.id}" for p in layer.inputs]
         self.outputs = [f"port {p.id}" for p in layer.outputs]
         self.reports = LoopReport(layer.where)
-        self.rowwise = Rowwise(self.loop, graphs[""])
+        self.rows = RowRunner(self.loop, graphs[""])
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
         feeds = dict(zip(self.ports, values, strict=True))
-        out, self.reports.reason = self.rowwise.run(feeds)
-        self.reports.ran, self.reports.compiled = True, out is not None
+        out = self.rows.run(feeds, self._counted(), self.reports)
         if out is None:
             out = naive.run(self.loop, feeds)
         return tuple(out[name] for name in self.outputs)
+
+    def _counted(self) -> int | None:
+        """The number of iterations, where no slices say it."""
+        return None if self.loop.slices() else Count(self.loop).steps
 
 
 class LoopRunner:
@@ -122,7 +175,7 @@ class LoopRunner:
     def __init__(self, layer: Layer, graphs: Mapping[str, Any], constants: Mapping[int, Tensor]) -> None:
         self.layer = layer
         self.graph: Graph = graphs[""]
-        self.reports = LoopReport(layer.where, reason="a Loop runs by the plain loop")
+        self.reports = LoopReport(layer.where)
         if len(layer.inputs) < 2:
             raise IRError(
                 f"{layer.where}: has {len(layer.inputs)} inputs",
@@ -133,6 +186,20 @@ class LoopRunner:
         self.carried = {to: start for start, to in layer.back_edges}
         self.condition = next((r.internal for r in rows.outputs if r.purpose == "execution_condition"), None)
         self._check_ends(constants)
+        self.rows = self._rows()
+
+    def _rows(self) -> RowRunner:
+        """How the loop runs as a step over rows, as long as only the trip count ends it."""
+        loop = tensor_iterator(self.layer, GraphBody(self.graph, self.layer.name))
+        net, read = self.graph.net, {slot for node in self.graph.nodes for slot in node.inputs}
+        read |= set(self.graph.result_slots)
+        slots = dict(zip(net.parameters, self.graph.parameter_slots, strict=True))
+        counters = [r.internal for r in self.layer.maps[""].inputs if r.purpose and slots[r.internal] in read]
+        names = dict(zip(net.parameters, loop.body.parameters, strict=True))
+        runner = RowRunner(loop, self.graph, names[counters[0]] if counters else None)
+        if len(counters) > 1:
+            runner.reason = "two parameters of its body get the number of the iteration"
+        return runner
 
     def _check_ends(self, constants: Mapping[int, Tensor]) -> None:
         """Refuse a loop whose constants say that it never ends."""
@@ -143,34 +210,26 @@ class LoopRunner:
             return
         if any(row.axis is not None for row in self.layer.maps[""].inputs):
             return
-        again = True
-        if self.condition is not None:
-            source = self.graph.net.layers[self.condition].sources[0]
-            name = dict(self.graph.constant_slots).get(self.graph._slot_of[source])
-            again = name is not None and bool(getattr(self.graph, name).reshape(-1).all())
-        if again:
+        if self._goes_on({}):
             raise IRError(
                 f"{self.layer.where}: never ends",
                 got="trip count -1 and a condition that is always true",
                 expected="a trip count >= 0, or a condition that the body computes",
             )
 
+    def _goes_on(self, given: Mapping[int, Any]) -> bool:
+        """Whether the condition that the body gives is always true, from the values it is first given."""
+        if self.condition is None:
+            return True
+        source = self.graph.net.layers[self.condition].sources[0]
+        if source[0] in given and self.carried.get(source[0], self.condition) == self.condition:
+            return bool(given[source[0]].all())  # handed on as it came
+        name = dict(self.graph.constant_slots).get(self.graph._slot_of[source])
+        return name is not None and bool(getattr(self.graph, name).all())
+
     def __call__(self, *values: Any) -> tuple[Any, ...]:
-        self.reports.ran = True
         trips, go = _one(values[0], "trip count"), bool(_one(values[1], "condition"))
-        net, rows = self.graph.net, self.layer.maps[""]
-        cuts: dict[int, AxisCut] = {}
-        current: dict[int, Any] = {}
-        for row in rows.inputs:
-            if row.purpose is not None:
-                continue
-            value = values[self.index[row.external]]
-            if row.axis is None:
-                current[row.internal] = value
-            else:
-                name = net.layers[row.internal].name
-                cuts[row.internal] = AxisCut(Slice("", name, **_cut(row)), value)
-        longest = min((cut.steps for cut in cuts.values()), default=None)
+        cuts, current, longest = self._given(values)
         if longest is not None and longest < trips:
             raise Misfit(
                 "an input has fewer slices than the trip count",
@@ -178,6 +237,10 @@ class LoopRunner:
                 expected=trips,
                 dims=(longest, trips),
             )
+        out = self._by_rows(values)
+        if out is not None:
+            return out
+        rows = self.layer.maps[""]
         joined: dict[int, list[Any]] = {r.internal: [] for r in rows.outputs if r.axis is not None}
         results: dict[int, Any] = {}
         step = 0
@@ -191,6 +254,50 @@ class LoopRunner:
             current.update({to: results[start] for to, start in self.carried.items()})
             step += 1
         return self._outputs(joined, results, current, cuts)
+
+    def _given(self, values: Sequence[Any]) -> tuple[dict[int, AxisCut], dict[int, Any], int | None]:
+        """What is cut, what is not, by parameter; and how many slices there are."""
+        cuts: dict[int, AxisCut] = {}
+        current: dict[int, Any] = {}
+        for row in self.layer.maps[""].inputs:
+            if row.purpose is not None:
+                continue
+            value = values[self.index[row.external]]
+            if row.axis is None:
+                current[row.internal] = value
+            else:
+                name = self.graph.net.layers[row.internal].name
+                cuts[row.internal] = AxisCut(Slice("", name, **_cut(row)), value)
+        return cuts, current, min((cut.steps for cut in cuts.values()), default=None)
+
+    def _by_rows(self, values: Sequence[Any]) -> tuple[Any, ...] | None:
+        """The outputs, if the loop is compiled."""
+        counted = self._counted(values)
+        if isinstance(counted, str):
+            self.reports.ran, self.reports.compiled, self.reports.reason = True, False, counted
+            show_declined(self.rows.rows.loop, self._feeds(values), 0, Refusal(counted))
+            return None
+        out = self.rows.run(self._feeds(values), counted, self.reports)
+        return None if out is None else tuple(out[f"port {port.id}"] for port in self.layer.outputs)
+
+    def _feeds(self, values: Sequence[Any]) -> dict[str, Any]:
+        """The inputs by the names that the record has for them."""
+        feeds = {f"port {port}": values[i] for port, i in self.index.items()}
+        for row in self.layer.maps[""].inputs:
+            if row.purpose is not None:
+                feeds[f"iteration {row.internal}"] = self._number(row.internal, 0)
+        used = {port.source for port in self.rows.rows.loop.inputs}
+        return {name: value for name, value in feeds.items() if name in used}
+
+    def _counted(self, values: Sequence[Any]) -> int | str:
+        """The number of iterations, or why it is not known before they are run."""
+        _, current, longest = self._given(values)
+        trips, go = _one(values[0], "trip count"), bool(_one(values[1], "condition"))
+        if not go:
+            return "it has no steps"
+        if not self._goes_on(current) or (trips < 0 and longest is None):
+            return "its body computes the condition to go on"
+        return longest if trips < 0 and longest is not None else trips
 
     def _step(self, step: int, given: Mapping[int, Any]) -> dict[int, Any]:
         net = self.graph.net

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stepnet.data.outputs import Outputs
 from stepnet.errors import IRError
 
 from .attributes import Attributes, shorten
@@ -38,59 +39,6 @@ class Socket:
         return f"{self.name}: {str(self.dtype).removeprefix('torch.')}[{shape}]"
 
 
-class Outputs(Mapping[str, Tensor]):
-    """What a model returns: a mapping by name that unpacks like a tuple, in the order of the outputs.
-
-    >>> out = Outputs(("y", "h"), (torch.ones(1), torch.zeros(1)))
-    >>> y, h = out
-    >>> out["h"] is h, out[0] is y
-    (True, True)
-    >>> list(out.keys())
-    ['y', 'h']
-    """
-
-    def __init__(self, names: tuple[str, ...], values: tuple[Tensor, ...]) -> None:
-        self._names = names
-        self._values = values
-
-    def __getitem__(self, key: str | int) -> Tensor:
-        if isinstance(key, str):
-            try:
-                return self._values[self._names.index(key)]
-            except ValueError:
-                raise KeyError(key) from None
-        return self._values[key]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._names
-
-    def keys(self) -> Any:
-        """The names, in order."""
-        return dict.fromkeys(self._names).keys()
-
-    def values(self) -> Any:
-        """The tensors, in order."""
-        return dict(zip(self._names, self._values, strict=True)).values()
-
-    def items(self) -> Any:
-        """Pairs of name and tensor, in order."""
-        return dict(zip(self._names, self._values, strict=True)).items()
-
-    def tuple(self) -> tuple[Tensor, ...]:
-        """The tensors as a plain tuple."""
-        return self._values
-
-    def __repr__(self) -> str:
-        shown = ", ".join(f"{n}={list(v.shape)}" for n, v in zip(self._names, self._values, strict=True))
-        return f"Outputs({shown})"
-
-
 class OpenVINOModel(nn.Module):
     """A model read from OpenVINO IR; `load` makes one.
 
@@ -100,11 +48,15 @@ class OpenVINOModel(nn.Module):
     Attributes:
         inputs: name, shape and dtype of each input, in the order of the file.
         outputs: the same of each output, as the file declares it.
+        rt_info: what the file notes of the whole model: text by key, or another such dict.
     """
+
+    takes_sequences = True
 
     def __init__(self, net: Net, weights: Weights, *, trainable: bool) -> None:
         super().__init__()
         self.name = net.name
+        self.rt_info = net.rt_info
         self._where = net.scope
         self.inputs = tuple(_parameter(net.layers[i]) for i in net.parameters)
         self.outputs = _outputs(net)

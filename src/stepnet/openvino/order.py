@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from stepnet.errors import IRError
@@ -19,6 +19,11 @@ def connect(layers: dict[int, Layer], edges: Iterable[Any], scope: str) -> tuple
             the edges form a cycle.
     """
     fed: dict[tuple[int, int], tuple[int, int]] = {}
+    places = {
+        (layer.id, output): {port.id: i for i, port in enumerate(layer.outputs if output else layer.inputs)}
+        for layer in layers.values()
+        for output in (False, True)
+    }
     for edge in edges:
         attributes = Attributes(edge.attrib, f"{scope}: <edge>")
         start, start_port = attributes.int("from-layer"), attributes.int("from-port")
@@ -30,8 +35,8 @@ def connect(layers: dict[int, Layer], edges: Iterable[Any], scope: str) -> tuple
                     got=f"{key}={layer}",
                     expected="the id of a layer",
                 )
-        output = _index(layers[start], start_port, output=True)
-        target = (end, _index(layers[end], end_port, output=False))
+        output = _index(layers[start], start_port, places[start, True], "output")
+        target = (end, _index(layers[end], end_port, places[end, False], "input"))
         if target in fed:
             raise IRError(
                 f"{layers[end].where}: input port {end_port} is fed by two edges",
@@ -47,23 +52,20 @@ def connect(layers: dict[int, Layer], edges: Iterable[Any], scope: str) -> tuple
                     expected=f"an edge to-layer={layer.id} to-port={port.id}",
                 )
         layer.sources = tuple(fed[layer.id, i] for i in range(len(layer.inputs)))
-    return _sorted(layers, scope)
+    return sort_layers(layers, scope)
 
 
-def _index(layer: Layer, port: int, *, output: bool) -> int:
-    ports = layer.outputs if output else layer.inputs
-    for i, found in enumerate(ports):
-        if found.id == port:
-            return i
-    kind = "output" if output else "input"
+def _index(layer: Layer, port: int, places: Mapping[int, int], kind: str) -> int:
+    if port in places:
+        return places[port]
     raise IRError(
         f"{layer.where}: an edge names port {port}, but the layer has no such {kind} port",
         got=f"port {port}",
-        expected=f"one of {[p.id for p in ports][:8]}",
+        expected=f"one of {list(places)[:8]}",
     )
 
 
-def _sorted(layers: dict[int, Layer], scope: str) -> tuple[int, ...]:
+def sort_layers(layers: dict[int, Layer], scope: str) -> tuple[int, ...]:
     """Kahn's algorithm; layers that wait for nothing run in the order of the file."""
     waiting = {i: len({source for source, _ in layer.sources}) for i, layer in layers.items()}
     users: dict[int, list[int]] = {i: [] for i in layers}
@@ -88,11 +90,12 @@ def _sorted(layers: dict[int, Layer], scope: str) -> tuple[int, ...]:
 
 def _cycle(layers: dict[int, Layer], stuck: set[int]) -> str:
     """One cycle among the layers that could not be ordered, in the direction of its edges."""
-    seen: list[int] = []
+    seen: dict[int, None] = {}
     at = min(stuck)
     while at not in seen:
-        seen.append(at)
+        seen[at] = None
         at = next(source for source, _ in layers[at].sources if source in stuck)
-    cycle = [*seen[seen.index(at) :], at][::-1]
+    path = list(seen)
+    cycle = [*path[path.index(at) :], at][::-1]
     shown = cycle if len(cycle) < 10 else [*cycle[:8], cycle[-1]]
     return " -> ".join(str(i) for i in shown)

@@ -50,6 +50,7 @@ def read_net(path: Path) -> Net:
         )
     net = read_body(root, where, attributes.text("name", ""), depth=0)
     net.version = version
+    net.rt_info = _model_info(root.find("rt_info"), where)
     return net
 
 
@@ -115,7 +116,7 @@ def _read_layer(element: Any, scope: str, depth: int) -> Layer:
         inputs=inputs,
         outputs=outputs,
         where=where,
-        decompression=_is_decompression(element),
+        rt_info=_layer_info(element.find("rt_info")),
         output_names=_names(element.get("output_names")),
     )
     if clash and kind in _WITH_BODIES.values():
@@ -137,9 +138,21 @@ def _read_layer(element: Any, scope: str, depth: int) -> Layer:
     return layer
 
 
-def _is_decompression(element: Any) -> bool:
-    info = element.find("rt_info")
-    return info is not None and any(a.get("name") == "decompression" for a in info.findall("attribute"))
+def _layer_info(element: Any) -> tuple[tuple[str, dict[str, str]], ...]:
+    return () if element is None else tuple((str(found.tag), dict(found.attrib)) for found in element)
+
+
+def _model_info(element: Any, where: str, depth: int = 0) -> dict[str, Any]:
+    """Keys and values; a key that is no XML name stands in the attribute `name`."""
+    if depth > DEEPEST:
+        raise IRError(f"{where}: rt_info is nested too deeply", got=f"more than {DEEPEST} levels")
+    found: dict[str, Any] = {}
+    for child in [] if element is None else element:
+        value = child.get("value")
+        found[child.get("name", str(child.tag))] = (
+            _model_info(child, where, depth + 1) if value is None else value
+        )
+    return found
 
 
 def _ports(element: Any, where: str, *, output: bool) -> tuple[Port, ...]:
@@ -165,7 +178,7 @@ def _names(text: str | None) -> tuple[str, ...]:
     if not text:
         return ()
     parts = re.split(r"(?<!\\),", text)
-    return tuple(part.strip().replace("\\,", ",") for part in parts if part.strip())
+    return tuple(part.replace("\\,", ",") for part in parts if part.strip())
 
 
 def _dim(text: str, where: str) -> int:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
 
 from .element_types import ElementType
 
@@ -45,7 +48,8 @@ class PortMap:
 class Layer:
     """One layer. `sources[i]` is (layer id, output index) of what feeds input i.
 
-    `where` says file, body, type, id and name, for messages.
+    `where` says file, body, type, id and name, for messages. `rt_info` are tags and attributes of what a
+    file notes besides; `value` is the tensor of a constant that is not in a file.
     """
 
     id: int
@@ -60,15 +64,17 @@ class Layer:
     bodies: dict[str, Net] = field(default_factory=dict)
     maps: dict[str, PortMap] = field(default_factory=dict)
     back_edges: tuple[tuple[int, int], ...] = ()  # (Result id, Parameter id)
-    decompression: bool = False
+    rt_info: tuple[tuple[str, dict[str, str]], ...] = ()
     output_names: tuple[str, ...] = ()  # of a Result
+    value: Tensor | None = None
 
 
 @dataclass
 class Net:
     """A model or a body: layers by id, and an order in which each follows what feeds it.
 
-    `parameters` and `results` are layer ids in the order of the file.
+    `parameters` and `results` are layer ids in the order of the file. `rt_info` is what a file notes of
+    the whole model.
     """
 
     name: str
@@ -78,3 +84,4 @@ class Net:
     parameters: tuple[int, ...]
     results: tuple[int, ...]
     version: int = 11
+    rt_info: dict[str, Any] = field(default_factory=dict)  # text, or another such dict

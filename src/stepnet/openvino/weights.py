@@ -52,6 +52,8 @@ class Weights:
         Raises:
             IRError: offset, size, shape and type do not fit together or do not lie in the file.
         """
+        if layer.value is not None:
+            return layer.value
         if len(layer.outputs) != 1:
             raise IRError(f"{layer.where}: must have one output", got=f"{len(layer.outputs)} outputs")
         attributes = Attributes(layer.attributes, layer.where)

@@ -3,7 +3,7 @@
 A cached library is named `KEY-DIGEST.so`. KEY is the hash of the source, the flags and everything the
 compiler says about itself and this CPU. DIGEST is the hash of the file's own bytes and is checked before
 loading, so a damaged file is rebuilt, never run. Files appear by atomic rename: any number of processes may
-build one source at once.
+build one source at once. Each build trims the folder (`c_trim`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from importlib import resources
 from pathlib import Path
 
 from stepnet.errors import BuildError
+
+from . import c_trim
 
 _CTYPE = {"f32": "float", "f64": "double"}
 
@@ -247,6 +249,7 @@ def _compile(cc: Compiler, key: str, source: str) -> Library:
             digest = hashlib.sha256(binary.read_bytes()).hexdigest()
             final = folder / f"{key}-{digest}.so"
             os.replace(binary, final)
+            c_trim.trim(folder)
         handle = ctypes.CDLL(str(final))
     except subprocess.TimeoutExpired as error:
         raise BuildError(
@@ -269,7 +272,9 @@ def _from_disk(key: str) -> Library | None:
     for path in sorted(_cache_folder().glob(f"{key}-*.so")):
         try:
             if hashlib.sha256(path.read_bytes()).hexdigest() == path.stem.partition("-")[2]:
-                return Library(path, 0.0, ctypes.CDLL(str(path)))
+                library = Library(path, 0.0, ctypes.CDLL(str(path)))
+                c_trim.used(path)
+                return library
         except OSError:
             pass  # unreadable, or not for this system: as good as absent
         with contextlib.suppress(OSError):

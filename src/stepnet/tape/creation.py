@@ -5,7 +5,9 @@ from __future__ import annotations
 import linecache
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +26,15 @@ class _Unknown:
 
 
 UNKNOWN: Final[Any] = _Unknown()
+
+# Whether a creation runs: what it does is done, not recorded, even if a tape is open around it.
+PLAYING: ContextVar[bool] = ContextVar("stepnet_playing", default=False)
+# Whether it runs on a small example batch, to see what it gives.
+TRIAL: ContextVar[bool] = ContextVar("stepnet_trial", default=False)
+
+
+class Endless(Exception):
+    """A loop did not end soon for an example; for other values it may."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +77,18 @@ class Line:
         return f"{Path(self.file).name}, line {self.number}" + (f": {source}" if source else "")
 
 
+@dataclass(frozen=True)
+class Place:
+    """A layer that is being made and the line that makes it, for messages; worked out when one is written."""
+
+    kind: str
+    name: str | None
+    line: Line
+
+    def __str__(self) -> str:
+        return f"{self.kind} '{self.name}' ({self.line})" if self.name else f"{self.kind} ({self.line})"
+
+
 def user_line() -> Line:
     """The innermost line on the stack that is neither the Tape's, nor a layer's, nor torch's."""
     frame = sys._getframe(1)
@@ -98,7 +121,7 @@ class Creation:
     classes: int | None = None
     body: Group | None = None
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[int, ...]:
         """The indices of the creations whose values it takes."""
         return tuple(dict.fromkeys(ref.index for ref in leaves((self.args, self.kwargs), Ref)))
@@ -117,8 +140,26 @@ class Creation:
         """Call it on the values of earlier creations, by index."""
         args = [swap(a, Ref, lambda ref: values[ref.index]) for a in self.args]
         kwargs = {k: swap(a, Ref, lambda ref: values[ref.index]) for k, a in self.kwargs.items()}
-        result = self.function(*args, **kwargs)
-        return result if self.act is None else self.act(result)
+        token = PLAYING.set(True)
+        try:
+            result = self.function(*args, **kwargs)
+            return result if self.act is None else self.act(result)
+        finally:
+            PLAYING.reset(token)
+
+
+def trial(run: Callable[[], Any]) -> Any:
+    """What a layer gives for examples; unknown if a loop in it does not end. The random state stays."""
+    state = torch.get_rng_state()
+    token = TRIAL.set(True)
+    try:
+        with torch.no_grad():
+            return run()
+    except Endless:
+        return UNKNOWN
+    finally:
+        TRIAL.reset(token)
+        torch.set_rng_state(state)
 
 
 def swap(tree: Any, kind: Any, change: Callable[[Any], Any]) -> Any:
@@ -204,4 +245,9 @@ def open_shape(value: Tensor | LoDTensor) -> tuple[int | None, ...]:
     """The shape of an example, with None in the place of its rows."""
     shape = tuple(value.shape)
     ragged = isinstance(value, LoDTensor)
-    return (None, *shape[1:]) if shape and (ragged or shape[0] in _ROWS) else shape
+    return (None, *shape[1:]) if shape and (ragged or is_rows(shape[0])) else shape
+
+
+def is_rows(size: int) -> bool:
+    """Whether a size is taken for a number of rows of examples."""
+    return size in _ROWS

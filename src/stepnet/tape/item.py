@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from stepnet.data.lod import LoDTensor
+from stepnet.data.recording import InFrame, StandIn
 from stepnet.errors import TapeError
 
-from .creation import Creation, describe, leaves, open_shape
+from .arrays import record_array_call
+from .creation import UNKNOWN, Creation, describe, is_rows, leaves, open_shape
 
 # Properties of a tensor that are values to compute with, so they are recorded like functions.
 _RECORDED_PROPERTIES = frozenset({"T", "mT", "real", "imag", "values"})
@@ -22,12 +24,14 @@ def _operator(function: Callable[..., Any], swapped: bool = False) -> Callable[.
     name = function.__name__.strip("_")
 
     def call(self: TapeItem, *other: Any) -> TapeItem:
+        if any(isinstance(value, InFrame) for value in other):
+            return NotImplemented  # the value inside a frame records it there
         return self.tape.record(name, function, (*other, self) if swapped else (self, *other))
 
     return call
 
 
-class TapeItem:
+class TapeItem(StandIn):
     """The place of a layer on a tape, before it has any value.
 
     Torch functions, tensor methods and operators on items are recorded on the tape as further layers. What
@@ -86,12 +90,29 @@ class TapeItem:
     def __repr__(self) -> str:
         return f"TapeItem({self.index}, {self.name!r}, {describe(self.creation.example)})"
 
+    # In frames of while loops, and with TensorArrays
+
+    def stand_in_example(self) -> Any:
+        """The result for a small batch; None where it is not known."""
+        example = self.creation.example
+        return None if example is UNKNOWN else example
+
+    def stand_in_shape(self, shape: tuple[int, ...]) -> tuple[int | None, ...]:
+        """None for the sizes that are those of small batches."""
+        return tuple(None if is_rows(size) else size for size in shape)
+
+    def stand_in_call(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record the call of a TensorArray's method on the tape."""
+        return record_array_call(self.tape.record, method, args, kwargs)
+
     # Functions, methods and operators
 
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> TapeItem:
+    ) -> Any:
+        if any(issubclass(kind, InFrame) for kind in types):
+            return NotImplemented
         first: TapeItem = next(leaves((args, kwargs or {}), TapeItem))
         name = getattr(func, "__name__", "function").strip("_")
         return first.tape.record(name, func, args, kwargs)
@@ -106,12 +127,18 @@ class TapeItem:
         if not callable(getattr(Tensor, name)):
             self._refuse(f".{name} needs a value")
 
-        def method(*args: Any, **kwargs: Any) -> TapeItem:
+        def method(*args: Any, **kwargs: Any) -> Any:
+            inside = next((v for v in leaves((args, kwargs), InFrame)), None)
+            if inside is not None:
+                return inside.__torch_function__(getattr(Tensor, name), (), (self, *args), kwargs)
             return self.tape.record(name, _Method(name), (self, *args), kwargs)
 
         return method
 
-    def __getitem__(self, key: Any) -> TapeItem:
+    def __getitem__(self, key: Any) -> Any:
+        inside = next((v for v in leaves(key, InFrame)), None)
+        if inside is not None:
+            return inside.__torch_function__(Tensor.__getitem__, (), (self, key))
         return self.tape.record("getitem", operator.getitem, (self, key))
 
     def __iter__(self) -> Iterator[TapeItem]:

@@ -7,12 +7,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from stepnet.errors import TapeError
 
-from .creation import UNKNOWN, Creation, Group, Memory, Ref, describe, leaves, swap, user_line
+from .creation import (
+    PLAYING,
+    UNKNOWN,
+    Creation,
+    Group,
+    Memory,
+    Place,
+    Ref,
+    describe,
+    leaves,
+    swap,
+    trial,
+    user_line,
+)
 from .holding import hold_tensors
 from .item import TapeItem
 from .topology import Topology, play, select
@@ -32,6 +44,7 @@ class Tape:
 
     Source: the Tape of Paddle's topology design (`background/paddle_tape.md` of the founding documents).
 
+    >>> import torch
     >>> from stepnet.layers import Dense, data, fc
     >>> with Tape() as tape:
     ...     img = data("img", Dense(4))
@@ -59,6 +72,12 @@ class Tape:
         """The tape that layers are recorded on here and now."""
         opened = _OPEN.get()
         return opened[-1][0] if opened else _GLOBAL
+
+    @staticmethod
+    def opened() -> Tape | None:
+        """The tape that a `with` has opened here, if there is one and it is not being played."""
+        opened = _OPEN.get()
+        return opened[-1][0] if opened and not PLAYING.get() else None
 
     def __enter__(self) -> Tape:
         _OPEN.set((*_OPEN.get(), (self, None)))
@@ -129,7 +148,7 @@ class Tape:
         group = self.group
         given = (tuple(args), dict(kwargs or {}))
         line = user_line()
-        where = f"{kind} '{name}' ({line})" if name else f"{kind} ({line})"
+        where = Place(kind, name, line)
         self.check_items(leaves(given, TapeItem), where)
         references = swap(given, TapeItem, lambda item: Ref(item.index))
         if next(leaves(references, Tensor), None) is not None:
@@ -143,7 +162,7 @@ class Tape:
             self._resolve(creation, where)
             return TapeItem(self, self.append(creation), creation)
 
-    def check_items(self, items: Iterable[TapeItem], where: str, group: Any = UNKNOWN) -> None:
+    def check_items(self, items: Iterable[TapeItem], where: str | Place, group: Any = UNKNOWN) -> None:
         """Refuse items that are not on this tape, or not in a recurrent group; in that recorded here if none
         is named."""
         group = self.group if group is UNKNOWN else group
@@ -176,15 +195,13 @@ class Tape:
                     remedy="pass it to the group: as an input, StaticInput(item), or a memory's boot",
                 )
 
-    def _try(self, creation: Creation, where: str) -> Any:
+    def _try(self, creation: Creation, where: Place) -> Any:
         """The result for examples; unknown where one of the inputs is."""
         examples = {index: self._creations[index].example for index in creation.inputs}
         if not examples or any(value is UNKNOWN for value in examples.values()):
             return UNKNOWN
-        state = torch.get_rng_state()
         try:
-            with torch.no_grad():
-                return creation.run(examples)
+            return trial(lambda: creation.run(examples))
         except Exception as error:
             said = (str(error) or repr(error)).splitlines()[0]
             raise TapeError(
@@ -192,8 +209,6 @@ class Tape:
                 got=", ".join(f"'{self._creations[i].name}' {describe(v)}" for i, v in examples.items()),
                 remedy="the message is that of a trial on a small batch",
             ) from error
-        finally:
-            torch.set_rng_state(state)
 
     def _check_name(self, creation: Creation) -> None:
         name = creation.name
@@ -223,7 +238,7 @@ class Tape:
 
     # Memories: links by name, made when the layer of that name is
 
-    def _resolve(self, creation: Creation, where: str) -> None:
+    def _resolve(self, creation: Creation, where: Place) -> None:
         if creation.group is None or not creation.name:
             return
         for memory in creation.group.memories:
@@ -234,6 +249,10 @@ class Tape:
     def find(self, name: str) -> Creation | None:
         """The creation of a name, if there is one."""
         return self._creations[self._names[name]] if name in self._names else None
+
+    def since(self, start: int) -> tuple[Creation, ...]:
+        """The creations from an index on."""
+        return tuple(self._creations[start:])
 
     def truncate(self, length: int, group: Group) -> None:
         """Take back what a recurrent group that failed has recorded, if nothing else was recorded since."""
@@ -272,7 +291,8 @@ class Tape:
         """The network that gives `outputs`: the tape from its beginning to the last of them.
 
         Args:
-            outputs: an item, or a tuple, list or dict of items. An evaluator among them ends a topology too.
+            outputs: an item or its name, or a tuple, list or dict of them. An evaluator among them ends a
+                topology too.
             skip: items that are left out, for a tape with branches; indices and names will do.
             prune: leave out what neither an output, nor an evaluator, nor a recurrent group needs.
 
@@ -282,7 +302,7 @@ class Tape:
         Raises:
             TapeError: an item of another tape, one inside a recurrent group, or one whose input is skipped.
         """
-        references = swap(outputs, TapeItem, lambda item: Ref(self._index(item, "outputs")))
+        references = swap(outputs, (TapeItem, str), lambda item: Ref(self._index(item, "outputs")))
         ends = [ref.index for ref in leaves(references, Ref)]
         if not ends:
             raise TapeError("Tape.topology: 'outputs' holds no item", got=repr(outputs)[:80])
@@ -355,7 +375,7 @@ class Tape:
 _GLOBAL = Tape()
 
 
-def check_memory(memory: Memory, layer: Creation, where: str) -> None:
+def check_memory(memory: Memory, layer: Creation, where: str | Place) -> None:
     """Refuse a layer that cannot be what a memory remembers."""
     known = layer.example
     fits = isinstance(known, Tensor) and known.dim() == 2 and known.shape[1] == memory.size

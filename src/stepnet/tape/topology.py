@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,14 +18,14 @@ Chosen = list[tuple[int, Creation]]
 
 
 class Feed:
-    """What a data layer calls: the check of the value that was passed for it."""
+    """What a data layer calls: its type's check of the value that was passed for it."""
 
-    def __init__(self, name: str, check: Callable[[str, Any], Any]) -> None:
+    def __init__(self, name: str, type: Any) -> None:
         self.name = name
-        self.check = check
+        self.type = type
 
     def __call__(self, feeds: Mapping[str, Any]) -> Any:
-        return self.check(self.name, feeds[self.name])
+        return self.type.check(self.name, feeds[self.name])
 
 
 class Given:
@@ -106,17 +106,22 @@ def play(creations: Chosen, values: dict[int, Any], feeds: Mapping[str, Any]) ->
     return values
 
 
-def run_one(creation: Creation, values: Mapping[int, Any], feeds: Mapping[str, Any]) -> Any:
-    """The value of one creation."""
+def run_one(
+    creation: Creation, values: Mapping[int, Any], feeds: Mapping[str, Any], accumulate: bool = False
+) -> Any:
+    """The value of one creation; that of an evaluator is for this batch alone, or it takes the batch in."""
     function = creation.function
     if isinstance(function, Feed):
         if function.name not in feeds:
             raise TapeError(f"no value for {creation.place}", got=f"values for {sorted(feeds)}")
         return function(feeds)
     try:
+        if accumulate and isinstance(function, Evaluator):
+            args = swap(creation.args, Ref, lambda ref: values[ref.index])
+            return function.update(*(value.detach() for value in args))
         return creation.run(values)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        if isinstance(error, TapeError) or type(error) is torch.OutOfMemoryError:
+        if type(error) is torch.OutOfMemoryError:
             raise
         first, *rest = str(error).splitlines() or [repr(error)]
         raise TapeError("\n".join([f"{creation.place} failed: {first}", *rest])) from error
@@ -214,10 +219,7 @@ class Topology(nn.Module):
                 module.train(self.training)
         values: dict[int, Any] = {}
         for (i, creation), finished in zip(self._played, self._finished, strict=True):
-            if isinstance(creation.function, Evaluator):
-                self._update(creation, values)
-            else:
-                values[i] = run_one(creation, values, feeds)
+            values[i] = run_one(creation, values, feeds, accumulate=True)
             for j in finished:
                 values.pop(j, None)
         metrics = self.metrics()
@@ -227,11 +229,15 @@ class Topology(nn.Module):
         )
         return outputs, metrics
 
-    @staticmethod
-    def _update(creation: Creation, values: dict[int, Any]) -> None:
-        evaluator: Any = creation.function
-        args = swap(creation.args, Ref, lambda ref: values[ref.index])
-        evaluator.update(*(value.detach() for value in args))
+    @property
+    def structure(self) -> Any:
+        """The outputs as they were asked for, a `Ref` in the place of each."""
+        return self._outputs
+
+    @property
+    def played(self) -> Chosen:
+        """The creations that a call runs, in order, with their indices on the tape."""
+        return list(self._played)
 
     def metrics(self) -> Metrics:
         """The evaluators' values over all batches since the last `reset`."""

@@ -17,10 +17,10 @@ from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import flatten, unflatten
 from stepnet.errors import Refusal
 from stepnet.front.step import StepBody, loop_over
+from stepnet.iterator.rows import RowCall, run_step
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.loops import LoopReport
 from stepnet.openvino.records import Layer
-from stepnet.openvino.rowwise import run_step
 from stepnet.run import naive
 
 from .cells import GRU, LSTM, RNN, Cell
@@ -82,9 +82,10 @@ class SequenceRunner:
         rows: Any = LoDTensor.from_padded(x, torch.tensor(lengths)) if ragged else x
         found = None
         try:
-            if check_backend(None) == "naive" or steps == 0 or x.device.type != "cpu":
+            backend = check_backend(None)
+            if backend == "naive" or steps == 0 or x.device.type != "cpu":
                 raise Refusal("the backend is 'naive', there are no steps, or the model is not on the CPU")
-            found = run_step(step, rows, state, reverse=reverse, axis=1)
+            found = run_step(RowCall(step, rows, state, reverse, 1), backend)
             self.reports.compiled, self.reports.reason = True, None
         except Refusal as refusal:
             self.reports.compiled, self.reports.reason = False, refusal.reason

@@ -1,0 +1,213 @@
+"""`stepnet.TensorIterator`: a loop built by hand from a body, a port map and back edges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stepnet.backends import check_backend
+from stepnet.data.lod import LoDTensor
+from stepnet.data.outputs import Outputs
+from stepnet.errors import Refusal
+from stepnet.front.step import describe_leaf, step_name
+from stepnet.ir import tensor_iterator as ir
+from stepnet.run import naive
+
+from .body import CallBody
+from .fit import fit, infer_shape
+from .port_map import check_ports, does_not_fit, record
+from .ports import BackEdge, InputPort, OutputPort, Port
+from .rows import RowLoop, show_declined
+
+
+class TensorIterator(nn.Module):
+    """OpenVINO's TensorIterator over a torch body: slices in, back edges between iterations, outputs joined.
+
+    Means, for N iterations of a body with parameters p and results r::
+
+        for i in range(N):
+            p = slice i of inputs with an axis; all of the others
+            p, from the second iteration on: what back edges carried instead
+            r = body(**p)
+            carried = results that back edges start at, all at once
+        outputs = results of all iterations joined along an axis, or the last one
+
+    With D elements along an axis, a negative `start` or `end` counts from D + 1; between the two lie N slices
+    of `part_size` elements. All sliced inputs must give the same N. If none is sliced, an `OutputPort` with
+    an axis whose `start` and `end` are not negative says N, else it is 1. No iterations leave carried values
+    as they came in, and join to nothing.
+
+    It runs as a step of `recurrent` does: compiled if the body treats each row of the batch alike (the first
+    axis, or the second of what is cut along axis 0), else by the plain loop.
+
+    Args:
+        body: a function or an nn.Module. Its parameters are fed by name; it returns a tensor, a tuple of
+            them (results 0, 1, ...), or a dict (results by name). Parameters with a default need no port.
+        port_map: InputPorts and OutputPorts, in any order. The order in which inputs and outputs are named
+            first is theirs in a call.
+        back_edges: BackEdges. Each ends at a parameter that an InputPort without an axis gives a first value.
+        backend: as in `recurrent`.
+
+    Attributes:
+        inputs, outputs: their names, in order.
+        loop: the record that runs.
+
+    Raises:
+        LoopError: the port map does not fit the body; every mistake is listed, each port as it was written.
+
+    Source: OpenVINO's specification of TensorIterator-1.
+
+    >>> def body(x_t, h):
+    ...     h = 0.5 * h + x_t.squeeze(1)
+    ...     return h, h.unsqueeze(1)
+    >>> loop = TensorIterator(
+    ...     body,
+    ...     port_map=[InputPort("x", "x_t", axis=1), InputPort("h0", "h"),
+    ...               OutputPort("y", 1, axis=1), OutputPort("h", 0)],
+    ...     back_edges=[BackEdge(0, "h")],
+    ... )
+    >>> y, h = loop(torch.ones(1, 3, 1), h0=torch.zeros(1, 1))
+    >>> y.flatten().tolist(), h.item()
+    ([1.0, 1.5, 1.75], 1.75)
+    >>> loop.infer_shape(x=(8, 25, 512), h0=(8, 512))
+    {'y': torch.Size([8, 25, 512]), 'h': torch.Size([8, 512])}
+    """
+
+    takes_sequences = True
+
+    def __init__(
+        self,
+        body: Callable[..., Any],
+        port_map: Sequence[Port],
+        back_edges: Sequence[BackEdge] = (),
+        *,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__()
+        check_ports(body, port_map, back_edges)
+        check_backend(backend)
+        self.body = body
+        self.port_map = tuple(port_map)
+        self.back_edges = tuple(back_edges)
+        self.backend = backend
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the inputs, in order."""
+        return tuple(dict.fromkeys(port.external for port in self.port_map if isinstance(port, InputPort)))
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the outputs, in order."""
+        return tuple(port.external for port in self.port_map if isinstance(port, OutputPort))
+
+    @property
+    def loop(self) -> ir.TensorIterator:
+        """The record of the loop, as every kind of recurrence has one."""
+        return record(self.body, self.port_map, self.back_edges)
+
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> Outputs:
+        """Run the loop on inputs by position or by name.
+
+        Returns:
+            The outputs: by name, by number, or unpacked in order.
+
+        Raises:
+            LoopError: an input is missing or unknown, slices do not fit, or results do not; every mistake
+                of the inputs is listed.
+            Refusal: the backend asked for by name declines the loop.
+
+        Warns:
+            SlowPathWarning: once for a body that cannot be compiled and runs by the plain loop.
+        """
+        if torch.compiler.is_compiling():  # a compiled loop is one call out of the compiled region
+            outside: Any = torch.compiler.disable(self._run)
+            return outside(args, kwargs)
+        return self._run(args, kwargs)
+
+    def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Outputs:
+        feeds = self.feeds(*args, **kwargs)
+        steps = self._steps(feeds)
+        chosen = check_backend(self.backend)
+        loop = self.loop
+        rows = RowLoop(loop)
+        out: dict[str, Any] | None = None
+        if chosen == "naive" or not steps:
+            why = "backend='naive' asks for the plain loop" if steps else "it has no steps"
+            show_declined(loop, feeds, steps, Refusal(why))
+        else:
+            try:
+                out = rows.run(feeds, chosen, steps=steps)
+            except Refusal:
+                if chosen != "auto":
+                    raise
+        if out is None:
+            out = naive.run(loop, feeds)
+            rows.warn(chosen)
+        return Outputs(self.outputs, tuple(out[name] for name in self.outputs))
+
+    def feeds(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """The inputs of a call by name.
+
+        Raises:
+            LoopError: as `forward`, of what is missing, unknown, given twice or no tensor.
+        """
+        names = self.inputs
+        wrong: list[str] = []
+        if len(args) > len(names):
+            wrong.append(f"{len(args)} inputs are given by position, there are {len(names)}")
+        found: dict[str, Any] = dict(zip(names, args, strict=False))
+        for name, value in kwargs.items():
+            if name not in names:
+                wrong.append(f"there is no input {name!r}")
+            elif name in found:
+                wrong.append(f"input {name!r} is given by position and by name")
+            found[name] = value
+        for name in names:
+            if name not in found:
+                wrong.append(f"input {name!r} is not given")
+            elif not isinstance(found[name], Tensor) or isinstance(found[name], LoDTensor):
+                wrong.append(f"input {name!r} must be a tensor, not {describe_leaf(found[name])}")
+        if wrong:
+            raise does_not_fit(step_name(self.body), wrong, f"inputs {', '.join(names)}")
+        return found
+
+    def _steps(self, feeds: Mapping[str, Tensor]) -> int:
+        found = fit(self.port_map, feeds)
+        if found.wrong:
+            given = ", ".join(f"{name} {describe_leaf(value)}" for name, value in feeds.items())
+            raise does_not_fit(step_name(self.body), found.wrong, f"inputs that fit; given: {given}")
+        return found.steps
+
+    def infer_shape(self, **given: Any) -> dict[str, torch.Size]:
+        """The shape of every output, without running the loop.
+
+        Args:
+            given: each input by name: a shape (of the default dtype), or a tensor, of which shape and dtype
+                are read; it may be a meta tensor or a fake one.
+
+        Raises:
+            LoopError: everything that does not fit, each port as it was written: inputs that are missing or
+                unknown, axes and slices outside an input, ports that count different numbers of iterations,
+                results that the body does not return, states that change shape or dtype, results of another
+                size than their part_size.
+
+        >>> loop = TensorIterator(lambda x, s: s + x, [InputPort("x", "x", axis=0), InputPort("s", "s"),
+        ...                       OutputPort("sum", 0)], [BackEdge(0, "s")])
+        >>> loop.infer_shape(x=(7, 2), s=torch.empty(1, 3, device="meta"))
+        Traceback (most recent call last):
+        stepnet.errors.LoopError: TensorIterator over '<lambda>': 1 thing does not fit
+          - the body fails on x float32[1, 2], s float32[1, 3]: ...
+        """
+        body = self.loop.body
+        assert isinstance(body, CallBody)
+        return infer_shape(body, self.port_map, self.back_edges, given)
+
+    def extra_repr(self) -> str:
+        ports = [repr(part) for part in (*self.port_map, *self.back_edges)]
+        if not isinstance(self.body, nn.Module):
+            ports.insert(0, step_name(self.body))
+        return "\n".join(ports)

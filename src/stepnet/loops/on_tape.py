@@ -1,0 +1,88 @@
+"""While loops on a tape: the frame's program is one layer, which gives the loop variables and the arrays."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from stepnet.data.array import TensorArray
+from stepnet.data.recording import StandIn
+from stepnet.front.frame import Recording, TooManySteps, WhileLoop
+from stepnet.front.program import Write
+from stepnet.tape.creation import TRIAL, Endless
+from stepnet.tape.item import TapeItem
+from stepnet.tape.tape import Tape
+
+_MOST = 1000  # steps on an example
+
+
+class TapedLoop:
+    """What a recorded loop calls: its program on values.
+
+    Returns:
+        The loop variables after the last step, then the arrays that the loop writes.
+    """
+
+    __name__ = "while_loop"
+
+    def __init__(self, loop: WhileLoop, written: list[int]) -> None:
+        self.recording, self.places, self.written = Recording.of(loop), list(loop.program.constants), written
+        self._loop = weakref.ref(loop)
+
+    def __deepcopy__(self, memo: Any) -> TapedLoop:
+        return self  # it holds no values
+
+    def __call__(
+        self, loop_vars: list[Any], constants: list[Any], arrays: list[TensorArray]
+    ) -> tuple[Any, ...]:
+        own = [copy.copy(array) for array in arrays]
+        values, recording = dict(zip(self.places, constants, strict=True)), self.recording
+        if TRIAL.get():
+            most = recording.max_steps
+            recording = replace(recording, max_steps=_MOST if most is None else min(most, _MOST))
+        try:
+            ran = recording.run(loop_vars, values, own)
+        except TooManySteps as error:
+            if TRIAL.get():
+                raise Endless from error
+            raise
+        written = self._loop()
+        if written is not None:
+            written.executor, written.reason = ran.executor, ran.reason
+        return (*ran.results, *(own[number] for number in self.written))
+
+
+def tape_of(loop: WhileLoop) -> Tape | None:
+    """The tape that a loop belongs on: that of an item that it reads, or the one that is open."""
+    found = [value for value in _given(loop) if isinstance(value, TapeItem)]
+    return found[0].tape if found else Tape.opened()
+
+
+def _given(loop: WhileLoop) -> list[StandIn | None]:
+    program = loop.program
+    deferred = [array.deferred for array in program.arrays]
+    return [*loop.loop_vars, *program.constants.values(), *deferred]
+
+
+def record(tape: Tape, loop: WhileLoop) -> list[TapeItem]:
+    """Put a loop on a tape; its arrays are then on the tape too, and so are its results.
+
+    Raises:
+        TapeError: it does not run on small examples, or its items are of different tapes.
+    """
+    program = loop.program
+    numbers = {op.array for op in program.ops if isinstance(op, Write)}
+    written = sorted(numbers)
+    taped = TapedLoop(loop, written)
+    arrays = [copy.copy(a) if a.deferred is None else a.deferred for a in program.arrays]
+    given: Sequence[Any] = (list(loop.loop_vars), list(program.constants.values()), arrays)
+    item = tape.record("while_loop", taped, given)
+    loop.place = item.name
+    loop.executor, loop.reason = "", None  # those of the trial
+    count = len(loop.loop_vars)
+    for at, number in enumerate(written, count):
+        program.arrays[number].deferred = item[at]
+    return [item[place] for place in range(count)]

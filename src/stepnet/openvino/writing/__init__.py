@@ -1,0 +1,1 @@
+"""From nets to OpenVINO IR files."""

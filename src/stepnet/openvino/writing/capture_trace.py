@@ -1,0 +1,334 @@
+"""A module as a graph of aten calls in which each recurrence is one node. The only file here that touches
+torch's tracing.
+
+The module is run once for real, and its recurrences are noted with their plans; then it is exported with
+symbolic sizes, and every recurrence becomes one call of an operator of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram, export
+from torch.fx import Node as FxNode
+from torch.overrides import TorchFunctionMode
+
+from stepnet.api import checked, recurrent, replaced
+from stepnet.compiler.capture import tensors_used
+from stepnet.compiler.pipeline import Compiled
+from stepnet.compiler.reach import reach
+from stepnet.data.lod import LoDTensor
+from stepnet.data.tree import Spec, flatten, unflatten
+from stepnet.engine import find_plan
+from stepnet.errors import IRError, Refusal
+from stepnet.front.step import StepBody
+
+OWN = str(__file__).rsplit("/", 3)[0]  # the package: lines in it are not the user's
+
+
+@dataclass
+class Call:
+    """A call of `recurrent`, as it was made for real: what it was given, what it gave, and its plan."""
+
+    body: StepBody
+    x: list[Any]
+    state: list[Tensor]
+    reverse: bool
+    axis: int
+    places: list[int]  # of the tensors the step uses, among those it reaches
+    weights: list[Tensor]
+    compiled: Compiled | None
+    refusal: Refusal | None
+    y: list[Any]
+    y_spec: Spec
+    line: str
+
+    @property
+    def ragged(self) -> bool:
+        """Whether it runs over sequences of different lengths."""
+        return isinstance(self.x[0], LoDTensor)
+
+
+_CALLS: dict[int, Call] = {}
+_numbers = itertools.count()
+
+
+@torch.library.custom_op("stepnet::recurrence", mutates_args=())
+def _recurrence(
+    call: int, x: list[Tensor], state: list[Tensor], weights: list[Tensor], lengths: list[Tensor]
+) -> list[Tensor]:
+    raise RuntimeError("a recurrence of a traced module is written, not run")
+
+
+@_recurrence.register_fake
+def _(
+    call: int, x: list[Tensor], state: list[Tensor], weights: list[Tensor], lengths: list[Tensor]
+) -> list[Tensor]:
+    made = _CALLS[call]
+    first = x[0]
+    if made.ragged:
+        lead, batch = [first.shape[0]], lengths[0].shape[0]
+    else:
+        lead, batch = list(first.shape[:2]), first.shape[int(made.axis != 1)]
+    rows = _row_shapes(made, x, state, weights)
+    out = [first.new_empty([*lead, *shape], dtype=dtype) for shape, dtype in rows]
+    return out + [s.new_empty([batch, *s.shape[1:]]) for s in state]
+
+
+def _row_shapes(
+    made: Call, x: list[Tensor], state: list[Tensor], weights: list[Tensor]
+) -> list[tuple[Any, torch.dtype]]:
+    """Shape of one row and dtype of each leaf of y."""
+    known = [leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in made.y]
+    if made.axis > 1 and not made.ragged:
+        known = [leaf.movedim(made.axis, 0) for leaf in known]
+    skip = 1 if made.ragged else 2
+    fixed = [*(t.shape[skip:] for t in x), *(s.shape[1:] for s in state), *(w.shape for w in weights)]
+    if made.ragged or all(isinstance(size, int) for shape in fixed for size in shape):
+        return [(t.shape[skip:], t.dtype) for t in known]
+    swap = {id(t): fake for t, fake in zip(made.weights, weights, strict=True)}
+    with Swapped(swap):
+        y, _ = StepBody(made.body.step, made.body.x_spec, made.body.state_spec).call(
+            [t.select(int(made.axis == 1), 0) for t in x], state
+        )
+    return [(t.shape[1:], t.dtype) for t in flatten(y)[0]]
+
+
+class Swapped(TorchFunctionMode):
+    """Puts other tensors in the place of those that a step reads, wherever a torch function meets one."""
+
+    def __init__(self, swap: dict[int, Tensor]) -> None:
+        super().__init__()
+        self.swap = swap
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*self._swapped(args), **self._swapped(kwargs or {}))
+
+    def _swapped(self, tree: Any) -> Any:
+        if isinstance(tree, Tensor):
+            return self.swap.get(id(tree), tree)
+        if isinstance(tree, (tuple, list)):
+            items = [self._swapped(item) for item in tree]
+            if isinstance(tree, list):
+                return items
+            return type(tree)(*items) if hasattr(tree, "_fields") else tuple(items)
+        if isinstance(tree, dict):
+            return {k: self._swapped(v) for k, v in tree.items()}
+        return tree
+
+
+def user_line() -> str:
+    """The innermost line being run that is neither torch's nor this package's; file:line."""
+    frame = sys._getframe(1)
+    inner = ""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(OWN) and "/torch/" not in name and not name.startswith("<"):
+            return f"{name.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+        frame = frame.f_back
+    return inner
+
+
+class Recorder:
+    """Answers `recurrent` by running it, and keeps what was asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+
+    def __call__(
+        self, step: Any, x: Any, state: Any, *, reverse: bool, level: int, axis: int, scopes: bool
+    ) -> Any:
+        line = user_line()
+        if scopes:
+            raise IRError(
+                f"the recurrence at {line} cannot be written: it keeps scopes", remedy="scopes=False"
+            )
+        with replaced(None):
+            body, x_leaves, state_leaves = checked(step, x, state, level=level, axis=axis)
+            first = x_leaves[0]
+            ragged = isinstance(first, LoDTensor)
+            if ragged and level % first.lod_level != first.lod_level - 1:
+                raise IRError(
+                    f"the recurrence of step '{body.name}' ({line}) cannot be written: "
+                    "its steps are whole sequences",
+                    got=f"level={level} of {first.lod_level}",
+                    expected="a recurrence over the rows of each sequence",
+                )
+            compiled = refusal = None
+            found = reach(body.step)
+            places: list[int] = []
+            try:
+                entry, found, _ = find_plan(
+                    body, x_leaves, state_leaves, reverse=reverse, level=level, axis=axis, backend="eager"
+                )
+                compiled, places = entry.compiled, list(entry.weights)
+                if entry.ready is None:
+                    compiled, refusal = None, entry.refusals[-1][1]
+            except Refusal as error:
+                refusal = error
+            if compiled is None:
+                places = _used(body, x_leaves, state_leaves, axis, found.tensors, line)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                y, final = recurrent(
+                    step, x, state, reverse=reverse, level=level, axis=axis,
+                    backend="eager" if compiled is not None else "naive",
+                )  # fmt: skip
+        y_leaves, y_spec = flatten(y)
+        number = next(_numbers)
+        _CALLS[number] = Call(
+            body, x_leaves, state_leaves, reverse, axis if ragged else axis % first.dim(), places,
+            [found.tensors[p] for p in places], compiled, refusal, y_leaves, y_spec, line,
+        )  # fmt: skip
+        self.calls.append(number)
+        return y, final
+
+    def forget(self) -> None:
+        """Let go of what was kept."""
+        for number in self.calls:
+            _CALLS.pop(number, None)
+
+
+def _used(
+    body: StepBody, x: list[Any], state: list[Tensor], axis: int, reached: list[Tensor], line: str
+) -> list[int]:
+    """Places of the tensors that a step without a plan reads."""
+    if isinstance(x[0], LoDTensor):
+        return []
+    first = [leaf.select(axis, 0) for leaf in x]
+    clone = StepBody(body.step, body.x_spec, body.state_spec)
+    used = tensors_used(lambda: clone.call(first, state), [*first, *state])
+    place = {id(t): i for i, t in enumerate(reached)}
+    if any(id(t) not in place for t in used):
+        raise IRError(
+            f"step '{body.name}' ({line}) cannot be written: it reads a tensor that was not found again",
+            remedy="keep it in a closure, an attribute or a module that the step refers to",
+        )
+    return [place[id(t)] for t in used]
+
+
+class Tracer:
+    """Answers `recurrent` by one node of the graph that is being traced."""
+
+    def __init__(self, calls: Sequence[int], lengths: Callable[[LoDTensor], Tensor]) -> None:
+        self.calls = list(calls)
+        self.lengths = lengths
+        self.at = 0
+
+    def __call__(
+        self, step: Any, x: Any, state: Any, *, reverse: bool, level: int, axis: int, scopes: bool
+    ) -> Any:
+        with replaced(None):
+            body, x_leaves, state_leaves = checked(step, x, state, level=level, axis=axis)
+        if self.at == len(self.calls):
+            raise IRError("the module makes another number of recurrences when it is traced")
+        number = self.calls[self.at]
+        self.at += 1
+        made = _CALLS[number]
+        tensors = reach(body.step).tensors
+        weights = [tensors[p] for p in made.places]
+        lengths: list[Tensor] = []
+        given = x_leaves
+        if made.ragged:
+            given, lengths = [leaf.values for leaf in x_leaves], [self.lengths(x_leaves[0])]
+        else:
+            given = [leaf if made.axis <= 1 else leaf.movedim(made.axis, 0) for leaf in given]
+        out = torch.ops.stepnet.recurrence(number, list(given), list(state_leaves), weights, lengths)
+        y = list(out[: len(made.y)])
+        if made.ragged:
+            y = [LoDTensor._make(leaf, x_leaves[0]._lod) for leaf in y]
+        elif made.axis > 1:
+            y = [leaf.movedim(0, made.axis) for leaf in y]
+        return unflatten(made.y_spec, y), unflatten(body.state_spec, list(out[len(made.y) :]))
+
+
+def call_of(number: int) -> Call:
+    """The recorded call that a node of the graph stands for."""
+    return _CALLS[number]
+
+
+class _Traced(nn.Module):
+    """A function of tensors as a module, with `owner` (if it is one) among its own."""
+
+    def __init__(self, run: Callable[..., Sequence[Tensor]], owner: Any) -> None:
+        super().__init__()
+        self.run = run
+        if isinstance(owner, nn.Module):
+            self.owner = owner
+
+    def forward(self, *leaves: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.run(*leaves))
+
+
+def traced(
+    run: Callable[..., Sequence[Tensor]], owner: Any, leaves: Sequence[Tensor],
+    dynamic: Sequence[dict[int, bool]], where: str,
+) -> ExportedProgram:  # fmt: skip
+    """Export a function of tensors.
+
+    Args:
+        run: the function.
+        owner: the module whose parameters it reads, if it reads any.
+        leaves: examples of its arguments.
+        dynamic: for each the dynamic dimensions; True: must be, False: where nothing speaks against it.
+        where: what is traced, for errors.
+
+    Raises:
+        IRError: it cannot be traced, or a dimension that must be dynamic is not.
+    """
+    shapes = tuple({d: Dim.DYNAMIC if must else Dim.AUTO for d, must in dims.items()} for dims in dynamic)
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            return export(
+                _Traced(run, owner), tuple(leaves), dynamic_shapes=(shapes,) if leaves else None, strict=False
+            )
+    except (IRError, Refusal):
+        raise
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None:  # torch wraps what the module raised
+            if isinstance(cause, IRError):
+                raise cause from None
+            cause = cause.__cause__ or cause.__context__
+        text = str(error).strip().splitlines()
+        raise IRError(
+            f"{where} cannot be written: it could not be traced with sizes left open",
+            got=f"{type(error).__name__}: {text[0] if text else ''}",
+            remedy="let sizes come from tensors (x.shape[0]), and use no Python control flow on values",
+        ) from error
+
+
+def lowered(program: ExportedProgram, known: Callable[[FxNode], bool]) -> ExportedProgram:
+    """The program with calls that are not `known` taken apart into simpler ones."""
+    calls = [n for n in program.graph.nodes if n.op == "call_function"]
+    if all(known(n) for n in calls):
+        return program
+    table = torch.export.default_decompositions()
+    kept = {n.target for n in calls if known(n)}
+    for overload in [o for o in table if o in kept]:
+        del table[overload]
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        return program.run_decompositions(table)
+
+
+def line_of(node: FxNode) -> str | None:
+    """The innermost line of the user's code that a traced call came from; file:line."""
+    trace = node.meta.get("stack_trace") or ""
+    found = None
+    for text in trace.splitlines():
+        text = text.strip()
+        if not text.startswith('File "'):
+            continue
+        name, _, rest = text[6:].partition('", line ')
+        if not name.startswith(OWN) and "/torch/" not in name:
+            found = f"{name.rsplit('/', 1)[-1]}:{rest.split(',')[0]}"
+    return found

@@ -1,0 +1,265 @@
+"""Traced aten calls as OpenVINO layers: a table with a row for each call, and the net they are made in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node as FxNode
+
+from stepnet.errors import IRError
+
+from .builder import Out
+from .capture_trace import line_of
+from .ops_emit import Emit
+
+Rule = Callable[..., Any]
+RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register the meaning of aten calls, named `op` or `op.overload`."""
+
+    def register(fn: Rule) -> Rule:
+        for name in names:
+            RULES[name] = fn
+        return fn
+
+    return register
+
+
+def find(node: FxNode) -> Rule | None:
+    """The row of the table for a traced call."""
+    name = str(node.target).removeprefix("aten.")
+    return RULES.get(name) or RULES.get(name.rpartition(".")[0])
+
+
+def is_size(node: Any) -> bool:
+    """Whether a traced value is a size, not a tensor."""
+    return isinstance(node, FxNode) and isinstance(node.meta.get("val"), (int, float, torch.SymInt, bool))
+
+
+def is_known(node: FxNode) -> bool:
+    """Whether a call can be written as it is."""
+    name = str(node.target)
+    return "getitem" in name or name.startswith("stepnet.") or is_size(node) or find(node) is not None
+
+
+class AtenNet:
+    """Layers of one traced graph.
+
+    A tensor whose first dimension counts the rows of ragged sequences is written as [batch, time, ...].
+
+    Args:
+        emit: the net.
+        ragged: by symbol of a number of rows, the lengths [batch] of the sequences.
+        where: what is written, for errors.
+    """
+
+    def __init__(self, emit: Emit, where: str, ragged: Mapping[str, Out] | None = None) -> None:
+        self.emit = emit
+        self.where = where
+        self.ragged = dict(ragged or {})
+        self.env: dict[FxNode, Any] = {}
+        self.sources: dict[str, tuple[Out, int]] = {}  # where the size that a symbol stands for is found
+        self.must_be_open = False  # the sizes of time and batch
+        self.late: set[FxNode] = set()  # what depends on the state of a loop
+        self.node: FxNode | None = None
+        self._sizes: dict[object, Out] = {}
+
+    # running
+
+    def give(self, node: FxNode, value: Any) -> None:
+        """The value of an input of the graph; sizes of an Out become known."""
+        self.env[node] = value
+        if isinstance(value, Out):
+            lead = int(self.is_ragged(node))
+            for i, size in enumerate(node.meta["val"].shape):
+                text = str(size)
+                if not isinstance(size, int) and text.isidentifier() and text not in self.ragged:
+                    self.sources.setdefault(text, (value, i + lead))
+
+    def run(self, nodes: Sequence[FxNode], outputs: Sequence[FxNode]) -> None:
+        """Make the layers that outputs need."""
+        live = set(outputs)
+        for node in reversed(nodes):
+            if node in live:
+                live.update(node.all_input_nodes)
+        for node in nodes:
+            if node.op == "call_function" and self.late.intersection(node.all_input_nodes):
+                self.late.add(node)
+            if node in live and node not in self.env and not is_size(node):
+                self.node = node
+                self.env[node] = self._made(node)
+
+    def _made(self, node: FxNode) -> Any:
+        if getattr(node.target, "__name__", "") == "getitem":
+            source: Any = node.args[0]
+            return self.env[source][node.args[1]]
+        folded = self._folded(node)
+        if folded is not None:
+            return folded
+        found = find(node)
+        made = NotImplemented if found is None else found(self, *node.args, **node.kwargs)
+        if made is NotImplemented:
+            raise self.refuse()
+        return made
+
+    def _folded(self, node: FxNode) -> Any:
+        """The result of a call on constants alone."""
+        if not all(isinstance(self.env.get(n), Tensor) for n in node.all_input_nodes):
+            return None
+        if (
+            str(node.target).startswith("stepnet.")
+            or "rand" in str(node.target)
+            or "dropout" in str(node.target)
+        ):
+            return None
+        with torch.no_grad():
+            args = torch.fx.node.map_arg(node.args, lambda n: self.env[n])
+            kwargs = torch.fx.node.map_arg(node.kwargs, lambda n: self.env[n])
+            return node.target(*args, **kwargs)  # pyright: ignore[reportCallIssue]
+
+    def refuse(self, why: str | None = None) -> IRError:
+        """The error for the call at hand, with the line of the user's code that it came from."""
+        assert self.node is not None
+        line, op = line_of(self.node), str(self.node.target)
+        return IRError(
+            f"{self.where} cannot be written: '{op}'" + ("" if line is None else f" ({line})")
+            + (" has no OpenVINO layer here" if why is None else f": {why}"),
+            got=op,
+            expected="calls that have an OpenVINO layer",
+            remedy="write this part with other torch calls, or leave it out of the saved module",
+        )  # fmt: skip
+
+    # values
+
+    def is_ragged(self, node: Any) -> bool:
+        """Whether a tensor holds the rows of ragged sequences."""
+        shape = node.meta["val"].shape
+        return len(shape) > 0 and str(shape[0]) in self.ragged
+
+    def is_constant(self, value: Any) -> bool:
+        """Whether a value is known when the file is written."""
+        return not isinstance(value, FxNode) or isinstance(self.env.get(value), Tensor)
+
+    def constant(self, value: Any) -> Tensor:
+        """The tensor of a constant."""
+        found = self.env.get(value)
+        if not isinstance(found, Tensor):
+            raise self.refuse("it takes a weight that is computed")
+        return found
+
+    def dtype(self, value: Any = None) -> torch.dtype:
+        """The dtype of a traced tensor; None: of the result at hand."""
+        node: Any = self.node if value is None else value
+        return node.meta["val"].dtype
+
+    def shape(self, value: Any = None) -> list[Any]:
+        """The traced shape of a tensor, rows of ragged sequences as one dimension."""
+        node: Any = self.node if value is None else value
+        return list(node.meta["val"].shape)
+
+    def out(self, value: Any, dtype: torch.dtype | None = None) -> Out:
+        """A value as an output of a layer, in a dtype."""
+        if not isinstance(value, FxNode):
+            return self.emit.number(value, dtype or self.dtype())
+        if is_size(value):
+            found = self.emit.squeeze(self.size(value.meta["val"]), 0)
+            return found if dtype is None else self.emit.cast(found, dtype, torch.int64)
+        made = self.env[value]
+        if isinstance(made, Tensor):
+            return self.emit.tensor(made if dtype is None or made.dtype == dtype else made.to(dtype))
+        return made if dtype is None else self.emit.cast(made, dtype, self.dtype(value))
+
+    def axis(self, value: Any, dim: int) -> int:
+        """A dimension of a traced tensor as one of the layer's output."""
+        rank = len(self.shape(value))
+        at = dim % max(rank, 1)
+        if not self.is_ragged(value):
+            return at
+        if at == 0:
+            raise self.refuse("it mixes rows of ragged sequences")
+        return at + 1
+
+    # sizes
+
+    def size(self, value: Any) -> Out:
+        """A size as an int64 list of one."""
+        if isinstance(value, FxNode):
+            value = value.meta["val"]
+        if isinstance(value, int):
+            return self.emit.ints([value])
+        return self._expression(value.node.expr)
+
+    def _expression(self, expr: Any) -> Out:
+        key = str(expr)
+        if key not in self._sizes:
+            self._sizes[key] = self._computed(expr)
+        return self._sizes[key]
+
+    def _computed(self, expr: Any) -> Out:
+        if expr.is_Integer:
+            return self.emit.ints([int(expr)])
+        if expr.is_Symbol:
+            if str(expr) not in self.sources:
+                raise self.refuse("it computes with the number of rows of ragged sequences")
+            return self.emit.size(*self.sources[str(expr)])
+        kinds = {"Add": "Add", "Mul": "Multiply", "Max": "Maximum", "Min": "Minimum"}
+        kind = type(expr).__name__
+        parts = [self._expression(a) for a in expr.args]
+        if kind in kinds:
+            total = parts[0]
+            for part in parts[1:]:
+                total = self.emit.call(kinds[kind], total, part)
+            return total
+        if "FloorDiv" in kind:  # sizes are not negative
+            return self.emit.call("Divide", *parts, m_pythondiv=True)
+        raise self.refuse(f"it computes the size {expr}")
+
+    def sizes(self, shape: Sequence[Any]) -> Out:
+        """A shape as an int64 list."""
+        values = [s.meta["val"] if isinstance(s, FxNode) else s for s in shape]
+        if all(isinstance(s, int) for s in values):
+            return self.emit.ints(values)
+        return self.emit.concat([self.size(s) for s in values], 0)
+
+    def reshape(self, value: Any, target: Sequence[Any]) -> Out:
+        """A tensor in another shape, given as the trace knows it."""
+        source, x = self.shape(value), self.out(value)
+        if self.is_ragged(value):
+            if not target or str(target[0]) != str(source[0]):
+                raise self.refuse("it mixes rows of ragged sequences")
+            source, target, pattern = source[1:], target[1:], [0, 0]
+        else:
+            pattern = []
+        lead, free = len(pattern), 0
+        for i, size in enumerate(target):
+            if isinstance(size, int):
+                pattern.append(size)
+            elif not lead and i < len(source) and str(source[i]) == str(size):
+                pattern.append(0)
+            else:
+                free += 1
+                pattern.append(-1)
+        if free <= 1:
+            if not pattern:
+                return self.emit.reshape_to(x, self.emit.ints([]))
+            return self.emit.reshape(x, pattern)
+        return self.emit.reshape_to(x, self.sizes(target))
+
+    def broadcast(self, value: Any, target: Sequence[Any]) -> Out:
+        """A tensor repeated to a shape, given as the trace knows it."""
+        source, x = self.shape(value), self.out(value)
+        if self.is_ragged(value) or (target and str(target[0]) in self.ragged):
+            if not self.is_ragged(value):
+                raise self.refuse("it makes rows of ragged sequences from something else")
+            return self.emit.broadcast(x, self.sizes([1, 1, *target[1:]]))
+        same = [str(a) == str(b) for a, b in zip(source[::-1], list(target)[::-1], strict=False)][::-1]
+        if len(source) == len(target) and all(same):
+            return x
+        ones = len(target) - len(source)
+        wanted = [t if i < ones or not same[i - ones] else 1 for i, t in enumerate(target)]
+        return self.emit.broadcast(x, self.sizes(wanted))

@@ -1,0 +1,472 @@
+"""The closed list of ops as OpenVINO layers: one row per op.
+
+A row value of shape s is written as [d0, d1, *s]: time and batch, in either order, in front. So a map over
+all rows and a step of a loop are the same layers, and no shape has to be computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepnet.errors import IRError
+from stepnet.ir.graph import Graph, Node, Value
+from stepnet.ir.ops import OPS, Stage
+
+from .builder import Out
+from .ops_emit import Emit
+
+LEAD = 2
+Rule = Callable[["RowNet", Node], Out]
+
+
+class Unwritable(Exception):
+    """An op of a body has no layer; the step may still be written whole."""
+
+    def __init__(self, op: str, line: str | None) -> None:
+        super().__init__(op)
+        self.op = op
+        self.line = line
+
+
+def dtype_of(value: Value) -> torch.dtype:
+    """The torch dtype of a value."""
+    return getattr(torch, value.dtype)
+
+
+_ONE = {
+    "neg": "Negative", "abs": "Abs", "sign": "Sign", "relu": "ReLU", "floor": "Floor", "ceil": "Ceiling",
+    "not": "LogicalNot", "isnan": "IsNaN", "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "sin": "Sin", "cos": "Cos",
+    "tanh": "Tanh", "sigmoid": "Sigmoid", "erf": "Erf",
+}  # fmt: skip
+_TWO = {
+    "add": "Add", "sub": "Subtract", "mul": "Multiply", "div": "Divide", "maximum": "Maximum",
+    "minimum": "Minimum", "eq": "Equal", "ne": "NotEqual", "lt": "Less", "le": "LessEqual", "gt": "Greater",
+    "ge": "GreaterEqual", "and": "LogicalAnd", "or": "LogicalOr", "xor": "LogicalXor", "pow": "Power",
+    "remainder": "FloorMod",
+}  # fmt: skip
+_REDUCE = {"sum": "ReduceSum", "amax": "ReduceMax", "amin": "ReduceMin"}
+_FLIPPED = {"add": "add", "mul": "mul", "maximum": "maximum", "minimum": "minimum"}
+
+
+class RowNet:
+    """Values of a body graph, made as layers of one net when they are asked for.
+
+    Args:
+        emit: the net.
+        graph: the body.
+        nodes: those that may be made in this net.
+        constants: shared values that are known.
+        outside: gives what the net does not make: a Parameter of a loop's body.
+        late: names that depend on the state; where the order of operands is free, they go first.
+        hooks: rules of ops that need to know more than the body.
+    """
+
+    def __init__(
+        self,
+        emit: Emit,
+        graph: Graph,
+        nodes: Iterable[Node],
+        constants: Mapping[str, Tensor],
+        outside: Callable[[str], Out],
+        late: frozenset[str] = frozenset(),
+        hooks: Mapping[str, Rule] | None = None,
+    ) -> None:
+        self.emit = emit
+        self.graph = graph
+        self.makers = {name: node for node in nodes for name in node.outputs}
+        self.constants = constants
+        self.outside = outside
+        self.late = late
+        self.rules = {**RULES, **(hooks or {})}
+        self.known: dict[str, Out] = {}
+        self.thin: set[str] = set()  # row values that are still [1, .., *s] or alike: they broadcast
+        self.reference: Out | None = None  # a value whose first two dimensions are those of all rows
+        self.norms = {} if not self.makers else _norms(graph, self.makers)
+        self._slices = _slices(self.makers.values())
+
+    def value(self, name: str) -> Value:
+        """What the graph says of a value."""
+        return self.graph.values[name]
+
+    def is_row(self, name: str) -> bool:
+        """Whether there is one for each row."""
+        return self.graph.values[name].kind == "row"
+
+    def get(self, name: str) -> Out:
+        """The layer's output that holds a value; makes it, and what it needs, at the first time."""
+        work = [name]
+        while work:
+            top = work[-1]
+            if top in self.known:
+                work.pop()
+                continue
+            node = self.makers.get(top)
+            if node is None or top in self.constants:
+                self.known[top] = self._given(top)
+                continue
+            missing = [n for n in self._inputs(node) if n not in self.known]
+            if missing:
+                work += missing
+                continue
+            self._make(node)
+        return self.known[name]
+
+    def full(self, name: str) -> Out:
+        """A row value repeated to all rows."""
+        out = self.get(name)
+        if name not in self.thin:
+            return out
+        shape = self.value(name).shape
+        assert self.reference is not None
+        lead = self.emit.slice(self.emit.shape(self.reference), 0, 0, LEAD)
+        target = self.emit.concat([lead, self.emit.ints(shape)], 0) if shape else lead
+        return self.emit.broadcast(out, target)
+
+    def _given(self, name: str) -> Out:
+        found = self.constants.get(name)
+        return self.outside(name) if found is None else self.emit.tensor(found)
+
+    def _inputs(self, node: Node) -> tuple[str, ...]:
+        norm = self.norms.get(node.outputs[0])
+        return node.inputs if norm is None else (norm[0],)
+
+    def _make(self, node: Node) -> None:
+        norm = self.norms.get(node.outputs[0])
+        rows = [n for n in self._inputs(node) if self.is_row(n)]
+        if self.is_row(node.outputs[0]) and all(n in self.thin for n in rows):
+            self.thin.add(node.outputs[0])
+        if norm is not None:
+            source, dims, eps = norm
+            axes = self.emit.ints([d + LEAD for d in dims])
+            self.known[node.output] = self.emit.call(
+                "MVN", self.known[source], axes, normalize_variance=True, eps=eps, eps_mode="INSIDE_SQRT"
+            )
+            return
+        rule = self.rules.get(node.op)
+        if rule is None:
+            raise Unwritable(_shown(node), node.line)
+        made = rule(self, node)
+        self.known.setdefault(node.output, made)
+
+    def lifted(self, name: str, rank: int) -> Out:
+        """An operand of an op whose result has `rank` dimensions: rows of fewer get them after the lead."""
+        own = len(self.value(name).shape)
+        out = self.known[name]
+        if not self.is_row(name) or own >= rank:
+            return out
+        return self.emit.unsqueeze(out, *range(LEAD, LEAD + rank - own))
+
+    def siblings(self, node: Node) -> list[Node]:
+        """All slices of one value along one dimension, if they are the whole of it, one after the other."""
+        return self._slices.get((node.inputs[0], node.attr("dim")), [])
+
+
+def _shown(node: Node) -> str:
+    return str(node.attr("target")) if node.op == "opaque" else node.op
+
+
+def _slices(nodes: Iterable[Node]) -> dict[tuple[str, int], list[Node]]:
+    found: dict[tuple[str, int], list[Node]] = {}
+    for node in nodes:
+        if node.op == "slice":
+            found.setdefault((node.inputs[0], node.attr("dim")), []).append(node)
+    whole = {}
+    for key, parts in found.items():
+        parts = sorted(set(parts), key=lambda n: n.attr("start"))
+        joined = all(a.attr("end") == b.attr("start") for a, b in zip(parts, parts[1:], strict=False))
+        if (
+            len(parts) > 1
+            and joined
+            and parts[0].attr("start") == 0
+            and all(n.attr("step") == 1 for n in parts)
+        ):
+            whole[key] = parts
+    return whole
+
+
+def _norms(graph: Graph, makers: Mapping[str, Node]) -> dict[str, tuple[str, tuple[int, ...], float]]:
+    """Results of (x - mean) * rsqrt(variance + eps): x, the dimensions, eps."""
+    found = {}
+
+    def number(name: str) -> float | None:
+        node = producers.get(name)
+        return node.attr("value") if node is not None and node.op == "full" else None
+
+    producers = graph.producers
+
+    def mean_of(name: str) -> tuple[str, tuple[int, ...]] | None:
+        """sum(x) * (1 / n)"""
+        node = producers.get(name)
+        if node is None or node.op != "mul":
+            return None
+        for total, scale in (node.inputs, node.inputs[::-1]):
+            made, factor = producers.get(total), number(scale)
+            if made is None or made.op != "sum" or factor is None:
+                continue
+            x, dims = made.inputs[0], made.attr("dims")
+            count = 1
+            for d in dims:
+                count *= graph.values[x].shape[d]
+            if graph.values[x].kind == "row" and factor == 1.0 / count:
+                return x, tuple(dims)
+        return None
+
+    for node in makers.values():
+        if node.op != "mul":
+            continue
+        for centred, scale in (node.inputs, node.inputs[::-1]):
+            minus, root = producers.get(centred), producers.get(scale)
+            if minus is None or root is None or minus.op != "sub" or root.op != "rsqrt":
+                continue
+            mean = mean_of(minus.inputs[1])
+            if mean is None or mean[0] != minus.inputs[0]:
+                continue
+            sum_eps = producers.get(root.inputs[0])
+            if sum_eps is None or sum_eps.op != "add":
+                continue
+            for var, eps in (sum_eps.inputs, sum_eps.inputs[::-1]):
+                small, variance = number(eps), mean_of(var)
+                if small is None or variance is None or variance[1] != mean[1]:
+                    continue
+                square = producers.get(variance[0])
+                if square is not None and square.op == "mul" and square.inputs == (centred, centred):
+                    found[node.output] = (mean[0], mean[1], small)
+    return found
+
+
+RULES: dict[str, Rule] = {}
+
+
+def _rule(*ops: str) -> Callable[[Rule], Rule]:
+    def register(fn: Rule) -> Rule:
+        RULES.update(dict.fromkeys(ops, fn))
+        return fn
+
+    return register
+
+
+def _operands(b: RowNet, node: Node) -> list[Out]:
+    rank = len(b.value(node.output).shape)
+    return [b.lifted(n, rank) for n in node.inputs]
+
+
+@_rule(*_ONE)
+def _unary(b: RowNet, node: Node) -> Out:
+    return b.emit.call(_ONE[node.op], b.known[node.inputs[0]])
+
+
+@_rule(*_TWO)
+def _binary(b: RowNet, node: Node) -> Out:
+    first, second = _operands(b, node)
+    if node.op in _FLIPPED and node.inputs[1] in b.late and node.inputs[0] not in b.late:
+        first, second = second, first
+    return b.emit.call(_TWO[node.op], first, second)
+
+
+@_rule("where")
+def _where(b: RowNet, node: Node) -> Out:
+    return b.emit.call("Select", *_operands(b, node))
+
+
+@_rule("copy")
+def _copy(b: RowNet, node: Node) -> Out:
+    return b.known[node.inputs[0]]
+
+
+@_rule("cast")
+def _cast(b: RowNet, node: Node) -> Out:
+    source, target = b.value(node.inputs[0]), b.value(node.output)
+    return b.emit.cast(b.known[node.inputs[0]], dtype_of(target), dtype_of(source))
+
+
+@_rule("round")
+def _round(b: RowNet, node: Node) -> Out:
+    return b.emit.call("Round", b.known[node.inputs[0]], mode="half_to_even")
+
+
+@_rule("trunc")
+def _trunc(b: RowNet, node: Node) -> Out:
+    return b.emit.trunc(b.known[node.inputs[0]], dtype_of(b.value(node.output)))
+
+
+def _float(b: RowNet, node: Node, number: float) -> Out:
+    return b.emit.number(number, dtype_of(b.value(node.output)))
+
+
+@_rule("rsqrt", "reciprocal")
+def _power(b: RowNet, node: Node) -> Out:
+    if node.op == "reciprocal":
+        return b.emit.call("Divide", _float(b, node, 1.0), b.known[node.inputs[0]])
+    return b.emit.call("Power", b.known[node.inputs[0]], _float(b, node, -0.5))
+
+
+@_rule("expm1")
+def _expm1(b: RowNet, node: Node) -> Out:
+    return b.emit.call("Subtract", b.emit.call("Exp", b.known[node.inputs[0]]), _float(b, node, 1.0))
+
+
+@_rule("log1p")
+def _log1p(b: RowNet, node: Node) -> Out:
+    return b.emit.call("Log", b.emit.call("Add", b.known[node.inputs[0]], _float(b, node, 1.0)))
+
+
+@_rule(*_REDUCE)
+def _reduce(b: RowNet, node: Node) -> Out:
+    (name,) = node.inputs
+    lead = LEAD if b.is_row(name) else 0
+    axes = b.emit.ints([d + lead for d in node.attr("dims")])
+    return b.emit.call(_REDUCE[node.op], b.known[name], axes, keep_dims=True)
+
+
+def _lead(b: RowNet, node: Node) -> int:
+    return LEAD if b.is_row(node.output) else 0
+
+
+@_rule("reshape")
+def _reshape(b: RowNet, node: Node) -> Out:
+    shape = b.value(node.output).shape
+    lead = (0,) * _lead(b, node)
+    if not lead and not shape:
+        return b.emit.reshape_to(b.known[node.inputs[0]], b.emit.ints([]))
+    return b.emit.reshape(b.known[node.inputs[0]], (*lead, *shape))
+
+
+@_rule("permute")
+def _permute(b: RowNet, node: Node) -> Out:
+    lead = _lead(b, node)
+    order = [*range(lead), *(d + lead for d in node.attr("dims"))]
+    return b.emit.transpose(b.known[node.inputs[0]], order)
+
+
+@_rule("expand")
+def _expand(b: RowNet, node: Node) -> Out:
+    (name,) = node.inputs
+    shape = b.value(node.output).shape
+    ones = (1,) * _lead(b, node)
+    return b.emit.broadcast(b.lifted(name, len(shape)), b.emit.ints((*ones, *shape)))
+
+
+@_rule("slice")
+def _slice(b: RowNet, node: Node) -> Out:
+    (name,), lead, dim = node.inputs, _lead(b, node), node.attr("dim")
+    parts = b.siblings(node)
+    if parts:
+        sizes = [n.attr("end") - n.attr("start") for n in parts]
+        for part, out in zip(parts, b.emit.split(b.known[name], dim + lead, sizes), strict=True):
+            b.known[part.output] = out
+            if name in b.thin:
+                b.thin.add(part.output)
+        return b.known[node.output]
+    return b.emit.slice(b.known[name], dim + lead, node.attr("start"), node.attr("end"), node.attr("step"))
+
+
+@_rule("flip")
+def _flip(b: RowNet, node: Node) -> Out:
+    out, lead = b.known[node.inputs[0]], _lead(b, node)
+    for d in node.attr("dims"):
+        size = b.value(node.output).shape[d]
+        out = b.emit.gather(out, b.emit.ints(list(range(size))[::-1]), d + lead)
+    return out
+
+
+@_rule("cat")
+def _cat(b: RowNet, node: Node) -> Out:
+    lead = _lead(b, node)
+    parts = []
+    for name in dict.fromkeys(node.inputs):
+        if lead and not b.is_row(name):
+            shape = b.value(name).shape
+            if b.reference is None:
+                raise Unwritable("cat", node.line)
+            front = b.emit.slice(b.emit.shape(b.reference), 0, 0, LEAD)
+            part = b.emit.broadcast(b.known[name], b.emit.concat([front, b.emit.ints(shape)], 0))
+        else:
+            part = b.full(name) if lead else b.known[name]
+        parts.append((name, part))
+    by_name = dict(parts)
+    b.thin.discard(node.output)
+    return b.emit.concat([by_name[n] for n in node.inputs], node.attr("dim") + lead)
+
+
+@_rule("gather")
+def _gather(b: RowNet, node: Node) -> Out:
+    lead = _lead(b, node)
+    value, index = (b.full(n) if b.is_row(n) else b.known[n] for n in node.inputs)
+    b.thin.discard(node.output)
+    return b.emit.call("GatherElements", value, index, axis=node.attr("dim") + lead)
+
+
+@_rule("embed")
+def _embed(b: RowNet, node: Node) -> Out:
+    table, index = node.inputs
+    return b.emit.gather(b.known[table], b.known[index], 0)
+
+
+@_rule("matmul")
+def _matmul(b: RowNet, node: Node) -> Out:
+    first, second = node.inputs
+    rank = max(len(b.value(first).shape), len(b.value(second).shape))
+    a, w = b.known[first], b.known[second]
+    if b.is_row(first) and b.is_row(second):
+        a, w = b.lifted(first, rank), b.lifted(second, rank)
+    elif b.is_row(first) and len(b.value(second).shape) > 2 and len(b.value(first).shape) < 2:
+        a = b.emit.unsqueeze(a, *range(LEAD, LEAD + len(b.value(second).shape) - 1))
+        out = b.emit.call("MatMul", a, w, transpose_a=False, transpose_b=False)
+        return b.emit.reshape(out, (0,) * LEAD + b.value(node.output).shape)
+    return b.emit.call("MatMul", a, w, transpose_a=False, transpose_b=False)
+
+
+@_rule("full")
+def _full(b: RowNet, node: Node) -> Out:
+    value = b.value(node.output)
+    if b.is_row(node.output):
+        b.thin.add(node.output)
+        shape = (1,) * LEAD + value.shape
+        return b.emit.tensor(torch.full(shape, node.attr("value"), dtype=dtype_of(value)))
+    if not value.shape:
+        return b.emit.number(node.attr("value"), dtype_of(value))
+    return b.emit.tensor(torch.full(value.shape, node.attr("value"), dtype=dtype_of(value)))
+
+
+@_rule("iota")
+def _iota(b: RowNet, node: Node) -> Out:
+    value = b.value(node.output)
+    count = torch.arange(value.shape[0], dtype=dtype_of(value))
+    return b.emit.tensor(count * node.attr("step") + node.attr("start"))
+
+
+WRITABLE = frozenset(RULES) | {"shift", "spread"}
+
+
+def refusal(op: str) -> str | None:
+    """Why an op of the closed list has no layer; None if it has one."""
+    if op in WRITABLE:
+        return None
+    if OPS[op].stage is Stage.ROWS:
+        return "it belongs to backward bodies, which are not written"
+    reasons = {
+        "rand": "a written model draws no noise",
+        "randn": "a written model draws no noise",
+        "atan2": "IR has no layer for it",
+        "argmax": "capture leaves it to torch",
+        "argmin": "capture leaves it to torch",
+        "opaque": "it is a torch call; the step is written whole",
+    }
+    return reasons[op]
+
+
+def unwritable(where: str, op: str, line: str | None) -> IRError:
+    """The error for an op that has no layer, with the line of the user's code it came from."""
+    at = "" if line is None else f" ({line})"
+    why = refusal(op) if op in OPS else None
+    return IRError(
+        f"{where} cannot be written: '{op}'{at} has no OpenVINO layer here"
+        + ("" if why is None else f": {why}"),
+        got=op,
+        expected="ops that IR has",
+        remedy="write this part with other ops, or leave it outside of the saved module",
+    )

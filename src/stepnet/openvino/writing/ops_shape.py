@@ -1,0 +1,234 @@
+"""Aten calls that move elements, and those that make tensors from nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node as FxNode
+
+from .builder import Out
+from .ops import AtenNet, rule
+
+END = 2**63 - 1
+
+
+@rule(
+    "view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as", "reshape_as"
+)
+def _reshape(b: AtenNet, x: Any, *_: Any, **__: Any) -> Out:
+    return b.reshape(x, b.shape())
+
+
+@rule("permute")
+def _permute(b: AtenNet, x: Any, dims: Sequence[int]) -> Out:
+    rank = len(b.shape(x))
+    order = [d % rank for d in dims]
+    if b.is_ragged(x):
+        if order[0] != 0:
+            raise b.refuse("it moves the rows of ragged sequences")
+        order = [0, 1, *(d + 1 for d in order[1:])]
+    return b.emit.transpose(b.out(x), order)
+
+
+@rule("transpose", "t", "swapaxes", "mT", "numpy_T", "adjoint")
+def _transpose(b: AtenNet, x: Any, first: int = -2, second: int = -1) -> Out:
+    order = list(range(len(b.shape(x))))
+    if len(order) > 1:
+        order[first], order[second] = order[second], order[first]
+    return _permute(b, x, order)
+
+
+@rule("movedim", "moveaxis")
+def _movedim(b: AtenNet, x: Any, source: Any, target: Any) -> Out:
+    meta = torch.empty([1] * len(b.shape(x)), device="meta")
+    names = list(range(meta.dim()))
+    source = [source] if isinstance(source, int) else list(source)
+    target = [target] if isinstance(target, int) else list(target)
+    rank = len(names)
+    moved = {t % rank: s % rank for s, t in zip(source, target, strict=True)}
+    rest = iter(n for n in names if n not in moved.values())
+    return _permute(b, x, [moved[i] if i in moved else next(rest) for i in range(rank)])
+
+
+@rule("expand", "broadcast_to", "expand_as")
+def _expand(b: AtenNet, x: Any, *_: Any, **__: Any) -> Out:
+    return b.broadcast(x, b.shape())
+
+
+def _bound(value: Any, default: int) -> Any:
+    return default if value is None else value
+
+
+def _limit(b: AtenNet, value: Any) -> Out:
+    return b.size(value) if isinstance(value, FxNode) else b.emit.ints([value])
+
+
+def sliced(b: AtenNet, x: Out, axis: int, start: Any, end: Any, step: int = 1) -> Out:
+    """Part of an axis; start and end may be sizes that the net computes."""
+    return b.emit.call("Slice", x, _limit(b, start), _limit(b, end), b.emit.ints([step]), b.emit.ints([axis]))
+
+
+@rule("slice.Tensor")
+def _slice(b: AtenNet, x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Out:
+    start, end = _bound(start, 0), _bound(end, END)
+    if start == 0 and step == 1 and isinstance(end, int) and end >= 2**62:
+        return b.out(x)
+    return sliced(b, b.out(x), b.axis(x, dim), start, end, step)
+
+
+@rule("narrow")
+def _narrow(b: AtenNet, x: Any, dim: int, start: Any, length: Any) -> Any:
+    if isinstance(start, FxNode) or isinstance(length, FxNode) or start < 0:
+        return NotImplemented
+    return sliced(b, b.out(x), b.axis(x, dim), start, start + length)
+
+
+@rule("select.int")
+def _select(b: AtenNet, x: Any, dim: int, index: Any) -> Any:
+    if isinstance(index, FxNode):
+        return NotImplemented
+    return b.emit.gather(b.out(x), b.emit.scalar(index), b.axis(x, dim))
+
+
+@rule("index_select")
+def _index_select(b: AtenNet, x: Any, dim: int, index: Any) -> Out:
+    return b.emit.gather(b.out(x), b.out(index), b.axis(x, dim))
+
+
+@rule("gather")
+def _gather(b: AtenNet, x: Any, dim: int, index: Any, **_: Any) -> Out:
+    return b.emit.call("GatherElements", b.out(x), b.out(index), axis=b.axis(x, dim))
+
+
+@rule("embedding")
+def _embedding(b: AtenNet, table: Any, index: Any, *_: Any, **__: Any) -> Out:
+    return b.emit.gather(b.out(table), b.out(index), 0)
+
+
+@rule("cat")
+def _cat(b: AtenNet, tensors: Sequence[Any], dim: int = 0) -> Out:
+    ragged = [b.is_ragged(t) for t in tensors]
+    if any(ragged) and not all(ragged):
+        raise b.refuse("it mixes rows of ragged sequences")
+    kept = [t for t in tensors if b.shape(t) != [0]]
+    return b.emit.concat([b.out(t, b.dtype()) for t in kept], b.axis(kept[0], dim))
+
+
+@rule("stack")
+def _stack(b: AtenNet, tensors: Sequence[Any], dim: int = 0) -> Out:
+    rank = len(b.shape(tensors[0])) + 1
+    at = dim % rank
+    if b.is_ragged(tensors[0]):
+        if at == 0:
+            raise b.refuse("it mixes rows of ragged sequences")
+        at += 1
+    return b.emit.concat([b.emit.unsqueeze(b.out(t, b.dtype()), at) for t in tensors], at)
+
+
+@rule("chunk", "split", "split_with_sizes", "tensor_split", "unsafe_chunk", "unsafe_split")
+def _split(b: AtenNet, x: Any, parts: Any, dim: int = 0) -> Any:
+    sizes = [meta.shape[dim] for meta in b.node.meta["val"]]  # pyright: ignore[reportOptionalMemberAccess]
+    if not all(isinstance(s, int) for s in sizes):
+        return NotImplemented
+    return b.emit.split(b.out(x), b.axis(x, dim), sizes)
+
+
+@rule("unbind")
+def _unbind(b: AtenNet, x: Any, dim: int = 0) -> Any:
+    size, axis = b.shape(x)[dim], b.axis(x, dim)
+    if not isinstance(size, int):
+        return NotImplemented
+    return [b.emit.gather(b.out(x), b.emit.scalar(i), axis) for i in range(size)]
+
+
+@rule("flip")
+def _flip(b: AtenNet, x: Any, dims: Sequence[int]) -> Out:
+    out = b.out(x)
+    for dim in dims:
+        out = sliced(b, out, b.axis(x, dim), -1, -END - 1, -1)
+    return out
+
+
+@rule("repeat")
+def _repeat(b: AtenNet, x: Any, repeats: Sequence[Any]) -> Any:
+    if b.is_ragged(x):
+        return NotImplemented
+    return b.emit.call("Tile", b.out(x), b.sizes(repeats))
+
+
+@rule("constant_pad_nd", "pad")
+def _pad(b: AtenNet, x: Any, pad: Sequence[Any], *rest: Any) -> Any:
+    mode, value = "constant", 0.0
+    for item in rest:
+        mode, value = (item, value) if isinstance(item, str) else (mode, item or 0.0)
+    if mode != "constant" or not all(isinstance(p, int) for p in pad):
+        return NotImplemented
+    rank = len(b.shape(x)) + b.is_ragged(x)
+    begin, end = [0] * rank, [0] * rank
+    for k in range(len(pad) // 2):
+        axis = b.axis(x, len(b.shape(x)) - 1 - k)
+        begin[axis], end[axis] = pad[2 * k], pad[2 * k + 1]
+    return b.emit.call(
+        "Pad", b.out(x), b.emit.ints(begin), b.emit.ints(end), b.out(value, b.dtype()), pad_mode="constant"
+    )
+
+
+# from nothing
+
+
+def filled(b: AtenNet, number: Any, shape: Sequence[Any]) -> Out:
+    """A tensor of one number."""
+    if shape and str(shape[0]) in b.ragged:
+        raise b.refuse("it makes rows of ragged sequences from nothing")
+    if all(isinstance(s, int) for s in shape):
+        return b.emit.tensor(torch.full(list(shape), number, dtype=b.dtype()))
+    return b.emit.broadcast(b.emit.number(number, b.dtype()), b.sizes(shape))
+
+
+@rule("zeros", "new_zeros", "zeros_like", "empty", "new_empty", "empty_like")
+def _zeros(b: AtenNet, *_: Any, **__: Any) -> Out:
+    return _filled_as(b, 0)
+
+
+@rule("ones", "new_ones", "ones_like")
+def _ones(b: AtenNet, *_: Any, **__: Any) -> Out:
+    return _filled_as(b, 1)
+
+
+@rule("full", "full_like")
+def _full(b: AtenNet, _: Any, number: Any, **__: Any) -> Any:
+    return NotImplemented if isinstance(number, FxNode) else _filled_as(b, number)
+
+
+@rule("new_full")
+def _new_full(b: AtenNet, _: Any, __: Any, number: Any, **___: Any) -> Any:
+    return NotImplemented if isinstance(number, FxNode) else _filled_as(b, number)
+
+
+def _filled_as(b: AtenNet, number: Any) -> Out:
+    shape = b.shape()
+    if shape and str(shape[0]) in b.ragged:  # one number everywhere, as many rows as the tensor it is like
+        like = next(a for a in b.node.all_input_nodes if not isinstance(b.env.get(a), torch.Tensor))  # pyright: ignore
+        target = b.emit.concat([b.emit.slice(b.emit.shape(b.out(like)), 0, 0, 2), b.sizes(shape[1:])], 0)
+        return b.emit.broadcast(b.emit.number(number, b.dtype()), target)
+    return filled(b, number, shape)
+
+
+@rule("scalar_tensor")
+def _scalar(b: AtenNet, number: Any, **_: Any) -> Out:
+    return b.out(number, b.dtype())
+
+
+@rule("arange")
+def _arange(b: AtenNet, *ends: Any, **_: Any) -> Any:
+    start, end, step = (0, ends[0], 1) if len(ends) == 1 else (*ends, 1)[:3]
+
+    def scalar(value: Any) -> Out:
+        return b.emit.squeeze(b.size(value), 0) if isinstance(value, FxNode) else b.emit.scalar(value)
+
+    if any(isinstance(v, float) for v in (start, end, step)):
+        return NotImplemented
+    numbers = b.emit.call("Range", scalar(start), scalar(end), scalar(step), output_type="i64")
+    return b.emit.cast(numbers, b.dtype(), torch.int64)

@@ -1,0 +1,51 @@
+"""Keeps the folder of built libraries small: what was used longest ago goes first.
+
+Safe among processes. A library in use stays mapped after its file is gone; a file that another process is
+about to load was used moments ago and is left; and a load that finds its file gone builds it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+
+MOST_BYTES = 200 << 20
+YOUNG = 600.0  # seconds in which a library that was used may be about to be loaded
+ABANDONED = 86400.0  # seconds after which the workplace of a build that never ended is removed
+
+_BUILT = re.compile(r"[0-9a-f]{40}-[0-9a-f]{64}\.so")
+
+
+def used(path: Path) -> None:
+    """Note that a library is used now."""
+    with contextlib.suppress(OSError):  # removed by another process, or the folder cannot be written
+        os.utime(path)
+
+
+def trim(folder: Path, most_bytes: int | None = None) -> None:
+    """Remove libraries that have not been used for longest, until the rest fits; and what dead builds left.
+
+    Files of other names stay.
+    """
+    most_bytes = MOST_BYTES if most_bytes is None else most_bytes
+    now = time.time()
+    found: list[tuple[float, int, str]] = []
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):  # gone meanwhile
+                known = entry.stat(follow_symlinks=False)
+                if _BUILT.fullmatch(entry.name):
+                    found.append((known.st_mtime, known.st_size, entry.path))
+                elif entry.name.startswith("build-") and now - known.st_mtime > ABANDONED:
+                    shutil.rmtree(entry.path, ignore_errors=True)
+    total = sum(size for _, size, _ in found)
+    for when, size, path in sorted(found):
+        if total <= most_bytes or now - when < YOUNG:
+            return
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        total -= size

@@ -1,0 +1,1 @@
+"""Topologies as OpenVINO IR files, and back."""

@@ -1,0 +1,188 @@
+"""The creations of a topology on padded sequences: what each means there, in plain tensors."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepnet.api import Recurrent, recurrent
+from stepnet.data.lod import LoDTensor
+from stepnet.data.sequence import sequence_expand, sequence_pool, sequence_reverse, sequence_softmax
+from stepnet.errors import TapeError
+from stepnet.layers.generate import Generator
+from stepnet.layers.group_run import GroupRunner
+from stepnet.layers.sequences import expand_rows
+from stepnet.tape.creation import Creation, Ref, leaves, swap
+
+from .padded import Padded
+
+
+def run_padded(creation: Creation, values: Mapping[int, Any]) -> Any:
+    """The value of one creation.
+
+    Raises:
+        TapeError: it has no meaning on padded sequences.
+    """
+    args, kwargs = swap((creation.args, creation.kwargs), Ref, lambda ref: values[ref.index])
+    function = creation.function
+    if isinstance(function, Generator):
+        raise refusal(creation, "what a beam search generates has no length that is known before")
+    if isinstance(function, GroupRunner):
+        result = _group(creation, function, *args)
+    elif function is operator.getitem and isinstance(args[0], Padded):
+        raise refusal(creation, "it picks some of the sequences")
+    elif next(leaves((args, kwargs), Padded), None) is None or function is operator.getitem:
+        result = function(*args, **kwargs)
+    elif isinstance(function, Recurrent):
+        result = _recurrent(creation, function, *args)
+    elif function in _SEQUENCES:
+        result = _SEQUENCES[function](creation, *args, **kwargs)
+    else:
+        if not all(isinstance(v, LoDTensor) for v in leaves(creation.example, (Tensor, LoDTensor))):
+            raise refusal(creation, "it does more than one thing to each row of its sequences")
+        try:
+            result = function(*args, **kwargs)
+        except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+            said = (str(error) or repr(error)).splitlines()[0]
+            raise refusal(creation, f"it does not run on padded sequences: {said}") from error
+    return result if creation.act is None else creation.act(result)
+
+
+def refusal(creation: Creation, why: str) -> TapeError:
+    """The error for a layer that has no place in a saved topology."""
+    return TapeError(
+        f"{creation.place} cannot be saved: {why}", remedy="save a topology that ends before it, or skips it"
+    )
+
+
+# Layers of sequences
+
+
+def _pool(creation: Creation, x: Padded, how: str) -> Any:
+    mask, lengths = x.mask(), x.lengths[-1]
+    axis, features = x.level, (1,) * (x.grid.dim() - x.level - 1)
+    inside = mask.view(*mask.shape, *features)
+    counts = lengths.view(*lengths.shape, *features)
+    if how in ("first", "last"):
+        if how == "first":
+            row = x.grid.select(axis, 0)
+        else:
+            ends = (lengths - 1).clamp(min=0).view(*lengths.shape, 1, *features)
+            row = x.grid.gather(axis, ends.expand(*lengths.shape, 1, *x.grid.shape[axis + 1 :])).squeeze(axis)
+        pooled = torch.where(counts > 0, row, torch.zeros_like(row))
+    elif how == "max":
+        low = torch.where(inside, x.grid, torch.full_like(x.grid, _lowest(x.grid.dtype))).amax(axis)
+        pooled = torch.where(counts > 0, low, torch.zeros_like(low))
+    else:
+        pooled = torch.where(inside, x.grid, torch.zeros_like(x.grid)).sum(axis)
+        if how != "sum":
+            divisor = counts.clamp(min=1).to(pooled.dtype)
+            pooled = pooled / (divisor if how == "mean" else divisor.sqrt())
+    return Padded(pooled, x.lengths[:-1]) if x.level > 1 else pooled
+
+
+def _lowest(dtype: torch.dtype) -> float:
+    return -torch.inf if dtype.is_floating_point else torch.iinfo(dtype).min
+
+
+def _expand(creation: Creation, x: Any, like: Padded, level: int = -1) -> Padded:
+    at = level % like.level
+    grid, known = (x.grid, x.level) if isinstance(x, Padded) else (x, 0)
+    if known != at:
+        raise refusal(creation, "its rows are not one for each sequence of that level")
+    sizes = like.grid.shape[at + 1]
+    spread = grid.unsqueeze(at + 1).expand(*grid.shape[: at + 1], sizes, *grid.shape[at + 1 :])
+    return Padded(spread, like.lengths[: at + 1])
+
+
+def _softmax(creation: Creation, x: Padded) -> Padded:
+    inside = x.mask().view(*x.mask().shape, *(1,) * (x.grid.dim() - x.level - 1))
+    scores = torch.where(inside, x.grid, torch.full_like(x.grid, torch.finfo(x.grid.dtype).min))
+    return Padded(torch.softmax(scores, x.level), x.lengths)
+
+
+def _reverse(creation: Creation, x: Padded) -> Padded:
+    return Padded(_mirrored(x.grid, x.lengths[-1], x.level), x.lengths)
+
+
+def _mirrored(grid: Tensor, lengths: Tensor, axis: int) -> Tensor:
+    """Each sequence from its end to its beginning, the padding where it was."""
+    steps = torch.arange(grid.shape[axis], device=grid.device)
+    ends = lengths.unsqueeze(-1)
+    places = torch.where(steps < ends, ends - 1 - steps, steps)
+    places = places.view(*places.shape, *(1,) * (grid.dim() - axis - 1))
+    return grid.gather(axis, places.expand(grid.shape))
+
+
+_SEQUENCES = {
+    sequence_pool: _pool,
+    expand_rows: _expand,
+    sequence_expand: _expand,
+    sequence_softmax: _softmax,
+    sequence_reverse: _reverse,
+}
+
+
+def _recurrent(creation: Creation, layer: Recurrent, x: Padded) -> Padded:
+    """A cell over the last level: over all sequences at once, their padding included, which comes behind."""
+    if layer.level != -1:
+        raise refusal(creation, "it does not run over rows")
+    grid, lengths = x.grid, x.lengths[-1]
+    if layer.reverse:
+        grid = _mirrored(grid, lengths, x.level)
+    flat = grid.flatten(0, x.level - 1)
+    y, _ = recurrent(layer.step, flat, axis=1, backend=layer.backend)
+    if not isinstance(y, Tensor):
+        raise refusal(creation, "its result is no tensor")
+    out = y.unflatten(0, grid.shape[: x.level])
+    return Padded(_mirrored(out, lengths, x.level) if layer.reverse else out, x.lengths)
+
+
+# Recurrent groups
+
+
+def _group(
+    creation: Creation, runner: GroupRunner, cut: Sequence[Padded], whole: Sequence[Any], boots: Sequence[Any]
+) -> Any:
+    step, lengths = runner.step, cut[0].lengths[0]
+    known = dict(zip(step.cut[len(cut) :], whole, strict=True))
+    grids: list[Tensor] = []
+    for value in cut:
+        grids += [value.grid, *value.lengths[1:]]
+    if runner.reverse:
+        grids = [_mirrored(grid, lengths, 1) for grid in grids]
+    shapes: list[int] = []  # how many leaves each result of the step has
+
+    def one(x: tuple[Tensor, ...], state: tuple[Tensor, ...]) -> tuple[Any, Any]:
+        parts, given = iter(x), []
+        for value in cut:
+            grid = next(parts)
+            inner = tuple(next(parts) for _ in value.lengths[1:])
+            given.append(Padded(grid, inner) if inner else grid)
+        values = known | dict(zip(step.cut, given, strict=False))
+        values |= dict(zip((index for index, _ in step.memories), state, strict=True))
+        for index, inside in step.played:
+            values[index] = run_padded(inside, values)
+        results: list[Tensor] = []
+        shapes.clear()
+        for index in step.results:
+            made = values[index]
+            found = (made.grid, *made.lengths) if isinstance(made, Padded) else (made,)
+            results += found
+            shapes.append(len(found))
+        return tuple(results), tuple(values[source] for _, source in step.memories)
+
+    one.__name__ = step.__name__
+    state = step.start(list(boots), runner.sizes, len(lengths), cut[0].grid)
+    y, _ = recurrent(one, tuple(grids), state, axis=1)
+    found = [_mirrored(grid, lengths, 1) if runner.reverse else grid for grid in y]
+    results, at = [], 0
+    for count in shapes:
+        grid, *inner = found[at : at + count]
+        results.append(Padded(grid, (lengths, *inner)))
+        at += count
+    return results[0] if runner.single else tuple(results)

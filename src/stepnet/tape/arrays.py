@@ -1,0 +1,46 @@
+"""TensorArrays on a tape: one that holds items, or that a recorded loop fills, is the value of an item."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from stepnet.data.array import TensorArray
+
+Record = Callable[..., Any]
+
+
+def record_array_call(
+    record: Record, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Record the call of a TensorArray's method.
+
+    What changes the array is recorded as a function that gives a changed one.
+    """
+    array, *others = args
+    name = method.__name__
+    if name == "__init__":
+        array.deferred = record("tensor_array", TensorArray, others, kwargs)
+        return None
+    before = array.deferred if array.deferred is not None else copy.copy(array)
+    if name == "write":
+        array.deferred = record("write", _written, (before, *others), kwargs)
+        return None
+    return record(name, _Called(name), (before, *others), kwargs)
+
+
+def _written(array: TensorArray, *args: Any, **kwargs: Any) -> TensorArray:
+    changed = copy.copy(array)
+    changed.write(*args, **kwargs)
+    return changed
+
+
+class _Called:
+    """A method by name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, array: TensorArray, *args: Any, **kwargs: Any) -> Any:
+        return getattr(array, self.name)(*args, **kwargs)

@@ -1,0 +1,56 @@
+"""The benchmark of models in OpenVINO IR: both sides compute the same, and ours is compiled."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("openvino")
+
+from benchmarks.harness import Row, check_values
+from benchmarks.report import Outcome, as_json
+from benchmarks.stats import Spread
+
+from benchmarks import openvino_ir, page
+from stepnet.openvino import load
+
+models = openvino_ir._models()
+
+
+def test_both_compute_what_the_plain_loop_in_float64_does():
+    names = []
+    for case in openvino_ir.cases(quick=True):
+        assert check_values(case) is None, case.name
+        assert case.contenders.keys() == {"stepnet", "openvino"}
+        names.append(case.facts["work"])
+    assert names == list(models.WORKS)
+
+
+@pytest.mark.parametrize("name", models.WORKS)
+def test_every_model_has_one_loop_and_it_is_compiled(name, tmp_path):
+    work, (size,) = models.WORKS[name], models.SMALL
+    model = load(models.write(work, size, tmp_path))
+    feeds = models.inputs(work, size)
+    assert {socket.name for socket in model.inputs} == feeds.keys()
+    model(**feeds)
+    assert [report.compiled for report in model.loops] == [True], model.explain()
+
+
+def test_the_page_shows_ratios_by_batch_size():
+    rows = [
+        Row(
+            f"LSTM {size}",
+            "stepnet",
+            {"work": "LSTM", "title": "LSTM from primitives", **size._asdict(), "goal": 2.0},
+            rounds=3,
+            times={"stepnet": Spread.of([0.001]), "openvino": Spread.of([0.003])},
+            ratios={"openvino": Spread.of([size.B * 3.0])},
+        )
+        for size in models.SIZES
+    ]
+    assert openvino_ir.findings(rows)["rows that reach their goal"] == 2
+    record = json.loads(as_json([Outcome(openvino_ir.TOPIC, rows, {})], quick=False))
+    lines = page.measured(record).splitlines()
+    assert lines[-1] == "| LSTM from primitives | **3**, 3.0 : 1.0 | **96**, 3.0 : 1.0 |"
+    assert "T=100, H=256" in lines[0]

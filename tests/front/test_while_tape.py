@@ -1,0 +1,230 @@
+"""Frames under a tape: the loop is a layer, which topologies play; its arrays and results are items."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import stepnet
+from stepnet import TensorArray, layers
+from stepnet.errors import ArrayError, StepError, TapeError
+from stepnet.layers import Dense, Integer, data
+from stepnet.tape import Tape, TapeItem
+
+
+def rnn(x: Any, n: Any, U: Tensor, W: Tensor, boot: Any) -> tuple[Any, Any]:
+    """The loop of the paper."""
+    states = TensorArray(size=n)
+    outputs = TensorArray(size=n)
+    inputs = TensorArray(unstack_from=x)
+    loop = stepnet.create_whileloop(loop_vars=[torch.tensor(0)])
+    with loop.frame() as (s,):
+        loop.break_if(s == n)
+        state = torch.sigmoid(states.read(s - 1, boot) @ U + inputs.read(s) @ W)
+        states.write(s, state)
+        outputs.write(s, state)
+        loop.update(s, s + 1)
+    return outputs.stack(), loop
+
+
+def weights() -> tuple[nn.Parameter, nn.Parameter]:
+    return nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(3, 4))
+
+
+def test_the_loop_of_the_paper_is_a_layer_of_the_tape():
+    U, W = weights()
+    with Tape() as tape:
+        x = data("x", Dense(3))
+        h, loop = rnn(x, TensorArray(unstack_from=x).size(), U, W, torch.zeros(4))
+        scores = layers.fc(h, 2, name="scores")
+        cost = layers.classification_cost(scores, data("label", Integer(2)))
+    assert isinstance(h, TapeItem)
+    assert h.shape == (None, 4)
+    assert isinstance(loop.results[0], TapeItem)
+    assert "recorded on a tape as while_loop_0, and not played yet" in loop.explain()
+    train, infer = tape.topology(cost), tape.topology([h, loop.results[0]])
+    for steps in (9, 4):
+        rows = torch.randn(steps, 3)
+        (found, count), _ = infer(x=rows)
+        expected, _ = rnn(rows, steps, U, W, torch.zeros(4))
+        torch.testing.assert_close(found, expected)
+        assert count == steps
+    assert "raised to a scan" in loop.explain()
+    rows, label = torch.randn(6, 3), torch.randint(2, (6,))
+    loss, _ = train(x=rows, label=label)
+    linear = dict(tape.topology(scores).named_modules())["scores"]
+    by_hand = nn.functional.cross_entropy(linear(rnn(rows, 6, U, W, torch.zeros(4))[0]), label)
+    for a, b in zip(torch.autograd.grad(loss, (U, W)), torch.autograd.grad(by_hand, (U, W)), strict=True):
+        torch.testing.assert_close(a, b)
+    assert {id(p) for p in train.parameters()} >= {id(U), id(W)}  # so an optimizer finds them
+
+
+def test_a_loop_over_plain_tensors_is_recorded_while_a_tape_is_open():
+    U, W = weights()
+    x = torch.randn(5, 2, 3)
+    with Tape() as tape:
+        h, loop = rnn(x, 5, U, W, torch.zeros(2, 4))
+    assert isinstance(h, TapeItem)
+    (found,), _ = tape.topology([h])()
+    torch.testing.assert_close(found, rnn(x, 5, U, W, torch.zeros(2, 4))[0])
+    assert tape[loop.place].kind == "while_loop"
+
+
+def test_items_bring_their_tape_with_them():
+    """Without `with`, layers are on the global tape; so is a loop that reads them."""
+    Tape.current().clear()
+    boot = layers.fc(data("b", Dense(2)), 4)
+    x = torch.randn(3, 5, 3)  # as many rows as an example
+    h, _ = rnn(x, 3, *weights(), boot)
+    assert h.tape is Tape.current()
+    (found,), _ = h.tape.topology([h])(b=torch.randn(5, 2))
+    assert found.shape == (3, 5, 4)
+    Tape.current().clear()
+
+
+def ended_by_the_data(x: Any, seen: Any, W: Tensor) -> tuple[Any, Any, Any]:
+    """Not a scan: two loop variables, an array begun outside, one that is only read."""
+    inputs = TensorArray(unstack_from=x)
+    seen.write(0, x[0])
+    loop = stepnet.create_whileloop(loop_vars=[torch.tensor(1), x[0] * 0])
+    with loop.frame() as (s, total):
+        loop.break_if(
+            (total.abs().sum() > 9) | (s == inputs.size() if not isinstance(x, TapeItem) else s < 0)
+        )
+        new = total + x[0] * inputs.read(s) @ W + x.mean(0)
+        seen.write(s, new)
+        loop.update(s, s + 1)
+        loop.update(total, new)
+    return seen.stack(), loop.results[1], seen.size()
+
+
+def test_a_loop_that_is_no_scan_is_played_as_recorded():
+    W = torch.eye(3)
+    with Tape() as tape:
+        x = data("x", Dense(3))
+        ones = x + 1 - x  # so that the example ends
+        outputs = ended_by_the_data(ones + x, TensorArray(), W)
+    assert all(isinstance(item, TapeItem) for item in outputs)
+    rows = torch.rand(20, 3) + 0.2
+    found, _ = tape.topology(list(outputs))(x=rows)
+    inputs, total, expected = rows + 1, torch.zeros(3), [rows[0] + 1]
+    while total.abs().sum() <= 9:
+        total = total + inputs[0] * inputs[len(expected)] + inputs.mean(0)
+        expected.append(total)
+    torch.testing.assert_close(found[0], torch.stack(expected))
+    torch.testing.assert_close(found[1], total)
+    assert found[2] == len(expected)
+
+
+def test_what_is_on_either_side_of_a_value_in_a_frame():
+    with Tape() as tape:
+        x = data("x", Dense(3))
+        a = TensorArray(unstack_from=torch.arange(4.0))
+        out = TensorArray()
+        loop = stepnet.create_whileloop(loop_vars=[torch.tensor(0)])
+        with loop.frame() as (s,):
+            loop.break_if(x.sum() * 0 + 4 <= s)
+            v = a.read(s)
+            out.write(s, x * v + v * x - torch.add(x, v) + x.sub(v) + torch.stack([x[0] * v]) + x[s])
+            loop.update(s, s + 1)
+        y = out.stack()
+    rows = torch.randn(7, 3)
+    (found,), _ = tape.topology([y])(x=rows)
+    torch.testing.assert_close(
+        found,
+        torch.stack([2 * v * rows - 2 * v + rows[0] * v + rows[i] for i, v in enumerate(torch.arange(4.0))]),
+    )
+
+
+def test_a_layer_that_runs_a_loop_by_itself_runs_it():
+    def total(x: Tensor) -> Tensor:
+        sums, inputs = TensorArray(), TensorArray(unstack_from=x)
+        loop = stepnet.create_whileloop(loop_vars=[torch.tensor(0)])
+        with loop.frame() as (s,):
+            loop.break_if(s == len(x))
+            sums.write(s, sums.read(s - 1, x[0] * 0) + inputs.read(s))
+            loop.update(s, s + 1)
+        return sums.stack()
+
+    with Tape() as tape:
+        y = layers.apply(total, data("x", Dense(3)))
+        rows = torch.randn(4, 3)
+        (found,), _ = tape.topology([y])(x=rows)  # while the tape is open
+    assert len(tape) == 2
+    torch.testing.assert_close(found, rows.cumsum(0))
+
+
+def test_a_loop_inside_a_recurrent_group():
+    """Each step of the group runs Newton's method, as often as it takes."""
+
+    def step(x: TapeItem) -> TapeItem:
+        loop = stepnet.create_whileloop(loop_vars=[x])
+        with loop.frame() as (root,):
+            new = (root + x / root) / 2
+            loop.break_if((new - root).abs().max() < 1e-6)
+            loop.update(root, new)
+        return loop.results[0]
+
+    with Tape() as tape:
+        x = data("x", layers.Sequence(Dense(1)))
+        y = layers.recurrent_group(step, layers.apply(lambda x: x + 1, x))
+    rows = stepnet.LoDTensor.from_lengths(torch.rand(6, 1) * 50, [[2, 0, 4]])
+    with pytest.warns(stepnet.errors.SlowPathWarning):  # how often depends on the numbers
+        (found,), _ = tape.topology([y])(x=rows)
+    torch.testing.assert_close(found.values, (rows.values + 1).sqrt(), rtol=1e-5, atol=0)
+
+
+def test_a_topology_with_a_loop_is_copied_whole():
+    U, W = weights()
+    with Tape() as tape:
+        h, _ = rnn(data("x", Dense(3)), 3, U, W, torch.zeros(4))
+    net = tape.topology([h])
+    twin = copy.deepcopy(net)
+    rows = torch.randn(3, 3)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+        assert torch.equal(twin(x=rows)[0][0], torch.full((3, 4), 0.5))
+        assert not torch.equal(net(x=rows)[0][0], torch.full((3, 4), 0.5))
+
+
+def wrong(kind: str) -> None:
+    with Tape():
+        x = data("x", Dense(3))
+        array = TensorArray(unstack_from=x)
+        if kind == "length":
+            len(array)
+        if kind == "index":
+            array.read(99)
+        if kind == "other tape":
+            with Tape():
+                rnn(x, 3, *weights(), torch.zeros(4))
+        loop = stepnet.create_whileloop(loop_vars=[torch.tensor(0)])
+        with loop.frame() as (s,):
+            if kind == "shape":
+                array.read(s) @ torch.zeros(4, 4)
+            if kind == "rows":
+                len(torch.relu(x * s))
+            assert (x * s).shape == (None, 3)
+            loop.break_if(s == 2)
+            loop.update(s, s + 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "words"),
+    [
+        ("length", ArrayError, "when the tape is played"),
+        ("index", TapeError, "index 99 is out of range"),
+        ("other tape", TapeError, "another tape"),
+        ("shape", StepError, "test_while_tape.py:"),
+        ("rows", StepError, "known only when the tape is played"),
+    ],
+)
+def test_errors(kind, error, words):
+    with pytest.raises(error) as caught:
+        wrong(kind)
+    assert words in str(caught.value)

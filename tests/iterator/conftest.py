@@ -1,0 +1,14 @@
+"""Both ways to run: the plain loop, and what the compiler makes of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepnet.backends import set_backend
+
+
+@pytest.fixture(params=["naive", "auto"])
+def backend(request):
+    set_backend(request.param)
+    yield request.param
+    set_backend("auto")

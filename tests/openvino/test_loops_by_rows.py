@@ -1,0 +1,176 @@
+"""Which loops of files are compiled: blocks, both ways to have a batch along axis 0, and counted Loops."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from ir_files import Net, edge, sliced
+from stepnet import explain
+from stepnet.backends import set_backend
+from stepnet.explaining import ModelExplanation
+from stepnet.openvino import load
+
+W = np.linspace(-0.5, 0.5, 9, dtype=np.float32).reshape(3, 3)
+
+
+def check(model, *given, compiled=True, reason=None):
+    """The plain loop and what the compiler makes of it give the same; says whether it was compiled."""
+    set_backend("naive")
+    expected = model(*given)
+    set_backend("auto")
+    found = model(*given)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    (report,) = model.loops
+    assert report.compiled == compiled, model.explain()
+    if reason is not None:
+        assert reason in str(report.reason)
+    return found
+
+
+def recurrence(folder, x_shape, h_shape, slice_shape, cut, joined, squeeze):
+    """h = tanh(h W + sum of x_t over the axis `squeeze`); h, or x_t h, joined, and h at last."""
+    net = Net()
+    x, h = net.parameter("X", x_shape), net.parameter("H", h_shape)
+    body = net.body()
+    xi, hi = body.parameter("xi", slice_shape), body.parameter("hi", h_shape)
+    new = body.add("MatMul", [hi, body.const(W)])
+    if squeeze is None:
+        wide = new = body.add("Tanh", [body.add("Add", [new, xi])])
+    else:
+        along = body.const([squeeze])
+        new = body.add("Add", [new, body.add("ReduceSum", [xi, along], keep_dims="false")])
+        new = body.add("Tanh", [new])
+        wide = body.add("Multiply", [xi, body.add("Unsqueeze", [new, along])])
+    out = body.result(new)
+    y = body.result(wide)
+    rows = sliced("input", 0, xi[0], **cut) + sliced("input", 1, hi[0])
+    rows += sliced("output", 2, y, **joined) + sliced("output", 3, out)
+    loop, port = net.loop(body, [x, h], rows, edge(out, hi[0]), ["FP32"] * 2)
+    net.result((loop, port))
+    net.result((loop, port + 1))
+    return load(net.write(folder))
+
+
+def blocks(axis, part, **more):
+    return {"axis": axis, "stride": part, "part_size": part} | more
+
+
+BACK = {"start": -1, "end": 0}
+FORMS = [
+    ("blocks along axis 1", (2, 6, 3), (2, 3), "?,2,3", blocks(1, 2), blocks(1, 2), 1),
+    ("blocks backwards", (2, 6, 3), (2, 3), "?,3,3", blocks(1, 3, stride=-3, **BACK), blocks(1, 3), 1),
+    ("blocks along axis 0", (6, 2, 3), (2, 3), "2,?,3", blocks(0, 2), blocks(0, 2, stride=-2, **BACK), 0),
+    ("blocks along the last axis", (2, 3, 6), (2, 3), "?,3,2", blocks(2, 2), blocks(2, 2), 2),
+    ("single elements along axis 0", (6, 2, 3), (2, 3), "1,?,3", blocks(0, 1), blocks(0, 1), 0),
+    ("a part of them", (2, 9, 3), (2, 3), "?,2,3", blocks(1, 2, start=2, end=-2), blocks(1, 2), 1),
+    ("blocks are the batch", (8, 3), (2, 3), "2,3", blocks(0, 2), blocks(0, 2), None),
+    ("a batch of one along axis 0", (5, 3), (1, 3), "1,3", blocks(0, 1), blocks(0, 1), None),
+    ("blocks are the batch, backwards", (8, 3), (4, 3), "4,3", blocks(0, 4, stride=-4, **BACK), blocks(0, 4),
+     None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS, ids=[f[0] for f in FORMS])
+def test_forms_that_are_compiled(tmp_path, form):
+    _, x, h, inner, cut, joined, squeeze = form
+    dynamic = ",".join("?" for _ in x)
+    model = recurrence(tmp_path, dynamic, "?,3", inner, cut, joined, squeeze)
+    check(model, torch.randn(x), torch.randn(h))
+
+
+def test_a_batch_axis_that_fits_nothing_is_the_reason(tmp_path):
+    model = recurrence(tmp_path, "?,?,?", "?,3", "?,2,3", blocks(1, 2), blocks(1, 2), 1)
+    check(model, torch.randn(1, 6, 3), torch.randn(2, 3), compiled=False, reason="'hi' does not have one row")
+
+
+def counted(folder, *, trip=None, x=False, number="Add", condition="const", shape="?,3", rank=""):
+    """Loop-5: s = s + i (or as `number` says) [+ x_t], joined along axis 1 and last."""
+    net = Net()
+    inputs = [net.parameter("n", "", "int64") if trip is None else net.const(trip), net.const(True)]
+    inputs.append(net.parameter("s", shape))
+    body = net.body()
+    i, s = body.parameter("i", rank, "int64"), body.parameter("si", shape)
+    total = body.add("Tanh", [body.add("MatMul", [s, body.const(W)])])
+    as_float = body.add("Convert", [i], destination_type="f32")
+    if number == "Gather":
+        table = body.const(np.arange(24, dtype=np.float32).reshape(8, 3))
+        total = body.add("Add", [total, body.add("Gather", [table, i, body.const(0)], version="opset8")])
+    elif number is not None:
+        total = body.add(number, [total, as_float])
+    rows = sliced("input", -1, i[0], purpose="current_iteration") + sliced("input", 2, s[0])
+    if x:
+        inputs.append(net.parameter("X", "?,?,3"))
+        xi = body.parameter("xi", "?,1,3")
+        total = body.add("Add", [total, body.add("Squeeze", [xi, body.const([1])])])
+        rows += sliced("input", 3, xi[0], axis=1)
+    out, wide = body.result(total), body.result(body.add("Unsqueeze", [total, body.const([1])]))
+    edges = edge(out, s[0])
+    if condition == "const":
+        go = body.result(body.const(True))
+    elif condition == "handed on":
+        inputs.append(net.const(np.array([True])))
+        kept = body.parameter("go", "1", "bool")
+        rows += sliced("input", len(inputs) - 1, kept[0])
+        go = body.result(kept)
+        edges += edge(go, kept[0])
+    else:
+        go = body.result(body.add("Less", [as_float, body.const(condition, "float32")]))
+    rows += sliced("output", -1, go, purpose="execution_condition")
+    n = len(inputs)
+    rows += sliced("output", n, wide, axis=1) + sliced("output", n + 1, out)
+    loop, port = net.loop(body, inputs, rows, edges, ["FP32"] * 2, "Loop", "opset5")
+    net.result((loop, port))
+    net.result((loop, port + 1))
+    return load(net.write(folder))
+
+
+@pytest.mark.parametrize("rank", ["", "1"])
+@pytest.mark.parametrize("condition", ["const", "handed on"])
+@pytest.mark.parametrize("number", [None, "Add", "Gather"])
+def test_a_counted_loop_is_compiled(tmp_path, number, condition, rank):
+    if (number, rank) == ("Gather", "1"):
+        rank = ""
+    model = counted(tmp_path, number=number, condition=condition, rank=rank)
+    for trips in (1, 2, 5):
+        whole, last = check(model, torch.tensor(trips), torch.randn(4, 3))
+        assert whole.shape == (4, trips, 3)
+        assert torch.equal(whole[:, -1], last)
+    check(model, torch.tensor(0), torch.randn(4, 3), compiled=False, reason="it has no steps")
+
+
+def test_a_counted_loop_by_hand(tmp_path):
+    start = torch.randn(2, 3)
+    _, last = check(counted(tmp_path), torch.tensor(4), start)
+    state = start
+    for i in range(4):
+        state = torch.tanh(state @ torch.from_numpy(W)) + i
+    torch.testing.assert_close(last, state)
+
+
+def test_a_counted_loop_takes_the_first_slices(tmp_path):
+    model, x = counted(tmp_path, x=True), torch.randn(2, 6, 3)
+    for trips in (1, 4, 6, -1):
+        whole, _ = check(model, torch.tensor(trips), torch.randn(2, 3), x)
+        assert whole.shape[1] == (6 if trips < 0 else trips)
+
+
+def test_a_loop_that_computes_its_condition_is_not(tmp_path):
+    model = counted(tmp_path, condition=2.0)
+    check(model, torch.tensor(9), torch.randn(2, 3), compiled=False, reason="computes the condition")
+    assert model.explain().endswith("plain loop: its body computes the condition to go on")
+
+
+def test_explain_shows_the_regions_of_compiled_loops(tmp_path):
+    model = recurrence(tmp_path, "?,?,?", "?,3", "?,3,2", blocks(2, 2), blocks(2, 2), 2)
+    told = explain(model, {"X": torch.randn(2, 3, 6), "H": torch.randn(2, 3)})
+    assert isinstance(told, ModelExplanation)
+    (it,) = told.recurrences
+    assert (it.executor, it.steps, it.sequences) == ("c", 3, 2)
+    assert [region.kind for region in it.regions] == ["scan"]
+    assert it.find("matmul", kind="scan")
+    (it,) = explain(model, (torch.randn(1, 3, 6), torch.randn(2, 3))).recurrences
+    assert (it.executor, it.steps) == ("naive", 3)
+    assert "does not have one row" in it.refusals[0].reason
