@@ -26,12 +26,14 @@ class Net:
     def add(
         self, kind: str, inputs: list[Ref] = (), outputs: list[str] = ("FP32",),
         version: str = "opset1", name: str | None = None, inner: str = "",
-        dims: list[tuple[int, ...]] | None = None, **attributes: object,
+        dims: list[tuple[int, ...]] | None = None, given: list[tuple[int, ...]] | None = None,
+        **attributes: object,
     ) -> Ref:  # fmt: skip
-        """A layer; its first output. Output ports follow the inputs."""
+        """A layer; its first output. Output ports follow the inputs; `given` and `dims` are their shapes."""
         at = len(self.layers)
         data = "".join(f" {k.rstrip('_')}={quoteattr(str(v))}" for k, v in attributes.items())
-        ports = "".join(f'<port id="{i}"/>' for i in range(len(inputs)))
+        sizes = ["".join(f"<dim>{d}</dim>" for d in shape) for shape in given or [()] * len(inputs)]
+        ports = "".join(f'<port id="{i}">{sizes[i]}</port>' for i in range(len(inputs)))
         outs = ""
         for i, precision in enumerate(outputs):
             shape = "" if dims is None else "".join(f"<dim>{d}</dim>" for d in dims[i])

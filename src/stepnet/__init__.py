@@ -40,9 +40,11 @@ from .tape import Topology as Topology
 
 
 def __getattr__(name: str) -> Any:
-    """`stepnet.openvino` is imported when it is first used: it brings torch's tracing machinery."""
-    if name == "openvino":
-        import importlib
+    """`stepnet.openvino` and `load` are imported when first used: they bring torch's tracing machinery."""
+    import importlib
 
-        return importlib.import_module(".openvino", __name__)
+    if name in ("openvino", "saving"):
+        return importlib.import_module(f".{name}", __name__)
+    if name == "load":
+        return importlib.import_module(".saving", __name__).load
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

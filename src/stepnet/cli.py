@@ -1,27 +1,31 @@
-"""The command line: `stepnet demo`."""
+"""The command line: `stepnet demo`, `inspect`, `run`, `convert`, `compare`."""
 
 from __future__ import annotations
 
 from importlib.metadata import version
-from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from .demo import program
-
-PICTURES = (".png", ".pdf", ".svg")
+from .commands.compare import compare
+from .commands.convert import convert
+from .commands.demo import demo
+from .commands.inspect import inspect
+from .commands.run import run
 
 app = typer.Typer(
     help="Write one recurrent step in plain PyTorch; run it over ragged and nested sequences, unpadded.\n\n"
-    "Start with **stepnet demo**, then read its model: it is short.",
+    "Start with **stepnet demo**, then read its model: it is short. The other commands are for models in"
+    " OpenVINO IR.",
     epilog="In Python: import stepnet; help(stepnet.recurrent)",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
+app.command(epilog="The data come with the package: nothing is downloaded.")(demo)
+for command in (inspect, run, convert, compare):
+    app.command(epilog="Exit codes: 0 fine, 1 the answer is no, 2 bad usage or an unreadable model.")(command)
 
 
 def _show_version(wanted: bool) -> None:
@@ -38,43 +42,6 @@ def _stepnet(
     ] = False,
 ) -> None:
     pass
-
-
-def _picture_path(path: Path) -> Path:
-    if path.suffix.lower() not in PICTURES:
-        raise typer.BadParameter(f"'{path}' should end in {', '.join(PICTURES)}: the ending says the format")
-    if not path.resolve().parent.is_dir():
-        raise typer.BadParameter(f"there is no folder '{path.parent}': make it first, or name another")
-    return path
-
-
-@app.command(epilog="The data come with the package: nothing is downloaded.")
-def demo(
-    seeds: Annotated[int, typer.Option(min=1, help="Networks to train, each from another random start.")] = 3,
-    epochs: Annotated[int, typer.Option(min=1, help="Times to go through the training data.")] = 25,
-    output: Annotated[
-        Path,
-        typer.Option(
-            callback=_picture_path,
-            dir_okay=False,
-            writable=True,
-            help="Where to write the picture (png, pdf or svg). It needs the extra stepnet[plot].",
-        ),
-    ] = Path("stepnet-demo.png"),
-    threads: Annotated[
-        int, typer.Option(min=1, help="CPU threads; for matrices this small, one is best.")
-    ] = 1,
-) -> None:
-    """Train a recurrent network to tell nine speakers apart, in under a minute.
-
-    The data are the Japanese Vowels: 640 utterances of 7 to 29 frames, each by one of nine speakers.
-    The network is a layer-norm GRU that the demo writes itself, as one step in plain PyTorch; it reads
-    each utterance at its own length, forwards and backwards. Nothing is padded.
-
-    Prints the test accuracy of each seed and their mean, beside the 94.1 % of the paper that published
-    the data, and draws the learning curves and the confusion matrix.
-    """
-    program.main(seeds=seeds, epochs=epochs, output=output, threads=threads, console=Console())
 
 
 def main() -> None:

@@ -204,6 +204,7 @@ def test_infer_shape_runs_nothing():
         fake = {"x": torch.empty(2, 10**9, 3), "h0": torch.empty(2, 7)}
     assert loop.infer_shape(**fake) == expected
     assert seen == ["meta"] * 3
+    assert loop.double().infer_shape(x=(2, 6, 3), h0=(2, 7)) == {"y": (2, 6, 7), "h": (2, 7)}
 
 
 CALLS = [

@@ -177,6 +177,8 @@ class Builder:
 
     def full(self, number: Any, shape: Sequence[int], dtype: str, kind: Kind = "shared") -> str:
         """A value that holds one number."""
+        if number is BATCH:
+            raise Refusal("the step computes with the number of rows", line=self.line)
         if dtype == "bool":
             number = bool(number)
         elif dtype.startswith("float") or dtype == "bfloat16":

@@ -13,6 +13,7 @@ from stepnet.ir import plan as ir
 from stepnet.ir.graph import Node, Value
 from stepnet.ir.ops import OPS, RANDOM, Stage
 from stepnet.run.autograd import Ready
+from stepnet.run.linear_scan import LinearScan, passes
 
 from .cost import border, border_bytes, contracts, flops, weight
 from .names import SourceLines, tensor_names
@@ -21,7 +22,7 @@ from .records import Direction, Loop, Op, Port, Region, Role, Saved, by_line
 
 def describe_plan(
     ready: Ready, body: StepBody, y_spec: Spec, weights: Sequence[Tensor], counts: Sequence[int],
-    code: SourceLines,
+    code: SourceLines, device: str,
 ) -> tuple[tuple[Loop, ...], tuple[Saved, ...], tuple[str, ...]]:  # fmt: skip
     """Describe a plan.
 
@@ -32,6 +33,7 @@ def describe_plan(
         weights: the tensors that the plan's first weights are; constants follow.
         counts: how many steps each sequence takes.
         code: the text of the user's lines.
+        device: the type of device that the rows are on.
 
     Returns:
         The loops, what is kept between them, and the states that are linear recurrences.
@@ -43,7 +45,7 @@ def describe_plan(
     inputs = (*plan.x, *plan.states, *weight_labels)
     labels = dict(zip((*plan.x, *plan.states, *plan.weights), inputs, strict=True))
     known = {**_first(plan.new_states, body.new_state_names), **_first(plan.y, y_names), **labels}
-    make = _Maker(ready, sum(counts), len(counts), max(counts, default=0), code)
+    make = _Maker(ready, sum(counts), len(counts), max(counts, default=0), code, device)
     loops = [make.forward(ready.forward.plan, known, y_names)]
     if ready.backward is not None:
         loops.append(make.backward(ready.backward.plan, known, y_names, body.new_state_names))
@@ -58,6 +60,7 @@ class _Maker:
     sequences: int
     steps: int
     code: SourceLines
+    device: str
 
     def forward(self, loop: ir.LoopPlan, known: dict[str, str], y_names: Sequence[str]) -> Loop:
         plan, values = self.ready.plan, loop.body.values
@@ -141,6 +144,7 @@ class _Maker:
         ops = tuple(self.op(loop, node, known) for node in nodes)
         reads, writes = crossing
         turning = () if adopted else region.carries
+        in_passes = self.passes(region) if turning else 0
         boots = sum(loop.body.values[c.parameter].bytes for c in turning) * self.sequences
 
         def label(name: str) -> str:
@@ -150,7 +154,7 @@ class _Maker:
             direction=direction,
             kind="map" if adopted else region.kind,
             executor="c" if region.kind == "scan" and self.ready.executor == "c" else "torch",
-            runs=self.steps if turning else 1,
+            runs=in_passes or (self.steps if turning else 1),
             ops=ops,
             lines=by_line(ops, {op.line: self.code.at(op.line) for op in ops}),
             reads=tuple(map(label, reads)),
@@ -160,7 +164,16 @@ class _Maker:
             carries=tuple((label(c.parameter), label(c.result)) for c in turning),
             linear=() if adopted else tuple(map(label, region.linear)),
             in_blocks=adopted,
+            passes=in_passes,
         )
+
+    def passes(self, region: ir.Region) -> int:
+        """How many passes over all rows a scan of linear recurrences makes; 0 if it goes step by step."""
+        loops = [loop for loop in (self.ready.forward, self.ready.backward) if loop is not None]
+        (scan,) = [scan for loop in loops for known, scan, _ in loop.regions if known is region]
+        if isinstance(scan, LinearScan) and scan.in_passes(self.device, self.steps, self.sequences):
+            return passes(self.steps)
+        return 0
 
     def op(self, loop: ir.LoopPlan, node: Node, known: dict[str, str]) -> Op:
         made = tuple(name for name in node.outputs if name)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from stepnet.api import Recurrent, checked
 from stepnet.backends import check_backend
@@ -124,7 +125,9 @@ def _explain(
     if entry.ready is not None and entry.y_spec is not None:
         executor = "c" if entry.ready.executor == "c" else "eager"
         tensors = [found.tensors[place] for place in entry.weights]
-        loops, saved, linear = describe_plan(entry.ready, body, entry.y_spec, tensors, counts, code)
+        loops, saved, linear = describe_plan(
+            entry.ready, body, entry.y_spec, tensors, counts, code, _rows(x_leaves[0]).device.type
+        )
     elif chosen in ("c", "eager") and not scopes:
         executor = "refused"
     else:
@@ -137,7 +140,7 @@ def _explain(
         )
         loops, notes = (loop,), [*notes, note]
     lengths = sorted(counts)
-    rows = [leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in x_leaves]
+    rows = list(map(_rows, x_leaves))
     wants = any(t.requires_grad for t in (*rows, *states, *found.tensors))
     return Explanation(
         name=body.name,
@@ -156,6 +159,10 @@ def _explain(
         notes=tuple(notes),
         source=_source(entry.ready) if source else None,
     )
+
+
+def _rows(x: Any) -> Tensor:
+    return x.values if isinstance(x, LoDTensor) else x
 
 
 def _counts(x: Any, level: int, axis: int) -> list[int]:

@@ -287,7 +287,7 @@ def _ends(kind: Kind, numbers: list[int]) -> list[End]:
 def _declined(it: Explanation, loop: Loop, picture: Picture) -> list[Box]:
     """The boxes that made an executor decline: of the line it named, torch calls before anything else."""
     lines = {refused.line for refused in it.refusals} - {None}
-    turning = [box for box in picture.boxes if loop.regions[box.region].per_step]
+    turning = [box for box in picture.boxes if loop.regions[box.region].kind in ("scan", "loop")]
     found = [box for box in turning if any(op.line in lines for op in box.ops)]
     calls = [box for box in found if any(op.weight == "call" for op in box.ops)]
     return calls or found

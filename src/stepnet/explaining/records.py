@@ -79,13 +79,15 @@ class Region:
         kind: "map" runs once on all rows, "scan" step after step; "prologue" and "epilogue" once a call, on
             what has no rows; "loop" is the whole step, run by the plain loop.
         executor: "c" for generated code, "torch" for torch's ops.
-        runs: how often the region runs: 1, or once a step.
+        runs: how often the region runs: 1, or once a step, or once a pass.
         in_blocks: a map that generated C does for some steps at a time, beside the steps that need its rows,
             which so never leave the cache.
         reads, writes: values that cross its border, carried ones left out.
         bytes_read, bytes_written: of all rows of this x; what has no rows (a weight) counts once.
         carries: (value at the step before, the value that replaces it).
         linear: those of them of the form h = a * h + b.
+        passes: of a scan whose every state is linear, and which runs on all rows at once, how many times it
+            goes over them; 0: it runs step after step.
     """
 
     direction: Direction
@@ -101,11 +103,12 @@ class Region:
     carries: tuple[tuple[str, str], ...] = ()
     linear: tuple[str, ...] = ()
     in_blocks: bool = False
+    passes: int = 0
 
     @property
     def per_step(self) -> bool:
-        """True if it runs at every step, since it waits for the step before; else once for all."""
-        return self.kind in ("scan", "loop")
+        """True if it runs at every step, since it waits for the step before; else on all rows at once."""
+        return self.kind in ("scan", "loop") and not self.passes
 
     @property
     def flops(self) -> int:

@@ -116,6 +116,8 @@ def _linear(it: Explanation) -> Iterator[str]:
     if it.linear:
         yield f"LINEAR RECURRENCE  {', '.join(it.linear)}"
         yield "    h = a * h + b, element by element, with a and b that no state goes into"
+        if any(region.passes for region in it.regions):
+            yield "    run on all rows at once: each pass joins steps twice as far apart as the one before"
 
 
 def _refusals(it: Explanation) -> Iterator[str]:

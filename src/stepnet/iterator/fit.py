@@ -73,28 +73,29 @@ def _count(port: Port, size: int, wrong: list[str]) -> int | None:
         return None
 
 
-def as_meta(name: str, value: Any, wrong: list[str]) -> Tensor | None:
-    """A shape, or a tensor of any kind, as a tensor without data."""
+def as_meta(name: str, value: Any, dtype: torch.dtype, wrong: list[str]) -> Tensor | None:
+    """A shape (then of `dtype`), or a tensor of any kind, as a tensor without data."""
     if isinstance(value, Tensor) and not isinstance(value, LoDTensor):
         return torch.empty(tuple(int(n) for n in value.shape), dtype=value.dtype, device="meta")
     if isinstance(value, (tuple, list)) and all(
         isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in value
     ):
-        return torch.empty(tuple(value), device="meta")
+        return torch.empty(tuple(value), dtype=dtype, device="meta")
     wrong.append(f"input {name!r} is {describe_leaf(value)}: neither a shape nor a tensor")
     return None
 
 
 def infer_shape(
-    body: CallBody, port_map: Sequence[Port], back_edges: Sequence[BackEdge], given: Mapping[str, Any]
-) -> dict[str, torch.Size]:
+    body: CallBody, port_map: Sequence[Port], back_edges: Sequence[BackEdge], given: Mapping[str, Any],
+    dtype: torch.dtype,
+) -> dict[str, torch.Size]:  # fmt: skip
     """The shape of each output; see `TensorIterator.infer_shape`."""
     names = list(dict.fromkeys(p.external for p in port_map if isinstance(p, InputPort)))
     wrong = [f"there is no input {name!r}" for name in given if name not in names]
     wrong += [f"input {name!r} is not given" for name in names if name not in given]
     metas: dict[str, Tensor] = {}
     for name in names:
-        value = as_meta(name, given[name], wrong) if name in given else None
+        value = as_meta(name, given[name], dtype, wrong) if name in given else None
         if value is not None:
             metas[name] = value
     found = fit(port_map, metas)

@@ -186,8 +186,8 @@ class TensorIterator(nn.Module):
         """The shape of every output, without running the loop.
 
         Args:
-            given: each input by name: a shape (of the default dtype), or a tensor, of which shape and dtype
-                are read; it may be a meta tensor or a fake one.
+            given: each input by name: a shape (its dtype is that of the weights, else the default one), or a
+                tensor, of which shape and dtype are read; it may be a meta tensor or a fake one.
 
         Raises:
             LoopError: everything that does not fit, each port as it was written: inputs that are missing or
@@ -204,7 +204,9 @@ class TensorIterator(nn.Module):
         """
         body = self.loop.body
         assert isinstance(body, CallBody)
-        return infer_shape(body, self.port_map, self.back_edges, given)
+        dtypes = [weight.dtype for weight in self.parameters() if weight.is_floating_point()]
+        dtype = dtypes[0] if dtypes else torch.get_default_dtype()
+        return infer_shape(body, self.port_map, self.back_edges, given, dtype)
 
     def extra_repr(self) -> str:
         ports = [repr(part) for part in (*self.port_map, *self.back_edges)]

@@ -36,6 +36,10 @@ class Dense:
         """Zeros of this type."""
         return _example(torch.zeros(example_rows(self.level), self.size), self.level)
 
+    def describe(self) -> dict[str, Any]:
+        """It in plain words and numbers."""
+        return {"kind": "dense", "size": self.size, "level": self.level}
+
     def check(self, name: str, value: Any) -> Any:
         """The value, if it is of this type."""
         rows = _rows(name, value, self, self.level)
@@ -58,6 +62,10 @@ class Integer:
     def example(self) -> Tensor | LoDTensor:
         """Zeros of this type."""
         return _example(torch.zeros(example_rows(self.level), dtype=torch.int64), self.level)
+
+    def describe(self) -> dict[str, Any]:
+        """It in plain words and numbers."""
+        return {"kind": "integer", "size": self.classes, "level": self.level}
 
     def check(self, name: str, value: Any) -> Any:
         """The value, if it is of this type. The range is checked on the CPU alone, where it is free."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +31,6 @@ ERRORS = (
     MemoryError,
 )
 _LONGEST = 2**20  # numbers in a value input
-_serial = itertools.count()
 
 
 @dataclass
@@ -47,7 +45,7 @@ class Node:
     fixed: dict[int, Any] = field(default_factory=dict)  # those known when the file is read
     done: tuple[int, ...] = ()  # slots that no later node reads
 
-    def arguments(self, slots: Sequence[Any]) -> list[Any]:
+    def arguments(self, slots: Sequence[Any] | Mapping[int, Any]) -> list[Any]:
         """What the function is given."""
         arguments = [slots[slot] for slot in self.inputs]
         for i in self.values:
@@ -101,7 +99,6 @@ class Graph(nn.Module):
     ) -> None:
         super().__init__()
         self.net = net
-        self.serial = next(_serial)
         self.bodies = nn.ModuleDict()
         self.constant_slots: list[tuple[int, str]] = []
         self._slot_of: dict[tuple[int, int], int] = {}

@@ -31,6 +31,7 @@ from stepnet.iterator.rows import RowLoop, show_declined
 from stepnet.run import naive
 from stepnet.run.segment import AxisCut, Count, join_along
 
+from .hoisting import Hoisted
 from .layers.row import Misfit
 from .records import Layer, Net, PortMap, PortRow
 from .rowwise import adapter
@@ -122,9 +123,17 @@ class RowRunner:
     """
 
     def __init__(self, loop: TensorIterator, graph: Graph, counter: str | None = None) -> None:
-        self.rows = RowLoop(loop, adapter(graph), counter)
+        self.loop = loop
+        self.graph = graph
+        # gradients of a sum of products are no matmuls, and cost more than a matmul saves
+        self.trained = self._of(counter, products=False)
+        self.constant = self._of(counter, products=True)
         holds_loops = any(node.layer.bodies or hasattr(node.run, "reports") for node in graph.nodes)
         self.reason = "its body holds a loop or a branch" if holds_loops else None
+
+    def _of(self, counter: str | None, *, products: bool) -> tuple[Hoisted, RowLoop]:
+        body = Hoisted(self.graph, self.loop, counter, products=products)
+        return body, RowLoop(body.loop, adapter(body), counter)
 
     def run(self, feeds: Mapping[str, Any], steps: int | None, report: LoopReport) -> dict[str, Any] | None:
         """The outputs by name; None: it is not compiled, and the report says why."""
@@ -135,10 +144,14 @@ class RowRunner:
         if report.reason is None and any(v.device.type != "cpu" for v in feeds.values()):
             report.reason = "not on the CPU"
         if report.reason is not None:
-            show_declined(self.rows.loop, feeds, steps, Refusal(report.reason))
+            show_declined(self.loop, feeds, steps, Refusal(report.reason))
             return None
+        learns = torch.is_grad_enabled() and any(
+            v.requires_grad for v in (*feeds.values(), *self.constant[0].constants())
+        )
+        body, rows = self.trained if learns else self.constant
         try:
-            out = self.rows.run(feeds, backend, steps=steps)
+            out = rows.run(body.feeds(feeds), backend, steps=steps)
         except Refusal as refusal:
             report.reason = refusal.reason
             return None
@@ -275,7 +288,7 @@ class LoopRunner:
         counted = self._counted(values)
         if isinstance(counted, str):
             self.reports.ran, self.reports.compiled, self.reports.reason = True, False, counted
-            show_declined(self.rows.rows.loop, self._feeds(values), 0, Refusal(counted))
+            show_declined(self.rows.loop, self._feeds(values), 0, Refusal(counted))
             return None
         out = self.rows.run(self._feeds(values), counted, self.reports)
         return None if out is None else tuple(out[f"port {port.id}"] for port in self.layer.outputs)
@@ -286,7 +299,7 @@ class LoopRunner:
         for row in self.layer.maps[""].inputs:
             if row.purpose is not None:
                 feeds[f"iteration {row.internal}"] = self._number(row.internal, 0)
-        used = {port.source for port in self.rows.rows.loop.inputs}
+        used = {port.source for port in self.rows.loop.inputs}
         return {name: value for name, value in feeds.items() if name in used}
 
     def _counted(self, values: Sequence[Any]) -> int | str:

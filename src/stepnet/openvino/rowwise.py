@@ -4,48 +4,47 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from .hoisting import Hoisted
+
 if TYPE_CHECKING:
-    from .graph import Graph
+    from .graph import Node
 
 
-class GraphRows:
-    """A graph whose Reshapes take as many rows as there are, where they say the size of the batch.
+class BodyRows:
+    """A body whose Reshapes take as many rows as there are, where they say the size of the batch.
 
-    The graph itself hides behind a weak reference, so that what a call reaches is short: `serial` says which
-    graph, and `tensors` are its constants.
+    The body itself hides behind a weak reference, so that what a call reaches is short: `serial` says which
+    body, and `tensors` are its constants.
     """
 
-    def __init__(self, graph: Graph, batch: int, axis: int) -> None:
-        self.serial = graph.serial
-        self.tensors = list(graph.tensors())
+    def __init__(self, body: Hoisted, batch: int, axis: int) -> None:
+        self.serial = body.serial
+        self.tensors = body.constants()
         self.batch, self.axis = batch, axis
-        self._graph = weakref.ref(graph)
+        self._body = weakref.ref(body)
 
-    def __call__(self, *values: Tensor) -> list[Tensor]:
-        graph = self._graph()
-        assert graph is not None
-        slots = graph.start(values)
-        for node in graph.nodes:
-            arguments = node.arguments(slots)
-            if self.batch and node.layer.type.lower() == "reshape" and 1 in node.fixed:
-                arguments[1] = rows_pattern(arguments[1], self.batch, self.axis, arguments[0].dim())
-            for slot, result in zip(node.outputs, node.call(arguments), strict=False):
-                slots[slot] = result
-        return [slots[slot] for slot in graph.result_slots]
+    def __call__(self, *values: Tensor) -> tuple[Any, ...]:
+        body = self._body()
+        assert body is not None
+        return body(*values, fit=self._fit if self.batch else None)
+
+    def _fit(self, node: Node, arguments: list[Any]) -> None:
+        if node.layer.type.lower() == "reshape" and 1 in node.fixed:
+            arguments[1] = rows_pattern(arguments[1], self.batch, self.axis, arguments[0].dim())
 
 
-def adapter(graph: Graph) -> Callable[[int, int], tuple[GraphRows, bool]]:
-    """What `RowLoop` asks of a graph: see there."""
-    fixed = [n.fixed[1] for n in graph.nodes if n.layer.type.lower() == "reshape" and 1 in n.fixed]
+def adapter(body: Hoisted) -> Callable[[int, int], tuple[BodyRows, bool]]:
+    """What `RowLoop` asks of a body: see there."""
+    fixed = [n.fixed[1] for n in body.nodes if n.layer.type.lower() == "reshape" and 1 in n.fixed]
     patterns = [p for p in fixed if isinstance(p, list) and -1 not in p]
 
-    def adapt(batch: int, axis: int) -> tuple[GraphRows, bool]:
+    def adapt(batch: int, axis: int) -> tuple[BodyRows, bool]:
         exact = not any(batch in pattern[:2] for pattern in patterns)
-        return GraphRows(graph, 0 if exact else batch, axis), exact
+        return BodyRows(body, 0 if exact else batch, axis), exact
 
     return adapt
 

@@ -7,7 +7,8 @@ from stepnet.ir.plan import LoopPlan, Plan, Region
 from .autograd import Ready
 from .c_adopt import adopt
 from .c_scan import CScan
-from .loop import EagerScan, Loop, Scan
+from .linear_scan import eager_scan
+from .loop import Loop, Scan
 
 
 def executors(backend: str) -> tuple[str, ...]:
@@ -23,7 +24,7 @@ def make_ready(executor: str, plan: Plan) -> Ready:
     """
 
     def scan(loop: LoopPlan, region: Region) -> Scan:
-        return CScan(loop, region) if executor == "c" else EagerScan(loop, region)
+        return CScan(loop, region) if executor == "c" else eager_scan(loop, region)
 
     def loop(part: LoopPlan) -> Loop:
         return Loop(adopt(part) if executor == "c" else part, scan)

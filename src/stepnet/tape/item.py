@@ -105,6 +105,13 @@ class TapeItem(StandIn):
         """Record the call of a TensorArray's method on the tape."""
         return record_array_call(self.tape.record, method, args, kwargs)
 
+    def to_ir(self) -> Any:
+        """The topology that ends here as OpenVINO IR, without what it does not need; see `Topology.to_ir`.
+
+        Source: `to_proto` of the TapeItem of Paddle's topology design.
+        """
+        return self.tape.topology(self, prune=True).to_ir()
+
     # Functions, methods and operators
 
     @classmethod

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import importlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -243,10 +245,41 @@ class Topology(nn.Module):
         """The evaluators' values over all batches since the last `reset`."""
         return Metrics(self._evaluators)
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write what the outputs need as OpenVINO IR: `path`, NAME.xml, and NAME.bin with the weights.
+
+        OpenVINO runs the file, at any number and length of sequences, and `stepnet.load` reads it. Sequences
+        are padded: the input `words` with two levels of sequences is `words` [n, longest, longest, ...], and
+        `words.lengths_0` [n] and `words.lengths_1` [n, longest] say what is no padding; outputs alike. Layers
+        are written in the mode of inference.
+
+        The section `stepnet` of the file's rt_info tells the type of each data layer, the nesting of the
+        outputs, and the evaluators of the topology, which are not run.
+
+        Raises:
+            TapeError: a layer has no meaning on padded sequences, as one that mixes rows of all sequences.
+            IRError: OpenVINO has no form for a layer, or the file cannot be written.
+        """
+        _saving().save(self, path)
+
+    def to_ir(self) -> Any:
+        """What `save` writes, in memory: `ir.xml` and `ir.weights`, for OpenVINO's `Core().read_model`.
+
+        Raises:
+            TapeError: as `save`.
+            IRError: as `save`.
+        """
+        return _saving().to_ir(self)
+
     def reset(self) -> None:
         """Empty all evaluators, as at the start of an epoch."""
         for evaluator in self._evaluators.values():
             evaluator.reset()
+
+
+def _saving() -> Any:
+    """It stands above the tape, and brings torch's tracing machinery."""
+    return importlib.import_module("stepnet.saving")
 
 
 def _last_uses(played: Chosen, outputs: Any) -> list[tuple[int, ...]]:

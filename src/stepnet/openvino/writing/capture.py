@@ -21,9 +21,9 @@ from stepnet.errors import IRError
 
 from . import loops_call, ops_math, ops_shape  # noqa: F401  (they fill the table)
 from .builder import NetBuilder, Out
-from .capture_trace import Recorder, Tracer
+from .capture_trace import Recorder, Tracer, sizes_of
 from .loops import Steps, mask_of
-from .loops_step import program, run_in
+from .loops_step import Program, program, run_in
 from .ops import AtenNet
 from .ops_emit import Emit
 from .xml_writer import write
@@ -98,7 +98,7 @@ def _written(
         def lengths(x: LoDTensor) -> Tensor:
             if id(x._lod) not in by_lod:
                 raise IRError(
-                    f"{where} cannot be written: a recurrence runs over sequences that are not those of an input"
+                    f"{where} cannot be written: a recurrence runs over sequences that are not an input's"
                 )
             return by_lod[id(x._lod)]
 
@@ -108,12 +108,17 @@ def _written(
         return [leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in leaves]
 
     chosen = _dynamic(tensors, len(lods), dynamic, where)
-    made = program(run, module, [e.detach() for e in examples], chosen, where)
+    examples = [e.detach() for e in examples]
+    made = program(run, module, examples, chosen, where)
+    if dynamic is None:
+        fewer = _without_features(made, chosen, examples)
+        if fewer != chosen:
+            made = program(run, module, examples, fewer, where)
     net = NetBuilder(name)
     emit = Emit(net)
     given: list[Out] = []
     for i, node in zip(tensors, made.inputs, strict=False):
-        shape = [s if isinstance(s, int) else -1 for s in node.meta["val"].shape]
+        shape = [s if isinstance(s, int) else -1 for s in sizes_of(node.meta["val"])]
         if i.lod is not None:
             shape = [-1, -1, *shape[1:]]
         given.append(net.parameter(i.name, node.meta["val"].dtype, shape))
@@ -215,7 +220,7 @@ def _outputs(results: Sequence[Any], texts: Sequence[str], where: str) -> list[s
 def _dynamic(
     inputs: Sequence[Input], lods: int, dynamic: Dynamic | None, where: str
 ) -> list[dict[int, bool]]:
-    """The open dimensions of each tensor: those that were asked for, or else the first two where they can."""
+    """The open dimensions of each tensor: those that were asked for, or else all that can be."""
     known = [i.name for i in inputs]
     unknown = [n for n in dynamic or () if n not in known]
     if unknown:
@@ -225,7 +230,7 @@ def _dynamic(
         if i.lod is not None:
             chosen.append({0: True})
         elif dynamic is None:
-            chosen.append(dict.fromkeys(range(min(2, i.value.dim())), False))
+            chosen.append({d: False for d, size in enumerate(i.value.shape) if size > 1})
         else:
             dims = dynamic.get(i.name, ())
             wrong = [d for d in dims if not -i.value.dim() <= d < i.value.dim()]
@@ -236,3 +241,33 @@ def _dynamic(
                 )
             chosen.append({d % i.value.dim(): True for d in dims})
     return chosen + [{0: True} for _ in range(lods)]
+
+
+def _without_features(
+    made: Program, chosen: Sequence[dict[int, bool]], examples: Sequence[Tensor]
+) -> list[dict[int, bool]]:
+    """Of the dimensions that could be open: those that a recurrence knows as time or batch, and of the others
+    the first two, but not the last, which holds features, nor those that a recurrence knows as features."""
+    steps: set[str] = set()
+    features: set[str] = set()
+    for node in made.nodes:
+        if str(node.target).startswith("stepnet.recurrence"):
+            _, x, state, weights, lengths = node.args
+            lead = 1 if lengths else 2
+            for leaves, skip in ((x, lead), (state, 1), (weights, 0)):
+                for leaf in leaves:  # pyright: ignore
+                    steps |= _symbols(leaf.meta["val"].shape[:skip])
+                    features |= _symbols(leaf.meta["val"].shape[skip:])
+    kept = []
+    for node, dims, example in zip(made.inputs, chosen, examples, strict=True):
+        shape = sizes_of(node.meta["val"])
+        texts = {d: str(shape[d]) for d in dims if not isinstance(shape[d], int)}
+        known = {d for d, text in texts.items() if text in steps}
+        front = {d for d, text in texts.items() if d < 2 and d < example.dim() - 1 and text not in features}
+        kept.append({d: must for d, must in dims.items() if must or d in known | front})
+    return kept
+
+
+def _symbols(shape: Sequence[Any]) -> set[str]:
+    sizes = [size.node.expr for size in shape if not isinstance(size, int)]
+    return {str(symbol) for expr in sizes for symbol in expr.free_symbols}

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 from torch.fx import Node as FxNode
+from torch.fx import traceback as fx_traceback
 from torch.overrides import TorchFunctionMode
 
 from stepnet.api import checked, recurrent, replaced
@@ -30,7 +31,8 @@ from stepnet.engine import find_plan
 from stepnet.errors import IRError, Refusal
 from stepnet.front.step import StepBody
 
-OWN = str(__file__).rsplit("/", 3)[0]  # the package: lines in it are not the user's
+_HERE = __file__
+OWN = _HERE.rsplit("/", 3)[0]  # the package: lines in it are not the user's
 
 
 @dataclass
@@ -77,6 +79,11 @@ def _(
         lead, batch = [first.shape[0]], lengths[0].shape[0]
     else:
         lead, batch = list(first.shape[:2]), first.shape[int(made.axis != 1)]
+    for leaf in state if not made.ragged else ():
+        torch._check(leaf.shape[0] == batch)
+    for leaf in x[1:]:
+        for own, other in zip(leaf.shape, lead, strict=False):
+            torch._check(own == other)
     rows = _row_shapes(made, x, state, weights)
     out = [first.new_empty([*lead, *shape], dtype=dtype) for shape, dtype in rows]
     return out + [s.new_empty([batch, *s.shape[1:]]) for s in state]
@@ -124,14 +131,19 @@ class Swapped(TorchFunctionMode):
         return tree
 
 
-def user_line() -> str:
-    """The innermost line being run that is neither torch's nor this package's; file:line."""
-    frame = sys._getframe(1)
-    inner = ""
-    while frame is not None:
+def user_line(until: str = "") -> str:
+    """The innermost line being run that is neither torch's nor this package's, as file:line; a line of the
+    package if there is no other before the file `until`."""
+    frame, inner = sys._getframe(1), ""
+    while frame is not None and frame.f_code.co_filename == _HERE:
+        frame = frame.f_back
+    while frame is not None and frame.f_code.co_filename != until:
         name = frame.f_code.co_filename
-        if not name.startswith(OWN) and "/torch/" not in name and not name.startswith("<"):
-            return f"{name.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+        if "/torch/" not in name and not name.startswith("<"):
+            line = f"{name.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+            if not name.startswith(OWN):
+                return line
+            inner = inner or line
         frame = frame.f_back
     return inner
 
@@ -254,6 +266,15 @@ def call_of(number: int) -> Call:
     return _CALLS[number]
 
 
+class _Lines(TorchFunctionMode):
+    """Tells torch's tracing which line of the user's code each call is in."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        line = user_line(_HERE)
+        fx_traceback.set_stack_trace([line] if line else [])
+        return func(*args, **(kwargs or {}))
+
+
 class _Traced(nn.Module):
     """A function of tensors as a module, with `owner` (if it is one) among its own."""
 
@@ -264,7 +285,8 @@ class _Traced(nn.Module):
             self.owner = owner
 
     def forward(self, *leaves: Tensor) -> tuple[Tensor, ...]:
-        return tuple(self.run(*leaves))
+        with _Lines():
+            return tuple(self.run(*leaves))
 
 
 def traced(
@@ -285,7 +307,7 @@ def traced(
     """
     shapes = tuple({d: Dim.DYNAMIC if must else Dim.AUTO for d, must in dims.items()} for dims in dynamic)
     try:
-        with warnings.catch_warnings(), torch.no_grad():
+        with warnings.catch_warnings(), torch.no_grad(), fx_traceback.preserve_node_meta():
             warnings.simplefilter("ignore")
             return export(
                 _Traced(run, owner), tuple(leaves), dynamic_shapes=(shapes,) if leaves else None, strict=False
@@ -320,15 +342,15 @@ def lowered(program: ExportedProgram, known: Callable[[FxNode], bool]) -> Export
         return program.run_decompositions(table)
 
 
+def sizes_of(value: Tensor) -> list[Any]:
+    """The shape of a traced tensor; a size that the trace found to be fixed is an int."""
+    return [
+        int(size.node.expr) if isinstance(size, torch.SymInt) and size.node.expr.is_Integer else size
+        for size in value.shape
+    ]
+
+
 def line_of(node: FxNode) -> str | None:
-    """The innermost line of the user's code that a traced call came from; file:line."""
-    trace = node.meta.get("stack_trace") or ""
-    found = None
-    for text in trace.splitlines():
-        text = text.strip()
-        if not text.startswith('File "'):
-            continue
-        name, _, rest = text[6:].partition('", line ')
-        if not name.startswith(OWN) and "/torch/" not in name:
-            found = f"{name.rsplit('/', 1)[-1]}:{rest.split(',')[0]}"
-    return found
+    """The line of the user's code that a traced call came from, as file:line."""
+    found = (node.meta.get("stack_trace") or "").strip()
+    return found if found and "\n" not in found else None

@@ -1,8 +1,8 @@
 """A recurrence as layers: maps before and after, and a TensorIterator around what turns.
 
 What a TensorIterator is given are the forms that OpenVINO runs right: slices from the first step to the last
-or back, no Squeeze in a body of primitives, operands that carry the state first, and back edges in an order
-in which copying them one after the other is copying them at once.
+or back, no Squeeze in a body of primitives, operands that carry the state first, and no Parameter that is a
+Result: back edges are copied there one after the other, not at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stepnet.ir.plan import Carry, LoopPlan, Plan, Region
 from stepnet.run.torch_ops import bind
 
 from .builder import In, NetBuilder, Out, To
-from .ops_body import LEAD, RowNet, Unwritable, dtype_of
+from .ops_body import LEAD, RowNet, dtype_of
 from .ops_emit import Emit
 from .recognise import Cell, recognise
 
@@ -185,8 +185,7 @@ class _Recurrence:
         self.outer.known |= dict(zip(outputs, made, strict=False))
         carried = made[len(outputs) :]
         turning = [c.parameter for c in region.carries if c.parameter != c.result]
-        finals = {n: self.emit.squeeze(out, self.steps.time) for n, out in zip(turning, carried, strict=True)}
-        return finals
+        return {n: self.emit.squeeze(out, self.steps.time) for n, out in zip(turning, carried, strict=True)}
 
     def _cell(self, region: Region, cell: Cell) -> dict[str, Out]:
         """A TensorIterator around one cell, in the form that OpenVINO fuses to a sequence."""
@@ -251,26 +250,36 @@ class _Scan:
             self.ins.append(In(self.around.mask, mask, **self.steps.cut()))
         new = {c.parameter: self.rows.full(c.result) for c in self.turning}
         shown = [self.rows.full(name) for name in outputs]
-        if not any(i.axis is not None for i in self.ins):  # its slices say how many steps there are
-            first = self.around.plan.x[0]
-            self._slice(self._parameter(first), self.around.reference)
+        if not any(i.axis is not None for i in self.ins):
+            new[self.turning[0].parameter] = self._counted(self.turning[0], new[self.turning[0].parameter])
         if mask is not None:
             for name, out in new.items():
                 rank = len(self.around.body.values[name].shape)
                 running = _with_rank(self.emit, mask, rank)
                 new[name] = self.emit.call("Select", running, out, self.parameters[name])
-        order = _copy_order(new, self.parameters)
-        for name in order.stuck:
-            raise Unwritable(f"an exchange of states without a change ({name})", self._line())
+        new = {name: self._apart(name, out) for name, out in new.items()}
+        shown = [self._apart(name, out) for name, out in zip(outputs, shown, strict=True)]
         results = {name: self.body.result(out) for name, out in new.items()}
         joined = [self.body.result(out) for out in shown]
         outs = [To(result, **self.steps.cut()) for result in joined]
         outs += [To(results[c.parameter]) for c in self.turning]
-        edges = [(results[name], self.parameters[name]) for name in order.names]
+        edges = [(results[c.parameter], self.parameters[c.parameter]) for c in self.turning]
         return net.tensor_iterator(self.body, self.ins, outs, edges, name=self.around.plan.name)
 
-    def _line(self) -> str | None:
-        return next((n.line for n in self.region.nodes if n.line), None)
+    def _counted(self, carry: Carry, out: Out) -> Out:
+        """The new state plus a slice of zeros: a body that reads no slice would run once, and OpenVINO drops
+        a slice that nothing depends on."""
+        value, outer, time = self.around.body.values[carry.parameter], self.around.emit, self.steps.time
+        dtype, rank = dtype_of(value), LEAD + len(value.shape)
+        sizes = [outer.ints([1])] * rank
+        sizes[time] = outer.size(self.around.reference, time)
+        zeros = outer.broadcast(outer.number(0, dtype), outer.concat(sizes, 0))
+        part = self.body.parameter("step", dtype, (1,) * rank)
+        self._slice(part, zeros)
+        return self.emit.call("LogicalOr" if dtype == torch.bool else "Add", out, part)
+
+    def _apart(self, name: str, out: Out) -> Out:
+        return self.emit.apart(out, dtype_of(self.around.body.values[name]))
 
     def _parameter(self, name: str) -> Out:
         value = self.around.body.values[name]
@@ -313,27 +322,6 @@ def _late(region: Region) -> frozenset[str]:
         if late.intersection(node.inputs):
             late.update(node.outputs)
     return frozenset(late)
-
-
-@dataclass(frozen=True)
-class _Order:
-    names: list[str]
-    stuck: list[str]
-
-
-def _copy_order(new: Mapping[str, Out], parameters: Mapping[str, Out]) -> _Order:
-    """An order of back edges in which none overwrites what a later one still copies."""
-    owner = {out: name for name, out in parameters.items()}
-    reads = {name: owner.get(out) for name, out in new.items()}
-    names: list[str] = []
-    left = dict(reads)
-    while left:
-        free = [n for n in left if not any(source == n for other, source in left.items() if other != n)]
-        if not free:
-            return _Order(names, list(left))
-        names += free[:1]
-        del left[free[0]]
-    return _Order(names, [])
 
 
 def _computed(loop: LoopPlan, nodes: Sequence[Node], constants: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -176,6 +176,8 @@ def write_step(
         given.append(parameter(f"shared_{k}", examples[at], shapes[at], False))
         ins.append(In(b.out(weight_nodes[i]), given[-1]))
     out = run_in(inner, made, given)
+    dtypes = [node.meta["val"].dtype for node in made.outputs]
+    out = [inner.emit.apart(o, dtype) for o, dtype in zip(out, dtypes, strict=True)]
     results = [body.result(o) for o in out[len(call.y) :]]
     joined = [body.result(inner.emit.unsqueeze(o, steps.time)) for o in out[: len(call.y)]]
     outs = [*(To(r, **steps.cut()) for r in joined), *(To(r) for r in results)]

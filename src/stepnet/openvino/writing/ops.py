@@ -12,7 +12,7 @@ from torch.fx import Node as FxNode
 from stepnet.errors import IRError
 
 from .builder import Out
-from .capture_trace import line_of
+from .capture_trace import line_of, sizes_of
 from .ops_emit import Emit
 
 Rule = Callable[..., Any]
@@ -76,7 +76,7 @@ class AtenNet:
         self.env[node] = value
         if isinstance(value, Out):
             lead = int(self.is_ragged(node))
-            for i, size in enumerate(node.meta["val"].shape):
+            for i, size in enumerate(sizes_of(node.meta["val"])):
                 text = str(size)
                 if not isinstance(size, int) and text.isidentifier() and text not in self.ragged:
                     self.sources.setdefault(text, (value, i + lead))
@@ -160,7 +160,7 @@ class AtenNet:
     def shape(self, value: Any = None) -> list[Any]:
         """The traced shape of a tensor, rows of ragged sequences as one dimension."""
         node: Any = self.node if value is None else value
-        return list(node.meta["val"].shape)
+        return sizes_of(node.meta["val"])
 
     def out(self, value: Any, dtype: torch.dtype | None = None) -> Out:
         """A value as an output of a layer, in a dtype."""

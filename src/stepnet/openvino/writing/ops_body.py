@@ -7,7 +7,7 @@ all rows and a step of a loop are the same layers, and no shape has to be comput
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -39,8 +39,8 @@ def dtype_of(value: Value) -> torch.dtype:
 
 _ONE = {
     "neg": "Negative", "abs": "Abs", "sign": "Sign", "relu": "ReLU", "floor": "Floor", "ceil": "Ceiling",
-    "not": "LogicalNot", "isnan": "IsNaN", "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "sin": "Sin", "cos": "Cos",
-    "tanh": "Tanh", "sigmoid": "Sigmoid", "erf": "Erf",
+    "not": "LogicalNot", "isnan": "IsNaN", "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "sin": "Sin",
+    "cos": "Cos", "tanh": "Tanh", "sigmoid": "Sigmoid", "erf": "Erf",
 }  # fmt: skip
 _TWO = {
     "add": "Add", "sub": "Subtract", "mul": "Multiply", "div": "Divide", "maximum": "Maximum",
@@ -177,7 +177,7 @@ def _slices(nodes: Iterable[Node]) -> dict[tuple[str, int], list[Node]]:
     whole = {}
     for key, parts in found.items():
         parts = sorted(set(parts), key=lambda n: n.attr("start"))
-        joined = all(a.attr("end") == b.attr("start") for a, b in zip(parts, parts[1:], strict=False))
+        joined = all(a.attr("end") == b.attr("start") for a, b in pairwise(parts))
         if (
             len(parts) > 1
             and joined

@@ -12,9 +12,10 @@ from .builder import NetBuilder, Out
 
 _VERSIONS = {
     "Broadcast": "opset3", "CumSum": "opset3", "GRUCell": "opset3", "Gather": "opset8",
-    "GatherElements": "opset6", "Gelu": "opset7", "HSigmoid": "opset5", "HSwish": "opset4", "IsNaN": "opset10",
-    "LSTMCell": "opset4", "LogSoftmax": "opset5", "LogicalXor": "opset1", "MVN": "opset6", "Mish": "opset4",
-    "Range": "opset4", "ReduceL2": "opset4", "Round": "opset5", "ShapeOf": "opset3", "Slice": "opset8",
+    "GatherElements": "opset6", "Gelu": "opset7", "HSigmoid": "opset5", "HSwish": "opset4",
+    "IsNaN": "opset10", "LSTMCell": "opset4", "LogSoftmax": "opset5", "MVN": "opset6",
+    "Mish": "opset4", "Range": "opset4", "ReduceL2": "opset4", "Round": "opset5", "ShapeOf": "opset3",
+    "Slice": "opset8",
     "SoftMax": "opset8", "SoftPlus": "opset4", "Swish": "opset4", "TopK": "opset11", "IsFinite": "opset10",
 }  # fmt: skip
 
@@ -129,3 +130,12 @@ class Emit:
     def broadcast(self, x: Out, shape: Out) -> Out:
         """x repeated to a shape, or to what both together have."""
         return self.call("Broadcast", x, shape, mode="bidirectional")
+
+    def apart(self, x: Out, dtype: torch.dtype) -> Out:
+        """The same values in memory of their own. A Result that is a Parameter shares its memory with the
+        value of the next step, and OpenVINO then reads one for the other."""
+        if self.net.layers[x.layer].type != "Parameter":
+            return x
+        if dtype == torch.bool:
+            return self.call("LogicalOr", x, x)
+        return self.call("Maximum", x, x)

@@ -9,6 +9,7 @@ import torch
 from torch.fx import Node as FxNode
 
 from .builder import Out
+from .capture_trace import sizes_of
 from .ops import AtenNet, rule
 
 END = 2**63 - 1
@@ -129,7 +130,7 @@ def _stack(b: AtenNet, tensors: Sequence[Any], dim: int = 0) -> Out:
 
 @rule("chunk", "split", "split_with_sizes", "tensor_split", "unsafe_chunk", "unsafe_split")
 def _split(b: AtenNet, x: Any, parts: Any, dim: int = 0) -> Any:
-    sizes = [meta.shape[dim] for meta in b.node.meta["val"]]  # pyright: ignore[reportOptionalMemberAccess]
+    sizes = [sizes_of(meta)[dim] for meta in b.node.meta["val"]]  # pyright: ignore[reportOptionalMemberAccess]
     if not all(isinstance(s, int) for s in sizes):
         return NotImplemented
     return b.emit.split(b.out(x), b.axis(x, dim), sizes)
@@ -137,10 +138,8 @@ def _split(b: AtenNet, x: Any, parts: Any, dim: int = 0) -> Any:
 
 @rule("unbind")
 def _unbind(b: AtenNet, x: Any, dim: int = 0) -> Any:
-    size, axis = b.shape(x)[dim], b.axis(x, dim)
-    if not isinstance(size, int):
-        return NotImplemented
-    return [b.emit.gather(b.out(x), b.emit.scalar(i), axis) for i in range(size)]
+    axis, count = b.axis(x, dim), len(b.node.meta["val"])  # pyright: ignore[reportOptionalMemberAccess]
+    return [b.emit.gather(b.out(x), b.emit.scalar(i), axis) for i in range(count)]
 
 
 @rule("flip")

@@ -268,7 +268,7 @@ def _gate(reader: _Reader, atom: str, function: str) -> Affine | None:
 
 
 def _lstm(reader: _Reader, pairs: list[tuple[str, str]]) -> Found | None:
-    (h, h_new), (c, c_new) = pairs
+    (_, h_new), (c, c_new) = pairs
     cell, out = reader.at(c_new), reader.at(h_new)
     if isinstance(cell, Affine) or isinstance(out, Affine) or len(cell) != 2 or len(out) != 1:
         return None

@@ -1,0 +1,154 @@
+"""Arrays from files for the inputs of a model, and random ones; pickles are never loaded."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stepnet.inspecting.sizes import fitting
+
+from .outcome import CommandError
+
+if TYPE_CHECKING:
+    from stepnet.openvino import OpenVINOModel, Socket
+
+# What numpy and zipfile raise for files that they cannot read.
+UNREADABLE = (ValueError, OSError, EOFError, MemoryError, zipfile.BadZipFile, NotImplementedError)
+DYNAMIC = 8  # of dynamic dimensions that no shape is given for
+
+
+def from_files(model: OpenVINOModel, given: Sequence[str]) -> dict[str, np.ndarray]:
+    """Inputs by name, as `--input` gives them.
+
+    Raises:
+        CommandError: a file cannot be read or holds what is no array, or a name is no input's.
+    """
+    known = _names(model)
+    found: dict[str, np.ndarray] = {}
+    for text in given:
+        name = max((name for name in known if text.startswith(f"{name}=")), key=len, default=None)
+        if name is not None:
+            arrays = {name: _read(Path(text[len(name) + 1 :]))}
+        elif text.endswith(".npz"):
+            arrays = _read_all(Path(text))
+        else:
+            raise CommandError(
+                f"--input {text}: names no input",
+                expected=f"NAME=FILE.npy or FILE.npz, NAME of {', '.join(known)}",
+            )
+        for key, array in arrays.items():
+            if key not in known:
+                raise CommandError(
+                    f"--input {text}: the model has no input '{key}'", expected=", ".join(known)
+                )
+            inner = known[key]
+            if inner in found:
+                raise CommandError(f"--input {text}: input '{inner}' is given twice")
+            found[inner] = array
+    return found
+
+
+def fill(
+    model: OpenVINOModel, found: dict[str, Any], shapes: Mapping[str, tuple[int, ...]], seed: int
+) -> dict[str, Any]:
+    """Random values for the inputs that are missing: normal numbers, integers and truth values 0 or 1.
+
+    Raises:
+        CommandError: an input of any rank has no shape.
+    """
+    make = torch.Generator().manual_seed(seed)
+    sizes = fitting(model, {**{name: np.shape(value) for name, value in found.items()}, **shapes}, DYNAMIC)
+    filled = {}
+    for socket in model.inputs:
+        if socket.name in found:
+            filled[socket.name] = found[socket.name]
+            continue
+        if socket.name not in sizes:
+            raise CommandError(f"input '{socket.name}' has no shape", remedy=f"--shape {socket.name}=2,10,64")
+        filled[socket.name] = _random(socket, sizes[socket.name], make)
+    return filled
+
+
+def write(path: Path, values: Mapping[str, Tensor]) -> None:
+    """An .npz with arrays by name, whatever the names are.
+
+    Raises:
+        CommandError: it cannot be written.
+    """
+    try:
+        with zipfile.ZipFile(path, "w") as file:
+            for name, value in values.items():
+                with file.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                    np.lib.format.write_array(entry, array(value), allow_pickle=False)
+    except OSError as error:
+        raise CommandError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def array(value: Tensor) -> np.ndarray:
+    """A tensor for numpy, which has no bfloat16: such numbers become float32."""
+    return (value.float() if value.dtype is torch.bfloat16 else value).detach().numpy()
+
+
+def _names(model: OpenVINOModel) -> dict[str, str]:
+    """The inputs by every name that they have: their layers', then those of the tensors."""
+    net = model.graph.net
+    pairs = list(zip(model.inputs, (net.layers[i] for i in net.parameters), strict=True))
+    aliases = {alias: socket.name for socket, layer in pairs for alias in layer.outputs[0].names}
+    return {socket.name: socket.name for socket, _ in pairs} | {
+        alias: name for alias, name in aliases.items() if alias not in {s.name for s, _ in pairs}
+    }
+
+
+def _read(path: Path) -> np.ndarray:
+    found = _load(path)
+    if not isinstance(found, np.ndarray):
+        found.close()
+        raise CommandError(f"{path}: holds several arrays", expected="one array, as numpy.save writes it")
+    return found
+
+
+def _read_all(path: Path) -> dict[str, np.ndarray]:
+    found = _load(path)
+    if isinstance(found, np.ndarray):
+        raise CommandError(f"{path}: holds one array", expected="arrays by name, as numpy.savez writes them")
+    with found:
+        arrays = {}
+        for name in found.files:
+            try:
+                arrays[name] = found[name]
+            except UNREADABLE as error:
+                raise _unreadable(path, error, name) from error
+            if not isinstance(arrays[name], np.ndarray):
+                raise CommandError(f"{path}: '{name}' is no array")
+        return arrays
+
+
+def _load(path: Path) -> Any:
+    try:
+        return np.load(path, allow_pickle=False)
+    except UNREADABLE as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: BaseException, name: str | None = None) -> CommandError:
+    where = f"{path}: '{name}'" if name else str(path)
+    text = str(error).lower()
+    if "pickle" in text or "object array" in text:
+        return CommandError(f"{where} holds Python objects, which are never loaded", expected="numbers")
+    reason = getattr(error, "strerror", None) or str(error).splitlines()[0] if str(error) else "it is damaged"
+    return CommandError(f"{where} cannot be read: {reason}", expected="an array as numpy writes it")
+
+
+def _random(socket: Socket, shape: tuple[int, ...], make: torch.Generator) -> Tensor:
+    try:
+        if socket.dtype.is_floating_point:
+            return torch.randn(shape, generator=make).to(socket.dtype)
+        return torch.randint(0, 2, shape, generator=make).to(socket.dtype)
+    except RuntimeError as error:
+        raise CommandError(f"input '{socket.name}' cannot be made", got=str(shape)) from error

@@ -1,0 +1,44 @@
+"""`stepnet compare`: our answers and our time beside OpenVINO's."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from .options import BIN, INPUTS, MODEL, SEED, SHAPES
+from .outcome import NO, told
+from .output import console
+
+
+def compare(
+    model: MODEL,
+    bin: BIN = None,
+    input: INPUTS = None,
+    shape: SHAPES = None,
+    seed: SEED = 0,
+    rounds: Annotated[int, typer.Option(min=1, help="Runs of each that are timed, in turns.")] = 20,
+    atol: Annotated[float, typer.Option(min=0, help="Absolute difference that is allowed.")] = 1e-5,
+    rtol: Annotated[float, typer.Option(min=0, help="Relative difference that is allowed.")] = 1e-4,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Run a model here and in OpenVINO: the largest differences of each output, and the time.
+
+    Inputs that are not given are random; their dynamic dimensions are 8, unless --shape gives the shape.
+    OpenVINO runs with float32 arithmetic on as many threads as torch. Ends with 1 if an output differs.
+    """
+    with told():
+        from stepnet.openvino import load
+
+        from .inputs import gather
+        from .versus import print_table, to_json, versus
+
+        it = load(model, bin)
+        values = gather(it, input, shape, seed, random=True)
+        found = versus(it, model, bin, values, rounds=rounds, atol=atol, rtol=rtol)
+        if json:
+            typer.echo(to_json(found))
+        else:
+            print_table(found, console())
+    if not found.agree:
+        raise typer.Exit(NO)

@@ -1,0 +1,49 @@
+"""`stepnet inspect`: what a model is made of, what its loops do, what it costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .options import BIN, MODEL, SHAPES, shapes_of
+from .outcome import CommandError, told
+from .output import console
+
+
+def inspect(
+    model: MODEL,
+    bin: BIN = None,
+    shape: SHAPES = None,
+    svg: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Draw the model and the bodies of its loops, as SVG.")
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="List each layer, however many there are; else types if over 40.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Show a model: layers, loops with ports and back edges, what runs once and what at each step, cost.
+
+    Loops are tried on zeros to see whether they are compiled; the rest is told without running the model.
+    """
+    with told():
+        from stepnet.inspecting import inspect_model
+
+        it = inspect_model(model, bin, shapes=shapes_of(shape))
+        if svg is not None:
+            from stepnet.inspecting.picture import picture
+
+            try:
+                svg.write_text(picture(it), encoding="utf-8")
+            except OSError as error:
+                raise CommandError(f"{svg}: cannot be written: {error.strerror}") from error
+        if json:
+            from stepnet.inspecting.json import to_json
+
+            typer.echo(to_json(it))
+        else:
+            from stepnet.inspecting.text import show
+
+            show(it, console(), every=every)

@@ -1,0 +1,92 @@
+"""`stepnet run`: run a model on arrays from files, or on random ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .options import BIN, INPUTS, MODEL, SEED, SHAPES
+from .outcome import CommandError, told
+from .output import console
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from stepnet.openvino import OpenVINOModel, Outputs
+
+
+def run(
+    model: MODEL,
+    bin: BIN = None,
+    input: INPUTS = None,
+    random: Annotated[bool, typer.Option("--random", help="Random values for inputs not given.")] = False,
+    shape: SHAPES = None,
+    seed: SEED = 0,
+    output: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="An .npz for the outputs, by their names.")
+    ] = None,
+) -> None:
+    """Run a model and tell its outputs and the time.
+
+    A dynamic dimension of a random input is 8, unless --shape gives the input's shape.
+    """
+    with told():
+        from stepnet.openvino import load
+
+        from .arrays import write
+        from .inputs import gather
+
+        if output is not None and output.suffix != ".npz":
+            raise CommandError(f"--output {output}: should end in .npz")
+        it = load(model, bin)
+        values = gather(it, input, shape, seed, random=random)
+        found, first, second = timed(it, values)
+        if output is not None:
+            write(output, dict(found.items()))
+        out = console()
+        out.print(_table(found))
+        out.print(f"first run {first * 1e3:.4g} ms (loops are compiled in it), second {second * 1e3:.4g} ms")
+        if output is not None:
+            out.print(f"written: {output}")
+
+
+def timed(model: OpenVINOModel, values: dict[str, Any]) -> tuple[Outputs, float, float]:
+    """The outputs, and the seconds of a first run and of a second.
+
+    Raises:
+        IRError: the model cannot run on these values.
+    """
+    from time import perf_counter
+
+    import torch
+
+    order = [values[socket.name] for socket in model.inputs]  # by position: a name may be "self"
+    with torch.no_grad():
+        start = perf_counter()
+        found = model(*order)
+        middle = perf_counter()
+        model(*order)
+        return found, middle - start, perf_counter() - middle
+
+
+def _table(found: Outputs) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from stepnet.inspecting.words import plain
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
+    for name in ("output", "type and shape", "smallest", "mean", "largest", "not finite"):
+        table.add_column(name, justify="left" if name in ("output", "type and shape") else "right")
+    for name, value in found.items():
+        kind = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+        numbers = value.double()
+        finite = numbers[numbers.isfinite()]
+        told = (finite.min(), finite.mean(), finite.max()) if finite.numel() else ()
+        shown = [f"{number.item():.6g}" for number in told] or ["", "", ""]
+        rest = str(numbers.numel() - finite.numel())
+        table.add_row(*(Text(plain(cell)) for cell in (name, kind, *shown, rest)))
+    return table

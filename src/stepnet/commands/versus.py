@@ -1,0 +1,212 @@
+"""A model here and in OpenVINO, run in turns on the same inputs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median, quantiles
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from stepnet.inspecting.words import plain
+from stepnet.openvino import LoopReport, OpenVINOModel
+
+from .arrays import array
+from .outcome import CommandError
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of one output; `relative` is to OpenVINO's value, where that is not 0. None: the shapes differ."""
+
+    output: str
+    ours: str
+    theirs: str
+    absolute: float | None
+    relative: float | None
+    agree: bool
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds: the first run, and of the others the median and the middle half."""
+
+    first: float
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Versus:
+    """What a comparison found."""
+
+    outputs: tuple[Difference, ...]
+    stepnet: Timing
+    openvino: Timing
+    version: str
+    threads: int
+    rounds: int
+    loops: tuple[LoopReport, ...]
+    agree: bool
+
+
+def versus(
+    model: OpenVINOModel, xml: Path, bin: Path | None, values: Mapping[str, Any], *, rounds: int, atol: float,
+    rtol: float,
+) -> Versus:  # fmt: skip
+    """Compare.
+
+    Raises:
+        CommandError: OpenVINO is not installed, or does not take the model or the inputs.
+        IRError: we do not take the inputs.
+    """
+    theirs, version = _openvino(xml, bin, model)
+    given = [values[socket.name] for socket in model.inputs]
+    inputs = [value if isinstance(value, Tensor) else torch.from_numpy(np.array(value)) for value in given]
+    order = [array(value) for value in inputs]
+
+    def ours() -> Any:
+        with torch.no_grad():
+            return model(*inputs)
+
+    ours_found, ours_first = _time(ours)
+    try:
+        theirs_found, theirs_first = _time(lambda: theirs(order))
+    except RuntimeError as error:
+        raise CommandError(f"OpenVINO does not run {xml}: {_reason(error)}") from error
+    ours_times, theirs_times = [], []
+    for _ in range(rounds):
+        ours_times.append(_time(ours)[1])
+        theirs_times.append(_time(lambda: theirs(order))[1])
+    differences = tuple(
+        _difference(name, array(value), np.asarray(other), atol, rtol)
+        for (name, value), other in zip(ours_found.items(), theirs_found, strict=True)
+    )
+    return Versus(
+        differences,
+        _timing(ours_first, ours_times),
+        _timing(theirs_first, theirs_times),
+        version,
+        torch.get_num_threads(),
+        rounds,
+        model.loops,
+        all(difference.agree for difference in differences),
+    )
+
+
+def _openvino(
+    xml: Path, bin: Path | None, model: OpenVINOModel
+) -> tuple[Callable[[list[Any]], list[Any]], str]:
+    try:
+        import openvino
+    except ImportError as error:
+        raise CommandError(
+            "comparing needs OpenVINO, which is not installed", remedy="pip install openvino"
+        ) from error
+    settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
+    core = openvino.Core()
+    try:
+        read = core.read_model(str(xml), "" if bin is None else str(bin))
+        compiled = core.compile_model(read, "CPU", settings)
+    except RuntimeError as error:
+        raise CommandError(f"OpenVINO does not take {xml}: {_reason(error)}") from error
+    places = {name: i for i, port in enumerate(compiled.inputs) for name in (port.node.friendly_name,)}
+    if len(places) != len(model.inputs):
+        raise CommandError(f"OpenVINO sees {len(places)} inputs in {xml}", expected=len(model.inputs))
+    request = compiled.create_infer_request()
+    names = [places.get(socket.name, i) for i, socket in enumerate(model.inputs)]
+
+    def run(order: list[Any]) -> list[Any]:
+        request.infer(dict(zip(names, order, strict=True)), share_inputs=True, share_outputs=True)
+        return [request.get_output_tensor(i).data for i in range(len(compiled.outputs))]
+
+    return run, openvino.__version__.split("-")[0]
+
+
+def _reason(error: BaseException) -> str:
+    """The last line of OpenVINO's message that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:300] if lines else type(error).__name__
+
+
+def _time(call: Callable[[], Any]) -> tuple[Any, float]:
+    start = perf_counter()
+    found = call()
+    return found, (perf_counter() - start) * 1e3
+
+
+def _timing(first: float, times: list[float]) -> Timing:
+    several = len(times) > 1
+    low, _, high = quantiles(times, n=4, method="inclusive") if several else (times[0],) * 3
+    return Timing(first, median(times), low, high)
+
+
+def _difference(name: str, ours: np.ndarray, theirs: np.ndarray, atol: float, rtol: float) -> Difference:
+    mine, other = (f"{a.dtype}{list(a.shape)}" for a in (ours, theirs))
+    if ours.shape != theirs.shape:
+        return Difference(name, mine, other, None, None, False)
+    a, b = ours.astype(np.float64), theirs.astype(np.float64)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    with np.errstate(invalid="ignore"):
+        gap = np.where(same, 0.0, np.abs(a - b))
+    gap = np.where(np.isnan(gap), np.inf, gap)  # a number beside a NaN
+    size = np.where(np.isfinite(b), np.abs(b), 0.0)
+    relative = gap[size > 0] / size[size > 0]
+    return Difference(
+        name, mine, other, float(gap.max(initial=0.0)), float(relative.max(initial=0.0)),
+        bool((gap <= atol + rtol * size).all()),
+    )  # fmt: skip
+
+
+def to_json(found: Versus) -> str:
+    """JSON with the names of `Versus`; a difference without bound is null."""
+    data = asdict(found)
+    for row in data["outputs"]:
+        for key in ("absolute", "relative"):
+            row[key] = None if row[key] in (None, float("inf")) else row[key]
+    return json.dumps(data, indent=1)
+
+
+def print_table(found: Versus, console: Console) -> None:
+    """Both side by side."""
+    table = _table("output", "type and shape", "largest difference", "relative", "")
+    for row in found.outputs:
+        kind = row.ours if row.ours == row.theirs else f"{row.ours}, OpenVINO {row.theirs}"
+        sizes = (
+            ["shapes differ", ""] if row.absolute is None else [f"{row.absolute:.3g}", f"{row.relative:.3g}"]
+        )
+        cells = [row.output, kind, *sizes, "agrees" if row.agree else "DIFFERS"]
+        table.add_row(*(Text(plain(cell)) for cell in cells), style=None if row.agree else "red")
+    console.print(table)
+    console.print()
+    table = _table("time, ms", "first run", "median", "middle half")
+    for name, timing in (("stepnet", found.stepnet), (f"OpenVINO {found.version}", found.openvino)):
+        cells = [f"{timing.first:.3g}", f"{timing.median:.3g}", f"{timing.low:.3g} to {timing.high:.3g}"]
+        table.add_row(name, *cells)
+    console.print(table)
+    ratio = found.openvino.median / found.stepnet.median
+    told = f"is {ratio:.2f} times as fast as" if ratio >= 1 else f"takes {1 / ratio:.2f} times as long as"
+    threads = f"{found.threads} thread{'' if found.threads == 1 else 's'}"
+    console.print(f"stepnet {told} OpenVINO ({found.rounds} runs each in turns, {threads})")
+    for loop in found.loops:
+        state = "compiled" if loop.compiled else f"plain loop: {loop.reason}"
+        console.print(Text(plain(f"{loop.where}: {state}"), style="dim"))
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
+    for i, name in enumerate(columns):
+        right = i > 0 and name not in ("type and shape", "")
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
+    return table

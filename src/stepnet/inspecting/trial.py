@@ -1,0 +1,82 @@
+"""What the compiler does with a loop: found by running it on zeros, with torch's ops so that no C is made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepnet.api import watched
+from stepnet.backends import get_backend, set_backend
+from stepnet.errors import IRError
+from stepnet.explaining import Explanation, explain
+from stepnet.openvino.graph import Node
+from stepnet.openvino.loops import LoopReport
+
+from .records import Cost
+
+MOST_STEPS = 4096
+MOST_NUMBERS = 2**26
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Whether a loop is compiled (None: not tried), why not, and the plan's cost: once, and of each step."""
+
+    compiled: bool | None
+    reason: str | None = None
+    once: Cost | None = None
+    step: Cost | None = None
+
+
+def trial(node: Node, given: Sequence[Any], steps: int | None) -> Trial:
+    """Try the loop of a layer.
+
+    Args:
+        node: a layer whose runner reports how it ran.
+        given: what goes into it: values, or meta tensors for which zeros stand.
+        steps: how many it takes, None if that is not known.
+    """
+    if not given or not all(isinstance(value, Tensor) for value in given):
+        return Trial(None, "the shapes of its inputs are not known")
+    if steps is None:
+        return Trial(False, "only the run tells its number of steps")
+    if steps > MOST_STEPS or steps * sum(value.numel() for value in given) > MOST_NUMBERS:
+        return Trial(None, "it is too large to be tried; --shape can give smaller inputs")
+    values = [torch.zeros(value.shape, dtype=value.dtype) if value.is_meta else value for value in given]
+    plans: list[Explanation] = []
+
+    def watch(step: Any, x: Any, state: Any, **settings: Any) -> None:
+        if not isinstance(step, str):
+            plans.append(_plan(step, x, state, settings))
+
+    before = get_backend()
+    set_backend("eager")
+    try:
+        with torch.no_grad(), watched(watch):
+            node.call(values)
+    except IRError as error:
+        return Trial(None, f"it does not run on zeros: {str(error).splitlines()[0]}")
+    finally:
+        set_backend(before)
+    report: LoopReport = node.run.reports  # pyright: ignore[reportFunctionMemberAccess]
+    if not report.compiled:
+        return Trial(False, report.reason)
+    if not plans or any(plan.executor != "eager" for plan in plans) or not steps:
+        return Trial(True)
+    once, each = Cost(), Cost()
+    for plan in plans:
+        for region in plan.regions:
+            cost = Cost(region.flops, region.bytes_read + region.bytes_written)
+            once, each = (once, each + cost) if region.per_step else (once + cost, each)
+    return Trial(True, None, once, Cost(each.flops // steps, each.bytes // steps))
+
+
+def _plan(step: Any, x: Any, state: Any, settings: dict[str, Any]) -> Explanation:
+    same = {name: settings[name] for name in ("reverse", "level", "axis")}
+    told = explain(step, x, state, backend="eager", **same)
+    assert isinstance(told, Explanation)
+    return told

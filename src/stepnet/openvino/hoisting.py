@@ -1,0 +1,187 @@
+"""What a body computes from invariants alone is computed once, before its loop.
+
+    for t: k = f(m); h = g(x[t], k, h)     ->     k = f(m); for t: h = g(x[t], k, h)
+
+A matmul of one row with an invariant matrix of each sequence, as attention over a memory has, becomes a sum
+of products along the last axis: the matrix is transposed once, and the loop reads it as it lies.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from stepnet.errors import Refusal
+from stepnet.ir.tensor_iterator import Invariant, TensorIterator
+
+from .attributes import Attributes
+from .records import Layer
+
+if TYPE_CHECKING:
+    from .graph import Graph, Node
+
+_serial = itertools.count()
+Value = tuple[int, bool]  # a slot of the graph, and whether its last two axes are swapped
+
+
+Fit = Callable[["Node", list[Any]], None]
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matmul with an invariant. `matrix` is held so that its last axis is the one that is summed over."""
+
+    row: int
+    turned: bool  # whether the other operand is transposed
+    matrix: Value
+    after: bool  # row x matrix, else matrix x column
+
+    def __call__(self, row: Tensor, matrix: Tensor) -> Tensor:
+        """The result of the matmul."""
+        if self.turned == self.after:  # as a row, which a matrix x column has transposed
+            row = row.transpose(-1, -2)
+        fits = row.dim() == matrix.dim() == 3 and row.dtype == matrix.dtype
+        if not fits or row.shape[-2] != 1 or row.shape[-1] != matrix.shape[-1]:  # not as the file declares it
+            if self.after:
+                return torch.matmul(row, matrix.transpose(-1, -2))
+            return torch.matmul(matrix, row.transpose(-1, -2))
+        return (row * matrix).sum(-1).unsqueeze(-2 if self.after else -1)
+
+
+class Hoisted:
+    """A body without what it computes from invariants alone.
+
+    Args:
+        graph: the body.
+        loop: its loop, whose body has the parameters of the graph in their order.
+        counter: a parameter that is no invariant, though its port is one.
+        products: whether matmuls of rows with invariants become sums of products.
+    """
+
+    def __init__(self, graph: Graph, loop: TensorIterator, counter: str | None, *, products: bool) -> None:
+        self.graph = graph
+        self.serial = next(_serial)
+        slots = dict(zip(loop.body.parameters, graph.parameter_slots, strict=True))
+        invariant = [p for p in loop.inputs if isinstance(p, Invariant) and p.parameter != counter]
+        self._given = [(port.source, slots[port.parameter]) for port in invariant]
+        known = {slot for _, slot in self._given}
+        constants = {slot for slot, _ in graph.constant_slots}
+        self.before: list[Node] = []
+        self.nodes: list[Node] = []
+        names: dict[int, str] = {}
+        for node in graph.nodes:
+            inputs = set(node.inputs)
+            alone = bool(inputs & known) and inputs <= known | constants
+            if alone and not node.layer.bodies and not hasattr(node.run, "reports"):
+                self.before.append(node)
+                known.update(node.outputs)
+                names |= dict.fromkeys(node.outputs, node.layer.name)
+            else:
+                self.nodes.append(node)
+        self.products: dict[int, Product] = {}
+        if products:
+            found = ((i, _product(node, known)) for i, node in enumerate(self.nodes))
+            self.products = {i: product for i, product in found if product is not None}
+        self._read = self._values_read(graph, known)
+        own = {slot for _, slot in self._given}
+        kept = {slots[p.parameter] for p in loop.inputs} - known | {
+            s for s, turned in self._read if not turned
+        }
+        ports = [port for port in loop.inputs if slots[port.parameter] in kept]
+        self._extra = [value for value in self._read if value[1] or value[0] not in own]
+        names |= {slots[port.parameter]: port.parameter for port in invariant}
+        labels = [f"{names[slot]}{', transposed' if turned else ''} #{slot}" for slot, turned in self._extra]
+        self._sources = [port.source for port in ports]
+        self._labels = labels
+        parameters = [name for name in loop.body.parameters if slots[name] in kept]
+        self.slots: list[Value] = [*((slots[name], False) for name in parameters), *self._extra]
+        self.name, self.results = loop.body.name, loop.body.results
+        self.parameters = (*parameters, *labels)
+        ports += [Invariant(label, label) for label in labels]
+        self.loop = TensorIterator(self, ports, loop.outputs, loop.back_edges)
+
+    def _values_read(self, graph: Graph, known: set[int]) -> list[Value]:
+        """Of what is known before the loop, what is read in it or is a result."""
+        found: dict[Value, None] = {}
+        for i, node in enumerate(self.nodes):
+            if i in self.products:
+                found[self.products[i].matrix] = None
+            else:
+                found |= dict.fromkeys((slot, False) for slot in node.inputs if slot in known)
+        return list(found | dict.fromkeys((slot, False) for slot in graph.result_slots if slot in known))
+
+    def feeds(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """The sources of `loop`, from those of the loop as it was.
+
+        Raises:
+            IRError: a layer does not take its inputs.
+            Refusal: a matrix is none.
+        """
+        found = {source: feeds[source] for source in self._sources}
+        if not self._extra:
+            return found
+        slots: list[Any] = [None] * self.graph.slot_count
+        for slot, name in self.graph.constant_slots:
+            slots[slot] = getattr(self.graph, name)
+        for source, slot in self._given:
+            slots[slot] = feeds[source]
+        for node in self.before:
+            for slot, result in zip(node.outputs, node.call(node.arguments(slots)), strict=False):
+                slots[slot] = result
+        for label, (slot, turned) in zip(self._labels, self._extra, strict=True):
+            value = slots[slot]
+            if turned and value.dim() < 2:
+                raise Refusal("a matrix has one dimension, and the file declares three")
+            found[label] = value.transpose(-1, -2).contiguous() if turned else value
+        return found
+
+    def constants(self) -> list[Tensor]:
+        """Every constant of the body."""
+        return [getattr(self.graph, name) for _, name in self.graph.constant_slots]
+
+    def start(self, values: Sequence[Any]) -> dict[Value, Any]:
+        """Constants and arguments by slot."""
+        slots: dict[Value, Any] = {
+            (slot, False): getattr(self.graph, name) for slot, name in self.graph.constant_slots
+        }
+        return slots | dict(zip(self.slots, values, strict=True))
+
+    def __call__(self, *values: Any, fit: Fit | None = None) -> tuple[Any, ...]:
+        """Run the body; `fit(node, arguments)` may change what a layer is given."""
+        slots = self.start(values)
+        for i, node in enumerate(self.nodes):
+            product = self.products.get(i)
+            if product is not None:
+                slots[node.outputs[0], False] = product(slots[product.row, False], slots[product.matrix])
+                continue
+            arguments = node.arguments({slot: slots.get((slot, False)) for slot in node.inputs})
+            if fit is not None:
+                fit(node, arguments)
+            for slot, result in zip(node.outputs, node.call(arguments), strict=False):
+                slots[slot, False] = result
+        return tuple(slots[slot, False] for slot in self.graph.result_slots)
+
+
+def _product(node: Node, known: set[int]) -> Product | None:
+    """A matmul of one row with a matrix of each sequence that does not change, as the file declares them."""
+    if node.layer.type.lower() != "matmul" or len(known.intersection(node.inputs)) != 1:
+        return None
+    after = node.inputs[1] in known
+    attributes = Attributes(node.layer.attributes, node.layer.where)
+    turned = [attributes.bool("transpose_a", False), attributes.bool("transpose_b", False)]
+    row, matrix = (0, 1) if after else (1, 0)
+    shape = _declared(node.layer, row)
+    if len(shape) != 3 or len(_declared(node.layer, matrix)) != 3:
+        return None
+    if shape[-1 if turned[row] == after else -2] != 1:
+        return None
+    return Product(node.inputs[row], turned[row], (node.inputs[matrix], turned[matrix] != after), after)
+
+
+def _declared(layer: Layer, i: int) -> tuple[int, ...]:
+    return layer.inputs[i].shape or ()

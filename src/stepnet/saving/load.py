@@ -1,0 +1,108 @@
+"""Topologies from OpenVINO IR."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stepnet import openvino
+from stepnet.errors import TapeError
+from stepnet.layers.data import Dense, Integer
+from stepnet.tape.topology import Metrics
+
+from .dense import Leaf
+from .padded import Padded
+from .save import KEY
+
+
+def load(path: str | os.PathLike[str], *, trainable: bool = False) -> SavedTopology:
+    """Read a topology that `Topology.save` wrote.
+
+    Args:
+        path: NAME.xml, with NAME.bin beside it.
+        trainable: whether its weights are parameters.
+
+    Raises:
+        TapeError: the file holds no topology; `stepnet.openvino.load` reads any other model.
+        IRError: it cannot be read.
+    """
+    model = openvino.load(path, trainable=trainable)
+    notes: Any = model.rt_info.get(KEY)
+    try:
+        return SavedTopology(model, notes)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise TapeError(
+            f"{Path(path).name} holds no topology of stepnet",
+            got=f"rt_info {KEY}: {str(notes)[:80]}",
+            expected="what Topology.save wrote",
+            remedy="stepnet.openvino.load reads any model",
+        ) from error
+
+
+class SavedTopology(nn.Module):
+    """A topology that was read: it is called as the one that was saved, by name, with tensors or LoDTensors.
+
+    Attributes:
+        inputs: the names of its data.
+        types: what each is: `Dense` or `Integer`.
+        evaluators: kind and inputs, by name, of the evaluators that the saved topology had. They are not run.
+    """
+
+    def __init__(self, model: openvino.OpenVINOModel, notes: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.model = model
+        self.types = {name: _type(json.loads(text)) for name, text in notes["data"].items()}
+        self.inputs: tuple[str, ...] = tuple(self.types)
+        self.evaluators = {name: json.loads(text) for name, text in notes.get("evaluators", {}).items()}
+        self._structure = json.loads(notes["outputs"])
+        self._leaves = [Leaf(name, level) for name, level in json.loads(notes["levels"]).items()]
+
+    def forward(self, **feeds: Any) -> tuple[Any, Metrics]:
+        """The outputs, nested as the saved topology's, and no metrics.
+
+        Raises:
+            TapeError: a value is missing, unknown or does not fit its data layer.
+        """
+        if set(feeds) != set(self.types):
+            raise TapeError(
+                "a saved topology takes a value for each of its data layers",
+                got=f"values for {sorted(feeds)}",
+                expected=f"values for {list(self.inputs)}",
+            )
+        tensors: dict[str, Tensor] = {}
+        for name, type in self.types.items():
+            value = type.check(name, feeds[name])
+            leaf = Leaf(name, type.level)
+            if type.level:
+                padded = Padded.of(value, least=1)
+                tensors |= zip(leaf.tensors, (padded.grid, *padded.lengths), strict=True)
+            else:
+                tensors[name] = value
+            if isinstance(type, Integer):
+                tensors[name] = tensors[name].to(torch.int64)
+        found = iter(self.model(**tensors))  # in the order of the file: one tensor may have several names
+        values = {}
+        for leaf in self._leaves:
+            grid, *lengths = (next(found) for _ in leaf.tensors)
+            values[leaf.name] = Padded(grid, tuple(lengths)).ragged() if lengths else grid
+        return _nested(self._structure, values), Metrics({})
+
+
+def _type(said: Mapping[str, Any]) -> Dense | Integer:
+    kinds = {"dense": Dense, "integer": Integer}
+    return kinds[said["kind"]](int(said["size"]), int(said["level"]))
+
+
+def _nested(tree: Any, values: Mapping[str, Any]) -> Any:
+    if isinstance(tree, str):
+        return values[tree]
+    ((kind, parts),) = tree.items()
+    if kind == "dict":
+        return {key: _nested(part, values) for key, part in parts.items()}
+    return (tuple if kind == "tuple" else list)(_nested(part, values) for part in parts)

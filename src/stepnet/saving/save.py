@@ -1,0 +1,157 @@
+"""Topologies to OpenVINO IR."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from stepnet.errors import TapeError
+from stepnet.openvino.records import Net
+from stepnet.openvino.writing.capture import module_net
+from stepnet.openvino.writing.xml_writer import write
+from stepnet.tape.creation import Ref
+from stepnet.tape.evaluator import Evaluator
+from stepnet.tape.topology import Topology
+
+from .dense import DenseTopology
+from .padded import Padded
+
+KEY = "stepnet"  # of what is noted in rt_info
+
+
+@dataclass(frozen=True)
+class IR:
+    """A model as OpenVINO reads it from memory: `Core().read_model(ir.xml, ir.weights)`."""
+
+    xml: bytes
+    weights: bytes
+
+
+def save(topology: Topology, path: str | os.PathLike[str]) -> None:
+    """Write a topology as OpenVINO IR; see `Topology.save`."""
+    write(topology_net(topology, Path(path).stem), Path(path))
+
+
+def to_ir(topology: Topology) -> IR:
+    """A topology as OpenVINO IR in memory; see `Topology.to_ir`."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "topology.xml"
+        save(topology, path)
+        return IR(path.read_bytes(), path.with_suffix(".bin").read_bytes())
+
+
+def topology_net(topology: Topology, name: str) -> Net:
+    """A topology as a net: what its outputs need, in the mode of inference.
+
+    Raises:
+        TapeError: a layer has no meaning on padded sequences.
+        IRError: a layer cannot be written.
+    """
+    dense = DenseTopology(topology)
+    if not dense.inputs:
+        raise TapeError("a topology without data cannot be saved", got=f"outputs {dense.outputs}")
+    with _inference(topology):
+        examples = _examples(dense)
+        dynamic = {
+            text: range(leaf.level + 1 if text == leaf.name else value.dim())
+            for leaf in dense.inputs
+            for text, value in zip(leaf.tensors, (examples[t] for t in leaf.tensors), strict=True)
+        }
+        net = module_net(_ByName(dense), examples, dynamic=dynamic, name=name).net()
+    _name_outputs(net, [text for leaf in dense.outputs for text in leaf.tensors])
+    net.rt_info[KEY] = _notes(topology, dense)
+    return net
+
+
+class _ByName(nn.Module):
+    """A dense topology that is called with the names of its tensors."""
+
+    def __init__(self, dense: DenseTopology) -> None:
+        super().__init__()
+        self.dense = dense
+
+    def forward(self, **tensors: Tensor) -> tuple[Tensor, ...]:
+        return self.dense(*tensors.values())
+
+
+@contextmanager
+def _inference(topology: Topology) -> Iterator[None]:
+    """Layers of the tape are in the mode of inference here, whatever other topologies left them in."""
+    modes = [(module, module.training) for module in topology.modules()]
+    topology.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def _examples(dense: DenseTopology) -> dict[str, Tensor]:
+    """A small batch for each input, in the dtype of the parameters."""
+    floating = next((p.dtype for p in dense.parameters() if p.is_floating_point()), None)
+    found: dict[str, Tensor] = {}
+    for leaf in dense.inputs:
+        example = dense.types[leaf.name].example()
+        if floating is not None and example.dtype.is_floating_point:
+            example = example.to(floating)
+        if leaf.level:
+            padded = Padded.of(example)
+            found |= zip(leaf.tensors, (padded.grid, *padded.lengths), strict=True)
+        else:
+            found[leaf.name] = example
+    return found
+
+
+def _name_outputs(net: Net, names: list[str]) -> None:
+    """Call the results of a net by the names of layers, not by their places."""
+    called = {f"y[{i}]": name for i, name in enumerate(names)}
+    for i, name in zip(net.results, names, strict=True):
+        result = net.layers[i]
+        result.name = f"{name}/result"
+        source, index = result.sources[0]
+        feeder = net.layers[source]
+        ports = list(feeder.outputs)
+        texts = tuple(called.get(text, text) for text in ports[index].names)
+        ports[index] = replace(ports[index], names=texts)
+        feeder.outputs = tuple(ports)
+        result.output_names = texts  # all of the tensor's: OpenVINO forgets those that the last Result lacks
+
+
+def _notes(topology: Topology, dense: DenseTopology) -> dict[str, Any]:
+    """What the file says of the topology: data types, the nesting of outputs, evaluators."""
+    names = dict(zip(dense.ends, (leaf.name for leaf in dense.outputs), strict=True))
+    known = {i: c.name for i, c in topology.played}
+    notes: dict[str, Any] = {
+        "format": "1",
+        "data": {name: json.dumps(type.describe()) for name, type in dense.types.items()},
+        "outputs": json.dumps(_structure(topology.structure, names)),
+        "levels": json.dumps({leaf.name: leaf.level for leaf in dense.outputs}),
+    }
+    evaluators = {
+        c.name: json.dumps({"kind": c.kind, "inputs": [known[j] for j in c.inputs]})
+        for _, c in topology.played
+        if isinstance(c.function, Evaluator)
+    }
+    if evaluators:
+        notes["evaluators"] = evaluators
+    return notes
+
+
+def _structure(tree: Any, names: Mapping[int, str]) -> Any:
+    if isinstance(tree, Ref):
+        return names[tree.index]
+    if isinstance(tree, (tuple, list)):
+        return {type(tree).__name__: [_structure(part, names) for part in tree]}
+    if isinstance(tree, dict) and all(isinstance(key, str) for key in tree):
+        return {"dict": {key: _structure(part, names) for key, part in tree.items()}}
+    raise TapeError(
+        "outputs of a saved topology are items in tuples, lists, and dicts by name", got=repr(tree)[:80]
+    )

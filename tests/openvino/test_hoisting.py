@@ -1,0 +1,140 @@
+"""What a body computes from invariants alone leaves the loop, and gives what the plain loop gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ir_files import Net, edge, sliced
+from stepnet.backends import set_backend
+from stepnet.openvino import load
+
+B, T, S, N = 3, 4, 5, 6
+
+
+@pytest.fixture(autouse=True)
+def _backend():
+    yield
+    set_backend("auto")
+
+
+def attention(folder, form, trainable=False):
+    """h = tanh(x_t + h + context), where context is read from a memory [B, S, N] by the scores of h.
+
+    `form`: (memory left of the product, its transpose attribute, the row's).
+    """
+    left, turned, row_turned = form
+    net = Net()
+    x, m = net.parameter("x", f"?,?,{N}"), net.parameter("m", f"?,{S},{N}")
+    h = net.parameter("h", f"?,{N}")
+    body = net.body()
+    xi, mi = body.parameter("xi", f"?,1,{N}"), body.parameter("mi", f"?,{S},{N}")
+    hi = body.parameter("hi", f"?,{N}")
+    axis = body.const([1], "int64")
+    weight = body.const(torch.randn(N, N).numpy())
+    keys = body.add("MatMul", [mi, weight], name="keys")
+    query = body.add("Unsqueeze", [hi, body.const([-1], "int64")])
+    scores = body.add(
+        "Tanh", [body.add("MatMul", [keys, query], given=[(-1, S, N), (-1, N, 1)])]
+    )  # [B, S, 1]
+    if left:  # memory^T x scores, as [N, S] x [S, 1]
+        memory = mi if turned else body.add("Transpose", [mi, body.const([0, 2, 1], "int64")])
+        shapes = [(-1, S, N) if turned else (-1, N, S), (-1, 1, S) if row_turned else (-1, S, 1)]
+        row = body.add("Transpose", [scores, body.const([0, 2, 1], "int64")]) if row_turned else scores
+        out = body.add("MatMul", [memory, row], given=shapes, transpose_a=turned, transpose_b=row_turned)
+        context = body.add("Squeeze", [out, body.const([2], "int64")])
+    else:  # scores^T x memory, as [1, S] x [S, N]
+        memory = body.add("Transpose", [mi, body.const([0, 2, 1], "int64")]) if turned else mi
+        shapes = [(-1, S, 1) if row_turned else (-1, 1, S), (-1, N, S) if turned else (-1, S, N)]
+        row = scores if row_turned else body.add("Transpose", [scores, body.const([0, 2, 1], "int64")])
+        out = body.add("MatMul", [row, memory], given=shapes, transpose_a=row_turned, transpose_b=turned)
+        context = body.add("Squeeze", [out, axis])
+    total = body.add("Add", [body.add("Add", [body.add("Squeeze", [xi, axis]), hi]), context])
+    new = body.add("Tanh", [total])
+    state = body.result(new)
+    y = body.result(body.add("Unsqueeze", [new, axis]))
+    rows = sliced("input", 0, xi[0], axis=1) + sliced("input", 1, mi[0]) + sliced("input", 2, hi[0])
+    rows += sliced("output", 3, y, axis=1) + sliced("output", 4, state)
+    loop, port = net.loop(body, [x, m, h], rows, edge(state, hi[0]), ["FP32", "FP32"])
+    net.result((loop, port))
+    net.result((loop, port + 1))
+    return load(net.write(folder), trainable=trainable)
+
+
+def body_of(model):
+    (runner,) = model.graph.runners()
+    return runner.rows.constant[0], runner.rows.trained[0]
+
+
+FORMS = [(left, turned, row) for left in (False, True) for turned in (False, True) for row in (False, True)]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("batch", [1, B, S])
+def test_attention_runs_as_generated_code_and_gives_what_the_plain_loop_gives(tmp_path, form, batch):
+    model = attention(tmp_path, form).double()
+    body, _ = body_of(model)
+    assert "keys" in [node.layer.name for node in body.before]
+    assert len(body.products) == 2
+    inputs = [torch.randn(*shape).double() for shape in ((batch, T, N), (batch, S, N), (batch, N))]
+    set_backend("naive")
+    wanted = model(*inputs)
+    set_backend("c")
+    found = model(*inputs)
+    assert [report.compiled for report in model.loops] == [True], model.explain()
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_reach_the_memory_and_what_is_computed_of_it(tmp_path):
+    model = attention(tmp_path, (False, False, False), trainable=True).double()
+    _, body = body_of(model)
+    assert "keys" in [node.layer.name for node in body.before]
+    assert not body.products
+    inputs = [torch.randn(*shape).double().requires_grad_() for shape in ((B, T, N), (B, S, N), (B, N))]
+    found = []
+    for backend in ("naive", "auto"):
+        set_backend(backend)
+        y, h = model(*inputs)
+        ends = [*inputs, *model.parameters()]
+        found.append(torch.autograd.grad(y.square().sum() + h.sum(), ends))
+    assert model.loops[0].compiled, model.explain()
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+def test_a_product_of_other_shapes_than_declared_is_the_matmul_it_was(tmp_path):
+    model = attention(tmp_path, (False, False, False))
+    body, _ = body_of(model)
+    product = next(p for p in body.products.values() if p.after)
+    for rows in (1, 2):
+        row, matrix = torch.randn(B, rows, S), torch.randn(B, S, N)
+        torch.testing.assert_close(product(row, matrix.transpose(1, 2)), row @ matrix)
+    with pytest.raises(RuntimeError):
+        product(torch.randn(B, 1, 1), torch.randn(B, N, S))
+
+
+def test_an_unread_invariant_is_not_passed_and_results_may_be_invariants(tmp_path):
+    net = Net()
+    x, m, unread = net.parameter("x", "?,?,2"), net.parameter("m", "?,1,2"), net.parameter("u", "?,9")
+    body = net.body()
+    xi, mi = body.parameter("xi", "?,1,2"), body.parameter("mi", "?,1,2")
+    ui = body.parameter("ui", "?,9")
+    results = [body.result(body.add("Add", [xi, mi])), body.result(body.add("Exp", [mi])), body.result(mi)]
+    rows = "".join(sliced("input", i, at[0], **cut) for i, (at, cut) in enumerate(
+        [(xi, {"axis": 1}), (mi, {}), (ui, {})]))  # fmt: skip
+    rows += sliced("output", 3, results[0], axis=1) + sliced("output", 4, results[1], axis=1)
+    rows += sliced("output", 5, results[2])
+    loop, port = net.loop(body, [x, m, unread], rows, "", ["FP32"] * 3)
+    for i in range(3):
+        net.result((loop, port + i))
+    model = load(net.write(tmp_path))
+    assert not any("ui" in name for name in body_of(model)[0].parameters)
+    x, m = torch.randn(B, T, 2), torch.randn(B, 1, 2)
+    for backend in ("naive", "auto"):
+        set_backend(backend)
+        added, grown, last = model(x, m, torch.zeros(B, 9))
+        torch.testing.assert_close(added, x + m)
+        torch.testing.assert_close(grown, m.exp().expand(B, T, 2))
+        assert torch.equal(last, m)
+    assert model.loops[0].compiled, model.explain()
