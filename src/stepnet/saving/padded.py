@@ -106,6 +106,15 @@ class Padded:
         return lambda *args, **kwargs: self.by_rows(method, self, *args, **kwargs)
 
 
+def mirrored(grid: Tensor, lengths: Tensor, axis: int) -> Tensor:
+    """Each sequence along an axis from its end to its beginning, the padding where it was."""
+    steps = torch.arange(grid.shape[axis], device=grid.device)
+    ends = lengths.unsqueeze(-1)
+    places = torch.where(steps < ends, ends - 1 - steps, steps)
+    places = places.view(*places.shape, *(1,) * (grid.dim() - axis - 1))
+    return grid.gather(axis, places.expand(grid.shape))
+
+
 def _operator(name: str) -> Any:
     method = getattr(Tensor, name)
     return lambda self, *other: self.by_rows(method, self, *other)

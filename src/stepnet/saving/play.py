@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,7 +18,8 @@ from stepnet.layers.group_run import GroupRunner
 from stepnet.layers.sequences import expand_rows
 from stepnet.tape.creation import Creation, Ref, leaves, swap
 
-from .padded import Padded
+from .groups import run_group
+from .padded import Padded, mirrored
 
 
 def run_padded(creation: Creation, values: Mapping[int, Any]) -> Any:
@@ -32,7 +33,7 @@ def run_padded(creation: Creation, values: Mapping[int, Any]) -> Any:
     if isinstance(function, Generator):
         raise refusal(creation, "what a beam search generates has no length that is known before")
     if isinstance(function, GroupRunner):
-        result = _group(creation, function, *args)
+        result = run_group(function, run_padded, *args)
     elif function is operator.getitem and isinstance(args[0], Padded):
         raise refusal(creation, "it picks some of the sequences")
     elif next(leaves((args, kwargs), Padded), None) is None or function is operator.getitem:
@@ -106,16 +107,7 @@ def _softmax(creation: Creation, x: Padded) -> Padded:
 
 
 def _reverse(creation: Creation, x: Padded) -> Padded:
-    return Padded(_mirrored(x.grid, x.lengths[-1], x.level), x.lengths)
-
-
-def _mirrored(grid: Tensor, lengths: Tensor, axis: int) -> Tensor:
-    """Each sequence from its end to its beginning, the padding where it was."""
-    steps = torch.arange(grid.shape[axis], device=grid.device)
-    ends = lengths.unsqueeze(-1)
-    places = torch.where(steps < ends, ends - 1 - steps, steps)
-    places = places.view(*places.shape, *(1,) * (grid.dim() - axis - 1))
-    return grid.gather(axis, places.expand(grid.shape))
+    return Padded(mirrored(x.grid, x.lengths[-1], x.level), x.lengths)
 
 
 _SEQUENCES = {
@@ -133,56 +125,10 @@ def _recurrent(creation: Creation, layer: Recurrent, x: Padded) -> Padded:
         raise refusal(creation, "it does not run over rows")
     grid, lengths = x.grid, x.lengths[-1]
     if layer.reverse:
-        grid = _mirrored(grid, lengths, x.level)
+        grid = mirrored(grid, lengths, x.level)
     flat = grid.flatten(0, x.level - 1)
-    y, _ = recurrent(layer.step, flat, axis=1, backend=layer.backend)
+    y, _ = recurrent(layer.step, flat, axis=1)
     if not isinstance(y, Tensor):
         raise refusal(creation, "its result is no tensor")
     out = y.unflatten(0, grid.shape[: x.level])
-    return Padded(_mirrored(out, lengths, x.level) if layer.reverse else out, x.lengths)
-
-
-# Recurrent groups
-
-
-def _group(
-    creation: Creation, runner: GroupRunner, cut: Sequence[Padded], whole: Sequence[Any], boots: Sequence[Any]
-) -> Any:
-    step, lengths = runner.step, cut[0].lengths[0]
-    known = dict(zip(step.cut[len(cut) :], whole, strict=True))
-    grids: list[Tensor] = []
-    for value in cut:
-        grids += [value.grid, *value.lengths[1:]]
-    if runner.reverse:
-        grids = [_mirrored(grid, lengths, 1) for grid in grids]
-    shapes: list[int] = []  # how many leaves each result of the step has
-
-    def one(x: tuple[Tensor, ...], state: tuple[Tensor, ...]) -> tuple[Any, Any]:
-        parts, given = iter(x), []
-        for value in cut:
-            grid = next(parts)
-            inner = tuple(next(parts) for _ in value.lengths[1:])
-            given.append(Padded(grid, inner) if inner else grid)
-        values = known | dict(zip(step.cut, given, strict=False))
-        values |= dict(zip((index for index, _ in step.memories), state, strict=True))
-        for index, inside in step.played:
-            values[index] = run_padded(inside, values)
-        results: list[Tensor] = []
-        shapes.clear()
-        for index in step.results:
-            made = values[index]
-            found = (made.grid, *made.lengths) if isinstance(made, Padded) else (made,)
-            results += found
-            shapes.append(len(found))
-        return tuple(results), tuple(values[source] for _, source in step.memories)
-
-    one.__name__ = step.__name__
-    state = step.start(list(boots), runner.sizes, len(lengths), cut[0].grid)
-    y, _ = recurrent(one, tuple(grids), state, axis=1)
-    found = [_mirrored(grid, lengths, 1) if runner.reverse else grid for grid in y]
-    results, at = [], 0
-    for count in shapes:
-        grid, *inner = found[at : at + count]
-        results.append(Padded(grid, (lengths, *inner)))
-        at += count
-    return results[0] if runner.single else tuple(results)
+    return Padded(mirrored(out, lengths, x.level) if layer.reverse else out, x.lengths)
