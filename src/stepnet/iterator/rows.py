@@ -12,7 +12,7 @@ out. The compiler proves that its rows do not mix, or refuses; then the plain lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -29,78 +29,9 @@ from stepnet.front.step import StepBody
 from stepnet.ir.tensor_iterator import Concat, Invariant, Merged, TensorIterator
 from stepnet.run.segment import iterations
 
-COUNTER = "iteration"
-Run = Callable[..., Sequence[Tensor]]
+from .row_step import COUNTER, RowStep, Run
+
 _MOST_CHECKED = 64  # sizes of a batch that one loop remembers
-
-
-class RowStep:
-    """A loop's body as `step(x_t, state) -> (y_t, new_state)`, one row for each element of the batch.
-
-    Holds plain values, `run`, and the tensors that all rows share: what a step reaches is walked at every
-    call.
-
-    Args:
-        loop: the loop; its ports have a part_size.
-        run: its body, on any number of rows.
-        axes: the axis, from 0, that each sliced parameter is cut along.
-        shared: invariants that are no rows, by parameter.
-        counter: the parameter that gets the number of the iteration, and the rank to give it.
-        blocks: what is cut along axis 0 holds the batch in that axis.
-    """
-
-    def __init__(
-        self, loop: TensorIterator, run: Run, axes: Mapping[str, int], shared: Mapping[str, Tensor],
-        counter: tuple[str, int] | None, blocks: bool,
-    ) -> None:  # fmt: skip
-        self.__name__ = loop.body.name
-        self.run = run
-        self.shared_names, self.shared = tuple(shared), tuple(shared.values())
-        self.counter, self.blocks = counter, blocks
-        self.parameters, self.results = loop.body.parameters, loop.body.results
-        self.cuts = tuple((p.parameter, axes[p.parameter], p.part_size) for p in loop.slices())
-        joins = [p for p in loop.outputs if isinstance(p, Concat)]
-        self.joins = tuple((p.output, p.result, p.axis, p.part_size) for p in joins)
-        carried = set(loop.carried.values())
-        lasts = [p for p in loop.outputs if not isinstance(p, Concat) and p.result not in carried]
-        self.lasts = tuple((p.output, p.result) for p in lasts)
-        self.carried = tuple(loop.carried.items())
-
-    def __call__(
-        self, x: dict[str, Tensor], state: dict[str, Tensor]
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        values = self.arguments(x, state)
-        try:
-            found = self.run(*(values[name] for name in self.parameters))
-        except (IRError, LoopError) as error:
-            first = str(error).splitlines()[0]
-            raise Refusal(f"the body does not run on another number of rows: {first}") from error
-        named = dict(zip(self.results, found, strict=True))
-        y = {output: named[result] for output, result in self.lasts}
-        for output, result, axis, part in self.joins:
-            value = named[result]
-            if not -value.dim() <= axis < value.dim():
-                raise Refusal(f"'{output}' has no axis {axis} to be joined along")
-            axis %= value.dim()
-            if not (self.blocks and axis == 0):
-                if value.shape[axis] != part:
-                    raise Refusal(f"'{output}' does not have {part} element(s) along axis {axis}")
-                value = value.squeeze(axis) if part == 1 else value.movedim(1, 0) if axis == 0 else value
-            y[output] = value
-        return y, state | {parameter: named[result] for parameter, result in self.carried}
-
-    def arguments(self, x: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What the body is given at a step, by parameter."""
-        values = dict(zip(self.shared_names, self.shared, strict=True)) | dict(state)
-        for parameter, axis, part in self.cuts:
-            value = x[parameter]
-            if axis or not self.blocks:
-                value = value.unsqueeze(axis) if part == 1 else value if axis else value.movedim(1, 0)
-            values[parameter] = value
-        if self.counter is not None:
-            name, rank = self.counter
-            values[name] = x[COUNTER].reshape(-1, *[1] * (rank - 1))
-        return values
 
 
 @dataclass(frozen=True)
@@ -291,9 +222,7 @@ class RowLoop:
     def _known_to_fit(self, call: RowCall, feeds: Mapping[str, Tensor]) -> bool:
         """Whether a step gives what the body gives; found out once for the shapes of a call."""
         key = (
-            call.step.counter,
-            call.step.blocks,
-            call.step.shared_names,
+            call.step.text,
             tuple(v.shape for v in feeds.values()),
         )
         if key not in self._checked:
@@ -314,8 +243,8 @@ class RowLoop:
                     real[port.parameter] = torch.full_like(like, int(rows[COUNTER][0]))
             try:
                 with torch.no_grad():
-                    ours = step.run(*(given[name] for name in step.parameters))
-                    theirs = self.loop.body(*(real[name] for name in step.parameters))
+                    ours = step.run(*(given[name] for name in step.form.parameters))
+                    theirs = self.loop.body(*(real[name] for name in step.form.parameters))
             except (IRError, LoopError, Refusal, RuntimeError):  # the plain loop tells it, if it meets it
                 return False
             if not all(map(_alike, ours, theirs)):
@@ -327,7 +256,7 @@ class RowLoop:
         outputs: dict[str, Any] = {}
         for port in self.loop.outputs:
             if isinstance(port, Concat):
-                value, part, blocks = y[port.output], port.part_size or 1, call.step.blocks
+                value, part, blocks = y[port.output], port.part_size or 1, call.step.form.blocks
                 axis = port.axis % (value.dim() - (part != 1 or (blocks and port.axis == 0)))
                 value = value.movedim((time, 1 - time), (axis, _batch_axis(axis, part, blocks)))
                 if (port.stride < 0) != reverse:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,8 @@ from .fit import fit, infer_shape
 from .port_map import check_ports, does_not_fit, record
 from .ports import BackEdge, InputPort, OutputPort, Port
 from .rows import RowLoop, show_declined
+
+_MADE: WeakKeyDictionary[TensorIterator, tuple[tuple[Any, ...], RowLoop]] = WeakKeyDictionary()
 
 
 class TensorIterator(nn.Module):
@@ -107,7 +110,17 @@ class TensorIterator(nn.Module):
     @property
     def loop(self) -> ir.TensorIterator:
         """The record of the loop, as every kind of recurrence has one."""
-        return record(self.body, self.port_map, self.back_edges)
+        return self._rows().loop
+
+    def _rows(self) -> RowLoop:
+        """What runs the loop. It is kept beside the module, for it is no part of what a step reaches."""
+        made_of = (self.body, self.port_map, self.back_edges)
+        known = _MADE.get(self)
+        if known is not None and all(a is b for a, b in zip(known[0], made_of, strict=True)):
+            return known[1]
+        rows = RowLoop(record(*made_of))
+        _MADE[self] = made_of, rows
+        return rows
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Outputs:
         """Run the loop on inputs by position or by name.
@@ -132,8 +145,8 @@ class TensorIterator(nn.Module):
         feeds = self.feeds(*args, **kwargs)
         steps = self._steps(feeds)
         chosen = check_backend(self.backend)
-        loop = self.loop
-        rows = RowLoop(loop)
+        rows = self._rows()
+        loop = rows.loop
         out: dict[str, Any] | None = None
         if chosen == "naive" or not steps:
             why = "backend='naive' asks for the plain loop" if steps else "it has no steps"
