@@ -9,6 +9,7 @@ from . import (
     first_call,
     kept_heap,
     kernels,
+    loop_memory,
     memory,
     nested,
     openvino_ir,
@@ -31,6 +32,7 @@ TOPICS: dict[str, Topic] = {
         first_call.TOPIC,
         compiled_loop.TOPIC,
         while_loops.TOPIC,
+        loop_memory.TOPIC,
         nested.TOPIC,
         openvino_ir.TOPIC,
         kept_heap.TOPIC,  # the last one: it changes how this process keeps memory

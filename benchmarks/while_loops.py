@@ -1,7 +1,6 @@
 """The founding documents' while loop, written as a frame: raised to a scan, or run as recorded.
 
-Beside them the same recurrence by `stepnet.recurrent`, and as a loop in Python. The findings hold what the
-RNN op keeps alive in inference, for more and more steps.
+Beside them the same recurrence by `stepnet.recurrent`, and as a loop in Python.
 """
 
 from __future__ import annotations
@@ -10,26 +9,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 import stepnet
 from stepnet.data.array import TensorArray
 from stepnet.front.frame import WhileLoop, run_recorded
-from stepnet.front.memory import Memory
-from stepnet.front.scope import Scope
 from stepnet.loops.create import create_whileloop
-from stepnet.loops.recurrent_op import RecurrentOp
 
-from .harness import Case, Contender, Row, Topic
+from .harness import Case, Contender, Topic
 
 States = Callable[[Tensor], Tensor]
 
 
 def cases(quick: bool) -> Iterator[Case]:
     """T steps of a sigmoid RNN over B rows, forward and with all gradients."""
-    sizes = [(20, 4, 16)] if quick else [(100, 1, 64), (100, 32, 64), (100, 32, 256), (1000, 8, 128)]
+    sizes = [(20, 4, 16)] if quick else [(100, 1, 256), (100, 32, 64), (100, 32, 256), (1000, 8, 128)]
     for steps, batch, size in sizes:
         for training in (False, True):
             draw = torch.Generator().manual_seed(steps * size)
@@ -109,48 +102,8 @@ def _contender(run: States, x: Tensor, U: Tensor, W: Tensor) -> Contender:
     return Contender(work)
 
 
-class LiveMemory(TorchDispatchMode):
-    """`peak` is the most bytes that tensors of this block held together, looked at every eighth operator."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.peak = self._calls = 0
-        self._live: dict[int, tuple[StorageWeakRef, int]] = {}
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for value in tree_iter(out):
-            if isinstance(value, Tensor):
-                storage = value.untyped_storage()
-                self._live[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
-        self._calls += 1
-        if self._calls % 8 == 0:
-            self._live = {key: held for key, held in self._live.items() if not held[0].expired()}
-            self.peak = max(self.peak, sum(size for _, size in self._live.values()))
-        return out
-
-
-def op_in_inference(steps: int) -> float:
-    """KiB alive at once while the RNN op runs for its last state, B=32 H=64."""
-
-    def stepnet_(step: Scope) -> None:
-        step["h"] = torch.sigmoid(step["h_pre"] @ step["U"] + step["x"])
-
-    op = RecurrentOp(stepnet_, ["x"], [], [Memory("h", "h_pre", "boot")])
-    x = torch.zeros(1, 32, 64).expand(steps, 32, 64)
-    with torch.no_grad(), LiveMemory() as memory:
-        op.run(Scope({"x": x, "U": torch.eye(64), "boot": torch.zeros(32, 64)}))
-    return memory.peak / 1024
-
-
-def findings(rows: Sequence[Row]) -> Mapping[str, float]:
-    """The RNN op's memory does not grow with the steps."""
-    return {f"KiB alive in the RNN op, inference, T={steps}": op_in_inference(steps) for steps in (50, 500)}
-
-
 TOPIC = Topic(
     name="while_loops",
-    claim="a while loop over TensorArrays that is a scan runs as one; the RNN op's inference is flat in T",
+    claim="a while loop over TensorArrays that is a scan runs as one, at the speed of recurrent",
     cases=cases,
-    findings=findings,
 )

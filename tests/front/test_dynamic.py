@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import stepnet
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import LoDError, StepError
 from stepnet.front.memory import Memory
@@ -100,6 +101,17 @@ def test_a_ragged_static_input_is_in_the_callers_order_and_shrinks():
     theirs = torch.autograd.grad(torch.stack(expected).pow(2).sum(), wanted)
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_explain_says_why_a_ragged_static_input_is_not_compiled():
+    def model(scope: Scope) -> None:
+        dynamic_recurrent(attend, scope, ["x"], ["h"], MEMORIES[:1], static_inputs=["memory"])
+
+    x, memory = (LoDTensor.from_lengths(f64(4, 2), [[1, 3]]) for _ in range(2))
+    told = stepnet.explain(model, Scope({"x": x, "memory": memory, "boot": f64(2, 2)}))
+    (one,) = told.recurrences
+    assert one.executor == "naive"
+    assert "static input 'memory' is ragged" in str(one)
 
 
 def test_steps_over_an_outer_level_get_whole_sequences():

@@ -29,10 +29,11 @@ class LoD:
     (9, 2)
     """
 
-    __slots__ = ("levels", "rows")
+    __slots__ = ("_owner", "levels", "rows")
 
     levels: tuple[Tensor, ...]
     rows: int
+    _owner: Any
 
     def __init__(self, levels: Sequence[Any]) -> None:
         own = tuple(
@@ -52,6 +53,7 @@ class LoD:
     def _fill(self, levels: tuple[Tensor, ...], rows: int | None = None) -> None:
         object.__setattr__(self, "levels", levels)
         object.__setattr__(self, "rows", int(levels[-1][-1]) if rows is None else rows)
+        object.__setattr__(self, "_owner", None)
 
     @staticmethod
     def trusted(levels: tuple[Tensor, ...], rows: int | None = None) -> LoD:
@@ -94,6 +96,12 @@ class LoD:
     def lengths(self, level: int = -1) -> Tensor:
         """[n] lengths of the sequences of one level, counted in the elements of that level."""
         return self.levels[level].diff()
+
+    def owner(self) -> Tensor:
+        """[rows] for every row, its sequence of the last level. Made once, so nobody may write to it."""
+        if self._owner is None:
+            object.__setattr__(self, "_owner", owners(self.lengths(), self.rows))
+        return self._owner
 
     def __eq__(self, other: object) -> bool:
         if self is other:

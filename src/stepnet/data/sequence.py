@@ -107,7 +107,8 @@ def sequence_expand(x: Tensor | LoDTensor, y: LoDTensor, ref_level: int = -1) ->
             expected=len(lengths),
             remedy=remedy,
         )
-    repeats = owners(lengths, int(lengths.sum()))
+    last = ref_level in (-1, y.lod_level - 1)
+    repeats = y._lod.owner() if last else owners(lengths, int(lengths.sum()))
     if isinstance(x, LoDTensor):
         return x.select_sequences(repeats)
     levels = y._lod.levels[: ref_level % y.lod_level + 1]
@@ -153,7 +154,7 @@ def sequence_reverse(x: LoDTensor) -> LoDTensor:
     """
     _check_ragged(x, "sequence_reverse")
     offsets = x._lod.levels[-1]
-    mirror = (offsets[:-1] + offsets[1:] - 1)[owners(x._lod.lengths(), x._lod.rows)]
+    mirror = (offsets[:-1] + offsets[1:] - 1)[x._lod.owner()]
     rows = mirror - torch.arange(x._lod.rows)
     return LoDTensor._make(x.values.index_select(0, rows.to(x.device)), x._lod)
 
@@ -253,7 +254,7 @@ def _wide(values: Tensor) -> Tensor:
 
 def _owner_index(x: LoDTensor, rows: Tensor) -> Tensor:
     """The sequence of every row, as an index of the shape of the rows (a view)."""
-    owner = owners(x._lod.lengths(), x._lod.rows, rows.device)
+    owner = x._lod.owner().to(rows.device)
     return owner.view(-1, *(1,) * (rows.ndim - 1)).expand(rows.shape)
 
 

@@ -109,7 +109,8 @@ def _explain(
     entry = Entry()
     if chosen == "naive" or scopes:
         asked = "scopes=True" if scopes else "backend='naive'"
-        entry.refusals.append(("compiler", Refusal(f"{asked} asks for the plain loop")))
+        reason = getattr(body.step, "plain_reason", None) or f"{asked} asks for the plain loop"
+        entry.refusals.append(("compiler", Refusal(reason)))
     else:
         try:
             entry, found, _ = find_plan(

@@ -79,6 +79,14 @@ class ScopeStep:
         self.__name__ = getattr(stepnet, "__name__", type(stepnet).__name__)
         self._chosen: dict[str, LoDTensor] = {}
 
+    @property
+    def plain_reason(self) -> str | None:
+        """Why this step has no plan, if it is known beforehand."""
+        if not self.ragged:
+            return None
+        names = ", ".join(map(repr, self.ragged))
+        return f"static input {names} is ragged: what a row reads of it is as long as its sequence"
+
     def __call__(self, x: tuple[Any, ...], state: tuple[Tensor, ...]) -> tuple[Any, Any]:
         scope = self.scope.new_scope(dict(zip(self.inputs, x, strict=True)))
         pre, static = state[: len(self.memories)], state[len(self.memories) :]
