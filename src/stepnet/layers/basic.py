@@ -133,7 +133,7 @@ def addto(xs: Sequence[TapeItem], *, act: Act = None, name: str | None = None) -
     if len(sizes) > 1:
         got = ", ".join(f"'{x.name}' {describe_item(x)}" for x in items)
         raise TapeError(f"addto ({user_line()}): its inputs must have one size", got=got)
-    return Tape.current().record("addto", _total, items, name=name, act=as_activation(act))
+    return Tape.current().record("addto", total, items, name=name, act=as_activation(act))
 
 
 def dropout(x: TapeItem, p: float = 0.5, *, name: str | None = None) -> TapeItem:
@@ -153,7 +153,8 @@ def dropout(x: TapeItem, p: float = 0.5, *, name: str | None = None) -> TapeItem
     return Tape.current().record("dropout", nn.Dropout(p), (x,), name=name)
 
 
-def _total(*xs: Any) -> Any:
+def total(*xs: Any) -> Any:
+    """The sum of several tensors."""
     return reduce(torch.add, xs)
 
 

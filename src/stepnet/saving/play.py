@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import operator
+import types
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stepnet.api import Recurrent, recurrent
 from stepnet.data.lod import LoDTensor
 from stepnet.data.sequence import sequence_expand, sequence_pool, sequence_reverse, sequence_softmax
 from stepnet.errors import TapeError
+from stepnet.layers.basic import total
 from stepnet.layers.generate import Generator
 from stepnet.layers.group_run import GroupRunner
 from stepnet.layers.sequences import expand_rows
 from stepnet.tape.creation import Creation, Ref, leaves, swap
+from stepnet.tape.holding import Holding
 
 from .groups import run_group
 from .padded import Padded, mirrored
@@ -46,11 +50,32 @@ def run_padded(creation: Creation, values: Mapping[int, Any]) -> Any:
         if not all(isinstance(v, LoDTensor) for v in leaves(creation.example, (Tensor, LoDTensor))):
             raise refusal(creation, "it does more than one thing to each row of its sequences")
         try:
-            result = function(*args, **kwargs)
+            result = _rows(function, args, kwargs) if _of_torch(function) else function(*args, **kwargs)
         except (AttributeError, TypeError, ValueError, RuntimeError) as error:
             said = (str(error) or repr(error)).splitlines()[0]
             raise refusal(creation, f"it does not run on padded sequences: {said}") from error
-    return result if creation.act is None else creation.act(result)
+    if creation.act is None:
+        return result
+    return _rows(creation.act, (result,), {}) if _of_torch(creation.act) else creation.act(result)
+
+
+def _rows(function: Any, args: Any, kwargs: Any) -> Any:
+    """A function on the rows themselves, which is the same to it, and easier to trace."""
+    first = next(leaves((args, kwargs), Padded), None)
+    return function(*args, **kwargs) if first is None else first.by_rows(function, *args, **kwargs)
+
+
+def _of_torch(function: Any) -> bool:
+    """Whether torch alone is behind a function, so that it cannot tell rows from LoDTensors."""
+    if isinstance(function, Holding):
+        return _of_torch(function.function)
+    if isinstance(function, functools.partial):
+        return _of_torch(function.func)
+    if isinstance(function, nn.Module):
+        return all(type(module).__module__.startswith("torch.") for module in function.modules())
+    if isinstance(function, (types.BuiltinFunctionType, types.MethodDescriptorType)) or function is total:
+        return True
+    return (getattr(function, "__module__", None) or "").startswith("torch.")
 
 
 def refusal(creation: Creation, why: str) -> TapeError:
