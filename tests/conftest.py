@@ -19,3 +19,13 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _plans_are_made_anew(request, monkeypatch):
+    """Plans of earlier runs lie on disk; only tests of that read them."""
+    if not getattr(request.module, "PLANS_ON_DISK", False):
+        from stepnet.run import plan_files
+
+        monkeypatch.setattr(plan_files, "read", lambda key: None)
+        monkeypatch.setattr(plan_files, "write", lambda key, data: None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
 from collections import OrderedDict
@@ -12,15 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stepnet.compiler import stored
 from stepnet.compiler.capture import Example, tensors_used, user_line, without_modes
 from stepnet.compiler.pipeline import Compiled, Signature, compile_step
+from stepnet.compiler.portable import digest
 from stepnet.compiler.probe import ROWS
 from stepnet.compiler.reach import Reach, reach
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import Spec, flatten, unflatten
 from stepnet.errors import Refusal, SlowPathWarning, StepError
 from stepnet.front.step import StepBody, loop_over
-from stepnet.run import naive
+from stepnet.run import naive, plan_files
 from stepnet.run.autograd import Call, Ready, run
 from stepnet.run.layout import Layout
 from stepnet.run.select import executors, make_ready
@@ -39,6 +42,7 @@ class Entry:
     y_spec: Spec | None = None
     refusals: list[tuple[str, Refusal]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    wrong: bool = False  # an executor did not pass the self-check
     warned: bool = False
 
 
@@ -259,12 +263,39 @@ def _compile(
         leaves, spec = flatten(y)
         return spec, leaves, new
 
+    key = digest(
+        found.key,
+        [(tuple(t.shape), t.dtype, t.requires_grad, t.device.type) for t in found.tensors],
+        [(e.shape, e.dtype, e.grad) for e in (*signature.x, *signature.states)],
+        (signature.boots, grad, body.x_spec, body.state_spec),
+        torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
+        torch.get_default_dtype(),
+    )
+    kept = None if key is None else plan_files.read(key)
+    if kept is not None:
+        with contextlib.suppress(stored.NoPlan):
+            _choose(entry, stored.load(kept), body, sequences, states, weights, backend)
+            if not entry.wrong:
+                return
+        entry.ready, entry.refusals, entry.notes, entry.wrong = None, [], [], False
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         compiled = compile_step(call, signature, weights, here, bind, [*x_few, *state_few])
-    entry.compiled = compiled
-    entry.y_spec = compiled.captured.y_spec
-    entry.weights = compiled.captured.weights
+    _choose(entry, compiled, body, sequences, states, weights, backend)
+    if key is not None and entry.ready is not None and not compiled.fused.random:  # noise cannot be checked
+        data = stored.dump(compiled)
+        if data is not None:
+            plan_files.write(key, data)
+
+
+def _choose(
+    entry: Entry, compiled: Compiled, body: StepBody, sequences: Sequences, states: Sequence[Tensor],
+    weights: Sequence[tuple[int, Tensor, bool]], backend: str,
+) -> None:  # fmt: skip
+    """Take the first executor of a backend that accepts the plan and passes the self-check."""
+    device = (*sequences.x_rows, *states)[0].device
+    entry.y_spec = compiled.y_spec
+    entry.weights = compiled.weights
     compiled = replace(compiled, constants={k: t.to(device) for k, t in compiled.constants.items()})
     entry.compiled = compiled
     for name in executors(backend):
@@ -272,18 +303,24 @@ def _compile(
             if name == "c" and device.type != "cpu":
                 raise Refusal(f"the rows are on {device.type}; generated C runs on the CPU")
             ready = make_ready(name, compiled.fused if name == "c" else compiled.hoisted)
-            if compiled.fused.random:
-                entry.notes.append("the step draws noise: the self-check was skipped")
-            else:
-                _self_check(body, ready, compiled, sequences, states, [t for _, t, _ in weights])
         except Refusal as refusal:
             entry.refusals.append((name, refusal))
             continue
+        if compiled.fused.random:
+            entry.notes.append("the step draws noise: the self-check was skipped")
+            entry.ready = ready
+            return
+        try:
+            _self_check(body, ready, compiled, sequences, states, [t for _, t, _ in weights])
+        except Refusal as refusal:
+            entry.refusals.append((name, refusal))
+            entry.wrong = True
         except RuntimeError as error:
             entry.refusals.append((name, Refusal(f"it failed on sample rows: {str(error).splitlines()[0]}")))
-            continue
-        entry.ready = ready
-        return
+            entry.wrong = True
+        else:
+            entry.ready = ready
+            return
     if not entry.refusals:
         raise Refusal(f"no executor of backend '{backend}'")
 
@@ -366,12 +403,24 @@ def _self_check(
         if not a.requires_grad:
             raise Refusal("self-check: a result lost its gradient")
     seeds = [torch.randn(b.shape, generator=generator, dtype=torch.float64).to(b) for _, b in pairs]
-    mine = torch.autograd.grad([a for a, _ in pairs], wanted, seeds, allow_unused=True)
-    other = torch.autograd.grad([b for _, b in pairs], wanted, seeds, allow_unused=True)
+    mine, other = (
+        torch.autograd.grad(_weighed(results, seeds), wanted, allow_unused=True)
+        for results in zip(*pairs, strict=True)
+    )
     for tensor, a, b in zip(wanted, mine, other, strict=True):
         like = torch.zeros_like(tensor)
         a, b = (like if gradient is None else gradient for gradient in (a, b))
         _compare(f"gradient of a {tuple(tensor.shape)}", a, b, loose)
+
+
+def _weighed(results: Sequence[Tensor], seeds: Sequence[Tensor]) -> Tensor:
+    """One number whose gradient for each result is its seed. Differentiating tensors would make torch import
+    what it traces with, which takes a second."""
+    parts = [
+        (torch.view_as_real(a) * torch.view_as_real(seed) if a.is_complex() else a * seed).sum()
+        for a, seed in zip(results, seeds, strict=True)
+    ]
+    return torch.stack([part.float() for part in parts]).sum()
 
 
 def _looseness(compiled: Compiled) -> float:

@@ -228,7 +228,7 @@ def test_fission_of_cells(name):
     state = cell.initial_state(3)
     boots = [torch.rand_like(s) + 0.5 for s in (state if isinstance(state, tuple) else (state,))]
     weights = dict(enumerate(cell.parameters()))
-    used = [weights[i].detach() for i in compiled.captured.weights]
+    used = [weights[i].detach() for i in compiled.weights]
     layout = Layout.ragged(torch.tensor([0, 2, 2, 5]), False)
     results = []
     for plan in (whole(compiled.hoisted.forward), compiled.hoisted.forward, compiled.fused.forward):

@@ -200,7 +200,7 @@ def test_the_users_cache_folder(given, used, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", given)
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.setattr(c_build, "_unfit", lambda folder: None)
-    assert str(c_build._cache_folder()) == used
+    assert str(c_build.cache_folder()) == used
 
 
 # ---- many at once

@@ -38,13 +38,17 @@ class Signature:
 
 @dataclass(frozen=True)
 class Compiled:
-    """Plans of one step: `fused` for generated code, `hoisted` for torch ops; and how it was captured."""
+    """Plans of one step: `fused` for generated code, `hoisted` for torch ops.
+
+    `y_spec` is the structure of y; `weights` are the places of the weights among what the step reaches.
+    """
 
     fused: Plan
     hoisted: Plan
-    captured: Captured
     joint: Joint
     constants: dict[str, Tensor]
+    y_spec: Any
+    weights: list[int]
 
 
 def compile_step(
@@ -95,9 +99,10 @@ def compile_step(
     return Compiled(
         fused=_plan(signature, weight_names, captured, joint, halves, fuse=True),
         hoisted=_plan(signature, weight_names, captured, joint, halves, fuse=False),
-        captured=captured,
         joint=joint,
         constants=joint.constants,
+        y_spec=captured.y_spec,
+        weights=captured.weights,
     )
 
 

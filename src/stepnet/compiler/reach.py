@@ -25,7 +25,7 @@ from stepnet.data.recording import Interned
 
 _SIMPLE = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size, Enum)
 _PLAIN = frozenset({int, bool, str, type(None)})
-_FOREIGN = ("torch", "numpy", "builtins", "typing", "collections", "math", "functools", "abc")
+FOREIGN = ("torch", "numpy", "builtins", "typing", "collections", "math", "functools", "abc")
 # A module's forward may call stepnet itself; what that reaches is the same for every step.
 _PARTS = ("api", "engine", "backends", "compiler", "data", "front", "ir", "iterator", "run")
 _PACKAGE = Path(__file__).parents[1]
@@ -35,6 +35,21 @@ _TABLES = frozenset({"_parameters", "_buffers", "_modules"})
 _MODULE_NOISE = frozenset(nn.Module().__dict__) - {"training", *_TABLES}
 _LIMIT = 4000  # objects; a step that reaches more is not worth keying
 _MOST_BYTES = 4096  # of an array whose numbers are part of the key
+
+
+class Same:
+    """Part of a key: this very object, held so that no other can take its place in memory."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
 
 
 @dataclass
@@ -120,7 +135,7 @@ class _Walk:
             self.visit(v)
 
     def _identity(self, value: Any) -> None:
-        self.key.append(("object", id(value)))
+        self.key.append(Same(value))
 
     def _object(self, value: Any) -> None:
         self.key.append(type(value))
@@ -179,7 +194,7 @@ class _Walk:
 
     def _global(self, value: Any, code: types.CodeType) -> None:
         if isinstance(value, types.ModuleType):
-            if value.__name__.split(".")[0] not in _FOREIGN:
+            if value.__name__.split(".")[0] not in FOREIGN:
                 for name in names_in(code):
                     inner = getattr(value, name, None)
                     if isinstance(inner, (*_SIMPLE, Tensor, nn.Module, types.FunctionType)):
@@ -189,7 +204,7 @@ class _Walk:
 
     @staticmethod
     def _own(kind: Any) -> bool:
-        return (getattr(kind, "__module__", None) or "builtins").split(".")[0] not in _FOREIGN
+        return (getattr(kind, "__module__", None) or "builtins").split(".")[0] not in FOREIGN
 
 
 @functools.lru_cache(maxsize=512)

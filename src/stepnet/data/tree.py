@@ -29,6 +29,9 @@ class Spec:
     def __hash__(self) -> int:  # specs are part of what plans are found by, at every call
         return self._hash  # pyright: ignore[reportAttributeAccessIssue]
 
+    def __reduce__(self) -> Any:  # hashes of strings differ between processes
+        return Spec, (self.kind, self.keys, self.children)
+
     @property
     def count(self) -> int:
         """Number of leaves."""

@@ -85,6 +85,9 @@ class Graph:
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", MappingProxyType(dict(self.values)))
 
+    def __reduce__(self) -> Any:
+        return Graph, (self.name, self.parameters, self.nodes, self.results, dict(self.values))
+
     @property
     def producers(self) -> dict[str, Node]:
         """The node that makes each value."""

@@ -233,7 +233,7 @@ def _first_lines(text: str, count: int) -> str:
 
 def _compile(cc: Compiler, key: str, source: str) -> Library:
     started = time.perf_counter()
-    folder = _cache_folder()
+    folder = cache_folder()
     try:
         with tempfile.TemporaryDirectory(prefix="build-", dir=folder, ignore_cleanup_errors=True) as work:
             text, binary = Path(work, "step.c"), Path(work, "step.so")
@@ -269,7 +269,7 @@ def _compile(cc: Compiler, key: str, source: str) -> Library:
 
 def _from_disk(key: str) -> Library | None:
     """The cached library of this key whose bytes are those its name promises; others are removed."""
-    for path in sorted(_cache_folder().glob(f"{key}-*.so")):
+    for path in sorted(cache_folder().glob(f"{key}-*.so")):
         try:
             if hashlib.sha256(path.read_bytes()).hexdigest() == path.stem.partition("-")[2]:
                 library = Library(path, 0.0, ctypes.CDLL(str(path)))
@@ -282,7 +282,12 @@ def _from_disk(key: str) -> Library | None:
     return None
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
+    """The folder that STEPNET_CACHE_DIR names, or the user's; private, or one of this process alone.
+
+    Raises:
+        BuildError: no folder can be made.
+    """
     wanted = os.environ.get("STEPNET_CACHE_DIR")
     folder = Path(wanted).absolute() if wanted else _user_cache() / "stepnet"
     reason = _unfit(folder)

@@ -1,4 +1,4 @@
-"""Keeps the folder of built libraries small: what was used longest ago goes first.
+"""Keeps the folder of built libraries and plans small: what was used longest ago goes first.
 
 Safe among processes. A library in use stays mapped after its file is gone; a file that another process is
 about to load was used moments ago and is left; and a load that finds its file gone builds it again.
@@ -17,7 +17,7 @@ MOST_BYTES = 200 << 20
 YOUNG = 600.0  # seconds in which a library that was used may be about to be loaded
 ABANDONED = 86400.0  # seconds after which the workplace of a build that never ended is removed
 
-_BUILT = re.compile(r"[0-9a-f]{40}-[0-9a-f]{64}\.so")
+_BUILT = re.compile(r"[0-9a-f]{40}-[0-9a-f]{64}\.(so|plan)")
 
 
 def used(path: Path) -> None:
@@ -27,7 +27,7 @@ def used(path: Path) -> None:
 
 
 def trim(folder: Path, most_bytes: int | None = None) -> None:
-    """Remove libraries that have not been used for longest, until the rest fits; and what dead builds left.
+    """Remove what has not been used for longest, until the rest fits; and what dead builds left.
 
     Files of other names stay.
     """

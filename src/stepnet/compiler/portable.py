@@ -1,0 +1,115 @@
+"""What a step reads, as a digest that another process finds again for the same step, or None.
+
+Plans are kept on disk under it. Two steps of one digest have the same code, structure and plain values;
+what cannot be told so surely (an object of a foreign library, a class of the user's by its name alone) has
+no digest.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import sys
+import types
+from collections.abc import Callable
+from enum import Enum
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stepnet.data.tree import Spec
+
+from .reach import FOREIGN, Same
+
+_PACKAGE = Path(__file__).parents[1]
+_PLAIN = (int, float, complex, str, bytes, type(None), type(Ellipsis), torch.dtype, torch.device)
+_CODE = (
+    "co_code", "co_consts", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_flags",
+    "co_argcount", "co_kwonlyargcount", "co_filename", "co_firstlineno", "co_linetable",
+)  # fmt: skip
+
+
+class _Unknown(Exception):
+    """A value that another process could not recognise."""
+
+
+def digest(*parts: Any) -> str | None:
+    """A digest of plain values, code, types and structures of them, and of the versions of all that compiles.
+
+    >>> digest(1, "a", (2.0,)) == digest(1, "a", (2.0,)) != digest(1, "a", (2,))
+    True
+    >>> digest(object()) is None
+    True
+    """
+    found = hashlib.sha256(_versions().encode())
+    try:
+        _feed(found.update, parts)
+    except _Unknown:
+        return None
+    return found.hexdigest()[:40]
+
+
+def _feed(put: Callable[[bytes], None], value: Any) -> None:
+    if isinstance(value, Enum):
+        put(f"{_name(type(value))}.{value.name};".encode())
+    elif isinstance(value, _PLAIN):
+        put(f"{type(value).__name__} {value!r};".encode())
+    elif isinstance(value, (tuple, list)):
+        put(f"{type(value).__name__} {len(value)}(".encode())
+        for item in value:
+            _feed(put, item)
+    elif isinstance(value, frozenset):  # a constant of code, `x in {1, 2}`
+        put(f"set {sorted(map(repr, value))};".encode())
+    elif isinstance(value, types.CodeType):
+        _feed(put, tuple(getattr(value, name) for name in _CODE))
+    elif isinstance(value, Spec):
+        _feed(put, (value.kind, value.keys, value.children))
+    elif isinstance(value, type):
+        put(f"type {_name(value)};".encode())
+    elif isinstance(value, Same):
+        put(f"object {_foreign_name(value.value)};".encode())
+    else:
+        raise _Unknown
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _foreign_name(value: Any) -> str:
+    """The name under which a foreign library's module, function or class is found.
+
+    Raises:
+        _Unknown: it is none.
+    """
+    if isinstance(value, types.ModuleType):
+        name, found = value.__name__, sys.modules.get(value.__name__)
+    else:
+        module, path = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+        if not isinstance(module, str) or not isinstance(path, str):
+            raise _Unknown
+        name, found = f"{module}.{path}", sys.modules.get(module)
+        for part in path.split("."):
+            found = getattr(found, part, None)
+    if found is not value or name.split(".")[0] not in FOREIGN:
+        raise _Unknown
+    return name
+
+
+@functools.cache
+def _versions() -> str:
+    """Python, torch, and every file of this package: a change in any of them makes other plans."""
+    try:
+        own = version("stepnet")
+    except PackageNotFoundError:  # run from a folder of sources
+        own = ""
+    files = []
+    for folder, _, names in os.walk(_PACKAGE):
+        for name in names:
+            if name.endswith((".py", ".h")):
+                known = os.stat(os.path.join(folder, name))
+                files.append((os.path.relpath(folder, _PACKAGE), name, known.st_size, known.st_mtime_ns))
+    return repr((own, sys.version, torch.__version__, sorted(files)))
