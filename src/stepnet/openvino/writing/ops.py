@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Node as FxNode
+from torch.fx import map_arg
 
 from stepnet.errors import IRError
 
@@ -122,8 +123,8 @@ class AtenNet:
         if isinstance(meta, Tensor) and BATCH in self.shape(node):
             return None
         with torch.no_grad():
-            args = torch.fx.node.map_arg(node.args, lambda n: self.env[n])
-            kwargs = torch.fx.node.map_arg(node.kwargs, lambda n: self.env[n])
+            args = map_arg(node.args, lambda n: self.env[n])
+            kwargs = map_arg(node.kwargs, lambda n: self.env[n])
             return node.target(*args, **kwargs)  # pyright: ignore[reportCallIssue]
 
     def refuse(self, why: str | None = None) -> IRError:
