@@ -41,15 +41,17 @@ Step = Callable[["Weights", Any, Sequence[Any]], "tuple[Any, Sequence[Any]]"]
 
 
 class Weights:
-    """Constants of a model, drawn as torch draws those of a cell."""
+    """Constants of a model, drawn as torch draws those of a cell; `drawn` are their values, in order."""
 
     def __init__(self, size: Size) -> None:
         self.size = size
+        self.drawn: list[np.ndarray] = []
         self._draw = np.random.default_rng(size.B)
 
     def uniform(self, *shape: int) -> Any:
         bound = self.size.H**-0.5
-        return op.constant(self._draw.uniform(-bound, bound, shape).astype(np.float32))
+        self.drawn.append(self._draw.uniform(-bound, bound, shape).astype(np.float32))
+        return op.constant(self.drawn[-1])
 
     def filled(self, value: float, *shape: int) -> Any:
         return op.constant(np.full(shape, value, dtype=np.float32))
@@ -150,10 +152,11 @@ WORKS = {
 }
 
 
-def write(work: Work, size: Size, folder: Path) -> Path:
+def write(work: Work, size: Size, folder: Path, weights: Weights | None = None) -> Path:
     """Write the model; the path of its .xml."""
     path = folder / "model.xml"
-    ov.serialize(_sequence(size) if work.step is None else _loop(work, work.step, size), path)
+    w = Weights(size) if weights is None else weights
+    ov.serialize(_sequence(w) if work.step is None else _loop(work, work.step, w), path)
     return path
 
 
@@ -178,27 +181,26 @@ def _named(value: Any, name: str) -> Any:
     return result
 
 
-def _sequence(size: Size) -> Any:
-    T, B, n = size
+def _sequence(w: Weights) -> Any:
+    T, B, n = w.size
     x, h, c = _parameter("x", B, T, n), _parameter("h0", B, n), _parameter("c0", B, n)
     starts = [op.unsqueeze(state, _axes(1)) for state in (h, c)]
     lengths = op.constant(np.full(B, T, dtype=np.int32))
-    w = Weights(size)
     weights = w.uniform(1, 4 * n, n), w.uniform(1, 4 * n, n), w.uniform(1, 4 * n)
     layer = op.lstm_sequence(x, *starts, lengths, *weights, n, "forward")
     y, last = op.squeeze(layer.output(0), _axes(1)), op.squeeze(layer.output(1), _axes(1))
     return _Model([_named(y.output(0), "y"), _named(last.output(0), "h")], [x, h, c], "LSTMSequence")
 
 
-def _loop(work: Work, step: Step, size: Size) -> Any:
-    T, B, n = size
+def _loop(work: Work, step: Step, w: Weights) -> Any:
+    T, B, n = w.size
     x = _parameter("x", B, T, n)
     starts = [_parameter(name, B, n) for name in work.states]
     memories = [_parameter("memory", B, MEMORY, n)] if work.memory else []
     x_t = _parameter("x_t", B, 1, n)
     carried = [_parameter(name[0], B, n) for name in work.states]
     seen = [_parameter("m", B, MEMORY, n) for _ in memories]
-    y, new = step(Weights(size), op.squeeze(x_t, _axes(1)), [*carried, *seen])
+    y, new = step(w, op.squeeze(x_t, _axes(1)), [*carried, *seen])
     row = op.unsqueeze(y, _axes(1))
     results = [op.result(row), *(op.result(value) for value in new[: len(carried)])]
     loop: Any = op.tensor_iterator()

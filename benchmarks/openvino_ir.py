@@ -1,4 +1,4 @@
-"""Models in OpenVINO IR: run by stepnet, and by OpenVINO itself."""
+"""Models in OpenVINO IR: run by stepnet and by OpenVINO; and written by stepnet, run by OpenVINO."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from rich.text import Text
 from torch import Tensor
 
 import stepnet
-from stepnet.openvino import OpenVINOModel, load
+from stepnet.openvino import OpenVINOModel, load, save
 
 from .harness import Case, Contender, Effort, Row, Topic
+from .stats import Spread
 
 EFFORTS = (
     Effort(rounds=15, warmup=2, shortest=0.02, budget=20.0),
@@ -30,16 +31,16 @@ OWN, CUSTOM = 1.0, 2.0
 Values = Mapping[str, Tensor]
 
 
-def _models() -> Any:
+def _import(name: str) -> Any:
     try:
-        return importlib.import_module("benchmarks.ir_models")
+        return importlib.import_module(f"benchmarks.{name}")
     except ImportError as error:
         raise RuntimeError("OpenVINO is not installed (pip install 'stepnet[bench,openvino]')") from error
 
 
 def cases(quick: bool) -> Iterator[Case]:
     """Each model, of static shapes, for one sequence and for a batch."""
-    models = _models()
+    models = _import("ir_models")
     for name, work in models.WORKS.items():
         for size in models.SMALL if quick else models.SIZES:
             with tempfile.TemporaryDirectory() as folder:
@@ -50,7 +51,7 @@ def cases(quick: bool) -> Iterator[Case]:
                     name=f"{name} {size}",
                     contenders={
                         "stepnet": Contender(_run(ours, feeds), lambda done: dict(done.items())),
-                        "openvino": Contender(models.run(path, feeds), _copied),
+                        "openvino": Contender(models.run(path, feeds), _in_order),
                     },
                     reference=lambda path=path, feeds=feeds: _expected(path, feeds),
                     facts={
@@ -64,6 +65,34 @@ def cases(quick: bool) -> Iterator[Case]:
                 )
 
 
+def written_cases(quick: bool) -> Iterator[Case]:
+    """The same loop in two files, run by OpenVINO: all of the step in its body, and as stepnet writes it."""
+    models, twins = _import("ir_models"), _import("ir_twins")
+    for name, make in twins.TWINS.items():
+        work = models.WORKS[name]
+        for size in models.SMALL if quick else models.SIZES:
+            with tempfile.TemporaryDirectory() as folder:
+                weights = models.Weights(size)
+                path = models.write(work, size, Path(folder), weights)
+                feeds = {n: torch.from_numpy(value) for n, value in models.inputs(work, size).items()}
+                ours = path.with_name("written.xml")
+                inputs = tuple(feeds.values())
+                with torch.no_grad():
+                    save(twins.Twin(make(weights.drawn)), ours, inputs, dynamic={})
+                by_name = dict(zip((i.name for i in load(ours).inputs), inputs, strict=True))
+                yield Case(
+                    name=f"{name} {size}",
+                    contenders={
+                        "stepnet": Contender(models.run(ours, by_name), _in_order),
+                        "all in the body": Contender(models.run(path, feeds), _in_order),
+                    },
+                    reference=lambda path=path, feeds=feeds: _expected(path, feeds),
+                    facts={"work": name, "title": work.title, **size._asdict(), "goal": 1.0},
+                    rtol=0.0,
+                    atol=TOLERANCE,
+                )
+
+
 def _run(model: OpenVINOModel, feeds: Values) -> Callable[[], Any]:
     def run() -> Any:
         with torch.no_grad():
@@ -72,8 +101,8 @@ def _run(model: OpenVINOModel, feeds: Values) -> Callable[[], Any]:
     return run
 
 
-def _copied(done: Mapping[Any, Any]) -> Values:
-    return {output.any_name: torch.from_numpy(value.copy()) for output, value in done.items()}
+def _in_order(done: Mapping[Any, Any]) -> Values:
+    return {name: torch.from_numpy(value.copy()) for name, value in zip("yh", done.values(), strict=True)}
 
 
 def _expected(path: Path, feeds: Values) -> Values:
@@ -90,35 +119,50 @@ def _expected(path: Path, feeds: Values) -> Values:
 
 def findings(rows: Sequence[Row]) -> dict[str, float]:
     """How many goals are reached."""
+    ratios = [(_ratio(row).median, float(row.facts["goal"])) for row in rows]
     return {
         "rows": len(rows),
-        "rows that are no slower than OpenVINO": sum(row.ratios["openvino"].median >= 1 for row in rows),
-        "rows that reach their goal": sum(
-            row.ratios["openvino"].median >= float(row.facts["goal"]) for row in rows
-        ),
+        "rows with a ratio of 1 or more": sum(ratio >= 1 for ratio, _ in ratios),
+        "rows that reach their goal": sum(ratio >= goal for ratio, goal in ratios),
     }
+
+
+def _ratio(row: Row) -> Spread:
+    (ratio,) = row.ratios.values()
+    return ratio
 
 
 def table(rows: Sequence[Row]) -> RenderableType:
     """A line for each case: both times, and their ratio."""
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("model", "stepnet, ms", "OpenVINO, ms", "ratio", "quartiles", "goal"):
+    other = next((name for row in rows for name in row.ratios), "")
+    for heading in ("model", "stepnet, ms", f"{other}, ms", "ratio", "quartiles", "goal"):
         shown.add_column(heading, justify="left" if heading == "model" else "right", no_wrap=True)
     for row in rows:
         if row.refused is None:
-            ratio = row.ratios["openvino"]
-            times = (f"{row.times[name].median * 1e3:.2f}" for name in (row.ours, "openvino"))
+            ratio = _ratio(row)
+            times = (f"{spent.median * 1e3:.2f}" for spent in row.times.values())
             spread = f"{ratio.low:.2f}-{ratio.high:.2f}"
             shown.add_row(row.case, *times, f"{ratio.median:.2f}", spread, f"{row.facts['goal']:.0f}")
     notes = [f"refused: {row.case}: {row.refused}" for row in rows if row.refused is not None]
     return Group(shown, *(Text(note, style="red") for note in notes))
 
 
-TOPIC = Topic(
-    name="openvino_ir",
-    claim="models read from OpenVINO IR: OpenVINO's time over ours",
-    cases=cases,
-    findings=findings,
-    table=table,
-    efforts=EFFORTS,
+TOPICS = (
+    Topic(
+        name="openvino_ir",
+        claim="models read from OpenVINO IR: OpenVINO's time over ours",
+        cases=cases,
+        findings=findings,
+        table=table,
+        efforts=EFFORTS,
+    ),
+    Topic(
+        name="openvino_written",
+        claim="the same loops run by OpenVINO: with all of the step in the body, over as stepnet writes them",
+        cases=written_cases,
+        findings=findings,
+        table=table,
+        efforts=EFFORTS,
+    ),
 )

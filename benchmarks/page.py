@@ -22,6 +22,10 @@ KINDS = {
     ("dense", "forward"): "Dense, forward alone",
 }
 NAMES = {"nn": "nn", "nn packed": "packed", "jax": "JAX", "openvino": "OpenVINO", "onnx runtime": "ORT"}
+OPENVINO = {
+    "openvino_ir": "Models in OpenVINO IR: OpenVINO over stepnet",
+    "openvino_written": "Run by OpenVINO: all in the body over as stepnet writes it",
+}
 Line = Sequence[str]
 
 
@@ -44,7 +48,7 @@ def measured(record: Mapping[str, Any]) -> str:
             *_kept_heap(topics),
             *_memory(topics),
             *_first_call(topics),
-            *_openvino_ir(topics),
+            *_openvino(topics),
         ]
     )
 
@@ -149,25 +153,28 @@ def _first_call(topics: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _openvino_ir(topics: Mapping[str, Any]) -> Iterator[str]:
-    rows = topics.get("openvino_ir", [])
-    if rows:
+def _openvino(topics: Mapping[str, Any]) -> Iterator[str]:
+    for name, title in OPENVINO.items():
+        rows = topics.get(name, [])
+        if not rows:
+            continue
         batches = list(dict.fromkeys(row["facts"]["B"] for row in rows))
-        titles = list(dict.fromkeys(row["facts"]["title"] for row in rows))
-        entries = {
-            (row["facts"]["title"], row["facts"]["B"]): f"**{row['ratios']['openvino']['median']:.2g}**, "
-            + " : ".join(f"{1e3 * row['times'][name]['median']:.1f}" for name in ("openvino", "stepnet"))
-            for row in rows
-        }
+        works = list(dict.fromkeys(row["facts"]["title"] for row in rows))
+        entries = {(row["facts"]["title"], row["facts"]["B"]): _ratio_and_times(row) for row in rows}
         facts = rows[0]["facts"]
         yield (
-            f"**Models in OpenVINO IR, OpenVINO over stepnet** (T={facts['T']}, H={facts['H']}; "
-            "then both in milliseconds)\n\n"
+            f"**{title}** (T={facts['T']}, H={facts['H']}; then both in milliseconds)\n\n"
             + _table(
                 ["", *(f"B={batch}" for batch in batches)],
-                [[title, *(entries.get((title, batch), "") for batch in batches)] for title in titles],
+                [[work, *(entries.get((work, batch), "") for batch in batches)] for work in works],
             )
         )
+
+
+def _ratio_and_times(row: Mapping[str, Any]) -> str:
+    ((other, ratio),) = row["ratios"].items()
+    theirs, ours = (1e3 * row["times"][name]["median"] for name in (other, row["ours"]))
+    return f"**{ratio['median']:.2g}**, {theirs:.1f} : {ours:.1f}"
 
 
 def _table(head: Line, lines: Sequence[Line]) -> str:

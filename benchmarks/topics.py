@@ -34,7 +34,7 @@ TOPICS: dict[str, Topic] = {
         while_loops.TOPIC,
         loop_memory.TOPIC,
         nested.TOPIC,
-        openvino_ir.TOPIC,
+        *openvino_ir.TOPICS,
         kept_heap.TOPIC,  # the last one: it changes how this process keeps memory
     )
 }

@@ -361,6 +361,8 @@ def outside(kind: str) -> None:
             loop.update(s + 1, s)
         if kind == "array made from a symbolic size":
             TensorArray(size=s)
+        if kind == "array made inside":
+            TensorArray().write(s, torch.ones(1))
         if kind != "no break_if":
             loop.break_if(s == 3)
         leaked.append(s)
@@ -396,6 +398,7 @@ def outside(kind: str) -> None:
         ("wrong shape in update", "changed its shape or dtype"),
         ("update of another value", "must be a loop variable"),
         ("array made from a symbolic size", "made outside the frame"),
+        ("array made inside", "made outside the frame"),
         ("no break_if", "would never end"),
         ("never updated", "loop variable(s) 0 of the while loop were never updated"),
         ("updated twice", "was updated before"),
@@ -410,6 +413,110 @@ def test_errors(kind, words):
         outside(kind)
     assert words in str(caught.value)
     TensorArray(unstack_from=torch.ones(1)).stack()  # nothing is recorded after an error
+
+
+def test_a_frame_is_entered_once():
+    loop = stepnet.create_whileloop(loop_vars=[torch.tensor(0)])
+    frame = loop.frame()
+    with frame as (s,):
+        loop.break_if(s == 1)
+        loop.update(s, s + 1)
+    with pytest.raises(StepError, match="entered once, and this one was entered before"), frame:
+        pass
+
+
+def test_constants_made_inside_are_read_at_the_step():
+    a, loop = TensorArray(), stepnet.create_whileloop(loop_vars=[torch.tensor(0)])
+    with loop.frame() as (s,):
+        loop.break_if(s == 6)
+        a.write(s, TensorArray(unstack_from=X).read(s) + 1)
+        loop.update(s, s + 1)
+    torch.testing.assert_close(a.stack(), X + 1)
+
+
+def test_a_frame_inside_a_while_loop_runs_at_each_step_with_its_gradients():
+    start = f64(4, 3)
+
+    def run(weight: Tensor, make: Any) -> Tensor:
+        def body(i: int, h: Tensor) -> tuple[int, Tensor]:
+            x, a, loop = TensorArray(unstack_from=X), TensorArray(), make([torch.tensor(0)])
+            with loop.frame() as (s,):
+                loop.break_if(s == 6)
+                a.write(s, torch.tanh(a.read(s - 1, h) @ weight + x.read(s)))
+                loop.update(s, s + 1)
+            return i + 1, a.stack().mean(0)
+
+        return stepnet.while_loop(lambda i, h: i < 3, body, (0, start))[1]
+
+    def plain(weight: Tensor) -> Tensor:
+        h = start
+        for _ in range(3):
+            states = []
+            for x in X:
+                h = torch.tanh(h @ weight + x)
+                states.append(h)
+            h = torch.stack(states).mean(0)
+        return h
+
+    expected = plain(W)
+    theirs = torch.autograd.grad(expected.pow(2).sum(), (W, start))
+    for make in (stepnet.create_whileloop, recorded):
+        found = run(W, make)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+        ours = torch.autograd.grad(found.pow(2).sum(), (W, start))
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+def test_explain_of_a_model_tells_of_its_frames():
+    def model(x: Tensor) -> Tensor:
+        inputs, sums, loop = (
+            TensorArray(unstack_from=x),
+            TensorArray(),
+            stepnet.create_whileloop([torch.tensor(0)]),
+        )
+        with loop.frame() as (s,):
+            loop.break_if(s == len(x))
+            sums.write(s, torch.tanh(sums.read(s - 1, ZERO) @ W) + inputs.read(s))
+            loop.update(s, s + 1)
+        return two_steps_back(stepnet.create_whileloop)[1][0] + sums.stack()
+
+    told = stepnet.explain(model, X)
+    scan, other = told.recurrences
+    assert (scan.name, scan.steps, scan.sequences) == ("the while loop", 6, 4)
+    assert scan.executor in ("c", "eager")
+    assert other.executor == "naive"
+    assert "two_steps_back" not in str(other)
+    assert OTHERS[two_steps_back] in str(other)
+
+
+def test_frames_of_one_form_are_one_step_whatever_the_numbers_are():
+    """The same frame with other tensors, lengths and bounds; and one that differs in a constant alone."""
+    stepnet.backends.set_backend("eager")
+    try:
+        _check_frames_of_one_form()
+    finally:
+        stepnet.backends.set_backend("auto")
+
+
+def _check_frames_of_one_form() -> None:
+
+    def run(x: Tensor, weight: Tensor, factor: Any, make: Any) -> Tensor:
+        inputs, a, loop = TensorArray(unstack_from=x), TensorArray(), make([torch.tensor(0)])
+        with loop.frame() as (s,):
+            loop.break_if(s == len(x))
+            a.write(s, torch.tanh(a.read(s - 1, ZERO) @ weight) * factor + inputs.read(s))
+            loop.update(s, s + 1)
+        return a.stack()
+
+    for steps, factor in [(6, 1), (4, 1), (6, 1.5), (6, True), (5, f64(3))]:
+        x, weight = f64(steps, 4, 3), f64(3, 3)
+        for a, b in zip(
+            torch.autograd.grad(run(x, weight, factor, stepnet.create_whileloop).pow(2).sum(), (x, weight)),
+            torch.autograd.grad(run(x, weight, factor, recorded).pow(2).sum(), (x, weight)),
+            strict=True,
+        ):
+            torch.testing.assert_close(a, b)
 
 
 def test_a_loop_that_does_not_end_is_stopped():

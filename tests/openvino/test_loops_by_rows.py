@@ -9,6 +9,7 @@ import torch
 from ir_files import Net, edge, sliced
 from stepnet import explain
 from stepnet.backends import set_backend
+from stepnet.errors import IRError
 from stepnet.explaining import ModelExplanation
 from stepnet.openvino import load
 
@@ -155,6 +156,50 @@ def test_a_counted_loop_takes_the_first_slices(tmp_path):
     for trips in (1, 4, 6, -1):
         whole, _ = check(model, torch.tensor(trips), torch.randn(2, 3), x)
         assert whole.shape[1] == (6 if trips < 0 else trips)
+
+
+def picking(folder, rank, axis, also=False):
+    """Loop-5: s = tanh(s W + (2 X)[i] [+ i]), as loops in ONNX and in scripts read what they are given."""
+    net = Net()
+    inputs = [net.parameter("n", "", "int64"), net.const(True), net.parameter("s", "?,3")]
+    inputs.append(net.parameter("X", "?,?,?"))
+    body = net.body()
+    i, s, x = body.parameter("i", rank, "int64"), body.parameter("si", "?,3"), body.parameter("xi", "?,?,?")
+    twice = body.add("Multiply", [x, body.const(2.0, "float32")])
+    row = body.add("Gather", [twice, i, body.const(axis)], version="opset8")
+    if rank == "1":
+        row = body.add("Squeeze", [row, body.const([axis])])
+    total = body.add("Add", [body.add("MatMul", [s, body.const(W)]), row])
+    if also:
+        total = body.add("Add", [total, body.add("Convert", [i], destination_type="f32")])
+    new = body.add("Tanh", [total])
+    out, wide = body.result(new), body.result(body.add("Unsqueeze", [new, body.const([axis])]))
+    rows = sliced("input", -1, i[0], purpose="current_iteration") + sliced("input", 2, s[0])
+    rows += sliced("input", 3, x[0])
+    rows += sliced("output", -1, body.result(body.const(True)), purpose="execution_condition")
+    rows += sliced("output", 4, wide, axis=axis) + sliced("output", 5, out)
+    loop, port = net.loop(body, inputs, rows, edge(out, s[0]), ["FP32"] * 2, "Loop", "opset5")
+    net.result((loop, port))
+    net.result((loop, port + 1))
+    return load(net.write(folder))
+
+
+@pytest.mark.parametrize("also", [False, True])
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("rank", ["", "1"])
+def test_what_is_picked_by_the_number_of_the_iteration_is_a_slice(tmp_path, rank, axis, also):
+    model = picking(tmp_path, rank, axis, also)
+    for steps, trips in ((5, 5), (5, 3), (2, 1)):
+        x = torch.randn((steps, 2, 3) if axis == 0 else (2, steps, 3))
+        state = start = torch.randn(2, 3)
+        _, last = check(model, torch.tensor(trips), start, x)
+        for i in range(trips):
+            state = torch.tanh(state @ torch.from_numpy(W) + 2 * x.select(axis, i) + (i if also else 0))
+        torch.testing.assert_close(last, state)
+    x = torch.randn(2, 2, 3)
+    set_backend("auto")
+    with pytest.raises(IRError, match="Gather"):
+        model(torch.tensor(3), torch.zeros(2, 3), x)
 
 
 def test_a_loop_that_computes_its_condition_is_not(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 
@@ -76,6 +77,23 @@ def test_threads_have_tapes_of_their_own():
     for k, tape in found.items():
         out, _ = tape.topology(tape[30])(x=torch.zeros(1, 2))
         assert out[0, 0] == 30 * k
+
+
+def test_tasks_have_tapes_of_their_own():
+    async def build(k):
+        with Tape() as tape:
+            for i in range(5):
+                data(f"x{k}_{i}", Dense(2))
+                await asyncio.sleep(0)
+        return [c.name for c in tape]
+
+    async def both():
+        return await asyncio.gather(build(0), build(1))
+
+    with Tape() as here:
+        found = asyncio.run(both())
+    assert len(here) == 0
+    assert found == [[f"x{k}_{i}" for i in range(5)] for k in range(2)]
 
 
 def test_threads_can_fill_one_tape():

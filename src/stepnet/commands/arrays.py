@@ -5,6 +5,7 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tokenize import TokenError
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
     from stepnet.openvino import OpenVINOModel, Socket
 
 # What numpy and zipfile raise for files that they cannot read.
-UNREADABLE = (ValueError, OSError, EOFError, MemoryError, zipfile.BadZipFile, NotImplementedError)
+UNREADABLE = (
+    ValueError, OSError, EOFError, MemoryError, NotImplementedError, SyntaxError, TokenError,
+    zipfile.BadZipFile,
+)  # fmt: skip
 DYNAMIC = 8  # of dynamic dimensions that no shape is given for
 
 

@@ -99,9 +99,11 @@ class LoD:
 
     def owner(self) -> Tensor:
         """[rows] for every row, its sequence of the last level. Made once, so nobody may write to it."""
-        if self._owner is None:
-            object.__setattr__(self, "_owner", owners(self.lengths(), self.rows))
-        return self._owner
+        found = self._owner
+        if found is None:
+            found = owners(self.lengths(), self.rows)
+            object.__setattr__(self, "_owner", found)
+        return found
 
     def __eq__(self, other: object) -> bool:
         if self is other:

@@ -8,7 +8,8 @@ Source: the sequence_* operators of Paddle.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Any, Literal, get_args
 
 import torch
@@ -20,6 +21,9 @@ from stepnet.data.offsets import LoD, brief, check_lengths, integers, offsets_of
 from stepnet.errors import LoDError
 
 Pooling = Literal["sum", "mean", "sqrt", "max", "first", "last"]
+
+# What traces a module sees each of these as one thing: its name, who has the sequences, a tensor, a number.
+INSTEAD: ContextVar[Callable[..., Any] | None] = ContextVar("what answers for sequences", default=None)
 
 
 def sequence_pool(x: LoDTensor, pooling: Pooling, pad_value: float = 0.0) -> Any:
@@ -44,6 +48,9 @@ def sequence_pool(x: LoDTensor, pooling: Pooling, pad_value: float = 0.0) -> Any
         raise LoDError(
             "sequence_pool: no such pooling", got=repr(pooling), expected=", ".join(get_args(Pooling))
         )
+    instead = INSTEAD.get()
+    if instead is not None:
+        return instead(pooling, x, x.values, pad_value)
     if pooling in ("first", "last"):
         pooled = _end_rows(x, pooling, pad_value)
     elif pooling == "max":
@@ -67,6 +74,9 @@ def sequence_softmax(x: LoDTensor) -> LoDTensor:
     _check_ragged(x, "sequence_softmax")
     if not x.dtype.is_floating_point:
         raise LoDError("sequence_softmax takes floating point values", got=x.dtype, remedy="x.float()")
+    instead = INSTEAD.get()
+    if instead is not None:
+        return x.with_values(instead("softmax", x, x.values, 0.0))
     rows = _wide(x.values)
     index = _owner_index(x, rows)
     none = rows.new_zeros(len(x._lod.levels[-1]) - 1, *x.shape[1:])
@@ -93,6 +103,9 @@ def sequence_expand(x: Tensor | LoDTensor, y: LoDTensor, ref_level: int = -1) ->
     tensor([10, 10, 30, 30, 30])
     """
     _check_ragged(y, "sequence_expand", "y")
+    instead = INSTEAD.get()
+    if instead is not None and isinstance(x, Tensor) and y.lod_level == 1:
+        return y.with_values(instead("expand", y, x, 0.0))
     lengths = y.lengths(ref_level)
     if not isinstance(x, Tensor | LoDTensor) or x.ndim == 0:
         raise LoDError("sequence_expand: 'x' must be a tensor [sequences, ...] or a LoDTensor", got=brief(x))

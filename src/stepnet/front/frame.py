@@ -188,17 +188,15 @@ class Frame:
         array, program = args[0], self._loop.program
         if method.__name__ == "__init__":
             if _any_symbolic(args, kwargs):
-                raise StepError(
-                    "a TensorArray is made outside the frame that fills it",
-                    remedy="make it before `with loop.frame()`",
-                )
+                raise _made_inside()
             self._made.add(id(array))
             self._alive.append(array)
             return NotImplemented
         if id(array) in self._made:
             if not _any_symbolic(args, kwargs):
                 return NotImplemented
-            self._made.discard(id(array))
+            if method.__name__ == "write":
+                raise _made_inside()
         if method.__name__ == "read":
             return program.read(*args, **kwargs)
         if method.__name__ == "write":
@@ -207,6 +205,12 @@ class Frame:
             f"TensorArray.{method.__name__} belongs after the frame: inside, arrays are read and written",
             remedy="loop.break_if on a step that is counted; stack() after the frame",
         )
+
+
+def _made_inside() -> StepError:
+    return StepError(
+        "a TensorArray is made outside the frame that fills it", remedy="make it before `with loop.frame()`"
+    )
 
 
 def _any_symbolic(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from stepnet.openvino import OpenVINOModel, load
@@ -23,6 +24,7 @@ from .steps import steps
 from .trial import trial
 from .turns import when
 
+_POSITIONS = (torch.int64, torch.int32, torch.bool)  # constants of these types are no parameters
 BODIES = {"": "body", "then_": "then", "else_": "else"}
 
 
@@ -123,8 +125,9 @@ class _Describer:
             for i, (source, _) in enumerate(layer.sources):
                 if source not in inside and i not in node.values:
                     constant = place.constants[node.inputs[i]]
-                    self.weights[id(constant)] = constant.numel()
-                    parameters += constant.numel()
+                    if constant.dtype not in _POSITIONS:
+                        self.weights[id(constant)] = constant.numel()
+                        parameters += constant.numel()
             if layer.bodies or hasattr(node.run, "reports"):
                 loop = self.loop(node, place.graph, (*path, layer.name), outputs)
                 parameters += sum(body.parameters for body in loop.bodies.values())

@@ -6,14 +6,17 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from stepnet.api import watched, watching
 from stepnet.backends import get_backend
 from stepnet.data.tree import flatten
 from stepnet.engine import run_compiled
 from stepnet.errors import Refusal
 from stepnet.front.frame import WhileLoop, run_recorded
 from stepnet.front.raise_loop import Raised, raise_loop
+from stepnet.front.scan_form import RecordedStep
 from stepnet.front.step import StepBody
 from stepnet.run.select import executors
 
@@ -28,7 +31,11 @@ def create_whileloop(loop_vars: Sequence[Tensor], *, max_steps: int | None = Non
     it wrote, and in `loop.results`. All of it is differentiable.
 
     A loop that counts a step, reads arrays at `step` and `step - 1` and writes at `step` runs as a scan, as
-    `recurrent` does; `loop.explain()` says so, or which rule it broke. Then it runs step by step.
+    `recurrent` does; `loop.explain()` says so, or which rule it broke. Then it runs step by step. Of a model
+    whose loops are frames, `stepnet.explain(model, x)` tells the same.
+
+    Under `with Tape():`, or where it reads an item of a tape, the loop is recorded as a layer of the tape;
+    its results and what is read from the arrays that it wrote are then items.
 
     What does not depend on symbolic values is computed once, when the frame is written: draw noise with
     `torch.rand_like(value)`, which is recorded.
@@ -71,6 +78,10 @@ def run_now(loop: WhileLoop) -> list[Tensor]:
         return _run_raised(loop)
     except Refusal as refusal:
         loop.reason = refusal.reason
+        watch = watching()
+        if watch is not None:
+            dtype = next((v.dtype for v in loop.program.constants.values() if _floats(v)), torch.float32)
+            watch(RecordedStep.__name__, None, None, steps=None, dtype=dtype, refusal=refusal)
         return run_recorded(loop)
 
 
@@ -89,6 +100,13 @@ def _run_raised(loop: WhileLoop) -> list[Tensor]:
     raise refusal
 
 
+_AS_SCAN: Any = {"reverse": False, "level": -1, "axis": 0}
+
+
+def _floats(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
 def _scan(loop: WhileLoop, raised: Raised, names: Sequence[str]) -> list[Tensor]:
     """Run the scan by the first executor that takes it; each asked by name, so that none warns."""
     refusal: Refusal | None = None
@@ -96,10 +114,14 @@ def _scan(loop: WhileLoop, raised: Raised, names: Sequence[str]) -> list[Tensor]
     for name in names:
         body = StepBody(raised.step, flatten(x)[1], flatten(state)[1])
         try:
-            y, last = run_compiled(body, x, state, reverse=False, level=-1, axis=0, backend=name)
+            y, last = run_compiled(body, x, state, **_AS_SCAN, backend=name)
         except Refusal as error:
             refusal = refusal or error
             continue
+        watch = watching()
+        if watch is not None:
+            with watched(None):
+                watch(raised.step, x, state, **_AS_SCAN, scopes=False, backend=None)
         loop.executor = {"c": "generated C", "eager": "torch ops"}[name]
         return raised.finish(flatten(y)[0], last)
     assert refusal is not None

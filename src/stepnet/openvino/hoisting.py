@@ -2,6 +2,8 @@
 
     for t: k = f(m); h = g(x[t], k, h)     ->     k = f(m); for t: h = g(x[t], k, h)
 
+What a Loop picks from an invariant by the number of its iteration becomes a slice of it.
+
 A matmul of one row with an invariant matrix of each sequence, as attention over a memory has, becomes a sum
 of products along the last axis: the matrix is transposed once, and the loop reads it as it lies.
 """
@@ -17,9 +19,10 @@ import torch
 from torch import Tensor
 
 from stepnet.errors import Refusal
-from stepnet.ir.tensor_iterator import Invariant, TensorIterator
+from stepnet.ir.tensor_iterator import Invariant, Slice, TensorIterator
 
 from .attributes import Attributes
+from .reader import shape_from_text
 from .records import Layer
 
 if TYPE_CHECKING:
@@ -53,6 +56,21 @@ class Product:
         return (row * matrix).sum(-1).unsqueeze(-2 if self.after else -1)
 
 
+@dataclass(frozen=True)
+class Pick:
+    """A Gather from an invariant by the number of the iteration."""
+
+    label: str
+    source: int  # slots
+    result: int
+    axis: int
+    single: bool  # the axis is dropped
+
+    def __call__(self, part: Tensor) -> Tensor:
+        """The result of the Gather, from a slice."""
+        return part.squeeze(self.axis) if self.single else part
+
+
 class Hoisted:
     """A body without what it computes from invariants alone.
 
@@ -61,6 +79,9 @@ class Hoisted:
         loop: its loop, whose body has the parameters of the graph in their order.
         counter: a parameter that is no invariant, though its port is one.
         products: whether matmuls of rows with invariants become sums of products.
+
+    Attributes:
+        counter: the parameter that gets the number of the iteration, if it is still read.
     """
 
     def __init__(self, graph: Graph, loop: TensorIterator, counter: str | None, *, products: bool) -> None:
@@ -83,6 +104,15 @@ class Hoisted:
                 names |= dict.fromkeys(node.outputs, node.layer.name)
             else:
                 self.nodes.append(node)
+        number = None if counter is None else slots[counter]
+        rank = 0
+        if number is not None:
+            layer = graph.net.layers[
+                dict(zip(graph.parameter_slots, graph.net.parameters, strict=True))[number]
+            ]
+            rank = len(parameter_shape(layer))
+        found = ((i, _pick(node, known, number, rank)) for i, node in enumerate(self.nodes))
+        self.picks = {i: pick for i, pick in found if pick is not None}
         self.products: dict[int, Product] = {}
         if products:
             found = ((i, _product(node, known)) for i, node in enumerate(self.nodes))
@@ -92,6 +122,10 @@ class Hoisted:
         kept = {slots[p.parameter] for p in loop.inputs} - known | {
             s for s, turned in self._read if not turned
         }
+        read = {s for i, n in enumerate(self.nodes) if i not in self.picks for s in n.inputs}
+        self.counter = counter if number in read or number in graph.result_slots else None
+        if self.counter is None:
+            kept.discard(number)
         ports = [port for port in loop.inputs if slots[port.parameter] in kept]
         self._extra = [value for value in self._read if value[1] or value[0] not in own]
         names |= {slots[port.parameter]: port.parameter for port in invariant}
@@ -99,16 +133,21 @@ class Hoisted:
         self._sources = [port.source for port in ports]
         self._labels = labels
         parameters = [name for name in loop.body.parameters if slots[name] in kept]
+        picked = [pick.label for pick in self.picks.values()]
         self.slots: list[Value] = [*((slots[name], False) for name in parameters), *self._extra]
+        self.slots += [(pick.result, False) for pick in self.picks.values()]
         self.name, self.results = loop.body.name, loop.body.results
-        self.parameters = (*parameters, *labels)
+        self.parameters = (*parameters, *labels, *picked)
         ports += [Invariant(label, label) for label in labels]
+        ports += [Slice(pick.label, pick.label, axis=pick.axis, part_size=1) for pick in self.picks.values()]
         self.loop = TensorIterator(self, ports, loop.outputs, loop.back_edges)
 
     def _values_read(self, graph: Graph, known: set[int]) -> list[Value]:
         """Of what is known before the loop, what is read in it or is a result."""
         found: dict[Value, None] = {}
         for i, node in enumerate(self.nodes):
+            if i in self.picks:
+                continue
             if i in self.products:
                 found[self.products[i].matrix] = None
             else:
@@ -123,7 +162,7 @@ class Hoisted:
             Refusal: a matrix is none.
         """
         found = {source: feeds[source] for source in self._sources}
-        if not self._extra:
+        if not self._extra and not self.picks:
             return found
         slots: list[Any] = [None] * self.graph.slot_count
         for slot, name in self.graph.constant_slots:
@@ -138,6 +177,8 @@ class Hoisted:
             if turned and value.dim() < 2:
                 raise Refusal("a matrix has one dimension, and the file declares three")
             found[label] = value.transpose(-1, -2).contiguous() if turned else value
+        for pick in self.picks.values():
+            found[pick.label] = slots[pick.source]
         return found
 
     def constants(self) -> list[Tensor]:
@@ -155,6 +196,9 @@ class Hoisted:
         """Run the body; `fit(node, arguments)` may change what a layer is given."""
         slots = self.start(values)
         for i, node in enumerate(self.nodes):
+            if i in self.picks:
+                slots[node.outputs[0], False] = self.picks[i](slots[node.outputs[0], False])
+                continue
             product = self.products.get(i)
             if product is not None:
                 slots[node.outputs[0], False] = product(slots[product.row, False], slots[product.matrix])
@@ -181,6 +225,29 @@ def _product(node: Node, known: set[int]) -> Product | None:
     if shape[-1 if turned[row] == after else -2] != 1:
         return None
     return Product(node.inputs[row], turned[row], (node.inputs[matrix], turned[matrix] != after), after)
+
+
+def _pick(node: Node, known: set[int], number: int | None, rank: int) -> Pick | None:
+    """A Gather that takes one element after the other of what does not change."""
+    if node.layer.type.lower() != "gather" or number is None or node.inputs[1] != number:
+        return None
+    axis = node.fixed.get(2)
+    if isinstance(axis, list) and len(axis) == 1:
+        axis = axis[0]
+    if node.inputs[0] not in known or rank > 1 or type(axis) is not int:
+        return None
+    if Attributes(node.layer.attributes, node.layer.where).int("batch_dims", 0) != 0:
+        return None
+    label = f"{node.layer.name} #{node.outputs[0]}"
+    return Pick(label, node.inputs[0], node.outputs[0], axis, rank == 0)
+
+
+def parameter_shape(layer: Layer) -> tuple[int, ...]:
+    """The shape that a Parameter declares; () if it declares none."""
+    attributes = Attributes(layer.attributes, layer.where)
+    if "shape" in attributes:
+        return shape_from_text(attributes.text("shape"), layer.where) or ()
+    return layer.outputs[0].shape or ()
 
 
 def _declared(layer: Layer, i: int) -> tuple[int, ...]:

@@ -31,7 +31,7 @@ from stepnet.iterator.rows import RowLoop, show_declined
 from stepnet.run import naive
 from stepnet.run.segment import AxisCut, Count, join_along
 
-from .hoisting import Hoisted
+from .hoisting import Hoisted, parameter_shape
 from .layers.row import Misfit
 from .records import Layer, Net, PortMap, PortRow
 from .rowwise import adapter
@@ -133,7 +133,7 @@ class RowRunner:
 
     def _of(self, counter: str | None, *, products: bool) -> tuple[Hoisted, RowLoop]:
         body = Hoisted(self.graph, self.loop, counter, products=products)
-        return body, RowLoop(body.loop, adapter(body), counter)
+        return body, RowLoop(body.loop, adapter(body), body.counter)
 
     def run(self, feeds: Mapping[str, Any], steps: int | None, report: LoopReport) -> dict[str, Any] | None:
         """The outputs by name; None: it is not compiled, and the report says why."""
@@ -323,9 +323,10 @@ class LoopRunner:
         return dict(zip(net.results, found, strict=True))
 
     def _number(self, parameter: int, step: int) -> Tensor:
-        port = self.graph.net.layers[parameter].outputs[0]
-        dtype = torch.int64 if port.type is None else port.type.dtype
-        return torch.full((1,) * len(port.shape or ()), step, dtype=dtype)
+        layer = self.graph.net.layers[parameter]
+        kind = layer.outputs[0].type
+        dtype = torch.int64 if kind is None else kind.dtype
+        return torch.full((1,) * len(parameter_shape(layer)), step, dtype=dtype)
 
     def _outputs(
         self, joined: Mapping[int, list[Any]], results: Mapping[int, Any], current: Mapping[int, Any],

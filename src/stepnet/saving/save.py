@@ -82,6 +82,9 @@ class _ByName(nn.Module):
         return self.dense(*tensors.values())
 
 
+_ByName.__name__ = "Topology"  # as errors call it
+
+
 @contextmanager
 def _inference(topology: Topology) -> Iterator[None]:
     """Layers of the tape are in the mode of inference here, whatever other topologies left them in."""

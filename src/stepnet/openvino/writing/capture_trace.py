@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
@@ -76,7 +77,7 @@ def _(
     made = _CALLS[call]
     first = x[0]
     if made.ragged:
-        lead, batch = [first.shape[0]], lengths[0].shape[0]
+        lead, batch = [first.shape[0]], state[0].shape[0] if state else 0
     else:
         lead, batch = list(first.shape[:2]), first.shape[int(made.axis != 1)]
     for leaf in state if not made.ragged else ():
@@ -106,6 +107,18 @@ def _row_shapes(
             [t.select(int(made.axis == 1), 0) for t in x], state
         )
     return [(t.shape[1:], t.dtype) for t in flatten(y)[0]]
+
+
+@torch.library.custom_op("stepnet::sequences", mutates_args=())
+def _sequences(kind: str, rows: Tensor, x: Tensor, lengths: Tensor, pad: float) -> Tensor:
+    raise RuntimeError("an operation on the sequences of a traced module is written, not run")
+
+
+@_sequences.register_fake
+def _(kind: str, rows: Tensor, x: Tensor, lengths: Tensor, pad: float) -> Tensor:
+    if kind == "softmax":
+        return torch.empty_like(x)
+    return x.new_empty([(rows if kind == "expand" else lengths).shape[0], *x.shape[1:]])
 
 
 class Swapped(TorchFunctionMode):
@@ -260,6 +273,27 @@ class Tracer:
             y = [leaf.movedim(0, made.axis) for leaf in y]
         return unflatten(made.y_spec, y), unflatten(body.state_spec, list(out[len(made.y) :]))
 
+    def sequences(self, kind: str, of: LoDTensor, x: Tensor, pad: float) -> Tensor:
+        """An operation on whole sequences as one node."""
+        return torch.ops.stepnet.sequences(kind, of.values, x, self.lengths(of), float(pad))
+
+
+class _Number:
+    """A size that is any number in what is written, though it was one number in the trace."""
+
+    class _Expression:
+        def __init__(self, expr: Any) -> None:
+            self.expr = expr
+
+    def __init__(self, name: str) -> None:
+        self.node = self._Expression(sympy.Symbol(name, integer=True))
+
+    def __str__(self) -> str:
+        return str(self.node.expr)
+
+
+BATCH = _Number("sequences")
+
 
 def call_of(number: int) -> Call:
     """The recorded call that a node of the graph stands for."""
@@ -342,12 +376,14 @@ def lowered(program: ExportedProgram, known: Callable[[FxNode], bool]) -> Export
         return program.run_decompositions(table)
 
 
-def sizes_of(value: Tensor) -> list[Any]:
-    """The shape of a traced tensor; a size that the trace found to be fixed is an int."""
-    return [
+def sizes_of(value: Tensor, batch: int = 0) -> list[Any]:
+    """The shape of a traced tensor. A size that the trace found to be fixed is an int; `batch` is the number
+    that stands for any number of sequences."""
+    sizes = [
         int(size.node.expr) if isinstance(size, torch.SymInt) and size.node.expr.is_Integer else size
         for size in value.shape
     ]
+    return [BATCH if batch and isinstance(size, int) and size == batch else size for size in sizes]
 
 
 def line_of(node: FxNode) -> str | None:

@@ -89,6 +89,13 @@ class Editor:
         layer.inputs = tuple(ports)
         layer.sources = (*layer.sources[:index], source, *layer.sources[index + 1 :])
 
+    def feed(self, layer: Layer, sources: Sequence[Source]) -> None:
+        """Give a layer other inputs, as many as there are sources; its ports are numbered anew."""
+        found = [self.port(source) for source in sources]
+        layer.inputs = tuple(Port(i, port.type, port.shape) for i, port in enumerate(found))
+        layer.outputs = tuple(replace(port, id=i) for i, port in enumerate(layer.outputs, len(sources)))
+        layer.sources = tuple(sources)
+
     def replace_output(self, old: Source, new: Source) -> None:
         """Let all who read one output read another. Names go along."""
         self.replace_outputs({old: new})

@@ -27,7 +27,7 @@ def _recurrence(
     where = f"the recurrence of step '{call.body.name}' ({call.line})"
     steps = Steps(1 if call.ragged or call.axis == 1 else 0, call.reverse, _lengths(b, call, x))
     _check_open(b, call, x, where)
-    states = [_state(b, call, at, node, lengths, where) for at, node in enumerate(state)]
+    states = [b.out(node) for node in state]
     given = [b.out(node) for node in x]
     values: list[Tensor | Out] = [
         b.constant(node) if b.is_constant(node) else b.out(node) for node in weights
@@ -70,23 +70,6 @@ def _check_open(b: AtenNet, call: Call, x: Sequence[FxNode], where: str) -> None
                 remedy="dynamic=... says which dimensions of the inputs stay open; "
                 "those it leaves out are fixed",
             )
-
-
-def _state(b: AtenNet, call: Call, at: int, node: FxNode, lengths: Sequence[FxNode], where: str) -> Out:
-    """An initial state, [batch, ...]. Over ragged sequences the number of sequences was a plain number to
-    the trace; such a state must be the same for all of them."""
-    out, shape = b.out(node), b.shape(node)
-    if not call.ragged or not isinstance(shape[0], int):
-        return out
-    real = call.state[at]
-    if real.shape[0] and not bool((real == real[:1]).all()):
-        raise IRError(
-            f"{where} cannot be written: {call.body.state_names[at]} is not the same for every sequence, "
-            "and does not come from an input",
-            remedy="pass the initial state to the module",
-        )
-    first = b.emit.slice(out, 0, 0, 1)
-    return b.emit.broadcast(first, b.emit.concat([b.size(b.shape(lengths[0])[0]), b.sizes(shape[1:])], 0))
 
 
 def _fixed(

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Node as FxNode
+from torch.fx import map_arg
 
 from stepnet.errors import IRError
 
 from .builder import Out
-from .capture_trace import line_of, sizes_of
+from .capture_trace import BATCH, line_of, sizes_of
 from .ops_emit import Emit
 
 Rule = Callable[..., Any]
@@ -64,6 +65,7 @@ class AtenNet:
         self.ragged = dict(ragged or {})
         self.env: dict[FxNode, Any] = {}
         self.sources: dict[str, tuple[Out, int]] = {}  # where the size that a symbol stands for is found
+        self.batch = 0  # a number that stands for any number of sequences
         self.must_be_open = False  # the sizes of time and batch
         self.late: set[FxNode] = set()  # what depends on the state of a loop
         self.node: FxNode | None = None
@@ -76,7 +78,7 @@ class AtenNet:
         self.env[node] = value
         if isinstance(value, Out):
             lead = int(self.is_ragged(node))
-            for i, size in enumerate(sizes_of(node.meta["val"])):
+            for i, size in enumerate(self.shape(node)):
                 text = str(size)
                 if not isinstance(size, int) and text.isidentifier() and text not in self.ragged:
                     self.sources.setdefault(text, (value, i + lead))
@@ -117,9 +119,12 @@ class AtenNet:
             or "dropout" in str(node.target)
         ):
             return None
+        meta = node.meta.get("val")
+        if isinstance(meta, Tensor) and BATCH in self.shape(node):
+            return None
         with torch.no_grad():
-            args = torch.fx.node.map_arg(node.args, lambda n: self.env[n])
-            kwargs = torch.fx.node.map_arg(node.kwargs, lambda n: self.env[n])
+            args = map_arg(node.args, lambda n: self.env[n])
+            kwargs = map_arg(node.kwargs, lambda n: self.env[n])
             return node.target(*args, **kwargs)  # pyright: ignore[reportCallIssue]
 
     def refuse(self, why: str | None = None) -> IRError:
@@ -160,7 +165,7 @@ class AtenNet:
     def shape(self, value: Any = None) -> list[Any]:
         """The traced shape of a tensor, rows of ragged sequences as one dimension."""
         node: Any = self.node if value is None else value
-        return sizes_of(node.meta["val"])
+        return sizes_of(node.meta["val"], self.batch)
 
     def out(self, value: Any, dtype: torch.dtype | None = None) -> Out:
         """A value as an output of a layer, in a dtype."""

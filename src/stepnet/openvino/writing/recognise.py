@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ class Cell:
     w: Tensor
     r: Tensor
     b: Tensor
-    attributes: dict[str, object]
+    attributes: dict[str, Any]
 
 
 @dataclass
@@ -258,7 +259,7 @@ def recognise(plan: LoopPlan, constants: Mapping[str, Tensor]) -> Cell | None:
 
 
 Gates = list[tuple[Affine, ...]]  # one or two affine functions each; two: of x, and of h alone
-Found = tuple[str, list[Affine], dict[str, object]]
+Found = tuple[str, list[Affine], dict[str, Any]]
 
 
 def _gate(reader: _Reader, atom: str, function: str) -> Affine | None:
@@ -360,7 +361,7 @@ def _rnn(reader: _Reader, h: str, h_new: str) -> Found | None:
 
 
 def _cell(
-    reader: _Reader, kind: str, gates: list[Affine], attributes: dict[str, object], states: list[str]
+    reader: _Reader, kind: str, gates: list[Affine], attributes: dict[str, Any], states: list[str]
 ) -> Cell | None:
     """Weights as the layers take them."""
     h = states[0]
@@ -390,7 +391,7 @@ def _cell(
     recurrent = [*gates[:2], gates[3]] if before else gates
     r = torch.cat([matrix(g, h) for g in recurrent], 1).t()
     b = torch.cat([g.bias for g in gates])
-    sizes: dict[str, object] = {"hidden_size": size}
+    sizes: dict[str, Any] = {"hidden_size": size}
     w, r, b = (t.to(dtype).contiguous() for t in (w, r, b))
     return Cell(kind, inputs, tuple(states), w, r, b, sizes | attributes)
 

@@ -1,0 +1,178 @@
+"""The inputs of a module that is to be written: names, ragged structures, and which sizes stay open."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stepnet.data.lod import LoDTensor
+from stepnet.data.offsets import LoD
+from stepnet.data.tree import flatten, names
+from stepnet.errors import IRError
+
+from .capture_trace import sizes_of
+from .loops_step import Program
+
+Dynamic = Mapping[str, Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Input:
+    """One tensor among the inputs of a module. `lod` is a number for each structure of ragged sequences."""
+
+    name: str
+    value: Any
+    lod: int | None
+
+
+def inputs_of(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: list[Any]) -> list[Input]:
+    """The inputs by the names that the module's `forward` gives them."""
+    function = module.forward if isinstance(module, nn.Module) else module
+    try:
+        known = [p.name for p in inspect.signature(function).parameters.values()]
+    except (TypeError, ValueError):
+        known = []
+    found: list[str] = []
+    for i, arg in enumerate(args):
+        found += names(flatten(arg)[1], known[i] if i < len(known) else f"input_{i}")
+    for key, arg in kwargs.items():
+        found += names(flatten(arg)[1], key)
+    lods: list[LoD] = []
+    made = []
+    for text, value in zip(found, leaves, strict=True):
+        number = None
+        if isinstance(value, LoDTensor):
+            same = [k for k, lod in enumerate(lods) if lod == value._lod]
+            number = same[0] if same else len(lods)
+            if not same:
+                lods.append(value._lod)
+            value = LoDTensor._make(value.values, lods[number])
+        made.append(Input(text, value, number))
+    return made
+
+
+def structures(inputs: Sequence[Input]) -> list[LoD]:
+    found: dict[int, LoD] = {}
+    for i in inputs:
+        if i.lod is not None:
+            found[i.lod] = i.value._lod
+            if len(i.value._lod.levels) > 1:
+                raise IRError(
+                    f"input '{i.name}' cannot be written: it has sequences of sequences",
+                    got=f"{len(i.value._lod.levels)} levels",
+                    expected="one level: it becomes a padded input and its lengths",
+                )
+    return [found[k] for k in sorted(found)]
+
+
+def batch_number(module: Any, inputs: Sequence[Input]) -> int:
+    """A number of sequences that is no other size of the module: where a trace meets it, it is the batch."""
+    sizes = {size for i in inputs if isinstance(i.value, Tensor) for size in i.value.shape}
+    sizes |= {size for i in inputs if i.lod is not None for size in i.value.values.shape[1:]}
+    if isinstance(module, nn.Module):
+        sizes |= {size for t in (*module.parameters(), *module.buffers()) for size in t.shape}
+    number = 101
+    while not all(number % d for d in range(2, 11)) or any(size % number == 0 for size in sizes if size):
+        number += 2
+    return number
+
+
+def repeated(inputs: Sequence[Input], count: int, dynamic: Dynamic | None) -> list[Input]:
+    """The inputs with their sequences repeated until there are `count`; and with them the rows of what has
+    one for each sequence: in the dimensions that `dynamic` says, else the first that is as long as the batch.
+    """
+    first = next(i for i in inputs if i.lod is not None)
+    given = len(first.value._lod.levels[-1]) - 1
+    if not given:
+        raise IRError(f"input '{first.name}' holds no sequence", expected="an example of one at least")
+    chosen = torch.arange(count) % given
+    structures: dict[int, LoD] = {}
+    made = []
+    for i in inputs:
+        if i.lod is not None:
+            if len(i.value._lod.levels[-1]) - 1 != given:
+                raise IRError(
+                    f"input '{i.name}' has another number of sequences than '{first.name}'",
+                    got=len(i.value._lod.levels[-1]) - 1,
+                    expected=given,
+                )
+            more = i.value.select_sequences(chosen)
+            lod = structures.setdefault(i.lod, more._lod)
+            made.append(replace(i, value=LoDTensor._make(more.values, lod)))
+        elif isinstance(i.value, Tensor):
+            if dynamic is not None and i.name in dynamic:
+                dims = [d % i.value.dim() for d in dynamic[i.name]]
+            else:
+                dims = [
+                    d for d, size in enumerate(i.value.shape[: max(1, i.value.dim() - 1)]) if size == given
+                ]
+            value = i.value
+            for d in dims if i.name in (dynamic or ()) else dims[:1]:
+                value = value.index_select(d, chosen)
+            made.append(replace(i, value=value))
+        else:
+            made.append(i)
+    return made
+
+
+def dynamic_of(
+    inputs: Sequence[Input], lods: int, dynamic: Dynamic | None, where: str
+) -> list[dict[int, bool]]:
+    """The open dimensions of each tensor: those that were asked for, or else all that can be."""
+    known = [i.name for i in inputs]
+    unknown = [n for n in dynamic or () if n not in known]
+    if unknown:
+        raise IRError(f"{where} has no input '{unknown[0]}' to be dynamic", got=unknown, expected=known)
+    chosen: list[dict[int, bool]] = []
+    for i in inputs:
+        if i.lod is not None:
+            chosen.append({0: True})
+        elif lods:  # the batch is a number that stands for any, see `repeated`
+            chosen.append({})
+        elif dynamic is None:
+            chosen.append({d: False for d, size in enumerate(i.value.shape) if size > 1})
+        else:
+            dims = dynamic.get(i.name, ())
+            wrong = [d for d in dims if not -i.value.dim() <= d < i.value.dim()]
+            if wrong:
+                raise IRError(
+                    f"{where}: input '{i.name}' has no dimension {wrong[0]} to be dynamic",
+                    got=list(i.value.shape),
+                )
+            chosen.append({d % i.value.dim(): True for d in dims})
+    return chosen + [{} for _ in range(lods)]
+
+
+def without_features(
+    made: Program, chosen: Sequence[dict[int, bool]], examples: Sequence[Tensor]
+) -> list[dict[int, bool]]:
+    """Of the dimensions that could be open: those that a recurrence knows as time or batch, and of the others
+    the first two, but not the last, which holds features, nor those that a recurrence knows as features."""
+    steps: set[str] = set()
+    features: set[str] = set()
+    for node in made.nodes:
+        if str(node.target).startswith("stepnet.recurrence"):
+            _, x, state, weights, lengths = node.args
+            lead = 1 if lengths else 2
+            for leaves, skip in ((x, lead), (state, 1), (weights, 0)):
+                for leaf in leaves:  # pyright: ignore
+                    steps |= _symbols(leaf.meta["val"].shape[:skip])
+                    features |= _symbols(leaf.meta["val"].shape[skip:])
+    kept = []
+    for node, dims, example in zip(made.inputs, chosen, examples, strict=True):
+        shape = sizes_of(node.meta["val"])
+        texts = {d: str(shape[d]) for d in dims if not isinstance(shape[d], int)}
+        known = {d for d, text in texts.items() if text in steps}
+        front = {d for d, text in texts.items() if d < 2 and d < example.dim() - 1 and text not in features}
+        kept.append({d: must for d, must in dims.items() if must or d in known | front})
+    return kept
+
+
+def _symbols(shape: Sequence[Any]) -> set[str]:
+    sizes = [size.node.expr for size in shape if not isinstance(size, int)]
+    return {str(symbol) for expr in sizes for symbol in expr.free_symbols}

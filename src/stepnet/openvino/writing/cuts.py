@@ -1,0 +1,95 @@
+"""Port maps in the forms that OpenVINO counts and cuts right.
+
+It looks an input up by position, cuts from the first or last element wherever the range starts, and counts
+a range that ends at a positive number in two ways that differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stepnet.openvino.records import Layer, Port, PortMap, PortRow, Shape
+
+from .edit import Editor
+
+_END = 2**63 - 1  # as far as there is, for a Slice
+
+
+def plain_cuts(edit: Editor) -> None:
+    """Give each row of a loop's port map a port of its own, and let every cut begin at the first or last
+    element: the rest of a range is a Slice in front of the loop."""
+    for layer in list(edit.net.layers.values()):
+        if not layer.bodies:
+            continue
+        _one_port_each(edit, layer)
+        if layer.type != "If":
+            _ranges(edit, layer)
+
+
+def _one_port_each(edit: Editor, layer: Layer) -> None:
+    for prefix, rows in layer.maps.items():
+        seen: set[int] = set()
+        inputs: list[PortRow] = []
+        for row in rows.inputs:
+            if row.external in seen and row.purpose is None:
+                places = [port.id for port in layer.inputs]
+                fresh = 1 + max(port.id for port in (*layer.inputs, *layer.outputs))
+                source = layer.sources[places.index(row.external)]
+                port = edit.port(source)
+                layer.inputs = (*layer.inputs, Port(fresh, port.type, port.shape))
+                layer.sources = (*layer.sources, source)
+                row = replace(row, external=fresh)
+            seen.add(row.external)
+            inputs.append(row)
+        layer.maps[prefix] = PortMap(tuple(inputs), rows.outputs)
+
+
+def _ranges(edit: Editor, layer: Layer) -> None:
+    rows = layer.maps[""]
+    inputs = tuple(_input(edit, layer, row) for row in rows.inputs)
+    counted = layer.type == "Loop" or any(row.axis is not None for row in inputs)
+    layer.maps[""] = PortMap(inputs, tuple(_output(row, counted) for row in rows.outputs))
+
+
+def _input(edit: Editor, layer: Layer, row: PortRow) -> PortRow:
+    plain = row.end < 0 and row.start == 0 if row.stride > 0 else row.start == -1 and row.end >= 0
+    if row.axis is None or plain:
+        return row
+    low, high = (row.start, row.end) if row.stride > 0 else (row.end, row.start)
+    index = [port.id for port in layer.inputs].index(row.external)
+    source = layer.sources[index]
+    if (low, high) != (0, -1):
+        port = edit.port(source)
+        # An end of -1 is behind the last element here, and the last element itself in a Slice.
+        bounds = [v if v >= 0 else v + 1 or _END for v in (low, high)]
+        numbers = [edit.numbers([v], near=layer) for v in (*bounds, 1, row.axis)]
+        made = edit.add(
+            "Slice", [source, *numbers], [(port.type, _cut_shape(port.shape, row, low, high))],
+            version="opset8", near=layer,
+        )  # fmt: skip
+        edit.rewire(layer, index, (made.id, 0))
+    return _whole(row)
+
+
+def _cut_shape(shape: Shape | None, row: PortRow, low: int, high: int) -> Shape | None:
+    if not shape or row.axis is None:
+        return shape
+    sizes = list(shape)
+    size = sizes[row.axis]
+    ends = [v if v >= 0 else v + size + 1 for v in (low, high)]
+    sizes[row.axis] = ends[1] - ends[0] if size >= 0 else -1
+    return tuple(sizes)
+
+
+def _output(row: PortRow, counted: bool) -> PortRow:
+    """A joined output: only its direction matters, but where it counts the steps."""
+    if row.axis is None:
+        return row
+    if not counted and row.start >= 0 and row.end >= 0:
+        size = abs(row.end - row.start)
+        return replace(row, start=0, end=size) if row.stride > 0 else replace(row, start=size, end=0)
+    return _whole(row)
+
+
+def _whole(row: PortRow) -> PortRow:
+    return replace(row, start=0, end=-1) if row.stride > 0 else replace(row, start=-1, end=0)

@@ -1,0 +1,151 @@
+"""Values of a body that must not share memory.
+
+OpenVINO's CPU lets an elementwise layer write its result over its first operand, and a Squeeze or Reshape
+return the memory that it was given. In a body that can reach the memory of a Parameter: an invariant
+changes after the first step, a slice is replaced before a state is copied from it, and of two states that
+change places one is lost. What lies in between can be told apart by layers whose result is new memory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from stepnet.openvino.layers import activations, elementwise
+from stepnet.openvino.records import Layer, Net
+from stepnet.openvino.table import is_constant
+
+from .edit import Editor, Source
+
+_COMPARE = {"equal", "notequal", "greater", "greaterequal", "less", "lessequal", "select"}
+_OVER_FIRST = {row.type.lower() for module in (activations, elementwise) for row in module.ROWS} - _COMPARE
+_OVER_FIRST |= {"softmax", "logsoftmax", "mvn", "normalizel2", "batchnorminference", "fakequantize"}
+_SAME = {"squeeze", "unsqueeze", "reshape", "split", "variadicsplit", "transpose", "slice", "stridedslice"}
+_EITHER_WAY = {"add", "multiply", "maximum", "minimum", "logicaland", "logicalor", "logicalxor"}
+
+
+def keep_apart(loop: Layer) -> None:
+    """Change the body of a TensorIterator or Loop, in place, until nothing writes where it must not."""
+    _Body(loop).run()
+
+
+class _Body:
+    """`readers` counts who reads an output: what two read is not written over."""
+
+    def __init__(self, loop: Layer) -> None:
+        self.loop = loop
+        self.net: Net = loop.bodies[""]
+        self.edit = Editor(self.net)
+        carried = {to for _, to in loop.back_edges}
+        self.invariant = {
+            row.internal
+            for row in loop.maps[""].inputs
+            if row.axis is None and row.purpose is None and row.internal not in carried
+        }
+        self.readers = Counter(s for layer in self.net.layers.values() for s in layer.sources)
+        self._copies: dict[Source, Source] = {}
+
+    def run(self) -> None:
+        for i in self.net.order:
+            layer = self.net.layers[i]
+            for operand in _written_over(layer):
+                if self._harmful(layer, operand):
+                    self._spare(layer, operand)
+        for result, target in self.loop.back_edges:
+            self._own_memory(result, target)
+        self.edit.done()
+
+    def _harmful(self, layer: Layer, operand: int) -> bool:
+        """Whether a layer may write over what is read again."""
+        path = self._path(layer.sources[operand])
+        if path is None or not self._fits(layer, operand) or self.readers[path[0]] > 1:
+            return False
+        return path[-1][0] in self.invariant or any(self.readers[s] > 1 for s in path[1:])
+
+    def _spare(self, layer: Layer, operand: int) -> None:
+        if self._turned(layer, operand) and not self._harmful(layer, 0):
+            return
+        self._turned(layer, operand)  # back
+        self._copy_into(layer, operand)
+
+    def _own_memory(self, result: int, target: int) -> None:
+        """A Result that is carried lies in no memory but that of its own Parameter."""
+        layer = self.net.layers[result]
+        path = self._path(layer.sources[0])
+        if path is None or path[-1] == (target, 0):
+            return
+        for source in path:
+            writer = self.net.layers[source[0]]
+            if self._turned(writer, 0):
+                turned = self._path(layer.sources[0])
+                if turned is None and not self._harmful(writer, 0):
+                    return
+                self._turned(writer, 0)
+        self._copy_into(layer, 0)
+
+    def _path(self, source: Source) -> list[Source] | None:
+        """Outputs that may lie in one memory, from one back to the Parameter that it is of."""
+        path = [source]
+        while True:
+            layer = self.net.layers[source[0]]
+            kind = layer.type.lower()
+            if kind == "parameter":
+                return path
+            if kind in _SAME or self._is_squeeze(layer):
+                source = layer.sources[0]
+            else:
+                over = [i for i in _written_over(layer) if self._fits(layer, i)]
+                paths = [self._path(layer.sources[i]) for i in over]
+                found = next((p for p in paths if p is not None), None)
+                return None if found is None else path + found
+            path.append(source)
+
+    def _is_squeeze(self, layer: Layer) -> bool:
+        """A Gather of one entry, which OpenVINO makes a Squeeze where the axis has one."""
+        if layer.type.lower() != "gather":
+            return False
+        index = self.net.layers[layer.sources[1][0]]
+        return is_constant(index) and index.value is not None and index.value.numel() == 1
+
+    def _fits(self, layer: Layer, operand: int) -> bool:
+        """Whether an operand can have the shape of the result."""
+        given, made = self.edit.port(layer.sources[operand]).shape, layer.outputs[0].shape
+        if given is None or made is None:
+            return True
+        return len(given) == len(made) and all(
+            m == n or -1 in (m, n) for m, n in zip(given, made, strict=True)
+        )
+
+    def _turned(self, layer: Layer, operand: int) -> bool:
+        """Swap the operands of an addition and its like."""
+        if operand != 0 or layer.type.lower() not in _EITHER_WAY:
+            return False
+        first, second = layer.sources
+        self.edit.rewire(layer, 0, second)
+        self.edit.rewire(layer, 1, first)
+        return True
+
+    def _copy_into(self, layer: Layer, operand: int) -> None:
+        """Feed a layer a copy: the larger of a value and itself, which OpenVINO neither drops nor writes
+        over its operand, as that has two readers."""
+        source = layer.sources[operand]
+        if source not in self._copies:
+            port = self.edit.port(source)
+            truth = port.type is not None and port.type.name == "boolean"
+            made = self.edit.add(
+                "LogicalOr" if truth else "Maximum", [source, source], [(port.type, port.shape)],
+                {"auto_broadcast": "numpy"}, near=self.net.layers[source[0]],
+            )  # fmt: skip
+            self._copies[source] = made.id, 0
+            self.readers[source] += 2
+        copy = self._copies[source]
+        self.edit.rewire(layer, operand, copy)
+        self.readers[source] -= 1
+        self.readers[copy] += 1
+
+
+def _written_over(layer: Layer) -> tuple[int, ...]:
+    """The operands that a layer may write its result over."""
+    kind = layer.type.lower()
+    if kind == "select":
+        return (1, 2)
+    return (0,) if kind in _OVER_FIRST and layer.sources else ()

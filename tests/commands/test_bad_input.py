@@ -1,0 +1,70 @@
+"""Files that are no models, and options that make no sense: exit code 2, and one line that says why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+CASES = Path(__file__).parent.parent / "openvino" / "cases"
+BAD = sorted((CASES / "bad").iterdir())
+MODEL = CASES / "corpus" / "dynamic_batch_time" / "model.xml"
+
+
+@pytest.mark.parametrize("folder", BAD, ids=lambda folder: folder.name)
+def test_models_that_are_refused(stepnet, folder):
+    code, out, err = stepnet("inspect", folder / "model.xml")
+    assert (code, out) == (2, "")
+    assert err.startswith("stepnet: error: model.xml: ")
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("command", ["inspect", "run", "convert", "compare"])
+def test_no_such_file(stepnet, tmp_path, command):
+    more = [tmp_path / "new.xml"] if command == "convert" else []
+    code, out, err = stepnet(command, tmp_path / "none.xml", *more)
+    assert (code, out) == (2, "")
+    assert err.startswith("stepnet: error: none.xml: cannot be read: No such file or directory (")
+
+
+@pytest.mark.parametrize("command", ["inspect", "run", "compare"])
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--shape", "X"], "--shape X: is not understood (expected: NAME=2,10,64)"),
+        (["--shape", "X=2,-1,2"], "--shape X=2,-1,2: is not understood"),
+        (["--shape", "X=2,3"], "--shape X=2,3: does not fit the input (expected: X: float32[?, ?, 2])"),
+        (["--shape", "X=2,3,5"], "does not fit the input"),
+        (["--shape", "Z=2,3,2"], "--shape Z: the model has no such input (expected: X, a0)"),
+        (["--shape", "X=2,3,2", "--shape", "X=2,3,2"], "input 'X' has two shapes"),
+        (["--shape", "X=2,3,2", "--shape", "a0=4,1,2"], "TensorIterator"),
+        (["--bin", "none.bin"], "none.bin: cannot be read"),
+    ],
+)
+def test_options_that_do_not_fit(stepnet, tmp_path, monkeypatch, command, options, says):
+    monkeypatch.chdir(tmp_path)
+    if command == "compare" and "TensorIterator" in says:
+        pytest.importorskip("openvino")
+    random = ["--random"] if command == "run" else []
+    code, out, err = stepnet(command, MODEL, *random, *options)
+    assert (code, out) == (2, "")
+    assert says in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["inspect", "run", "convert", "compare"])
+def test_unknown_options(stepnet, command):
+    assert stepnet(command, MODEL, "--nonsense").code == 2
+    assert stepnet(command).code == 2
+    assert stepnet(command, "--help").code == 0
+
+
+def test_a_picture_or_arrays_that_cannot_be_written(stepnet, tmp_path):
+    for command in (
+        ("inspect", MODEL, "--svg", tmp_path / "no" / "a.svg"),
+        ("run", MODEL, "--random", "--output", tmp_path / "no" / "a.npz"),
+    ):
+        code, out, err = stepnet(*command)
+        assert (code, out) == (2, "")
+        assert "cannot be written: No such file or directory" in err

@@ -1,0 +1,182 @@
+"""Saved topologies give the same numbers when they are loaded, and in OpenVINO, at other lengths."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import stepnet
+from stepnet import LoDTensor, sequence_softmax
+from stepnet.layers import (
+    Dense,
+    Integer,
+    Sequence,
+    StaticInput,
+    addto,
+    apply,
+    concat,
+    data,
+    dropout,
+    embedding,
+    expand,
+    fc,
+    first,
+    gru,
+    last,
+    lstm,
+    memory,
+    pooling,
+    recurrent_group,
+    rnn,
+)
+from stepnet.saving.dense import Leaf
+from stepnet.saving.padded import Padded
+from stepnet.tape import Tape
+
+BATCHES = {
+    0: [4, 1],
+    1: [[[2, 5, 1]], [[3]], [[1, 0, 7, 2]]],
+    2: [[[2, 0, 3], [1, 4, 2, 6, 3]], [[1], [6]], [[2, 1], [0, 3, 1]]],
+}
+
+
+def draw(type, lengths):
+    rows = lengths if type.level == 0 else sum(lengths[-1])
+    values = (
+        torch.randint(type.classes, (rows,)) if isinstance(type, Integer) else torch.randn(rows, type.size)
+    )
+    return LoDTensor.from_lengths(values, lengths) if type.level else values
+
+
+def in_openvino(path, types, outputs):
+    """What runs the file by OpenVINO itself, called with LoDTensors and tensors by name."""
+    openvino = pytest.importorskip("openvino", reason="OpenVINO is not installed: pip install openvino")
+    compiled = openvino.Core().compile_model(str(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+
+    def run(**feeds):
+        tensors = {}
+        for name, type in types.items():
+            padded = Padded.of(feeds[name], 1) if type.level else None
+            parts = (padded.grid, *padded.lengths) if padded else (feeds[name],)
+            tensors |= zip(Leaf(name, type.level).tensors, (p.numpy() for p in parts), strict=True)
+        found = compiled(tensors)
+        values = []
+        for leaf in outputs:
+            grid, *lengths = (torch.from_numpy(np.array(found[text])) for text in leaf.tensors)
+            values.append(Padded(grid, tuple(lengths)).ragged() if lengths else grid)
+        return values
+
+    return run
+
+
+def simple(x):
+    return fc([x, memory("h", 4)], 4, act="tanh", name="h")
+
+
+def documents():
+    words = embedding(data("words", Sequence(Sequence(Integer(9)))), 4)
+    sentences = pooling(lstm(words, 5), "max")
+    scores = fc(concat([pooling(gru(sentences, 4, reverse=True), "mean"), last(sentences)]), 3)
+    return torch.softmax(scores, -1)
+
+
+def static():
+    x, topic = data("x", Sequence(Dense(3))), data("topic", Dense(2))
+
+    def step(row, topic):
+        h = fc([row, topic, memory("h", 4, boot=start)], 4, act="tanh", name="h")
+        return h, fc(h, 2)
+
+    start = fc(topic, 4)
+    return tuple(recurrent_group(step, [x, StaticInput(topic)], name="group"))
+
+
+def attention():
+    """Two inputs with sequences of their own, one seen whole at every step of the other."""
+    x, notes = data("x", Sequence(Dense(3))), data("notes", Sequence(Dense(2)))
+
+    def step(row, notes):
+        before = memory("h", 4)
+        seen = addto([notes, expand(fc(before, 2), notes)], act="tanh")
+        weights = apply(sequence_softmax, fc(seen, 1))
+        return fc([row, pooling(notes * weights, "sum")], 4, act="tanh", name="h")
+
+    return recurrent_group(step, [x, StaticInput(notes)], name="group")
+
+
+def sentences():
+    """A group over sentences whose step runs over words."""
+    return recurrent_group(
+        lambda words: fc([last(lstm(words, 3)), memory("end", 4)], 4, act="tanh", name="end"),
+        data("x", Sequence(Sequence(Dense(3)))),
+    )
+
+
+def poolings():
+    x = data("x", Sequence(Dense(3)))
+    return [pooling(x, how) for how in ("sum", "mean", "sqrt", "max")]
+
+
+TAPES = {
+    "rows": lambda: fc(fc(data("x", Dense(3)), 4, act="relu"), 2, act="softmax"),
+    "functions": lambda: torch.relu(data("x", Sequence(Dense(3))) * 2 - 1).sum(-1) ** 2,
+    "documents": documents,
+    "lstm": lambda: lstm(data("x", Sequence(Dense(3))), 4),
+    "lstm, reverse": lambda: lstm(data("x", Sequence(Sequence(Dense(3)))), 4, reverse=True),
+    "gru": lambda: last(gru(data("x", Sequence(Dense(3))), 4)),
+    "rnn": lambda: first(rnn(data("x", Sequence(Dense(3))), 4, reverse=True)),
+    "pooling": poolings,
+    "group": lambda: recurrent_group(simple, data("x", Sequence(Dense(3)))),
+    "group, reverse": lambda: recurrent_group(simple, data("x", Sequence(Dense(3))), reverse=True),
+    "static": static,
+    "expand": lambda: (lambda x: fc([x, expand(pooling(x, "max"), x)], 2))(data("x", Sequence(Dense(3)))),
+    "dropout": lambda: dropout(fc(data("x", Dense(3)), 2), 0.5),
+    "attention": attention,
+    "sentences": sentences,
+}
+
+
+def flat(outputs):
+    return list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
+
+
+def feeds_for(types, number):
+    level = max(type.level for type in types.values())
+    lengths = BATCHES[level][number]
+    n = lengths if level == 0 else len(lengths[0])
+    own = {"notes": [[(3, 1, 4, 2)[i % 4] for i in range(n)]]}
+    return {
+        name: draw(type, own.get(name, lengths if type.level == level else n)) for name, type in types.items()
+    }
+
+
+@pytest.mark.parametrize("runs", ["stepnet", "openvino"])
+@pytest.mark.parametrize("make", TAPES.values(), ids=TAPES)
+def test_the_same_numbers_at_other_lengths(make, runs, tmp_path):
+    torch.manual_seed(1)
+    with Tape() as tape:
+        out = make()
+    net = tape.topology(out)
+    net.save(tmp_path / "net.xml")
+    loaded = stepnet.load(tmp_path / "net.xml")
+    assert set(loaded.inputs) == set(net.inputs)
+    if runs == "openvino":
+        outputs = [Leaf(item.name, item.lod_level) for item in flat(out)]
+        run = in_openvino(tmp_path / "net.xml", loaded.types, outputs)
+    else:
+
+        def run(**feeds):
+            return flat(loaded(**feeds)[0])
+
+    net.eval()
+    for number in range(len(BATCHES[max(t.level for t in loaded.types.values())])):
+        feeds = feeds_for(loaded.types, number)
+        with torch.no_grad():
+            expected = flat(net(**feeds)[0])
+            got = run(**feeds)
+        for ours, theirs in zip(got, expected, strict=True):
+            if isinstance(theirs, LoDTensor):
+                assert ours.recursive_sequence_lengths() == theirs.recursive_sequence_lengths()
+                ours, theirs = ours.values, theirs.values
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
