@@ -11,6 +11,7 @@ Meaning, for N iterations of a body with parameters p and results r (OpenVINO Te
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -134,13 +135,13 @@ class TensorIterator:
 
     def _broken_rules(self):
         parameters, results = set(self.body.parameters), set(self.body.results)
-        fed = [port.parameter for port in self.inputs]
+        fed = Counter(port.parameter for port in self.inputs)
         merged = {port.parameter for port in self.inputs if isinstance(port, Merged)}
-        targets = [edge.parameter for edge in self.back_edges]
+        targets = Counter(edge.parameter for edge in self.back_edges)
         for name in fed:
             if name not in parameters:
                 yield f"an input port feeds '{name}', which is no parameter of the body"
-        for name in sorted({n for n in fed if fed.count(n) > 1}):
+        for name in sorted(n for n in fed if fed[n] > 1):
             yield f"parameter '{name}' is fed by two input ports"
         for name in self.body.parameters:
             if name not in fed:
@@ -153,7 +154,7 @@ class TensorIterator:
                 yield f"a back edge starts at '{edge.result}', which is no result of the body"
             if edge.parameter not in merged:
                 yield f"a back edge ends at '{edge.parameter}', which has no initial value (Merged port)"
-        for name in sorted({n for n in targets if targets.count(n) > 1}):
+        for name in sorted(n for n in targets if targets[n] > 1):
             yield f"two back edges end at '{name}'"
         for name in sorted(merged - set(targets)):
             yield f"carried parameter '{name}' has an initial value but no back edge"

@@ -7,6 +7,7 @@ They run as steps over rows where they can, and else by the plain loop.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -67,8 +68,9 @@ class GraphBody:
 
 def _names(net: Net, ids: Sequence[int]) -> dict[int, str]:
     """A name for each layer, with its id where two have the same name."""
-    plain = [net.layers[i].name for i in ids]
-    return {i: name if plain.count(name) == 1 else f"{name}#{i}" for i, name in zip(ids, plain, strict=True)}
+    plain = {i: net.layers[i].name for i in ids}
+    times = Counter(plain.values())
+    return {i: name if times[name] == 1 else f"{name}#{i}" for i, name in plain.items()}
 
 
 def tensor_iterator(layer: Layer, body: GraphBody) -> TensorIterator:
@@ -126,8 +128,8 @@ class RowRunner:
         self.loop = loop
         self.graph = graph
         # gradients of a sum of products are no matmuls, and cost more than a matmul saves
-        self.trained = self._of(counter, products=False)
         self.constant = self._of(counter, products=True)
+        self.trained = self._of(counter, products=False) if self.constant[0].products else self.constant
         holds_loops = any(node.layer.bodies or hasattr(node.run, "reports") for node in graph.nodes)
         self.reason = "its body holds a loop or a branch" if holds_loops else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,8 +62,8 @@ class OpenVINOModel(nn.Module):
         self.inputs = tuple(_parameter(net.layers[i]) for i in net.parameters)
         self.outputs = _outputs(net)
         self._aliases = _aliases(net)
-        names = [s.name for s in self.inputs]
-        twice = next((n for n in names if names.count(n) > 1), None)
+        times = Counter(s.name for s in self.inputs)
+        twice = next((name for name, count in times.items() if count > 1), None)
         if twice is not None:
             raise IRError(
                 f"{net.scope}: two inputs have the name '{shorten(twice)}'",
