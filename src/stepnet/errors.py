@@ -61,6 +61,10 @@ class StepError(StepnetError, ValueError):
     """A step function, or what it was given or returned, does not fit the recurrence it runs in."""
 
 
+class StepIndexError(StepError, IndexError):
+    """A step looked up a row that is not there."""
+
+
 class LoopError(StepnetError, ValueError):
     """A loop (TensorIterator) whose ports, back edges or body do not fit together."""
 

@@ -295,7 +295,6 @@ NOT_IN_C = {
     "maxima": ("the torch call aten.scatter", "torch.min(h"),
     "shapes": ("the torch call aten.index_select", ".roll(1, -1)"),
     "gathered": ("the torch call aten.scatter_add", "torch.gather"),
-    "embedding_of_its_argmax": ("the torch call aten.argmax", ".argmax(-1)"),
 }
 PLAIN_LOOP_ONLY = {
     "convolution": ("aten.convolution_backward.default makes one value of all rows", "F.conv1d"),

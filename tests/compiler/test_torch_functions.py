@@ -20,6 +20,8 @@ EYE = torch.eye(2, dtype=DTYPE)
 
 # Functions of (h, x), both [n, 6]; smooth where the samples are.
 IN_C = {
+    "argmax, argmin": lambda h, x: h + 0.1 * ((h + x).argmax(-1, True) - x.argmin(-1, True)).to(DTYPE),
+    "embedding": lambda h, x: F.embedding((h + x).argmax(-1), MATRIX[:, :D]) + x,
     "add, sub, mul, div": lambda h, x: (h + x) * 0.5 - x * h / (2 + x * x),
     "operators with numbers": lambda h, x: 2 - h / 3 + 1.5 * (1 / (2 + x**2)) - (-x),
     "rsub, add with alpha": lambda h, x: torch.rsub(h, x, alpha=0.5) + torch.add(h, x, alpha=-0.25),
@@ -106,7 +108,6 @@ NOT_IN_C = {
     "cumsum, cumprod": lambda h, x: torch.cumsum(h, -1) * 0.3 + torch.cumprod(x.sigmoid(), -1),
     "sort, topk": lambda h, x: torch.sort(h, -1).values + torch.topk(x, 2, -1).values[:, :1],
     "max with its index": lambda h, x: h.max(-1, keepdim=True).values + x,
-    "argmax": lambda h, x: h + (h + x).argmax(-1, keepdim=True) * 0.1,
     "gather": lambda h, x: torch.gather(h, 1, (x > 0).long()) + x,
     "index_select of features": lambda h, x: h.index_select(1, torch.tensor([3, 0, 1, 5, 4, 2])) + x,
     "features by a list": lambda h, x: h[:, [3, 0, 1, 5, 4, 2]] + x,

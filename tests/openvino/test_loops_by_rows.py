@@ -219,3 +219,21 @@ def test_explain_shows_the_regions_of_compiled_loops(tmp_path):
     (it,) = explain(model, (torch.randn(1, 3, 6), torch.randn(2, 3))).recurrences
     assert (it.executor, it.steps) == ("naive", 3)
     assert "does not have one row" in it.refusals[0].reason
+
+
+@pytest.mark.parametrize("steps", [4, 0])
+def test_explain_shows_sequence_layers_a_direction_each(tmp_path, steps):
+    net = Net()
+    x, h, n = net.parameter("X", "?,?,3"), net.parameter("H", "?,2,3"), net.parameter("n", "?", "int32")
+    weights = [net.const(np.stack([W, W.T])), net.const(np.stack([W, W])), net.const(np.zeros((2, 3), "f4"))]
+    layer, port = net.add("RNNSequence", [x, h, n, *weights], ["FP32"] * 2, "opset5", hidden_size=3,
+                          direction="bidirectional")  # fmt: skip
+    net.result((layer, port))
+    model = load(net.write(tmp_path))
+    lengths = torch.tensor([steps, steps // 2], dtype=torch.int32)
+    told = explain(model, (torch.randn(2, steps, 3), torch.randn(2, 2, 3), lengths))
+    assert isinstance(told, ModelExplanation)
+    assert [it.reverse for it in told.recurrences] == [False, True]
+    assert [(it.steps, it.rows) for it in told.recurrences] == [(steps, steps + steps // 2)] * 2
+    if steps:
+        assert {it.executor for it in told.recurrences} == {"c"}

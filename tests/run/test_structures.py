@@ -365,14 +365,13 @@ MAKERS = {
 REFUSED = {
     ("matrix state", "c"): "'sum' over dimensions that are not the last ones (test_structures.py:",
     ("matrix memory", "c"): "'sum' over dimensions that are not the last ones (test_structures.py:",
-    ("int state", "c"): "computes in int64; generated C does one of float32, float64",
 }
 # Steps that generated C has to write in a way of its own; the others are like one of these.
 WRITTEN = {
     "tuple of three", "dicts", "swap", "rotation of three", "passed through", "shift into a scan",
     "state is y", "y twice", "two states one tensor", "boot shared by two", "without a y",
     "one number a row", "one column", "one number and a column", "states of several ranks", "embedding",
-    "bool state", "wide and narrow", "shifted input", "without a state", "state is reset",
+    "bool state", "int state", "wide and narrow", "shifted input", "without a state", "state is reset",
 }  # fmt: skip
 CASES = [
     (backend, name)

@@ -100,9 +100,24 @@ def _amin(b: Builder, x: Ref, dims: Any = None, keepdim: bool = False) -> Any:
     return _reduce(b, "amin", x, dims, keepdim)
 
 
-@rule("argmax", "argmin")
-def _argmax(b: Builder, *args: Any, **kwargs: Any) -> Any:
-    return NotImplemented  # opaque: integers are not for compiled cores
+def _arg(b: Builder, op: str, x: Ref, dim: int | None, keepdim: bool) -> Any:
+    value = b.values[x.name]
+    if x.bdim not in (None, 0) or x.fold or (dim is None and x.bdim is not None) or not value.shape:
+        return NotImplemented
+    own = None if dim is None else feature_dim(b, x, dim)
+    shape = tuple(1 if own in (None, i) else size for i, size in enumerate(value.shape))
+    name = b.emit(op, (x.name,), shape, b.meta_dtype(), dim=own)
+    return b.result(b.reshape(name, b.row_shape(b.meta.shape, x.bdim)), x.bdim)
+
+
+@rule("argmax")
+def _argmax(b: Builder, x: Ref, dim: int | None = None, keepdim: bool = False) -> Any:
+    return _arg(b, "argmax", x, dim, keepdim)
+
+
+@rule("argmin")
+def _argmin(b: Builder, x: Ref, dim: int | None = None, keepdim: bool = False) -> Any:
+    return _arg(b, "argmin", x, dim, keepdim)
 
 
 def _swapped(b: Builder, name: str) -> str:

@@ -63,7 +63,6 @@ class RowLoop:
         self.adapt = adapt
         self.counter = counter
         self._checked: dict[Any, bool] = {}
-        self.declined: RowCall | None = None
 
     def run(self, feeds: Mapping[str, Any], backend: Backend, *, steps: int | None = None) -> dict[str, Any]:
         """The outputs by name, as the plain loop gives them.
@@ -85,17 +84,16 @@ class RowLoop:
             except Refusal as error:
                 tried.append((call, error))
             else:
-                _show(call, backend)
+                show(call, backend)
                 return out
-        self.declined, refusal = tried[0]
-        _show(self.declined, backend)
+        call, refusal = tried[0]
+        show(call, backend)
         raise refusal
 
-    def warn(self, backend: Backend) -> None:
+    def warn(self, feeds: Mapping[str, Any], backend: Backend, steps: int) -> None:
         """Give a SlowPathWarning of a body that `run` could not compile, once."""
-        if self.declined is not None:
-            with suppress(Refusal):
-                run_step(self.declined, backend, warn=True)
+        with suppress(Refusal):
+            run_step(next(self.calls(feeds, steps)), backend, warn=True)
 
     def _shown(self, feeds: Mapping[str, Any], steps: int | None) -> Iterator[RowCall]:
         """`calls`; that there are none is shown to what watches."""
@@ -271,7 +269,7 @@ class RowLoop:
         return outputs
 
 
-def _show(call: RowCall, backend: Backend) -> None:
+def show(call: RowCall, backend: Backend) -> None:
     """Let what watches calls of `recurrent` see this one."""
     watch = watching()
     if watch is not None:

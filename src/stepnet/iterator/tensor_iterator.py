@@ -79,7 +79,7 @@ class TensorIterator(nn.Module):
     {'y': torch.Size([8, 25, 512]), 'h': torch.Size([8, 512])}
     """
 
-    takes_sequences = True
+    takes_sequences = True  # to `explain` a model, and no step
 
     def __init__(
         self,
@@ -159,7 +159,8 @@ class TensorIterator(nn.Module):
                     raise
         if out is None:
             out = naive.run(loop, feeds)
-            rows.warn(chosen)
+            if chosen == "auto" and steps:
+                rows.warn(feeds, chosen, steps)
         return Outputs(self.outputs, tuple(out[name] for name in self.outputs))
 
     def feeds(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:

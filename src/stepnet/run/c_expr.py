@@ -43,7 +43,8 @@ _CALLS = frozenset(
         "pow",
     }
 )
-_START = {"sum": "0", "amax": "-INFINITY", "amin": "INFINITY"}
+_START = {"sum": "0", "amax": "-INFINITY", "amin": "INFINITY", "argmax": "-INFINITY", "argmin": "INFINITY"}
+_KINDS = {"bool": "int", "int64": "int64_t"}  # of a value in a register; else real
 
 
 class Places(Protocol):
@@ -89,13 +90,16 @@ class _LoopText:
         self.w, self.loop, self.depth = w, loop, depth
         self.registers: set[str] = set()
         self.used: list[Access] = []
+        self.before: list[str] = []
         self.body: list[str] = []
 
     def lines(self) -> list[str]:
         w, loop = self.w, self.loop
         accesses: list[Access] = [self._whole()]
         for node in loop.nodes:
-            for operand in node.inputs:
+            if node.op == "embed" and loop.shape:
+                accesses += self._looked_up(node)
+            for operand in node.inputs if node.op != "embed" else ():
                 accesses.append(self._read(operand))
             for name in node.outputs:
                 for _, seen in w.parts.get(name, []):
@@ -105,7 +109,7 @@ class _LoopText:
         dims, strides = collapse(loop.shape, [a.strides for a in accesses], loop.keep)
         self.dims = dims
         self.by_access = {(a.base, a.offset, a.strides): s for a, s in zip(accesses, strides, strict=True)}
-        kept = self._kept_dims(dims)
+        self.kept = kept = self._kept_dims(dims)
         self.variables = [f"j{k}" for k in range(len(dims))] if len(dims) > 1 else ["j"][: len(dims)]
         reductions = [n for n in loop.nodes if OPS[n.op].stage is Stage.REDUCE]
         for node in loop.nodes:
@@ -117,13 +121,15 @@ class _LoopText:
 
         if not dims:
             return ["    " * self.depth + text for text in self.body]
+        for text in self.before:
+            line(text, 0)
         for node in reductions:
             if kept == 0:
-                line(f"{w.real} {w.c(node.output)} = {_START[node.op]};", 0)
+                line(self._open(node), 0)
         for k, (size, variable) in enumerate(zip(dims, self.variables, strict=True)):
             if k == kept and kept > 0:
                 for node in reductions:
-                    line(f"{w.real} {w.c(node.output)} = {_START[node.op]};", k)
+                    line(self._open(node), k)
             if k == len(dims) - 1:
                 sums = [w.c(n.output) for n in reductions if n.op == "sum"]
                 clause = f" reduction(+ : {', '.join(sums)})" if sums else ""
@@ -141,6 +147,27 @@ class _LoopText:
             for node in reductions:
                 self._store(node, w.c(node.output), lambda t: line(t, 0), None)
         return out
+
+    def _open(self, node: Node) -> str:
+        """The variables of a reduction."""
+        name, start = self.w.c(node.output), _START[node.op]
+        if node.op in ("argmax", "argmin"):
+            return f"{self.w.real} {name}_best = {start}; int64_t {name} = 0;"
+        return f"{self.w.real} {name} = {start};"
+
+    def _looked_up(self, node: Node) -> list[Access]:
+        """How a lookup walks its index, and the elements of a row of the table."""
+        table, index = node.inputs
+        row = self.w.p.value(table).shape[1:]
+        lead = len(self.loop.shape) - len(row)
+        shape = self.w.p.value(index).shape
+        seen = self.w.p.access.get(index) or Access(index, 0, shape, contiguous(shape))
+        strides = [0 if n == 1 else s for n, s in zip(seen.shape, seen.strides, strict=True)]
+        strides += [0] * len(row)
+        return [
+            Access(seen.base, seen.offset, self.loop.shape, tuple(strides)),
+            Access(f"row of {node.output}", 0, self.loop.shape, ((0,) * lead + contiguous(row))),
+        ]
 
     def _kept_dims(self, dims: tuple[int, ...]) -> int:
         """How many of the merged dimensions lie before the reduced ones."""
@@ -179,12 +206,12 @@ class _LoopText:
             terms.append(str(seen.offset))
         return " + ".join(terms)
 
-    def _operand(self, operand: str) -> str:
+    def _operand(self, operand: str, seen: Access | None = None) -> str:
         w = self.w
-        seen = self._read(operand)
+        seen = self._read(operand) if seen is None else seen
         number = w.constant(seen.base)
         if number is not None:
-            if w.p.value(seen.base).dtype == "bool":
+            if w.p.value(seen.base).dtype in _KINDS:
                 return str(int(number))
             return literal(number, w.real)
         if seen.base in self.registers:
@@ -195,14 +222,16 @@ class _LoopText:
 
     def _node(self, node: Node) -> None:
         w, p = self.w, self.w.p
-        given = [self._operand(n) for n in node.inputs]
+        given = [self._operand(n) for n in node.inputs] if node.op != "embed" else [self._lookup(node)]
         if node.op == "sum_rows":
             index = self._index(self._whole()) if self.dims else "0"
             self.body.append(f"{w.c(node.output)}_part[{index}] += {given[0]};")
             return
         name = w.c(node.output)
         if OPS[node.op].stage is Stage.REDUCE:
-            if not self.loop.shape:
+            if node.op in ("argmax", "argmin"):
+                self._arg(node, name, given[0])
+            elif not self.loop.shape:
                 self.body.append(f"const {w.real} {name} = {given[0]};")
                 self._store(node, name, self.body.append, None)
             elif node.op == "sum":
@@ -211,10 +240,38 @@ class _LoopText:
                 call = {"amax": "maximum", "amin": "minimum"}[node.op]
                 self.body.append(f"{name} = sn_{call}_{w.suffix}({name}, {given[0]});")
             return
-        kind = "int" if p.value(node.output).dtype == "bool" else w.real
+        kind = _KINDS.get(p.value(node.output).dtype, w.real)
         self.body.append(f"const {kind} {name} = {self._expression(node, given)};")
         self.registers.add(node.output)
         self._store(node, name, self.body.append, self._whole() if self.dims else None)
+
+    def _arg(self, node: Node, name: str, given: str) -> None:
+        """As torch has it: the first of equals, and a NaN before all numbers."""
+        if not self.loop.shape:
+            self.body.append(f"const int64_t {name} = 0;")
+            self._store(node, name, self.body.append, None)
+            return
+        sizes, names = self.dims[self.kept :], self.variables[self.kept :]
+        steps = [prod(sizes[k + 1 :]) for k in range(len(sizes))]
+        at = " + ".join(v if step == 1 else f"{v} * {step}" for v, step in zip(names, steps, strict=True))
+        best, worse = f"{name}_best", "<=" if node.op == "argmax" else ">="
+        self.body.append(f"const {self.w.real} {name}_now = {given};")
+        self.body.append(f"if (!({name}_now {worse} {best}) && {best} == {best}) {{")
+        self.body.append(f"    {best} = {name}_now;")
+        self.body.append(f"    {name} = {at};")
+        self.body.append("}")
+
+    def _lookup(self, node: Node) -> str:
+        """An element of the row of a table that an index names; the row is found once where it can be."""
+        w, (table, index) = self.w, node.inputs
+        rows, *row = w.p.value(table).shape
+        walk, column = self._looked_up(node) if self.loop.shape else (None, None)
+        at = f"{w.c(node.output)}_row"
+        alone = w.p.value(index).size == 1
+        text = f"const int64_t {at} = sn_lookup({self._operand(index, walk)}, {rows}, &wrong);"
+        (self.before if alone and self.dims else self.body).append(text)
+        inside = "0" if column is None else self._index(column)
+        return f"{w.pointer(table, None)}[{at} * {prod(row)} + {inside}]"
 
     def _expression(self, node: Node, given: list[str]) -> str:
         op, w = node.op, self.w
@@ -226,7 +283,7 @@ class _LoopText:
             return f"-{given[0]}"
         if op == "reciprocal":
             return f"{literal(1, w.real)} / {given[0]}"
-        if op == "copy":
+        if op in ("copy", "embed"):
             return given[0]
         if op == "not":
             return f"!{given[0]}"
@@ -239,10 +296,10 @@ class _LoopText:
             if to == "bool":
                 return f"{given[0]} != 0"
             source = w.p.value(node.inputs[0]).dtype
-            return f"({w.real}){given[0]}" if source == "bool" else given[0]
+            return f"({_KINDS.get(to, w.real)}){given[0]}" if source != to else given[0]
         if op == "full":
             number = node.attr("value")
-            return str(int(number)) if w.p.value(node.output).dtype == "bool" else literal(number, w.real)
+            return str(int(number)) if w.p.value(node.output).dtype in _KINDS else literal(number, w.real)
         raise Refusal(f"the loop holds '{op}', which generated C does not do", line=node.line)
 
     def _store(self, node: Node, text: str, add: Callable[[str], Any], seen: Access | None) -> None:

@@ -51,7 +51,7 @@ def reads_in_step(p: Program, node: Node, operand: str, made: dict[str, Node]) -
     seen = p.access.get(operand)
     base = operand if seen is None else seen.base
     maker = made[base]
-    if OPS[maker.op].stage is not Stage.POINTWISE:
+    if OPS[maker.op].stage is not Stage.POINTWISE and maker.op != "embed":
         return False
     if is_size_one(p, base):
         return True
@@ -137,9 +137,17 @@ def row_function(p: Program, nodes: list[Node], homes: dict[str, list[str]]) -> 
     return RowFunction(loops, lines, {n: first[id(node)] for n, node in made.items()})
 
 
+def reduced_dims(node: Node, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The dimensions a reduction goes over."""
+    if node.op not in ("argmax", "argmin"):
+        return node.attr("dims")
+    dim = node.attr("dim")
+    return tuple(range(len(shape))) if dim is None else (dim,)
+
+
 def _kept(node: Node, shape: tuple[int, ...]) -> int:
     """How many leading dimensions a reduction leaves."""
-    dims = set(node.attr("dims"))
+    dims = set(reduced_dims(node, shape))
     big = [d for d, size in enumerate(shape) if size != 1]
     reduced = [d for d in big if d in dims]
     kept = [d for d in big if d not in dims]

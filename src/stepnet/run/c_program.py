@@ -21,11 +21,13 @@ from .c_views import VIEWS, Access, contiguous, view
 _LOOPED = (Stage.POINTWISE, Stage.REDUCE)
 UNSUPPORTED = {
     "gather": "a gather by index",
-    "embed": "an embedding lookup that depends on the state",
     "shift": "a value carried outside the scan",
-    "argmax": "an argmax",
-    "argmin": "an argmin",
 }
+# What generated C does with whole numbers. Products and quotients of them are torch's to define.
+INTEGER_OPS = VIEWS | {
+    "copy", "add", "sub", "neg", "eq", "ne", "lt", "le", "gt", "ge", "where", "cast", "full", "cat", "embed",
+    "argmax", "argmin",
+}  # fmt: skip
 
 
 @dataclass
@@ -60,6 +62,11 @@ class Program:
     early: list[Node] = field(default_factory=list)
     late: list[Node] = field(default_factory=list)
     level: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def lookups(self) -> list[Node]:
+        """Rows of tables that an index names, which may name none."""
+        return [node for node in self.nodes if node.op == "embed"]
 
     def value(self, name: str) -> Value:
         """A value by name."""
@@ -166,7 +173,7 @@ class _Maker:
     def _check(self, region: Region, outputs: Sequence[str]) -> str:
         names = {n for node in region.nodes for n in (*node.inputs, *node.outputs) if n}
         names |= {c.parameter for c in region.carries} | {c.result for c in region.carries} | set(outputs)
-        dtypes = {self.values[n].dtype for n in names} - {"bool"}
+        dtypes = {self.values[n].dtype for n in names} - {"bool", "int64"}
         for node in region.nodes:
             stage = OPS[node.op].stage
             if node.op in UNSUPPORTED or stage is Stage.OPAQUE:
@@ -178,11 +185,22 @@ class _Maker:
                 raise Refusal(f"the loop holds '{node.op}'", line=node.line)
             if node.op in ("matmul_tn", "embed_grad"):
                 raise Refusal(f"the loop holds '{node.op}'", line=node.line)
+            self._check_integers(node)
         if len(dtypes) > 1 or not dtypes <= {"float32", "float64"}:
             raise Refusal(
                 f"the loop computes in {', '.join(sorted(dtypes))}; generated C does one of float32, float64"
             )
         return dtypes.pop() if dtypes else "float32"
+
+    def _check_integers(self, node: Node) -> None:
+        whole = any(self.values[n].dtype == "int64" for n in (*node.inputs, *node.outputs))
+        if whole and node.op not in INTEGER_OPS:
+            raise Refusal(f"the loop does '{node.op}' with whole numbers", line=node.line)
+        if node.op in ("argmax", "argmin", "embed"):
+            source = self.values[node.inputs[0]]
+            if source.dtype in ("int64", "bool") or not source.size:
+                what = source.dtype if source.size else "nothing"
+                raise Refusal(f"the loop holds an {node.op} of {what}", line=node.line)
 
     def _add(self, node: Node) -> None:
         if node.op in VIEWS:

@@ -9,10 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stepnet.errors import BuildError, Refusal
+from stepnet.errors import BuildError, Refusal, StepIndexError
+from stepnet.ir.graph import Node
 from stepnet.ir.plan import LoopPlan, Region
 
 from . import c_build, c_threads
+from .c_program import Program
 from .c_source import FIXED, Source, write
 from .layout import Layout
 
@@ -105,12 +107,21 @@ class CScan:
                 shape, dtype = self._made[name]
                 made[name] = tensor = torch.zeros((placed.parts, *shape), dtype=dtype)
                 add(tensor.data_ptr())
+            elif role == "wrong":
+                made[name] = tensor = torch.zeros(1, dtype=torch.int64)
+                add(tensor.data_ptr())
             else:
                 add(strides[role])
         arguments = self._arguments(*numbers)
         self.run(pool, ctypes.addressof(arguments))
         self.spaces.append(space)
         p = self.source.program
+        if p.lookups and made[""]:
+            raise StepIndexError(
+                "a lookup by an index computed in the step found no such row",
+                got=f"an index outside one of {', '.join(_table(p, node) for node in p.lookups)}",
+                remedy="indices count from 0 to the rows of the table less one",
+            )
         for name in p.sums:
             parts = made[name]
             values[name] = parts[0] if placed.parts == 1 else parts.sum(0)
@@ -152,6 +163,11 @@ class CScan:
         except IndexError:
             space = torch.empty(0, dtype=torch.uint8)
         return space if space.numel() >= size else torch.empty(size, dtype=torch.uint8)
+
+
+def _table(p: Program, node: Node) -> str:
+    at = f" ({node.line})" if node.line else ""
+    return f"{p.value(node.inputs[0]).shape[0]} rows{at}"
 
 
 def _pointer(tensor: Tensor, alive: list[Tensor]) -> int:

@@ -10,13 +10,14 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepnet.ir.graph import Node
+from stepnet.ir.graph import ITEM_SIZE, Node
 from stepnet.ir.plan import LoopPlan, Region
 from stepnet.ir.text import print_name, print_region
 
 from .c_expr import loop_text
 from .c_loops import row_function
 from .c_program import Program, program
+from .c_text import COLUMNS, LOOKUP, TEAM
 from .c_views import Access, broadcast
 
 
@@ -71,28 +72,7 @@ def identifier(name: str) -> str:
 
 
 # What the writer appends to the name of a value.
-_DERIVED = re.compile(r"_(at|boot|final|line|new|next|packed|part|rows|stride_[knh]|sum)$")
-
-_COLUMNS = """/* Where a member's columns of a product begin: whole panels. */
-static inline int64_t first_column(int64_t n, int64_t member, int64_t members, int64_t panel) {
-    const int64_t panels = (n + panel - 1) / panel, column = panels * member / members * panel;
-    return column < n ? column : n;
-}
-"""
-
-_TEAM = """typedef struct {
-    const arguments *a;
-    sn_barrier barrier;
-} team;
-
-static void share(void *data, int64_t index, int64_t shares) {
-    run_share(((team *)data)->a, index, shares, 0, 1, 0);
-}
-
-static void member_of(void *data, int64_t index, int64_t count) {
-    run_share(((team *)data)->a, 0, 1, index, count, &((team *)data)->barrier);
-}
-"""
+_DERIVED = re.compile(r"_(at|best|boot|final|line|new|next|now|packed|part|row|rows|stride_[knh]|sum)$")
 
 
 class _Writer:
@@ -129,13 +109,11 @@ class _Writer:
 
     def ctype(self, value: str) -> str:
         """The C type a value is stored as."""
-        return "uint8_t" if self.p.value(value).dtype == "bool" else self.real
+        return {"bool": "uint8_t", "int64": "int64_t"}.get(self.p.value(value).dtype, self.real)
 
     def size_of(self, value: str) -> int:
         """Bytes of one stored element."""
-        if self.p.value(value).dtype == "bool":
-            return 1
-        return 4 if self.p.real == "float32" else 8
+        return ITEM_SIZE[self.p.value(value).dtype]
 
     def _homes(self) -> dict[str, list[str]]:
         """Where each made value is stored: 'out', 'next', 'scratch' or (only inside a row) 'line'."""
@@ -270,6 +248,8 @@ class _Writer:
             member("out", name, f"{self.ctype(name)} *{self.c(name)}")
         for name in p.sums:
             member("sum", name, f"{self.real} *{self.c(name)}")
+        if p.lookups:
+            member("wrong", "", "int64_t *wrong")
         out.append("} arguments;")
         return "\n".join(out) + "\n"
 
@@ -300,7 +280,7 @@ class _Writer:
                 out.append(f"    for (int64_t h = 0; index == {number} && h < {heads}; ++h)")
                 out.append("        " + pack.format(h1=f" + h * {size}", h2=f" + h * a->{c}_stride_h"))
         out = [*out, "}", ""] if self.p.matrices else []
-        out.append(_TEAM)
+        out.append(TEAM)
         out.append(f"void {self.name}(const sn_pool *pool, const arguments *a) {{")
         if self.p.matrices:
             out.append(f"    sn_parallel(pool, {len(self.p.matrices)}, pack, (void *)a);")
@@ -320,7 +300,9 @@ class _Writer:
         def line(text: str, depth: int = 1) -> None:
             out.append("    " * depth + text)
 
-        line(_COLUMNS, 0)
+        line(COLUMNS, 0)
+        if p.lookups:
+            line(LOOKUP, 0)
         line(
             "/* All steps of every shares-th sequence, longest first; by one thread, or by `members` that", 0
         )
@@ -381,6 +363,8 @@ class _Writer:
             for carry in p.carries:
                 self._copy_state(line, carry.parameter, "{c}_final + b * {n}", "{c} + i * {n}", 2)
         line("}")
+        if p.lookups:
+            line("int64_t wrong = 0;")
         line("int64_t active = count;")
         if chunked:
             self._open_chunk(line)
@@ -415,6 +399,8 @@ class _Writer:
             line("}")
         if p.sums:
             self._flush(line, 1)
+        if p.lookups:
+            line("if (wrong) __atomic_store_n(a->wrong, 1, __ATOMIC_RELAXED);")
         line("#undef MEET", 0)
         line("}", 0)
         return "\n".join(out) + "\n"

@@ -76,6 +76,13 @@ def _pointwise(graph: Graph, node: Node) -> Run:
 
 def _reduce(graph: Graph, node: Node) -> Run:
     (value,), _ = _values(graph, node)
+    if node.op in ("argmax", "argmin"):
+        function, dim, out = getattr(torch, node.op), node.attr("dim"), graph.values[node.output].shape
+        if dim is None:  # of all features
+            lead = (-1,) * _is_row(value)
+            return lambda a, rows: function(a.reshape(*lead, value.size), -1).reshape(*lead, *out)
+        at = dim + _is_row(value)
+        return lambda a, rows: function(a, at, keepdim=True)
     dims = [d + _is_row(value) for d in node.attr("dims")]
     if node.op == "sum":
         return lambda a, rows: a.sum(dims, keepdim=True)

@@ -17,7 +17,7 @@ from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import flatten, unflatten
 from stepnet.errors import Refusal
 from stepnet.front.step import StepBody, loop_over
-from stepnet.iterator.rows import RowCall, run_step
+from stepnet.iterator.rows import RowCall, run_step, show
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.loops import LoopReport
 from stepnet.openvino.records import Layer
@@ -81,14 +81,15 @@ class SequenceRunner:
         ragged = any(n != steps for n in lengths)
         rows: Any = LoDTensor.from_padded(x, torch.tensor(lengths)) if ragged else x
         found = None
+        backend, call = check_backend(None), RowCall(step, rows, state, reverse, 1)
         try:
-            backend = check_backend(None)
             if backend == "naive" or steps == 0 or x.device.type != "cpu":
                 raise Refusal("the backend is 'naive', there are no steps, or the model is not on the CPU")
-            found = run_step(RowCall(step, rows, state, reverse, 1), backend)
+            found = run_step(call, backend)
             self.reports.compiled, self.reports.reason = True, None
         except Refusal as refusal:
             self.reports.compiled, self.reports.reason = False, refusal.reason
+        show(call, backend)
         if found is None:
             _, x_spec = flatten(rows)
             leaves, spec = flatten(state)
