@@ -84,20 +84,28 @@ class _Body:
 
     def _path(self, source: Source) -> list[Source] | None:
         """Outputs that may lie in one memory, from one back to the Parameter that it is of."""
-        path = [source]
-        while True:
-            layer = self.net.layers[source[0]]
+        came: dict[Source, Source | None] = {source: None}
+        waiting = [source]
+        while waiting:
+            at = waiting.pop()
+            layer = self.net.layers[at[0]]
             kind = layer.type.lower()
             if kind == "parameter":
-                return path
+                path: list[Source] = []
+                back: Source | None = at
+                while back is not None:
+                    path.append(back)
+                    back = came[back]
+                return path[::-1]
             if kind in _SAME or self._is_squeeze(layer):
-                source = layer.sources[0]
+                operands = (0,)
             else:
-                over = [i for i in _written_over(layer) if self._fits(layer, i)]
-                paths = [self._path(layer.sources[i]) for i in over]
-                found = next((p for p in paths if p is not None), None)
-                return None if found is None else path + found
-            path.append(source)
+                operands = tuple(i for i in _written_over(layer) if self._fits(layer, i))
+            for i in reversed(operands):
+                if layer.sources[i] not in came:
+                    came[layer.sources[i]] = at
+                    waiting.append(layer.sources[i])
+        return None
 
     def _is_squeeze(self, layer: Layer) -> bool:
         """A Gather of one entry, which OpenVINO makes a Squeeze where the axis has one."""
