@@ -34,12 +34,19 @@ def unfuse(net: Net) -> None:
     """
     for inner in all_nets(net):
         found = [layer for layer in inner.layers.values() if layer.type.lower() in _CELLS]
-        for layer in found:
-            _Unfused(inner, layer).replace()
+        full = [_is_full(inner, layer) for layer in found]  # while all layers can be followed back
+        for layer, whole in zip(found, full, strict=True):
+            _Unfused(inner, layer).replace(masked=not whole)
         if found:
             edit = Editor(inner)
             edit.drop_dead()
             edit.done()
+
+
+def _is_full(net: Net, layer: Layer) -> bool:
+    """Whether every sequence is as long as the time axis."""
+    value = value_of(net, layer.sources[len(layer.outputs)])
+    return value is not None and value == dim_of(net, layer.sources[0], 1)
 
 
 class _Unfused:
@@ -63,11 +70,11 @@ class _Unfused:
         shape = self.edit.port(self.x).shape or ()
         self.batch, self.time, self.width = shape if len(shape) == 3 else (-1, -1, -1)
 
-    def replace(self) -> None:
+    def replace(self, *, masked: bool) -> None:
         """Make the loops, and let all who read the layer read them."""
-        masked = None if self._full() else self._mask()
+        mask = self._mask() if masked else None
         backwards = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[self.direction]
-        loops = [self._loop(d, reverse, masked) for d, reverse in enumerate(backwards)]
+        loops = [self._loop(d, reverse, mask) for d, reverse in enumerate(backwards)]
         for index in range(len(self.layer.outputs)):
             shape = (self.batch, 1, self.time, self.hidden) if index == 0 else (self.batch, 1, self.hidden)
             axes = self.edit.numbers([1], near=self.layer)
@@ -78,11 +85,6 @@ class _Unfused:
                 joined = self._one("Concat", parts, shape, {"axis": "1"})
             self.edit.replace_output((self.layer.id, index), joined)
         del self.net.layers[self.layer.id]
-
-    def _full(self) -> bool:
-        """Whether every sequence is as long as the time axis."""
-        value = value_of(self.net, self.lengths)
-        return value is not None and value == dim_of(self.net, self.x, 1)
 
     def _mask(self) -> Source:
         """[batch, time, 1]: whether a step lies in its sequence."""
@@ -99,7 +101,7 @@ class _Unfused:
         inside = one("Less", [at, lengths], (self.batch, self.time), {"auto_broadcast": "numpy"}, _TRUTH)
         return one("Unsqueeze", [inside, axes[1]], (self.batch, self.time, 1), None, _TRUTH)
 
-    def _loop(self, d: int, reverse: bool, masked: Source | None) -> Layer:
+    def _loop(self, d: int, reverse: bool, mask: Source | None) -> Layer:
         layer, dtype = self.layer, self.kind.dtype
         cut = {"start": -1, "end": 0, "stride": -1} if reverse else {"start": 0, "end": -1, "stride": 1}
         body = NetBuilder(layer.name, scope=f"{self.net.scope}: body of '{layer.name}'")
@@ -132,14 +134,14 @@ class _Unfused:
         )  # fmt: skip
         new = new if isinstance(new, tuple) else (new,)
         y = new[0]
-        if masked is not None:
-            mask = feed(masked, "mask", torch.bool, (self.batch, 1, 1), 1)
-            mask = body.layer("Squeeze", [mask, axis], outputs=[(torch.bool, (self.batch, 1))])
+        if mask is not None:
+            inside = feed(mask, "mask", torch.bool, (self.batch, 1, 1), 1)
+            inside = body.layer("Squeeze", [inside, axis], outputs=[(torch.bool, (self.batch, 1))])
             zero = body.constant(torch.zeros((), dtype=dtype))
             broadcast = {"auto_broadcast": "numpy"}
-            y = body.layer("Select", [mask, y, zero], broadcast, outputs=[row])
+            y = body.layer("Select", [inside, y, zero], broadcast, outputs=[row])
             new = [
-                body.layer("Select", [mask, value, state], broadcast, outputs=[row])
+                body.layer("Select", [inside, value, state], broadcast, outputs=[row])
                 for value, state in zip(new, states, strict=True)
             ]
         y = body.layer("Unsqueeze", [y, axis], outputs=[(dtype, (self.batch, 1, self.hidden))])
