@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -517,6 +519,20 @@ def _check_frames_of_one_form() -> None:
             strict=True,
         ):
             torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("frame", [a_gru_cell, two_steps_back], ids=["raised", "recorded"])
+def test_what_a_frame_holds_goes_with_the_last_reference(frame):
+    """No cycle is left for the garbage collector, so a training loop does not pile up states."""
+    gc.disable()
+    try:
+        for _ in range(2):  # the second is remembered
+            loop, results = frame(stepnet.create_whileloop)
+            held = [weakref.ref(loop), *(weakref.ref(array) for array in loop.program.arrays)]
+            del loop, results
+            assert [kept() for kept in held] == [None] * len(held)
+    finally:
+        gc.enable()
 
 
 def test_a_loop_that_does_not_end_is_stopped():

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from stepnet.data.lod import LoDTensor
 from stepnet.data.recording import StandIn, recordable
+from stepnet.data.steps import Steps
 from stepnet.data.unpack import join, pack, unpack
 from stepnet.data.values import Value, axis_of, check_fit, copy, describe, integer, rows
 from stepnet.errors import ArrayError
@@ -56,12 +57,12 @@ class TensorArray:
         # A dict, so that a declared size allocates nothing.
         self._written: dict[int, Value] = {}
         # Steps that were put in as one tensor, and are taken apart where one of them is asked for.
-        self._joined: tuple[int, Tensor, bool] | None = None  # from which index, with gradient or not
+        self._joined: tuple[int, Steps] | None = None  # from which index
         self._size = integer(size, "TensorArray: size")
         # What an element would look like, where a cut gave none: join it back and shape and dtype are kept.
         self._pattern: Value | None = None
-        # The tensor whose steps along axis 0 the values are, while they are all that: stacking copies it.
-        self._whole: Tensor | None = None
+        # The steps that all the values are, while they are that.
+        self._steps: Steps | None = None
         if self._size < 0:
             raise ArrayError("TensorArray: size must not be negative", got=self._size)
         if unstack_from is not None:
@@ -105,7 +106,7 @@ class TensorArray:
         if axis:
             axis = axis_of(axis, tensor.dim(), "TensorArray.unstack", describe(tensor))
         if axis == 0:
-            self._put(0, tensor)
+            self._put(0, Steps(tensor))
         else:
             self._fill(tensor.unbind(axis))
         if not self._size:
@@ -115,21 +116,26 @@ class TensorArray:
         self._written = dict(enumerate(values))
         self._size = len(values)
 
-    def _put(self, start: int, steps: Tensor) -> None:
-        """Write the steps of a tensor from index `start` on."""
+    def _put(self, start: int, steps: Steps) -> None:
+        """Write consecutive places from index `start` on."""
+        count = len(steps.whole())
         self._written = self._values
-        self._joined = (start, steps, torch.is_grad_enabled()) if len(steps) else None
-        self._whole = steps if start == 0 and 0 < len(steps) >= self._size else None
-        self._size = max(self._size, start + len(steps))
+        self._joined = (start, steps) if count else None
+        self._steps = steps if start == 0 and 0 < count >= self._size else None
+        self._size = max(self._size, start + count)
+
+    @property
+    def _whole(self) -> Tensor | None:
+        """All values as one tensor, where they are that."""
+        return None if self._steps is None else self._steps.whole()
 
     @property
     def _values(self) -> dict[int, Value]:
         """What was written, by index."""
         if self._joined is not None:
-            start, steps, grad = self._joined
+            start, steps = self._joined
+            self._written.update(enumerate(steps.apart(), start))
             self._joined = None
-            with torch.set_grad_enabled(grad):
-                self._written.update(enumerate(steps.unbind(0), start))
         return self._written
 
     @recordable
@@ -185,7 +191,7 @@ class TensorArray:
         if not data_shared:
             value = copy(value)
         self._values[place] = value
-        self._whole = None
+        self._steps = None
         self._size = max(self._size, place + 1)
 
     @recordable
@@ -254,8 +260,8 @@ class TensorArray:
         tensor([0, 1, 2, 3])
         """
         where = "TensorArray.stack"
-        if self._whole is not None and not axis:
-            return self._whole.clone()
+        if self._steps is not None and not axis:
+            return self._steps.joined()
         values = self._joinable(where)
         if isinstance(values[0], LoDTensor):
             raise ArrayError(

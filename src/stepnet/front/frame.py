@@ -173,15 +173,17 @@ class Frame:
             )
         self._entered = self.inside = True
         self._token = RECORDER.set(self._record)
-        return tuple(self._loop.program.parameters)
+        return self._loop.program.parameters
 
     def __exit__(self, kind: Any, *_: object) -> None:
         self.inside = False
         RECORDER.reset(self._token)
+        loop = self._loop
+        del self._loop, self._token  # the loop refers to its frame: what it holds is to go with the loop
         if kind is None:
-            self._loop._finish()
+            loop._finish()
         else:
-            self._loop.program.open = False
+            loop.program.close({})
 
     def _record(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of a TensorArray's method: recorded, unless the array is no part of the loop."""

@@ -101,6 +101,8 @@ class Program:
     """What was done in a frame, in order. It gives out symbolic values while it is open.
 
     Attributes:
+        variables: how many loop variables there are; their places come first.
+        parameters: these, as symbolic values, while the program is open.
         ops: the operations; they refer to values by their place.
         examples: of each value, a tensor without data; None where it is not known, and for a constant.
         constants: the tensors from outside the frame, by the place of their value.
@@ -131,7 +133,8 @@ class Program:
         self.known: Known | None = _roots.setdefault(key, Known())
         if not self.known.examples:
             self.known.examples = tuple(self._bare(v) for v in variables)
-        self.parameters = [self._value(example) for example in self.known.examples]
+        self.variables = len(variables)
+        self.parameters = tuple(self._value(example) for example in self.known.examples)
         if None in likes:
             self.known = None
 
@@ -361,6 +364,7 @@ class Program:
     def close(self, updates: dict[int, Any]) -> None:
         """The frame was left; `updates` has the template of each loop variable's next value."""
         self.open = False
+        self.parameters = ()  # they refer to this program: what it holds is to go with the last reference
         key, known = self._find("end", tuple(sorted(updates.items())))
         if known is None:
             self._remember(key, Known())

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.steps import Steps
 from stepnet.data.values import integer
 from stepnet.errors import Refusal
 
@@ -84,11 +85,11 @@ def raise_loop(loop: WhileLoop) -> Raised:
         try:
             found = scan_form(program, loop.updates)
         except Refusal as refusal:
-            found = refusal
+            found = refusal.reason  # not the exception: its traceback would keep the loop's values alive
         if program.known is not None:
             program.known.found = found
-    if isinstance(found, Refusal):
-        raise rule(found.reason)
+    if isinstance(found, str):
+        raise rule(found)
     return _bound(loop, found)
 
 
@@ -118,12 +119,13 @@ def _bound(loop: WhileLoop, form: ScanForm) -> Raised:
             )
 
     def finish(ys: list[Tensor], last: list[Tensor]) -> list[Tensor]:
+        columns = [Steps(y, own=True) for y in ys]  # two arrays may be written the same
         for number, column in form.outputs:
             if isinstance(column, int):
-                program.arrays[number]._put(start, ys[column])
+                program.arrays[number]._put(start, columns[column])
             else:
                 value = program.constants[column.place]
-                program.arrays[number]._put(start, value.expand(steps, *value.shape))
+                program.arrays[number]._put(start, Steps(value.expand(steps, *value.shape)))
         results = list(loop.loop_vars)
         results[form.counter] = boot + steps
         for place, value in zip(form.carried, last, strict=False):

@@ -120,7 +120,7 @@ class _Raising:
                 writes[op.array] = op
         calls: list[Call] = []
         inputs: list[tuple[Read, int]] = []
-        carried = [i for i in range(len(program.parameters)) if i != self.counter]
+        carried = [i for i in range(program.variables) if i != self.counter]
         states: list[Read] = []
         rename: dict[int, Any] = {}  # what is read back in the step that wrote it
         done: set[int] = set()
@@ -179,7 +179,7 @@ class _Raising:
         test = made_by.get(end.condition.place)
         name = _name(test) if test is not None else ""
         operands = list(test.args) if test is not None and len(test.args) == 2 else []
-        variables = range(len(program.parameters))
+        variables = range(program.variables)
         counters = [v.place for v in operands if isinstance(v, Ref) and v.place in variables]
         fixed = [v for v in operands if not isinstance(v, Ref) or v.place in program.constants]
         swapped = name == "ge" and bool(operands) and operands[0] in fixed
