@@ -168,8 +168,18 @@ def _recurrent(
             out = naive.run(loop, feeds, observe)
     else:
         out = naive.run(loop, feeds)
-    final = unflatten(body.state_spec, [out[name] for name in body.new_state_names])
+    final = unflatten(body.state_spec, _own([out[name] for name in body.new_state_names], state_leaves))
     return (out["y"], final, kept) if scopes else (out["y"], final)
+
+
+def _own(finals: Sequence[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
+    """Final states as tensors that callers may write to: none is a tensor they gave, or another of them."""
+    seen = {id(tensor) for tensor in given}
+    own = []
+    for tensor in finals:
+        own.append(tensor.clone() if id(tensor) in seen else tensor)
+        seen.add(id(tensor))
+    return own
 
 
 def _lifted(call: lifting.Inner, level: int, axis: int) -> tuple[Any, list[Tensor]] | None:
@@ -285,7 +295,7 @@ def _check_inputs(leaves: list[Any]) -> None:
 def _sequences(x: Any, level: int, axis: int) -> int:
     """How many sequences x holds: entries of the LoD level, or the batch dimension beside `axis`."""
     if isinstance(x, LoDTensor):
-        return len(x.lengths(level)) if -x.lod_level <= level < x.lod_level else 0
+        return len(x.lengths(level))
     shape = list(x.shape)
     if -len(shape) <= axis < len(shape):
         del shape[axis]

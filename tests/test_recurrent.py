@@ -1,0 +1,267 @@
+"""`recurrent` and `Recurrent` as a caller meets them: what goes in, what comes out, what errors say."""
+
+from __future__ import annotations
+
+import pickle
+from collections import namedtuple
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+import stepnet
+from stepnet import LoDTensor, Recurrent, recurrent
+from stepnet.errors import LoDError, SlowPathWarning, StepError
+
+BACKENDS = ["eager", "naive"]  # C is tested by every cell and every odd step
+I = 3
+X, H = torch.ones(4, 2, I), torch.zeros(2, I)
+RAGGED = LoDTensor.from_lengths(torch.arange(18.0).view(6, I), [[4, 2]])
+OTHER = LoDTensor.from_lengths(torch.ones(6, I), [[2, 4]])
+
+
+def total(x, h):
+    h = h + x
+    return h, h
+
+
+def named_pair(x, s):
+    return x[0] + x[1] + s, s
+
+
+MISTAKES = {
+    "x of numbers": (
+        lambda: recurrent(total, [1, 2], H),
+        "must be tensors, LoDTensors or PackedSequences",
+        "int",
+    ),
+    "x an array": (lambda: recurrent(total, X.numpy(), H), "must be tensors", "ndarray"),
+    "no x": (lambda: recurrent(total, None, H), "x holds no tensor", "remedy"),
+    "an empty x": (lambda: recurrent(total, (), H), "x holds no tensor", "remedy"),
+    "no step": (lambda: recurrent(3, X, H), "a step must be callable", "int"),
+    "no state": (lambda: recurrent(total, X), "step 'total' has no initial state", "pass state="),
+    "a state of text": (
+        lambda: recurrent(total, X, "a"),
+        "initial state of step 'total' must be a tensor",
+        "str",
+    ),
+    "a ragged state": (lambda: recurrent(total, RAGGED, RAGGED), "must be a tensor", "LoDTensor"),
+    "a state of other rows": (
+        lambda: recurrent(total, RAGGED, (torch.zeros(3, I),)),
+        r"initial state\[0\] of step 'total'",
+        "2 rows",
+    ),
+    "a state without rows": (
+        lambda: recurrent(total, RAGGED, H.sum()),
+        "one row per sequence",
+        r"float32\[\]",
+    ),
+    "a state of other features": (
+        lambda: recurrent(total, X, torch.zeros(2, 4)),
+        "step 'total' failed at step 0",
+        r"state float32\[2, 4\]",
+    ),
+    "another dtype": (
+        lambda: recurrent(nn.RNNCell(I, I), X.double()),
+        "step 'RNNCell' failed at step 0",
+        "float64",
+    ),
+    "no such axis": (lambda: recurrent(total, X, H, axis=5), "no axis 5", r"\(4, 2, 3\)"),
+    "no such level": (lambda: recurrent(total, RAGGED, H, level=3), "no such level", "3"),
+    "no such backend": (
+        lambda: recurrent(total, X, H, backend="cuda"),
+        "no such backend",
+        "auto, c, eager, naive",
+    ),
+    "no such backend for all": (lambda: stepnet.set_backend("fast"), "no such backend", "'fast'"),
+    "y alone": (lambda: recurrent(lambda x, h: x, X, H), r"must return a pair \(y, new_state\)", "float32"),
+    "a state that grows": (
+        lambda: recurrent(lambda x, h: (x, torch.cat([h, h], 1)), X, H),
+        "changed the state's shape or dtype",
+        "3, 6|2, 6",
+    ),
+    "a state of another dtype": (
+        lambda: recurrent(lambda x, h: (x, h.double()), X, H),
+        "shape or dtype",
+        "float64",
+    ),
+    "a state nested otherwise": (
+        lambda: recurrent(lambda x, s: (x, {"b": s["a"]}), X, {"a": H}),
+        "changed the structure",
+        "{'b': ",
+    ),
+    "x of other lengths": (lambda: recurrent(named_pair, (RAGGED, OTHER), H), "same lengths", r"x\[1\]"),
+    "x of other steps": (
+        lambda: recurrent(named_pair, (X, X[:3]), H),
+        "different numbers of steps",
+        "4 and 3",
+    ),
+    "x of two kinds": (lambda: recurrent(named_pair, (RAGGED, X), H), "is a LoDTensor and", "tensor"),
+    "fewer rows of y": (
+        lambda: recurrent(lambda x, h: (x[:1], h), RAGGED, H),
+        "y must have one row",
+        "2 rows",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::stepnet.errors.SlowPathWarning")
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_told_in_the_callers_words(name):
+    call, says, shows = MISTAKES[name]
+    with pytest.raises((StepError, LoDError), match=says) as caught:
+        call()
+    assert caught.match(shows)
+
+
+Point = namedtuple("Point", "left right")
+
+
+def mirrored(x, s):
+    """x and the state as a named tuple, y as a dict: each leaf once, in its own place."""
+    point = Point(s.left + x["a"], s.right - x["b"][0])
+    return {"sum": point.left + point.right, "both": [point.left, (point.right,)]}, point
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("ragged", [False, True], ids=["dense", "ragged"])
+def test_structures_go_through(backend, ragged):
+    a, b = (torch.randn(6, I) for _ in range(2))
+    if ragged:
+        x = {"a": LoDTensor.from_lengths(a, [[4, 2]]), "b": (LoDTensor.from_lengths(b, [[4, 2]]),)}
+    else:
+        x = {"a": a.view(3, 2, I), "b": (b.view(3, 2, I),)}
+    y, final = recurrent(mirrored, x, Point(H, H), backend=backend)
+    assert type(final) is Point
+    assert list(y) == ["sum", "both"]
+    assert type(y["both"]) is list
+    assert type(y["both"][1]) is tuple
+    assert type(y["sum"]) is (LoDTensor if ragged else torch.Tensor)
+    rows = [[0, 1, 2, 3], [4, 5]] if ragged else [[0, 2, 4], [1, 3, 5]]
+    for n, at in enumerate(rows):
+        torch.testing.assert_close(final.left[n], a[at].sum(0))
+        torch.testing.assert_close(final.right[n], -b[at].sum(0))
+    if ragged:
+        torch.testing.assert_close(y["both"][0].values[3], a[:4].sum(0))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("sort", [True, False], ids=["sorted", "unsorted"])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_packed_sequences_come_back_packed(backend, sort, reverse):
+    lengths = [5, 3, 1] if sort else [1, 5, 3]
+    padded = torch.randn(5, 3, I)
+    packed = pack_padded_sequence(padded, torch.tensor(lengths), enforce_sorted=sort)
+    cell = nn.GRUCell(I, 4)
+    y, h = recurrent(cell, packed, reverse=reverse, backend=backend)
+    assert isinstance(y, PackedSequence)
+    assert torch.equal(y.batch_sizes, packed.batch_sizes)
+    back, counts = pad_packed_sequence(y)
+    assert counts.tolist() == lengths
+    for n, length in enumerate(lengths):
+        alone, last = recurrent(cell, padded[:length, n : n + 1], reverse=reverse, backend="naive")
+        torch.testing.assert_close(back[:length, n], alone[:, 0])
+        torch.testing.assert_close(h[n], last[0])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("axis", [0, 1, 2, -1, -3])
+def test_any_axis_may_be_time(backend, axis):
+    time_first = torch.randn(5, 2, 3, 4)
+    x = time_first.movedim(0, axis)
+    h = torch.zeros(2, 3, 4)
+    y, final = recurrent(total, x, h, axis=axis, backend=backend)
+    assert y.shape == x.shape
+    torch.testing.assert_close(y.movedim(axis, 0), time_first.cumsum(0))
+    torch.testing.assert_close(final, time_first.sum(0))
+
+
+NOTHING = {
+    "no steps": torch.zeros(0, 2, I),
+    "no sequences": torch.zeros(4, 0, I),
+    "no features": torch.zeros(4, 2, 0),
+    "sequences of no steps": LoDTensor.from_lengths(torch.zeros(0, I), [[0, 0]]),
+    "no sequences in a table": LoDTensor.from_lengths(torch.zeros(0, I), [[]]),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", NOTHING)
+def test_nothing_gives_nothing(backend, reverse, name):
+    x = NOTHING[name]
+    rows = x.values if isinstance(x, LoDTensor) else x
+    n = len(x.lengths()) if isinstance(x, LoDTensor) else x.shape[1]
+    h = torch.randn(n, rows.shape[-1], requires_grad=True)
+    y, final = recurrent(total, x, h, reverse=reverse, backend=backend)
+    y = y.values if isinstance(y, LoDTensor) else y
+    assert y.shape == rows.shape
+    torch.testing.assert_close(final, h)  # of no steps the state stays
+    (gradient,) = torch.autograd.grad(final.sum(), h)
+    assert torch.equal(gradient, torch.ones_like(h))
+
+
+def test_scopes_hold_each_step():
+    y, final, scopes = recurrent(total, RAGGED, H, scopes=True)
+    assert len(scopes) == 4
+    assert [len(scope["x"]) for scope in scopes] == [2, 2, 1, 1]
+    torch.testing.assert_close(scopes[3]["y"], y.values[3:4])
+    torch.testing.assert_close(scopes[0]["new_state"], RAGGED.values[[0, 4]])
+
+
+def test_a_module_is_the_function_with_its_settings(monkeypatch):
+    cell = nn.GRUCell(I, 4)
+    module = Recurrent(cell, reverse=True, axis=1, backend="naive")
+    x = torch.randn(2, 5, I)
+    y, h = module(x)
+    other, last = recurrent(cell, x, reverse=True, axis=1, backend="naive")
+    assert torch.equal(y, other)
+    assert torch.equal(h, last)
+    assert "reverse=True, axis=1, backend='naive'" in repr(module)
+    inner = {f"step.cell.{name}" for name, _ in cell.named_parameters()}
+    assert {name for name, _ in module.named_parameters()} == inner
+
+
+def test_a_module_can_be_pickled_and_copied():
+    module = Recurrent(stepnet.cells.LSTM(I, 4))
+    again = pickle.loads(pickle.dumps(module))
+    x = torch.randn(5, 2, I)
+    assert torch.equal(module(x)[0], again(x)[0])
+
+
+def test_the_backend_of_the_process():
+    before = stepnet.get_backend()
+
+    def branching(x, h):
+        h = h + x if h.sum() < 1 else h
+        return h, h
+
+    try:
+        stepnet.set_backend("naive")
+        recurrent(branching, X, H)  # asked for: nothing to warn of
+        stepnet.set_backend("auto")
+        with pytest.warns(SlowPathWarning, match="branching"):
+            recurrent(branching, X, H)
+        stepnet.set_backend("eager")
+        with pytest.raises(stepnet.errors.Refusal, match="control flow"):
+            recurrent(branching, X, H)
+        recurrent(branching, X, H, backend="naive")  # a call's own wish goes first
+    finally:
+        stepnet.set_backend(before)
+
+
+def test_results_are_the_callers_to_write_to():
+    """y, each final state and the input are tensors of their own, whatever the step returns."""
+
+    def passing(x, h):
+        return x, (h[0], h[0])
+
+    for backend in BACKENDS:
+        x, h = X.clone(), H.clone()
+        y, (first, second) = recurrent(passing, x, (h, h), backend=backend)
+        for result in (y, first, second):
+            result.add_(1)
+        assert torch.equal(first, H + 1), backend
+        assert torch.equal(x, X), backend
+        assert torch.equal(h, H), backend
