@@ -8,6 +8,7 @@ from torch import nn
 
 from loop_reference import run
 from stepnet import BackEdge, InputPort, OutputPort, TensorIterator
+from stepnet.errors import SlowPathWarning
 
 WHOLE = torch.float64
 BACK = {"start": -1, "end": 0}
@@ -93,3 +94,66 @@ def test_values_and_gradients(form, backend):
     for a, b in zip(*both, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
     assert loop.infer_shape(**given) == {"y": theirs[0].shape, "h": theirs[1].shape}
+
+
+@pytest.mark.parametrize("backend", ["naive", "eager", "c"])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)], ids=str)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_state_of_one_element_for_all_rows(batch, shape, backend):
+    """A count of the steps and a sum that decays, carried beside states of rows."""
+
+    def body(x, h, count, decay):
+        h = torch.tanh(h + x.squeeze(1) * decay) + count
+        return h, count + 1, decay * 0.5
+
+    loop = TensorIterator(
+        body,
+        [
+            InputPort("x", "x", axis=1),
+            InputPort("count", "count"),
+            InputPort("h", "h"),
+            InputPort("decay", "decay"),
+            OutputPort("count", 1),
+            OutputPort("h", 0),
+            OutputPort("decay", 2),
+        ],
+        [BackEdge(0, "h"), BackEdge(1, "count"), BackEdge(2, "decay")],
+        backend=backend,
+    )
+    given = {"x": torch.randn(batch, 4, 3, dtype=WHOLE), "h": torch.randn(batch, 3, dtype=WHOLE)}
+    given |= {"count": torch.zeros(shape, dtype=torch.int64), "decay": torch.ones(shape, dtype=WHOLE)}
+    for name in ("x", "h", "decay"):
+        given[name].requires_grad_()
+    ours, theirs = loop(**given), run(body, loop.port_map, loop.back_edges, given)
+    assert list(ours.keys()) == list(theirs)
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value, rtol=1e-12, atol=1e-12)
+    wanted = [given[name] for name in ("x", "h", "decay")]
+    both = (
+        torch.autograd.grad(out["h"].square().sum() + 3 * out["decay"].sum(), wanted)
+        for out in (ours, theirs)
+    )
+    for a, b in zip(*both, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+def test_a_state_of_one_element_that_is_joined_or_mixes_rows_runs_plainly():
+    def joined(x, h, count):
+        return h + x.squeeze(1), count + 1
+
+    def mixed(x, h, count):
+        return h + x.squeeze(1) * count, count + x.sum()
+
+    ports = [
+        InputPort("x", "x", axis=1),
+        InputPort("h", "h"),
+        InputPort("count", "count"),
+        OutputPort("h", 0),
+    ]
+    edges = [BackEdge(0, "h"), BackEdge(1, "count")]
+    given = {"x": torch.ones(2, 3, 1), "h": torch.zeros(2, 1), "count": torch.zeros(1)}
+    counts = TensorIterator(joined, [*ports, OutputPort("counts", 1, axis=0)], edges)
+    assert counts(**given)["counts"].tolist() == [1.0, 2.0, 3.0]
+    sums = TensorIterator(mixed, ports, edges)
+    with pytest.warns(SlowPathWarning, match="mixes rows"):
+        assert sums(**given)["h"].tolist() == [[6.0], [6.0]]

@@ -26,7 +26,9 @@ class Form(NamedTuple):
     lasts: tuple[tuple[str, str], ...]  # output, result
     carried: tuple[tuple[str, str], ...]  # parameter, result
     shared: tuple[str, ...]
-    counter: tuple[str, int] | None
+    counter: str | None
+    lone: tuple[str, ...]
+    rank: int  # of the counter and of lone states, in the body
     blocks: bool
 
     @staticmethod
@@ -47,18 +49,20 @@ class RowStep:
         run: its body, on any number of rows.
         axes: the axis, from 0, that each sliced parameter is cut along.
         shared: invariants that are no rows, by parameter.
-        counter: the parameter that gets the number of the iteration, and the rank to give it.
+        counter: the parameter that gets the number of the iteration.
+        lone: carried parameters of one element for all rows; each row has its own here.
+        rank: the dimensions that the body sees in those, so that they go along with rows.
         blocks: what is cut along axis 0 holds the batch in that axis.
     """
 
     def __init__(
         self, loop: TensorIterator, run: Run, axes: Mapping[str, int], shared: Mapping[str, Tensor],
-        counter: tuple[str, int] | None, blocks: bool,
+        counter: str | None, lone: tuple[str, ...], rank: int, blocks: bool,
     ) -> None:  # fmt: skip
         self.__name__ = loop.body.name
         self.run = run
         self.shared = tuple(shared.values())
-        self.text = _text(loop, tuple(axes.items()), tuple(shared), counter, blocks)
+        self.text = _text(loop, axes, tuple(shared), counter, lone, rank, blocks)
 
     @property
     def form(self) -> Form:
@@ -87,7 +91,12 @@ class RowStep:
                     raise Refusal(f"'{output}' does not have {part} element(s) along axis {axis}")
                 value = value.squeeze(axis) if part == 1 else value.movedim(1, 0) if axis == 0 else value
             y[output] = value
-        return y, state | {parameter: named[result] for parameter, result in form.carried}
+        new = {parameter: named[result] for parameter, result in form.carried}
+        for name in form.lone:
+            if new[name].dim() != form.rank or any(size != 1 for size in new[name].shape[1:]):
+                raise Refusal(f"'{name}' does not stay one element")
+            new[name] = new[name].reshape(-1)
+        return y, state | new
 
     def arguments(self, x: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What the body is given at a step, by parameter."""
@@ -99,27 +108,30 @@ class RowStep:
                 value = value.unsqueeze(axis) if part == 1 else value if axis else value.movedim(1, 0)
             values[parameter] = value
         if form.counter is not None:
-            name, rank = form.counter
-            values[name] = x[COUNTER].reshape(-1, *[1] * (rank - 1))
+            values[form.counter] = x[COUNTER]
+        for name in (*form.lone, *([] if form.counter is None else [form.counter])):
+            values[name] = values[name].reshape(-1, *[1] * (form.rank - 1))
         return values
 
 
 def _text(
-    loop: TensorIterator, axes: tuple[tuple[str, int], ...], shared: tuple[str, ...],
-    counter: tuple[str, int] | None, blocks: bool,
+    loop: TensorIterator, axes: Mapping[str, int], shared: tuple[str, ...],
+    counter: str | None, lone: tuple[str, ...], rank: int, blocks: bool,
 ) -> str:  # fmt: skip
-    of, carried = dict(axes), set(loop.carried.values())
+    carried = set(loop.carried.values())
     joins = [p for p in loop.outputs if isinstance(p, Concat)]
     lasts = [p for p in loop.outputs if not isinstance(p, Concat) and p.result not in carried]
     form = Form(
         parameters=tuple(loop.body.parameters),
         results=tuple(loop.body.results),
-        cuts=tuple((p.parameter, of[p.parameter], p.part_size or 1) for p in loop.slices()),
+        cuts=tuple((p.parameter, axes[p.parameter], p.part_size or 1) for p in loop.slices()),
         joins=tuple((p.output, p.result, p.axis, p.part_size or 1) for p in joins),
         lasts=tuple((p.output, p.result) for p in lasts),
         carried=tuple(loop.carried.items()),
         shared=shared,
         counter=counter,
+        lone=lone,
+        rank=rank,
         blocks=blocks,
     )
     return str(tuple(form))

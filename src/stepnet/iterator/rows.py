@@ -8,13 +8,14 @@ out. The compiler proves that its rows do not mix, or refuses; then the plain lo
     along another axis         [B, ..., T, ...]: the batch is the first axis
     blocks of part_size p      T / p steps of p elements each
     invariant with B rows      a state that does not change; any other is shared by all rows
+    state of one element       each row has its own, which are all alike
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -43,6 +44,7 @@ class RowCall:
     state: Any
     reverse: bool
     time: int
+    lone: Mapping[str, torch.Size] = field(default_factory=dict)  # shapes of states of one element
 
 
 class RowLoop:
@@ -137,35 +139,52 @@ class RowLoop:
         state = {p.parameter: feeds[p.source] for p in self.loop.inputs if isinstance(p, Merged)}
         x, reverse, batch = self._inputs(feeds, state, steps, axes, blocks)
         time = 0 if first == 0 else 1
-        for name, value in state.items():
-            if value.dim() == 0 or value.shape[0] != batch:
-                raise Refusal(f"'{name}' does not have one row for each of the {batch} of the batch")
         invariants = {
             p.parameter: feeds[p.source]
             for p in self.loop.inputs
             if isinstance(p, Invariant) and p.parameter != self.counter
         }
         alike = [name for name, value in invariants.items() if value.dim() and value.shape[0] == batch]
+        wide = [name for name in alike if invariants[name].dim() > 1]
         run, exact = self.loop.body, True
         if self.adapt is not None:
             run, exact = self.adapt(batch, 0 if first == 0 and not blocks else 1)
-        fits = False
-        wide = [name for name in alike if invariants[name].dim() > 1]
-        for rows in dict.fromkeys((tuple(alike), tuple(wide), ())):
-            shared = {name: value for name, value in invariants.items() if name not in rows}
-            own = state | {name: invariants[name] for name in rows}
-            ranks: list[tuple[str, int] | None] = [None]
-            if self.counter is not None:  # the rank with which it goes along with the rows
+        found = False
+        for lone in self._lone(state, batch):
+            free = self.counter is not None or bool(lone)
+            carried = state | {name: state[name].reshape(1).expand(batch) for name in lone}
+            for rows in dict.fromkeys((tuple(alike), tuple(wide), ())):
+                shared = {name: value for name, value in invariants.items() if name not in rows}
+                own = carried | {name: invariants[name] for name in rows}
                 most = max((value.dim() for value in own.values()), default=1)
-                ranks = [(self.counter, rank) for rank in range(most + 1, 0, -1)]
-            for rank in ranks:
-                step = RowStep(self.loop, run, axes, shared, rank, blocks)
-                call = RowCall(step, x, own, reverse, time)
-                if (exact and self.counter is None) or self._known_to_fit(call, feeds):
-                    fits = True
-                    yield call
-        if not fits:
+                for rank in range(most + 1, 0, -1) if free else (1,):
+                    step = RowStep(self.loop, run, axes, shared, self.counter, tuple(lone), rank, blocks)
+                    call = RowCall(step, x, own, reverse, time, lone)
+                    if (exact and not free) or self._known_to_fit(call, feeds):
+                        found = True
+                        yield call
+        if not found:
             raise Refusal("the body does not treat the rows of the batch alike")
+
+    def _lone(self, state: Mapping[str, Tensor], batch: int) -> list[dict[str, torch.Size]]:
+        """Which states may be one element for all rows, with their shapes; a batch of one leaves a choice.
+
+        Raises:
+            Refusal: a state is neither that nor one of rows.
+        """
+        joined = {port.result for port in self.loop.outputs if isinstance(port, Concat)}
+        one = {
+            name: value.shape
+            for name, value in state.items()
+            if value.numel() == 1 and self.loop.carried[name] not in joined
+        }
+        rows = [name for name, value in state.items() if value.dim() and value.shape[0] == batch]
+        for name in state:
+            if name not in rows and name not in one:
+                raise Refusal(f"'{name}' does not have one row for each of the {batch} of the batch")
+        least = {name: shape for name, shape in one.items() if name not in rows}
+        most = {name: shape for name, shape in one.items() if len(shape) < 2 or name in least}
+        return [least] if least == most else [least, most]
 
     def _inputs(
         self, feeds: Mapping[str, Any], state: Mapping[str, Tensor], steps: int | None,
@@ -206,7 +225,7 @@ class RowLoop:
         if not count:
             raise Refusal("it has no steps")
         sizes = [value.shape[1 - time] for value in found.values()]
-        sizes += [value.shape[0] for value in state.values() if value.dim()]
+        sizes += sorted((value.shape[0] for value in state.values() if value.dim()), reverse=True)
         if not sizes:
             raise Refusal("no input is cut into steps, and nothing is carried")
         if not found or self.counter is not None:
@@ -239,14 +258,22 @@ class RowLoop:
                 if port.parameter == self.counter:
                     like = feeds[port.source]
                     real[port.parameter] = torch.full_like(like, int(rows[COUNTER][0]))
+            for name, shape in call.lone.items():
+                real[name] = call.state[name][:1].reshape(shape)
             try:
                 with torch.no_grad():
                     ours = step.run(*(given[name] for name in step.form.parameters))
                     theirs = self.loop.body(*(real[name] for name in step.form.parameters))
             except (IRError, LoopError, Refusal, RuntimeError):  # the plain loop tells it, if it meets it
                 return False
-            if not all(map(_alike, ours, theirs)):
-                return False
+            one = {self.loop.carried[name] for name in call.lone}
+            for name, a, b in zip(self.loop.body.results, ours, theirs, strict=True):
+                if not (
+                    _alike(a.flatten(), b.reshape(-1).expand(a.numel()))
+                    if name in one and b.numel() == 1
+                    else _alike(a, b)
+                ):
+                    return False
         return True
 
     def _outputs(self, call: RowCall, y: Any, finals: Any) -> dict[str, Any]:
@@ -265,7 +292,10 @@ class RowLoop:
                 outputs[port.output] = y[port.output].select(time, 0 if reverse else -1)
             else:
                 parameter = next(p for p, r in self.loop.carried.items() if r == port.result)
-                outputs[port.output] = finals[parameter]
+                final = finals[parameter]
+                if parameter in call.lone:
+                    final = final[:1].reshape(call.lone[parameter])
+                outputs[port.output] = final
         return outputs
 
 
