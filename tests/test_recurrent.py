@@ -203,7 +203,7 @@ def test_nothing_gives_nothing(backend, reverse, name):
 
 
 def test_scopes_hold_each_step():
-    y, final, scopes = recurrent(total, RAGGED, H, scopes=True)
+    y, _, scopes = recurrent(total, RAGGED, H, scopes=True)
     assert len(scopes) == 4
     assert [len(scope["x"]) for scope in scopes] == [2, 2, 1, 1]
     torch.testing.assert_close(scopes[3]["y"], y.values[3:4])

@@ -8,6 +8,7 @@ from torch import nn
 
 import stepnet
 from stepnet.explaining import explain
+from stepnet.explaining.look import ONCE, STEP
 from stepnet.run import linear_scan
 from stepnet.run.layout import Layout
 
@@ -229,7 +230,10 @@ def test_explain_says_passes():
     assert [region.runs for region in scans] == [5, 5]
     assert not any(region.per_step for region in scans)
     assert "5 passes over all 80 rows" in str(told)
-    assert "5 passes over all 80 rows" in told.to_svg()
+    drawing = told.to_svg()
+    assert "5 passes over all 80 rows" in drawing
+    assert f'fill="{ONCE.paper}" stroke="{ONCE.ink}"' in drawing
+    assert f'fill="{STEP.paper}"' not in drawing
 
 
 def test_where_passes_pay(monkeypatch):

@@ -29,7 +29,9 @@ PILL = 26.0  # height of a value's name
 
 def look(region: Region) -> Look:
     """The colours of a region."""
-    return ONCE if region.kind == "map" else STEP if region.kind in ("scan", "loop") else AROUND
+    if region.kind == "map" or region.passes:
+        return ONCE
+    return STEP if region.kind in ("scan", "loop") else AROUND
 
 
 def box_size(title: str, below: str, style: str) -> tuple[float, float]:
