@@ -77,6 +77,12 @@ class Editor:
         layer.value = value
         return layer.id, 0
 
+    def result(self, source: Source, *, near: Layer) -> int:
+        """An output of the net; its layer id."""
+        layer = self.add("Result", [source], [], near=near)
+        self.net.results = (*self.net.results, layer.id)
+        return layer.id
+
     def numbers(self, values: Sequence[int] | int, *, near: Layer) -> Source:
         """A constant of int64."""
         return self.constant(torch.tensor(values, dtype=torch.int64), near=near)
@@ -112,15 +118,20 @@ class Editor:
                 self._name(old, ())
                 self._name(new, names)
 
-    def drop_dead(self) -> None:
-        """Take away layers from which no Result can be reached. Parameters stay."""
-        alive = {*self.net.parameters, *self.net.results}
+    def needed(self) -> set[int]:
+        """The layers from which a Result can be reached."""
+        found = set(self.net.results)
         waiting = list(self.net.results)
         while waiting:
             for source, _ in self.net.layers[waiting.pop()].sources:
-                if source not in alive:
-                    alive.add(source)
+                if source not in found:
+                    found.add(source)
                     waiting.append(source)
+        return found
+
+    def drop_dead(self) -> None:
+        """Take away layers from which no Result can be reached. Parameters stay."""
+        alive = self.needed() | set(self.net.parameters)
         for i in list(self.net.layers):
             if i not in alive:
                 del self.net.layers[i]

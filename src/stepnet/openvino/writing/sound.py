@@ -5,6 +5,7 @@ from __future__ import annotations
 from stepnet.openvino.records import Net
 
 from .cells_form import plain_cells
+from .counted import told_count
 from .cuts import plain_cuts
 from .edit import Editor, all_nets, copied
 from .memory import keep_apart
@@ -18,6 +19,8 @@ def sound(net: Net) -> Net:
         plain_cells(edit)
         plain_cuts(edit)
         for layer in list(inner.layers.values()):
+            if layer.type == "TensorIterator":
+                told_count(edit, layer)
             if layer.type in ("TensorIterator", "Loop"):
                 keep_apart(layer)
         edit.done()

@@ -1,0 +1,56 @@
+"""Loops that only count along an input, as Loops that are told the count.
+
+OpenVINO drops an input that a body does not need, and with it the number of steps.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from stepnet.openvino.element_types import by_name
+from stepnet.openvino.records import Layer, Port, PortMap, PortRow
+
+from .edit import Editor
+
+_INT64 = by_name("i64", "")
+
+
+def told_count(edit: Editor, layer: Layer) -> None:
+    """Make a TensorIterator whose body needs none of its slices a Loop, in place. Cuts are plain by now."""
+    rows = layer.maps[""]
+    body = Editor(layer.bodies[""])
+    sliced = [row for row in rows.inputs if row.axis is not None]
+    if not sliced or any(row.internal in body.needed() for row in sliced):
+        return
+    trips = _count(edit, layer, sliced[0])
+    goes_on = edit.constant(torch.tensor(True), near=layer)
+    first = 1 + max(port.id for port in (*layer.inputs, *layer.outputs))
+    ports = [Port(first + i, edit.port(s).type, edit.port(s).shape) for i, s in enumerate((trips, goes_on))]
+    layer.inputs = (*ports, *layer.inputs)
+    layer.sources = (trips, goes_on, *layer.sources)
+    result = body.result(body.constant(torch.tensor(True), near=layer), near=layer)
+    condition = PortRow(-1, result, None, 0, -1, 1, 1, "execution_condition")
+    layer.maps[""] = PortMap(rows.inputs, (*rows.outputs, condition))
+    layer.type, layer.version = "Loop", "opset5"
+
+
+def _count(edit: Editor, layer: Layer, row: PortRow) -> tuple[int, int]:
+    """The number of steps, as a scalar: the length of a range over its stride."""
+    ids = [port.id for port in layer.inputs]
+    source = layer.sources[ids.index(row.external)]
+    rank = len(edit.port(source).shape or ())
+
+    def one(type: str, sources: list[tuple[int, int]], version: str = "opset1", **attributes: str):
+        outputs = [(_INT64, (rank,) if type == "ShapeOf" else ())]
+        return edit.add(type, sources, outputs, attributes, version=version, near=layer).id, 0
+
+    assert row.axis is not None
+    shape = one("ShapeOf", [source], "opset3", output_type="i64")
+    numbers = [edit.numbers(n, near=layer) for n in (row.axis, 0)]
+    size = one("Gather", [shape, *numbers], "opset8", batch_dims="0")
+    less = row.end + 1 if row.stride > 0 else -row.end
+    if less:
+        size = one("Add", [size, edit.numbers(less, near=layer)], auto_broadcast="numpy")
+    if abs(row.stride) > 1:
+        size = one("Divide", [size, edit.numbers(abs(row.stride), near=layer)], auto_broadcast="numpy")
+    return size

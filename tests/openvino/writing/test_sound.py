@@ -1,0 +1,192 @@
+"""Forms that OpenVINO runs wrongly are written in others, which mean the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ir_cases import case
+from stepnet.backends import set_backend
+from stepnet.openvino import load, save
+from stepnet.openvino.writing.builder import In, NetBuilder, To
+from stepnet.openvino.writing.xml_writer import write
+
+F32 = torch.float32
+PRODUCT = {"transpose_a": False, "transpose_b": False}
+WIDTH = 3
+
+
+@pytest.fixture(autouse=True)
+def by_the_plain_loop():
+    set_backend("naive")
+    yield
+    set_backend("auto")
+
+
+class Body:
+    """A body with a slice `x` [batch, 1, width], an invariant `whole` of the same shape, and states."""
+
+    def __init__(self, states):
+        self.net = NetBuilder("body")
+        self.x, self.whole = (self.net.parameter(n, F32, (2, 1, WIDTH)) for n in ("x", "whole"))
+        self.states = [self.net.parameter(f"s{k}", F32, (2, WIDTH)) for k in range(states)]
+        self.axis = self.net.constant(torch.tensor([1]))
+
+    def flat(self, value):
+        return self.net.layer("Squeeze", [value, self.axis])
+
+    def product(self, value):
+        weight = torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(0))
+        return self.net.layer("MatMul", [value, self.net.constant(weight)], PRODUCT)
+
+    def __getattr__(self, name):
+        return lambda *values: self.net.layer(name, values)
+
+
+def shift(b):
+    return [b.states[1], b.Add(b.states[0], b.flat(b.x))]
+
+
+def shift_backwards(b):
+    return [b.Add(b.states[1], b.flat(b.x)), b.states[0]]
+
+
+def change_places(b):
+    return [b.Tanh(b.Add(b.states[0], b.flat(b.x))), b.states[2], b.states[1]]
+
+
+def only_count(b):
+    return [b.Tanh(b.product(b.states[0]))]
+
+
+BODIES = {
+    "delay": (1, lambda b: [b.flat(b.x)]),
+    "sum": (1, lambda b: [b.Add(b.flat(b.x), b.states[0])]),
+    "elman": (1, lambda b: [b.Tanh(b.Add(b.flat(b.x), b.product(b.states[0])))]),
+    "difference": (1, lambda b: [b.Subtract(b.flat(b.x), b.product(b.states[0]))]),
+    "invariant": (1, lambda b: [b.Tanh(b.Add(b.flat(b.whole), b.product(b.Add(b.states[0], b.flat(b.x)))))]),
+    "norm": (1, lambda b: [b.Add(b.Exp(b.flat(b.x)), b.product(b.states[0]))]),
+    "shift": (2, shift),
+    "shift backwards": (2, shift_backwards),
+    "change places": (3, change_places),
+    "keep": (2, lambda b: [b.Add(b.flat(b.x), b.states[0]), b.states[1]]),
+    "only count": (1, only_count),
+}
+
+
+def written(name, path):
+    count, make = BODIES[name]
+    b, inner = NetBuilder("net"), Body(count)
+    x, whole = b.parameter("x", F32, (2, 6, WIDTH)), b.parameter("whole", F32, (2, 1, WIDTH))
+    states = [b.parameter(f"s{k}", F32, (2, WIDTH)) for k in range(count)]
+    results = [inner.net.result(value) for value in make(inner)]
+    ins = [In(x, inner.x, 1), In(whole, inner.whole)]
+    ins += [In(value, state) for value, state in zip(states, inner.states, strict=True)]
+    back = list(zip(results, inner.states, strict=True))
+    joined = inner.net.result(inner.net.layer("Unsqueeze", [make(inner)[0], inner.axis]))
+    outs = b.tensor_iterator(inner.net, ins, [To(joined, 1), *(To(r) for r in results)], back)
+    for k, out in enumerate(outs):
+        b.result(out, (f"y{k}",))
+    net = b.net()
+    write(net, path)
+    return net
+
+
+def given(count):
+    return [
+        torch.randn(2, 6, WIDTH),
+        torch.randn(2, 1, WIDTH),
+        *(torch.randn(2, WIDTH) for _ in range(count)),
+    ]
+
+
+def by_hand(name, values):
+    """The loop of a body, in torch."""
+
+    class Hand:
+        def __init__(self, x, states):
+            self.x, self.whole, self.states = x, values[1], states
+
+        def flat(self, value):
+            return value.squeeze(1)
+
+        def product(self, value):
+            return value @ torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(0))
+
+        def __getattr__(self, op):
+            return getattr(torch, op.lower())
+
+    states, ys = list(values[2:]), []
+    for t in range(6):
+        states = BODIES[name][1](Hand(values[0][:, t : t + 1], states))
+        ys.append(states[0])
+    return [torch.stack(ys, 1), *states]
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_bodies_mean_the_same(name, tmp_path):
+    written(name, tmp_path / "m.xml")
+    values = given(BODIES[name][0])
+    for found, right in zip(load(tmp_path / "m.xml")(*values), by_hand(name, values), strict=True):
+        torch.testing.assert_close(found, right)
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_openvino_runs_bodies_right(name, tmp_path):
+    openvino = pytest.importorskip("openvino")
+    written(name, tmp_path / "m.xml")
+    values = given(BODIES[name][0])
+    options = {"INFERENCE_PRECISION_HINT": "f32"}
+    compiled = openvino.Core().compile_model(str(tmp_path / "m.xml"), "CPU", options)
+    found = compiled([value.numpy() for value in values])
+    for k, right in enumerate(by_hand(name, values)):
+        torch.testing.assert_close(torch.from_numpy(found[k]), right, rtol=1e-4, atol=1e-5)
+
+
+def layers(path, kind):
+    return [layer for layer in load(path).graph.net.layers.values() if layer.type == kind]
+
+
+@pytest.mark.parametrize("name", ["start1_end_minus2", "start_minus3_reverse", "positive_end_static_concat"])
+def test_ranges_are_cut_in_front_of_the_loop(name, tmp_path):
+    save(load(case(name) / "model.xml"), tmp_path / "m.xml")
+    (loop,) = layers(tmp_path / "m.xml", "TensorIterator")
+    for row in (*loop.maps[""].inputs, *loop.maps[""].outputs):
+        if row.axis is not None:
+            assert (row.start, row.end) == ((0, -1) if row.stride > 0 else (-1, 0))
+    assert layers(tmp_path / "m.xml", "Slice")
+
+
+def test_good_forms_stay_as_they_are(tmp_path):
+    model = load(case("lstmcell_v4_reverse_time_major") / "model.xml")
+    save(model, tmp_path / "m.xml")
+    before, after = (
+        {i: (x.type, x.sources) for i, x in m.graph.net.layers.items()}
+        for m in (model, load(tmp_path / "m.xml"))
+    )
+    assert before == after
+
+
+def test_each_row_has_a_port_of_its_own(tmp_path):
+    b = NetBuilder("net")
+    x, h = b.parameter("x", F32, (2, 6, 3)), b.parameter("h", F32, (2, 1, 3))
+    body = b.body()
+    ahead, back, state = (body.parameter(n, F32, (2, 1, 3)) for n in ("ahead", "back", "state"))
+    total = body.result(body.layer("Add", [body.layer("Add", [state, ahead]), back]))
+    ins = [In(x, ahead, 1), In(x, back, 1, start=-1, end=0, stride=-1), In(h, state)]
+    (out,) = b.tensor_iterator(body, ins, [To(total)], [(total, state)])
+    b.result(out, ("y",))
+    net = b.net()
+    loop = next(layer for layer in net.layers.values() if layer.bodies)
+    rows = loop.maps[""]
+    shared = replace(rows.inputs[1], external=0)
+    loop.maps[""] = replace(rows, inputs=(rows.inputs[0], shared, rows.inputs[2]))
+    loop.inputs, loop.sources = (loop.inputs[0], loop.inputs[2]), (loop.sources[0], loop.sources[2])
+    write(net, tmp_path / "m.xml")
+    (read,) = layers(tmp_path / "m.xml", "TensorIterator")
+    assert sorted(row.external for row in read.maps[""].inputs) == [0, 1, 2]
+    assert [row.external for row in loop.maps[""].inputs] == [0, 0, 2]  # what was given is as it was
+    x_value, h_value = torch.randn(2, 6, 3), torch.randn(2, 1, 3)
+    torch.testing.assert_close(
+        load(tmp_path / "m.xml")(x_value, h_value)["y"], h_value + 2 * x_value.sum(1, keepdim=True)
+    )
