@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,15 +77,20 @@ class DenseTopology(nn.Module):
         for leaf in self.inputs:
             grid, *lengths = (next(given) for _ in leaf.tensors)
             feeds[leaf.name] = Padded(grid, tuple(lengths)) if lengths else grid
-        values: dict[int, Any] = {}
-        for i, creation in self.played:
-            is_data = isinstance(creation.function, Feed)
-            values[i] = feeds[creation.name] if is_data else run_padded(creation, values)
+        values = self.values(feeds)
         found: list[Tensor] = []
         for end in self.ends:
             value = values[end]
             found += (value.grid, *value.lengths) if isinstance(value, Padded) else (value,)
         return tuple(found)
+
+    def values(self, feeds: Mapping[str, Any]) -> dict[int, Any]:
+        """What each creation gives, for data by name."""
+        values: dict[int, Any] = {}
+        for i, creation in self.played:
+            is_data = isinstance(creation.function, Feed)
+            values[i] = feeds[creation.name] if is_data else run_padded(creation, values)
+        return values
 
 
 def _level(creation: Creation) -> int:

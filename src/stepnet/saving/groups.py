@@ -35,10 +35,12 @@ def run_group(
         else:
             known = {i: early[i] if i in early else over.repeat(held[i]) for i in creation.inputs}
             early[index] = play(creation, known)
-    found = {index: over.split(value) for index, value in early.items()}
+    needed = {i for _, creation in late for i in creation.inputs} | {source for _, source in step.memories}
+    wanted = {*needed, *step.results, step.cut[0]}
+    found = {index: over.split(value) for index, value in early.items() if index in wanted}
     found |= {i: over.split(over.repeat(held[i])) for i in step.results if i in held}
     if waiting.intersection(step.results):
-        found |= _loop(runner, play, late, waiting, found, held, boots, lengths)
+        found |= _loop(runner, play, late, waiting, needed, found, held, boots, lengths)
     results = tuple(found[index] for index in step.results)
     return results[0] if runner.single else results
 
@@ -79,6 +81,7 @@ def _loop(
     play: Play,
     late: list[tuple[int, Creation]],
     waiting: set[int],
+    needed: set[int],
     found: Mapping[int, Padded],
     held: Mapping[int, Any],
     boots: Sequence[Any],
@@ -86,7 +89,6 @@ def _loop(
 ) -> dict[int, Padded]:
     """What the memories lead to, step after step."""
     step = runner.step
-    needed = {i for _, creation in late for i in creation.inputs} | {source for _, source in step.memories}
     given = {i: [found[i].grid, *found[i].lengths[1:]] for i in sorted(needed) if i in found}
     if not given:  # the steps are counted by what is cut
         first = step.cut[0]

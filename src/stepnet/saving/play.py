@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from stepnet.api import Recurrent, recurrent
 from stepnet.data.lod import LoDTensor
 from stepnet.data.sequence import sequence_expand, sequence_pool, sequence_reverse, sequence_softmax
-from stepnet.errors import TapeError
+from stepnet.errors import IRError, TapeError
 from stepnet.layers.basic import total
 from stepnet.layers.generate import Generator
 from stepnet.layers.group_run import GroupRunner
@@ -36,27 +36,32 @@ def run_padded(creation: Creation, values: Mapping[int, Any]) -> Any:
     function = creation.function
     if isinstance(function, Generator):
         raise refusal(creation, "what a beam search generates has no length that is known before")
-    if isinstance(function, GroupRunner):
-        result = run_group(function, run_padded, *args)
-    elif function is operator.getitem and isinstance(args[0], Padded):
-        raise refusal(creation, "it picks some of the sequences")
-    elif next(leaves((args, kwargs), Padded), None) is None or function is operator.getitem:
-        result = function(*args, **kwargs)
-    elif isinstance(function, Recurrent):
-        result = _recurrent(creation, function, *args)
-    elif function in _SEQUENCES:
-        result = _SEQUENCES[function](creation, *args, **kwargs)
-    else:
-        if not all(isinstance(v, LoDTensor) for v in leaves(creation.example, (Tensor, LoDTensor))):
-            raise refusal(creation, "it does more than one thing to each row of its sequences")
-        try:
-            result = _rows(function, args, kwargs) if _of_torch(function) else function(*args, **kwargs)
-        except (AttributeError, TypeError, ValueError, RuntimeError) as error:
-            said = (str(error) or repr(error)).splitlines()[0]
-            raise refusal(creation, f"it does not run on padded sequences: {said}") from error
+    try:
+        result = _result(creation, function, args, kwargs)
+    except (TapeError, IRError):
+        raise
+    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
+        said = (str(error) or repr(error)).splitlines()[0]
+        raise refusal(creation, f"it does not run on padded sequences: {said}") from error
     if creation.act is None:
         return result
     return _rows(creation.act, (result,), {}) if _of_torch(creation.act) else creation.act(result)
+
+
+def _result(creation: Creation, function: Any, args: Any, kwargs: Any) -> Any:
+    if isinstance(function, GroupRunner):
+        return run_group(function, run_padded, *args)
+    if function is operator.getitem and isinstance(args[0], Padded):
+        raise refusal(creation, "it picks some of the sequences")
+    if next(leaves((args, kwargs), Padded), None) is None or function is operator.getitem:
+        return function(*args, **kwargs)
+    if isinstance(function, Recurrent):
+        return _recurrent(creation, function, *args)
+    if function in _SEQUENCES:
+        return _SEQUENCES[function](creation, *args, **kwargs)
+    if not all(isinstance(v, LoDTensor) for v in leaves(creation.example, (Tensor, LoDTensor))):
+        raise refusal(creation, "it does more than one thing to each row of its sequences")
+    return _rows(function, args, kwargs) if _of_torch(function) else function(*args, **kwargs)
 
 
 def _rows(function: Any, args: Any, kwargs: Any) -> Any:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from stepnet.errors import TapeError
@@ -21,6 +22,7 @@ from stepnet.tape.creation import Ref
 from stepnet.tape.evaluator import Evaluator
 from stepnet.tape.topology import Topology
 
+from .check import check_numbers
 from .dense import DenseTopology
 from .padded import Padded
 
@@ -59,7 +61,9 @@ def topology_net(topology: Topology, name: str) -> Net:
     if not dense.inputs:
         raise TapeError("a topology without data cannot be saved", got=f"outputs {dense.outputs}")
     with _inference(topology):
-        examples = _examples(dense)
+        floating = next((p.dtype for p in dense.parameters() if p.is_floating_point()), torch.float32)
+        check_numbers(dense, floating)
+        examples = _examples(dense, floating)
         dynamic = {
             text: range(leaf.level + 1 if text == leaf.name else value.dim())
             for leaf in dense.inputs
@@ -97,13 +101,12 @@ def _inference(topology: Topology) -> Iterator[None]:
             module.training = mode
 
 
-def _examples(dense: DenseTopology) -> dict[str, Tensor]:
+def _examples(dense: DenseTopology, floating: torch.dtype) -> dict[str, Tensor]:
     """A small batch for each input, in the dtype of the parameters."""
-    floating = next((p.dtype for p in dense.parameters() if p.is_floating_point()), None)
     found: dict[str, Tensor] = {}
     for leaf in dense.inputs:
         example = dense.types[leaf.name].example()
-        if floating is not None and example.dtype.is_floating_point:
+        if example.dtype.is_floating_point:
             example = example.to(floating)
         if leaf.level:
             padded = Padded.of(example)
