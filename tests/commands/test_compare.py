@@ -69,6 +69,12 @@ def test_tolerances(stepnet, engine):
     assert stepnet(*command, "--rtol", 0, "--atol", 0.1).code == 0
 
 
+def test_half_precision_may_differ_more(stepnet, engine):
+    command = engine("dtype_f16", lambda array: (array * 1.004).astype(array.dtype))
+    assert stepnet(*command).code == 0
+    assert stepnet(*command, "--rtol", 1e-4).code == 1
+
+
 def test_other_shapes_differ(stepnet, engine):
     code, out, _ = stepnet(*engine("lstmcell_v4", lambda array: array[:1]))
     assert code == 1

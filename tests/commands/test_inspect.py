@@ -44,6 +44,9 @@ def test_loops_in_loops(stepnet, cases):
         ("output_part2_reverse", "joined along axis 1, backwards, 2 at a time (stride -2)"),
         ("end_minus2", "cut along axis 1, from 0 to -2"),
         ("onnx_lstm_seqlens_ti", "the same at each step"),
+        ("output_part2_reverse", "compiled: 2 layers, once for all steps"),
+        ("one_result_two_back_edges", "compiled: 2 layers, at each step"),
+        ("conv_lstm", "plain loop, everything at each step: "),
     ],
 )
 def test_how_a_loop_is_told(stepnet, cases, case, says):

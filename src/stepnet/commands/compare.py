@@ -18,8 +18,12 @@ def compare(
     shape: SHAPES = None,
     seed: SEED = 0,
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each that are timed, in turns.")] = 20,
-    atol: Annotated[float, typer.Option(min=0, help="Absolute difference that is allowed.")] = 1e-5,
-    rtol: Annotated[float, typer.Option(min=0, help="Relative difference that is allowed.")] = 1e-4,
+    atol: Annotated[
+        float | None, typer.Option(min=0, help="Difference that is allowed; else 1e-5, of float16 0.01.")
+    ] = None,
+    rtol: Annotated[
+        float | None, typer.Option(min=0, help="The same relative to OpenVINO; else 1e-4, of float16 0.01.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """Run a model here and in OpenVINO: the largest differences of each output, and the time.

@@ -62,10 +62,10 @@ class Versus:
 
 
 def versus(
-    model: OpenVINOModel, xml: Path, bin: Path | None, values: Mapping[str, Any], *, rounds: int, atol: float,
-    rtol: float,
+    model: OpenVINOModel, xml: Path, bin: Path | None, values: Mapping[str, Any], *, rounds: int,
+    atol: float | None, rtol: float | None,
 ) -> Versus:  # fmt: skip
-    """Compare.
+    """Compare; a limit of None is that of each output's type.
 
     Raises:
         CommandError: OpenVINO is not installed, or does not take the model or the inputs.
@@ -152,10 +152,15 @@ def _timing(first: float, times: list[float]) -> Timing:
     return Timing(first, median(times), low, high)
 
 
-def _difference(name: str, ours: np.ndarray, theirs: np.ndarray, atol: float, rtol: float) -> Difference:
+def _difference(
+    name: str, ours: np.ndarray, theirs: np.ndarray, atol: float | None, rtol: float | None
+) -> Difference:
     mine, other = (f"{a.dtype}{list(a.shape)}" for a in (ours, theirs))
     if ours.shape != theirs.shape:
         return Difference(name, mine, other, None, None, False)
+    half = ours.dtype == np.float16 or theirs.dtype == np.float16
+    atol = atol if atol is not None else 1e-2 if half else 1e-5
+    rtol = rtol if rtol is not None else 1e-2 if half else 1e-4
     a, b = ours.astype(np.float64), theirs.astype(np.float64)
     same = (a == b) | (np.isnan(a) & np.isnan(b))
     with np.errstate(invalid="ignore"):

@@ -115,7 +115,7 @@ def _colours(layer: Layer) -> looks.Look:
 
 def _end(layer: Layer, ports: Sequence[Port], states: Sequence[str]) -> Block:
     lines = [way_text(port) for port in ports]
-    lines += [f"then {plain(state)} of the next step" for state in states]
+    lines += [f"next {plain(state)}" for state in states]
     turning = bool(states) or any(port.way == "state" for port in ports)
     cut_up = any(port.way in ("slice", "joined") for port in ports)
     colours = looks.STEP if turning else looks.ONCE if cut_up else looks.AROUND

@@ -217,8 +217,10 @@ class _Describer:
             return Cost(unknown=1), Cost()
         directions = given[1].shape[1]
         product, rest = flops.cell_halves(layer, given)
-        steps_ = 1 if count is None else count
-        return Cost(product * directions * steps_), Cost(rest * directions)
+        x, w, r, b, y = (v.numel() * v.element_size() for v in (given[0], *given[-3:], gave[0]))
+        states = sum(v.numel() * v.element_size() for v in gave[1:])
+        times = 1 if count is None else count
+        return Cost(product * directions * times, x + w + y), Cost(rest * directions, r + b + 2 * states)
 
 
 def _waits_not(body: Net, source: int) -> bool:

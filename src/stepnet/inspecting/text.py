@@ -129,7 +129,9 @@ def _turning(layer: Layer, loop: Loop) -> str:
         return "compiled: the product with the input runs once, for all steps; the rest at each step"
     layers = [inner for inner in loop.bodies["body"].layers if inner.computes]
     each = sum(inner.when == "step" for inner in layers)
-    if each == len(layers):
+    if not each:
+        words = f"compiled: {count(len(layers), 'layer')}, once for all steps"
+    elif each == len(layers):
         words = f"compiled: {count(each, 'layer')}, at each step"
     else:
         words = (
