@@ -24,6 +24,7 @@ from .capture_inputs import (
     Dynamic,
     Input,
     batch_number,
+    closed,
     dynamic_of,
     inputs_of,
     repeated,
@@ -117,6 +118,9 @@ def _written(
     chosen = dynamic_of(tensors, len(lods), dynamic, where)
     examples = [e.detach() for e in examples]
     made = program(run, module, examples, chosen, where)
+    if dynamic is None and closed(made):  # time may be the last dimension
+        chosen = dynamic_of(tensors, len(lods), dynamic, where, wide=True)
+        made = program(run, module, examples, chosen, where)
     if dynamic is None:
         fewer = without_features(made, chosen, examples)
         if fewer != chosen:

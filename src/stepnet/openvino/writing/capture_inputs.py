@@ -121,9 +121,10 @@ def repeated(inputs: Sequence[Input], count: int, dynamic: Dynamic | None) -> li
 
 
 def dynamic_of(
-    inputs: Sequence[Input], lods: int, dynamic: Dynamic | None, where: str
+    inputs: Sequence[Input], lods: int, dynamic: Dynamic | None, where: str, *, wide: bool = False
 ) -> list[dict[int, bool]]:
-    """The open dimensions of each tensor: those that were asked for, or else all that can be."""
+    """The open dimensions of each tensor: those that were asked for, or else all that can be; the last one of
+    numbers, which mostly holds features, only if `wide`."""
     known = [i.name for i in inputs]
     unknown = [n for n in dynamic or () if n not in known]
     if unknown:
@@ -135,7 +136,8 @@ def dynamic_of(
         elif lods:  # the batch is a number that stands for any, see `repeated`
             chosen.append({})
         elif dynamic is None:
-            chosen.append({d: False for d, size in enumerate(i.value.shape) if size > 1})
+            last = i.value.dim() - 1 if i.value.dim() > 1 and i.value.is_floating_point() and not wide else -1
+            chosen.append({d: False for d, size in enumerate(i.value.shape) if size > 1 and d != last})
         else:
             dims = dynamic.get(i.name, ())
             wrong = [d for d in dims if not -i.value.dim() <= d < i.value.dim()]
@@ -169,8 +171,18 @@ def without_features(
         texts = {d: str(shape[d]) for d in dims if not isinstance(shape[d], int)}
         known = {d for d, text in texts.items() if text in steps}
         front = {d for d, text in texts.items() if d < 2 and d < example.dim() - 1 and text not in features}
-        kept.append({d: must for d, must in dims.items() if must or d in known | front})
+        kept.append({d: must for d, must in dims.items() if must or d not in texts or d in known | front})
     return kept
+
+
+def closed(made: Program) -> bool:
+    """Whether a recurrence of dense sequences has a fixed number of steps or sequences."""
+    return any(
+        isinstance(size, int)
+        for node in made.nodes
+        if str(node.target).startswith("stepnet.recurrence") and not node.args[4]
+        for size in sizes_of(node.args[1][0].meta["val"])[:2]  # pyright: ignore
+    )
 
 
 def _symbols(shape: Sequence[Any]) -> set[str]:

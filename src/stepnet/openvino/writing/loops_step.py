@@ -47,7 +47,7 @@ def program(
     signature = exported.graph_signature
     values = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     lifted = signature.inputs_to_lifted_tensor_constants
-    inputs, constants = [], {}
+    constants = {}
     nodes = tuple(exported.graph.nodes)
     for node in nodes:
         if node.op != "placeholder":
@@ -58,18 +58,18 @@ def program(
             constants[node] = exported.constants[target] if found is None else found
         elif node.name in lifted:
             constants[node] = exported.constants[lifted[node.name]]
-        else:
-            inputs.append(node)
-    outputs = next(n for n in nodes if n.op == "output").args[0]
-    kept = len(outputs) - len(signature.user_outputs)  # pyright: ignore[reportArgumentType]
-    if kept:
+    changed = list(signature.buffers_to_mutate.values())
+    if changed:
         raise IRError(
             f"{where} cannot be written: it changes buffers of a module as it runs",
-            got=f"{kept} changed buffers",
+            got=", ".join(changed),
             remedy="module.eval() first",
         )
+    by_name = {node.name: node for node in nodes}
+    inputs = [by_name[str(name)] for name in signature.user_inputs]
+    outputs = [by_name[str(name)] for name in signature.user_outputs]
     plain = tuple(n for n in nodes if n.op == "call_function")
-    return Program(exported, tuple(inputs), constants, plain, tuple(outputs))  # pyright: ignore
+    return Program(exported, tuple(inputs), constants, plain, tuple(outputs))
 
 
 def run_in(net: AtenNet, made: Program, given: Sequence[Out]) -> list[Out]:

@@ -1,0 +1,65 @@
+"""Every cell, saved as OpenVINO IR, computes the same at other lengths and batch sizes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import stepnet
+from saved_modules import check, plain_loops
+from stepnet import cells
+
+CELLS = {
+    "LSTM": lambda: cells.LSTM(3, 4),
+    "GRU": lambda: cells.GRU(3, 4),
+    "RNN": lambda: cells.RNN(3, 4),
+    "RNN relu": lambda: cells.RNN(3, 4, nonlinearity="relu"),
+    "LayerNormLSTM": lambda: cells.LayerNormLSTM(3, 4),
+    "PeepholeLSTM": lambda: cells.PeepholeLSTM(3, 4),
+    "MinGRU": lambda: cells.MinGRU(3, 4),
+    "SLSTM": lambda: cells.SLSTM(3, 4),
+    "Zoneout": lambda: cells.Zoneout(cells.LSTM(3, 4), 0.2),
+    "AllStates": lambda: cells.AllStates(cells.LSTM(3, 4)),
+    "LearnedInitialState": lambda: cells.LearnedInitialState(cells.GRU(3, 4)),
+    "VariationalDropout": lambda: cells.VariationalDropout(cells.LSTM(3, 4), 0.2, 0.2),
+    "torch LSTMCell": lambda: nn.LSTMCell(3, 4),
+    "torch GRUCell": lambda: nn.GRUCell(3, 4),
+    "torch RNNCell": lambda: nn.RNNCell(3, 4),
+}
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_a_cell(name, tmp_path):
+    reverse = len(name) % 2 == 0
+    module = stepnet.Recurrent(CELLS[name](), reverse=reverse)
+    check(module, lambda t, b: (torch.randn(t, b, 3),), tmp_path / "m.xml")
+
+
+@pytest.mark.parametrize("name", ["LSTM", "GRU", "RNN", "PeepholeLSTM"])
+def test_a_cell_with_the_batch_first_and_an_initial_state(name, tmp_path):
+    module = stepnet.Recurrent(CELLS[name](), axis=1, reverse=True)
+
+    def make(t, b):
+        state = (torch.randn(b, 4), torch.randn(b, 4)) if "LSTM" in name else torch.randn(b, 4)
+        return torch.randn(b, t, 3), state
+
+    check(module, make, tmp_path / "m.xml")
+
+
+@pytest.mark.parametrize("name", ["LSTM", "GRU", "LayerNormLSTM", "MinGRU"])
+def test_double_precision_stays_double(name, tmp_path):
+    from stepnet.openvino import load, save
+
+    module = stepnet.Recurrent(CELLS[name]().double()).eval()
+    save(module, tmp_path / "m.xml", torch.randn(4, 3, 3, dtype=torch.float64))
+    x = torch.randn(6, 2, 3, dtype=torch.float64)
+    with plain_loops():
+        found, expected = load(tmp_path / "m.xml")(x), module(x)
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-12, atol=1e-12)
+
+
+def test_all_cells_are_tried():
+    tried = {name.split()[0] for name in CELLS if not name.startswith("torch")}
+    here = {name for name in vars(cells) if isinstance(getattr(cells, name), type)}
+    assert here - tried == {"Cell"}

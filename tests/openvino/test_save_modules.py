@@ -1,0 +1,207 @@
+"""Whole modules, saved as OpenVINO IR, compute the same at other lengths and batch sizes."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import stepnet
+from saved_modules import check, loops, types
+from stepnet import cells
+
+
+def _x(t, b):
+    return (torch.randn(t, b, 3),)
+
+
+def test_two_layers_in_two_directions_with_projections(tmp_path):
+    module = stepnet.nn.LSTM(3, 4, num_layers=2, bidirectional=True, proj_size=2)
+    assert len(loops(check(module, _x, tmp_path / "m.xml"))) == 4
+
+
+def test_layers_with_the_batch_first_are_cells(tmp_path):
+    module = stepnet.nn.GRU(3, 4, num_layers=2, bidirectional=True, batch_first=True)
+    model = check(module, lambda t, b: (torch.randn(b, t, 3),), tmp_path / "m.xml")
+    assert all("GRUCell" in types(body) for body in loops(model))
+
+
+def test_initial_states_are_inputs(tmp_path):
+    module = stepnet.nn.LSTM(3, 4, bidirectional=True)
+
+    def make(t, b):
+        return torch.randn(t, b, 3), (torch.randn(2, b, 4), torch.randn(2, b, 4))
+
+    model = check(module, make, tmp_path / "m.xml")
+    assert [i.name for i in model.inputs] == ["input", "hx[0]", "hx[1]"]
+    assert [i.shape for i in model.inputs] == [(-1, -1, 3), (2, -1, 4), (2, -1, 4)]
+
+
+class _Tagger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(10, 8)
+        self.rnn = stepnet.nn.LSTM(8, 6, bidirectional=True)
+        self.norm = nn.LayerNorm(12)
+        self.score = nn.Linear(12, 1)
+        self.linear = nn.Linear(12, 3)
+
+    def forward(self, tokens):
+        y, _ = self.rnn(self.embedding(tokens))
+        weights = torch.softmax(self.score(y), 0)
+        return {"logits": self.linear(self.norm(y)), "pooled": (weights * y).sum(0), "last": y[-1]}
+
+
+def test_embedding_recurrence_and_linear(tmp_path):
+    model = check(_Tagger(), lambda t, b: (torch.randint(0, 10, (t, b)),), tmp_path / "m.xml")
+    assert [o.name for o in model.outputs] == ["y['logits']", "y['pooled']", "y['last']"]
+
+
+class _Convolution(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm1d(8)
+        nn.init.uniform_(self.norm.running_var, 0.5, 2.0)
+        self.rnn = stepnet.Recurrent(cells.PeepholeLSTM(8, 5), axis=2)
+
+    def forward(self, x):
+        y, (h, c) = self.rnn(torch.relu(self.norm(self.conv(x))))
+        return y.flatten(1), torch.cat([h, c], -1)
+
+
+def test_a_convolution_before_and_time_as_the_last_dimension(tmp_path):
+    check(_Convolution(), lambda t, b: (torch.randn(b, 3, t + 2),), tmp_path / "m.xml")
+
+
+class _Decoder(nn.Module):
+    """Attention over a memory that another recurrence made, of a length of its own."""
+
+    def __init__(self, carried):
+        super().__init__()
+        self.encoder = stepnet.nn.GRU(3, 4, batch_first=True)
+        self.cell = nn.GRUCell(7, 4)
+        self.carried = carried
+
+    def attend(self, z, h, memory):
+        weights = torch.softmax((memory @ h.unsqueeze(2)).squeeze(2), -1)
+        context = (weights.unsqueeze(1) @ memory).squeeze(1)
+        h = self.cell(torch.cat([z, context], -1), h)
+        return (h, weights), h
+
+    def forward(self, x, z):
+        memory, h = self.encoder(x)
+        if not self.carried:
+            return stepnet.recurrent(lambda z, h: self.attend(z, h, memory), z, h[0], axis=1, backend="naive")
+
+        def step(z, state):
+            y, h = self.attend(z, *state)
+            return y, (h, state[1])
+
+        y, (h, _) = stepnet.recurrent(step, z, (h[0], memory), axis=1)
+        return y, h
+
+
+def test_attention_over_a_memory_in_the_closure(tmp_path):
+    sizes = ((5, 3), (2, 2), (1, 4))
+    check(
+        _Decoder(False), lambda t, b: (torch.randn(b, t + 1, 3), torch.randn(b, t, 3)), tmp_path / "m.xml",
+        sizes=sizes,
+    )  # fmt: skip
+
+
+def test_attention_over_a_memory_in_the_state(tmp_path):
+    sizes = ((5, 3), (2, 2), (1, 4))
+    check(
+        _Decoder(True), lambda t, b: (torch.randn(b, t + 1, 3), torch.randn(b, t, 3)), tmp_path / "m.xml",
+        sizes=sizes,
+    )  # fmt: skip
+
+
+def _state(*shapes):
+    return lambda b: tuple(torch.randn(b, *shape) for shape in shapes)
+
+
+def _fibonacci(x, s):
+    a, b = s
+    return b + x, (0.5 * a + 0.5 * b + 0.1 * x, a)
+
+
+def _swap(x, s):
+    a, b = s
+    return a + x, (b, a)
+
+
+def _delay(x, s):
+    a, b = s
+    return b + x, (x, a)
+
+
+def _count(x, s):
+    return x * s[0], (s[0] + 1,)
+
+
+def _forget(x, s):
+    return s[0], (torch.tanh(0.5 * s[0]),)
+
+
+def _fast_weights(x, s):
+    k, v = x[:, :2], x[:, 2:]
+    w = s[0] * 0.9 + k.unsqueeze(2) * v.unsqueeze(1)
+    return (k.unsqueeze(1) @ w).squeeze(1), (w,)
+
+
+def _of_every_kind(x, s):
+    h = torch.where(x > s[0], torch.clamp(x - s[0], -1, 1), torch.remainder(x, 0.7))
+    g = torch.cumsum(h, -1) * torch.softmax(x, -1) + h.flip(-1) + torch.gather(h, 1, (x > 0).long())
+    return (g.argmax(-1), h.amax(-1, keepdim=True), torch.sort(x, -1).values.shape[1] * h), (
+        torch.tanh(torch.round(4 * g) / 4 + torch.log1p(h.abs())),
+    )
+
+
+STEPS = {
+    "a step of the Fibonacci kind": (_fibonacci, _state((4,), (4,)), {}),
+    "states that change places": (_swap, _state((4,), (4,)), {}),
+    "a delay line": (_delay, _state((4,), (4,)), {}),
+    "a delay line backwards": (_delay, _state((4,), (4,)), {"reverse": True}),
+    "a state that looks at no input": (_count, _state((4,)), {}),
+    "a step that looks at no input": (_forget, _state((4,)), {"axis": 1}),
+    "a matrix as the state": (_fast_weights, _state((2, 2)), {}),
+    "many calls": (_of_every_kind, _state((4,)), {}),
+}
+
+
+def pytest_generate_tests(metafunc):
+    if "case" in metafunc.fixturenames:
+        metafunc.parametrize("case", STEPS)
+
+
+def test_an_odd_step(case, tmp_path):
+    step, state, how = STEPS[case]
+
+    def make(t, b):
+        return torch.randn(*((b, t) if how.get("axis") else (t, b)), 4), state(b)
+
+    check(stepnet.Recurrent(step, **how), make, tmp_path / "m.xml")
+
+
+def test_nested_inputs_and_outputs(tmp_path):
+    weight = torch.randn(4, 4)
+
+    def step(x, s):
+        h = torch.tanh(x["a"] @ weight + s["h"] * x["b"][0])
+        return {"out": h, "both": (h + x["a"],)}, {"h": h}
+
+    def make(t, b):
+        x = {"a": torch.randn(t, b, 4), "b": (torch.randn(t, b, 4),)}
+        return x, {"h": torch.randn(b, 4)}
+
+    model = check(stepnet.Recurrent(step), make, tmp_path / "m.xml")
+    assert len(model.inputs) == 3
+
+
+def test_inputs_by_name(tmp_path):
+    module = stepnet.Recurrent(cells.GRU(3, 4)).eval()
+    from stepnet.openvino import load, save
+
+    save(module, tmp_path / "m.xml", {"x": torch.randn(4, 3, 3), "state": torch.randn(3, 4)})
+    assert [i.name for i in load(tmp_path / "m.xml").inputs] == ["x", "state"]
