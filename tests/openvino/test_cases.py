@@ -19,6 +19,8 @@ REFUSED = {"back_edge_to_sliced_parameter"}  # ambiguous: two sources for one Pa
 COMPILED = [  # one of each form that the compiler takes
     "attention_decoder", "lstmcell_v4_reverse_time_major", "part2_rev", "lstm_layernorm",
     "slice_fwd_concat_rev", "start1_end_minus2", "torch_crnn_seq", "lstmsequence_seqlens_dynamic",
+    "onnx_gru_seqlens_ti", "onnx_lstm_reverse_ti", "onnx_loop_for", "loop_trip_count_v10", "three_states_v10",
+    "no_slice_count_from_output", "slice_axis_last_concat_axis0", "back_edges_fibonacci", "dtype_bool_u8",
 ]  # fmt: skip
 
 

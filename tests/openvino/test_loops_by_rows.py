@@ -237,3 +237,27 @@ def test_explain_shows_sequence_layers_a_direction_each(tmp_path, steps):
     assert [(it.steps, it.rows) for it in told.recurrences] == [(steps, steps + steps // 2)] * 2
     if steps:
         assert {it.executor for it in told.recurrences} == {"c"}
+
+
+def test_a_constant_of_equal_rows_may_be_changed(tmp_path):
+    """One row stands for all of them only as long as they are equal."""
+    net = Net()
+    x, h = net.parameter("X", "?,?,3"), net.parameter("H", "2,3")
+    body = net.body()
+    xi, hi = body.parameter("xi", "?,1,3"), body.parameter("hi", "2,3")
+    total = body.add("Add", [body.add("Add", [hi, body.add("Squeeze", [xi, body.const([1])])]),
+                             body.const(np.full((2, 3), 0.25, np.float32))])  # fmt: skip
+    out = body.result(total)
+    rows = sliced("input", 0, xi[0], axis=1) + sliced("input", 1, hi[0]) + sliced("output", 2, out)
+    net.result(net.loop(body, [x, h], rows, edge(out, hi[0])))
+    path = net.write(tmp_path)
+    given = torch.randn(2, 4, 3), torch.randn(2, 3)
+    model = load(path)
+    (last,) = check(model, *given)
+    torch.testing.assert_close(last, given[1] + given[0].sum(1) + 1)
+    constant = next(b for b in model.buffers() if b.shape == (2, 3))
+    with torch.no_grad():
+        constant.data = torch.tensor([[0.25], [0.5]]).expand(2, 3).clone()
+    (last,) = check(model, *given, compiled=False, reason="another number of rows")
+    torch.testing.assert_close(last, given[1] + given[0].sum(1) + torch.tensor([[1.0], [2.0]]))
+    check(load(path, trainable=True), *given, compiled=False, reason="another number of rows")

@@ -183,7 +183,11 @@ class Hoisted:
 
     def constants(self) -> list[Tensor]:
         """Every constant of the body."""
-        return [getattr(self.graph, name) for _, name in self.graph.constant_slots]
+        return list(self.constants_by_slot().values())
+
+    def constants_by_slot(self) -> dict[int, Tensor]:
+        """Every constant of the body, and where it is read."""
+        return {slot: getattr(self.graph, name) for slot, name in self.graph.constant_slots}
 
     def start(self, values: Sequence[Any]) -> dict[Value, Any]:
         """Constants and arguments by slot."""

@@ -9,20 +9,26 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from .hoisting import Hoisted
+from .layers import elementwise
 
 if TYPE_CHECKING:
     from .graph import Node
 
 
+# Layers that take one row of a constant whose rows are all alike for any number of them.
+_ELEMENT_BY_ELEMENT = frozenset(row.type.lower() for row in elementwise.ROWS) - {"convert"}
+
+
 class BodyRows:
-    """A body whose Reshapes take as many rows as there are, where they say the size of the batch.
+    """A body on any number of rows, also where its Reshapes and constants are made for the size of the batch.
 
     The body itself hides behind a weak reference, so that what a call reaches is short: `serial` says which
     body, and `tensors` are its constants.
     """
 
-    def __init__(self, body: Hoisted, batch: int, axis: int) -> None:
+    def __init__(self, body: Hoisted, batch: int, axis: int, alike: frozenset[int]) -> None:
         self.serial = body.serial
+        self.alike = tuple(sorted(alike))  # slots of constants of which one row is taken
         self.tensors = body.constants()
         self.batch, self.axis = batch, axis
         self._body = weakref.ref(body)
@@ -35,18 +41,33 @@ class BodyRows:
     def _fit(self, node: Node, arguments: list[Any]) -> None:
         if node.layer.type.lower() == "reshape" and 1 in node.fixed:
             arguments[1] = rows_pattern(arguments[1], self.batch, self.axis, arguments[0].dim())
+        if node.layer.type.lower() in _ELEMENT_BY_ELEMENT:
+            for i, slot in enumerate(node.inputs):
+                if slot in self.alike:
+                    arguments[i] = arguments[i][:1]
 
 
 def adapter(body: Hoisted) -> Callable[[int, int], tuple[BodyRows, bool]]:
     """What `RowLoop` asks of a body: see there."""
     fixed = [n.fixed[1] for n in body.nodes if n.layer.type.lower() == "reshape" and 1 in n.fixed]
     patterns = [p for p in fixed if isinstance(p, list) and -1 not in p]
+    read = {s for n in body.nodes if n.layer.type.lower() in _ELEMENT_BY_ELEMENT for s in n.inputs}
 
     def adapt(batch: int, axis: int) -> tuple[BodyRows, bool]:
-        exact = not any(batch in pattern[:2] for pattern in patterns)
-        return BodyRows(body, 0 if exact else batch, axis), exact
+        alike = frozenset(
+            slot
+            for slot, value in body.constants_by_slot().items()
+            if slot in read and value.dim() > 1 and len(value) == batch > 1 and _rows_alike(value)
+        )
+        exact = not alike and not any(batch in pattern[:2] for pattern in patterns)
+        return BodyRows(body, 0 if exact else batch, axis, alike), exact
 
     return adapt
+
+
+def _rows_alike(value: Tensor) -> bool:
+    """Whether all rows of a constant are one row; asked at every call, for a constant may be changed."""
+    return not value.requires_grad and bool((value == value[:1]).all())
 
 
 def rows_pattern(pattern: list[int], batch: int, axis: int, rank: int) -> list[int]:
