@@ -122,6 +122,37 @@ def test_rows_side_by_side_summed_and_repeated():
     torch.testing.assert_close(total.values, torch.relu(rows.values + spread.values))
 
 
+def test_rows_are_repeated_at_every_level():
+    """Documents over their sentences, sentences over their words."""
+    with Tape() as tape:
+        words, topics = data("words", Sequence(Sequence(Dense(1)))), data("topics", Dense(1))
+        by_sentence = expand(topics, words, level=0)
+        outs = [by_sentence, expand(by_sentence, words), expand(pooling(words, "sum"), words)]
+    lengths = [[2, 0, 1], [1, 0, 3]]
+    feeds = {
+        "words": LoDTensor.from_lengths(torch.tensor([[1.0], [2], [3], [4]]), lengths),
+        "topics": torch.tensor([[10.0], [20], [30]]),
+    }
+    (sentences, each, sums), _ = tape.topology(outs)(**feeds)
+    assert sentences.recursive_sequence_lengths() == [[2, 0, 1]]
+    assert sentences.values.flatten().tolist() == [10, 10, 30]
+    assert each.recursive_sequence_lengths() == sums.recursive_sequence_lengths() == lengths
+    assert each.values.flatten().tolist() == [10, 30, 30, 30]
+    assert sums.values.flatten().tolist() == [1, 9, 9, 9]
+
+
+def test_rows_of_other_sequences_are_not_repeated():
+    with Tape() as tape:
+        words = data("words", Sequence(Sequence(Dense(1))))
+        out = expand(data("topics", Sequence(Dense(1))), words)
+    feeds = {
+        "words": LoDTensor.from_lengths(torch.zeros(3, 1), [[2, 0], [1, 2]]),
+        "topics": LoDTensor.from_lengths(torch.zeros(2, 1), [[1, 1]]),
+    }
+    with pytest.raises(TapeError, match=r"expand_0(?s:.)*a row for each sequence of 'like'"):
+        tape.topology(out)(**feeds)
+
+
 @pytest.mark.parametrize(
     ("act", "expected"),
     [

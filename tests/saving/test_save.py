@@ -151,32 +151,39 @@ def feeds_for(types, number):
     }
 
 
-@pytest.mark.parametrize("runs", ["stepnet", "openvino"])
-@pytest.mark.parametrize("make", TAPES.values(), ids=TAPES)
-def test_the_same_numbers_at_other_lengths(make, runs, tmp_path):
+@pytest.fixture(scope="module", params=TAPES.values(), ids=TAPES)
+def saved(request, tmp_path_factory):
+    """A topology, its outputs, and where it was saved: once for all tests."""
     torch.manual_seed(1)
     with Tape() as tape:
-        out = make()
-    net = tape.topology(out)
-    net.save(tmp_path / "net.xml")
-    loaded = stepnet.load(tmp_path / "net.xml")
-    assert set(loaded.inputs) == set(net.inputs)
-    if runs == "openvino":
-        outputs = [Leaf(item.name, item.lod_level) for item in flat(out)]
-        run = in_openvino(tmp_path / "net.xml", loaded.types, outputs)
-    else:
+        out = request.param()
+    net = tape.topology(out).eval()
+    path = tmp_path_factory.mktemp("saved") / "net.xml"
+    net.save(path)
+    return net, flat(out), path
 
-        def run(**feeds):
-            return flat(loaded(**feeds)[0])
 
-    net.eval()
-    for number in range(len(BATCHES[max(t.level for t in loaded.types.values())])):
-        feeds = feeds_for(loaded.types, number)
+def check(net, types, run):
+    for number in range(len(BATCHES[max(t.level for t in types.values())])):
+        feeds = feeds_for(types, number)
         with torch.no_grad():
-            expected = flat(net(**feeds)[0])
-            got = run(**feeds)
+            expected, got = flat(net(**feeds)[0]), run(**feeds)
         for ours, theirs in zip(got, expected, strict=True):
             if isinstance(theirs, LoDTensor):
                 assert ours.recursive_sequence_lengths() == theirs.recursive_sequence_lengths()
                 ours, theirs = ours.values, theirs.values
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_the_same_numbers_at_other_lengths_when_it_is_loaded(saved):
+    net, _, path = saved
+    loaded = stepnet.load(path)
+    assert set(loaded.inputs) == set(net.inputs)
+    check(net, loaded.types, lambda **feeds: flat(loaded(**feeds)[0]))
+
+
+def test_the_same_numbers_at_other_lengths_in_openvino(saved):
+    net, items, path = saved
+    types = stepnet.load(path).types
+    outputs = [Leaf(item.name, item.lod_level) for item in items]
+    check(net, types, in_openvino(path, types, outputs))

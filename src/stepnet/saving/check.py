@@ -28,10 +28,8 @@ def check_numbers(dense: DenseTopology, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     grids = {name: _random(type, dtype, generator) for name, type in dense.types.items()}
     rows = {name: grid.ragged() if isinstance(grid, Padded) else grid for name, grid in grids.items()}
-    with torch.no_grad():
-        ours = dense.values(grids)
-        with replaced(_plainly):
-            theirs = play(dense.played, {}, rows)
+    with torch.no_grad(), replaced(_plainly):
+        ours, theirs = dense.values(grids), play(dense.played, {}, rows)
     for i, creation in dense.played:
         if not _same(ours[i], theirs[i]):
             raise refusal(creation, "it has other numbers among padding: it mixes rows, or is random")

@@ -38,7 +38,8 @@ def run_group(
     needed = {i for _, creation in late for i in creation.inputs} | {source for _, source in step.memories}
     wanted = {*needed, *step.results, step.cut[0]}
     found = {index: over.split(value) for index, value in early.items() if index in wanted}
-    found |= {i: over.split(over.repeat(held[i])) for i in step.results if i in held}
+    rows = {i for i in needed if isinstance(held.get(i), Tensor)}  # these are cut into steps as well
+    found |= {i: over.split(over.repeat(held[i])) for i in {*step.results, *rows} if i in held}
     if waiting.intersection(step.results):
         found |= _loop(runner, play, late, waiting, needed, found, held, boots, lengths)
     results = tuple(found[index] for index in step.results)

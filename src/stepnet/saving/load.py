@@ -31,6 +31,18 @@ def load(path: str | os.PathLike[str], *, trainable: bool = False) -> SavedTopol
     Raises:
         TapeError: the file holds no topology; `stepnet.openvino.load` reads any other model.
         IRError: it cannot be read.
+
+    >>> import tempfile
+    >>> import torch
+    >>> from stepnet.layers import Dense, data
+    >>> from stepnet.tape import Tape
+    >>> with Tape() as tape:
+    ...     total = data("x", Dense(3)).sum(-1)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     tape.topology(total).save(f"{folder}/total.xml")
+    ...     again = load(f"{folder}/total.xml")
+    >>> again(x=torch.ones(2, 3))[0]
+    tensor([3., 3.])
     """
     model = openvino.load(path, trainable=trainable)
     notes: Any = model.rt_info.get(KEY)

@@ -259,6 +259,8 @@ class Topology(nn.Module):
         Raises:
             TapeError: a layer has no meaning on padded sequences, as one that mixes rows of all sequences.
             IRError: OpenVINO has no form for a layer, or the file cannot be written.
+
+        `stepnet.load` has an example.
         """
         _saving().save(self, path)
 
