@@ -37,6 +37,11 @@ class Raised:
     finish: Callable[[list[Tensor], list[Tensor]], list[Tensor]]
 
     @property
+    def sizes(self) -> Any:
+        """Shapes and dtypes of a step."""
+        return tuple((v.shape[1:], v.dtype) for v in self.x), tuple((v.shape, v.dtype) for v in self.state)
+
+    @property
     def rowwise(self) -> bool:
         """True if the first dimension of every value may count rows."""
         sizes = {v.shape[1] if v.dim() > 1 else None for v in self.x}
@@ -51,7 +56,7 @@ class Raised:
         """
         lifted = RecordedStep(self.form.lifted, self.step.constants)
         x, state = [v.unsqueeze(1) for v in self.x], [v.unsqueeze(0) for v in self.state]
-        sizes = tuple((v.shape[1:], v.dtype) for v in x), tuple((v.shape, v.dtype) for v in state)
+        sizes = self.sizes
         if sizes not in self.form.row_like:
             self._check_row(lifted, x, state)
             self.form.row_like.add(sizes)

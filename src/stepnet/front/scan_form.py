@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -69,8 +70,9 @@ class ScanForm:
     states: list[Read]
     outputs: list[tuple[int, int | Ref]]
     row_like: set[Any] = field(default_factory=set)  # sizes for which rows of a batch were seen to be alike
+    as_row: set[Any] = field(default_factory=set)  # sizes with which it ran as one row, and not as it is
 
-    @property
+    @cached_property
     def lifted(self) -> StepForm:
         """The step for rows of a batch: a matrix times a vector is written from the other side."""
         varying = {op.out for op, _ in self.inputs} | {*self.step.state}

@@ -90,14 +90,17 @@ def _run_raised(loop: WhileLoop) -> list[Tensor]:
     if not names:
         raise Refusal("the backend 'naive' is set")
     raised = raise_loop(loop)
-    refusal: Refusal | None = None
-    for form in (raised, None) if raised.rowwise else (None,):
+    if not raised.rowwise or raised.sizes in raised.form.as_row:
+        return _scan(loop, raised.one_row(), names)
+    try:
+        return _scan(loop, raised, names)
+    except Refusal as refusal:
         try:
-            return _scan(loop, raised.one_row() if form is None else form, names)
-        except Refusal as error:
-            refusal = refusal or error
-    assert refusal is not None
-    raise refusal
+            results = _scan(loop, raised.one_row(), names)
+        except Refusal:
+            raise refusal from None
+    raised.form.as_row.add(raised.sizes)
+    return results
 
 
 _AS_SCAN: Any = {"reverse": False, "level": -1, "axis": 0}
