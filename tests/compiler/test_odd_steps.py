@@ -217,6 +217,16 @@ class Steps:
         h = torch.tanh(hot @ TABLE + h @ U)
         return h, h
 
+    def one_hot_of_a_count(x, h):
+        hot = F.one_hot((x > 0).sum(-1), D + 1).to(DTYPE)
+        h = torch.tanh(hot[:, :D] @ TABLE + h @ U)
+        return h, h
+
+    def one_hot_of_too_few(x, h):
+        hot = F.one_hot((h + x)[:, :2].argmax(-1), 3)[:, 1:].to(DTYPE)
+        h = torch.tanh(h @ U + hot[:, :1] - hot[:, 1:])
+        return h, h
+
     def gathered(x, h):
         index = (x > 0).long()
         h = torch.tanh(torch.gather(h, 1, index) + x)
@@ -297,8 +307,8 @@ NOT_IN_C = {
     "gathered": ("the torch call aten.scatter_add", "torch.gather"),
 }
 PLAIN_LOOP_ONLY = {
+    "one_hot_of_a_count": ("aten.any.dims makes one value of all rows", "F.one_hot"),
     "convolution": ("aten.convolution_backward.default makes one value of all rows", "F.conv1d"),
-    "one_hot_of_its_argmax": ("aten.any.dims makes one value of all rows", "F.one_hot"),
 }
 LOOSE = {"float32_inside": FLOAT32}
 STATES = {

@@ -122,6 +122,22 @@ def test_many_indices_a_row_and_tables_of_other_ranks(backend):
     agree(step, x, (torch.zeros(5, 4, dtype=torch.float64), start), [table, one], backend=backend)
 
 
+def test_a_table_that_is_a_matrix_too():
+    """Of any layout: its rows are looked up, and states are multiplied by it and by its transpose."""
+    wide = torch.randn(H, WORDS, dtype=torch.float64).requires_grad_()
+    table = wide.t()
+
+    def step(x, state):
+        h, word = state
+        h = torch.tanh(F.embedding(word, table) + (h @ table.T) @ table + x)
+        word = (h @ table.T).argmax(-1)
+        return (h,), (h, word)
+
+    x = stepnet.LoDTensor.from_lengths(torch.randn(18, H, dtype=torch.float64), LENGTHS)
+    start = torch.zeros(5, H, dtype=torch.float64), torch.tensor([0, 3, 10, 2, 2])
+    agree(step, x, start, [wide])
+
+
 @pytest.mark.parametrize("at", [-1, WORDS, 2**62])
 def test_an_index_of_no_row(at):
     (table,) = weights((WORDS, H))

@@ -21,6 +21,7 @@ from stepnet.errors import Refusal
 from stepnet.ir.graph import Graph, Kind, Node, Value
 from stepnet.ir.ops import OPS, Stage
 
+from .assertions import drop_proved
 from .capture import Captured
 
 
@@ -349,6 +350,7 @@ def normalise(captured: Captured, names: Sequence[str]) -> Joint:
     env: dict[FxNode, Any] = {}
     parameters: list[str] = []
     results: list[Any] = []
+    drop_proved(captured.graph)
     inputs = iter([*names, *(f"d_{i}" for i in captured.tangent_of)])
     for node in captured.graph.nodes:
         builder.line = node.meta.get("stepnet_line")

@@ -72,7 +72,7 @@ def identifier(name: str) -> str:
 
 
 # What the writer appends to the name of a value.
-_DERIVED = re.compile(r"_(at|best|boot|final|line|new|next|now|packed|part|row|rows|stride_[knh]|sum)$")
+_DERIVED = re.compile(r"_(at|best|boot|final|line|new|next|now|packed|part|row|rows|stride_[knh]|sum|whole)$")
 
 
 class _Writer:
@@ -110,6 +110,10 @@ class _Writer:
     def ctype(self, value: str) -> str:
         """The C type a value is stored as."""
         return {"bool": "uint8_t", "int64": "int64_t"}.get(self.p.value(value).dtype, self.real)
+
+    def shared(self, value: str) -> str:
+        """The member that an element of a shared value is read from; a matrix's own member has strides."""
+        return f"{self.c(value)}_whole" if value in self.p.matrices else self.c(value)
 
     def size_of(self, value: str) -> int:
         """Bytes of one stored element."""
@@ -167,7 +171,7 @@ class _Writer:
             home = self.homes[base][0]
         const = "" if base in self.made else "const "
         if base in self.p.shared:
-            name, at = f"{c}_at", f"a->{c}"
+            name, at = f"{c}_at", f"a->{self.shared(base)}"
         elif home == "out" or base in self.p.row_inputs:
             name, at = f"{c}_at", f"a->{c} + row[i] * {size}"
         elif home is not None and home.startswith("next:"):
@@ -230,7 +234,7 @@ class _Writer:
         for name in p.row_inputs:
             member("row", name, f"const {self.ctype(name)} *{self.c(name)}")
         for name in p.shared:
-            member("shared", name, f"const {self.ctype(name)} *{self.c(name)}")
+            member("shared", name, f"const {self.ctype(name)} *{self.shared(name)}")
         for name in p.matrices:
             c = self.c(name)
             member("matrix", name, f"const {self.real} *{c}")
