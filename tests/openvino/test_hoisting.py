@@ -70,20 +70,65 @@ FORMS = [(left, turned, row) for left in (False, True) for turned in (False, Tru
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
-@pytest.mark.parametrize("batch", [1, B, S])
-def test_attention_runs_as_generated_code_and_gives_what_the_plain_loop_gives(tmp_path, form, batch):
+def test_attention_runs_as_generated_code_and_gives_what_the_plain_loop_gives(tmp_path, form):
     model = attention(tmp_path, form).double()
     body, _ = body_of(model)
     assert "keys" in [node.layer.name for node in body.before]
     assert len(body.products) == 2
-    inputs = [torch.randn(*shape).double() for shape in ((batch, T, N), (batch, S, N), (batch, N))]
-    set_backend("naive")
-    wanted = model(*inputs)
+    for batch in (1, B, S):
+        inputs = [torch.randn(*shape).double() for shape in ((batch, T, N), (batch, S, N), (batch, N))]
+        set_backend("naive")
+        wanted = model(*inputs)
+        set_backend("c")
+        found = model(*inputs)
+        assert [report.compiled for report in model.loops] == [True], model.explain()
+        for a, b in zip(found, wanted, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_several_heads_over_keys_and_values(tmp_path):
+    heads, width, batch = 2, 3, B
+    net = Net()
+    h = net.parameter("h", f"?,{heads * width}")
+    x, k, v = (net.parameter(name, f"?,{n},{m}") for name, n, m in
+               (("x", "?", heads * width), ("k", S, heads * width), ("v", S, heads * width)))  # fmt: skip
+    body = net.body()
+    xi, hi = body.parameter("xi", f"?,1,{heads * width}"), body.parameter("hi", f"?,{heads * width}")
+    ki, vi = (body.parameter(name, f"?,{S},{heads * width}") for name in ("ki", "vi"))
+
+    def split(source, rows):
+        parts = body.add("Reshape", [source, body.const([0, rows, heads, width], "int64")], special_zero=True)
+        return body.add("Transpose", [parts, body.const([0, 2, 1, 3], "int64")])
+
+    query, keys = split(hi, 1), split(ki, S)
+    one, many = (-1, heads, 1, width), (-1, heads, S, width)
+    scores = body.add("MatMul", [query, keys], given=[one, many], transpose_b=True)
+    shares = body.add("SoftMax", [scores], axis=3)
+    context = body.add("MatMul", [shares, split(vi, S)], given=[(-1, heads, 1, S), many])
+    joined = body.add("Reshape", [context, body.const([-1, heads * width], "int64")], special_zero=False)
+    half = body.const([[0.5]], "float32")
+    row = body.add("Multiply", [body.add("Squeeze", [xi, body.const([1], "int64")]), half])
+    new = body.add("Tanh", [body.add("Add", [joined, row])])
+    state, y = body.result(new), body.result(body.add("Unsqueeze", [new, body.const([1], "int64")]))
+    rows = sliced("input", 0, xi[0], axis=1) + "".join(
+        sliced("input", i, at[0]) for i, at in enumerate((ki, vi, hi), 1)
+    )  # fmt: skip
+    loop, port = net.loop(body, [x, k, v, h], rows + sliced("output", 4, y, axis=1), edge(state, hi[0]))
+    net.result((loop, port))
+    model = load(net.write(tmp_path)).double()
+    assert len(body_of(model)[0].products) == 2
+    q, k, v = torch.randn(batch, heads * width).double(), *torch.randn(2, batch, S, heads * width).double()
+    x = torch.randn(batch, T, heads * width).double()
+    wanted, at = [], q
+    for t in range(T):
+        parts = [z.unflatten(-1, (heads, width)).transpose(-2, -3) for z in (at.unsqueeze(1), k, v)]
+        shares = torch.softmax(parts[0] @ parts[1].mT, -1)
+        at = torch.tanh((shares @ parts[2]).transpose(1, 2).flatten(1) + x[:, t] / 2)
+        wanted.append(at)
     set_backend("c")
-    found = model(*inputs)
-    assert [report.compiled for report in model.loops] == [True], model.explain()
-    for a, b in zip(found, wanted, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    (found,) = model(x=x, k=k, v=v, h=q)
+    assert model.loops[0].compiled, model.explain()
+    torch.testing.assert_close(found, torch.stack(wanted, 1), rtol=1e-12, atol=1e-12)
 
 
 def test_gradients_reach_the_memory_and_what_is_computed_of_it(tmp_path):

@@ -48,7 +48,7 @@ class Product:
         """The result of the matmul."""
         if self.turned == self.after:  # as a row, which a matrix x column has transposed
             row = row.transpose(-1, -2)
-        fits = row.dim() == matrix.dim() == 3 and row.dtype == matrix.dtype
+        fits = row.dim() == matrix.dim() >= 3 and row.dtype == matrix.dtype
         if not fits or row.shape[-2] != 1 or row.shape[-1] != matrix.shape[-1]:  # not as the file declares it
             if self.after:
                 return torch.matmul(row, matrix.transpose(-1, -2))
@@ -175,7 +175,7 @@ class Hoisted:
         for label, (slot, turned) in zip(self._labels, self._extra, strict=True):
             value = slots[slot]
             if turned and value.dim() < 2:
-                raise Refusal("a matrix has one dimension, and the file declares three")
+                raise Refusal("a matrix has one dimension, and the file declares more")
             found[label] = value.transpose(-1, -2).contiguous() if turned else value
         for pick in self.picks.values():
             found[pick.label] = slots[pick.source]
@@ -224,7 +224,7 @@ def _product(node: Node, known: set[int]) -> Product | None:
     turned = [attributes.bool("transpose_a", False), attributes.bool("transpose_b", False)]
     row, matrix = (0, 1) if after else (1, 0)
     shape = _declared(node.layer, row)
-    if len(shape) != 3 or len(_declared(node.layer, matrix)) != 3:
+    if len(shape) < 3 or len(_declared(node.layer, matrix)) != len(shape):
         return None
     if shape[-1 if turned[row] == after else -2] != 1:
         return None
