@@ -16,6 +16,7 @@ from stepnet.openvino.table import is_constant
 
 from .edit import Editor, Source
 
+_FEW = 16  # numbers of a constant that is compared by value
 _COMPARE = {"equal", "notequal", "greater", "greaterequal", "less", "lessequal", "select"}
 _OVER_FIRST = {row.type.lower() for module in (activations, elementwise) for row in module.ROWS} - _COMPARE
 _OVER_FIRST |= {"softmax", "logsoftmax", "mvn", "normalizel2", "batchnorminference", "fakequantize"}
@@ -29,19 +30,31 @@ def keep_apart(loop: Layer) -> None:
 
 
 class _Body:
-    """`readers` counts who reads an output: what two read is not written over."""
+    """`readers` counts who reads an output: what two read is not written over.
+
+    Layers that compute the same count as one, and those that no Result needs as none: OpenVINO merges the
+    ones and drops the others before it shares memory.
+    """
 
     def __init__(self, loop: Layer) -> None:
         self.loop = loop
         self.net: Net = loop.bodies[""]
         self.edit = Editor(self.net)
+        self.edit.drop_dead()
+        self.edit.done()
         carried = {to for _, to in loop.back_edges}
         self.invariant = {
             row.internal
             for row in loop.maps[""].inputs
             if row.axis is None and row.purpose is None and row.internal not in carried
         }
-        self.readers = Counter(s for layer in self.net.layers.values() for s in layer.sources)
+        self._first = first_of_equals(self.net)
+        reads = {
+            (self._first[layer.id], operand, self._equal(source))
+            for layer in self.net.layers.values()
+            for operand, source in enumerate(layer.sources)
+        }
+        self._readers = Counter(source for _, _, source in reads)
         self._copies: dict[Source, Source] = {}
 
     def run(self) -> None:
@@ -57,9 +70,15 @@ class _Body:
     def _harmful(self, layer: Layer, operand: int) -> bool:
         """Whether a layer may write over what is read again."""
         path = self._path(layer.sources[operand])
-        if path is None or not self._fits(layer, operand) or self.readers[path[0]] > 1:
+        if path is None or not self._fits(layer, operand) or self._read_twice(path[0]):
             return False
-        return path[-1][0] in self.invariant or any(self.readers[s] > 1 for s in path[1:])
+        return path[-1][0] in self.invariant or any(map(self._read_twice, path[1:]))
+
+    def _equal(self, source: Source) -> Source:
+        return self._first[source[0]], source[1]
+
+    def _read_twice(self, source: Source) -> bool:
+        return self._readers[self._equal(source)] > 1
 
     def _spare(self, layer: Layer, operand: int) -> None:
         if self._turned(layer, operand) and not self._harmful(layer, 0):
@@ -144,11 +163,28 @@ class _Body:
                 {"auto_broadcast": "numpy"}, near=self.net.layers[source[0]],
             )  # fmt: skip
             self._copies[source] = made.id, 0
-            self.readers[source] += 2
+            self._first[made.id] = made.id
+            self._readers[self._equal(source)] += 2
         copy = self._copies[source]
         self.edit.rewire(layer, operand, copy)
-        self.readers[source] -= 1
-        self.readers[copy] += 1
+        self._readers[self._equal(source)] -= 1
+        self._readers[copy] += 1
+
+
+def first_of_equals(net: Net) -> dict[int, int]:
+    """For each layer the first that computes the same: of one type, with equal attributes and inputs."""
+    first: dict[int, int] = {}
+    seen: dict[object, int] = {}
+    for i in net.order:
+        layer = net.layers[i]
+        key: object = i
+        if is_constant(layer) and layer.value is not None and layer.value.numel() <= _FEW:
+            key = str(layer.value.dtype), tuple(layer.value.shape), str(layer.value.tolist())
+        elif layer.sources and layer.type != "Result" and not layer.bodies:
+            inputs = tuple((first[source], index) for source, index in layer.sources)
+            key = layer.type.lower(), layer.version, tuple(sorted(layer.attributes.items())), inputs
+        first[i] = seen.setdefault(key, i)
+    return first
 
 
 def _written_over(layer: Layer) -> tuple[int, ...]:
