@@ -452,8 +452,8 @@ def refusal(op: str) -> str | None:
         "rand": "a written model draws no noise",
         "randn": "a written model draws no noise",
         "atan2": "IR has no layer for it",
-        "argmax": "capture leaves it to torch",
-        "argmin": "capture leaves it to torch",
+        "argmax": "the step is written whole",
+        "argmin": "the step is written whole",
         "opaque": "it is a torch call; the step is written whole",
     }
     return reasons[op]
