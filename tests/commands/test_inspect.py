@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from ir_files import Net
@@ -51,6 +52,36 @@ def test_loops_in_loops(stepnet, cases):
 )
 def test_how_a_loop_is_told(stepnet, cases, case, says):
     assert says in stepnet("inspect", cases / "corpus" / case / "model.xml").out
+
+
+def test_a_loop_that_zeros_would_never_end(stepnet, tmp_path):
+    """Inside a TensorIterator a Loop that goes on while x < 1."""
+    net = Net()
+    x = net.parameter("x", "2,5,1")
+    body, inner = net.body(), net.body()
+    state = inner.parameter("s", "1")
+    go = inner.add("Less", [state, inner.const(np.ones(1, np.float32))], outputs=["BOOL"])
+    ends = [inner.result(inner.add("Multiply", [state, inner.const(np.float32(2))])), inner.result(go)]
+    x_t = body.parameter("x_t", "2,1,1")
+    first = body.add("ReduceMax", [x_t, body.const(np.array([0, 1]))], keep_dims="false")
+    more = [body.const(np.array(-1)), body.const(np.array(True)), first]
+    rows = (
+        f'<input external_port_id="2" internal_layer_id="{state[0]}"/>'
+        f'<output external_port_id="3" internal_layer_id="{ends[0]}"/>'
+        f'<output external_port_id="-1" internal_layer_id="{ends[1]}" purpose="execution_condition"/>'
+    )
+    again = f'<edge from-layer="{ends[0]}" to-layer="{state[0]}"/>'
+    loop = body.loop(inner, more, rows, again, kind="Loop", version="opset5")
+    y = body.result(body.add("Add", [loop, x_t]))
+    rows = (
+        f'<input external_port_id="0" internal_layer_id="{x_t[0]}" axis="1"/>'
+        f'<output external_port_id="1" internal_layer_id="{y}" axis="1"/>'
+    )
+    net.result(net.loop(body, [x], rows))
+    code, out, err = stepnet("inspect", net.write(tmp_path))
+    assert (code, err) == (0, "")
+    assert "plain loop, everything at each step: its body holds a loop or a branch" in out
+    assert "while the body's condition holds" in out
 
 
 def test_shapes_say_what_is_counted(stepnet, cases):

@@ -15,7 +15,9 @@ from stepnet.errors import IRError
 from stepnet.explaining import Explanation, explain
 from stepnet.openvino.graph import Node
 from stepnet.openvino.loops import LoopReport
+from stepnet.openvino.records import Layer
 
+from .flops import SEQUENCES
 from .records import Cost
 
 MOST_STEPS = 4096
@@ -42,6 +44,8 @@ def trial(node: Node, given: Sequence[Any], steps: int | None) -> Trial:
     """
     if not given or not all(isinstance(value, Tensor) for value in given):
         return Trial(None, "the shapes of its inputs are not known")
+    if any(_loops(layer) for body in node.layer.bodies.values() for layer in body.layers.values()):
+        return Trial(False, "its body holds a loop or a branch")  # which zeros might never end
     if steps is None:
         return Trial(False, "only the run tells its number of steps")
     if steps > MOST_STEPS or steps * sum(value.numel() for value in given) > MOST_NUMBERS:
@@ -73,6 +77,10 @@ def trial(node: Node, given: Sequence[Any], steps: int | None) -> Trial:
             cost = Cost(region.flops, region.bytes_read + region.bytes_written)
             once, each = (once, each + cost) if region.per_step else (once + cost, each)
     return Trial(True, None, once, Cost(each.flops // steps, each.bytes // steps))
+
+
+def _loops(layer: Layer) -> bool:
+    return bool(layer.bodies) or layer.type.lower() in SEQUENCES
 
 
 def _plan(step: Any, x: Any, state: Any, settings: dict[str, Any]) -> Explanation:
