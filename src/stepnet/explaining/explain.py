@@ -51,7 +51,7 @@ def explain(
     Args:
         step: a step as `recurrent` takes it; a `Recurrent`, whose own settings then hold; or a model.
         x: as `recurrent` takes it, or what the model takes; all inputs of a `TensorIterator` or of a model
-            read from OpenVINO IR as a dict or a tuple. The plan depends on shapes, dtypes and on which gradients
+            read from OpenVINO IR as a dict or a tuple. The plan depends on shapes, dtypes and which gradients
             are wanted; the costs on the lengths too.
         state: as `recurrent` takes it, or the model's second argument.
         reverse: as in `recurrent`.
