@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stepnet import LoDTensor, sequence_reverse, sequence_softmax
+from stepnet import LoDTensor, Recurrent, cells, sequence_reverse, sequence_softmax
 from stepnet.errors import TapeError
 from stepnet.layers import (
     Dense,
@@ -132,6 +132,21 @@ def test_recurrent_layers(layer, reverse, level):
     check(lambda x: layer(x, 4, reverse=reverse), level)
 
 
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+@pytest.mark.parametrize("cell", [cells.LSTM, cells.GRU, cells.LayerNormLSTM, cells.MinGRU])
+def test_recurrences_and_their_final_states(cell, reverse):
+    def make(x):
+        y, state = apply(Recurrent(cell(3, 4), reverse=reverse), x)
+        return (y, *state) if "LSTM" in cell.__name__ else (y, state)
+
+    check(make, 1)
+
+
+def test_recurrences_that_start_from_an_item():
+    start = (Dense(4), lambda n: torch.randn(n, 4, dtype=torch.float64))
+    check(lambda x, start: tuple(apply(Recurrent(cells.GRU(3, 4)), x, start)), 1, start=start)
+
+
 @pytest.mark.parametrize("level", [1, 2])
 @pytest.mark.parametrize("function", [sequence_softmax, sequence_reverse], ids=lambda f: f.__name__)
 def test_functions_of_sequences(function, level):
@@ -208,6 +223,14 @@ def test_padding_and_back():
                 again = padded.ragged()
                 assert again.recursive_sequence_lengths() == lengths
                 assert torch.equal(again.values, x.values)
+
+
+def test_final_states_of_nested_sequences_are_refused():
+    with Tape() as tape:
+        y = apply(Recurrent(cells.GRU(3, 4)), data("x", nested(2, Dense(3))))[0]
+    dense = DenseTopology(tape.topology(y))
+    with pytest.raises(TapeError, match="final state of nested sequences has no place"):
+        dense(torch.zeros(1, 1, 1, 3), torch.tensor([1]), torch.tensor([[1]]))
 
 
 def only_what_is_needed():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import stepnet
-from stepnet import LoDTensor, sequence_softmax
+from stepnet import LoDTensor, Recurrent, cells, sequence_softmax
 from stepnet.layers import (
     Dense,
     Integer,
@@ -113,6 +113,11 @@ def sentences():
     )
 
 
+def layer_norm_lstm(x):
+    y, (h, _) = apply(Recurrent(cells.LayerNormLSTM(3, 4), reverse=True), x)
+    return [y, h]
+
+
 def poolings():
     x = data("x", Sequence(Dense(3)))
     return [pooling(x, how) for how in ("sum", "mean", "sqrt", "max")]
@@ -132,6 +137,7 @@ TAPES = {
     "static": static,
     "expand": lambda: (lambda x: fc([x, expand(pooling(x, "max"), x)], 2))(data("x", Sequence(Dense(3)))),
     "dropout": lambda: dropout(fc(data("x", Dense(3)), 2), 0.5),
+    "cell": lambda: layer_norm_lstm(data("x", Sequence(Dense(3)))),
     "attention": attention,
     "sentences": sentences,
 }

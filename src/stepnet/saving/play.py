@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from stepnet.api import Recurrent, recurrent
 from stepnet.data.lod import LoDTensor
 from stepnet.data.sequence import sequence_expand, sequence_pool, sequence_reverse, sequence_softmax
+from stepnet.data.tree import flatten, unflatten
 from stepnet.errors import IRError, TapeError
+from stepnet.front.step import boot_state
 from stepnet.layers.basic import total
 from stepnet.layers.generate import Generator
 from stepnet.layers.group_run import GroupRunner
-from stepnet.layers.sequences import expand_rows
+from stepnet.layers.sequences import Layer, expand_rows
 from stepnet.tape.creation import Creation, Ref, leaves, swap
 from stepnet.tape.holding import Holding
 
@@ -56,7 +58,7 @@ def _result(creation: Creation, function: Any, args: Any, kwargs: Any) -> Any:
     if next(leaves((args, kwargs), Padded), None) is None or function is operator.getitem:
         return function(*args, **kwargs)
     if isinstance(function, Recurrent):
-        return _recurrent(creation, function, *args)
+        return _recurrent(creation, function, *args, **kwargs)
     if function in _SEQUENCES:
         return _SEQUENCES[function](creation, *args, **kwargs)
     if not all(isinstance(v, LoDTensor) for v in leaves(creation.example, (Tensor, LoDTensor))):
@@ -140,6 +142,37 @@ def _reverse(creation: Creation, x: Padded) -> Padded:
     return Padded(mirrored(x.grid, x.lengths[-1], x.level), x.lengths)
 
 
+def _recurrent(creation: Creation, layer: Recurrent, x: Any, state: Any = None) -> Any:
+    """A cell over the last level: over all sequences at once, their padding included, which comes behind."""
+    if layer.level != -1 or layer.scopes or not isinstance(x, Padded):
+        raise refusal(creation, "it does not run over the rows of one input")
+    grid, lengths = x.grid, x.lengths[-1]
+    if layer.reverse:
+        grid = mirrored(grid, lengths, x.level)
+    flat = grid.flatten(0, x.level - 1)
+
+    def back(y: Tensor) -> Padded:
+        out = y.unflatten(0, grid.shape[: x.level])
+        return Padded(mirrored(out, lengths, x.level) if layer.reverse else out, x.lengths)
+
+    if isinstance(layer, Layer):
+        return back(recurrent(layer.step, flat, axis=1)[0])
+    if x.level > 1:
+        raise refusal(creation, "the final state of nested sequences has no place in a grid")
+
+    def held(given: tuple[Tensor, Tensor], before: Any) -> Any:
+        row, inside = given
+        y, after = layer.step(row, before)
+        kept, spec = flatten(before)
+        new, _ = flatten(after)
+        wide = (inside.view(-1, *(1,) * (old.dim() - 1)) for old in kept)
+        return y, unflatten(spec, [torch.where(m, n, o) for m, n, o in zip(wide, new, kept, strict=True)])
+
+    first = boot_state(layer.step, flat.shape[0]) if state is None else state
+    y, last = recurrent(held, (flat, x.mask()), first, axis=1)
+    return swap(y, Tensor, back), last
+
+
 _SEQUENCES = {
     sequence_pool: _pool,
     expand_rows: _expand,
@@ -147,18 +180,3 @@ _SEQUENCES = {
     sequence_softmax: _softmax,
     sequence_reverse: _reverse,
 }
-
-
-def _recurrent(creation: Creation, layer: Recurrent, x: Padded) -> Padded:
-    """A cell over the last level: over all sequences at once, their padding included, which comes behind."""
-    if layer.level != -1:
-        raise refusal(creation, "it does not run over rows")
-    grid, lengths = x.grid, x.lengths[-1]
-    if layer.reverse:
-        grid = mirrored(grid, lengths, x.level)
-    flat = grid.flatten(0, x.level - 1)
-    y, _ = recurrent(layer.step, flat, axis=1)
-    if not isinstance(y, Tensor):
-        raise refusal(creation, "its result is no tensor")
-    out = y.unflatten(0, grid.shape[: x.level])
-    return Padded(mirrored(out, lengths, x.level) if layer.reverse else out, x.lengths)
