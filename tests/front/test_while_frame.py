@@ -304,6 +304,7 @@ def test_symbolic_values_know_their_shape_and_print_it():
         value = x.read(s)
         assert value.shape == (4, 3)
         assert value.dtype == torch.float64
+        assert value.device == X.device
         assert value.dim() == 2
         assert value.T.shape == (3, 4)
         low, high = value.split([1, 2], dim=1)

@@ -117,6 +117,7 @@ class Program:
         self.arrays: list[TensorArray] = []
         self.open = True
         self.stand_in: StandIn | None = None
+        self.device = torch.device("cpu")  # of the values: that of a counter says little
         self._places: dict[int, Ref] = {}  # of constants, by id
         self._fresh: list[Any] = []  # what constants are like that came in with the operation at hand
         self._numbers: dict[int, int] = {}  # of arrays, by id
@@ -141,6 +142,8 @@ class Program:
     def _note(self, value: Any) -> None:
         if isinstance(value, StandIn):
             self.stand_in = value
+        elif isinstance(value, (Tensor, LoDTensor)) and value.device.type != "cpu":
+            self.device = value.device
 
     def _value(self, example: Any) -> Symbolic:
         self.examples.append(example)
@@ -311,8 +314,8 @@ class Program:
         if number is None:
             number = self._numbers[id(array)] = len(self.arrays)
             self.arrays.append(array)
-            if array.deferred is not None:
-                self._note(array.deferred)
+            some = next(iter(array._written.values()), array._whole)
+            self._note(array.deferred if array.deferred is not None else some)
         return number
 
     def read(self, array: TensorArray, index: Any, default: Any = None, line: str = "") -> Symbolic:

@@ -42,6 +42,8 @@ class Symbolic(InFrame):
         attribute = getattr(Tensor, name, None)
         if attribute is None or name.startswith("__"):
             raise AttributeError(f"a symbolic value has no attribute '{name}'")
+        if name == "device":
+            return self._program.device
         if callable(attribute):
             return lambda *args, **kwargs: self._program.call(attribute, (self, *args), kwargs)
         return self._program.call(getattr, (self, name), {}, name)
