@@ -61,7 +61,13 @@ def only_count(b):
     return [b.Tanh(b.product(b.states[0]))]
 
 
+def twins(b):
+    whole = b.flat(b.whole)
+    return [b.Tanh(b.Add(b.product(b.states[0]), b.flat(b.x))), b.Tanh(whole), b.Tanh(whole)]
+
+
 BODIES = {
+    "twins": (3, twins),
     "delay": (1, lambda b: [b.flat(b.x)]),
     "sum": (1, lambda b: [b.Add(b.flat(b.x), b.states[0])]),
     "elman": (1, lambda b: [b.Tanh(b.Add(b.flat(b.x), b.product(b.states[0])))]),
