@@ -197,12 +197,20 @@ def test_outputs_are_nested_as_they_were_asked_for():
     assert out["x"].tolist() == [[1.0, 1.0]]
 
 
-def test_a_layer_may_be_called_as_a_modules_method():
+@pytest.mark.parametrize("name", ["forward", "training", "inputs", "_played", "_modules", "a b"])
+def test_a_layer_may_be_called_as_what_a_module_has(name):
     with Tape() as tape:
-        out = fc(data("x", Dense(2)), 2, name="forward")
-    net = tape.topology(out)
-    assert list(net.state_dict()) == ["forward.weight", "forward.bias"]
-    assert net(x=torch.ones(1, 2))[0].shape == (1, 2)
+        out = fc(data("x", Dense(2)), 2, name=name)
+    net = copy.deepcopy(tape.topology(out).eval().train().double())
+    assert list(net.state_dict()) == [f"{name}.weight", f"{name}.bias"]
+    net.load_state_dict(net.state_dict())
+    assert net.inputs == ("x",)
+    assert net(x=torch.ones(1, 2).double())[0].shape == (1, 2)
+
+
+def test_data_cannot_be_called_self():
+    with Tape(), pytest.raises(TapeError, match="a call cannot have an argument of this name"):
+        data("self", Dense(2))
 
 
 def test_a_topology_outlives_its_tape_and_is_copied_whole():

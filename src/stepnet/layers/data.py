@@ -115,6 +115,8 @@ def data(name: str, type: Dense | Integer) -> TapeItem:
             got=repr(type)[:80],
             expected="Dense(size), Integer(classes), or Sequence(...) of these",
         )
+    if name == "self":
+        raise TapeError("data 'self': a call cannot have an argument of this name")
     size = type.size if isinstance(type, Dense) else type.classes
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         raise TapeError(f"data '{name}': sizes are whole numbers from 1", got=repr(type))

@@ -184,7 +184,8 @@ class Topology(nn.Module):
         self._outputs = outputs
         self._evaluators: dict[str, Evaluator] = {}
         self._layers: list[nn.Module] = []
-        self._played: Chosen = []
+        played: Chosen = []
+        modules: dict[str, nn.Module] = {}
         for i, creation in chosen:
             module = creation.module
             if isinstance(module, Evaluator):
@@ -194,17 +195,25 @@ class Topology(nn.Module):
                 creation.function = module
                 self._evaluators[creation.name] = module
             if module is not None:
-                self._modules[creation.name] = module  # past add_module: a layer may be called `forward`
+                modules[creation.name] = module
                 self._layers.append(module)
             if creation.group is None:
-                self._played.append((i, creation))
-        feeds = [(i, c) for i, c in self._played if isinstance(c.function, Feed)]
-        read = {j for _, c in self._played for j in c.inputs} | {r.index for r in leaves(outputs, Ref)}
+                played.append((i, creation))
+        feeds = [(i, c) for i, c in played if isinstance(c.function, Feed)]
+        read = {j for _, c in played for j in c.inputs} | {r.index for r in leaves(outputs, Ref)}
         self.inputs: tuple[str, ...] = tuple(c.name for i, c in feeds if i in read)
         self._known = {c.name for _, c in feeds}
-        self._unread = {i for i, _ in feeds if i not in read}
-        self._played = [(i, c) for i, c in self._played if i not in self._unread]
+        unread = {i for i, _ in feeds if i not in read}
+        self._played = [(i, c) for i, c in played if i not in unread]
         self._finished = _last_uses(self._played, outputs)
+        self._modules.update(modules)  # past add_module: a layer may be called `forward`
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """What is no layer is set as on any object: a layer may be called `training`."""
+        if name in self.__dict__:
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
 
     def forward(self, **feeds: Any) -> tuple[Any, Metrics]:
         """Play the layers on the values of the data layers."""
