@@ -18,6 +18,7 @@ from .c_program import Program
 from .c_source import FIXED, Source, write
 from .layout import Layout
 
+ALONE = 1 << 19  # multiplications of a call that one thread does before another one wakes
 TOGETHER = 1 << 19  # bytes of weights a step reads: below, meeting costs more than it saves (measured)
 CHUNK = 1 << 18  # bytes of rows made ahead of the steps that read them; they should stay in the second cache
 
@@ -58,6 +59,7 @@ class CScan:
         item = self.dtype.itemsize
         early = {node.inputs[1] for node in (*p.early, *p.late)}
         self.step_bytes = sum(h * k * n * item for name, h, k, n in self.source.packed if name not in early)
+        self._row_work = self.source.space[1] + sum(h * k * n for _, h, k, n in self.source.packed)
         self.packed_bytes = [
             _padded(heads * _packed_elements(k, n, item) * item) for _, heads, k, n in self.source.packed
         ]
@@ -135,7 +137,8 @@ class CScan:
         """What the arguments of a call are for these sequences, on so many threads."""
         source = self.source
         together = self._together(threads, layout.sequences)
-        shares = 1 if together else max(1, min(threads, layout.sequences))
+        alone = together or layout.rows * self._row_work < ALONE
+        shares = 1 if alone else max(1, min(threads, layout.sequences))
         members = threads if together else 1
         count = -(-layout.sequences // shares)
         row_bytes = source.chunk_bytes + members * source.index_bytes

@@ -6,6 +6,7 @@ stage says which nodes it computes.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,6 +71,8 @@ def identifier(name: str) -> str:
         out = out.replace("__", "_")
     return out if out[:1].isalpha() else f"v{out}"
 
+
+PACKED_ALONE = 1 << 18  # bytes of matrices that one thread packs faster than another one wakes
 
 # What the writer appends to the name of a value.
 _DERIVED = re.compile(r"_(at|best|boot|final|line|new|next|now|packed|part|row|rows|stride_[knh]|sum|whole)$")
@@ -286,8 +289,12 @@ class _Writer:
         out = [*out, "}", ""] if self.p.matrices else []
         out.append(TEAM)
         out.append(f"void {self.name}(const sn_pool *pool, const arguments *a) {{")
-        if self.p.matrices:
-            out.append(f"    sn_parallel(pool, {len(self.p.matrices)}, pack, (void *)a);")
+        count = len(self.p.matrices)
+        item = 4 if self.p.real == "float32" else 8
+        if item * sum(math.prod(self._matrix(name)) for name in self.p.matrices) > PACKED_ALONE:
+            out.append(f"    sn_parallel(pool, {count}, pack, (void *)a);")
+        elif count:
+            out.append(f"    for (int64_t i = 0; i < {count}; ++i) pack((void *)a, i, {count});")
         out += [
             "    team everyone = {a, {0, 0}};",
             "    if (a->together) sn_together(pool, member_of, &everyone);",

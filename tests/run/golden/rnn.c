@@ -143,7 +143,7 @@ static void member_of(void *data, int64_t index, int64_t count) {
 }
 
 void run(const sn_pool *pool, const arguments *a) {
-    sn_parallel(pool, 2, pack, (void *)a);
+    for (int64_t i = 0; i < 2; ++i) pack((void *)a, i, 2);
     team everyone = {a, {0, 0}};
     if (a->together) sn_together(pool, member_of, &everyone);
     else sn_parallel(pool, a->shares, share, &everyone);
@@ -273,7 +273,7 @@ static void member_of(void *data, int64_t index, int64_t count) {
 }
 
 void run(const sn_pool *pool, const arguments *a) {
-    sn_parallel(pool, 1, pack, (void *)a);
+    for (int64_t i = 0; i < 1; ++i) pack((void *)a, i, 1);
     team everyone = {a, {0, 0}};
     if (a->together) sn_together(pool, member_of, &everyone);
     else sn_parallel(pool, a->shares, share, &everyone);
