@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import stepnet
 from stepnet import LoDTensor
 from stepnet.data.tree import flatten
-from stepnet.openvino import OpenVINOModel, load, save
+from stepnet.openvino import OpenVINOModel, Outputs, load, save
 from stepnet.openvino.records import Layer, Net
 
 SIZES = ((5, 3), (1, 1), (9, 2), (1, 4), (4, 1))  # steps and sequences
@@ -76,7 +76,8 @@ def check(
     for steps, batch in sizes:
         given = make(steps, batch)
         with torch.no_grad(), plain_loops():
-            expected = flatten(module(*given))[0]
+            out = module(*given)
+            expected = list(out.tuple()) if isinstance(out, Outputs) else flatten(out)[0]
         for run in every:
             found = run(flatten(given)[0])
             assert len(found) == len(expected)

@@ -53,7 +53,7 @@ class _Tagger(nn.Module):
 
 def test_embedding_recurrence_and_linear(tmp_path):
     model = check(_Tagger(), lambda t, b: (torch.randint(0, 10, (t, b)),), tmp_path / "m.xml")
-    assert [o.name for o in model.outputs] == ["y['logits']", "y['pooled']", "y['last']"]
+    assert [o.name for o in model.outputs] == ["logits", "pooled", "last"]
 
 
 class _Convolution(nn.Module):

@@ -314,8 +314,10 @@ class Program:
         if number is None:
             number = self._numbers[id(array)] = len(self.arrays)
             self.arrays.append(array)
-            some = next(iter(array._written.values()), array._whole)
-            self._note(array.deferred if array.deferred is not None else some)
+            if array.deferred is not None:
+                self._note(array.deferred)
+            else:
+                self._note(next(iter(array._written.values()), array._whole))
         return number
 
     def read(self, array: TensorArray, index: Any, default: Any = None, line: str = "") -> Symbolic:

@@ -142,7 +142,7 @@ def recurrent_group(
             runner,
             args,
             name=group.name,
-            example=_example(runner, args),
+            example=_example(runner, args, results),
             body=group,
         )
     except BaseException:
@@ -281,8 +281,20 @@ def _runner(
     return GroupRunner(step, [link.size for link in group.memories], reverse, single, generates)
 
 
-def _example(runner: GroupRunner, args: Any) -> Any:
+def _example(runner: GroupRunner, args: Any, results: list[TapeItem]) -> Any:
+    """What the group gives for examples. Where its step gives rows, their shape is known without running it:
+    each layer of the step was tried when it was made."""
     examples = swap(args, TapeItem, lambda item: item.creation.example)
     if any(value is UNKNOWN for part in examples for value in part):
         return UNKNOWN
+    cut: list[LoDTensor] = examples[0]
+    lengths = [value.lengths(0).tolist() for value in cut]
+    rows = [result.creation.example for result in results]
+    alike = all(other == lengths[0] for other in lengths)
+    if alike and all(isinstance(row, Tensor) and row.shape[:1] == (SEQUENCES,) for row in rows):
+        count = sum(lengths[0])
+        found = tuple(
+            LoDTensor.from_lengths(row.new_zeros(count, *row.shape[1:]), [lengths[0]]) for row in rows
+        )
+        return found[0] if runner.single else found
     return trial(lambda: runner(*examples, backend="naive"))

@@ -174,3 +174,12 @@ def test_a_model_that_cannot_be_read_leaves_the_output_alone(tmp_path):
             tmp_path / "out.xml",
         )
     assert (tmp_path / "out.xml").read_text() == "mine"
+
+
+def test_cells_with_f16_weights(tmp_path):
+    folder = case("torch_lstm_bi2_sequence")
+    convert(folder / "model.xml", tmp_path / "m.xml", unfuse=True, f16=True)
+    assert ">Convert" in types(tmp_path / "m.xml")
+    check(folder, load(tmp_path / "m.xml"), tolerance=1e-2)
+    convert(tmp_path / "m.xml", tmp_path / "n.xml", f16=True)
+    assert (tmp_path / "n.bin").read_bytes() == (tmp_path / "m.bin").read_bytes()

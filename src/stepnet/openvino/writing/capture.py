@@ -14,11 +14,12 @@ from torch.nn.utils.rnn import PackedSequence
 from stepnet.api import replaced
 from stepnet.data.lod import LoDTensor
 from stepnet.data.offsets import LoD
+from stepnet.data.outputs import Outputs
 from stepnet.data.sequence import INSTEAD
 from stepnet.data.tree import flatten, names, unflatten
 from stepnet.errors import IRError
 
-from . import loops_call, ops_math, ops_sequences, ops_shape  # noqa: F401  (they fill the table)
+from . import loops_call, loops_iterator, ops_math, ops_sequences, ops_shape  # noqa: F401  (they fill the table)
 from .builder import NetBuilder, Out
 from .capture_inputs import (
     Dynamic,
@@ -31,6 +32,7 @@ from .capture_inputs import (
     structures,
     without_features,
 )
+from .capture_iterator import LoopRecorder, LoopTracer, answered
 from .capture_trace import Recorder, Tracer, sizes_of
 from .loops import Steps, mask_of
 from .loops_step import program, run_in
@@ -65,20 +67,21 @@ def module_net(
         batch = batch_number(module, inputs)
         inputs = repeated(inputs, batch, dynamic)
     lods = structures(inputs)
-    recorder = Recorder()
+    recorder, loops = Recorder(), LoopRecorder()
     try:
-        with torch.no_grad(), replaced(recorder):
+        with torch.no_grad(), replaced(recorder), answered(loops):
             a, k = unflatten(spec, [i.value for i in inputs])
-            results, out_spec = flatten(module(*a, **k))
-        outputs = _outputs(results, names(out_spec, "y"), where)
-        return _written(module, name, where, spec, inputs, lods, recorder, outputs, dynamic, batch)
+            outputs = _outputs(_plain(module(*a, **k)), where)
+        calls = (recorder.calls, loops.calls)
+        return _written(module, name, where, spec, inputs, lods, calls, outputs, dynamic, batch)
     finally:
         recorder.forget()
+        loops.forget()
 
 
 def _written(
-    module: Any, name: str, where: str, spec: Any, inputs: list[Input], lods: list[LoD], recorder: Recorder,
-    outputs: list[str], dynamic: Dynamic | None, batch: int,
+    module: Any, name: str, where: str, spec: Any, inputs: list[Input], lods: list[LoD],
+    calls: tuple[list[int], list[int]], outputs: list[str], dynamic: Dynamic | None, batch: int,
 ) -> NetBuilder:  # fmt: skip
     tensors = [i for i in inputs if isinstance(i.value, (Tensor, LoDTensor))]
     examples = [i.value.values if isinstance(i.value, LoDTensor) else i.value for i in tensors]
@@ -106,11 +109,11 @@ def _written(
             return by_lod[id(x._lod)]
 
         a, k = unflatten(spec, rebuilt)
-        tracer = Tracer(recorder.calls, lengths)
+        tracer = Tracer(calls[0], lengths)
         token = INSTEAD.set(tracer.sequences)
         try:
-            with replaced(tracer):
-                leaves, _ = flatten(module(*a, **k))
+            with replaced(tracer), answered(LoopTracer(calls[1])):
+                leaves, _ = flatten(_plain(module(*a, **k)))
         finally:
             INSTEAD.reset(token)
         return [leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in leaves]
@@ -178,10 +181,21 @@ def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (example_inputs,), {}
 
 
-def _outputs(results: Sequence[Any], texts: Sequence[str], where: str) -> list[str]:
-    for text, value in zip(texts, results, strict=True):
-        if not isinstance(value, (Tensor, LoDTensor)):
-            raise IRError(
-                f"{where} cannot be written: its result {text} is no tensor", got=type(value).__name__
-            )
-    return list(texts)
+def _plain(results: Any) -> Any:
+    """What a module returns, as tensors in tuples, lists and dicts."""
+    return dict(results.items()) if isinstance(results, Outputs) else results
+
+
+def _outputs(results: Any, where: str) -> list[str]:
+    """The names of the outputs: by key if they are in a dict."""
+    parts = results if isinstance(results, dict) and results else {"y": results}
+    texts: list[str] = []
+    for key, part in parts.items():
+        leaves, spec = flatten(part)
+        for text, value in zip(names(spec, str(key)), leaves, strict=True):
+            if not isinstance(value, (Tensor, LoDTensor)):
+                raise IRError(
+                    f"{where} cannot be written: its result {text} is no tensor", got=type(value).__name__
+                )
+            texts.append(text)
+    return texts

@@ -14,7 +14,9 @@ from stepnet.data.lod import LoDTensor
 from stepnet.data.offsets import LoD
 from stepnet.data.tree import flatten, names
 from stepnet.errors import IRError
+from stepnet.iterator.tensor_iterator import TensorIterator
 
+from .capture_iterator import loop_call
 from .capture_trace import sizes_of
 from .loops_step import Program
 
@@ -32,14 +34,10 @@ class Input:
 
 def inputs_of(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: list[Any]) -> list[Input]:
     """The inputs by the names that the module's `forward` gives them."""
-    function = module.forward if isinstance(module, nn.Module) else module
-    try:
-        known = [p.name for p in inspect.signature(function).parameters.values()]
-    except (TypeError, ValueError):
-        known = []
+    known = _parameters(module, len(args))
     found: list[str] = []
-    for i, arg in enumerate(args):
-        found += names(flatten(arg)[1], known[i] if i < len(known) else f"input_{i}")
+    for text, arg in zip(known, args, strict=True):
+        found += names(flatten(arg)[1], text)
     for key, arg in kwargs.items():
         found += names(flatten(arg)[1], key)
     lods: list[LoD] = []
@@ -54,6 +52,20 @@ def inputs_of(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], leave
             value = LoDTensor._make(value.values, lods[number])
         made.append(Input(text, value, number))
     return made
+
+
+def _parameters(module: Any, count: int) -> list[str]:
+    """Names of the first positional arguments."""
+    if isinstance(module, TensorIterator):
+        return list(module.inputs[:count])
+    function = module.forward if isinstance(module, nn.Module) else module
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        signature = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a builtin has none
+        signature = ()
+    known = [p.name for p in signature if p.kind in kinds]
+    return [known[i] if i < len(known) else f"input_{i}" for i in range(count)]
 
 
 def structures(inputs: Sequence[Input]) -> list[LoD]:
@@ -165,6 +177,8 @@ def without_features(
                 for leaf in leaves:  # pyright: ignore
                     steps |= _symbols(leaf.meta["val"].shape[:skip])
                     features |= _symbols(leaf.meta["val"].shape[skip:])
+        elif str(node.target).startswith("stepnet.iterator"):
+            steps |= {text for size in _cut_sizes(node) for text in _symbols([size])}
     kept = []
     for node, dims, example in zip(made.inputs, chosen, examples, strict=True):
         shape = sizes_of(node.meta["val"])
@@ -177,12 +191,23 @@ def without_features(
 
 def closed(made: Program) -> bool:
     """Whether a recurrence of dense sequences has a fixed number of steps or sequences."""
-    return any(
-        isinstance(size, int)
-        for node in made.nodes
-        if str(node.target).startswith("stepnet.recurrence") and not node.args[4]
-        for size in sizes_of(node.args[1][0].meta["val"])[:2]  # pyright: ignore
-    )
+    sizes: list[Any] = []
+    for node in made.nodes:
+        if str(node.target).startswith("stepnet.recurrence") and not node.args[4]:
+            sizes += sizes_of(node.args[1][0].meta["val"])[:2]  # pyright: ignore
+        elif str(node.target).startswith("stepnet.iterator"):
+            sizes += _cut_sizes(node)
+    return any(isinstance(size, int) for size in sizes)
+
+
+def _cut_sizes(node: Any) -> list[Any]:
+    """The sizes of a TensorIterator's inputs along the axes that they are cut along."""
+    number, inputs, _ = node.args
+    call = loop_call(number)
+    fed = dict(zip(call.loop.inputs, inputs, strict=True))
+    return [
+        sizes_of(fed[port.external].meta["val"])[port.axis] for port in call.ports if port.axis is not None
+    ]
 
 
 def _symbols(shape: Sequence[Any]) -> set[str]:

@@ -140,7 +140,7 @@ def write_step(
     def run(*leaves: Tensor) -> Sequence[Tensor]:
         swap = {id(t): leaf for t, leaf in zip(loose, leaves[n_x + n_state :], strict=True)}
         body = StepBody(call.body.step, call.body.x_spec, call.body.state_spec)
-        with Swapped(swap), warnings.catch_warnings(), replaced(_nested(where)):
+        with Swapped(swap), warnings.catch_warnings(), replaced(nested(where)):
             y, new = body.call(leaves[:n_x], leaves[n_x : n_x + n_state])
         return [*flatten(y)[0], *new]
 
@@ -186,7 +186,9 @@ def write_step(
     return list(found[: len(call.y)]), list(found[len(call.y) :])
 
 
-def _nested(where: str) -> Callable[..., Any]:
+def nested(where: str) -> Callable[..., Any]:
+    """What answers for a recurrence inside a body: an error."""
+
     def refuse(*_: Any, **__: Any) -> Any:
         raise IRError(
             f"{where} cannot be written: its step runs a recurrence of its own",

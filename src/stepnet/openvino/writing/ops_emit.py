@@ -20,6 +20,10 @@ _VERSIONS = {
 }  # fmt: skip
 
 I64 = torch.int64
+_TRUTH = frozenset(
+    {"Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual", "LogicalAnd", "LogicalOr",
+     "LogicalNot", "LogicalXor", "IsNaN"}
+)  # fmt: skip
 
 
 class Emit:
@@ -31,12 +35,30 @@ class Emit:
         self._tensors: dict[int, tuple[Tensor, Out]] = {}
 
     def call(
-        self, kind: str, *inputs: Out, outputs: Any = 1, name: str | None = None, **attributes: Any
+        self, kind: str, *inputs: Out, outputs: int = 1, name: str | None = None, **attributes: Any
     ) -> Any:
         """A layer of a type, in the version that OpenVINO writes."""
-        return self.net.layer(
-            kind, inputs, attributes, version=_VERSIONS.get(kind, "opset1"), outputs=outputs, name=name
-        )
+        made: Any = [self._dtype(kind, inputs, attributes)] * outputs
+        if kind == "TopK":
+            made = [self.dtype(inputs[0]), I64]
+        version = _VERSIONS.get(kind, "opset1")
+        if any(dtype is None for dtype in made):
+            made = outputs
+        return self.net.layer(kind, inputs, attributes, version=version, outputs=made, name=name)
+
+    def dtype(self, x: Out) -> torch.dtype | None:
+        """What is known of the dtype of an output."""
+        kind = self.net.layers[x.layer].outputs[x.index].type
+        return None if kind is None else kind.dtype
+
+    def _dtype(self, kind: str, inputs: Sequence[Out], attributes: dict[str, Any]) -> torch.dtype | None:
+        if kind in _TRUTH:
+            return torch.bool
+        if kind in ("ShapeOf", "Range"):
+            return I64
+        if kind == "Convert":
+            return attributes["destination_type"]
+        return self.dtype(inputs[1 if kind == "Select" else 0])
 
     def number(self, value: float, dtype: torch.dtype) -> Out:
         """A scalar constant."""
