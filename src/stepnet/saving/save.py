@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -70,20 +70,20 @@ def topology_net(topology: Topology, name: str) -> Net:
             for text, value in zip(leaf.tensors, (examples[t] for t in leaf.tensors), strict=True)
         }
         net = module_net(_ByName(dense), examples, dynamic=dynamic, name=name).net()
-    _name_outputs(net, [text for leaf in dense.outputs for text in leaf.tensors])
     net.rt_info[KEY] = _notes(topology, dense)
     return net
 
 
 class _ByName(nn.Module):
-    """A dense topology that is called with the names of its tensors."""
+    """A dense topology that takes and gives tensors by name."""
 
     def __init__(self, dense: DenseTopology) -> None:
         super().__init__()
         self.dense = dense
 
-    def forward(self, **tensors: Tensor) -> tuple[Tensor, ...]:
-        return self.dense(*tensors.values())
+    def forward(self, **tensors: Tensor) -> dict[str, Tensor]:
+        names = (text for leaf in self.dense.outputs for text in leaf.tensors)
+        return dict(zip(names, self.dense(*tensors.values()), strict=True))
 
 
 _ByName.__name__ = "Topology"  # as errors call it
@@ -114,21 +114,6 @@ def _examples(dense: DenseTopology, floating: torch.dtype) -> dict[str, Tensor]:
         else:
             found[leaf.name] = example
     return found
-
-
-def _name_outputs(net: Net, names: list[str]) -> None:
-    """Call the results of a net by the names of layers, not by their places."""
-    called = {f"y[{i}]": name for i, name in enumerate(names)}
-    for i, name in zip(net.results, names, strict=True):
-        result = net.layers[i]
-        result.name = f"{name}/result"
-        source, index = result.sources[0]
-        feeder = net.layers[source]
-        ports = list(feeder.outputs)
-        texts = tuple(called.get(text, text) for text in ports[index].names)
-        ports[index] = replace(ports[index], names=texts)
-        feeder.outputs = tuple(ports)
-        result.output_names = texts  # all of the tensor's: OpenVINO forgets those that the last Result lacks
 
 
 def _notes(topology: Topology, dense: DenseTopology) -> dict[str, Any]:

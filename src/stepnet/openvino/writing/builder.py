@@ -149,6 +149,8 @@ class NetBuilder:
         port = replace(port, names=_united(port.names, names))
         source.outputs = (*source.outputs[: out.index], port, *source.outputs[out.index + 1 :])
         layer.output_names = tuple(names)
+        if source.type == "Parameter":  # which OpenVINO would else know by the names of the Result alone
+            layer.output_names = _united(names, port.names)
         for other in self.layers.values():  # OpenVINO gives all Results of a tensor the names of the last
             if other.type == "Result" and other.sources == layer.sources:
                 other.output_names = _united(other.output_names, names)
