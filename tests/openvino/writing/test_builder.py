@@ -130,3 +130,17 @@ def test_layers_that_do_not_fit_are_named_when_the_net_is_done():
     b.result(b.layer("Sorcery", [b.parameter("x", F32, (2,))]))
     with pytest.raises(IRError, match=r"1 unsupported layer\(s\), of type Sorcery@opset1"):
         b.net()
+
+
+def test_a_body_is_known_where_the_number_of_steps_is_not(tmp_path):
+    b = NetBuilder("blocks")
+    x, h = b.parameter("x", F32, (-1, 2)), b.parameter("h", F32, (2,))
+    body = b.body()
+    block, state = body.parameter("block", F32, (5, 2)), body.parameter("h", F32, (2,))
+    total = body.layer("ReduceSum", [block, body.constant(torch.tensor([0]))], {"keep_dims": False})
+    new = body.result(body.layer("Add", [state, total]))
+    (out,) = b.tensor_iterator(body, [In(x, block, 0, stride=5), In(h, state)], [To(new)], [(new, state)])
+    b.result(out, ("y",))
+    model = saved(b, tmp_path / "m.xml")
+    assert model.outputs[0].dtype is F32
+    torch.testing.assert_close(model(torch.ones(15, 2), torch.zeros(2))["y"], torch.full((2,), 15.0))

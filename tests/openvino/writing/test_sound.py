@@ -198,3 +198,41 @@ def test_each_row_has_a_port_of_its_own(tmp_path):
     torch.testing.assert_close(
         load(tmp_path / "m.xml")(x_value, h_value)["y"], h_value + 2 * x_value.sum(1, keepdim=True)
     )
+
+
+CUTS = [  # start, end, stride, axis along 9 elements
+    (0, -1, 3, 1), (-1, 0, -3, 1), (2, -2, 1, 1), (-3, 1, -1, 1), (0, 6, 2, 1), (-1, 3, -2, 1), (7, 1, -2, 1),
+    (-7, -1, 2, 1), (1, 5, 1, -2), (0, -3, 1, 1), (-1, 4, -1, -2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("cut", CUTS)
+def test_openvino_cuts_right(cut, dynamic, tmp_path):
+    openvino = pytest.importorskip("openvino")
+    start, end, stride, axis = cut
+    low, high = (v + 10 if v < 0 else v for v in ((start, end) if stride > 0 else (end, start)))
+    b, body = NetBuilder("net"), NetBuilder("body")
+    x, h = b.parameter("x", F32, (2, -1 if dynamic else 9, 3)), b.parameter("h", F32, (2, 3))
+    part, state = body.parameter("part", F32, (2, abs(stride), 3)), body.parameter("h", F32, (2, 3))
+    half = body.layer("Multiply", [state, body.constant(torch.tensor(0.5))])
+    one = body.constant(torch.tensor([1]))
+    new = body.layer("Add", [half, body.layer("ReduceSum", [part, one], {"keep_dims": False})])
+    last, each = body.result(new), body.result(body.layer("Unsqueeze", [new, one]))
+    ins = [In(x, part, axis, start=start, end=end, stride=stride), In(h, state)]
+    for k, out in enumerate(b.tensor_iterator(body, ins, [To(each, axis), To(last)], [(last, state)])):
+        b.result(out, (f"y{k}",))
+    write(b.net(), tmp_path / "m.xml")
+    values = [torch.randn(2, 9, 3), torch.randn(2, 3)]
+    carried, every = values[1], []
+    parts = values[0][:, low:high].split(abs(stride), 1)
+    for piece in parts if stride > 0 else parts[::-1]:
+        carried = carried * 0.5 + piece.sum(1)
+        every.append(carried)
+    ours = load(tmp_path / "m.xml")(*values)
+    options = {"INFERENCE_PRECISION_HINT": "f32"}
+    compiled = openvino.Core().compile_model(str(tmp_path / "m.xml"), "CPU", options)
+    there = compiled([value.numpy() for value in values])
+    for k, right in enumerate((torch.stack(every, 1), carried)):
+        torch.testing.assert_close(ours[k], right)
+        torch.testing.assert_close(torch.from_numpy(there[k]), right, rtol=1e-4, atol=1e-5)

@@ -26,17 +26,23 @@ def complete(net: Net) -> Net:
     """
     check_supported(net)
     check_parameters(net)
+    _fill(net, _inferred(net))
+    return net
+
+
+def _inferred(net: Net) -> Known:
     graph = Graph(net, Weights(None), trainable=False, shared={})
     kinds = [parameter_type(net.layers[i]) for i in net.parameters]
-    known = infer(graph, [shape or () for _, shape in kinds], [kind.dtype for kind, _ in kinds])
-    _fill(net, known)
-    return net
+    return infer(graph, [shape or () for _, shape in kinds], [kind.dtype for kind, _ in kinds])
 
 
 def _fill(net: Net, known: Known) -> None:
     for i in net.order:
         layer = net.layers[i]
         for body in layer.bodies.values():
+            if any(id(inner) not in known for inner in body.layers.values() if inner.outputs):
+                # No size of a dynamic dimension that was tried can be cut: the body says what it knows.
+                known = _inferred(body) | known
             _fill(body, known)
         found = [net.layers[source].outputs[index] for source, index in layer.sources]
         layer.inputs = tuple(

@@ -45,17 +45,35 @@ def _one_port_each(edit: Editor, layer: Layer) -> None:
 
 
 def _ranges(edit: Editor, layer: Layer) -> None:
-    rows = layer.maps[""]
+    body = Editor(layer.bodies[""])
+    rows = PortMap(
+        tuple(_axis(row, body.port((row.internal, 0))) for row in layer.maps[""].inputs),
+        tuple(
+            _axis(row, body.port(body.net.layers[row.internal].sources[0])) for row in layer.maps[""].outputs
+        ),
+    )
     inputs = tuple(_input(edit, layer, row) for row in rows.inputs)
     counted = layer.type == "Loop" or any(row.axis is not None for row in inputs)
     layer.maps[""] = PortMap(inputs, tuple(_output(row, counted) for row in rows.outputs))
 
 
+def _axis(row: PortRow, port: Port) -> PortRow:
+    """An axis counted from the front: OpenVINO takes no other."""
+    if row.axis is None or row.axis >= 0 or not port.shape:
+        return row
+    return replace(row, axis=row.axis + len(port.shape))
+
+
 def _input(edit: Editor, layer: Layer, row: PortRow) -> PortRow:
-    plain = row.end < 0 and row.start == 0 if row.stride > 0 else row.start == -1 and row.end >= 0
+    if row.stride > 0:
+        plain = row.start == 0 and (row.end == -1 or (row.end < 0 and row.stride == 1))
+    else:
+        plain = row.start == -1 and (row.end == 0 or (row.end > 0 and row.stride == -1))
     if row.axis is None or plain:
         return row
     low, high = (row.start, row.end) if row.stride > 0 else (row.end, row.start)
+    if low < 0 <= high:  # right for few lengths only, and a Slice would hide for which
+        return row
     index = [port.id for port in layer.inputs].index(row.external)
     source = layer.sources[index]
     if (low, high) != (0, -1):
