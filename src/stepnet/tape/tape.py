@@ -42,7 +42,7 @@ class Tape:
 
     Iterating gives the creations, `tape["name"]` and `tape[3]` the items, `print(tape)` a table.
 
-    Source: the Tape of Paddle's topology design (`background/paddle_tape.md` of the founding documents).
+    Source: the Tape of Paddle's design of topologies (its v2 API).
 
     >>> import torch
     >>> from stepnet.layers import Dense, data, fc
