@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+
+import pytest
 import torch
 from torch import nn
 
@@ -205,3 +208,52 @@ def test_inputs_by_name(tmp_path):
 
     save(module, tmp_path / "m.xml", {"x": torch.randn(4, 3, 3), "state": torch.randn(3, 4)})
     assert [i.name for i in load(tmp_path / "m.xml").inputs] == ["x", "state"]
+
+
+def _random_step(seed):
+    """A step of random calls; states may be results as they are, or results of one another."""
+    draw = random.Random(seed)
+    calls = [(draw.randrange(7), draw.random(), draw.random()) for _ in range(draw.randint(3, 9))]
+    count = draw.choice([1, 2, 3])
+    taken = [draw.random() for _ in range(count + 1)]
+    table = [
+        lambda a, b: 0.5 * a + b,
+        lambda a, b: a - 0.5 * b,
+        lambda a, b: torch.clamp(a, -1, 1) * b,
+        lambda a, b: torch.tanh(a),
+        lambda a, b: torch.maximum(a, b),
+        lambda a, b: torch.sigmoid(a),
+        lambda a, b: torch.where(a > b, a, b * 0.3),
+    ]
+
+    def step(x, state):
+        values = [x, *state]
+        for kind, i, j in calls:
+            a, b = (values[int(p * len(values))] for p in (i, j))
+            values.append(table[kind](a, b))
+        found = [values[int(p * len(values))] for p in taken]
+        return found[-1], tuple(found[:-1])
+
+    return step, count
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_random_step(seed, tmp_path):
+    step, count = _random_step(seed)
+
+    def make(t, b):
+        shape = (b, t, 3) if seed % 3 == 0 else (t, b, 3)
+        return torch.randn(*shape), tuple(torch.randn(b, 3) for _ in range(count))
+
+    module = stepnet.Recurrent(step, reverse=seed % 2 == 1, axis=int(seed % 3 == 0))
+    check(module, make, tmp_path / "m.xml", sizes=((6, 3), (1, 1)))
+
+
+def test_the_largest_features(tmp_path):
+    def step(x, s):
+        values, places = torch.topk(s + x, 2, -1)
+        s = torch.tanh(s + x + values.sum(-1, keepdim=True))
+        return (values, places), s
+
+    module = stepnet.Recurrent(step)
+    check(module, lambda t, b: (torch.randn(t, b, 4), torch.randn(b, 4)), tmp_path / "m.xml")

@@ -302,13 +302,23 @@ def _arg(b: AtenNet, x: Any, dim: Any = None, keepdim: bool = False) -> Any:
     return _topk(b, x, dim, keepdim, mode)[1]
 
 
+@rule("topk")
+def _largest(b: AtenNet, x: Any, k: Any, dim: int = -1, largest: bool = True, *_: Any) -> Any:
+    return _sorted(b, x, k, dim, "max" if largest else "min") if isinstance(k, int) else NotImplemented
+
+
 def _topk(b: AtenNet, x: Any, dim: int, keepdim: bool, mode: str) -> tuple[Out, Out]:
+    values, places = _sorted(b, x, 1, dim, mode)
     axis = b.axis(x, dim)
-    values, places = b.emit.call(
-        "TopK", b.out(x), b.emit.scalar(1), axis=axis, mode=mode, sort="value", index_element_type="i64",
-        stable=True, outputs=2,
-    )  # fmt: skip
     return (values, places) if keepdim else (b.emit.squeeze(values, axis), b.emit.squeeze(places, axis))
+
+
+def _sorted(b: AtenNet, x: Any, k: int, dim: int, mode: str) -> tuple[Out, Out]:
+    values, places = b.emit.call(
+        "TopK", b.out(x), b.emit.scalar(k), axis=b.axis(x, dim), mode=mode, sort="value",
+        index_element_type="i64", stable=True, outputs=2,
+    )  # fmt: skip
+    return values, places
 
 
 @rule("cumsum")
