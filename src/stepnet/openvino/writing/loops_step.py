@@ -1,4 +1,4 @@
-"""A step that cannot be cut, whole in the body of a loop; and any torch function as a body."""
+"""A step that cannot be cut, whole in the body of a loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stepnet.data.tree import flatten
 from stepnet.errors import IRError
 from stepnet.front.step import StepBody
 
-from .builder import In, NetBuilder, Out, To
+from .builder import In, Out, To
 from .capture_trace import Call, Swapped, lowered, traced
 from .loops import Steps
 from .ops import AtenNet, is_known
@@ -80,46 +80,6 @@ def run_in(net: AtenNet, made: Program, given: Sequence[Out]) -> list[Out]:
         net.give(node, value)
     net.run(made.nodes, made.outputs)
     return [net.out(node) for node in made.outputs]
-
-
-def body_net(
-    run: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor], dynamic: Sequence[Sequence[int]], *,
-    owner: Any = None, name: str = "body", where: str = "the body", body: NetBuilder | None = None,
-    names: Sequence[str] | None = None,
-) -> tuple[NetBuilder, list[Out], list[int]]:  # fmt: skip
-    """A torch function of tensors as the body of a loop.
-
-    Args:
-        run: the function; gives a tensor, or a sequence of them.
-        examples: tensors of the dtypes and shapes of its arguments.
-        dynamic: for each the dimensions that may have any size.
-        owner: the module whose parameters it reads, if there is one.
-        name: of the net, if `body` is None.
-        where: what is written, for errors.
-        body: the net to make it in.
-        names: of its Parameters.
-
-    Returns:
-        The net, its Parameters, and its Results.
-
-    Raises:
-        IRError: it cannot be traced, or calls what has no layer.
-    """
-
-    def listed(*leaves: Tensor) -> Sequence[Tensor]:
-        out = run(*leaves)
-        return [out] if isinstance(out, Tensor) else list(out)
-
-    made = program(listed, owner, examples, [dict.fromkeys(d, True) for d in dynamic], where)
-    net = NetBuilder(name) if body is None else body
-    parameters = []
-    for i, (node, example, dims) in enumerate(zip(made.inputs, examples, dynamic, strict=True)):
-        open_dims = {d % example.dim() for d in dims}
-        shape = [-1 if d in open_dims else size for d, size in enumerate(example.shape)]
-        parameters.append(net.parameter(names[i] if names else node.name, example.dtype, shape))
-    aten = AtenNet(Emit(net), where)
-    results = [net.result(out) for out in run_in(aten, made, parameters)]
-    return net, parameters, results
 
 
 def write_step(
