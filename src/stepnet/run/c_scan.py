@@ -19,7 +19,7 @@ from .c_source import FIXED, Source, write
 from .layout import Layout
 
 ALONE = 1 << 19  # multiplications of a call that one thread does before another one wakes
-TOGETHER = 1 << 19  # bytes of weights a step reads: below, meeting costs more than it saves (measured)
+MEMBER_BYTES = 1 << 15  # of weights that a step reads, for each thread that shares it (measured)
 CHUNK = 1 << 18  # bytes of rows made ahead of the steps that read them; they should stay in the second cache
 
 
@@ -28,6 +28,7 @@ class _Placed(NamedTuple):
 
     layout: Layout
     threads: int
+    used: int  # of those
     head: tuple[int, ...]
     share_bytes: int
     packed_at: tuple[int, ...]
@@ -71,10 +72,10 @@ class CScan:
     def __call__(
         self, region: Region, values: dict[str, Tensor], states: Mapping[str, Tensor], layout: Layout
     ) -> dict[str, Tensor]:
-        pool = c_threads.pool()
+        threads = torch.get_num_threads()
         placed = self._placed
-        if placed is None or placed.layout is not layout or placed.threads != pool.threads:
-            placed = self._placed = self._place(layout, pool.threads)
+        if placed is None or placed.layout is not layout or placed.threads != threads:
+            placed = self._placed = self._place(layout, threads)
         space = self._take(placed.size)
         base = _padded(space.data_ptr())
         finals: dict[str, Tensor] = {}
@@ -115,7 +116,7 @@ class CScan:
             else:
                 add(strides[role])
         arguments = self._arguments(*numbers)
-        self.run(pool, ctypes.addressof(arguments))
+        self.run(c_threads.pool(placed.used), ctypes.addressof(arguments))
         self.spaces.append(space)
         p = self.source.program
         if p.lookups and made[""]:
@@ -136,10 +137,10 @@ class CScan:
     def _place(self, layout: Layout, threads: int) -> _Placed:
         """What the arguments of a call are for these sequences, on so many threads."""
         source = self.source
-        together = self._together(threads, layout.sequences)
+        members = self._members(threads, layout.sequences)
+        together = members > 1
         alone = together or layout.rows * self._row_work < ALONE
         shares = 1 if alone else max(1, min(threads, layout.sequences))
-        members = threads if together else 1
         count = -(-layout.sequences // shares)
         row_bytes = source.chunk_bytes + members * source.index_bytes
         chunk = max(1, min(layout.steps, CHUNK // max(count * row_bytes, 1)))
@@ -153,12 +154,22 @@ class CScan:
             layout.starts.data_ptr(), layout.lengths.data_ptr(), layout.order.data_ptr(),
         )  # fmt: skip
         assert len(head) + 2 == len(FIXED)
-        return _Placed(layout, threads, head, share_bytes, tuple(packed_at), at + 64, shares * members)
+        return _Placed(
+            layout,
+            threads,
+            members if together else threads,
+            head,
+            share_bytes,
+            tuple(packed_at),
+            at + 64,
+            shares * members,
+        )
 
-    def _together(self, threads: int, sequences: int) -> bool:
-        """Whether all threads work on one step at a time: where sequences do not fill the threads, and a
-        step is long enough to pay for the meetings."""
-        return 0 < sequences < threads and self.step_bytes >= TOGETHER
+    def _members(self, threads: int, sequences: int) -> int:
+        """How many threads work on one step at a time: several where there are more of them than sequences,
+        and each has enough to read to pay for the meetings."""
+        members = min(threads, self.step_bytes // MEMBER_BYTES)
+        return members if 0 < sequences < members else 1
 
     def _take(self, size: int) -> Tensor:
         try:
