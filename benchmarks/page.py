@@ -1,6 +1,6 @@
-"""The measured tables of the page "How it is fast", from the file of a run.
+"""The measured tables of the page "How it is fast", from the files of one or several runs.
 
-python -m benchmarks.page out/bench/all.json docs/speed.md
+python -m benchmarks.page out/bench/all.json [more.json ...] docs/speed.md
 """
 
 from __future__ import annotations
@@ -26,7 +26,17 @@ OPENVINO = {
     "openvino_ir": "Models in OpenVINO IR: OpenVINO over stepnet",
     "openvino_written": "Run by OpenVINO: all in the body over as stepnet writes it",
 }
+OTHERS = {
+    "while_loops": "A while loop over TensorArrays that is a scan: times over that of its frame",
+    "nested": "An inner recurrence that needs nothing of the outer state: at each outer step, over once",
+}
 Line = Sequence[str]
+
+
+def _joined(records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Runs of one machine as one."""
+    topics = [topic for record in records for topic in record["topics"]]
+    return {"quick": any(record["quick"] for record in records), "topics": topics}
 
 
 def measured(record: Mapping[str, Any]) -> str:
@@ -49,6 +59,7 @@ def measured(record: Mapping[str, Any]) -> str:
             *_memory(topics),
             *_first_call(topics),
             *_openvino(topics),
+            *_others(topics),
         ]
     )
 
@@ -177,6 +188,18 @@ def _ratio_and_times(row: Mapping[str, Any]) -> str:
     return f"**{ratio['median']:.2g}**, {theirs:.1f} : {ours:.1f}"
 
 
+def _others(topics: Mapping[str, Any]) -> Iterator[str]:
+    """A line for each case, with the contenders' ratios to ours."""
+    for name, title in OTHERS.items():
+        rows = topics.get(name, [])
+        if rows:
+            names = [peer for peer in rows[0]["times"] if peer != rows[0]["ours"]]
+            lines = [
+                [row["case"], *(f"{row['ratios'][peer]['median']:.2f}" for peer in names)] for row in rows
+            ]
+            yield f"**{title}**\n\n" + _table(["", *names], lines)
+
+
 def _table(head: Line, lines: Sequence[Line]) -> str:
     rule = ["---"] + ["---:"] * (len(head) - 1)
     return "\n".join("| " + " | ".join(line) + " |" for line in (head, rule, *lines))
@@ -184,11 +207,11 @@ def _table(head: Line, lines: Sequence[Line]) -> str:
 
 def main() -> None:
     """Replace what stands between the marks of a page."""
-    record, page = Path(sys.argv[1]), Path(sys.argv[2])
+    *records, page = map(Path, sys.argv[1:])
     text = page.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
-    tables = measured(json.loads(record.read_text(encoding="utf-8")))
+    tables = measured(_joined([json.loads(record.read_text(encoding="utf-8")) for record in records]))
     page.write_text(f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}", encoding="utf-8")
 
 

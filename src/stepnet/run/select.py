@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 from stepnet.ir.plan import LoopPlan, Plan, Region
 
 from .autograd import Ready
@@ -26,8 +28,10 @@ def make_ready(executor: str, plan: Plan) -> Ready:
     def scan(loop: LoopPlan, region: Region) -> Scan:
         return CScan(loop, region) if executor == "c" else eager_scan(loop, region)
 
-    def loop(part: LoopPlan) -> Loop:
-        return Loop(adopt(part) if executor == "c" else part, scan)
+    def loop(part: LoopPlan | None) -> Loop | None:
+        return None if part is None else Loop(adopt(part) if executor == "c" else part, scan)
 
-    backward = None if plan.backward is None else loop(plan.backward)
-    return Ready(plan, loop(plan.forward), backward, executor)
+    with ThreadPoolExecutor(max_workers=2) as both:  # a build takes about a second, outside of Python
+        forward, backward = both.map(loop, (plan.forward, plan.backward))
+    assert forward is not None
+    return Ready(plan, forward, backward, executor)
