@@ -32,6 +32,6 @@ def make_ready(executor: str, plan: Plan) -> Ready:
         return None if part is None else Loop(adopt(part) if executor == "c" else part, scan)
 
     with ThreadPoolExecutor(max_workers=2) as both:  # a build takes about a second, outside of Python
-        forward, backward = both.map(loop, (plan.forward, plan.backward))
+        backward, forward = both.map(loop, (plan.backward, plan.forward))
     assert forward is not None
     return Ready(plan, forward, backward, executor)
