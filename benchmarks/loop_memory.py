@@ -10,10 +10,7 @@ import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
-from rich import box
 from rich.console import RenderableType
-from rich.markup import escape
-from rich.table import Table
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -25,6 +22,7 @@ from stepnet.front.scope import Scope
 from stepnet.loops.recurrent_op import RecurrentOp
 
 from .harness import Case, Contender, Effort, Row, Topic
+from .memory import table_in
 
 ONCE = Effort(rounds=1, warmup=0, shortest=0.0, budget=0.0)
 BATCH, SIZE = 32, 64
@@ -134,26 +132,8 @@ def measure(case: Case, effort: Effort) -> dict[str, list[float]]:
 
 
 def table(rows: Sequence[Row]) -> RenderableType:
-    """A line for each contender."""
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    shown.add_column("case", no_wrap=True)
-    shown.add_column("contender")
-    shown.add_column("KiB alive", justify="right", no_wrap=True)
-    shown.add_column("ratio", justify="right", no_wrap=True)
-    for row in rows:
-        if row.refused is not None:
-            shown.add_row(escape(row.case), f"[red]refused: {escape(row.refused)}[/red]", end_section=True)
-            continue
-        for number, (name, alive) in enumerate(row.times.items(), 1):
-            ratio = row.ratios.get(name)
-            shown.add_row(
-                row.case if number == 1 else "",
-                name,
-                f"{alive.median / 1024:.0f}",
-                "" if ratio is None else f"{ratio.median:.2f}",
-                end_section=number == len(row.times),
-            )
-    return shown
+    """A line for each contender, in KiB."""
+    return table_in("KiB alive", 1024, 0, rows)
 
 
 def findings(rows: Sequence[Row]) -> Mapping[str, float]:

@@ -171,11 +171,17 @@ def main() -> None:
 
 
 def table(rows: Sequence[Row]) -> RenderableType:
-    """A line for each contender."""
+    """A line for each contender, in MiB."""
+    return table_in("MiB", 2**20, 2, rows)
+
+
+def table_in(unit: str, size: int, digits: int, rows: Sequence[Row]) -> RenderableType:
+    """A line for each contender, in units of `size` bytes; with the goals of rows that have one."""
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     shown.add_column("case", no_wrap=True)
     shown.add_column("contender")
-    for heading in ("MiB", "ratio", "goal"):
+    goals = any("goal" in row.facts for row in rows)
+    for heading in (unit, "ratio", *(["goal"] if goals else [])):
         shown.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         if row.refused is not None:
@@ -186,9 +192,9 @@ def table(rows: Sequence[Row]) -> RenderableType:
             shown.add_row(
                 row.case if number == 1 else "",
                 name,
-                f"{spent.median / 2**20:.2f}",
+                f"{spent.median / size:.{digits}f}",
                 "" if ratio is None else f"{ratio.median:.2f}",
-                f"{row.facts['goal']:g}" if name.startswith("nn") else "",
+                *([f"{row.facts['goal']:g}" if name.startswith("nn") else ""] if goals else []),
                 end_section=number == len(row.times),
             )
     return shown

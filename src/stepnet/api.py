@@ -23,6 +23,7 @@ from .errors import Refusal, StepError
 from .front.scope import Scope
 from .front.step import StepBody, as_step, boot_state, describe_leaf, loop_over
 from .run import naive
+from .run.autograd import distinct
 
 
 def recurrent(
@@ -168,18 +169,8 @@ def _recurrent(
             out = naive.run(loop, feeds, observe)
     else:
         out = naive.run(loop, feeds)
-    final = unflatten(body.state_spec, _own([out[name] for name in body.new_state_names], state_leaves))
+    final = unflatten(body.state_spec, distinct([out[name] for name in body.new_state_names], state_leaves))
     return (out["y"], final, kept) if scopes else (out["y"], final)
-
-
-def _own(finals: Sequence[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
-    """Final states as tensors that callers may write to: none is a tensor they gave, or another of them."""
-    seen = {id(tensor) for tensor in given}
-    own = []
-    for tensor in finals:
-        own.append(tensor.clone() if id(tensor) in seen else tensor)
-        seen.add(id(tensor))
-    return own
 
 
 def _lifted(call: lifting.Inner, level: int, axis: int) -> tuple[Any, list[Tensor]] | None:

@@ -125,3 +125,12 @@ def corners(points: Sequence[Point], radius: float = 10.0) -> str:
             else:
                 out += f"Q{_number(at[0])} {_number(at[1])} {_number(x)} {_number(y)}"
     return f"{out}L{_number(points[-1][0])} {_number(points[-1][1])}"
+
+
+def arrow_head(name: str, colour: str) -> str:
+    """The head of an arrow, which lines point to by its name."""
+    head = element("path", d="M0 0L8 4L0 8z", fill=colour)
+    return element(
+        "marker", head, id=name, viewBox="0 0 8 8", refX=7, refY=4, markerWidth=7, markerHeight=7,
+        markerUnits="userSpaceOnUse", orient="auto",
+    )  # fmt: skip

@@ -13,8 +13,43 @@ from .svg import svg
 from .text import text
 
 
-@dataclass(frozen=True)
-class Explanation:
+class _Shown:
+    """What both kinds of explanation do with their text and their picture."""
+
+    def _text(self) -> str:
+        raise NotImplementedError
+
+    def _svg(self) -> str:
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return self._text()
+
+    def __repr__(self) -> str:
+        return self._text()
+
+    def to_svg(self, path: str | Path | None = None) -> str:
+        """The graph of each step coloured by region, as SVG text, of a model all at a glance first; written
+        to `path` too if given."""
+        drawing = self._svg()
+        if path is not None:
+            Path(path).write_text(drawing, encoding="utf-8")
+        return drawing
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain data, the FLOPs of loops and regions included."""
+        return _data(self)
+
+    def _repr_svg_(self) -> str:
+        return self.to_svg()
+
+    def _repr_html_(self) -> str:
+        words = html.escape(str(self))
+        return f"{self.to_svg()}<details><summary>as text</summary><pre>{words}</pre></details>"
+
+
+@dataclass(frozen=True, repr=False)
+class Explanation(_Shown):
     """What `stepnet.explain` returns. Prints as text; draws itself in a notebook.
 
     Attributes:
@@ -79,31 +114,15 @@ class Explanation:
             if name in (None, op.name)
         )
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return text(self)
 
-    __repr__ = __str__
-
-    def to_svg(self, path: str | Path | None = None) -> str:
-        """The step's graph coloured by region, as SVG text; written to `path` too if given."""
-        drawing = svg(self)
-        if path is not None:
-            Path(path).write_text(drawing, encoding="utf-8")
-        return drawing
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain data, the FLOPs of loops and regions included."""
-        return _data(self)
-
-    def _repr_svg_(self) -> str:
-        return self.to_svg()
-
-    def _repr_html_(self) -> str:
-        return _both(self.to_svg(), str(self))
+    def _svg(self) -> str:
+        return svg(self)
 
 
-@dataclass(frozen=True)
-class ModelExplanation:
+@dataclass(frozen=True, repr=False)
+class ModelExplanation(_Shown):
     """What `stepnet.explain` returns for a model. Prints as text; draws itself in a notebook.
 
     Attributes:
@@ -124,31 +143,11 @@ class ModelExplanation:
         """Memory that lives from the forward to the backward loops for that alone."""
         return sum(it.saved_bytes for it in self.recurrences)
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return model_text(self)
 
-    __repr__ = __str__
-
-    def to_svg(self, path: str | Path | None = None) -> str:
-        """All at a glance, then the graph of each, as SVG text; written to `path` too if given."""
-        drawing = model_svg(self)
-        if path is not None:
-            Path(path).write_text(drawing, encoding="utf-8")
-        return drawing
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain data; see `Explanation.to_dict`."""
-        return _data(self)
-
-    def _repr_svg_(self) -> str:
-        return self.to_svg()
-
-    def _repr_html_(self) -> str:
-        return _both(self.to_svg(), str(self))
-
-
-def _both(drawing: str, words: str) -> str:
-    return f"{drawing}<details><summary>as text</summary><pre>{html.escape(words)}</pre></details>"
+    def _svg(self) -> str:
+        return model_svg(self)
 
 
 def _data(it: Any) -> Any:

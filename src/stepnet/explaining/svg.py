@@ -6,7 +6,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from . import look
-from .draw import Canvas, element, text_width
+from .draw import Canvas, arrow_head, element, text_width
 from .fold import fold
 from .panels import LoopPanels
 from .titles import EXECUTORS, extent, share, short
@@ -28,7 +28,7 @@ def new_canvas() -> Canvas:
     """A canvas that has the heads of arrows."""
     canvas = Canvas()
     wires = (("to-wire", look.WIRE), ("to-step", look.STEP.ink), ("to-kept", look.KEPT))
-    canvas.element("defs", "".join(_marker(name, colour) for name, colour in wires))
+    canvas.element("defs", "".join(arrow_head(name, colour) for name, colour in wires))
     return canvas
 
 
@@ -52,14 +52,6 @@ def draw(canvas: Canvas, it: Explanation, top: float) -> tuple[float, float]:
         right, y = LoopPanels(it, loop, picture).draw(canvas, y + 30)
         width, y = max(width, right + _LEFT), y + 30
     return width, _legend(canvas, it, y, width)
-
-
-def _marker(name: str, colour: str) -> str:
-    head = element("path", d="M0 0L8 4L0 8z", fill=colour)
-    return element(
-        "marker", head, id=name, viewBox="0 0 8 8", refX=7, refY=4, markerWidth=7, markerHeight=7,
-        markerUnits="userSpaceOnUse", orient="auto",
-    )  # fmt: skip
 
 
 def _head(canvas: Canvas, it: Explanation, top: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepnet.explaining import look as looks
-from stepnet.explaining.draw import Canvas, element, text_width
+from stepnet.explaining.draw import Canvas, arrow_head, element, text_width
 from stepnet.explaining.titles import count, short
 
 from .flops import PRODUCTS
@@ -18,7 +18,7 @@ def picture(it: Inspection) -> str:
     """The whole picture, as SVG."""
     canvas = Canvas()
     wires = (("to-wire", looks.WIRE), ("to-step", looks.STEP.ink))
-    canvas.element("defs", "".join(_marker(name, colour) for name, colour in wires))
+    canvas.element("defs", "".join(arrow_head(name, colour) for name, colour in wires))
     under = len(canvas.parts)
     drawing = Drawing(it.net)
     head = _head(it)
@@ -33,14 +33,6 @@ def picture(it: Inspection) -> str:
     width, height = wide + 2 * _LEFT, y + drawing.height + _LEFT
     canvas.parts.insert(under, element("rect", width=width, height=height, fill="#ffffff"))
     return canvas.svg(width, height, f"The model {plain(it.name or it.file)}")
-
-
-def _marker(name: str, colour: str) -> str:
-    head = element("path", d="M0 0L8 4L0 8z", fill=colour)
-    return element(
-        "marker", head, id=name, viewBox="0 0 8 8", refX=7, refY=4, markerWidth=7, markerHeight=7,
-        markerUnits="userSpaceOnUse", orient="auto",
-    )  # fmt: skip
 
 
 def _head(it: Inspection) -> list[tuple[str, float]]:

@@ -13,7 +13,7 @@ from stepnet.errors import StepError
 from stepnet.ir.plan import Plan
 
 from .layout import Layout
-from .loop import Loop, shift
+from .loop import Loop, last, shift
 
 
 @dataclass(frozen=True)
@@ -50,20 +50,20 @@ def _forward(call: Call, tensors: Sequence[Tensor]) -> tuple[list[Tensor], dict[
     at_hand = {**dict(zip(names, tensors, strict=False)), **call.constants}
     states = {name: at_hand.pop(name) for name in plan.states}
     values, finals = call.ready.forward.run(at_hand, states, call.layout)
-    out = _distinct([*(values[n] for n in plan.y), *(finals[n] for n in plan.states)], tensors)
+    out = distinct([*(values[n] for n in plan.y), *(finals[n] for n in plan.states)], tensors)
     return out, values
 
 
-def _distinct(out: list[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Results must not be one tensor twice, nor an input: callers may write to them."""
+def distinct(out: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Results as tensors that callers may write to: none is an input, another result, or a view of one."""
     seen = {id(t) for t in inputs}
-    distinct = []
+    own = []
     for tensor in out:
         if id(tensor) in seen or tensor._base is not None:
             tensor = tensor.clone()
         seen.add(id(tensor))
-        distinct.append(tensor)
-    return distinct
+        own.append(tensor)
+    return own
 
 
 class _Loop(torch.autograd.Function):
@@ -146,7 +146,7 @@ def _state_gradient(
     passed = torch.zeros_like(like) if of_final is None else of_final
     name = plan.gradients[len(plan.x) + place]
     rows = done[name] if name is not None else like.new_zeros((layout.rows, *like.shape[1:]))
-    return torch.cat([rows, passed]).index_select(0, layout.backward.last.to(like.device))
+    return last(rows, passed, layout.backward)
 
 
 def _again(call: Call, tensors: Sequence[Tensor], grads: Sequence[Tensor | None]) -> list[Tensor | None]:

@@ -21,7 +21,7 @@ from stepnet.ir.ops import RANDOM
 from stepnet.ir.plan import LoopPlan, Region
 
 from .layout import Layout
-from .loop import EagerScan, _bound, run_nodes, shift
+from .loop import EagerScan, _bound, last, run_nodes, shift
 
 FEWEST_STEPS = 8
 MOST_BYTES = 1 << 22  # of a step's states times the passes: above it a step is no longer all launch
@@ -113,8 +113,7 @@ class LinearScan(EagerScan):
         values.update((name, at_hand[name]) for name in self.outputs)
         finals = {c.parameter: states[c.parameter] for c in region.carries}
         for carry in self.turning:
-            rows = torch.cat([at_hand[carry.result], states[carry.parameter]])
-            finals[carry.parameter] = rows.index_select(0, layout.last.to(rows.device))
+            finals[carry.parameter] = last(at_hand[carry.result], states[carry.parameter], layout)
         return finals
 
     def _coefficients(

@@ -74,15 +74,18 @@ class Loop:
             if carry.parameter == carry.result:
                 finals[carry.parameter] = states[carry.parameter]
             elif carry.parameter not in finals:
-                rows = values[carry.result]
-                boot = states[carry.parameter]
-                finals[carry.parameter] = torch.cat([rows, boot]).index_select(0, layout.last.to(rows.device))
+                finals[carry.parameter] = last(values[carry.result], states[carry.parameter], layout)
         return values, finals
 
 
 def shift(rows: Tensor, boot: Tensor, layout: Layout) -> Tensor:
     """The rows one step earlier; boot values where a sequence begins."""
     return torch.cat([rows, boot]).index_select(0, layout.previous.to(rows.device))
+
+
+def last(rows: Tensor, boot: Tensor, layout: Layout) -> Tensor:
+    """The last row of each sequence; the boot value where a sequence has no steps."""
+    return torch.cat([rows, boot]).index_select(0, layout.last.to(rows.device))
 
 
 def run_nodes(
