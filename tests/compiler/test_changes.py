@@ -393,3 +393,20 @@ def test_recurrent_modules_see_changes_too():
     expected, _ = recurrent(rnn.step, x, h, backend="naive")
     assert not torch.equal(first.values, second.values)
     torch.testing.assert_close(second.values, expected.values, rtol=0, atol=1e-12)
+
+
+def test_a_partial_that_changes_objects_leaves_other_partials_compiled():
+    kept = []
+
+    def collects(x, h, scale):
+        kept.append(scale)
+        return x * scale, h + x
+
+    def plain(x, h, scale):
+        return x * scale, h + x
+
+    x, h = torch.randn(4, 2, D, dtype=DTYPE), torch.zeros(2, D, dtype=DTYPE)
+    with pytest.warns(SlowPathWarning, match="collects"):
+        recurrent(functools.partial(collects, scale=2.0), x, h)
+    y, _ = recurrent(functools.partial(plain, scale=2.0), x, h, backend="c")
+    torch.testing.assert_close(y, x * 2.0)

@@ -119,9 +119,10 @@ class _Walk:
         self.visit(value.__self__)
 
     def _partial(self, value: Any) -> None:
+        self.visit(value.func)  # first: a key begins with the code of its step
         self.key.append("partial")
-        for part in (value.func, value.args, value.keywords):
-            self.visit(part)
+        self.visit(value.args)
+        self.visit(value.keywords)
 
     def _sequence(self, value: Any) -> None:
         self.key.append((type(value), len(value)))
