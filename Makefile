@@ -1,9 +1,9 @@
-# setup | test | lint | demo | bench | docs | clean.  Needs python3.11, a C compiler and make; nothing else.
+# setup | test | fuzz | lint | demo | bench | docs | clean.  Needs python3.11, a C compiler and make; nothing else.
 PYTHON ?= python3.11
 BIN := .venv/bin
 DEPENDENCIES := pyproject.toml constraints.txt
 
-.PHONY: setup test lint demo bench docs clean
+.PHONY: setup test fuzz lint demo bench docs clean
 
 setup: .venv/.setup
 
@@ -21,6 +21,12 @@ setup: .venv/.setup
 # Everything: tests, the examples in docstrings, the code blocks of README and docs.
 test: setup
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --cov --cov-report=term:skip-covered
+
+# 10,000 random steps, and 2,000 programs that change what a step reads between its calls, against the plain
+# loop: an hour or two. Those that differ are printed as source.
+fuzz: setup
+	cd tests && ../$(BIN)/python -m fuzz 0 9000 eager && ../$(BIN)/python -m fuzz 9000 1000 auto && \
+		../$(BIN)/python -m fuzz.changes 0 2000
 
 lint: setup
 	$(BIN)/ruff check

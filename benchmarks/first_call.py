@@ -102,7 +102,7 @@ def measure(case: Case, effort: Effort) -> dict[str, list[float]]:
 
 def main() -> None:
     """Run a work once, then in other sizes; print how long the first call took and what compiled after it."""
-    from stepnet import engine
+    from stepnet.engine import make
 
     from .peers import ours
 
@@ -118,13 +118,13 @@ def main() -> None:
     torch.save(way.values((y, *grads)), path)
 
     compiled = []
-    compile_step = engine.compile_step
+    compile_step = make.compile_step
 
     def counted(*arguments: Any) -> Any:
         compiled.append(arguments)
         return compile_step(*arguments)
 
-    engine.compile_step = counted
+    make.compile_step = counted
     built = set(folder.iterdir())
     for size in OTHERS:
         for ragged in (False, True):

@@ -1,4 +1,4 @@
-"""The while loop of Paddle's TensorArray documents (2017), as it was written there.
+"""The while loop of Paddle's TensorArray documents (2017), almost as it was written there.
 
     step = Var(1)
     wloop = paddle.create_whileloop(loop_vars=[step])
@@ -10,6 +10,9 @@
         states.write(step, state)
         step_outputs.write(step, state)  # output state
     output = step_outputs.stack()
+
+It departs from the document where that could not run: the frame gives the step a name, `with loop.frame() as
+(s,)`; `loop.update(s, s + 1)` counts it, which nothing did there; and the step starts at 0, as the arrays do.
 
 The frame is recorded once. It counts a step, reads at `step` and `step - 1` and writes at `step`, so it is a
 scan and runs like one; a loop that is not runs step after step. Both can be trained.

@@ -2,8 +2,9 @@
 
     h[t] = U h[t-1] + W x[t]
 
-`h` is the memory, `h_pre` its pre-memory, `h_boot` what it starts from. The same stepnet then runs over
-sequences of different lengths, as Paddle's dynamic_recurrent_op did.
+`h` is the memory, `h_pre` its pre-memory, `h_boot` what it starts from. It departs from the document in two
+places: a sequence is a row here, so U and W stand behind, and the state goes through tanh. The same stepnet
+then runs over sequences of different lengths, as Paddle's dynamic_recurrent_op did.
 """
 
 from __future__ import annotations

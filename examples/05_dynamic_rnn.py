@@ -9,7 +9,10 @@
     }
     LoDTensor rnn_output = ta.pack(ta, indice_map);
 
-Written by hand as there, and then by `stepnet.recurrent`, which does the same.
+Written by hand as there, and then by `stepnet.recurrent`, which does the same. By hand it departs from the
+document where that could not run: the only level is 0; the loop counts to the size; the state goes from step
+to step, first the boot state, and is cut to the sentences that still run; and the outputs are packed, not the
+inputs.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ def by_hand(rnnstep: nn.Module, sentence_input: LoDTensor, boot_state: torch.Ten
     for step in range(ta.size()):
         step_input = ta.read(step)
         state = rnnstep(step_input, state[: len(step_input)])  # ended sentences are not there
-        step_outputs.write(step, state, data_shared=True)
+        step_outputs.write(state, True)  # data_shared
     return step_outputs.pack(0, indice_map)
 
 

@@ -33,6 +33,7 @@ from .iterator import OutputPort as OutputPort
 from .iterator import TensorIterator as TensorIterator
 from .loops.create import create_whileloop as create_whileloop
 from .loops.dynamic import dynamic_recurrent as dynamic_recurrent
+from .loops.map_fn import map_fn as map_fn
 from .loops.recurrent_op import RecurrentOp as RecurrentOp
 from .tape import Tape as Tape
 from .tape import TapeItem as TapeItem

@@ -14,18 +14,27 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from . import lifting
-from .backends import check_backend, transforms_active
+from .backends import check_backend, only_plain
 from .data.convert import pack_like
 from .data.lod import LoDTensor
+from .data.recording import recorded_in_frames
 from .data.tree import Spec, flatten, unflatten
-from .engine import find_plan, run_compiled
+from .engine import find_plan, read, run_compiled
 from .errors import Refusal, StepError
+from .front.meta import OnMeta
 from .front.scope import Scope
-from .front.step import StepBody, as_step, boot_state, describe_leaf, loop_over
+from .front.step import StepBody, as_step, boot_state, describe_leaf, loop_over, step_name
 from .run import naive
 from .run.autograd import distinct
 
 
+def _like(step: Any, x: Any, state: Any = None, **how: Any) -> Any:
+    """What `recurrent` gives for tensors without data."""
+    with OnMeta():
+        return recurrent(step, x, state, **{**how, "backend": "naive", "scopes": False})
+
+
+@recorded_in_frames(_like, parts=2)
 def recurrent(
     step: Any,
     x: Any,
@@ -101,6 +110,11 @@ def replaced(instead: Callable[..., Any] | None) -> Iterator[None]:
         _instead.reset(token)
 
 
+def instead() -> Callable[..., Any] | None:
+    """What answers the calls of `recurrent` here, if anything does."""
+    return _instead.get()
+
+
 _watch: ContextVar[Callable[..., None] | None] = ContextVar("stepnet_watch", default=None)
 
 
@@ -155,8 +169,10 @@ def _recurrent(
             if chosen != "auto":
                 raise
         above = any(isinstance(v, LoDTensor) and (level + 1) % v.lod_level for v in x_leaves)
-        if above and not transforms_active():
+        if above and only_plain([*(_values(leaf) for leaf in x_leaves), *state_leaves]) is None:
             body = lifting.OuterBody(body, x_leaves, level=level, reverse=reverse)
+    if state is None and not ragged:
+        _check_batch(body, x_leaves, state_leaves, axis)
     loop = loop_over(body, reverse=reverse, level=level if ragged else None, axis=axis)
     feeds = dict(zip(body.parameters, (*x_leaves, *state_leaves), strict=True))
     kept: list[Scope] = []
@@ -186,6 +202,11 @@ def _lifted(call: lifting.Inner, level: int, axis: int) -> tuple[Any, list[Tenso
         entry, _, _ = find_plan(body, call.x, call.state, **how)
         return entry.ready is not None and entry.compiled is not None and not entry.compiled.fused.random
 
+    def reads() -> tuple[Any, Sequence[Tensor]] | None:
+        rows = [leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in call.x]
+        found = read(body, rows, call.state)
+        return None if found.refusal is not None else (found.key, found.tensors)
+
     def boot(n: int) -> list[Tensor]:
         return flatten(boot_state(body.step, n))[0]
 
@@ -193,7 +214,7 @@ def _lifted(call: lifting.Inner, level: int, axis: int) -> tuple[Any, list[Tenso
         y, final = run_compiled(body, x, state, **how)
         return *flatten(y), final
 
-    return lifting.lifted(call, pure=pure, boot=boot, run=run)
+    return lifting.lifted(call, read=reads, pure=pure, boot=boot, run=run)
 
 
 def checked(
@@ -207,6 +228,7 @@ def checked(
     function = as_step(step)
     x_leaves, x_spec = flatten(_unpacked(x))
     _check_inputs(x_leaves)
+    _check_features(function, x_leaves, level)
     ragged = any(isinstance(leaf, LoDTensor) for leaf in x_leaves)
     n = _sequences(x_leaves[0], level, axis)
     if state is None:
@@ -283,6 +305,58 @@ def _check_inputs(leaves: list[Any]) -> None:
             )
 
 
+def _check_features(step: Any, leaves: list[Any], level: int) -> None:
+    """Refuse rows without features for a step that says how many it takes: it would see rows as features."""
+    cell = step
+    while not isinstance(getattr(cell, "input_size", None), int):
+        cell = getattr(cell, "cell", None)
+        if not isinstance(cell, nn.Module):
+            return
+    for leaf in leaves:
+        above = isinstance(leaf, LoDTensor) and (level + 1) % leaf.lod_level
+        values = _values(leaf)
+        if not above and values.dim() - (not isinstance(leaf, LoDTensor)) < 2:
+            raise StepError(
+                f"x has no dimension of features for step '{step_name(step)}'",
+                got=describe_leaf(leaf),
+                expected=f"[time, batch, {cell.input_size}], a LoDTensor of rows [rows, {cell.input_size}]",
+                remedy="x.unsqueeze(1) is one sequence as a batch, x.unsqueeze(-1) one feature",
+            )
+
+
+def _check_batch(body: StepBody, x: list[Any], state: list[Tensor], axis: int) -> None:
+    """Refuse [time, features] for a step that would take the features of one sequence for a batch.
+
+    It takes what it is given at a step as the features of one row if it runs on no other number of rows, and
+    each of its results depends on all of them."""
+    lone = [leaf for leaf in x if leaf.dim() == 2 and leaf.is_floating_point() and leaf.shape[axis]]
+    if len(lone) < len(x) or only_plain([*x, *state]) is not None or not state or len(state[0]) < 2:
+        return
+    first = [leaf.select(axis, 0) for leaf in x]
+
+    def run(rows: list[Tensor], carried: list[Tensor]) -> list[Any]:
+        y, new = StepBody(body.step, body.x_spec, body.state_spec).call(rows, carried)
+        return [*flatten(y)[0], *new]
+
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        try:
+            run([rows[1:] for rows in first], [leaf[1:] for leaf in state])
+            return
+        except Exception:  # of other kinds, too: the step is the user's
+            moved = [torch.cat([rows[:1] + 1, rows[1:]]) for rows in first]
+        try:
+            ours, theirs = run(first, state), run(moved, state)
+        except Exception:  # the loop meets it, and tells it
+            return
+    if not all(torch.equal(a[1:], b[1:]) for a, b in zip(ours, theirs, strict=True)):
+        raise StepError(
+            f"step '{body.name}' takes each x_t as the features of one sequence, but x has no batch",
+            got=f"{describe_leaf(x[0])}, read as {len(state[0])} sequences of single numbers",
+            expected="[time, batch, features]",
+            remedy="x.unsqueeze(1) is one sequence as a batch",
+        )
+
+
 def _sequences(x: Any, level: int, axis: int) -> int:
     """How many sequences x holds: entries of the LoD level, or the batch dimension beside `axis`."""
     if isinstance(x, LoDTensor):
@@ -334,3 +408,7 @@ class _Locals:
     def take(self) -> dict[str, Any]:
         found, self._found = self._found, {}
         return found
+
+
+def _values(leaf: Any) -> Tensor:
+    return leaf.values if isinstance(leaf, LoDTensor) else leaf

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
+from torch import Tensor, nn
 
+from stepnet.data.modes import autocast_dtype, traced
 from stepnet.errors import StepError
 
 Backend = Literal["auto", "c", "eager", "naive"]
@@ -50,3 +53,26 @@ def check_backend(backend: str | None) -> Backend:
 def transforms_active() -> bool:
     """True inside torch.func's vmap, grad or jvp, which a compiled loop cannot take part in."""
     return torch._C._are_functorch_transforms_active()
+
+
+def only_plain(tensors: Sequence[Tensor]) -> str | None:
+    """Why a call on these tensors can only run by the plain loop, whatever its step; None if it need not.
+
+    >>> only_plain([torch.ones(2, device="meta")])
+    'the tensors are on meta, without numbers'
+    """
+    if transforms_active():
+        return "a torch.func transform (vmap, grad, jvp) is active"
+    if traced():
+        return "torch traces what runs, or runs it on fake tensors"
+    if torch._C._len_torch_dispatch_stack():
+        return "a TorchDispatchMode is active, which is to see every operation"
+    for tensor in tensors:
+        if tensor.is_meta:
+            return "the tensors are on meta, without numbers"
+        if type(tensor) is not Tensor and not isinstance(tensor, nn.Parameter):
+            return f"a {type(tensor).__name__} is traced or dispatched by rules of its own"
+    kind = tensors[0].device.type if tensors else "cpu"
+    if kind != "cpu" and autocast_dtype(kind) is not None:
+        return f"autocast is on for {kind}"  # a step is captured on the CPU, where other ops are cast
+    return None

@@ -82,6 +82,12 @@ class TapeError(StepnetError, ValueError):
     and the line that made it."""
 
 
+class TapeKeyError(TapeError, KeyError):
+    """A topology has no evaluator of that name."""
+
+    __str__ = Exception.__str__  # a KeyError's own is a repr, all on one line
+
+
 class Refusal(StepnetError):
     """A compiler pass or an executor declines a loop: says why and what would change its mind.
 
@@ -93,6 +99,16 @@ class Refusal(StepnetError):
         self.reason = reason
         self.remedy = remedy
         self.line = line
+
+    def fresh(self) -> Refusal:
+        """The same refusal, to be kept or raised again: without the frames, and so the tensors, it came by.
+
+        >>> Refusal("it mixes rows").fresh().reason
+        'it mixes rows'
+        """
+        made = type(self).__new__(type(self), *self.args)
+        made.__dict__.update(self.__dict__)
+        return made
 
 
 class SlowPathWarning(UserWarning):

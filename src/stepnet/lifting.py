@@ -17,7 +17,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from stepnet.compiler.reach import Reach, reach
 from stepnet.data.lod import LoDTensor
 from stepnet.data.offsets import LoD
 from stepnet.data.tree import Spec, unflatten
@@ -25,6 +24,7 @@ from stepnet.front.step import StepBody
 from stepnet.ir.tensor_iterator import Slice
 from stepnet.run.segment import LoDCut
 
+Read = Callable[[], tuple[Any, Sequence[Tensor]] | None]
 Boot = Callable[[int], Sequence[Tensor]]
 Run = Callable[[Sequence[LoDTensor], Sequence[Tensor]], tuple[list[LoDTensor], Spec, list[Tensor]]]
 
@@ -62,7 +62,7 @@ class _Lifted:
     """An inner recurrence that ran over all elements, and what it depended on."""
 
     call: tuple[Any, ...]
-    found: Reach
+    found: tuple[Any, Sequence[Tensor]]
     about: list[tuple[int, bool]]
     boot: list[Tensor]
     y_spec: Spec
@@ -78,6 +78,7 @@ def inside_a_step() -> bool:
 def lifted(
     inner: Inner,
     *,
+    read: Read,
     pure: Callable[[], bool],
     boot: Boot,
     run: Run,
@@ -86,6 +87,7 @@ def lifted(
 
     Args:
         inner: the call.
+        read: a key of all that its step reads, and the tensors among that; None if that is not known.
         pure: whether its step has a plan and draws no noise.
         boot: the initial state that its cell gives for n sequences.
         run: runs it over given leaves of x and of the state: leaves of y, their nesting, final state.
@@ -94,7 +96,7 @@ def lifted(
         y and the leaves of the final state, for the sequences of this step; None: run it by itself.
     """
     loop = _LOOP.get()
-    return None if loop is None else loop.lifted(inner, pure, boot, run)
+    return None if loop is None else loop.lifted(inner, read, pure, boot, run)
 
 
 class _Loop:
@@ -115,7 +117,7 @@ class _Loop:
             self._step_versions = [_version(leaf) for leaf in x_leaves]
 
     def lifted(
-        self, inner: Inner, pure: Callable[[], bool], boot: Boot, run: Run
+        self, inner: Inner, read: Read, pure: Callable[[], bool], boot: Boot, run: Run
     ) -> tuple[Any, list[Tensor]] | None:
         number, self._calls = self._calls, self._calls + 1
         places = self._places(inner.x)
@@ -123,11 +125,11 @@ class _Loop:
             return None
         kept = self._kept.get(number)
         if kept is None:
-            kept = self._run(inner, places, pure, boot, run)
+            kept = self._run(inner, places, read, pure, boot, run)
             if kept is None:
                 return None
             self._kept[number] = kept
-        elif not self._same(kept, inner, places):
+        elif not self._same(kept, inner, places, read):
             self._given_up.add(number)  # it will not be tried again: the run over all steps was wasted
             return None
         leaf = self._here[places[0]]
@@ -150,7 +152,7 @@ class _Loop:
         return places
 
     def _run(
-        self, inner: Inner, places: list[int], pure: Callable[[], bool], boot: Boot, run: Run
+        self, inner: Inner, places: list[int], read: Read, pure: Callable[[], bool], boot: Boot, run: Run
     ) -> _Lifted | None:
         if not all(len(s) and _uniform(s) for s in inner.state):
             return None
@@ -170,14 +172,16 @@ class _Loop:
                 return None
         else:
             state = [s[:1].expand(n, *s.shape[1:]) for s in inner.state]
-        found = reach(inner.body.step)
+        found = read()
+        if found is None:
+            return None
         y, y_spec, final = run(x, state)
         outer = whole[0]._lod
         ends = LoD.trusted(outer.levels[:-1], n)
         return _Lifted(
             call=_call(inner, places),
             found=found,
-            about=_about(found),
+            about=_about(found[1]),
             boot=[s[:1].detach() for s in state],
             y_spec=y_spec,
             y=[self._cut_of(LoDTensor._make(leaf.values, outer)) for leaf in y],
@@ -188,14 +192,14 @@ class _Loop:
         return LoDCut(Slice("lifted", "lifted", **self._cut), value)
 
     @staticmethod
-    def _same(kept: _Lifted, inner: Inner, places: list[int]) -> bool:
+    def _same(kept: _Lifted, inner: Inner, places: list[int], read: Read) -> bool:
         """Whether the call would compute, row by row, what the kept one computed."""
         if kept.call != _call(inner, places):
             return False
-        found = reach(inner.body.step)
-        if found.key != kept.found.key or _about(found) != kept.about:
+        found = read()
+        if found is None or found[0] != kept.found[0] or _about(found[1]) != kept.about:
             return False
-        if any(a is not b for a, b in zip(found.tensors, kept.found.tensors, strict=True)):
+        if any(a is not b for a, b in zip(found[1], kept.found[1], strict=True)):
             return False
         return all(
             torch.equal(s.detach(), row.expand_as(s)) for s, row in zip(inner.state, kept.boot, strict=True)
@@ -223,8 +227,8 @@ def _call(inner: Inner, places: list[int]) -> tuple[Any, ...]:
     )
 
 
-def _about(found: Reach) -> list[tuple[int, bool]]:
-    return [(_version(t), t.requires_grad) for t in found.tensors]
+def _about(tensors: Sequence[Tensor]) -> list[tuple[int, bool]]:
+    return [(_version(t), t.requires_grad) for t in tensors]
 
 
 def _code(step: Any) -> Any:

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from plans import BACKENDS, verify_new_entries
-from stepnet import cells, engine
+from stepnet import cells
 from stepnet.api import Recurrent, recurrent
 from stepnet.data.lod import LoDTensor
+from stepnet.engine import make, plans
 from stepnet.errors import SlowPathWarning
 from stepnet.testing import check_step
 
@@ -26,14 +27,14 @@ FACTOR, TABLE = 0.5, {"scale": 2.0}
 def captures(monkeypatch):
     """The names of the steps that are captured, with no plan known before."""
     made = []
-    inner = engine.compile_step
-    monkeypatch.setattr(engine, "_entries", type(engine._entries)())
+    inner = make.compile_step
+    monkeypatch.setattr(plans, "_entries", type(plans._entries)())
 
     def counted(*args, **kwargs):
         made.append(args[1].name)
         return inner(*args, **kwargs)
 
-    monkeypatch.setattr(engine, "compile_step", counted)
+    monkeypatch.setattr(make, "compile_step", counted)
     yield made
     verify_new_entries()
 
@@ -375,10 +376,10 @@ def test_orthogonal_weights_take_the_plain_loop():
 
 
 def test_many_signatures_do_not_pile_up(captures, monkeypatch):
-    monkeypatch.setattr(engine, "_LIMIT", 3)
+    monkeypatch.setattr(plans, "_LIMIT", 3)
     for scale in range(6):
         recurrent(lambda x, h, k=scale: (h * k + x, h), rows(), boot(), backend="eager")
-    assert len(engine._entries) == 3
+    assert len(plans._entries) == 3
     for scale in (0, 5, 3):
         y, _ = recurrent(lambda x, h, k=scale: (h * k + x, h), rows((1,)), boot(1), backend="eager")
         assert y.values.shape == (1, D)

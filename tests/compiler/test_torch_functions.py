@@ -57,6 +57,7 @@ IN_C = {
     "nan_to_num, isnan": lambda h, x: torch.nan_to_num(h / x) * 0.1 + torch.isnan(x).double(),
     "matmul": lambda h, x: h @ MATRIX + x @ MATRIX.T,
     "linear": lambda h, x: F.linear(h, MATRIX, ROW) + F.linear(x, MATRIX),
+    "hardsigmoid": lambda h, x: F.hardsigmoid(h + x),
     "linear of parts": lambda h, x: F.linear(torch.cat([h[:, :3], x[:, 3:]], 1), MATRIX),
     "einsum": lambda h, x: torch.einsum("nd,ed->ne", h, MATRIX) + x,
     "matmul of a shared product": lambda h, x: h @ (MATRIX @ MATRIX) + x * (ROW @ MATRIX),
@@ -116,11 +117,10 @@ NOT_IN_C = {
     "cdist": lambda h, x: h + torch.cdist(h.view(-1, 3, 2), x.view(-1, 3, 2)).sum(-1).repeat(1, 2),
     "inverse": lambda h, x: torch.linalg.inv(EYE * 4 + h[:, :4].view(-1, 2, 2)).sum((1, 2))[:, None] * x,
 }
-# What the trace writes with the number of rows; hardsigmoid's gradient is less exact in torch than here.
+# What the trace writes with the number of rows.
 PLAIN_LOOP_ONLY = {
     "group_norm": lambda h, x: F.group_norm(h + x, 2, ROW, ROW),
     "take_along_dim": lambda h, x: torch.take_along_dim(h, (x > 0).long(), 1) + x,
-    "hardsigmoid": lambda h, x: F.hardsigmoid(h + x),
 }
 
 

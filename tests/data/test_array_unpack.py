@@ -282,7 +282,7 @@ ERRORS = {
         ["cuts LoDTensors", "float32[3]", "unstack"],
     ),
     "unpack level": (lambda: TensorArray.unpack(X, 1), ["no level 1", "LoDTensor of 1 level", "to 0"]),
-    "unpack negative": (lambda: TensorArray.unpack(X, -1), ["no level -1", "0, the outermost"]),
+    "unpack negative": (lambda: TensorArray.unpack(X, -2), ["no level -2", "0, the outermost", "from -1"]),
     "unpack float level": (lambda: TensorArray.unpack(X, 0.0), ["TensorArray.unpack: level must be an int"]),
     "map shape": (
         lambda: pack(torch.zeros(3, 2).int()),
@@ -334,8 +334,12 @@ ERRORS = {
     "lod at level 0": (lambda: pack(None, X, 0, X.lod), ["the levels above level 0", "1 level(s)"]),
     "lod number": (lambda: pack(None, X2, 1, 5), ["the levels above level 1", "int"]),
     "pack negative": (
-        lambda: TensorArray(unstack_from=torch.ones(1, 2)).pack(-1, torch.tensor(GOOD)),
-        ["no level -1"],
+        lambda: TensorArray(unstack_from=torch.ones(1, 2)).pack(-2, torch.tensor(GOOD)),
+        ["no level -2 between", "0 level(s) above, 0 below", "level -1 or 0"],
+    ),
+    "pack an array": (
+        lambda: TensorArray().pack(TensorArray(), torch.tensor(GOOD)),  # the paper's ta.pack(ta, indice_map)
+        ["packs the array that it is called on", "step_outputs.pack(level, indices_map)"],
     ),
 }
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import stepnet
 import stepnet.nn
-from stepnet.engine import _entries
+from stepnet.engine.plans import _entries
 from stepnet.errors import StepError
 from stepnet.explaining import ModelExplanation, explain
 from stepnet.explaining.text import WIDTH

@@ -10,8 +10,9 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import stepnet
-from stepnet import cells, engine
+from stepnet import cells
 from stepnet.cells import GRU, LSTM, RNN, LayerNormLSTM, MinGRU, PeepholeLSTM
+from stepnet.engine import plans
 from stepnet.explaining import explain
 from stepnet.run import c_adopt
 
@@ -52,7 +53,7 @@ def backend(request):
 def adopting(request, monkeypatch):
     """Whether generated C takes small matmuls in (the default); plans of the other kind are forgotten."""
     adopts = getattr(request, "param", True)
-    monkeypatch.setattr(engine, "_entries", OrderedDict())
+    monkeypatch.setattr(plans, "_entries", OrderedDict())
     if not adopts:
         monkeypatch.setattr(c_adopt, "MOST_BYTES", 0)
     return adopts
@@ -180,10 +181,10 @@ def test_explaining_runs_no_loop_and_leaves_the_plan_ready(monkeypatch):
         raise AssertionError("the loop ran")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "run_compiled", fail)
+        patch.setattr(plans, "run_compiled", fail)
         told = explain(cell, x)
     compiled = []
-    monkeypatch.setattr(engine, "_make", lambda *args: compiled.append(args))
+    monkeypatch.setattr(plans, "make", lambda *args: compiled.append(args))
     y, _ = stepnet.recurrent(cell, x)
     assert told.executor in BACKENDS
     assert compiled == []

@@ -336,10 +336,13 @@ def outside(kind: str) -> None:
     if kind == "results too early":
         _ = loop.results
     with loop.frame() as (s,):
-        if kind == "array read with another frame's value":
+        if kind == "update of another frame's variable":
             other = stepnet.create_whileloop(loop_vars=[torch.tensor(0)])
-            with other.frame():
-                pass
+            with other.frame() as (t,):
+                other.break_if(t == 3)
+                other.update(s, t + 1)
+        if kind == "no name":
+            loop.break_if(loop.loop_vars[0] == 3)
         if kind == "condition of two":
             loop.break_if(torch.stack([s, s]) == 3)
         if kind == "condition of no boolean":
@@ -388,7 +391,8 @@ def outside(kind: str) -> None:
     [
         ("break_if outside", "break_if belongs inside the loop's frame"),
         ("results too early", "has not run yet"),
-        ("array read with another frame's value", "inside another frame"),
+        ("update of another frame's variable", "must be a loop variable"),
+        ("no name", "with loop.frame() as (step,): names the loop variables"),
         ("condition of two", "one boolean"),
         ("condition of no boolean", "one boolean"),
         ("condition that cannot change", "would never change"),

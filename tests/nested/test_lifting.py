@@ -303,9 +303,9 @@ def test_several_leaves_at_once(runs):
 def test_inner_recurrences_share_one_plan(monkeypatch):
     """However many outer steps, of whatever sizes, the inner step is captured once; nothing warns."""
     compiled = []
-    make = stepnet.engine.compile_step
+    make = stepnet.engine.make.compile_step
     monkeypatch.setattr(
-        stepnet.engine, "compile_step", lambda *args: compiled.append(args[1].name) or make(*args)
+        stepnet.engine.make, "compile_step", lambda *args: compiled.append(args[1].name) or make(*args)
     )
     cell = nn.GRUCell(3, 7, dtype=F64)
     for lengths in (LENGTHS, [[5, 1], [1, 2, 0, 2, 1, 3]]):

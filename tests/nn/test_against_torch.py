@@ -31,6 +31,21 @@ STACKS = {
     for layers, both, bias in itertools.product((1, 2), (False, True), (True, False))
 }
 GIVEN = ["no hx", "hx with grad", "hx without grad"]
+LAYOUTS = ["time first", "batch first", "unbatched"]
+
+
+def cases(*names):
+    """Every kind with every stack (and layout); each kind, each stack and each layout meets every way to
+    give hx."""
+    grid = itertools.product(enumerate(KINDS), enumerate(STACKS), *(enumerate(n) for n in names))
+    found = []
+    for choice in grid:
+        given = GIVEN[sum(at for at, _ in choice) % len(GIVEN)]
+        kind, stack, *rest = (name for _, name in choice)
+        found.append(
+            pytest.param(kind, STACKS[stack], *rest, given, id="-".join((kind, stack, *rest, given)))
+        )
+    return found
 
 
 def pair(kind, **options):
@@ -74,10 +89,7 @@ def gradients(outputs, x, hx, module):
     )
 
 
-@pytest.mark.parametrize("given", GIVEN)
-@pytest.mark.parametrize("layout", ["time first", "batch first", "unbatched"])
-@pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "stack", "layout", "given"), cases(LAYOUTS))
 def test_dense(kind, stack, layout, given):
     module, peer = pair(kind, **stack, batch_first=layout == "batch first")
     shape = {"time first": (4, 2), "batch first": (2, 4), "unbatched": (4,)}[layout]
@@ -91,9 +103,7 @@ def test_dense(kind, stack, layout, given):
     check_same(gradients(found, x, hx, module), gradients(expected, x, hx, peer))
 
 
-@pytest.mark.parametrize("given", GIVEN)
-@pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "stack", "given"), cases())
 def test_packed_unsorted(kind, stack, given):
     module, peer = pair(kind, **stack)
     lengths = [2, 4, 1, 2]
@@ -147,9 +157,7 @@ def test_packed_with_equal_lengths_in_any_order():
     check_same([y.data, h], [y_peer.data, h_peer])
 
 
-@pytest.mark.parametrize("given", GIVEN)
-@pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "stack", "given"), cases())
 def test_lod_equals_torch_on_each_sequence(kind, stack, given):
     module, peer = pair(kind, **stack)
     lengths = [2, 0, 3, 1]

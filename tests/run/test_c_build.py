@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from stepnet.errors import BuildError
-from stepnet.run import c_build
+from stepnet.run import c_build, cache_folder
 
 needs_compiler = pytest.mark.skipif(c_build.available() is not None, reason=f"{c_build.available()}")
 ANSWER = "void answer(int64_t *x) { *x = 42; }"
@@ -26,11 +26,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "cache"
     monkeypatch.setenv("STEPNET_CACHE_DIR", str(folder))
     monkeypatch.setattr(c_build, "_loaded", {})
+    monkeypatch.setattr(c_build, "_objects", {})
     c_build._find_compiler.cache_clear()
-    c_build._private_folder.cache_clear()
+    cache_folder._private_folder.cache_clear()
     yield folder
     c_build._find_compiler.cache_clear()
-    c_build._private_folder.cache_clear()
+    cache_folder._private_folder.cache_clear()
 
 
 def _source(salt: object = 0) -> str:
@@ -45,6 +46,7 @@ def _answer(library: c_build.Library) -> int:
 
 def _forget() -> None:
     c_build._loaded.clear()
+    c_build._objects.clear()
 
 
 def _script(path: Path, text: str) -> Path:
@@ -92,9 +94,10 @@ def test_anything_that_changes_the_code_changes_the_key(change, monkeypatch):
 
 
 @needs_compiler
-def test_the_preamble_compiles_for_both_types_and_without_warnings(tmp_path):
+@pytest.mark.parametrize("linked", [False, True], ids=["whole", "linked"])
+def test_the_preamble_compiles_for_both_types_and_without_warnings(linked, tmp_path):
     source = tmp_path / "all.c"
-    source.write_text(c_build.preamble("f32", "f64"))
+    source.write_text(c_build.preamble("f32", "f64", linked=linked))
     cc = c_build.compiler()
     strict = [
         "-Wall",
@@ -108,6 +111,70 @@ def test_the_preamble_compiles_for_both_types_and_without_warnings(tmp_path):
     command = [*cc.command, *cc.flags, *strict, str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+PACKED = """
+void answer(int64_t *x) {
+    %(real)s b[1] = {6}, packed[64], to[1], a[1] = {7};
+    sn_pack_%(type)s(packed, b, 1, 1, 1, 1, 1, SN_WIDTH);
+    sn_matmul_%(type)s((sn_rows_%(type)s){to, 1, 0}, (sn_rows_%(type)s){0, 0, 0}, (sn_rows_%(type)s){a, 1, 0},
+                       packed, 1, 1, 1);
+    *x = (int64_t)to[0];
+}
+"""
+
+
+def _linked(kind: str, salt: object = 0) -> c_build.Library:
+    text = PACKED % {"type": kind, "real": {"f32": "float", "f64": "double"}[kind]}
+    return c_build.build(f"{c_build.preamble(kind, linked=True)}{text}/* {salt} */", kind)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Products are large: these tests do not optimise them."""
+    known = c_build.compiler()
+    flags = c_build.Compiler(known.command, (*known.flags, "-O0"), known.fingerprint)
+    monkeypatch.setattr(c_build, "compiler", lambda: flags)
+
+
+@needs_compiler
+@pytest.mark.usefixtures("quick")
+def test_products_are_built_once_for_each_type(cache, monkeypatch):
+    compiled = []
+    real = c_build._made
+
+    def made(cc, key, name, *rest):
+        compiled.append(name)
+        return real(cc, key, name, *rest)
+
+    monkeypatch.setattr(c_build, "_made", made)
+    for kind in ("f32", "f64"):
+        assert [_answer(_linked(kind, salt)) for salt in range(2)] == [42, 42]
+        _forget()
+        assert _answer(_linked(kind, 1)) == 42
+    assert compiled == ["products.o", "step.so", "step.so"] * 2
+    assert len(list(cache.glob("*.o"))) == 2
+
+
+@needs_compiler
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("hostile", ["damaged", "others may write", "a link"])
+def test_products_that_others_may_have_made_are_built_again(hostile, cache, tmp_path):
+    assert _answer(_linked("f32")) == 42
+    (path,) = cache.glob("*.o")
+    good = path.read_bytes()
+    if hostile == "damaged":
+        path.write_bytes(b"no object")
+    elif hostile == "others may write":
+        path.chmod(0o666)
+    else:
+        path.rename(tmp_path / "elsewhere.o")
+        path.symlink_to(tmp_path / "elsewhere.o")
+    _forget()
+    assert _answer(_linked("f32", "another")) == 42
+    assert not path.is_symlink()
+    assert path.read_bytes() == good
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 # ---- a cache that lies
@@ -176,7 +243,7 @@ def test_a_folder_others_can_change_is_refused(hostile, cache, monkeypatch):
 @needs_compiler
 def test_nowhere_to_write(cache, monkeypatch):
     cache.write_text("in the way")
-    monkeypatch.setattr(c_build.tempfile, "mkdtemp", _raise_full_disk)
+    monkeypatch.setattr(cache_folder.tempfile, "mkdtemp", _raise_full_disk)
     with pytest.raises(BuildError, match=r"No space left(.|\n)*set STEPNET_CACHE_DIR"):
         c_build.build(_source())
 
@@ -199,8 +266,8 @@ def test_the_users_cache_folder(given, used, monkeypatch):
     monkeypatch.delenv("STEPNET_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", given)
     monkeypatch.setenv("HOME", "/home/me")
-    monkeypatch.setattr(c_build, "_unfit", lambda folder: None)
-    assert str(c_build.cache_folder()) == used
+    monkeypatch.setattr(cache_folder, "_unfit", lambda folder: None)
+    assert str(cache_folder.cache_folder()) == used
 
 
 # ---- many at once

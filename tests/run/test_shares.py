@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import stepnet
-from stepnet import LoDTensor, cells, engine
+from stepnet import LoDTensor, cells
+from stepnet.engine import plans
 from stepnet.run import c_scan
 from stepnet.run.c_scan import CScan
 
@@ -25,7 +26,7 @@ def threads(request):
 def test_numbers_do_not_depend_on_how_work_is_shared(monkeypatch, threads, together, lengths, kind):
     monkeypatch.setattr(CScan, "_members", lambda self, threads, n: threads if together and n > 0 else 1)
     monkeypatch.setattr(c_scan, "ALONE", 0)
-    engine._entries.clear()  # a scan remembers how it shared the work of a layout
+    plans.forget()  # a scan remembers how it shared the work of a layout
     torch.manual_seed(0)
     cell = kind(5, 70, dtype=torch.float64)  # wider than one panel of columns
     rows = torch.randn(sum(lengths), 5, dtype=torch.float64, requires_grad=True)

@@ -11,6 +11,7 @@ import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import isqrt
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ from torch.fx import traceback as fx_traceback
 from torch.overrides import TorchFunctionMode
 
 from stepnet.errors import Refusal
+
+from .decompositions import Exact, exact
 
 _EXTRA = (
     "native_layer_norm native_layer_norm_backward _softmax _log_softmax _softmax_backward_data "
@@ -45,10 +48,11 @@ def _decompositions() -> dict[Any, Any]:
     kept = (
         torch.ops.aten.embedding_dense_backward,
         torch.ops.aten.bernoulli,
+        torch.ops.aten.std,
     )  # normal form has rules for them
     for overload in [o for o in table if getattr(o, "overloadpacket", None) in kept]:
         del table[overload]
-    return table
+    return table | exact()
 
 
 @dataclass(frozen=True)
@@ -72,54 +76,37 @@ class Captured:
     n_y: int
     y_spec: Any
     tangent_of: list[int]  # which result each tangent belongs to
+    followed: list[int]  # those of them that the trace met
+    flow: list[tuple[int, ...]]  # for each result the inputs (x, state, weights) that autograd leads back to
     batch: str  # the symbol of the batch size
 
 
-_READ_ONLY = frozenset({"__invert__", "__int__", "__index__", "__iter__"})  # they begin like __iadd__
+class Replaced(TorchFunctionMode):
+    """Puts other tensors in the place of those of these ids, wherever torch is called."""
 
-
-def writes(name: str) -> bool:
-    """True for torch functions that change their first argument.
-
-    >>> [writes(name) for name in ("add_", "__iadd__", "__setitem__", "add", "__add__")]
-    [True, True, True, False, False]
-    """
-    in_place = name.endswith("_") and not name.endswith("__")
-    return in_place or name == "__setitem__" or (name.startswith("__i") and name not in _READ_ONLY)
-
-
-class _Used(TorchFunctionMode):
-    """Records the tensors that torch functions read but did not make."""
-
-    def __init__(self, given: Sequence[Tensor]) -> None:
+    def __init__(self, swap: dict[int, Tensor]) -> None:
         super().__init__()
-        self.made: dict[int, Any] = {id(t): t for t in given}
-        self.used: dict[int, Tensor] = {}
+        self.swap = swap
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for tensor in _tensors((args, kwargs)):
-            if id(tensor) not in self.made:
-                self.used.setdefault(id(tensor), tensor)
-        if args and id(args[0]) in self.used and writes(getattr(func, "__name__", "")):
-            # stopped before the write: the plain loop makes it, once for each step
-            raise Refusal("the step changes a tensor it did not make, in place")
-        out = func(*args, **(kwargs or {}))
-        for tensor in _tensors(out):
-            if id(tensor) not in self.used:
-                self.made[id(tensor)] = tensor
-        return out
+        args, kwargs = _mapped((args, kwargs or {}), self.swap)
+        return func(*args, **kwargs)
 
 
 class _Swap(TorchFunctionMode):
     """Puts traced tensors in the place of real ones, and notes where in the user's code each call is."""
 
-    def __init__(self, swap: dict[int, Tensor], here: Callable[[], str | None], notes: list[Any]) -> None:
+    def __init__(
+        self, swap: dict[int, Tensor], here: Callable[[], str | None], notes: list[Any], followed: set[int]
+    ) -> None:
         super().__init__()
         self.swap = swap
+        self.followed = followed
         self.here = here
         self.notes = notes
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.followed |= {id(t) for t in tensors_in((args, kwargs)) if id(t) in self.swap}
         args, kwargs = _mapped((args, kwargs or {}), self.swap)
         line = self.here()
         if line is not None:
@@ -134,15 +121,20 @@ class _Swap(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _tensors(tree: Any) -> Iterator[Tensor]:
+def tensors_in(tree: Any) -> Iterator[Tensor]:
+    """The tensors in nested tuples, lists and dicts.
+
+    >>> len(list(tensors_in(({"a": torch.ones(1)}, [torch.ones(2), 3]))))
+    2
+    """
     if isinstance(tree, Tensor):
         yield tree
     elif isinstance(tree, (tuple, list)):
         for item in tree:
-            yield from _tensors(item)
+            yield from tensors_in(item)
     elif isinstance(tree, dict):
         for item in tree.values():
-            yield from _tensors(item)
+            yield from tensors_in(item)
 
 
 def _mapped(tree: Any, swap: dict[int, Tensor]) -> Any:
@@ -156,18 +148,6 @@ def _mapped(tree: Any, swap: dict[int, Tensor]) -> Any:
     if isinstance(tree, dict):
         return {k: _mapped(v, swap) for k, v in tree.items()}
     return tree
-
-
-def tensors_used(run: Callable[[], Any], given: Sequence[Tensor]) -> list[Tensor]:
-    """Run a step for real and report the tensors it read besides `given`.
-
-    Raises:
-        Refusal: the step changed one of them in place.
-    """
-    mode = _Used(given)
-    with mode:
-        run()
-    return list(mode.used.values())
 
 
 def user_line(files: frozenset[str]) -> Callable[[], str | None]:
@@ -227,16 +207,18 @@ def trace(
         ]
     seen: dict[str, Any] = {}
     lines: list[str | None] = []
+    followed: set[int] = set()
 
     def flat(*inputs: Tensor) -> tuple[Tensor, ...]:
         xs, states = list(inputs[: len(x)]), list(inputs[len(x) : len(rows)])
         swap = {id(t): traced for (_, t, _), traced in zip(weights, inputs[len(rows) :], strict=True)}
         lines.clear()
-        with _Swap(swap, here, lines):
+        with _Swap(swap, here, lines, followed), Exact():
             y_spec, y, new = call(xs, states)
         results = [t if isinstance(t, Tensor) else torch.as_tensor(t) for t in (*y, *new)]
         seen.setdefault("y", (y_spec, len(y)))
         seen.setdefault("grad", [t.requires_grad for t in results])
+        seen.setdefault("flow", [_leads_to(t, inputs) for t in results])
         return tuple(t.clone() for t in results)
 
     try:
@@ -271,8 +253,33 @@ def trace(
         n_y=n_y,
         y_spec=y_spec,
         tangent_of=tangents,
+        followed=[place for place, t, _ in weights if id(t) in followed],
+        flow=seen["flow"],
         batch=str(batch.node.expr),  # pyright: ignore[reportAttributeAccessIssue]
     )
+
+
+def _leads_to(result: Tensor, inputs: Sequence[Tensor]) -> tuple[int, ...]:
+    """Which inputs autograd's graph of a result leads back to, whatever gradient flows there."""
+    if not result.requires_grad:
+        return ()
+    leaves = {id(t): i for i, t in enumerate(inputs) if t.grad_fn is None}
+    made = {(t.grad_fn, t.output_nr): i for i, t in enumerate(inputs) if t.grad_fn is not None}
+    if result.grad_fn is None:
+        return (leaves[id(result)],) if id(result) in leaves else ()
+    found: set[int] = set()
+    seen: set[Any] = set()
+    todo: list[Any] = [(result.grad_fn, result.output_nr)]
+    while todo:
+        node, number = todo.pop()
+        if (node, number) in made:
+            found.add(made[node, number])
+        elif node not in seen:
+            seen.add(node)
+            if id(getattr(node, "variable", None)) in leaves:
+                found.add(leaves[id(node.variable)])
+            todo.extend(edge for edge in node.next_functions if edge[0] is not None)
+    return tuple(sorted(found))
 
 
 @contextlib.contextmanager
@@ -343,10 +350,22 @@ def _check_guards(env: Any, batch: Any) -> None:
             )
 
 
+_MOST_ROWS = 1 << 40  # more than any memory holds
+
+
 def _harmless(expr: Any, symbol: Any) -> bool:
-    """True for a condition that every batch size from 1 on meets, but for sizes no memory holds."""
+    """True for a condition that every batch size from 2 on meets, up to sizes that no memory holds.
+
+    It can change only near a number that follows from its constants: those, their quotients and roots.
+    """
+    named = {abs(int(c)) for c in expr.atoms() if getattr(c, "is_Integer", False)} - {0}
+    named |= {abs(int(c)) for c in expr.atoms() if getattr(c, "is_number", False) and c.is_finite} - {0}
+    near = named | {a // b for a in named for b in named} | {a * b for a in named for b in named}
+    near |= {isqrt(c) for c in near} | {round(c ** (1 / 3)) for c in near if c < _MOST_ROWS**3}
+    sizes = {*range(2, 70), *(1 << k for k in range(41)), *(10**k for k in range(13)), 99991}
+    sizes |= {c + d for c in near for d in range(-2, 3)}
     try:
-        return all(bool(expr.subs(symbol, n)) for n in (*range(2, 70), 127, 128, 1000, 4096, 99991))
+        return all(bool(expr.subs(symbol, n)) for n in sorted(sizes) if 2 <= n < _MOST_ROWS)
     except TypeError:
         return False
 

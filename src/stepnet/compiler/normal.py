@@ -109,7 +109,8 @@ class Builder:
         inputs, attrs = self._through(op, tuple(inputs), attrs)
         if same := self._identity(op, inputs, shape, attrs):
             return same
-        key = (op, inputs, tuple(shape), dtype, kind, tuple(attrs.items()))
+        told = repr(attrs) if op == "full" else tuple(attrs.items())  # 0.0 is not -0.0, and NaN is NaN
+        key = (op, inputs, tuple(shape), dtype, kind, told)
         if op not in ("rand", "randn", "opaque"):
             try:
                 if key in self._known:
@@ -327,11 +328,13 @@ def arguments(
 @dataclass(frozen=True)
 class Joint:
     """The joint graph; `results` are y leaves, new states, gradients (None: no gradient flows), and
-    `constants` are tensors the step made from Python values, which are parameters too."""
+    `constants` are tensors the step made from Python values, which are parameters too. `flow`: for each y
+    leaf and new state the inputs (x, states, weights) that autograd leads back to."""
 
     graph: Graph
     results: tuple[str | None, ...]
     constants: dict[str, Tensor]
+    flow: tuple[tuple[int, ...], ...] = ()
 
 
 def normalise(captured: Captured, names: Sequence[str]) -> Joint:
@@ -369,7 +372,7 @@ def normalise(captured: Captured, names: Sequence[str]) -> Joint:
     final = [None if ref is None else _result(builder, ref) for ref in results]
     live = tuple(name for name in final if name is not None)
     graph = Graph("step", tuple(parameters), tuple(builder.nodes), live, builder.values)
-    return Joint(graph.with_nodes(graph.needed(live)), tuple(final), builder.constants)
+    return Joint(graph.with_nodes(graph.needed(live)), tuple(final), builder.constants, tuple(captured.flow))
 
 
 def _parameter(builder: Builder, name: str, meta: Any) -> Ref:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from stepnet.ir.ops import RANDOM
 from stepnet.ir.plan import LoopPlan, Plan
 
-from .capture import Captured, Example, trace
+from .capture import Example, trace
 from .fission import fission
 from .normal import Joint, normalise
 from .probe import ROWS, check_opaque
@@ -40,7 +40,8 @@ class Signature:
 class Compiled:
     """Plans of one step: `fused` for generated code, `hoisted` for torch ops.
 
-    `y_spec` is the structure of y; `weights` are the places of the weights among what the step reaches.
+    `y_spec` is the structure of y; `weights` are the places of the weights among what the step reaches;
+    `followed`, those of weights that the trace met.
     """
 
     fused: Plan
@@ -49,6 +50,7 @@ class Compiled:
     constants: dict[str, Tensor]
     y_spec: Any
     weights: list[int]
+    followed: list[int] = field(default_factory=list)
 
 
 def compile_step(
@@ -80,8 +82,21 @@ def compile_step(
     """
     states = tuple(replace(e, grad=e.grad and e.dtype.is_floating_point) for e in signature.states)
     captured = trace(call, signature.x, states, weights, here=here)
-    weight_names = tuple(f"w{i}" for i in range(len(weights)))
-    joint = normalise(captured, (*signature.x_names, *signature.state_names, *weight_names))
+    joint = normalise(captured, parameter_names(signature, weights))
+    check_opaque(joint.graph, bind, samples(joint, weights, sample))
+    joint = replace(joint, graph=reassociate(joint.graph, signature.state_names))
+    return replace(finish(joint, signature, weights, captured.y_spec), followed=captured.followed)
+
+
+def parameter_names(signature: Signature, weights: Sequence[Any]) -> tuple[str, ...]:
+    """What the joint graph calls its inputs, before tangents and constants."""
+    return (*signature.x_names, *signature.state_names, *(f"w{i}" for i in range(len(weights))))
+
+
+def samples(
+    joint: Joint, weights: Sequence[tuple[int, Tensor, bool]], sample: Sequence[Tensor]
+) -> dict[str, Tensor]:
+    """A value of a few rows for each parameter of the joint graph."""
     inputs = (*sample, *(tensor.detach() for _, tensor, _ in weights))
     given = dict(zip(joint.graph.parameters, inputs, strict=False)) | joint.constants
     with sample[0].device:
@@ -89,30 +104,41 @@ def compile_step(
             if name not in given:  # a tangent
                 value = joint.graph.values[name]
                 given[name] = torch.ones((ROWS, *value.shape), dtype=getattr(torch, value.dtype))
-        check_opaque(joint.graph, bind, given)
-    joint = replace(joint, graph=reassociate(joint.graph, signature.state_names))
+    return given
+
+
+def finish(
+    joint: Joint, signature: Signature, weights: Sequence[tuple[int, Tensor, bool]], y_spec: Any
+) -> Compiled:
+    """All that follows from the joint graph.
+
+    Raises:
+        Refusal: a pass declines the step.
+    """
+    names = parameter_names(signature, weights)
+    weight_names = names[len(names) - len(weights) :]
+    tangents = joint.graph.parameters[len(names) : len(joint.graph.parameters) - len(joint.constants)]
+    tangent_of = [int(name.removeprefix("d_")) for name in tangents]
     wanted = [*(e.grad for e in signature.x), *signature.boots, *(grad for _, _, grad in weights)]
     halves = split(
-        joint, signature.x_names, signature.state_names, weight_names, captured.n_y,
-        captured.tangent_of, wanted,
-    )  # fmt: skip
+        joint, signature.x_names, signature.state_names, weight_names, y_spec.count, tangent_of, wanted
+    )
     return Compiled(
-        fused=_plan(signature, weight_names, captured, joint, halves, fuse=True),
-        hoisted=_plan(signature, weight_names, captured, joint, halves, fuse=False),
+        fused=_plan(signature, weight_names, joint, halves, y_spec.count, fuse=True),
+        hoisted=_plan(signature, weight_names, joint, halves, y_spec.count, fuse=False),
         joint=joint,
         constants=joint.constants,
-        y_spec=captured.y_spec,
-        weights=captured.weights,
+        y_spec=y_spec,
+        weights=[place for place, _, _ in weights],
     )
 
 
 def _plan(
-    signature: Signature, weights: tuple[str, ...], captured: Captured, joint: Joint, halves: Halves,
-    *, fuse: bool,
+    signature: Signature, weights: tuple[str, ...], joint: Joint, halves: Halves, n_y: int, *, fuse: bool
 ) -> Plan:  # fmt: skip
     direct = tuple(n for n in halves.kept if n not in halves.shifted)
     results = halves.forward.results
-    y = results[: captured.n_y]
+    y = results[:n_y]
     forward = fission(halves.forward, halves.forward_carries, tuple(dict.fromkeys((*y, *direct))), fuse=fuse)
     backward: LoopPlan | None = None
     if halves.backward is not None:
@@ -125,10 +151,11 @@ def _plan(
         states=signature.state_names,
         weights=(*weights, *joint.constants),
         y=y,
-        new_states=results[captured.n_y :],
+        new_states=results[n_y:],
         kept=halves.kept,
         shifted=halves.shifted,
         tangents=halves.tangents,
         gradients=halves.gradients,
         random=any(node.op in RANDOM for node in joint.graph.nodes),
+        flow=joint.flow,
     )

@@ -22,7 +22,9 @@ import torch
 
 from stepnet.data.tree import Spec
 
-from .reach import FOREIGN, Same
+from .code_facts import Facts
+from .survey import Same, Survey
+from .trust import FOREIGN
 
 _PACKAGE = Path(__file__).parents[1]
 _PLAIN = (int, float, complex, str, bytes, type(None), type(Ellipsis), torch.dtype, torch.device)
@@ -63,6 +65,16 @@ def _feed(put: Callable[[bytes], None], value: Any) -> None:
             _feed(put, item)
     elif isinstance(value, frozenset):  # a constant of code, `x in {1, 2}`
         put(f"set {sorted(map(repr, value))};".encode())
+    elif isinstance(value, Facts):
+        _feed(put, value.code)
+    elif isinstance(value, Survey):
+        owner = value.owner
+        _feed(put, owner.__name__)
+        if isinstance(owner, type) and value.names is None:  # as torch has it, but for these
+            own = f"{owner.__qualname__}."
+            _feed(put, [(n, _described(h.value)) for n, h in value.held if not _as_written(own, n, h.value)])
+        else:
+            _feed(put, [(name, _described(held.value)) for name, held in value.held])
     elif isinstance(value, types.CodeType):
         _feed(put, tuple(getattr(value, name) for name in _CODE))
     elif isinstance(value, Spec):
@@ -73,6 +85,25 @@ def _feed(put: Callable[[bytes], None], value: Any) -> None:
         put(f"object {_foreign_name(value.value)};".encode())
     else:
         raise _Unknown
+
+
+def _as_written(prefix: str, name: str, value: Any) -> bool:
+    """Whether a class's attribute is a function under its own name, or no function."""
+    inner = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+    if isinstance(inner, types.FunctionType):
+        return inner.__qualname__ == prefix + name
+    return not isinstance(value, _PLAIN)
+
+
+def _described(value: Any) -> Any:
+    """A function, class or constant of torch or math as plain values."""
+    if isinstance(value, types.FunctionType):
+        return "function", value.__code__
+    if isinstance(value, (types.BuiltinFunctionType, types.ModuleType)):
+        return type(value).__name__, value.__name__
+    if isinstance(value, (property, staticmethod, classmethod)):
+        return type(value).__name__, _described(value.fget if isinstance(value, property) else value.__func__)
+    return type(value).__name__ if hasattr(value, "__objclass__") else value
 
 
 def _name(kind: type) -> str:

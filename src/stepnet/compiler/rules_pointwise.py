@@ -131,12 +131,24 @@ def _minimum(b: Builder, x: Any, y: Any) -> Any:
     return b.pointwise("minimum", [x, y])
 
 
+def _bound(b: Builder, x: Ref, op: str, number: Any) -> Ref:
+    """A number where x is beyond it. A choice, for maximum and minimum may turn -0.0 to 0.0."""
+    x = b.cast(x, b.meta_dtype())
+    value = b.values[x.name]
+    limit = b.full(number, (), value.dtype)
+    beyond = b.emit("lt" if op == "maximum" else "gt", (x.name, limit), value.shape, "bool")
+    return Ref(b.emit("where", (beyond, limit, x.name), value.shape, value.dtype), x.bdim, x.fold)
+
+
 @rule("clamp", "clamp_min", "clamp_max")
 def _clamp(b: Builder, x: Any, low: Any = None, high: Any = None) -> Any:
     out = x
-    if low is not None:
-        out = b.pointwise("maximum", [out, low])
-    return out if high is None else b.pointwise("minimum", [out, high])
+    for op, limit in (("maximum", low), ("minimum", high)):
+        if isinstance(limit, (int, float)) and limit == limit:
+            out = _bound(b, out, op, limit)
+        elif limit is not None:
+            out = b.pointwise(op, [out, limit])
+    return out
 
 
 @rule("pow")
@@ -152,6 +164,8 @@ def _pow(b: Builder, x: Any, y: Any) -> Any:
             return b.pointwise("rsqrt", [x])
         if y == -1:
             return b.pointwise("reciprocal", [x])
+        if y == -2:  # as torch has it: 0 where the square overflows
+            return b.pointwise("reciprocal", [b.pointwise("mul", [x, x])])
         if y == 3:
             return b.pointwise("mul", [b.pointwise("mul", [x, x]), x])
     return b.pointwise("pow", [x, y])

@@ -53,13 +53,21 @@ def _mean(b: Builder, x: Ref, dims: Any = None, keepdim: bool = False, dtype: An
         raise Refusal("a mean over the rows: the step mixes rows", line=b.line)
     value = b.values[x.name]
     count = value.size // max(b.values[out.name].size, 1)
-    number = b.full(1.0 / count, (), b.values[out.name].dtype)
+    number = b.full(count, (), b.values[out.name].dtype)
     done = b.values[out.name]
-    return Ref(b.emit("mul", (out.name, number), done.shape, done.dtype), out.bdim, out.fold)
+    return Ref(b.emit("div", (out.name, number), done.shape, done.dtype), out.bdim, out.fold)
+
+
+@rule("std.correction")
+def _std(b: Builder, x: Ref, dims: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
+    return _var(b, x, dims, correction=correction, keepdim=keepdim, is_std=True)
 
 
 @rule("var.correction", "var_mean.correction")
-def _var(b: Builder, x: Ref, dims: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
+def _var(
+    b: Builder, x: Ref, dims: Any = None, *, correction: Any = None, keepdim: bool = False,
+    is_std: bool = False,
+) -> Any:  # fmt: skip
     meta = b.meta
     pair = isinstance(meta, (tuple, list))
     value = b.values[x.name]
@@ -71,23 +79,50 @@ def _var(b: Builder, x: Ref, dims: Any = None, *, correction: Any = None, keepdi
     own = tuple(sorted(feature_dim(b, x, d) for d in wanted))
     kept = [1 if i in own else s for i, s in enumerate(value.shape)]
     count = value.size // max(product(kept), 1)
+    free = max(count - (1 if correction is None else correction), 0)
 
-    def scaled(name: str, number: float) -> str:
-        return b.emit("mul", (name, b.full(number, (), value.dtype)), b.values[name].shape, value.dtype)
+    def average(name: str, number: float) -> str:
+        total = b.emit("sum", (name,), kept, value.dtype, dims=own)
+        return b.emit("div", (total, b.full(number, (), value.dtype)), kept, value.dtype)
 
-    mean = scaled(b.emit("sum", (x.name,), kept, value.dtype, dims=own), 1.0 / count)
-    centred = b.emit("sub", (x.name, mean), value.shape, value.dtype)
+    # from the first element: equal numbers then have no variance at all, and huge ones a finite mean
+    first = x.name
+    for dim in own:
+        shape = [1 if i == dim else s for i, s in enumerate(b.values[first].shape)]
+        first = b.emit("slice", (first,), shape, value.dtype, dim=dim, start=0, end=1, step=1)
+    shifted = b.emit("sub", (x.name, first), value.shape, value.dtype)
+    scale: str | None = None
+    mean = first
+    if value.dtype == "float32" and not pair and value.size:  # torch squares such numbers as doubles
+        scale = _largest(b, shifted, own, kept)
+        shifted = b.emit("div", (shifted, scale), value.shape, value.dtype)
+        around = (shifted, average(shifted, count))
+    else:
+        mean = b.emit("add", (first, average(shifted, count)), kept, value.dtype)
+        around = (x.name, mean)
+    centred = b.emit("sub", around, value.shape, value.dtype)
     squares = b.emit("mul", (centred, centred), value.shape, value.dtype)
-    free = count - (1 if correction is None else correction)
-    var = scaled(
-        b.emit("sum", (squares,), kept, value.dtype, dims=own), 1.0 / free if free > 0 else float("nan")
-    )
+    out = average(squares, free)
+    if is_std:
+        out = b.emit("sqrt", (out,), kept, value.dtype)
+    for factor in [] if scale is None else [scale] if is_std else [scale, scale]:
+        out = b.emit("mul", (out, factor), kept, value.dtype)
     shape = b.row_shape(b.meta.shape, b.batch_at(b.meta.shape)[0])
     at = x.bdim
     if at is not None and not keepdim:
         at -= sum(d % rank < at for d in wanted)
-    refs = [b.result(b.reshape(name, shape), at) for name in (var, mean)]
-    return refs if pair else refs[0]
+    found = b.result(b.reshape(out, shape), at)
+    return [found, b.result(b.reshape(mean, shape), at)] if pair else found
+
+
+def _largest(b: Builder, name: str, dims: tuple[int, ...], kept: list[int]) -> str:
+    """The largest magnitude over some dimensions; 1 where all is zero."""
+    value = b.values[name]
+    size = b.emit("abs", (name,), value.shape, value.dtype)
+    most = b.emit("amax", (size,), kept, value.dtype, dims=dims)
+    zero, one = b.full(0.0, (), value.dtype), b.full(1.0, (), value.dtype)
+    hit = b.emit("eq", (most, zero), kept, "bool")
+    return b.emit("where", (hit, one, most), kept, value.dtype)
 
 
 @rule("amax")

@@ -58,7 +58,7 @@ def split(
     carries = tuple(Carry(p, r) for p, r in zip(states, new, strict=True) if r is not None)
     forward = Graph("forward", parameters, tuple(forward_nodes), (*y, *new), values)  # pyright: ignore
     if not tangent_of:
-        none = (None,) * len(parameters)
+        none = (None,) * (len(x) + len(states) + len(weights))
         return Halves(forward, None, carries, (), (), (), (None,) * n_out, none, ())
 
     tangents: list[str | None] = [None] * n_out

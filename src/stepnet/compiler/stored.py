@@ -1,69 +1,365 @@
-"""A compiled step as bytes, and back. Only records of this package and plain values are read."""
+"""A compiled step as bytes, and back.
+
+Only what the trace gave is kept, as JSON: the joint graph, the numbers that the step made of Python values,
+the structure of y. All else follows from it and is made again. What is read is input from outside: every
+name, op, attribute, dtype and call is held against the closed list it comes from, then the graph against the
+rules of the IR, then calls without a rule against what they give on sample rows. The engine then holds the
+plan against the plain loop, as it does with a new one.
+"""
 
 from __future__ import annotations
 
-import io
-import pickle
+import json
+import re
+from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from stepnet.data.tree import LEAF, Spec
+from stepnet.errors import GraphError, Refusal
+from stepnet.ir.graph import ITEM_SIZE, Graph, Node, Value
+from stepnet.ir.ops import OPS, RANDOM
+from stepnet.ir.verify import verify
+
+from .known_calls import known_call
 from .normal import Joint
-from .pipeline import Compiled
+from .pipeline import Compiled, Signature, finish, parameter_names, samples
+from .probe import ROWS, check_opaque
 
-_RECORDS = {
-    "stepnet.ir.graph": {"Graph", "Node", "Value"},
-    "stepnet.ir.plan": {"Carry", "LoopPlan", "Plan", "Region"},
-    "stepnet.data.tree": {"Spec"},
-    "builtins": {"tuple", "list", "dict", "type"},  # type(None) is kept as a call
+_MOST_NUMBERS = 1 << 16  # in tensors that a step makes of Python values
+_MOST_NODES = 1 << 13
+_MOST_BYTES = 1 << 28  # of all values for a few rows, or 16 times what the step is given
+_LARGEST = (1 << 63) - 1
+_TEXT = 1000  # the longest name or line
+_KINDS = ("row", "shared", "sum")
+_TREES: dict[str, type] = {"tuple": tuple, "list": list, "dict": dict, "None": type(None)}
+_ATTRS: dict[str, dict[str, str]] = {
+    **{op: {"dims": "places"} for op in ("sum", "amax", "amin", "permute", "flip")},
+    **{op: {"dim": "place or none"} for op in ("argmax", "argmin")},
+    **{op: {"dim": "place"} for op in ("cat", "gather")},
+    "slice": {"dim": "place", "start": "place", "end": "place", "step": "place"},
+    "matmul_tn": {"batch": "place"},
+    "embed_grad": {"padding": "whole"},
+    "full": {"value": "number"},
+    "iota": {"start": "number", "step": "number"},
+    "opaque": {"target": "call", "args": "templates", "kwargs": "named templates"},
 }
-_MOST = 1 << 16  # numbers in tensors that a step makes of Python values
+_TORCH = {**{name: getattr(torch, name) for name in ITEM_SIZE}, "strided": torch.strided} | {
+    name: getattr(torch, name) for name in ("contiguous_format", "preserve_format")
+}
+_MADE = re.compile(r"v[0-9]+")
+_SUM = re.compile(r"(_s[0-9]+)+$")  # what reassociate appends to a name
+_CONSTANT = re.compile(r"const_[A-Za-z0-9_]{1,100}")
+
+Weights = Sequence[tuple[int, Tensor, bool]]
 
 
 class NoPlan(Exception):
-    """Bytes that hold no compiled step."""
+    """Bytes that hold no plan for this step."""
 
 
-def dump(compiled: Compiled) -> bytes | None:
+def dump(
+    compiled: Compiled, signature: Signature, weights: Weights, bind: Callable[..., Any],
+    sample: Sequence[Tensor],
+) -> bytes | None:  # fmt: skip
     """The bytes; None for what `load` would not read, such as y in structures of the user's own classes."""
-    if sum(t.numel() for t in compiled.constants.values()) > _MOST:
-        return None
-    constants = {name: (str(t.dtype), t.tolist()) for name, t in compiled.constants.items()}
     joint = compiled.joint
-    found = (
-        compiled.fused, compiled.hoisted, joint.graph, joint.results, constants, compiled.y_spec,
-        compiled.weights,
-    )  # fmt: skip
-    data = pickle.dumps(found, protocol=5)
-    try:
-        load(data)
-    except NoPlan:
+    graph = joint.graph
+    if sum(t.numel() for t in compiled.constants.values()) > _MOST_NUMBERS:
         return None
-    return data
+    used = {*graph.parameters, *(n for node in graph.nodes for n in node.outputs)}
+    try:
+        found = {
+            "parameters": graph.parameters,
+            "values": [[v.name, v.kind, v.shape, v.dtype] for v in graph.values.values() if v.name in used],
+            "nodes": [[n.op, n.inputs, n.outputs, dict(n.attrs), n.line] for n in graph.nodes],
+            "results": joint.results,
+            "constants": {name: t.flatten().tolist() for name, t in compiled.constants.items()},
+            "y": _tree_out(compiled.y_spec),
+            "flow": joint.flow,
+        }
+        data = json.dumps(found, separators=(",", ":")).encode()
+        load(data, signature, weights, bind, sample)
+        return data
+    except (NoPlan, TypeError, ValueError):  # a complex number, an object, a key that is no text
+        return None
 
 
-def load(data: bytes) -> Compiled:
-    """The compiled step.
+def load(
+    data: bytes, signature: Signature, weights: Weights, bind: Callable[..., Any], sample: Sequence[Tensor]
+) -> Compiled:
+    """The compiled step; the arguments are those that `compile_step` would be given.
 
     Raises:
         NoPlan: the bytes hold something else.
     """
     try:
-        fused, hoisted, graph, results, numbers, y_spec, weights = _Reader(io.BytesIO(data)).load()
-    except (
-        Exception
-    ) as error:  # what unpickling raises on bytes that are none of its own is not listed anywhere
+        found = json.loads(data)
+        fields = ("parameters", "values", "nodes", "results", "constants", "y", "flow")
+        _check(isinstance(found, dict) and tuple(found) == fields, "its fields")
+        joint = _joint(found, signature, weights)
+        y_spec = _tree(found["y"])
+        outputs = y_spec.count + len(signature.states)
+        inputs = len(signature.x) + len(signature.states) + len(weights)
+        training = any(grad for _, _, grad in weights) or any(e.grad for e in signature.x)
+        training |= any(signature.boots)
+        _check(len(joint.results) == outputs + (inputs if training else 0), "how many results there are")
+        _check(_flow_fits(joint.flow, outputs, inputs if training else 0), "how gradients flow")
+        _check(training == any(name.startswith("d_") for name in joint.graph.parameters), "its gradients")
+        verify(joint.graph, "joint")
+        if any(node.op == "opaque" for node in joint.graph.nodes):
+            _try(joint, weights, bind, sample)
+        return finish(joint, signature, weights, y_spec)
+    except (Refusal, GraphError, ValueError, RecursionError, RuntimeError, OverflowError) as error:
         raise NoPlan(str(error)) from error
-    constants = {
-        name: torch.tensor(values, dtype=getattr(torch, dtype.removeprefix("torch.")))
-        for name, (dtype, values) in numbers.items()
-    }
-    joint = Joint(graph, results, constants)
-    return Compiled(fused, hoisted, joint, constants, y_spec, weights)
 
 
-class _Reader(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if name in _RECORDS.get(module, ()):
-            return super().find_class(module, name)
-        raise NoPlan(f"{module}.{name} is no part of a plan")
+def _check(right: bool, what: str) -> None:
+    if not right:
+        raise NoPlan(f"{what} cannot be what a step was compiled to")
+
+
+def _joint(found: dict[str, Any], signature: Signature, weights: Weights) -> Joint:
+    constants = found["constants"]
+    _check(isinstance(constants, dict) and all(_CONSTANT.fullmatch(n) for n in constants), "its constants")
+    inputs = parameter_names(signature, weights)
+    parameters = tuple(_texts(found["parameters"]))
+    tangents = parameters[len(inputs) : len(parameters) - len(constants)]
+    _check(parameters == (*inputs, *tangents, *constants), "its inputs")
+    numbers = [int(t[2:]) for t in tangents if re.fullmatch(r"d_[0-9]{1,6}", t)]
+    _check(len(numbers) == len(tangents) and numbers == sorted(set(numbers)), "its tangents")
+    results = tuple(None if n is None else _text(n) for n in _list(found["results"]))
+    _check(not numbers or numbers[-1] < len(results) - len(inputs), "its tangents")
+    values = dict(_value(entry, parameters) for entry in _list(found["values"]))
+    _check(len(values) == len(found["values"]), "its values")
+    nodes = tuple(_node(entry, values) for entry in _list(found["nodes"]))
+    _check(len(nodes) <= _MOST_NODES, "how many ops there are")
+    _check(set(values) == {*parameters, *(n for node in nodes for n in node.outputs if n)}, "its values")
+    _ends_fit(values, signature, weights, (*tangents, *constants), results)
+    _sizes_fit(values, parameters)
+    live = tuple(name for name in results if name is not None)
+    graph = Graph("step", parameters, nodes, live, values)
+    flow = tuple(tuple(_whole(item, 0) for item in _list(entry)) for entry in _list(found["flow"]))
+    made = {name: _tensor(values[name], constants[name]) for name in constants}
+    return Joint(graph, results, made, flow)
+
+
+def _flow_fits(flow: Sequence[Sequence[int]], outputs: int, inputs: int) -> bool:
+    """One row a result, of inputs in order; none where no gradient is wanted."""
+    right = all(list(row) == sorted(set(row)) and all(i < inputs for i in row) for row in flow)
+    return right and len(flow) == outputs
+
+
+def _ends_fit(
+    values: dict[str, Value], signature: Signature, weights: Weights, others: Sequence[str],
+    results: Sequence[str | None],
+) -> None:  # fmt: skip
+    """Inputs are what the step is given now; a new state is like the state, a tangent like its result, a
+    gradient like its input."""
+
+    def seen(name: str | None) -> tuple[Any, ...] | None:
+        value = values.get(name or "")
+        return None if value is None else (value.kind == "row", value.shape, value.dtype)
+
+    inputs = parameter_names(signature, weights)
+    expected = [(True, e.shape, _name(e.dtype)) for e in (*signature.x, *signature.states)]
+    expected += [(False, tuple(t.shape), _name(t.dtype)) for _, t, _ in weights]
+    gradients = results[-len(inputs) :] if any(name.startswith("d_") for name in others) else ()
+    outputs = results[: len(results) - len(gradients)]
+    for name, wanted in zip(inputs, expected, strict=True):
+        _check(seen(name) == wanted and values[name].kind != "sum", f"'{name}'")
+    for name, result in zip(
+        signature.state_names, outputs[len(outputs) - len(signature.states) :], strict=True
+    ):
+        _check(seen(result) == seen(name), f"the new '{name}'")
+    for name, gradient in zip(inputs, gradients, strict=len(gradients) > 0):
+        _check(gradient is None or seen(gradient) == seen(name), f"the gradient of '{name}'")
+    for name in others:
+        like = outputs[int(name[2:])] if name.startswith("d_") else name
+        _check(seen(name) == seen(like), f"'{name}'")
+        _check(values[name].kind == ("row" if like is not name else "shared"), f"'{name}'")
+
+
+def _sizes_fit(values: dict[str, Value], parameters: Sequence[str]) -> None:
+    """What a run takes is bounded by what it is given; products of sizes stay numbers of C."""
+    total = sum(value.bytes * (ROWS + 1 if value.kind == "row" else 1) for value in values.values())
+    given = sum(values[name].bytes for name in parameters)
+    _check(total <= max(_MOST_BYTES, 16 * given), "the size of its values")
+
+
+def _try(joint: Joint, weights: Weights, bind: Callable[..., Any], sample: Sequence[Tensor]) -> None:
+    """Run the graph on a few rows: calls that no rule knows give what is declared, and do not mix rows."""
+    graph = joint.graph
+    given = samples(joint, weights, sample)
+    values = dict(given)
+    with torch.no_grad():
+        for node in graph.nodes:
+            try:
+                out = bind(graph, node)(*(values[name] for name in node.inputs), rows=ROWS)
+            except (TypeError, LookupError, ArithmeticError) as error:  # what torch makes of wrong arguments
+                raise NoPlan(f"'{node.op}' does not run: {error}") from error
+            outs = [out] if len(node.outputs) == 1 else list(out)
+            _check(len(outs) == len(node.outputs), f"what '{node.op}' gives")
+            for name, tensor in zip(node.outputs, outs, strict=True):
+                if name:
+                    value = graph.values[name]
+                    shape = (ROWS, *value.shape) if value.kind == "row" else value.shape
+                    right = isinstance(tensor, Tensor) and tuple(tensor.shape) == shape
+                    _check(right and _name(tensor.dtype) == value.dtype, f"what '{node.op}' gives")
+                    values[name] = tensor
+        check_opaque(graph, bind, given)
+
+
+# ---- one thing after the other
+
+
+def _list(found: Any) -> list[Any]:
+    _check(isinstance(found, list), "a list")
+    return found
+
+
+def _text(found: Any) -> str:
+    _check(isinstance(found, str) and len(found) <= _TEXT, "a name")
+    return found
+
+
+def _texts(found: Any) -> list[str]:
+    return [_text(item) for item in _list(found)]
+
+
+def _whole(found: Any, least: int = -_LARGEST) -> int:
+    _check(type(found) is int and least <= found <= _LARGEST, "a whole number")
+    return found
+
+
+def _number(found: Any) -> bool | int | float:
+    _check(type(found) in (bool, float) or (type(found) is int and abs(found) <= _LARGEST), "a number")
+    return found
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _value(entry: Any, parameters: Sequence[str]) -> tuple[str, Value]:
+    _check(isinstance(entry, list) and len(entry) == 4, "a value")
+    name, kind, shape, dtype = entry
+    base = _SUM.sub("", _text(name))
+    _check(
+        name in parameters or base in parameters or _MADE.fullmatch(base) is not None, "the name of a value"
+    )
+    _check(_text(kind) in _KINDS and _text(dtype) in ITEM_SIZE, f"'{name}'")
+    return name, Value(name, kind, tuple(_whole(size, 0) for size in _list(shape)), dtype)
+
+
+def _node(entry: Any, values: dict[str, Value]) -> Node:
+    _check(isinstance(entry, list) and len(entry) == 5, "an op")
+    op, inputs, outputs, attrs, line = entry
+    _check(isinstance(op, str) and op in OPS and op not in RANDOM, "an op")
+    kinds = _ATTRS.get(op, {})
+    _check(isinstance(attrs, dict) and tuple(attrs) == tuple(kinds), f"the attributes of '{op}'")
+    node = Node(
+        op,
+        tuple(_texts(inputs)),
+        tuple(_texts(outputs)),
+        tuple((key, _attribute(attrs[key], kind)) for key, kind in kinds.items()),
+        None if line is None else _text(line),
+    )
+    _check(all(name in values for name in (*node.inputs, *filter(None, node.outputs))), f"what '{op}' reads")
+    if op == "opaque":
+        _small(node, values)
+    return node
+
+
+def _attribute(found: Any, kind: str) -> Any:
+    if kind == "place":
+        return _whole(found, 0)
+    if kind == "places":
+        return tuple(_whole(item, 0) for item in _list(found))
+    if kind == "place or none":
+        return None if found is None else _whole(found, 0)
+    if kind == "whole":
+        return _whole(found)
+    if kind == "number":
+        return _number(found)
+    if kind == "call":
+        _check(known_call(_text(found)) is not None, "a torch call")
+        return found
+    if kind == "templates":
+        return tuple(_template(item) for item in _list(found))
+    named = [_list(item) for item in _list(found)]
+    _check(all(len(item) == 2 for item in named), "an argument")
+    return tuple((_text(key), _template(item)) for key, item in named)
+
+
+def _template(found: Any) -> tuple[str, Any]:
+    """An argument of a torch call."""
+    _check(isinstance(found, list) and len(found) == 2, "an argument")
+    kind, content = found
+    if kind == "input":
+        return kind, _whole(content, 0)
+    if kind == "list":
+        return kind, tuple(_template(item) for item in _list(content))
+    if kind == "torch":
+        _check(isinstance(content, str) and content in _TORCH, "an argument")
+        return kind, content
+    if kind == "device":
+        _check(content == "cpu", "a device")
+        return kind, content
+    _check(kind == "value", "an argument")
+    # what a text says is torch's to check, as it is when a step says it
+    return kind, content if content is None else _text(content) if isinstance(content, str) else _number(
+        content
+    )
+
+
+def _small(node: Node, values: dict[str, Value]) -> None:
+    """Numbers a call is given are no larger than the sizes at hand: it makes nothing huge of small values."""
+    at_hand = [values[name] for name in (*node.inputs, *filter(None, node.outputs))]
+    most = max(16, *(size for value in at_hand for size in value.shape), 0)
+    most_of_all = max(1 << 12, *(value.size for value in at_hand))
+
+    def walk(template: tuple[str, Any]) -> None:
+        kind, content = template
+        if kind == "list":
+            for item in content:
+                walk(item)
+            sizes = [max(abs(n), 1) for part, n in content if part == "value" and type(n) is int]
+            _check(prod(sizes) <= most_of_all, "an argument")
+        elif kind == "value" and type(content) is int:
+            _check(abs(content) <= most or content == _LARGEST, "an argument")
+
+    _check(bool(node.inputs), "an argument")
+    for item in (*node.attr("args"), *(item for _, item in node.attr("kwargs"))):
+        walk(item)
+
+
+def _tensor(value: Value, numbers: Any) -> Tensor:
+    numbers = [_number(item) for item in _list(numbers)]
+    _check(len(numbers) == value.size and len(numbers) <= _MOST_NUMBERS, "its constants")
+    return torch.tensor(numbers, dtype=getattr(torch, value.dtype), device="cpu").reshape(value.shape)
+
+
+def _tree_out(spec: Spec) -> Any:
+    if spec.kind is None:
+        return 0
+    name = next((name for name, kind in _TREES.items() if kind is spec.kind), None)
+    if name is None or any(type(key) not in (str, int, float, bool) for key in spec.keys):
+        raise NoPlan("y holds structures of other classes")
+    return [name, list(spec.keys), [_tree_out(child) for child in spec.children]]
+
+
+def _tree(found: Any) -> Spec:
+    if found == 0:
+        return LEAF
+    _check(isinstance(found, list) and len(found) == 3 and _text(found[0]) in _TREES, "the structure of y")
+    kind, keys, children = _TREES[found[0]], tuple(_list(found[1])), _list(found[2])
+    if kind is dict:
+        right = all(type(key) is str or _number(key) == key for key in keys) and len(set(keys)) == len(keys)
+    else:
+        right = keys == tuple(range(len(keys))) and (kind is not type(None) or not keys)
+    _check(right and len(keys) == len(children), "the structure of y")
+    return Spec(kind, keys, tuple(_tree(child) for child in children))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 
+from stepnet.data.filling import fills, indexed
 from stepnet.data.lod import LoDTensor
-from stepnet.data.recording import StandIn, recordable
+from stepnet.data.recording import UNKNOWN, InFrame, StandIn, recordable
 from stepnet.data.steps import Steps
 from stepnet.data.unpack import join, pack, unpack
 from stepnet.data.values import Value, axis_of, check_fit, copy, describe, integer, rows
@@ -20,9 +22,11 @@ class TensorArray:
     """An array whose places hold tensors or LoDTensors, one per step of a loop.
 
     It is cut from a tensor with `unstack`, from a LoDTensor with `unpack`, or filled with `write`; `stack`,
-    `concat` and `pack` join it again. All of these are differentiable, and reading T steps costs O(T),
-    forward and backward: the steps are views made by one `unbind` or one `split`, whose gradient is one join.
-    (Indexing a tensor T times costs O(T^2) in backward: each gradient is a zero tensor of the full size.)
+    `concat` and `pack` join it again. `unstack` and `unpack` fill the array that they are called on; called
+    on the class, `TensorArray.unstack(x)`, they make one. All of these are differentiable, and reading T
+    steps costs O(T), forward and backward: the steps are views made by one `unbind` or one `split`, whose
+    gradient is one join. (Indexing a tensor T times costs O(T^2) in backward: each gradient is a zero tensor
+    of the full size.)
 
     An index is an int or a tensor with one integer. Negative indices are errors, they never wrap: a loop
     reads `states[step - 1]`, and at step 0 that must not be the last state.
@@ -49,8 +53,8 @@ class TensorArray:
     torch.Size([2, 3])
     """
 
-    # What stands for this array where it is recorded, not run: an item of a tape.
-    deferred: StandIn | None = None
+    # What stands for this array where it is recorded, not run: an item of a tape, a value inside a frame.
+    deferred: StandIn | InFrame | None = None
 
     @recordable
     def __init__(self, size: int | Tensor = 0, *, unstack_from: Tensor | None = None) -> None:
@@ -74,21 +78,28 @@ class TensorArray:
                 )
             self._cut(unstack_from, 0)
 
-    @staticmethod
-    def unstack(tensor: Tensor, axis: int = 0) -> TensorArray:
+    @fills()
+    @recordable
+    def unstack(self, tensor: Tensor, axis: int = 0) -> TensorArray:
         """Cut a tensor of rank R along `axis` into tensors of rank R - 1, one per place.
 
-        The values are views of `tensor`, made by one `unbind`.
+        `array.unstack(x)` fills the array, over all that it held; `TensorArray.unstack(x)` makes one. The
+        values are views of `tensor`, made by one `unbind`.
+
+        Returns:
+            The array.
 
         Raises:
-            ArrayError: `tensor` is a LoDTensor (see `unpack`), or has no such axis.
+            ArrayError: `tensor` is a LoDTensor (see `unpack`), or has no such axis. The array stays as it is.
 
         >>> TensorArray.unstack(torch.arange(6).reshape(2, 3), axis=1)[2]
         tensor([2, 5])
+        >>> array = TensorArray()
+        >>> array.unstack(torch.arange(6).reshape(2, 3)).size(), array[1]
+        (2, tensor([3, 4, 5]))
         """
-        array = TensorArray()
-        array._cut(tensor, axis)
-        return array
+        self._cut(tensor, axis)
+        return self
 
     def _cut(self, tensor: Tensor, axis: int) -> None:
         if isinstance(tensor, LoDTensor):
@@ -103,8 +114,8 @@ class TensorArray:
             raise ArrayError(
                 "TensorArray.unstack: a tensor of rank 0 has no axis to cut", got=describe(tensor)
             )
-        if axis:
-            axis = axis_of(axis, tensor.dim(), "TensorArray.unstack", describe(tensor))
+        axis = axis_of(axis, tensor.dim(), "TensorArray.unstack", describe(tensor))
+        self._clear()
         if axis == 0:
             self._put(0, Steps(tensor))
         else:
@@ -112,13 +123,18 @@ class TensorArray:
         if not self._size:
             self._pattern = tensor.sum(axis, dtype=tensor.dtype)  # over an axis of length 0: keeps the graph
 
+    def _clear(self) -> None:
+        """Hold nothing, before all of it is filled."""
+        self._written, self._joined, self._size = {}, None, 0
+        self._pattern = self._steps = None
+
     def _fill(self, values: Sequence[Value]) -> None:
         self._written = dict(enumerate(values))
         self._size = len(values)
 
     def _put(self, start: int, steps: Steps) -> None:
         """Write consecutive places from index `start` on."""
-        count = len(steps.whole())
+        count = steps.whole().shape[0]
         self._written = self._values
         self._joined = (start, steps) if count else None
         self._steps = steps if start == 0 and 0 < count >= self._size else None
@@ -144,12 +160,12 @@ class TensorArray:
         return self._size
 
     def __len__(self) -> int:
-        if self.deferred is not None:
+        if self.deferred is not None and not isinstance(self.deferred, InFrame):
             raise ArrayError(
                 "TensorArray: this array is on a tape, and its length is known when the tape is played",
                 remedy="size() gives an item of the tape",
             )
-        return self._size
+        return operator.index(self.size())
 
     def __copy__(self) -> TensorArray:
         """A second array of the same values; writing to one leaves the other as it is."""
@@ -158,9 +174,18 @@ class TensorArray:
         twin._written = dict(self._written)
         return twin
 
+    @overload
+    def write(self, index: int | Tensor, value: Value, data_shared: bool = True) -> None: ...
+
+    @overload
+    def write(self, value: Value, data_shared: bool = True) -> None: ...
+
+    @indexed
     @recordable
-    def write(self, index: int | Tensor, value: Value, data_shared: bool = True) -> None:
+    def write(self, index: Any, value: Any, data_shared: bool = True) -> None:
         """Put `value` at `index`, over whatever is there; an index at the end or beyond makes the array grow.
+
+        `write(value)` and `write(value, data_shared)`, without an index, put it at the end.
 
         Args:
             index: 0 or more; an int or a scalar tensor.
@@ -172,9 +197,13 @@ class TensorArray:
 
         >>> array = TensorArray()
         >>> array.write(2, torch.ones(1))
-        >>> array.size()
-        3
+        >>> array.write(torch.zeros(1))
+        >>> array.size(), array[3]
+        (4, tensor([0.]))
         """
+        self._store(index, value, data_shared)
+
+    def _store(self, index: Any, value: Any, data_shared: bool) -> None:
         place = integer(index, "TensorArray.write: index")
         if place < 0:
             raise ArrayError(
@@ -324,13 +353,17 @@ class TensorArray:
             )
         return [self.read(place) for place in range(self._size)]
 
-    @staticmethod
-    def unpack(x: LoDTensor, level: int = 0, sort_by_length: bool = True) -> tuple[TensorArray, Tensor]:
+    @fills(like=lambda *_, **__: (TensorArray(), UNKNOWN))
+    @recordable
+    def unpack(self, x: LoDTensor, level: int = 0, sort_by_length: bool = True) -> tuple[TensorArray, Tensor]:
         """Cut the sequences of one level into steps: step t holds element t of every sequence longer than t.
+
+        `array.unpack(x, level)` fills the array, over all that it held; `TensorArray.unpack(x, level)` makes
+        one.
 
         Args:
             x: values [rows, ...] with at least one level.
-            level: the level whose sequences are cut, counted from 0, the outermost.
+            level: the level whose sequences are cut, counted from 0, the outermost; -1 is the last.
             sort_by_length: True orders the sequences by length, longest first and stable, so that the
                 sequences of a step are a prefix of those of the step before; False keeps the order of x.
 
@@ -342,7 +375,8 @@ class TensorArray:
             `level` and its index in x.
 
         Raises:
-            ArrayError: x is no LoDTensor or has no such level, or an offset does not fit int32.
+            ArrayError: x is no LoDTensor or has no such level, or an offset does not fit int32. The array
+                stays as it is.
 
         Source: Paddle's "Design for TensorArray", unpack; order and values as Paddle's lod_tensor_to_array.
 
@@ -354,10 +388,10 @@ class TensorArray:
         [[3, 9, 1], [0, 3, 0], [9, 10, 2]]
         """
         values, joined, indices_map = unpack(x, integer(level, "TensorArray.unpack: level"), sort_by_length)
-        array = TensorArray()
-        array._fill(values)
-        array._pattern = joined if not values else None
-        return array, indices_map
+        self._clear()
+        self._fill(values)
+        self._pattern = joined if not values else None
+        return self, indices_map
 
     @recordable
     def pack(
@@ -370,7 +404,7 @@ class TensorArray:
         with a row per element, or LoDTensors with an entry of their outermost level per element.
 
         Args:
-            level: the level that `unpack` cut.
+            level: the level that `unpack` cut; a negative one counts from the last level of the result.
             indices_map: integers [sequences, 3], as `unpack` returned it.
             lod: offsets of the levels above `level`, outermost first; none at level 0.
 
@@ -386,5 +420,11 @@ class TensorArray:
         >>> array.pack(0, indices_map).values
         tensor([0, 1, 2, 3])
         """
+        if isinstance(level, TensorArray):
+            raise ArrayError(
+                "TensorArray.pack packs the array that it is called on",
+                got="an array as its first argument",
+                remedy="step_outputs.pack(level, indices_map), level that of unpack",
+            )
         level = integer(level, "TensorArray.pack: level")
         return pack(self._joinable("TensorArray.pack"), self._size, level, indices_map, lod)

@@ -6,13 +6,16 @@ No function loops over sequences in Python, save the one that takes a Python lis
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from stepnet.data.modes import beside, outside_modes
 from stepnet.data.offsets import brief, check_lengths, integers, offsets_of, owners, ranges
 from stepnet.data.permute import invert, permute_rows
 from stepnet.errors import LoDError
@@ -20,6 +23,7 @@ from stepnet.errors import LoDError
 DEEPEST = 32  # levels of nesting; more is a list that holds itself
 
 
+@outside_modes
 def rank_order(lengths: Tensor) -> Tensor:
     """[n] int64: the sequences by length, longest first; equal lengths keep their order.
 
@@ -38,8 +42,16 @@ def join_sequences(nested: Any) -> tuple[Tensor, list[list[int]]]:
     >>> rows.shape, lengths
     (torch.Size([9]), [[2, 1], [3, 2, 4]])
     """
-    if isinstance(nested, Tensor) or not _is_listing(nested):
-        raise LoDError("LoDTensor.from_sequences takes a list of sequences", got=brief(nested))
+    if isinstance(nested, Tensor) or _is_array(nested) or not _is_listing(nested):
+        raise LoDError(
+            "LoDTensor.from_sequences takes a list of sequences",
+            got=brief(nested),
+            remedy="list(...) of it, if its first dimension counts sequences"
+            if isinstance(nested, Tensor | np.ndarray)
+            else None,
+        )
+    nested = _listed(nested, "", 0)
+    nested = _numbers(nested, "", 0, _kind(nested))
     leaves: list[tuple[Tensor, str]] = []
     lengths: list[list[int]] = [[]]
     leaf_depth = _visit(nested, "", 0, None, leaves, lengths)
@@ -70,6 +82,57 @@ def _is_listing(node: Any) -> bool:
     return isinstance(node, Iterable) and not isinstance(node, Tensor | str | bytes | dict | set)
 
 
+def _is_array(node: Any) -> bool:
+    """Whether it holds numbers; an array of objects is a list of them."""
+    return isinstance(node, np.ndarray) and node.dtype != object
+
+
+def _is_number(node: Any) -> bool:
+    return isinstance(node, int | float | complex | np.number | np.bool_)
+
+
+def _listed(node: Any, at: str, depth: int) -> Any:
+    """Lists in place of all iterables, and tensors in place of numpy arrays."""
+    if _is_array(node):
+        try:
+            return torch.tensor(
+                np.ascontiguousarray(node, dtype=node.dtype.newbyteorder("=")).reshape(node.shape)
+            )
+        except (TypeError, ValueError) as error:
+            raise LoDError(f"LoDTensor.from_sequences: {at} holds no numbers", got=brief(node)) from error
+    if isinstance(node, Tensor) or not _is_listing(node):
+        return node
+    if depth > DEEPEST:
+        raise LoDError(f"LoDTensor.from_sequences: lists nested more than {DEEPEST} deep", got=at)
+    return [_listed(child, f"{at}[{i}]", depth + 1) for i, child in enumerate(node)]
+
+
+def _kind(node: Any) -> torch.dtype | None:
+    """What the plain numbers in the lists are together; None where there are none."""
+    if isinstance(node, bool | np.bool_):
+        return torch.bool
+    if isinstance(node, int | np.integer):
+        return torch.int64
+    if _is_number(node):
+        return torch.tensor(node).dtype
+    if not isinstance(node, list):
+        return None
+    kinds = [kind for child in node if (kind := _kind(child)) is not None]
+    return functools.reduce(torch.promote_types, kinds) if kinds else None
+
+
+def _numbers(node: Any, at: str, depth: int, kind: torch.dtype | None) -> Any:
+    """The same lists, with a tensor in place of each list of numbers."""
+    if not isinstance(node, list):
+        return node
+    if depth and node and all(_is_number(child) for child in node):
+        try:
+            return torch.tensor(node, dtype=kind)
+        except (ValueError, RuntimeError, OverflowError) as error:
+            raise LoDError(f"LoDTensor.from_sequences: {at} does not fit {kind}", got=brief(node)) from error
+    return [_numbers(child, f"{at}[{i}]", depth + 1, kind) for i, child in enumerate(node)]
+
+
 def _visit(
     node: Any,
     at: str,
@@ -98,8 +161,6 @@ def _visit(
             f"LoDTensor.from_sequences: sequence {at} must be a tensor of shape [length, ...]",
             got=brief(node),
         )
-    if depth >= DEEPEST:
-        raise LoDError(f"LoDTensor.from_sequences: lists nested more than {DEEPEST} deep", got=at)
     children = list(node)
     if depth > 0:
         lengths[depth - 1].append(len(children))
@@ -115,15 +176,25 @@ def rows_to_padded(
 ) -> Tensor:
     """[rows, ...] to [sequences, longest, ...], or [longest, sequences, ...]; the rest is padding."""
     check_fill(padding_value, values.dtype, "padding_value")
+    shape, places = _places_in_grid(lengths, batch_first)
+    flat = values.new_full((shape[0] * shape[1], *values.shape[1:]), padding_value)
+    return flat.index_copy(0, beside(places, values), values).view(*shape, *values.shape[1:])
+
+
+@outside_modes
+def _places_in_grid(lengths: Tensor, batch_first: bool) -> tuple[tuple[int, int], Tensor]:
     n, longest = len(lengths), int(lengths.max()) if len(lengths) else 0
-    owner = owners(lengths, values.shape[0])
-    place = torch.arange(values.shape[0]) - offsets_of(lengths)[owner]
-    if batch_first:
-        shape, place = (n, longest), owner * longest + place
-    else:
-        shape, place = (longest, n), place * n + owner
-    flat = values.new_full((n * longest, *values.shape[1:]), padding_value)
-    return flat.index_copy(0, place.to(values.device), values).view(*shape, *values.shape[1:])
+    owner, step = _owners_and_steps(lengths)
+    return ((n, longest), owner * longest + step) if batch_first else ((longest, n), step * n + owner)
+
+
+@outside_modes
+def _owners_and_steps(lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """For every row, its sequence and its place in it."""
+    offsets = offsets_of(lengths)
+    rows = int(offsets[-1])
+    owner = owners(lengths, rows)
+    return owner, torch.arange(rows) - offsets[owner]
 
 
 def padded_to_rows(padded: Any, lengths: Any, batch_first: bool = True) -> tuple[Tensor, Tensor]:
@@ -142,12 +213,25 @@ def padded_to_rows(padded: Any, lengths: Any, batch_first: bool = True) -> tuple
             expected=f"{n} ('padded' has shape {list(padded.shape)}, read as {axes})",
         )
     check_lengths(lengths, f"{where}: 'lengths'", longest, f" ('padded' has {longest} steps)")
-    rows = ranges(torch.arange(n) * longest, lengths)
-    return table.flatten(0, 1).index_select(0, rows.to(table.device)), lengths
+    return table.flatten(0, 1).index_select(0, beside(_rows_in_grid(lengths, longest), table)), lengths
+
+
+@outside_modes
+def _rows_in_grid(lengths: Tensor, longest: int) -> Tensor:
+    return ranges(torch.arange(len(lengths)) * longest, lengths)
 
 
 def rows_to_packed(values: Tensor, lengths: Tensor) -> PackedSequence:
     """[rows, ...] to a PackedSequence, as pack_padded_sequence(enforce_sorted=False) makes it."""
+    order, batch_sizes, rows = _step_by_step(lengths)
+    return PackedSequence(
+        values.index_select(0, beside(rows, values)), batch_sizes, beside(order, values), None
+    )
+
+
+@outside_modes
+def _step_by_step(lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The rank order, how many sequences take part in each step, and the rows in the order of steps."""
     empty = (lengths == 0).nonzero()
     if len(empty):
         raise LoDError(
@@ -159,27 +243,31 @@ def rows_to_packed(values: Tensor, lengths: Tensor) -> PackedSequence:
     longest = int(lengths.max()) if len(lengths) else 0
     ended = torch.bincount(lengths, minlength=longest + 1).cumsum(0)[:longest]
     batch_sizes = len(lengths) - ended
-    step = owners(batch_sizes, values.shape[0])
-    rank = torch.arange(values.shape[0]) - offsets_of(batch_sizes)[step]
-    rows = offsets_of(lengths)[order[rank]] + step
-    order = order.to(values.device)
-    return PackedSequence(values.index_select(0, rows.to(values.device)), batch_sizes, order, None)
+    step, rank = _owners_and_steps(batch_sizes)
+    return order, batch_sizes, offsets_of(lengths)[order[rank]] + step
 
 
 def packed_to_rows(packed: Any) -> tuple[Tensor, Tensor]:
     """A PackedSequence to rows in the order of its batch, and their lengths."""
-    where = "LoDTensor.from_packed"
     if not isinstance(packed, PackedSequence):
-        raise LoDError(f"{where} takes a PackedSequence", got=brief(packed))
+        raise LoDError("LoDTensor.from_packed takes a PackedSequence", got=brief(packed))
+    places, lengths = _packed_places(packed)
+    return packed.data.index_select(0, beside(places, packed.data)), lengths
+
+
+@outside_modes
+def _packed_places(packed: PackedSequence) -> tuple[Tensor, Tensor]:
+    """For every row in the order of the batch its place in `packed`; and the lengths of the sequences."""
+    where = "LoDTensor.from_packed"
     sizes = integers(packed.batch_sizes, f"{where}: 'batch_sizes'")
-    data = packed.data
-    if int(sizes.sum()) != data.shape[0] or bool((sizes < 1).any()) or bool((sizes.diff() > 0).any()):
+    count = packed.data.shape[0]
+    if int(sizes.sum()) != count or bool((sizes < 1).any()) or bool((sizes.diff() > 0).any()):
         raise LoDError(
             f"{where}: 'batch_sizes' must be positive, never rise, and add up to the rows of 'data'",
-            got=f"{sizes.tolist()} for {data.shape[0]} rows",
+            got=f"{sizes.tolist()} for {count} rows",
         )
     n = int(sizes[0]) if len(sizes) else 0
-    rank_in_step = torch.arange(data.shape[0]) - offsets_of(sizes)[owners(sizes, data.shape[0])]
+    _, rank_in_step = _owners_and_steps(sizes)
     lengths = torch.bincount(rank_in_step, minlength=n)
     rank = torch.arange(n)
     if packed.unsorted_indices is not None:
@@ -189,15 +277,13 @@ def packed_to_rows(packed: Any) -> tuple[Tensor, Tensor]:
                 f"{where}: 'unsorted_indices' must be an order of {n} sequences", got=rank.tolist()
             )
     lengths = lengths[rank]
-    owner = owners(lengths, data.shape[0])
-    step = torch.arange(data.shape[0]) - offsets_of(lengths)[owner]
-    place = offsets_of(sizes)[step] + rank[owner]
-    return data.index_select(0, place.to(data.device)), lengths
+    owner, step = _owners_and_steps(lengths)
+    return offsets_of(sizes)[step] + rank[owner], lengths
 
 
 def rows_to_nested(values: Tensor, offsets: Tensor) -> Tensor:
     """[rows, ...] to a jagged NestedTensor over the same memory."""
-    return torch.nested.nested_tensor_from_jagged(values, offsets=offsets.to(values.device))
+    return torch.nested.nested_tensor_from_jagged(values, offsets=beside(offsets, values))
 
 
 def nested_to_rows(nested: Any) -> tuple[Tensor, Tensor]:
@@ -225,7 +311,7 @@ def nested_to_rows(nested: Any) -> tuple[Tensor, Tensor]:
     if held is None and int(offsets[0]) == 0 and int(offsets[-1]) == values.shape[0]:
         return values, lengths
     rows = ranges(offsets[:-1], lengths)
-    return values.index_select(0, rows.to(values.device)), lengths
+    return values.index_select(0, beside(rows, values)), lengths
 
 
 def check_fill(value: float, dtype: torch.dtype, what: str) -> None:
@@ -241,7 +327,8 @@ def pack_like(packed: PackedSequence, rows: Tensor) -> PackedSequence:
 
     The inverse of `packed_to_rows`; the result keeps the sort order of `packed`.
     """
-    sizes, unsorted = packed.batch_sizes, packed.unsorted_indices
-    numbers = torch.arange(len(packed.data))
-    places, _ = packed_to_rows(PackedSequence(numbers, sizes, packed.sorted_indices, unsorted))
-    return PackedSequence(permute_rows(rows, invert(places)), sizes, packed.sorted_indices, unsorted)
+    places, _ = _packed_places(packed)
+    order = invert(places)
+    return PackedSequence(
+        permute_rows(rows, order), packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices
+    )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
@@ -14,12 +15,19 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.data import convert, pytree
+from stepnet.data.modes import beside
 from stepnet.data.offsets import LoD, brief, integers
 from stepnet.data.row_functions import call_by_rows
 from stepnet.errors import FrozenError, LoDError, LoDIndexError, RowMixError
 
 # What modules ask of a tensor before they use it.
 ABOUT_ATTRIBUTES = frozenset({"is_nested", "is_cuda", "is_cpu", "is_leaf", "is_sparse", "layout"})
+
+
+@dataclass
+class _Fields:
+    values: Tensor
+    lod: tuple[Tensor, ...]
 
 
 def _operator(name: str) -> Callable[[Any, Any], LoDTensor]:
@@ -84,6 +92,9 @@ class LoDTensor:
 
     _values: Tensor
     _lod: LoD
+    # DistributedDataParallel and fully_shard look for tensors in dataclasses, not in pytrees.
+    __dataclass_fields__: ClassVar[Any] = _Fields.__dataclass_fields__
+    __dataclass_params__: ClassVar[Any] = vars(_Fields)["__dataclass_params__"]
     __array_ufunc__ = None  # a numpy array on the left leaves the operator to us
 
     def __init__(self, values: Tensor, lod: Sequence[Any]) -> None:
@@ -130,6 +141,10 @@ class LoDTensor:
     def from_sequences(sequences: Any) -> LoDTensor:
         """A list of [length, ...] tensors, or lists of such lists: one level per depth. Differentiable.
 
+        Numpy arrays are taken as tensors, and a list of plain numbers as one of shape [length]; any iterable,
+        as the column of a table, is taken as a list. All lists of numbers are of one dtype: int64 if all are
+        whole, else ``torch.get_default_dtype()``.
+
         Rows must agree in shape, dtype and device. A list with no tensor in it gives values of shape [0]:
         where the row shape matters, write ``LoDTensor(torch.empty(0, features), [[0]])``.
 
@@ -137,6 +152,8 @@ class LoDTensor:
 
         >>> LoDTensor.from_sequences([[torch.zeros(3), torch.zeros(2)], [torch.zeros(4)]])
         LoDTensor(2 sequences, lengths [[2, 1], [3, 2, 4]], values [9] float32)
+        >>> LoDTensor.from_sequences([[1, 2], [], [3]])
+        LoDTensor(3 sequences, lengths [[2, 0, 1]], values [3] int64)
         """
         values, lengths = convert.join_sequences(sequences)
         return LoDTensor._make(values, LoD.from_lengths(lengths))
@@ -220,7 +237,7 @@ class LoDTensor:
     @property
     def lod(self) -> tuple[Tensor, ...]:
         """Offsets per level, outermost first: int64 on the CPU. Copies: writing to them changes nothing."""
-        return tuple(level.clone() for level in self._lod.levels)
+        return self._lod.copies()
 
     @property
     def lod_level(self) -> int:
@@ -261,7 +278,7 @@ class LoDTensor:
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self))
             if step != 1:
-                return self.select_sequences(torch.tensor(range(start, stop, step), dtype=torch.int64))
+                return self.select_sequences(list(range(start, stop, step)))
             levels, first, last = self._lod.span(start, max(start, stop))
             return LoDTensor._make(self._values[first:last], LoD.trusted(levels, last - first))
         place = _place(index, len(self))
@@ -287,16 +304,15 @@ class LoDTensor:
         LoDTensor(2 sequences, lengths [[3, 0]], values [3] int64)
         """
         chosen = integers(indices, "LoDTensor.select_sequences: 'indices'")
-        wrong = ((chosen < 0) | (chosen >= len(self))).nonzero()
-        if len(wrong):
-            i = int(wrong[0])
+        i = self._lod.missing(chosen)
+        if i is not None:
             raise LoDIndexError(
                 "LoDTensor.select_sequences: no such sequence",
                 got=f"{int(chosen[i])} at index {i}",
                 expected=f"0 to {len(self) - 1}" if len(self) else "none, as there are no sequences",
             )
         lod, rows = self._lod.take(chosen)
-        return LoDTensor._make(self._values.index_select(0, rows.to(self._values.device)), lod)
+        return LoDTensor._make(self._values.index_select(0, beside(rows, self._values)), lod)
 
     # Values
 
@@ -328,6 +344,17 @@ class LoDTensor:
         torch.float64
         """
         return LoDTensor._make(self._values.to(*args, **kwargs), self._lod)
+
+    def pin_memory(self) -> LoDTensor:
+        """``values.pin_memory()``: a DataLoader calls it where there is a GPU. The LoD stays as it is.
+
+        Raises what torch raises where there is none.
+        """
+        return LoDTensor._make(self._values.pin_memory(), self._lod)
+
+    def is_pinned(self) -> bool:
+        """Whether the values are in pinned memory."""
+        return self._values.is_pinned()
 
     @property
     def shape(self) -> torch.Size:

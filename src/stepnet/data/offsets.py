@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from stepnet.data.modes import outside_modes, real
 from stepnet.errors import FrozenError, LoDError
 
 
@@ -35,6 +36,7 @@ class LoD:
     rows: int
     _owner: Any
 
+    @outside_modes
     def __init__(self, levels: Sequence[Any]) -> None:
         own = tuple(
             integers(level, f"LoDTensor 'lod' level {k}") for k, level in enumerate(_outer(levels, "lod"))
@@ -52,7 +54,7 @@ class LoD:
 
     def _fill(self, levels: tuple[Tensor, ...], rows: int | None = None) -> None:
         object.__setattr__(self, "levels", levels)
-        object.__setattr__(self, "rows", int(levels[-1][-1]) if rows is None else rows)
+        object.__setattr__(self, "rows", _end(levels[-1]) if rows is None else rows)
         object.__setattr__(self, "_owner", None)
 
     @staticmethod
@@ -63,6 +65,7 @@ class LoD:
         return lod
 
     @staticmethod
+    @outside_modes
     def from_lengths(lengths: Sequence[Any]) -> LoD:
         """Lengths of every level, outermost first.
 
@@ -93,10 +96,23 @@ class LoD:
         """Sequences of the outermost level."""
         return len(self.levels[0]) - 1
 
+    @outside_modes
     def lengths(self, level: int = -1) -> Tensor:
         """[n] lengths of the sequences of one level, counted in the elements of that level."""
         return self.levels[level].diff()
 
+    @outside_modes
+    def copies(self) -> tuple[Tensor, ...]:
+        """The levels, to be given to somebody who may write to them."""
+        return tuple(level.clone() for level in self.levels)
+
+    @outside_modes
+    def missing(self, indices: Tensor) -> int | None:
+        """The first place in `indices` that names no sequence of the outermost level."""
+        wrong = ((indices < 0) | (indices >= len(self))).nonzero()
+        return int(wrong[0]) if len(wrong) else None
+
+    @outside_modes
     def owner(self) -> Tensor:
         """[rows] for every row, its sequence of the last level. Made once, so nobody may write to it."""
         found = self._owner
@@ -105,6 +121,7 @@ class LoD:
             object.__setattr__(self, "_owner", found)
         return found
 
+    @outside_modes
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
@@ -131,6 +148,7 @@ class LoD:
         """The lengths of every level, long levels cut short."""
         return "[" + ", ".join(short(self.lengths(k)) for k in range(len(self.levels))) + "]"
 
+    @outside_modes
     def difference(self, other: LoD) -> str:
         """In words, the first place where two unequal LoDs differ."""
         if len(self.levels) != len(other.levels):
@@ -145,6 +163,7 @@ class LoD:
                 return f"level {k}, sequence {i}: length {int(a[i])} against {int(b[i])}"
         return "none"
 
+    @outside_modes
     def span(self, start: int, stop: int) -> tuple[tuple[Tensor, ...], int, int]:
         """Top-level sequences start to stop: their offsets at every level, and their first and last row."""
         levels = []
@@ -154,6 +173,7 @@ class LoD:
             levels.append(part - start)
         return tuple(levels), start, stop
 
+    @outside_modes
     def row_lengths(self) -> Tensor:
         """[n] how many rows each top-level sequence has, over all levels below it."""
         bounds = self.levels[0]
@@ -161,6 +181,7 @@ class LoD:
             bounds = offsets[bounds]
         return bounds.diff()
 
+    @outside_modes
     def take(self, indices: Tensor) -> tuple[LoD, Tensor]:
         """The top-level sequences at ``indices`` in that order: their LoD, and the rows they are made of."""
         levels = []
@@ -172,6 +193,12 @@ class LoD:
         return LoD.trusted(tuple(levels), len(indices)), indices
 
 
+@outside_modes
+def _end(offsets: Tensor) -> int:
+    return int(offsets[-1])
+
+
+@outside_modes
 def offsets_of(lengths: Tensor) -> Tensor:
     """[n] lengths to [n + 1] offsets.
 
@@ -181,6 +208,7 @@ def offsets_of(lengths: Tensor) -> Tensor:
     return pad(lengths.cumsum(0), (1, 0))
 
 
+@outside_modes
 def owners(lengths: Tensor, rows: int, device: torch.device | str = "cpu") -> Tensor:
     """[rows] for every row, the sequence it belongs to.
 
@@ -193,6 +221,7 @@ def owners(lengths: Tensor, rows: int, device: torch.device | str = "cpu") -> Te
     return torch.bincount(ends, minlength=rows + 1)[:rows].cumsum(0).to(device)
 
 
+@outside_modes
 def ranges(starts: Tensor, lengths: Tensor) -> Tensor:
     """For every sequence ``start, start + 1, ...``, length many, one after the other.
 
@@ -204,6 +233,7 @@ def ranges(starts: Tensor, lengths: Tensor) -> Tensor:
     return torch.arange(rows) + (starts - offsets[:-1])[owners(lengths, rows)]
 
 
+@outside_modes
 def check_lengths(lengths: Tensor, what: str, most: int | None = None, most_is: str = "") -> None:
     """Refuse a length below zero or above ``most``, and a sum that no tensor could hold."""
     wrong = lengths < 0 if most is None else (lengths < 0) | (lengths > most)
@@ -217,11 +247,15 @@ def check_lengths(lengths: Tensor, what: str, most: int | None = None, most_is: 
         raise LoDError(f"{what} add up to more rows than a tensor can hold", got=short(lengths))
 
 
+@outside_modes
 def integers(given: Any, what: str) -> Tensor:
     """A list, array or tensor of integers as a fresh 1-D int64 CPU tensor; LoDError if it is not one."""
     cause = None
     try:
-        tensor = given.detach() if isinstance(given, Tensor) else torch.as_tensor(given)
+        tensor = real(given) if isinstance(given, Tensor) else torch.as_tensor(given)
+        if tensor is None:
+            raise TypeError("a tensor without numbers, or of many")
+        tensor = tensor.detach()
         empty_list = tensor.numel() == 0 and not isinstance(given, Tensor)
         integral = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
         if tensor.ndim == 1 and (integral or empty_list):
@@ -232,6 +266,7 @@ def integers(given: Any, what: str) -> Tensor:
     raise LoDError(f"{what} must be a 1-D list or tensor of integers", got=brief(given)) from cause
 
 
+@outside_modes
 def short(tensor: Tensor, limit: int = 10) -> str:
     """The entries of a 1-D tensor, the middle left out when there are many."""
     if len(tensor) <= limit:

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.modes import beside, outside_modes
+
 
 class PermuteRows(torch.autograd.Function):
     """`x[order]` for a permutation `order`.
@@ -48,7 +50,7 @@ def permute_rows(x: Tensor, order: Tensor) -> Tensor:
     >>> permute_rows(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2, 0, 1]))
     tensor([3., 1., 2.])
     """
-    order = order.to(x.device)
+    order = beside(order, x)
     if not (x.requires_grad and torch.is_grad_enabled()):
         return x.index_select(0, order)  # the same rows without the cost of a Python autograd call
     permuted = PermuteRows.apply(x, order)
@@ -56,6 +58,7 @@ def permute_rows(x: Tensor, order: Tensor) -> Tensor:
     return permuted
 
 
+@outside_modes
 def invert(order: Tensor) -> Tensor:
     """The permutation that undoes `order`.
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from types import CellType, FunctionType
 from typing import Any, TypeVar
 
 Recorder = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
@@ -17,6 +18,10 @@ class InFrame:
     """A value inside a frame: whatever it meets, the frame records what is done."""
 
     __slots__ = ()
+
+    def record(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record a call that this value is part of."""
+        raise NotImplementedError
 
 
 class StandIn:
@@ -55,6 +60,67 @@ def recordable(method: Method) -> Method:
         for leaf in (args[0].deferred, *args[1:], *kwargs.values()):
             if isinstance(leaf, StandIn):
                 return leaf.stand_in_call(method, args, kwargs)
+            if isinstance(leaf, InFrame):
+                return leaf.record(method, args, kwargs)
         return method(*args, **kwargs)
 
     return call  # pyright: ignore[reportReturnType]
+
+
+UNKNOWN = object()  # what stands for a value without data where nothing is known of it
+
+
+def recorded_in_frames(like: Callable[..., Any] | None = None, parts: int = 0) -> Callable[[Method], Method]:
+    """Let a frame record a call of a function, where values inside the frame are among what it is given, or
+    among what functions that it is given refer to.
+
+    Args:
+        like: what the function gives for values without data; None: the function itself tells.
+        parts: of how many parts its result is, if it is a tuple of any.
+    """
+
+    def decorate(function: Method) -> Method:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if RECORDER.get() is not None:
+                for leaf in inside((args, kwargs)):
+                    return leaf.record(call, args, kwargs)
+            return function(*args, **kwargs)
+
+        call.like = like or function  # pyright: ignore[reportAttributeAccessIssue]
+        call.parts = parts  # pyright: ignore[reportAttributeAccessIssue]
+        return call  # pyright: ignore[reportReturnType]
+
+    return decorate
+
+
+def inside(tree: Any, seen: tuple[Any, ...] = ()) -> Iterator[InFrame]:
+    """The values inside a frame in a nesting: also what stands for an array, and what functions refer to.
+
+    >>> list(inside([1, lambda: 2]))
+    []
+    """
+    if isinstance(tree, InFrame):
+        yield tree
+    elif isinstance(tree, (tuple, list)):
+        for part in tree:
+            yield from inside(part, seen)
+    elif isinstance(tree, dict):
+        for part in tree.values():
+            yield from inside(part, seen)
+    elif type(tree) is FunctionType:
+        if not any(tree is other for other in seen):
+            for part in (*map(content, tree.__closure__ or ()), *(tree.__defaults__ or ())):
+                yield from inside(part, (*seen, tree))
+    else:
+        held = getattr(tree, "deferred", None) if hasattr(type(tree), "deferred") else None
+        if isinstance(held, InFrame):
+            yield held
+
+
+def content(cell: CellType) -> Any:
+    """What a cell of a function holds; None if it is empty."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None

@@ -17,7 +17,9 @@ from torch import Tensor
 
 from stepnet.data.convert import check_fill
 from stepnet.data.lod import LoDTensor
+from stepnet.data.modes import beside, outside_modes
 from stepnet.data.offsets import LoD, brief, check_lengths, integers, offsets_of, owners, ranges
+from stepnet.data.recording import recorded_in_frames
 from stepnet.errors import LoDError
 
 Pooling = Literal["sum", "mean", "sqrt", "max", "first", "last"]
@@ -26,6 +28,7 @@ Pooling = Literal["sum", "mean", "sqrt", "max", "first", "last"]
 INSTEAD: ContextVar[Callable[..., Any] | None] = ContextVar("what answers for sequences", default=None)
 
 
+@recorded_in_frames()
 def sequence_pool(x: LoDTensor, pooling: Pooling, pad_value: float = 0.0) -> Any:
     """One entry per sequence of the last level, which goes: a LoDTensor of one level less, or a tensor.
 
@@ -63,6 +66,7 @@ def sequence_pool(x: LoDTensor, pooling: Pooling, pad_value: float = 0.0) -> Any
     return LoDTensor._make(pooled, LoD.trusted(levels, len(pooled))) if levels else pooled
 
 
+@recorded_in_frames()
 def sequence_softmax(x: LoDTensor) -> LoDTensor:
     """Softmax over the rows of each sequence, for every feature apart.
 
@@ -87,6 +91,7 @@ def sequence_softmax(x: LoDTensor) -> LoDTensor:
     return LoDTensor._make((powers / sums.gather(0, index)).to(x.dtype), x._lod)
 
 
+@recorded_in_frames()
 def sequence_expand(x: Tensor | LoDTensor, y: LoDTensor, ref_level: int = -1) -> LoDTensor:
     """Repeat entry i of x as often as sequence i of y (at level ``ref_level``) is long.
 
@@ -121,14 +126,15 @@ def sequence_expand(x: Tensor | LoDTensor, y: LoDTensor, ref_level: int = -1) ->
             remedy=remedy,
         )
     last = ref_level in (-1, y.lod_level - 1)
-    repeats = y._lod.owner() if last else owners(lengths, int(lengths.sum()))
+    repeats = y._lod.owner() if last else owners(lengths, sum(lengths.tolist()))
     if isinstance(x, LoDTensor):
         return x.select_sequences(repeats)
     levels = y._lod.levels[: ref_level % y.lod_level + 1]
     lod = y._lod if len(levels) == y.lod_level else LoD.trusted(levels, len(repeats))
-    return LoDTensor._make(x.index_select(0, repeats.to(x.device)), lod)
+    return LoDTensor._make(x.index_select(0, beside(repeats, x)), lod)
 
 
+@recorded_in_frames()
 def sequence_concat(xs: Sequence[LoDTensor]) -> LoDTensor:
     """Join sequence i of every LoDTensor in turn, for each i of the last level.
 
@@ -148,17 +154,22 @@ def sequence_concat(xs: Sequence[LoDTensor]) -> LoDTensor:
     first = xs[0]
     for i, x in enumerate(xs[1:], 1):
         _check_joins(first, x, i)
+    lod, rows = _concat([x._lod for x in xs])
+    values = torch.cat([x.values for x in xs])
+    return LoDTensor._make(values.index_select(0, beside(rows, values)), lod)
+
+
+@outside_modes
+def _concat(lods: list[LoD]) -> tuple[LoD, Tensor]:
     # [sequences, inputs]: read row by row, these are the pieces in the order in which they are joined.
-    lengths = torch.stack([x._lod.lengths() for x in xs], dim=1)
-    bases = offsets_of(torch.tensor([x.shape[0] for x in xs], dtype=torch.int64))
-    starts = torch.stack([x._lod.levels[-1][:-1] + bases[i] for i, x in enumerate(xs)], dim=1)
-    rows = ranges(starts.flatten(), lengths.flatten()).to(first.device)
-    levels = (*first._lod.levels[:-1], offsets_of(lengths.sum(1)))
-    return LoDTensor._make(
-        torch.cat([x.values for x in xs]).index_select(0, rows), LoD.trusted(levels, len(rows))
-    )
+    lengths = torch.stack([lod.lengths() for lod in lods], dim=1)
+    bases = offsets_of(torch.tensor([lod.rows for lod in lods], dtype=torch.int64))
+    starts = torch.stack([lod.levels[-1][:-1] + bases[i] for i, lod in enumerate(lods)], dim=1)
+    rows = ranges(starts.flatten(), lengths.flatten())
+    return LoD.trusted((*lods[0].levels[:-1], offsets_of(lengths.sum(1))), len(rows)), rows
 
 
+@recorded_in_frames()
 def sequence_reverse(x: LoDTensor) -> LoDTensor:
     """Every sequence of the last level from its last row to its first; the LoD stays.
 
@@ -166,12 +177,16 @@ def sequence_reverse(x: LoDTensor) -> LoDTensor:
     tensor([3, 2, 1, 4])
     """
     _check_ragged(x, "sequence_reverse")
-    offsets = x._lod.levels[-1]
-    mirror = (offsets[:-1] + offsets[1:] - 1)[x._lod.owner()]
-    rows = mirror - torch.arange(x._lod.rows)
-    return LoDTensor._make(x.values.index_select(0, rows.to(x.device)), x._lod)
+    return LoDTensor._make(x.values.index_select(0, beside(_mirrored(x._lod), x.values)), x._lod)
 
 
+@outside_modes
+def _mirrored(lod: LoD) -> Tensor:
+    offsets = lod.levels[-1]
+    return (offsets[:-1] + offsets[1:] - 1)[lod.owner()] - torch.arange(lod.rows)
+
+
+@recorded_in_frames()
 def sequence_slice(x: LoDTensor, offset: Any, length: Any) -> LoDTensor:
     """Rows ``offset[i]`` to ``offset[i] + length[i]`` of every sequence i of the last level.
 
@@ -185,7 +200,13 @@ def sequence_slice(x: LoDTensor, offset: Any, length: Any) -> LoDTensor:
     tensor([2, 3, 4])
     """
     _check_ragged(x, "sequence_slice")
-    held = x._lod.lengths()
+    lod, rows = _sliced(x._lod, offset, length)
+    return LoDTensor._make(x.values.index_select(0, beside(rows, x.values)), lod)
+
+
+@outside_modes
+def _sliced(lod: LoD, offset: Any, length: Any) -> tuple[LoD, Tensor]:
+    held = lod.lengths()
     begin = integers(offset, "sequence_slice: 'offset'")
     count = integers(length, "sequence_slice: 'length'")
     for name, given in (("offset", begin), ("length", count)):
@@ -204,11 +225,11 @@ def sequence_slice(x: LoDTensor, offset: Any, length: Any) -> LoDTensor:
             got=f"offset {int(begin[i])}, length {int(count[i])}",
             expected=f"both at least 0, and together at most its length, {int(held[i])}",
         )
-    rows = ranges(x._lod.levels[-1][:-1] + begin, count)
-    levels = (*x._lod.levels[:-1], offsets_of(count))
-    return LoDTensor._make(x.values.index_select(0, rows.to(x.device)), LoD.trusted(levels, len(rows)))
+    rows = ranges(lod.levels[-1][:-1] + begin, count)
+    return LoD.trusted((*lod.levels[:-1], offsets_of(count)), len(rows)), rows
 
 
+@recorded_in_frames()
 def sequence_mask(lengths: Any, maxlen: int | None = None) -> Tensor:
     """[n] lengths to a bool mask [n, maxlen]: True at step t of sequence i where t < lengths[i].
 
@@ -224,11 +245,11 @@ def sequence_mask(lengths: Any, maxlen: int | None = None) -> Tensor:
     own = integers(lengths, "sequence_mask: 'lengths'")
     check_lengths(own, "sequence_mask: 'lengths'")
     if maxlen is None:
-        maxlen = int(own.max()) if len(own) else 0
+        maxlen = max(own.tolist(), default=0)
     elif not isinstance(maxlen, int) or isinstance(maxlen, bool) or maxlen < 0:
         raise LoDError("sequence_mask: 'maxlen' must be an integer of at least 0", got=brief(maxlen))
     device = lengths.device if isinstance(lengths, Tensor) else torch.device("cpu")
-    return torch.arange(maxlen, device=device) < own.to(device).unsqueeze(1)
+    return torch.arange(maxlen, device=device) < own.to(device, copy=True).unsqueeze(1)
 
 
 def _check_ragged(x: Any, function: str, name: str = "x") -> None:
@@ -267,21 +288,25 @@ def _wide(values: Tensor) -> Tensor:
 
 def _owner_index(x: LoDTensor, rows: Tensor) -> Tensor:
     """The sequence of every row, as an index of the shape of the rows (a view)."""
-    owner = x._lod.owner().to(rows.device)
+    owner = beside(x._lod.owner(), rows)
     return owner.view(-1, *(1,) * (rows.ndim - 1)).expand(rows.shape)
 
 
 def _end_rows(x: LoDTensor, which: str, pad_value: float) -> Tensor:
     check_fill(pad_value, x.dtype, "pad_value")
-    offsets = x._lod.levels[-1]
-    full = x._lod.lengths().nonzero()[:, 0]
-    rows = offsets[full] if which == "first" else offsets[full + 1] - 1
-    ends = x.values.index_select(0, rows.to(x.device))
-    if len(full) == len(offsets) - 1:
+    full, rows = _ends(x._lod, which)
+    ends, sequences = x.values.index_select(0, beside(rows, x.values)), len(x._lod.levels[-1]) - 1
+    if len(full) == sequences:
         return ends
-    return x.values.new_full((len(offsets) - 1, *x.shape[1:]), pad_value).index_copy(
-        0, full.to(x.device), ends
-    )
+    return x.values.new_full((sequences, *x.shape[1:]), pad_value).index_copy(0, beside(full, ends), ends)
+
+
+@outside_modes
+def _ends(lod: LoD, which: str) -> tuple[Tensor, Tensor]:
+    """The sequences that hold rows, and the first or last one of each."""
+    offsets = lod.levels[-1]
+    full = lod.lengths().nonzero()[:, 0]
+    return full, offsets[full] if which == "first" else offsets[full + 1] - 1
 
 
 def _sums(x: LoDTensor, pooling: str, pad_value: float) -> Tensor:
@@ -296,7 +321,7 @@ def _sums(x: LoDTensor, pooling: str, pad_value: float) -> Tensor:
     out_dtype = rows.dtype if integral else x.dtype
     check_fill(pad_value, out_dtype, "pad_value")
     sums = rows.new_zeros(len(lengths), *x.shape[1:]).scatter_add(0, _owner_index(x, rows), rows)
-    counts = lengths.to(x.device).view(-1, *(1,) * (rows.ndim - 1))
+    counts = beside(lengths, x.values).view(-1, *(1,) * (rows.ndim - 1))
     if pooling != "sum":
         divisor = counts.clamp(min=1).to(rows.dtype)
         sums = sums / (divisor if pooling == "mean" else divisor.sqrt())

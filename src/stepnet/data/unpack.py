@@ -13,6 +13,7 @@ from torch import Tensor
 
 from stepnet.data.convert import rank_order
 from stepnet.data.lod import LoDTensor
+from stepnet.data.modes import beside, outside_modes
 from stepnet.data.offsets import LoD, offsets_of, owners, ranges
 from stepnet.data.permute import invert, permute_rows
 from stepnet.data.values import Value, check_fit, describe, rows
@@ -27,13 +28,22 @@ def unpack(x: LoDTensor, level: int, sort_by_length: bool) -> tuple[list[Any], V
             got=describe(x),
             remedy="TensorArray.unstack(tensor, axis) cuts sequences of equal length",
         )
-    if not 0 <= level < x.lod_level:
+    if not -x.lod_level <= level < x.lod_level:
         raise ArrayError(
             f"TensorArray.unpack: there is no level {level}",
             got=describe(x),
-            expected=f"a level from 0, the outermost, to {x.lod_level - 1}",
+            expected=f"a level from 0, the outermost, to {x.lod_level - 1}, or from -1, the last, "
+            f"to {-x.lod_level}",
         )
-    offsets = x.lod[level]
+    level %= x.lod_level
+    elements, counts, indices_map = _cut(x._lod.levels[level], level, sort_by_length)
+    joined = _take(x, level, elements)
+    return split(joined, counts), joined, indices_map
+
+
+@outside_modes
+def _cut(offsets: Tensor, level: int, sort_by_length: bool) -> tuple[Tensor, list[int], Tensor]:
+    """The elements of a level in the order of steps, how many each step holds, and the indices map."""
     if int(offsets[-1]) > torch.iinfo(torch.int32).max:
         raise ArrayError(
             f"TensorArray.unpack: the int32 indices map cannot count the elements of level {level}",
@@ -44,15 +54,23 @@ def unpack(x: LoDTensor, level: int, sort_by_length: bool) -> tuple[list[Any], V
     order = rank_order(ends - begins) if sort_by_length else torch.arange(len(begins))
     begins, ends = begins[order], ends[order]
     elements, counts = time_major(begins, ends - begins)
-    joined = _take(x, level, elements)
-    return split(joined, counts), joined, torch.stack([begins, ends, order], 1).to(torch.int32)
+    return elements, counts, torch.stack([begins, ends, order], 1).to(torch.int32)
 
 
 def pack(values: Sequence[Value], steps: int, level: int, indices_map: Tensor, lod: Any) -> LoDTensor:
     """The work of `TensorArray.pack`; where `steps` is 0, `values` is one value of no elements."""
-    if level < 0:
-        raise ArrayError(f"TensorArray.pack: there is no level {level}", expected="0, the outermost, or more")
     above = [] if lod is None else lod
+    if level < 0 and isinstance(above, Sequence):
+        below = values[0].lod_level if isinstance(values[0], LoDTensor) else 0
+        total = len(above) + 1 + below
+        if level + total != len(above):
+            raise ArrayError(
+                f"TensorArray.pack: there is no level {level} between lod and the values",
+                got=f"{len(above)} level(s) above, {below} below",
+                expected=f"level {-1 - below} or {len(above)}",
+                remedy="lod=x.lod[:level], x and level what unpack was given",
+            )
+        level += total
     if not isinstance(above, Sequence) or len(above) != level:
         raise ArrayError(
             f"TensorArray.pack: lod must give the levels above level {level}",
@@ -60,9 +78,8 @@ def pack(values: Sequence[Value], steps: int, level: int, indices_map: Tensor, l
             expected=f"{level} level(s)",
             remedy=f"lod=x.lod[:{level}], x what unpack was given",
         )
-    begins, ends, order = _sequences(indices_map)
-    lengths = ends - begins
-    longest = int(lengths.max()) if len(lengths) else 0
+    begins, lengths, order = _sequences(indices_map)
+    longest = max(lengths.tolist(), default=0)
     if steps != longest:  # first of all: what follows allocates by the map's lengths
         raise ArrayError(
             "TensorArray.pack: the array must hold one step per element of the longest sequence",
@@ -83,12 +100,10 @@ def pack(values: Sequence[Value], steps: int, level: int, indices_map: Tensor, l
                 got=f"{len(value)} elements",
                 expected=f"{count} elements, as indices_map says",
             )
-    own = torch.empty_like(lengths)
-    own[order] = lengths
     joined = join(values)
     elements, _ = time_major(begins, lengths)
     packed = _take(joined, -1, invert(elements))
-    levels = [*above, offsets_of(own)]
+    levels = [*above, _in_order(lengths, order)]
     if isinstance(packed, LoDTensor):
         return LoDTensor(packed.values, [*levels, *packed.lod])
     return LoDTensor(packed, levels)
@@ -119,16 +134,22 @@ def take_elements(x: LoDTensor, level: int, elements: Tensor, drop_level: bool =
 
 def _take(x: Value, level: int, elements: Tensor) -> Any:
     """The elements of a level, without that level and those above; level -1 is x as a list of elements."""
-    below = x.lod[level + 1 :] if isinstance(x, LoDTensor) else ()
+    below = x._lod.levels[level + 1 :] if isinstance(x, LoDTensor) else ()
     lod, places = LoD.trusted(below).take(elements) if below else (None, elements)
     values = rows(x)
-    if len(places) == len(values) and bool((torch.bincount(places, minlength=len(values)) == 1).all()):
+    if _each_once(places, len(values)):
         taken = permute_rows(values, places)
     else:
-        taken = values.index_select(0, places.to(values.device))
+        taken = values.index_select(0, beside(places, values))
     return taken if lod is None else LoDTensor._make(taken, lod)
 
 
+@outside_modes
+def _each_once(places: Tensor, count: int) -> bool:
+    return len(places) == count and bool((torch.bincount(places, minlength=count) == 1).all())
+
+
+@outside_modes
 def step_counts(lengths: Tensor) -> list[int]:
     """How many sequences are longer than t, for each step t.
 
@@ -138,6 +159,7 @@ def step_counts(lengths: Tensor) -> list[int]:
     return (len(lengths) - torch.bincount(lengths).cumsum(0)[:-1]).tolist()
 
 
+@outside_modes
 def time_major(begins: Tensor, lengths: Tensor) -> tuple[Tensor, list[int]]:
     """The elements of all sequences in the order of the steps, and how many each step holds.
 
@@ -162,8 +184,16 @@ def split(joined: Value, counts: list[int]) -> list[Any]:
         return []
     if not isinstance(joined, LoDTensor):
         return list(joined.split(counts))
+    lods, sizes = _lods_of_pieces(joined._lod, counts)
+    pieces = zip(joined.values.split(sizes), lods, strict=True)
+    return [LoDTensor._make(piece, lod) for piece, lod in pieces]
+
+
+@outside_modes
+def _lods_of_pieces(lod: LoD, counts: list[int]) -> tuple[list[LoD], list[int]]:
+    """The LoD of each piece of `counts` elements, and how many rows it has."""
     inner: list[list[Tensor]] = [[] for _ in counts]
-    for offsets in joined.lod:
+    for offsets in lod.levels:
         bounds = offsets_of(torch.tensor(counts, dtype=torch.int64))
         at = offsets[bounds]
         for levels, begin, end, first in zip(
@@ -171,11 +201,7 @@ def split(joined: Value, counts: list[int]) -> list[Any]:
         ):
             levels.append(offsets[begin : end + 1] - first)
         counts = at.diff().tolist()
-    pieces = joined.values.split(counts)
-    return [
-        LoDTensor._make(piece, LoD.trusted(tuple(levels)))
-        for piece, levels in zip(pieces, inner, strict=True)
-    ]
+    return [LoD.trusted(tuple(levels)) for levels in inner], counts
 
 
 def join(values: Sequence[Value]) -> Value:
@@ -184,12 +210,18 @@ def join(values: Sequence[Value]) -> Value:
     tables = [value for value in values if isinstance(value, LoDTensor)]
     if not tables:
         return joined
-    lengths = [torch.cat([table.lengths(k) for table in tables]) for k in range(tables[0].lod_level)]
-    return LoDTensor._make(joined, LoD.trusted(tuple(offsets_of(level) for level in lengths)))
+    return LoDTensor._make(joined, _joined_lod([table._lod for table in tables]))
 
 
+@outside_modes
+def _joined_lod(lods: list[LoD]) -> LoD:
+    lengths = [torch.cat([lod.lengths(k) for lod in lods]) for k in range(len(lods[0].levels))]
+    return LoD.trusted(tuple(offsets_of(level) for level in lengths))
+
+
+@outside_modes
 def _sequences(indices_map: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Begins, ends and original indices, checked to be what `unpack` returns."""
+    """Begins, lengths and original indices, checked to be what `unpack` returns."""
     where = "TensorArray.pack: indices_map"
     remedy = "pass the map that unpack returned, unchanged"
     whole = isinstance(indices_map, Tensor) and indices_map.dtype in (torch.int32, torch.int64)
@@ -220,4 +252,10 @@ def _sequences(indices_map: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             expected=f"from {int(begins[index])} to no less than that",
             remedy=remedy,
         )
-    return table[:, 0], table[:, 1], order
+    return table[:, 0], table[:, 1] - table[:, 0], order
+
+
+@outside_modes
+def _in_order(lengths: Tensor, order: Tensor) -> Tensor:
+    """Offsets of sequences that are given in another order."""
+    return offsets_of(lengths[invert(order)])

@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import ArrayError
 
 Value = Tensor | LoDTensor
+SIZE = "_stepnet_size"  # the attribute of a tensor that a trace made from a size
 
 
 def rows(value: Value) -> Tensor:
@@ -43,6 +45,18 @@ def describe(value: Any) -> str:
     return f"{kind} {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}{device}"
 
 
+def whole_number(value: Tensor) -> int:
+    """The integer in a tensor, also while a module is traced, where the tensor was made from a size, or is no
+    part of the trace."""
+    size = getattr(value, SIZE, None)
+    if size is not None:
+        return size
+    if type(value) is Tensor and torch._C._len_torch_dispatch_stack():
+        with _disable_current_modes():
+            return int(value)
+    return int(value)
+
+
 def integer(number: Any, where: str) -> int:
     """An int, or the one integer in a tensor.
 
@@ -55,7 +69,9 @@ def integer(number: Any, where: str) -> int:
     if isinstance(number, Tensor):
         whole = number.dtype != torch.bool and not (number.is_floating_point() or number.is_complex())
         if whole and number.numel() == 1:
-            return int(number)
+            return whole_number(number)
+    elif isinstance(number, torch.SymInt):  # of a module that is traced with sizes left open
+        return number  # pyright: ignore[reportReturnType]
     elif not isinstance(number, bool) and hasattr(number, "__index__"):
         return operator.index(number)
     raise ArrayError(

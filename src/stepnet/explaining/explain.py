@@ -105,7 +105,7 @@ def _explain(
         step = step.step
     body, x_leaves, states = checked(step, x, state, level=level, axis=axis)
     chosen = check_backend(backend)
-    found = reach(body.step)
+    found: Any = reach(body.step)
     code = SourceLines(found.files)
     entry = Entry()
     if chosen == "naive" or scopes:

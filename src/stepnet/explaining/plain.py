@@ -31,7 +31,9 @@ def describe_plain_loop(
     begun = max(sum(count > 0 for count in counts), 1)
     found = record(body, feeds, here, sum(counts) / begun, **cut)
     note = "the ops are those of the first step; a step that branches may run others"
-    if not found.y:
+    if not found.tried:
+        note = "its ops are not listed: to try the step would use up, or write out, what it reads"
+    elif not found.y:
         note = "its ops are listed up to a call that changes a tensor of yours, which is left alone here"
     count = len(body.x_names)
     enters = [

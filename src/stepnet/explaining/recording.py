@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from stepnet.compiler.capture import writes
+from stepnet.compiler.reach import reach
+from stepnet.compiler.record import written
+from stepnet.compiler.undo import Snapshot
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import flatten
 from stepnet.front.step import StepBody, loop_over
@@ -35,6 +37,7 @@ class Recorded:
     states: list[str] = field(default_factory=list)
     y: list[tuple[str, Tensor]] = field(default_factory=list)
     outside: dict[str, Tensor] = field(default_factory=dict)
+    tried: bool = True
 
 
 class _Recorder(TorchFunctionMode):
@@ -77,7 +80,7 @@ class _Recorder(TorchFunctionMode):
             return func(*args, **kwargs)
         line = self.here()
         inputs = tuple(dict.fromkeys(map(self.name_of, read)))
-        if writes(name) and inputs and inputs[0] in self.found.outside:
+        if any(self.names.get(id(t)) in self.found.outside for t in written(func, args, kwargs)):
             raise _Done  # or a tensor of the user's would change once more than by the loop
         out = func(*args, **kwargs)
         made = list(_tensors(out))
@@ -125,7 +128,8 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
 def record(
     body: StepBody, feeds: Mapping[str, Any], here: Callable[[], str | None], times: float, **cut: Any
 ) -> Recorded:
-    """Run the first step of a loop and note its torch calls; fewer if one would change a tensor outside.
+    """Run the first step of a loop and note its torch calls; fewer if one would change a tensor outside, none
+    if running it would use up what it reads. Objects that it changes are put back.
 
     Args:
         body: the step.
@@ -148,9 +152,17 @@ def record(
         found.states = [recorder.name_of(t) for t in _tensors(result[1])]
         raise _Done
 
+    reached = reach(body.step, everything=True)
+    if reached.refused is not None:  # to run it would use something up
+        found.tried = False
+        return found
+    before = Snapshot(reached.holders)
     watched = StepBody(step, body.x_spec, body.state_spec)
     with torch.random.fork_rng(devices=[]), contextlib.suppress(_Done):
-        naive.run(loop_over(watched, **cut), feeds)
+        try:
+            naive.run(loop_over(watched, **cut), feeds)
+        finally:
+            before.restore()
     named = dict(zip(found.outside, tensor_names(body.step, found.outside.values()), strict=True))
     found.outside = {named[name]: tensor for name, tensor in found.outside.items()}
     found.states = [named.get(name, name) for name in found.states]

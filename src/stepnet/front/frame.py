@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,14 +11,16 @@ import torch
 from torch import Tensor
 
 from stepnet.data.array import TensorArray
-from stepnet.data.recording import RECORDER, StandIn
+from stepnet.data.recording import RECORDER, StandIn, inside
 from stepnet.data.tree import flatten
 from stepnet.errors import StepError
 
-from .program import Break, Call, Op, Program, Read, Write, named
+from .examples import changing, named
+from .program import Program
+from .recorded import Break, Call, Count, Guard, Op, Read, Write
 from .step import describe_leaf
-from .symbolic import Symbolic, flatten_call
-from .template import resolve
+from .symbolic import OPEN, Recorded, Symbolic, SymbolicNumber, called
+from .template import Shape, resolve
 
 Runner = Callable[["WhileLoop"], Sequence[Any]]
 
@@ -76,10 +79,11 @@ class WhileLoop:
             raise StepError(
                 "break_if: the condition does not depend on the loop, so it would never change",
                 got=describe_leaf(condition),
-                remedy="compare a loop variable or what was computed from one",
+                remedy=f"{_as_names(self.loop_vars)} names the loop variables as they are inside: the "
+                "tensors of loop_vars do not change; compare one of those, or what was computed from one",
             )
         example = condition._example
-        if example is not None and (example.dtype != torch.bool or example.numel() != 1):
+        if example is not None and not _is_one_boolean(example):
             raise _not_one_boolean(example, "")
         self.program.break_if(condition)
 
@@ -92,15 +96,21 @@ class WhileLoop:
         self._check_open("update")
         is_value = isinstance(variable, Symbolic)
         place = self.program.template(variable).place if is_value else len(self.loop_vars)
+        if place in self.program.constants:  # of the frame around this one
+            place = len(self.loop_vars)
         if place >= len(self.loop_vars):
             raise StepError(
                 "update: the first argument must be a loop variable of this loop",
                 got=repr(variable) if is_value else describe_leaf(variable),
-                expected="one of what `with loop.frame() as (...)` gave",
+                expected=f"one of the names of `{_as_names(self.loop_vars)}`",
             )
         if place in self.updates:
             raise StepError(f"update: loop variable {place} was updated before in this frame")
         old = self.program.examples[place]
+        if isinstance(value, SymbolicNumber):
+            value = self.program.call(
+                torch.as_tensor, (value,), {"dtype": None if old is None else old.dtype}
+            )
         if not isinstance(value, (Symbolic, Tensor, StandIn)):
             value = torch.as_tensor(value, dtype=None if old is None else old.dtype)
         example = value._example if isinstance(value, Symbolic) else value
@@ -157,8 +167,6 @@ class Frame:
         self._loop = loop
         self.inside = False
         self._entered = False
-        self._made: set[int] = set()
-        self._alive: list[Any] = []
 
     def __enter__(self) -> tuple[Symbolic, ...]:
         if self._entered:
@@ -166,20 +174,23 @@ class Frame:
                 "a frame is entered once, and this one was entered before",
                 remedy="create_whileloop(...) makes another loop",
             )
-        if RECORDER.get() is not None:
-            raise StepError(
-                "a frame cannot be opened inside another frame",
-                remedy="stepnet.while_loop nests to any depth",
-            )
+        program = self._loop.program
+        program.around = OPEN.get()
         self._entered = self.inside = True
-        self._token = RECORDER.set(self._record)
-        return self._loop.program.parameters
+        self._mode = Recorded()
+        self._tokens = OPEN.set(program), RECORDER.set(self._record)
+        self._mode.__enter__()
+        return program.parameters
 
     def __exit__(self, kind: Any, *_: object) -> None:
         self.inside = False
-        RECORDER.reset(self._token)
         loop = self._loop
-        del self._loop, self._token  # the loop refers to its frame: what it holds is to go with the loop
+        try:
+            self._mode.__exit__(None, None, None)
+        finally:
+            OPEN.reset(self._tokens[0])
+            RECORDER.reset(self._tokens[1])
+            del self._loop, self._tokens, self._mode  # what the loop holds is to go with the loop
         if kind is None:
             loop._finish()
         else:
@@ -188,25 +199,51 @@ class Frame:
     def _record(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of a TensorArray's method: recorded, unless the array is no part of the loop."""
         array, program = args[0], self._loop.program
-        if method.__name__ == "__init__":
-            if _any_symbolic(args, kwargs):
-                raise _made_inside()
-            self._made.add(id(array))
-            self._alive.append(array)
-            return NotImplemented
-        if id(array) in self._made:
-            if not _any_symbolic(args, kwargs):
+        name = method.__name__
+        if name == "__init__":
+            return self._make(array, args, kwargs)
+        if isinstance(array.deferred, Symbolic):
+            return self._of_values(array, name, args, kwargs)
+        if program._made_inside(array):
+            if id(array) in program.made and not _any_symbolic(args, kwargs):
                 return NotImplemented
-            if method.__name__ == "write":
+            if id(array) in program.made and name == "write":
                 raise _made_inside()
-        if method.__name__ == "read":
+        if name == "read":
             return program.read(*args, **kwargs)
-        if method.__name__ == "write":
+        if name == "write":
             return program.write(*args, **kwargs)
+        if name == "size":
+            return program.size(array)
         raise StepError(
-            f"TensorArray.{method.__name__} belongs after the frame: inside, arrays are read and written",
+            f"TensorArray.{name} belongs after the frame: inside, arrays are read and written",
             remedy="loop.break_if on a step that is counted; stack() after the frame",
         )
+
+    def _make(self, array: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An array that is made in the frame: anew at every step, where it is made of symbolic values."""
+        program = self._loop.program
+        program.made[id(array)] = array
+        if not _any_symbolic(args, kwargs):
+            return NotImplemented
+        size = kwargs.get("size", args[1] if len(args) > 1 else 0)
+        if isinstance(size, Symbolic) and not isinstance(size, SymbolicNumber):
+            raise _made_inside()
+        made = program.call(TensorArray, args[1:], kwargs, "TensorArray")
+        array.deferred = made.deferred if isinstance(made, TensorArray) else made
+        return None
+
+    def _of_values(self, array: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A method of an array that is itself a value of the program."""
+        program = self._loop.program
+        around = array.deferred._program is not program
+        if around and name in ("read", "write", "size"):
+            return getattr(program, name)(*args, **kwargs)
+        if name == "write":
+            changed = program.call(_written, args, kwargs, "write_to")
+            array.deferred = changed.deferred if isinstance(changed, TensorArray) else changed
+            return None
+        return program.call(called(name), args, kwargs)
 
 
 def _made_inside() -> StepError:
@@ -215,8 +252,20 @@ def _made_inside() -> StepError:
     )
 
 
+def _written(array: TensorArray, *args: Any, **kwargs: Any) -> TensorArray:
+    changed = copy.copy(array)
+    changed.write(*args, **kwargs)
+    return changed
+
+
+def _as_names(loop_vars: Sequence[Any]) -> str:
+    """How a frame is entered with names for the loop variables."""
+    names = ["step", *(f"variable_{i}" for i in range(1, len(loop_vars)))][: len(loop_vars)]
+    return f"with loop.frame() as ({', '.join(names)}{',' if len(names) == 1 else ''}):"
+
+
 def _any_symbolic(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return any(isinstance(leaf, Symbolic) for leaf in flatten_call((args[1:], kwargs)))
+    return any(True for _ in inside((args[1:], kwargs)))
 
 
 def run_recorded(loop: WhileLoop) -> list[Tensor]:
@@ -244,6 +293,8 @@ def run_recorded(loop: WhileLoop) -> list[Tensor]:
 def run_step(program: Program, variables: Sequence[Tensor], step: int) -> dict[int, Any] | None:
     """Do what was recorded once, in order; None if the loop ends in it."""
     values: dict[int, Any] = {**program.constants, **dict(enumerate(variables))}
+    for number, array in enumerate(program.arrays):
+        values[-1 - number] = array
     for op in program.ops:
         if isinstance(op, Call):
             run_call(op, values)
@@ -253,9 +304,14 @@ def run_step(program: Program, variables: Sequence[Tensor], step: int) -> dict[i
         elif isinstance(op, Write):
             array = program.arrays[op.array]
             array.write(resolve(op.index, values), resolve(op.value, values), op.data_shared)
+        elif isinstance(op, Count):
+            values[op.out] = program.arrays[op.array].size()
+        elif isinstance(op, Guard):
+            if values[op.of.place] != op.told:
+                raise changing(op.told, f"{values[op.of.place]} at step {step}", op.line)
         else:
             condition = values[op.condition.place]
-            if not isinstance(condition, Tensor) or condition.dtype != torch.bool or condition.numel() != 1:
+            if not _is_one_boolean(condition):
                 raise _not_one_boolean(condition, f" at step {step} ({op.line})")
             if bool(condition):
                 return None
@@ -263,13 +319,20 @@ def run_step(program: Program, variables: Sequence[Tensor], step: int) -> dict[i
 
 
 def run_call(op: Call, values: dict[int, Any]) -> None:
-    """Do one recorded call."""
+    """Do one recorded call.
+
+    Raises:
+        StepError: it gives another number of values than at the first step.
+    """
     kwargs = resolve(op.kwargs, values) if op.kwargs else {}
     result = op.function(*resolve(op.args, values), **kwargs)
-    if op.count == 1 and isinstance(result, Tensor):
-        values[op.out] = result
-    else:
-        values.update(enumerate(flatten(named(result))[0], op.out))
+    if not op.nested:
+        values[op.out] = named(result)
+        return
+    leaves = flatten(named(result))[0]
+    if len(leaves) != op.count:
+        raise changing(f"{op.count} parts", f"{len(leaves)} at another step", op.line)
+    values.update(enumerate(leaves, op.out))
 
 
 @dataclass(frozen=True)
@@ -299,17 +362,27 @@ class Recording:
         loop = WhileLoop(loop_vars, self.max_steps, self.runner, site=Recording)
         program = loop.program
         values: dict[int, Any] = {**constants, **dict(enumerate(program.parameters))}
+        values |= {-1 - number: array for number, array in enumerate(arrays)}
         for op in self.ops:
             if isinstance(op, Call):
                 kwargs = resolve(op.kwargs, values) if op.kwargs else {}
                 result = program.call(op.function, resolve(op.args, values), kwargs, line=op.line)
-                values.update(enumerate([result] if op.count == 1 else flatten(result)[0], op.out))
+                parts = tuple(result) if isinstance(result, Shape) else result
+                values.update(enumerate(flatten(parts)[0] if op.nested else [result], op.out))
             elif isinstance(op, Read):
                 index, default = resolve((op.index, op.default), values)
                 values[op.out] = program.read(arrays[op.array], index, default, op.line)
             elif isinstance(op, Write):
                 index, value = resolve((op.index, op.value), values)
                 program.write(arrays[op.array], index, value, op.data_shared, op.line)
+            elif isinstance(op, Count):
+                values[op.out] = program.size(arrays[op.array], op.line)
+            elif isinstance(op, Guard):
+                value = values[op.of.place]
+                if isinstance(value, Symbolic):
+                    program.guard(program.template(value), op.told, op.line)
+                elif value != op.told:
+                    raise changing(op.told, str(value), op.line)
             else:
                 program.break_if(values[op.condition.place], op.line)
         loop.updates = {at: program.template(resolve(new, values)) for at, new in self.updates.items()}
@@ -328,6 +401,12 @@ def _check_same(place: int, old: Tensor, new: Any, at: str) -> None:
             got=f"was {describe_leaf(old)}, became {describe_leaf(new)}",
             remedy="start with the final shape and dtype, or collect what grows in a TensorArray",
         )
+
+
+def _is_one_boolean(value: Any) -> bool:
+    return type(value) is bool or (
+        isinstance(value, Tensor) and value.dtype == torch.bool and value.numel() == 1
+    )
 
 
 def _not_one_boolean(condition: Any, at: str) -> StepError:

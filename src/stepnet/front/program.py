@@ -6,77 +6,34 @@ to the next, and where one is known, what it gives is known too, without trying 
 
 from __future__ import annotations
 
-import functools
-import os
-import sys
-from collections import namedtuple
+import contextlib
+import copy
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.data.array import TensorArray
 from stepnet.data.lod import LoDTensor
-from stepnet.data.recording import StandIn
+from stepnet.data.recording import RECORDER, UNKNOWN, StandIn
 from stepnet.data.tree import Spec, flatten, unflatten
-from stepnet.errors import StepError
+from stepnet.errors import StepError, StepnetError
 
+from .examples import bare_leaf, first_place, in_place, key_of, like_values_of, named, on_meta, user_line
+from .modes import modes, under
+from .recorded import Break, Call, Count, Guard, Op, Read, Write
 from .step import describe_leaf
-from .symbolic import Symbolic, flatten_call, replaced
-from .template import Ref, encode, ref
+from .symbolic import OPEN, Symbolic, called, flatten_call, outside, replaced, symbolic
+from .template import Ref, Shape, encode, places, ref, resolve
 
-_HERE = str(Path(__file__).parents[1])
-_TORCH = str(Path(torch.__file__).parent)
 _CONCRETE = {"item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__"}
 _SIZES = {"shape", "size", "__len__", "numel", "nelement"}
 
 
-@dataclass(frozen=True)
-class Call:
-    """`values[out:] = leaves of function(*args, **kwargs)`, templates; `line` is where the user wrote it."""
-
-    function: Callable[..., Any]
-    args: Any
-    kwargs: Any
-    out: int
-    count: int
-    line: str
-
-
-@dataclass(frozen=True)
-class Read:
-    """`values[out] = arrays[array].read(index, default)`."""
-
-    array: int
-    index: Any
-    default: Any
-    out: int
-    line: str
-
-
-@dataclass(frozen=True)
-class Write:
-    """`arrays[array].write(index, value, data_shared)`."""
-
-    array: int
-    index: Any
-    value: Any
-    data_shared: bool
-    line: str
-
-
-@dataclass(frozen=True)
-class Break:
-    """Leave the loop if the condition holds."""
-
-    condition: Ref
-    line: str
-
-
-Op = Call | Read | Write | Break
 _Op = TypeVar("_Op", bound=Op)
 
 
@@ -87,7 +44,7 @@ class Known:
     op: Op | None = None
     examples: tuple[Any, ...] = ()  # of the values that it gives
     spec: Spec | None = None  # how they are nested; None for one value
-    plain: Any = None  # what it gives where it is no value of the program
+    told: tuple[bool, ...] = ()  # of each, whether Python gets it as it is, and each step checks it
     next: dict[Any, Known] = field(default_factory=dict)
     found: Any = None  # at a program's end: what was found out about it
 
@@ -123,21 +80,29 @@ class Program:
         self._numbers: dict[int, int] = {}  # of arrays, by id
         self._last: dict[int, Any] = {}  # the example of what was last written to an array
         self._meta: dict[int, tuple[Any, Tensor]] = {}
+        self._fixed_places: dict[int, bool] = {}
+        self.around: Program | None = None  # of the frame around this one
+        self.made: dict[int, TensorArray] = {}  # in the frame, by id
+        self._modes = modes()
         for variable in variables:
             self._note(variable)
-        likes = tuple(_like(v) for v in variables)
-        key = (site, likes, torch.get_default_dtype())
+        likes = tuple(key_of(v) for v in variables)
+        key = (site, likes, torch.get_default_dtype(), self._modes)
         global _count
         if _count > _MOST:
             _roots.clear()
             _count = 0
-        self.known: Known | None = _roots.setdefault(key, Known())
-        if not self.known.examples:
-            self.known.examples = tuple(self._bare(v) for v in variables)
+        self.known: Known | None = None
+        if None not in likes:
+            with contextlib.suppress(TypeError):  # a size that is left open does not hash
+                self.known = _roots.setdefault(key, Known())
+        examples = self.known.examples if self.known is not None else ()
+        if not examples:
+            examples = tuple(self._bare(v) for v in variables)
+            if self.known is not None:
+                self.known.examples = examples
         self.variables = len(variables)
-        self.parameters = tuple(self._value(example) for example in self.known.examples)
-        if None in likes:
-            self.known = None
+        self.parameters = tuple(self._value(example) for example in examples)
 
     def _note(self, value: Any) -> None:
         if isinstance(value, StandIn):
@@ -145,9 +110,9 @@ class Program:
         elif isinstance(value, (Tensor, LoDTensor)) and value.device.type != "cpu":
             self.device = value.device
 
-    def _value(self, example: Any) -> Symbolic:
+    def _value(self, example: Any) -> Any:
         self.examples.append(example)
-        return Symbolic(self, ref(len(self.examples) - 1), example)
+        return symbolic(self, ref(len(self.examples) - 1), example)
 
     def template(self, tree: Any) -> Any:
         """The template of arguments; tensors from outside become constants of the program.
@@ -158,28 +123,45 @@ class Program:
         return encode(tree, self._ref)
 
     def _ref(self, value: Any) -> Ref | None:
-        if type(value) is Symbolic:
-            if not self.open or value._program is not self:
-                raise StepError(
-                    "a symbolic value was used outside its frame",
-                    got=repr(value),
-                    remedy="write it to a TensorArray inside the frame and read it after, "
-                    "or take loop.results for the last loop variables",
-                )
+        if isinstance(value, TensorArray):
+            if not isinstance(value.deferred, Symbolic) and not self._made_inside(value):
+                return ref(-1 - self._number(value))
+            # As it is now: what is written to it later is not seen by what is recorded here.
+            value = copy.copy(value) if value.deferred is None else value.deferred
+        if isinstance(value, Symbolic) and value._program is self:
+            if not self.open:
+                raise outside(value)
             return value._ref
-        if not isinstance(value, (Tensor, LoDTensor, StandIn)):
+        if not isinstance(value, (Tensor, LoDTensor, StandIn, Symbolic, TensorArray, PackedSequence)):
             return None
+        if isinstance(value, Symbolic) and not self._encloses(value._program):
+            raise outside(value)
         place = self._places.get(id(value))
         if place is None:
             place = self._places[id(value)] = ref(len(self.examples))
             self.constants[place.place] = value
             self.examples.append(None)
             self._note(value)
-            like = _like(value)
+            like = key_of(value)
             if like is None:
                 self.known = None
             self._fresh.append(like)
         return place
+
+    def _encloses(self, program: Program) -> bool:
+        around = self.around
+        while around is not None and around is not program:
+            around = around.around
+        return around is not None and program.open
+
+    def _made_inside(self, array: TensorArray) -> bool:
+        """Whether an array was made in this frame or in one around it, so that each step has its own."""
+        program: Program | None = self
+        while program is not None:
+            if id(array) in program.made:
+                return True
+            program = program.around
+        return False
 
     def _find(self, *key: Any) -> tuple[Any, Known | None]:
         """The key of an operation, and what is known of it."""
@@ -209,100 +191,213 @@ class Program:
         name: str = "",
         line: str = "",
     ) -> Any:
-        """Record a call; gives symbolic values, or what does not depend on the data as it is."""
+        """Record a call; gives symbolic values, and what is the same at every step as it is."""
+        function = under(function, self._modes)
         args_template = self.template(args)
         kwargs_template = self.template(kwargs) if kwargs else ()
-        key, known = self._find(Call, function, args_template, kwargs_template)
+        name = args[1] if function is getattr else name or getattr(function, "__name__", repr(function))
+        fixed = name in _SIZES and self._fixed(args_template) and self._fixed(kwargs_template)
+        key, known = self._find(Call, function, args_template, kwargs_template, fixed)
         if known is None:
-            name = name or getattr(function, "__name__", repr(function))
-            known = self._new_call(function, args, kwargs, name, line or user_line())
-            if known.op is not None:
-                templates = {"args": args_template, "kwargs": kwargs_template}
-                known.op = Call(function, **templates, out=len(self.examples), count=len(known.examples),
-                                line=line or user_line())  # fmt: skip
+            line = line or user_line()
+            known = self._new_call(
+                function, (args, args_template), (kwargs, kwargs_template), name, line, fixed
+            )
+            known.op = Call(function, args_template, kwargs_template, len(self.examples), len(known.examples),
+                            known.spec is not None, line)  # fmt: skip
             known = self._remember(key, known)
         elif self.known is not None:
             self.known = known
-        if known.op is None:
-            return known.plain
+        assert isinstance(known.op, Call)
         self.ops.append(known.op)
+        values = [self._value(example) for example in known.examples]
+        for i, told in enumerate(known.told):
+            if told:
+                values[i] = known.examples[i]
+                self.guard(ref(known.op.out + i), values[i], known.op.line)
         if known.spec is None:
-            return self._value(known.examples[0])
-        return unflatten(known.spec, [self._value(example) for example in known.examples])
+            parts = getattr(function, "parts", 0) if known.examples[0] is None else 0
+            if not parts:
+                return values[0]
+            return tuple(self.call(operator.getitem, (values[0], i), {}, line=line) for i in range(parts))
+        return (
+            unflatten(known.spec, values) if known.spec.kind is not tuple or not known.told else Shape(values)
+        )
 
     def _new_call(
-        self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any], name: str, line: str
-    ) -> Known:
+        self, function: Callable[..., Any], given_args: tuple[Any, Any], given_kwargs: tuple[Any, Any],
+        name: str, line: str, fixed: bool,
+    ) -> Known:  # fmt: skip
+        (args, args_template), (kwargs, kwargs_template) = given_args, given_kwargs
         if name in _CONCRETE:
             raise StepError(
                 f"Python needs the number in a symbolic value ({name.strip('_')}), and it has none yet",
                 got=line,
-                remedy="loop.break_if(condition) ends the loop, torch.where(condition, a, b) chooses",
+                remedy="loop.break_if(condition) ends the loop, torch.where(condition, a, b) chooses, "
+                "~condition and torch.logical_not(condition) are its opposite",
             )
-        if (name.endswith("_") and not name.endswith("__")) or kwargs.get("out") is not None:
+        if in_place(function, name) or kwargs.get("out") is not None:
             raise StepError(
                 f"'{name}' would change a value in place, which a frame does not record",
                 got=line,
-                remedy=f"{name.rstrip('_')}, and go on with its result",
+                remedy=f"{name.strip('_')}, and go on with its result",
             )
-        if name == "__getitem__":  # without data, an index that is one integer has to be a number
-            args = (args[0], replaced(args[1], Symbolic, _first_place))
+        if name in (
+            "__getitem__",
+            "getitem",
+        ):  # without data, an index that is one integer has to be a number
+            args = (args[0], replaced(args[1], Symbolic, first_place))
+        given = [
+            v._example if isinstance(v, Symbolic) else None
+            for v in flatten_call((args, kwargs))
+            if isinstance(v, (Symbolic, TensorArray))
+        ]
+        like = getattr(function, "like", None)
         try:
-            with torch.no_grad():
-                example = named(function(*self._example_of(args), **self._example_of(kwargs)))
+            if like is not None:
+                example = self._run_like(like, args_template, kwargs_template or {})
+            else:
+                sizes = any(type(v) in (int, float) for v in given)  # given to what makes tensors, perhaps
+                with torch.no_grad(), torch.device("meta") if sizes else contextlib.nullcontext():
+                    example = named(function(*self._example_of(args), **on_meta(self._example_of(kwargs))))
         except (_Unknown, NotImplementedError):
-            example = None
-        except (RuntimeError, IndexError, TypeError, ValueError) as error:
-            given = [v._example for v in flatten_call((args, kwargs)) if isinstance(v, Symbolic)]
+            return Known(None, (None,))
+        except (RuntimeError, IndexError, TypeError, ValueError, AttributeError, StepnetError) as error:
+            known = all(isinstance(v, (Tensor, int, float)) for v in given)
+            if not known or any(isinstance(v, Tensor) and not v.numel() for v in given):
+                return Known(None, (None,))  # what stands for it here says too little
             raise StepError(
                 f"in the frame, '{name}' fails: {str(error).splitlines()[0]}",
                 got=f"{', '.join(describe_leaf(v) for v in given)} ({line})",
             ) from error
-        if example is None:
-            return Known(_UNMADE, (None,))
         leaves, spec = flatten(example)
-        if not any(isinstance(leaf, Tensor) for leaf in leaves):
-            return Known(plain=self._size(name, example, line))
-        return Known(_UNMADE, tuple(leaves), spec if spec.kind is not None else None)
+        leaves = [bare_leaf(leaf) for leaf in leaves]
+        values = [isinstance(leaf, (Tensor, LoDTensor, TensorArray)) or leaf is None for leaf in leaves]
+        if any(isinstance(leaf, torch.SymInt) for leaf in leaves):  # of a module that is traced
+            return Known(None, tuple(leaves), spec if spec.kind is not None else None, (True,) * len(leaves))
+        numbers = all(type(leaf) in (int, float, bool) for leaf in leaves)
+        told: tuple[bool, ...] = ()
+        if not any(values):
+            symbolic = numbers and (
+                like is not None or name in _SIZES or any(type(v) in (int, float, bool) for v in given)
+            )
+            if not symbolic:
+                return Known(None, (example,), None, (True,))
+            told = tuple([fixed or (name in _SIZES and self._is_closed(leaf)) for leaf in leaves])
+        return Known(None, tuple(leaves), spec if spec.kind is not None else None, told)
 
-    def _size(self, name: str, size: Any, line: str) -> Any:
-        """A size that Python asks for; of what comes from a tape, some of it is not known yet."""
-        if self.stand_in is None or name not in _SIZES:
-            return size
-        if isinstance(size, tuple):
-            return self.stand_in.stand_in_shape(size)
-        return self._checked_size(size, line)
+    def _run_like(self, like: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """What stands for the result of a function of our own, which runs functions of the user."""
+        values: Any = {-1 - number: TensorArray() for number in range(len(self.arrays))}
+        for place, example in enumerate(self.examples):
+            bare = self._bare(self.constants[place]) if place in self.constants else example
+            values[place] = UNKNOWN if bare is None else bare
+        tokens = OPEN.set(None), RECORDER.set(None)
+        try:
+            with torch.no_grad():
+                return like(*resolve(args, values), **resolve(kwargs, values))
+        finally:
+            OPEN.reset(tokens[0])
+            RECORDER.reset(tokens[1])
 
-    def _checked_size(self, size: int, line: str) -> int:
-        if self.stand_in is not None and self.stand_in.stand_in_shape((size,)) == (None,):
+    def _is_closed(self, size: int) -> bool:
+        """Whether a size of what comes from a tape is the same whatever the tape is played with."""
+        return self.stand_in is not None and not self.is_open(size)
+
+    def is_open(self, size: Any) -> bool:
+        """Whether a size is one of those that are known only when a tape is played."""
+        return self.stand_in is not None and self.stand_in.stand_in_shape((size,)) == (None,)
+
+    def _fixed(self, template: Any) -> bool:
+        """Whether what a template refers to can have but one shape: it follows from the loop variables, which
+        keep theirs, from constants, and from arrays that are one tensor. Guards check it."""
+        if self.stand_in is not None or self.around is not None:
+            return False
+        return all(self._fixed_place(place) for place in places(template))
+
+    def _fixed_place(self, place: int) -> bool:
+        if place < self.variables or place in self.constants:
+            return place >= 0
+        known = self._fixed_places.get(place)
+        if known is None:
+            op = self._maker(place)
+            if isinstance(op, Read):
+                array = self.arrays[op.array]
+                known = array.deferred is None and array._whole is not None and self._fixed(op.default)
+            elif isinstance(op, Call) and self.examples[place] is not None:
+                plain = not hasattr(op.function, "like")
+                known = plain and self._fixed(op.args) and self._fixed(op.kwargs)
+            else:
+                known = False
+            self._fixed_places[place] = known
+        return known
+
+    def _maker(self, place: int) -> Op:
+        """The operation that gives the value at a place."""
+        for op in reversed(self.ops):
+            if isinstance(op, (Call, Read, Count)):
+                count = op.count if isinstance(op, Call) else 1
+                if op.out <= place < op.out + count:
+                    return op
+        raise AssertionError("no operation gives this value")
+
+    def guard(self, of: Ref, told: Any, line: str = "") -> None:
+        """Record that Python was told a number, which each step must have again."""
+        self._plain(Guard, lambda: line or user_line(), of, told)
+
+    def told_number(self, value: Symbolic) -> Any:
+        """A symbolic number for Python: that of the first step, which every other step must have, too."""
+        number, line = value._example, user_line()
+        if self.is_open(number):
             raise StepError(
                 "Python needs a size that is known only when the tape is played",
                 got=line,
                 remedy="functions that need no number, such as torch.zeros_like(value)",
             )
-        return size
+        self.guard(self.template(value), number, line)
+        return number
 
-    def known_size(self, value: Symbolic, axis: int) -> int:
-        """The size of a value along an axis, for Python."""
-        return self._checked_size(value._example.shape[axis], user_line())
+    def told_length(self, value: Symbolic) -> int:
+        """`len` of a value, which can only be a number."""
+        example = value._example
+        if example is None:
+            raise StepError(
+                "this symbolic value's length is not known, so it cannot be taken apart",
+                got=user_line(),
+                remedy="index it; value.shape[0] is its length as a symbolic number",
+            )
+        if isinstance(example, LoDTensor):
+            size = self.call(called("__len__"), (value,), {}, "__len__")
+        else:
+            size = self.call(Tensor.size, (value, 0), {})
+        return operator.index(size)
 
     def _example_of(self, tree: Any) -> Any:
-        """The tree without data; raises `_Unknown` where a value's shape is not known."""
+        """The tree without data.
+
+        Raises:
+            _Unknown: a value's shape is not known.
+        """
 
         def example(value: Any) -> Any:
-            found = value._example if isinstance(value, Symbolic) else self._bare(value)
+            if isinstance(value, TensorArray):
+                found = value.deferred._example if isinstance(value.deferred, Symbolic) else None
+            else:
+                found = value._example if isinstance(value, Symbolic) else self._bare(value)
             if found is None:
                 raise _Unknown
             return found
 
-        return replaced(tree, (Symbolic, Tensor, LoDTensor, StandIn), example)
+        return replaced(tree, (Symbolic, Tensor, LoDTensor, StandIn, TensorArray), example)
 
     def _bare(self, value: Any) -> Any:
         """A value from outside without data; None where that says too little."""
         if isinstance(value, StandIn):
             value = value.stand_in_example()
         if isinstance(value, LoDTensor):
-            return None
+            return bare_leaf(value)
+        if isinstance(value, Symbolic):  # of a frame around this one
+            return value._example
         if not isinstance(value, Tensor):
             return value
         if id(value) not in self._meta:
@@ -316,6 +411,8 @@ class Program:
             self.arrays.append(array)
             if array.deferred is not None:
                 self._note(array.deferred)
+                if isinstance(array.deferred, Symbolic):
+                    self.known = None
             else:
                 self._note(next(iter(array._written.values()), array._whole))
         return number
@@ -331,12 +428,28 @@ class Program:
         if isinstance(example, StandIn):
             example = example.stand_in_example()
         index, default = self.template((index, default))
-        known_example = isinstance(example, Tensor)
-        like = _like(example) if known_example else None
+        known_example = isinstance(example, (Tensor, LoDTensor))
+        like = key_of(example) if known_example else None
         key, known = self._find(Read, number, index, default, like, array.deferred is None)
+        if known_example and like is None:
+            self.known = known = None
         if known is None:
             op = Read(number, index, default, len(self.examples), line or user_line())
             known = self._remember(key, Known(op, (self._bare(example) if known_example else None,)))
+        elif self.known is not None:
+            self.known = known
+        assert known.op is not None
+        self.ops.append(known.op)
+        return self._value(known.examples[0])
+
+    def size(self, array: TensorArray, line: str = "") -> Any:
+        """Record `array.size()`."""
+        number = self._number(array)
+        example = None if array.deferred is not None else array._size
+        key, known = self._find(Count, number, example)
+        if known is None:
+            op = Count(number, len(self.examples), line or user_line())
+            known = self._remember(key, Known(op, (example,)))
         elif self.known is not None:
             self.known = known
         assert known.op is not None
@@ -377,59 +490,5 @@ class Program:
             self.known = known
 
 
-def like_values_of(array: TensorArray) -> Any:
-    """A value like those in an array, None if it holds none."""
-    if array.deferred is not None:
-        array = array.deferred.stand_in_example()
-        if array is None:
-            return None
-    if array._whole is not None:
-        return array._whole[0]
-    return next(iter(array._values.values()), array._pattern)
-
-
-def _first_place(index: Symbolic) -> Any:
-    example = index._example
-    single = isinstance(example, Tensor) and not example.dim()
-    return 0 if single and not example.dtype.is_floating_point and example.dtype != torch.bool else index
-
-
 class _Unknown(Exception):
     """A shape that is known only when the loop runs."""
-
-
-_UNMADE = Break(ref(0), "")
-
-
-def _like(value: Any) -> Any:
-    """What decides on the shape and dtype of results, hashable; None: nothing known does."""
-    if isinstance(value, StandIn):
-        like = _like(value.stand_in_example())
-        return None if like is None else (StandIn, like)
-    if isinstance(value, Tensor):
-        return value.shape, value.stride(), value.dtype
-    return (int, value) if type(value) is int else None
-
-
-def named(result: Any) -> Any:
-    """torch's named results (of `max`, `sort`) as namedtuples, which hold symbolic values too."""
-    if isinstance(result, tuple) and hasattr(result, "n_fields"):
-        kind: Any = type(result)
-        return _named_kind(kind.__name__, kind.__match_args__)(*result)
-    return result
-
-
-@functools.cache
-def _named_kind(name: str, fields: tuple[str, ...]) -> Callable[..., Any]:
-    return namedtuple(name, fields)
-
-
-def user_line() -> str:
-    """Where in the user's code we are: `loss.py:12`."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith((_HERE, _TORCH)):
-            return f"{name.rpartition(os.sep)[2]}:{frame.f_lineno}"
-        frame = frame.f_back
-    return "?"

@@ -1,8 +1,8 @@
 """Raising: a recorded while loop that is a scan over arrays becomes a step, its inputs and its states.
 
-It is one if it counts a step, reads arrays at `step` and `step - 1`, and writes at `step`. Then what was
-read at `step` from an array that the loop leaves alone is an input; what was read at `step - 1` from one
-that it writes is a state; and what is written is an output. Anything else is a broken rule, said as a
+It is one if it counts a step, up or down, and reads and writes arrays there. Then what was read from an
+array that the loop leaves alone is an input; what was read at the step before from one that it writes is a
+state; and what is written is an output. Anything else is a broken rule, said as a
 Refusal, and the loop runs as it was recorded.
 """
 
@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from stepnet.data.steps import Steps
-from stepnet.data.values import integer
-from stepnet.errors import Refusal
+from stepnet.data.values import integer, whole_number
+from stepnet.errors import Refusal, StepnetError
 
 from .frame import WhileLoop
-from .program import Read
+from .recorded import Count, Read
 from .scan_form import RecordedStep, ScanForm, rule, scan_form
 from .step import describe_leaf
 from .template import resolve
@@ -48,34 +48,42 @@ class Raised:
         sizes |= {v.shape[0] if v.dim() > 0 else None for v in self.state}
         return len(sizes) == 1 and None not in sizes
 
-    def one_row(self) -> Raised:
-        """The same scan with each value as the one row of a batch.
+    def one_row(self, known: bool = False) -> Raised:
+        """The same scan with each value as the one row of a batch. `known`: that it may be was seen before.
 
         Raises:
             Refusal: a recorded call treats a row of a batch otherwise than the value alone.
         """
         lifted = RecordedStep(self.form.lifted, self.step.constants)
         x, state = [v.unsqueeze(1) for v in self.x], [v.unsqueeze(0) for v in self.state]
-        sizes = self.sizes
-        if sizes not in self.form.row_like:
-            self._check_row(lifted, x, state)
-            self.form.row_like.add(sizes)
+        if not known and self.sizes not in self.form.row_like:
+            self._check_row(lifted)
+            self.form.row_like.add(self.sizes)
 
         def finish(ys: list[Tensor], last: list[Tensor]) -> list[Tensor]:
             return self.finish([y.squeeze(1) for y in ys], [v.squeeze(0) for v in last])
 
         return Raised(self.form, lifted, x, state, finish)
 
-    def _check_row(self, lifted: RecordedStep, x: list[Tensor], state: list[Tensor]) -> None:
+    def _check_row(self, lifted: RecordedStep) -> None:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            ys, new = self.step(tuple(v[0] for v in self.x), tuple(self.state))
+            own_x, own_state = [_any_like(v[0]) for v in self.x], [_any_like(v) for v in self.state]
+            ys, new = self.step(tuple(own_x), tuple(own_state))
             try:
-                row_ys, row_new = lifted(tuple(v[0] for v in x), tuple(state))
-            except (RuntimeError, IndexError) as error:
+                rows = tuple(v.unsqueeze(0) for v in own_x), tuple(v.unsqueeze(0) for v in own_state)
+                row_ys, row_new = lifted(*rows)
+            except (RuntimeError, IndexError, StepnetError) as error:
                 raise rule("a recorded call does not take values as rows of a batch") from error
         for alone, row in zip((*ys, *new), (*row_ys, *row_new), strict=True):
             if row.shape != (1, *alone.shape) or not torch.allclose(row[0], alone, equal_nan=True):
                 raise rule("a recorded call treats a row of a batch otherwise than the value alone")
+
+
+def _any_like(value: Tensor) -> Tensor:
+    """Other numbers, for values that happen to be alike tell nothing; the same integers in any order."""
+    if value.is_floating_point() or value.is_complex():
+        return torch.randn_like(value)
+    return value.flatten()[torch.randperm(value.numel())].view(value.shape)
 
 
 def raise_loop(loop: WhileLoop) -> Raised:
@@ -101,17 +109,30 @@ def raise_loop(loop: WhileLoop) -> Raised:
 def _bound(loop: WhileLoop, form: ScanForm) -> Raised:
     """A form with the values of one loop."""
     program = loop.program
-    boot, bound = loop.loop_vars[form.counter], resolve(form.bound, program.constants)
-    start = int(boot)
-    steps = integer(bound, "bound") - start
+    boot = loop.loop_vars[form.counter]
+    sizes = {op.out: program.arrays[op.array].size() for op in program.ops if isinstance(op, Count)}
+    known = {place: n for place, n in enumerate(program.examples) if isinstance(n, (int, torch.SymInt))}
+    bound = resolve(form.bound, {**known, **program.constants, **sizes})
+    start = whole_number(boot)
+    steps = (integer(bound, "bound") + form.beyond - start) * form.by
     if steps <= 0:
         raise rule("there are no steps")
     if loop.max_steps is not None and steps > loop.max_steps:
         raise rule("there are more steps than max_steps")
-    x = [_column(loop, op, start + offset, steps) for op, offset in form.inputs]
+    low = start if form.by > 0 else start - steps + 1
+    x = [_column(loop, op, low + offset, steps) for op, offset in form.inputs]
+    for (op, _), column in zip(form.inputs, x, strict=True):
+        like = program.examples[op.out]
+        if like is not None and (like.shape, like.dtype) != (column.shape[1:], column.dtype):
+            raise rule("the values of an array differ in shape or dtype", op)
     state: list[Any] = [loop.loop_vars[place] for place in form.carried]
     for op in form.states:
-        state.append(program.arrays[op.array].read(start - 1, resolve(op.default, program.constants)))
+        before = start + form.base - form.by
+        array, default = program.arrays[op.array], resolve(op.default, program.constants)
+        if isinstance(before, torch.SymInt) and default is not None and not array._values:
+            state.append(default)
+        else:
+            state.append(array.read(before, default))
     step = RecordedStep(form.step, [program.constants[place] for place in form.step.constants])
     for value, new in zip(state, form.step.new, strict=True):
         like = form.example(program, new)
@@ -127,12 +148,12 @@ def _bound(loop: WhileLoop, form: ScanForm) -> Raised:
         columns = [Steps(y, own=True) for y in ys]  # two arrays may be written the same
         for number, column in form.outputs:
             if isinstance(column, int):
-                program.arrays[number]._put(start, columns[column])
+                program.arrays[number]._put(low + form.base, columns[column])
             else:
                 value = program.constants[column.place]
-                program.arrays[number]._put(start, Steps(value.expand(steps, *value.shape)))
+                program.arrays[number]._put(low + form.base, Steps(value.expand(steps, *value.shape)))
         results = list(loop.loop_vars)
-        results[form.counter] = boot + steps
+        results[form.counter] = boot + form.by * steps
         for place, value in zip(form.carried, last, strict=False):
             results[place] = value
         return results
@@ -144,8 +165,8 @@ def _column(loop: WhileLoop, op: Read, first: int, steps: int) -> Tensor:
     """What a read gives at every step, stacked."""
     array = loop.program.arrays[op.array]
     whole = array._whole
-    if whole is not None and first >= 0 and first + steps <= len(whole):
-        return whole if steps == len(whole) else whole.narrow(0, first, steps)
+    if whole is not None and first >= 0 and first + steps <= whole.shape[0]:
+        return whole if steps == whole.shape[0] else whole.narrow(0, first, steps)
     default = resolve(op.default, loop.program.constants)
     values = [array.read(place, default) for place in range(first, first + steps)]
     like = values[0]

@@ -36,7 +36,14 @@ class RowArray(TensorArray):
         twin._rows_at = dict(self._rows_at)
         return twin
 
-    def write(self, index: int | Tensor, value: Value, data_shared: bool = True) -> None:
+    def _clear(self) -> None:
+        raise ArrayError(
+            "in a loop with a condition per row, a TensorArray is written place by place",
+            got="unstack or unpack on an array that the loop carries",
+            remedy="cut it into an array of the body's own, TensorArray.unstack(x), or before the loop",
+        )
+
+    def _store(self, index: Any, value: Any, data_shared: bool) -> None:
         if not isinstance(value, Tensor) or value.dim() == 0 or value.shape[0] != len(self.rows):
             raise ArrayError(
                 f"TensorArray.write: in a loop with a condition per row, the value for index {int(index)} "
@@ -44,7 +51,7 @@ class RowArray(TensorArray):
                 got=describe(value),
                 expected=f"{len(self.rows)} rows",
             )
-        super().write(index, value, data_shared)
+        super()._store(index, value, data_shared)
         self._rows_at[int(index)] = self.rows
 
     def read(self, index: int | Tensor, default: Value | None = None) -> Any:

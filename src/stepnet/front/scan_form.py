@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -9,14 +10,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.lod import LoDTensor
 from stepnet.data.recording import Interned
 from stepnet.errors import Refusal
 
 from .frame import run_call
-from .program import Break, Call, Op, Program, Read, Write
-from .template import Ref, places, renamed, resolve
+from .program import Program
+from .recorded import Break, Call, Count, Op, Read, Write
+from .template import Literal, Ref, places, renamed, resolve
 
-_ENDS = {"eq", "ge"}
+# How a loop may end that counts up, or down: what is added to the number that it is compared with.
+_ENDS = {1: {"eq": 0, "ge": 0, "gt": 1}, -1: {"eq": 0, "le": 0, "lt": -1}}
+_SWAPPED = {"eq": "eq", "ne": "ne", "ge": "le", "le": "ge", "gt": "lt", "lt": "gt"}
+_OPPOSITE = {"ne": "eq", "eq": "ne", "lt": "ge", "ge": "lt", "le": "gt", "gt": "le"}
+_NOT = {"logical_not", "bitwise_not", "invert"}
+_NAMES = {
+    "radd": "add", "subtract": "sub", "greater_equal": "ge", "greater": "gt", "less_equal": "le",
+    "less": "lt", "equal": "eq", "not_equal": "ne",
+}  # fmt: skip
 _MATMUL = {"matmul", "__matmul__", "mv", "__rmatmul__"}
 
 
@@ -55,8 +66,11 @@ class ScanForm:
 
     Attributes:
         counter: the loop variable that counts.
+        by: what it counts by, 1 or -1.
         bound: the template of the number where it ends.
-        inputs: reads at each step, of the step itself (0) or the one before (-1).
+        beyond: what is added to that number.
+        base: where arrays are written: at the counter (0), or, counting down, at the one below (-1).
+        inputs: reads at each step, and what is added to the counter.
         carried: the other loop variables; they are the first states.
         states: reads of what was written at the step before; the states after them.
         outputs: arrays that are written, each with its place among the step's results, or the constant.
@@ -64,7 +78,10 @@ class ScanForm:
 
     step: StepForm
     counter: int
+    by: int
     bound: Any
+    beyond: int
+    base: int
     inputs: list[tuple[Read, int]]
     carried: list[int]
     states: list[Read]
@@ -104,27 +121,32 @@ def scan_form(program: Program, updates: dict[int, Any]) -> ScanForm:
 class _Raising:
     def __init__(self, program: Program, updates: dict[int, Any]) -> None:
         self.program, self.updates = program, updates
-        self.counter = -1
+        self.counter, self.by = -1, 0
         self.offsets: dict[int, int] = {}  # place of a value -> what it adds to the counter
         self.control: set[int] = set()  # ids of calls that only count or compare
         self.numbers: set[int] = set()  # places of what those give
 
     def form(self) -> ScanForm:
         program = self.program
-        bound = self._count()
+        bound, beyond = self._count()
         writes: dict[int, Write] = {}
         for op in program.ops:
             if isinstance(op, Write):
-                if self._offset(op.index) != 0:
+                if self._offset(op.index) not in ((0,) if self.by > 0 else (0, -1)):
                     raise rule("an array is written elsewhere than at the step", op)
                 if op.array in writes:
                     raise rule("an array is written twice in a step", op)
                 writes[op.array] = op
+        bases = {self._offset(op.index) for op in writes.values()} or {0}
+        if len(bases) > 1:
+            raise rule("arrays are written at different places")
+        (base,) = bases
+        assert base is not None
         calls: list[Call] = []
         inputs: list[tuple[Read, int]] = []
         carried = [i for i in range(program.variables) if i != self.counter]
         states: list[Read] = []
-        rename: dict[int, Any] = {}  # what is read back in the step that wrote it
+        rename: dict[int, Any] = self._sizes(writes)  # and what is read back in the step that wrote it
         done: set[int] = set()
         for op in program.ops:
             if isinstance(op, Read):
@@ -136,8 +158,10 @@ class _Raising:
                     raise rule("a default is computed in the loop", op)
                 if write is None:
                     inputs.append((op, offset))
-                elif offset == -1:
+                elif offset == base - self.by:
                     states.append(op)
+                elif offset != base:
+                    raise rule("an array is read elsewhere than at the step and the step before", op)
                 elif id(write) in done:
                     rename[op.out] = write.value
                 else:
@@ -145,8 +169,10 @@ class _Raising:
             elif isinstance(op, Write):
                 self._check_free_of_counter(op.value, op)
                 done.add(id(op))
-            elif isinstance(op, Call) and id(op) not in self.control:
+            elif isinstance(op, Call) and id(op) not in self.control and op.out not in rename:
                 self._check_free_of_counter((op.args, op.kwargs), op)
+                if any(place < 0 for place in places((op.args, op.kwargs))):
+                    raise rule("a loop inside reads or writes arrays of this one", op)
                 calls.append(op)
         if not inputs:
             raise rule("no array is read at the step")
@@ -158,6 +184,9 @@ class _Raising:
         calls = [
             replace(c, args=renamed(c.args, rename), kwargs=renamed(c.kwargs, rename), line="") for c in calls
         ]
+        growing = {op.out for op in program.ops if isinstance(op, Count)}.difference(rename)
+        if any(not growing.isdisjoint(places((c.args, c.kwargs))) for c in calls):
+            raise rule("the size of an array that is written is used as a number")
         used = [p for c in calls for p in places((c.args, c.kwargs))] + [p for v in new for p in places(v)]
         step = StepForm(
             calls=tuple(calls),
@@ -168,46 +197,91 @@ class _Raising:
             constants=tuple(dict.fromkeys(p for p in used if p in program.constants)),
         )
         outputs = [(array, v if v.place in program.constants else y.index(v)) for array, v in written.items()]
-        return ScanForm(_interned(step), self.counter, bound, inputs, carried, states, outputs)
+        return ScanForm(
+            _interned(step), self.counter, self.by, bound, beyond, base, inputs, carried, states, outputs
+        )
 
-    def _count(self) -> Any:
-        """Find the counter; the template of the number where it ends."""
+    def _sizes(self, writes: Mapping[int, Write]) -> dict[int, Any]:
+        """The numbers that follow from sizes: in a scan these are the same at every step."""
+        found: dict[int, Any] = {}
+        for op in self.program.ops:
+            if isinstance(op, Count):
+                if op.array not in writes:
+                    found[op.out] = self.program.examples[op.out]
+            elif isinstance(op, Call):
+                outs = range(op.out, op.out + op.count)
+                examples = [self.program.examples[place] for place in outs]
+                if not any(value is None or isinstance(value, (Tensor, LoDTensor)) for value in examples):
+                    found |= zip(outs, examples, strict=True)
+        return found
+
+    def _count(self) -> tuple[Any, int]:
+        """Find the counter; the template of the number where it ends, and what is added to that."""
         program = self.program
         ends = [op for op in program.ops if isinstance(op, Break)]
         if len(ends) > 1:
             raise rule("the loop ends in more than one place", ends[1])
         (end,) = ends
         made_by = {op.out: op for op in program.ops if isinstance(op, Call)}
-        test = made_by.get(end.condition.place)
-        name = _name(test) if test is not None else ""
-        operands = list(test.args) if test is not None and len(test.args) == 2 else []
-        variables = range(program.variables)
-        counters = [v.place for v in operands if isinstance(v, Ref) and v.place in variables]
-        fixed = [v for v in operands if not isinstance(v, Ref) or v.place in program.constants]
-        swapped = name == "ge" and bool(operands) and operands[0] in fixed
-        if test is None or name not in _ENDS or len(counters) != 1 or len(fixed) != 1 or swapped:
-            raise rule("the loop does not end where a counted step reaches a fixed number", end)
-        self.counter = counters[0]
+        unlike = rule("the loop does not end where a counted step reaches a fixed number", end)
+        test, opposite, tests = made_by.get(end.condition.place), False, list[Call]()
+        while test is not None and _name(test) in _NOT and len(test.args) == 1:
+            tests.append(test)
+            opposite = not opposite
+            test = made_by.get(test.args[0].place) if isinstance(test.args[0], Ref) else None
+        if test is None or len(test.args) != 2 or test.kwargs or _name(test) not in _SWAPPED:
+            raise unlike
+        name, operands = _name(test), list(test.args)
+        for self.counter in range(program.variables):
+            self._find_offsets(made_by)
+            counted = [isinstance(v, Ref) and v.place in self.offsets for v in operands]
+            update = self.updates[self.counter]
+            self.by = self.offsets.get(update.place, 0) if isinstance(update, Ref) else 0
+            if counted.count(True) == 1:
+                break
+        else:
+            raise unlike
+        if counted[1]:
+            operands.reverse()
+            name = _SWAPPED[name]
+        if opposite:
+            name = _OPPOSITE[name]
+        known = {*program.constants, *(op.out for op in program.ops if isinstance(op, Count))}
+        known |= {
+            place for place, value in enumerate(program.examples) if isinstance(value, (int, torch.SymInt))
+        }
+        if isinstance(operands[1], Ref) and operands[1].place not in known:
+            raise unlike
         boot = program.examples[self.counter]
-        if not isinstance(boot, Tensor) or boot.dim() or not _whole(boot) or not self._whole_bound(fixed[0]):
+        if (
+            not isinstance(boot, Tensor)
+            or boot.dim()
+            or not _whole(boot)
+            or not self._whole_bound(operands[1])
+        ):
             raise rule("the counter or its bound is not one integer", end)
-        self._find_offsets(made_by)
-        self.control.add(id(test))
-        self.numbers = {*self.offsets, test.out}
-        update = self.updates[self.counter]
-        if not isinstance(update, Ref) or self.offsets.get(update.place) != 1:
-            raise rule("the counter is not updated by step + 1")
+        if self.by not in _ENDS:
+            raise rule("the counter is not updated by step + 1 or step - 1")
+        if name not in _ENDS[self.by]:
+            raise unlike
+        tests.append(test)
+        self.control.update(id(op) for op in tests)
+        self.numbers = {*self.offsets, *(op.out for op in tests)}
         for op in program.ops[: program.ops.index(end)]:
-            if not isinstance(op, Call):
+            if isinstance(op, (Read, Write)):
                 raise rule("an array is read or written before break_if", op)
-        return fixed[0]
+        return operands[1], _ENDS[self.by][name] - self.offsets[operands[0].place]
 
     def _whole_bound(self, bound: Any) -> bool:
-        value = self.program.constants[bound.place] if isinstance(bound, Ref) else bound
+        value = bound.value if isinstance(bound, Literal) else bound
+        if isinstance(bound, Ref):
+            value = self.program.constants.get(bound.place, self.program.examples[bound.place])
+        if isinstance(value, torch.SymInt):
+            return True
         return type(value) is int or (isinstance(value, Tensor) and value.numel() == 1 and _whole(value))
 
     def _find_offsets(self, made_by: dict[int, Call]) -> None:
-        self.offsets = {self.counter: 0}
+        self.offsets, self.control = {self.counter: 0}, set()
         for out, op in made_by.items():
             if op.kwargs or len(op.args) != 2:
                 continue
@@ -220,9 +294,8 @@ class _Raising:
                 self.control.add(id(op))
 
     def _offset(self, index: Any) -> int | None:
-        """An index as the counter plus 0 or -1."""
-        offset = self.offsets.get(index.place) if isinstance(index, Ref) else None
-        return offset if offset in (0, -1) else None
+        """What an index adds to the counter; None for another."""
+        return self.offsets.get(index.place) if isinstance(index, Ref) else None
 
     def _check_free_of_counter(self, template: Any, op: Op) -> None:
         if not self.numbers.isdisjoint(places(template)):
@@ -250,7 +323,7 @@ def _name(op: Call) -> str:
     """`add` for torch.add, Tensor.add and Tensor.__add__; `eq` and `ge` likewise."""
     name = getattr(op.function, "__name__", "")
     plain = name.strip("_")
-    return {"radd": "add", "subtract": "sub", "greater_equal": "ge"}.get(plain, plain)
+    return _NAMES.get(plain, plain)
 
 
 def _whole(value: Tensor) -> bool:

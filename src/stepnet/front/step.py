@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from stepnet.data.lod import LoDTensor
+from stepnet.data.modes import autocast_dtype
 from stepnet.data.tree import Spec, flatten, names, unflatten
 from stepnet.errors import StepError
 from stepnet.ir.tensor_iterator import BackEdge, Concat, Last, Merged, Slice, TensorIterator
@@ -94,6 +95,7 @@ class StepBody:
         y_leaves, y_spec = flatten(result[0])
         new_leaves, new_spec = flatten(result[1])
         self._check_y(y_leaves, y_spec)
+        new_leaves = _kept_dtypes(state_leaves, new_leaves)
         self._check_state(state_leaves, new_leaves, new_spec)
         return result[0], new_leaves
 
@@ -141,6 +143,19 @@ class StepBody:
                 expected="a new state with the shape and dtype of the state that came in",
                 remedy="give an initial state of the final shape and dtype, or cast in the step (.to(...))",
             )
+
+
+def _kept_dtypes(old: Sequence[Any], new: list[Any]) -> list[Any]:
+    """What is carried keeps its dtype: autocast makes some results of lower precision, and some float32."""
+    if not old or not isinstance(old[0], Tensor) or autocast_dtype(old[0].device.type) is None:
+        return new
+    return [
+        b.to(a.dtype) if isinstance(b, Tensor) and a.dtype in _FLOATS and b.dtype in _FLOATS else b
+        for a, b in zip(old, new, strict=False)
+    ] + new[len(old) :]
+
+
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 @functools.lru_cache(maxsize=256)

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
+from stepnet.data.array import TensorArray
+from stepnet.data.lod import LoDTensor
 from stepnet.data.recording import InFrame
 from stepnet.errors import StepError
 
 from .step import describe_leaf
-from .template import Ref
+from .template import Ref, Shape, is_named
 
 if TYPE_CHECKING:
     from .program import Program
+
+# The program of the innermost frame that is being written here.
+OPEN: ContextVar[Program | None] = ContextVar("stepnet_open_frame", default=None)
 
 
 class Symbolic(InFrame):
     """A value inside a frame: it has no numbers yet, and what is done to it is recorded.
 
-    Any torch function, method or operator takes it. Its `shape`, `dtype` and `device` are those that the
-    first step will see.
+    Any torch function, method or operator takes it. A size that may change from step to step is a symbolic
+    number; one that is the same at every step is an int.
     """
 
     __slots__ = ("_example", "_program", "_ref")
@@ -36,17 +46,26 @@ class Symbolic(InFrame):
     ) -> Any:
         leaves = flatten_call((args, kwargs or {}))
         first = next(leaf for leaf in leaves if isinstance(leaf, Symbolic))
-        return first._program.call(func, args, kwargs or {})
+        return at_home(first).call(func, args, kwargs or {})
+
+    def record(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return at_home(self).call(function, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        attribute = getattr(Tensor, name, None)
-        if attribute is None or name.startswith("__"):
+        if name.startswith("_"):
             raise AttributeError(f"a symbolic value has no attribute '{name}'")
         if name == "device":
             return self._program.device
-        if callable(attribute):
-            return lambda *args, **kwargs: self._program.call(attribute, (self, *args), kwargs)
-        return self._program.call(getattr, (self, name), {}, name)
+        kinds = (LoDTensor,) if isinstance(self._example, LoDTensor) else (Tensor,)
+        if self._example is None:
+            kinds = (LoDTensor, Tensor) if name == "values" else (Tensor, LoDTensor)
+        attribute = next((getattr(kind, name) for kind in kinds if hasattr(kind, name)), None)
+        if attribute is None:
+            raise AttributeError(f"a symbolic value has no attribute '{name}'")
+        if not callable(attribute):
+            return at_home(self).call(getattr, (self, name), {}, name)
+        function = attribute if kinds == (Tensor,) else called(name)
+        return lambda *args, **kwargs: at_home(self).call(function, (self, *args), kwargs)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         raise StepError(
@@ -56,12 +75,7 @@ class Symbolic(InFrame):
         )
 
     def __len__(self) -> int:
-        if self._example is None:
-            raise StepError(
-                "this symbolic value's length is not known, so it cannot be taken apart",
-                remedy="index it",
-            )
-        return self._program.known_size(self, 0)
+        return at_home(self).told_length(self)
 
     def __iter__(self) -> Any:
         len(self)
@@ -72,21 +86,155 @@ class Symbolic(InFrame):
         return f"<symbolic {self._ref} {kind}>"
 
 
-def _operator(name: str) -> Callable[..., Any]:
-    function = getattr(Tensor, name)
+class SymbolicNumber(Symbolic):
+    """A number that follows from sizes: what is done to it is recorded, too.
+
+    Where Python needs it as a number of its own (`range`, `if`, `len`), it is told the number of the first
+    step, and every step checks that it is the same.
+    """
+
+    __slots__ = ()
+    __hash__ = object.__hash__
+
+    def __bool__(self) -> bool:
+        return bool(at_home(self).told_number(self))
+
+    def __int__(self) -> int:
+        return int(at_home(self).told_number(self))
+
+    def __float__(self) -> float:
+        return float(at_home(self).told_number(self))
+
+    def __format__(self, spec: str) -> str:
+        return repr(self)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"a symbolic number has no attribute '{name}'")
+
+    def __repr__(self) -> str:
+        return f"<symbolic {self._ref}, {self._example} at the first step>"
+
+
+class SymbolicSize(SymbolicNumber, torch.SymInt):
+    """A symbolic integer: torch takes it wherever it takes a size."""
+
+    __hash__ = object.__hash__
+    # It is no tensor to torch: the mode of the frame, `Recorded`, sees the calls.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore
+
+    def __index__(self) -> int:
+        return int(at_home(self).told_number(self))
+
+    @property
+    def node(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """What torch asks for where nothing records the call: outside of a frame."""
+        raise outside(self)
+
+
+def symbolic(program: Program, ref: Ref, example: Any) -> Any:
+    """The symbolic value, number or array at a place of a program."""
+    if isinstance(example, TensorArray):
+        array = TensorArray.__new__(TensorArray)
+        array.deferred = Symbolic(program, ref, example)
+        return array
+    if type(example) is int:
+        return SymbolicSize(program, ref, example)
+    return (SymbolicNumber if type(example) in (bool, float) else Symbolic)(program, ref, example)
+
+
+def at_home(value: Symbolic) -> Program:
+    """The program that records what is done to a value: that of the innermost frame, inside the value's.
+
+    Raises:
+        StepError: the value's frame is not open here.
+    """
+    inner = around = OPEN.get()
+    while around is not None and around is not value._program:
+        around = around.around
+    if around is None or inner is None:
+        raise outside(value)
+    return inner
+
+
+def outside(value: Symbolic) -> StepError:
+    """The error of a value that is used elsewhere than in its frame."""
+    return StepError(
+        "a symbolic value was used outside its frame",
+        got=repr(value),
+        remedy="write it to a TensorArray inside the frame and read it after, "
+        "or take loop.results for the last loop variables",
+    )
+
+
+class Recorded(TorchFunctionMode):
+    """In a frame: torch functions that meet a symbolic value anywhere, such as in a slice, are recorded."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        for leaf in flatten_call((args, kwargs or {})):
+            if isinstance(leaf, Symbolic):
+                return at_home(leaf).call(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+@functools.cache
+def called(name: str) -> Callable[..., Any]:
+    """A method by name, so that it is that of the value's own kind."""
+
+    def method(value: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(value, name)(*args, **kwargs)
+
+    method.__name__ = name
+    return method
+
+
+def _operator(name: str, swapped: bool = False) -> Callable[..., Any]:
+    function = getattr(operator, name if hasattr(operator, name) else f"{name}_")
 
     def call(self: Symbolic, *others: Any) -> Any:
-        return self._program.call(function, (self, *others), {}, name)
+        if isinstance(self, SymbolicNumber) and any(_no_number(other) for other in others):
+            if name not in ("eq", "ne"):
+                return NotImplemented
+            # the shapes of a tape's items have None there
+            return (others[0] is None and self._program.is_open(self._example)) == (name == "eq")
+        args = (*others, self) if swapped else (self, *others)
+        return at_home(self).call(function, args, {}, name)
+
+    call.__name__ = name
+    return call
+
+
+def _no_number(value: Any) -> bool:
+    return value is None or isinstance(value, (str, tuple, list))
+
+
+def _number(name: str) -> Callable[..., Any]:
+    function = getattr(Tensor, name)
+
+    def call(self: Symbolic) -> Any:
+        return at_home(self).call(function, (self,), {}, name)
 
     call.__name__ = name
     return call
 
 
 _BINARY = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift"
-_OTHER = "eq ne lt le gt ge neg pos abs invert getitem bool int float index"
-for _name in [*_BINARY.split(), *_OTHER.split(), *(f"r{n}" for n in _BINARY.split())]:
-    if hasattr(Tensor, f"__{_name}__"):
-        setattr(Symbolic, f"__{_name}__", _operator(f"__{_name}__"))
+for _name in [
+    *_BINARY.split(),
+    *["eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert", "getitem"],
+]:
+    setattr(Symbolic, f"__{_name}__", _operator(_name))
+for _name in _BINARY.split():
+    setattr(Symbolic, f"__r{_name}__", _operator(_name, swapped=True))
+for _name in ("__bool__", "__int__", "__float__", "__index__"):
+    setattr(Symbolic, _name, _number(_name))
+for _kind in (SymbolicNumber, SymbolicSize):  # torch.SymInt has operators of its own
+    for _name in [n for n in vars(Symbolic) if n.startswith("__") and hasattr(operator, n)]:
+        if _name not in ("__index__",) and _name not in vars(_kind):
+            setattr(_kind, _name, vars(Symbolic)[_name])
+    for _name in _BINARY.split():
+        setattr(_kind, f"__r{_name}__", vars(Symbolic)[f"__r{_name}__"])
 
 
 def replaced(tree: Any, kind: Any, new: Callable[[Any], Any]) -> Any:
@@ -95,6 +243,10 @@ def replaced(tree: Any, kind: Any, new: Callable[[Any], Any]) -> Any:
         return new(tree)
     if type(tree) in (tuple, list):
         return type(tree)(replaced(item, kind, new) for item in tree)
+    if type(tree) is Shape:
+        return tuple(replaced(item, kind, new) for item in tree)
+    if is_named(tree):
+        return type(tree)(*(replaced(item, kind, new) for item in tree))
     if type(tree) is dict:
         return {key: replaced(item, kind, new) for key, item in tree.items()}
     if type(tree) is slice:
@@ -104,7 +256,7 @@ def replaced(tree: Any, kind: Any, new: Callable[[Any], Any]) -> Any:
 
 def flatten_call(tree: Any) -> list[Any]:
     """All leaves of a tree of arguments."""
-    if type(tree) in (tuple, list):
+    if type(tree) in (tuple, list, Shape) or is_named(tree):
         parts = tree
     elif type(tree) is dict:
         parts = tree.values()

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
+from threading import Lock
+from types import CellType, FunctionType
 from typing import Any, NamedTuple
+
+from stepnet.data.recording import content, inside
 
 
 class Ref:
@@ -23,13 +28,32 @@ class Ref:
 
 
 _REFS: list[Ref] = []
+_ARRAYS: list[Ref] = []
+_growing = Lock()
 
 
 def ref(place: int) -> Ref:
-    """The Ref of a place."""
-    while place >= len(_REFS):
-        _REFS.append(Ref(len(_REFS)))
-    return _REFS[place]
+    """The Ref of a place; arrays have the places below 0."""
+    known, at = (_REFS, place) if place >= 0 else (_ARRAYS, -1 - place)
+    if at >= len(known):
+        with _growing:
+            while at >= len(known):
+                known.append(Ref(len(known) if place >= 0 else -1 - len(known)))
+    return known[at]
+
+
+class Shape(tuple[Any, ...]):
+    """The shape of a symbolic value: sizes that may change from step to step are symbolic.
+
+    >>> Shape((2, 3)).numel()
+    6
+    """
+
+    __slots__ = ()
+
+    def numel(self) -> Any:
+        """The number of elements."""
+        return math.prod(self)
 
 
 class Literal(NamedTuple):
@@ -41,10 +65,18 @@ class Literal(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """A list, a dict or a slice."""
+    """A list, a dict, a slice or a named tuple."""
 
     kind: type
     items: tuple[Any, ...]
+
+
+class Closed(NamedTuple):
+    """A function that refers to values of the program: what its cells and its defaults hold."""
+
+    function: FunctionType
+    cells: tuple[Any, ...]  # None for what stays as it is, else a tuple of one template
+    defaults: Any
 
 
 def encode(tree: Any, ref_of: Callable[[Any], Ref | None]) -> Any:
@@ -61,10 +93,12 @@ def encode(tree: Any, ref_of: Callable[[Any], Ref | None]) -> Any:
     kind = type(tree)
     if kind is int or kind is str or tree is None:
         return tree
-    if kind is tuple:
+    if kind is tuple or kind is Shape:
         return tuple([encode(item, ref_of) for item in tree])
-    if kind is list:
-        return Packed(list, tuple([encode(item, ref_of) for item in tree]))
+    if kind is list or is_named(tree):
+        return Packed(kind, tuple([encode(item, ref_of) for item in tree]))
+    if kind is FunctionType and (tree.__closure__ or tree.__defaults__) and any(True for _ in inside(tree)):
+        return _closed(tree, ref_of)
     if kind is dict:
         return Packed(dict, tuple([(key, encode(item, ref_of)) for key, item in tree.items()]))
     if kind is slice:
@@ -74,6 +108,36 @@ def encode(tree: Any, ref_of: Callable[[Any], Ref | None]) -> Any:
     if found is not None:
         return found
     return Literal(kind, tree, str(tree) if kind is float and tree == 0 else "")
+
+
+def is_named(tree: Any) -> bool:
+    """Whether a leaf of `encode` is a tuple with names."""
+    return (
+        isinstance(tree, tuple) and hasattr(tree, "_fields") and type(tree).__module__ != "torch.nn.utils.rnn"
+    )
+
+
+def _closed(function: FunctionType, ref_of: Callable[[Any], Ref | None]) -> Closed:
+    def held(part: Any) -> Any:
+        return (encode(part, ref_of),) if any(True for _ in inside(part, (function,))) else None
+
+    cells = [held(content(cell)) for cell in function.__closure__ or ()]
+    return Closed(function, tuple(cells), held(function.__defaults__))
+
+
+def _opened(closed: Closed, values: Mapping[int, Any]) -> FunctionType:
+    """The function with the values of a step in the places where it held symbolic ones."""
+    function: Any = closed.function
+    cells = tuple(
+        [
+            cell if held is None else CellType(resolve(held[0], values))
+            for cell, held in zip(function.__closure__ or (), closed.cells, strict=True)
+        ]
+    )
+    defaults = function.__defaults__ if closed.defaults is None else resolve(closed.defaults[0], values)
+    twin = FunctionType(function.__code__, function.__globals__, function.__name__, defaults, cells)
+    twin.__kwdefaults__, twin.__qualname__ = function.__kwdefaults__, function.__qualname__
+    return twin
 
 
 def resolve(template: Any, values: Mapping[int, Any]) -> Any:
@@ -89,12 +153,14 @@ def resolve(template: Any, values: Mapping[int, Any]) -> Any:
         return tuple([resolve(item, values) for item in template])
     if kind is Literal:
         return template.value
+    if kind is Closed:
+        return _opened(template, values)
     if kind is not Packed:
         return template
     if template.kind is dict:
         return {key: resolve(item, values) for key, item in template.items}
     items = [resolve(item, values) for item in template.items]
-    return slice(*items) if template.kind is slice else items
+    return items if template.kind is list else template.kind(*items)
 
 
 def renamed(template: Any, new: Mapping[int, Any]) -> Any:
@@ -108,7 +174,25 @@ def renamed(template: Any, new: Mapping[int, Any]) -> Any:
         if template.kind is dict:
             return Packed(dict, tuple([(key, renamed(item, new)) for key, item in template.items]))
         return Packed(template.kind, tuple([renamed(item, new) for item in template.items]))
+    if kind is Closed:
+        return Closed(template.function, renamed(template.cells, new), renamed(template.defaults, new))
     return template
+
+
+def literals(template: Any) -> Iterator[Any]:
+    """The leaves of a template that are no values of the program.
+
+    >>> list(literals((ref(0), Packed(list, (3, Literal(float, 2.5))))))
+    [3, 2.5]
+    """
+    kind = type(template)
+    if kind is Literal:
+        yield template.value
+    elif kind is tuple or kind is Packed:
+        for item in template.items if kind is Packed else template:
+            yield from literals(item)
+    elif kind is not Ref:
+        yield template
 
 
 def places(template: Any) -> Iterator[int]:
@@ -119,6 +203,8 @@ def places(template: Any) -> Iterator[int]:
     elif kind is tuple:
         for item in template:
             yield from places(item)
+    elif kind is Closed:
+        yield from places((template.cells, template.defaults))
     elif kind is Packed:
         for item in template.items:
             yield from places(item[1] if template.kind is dict else item)

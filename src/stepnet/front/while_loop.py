@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from itertools import count, repeat
 from typing import Any
@@ -15,13 +16,23 @@ from torch.utils.checkpoint import checkpoint as recomputed
 
 from stepnet.data.array import TensorArray
 from stepnet.data.lod import LoDTensor
+from stepnet.data.recording import recorded_in_frames
 from stepnet.data.tree import Spec, flatten, names, unflatten
 from stepnet.errors import StepError
 
 from .rows import RowArray, Rows
 from .step import describe_leaf, step_name
 
+# What traces a module sees a while loop as one thing: its condition, its body, its variables, `max_steps`.
+INSTEAD: ContextVar[Callable[..., Any] | None] = ContextVar("what answers for while loops", default=None)
 
+
+def _like(cond: Any, body: Any, loop_vars: Any, **_: Any) -> Any:
+    """What `while_loop` gives: loop variables as they came."""
+    return loop_vars
+
+
+@recorded_in_frames(_like)
 def while_loop(
     cond: Callable[..., Any],
     body: Callable[..., Any],
@@ -81,6 +92,9 @@ def while_loop(
         )
     if max_steps is not None and (isinstance(max_steps, bool) or max_steps < 0):
         raise StepError("while_loop: max_steps must be a count", got=repr(max_steps))
+    instead = INSTEAD.get()
+    if instead is not None:
+        return instead(cond, body, loop_vars, max_steps)
     loop = _Loop(cond, body, tuple(loop_vars), max_steps)
     state = loop.begin(loop_vars)
     lengths = _segments(checkpoint) if torch.is_grad_enabled() else None

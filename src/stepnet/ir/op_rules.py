@@ -26,6 +26,8 @@ def broken_op(node: Node, inputs: Inputs, outputs: Sequence[Value]) -> Iterator[
         return
     (out,) = outputs
     yield from _kinds(node, inputs, out)
+    if OPS[node.op].stage in (Stage.MATMUL, Stage.ROWS) and out.dtype == "bool":
+        yield "adds up truth values"
     try:
         yield from _CHECKS[node.op](node, inputs, out)
     except KeyError as missing:
@@ -131,6 +133,8 @@ def _reduce(node: Node, inputs: Inputs, out: Value) -> Iterator[str]:
 def _arg(node: Node, inputs: Inputs, out: Value) -> Iterator[str]:
     dim = node.attr("dim")
     shape = inputs[0].shape
+    if dim is not None and not 0 <= dim < len(shape):
+        yield f"reduces dimension {dim} of {len(shape)}"
     yield from _shape(out, tuple(1 if dim is None or i == dim else s for i, s in enumerate(shape)), inputs)
     if out.dtype not in _INTEGERS:
         yield f"gives {out.dtype}, expected whole numbers"

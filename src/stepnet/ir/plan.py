@@ -92,6 +92,8 @@ class Plan:
         tangents: for each y leaf and each state, the name of its gradient in the backward body, or None.
         gradients: for each x leaf, state and weight, the result of the backward body, or None.
         random: True if the step draws noise.
+        flow: for each y leaf and new state, the inputs (numbered x, states, weights) of the same step that
+            it carries gradients to, be they zero.
     """
 
     name: str
@@ -107,3 +109,4 @@ class Plan:
     tangents: tuple[str | None, ...] = ()
     gradients: tuple[str | None, ...] = ()
     random: bool = False
+    flow: tuple[tuple[int, ...], ...] = ()

@@ -16,6 +16,7 @@ from stepnet.tape.tape import Tape
 
 from .act import Act, as_activation
 from .check import check_item, check_rows, check_size, describe_item, features
+from .sharing import Weights, shared
 
 
 def apply(function: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: Any) -> TapeItem:
@@ -46,6 +47,7 @@ def fc(
     *,
     act: Act = None,
     bias: bool = True,
+    weights: Weights = None,
     name: str | None = None,
 ) -> TapeItem:
     """Fully connected: torch.nn.Linear on every row, and an activation. Several inputs lie side by side.
@@ -55,9 +57,11 @@ def fc(
         size: features of the result, [*, size].
         act: a name of `ACTIVATIONS`, a function, or None.
         bias: whether it has one.
+        weights: the layer whose weights these are, too: an item of any tape, or a name. None: this layer's
+            own; on a `Tape(weights=other)`, those of the layer of the same name there, if there is one.
 
     Raises:
-        TapeError: x has no rows of features, or the size or the activation is none.
+        TapeError: x has no rows of features, the size or the activation is none, or the weights do not fit.
 
     >>> from stepnet.layers import Dense, data
     >>> with Tape():
@@ -68,19 +72,23 @@ def fc(
     check_rows("fc", x)
     function = as_activation(act)
     linear = nn.Linear(features("fc", x), check_size("fc", size), bias)
+    linear = shared("fc", linear, name, weights)
     return Tape.current().record("fc", linear, (x,), name=name, act=function)
 
 
-def embedding(x: TapeItem, size: int, *, classes: int | None = None, name: str | None = None) -> TapeItem:
+def embedding(
+    x: TapeItem, size: int, *, classes: int | None = None, weights: Weights = None, name: str | None = None
+) -> TapeItem:
     """A row of `size` numbers for each integer: torch.nn.Embedding.
 
     Args:
         x: ids [*], or sequences of them.
         size: features of the result, [*, size].
         classes: how many ids there are; None: as many as the data layer says.
+        weights: as of `fc`.
 
     Raises:
-        TapeError: x holds no ids, or nothing says how many there are.
+        TapeError: x holds no ids, nothing says how many there are, or the weights do not fit.
 
     >>> from stepnet.layers import Integer, Sequence, data
     >>> with Tape():
@@ -100,6 +108,7 @@ def embedding(x: TapeItem, size: int, *, classes: int | None = None, name: str |
             remedy="pass classes=...",
         )
     table = nn.Embedding(check_size("embedding", classes, "classes"), check_size("embedding", size))
+    table = shared("embedding", table, name, weights)
     return Tape.current().record("embedding", table, (x,), name=name)
 
 

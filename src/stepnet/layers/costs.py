@@ -14,14 +14,18 @@ from stepnet.tape.creation import user_line
 from stepnet.tape.item import TapeItem
 from stepnet.tape.tape import Tape
 
-from .act import ACTIVATIONS
 from .check import check_ids, check_labels, check_lengths, check_same_levels, check_sequences, features
+from .probabilities import refuse_probabilities
 
 
 def classification_cost(
     x: TapeItem, label: TapeItem, *, ignore: int | None = None, name: str | None = None
 ) -> TapeItem:
     """The mean cross entropy over rows, of scores before softmax: torch's cross_entropy.
+
+    Probabilities would give the cost of something else, in silence, so they are refused, whatever made them:
+    an activation by name, a module, a function, a layer, and also with dropout behind. That is tried on a
+    small example, with modules in the mode of inference. Logarithms of probabilities are scores.
 
     Args:
         x: scores [*, classes], rows or sequences of them.
@@ -106,7 +110,7 @@ def ctc_cost(x: TapeItem, label: TapeItem, *, blank: int = 0, name: str | None =
     for item, what in ((x, "its input"), (label, "'label'")):
         if check_sequences("ctc_cost", item, what).lod_level != 1:
             raise TapeError(f"ctc_cost ({user_line()}): {what} must have one level", got=repr(item))
-    _refuse_softmax("ctc_cost", x)
+    refuse_probabilities("ctc_cost", x)
     check_ids("ctc_cost", label, "'label'")
     if not isinstance(blank, int) or not 0 <= blank < features("ctc_cost", x):
         raise TapeError(
@@ -123,27 +127,20 @@ def _record(kind: str, function: Any, args: Any, name: str | None) -> TapeItem:
 
 def _check_scores(kind: str, x: TapeItem, label: TapeItem, ignore: int | None) -> None:
     check_labels(kind, x, label, ignore)
-    _refuse_softmax(kind, x)
+    refuse_probabilities(kind, x)
 
 
-def _refuse_softmax(kind: str, x: TapeItem) -> None:
-    softmaxes = (ACTIVATIONS["softmax"], ACTIVATIONS["log_softmax"])
-    if x.creation.kind in ("softmax", "log_softmax") or x.creation.act in softmaxes:
-        raise TapeError(
-            f"{kind} ({user_line()}) takes scores before softmax",
-            got=x.creation.place,
-            remedy="give the layer act=None here; activation(x, 'softmax') makes probabilities beside it",
-        )
+def _losses(x: Any, label: Any, ignore: int | None) -> tuple[Tensor, Tensor]:
+    """The cross entropy of each row, 0 where the label is ignored, and how many are not, 1 at least.
 
-
-def _losses(x: Any, label: Any, ignore: int | None) -> tuple[Tensor, Any]:
-    """The cross entropy of each row, 0 where the label is ignored, and how many are not, 1 at least."""
+    The count is a tensor, so that a topology can be traced with any number of rows.
+    """
     if isinstance(x, LoDTensor):
         check_lengths("a cost", x, label)
         x, label = x.values, label.values
     label = label.to(torch.int64)
     if ignore is None:
-        return F.cross_entropy(x, label, reduction="none"), max(len(label), 1)
+        return F.cross_entropy(x, label, reduction="none"), torch.ones_like(label).sum().clamp(min=1)
     losses = F.cross_entropy(x, label, reduction="none", ignore_index=ignore)
     return losses, (label != ignore).sum().clamp(min=1)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import TapeError
@@ -14,6 +15,8 @@ from stepnet.tape.creation import describe, example_lengths, example_rows
 from stepnet.tape.item import TapeItem
 from stepnet.tape.tape import Tape
 from stepnet.tape.topology import Feed
+
+from .feeding import Misfit, as_value
 
 
 @dataclass(frozen=True)
@@ -40,11 +43,12 @@ class Dense:
         """It in plain words and numbers."""
         return {"kind": "dense", "size": self.size, "level": self.level}
 
-    def check(self, name: str, value: Any) -> Any:
-        """The value, if it is of this type."""
-        rows = _rows(name, value, self, self.level)
+    def check(self, name: str, value: Any, like: Tensor | None = None) -> Any:
+        """The value as a tensor or a LoDTensor, if it is of this type. Numbers from lists and arrays take the
+        dtype and device of `like`, or torch's defaults."""
+        value, rows = _taken(name, value, self, self.size, like)
         if rows.dim() != 2 or rows.shape[1] != self.size or not rows.is_floating_point():
-            _refuse(name, value, self, f"floating point rows [n, {self.size}]")
+            _refuse(name, value, self, f"a tensor of floating point rows [n, {self.size}]")
         return value
 
 
@@ -67,11 +71,12 @@ class Integer:
         """It in plain words and numbers."""
         return {"kind": "integer", "size": self.classes, "level": self.level}
 
-    def check(self, name: str, value: Any) -> Any:
-        """The value, if it is of this type. The range is checked on the CPU alone, where it is free."""
-        rows = _rows(name, value, self, self.level)
+    def check(self, name: str, value: Any, like: Tensor | None = None) -> Any:
+        """The value as a tensor or a LoDTensor, if it is of this type. The range is checked on the CPU alone,
+        where it is free."""
+        value, rows = _taken(name, value, self, None, like)
         if rows.dim() != 1 or rows.dtype not in (torch.int64, torch.int32):
-            _refuse(name, value, self, "int64 rows [n]")
+            _refuse(name, value, self, "a tensor of int64 rows [n]")
         if rows.device.type == "cpu" and len(rows):
             low, high = (int(v) for v in rows.aminmax())
             if low < 0 or high >= self.classes:
@@ -128,15 +133,30 @@ def _example(rows: Tensor, level: int) -> Tensor | LoDTensor:
     return LoDTensor.from_lengths(rows, example_lengths(level)) if level else rows
 
 
-def _rows(name: str, value: Any, type: Dense | Integer, level: int) -> Tensor:
-    if not isinstance(value, (Tensor, LoDTensor)):
-        _refuse(name, value, type, "a LoDTensor" if level else "a tensor")
-    if (value.lod_level if isinstance(value, LoDTensor) else 0) != level:
-        _refuse(name, value, type, f"a LoDTensor of {level} levels" if level else "a tensor, without levels")
-    return value.values if isinstance(value, LoDTensor) else value
+def _taken(
+    name: str, value: Any, type: Dense | Integer, size: int | None, like: Tensor | None
+) -> tuple[Any, Tensor]:
+    """The value as a tensor or LoDTensor of the type's level, and its rows."""
+    level = type.level
+    expected = f"a LoDTensor of {level} levels" if level else "a tensor, without levels"
+    try:
+        taken = as_value(value, level, size, like)
+    except Misfit as why:
+        kinds = (
+            f"{expected}, a list of sequences or a PackedSequence"
+            if level
+            else f"{expected}, or a list or array"
+        )
+        _refuse(name, value, type, kinds, str(why))
+    if (taken.lod_level if isinstance(taken, LoDTensor) else 0) != level or isinstance(taken, PackedSequence):
+        _refuse(name, taken, type, expected)
+    return taken, taken.values if isinstance(taken, LoDTensor) else taken
 
 
-def _refuse(name: str, value: Any, type: Dense | Integer, expected: str) -> Any:
+def _refuse(name: str, value: Any, type: Dense | Integer, expected: str, why: str = "") -> NoReturn:
+    got = describe(value) if isinstance(value, (Tensor, LoDTensor)) else value.__class__.__name__
     raise TapeError(
-        f"data '{name}' is {type}; the value does not fit", got=describe(value), expected=expected
+        f"data '{name}' is {type}; the value does not fit",
+        got=f"{got}: {why}" if why else got,
+        expected=expected,
     )

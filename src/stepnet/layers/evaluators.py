@@ -16,6 +16,7 @@ from stepnet.tape.tape import Tape
 from .accumulators import AUC, Chunk, ClassificationError, EditDistance, Perplexity, PrecisionRecall
 from .check import check_ids, check_labels, check_rows, check_same_levels, check_sequences, features
 from .chunks import Scheme, tags_of
+from .probabilities import refuse_probabilities
 
 
 def evaluator(function: Evaluator, *xs: TapeItem, kind: str, name: str | None = None) -> TapeItem:
@@ -191,4 +192,5 @@ def perplexity(
     4.0
     """
     check_labels("perplexity", x, label, ignore)
+    refuse_probabilities("perplexity", x)
     return evaluator(Perplexity(ignore), x, label, kind="perplexity", name=name)

@@ -15,9 +15,9 @@ from stepnet.tape.creation import Creation, Ref, example_lengths, example_rows, 
 from stepnet.tape.item import TapeItem
 from stepnet.tape.tape import Tape
 
-from .act import ACTIVATIONS
 from .check import check_item, check_size, describe_item
 from .group_run import GroupRunner, GroupStep
+from .probabilities import refuse_probabilities
 
 
 def beam_search(
@@ -165,9 +165,7 @@ def _group(tape: Tape, scores: TapeItem, where: str) -> tuple[Creation, int]:
 
 def _check_scores(tape: Tape, where: str, scores: TapeItem, index: int, group: Creation) -> int:
     """How many words there are, if the scores fit them."""
-    made = tape[index].creation
-    if made.kind == "softmax" or made.act is ACTIVATIONS["softmax"]:
-        raise TapeError(f"{where} takes scores before softmax", got=made.place)
+    refuse_probabilities("beam_search", tape[index])
     words = tape[next(leaves(group.args[0], Ref)).index]
     classes = words.creation.classes
     shape = scores.shape

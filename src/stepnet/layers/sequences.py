@@ -15,6 +15,7 @@ from stepnet.tape.item import TapeItem
 from stepnet.tape.tape import Tape
 
 from .check import check_item, check_rows, check_sequences, check_size, features
+from .sharing import Weights, shared
 
 
 def pooling(x: TapeItem, how: Pooling = "mean", *, name: str | None = None) -> TapeItem:
@@ -102,26 +103,31 @@ class Layer(Recurrent):
         return super().forward(x, state)[0]
 
 
-def lstm(x: TapeItem, size: int, *, reverse: bool = False, name: str | None = None) -> TapeItem:
+def lstm(
+    x: TapeItem, size: int, *, reverse: bool = False, weights: Weights = None, name: str | None = None
+) -> TapeItem:
     """`stepnet.cells.LSTM` over each sequence of the last level; the result has its h at every step.
 
     Args:
         x: sequences of floating point rows.
         size: features of the result.
         reverse: from the end of each sequence to its beginning.
+        weights: as of `fc`.
 
     Raises:
-        TapeError: x holds no sequences of rows, or size is none.
+        TapeError: x holds no sequences of rows, size is none, or the weights do not fit.
 
     >>> from stepnet.layers import Dense, Sequence, data
     >>> with Tape():
     ...     lstm(data("x", Sequence(Dense(3))), 5)
     TapeItem(1, 'lstm_0', float32 [*, 5], 1 level)
     """
-    return _recurrent("lstm", cells.LSTM, x, size, reverse, name)
+    return _recurrent("lstm", cells.LSTM, x, size, reverse, weights, name)
 
 
-def gru(x: TapeItem, size: int, *, reverse: bool = False, name: str | None = None) -> TapeItem:
+def gru(
+    x: TapeItem, size: int, *, reverse: bool = False, weights: Weights = None, name: str | None = None
+) -> TapeItem:
     """`stepnet.cells.GRU` over each sequence of the last level; arguments and errors as `lstm`.
 
     >>> from stepnet.layers import Dense, Sequence, data
@@ -129,10 +135,12 @@ def gru(x: TapeItem, size: int, *, reverse: bool = False, name: str | None = Non
     ...     gru(data("x", Sequence(Dense(3))), 5)
     TapeItem(1, 'gru_0', float32 [*, 5], 1 level)
     """
-    return _recurrent("gru", cells.GRU, x, size, reverse, name)
+    return _recurrent("gru", cells.GRU, x, size, reverse, weights, name)
 
 
-def rnn(x: TapeItem, size: int, *, reverse: bool = False, name: str | None = None) -> TapeItem:
+def rnn(
+    x: TapeItem, size: int, *, reverse: bool = False, weights: Weights = None, name: str | None = None
+) -> TapeItem:
     """`stepnet.cells.RNN`, the simple recurrent network with tanh; arguments and errors as `lstm`.
 
     >>> from stepnet.layers import Dense, Sequence, data
@@ -140,12 +148,15 @@ def rnn(x: TapeItem, size: int, *, reverse: bool = False, name: str | None = Non
     ...     rnn(data("x", Sequence(Dense(3))), 5)
     TapeItem(1, 'rnn_0', float32 [*, 5], 1 level)
     """
-    return _recurrent("rnn", cells.RNN, x, size, reverse, name)
+    return _recurrent("rnn", cells.RNN, x, size, reverse, weights, name)
 
 
-def _recurrent(kind: str, cell: Any, x: TapeItem, size: int, reverse: bool, name: str | None) -> TapeItem:
+def _recurrent(
+    kind: str, cell: Any, x: TapeItem, size: int, reverse: bool, weights: Weights, name: str | None
+) -> TapeItem:
     example: LoDTensor = check_sequences(kind, x)
     check_rows(kind, x)
-    layer = Layer(cell(features(kind, x), check_size(kind, size)), reverse=reverse)
+    made = cell(features(kind, x), check_size(kind, size))
+    layer = Layer(shared(kind, made, name, weights, of=lambda other: other.step), reverse=reverse)
     known = example.with_values(torch.zeros(len(example.values), size, dtype=example.dtype))
     return Tape.current().record(kind, layer, (x,), name=name, example=known)

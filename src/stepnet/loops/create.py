@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -9,17 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.api import watched, watching
+from stepnet.api import instead, recurrent, replaced, watched, watching
 from stepnet.backends import get_backend
 from stepnet.data.tree import flatten
 from stepnet.engine import run_compiled
-from stepnet.errors import Refusal
+from stepnet.errors import IRError, Refusal
 from stepnet.front.frame import WhileLoop, run_recorded
 from stepnet.front.raise_loop import Raised, raise_loop
 from stepnet.front.scan_form import RecordedStep
 from stepnet.front.step import StepBody
+from stepnet.front.symbolic import OPEN
+from stepnet.front.template import literals
 from stepnet.run.select import executors
 
+from .as_while import run_as_while
+from .inside import record_inside
 from .on_tape import record, tape_of
 
 
@@ -68,12 +73,16 @@ def create_whileloop(loop_vars: Sequence[Tensor], *, max_steps: int | None = Non
 
 
 def _run(loop: WhileLoop) -> Sequence[Any]:
+    if OPEN.get() is not None:
+        return record_inside(loop)
     tape = tape_of(loop)
     return run_now(loop) if tape is None else record(tape, loop)
 
 
 def run_now(loop: WhileLoop) -> list[Tensor]:
     """Run a recorded loop, as a scan where it is one."""
+    if instead() is not None:
+        return _saved(loop)
     try:
         return _run_raised(loop)
     except Refusal as refusal:
@@ -103,7 +112,59 @@ def _run_raised(loop: WhileLoop) -> list[Tensor]:
     return results
 
 
-_AS_SCAN: Any = {"reverse": False, "level": -1, "axis": 0}
+def _saved(loop: WhileLoop) -> list[Tensor]:
+    """Run the loop as one recurrence that what saves a module sees.
+
+    Raises:
+        IRError: it is no scan, so that it would be saved unrolled.
+    """
+    line = loop.program.ops[0].line
+    try:
+        raised = raise_loop(loop)
+        loop.executor, saving = "the recurrence that is saved", instead()
+        alone = getattr(saving, "alone", None)
+        if alone is not None and alone(lambda: _is_alone(raised)):
+            raised = raised.one_row(known=True)
+    except Refusal as refusal:
+        with contextlib.suppress(Refusal):
+            return run_as_while(loop, refusal)
+        raise IRError(
+            f"the while loop at {line} cannot be written as a loop",
+            got=refusal.reason,
+            expected="a loop that counts a step, and reads and writes arrays there; or one that writes none",
+        ) from refusal
+    for call in raised.form.step.calls:
+        if any(isinstance(leaf, torch.SymInt) for leaf in literals((call.args, call.kwargs))):
+            raise IRError(
+                f"the while loop at {line} cannot be written for sizes that are left open",
+                got=f"'{getattr(call.function, '__name__', 'a function')}' is given such a size as a number",
+                remedy="functions that need no number: zeros_like, flatten, -1 in reshape and expand",
+            )
+    y, last = recurrent(raised.step, tuple(raised.x), tuple(raised.state), reverse=raised.form.by < 0)
+    return raised.finish(flatten(y)[0], flatten(last)[0])
+
+
+def _is_alone(raised: Raised) -> bool:
+    """Whether the values of a step are one row each; else the first dimension counts rows.
+
+    Raises:
+        Refusal: a recorded call takes neither.
+    """
+    if raised.rowwise and raised.sizes not in raised.form.as_row:
+        x, state = tuple(raised.x), tuple(raised.state)
+        body = StepBody(raised.step, flatten(x)[1], flatten(state)[1])
+        try:
+            with replaced(None):
+                run_compiled(body, x, state, reverse=raised.form.by < 0, level=-1, axis=0, backend="eager")
+            return False
+        except Refusal:
+            try:
+                raised.one_row()
+            except Refusal:
+                return False
+            return True
+    raised.one_row()
+    return True
 
 
 def _floats(value: Any) -> bool:
@@ -114,17 +175,18 @@ def _scan(loop: WhileLoop, raised: Raised, names: Sequence[str]) -> list[Tensor]
     """Run the scan by the first executor that takes it; each asked by name, so that none warns."""
     refusal: Refusal | None = None
     x, state = tuple(raised.x), tuple(raised.state)
+    how: Any = {"reverse": raised.form.by < 0, "level": -1, "axis": 0}
     for name in names:
         body = StepBody(raised.step, flatten(x)[1], flatten(state)[1])
         try:
-            y, last = run_compiled(body, x, state, **_AS_SCAN, backend=name)
+            y, last = run_compiled(body, x, state, **how, backend=name)
         except Refusal as error:
             refusal = refusal or error
             continue
         watch = watching()
         if watch is not None:
             with watched(None):
-                watch(raised.step, x, state, **_AS_SCAN, scopes=False, backend=None)
+                watch(raised.step, x, state, **how, scopes=False, backend=None)
         loop.executor = {"c": "generated C", "eager": "torch ops"}[name]
         return raised.finish(flatten(y)[0], last)
     assert refusal is not None

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
 from stepnet.data.array import TensorArray
-from stepnet.data.recording import StandIn
+from stepnet.data.values import SIZE
 from stepnet.front.frame import Recording, TooManySteps, WhileLoop
-from stepnet.front.program import Write
+from stepnet.front.recorded import Write
 from stepnet.tape.creation import TRIAL, Endless
 from stepnet.tape.item import TapeItem
 from stepnet.tape.tape import Tape
@@ -31,6 +33,7 @@ class TapedLoop:
     def __init__(self, loop: WhileLoop, written: list[int]) -> None:
         self.recording, self.places, self.written = Recording.of(loop), list(loop.program.constants), written
         self._loop = weakref.ref(loop)
+        self._numbers = [_number(v) for v in (*loop.loop_vars, *loop.program.constants.values())]
 
     def __deepcopy__(self, memo: Any) -> TapedLoop:
         return self  # it holds no values
@@ -39,6 +42,9 @@ class TapedLoop:
         self, loop_vars: list[Any], constants: list[Any], arrays: list[TensorArray]
     ) -> tuple[Any, ...]:
         own = [copy.copy(array) for array in arrays]
+        for value, number in zip((*loop_vars, *constants), self._numbers, strict=True):
+            if number is not None and isinstance(value, Tensor) and type(value) is not Tensor:
+                setattr(value, SIZE, number)  # a constant of the tape, whose number a trace does not know
         values, recording = dict(zip(self.places, constants, strict=True)), self.recording
         if TRIAL.get():
             most = recording.max_steps
@@ -55,13 +61,19 @@ class TapedLoop:
         return (*ran.results, *(own[number] for number in self.written))
 
 
+def _number(value: Any) -> int | None:
+    """The number in a counter or a bound that is a constant of the tape."""
+    whole = isinstance(value, Tensor) and not value.dtype.is_floating_point and value.numel() == 1
+    return int(value) if whole else None
+
+
 def tape_of(loop: WhileLoop) -> Tape | None:
     """The tape that a loop belongs on: that of an item that it reads, or the one that is open."""
     found = [value for value in _given(loop) if isinstance(value, TapeItem)]
     return found[0].tape if found else Tape.opened()
 
 
-def _given(loop: WhileLoop) -> list[StandIn | None]:
+def _given(loop: WhileLoop) -> list[Any]:
     program = loop.program
     deferred = [array.deferred for array in program.arrays]
     return [*loop.loop_vars, *program.constants.values(), *deferred]

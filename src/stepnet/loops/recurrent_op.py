@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.api import recurrent
+from stepnet.api import instead, recurrent
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import StepError
 from stepnet.front.memory import Memory, ScopeStep, Stepnet
@@ -188,7 +188,7 @@ class RecurrentOp:
             StepError: something does not fit, by name; an input is ragged.
         """
         self._check(scope)
-        if not keep_scopes:
+        if not keep_scopes or instead() is not None:  # what is saved keeps no scopes
             self._run_compiled(scope)
             return
         steps = scope[self.inputs[0]].shape[0]
@@ -271,7 +271,8 @@ class RecurrentOp:
                 wrong.append(f"input '{name}' has no time axis")
             else:
                 steps[name] = value.shape[0]
-        if len(set(steps.values())) > 1:
+        counts = list(steps.values())  # perhaps sizes that a trace leaves open, which do not hash
+        if any(count != counts[0] for count in counts[1:]):
             lengths = ", ".join(f"'{name}' {count}" for name, count in steps.items())
             wrong.append(f"inputs have different lengths: {lengths}")
         for memory in self.memories:

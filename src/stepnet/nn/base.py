@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from stepnet.api import recurrent
 from stepnet.cells.cell import check_size, draw
+from stepnet.data.recording import UNKNOWN, recorded_in_frames
 from stepnet.errors import StepError
 
 from .batch import Batch, on_rows
@@ -141,6 +142,7 @@ class RNNBase(nn.Module):
         suffixes = [suffix for layer in range(self.num_layers) for suffix in self._suffixes(layer)]
         return [list(self.weights(suffix).values()) for suffix in suffixes]
 
+    @recorded_in_frames(lambda *_, **__: (UNKNOWN, UNKNOWN))
     def forward(self, input: Any, hx: Any = None) -> tuple[Any, Any]:
         """Run all layers; see the class for shapes."""
         batch = Batch.of(type(self).__name__, input, self.batch_first)

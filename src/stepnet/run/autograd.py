@@ -12,6 +12,7 @@ from torch import Tensor
 from stepnet.errors import StepError
 from stepnet.ir.plan import Plan
 
+from .flow import carry_gradients, reached
 from .layout import Layout
 from .loop import Loop, last, shift
 
@@ -33,13 +34,15 @@ class Call:
     ready: Ready
     layout: Layout
     constants: dict[str, Tensor]
-    plain: Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[list[Tensor], list[Tensor]]]
+    plain: Callable[..., tuple[list[Tensor], list[Tensor]]]  # of x, states and weights
 
 
 def run(call: Call, x: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
     """Run a plan. Returns the rows of each y leaf, then the last value of each state."""
-    if call.ready.backward is None:
-        out, _ = _forward(call, (*x, *states, *weights))
+    passes = torch.is_grad_enabled() and any(t.requires_grad for t in states)
+    if call.ready.backward is None and not passes:
+        with torch.no_grad():  # nothing gets a gradient, whatever its inputs need
+            out, _ = _forward(call, (*x, *states, *weights))
         return out
     return list(_Loop.apply(call, *x, *states, *weights))  # pyright: ignore[reportReturnType]
 
@@ -55,15 +58,22 @@ def _forward(call: Call, tensors: Sequence[Tensor]) -> tuple[list[Tensor], dict[
 
 
 def distinct(out: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Results as tensors that callers may write to: none is an input, another result, or a view of one."""
-    seen = {id(t) for t in inputs}
+    """Results that callers may write to: none shares memory with an input, or with another result."""
+    seen = {_storage(t) for t in inputs}
     own = []
     for tensor in out:
-        if id(tensor) in seen or tensor._base is not None:
-            tensor = tensor.clone()
-        seen.add(id(tensor))
+        place = _storage(tensor)
+        if place in seen or tensor._is_view() or not tensor.is_contiguous():
+            tensor = tensor.clone(memory_format=torch.contiguous_format)
+            place = _storage(tensor)
+        seen.add(place)
         own.append(tensor)
     return own
+
+
+def _storage(tensor: Tensor) -> int:
+    """What two tensors that share memory have in common; a tensor without any has only itself."""
+    return tensor.untyped_storage()._cdata if torch._C._has_storage(tensor) else id(tensor)
 
 
 class _Loop(torch.autograd.Function):
@@ -79,9 +89,8 @@ class _Loop(torch.autograd.Function):
         ctx.own = own
         ctx.count = len(tensors)
         ctx.save_for_backward(*tensors, *out[: len(plan.y)], *(values[n] for n in own))
-        # a state that the step detaches still passes the gradient of sequences of no steps
-        y_cut = [t for t, name in zip(out[: len(plan.y)], plan.tangents, strict=False) if name is None]
-        ctx.mark_non_differentiable(*y_cut, *(t for t in out[len(plan.y) :] if not t.is_floating_point()))
+        carry = carry_gradients(plan, call.layout, ctx.needs_input_grad[1:])
+        ctx.mark_non_differentiable(*(t for t, carries in zip(out, carry, strict=True) if not carries))
         return tuple(out)
 
     @staticmethod
@@ -90,10 +99,8 @@ class _Loop(torch.autograd.Function):
         plan = call.ready.plan
         saved = ctx.saved_tensors
         tensors = saved[: ctx.count]
-        if torch.is_grad_enabled():
-            return (None, *_again(call, tensors, grads))
-        assert call.ready.backward is not None
-        assert plan.backward is not None
+        if torch.is_grad_enabled() or not all(g is None or _is_plain(g) for g in grads):
+            return (None, *_again(call, tensors, grads, ctx.needs_input_grad[1:]))
         layout = call.layout
         y = saved[ctx.count : ctx.count + len(plan.y)]
         extra = dict(zip(ctx.own, saved[ctx.count + len(plan.y) :], strict=True))
@@ -114,14 +121,17 @@ class _Loop(torch.autograd.Function):
             if name is None:
                 continue
             tangent = torch.zeros_like(like) if grad is None else grad.contiguous()
-            if name in {c.parameter for c in plan.backward.carries}:
+            if plan.backward is not None and name in {c.parameter for c in plan.backward.carries}:
                 states[name] = tangent
             else:
                 values[name] = tangent
-        done, finals = call.ready.backward.run(values, states, layout.backward)
+        done, finals = {}, {}
+        if call.ready.backward is not None:  # else initial states alone get one, of sequences of no steps
+            done, finals = call.ready.backward.run(values, states, layout.backward)
+        got = reached(plan, layout, [grad is not None for grad in grads])
         out: list[Tensor | None] = []
         for k, name in enumerate(plan.gradients):
-            if not ctx.needs_input_grad[k + 1]:
+            if not ctx.needs_input_grad[k + 1] or not got[k]:
                 out.append(None)
             elif len(plan.x) <= k < len(plan.x) + len(plan.states):
                 place = k - len(plan.x)
@@ -131,6 +141,9 @@ class _Loop(torch.autograd.Function):
                 out.append(None)
             else:
                 out.append(done[name].reshape(tensors[k].shape))
+        given = [g for g in out if g is not None]
+        own = iter(distinct(given, (*saved, *(g for g in grads if g is not None))))
+        out = [None if g is None else next(own) for g in out]
         return (None, *out, *(None,) * (ctx.count - len(out)))
 
 
@@ -149,8 +162,20 @@ def _state_gradient(
     return last(rows, passed, layout.backward)
 
 
-def _again(call: Call, tensors: Sequence[Tensor], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Gradients that can be differentiated again: the plain loop, recorded by autograd."""
+def _is_plain(grad: Tensor) -> bool:
+    """Whether generated code may read it: no batch of gradients, nothing dispatched by rules of its own."""
+    return type(grad) is Tensor and torch._C._has_storage(grad)
+
+
+def _again(
+    call: Call, tensors: Sequence[Tensor], grads: Sequence[Tensor | None], needed: Sequence[bool]
+) -> list[Tensor | None]:
+    """Gradients by the plain loop, recorded by autograd: where they are to be differentiated again, or are
+    many at once.
+
+    The loop runs on aliases of its inputs, and they are what is differentiated: an input may depend on
+    another one (a state on a weight that also made x), and only what the loop does with it is its gradient.
+    """
     plan = call.ready.plan
     if plan.random:
         raise StepError(
@@ -158,17 +183,21 @@ def _again(call: Call, tensors: Sequence[Tensor], grads: Sequence[Tensor | None]
             remedy="backend='naive' keeps the noise for double backward",
         )
     n_x, n_s = len(plan.x), len(plan.states)
+    create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        y, finals = call.plain(tensors[:n_x], tensors[n_x : n_x + n_s])
+        own = [t.view_as(t) if need else t.detach() for t, need in zip(tensors, needed, strict=True)]
+        y, finals = call.plain(own[:n_x], own[n_x : n_x + n_s], own[n_x + n_s :])
         pairs = [
             (o, g) for o, g in zip((*y, *finals), grads, strict=True) if g is not None and o.requires_grad
         ]
-        wanted = [i for i, t in enumerate(tensors) if t.requires_grad]
+        wanted = [i for i, need in enumerate(needed) if need]
+        if not pairs:
+            return [None] * len(tensors)
         found = torch.autograd.grad(
             [o for o, _ in pairs],
-            [tensors[i] for i in wanted],
+            [own[i] for i in wanted],
             [g for _, g in pairs],
-            create_graph=True,
+            create_graph=create_graph,
             allow_unused=True,
         )
     out: list[Tensor | None] = [None] * len(tensors)

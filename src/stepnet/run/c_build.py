@@ -1,15 +1,16 @@
 """C source to a loaded library: finds the compiler, compiles, keeps results in a private cache on disk.
 
-A cached library is named `KEY-DIGEST.so`. KEY is the hash of the source, the flags and everything the
-compiler says about itself and this CPU. DIGEST is the hash of the file's own bytes and is checked before
-loading, so a damaged file is rebuilt, never run. Files appear by atomic rename: any number of processes may
-build one source at once. Each build trims the folder (`c_trim`).
+What is built is kept under the hash of its source, the flags and everything the compiler says about itself
+and this CPU (`cache_folder`). Any number of processes may build one source at once. Each build trims the
+folder (`c_trim`).
+
+The products (`sn_matmul.h`) are most of what there is to compile, and the same for all steps: they are
+compiled once into an object file for each type, which every library is linked with. Math stays a header,
+because its functions are vectorised inside the loops that call them.
 """
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import ctypes
 import functools
 import hashlib
@@ -17,20 +18,18 @@ import importlib.util
 import os
 import shlex
 import shutil
-import stat
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-import warnings
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 
 from stepnet.errors import BuildError
 
-from . import c_trim
+from . import c_trim, cache_folder
 
 _CTYPE = {"f32": "float", "f64": "double"}
 
@@ -51,6 +50,7 @@ _MACHINE_FLAGS = (
 _REMEDY = "install gcc or clang, or pip install 'stepnet[compiler]', or set CC to a C compiler"
 _PROBE = "#include <math.h>\n#include <stdint.h>\n#include <string.h>\n"
 _TIMEOUT = 300.0  # seconds; a build takes about one
+_MOST_BYTES = 64 << 20  # of one file that is read back
 
 
 @dataclass(frozen=True)
@@ -81,18 +81,23 @@ class Library:
         return found
 
 
-def preamble(*dtypes: str) -> str:
+def preamble(*dtypes: str, linked: bool = False) -> str:
     """The text generated code starts with: math, matmul for each dtype ("f32", "f64"), and threads.
+
+    With `linked` the larger functions of the products are declared only, and `build` is told their types.
 
     >>> "sn_tanh_f32" in preamble("f32")
     True
     """
-    parts = [_header("sn_math.h")]
-    for dtype in dtypes:
-        parts.append(f"#define SN_REAL {_CTYPE[dtype]}\n#define SN_(name) name##_{dtype}\n")
-        parts.append(_header("sn_matmul.h"))
+    parts = ["#define SN_LINKED"] if linked else []
+    parts.append(_header("sn_math.h"))
+    parts += [_products(dtype) for dtype in dtypes]
     parts.append(_header("sn_parallel.h"))
     return "\n".join(parts)
+
+
+def _products(dtype: str) -> str:
+    return f"#define SN_REAL {_CTYPE[dtype]}\n#define SN_(name) name##_{dtype}\n{_header('sn_matmul.h')}"
 
 
 def available() -> str | None:
@@ -112,8 +117,10 @@ def compiler() -> Compiler:
     raise BuildError("no C compiler can be used", got=found, remedy=_REMEDY)
 
 
-def build(source: str) -> Library:
+def build(source: str, *linked: str) -> Library:
     """Compile C source to a shared library and load it; from memory or from the disk cache where possible.
+
+    `linked` are the types ("f32", "f64") whose products the source declares only.
 
     Raises BuildError when there is no compiler, when it rejects the source, or when nothing can be written.
 
@@ -124,14 +131,18 @@ def build(source: str) -> Library:
     42.0
     """
     cc = compiler()
-    text = "\0".join((source, *cc.command, *cc.flags, cc.fingerprint))
-    key = hashlib.sha256(text.encode()).hexdigest()[:40]
+    key = _key(cc, source)  # which holds the products as text, too
     with _lock:
         slot = _loaded.setdefault(key, _Slot())
     with slot.lock:
         if slot.library is None:
-            slot.library = _from_disk(key) or _compile(cc, key, source)
+            slot.library = _from_disk(key) or _compile(cc, key, source, linked)
         return slot.library
+
+
+def _key(cc: Compiler, source: str) -> str:
+    text = "\0".join((source, *cc.command, *cc.flags, cc.fingerprint))
+    return hashlib.sha256(text.encode()).hexdigest()[:40]
 
 
 class _Slot:
@@ -144,12 +155,14 @@ class _Slot:
 
 _lock = threading.Lock()
 _loaded: dict[str, _Slot] = {}
+_object_lock = threading.Lock()  # one thread of a process builds products, others wait
+_objects: dict[str, bytes] = {}
 
 
 def _after_fork() -> None:
     # A lock held by another thread at the fork would stay held in the child for ever.
-    global _lock
-    _lock = threading.Lock()
+    global _lock, _object_lock
+    _lock, _object_lock = threading.Lock(), threading.Lock()
     for slot in _loaded.values():
         slot.lock = threading.Lock()
 
@@ -231,14 +244,44 @@ def _first_lines(text: str, count: int) -> str:
     return "\n".join([line for line in text.splitlines() if line.strip()][:count])
 
 
-def _compile(cc: Compiler, key: str, source: str) -> Library:
+def _compile(cc: Compiler, key: str, source: str, linked: tuple[str, ...]) -> Library:
     started = time.perf_counter()
-    folder = cache_folder()
+    objects = [_object(cc, dtype) for dtype in linked]
+    path, _ = _made(cc, key, "step.so", source, objects, ("-shared",), ("-lm",))
+    try:
+        handle = ctypes.CDLL(str(path))
+    except OSError as error:
+        cache_folder.remove(path)
+        raise _not_kept(error) from error
+    return Library(path, time.perf_counter() - started, handle)
+
+
+def _object(cc: Compiler, dtype: str) -> bytes:
+    """The products of a type as an object file; built once a machine and compiler."""
+    source = f"#define SN_BUILT_ONCE\n{_products(dtype)}"
+    key = _key(cc, source)
+    with _object_lock:
+        if key not in _objects:
+            kept = next((data for _, data in cache_folder.read(key, "o", _MOST_BYTES)), None)
+            _objects[key] = kept or _made(cc, key, "products.o", source, [], ("-c",), ())[1]
+        return _objects[key]
+
+
+def _made(
+    cc: Compiler, key: str, name: str, source: str, objects: list[bytes], before: tuple[str, ...],
+    after: tuple[str, ...],
+) -> tuple[Path, bytes]:  # fmt: skip
+    """Compile a source, and keep what comes of it: where it is, and its bytes."""
+    folder = cache_folder.cache_folder()
     try:
         with tempfile.TemporaryDirectory(prefix="build-", dir=folder, ignore_cleanup_errors=True) as work:
-            text, binary = Path(work, "step.c"), Path(work, "step.so")
+            text, binary = Path(work, name).with_suffix(".c"), Path(work, name)
             text.write_text(source)
-            command = [*cc.command, *cc.flags, "-shared", "-o", str(binary), str(text), "-lm"]
+            inputs = [text]
+            for at, data in enumerate(objects):
+                inputs.append(Path(work, f"linked{at}.o"))
+                inputs[-1].write_bytes(data)
+            command = [*cc.command, *cc.flags, *before, "-o", str(binary), *map(str, inputs), *after]
             done = _run(command)
             if done.returncode != 0 or not binary.is_file():
                 message = _first_lines(done.stderr, 12) or f"exit status {done.returncode}, and no message"
@@ -246,101 +289,31 @@ def _compile(cc: Compiler, key: str, source: str) -> Library:
                 if "No space left" in done.stderr:
                     remedy = "free some disk space, or set STEPNET_CACHE_DIR to a folder that has some"
                 raise BuildError(f"the C compiler failed: {shlex.join(command)}", got=message, remedy=remedy)
-            digest = hashlib.sha256(binary.read_bytes()).hexdigest()
-            final = folder / f"{key}-{digest}.so"
-            os.replace(binary, final)
+            data = binary.read_bytes()
+            path = cache_folder.keep(folder, key, binary)
             c_trim.trim(folder)
-        handle = ctypes.CDLL(str(final))
     except subprocess.TimeoutExpired as error:
         raise BuildError(
             f"the C compiler gave no answer in {_TIMEOUT:.0f} s", remedy="try another one by CC"
         ) from error
     except OSError as error:
-        raise BuildError(
-            f"a built library could not be kept or loaded in {folder}",
-            got=str(error),
-            remedy="set STEPNET_CACHE_DIR to a folder you may write in, on a disk with space",
-        ) from error
-    return Library(final, time.perf_counter() - started, handle)
+        raise _not_kept(error) from error
+    return path, data
 
 
-# ---- the cache on disk
-
-
-def _from_disk(key: str) -> Library | None:
-    """The cached library of this key whose bytes are those its name promises; others are removed."""
-    for path in sorted(cache_folder().glob(f"{key}-*.so")):
-        try:
-            if hashlib.sha256(path.read_bytes()).hexdigest() == path.stem.partition("-")[2]:
-                library = Library(path, 0.0, ctypes.CDLL(str(path)))
-                c_trim.used(path)
-                return library
-        except OSError:
-            pass  # unreadable, or not for this system: as good as absent
-        with contextlib.suppress(OSError):
-            path.unlink()
-    return None
-
-
-def cache_folder() -> Path:
-    """The folder that STEPNET_CACHE_DIR names, or the user's; private, or one of this process alone.
-
-    Raises:
-        BuildError: no folder can be made.
-    """
-    wanted = os.environ.get("STEPNET_CACHE_DIR")
-    folder = Path(wanted).absolute() if wanted else _user_cache() / "stepnet"
-    reason = _unfit(folder)
-    return (
-        folder
-        if reason is None
-        else _private_folder(f"{folder} cannot be the cache of built libraries: {reason}")
+def _not_kept(error: OSError) -> BuildError:
+    return BuildError(
+        f"a built library could not be kept or loaded in {cache_folder.cache_folder()}",
+        got=str(error),
+        remedy="set STEPNET_CACHE_DIR to a folder you may write in, on a disk with space",
     )
 
 
-def _user_cache() -> Path:
-    home = Path(os.path.expanduser("~"))
-    if sys.platform == "darwin":
-        return home / "Library" / "Caches"
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    return Path(given) if os.path.isabs(given) else home / ".cache"
-
-
-def _unfit(folder: Path) -> str | None:
-    """Why code must not be loaded from this folder, or None. Makes it, private, when it is not there."""
-    if not folder.is_absolute():
-        return "there is no home folder"
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found, parent = folder.stat(), folder.parent.stat()
-    except OSError as error:
-        return str(error)
-    if found.st_uid != os.geteuid():
-        return "it belongs to another user"
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return "other users may write in it (chmod 700 it)"
-    if parent.st_mode & stat.S_IWOTH and not parent.st_mode & stat.S_ISVTX:
-        return "other users may replace it (its parent folder is writable by all)"
-    if not os.access(folder, os.W_OK | os.X_OK):
-        return "it is not writable"
+def _from_disk(key: str) -> Library | None:
+    """The cached library of this key; one that does not load is removed."""
+    for path, _ in cache_folder.read(key, "so", _MOST_BYTES):
+        try:
+            return Library(path, 0.0, ctypes.CDLL(str(path)))
+        except OSError:  # not for this system
+            cache_folder.remove(path)
     return None
-
-
-@functools.lru_cache(maxsize=1)
-def _private_folder(reason: str) -> Path:
-    """A folder of this process alone, removed at its end."""
-    try:
-        folder = Path(tempfile.mkdtemp(prefix="stepnet-"))
-    except OSError as error:
-        raise BuildError(
-            reason, got=str(error), remedy="set STEPNET_CACHE_DIR to a folder you may write in"
-        ) from error
-    warnings.warn(f"{reason}; building again in every process, in {folder}", RuntimeWarning, stacklevel=2)
-    owner = os.getpid()
-
-    def remove() -> None:
-        if os.getpid() == owner:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    atexit.register(remove)
-    return folder

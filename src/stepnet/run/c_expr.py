@@ -280,7 +280,7 @@ class _LoopText:
         if op in _CALLS:
             return f"sn_{op}_{w.suffix}({', '.join(given)})"
         if op == "neg":
-            return f"-{given[0]}"
+            return f"-({given[0]})" if given[0].startswith("-") else f"-{given[0]}"
         if op == "reciprocal":
             return f"{literal(1, w.real)} / {given[0]}"
         if op in ("copy", "embed"):

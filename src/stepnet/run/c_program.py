@@ -235,7 +235,9 @@ class _Maker:
 
     def _copy(self, name: str) -> str:
         value = self.values[name]
-        fresh = f"{name}_copy{sum(n.startswith(name + '_copy') for n in self.values)}"
+        number = sum(n.startswith(name + "_copy") for n in self.values)
+        while (fresh := f"{name}_copy{number}") in self.values:  # a user's name may look like one of these
+            number += 1
         self.values[fresh] = Value(fresh, "row", value.shape, value.dtype)
         node = Node("copy", (name,), (fresh,))
         self.nodes.append(node)

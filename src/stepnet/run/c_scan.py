@@ -51,7 +51,7 @@ class CScan:
         if reason is not None:
             raise Refusal(reason, remedy="install a C compiler, or stepnet[compiler]")
         try:
-            library = c_build.build(c_build.preamble(suffix) + self.source.text)
+            library = c_build.build(c_build.preamble(suffix, linked=True) + self.source.text, suffix)
         except BuildError as error:
             raise Refusal(str(error)) from error
         self.run = library.function("run", ctypes.POINTER(c_threads.Pool), ctypes.c_void_p)

@@ -18,7 +18,7 @@ from stepnet.ir.text import print_name, print_region
 from .c_expr import loop_text
 from .c_loops import row_function
 from .c_program import Program, program
-from .c_text import COLUMNS, LOOKUP, TEAM
+from .c_text import COLUMNS, LOOKUP, TEAM, comment, identifier
 from .c_views import Access, broadcast
 
 
@@ -62,14 +62,6 @@ def write(loop: LoopPlan, region: Region, name: str) -> Source:
         Refusal: the scan holds what generated C does not do.
     """
     return _Writer(loop, region, program(loop, region), name).write()
-
-
-def identifier(name: str) -> str:
-    """A C identifier for a value."""
-    out = "".join(c if c.isalnum() else "_" for c in name).strip("_")
-    while "__" in out:
-        out = out.replace("__", "_")
-    return out if out[:1].isalpha() else f"v{out}"
 
 
 PACKED_ALONE = 1 << 18  # bytes of matrices that one thread packs faster than another one wakes
@@ -199,7 +191,7 @@ class _Writer:
         p = self.p
         body = self._share()
         head: list[str] = []
-        head.append("/* " + print_region(self.loop, self.region).replace("\n", "\n * ") + "\n */")
+        head.append(f"/* {comment(print_region(self.loop, self.region))}\n */")
         head.append(self._struct())
         head.append(body)
         head.append(self._entry())
@@ -447,7 +439,7 @@ class _Writer:
         to = f"{self.c(node.output)}_rows" if node.output in self.early else f"a->{self.c(node.output)}"
         rows, wide = f"sn_rows_{self.suffix}", p.value(operand).size
         line(
-            f"/* {print_name(node.output)} = matmul({', '.join(map(print_name, node.inputs))})  "
+            f"/* {_shown(node.output)} = matmul({', '.join(map(_shown, node.inputs))})  "
             f"[{k}] x [{k}, {n}], rows of these steps */"
         )
         made = p.value(node.output).size
@@ -516,8 +508,8 @@ class _Writer:
         times = 1
         for length in shape[:-1]:
             times *= length
-        inputs = ", ".join(map(print_name, node.inputs))
-        note = f"/* {print_name(node.output)} = matmul({inputs})  [{k}] x [{k}, {n}] */"
+        inputs = ", ".join(map(_shown, node.inputs))
+        note = f"/* {_shown(node.output)} = matmul({inputs})  [{k}] x [{k}, {n}] */"
         out = ["        " + note]
 
         def rows(base: str, width: int, shift: str) -> str:
@@ -548,7 +540,7 @@ class _Writer:
         return out
 
     def _row_function(self, nodes: list[Node]) -> list[str]:
-        made = ", ".join(print_name(name) for node in nodes for name in node.outputs)
+        made = ", ".join(_shown(name) for node in nodes for name in node.outputs)
         plan = row_function(self.p, nodes, self.homes)
         self.here = {name for node in nodes for name in node.outputs}
         self.lines, self.pointers = set(plan.lines), {}
@@ -579,6 +571,11 @@ class _Writer:
                 found.setdefault(name, []).append((node.output, broadcast(access, shape)))
                 at += shape[dim]
         return found
+
+
+def _shown(name: str) -> str:
+    """A value's name in a comment."""
+    return comment(print_name(name))
 
 
 def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:

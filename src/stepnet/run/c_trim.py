@@ -1,4 +1,4 @@
-"""Keeps the folder of built libraries and plans small: what was used longest ago goes first.
+"""Keeps the folder of what was built and planned small: what was used longest ago goes first.
 
 Safe among processes. A library in use stays mapped after its file is gone; a file that another process is
 about to load was used moments ago and is left; and a load that finds its file gone builds it again.
@@ -17,11 +17,11 @@ MOST_BYTES = 200 << 20
 YOUNG = 600.0  # seconds in which a library that was used may be about to be loaded
 ABANDONED = 86400.0  # seconds after which the workplace of a build that never ended is removed
 
-_BUILT = re.compile(r"[0-9a-f]{40}-[0-9a-f]{64}\.(so|plan)")
+_BUILT = re.compile(r"[0-9a-f]{40}-[0-9a-f]{64}\.(so|o|plan)")
 
 
-def used(path: Path) -> None:
-    """Note that a library is used now."""
+def used(path: Path | int) -> None:
+    """Note that a file, by its path or as it was opened, is used now."""
     with contextlib.suppress(OSError):  # removed by another process, or the folder cannot be written
         os.utime(path)
 

@@ -13,17 +13,22 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from stepnet.data.modes import outside_modes
 from stepnet.data.offsets import owners, ranges
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Sequences over a table of `rows` rows; all index tensors are int64 on the CPU."""
+    """Sequences over a table of `rows` rows; all index tensors are int64 on the CPU.
+
+    `idle`: the steps that the plain loop runs even over no sequence at all, those of [T, 0, ...].
+    """
 
     starts: Tensor
     lengths: Tensor
     stride: int
     rows: int
+    idle: int = 0
 
     @staticmethod
     def ragged(offsets: Tensor, reverse: bool) -> Layout:
@@ -41,27 +46,42 @@ class Layout:
         return len(self.lengths)
 
     @cached_property
+    @outside_modes
     def steps(self) -> int:
         """The length of the longest sequence."""
         return int(self.lengths.max()) if len(self.lengths) else 0
 
     @cached_property
+    def ends(self) -> frozenset[int]:
+        """The numbers of steps after which a sequence ends."""
+        return frozenset(self.lengths.tolist()) or frozenset([self.turns])
+
+    @property
+    def turns(self) -> int:
+        """How often the plain loop runs the step."""
+        return self.steps or (0 if self.sequences else self.idle)
+
+    @cached_property
+    @outside_modes
     def backward(self) -> Layout:
         """The same rows with every sequence run from its end."""
         last = self.starts + (self.lengths - 1).clamp(min=0) * self.stride
-        return Layout(last, self.lengths, -self.stride, self.rows)
+        return Layout(last, self.lengths, -self.stride, self.rows, self.idle)
 
     @cached_property
+    @outside_modes
     def order(self) -> Tensor:
         """Sequences by length, longest first, stable: the rank order."""
         return torch.argsort(self.lengths, descending=True, stable=True)
 
     @cached_property
+    @outside_modes
     def rank(self) -> Tensor:
         """The place of each sequence in the rank order."""
         return torch.argsort(self.order)
 
     @cached_property
+    @outside_modes
     def active(self) -> list[int]:
         """How many sequences are longer than t, for each step t."""
         if not self.steps:
@@ -70,11 +90,13 @@ class Layout:
         return (self.sequences - counts.cumsum(0)[: self.steps]).tolist()
 
     @cached_property
+    @outside_modes
     def is_packed(self) -> bool:
         """True if the rows already stand step by step, in the order of sequences."""
         return self.stride == self.sequences > 0 and bool((self.lengths == self.steps).all())
 
     @cached_property
+    @outside_modes
     def packed(self) -> Tensor:
         """The rows step by step, in rank order: what a step reads is one slice of them."""
         time = self._time(self.order)
@@ -82,12 +104,14 @@ class Layout:
         return rows[torch.argsort(time, stable=True)]
 
     @cached_property
+    @outside_modes
     def by_sequence(self) -> Tensor:
         """The rows sequence after sequence, each in the order of its steps."""
         time = self._time()
         return self.starts[owners(self.lengths, len(time))] + time * self.stride
 
     @cached_property
+    @outside_modes
     def unpacked(self) -> Tensor:
         """The inverse of `packed`."""
         inverse = torch.empty_like(self.packed)
@@ -100,6 +124,7 @@ class Layout:
         return ranges(torch.zeros_like(lengths), lengths)
 
     @cached_property
+    @outside_modes
     def sequence_of(self) -> Tensor:
         """The sequence each row belongs to."""
         out = torch.empty(self.rows, dtype=torch.int64)
@@ -107,6 +132,7 @@ class Layout:
         return out
 
     @cached_property
+    @outside_modes
     def previous(self) -> Tensor:
         """For each row the row one step before; `rows + b` where sequence b begins."""
         at = self.by_sequence
@@ -116,6 +142,7 @@ class Layout:
         return out
 
     @cached_property
+    @outside_modes
     def last(self) -> Tensor:
         """The last row of each sequence; `rows + b` where sequence b has none."""
         at = self.starts + (self.lengths - 1) * self.stride
@@ -123,6 +150,7 @@ class Layout:
 
 
 @functools.lru_cache(maxsize=256)
+@outside_modes
 def _ragged(offsets: bytes, reverse: bool) -> Layout:
     table = torch.frombuffer(bytearray(offsets), dtype=torch.int64)
     layout = Layout(table[:-1].clone(), table.diff(), 1, int(table[-1]))
@@ -130,9 +158,10 @@ def _ragged(offsets: bytes, reverse: bool) -> Layout:
 
 
 @functools.lru_cache(maxsize=256)
+@outside_modes
 def _dense(steps: int, sequences: int, time_major: bool, reverse: bool) -> Layout:
     everyone = torch.arange(sequences)
     starts = everyone if time_major else everyone * steps
     lengths = torch.full((sequences,), steps, dtype=torch.int64)
-    layout = Layout(starts, lengths, sequences if time_major else 1, steps * sequences)
+    layout = Layout(starts, lengths, sequences if time_major else 1, steps * sequences, steps)
     return layout.backward if reverse else layout

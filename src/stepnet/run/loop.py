@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.modes import as_written
+from stepnet.errors import StepError
 from stepnet.ir.graph import Graph, Node
 from stepnet.ir.plan import LoopPlan, Region
 
@@ -54,9 +56,10 @@ class Loop:
             The wanted values by name, and the last value of each carry by parameter name.
         """
         device = next((t.device for t in (*values.values(), *states.values())), torch.device("cpu"))
-        if device.type == "cpu":
-            return self._run(values, states, layout)
-        with device:  # constants are made where the rows are
+        for name, tensor in (*values.items(), *states.items()):
+            if tensor.numel() and not tensor.data_ptr():
+                raise _freed(name, tensor)
+        with as_written(device):  # the plan says what is cast, and constants are made where the rows are
             return self._run(values, states, layout)
 
     def _run(
@@ -76,6 +79,15 @@ class Loop:
             elif carry.parameter not in finals:
                 finals[carry.parameter] = last(values[carry.result], states[carry.parameter], layout)
         return values, finals
+
+
+def _freed(name: str, tensor: Tensor) -> StepError:
+    return StepError(
+        "the memory of a tensor that a loop reads was freed before the loop ran",
+        got=f"'{name}', {list(tensor.shape)}",
+        remedy="with fully_shard, return tensors, LoDTensors, or tuples, lists, dicts, dataclasses of them: "
+        "it gathers the weights for backward only where it finds those",
+    )
 
 
 def shift(rows: Tensor, boot: Tensor, layout: Layout) -> Tensor:

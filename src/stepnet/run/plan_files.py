@@ -3,47 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import os
 import tempfile
 from pathlib import Path
 
 from stepnet.errors import BuildError
 
-from . import c_trim
-from .c_build import cache_folder
+from . import c_trim, cache_folder
+
+MOST_BYTES = 16 << 20  # of one plan
 
 
 def read(key: str) -> bytes | None:
-    """What is kept under a key; a file with other bytes than its name promises is removed, not read."""
-    for path in _files(key):
-        with contextlib.suppress(OSError):
-            data = path.read_bytes()
-            if hashlib.sha256(data).hexdigest() == path.stem.partition("-")[2]:
-                c_trim.used(path)
-                return data
-        with contextlib.suppress(OSError):
-            path.unlink()
+    """What is kept under a key; a file that others could have written, or with other bytes than its name
+    promises, is removed, not read."""
+    with contextlib.suppress(OSError, BuildError):
+        for _, data in cache_folder.read(key, "plan", MOST_BYTES):
+            return data
     return None
 
 
 def write(key: str, data: bytes) -> None:
     """Keep bytes under a key, in place of what is there. A disk that takes none costs time only."""
     with contextlib.suppress(OSError, BuildError):
-        folder = cache_folder()
-        final = folder / f"{key}-{hashlib.sha256(data).hexdigest()}.plan"
+        folder = cache_folder.cache_folder()
         with tempfile.TemporaryDirectory(prefix="build-", dir=folder, ignore_cleanup_errors=True) as work:
-            made = Path(work, "plan")
+            made = Path(work, "made.plan")
             made.write_bytes(data)
-            os.replace(made, final)
-        for path in _files(key):
+            final = cache_folder.keep(folder, key, made)
+        for path in folder.glob(f"{key}-*.plan"):
             if path != final:
-                path.unlink(missing_ok=True)
+                cache_folder.remove(path)
         c_trim.trim(folder)
-
-
-def _files(key: str) -> list[Path]:
-    try:
-        return sorted(cache_folder().glob(f"{key}-*.plan"))
-    except (OSError, BuildError):
-        return []

@@ -14,10 +14,15 @@ from torch import Tensor
 
 from stepnet.data.array import TensorArray
 from stepnet.data.lod import LoDTensor
+from stepnet.data.modes import beside, outside_modes
+from stepnet.data.offsets import owners
+from stepnet.data.permute import invert
 from stepnet.data.tree import flatten, names, unflatten
 from stepnet.data.unpack import step_counts, take_elements
 from stepnet.errors import LoDError, LoopError, StepError
 from stepnet.ir.tensor_iterator import Concat, Slice, TensorIterator
+
+_NONE = outside_modes(lambda: torch.arange(0))()  # elements
 
 
 class Cut:
@@ -180,15 +185,11 @@ class LoDCut(Cut):
         steps = self._reversed(value) if self.reverse else value
         self._array, self._map = TensorArray.unpack(steps, level=self.level, sort_by_length=True)
         self.steps = self._array.size()
-        self.order = self._map[:, 2].long()
+        self.order = _order(self._map)
         self._active = step_counts(self.lengths)
 
     def _reversed(self, x: LoDTensor) -> LoDTensor:
-        offsets = x.lod[self.level]
-        element = torch.arange(int(offsets[-1]))
-        sequence = torch.repeat_interleave(torch.arange(len(offsets) - 1), self.lengths)
-        mirrored = offsets[sequence] + offsets[sequence + 1] - 1 - element
-        return take_elements(x, self.level, mirrored)
+        return take_elements(x, self.level, _mirrored(x._lod.levels[self.level]))
 
     def __getitem__(self, t: int) -> Any:
         return self._array.read(t)
@@ -199,7 +200,7 @@ class LoDCut(Cut):
                 f"'{name}' is a LoDTensor and '{other_name}' is a tensor",
                 remedy="make both LoDTensors (LoDTensor.from_padded) or both tensors",
             )
-        if not torch.equal(self.lengths, other.lengths):
+        if self.lengths.tolist() != other.lengths.tolist():
             raise LoDError(
                 f"'{name}' and '{other_name}' are cut into steps together and must have the same lengths",
                 got=f"{self.lengths.tolist()[:8]} and {other.lengths.tolist()[:8]} (first 8)",
@@ -211,7 +212,7 @@ class LoDCut(Cut):
 
     def to_rank(self, state: Any) -> Any:
         assert self.order is not None
-        return state.index_select(0, self.order.to(state.device))
+        return state.index_select(0, beside(self.order, state))
 
     def shrink(self, state: Any, active: int, finished: list[Any]) -> Any:
         if state.shape[0] == active:
@@ -222,13 +223,13 @@ class LoDCut(Cut):
     def from_rank(self, parts: list[Any]) -> Any:
         assert self.order is not None
         ranked = torch.cat(parts)
-        return ranked.index_select(0, torch.argsort(self.order).to(ranked.device))
+        return ranked.index_select(0, beside(invert(self.order), ranked))
 
     def no_rows(self, state: Any) -> Any:
         return state[:0].detach()
 
     def empty_step(self) -> Any:
-        return take_elements(self.value, self.level, torch.arange(0), drop_level=True)
+        return take_elements(self.value, self.level, _NONE, drop_level=True)
 
     def join_leaf(self, kept: list[Any], port: Concat, empty: bool, name: str) -> LoDTensor:
         for t, value in enumerate(kept):
@@ -245,13 +246,26 @@ class LoDCut(Cut):
         if empty:
             zero = kept[0]
             inner = zero.lod if isinstance(zero, LoDTensor) else ()
-            rows = zero.values if isinstance(zero, LoDTensor) else zero
+            rows = (zero.values if isinstance(zero, LoDTensor) else zero).detach()
             return LoDTensor(rows, (*upper, self.value.lod[self.level], *inner))
         array = TensorArray()
         for t, value in enumerate(kept):
             array.write(t, value)
         packed = array.pack(self.level, self._map, lod=upper)
         return self._reversed(packed) if self.reverse else packed
+
+
+@outside_modes
+def _mirrored(offsets: Tensor) -> Tensor:
+    """The elements of all sequences, each from its end to its beginning."""
+    elements = int(offsets[-1])
+    sequence = owners(offsets.diff(), elements)
+    return offsets[sequence] + offsets[sequence + 1] - 1 - torch.arange(elements)
+
+
+@outside_modes
+def _order(indices_map: Tensor) -> Tensor:
+    return indices_map[:, 2].long()
 
 
 def join_along(kept: list[Any], port: Concat, empty: bool, name: str) -> Tensor:

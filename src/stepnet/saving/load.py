@@ -20,6 +20,8 @@ from .dense import Leaf
 from .padded import Padded
 from .save import KEY
 
+_NOT_RUN = "a file has no evaluators to run; `evaluators` says which there were"
+
 
 def load(path: str | os.PathLike[str], *, trainable: bool = False) -> SavedTopology:
     """Read a topology that `Topology.save` wrote.
@@ -58,7 +60,7 @@ def load(path: str | os.PathLike[str], *, trainable: bool = False) -> SavedTopol
 
 
 class SavedTopology(nn.Module):
-    """A topology that was read: it is called as the one that was saved, by name, with tensors or LoDTensors.
+    """A topology that was read: it is called as the one that was saved, by name, with what that took.
 
     Attributes:
         inputs: the names of its data.
@@ -88,8 +90,10 @@ class SavedTopology(nn.Module):
                 expected=f"values for {list(self.inputs)}",
             )
         tensors: dict[str, Tensor] = {}
+        weights = (*self.model.parameters(), *self.model.buffers())
+        like = next((w for w in weights if w.is_floating_point()), None)
         for name, type in self.types.items():
-            value = type.check(name, feeds[name])
+            value = type.check(name, feeds[name], like)
             leaf = Leaf(name, type.level)
             if type.level:
                 padded = Padded.of(value, least=1)
@@ -103,7 +107,7 @@ class SavedTopology(nn.Module):
         for leaf in self._leaves:
             grid, *lengths = (next(found) for _ in leaf.tensors)
             values[leaf.name] = Padded(grid, tuple(lengths)).ragged() if lengths else grid
-        return _nested(self._structure, values), Metrics({})
+        return _nested(self._structure, values), Metrics({}, _NOT_RUN)
 
 
 def _type(said: Mapping[str, Any]) -> Dense | Integer:

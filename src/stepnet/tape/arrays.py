@@ -27,6 +27,13 @@ def record_array_call(
     if name == "write":
         array.deferred = record("write", _written, (before, *others), kwargs)
         return None
+    if name == "unstack":
+        array.deferred = record("unstack", _unstack, others, kwargs)
+        return array
+    if name == "unpack":
+        both = record("unpack", _unpack, others, kwargs)
+        array.deferred, indices_map = both
+        return array, indices_map
     return record(name, _Called(name), (before, *others), kwargs)
 
 
@@ -34,6 +41,14 @@ def _written(array: TensorArray, *args: Any, **kwargs: Any) -> TensorArray:
     changed = copy.copy(array)
     changed.write(*args, **kwargs)
     return changed
+
+
+def _unstack(*args: Any, **kwargs: Any) -> TensorArray:
+    return TensorArray.unstack(*args, **kwargs)
+
+
+def _unpack(*args: Any, **kwargs: Any) -> Any:
+    return TensorArray.unpack(*args, **kwargs)
 
 
 class _Called:

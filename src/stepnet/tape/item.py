@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from stepnet.data.array import TensorArray
 from stepnet.data.lod import LoDTensor
 from stepnet.data.recording import InFrame, StandIn
 from stepnet.errors import TapeError
@@ -16,6 +17,8 @@ from stepnet.errors import TapeError
 from .arrays import record_array_call
 from .creation import UNKNOWN, Creation, describe, is_rows, leaves, open_shape
 
+# What may be asked of a TensorArray that is an item's value.
+_RECORDED_OF_ARRAYS = frozenset({"read", "size", "stack", "concat", "pack"})
 # Properties of a tensor that are values to compute with, so they are recorded like functions.
 _RECORDED_PROPERTIES = frozenset({"T", "mT", "real", "imag", "values"})
 
@@ -125,8 +128,10 @@ class TapeItem(StandIn):
         return first.tape.record(name, func, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
+        if name in _RECORDED_OF_ARRAYS and isinstance(self.creation.example, TensorArray):
+            return lambda *args, **kwargs: self.tape.record(name, _Method(name), (self, *args), kwargs)
         if name.startswith("_") or not (hasattr(Tensor, name) or name == "values"):
-            raise AttributeError(f"a TapeItem has no attribute '{name}', and neither has a tensor")
+            raise AttributeError(f"a TapeItem has no attribute '{name}', and neither has its value")
         if name in _RECORDED_PROPERTIES:
             return self.tape.record(name, _Property(name), (self,))
         if name.endswith("_"):

@@ -42,6 +42,10 @@ class Tape:
 
     Iterating gives the creations, `tape["name"]` and `tape[3]` the items, `print(tape)` a table.
 
+    Args:
+        weights: another tape. Layers that are given the name of a layer there share its weights, so a network
+            that is made again, under another tape, is the same network.
+
     Source: the Tape of Paddle's design of topologies (its v2 API).
 
     >>> import torch
@@ -59,7 +63,10 @@ class Tape:
     (torch.Size([2, 3]), ['scores.weight', 'scores.bias'])
     """
 
-    def __init__(self) -> None:
+    def __init__(self, weights: Tape | None = None) -> None:
+        if weights is not None and not isinstance(weights, Tape):
+            raise TapeError("Tape: 'weights' is another tape", got=type(weights).__name__)
+        self.weights = weights
         self._creations: list[Creation] = []
         self._names: dict[str, int] = {}
         self._counts: dict[str, int] = {}
@@ -291,8 +298,8 @@ class Tape:
         """The network that gives `outputs`: the tape from its beginning to the last of them.
 
         Args:
-            outputs: an item or its name, or a tuple, list or dict of them. An evaluator among them ends a
-                topology too.
+            outputs: an item, its name or its index, or a tuple, list or dict of them. An evaluator among
+                them ends a topology too.
             skip: items that are left out, for a tape with branches; indices and names will do.
             prune: leave out what neither an output, nor an evaluator, nor a recurrent group needs.
 
@@ -302,7 +309,7 @@ class Tape:
         Raises:
             TapeError: an item of another tape, one inside a recurrent group, or one whose input is skipped.
         """
-        references = swap(outputs, (TapeItem, str), lambda item: Ref(self._index(item, "outputs")))
+        references = swap(outputs, (TapeItem, str, int), lambda item: Ref(self._index(item, "outputs")))
         ends = [ref.index for ref in leaves(references, Ref)]
         if not ends:
             raise TapeError("Tape.topology: 'outputs' holds no item", got=repr(outputs)[:80])

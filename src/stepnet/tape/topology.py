@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from stepnet.errors import TapeError
+from stepnet.errors import TapeError, TapeKeyError
 
 from .creation import Creation, Group, Ref, leaves, swap
 from .evaluator import Evaluator
@@ -26,8 +26,8 @@ class Feed:
         self.name = name
         self.type = type
 
-    def __call__(self, feeds: Mapping[str, Any]) -> Any:
-        return self.type.check(self.name, feeds[self.name])
+    def __call__(self, feeds: Mapping[str, Any], like: Tensor | None = None) -> Any:
+        return self.type.check(self.name, feeds[self.name], like)
 
 
 class Given:
@@ -109,14 +109,21 @@ def play(creations: Chosen, values: dict[int, Any], feeds: Mapping[str, Any]) ->
 
 
 def run_one(
-    creation: Creation, values: Mapping[int, Any], feeds: Mapping[str, Any], accumulate: bool = False
+    creation: Creation,
+    values: Mapping[int, Any],
+    feeds: Mapping[str, Any],
+    accumulate: bool = False,
+    like: Tensor | None = None,
 ) -> Any:
-    """The value of one creation; that of an evaluator is for this batch alone, or it takes the batch in."""
+    """The value of one creation; that of an evaluator is for this batch alone, or it takes the batch in.
+
+    Numbers from lists and arrays are fed in the dtype and on the device of `like`.
+    """
     function = creation.function
     if isinstance(function, Feed):
         if function.name not in feeds:
             raise TapeError(f"no value for {creation.place}", got=f"values for {sorted(feeds)}")
-        return function(feeds)
+        return function(feeds, like)
     try:
         if accumulate and isinstance(function, Evaluator):
             args = swap(creation.args, Ref, lambda ref: values[ref.index])
@@ -129,14 +136,30 @@ def run_one(
         raise TapeError("\n".join([f"{creation.place} failed: {first}", *rest])) from error
 
 
+_IN = "an evaluator is in if it was made before the last output, or is an output: topology([cost, error])"
+
+
 class Metrics(Mapping[str, Any]):
-    """The evaluators of a topology by name: each value, over all batches so far, is worked out when read."""
+    """The evaluators of a topology by name, or by item: each value, over all batches so far, is worked out
+    when read.
 
-    def __init__(self, evaluators: Mapping[str, Evaluator]) -> None:
+    Raises:
+        TapeKeyError: the topology has no such evaluator.
+    """
+
+    def __init__(self, evaluators: Mapping[str, Evaluator], remedy: str = _IN) -> None:
         self._evaluators = evaluators
+        self._remedy = remedy
 
-    def __getitem__(self, name: str) -> Any:
-        return self._evaluators[name].compute()
+    def __getitem__(self, name: Any) -> Any:
+        found = self._evaluators.get(name if isinstance(name, str) else str(getattr(name, "name", "")))
+        if found is None:
+            raise TapeKeyError(
+                f"this topology has no evaluator {name!r}",
+                got=f"its evaluators are {list(self._evaluators)}" if self._evaluators else "it has none",
+                remedy=self._remedy,
+            )
+        return found.compute()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._evaluators)
@@ -151,8 +174,10 @@ class Metrics(Mapping[str, Any]):
 class Topology(nn.Module):
     """Layers of a tape, as a module; made by `Tape.topology`.
 
-    `outputs, metrics = topology(words=..., label=...)`: a value for each data layer by name, tensors or
-    LoDTensors; data layers that nothing in the topology reads need none. `outputs` is nested as it was asked
+    `outputs, metrics = topology(words=..., label=...)`: a value for each data layer by name. Values are
+    tensors or LoDTensors; lists and numpy arrays, whose numbers take on dtype and device of the topology's
+    parameters; and, for sequences of one level, PackedSequences and jagged NestedTensors. Data layers that
+    nothing in the topology reads need none. `outputs` is nested as it was asked
     for; an evaluator among them stands for its value so far. `metrics` has the evaluators by name.
 
     The layers are the tape's own, so topologies of one tape train together; the keys of `state_dict` start
@@ -228,9 +253,10 @@ class Topology(nn.Module):
         for module in self._layers:
             if module.training != self.training:
                 module.train(self.training)
+        like = next((p for p in self.parameters() if p.is_floating_point()), None)
         values: dict[int, Any] = {}
         for (i, creation), finished in zip(self._played, self._finished, strict=True):
-            values[i] = run_one(creation, values, feeds, accumulate=True)
+            values[i] = run_one(creation, values, feeds, accumulate=True, like=like)
             for j in finished:
                 values.pop(j, None)
         metrics = self.metrics()

@@ -19,7 +19,7 @@ from stepnet.data.sequence import INSTEAD
 from stepnet.data.tree import flatten, names, unflatten
 from stepnet.errors import IRError
 
-from . import loops_call, loops_iterator, ops_math, ops_sequences, ops_shape  # noqa: F401  (they fill the table)
+from . import loops_call, loops_iterator, loops_while, ops_math, ops_sequences, ops_shape  # noqa: F401  (they fill the table)
 from .builder import NetBuilder, Out
 from .capture_inputs import (
     Dynamic,
@@ -34,6 +34,7 @@ from .capture_inputs import (
 )
 from .capture_iterator import LoopRecorder, LoopTracer, answered
 from .capture_trace import Recorder, Tracer, sizes_of
+from .capture_while import WhileRecorder, WhileTracer, whiles
 from .loops import Steps, mask_of
 from .loops_step import program, run_in
 from .ops import AtenNet
@@ -67,21 +68,22 @@ def module_net(
         batch = batch_number(module, inputs)
         inputs = repeated(inputs, batch, dynamic)
     lods = structures(inputs)
-    recorder, loops = Recorder(), LoopRecorder()
+    recorder, loops, turning = Recorder(), LoopRecorder(), WhileRecorder()
     try:
-        with torch.no_grad(), replaced(recorder), answered(loops):
+        with torch.no_grad(), replaced(recorder), answered(loops), whiles(turning):
             a, k = unflatten(spec, [i.value for i in inputs])
             outputs = _outputs(_plain(module(*a, **k)), where)
-        calls = (recorder.calls, loops.calls)
+        calls = (recorder.calls, loops.calls, turning.calls)
         return _written(module, name, where, spec, inputs, lods, calls, outputs, dynamic, batch)
     finally:
         recorder.forget()
         loops.forget()
+        turning.forget()
 
 
 def _written(
     module: Any, name: str, where: str, spec: Any, inputs: list[Input], lods: list[LoD],
-    calls: tuple[list[int], list[int]], outputs: list[str], dynamic: Dynamic | None, batch: int,
+    calls: tuple[list[int], list[int], list[int]], outputs: list[str], dynamic: Dynamic | None, batch: int,
 ) -> NetBuilder:  # fmt: skip
     tensors = [i for i in inputs if isinstance(i.value, (Tensor, LoDTensor))]
     examples = [i.value.values if isinstance(i.value, LoDTensor) else i.value for i in tensors]
@@ -112,7 +114,7 @@ def _written(
         tracer = Tracer(calls[0], lengths)
         token = INSTEAD.set(tracer.sequences)
         try:
-            with replaced(tracer), answered(LoopTracer(calls[1])):
+            with replaced(tracer), answered(LoopTracer(calls[1])), whiles(WhileTracer(calls[2])):
                 leaves, _ = flatten(_plain(module(*a, **k)))
         finally:
             INSTEAD.reset(token)

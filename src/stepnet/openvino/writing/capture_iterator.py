@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.compiler.capture import tensors_used
 from stepnet.compiler.reach import reach
+from stepnet.compiler.record import tensors_used
 from stepnet.data.outputs import Outputs
 from stepnet.errors import IRError
 from stepnet.front.step import step_name
@@ -21,6 +21,7 @@ from stepnet.iterator.ports import InputPort, OutputPort, Port
 from stepnet.iterator.tensor_iterator import INSTEAD, TensorIterator
 
 from .capture_trace import Swapped, user_line
+from .places import places_of
 
 
 @dataclass
@@ -116,15 +117,8 @@ class LoopRecorder:
             made = LoopCall(loop, body, [], [], [], where)
             made.parts = [part_of(port, feeds[port.external]).detach().clone() for port in made.ports]
             used = tensors_used(lambda: body(*made.parts), made.parts)
-        reached = reach(loop.body).tensors
-        place = {id(t): i for i, t in enumerate(reached)}
-        if any(id(t) not in place for t in used):
-            raise IRError(
-                f"{where} cannot be written: its body reads a tensor that was not found again",
-                remedy="keep it in a closure, an attribute or a module that the body refers to",
-            )
-        made.places = [place[id(t)] for t in used]
-        made.weights = [reached[p] for p in made.places]
+        made.places = places_of(used, loop.body, where, "its body")
+        made.weights = list(used)
         number = next(_numbers)
         _CALLS[number] = made
         self.calls.append(number)
@@ -146,7 +140,7 @@ class LoopTracer:
         number = next(self.calls, None)
         if number is None:
             raise IRError("the module runs another number of TensorIterators when it is traced")
-        tensors = reach(loop.body).tensors
+        tensors = reach(loop.body, everything=True).tensors
         weights = [tensors[p] for p in _CALLS[number].places]
         out = torch.ops.stepnet.iterator(number, [feeds[name] for name in loop.inputs], weights)
         return Outputs(loop.outputs, tuple(out))

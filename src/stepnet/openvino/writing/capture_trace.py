@@ -23,14 +23,17 @@ from torch.fx import traceback as fx_traceback
 from torch.overrides import TorchFunctionMode
 
 from stepnet.api import checked, recurrent, replaced
-from stepnet.compiler.capture import tensors_used
 from stepnet.compiler.pipeline import Compiled
 from stepnet.compiler.reach import reach
+from stepnet.compiler.record import tensors_used
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import Spec, flatten, unflatten
+from stepnet.data.values import SIZE
 from stepnet.engine import find_plan
 from stepnet.errors import IRError, Refusal
 from stepnet.front.step import StepBody
+
+from .places import places_of
 
 _HERE = __file__
 OWN = _HERE.rsplit("/", 3)[0]  # the package: lines in it are not the user's
@@ -52,6 +55,7 @@ class Call:
     y: list[Any]
     y_spec: Spec
     line: str
+    alone: bool = False  # whether its one row is all there ever is
 
     @property
     def ragged(self) -> bool:
@@ -166,6 +170,12 @@ class Recorder:
 
     def __init__(self) -> None:
         self.calls: list[int] = []
+        self._alone = False
+
+    def alone(self, decide: Callable[[], bool]) -> bool:
+        """Whether the next recurrence runs over values that are no batches."""
+        self._alone = decide()
+        return self._alone
 
     def __call__(
         self, step: Any, x: Any, state: Any, *, reverse: bool, level: int, axis: int, scopes: bool
@@ -187,19 +197,21 @@ class Recorder:
                     expected="a recurrence over the rows of each sequence",
                 )
             compiled = refusal = None
-            found = reach(body.step)
+            found = reach(body.step, everything=True)
             places: list[int] = []
             try:
-                entry, found, _ = find_plan(
+                entry, reads, _ = find_plan(
                     body, x_leaves, state_leaves, reverse=reverse, level=level, axis=axis, backend="eager"
                 )
-                compiled, places = entry.compiled, list(entry.weights)
+                compiled = entry.compiled
+                read = [reads.tensors[p] for p in entry.weights] if compiled is not None else []
+                places = places_of(read, body.step, f"step '{body.name}' ({line})", owner="step")
                 if entry.ready is None:
                     compiled, refusal = None, entry.refusals[-1][1]
             except Refusal as error:
                 refusal = error
             if compiled is None:
-                places = _used(body, x_leaves, state_leaves, axis, found.tensors, line)
+                places = _used(body, x_leaves, state_leaves, axis, line)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 y, final = recurrent(
@@ -210,8 +222,9 @@ class Recorder:
         number = next(_numbers)
         _CALLS[number] = Call(
             body, x_leaves, state_leaves, reverse, axis if ragged else axis % first.dim(), places,
-            [found.tensors[p] for p in places], compiled, refusal, y_leaves, y_spec, line,
+            [found.tensors[p] for p in places], compiled, refusal, y_leaves, y_spec, line, self._alone,
         )  # fmt: skip
+        self._alone = False
         self.calls.append(number)
         return y, final
 
@@ -221,22 +234,14 @@ class Recorder:
             _CALLS.pop(number, None)
 
 
-def _used(
-    body: StepBody, x: list[Any], state: list[Tensor], axis: int, reached: list[Tensor], line: str
-) -> list[int]:
+def _used(body: StepBody, x: list[Any], state: list[Tensor], axis: int, line: str) -> list[int]:
     """Places of the tensors that a step without a plan reads."""
     if isinstance(x[0], LoDTensor):
         return []
     first = [leaf.select(axis, 0) for leaf in x]
     clone = StepBody(body.step, body.x_spec, body.state_spec)
     used = tensors_used(lambda: clone.call(first, state), [*first, *state])
-    place = {id(t): i for i, t in enumerate(reached)}
-    if any(id(t) not in place for t in used):
-        raise IRError(
-            f"step '{body.name}' ({line}) cannot be written: it reads a tensor that was not found again",
-            remedy="keep it in a closure, an attribute or a module that the step refers to",
-        )
-    return [place[id(t)] for t in used]
+    return places_of(used, body.step, f"step '{body.name}' ({line})", owner="step")
 
 
 class Tracer:
@@ -246,6 +251,10 @@ class Tracer:
         self.calls = list(calls)
         self.lengths = lengths
         self.at = 0
+
+    def alone(self, decide: Callable[[], bool]) -> bool:
+        """What was decided when the next recurrence was made for real."""
+        return self.at < len(self.calls) and _CALLS[self.calls[self.at]].alone
 
     def __call__(
         self, step: Any, x: Any, state: Any, *, reverse: bool, level: int, axis: int, scopes: bool
@@ -257,7 +266,7 @@ class Tracer:
         number = self.calls[self.at]
         self.at += 1
         made = _CALLS[number]
-        tensors = reach(body.step).tensors
+        tensors = reach(body.step, everything=True).tensors
         weights = [tensors[p] for p in made.places]
         lengths: list[Tensor] = []
         given = x_leaves
@@ -306,7 +315,10 @@ class _Lines(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         line = user_line(_HERE)
         fx_traceback.set_stack_trace([line] if line else [])
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if func in (torch.tensor, torch.as_tensor) and isinstance(args[0], torch.SymInt):
+            setattr(result, SIZE, args[0])  # else a number that the trace knows nothing of
+        return result
 
 
 class _Traced(nn.Module):

@@ -61,6 +61,8 @@ def _check_open(b: AtenNet, call: Call, x: Sequence[FxNode], where: str) -> None
         return
     time = int(call.axis == 1)
     for axis, what in ((time, "steps"), (1 - time, "sequences")):
+        if call.alone and axis != time:
+            continue
         size = b.shape(x[0])[axis]
         if isinstance(size, int) and b.must_be_open:
             raise IRError(

@@ -11,7 +11,7 @@ from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.element_types import ElementType, by_name
 from stepnet.openvino.graph import Graph
 from stepnet.openvino.layers.elementwise import convert
-from stepnet.openvino.model import OpenVINOModel
+from stepnet.openvino.model import OpenVINOModel, parameter_type
 from stepnet.openvino.records import Layer, Net
 from stepnet.openvino.table import is_constant
 
@@ -47,6 +47,8 @@ class _Snapshot:
         return replace(graph.net, layers=kept, order=tuple(i for i in graph.net.order if i in kept))
 
     def _layer(self, graph: Graph, layer: Layer, values: dict[int, Tensor]) -> Layer:
+        if layer.type == "Parameter":
+            return _typed(layer)
         value = getattr(graph, f"constant_{layer.id}", graph.folded.get(layer.id))
         if value is None:
             bodies: dict[str, Net] = {}
@@ -78,6 +80,13 @@ class _Snapshot:
         if key not in self._cast:
             self._cast[key] = (tensor, tensor.detach().to(dtype))
         return self._cast[key][1]
+
+
+def _typed(layer: Layer) -> Layer:
+    """A Parameter that says its type and shape, as OpenVINO demands; a file may leave both to the port."""
+    kind, shape = parameter_type(layer)
+    text = "..." if shape is None else ",".join("?" if size < 0 else str(size) for size in shape)
+    return replace(layer, attributes={"shape": text, "element_type": kind.name} | dict(layer.attributes))
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

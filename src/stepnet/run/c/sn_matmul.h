@@ -33,7 +33,12 @@
 #ifndef SN_INLINE
 #define SN_INLINE static inline __attribute__((always_inline, unused))
 #endif
+/* The larger functions: in place, or SN_BUILT_ONCE into an object file that code with SN_LINKED is linked with. */
+#if defined(SN_LINKED) || defined(SN_BUILT_ONCE)
+#define SN_SHARED __attribute__((noinline, visibility("hidden")))
+#else
 #define SN_SHARED static __attribute__((noinline, unused))
+#endif
 
 #if defined(__AVX512F__)
 #define SN_VECTOR_BYTES 64
@@ -133,7 +138,14 @@ SN_INLINE void SN_(sn_turn)(SN_REAL *to, int64_t stride_to, const SN_REAL *from,
  * A panel holds `width` vectors of units (the last one what is left), for each group in turn. Stride arguments let
  * B and its transpose be packed without a copy. `packed` holds SN_(sn_packed)(K, n, groups) elements. */
 SN_SHARED void SN_(sn_pack)(SN_REAL *restrict packed, const SN_REAL *restrict source, int64_t stride_k,
-                            int64_t stride_n, int64_t K, int64_t n, int64_t groups, int64_t width) {
+                            int64_t stride_n, int64_t K, int64_t n, int64_t groups, int64_t width);
+#ifdef SN_LINKED
+#define SN_TILE(nv, name)                                                                                             \
+    SN_SHARED void SN_(name)(SN_REAL * tile, int64_t rows, SN_(sn_rows) A, int64_t r, const SN_REAL *panel,           \
+                             int64_t K, int add);
+#else
+void SN_(sn_pack)(SN_REAL *restrict packed, const SN_REAL *restrict source, int64_t stride_k, int64_t stride_n,
+                  int64_t K, int64_t n, int64_t groups, int64_t width) {
     for (int64_t first = 0; first < SN_(sn_blocks)(n); first += width) {
         int64_t blocks = SN_(sn_blocks)(n) - first < width ? SN_(sn_blocks)(n) - first : width;
         int64_t units = n - first * SN_(sn_lanes) < blocks * SN_(sn_lanes) ? n - first * SN_(sn_lanes) : blocks * SN_(sn_lanes);
@@ -216,6 +228,7 @@ SN_INLINE void SN_(sn_kernel)(SN_REAL *tile, const int rows, const int nv, SN_(s
             SN_CASE(7, nv) SN_CASE(8, nv) SN_CASE(9, nv) SN_CASE(10, nv) SN_CASE(11, nv) SN_CASE(12, nv)              \
         }                                                                                                             \
     }
+#endif
 SN_TILE(1, sn_tile1)
 SN_TILE(2, sn_tile2)
 SN_TILE(3, sn_tile3)
@@ -257,7 +270,10 @@ SN_INLINE void SN_(sn_put)(SN_REAL *to, const SN_REAL *from, const SN_REAL *plus
 /* C[rows, N] = A[rows, K] B (+ addend[rows, N] where addend.base is not NULL; it may be C itself).
  * `packed` is B by sn_pack with groups 1 and width SN_WIDTH. */
 #define SN_WIDTH 4
-SN_INLINE void SN_(sn_matmul)(SN_(sn_rows) C, SN_(sn_rows) addend, SN_(sn_rows) A, const SN_REAL *packed,
+SN_SHARED void SN_(sn_matmul)(SN_(sn_rows) C, SN_(sn_rows) addend, SN_(sn_rows) A, const SN_REAL *packed,
+                              int64_t rows, int64_t K, int64_t N);
+#ifndef SN_LINKED
+void SN_(sn_matmul)(SN_(sn_rows) C, SN_(sn_rows) addend, SN_(sn_rows) A, const SN_REAL *packed,
                               int64_t rows, int64_t K, int64_t N) {
     SN_REAL tile[12 * SN_WIDTH * SN_(sn_lanes)] __attribute__((aligned(64)));
     const int64_t most_rows = 96; /* so that A stays in the first cache while the panels go by */
@@ -277,6 +293,7 @@ SN_INLINE void SN_(sn_matmul)(SN_(sn_rows) C, SN_(sn_rows) addend, SN_(sn_rows) 
         }
     }
 }
+#endif
 
 #undef SN_REAL
 #undef SN_

@@ -1,0 +1,24 @@
+"""What the suite builds and plans is kept in a folder that its processes share, never in the user's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+
+import pytest
+
+_made: list[str] = []
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before tests are collected, and before the processes that run them are started."""
+    if not hasattr(config, "workerinput"):
+        _made.append(tempfile.mkdtemp(prefix="stepnet-tests-"))
+        os.environ["STEPNET_CACHE_DIR"] = _made[0]
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """The process that made the folder removes it."""
+    while _made:
+        shutil.rmtree(_made.pop(), ignore_errors=True)

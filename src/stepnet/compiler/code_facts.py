@@ -1,0 +1,120 @@
+"""What a code object can read besides its arguments and cells: names of globals, attributes, and how it looks
+things up. Known from its instructions alone, once for each code object."""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import types
+from typing import Any
+
+from .trust import is_trusted_code, words
+
+_GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
+_ATTRIBUTES = frozenset(
+    {"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM", "STORE_ATTR", "DELETE_ATTR"}
+)
+
+
+# Names that read what no walk over objects sees: everything an object has, or a name made at run time.
+REFLECTION = words(
+    """__dict__ __getattr__ __getattribute__ __globals__ __closure__ f_locals f_globals format format_map
+    attrgetter methodcaller"""
+)
+
+# What a tensor tells of itself besides its shape and dtype: a plan is not made for it.
+TENSOR_STATE = words(
+    """grad grad_fn is_leaf _version data_ptr storage untyped_storage is_contiguous stride storage_offset
+    retains_grad output_nr is_pinned is_shared is_view _base _backward_hooks layout names is_inference"""
+)
+# Builtins whose results follow from their arguments.
+PURE = words(
+    """abs all any ascii bin bool bytes callable chr complex dict divmod enumerate filter float format
+    frozenset hash hex int isinstance issubclass len list map max min object oct ord pow property range repr
+    reversed round set slice sorted staticmethod classmethod str sum super tuple type zip NotImplemented
+    Ellipsis __debug__ __name__"""
+) | {
+    name
+    for name, value in vars(builtins).items()
+    if isinstance(value, type) and issubclass(value, BaseException)
+}
+# Whose effect no compiled loop repeats.
+EFFECTS = frozenset({"print", "input", "breakpoint"})
+
+
+class Facts:
+    """One code object; equal code has the same facts, so they stand for it in a key.
+
+    `globals`, `names` and `imports` are the names of globals, of attributes (those in patterns, too), and of
+    modules imported inside; `stores`, of globals that it binds. `reads_class`: it reads `__class__`
+    itself, not only by super().
+    """
+
+    __slots__ = ("code", "globals", "imports", "names", "reads_class", "stores", "trusted")
+
+    def __init__(self, code: types.CodeType) -> None:
+        self.code = code
+        self.trusted = is_trusted_code(code.co_filename)
+        found: dict[str, None] = {}
+        names: dict[str, None] = {}
+        imports: dict[str, None] = {}
+        self.reads_class = False
+        stores: dict[str, None] = {}
+        self._scan(code, found, names, imports, stores)
+        self.stores = tuple(stores)
+        self.globals, self.names, self.imports = tuple(found), frozenset(names), tuple(imports)
+
+    def _scan(self, code: types.CodeType, found: Any, names: Any, imports: Any, stores: Any) -> None:
+        before = ""
+        for step in dis.get_instructions(code):
+            kind, value = step.opname, step.argval
+            if kind in _GLOBALS:
+                found[value] = None
+            elif kind in _ATTRIBUTES:
+                names[value] = None
+            elif kind == "IMPORT_NAME":
+                imports[value] = None
+            elif kind in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+                stores[value] = None
+            elif kind == "LOAD_DEREF" and value == "__class__" and before != "super":
+                self.reads_class = True
+            before = value
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                self._scan(constant, found, names, imports, stores)
+            else:
+                for text in constant if isinstance(constant, tuple) else ():
+                    if isinstance(text, str) and text.isidentifier():  # of a class pattern
+                        names[text] = None
+
+
+_MOST = 20_000  # of code objects; only code made at run time comes near
+_BY_ID: dict[int, Facts] = {}  # of code objects that are the `code` of some facts, or stand beside one
+_ALIVE: list[types.CodeType] = []
+_EQUAL: dict[types.CodeType, Facts] = {}
+
+
+def facts(code: types.CodeType) -> Facts:
+    """The facts of a code object.
+
+    >>> found = facts((lambda x: x.sum() * SCALE).__code__)
+    >>> found.globals, sorted(found.names)
+    (('SCALE',), ['sum'])
+    """
+    known = _BY_ID.get(id(code))
+    if known is None:
+        if len(_ALIVE) >= _MOST:
+            for kept in (_BY_ID, _ALIVE, _EQUAL):
+                kept.clear()
+        known = _EQUAL.get(code)
+        if known is None:
+            known = _EQUAL[code] = Facts(code)
+        _ALIVE.append(code)  # its id stays taken
+        _BY_ID[id(code)] = known
+    return known
+
+
+def names_in(code: types.CodeType) -> tuple[str, ...]:
+    """Every global or attribute name that a code object and those inside it mention."""
+    found = facts(code)
+    return (*found.globals, *found.imports, *found.names)

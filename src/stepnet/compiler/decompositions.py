@@ -1,0 +1,95 @@
+"""Decompositions that give what torch's kernels give at NaN and zeros, where torch's own do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+_SIXTH = 0.16666667163372040  # torch's kernel multiplies by 1/6 in float32, for doubles too
+
+
+def _hardtanh_backward(grad: Tensor, x: Tensor, low: float, high: float) -> Tensor:
+    return torch.where((x > low) & (x < high), grad, 0.0)
+
+
+def _elu_backward(
+    grad: Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, x: Tensor
+) -> Tensor:
+    low = alpha * scale
+    slope = x + low if is_result else low * torch.exp(x * input_scale)
+    return torch.where(x > 0, grad * scale, grad * input_scale * slope)
+
+
+def _hardsigmoid_backward(grad: Tensor, x: Tensor) -> Tensor:
+    return torch.where((x > -3.0) & (x < 3.0), grad * _SIXTH, 0.0)
+
+
+def _hardswish_backward(grad: Tensor, x: Tensor) -> Tensor:
+    return torch.where(x <= -3.0, 0.0, torch.where(x >= 3.0, grad, grad * (x / 3.0 + 0.5)))
+
+
+def _shrink_backward(grad: Tensor, x: Tensor, most: float = 0.5) -> Tensor:
+    return torch.where((x < -most) | (x > most), grad, 0.0)
+
+
+def _softshrink(x: Tensor, most: float = 0.5) -> Tensor:
+    near = torch.where(torch.isnan(x), float("nan"), 0.0)
+    return torch.where(x > most, x - most, torch.where(x < -most, x + most, near))
+
+
+def _hardshrink(x: Tensor, most: float = 0.5) -> Tensor:
+    near = torch.where(torch.isnan(x), float("nan"), 0.0)
+    return torch.where((x < -most) | (x > most), x, near)
+
+
+def _sgn(x: Tensor) -> Tensor:
+    # the gradient that torch's trace gives to sgn names the number of rows
+    return torch.sgn(x) if x.is_complex() else torch.sign(x)
+
+
+def _smooth_l1_loss_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int, beta: float) -> Tensor:
+    scaled = grad / x.numel() if reduction == 1 else grad
+    far = x - target
+    inner = torch.where(far >= beta, scaled, scaled * far / beta)
+    return torch.where(far <= -beta, -scaled, inner)
+
+
+_OURS: dict[str, Callable[..., Tensor]] = {
+    "hardtanh_backward": _hardtanh_backward,
+    "elu_backward": _elu_backward,
+    "hardsigmoid_backward": _hardsigmoid_backward,
+    "hardswish_backward": _hardswish_backward,
+    "hardshrink_backward": _shrink_backward,
+    "smooth_l1_loss_backward": _smooth_l1_loss_backward,
+}
+
+
+def exact() -> dict[Any, Callable[..., Tensor]]:
+    """The decompositions by overload."""
+    return {getattr(torch.ops.aten, name).default: made for name, made in _OURS.items()}
+
+
+# torch decomposes these before autograd sees them, whatever table it is given
+_EARLY: dict[Any, Callable[..., Tensor]] = {
+    torch.nn.functional.softshrink: _softshrink,
+    torch.nn.functional.hardshrink: _hardshrink,
+    torch.hardshrink: _hardshrink,
+    Tensor.hardshrink: _hardshrink,
+    torch.sgn: _sgn,
+    Tensor.sgn: _sgn,
+}
+
+
+class Exact(TorchFunctionMode):
+    """Puts ours in the place of functions that a trace never sees whole."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        ours = _EARLY.get(func)
+        if ours is None:
+            return func(*args, **(kwargs or {}))
+        names = {"input": "x", "lambd": "most"}
+        return ours(*args, **{names[key]: value for key, value in (kwargs or {}).items()})

@@ -1,0 +1,67 @@
+"""What objects of a class hold, as far as Python shows it: slots, attributes, or more than that."""
+
+from __future__ import annotations
+
+import abc
+import functools
+import types
+import typing
+from typing import Any
+
+from torch import nn
+
+from .trust import is_trusted_class
+
+MISSING = object()
+_PLAIN_BASES = frozenset(
+    {object, nn.Module, typing.Generic, typing.Protocol, abc.ABC, dict, list, tuple, set}
+)
+
+
+class Names(typing.NamedTuple):
+    """Names of a module's space that a step may bind anew."""
+
+    space: dict[str, Any]
+    names: tuple[str, ...]
+
+
+@functools.lru_cache(maxsize=4096)
+def _slots(klass: type) -> list[str]:
+    if "__slots__" not in klass.__dict__ or is_trusted_class(klass):
+        return []
+    return [n for n, item in klass.__dict__.items() if isinstance(item, types.MemberDescriptorType)]
+
+
+@functools.lru_cache(maxsize=4096)
+def _has_slots(kind: type) -> bool:
+    return any(map(_slots, kind.__mro__))
+
+
+def slot_values(value: Any) -> list[tuple[type, str, Any]]:
+    """(class, name, what it holds) of each slot that classes of the user's give an object."""
+    found: list[tuple[type, str, Any]] = []
+    if not _has_slots(type(value)):
+        return found
+    for klass in type(value).__mro__:
+        for name in _slots(klass):
+            try:
+                found.append((klass, name, klass.__dict__[name].__get__(value)))
+            except AttributeError:  # not assigned yet
+                found.append((klass, name, MISSING))
+    return found
+
+
+def more_than_attributes(klass: type) -> bool:
+    """Whether objects of a class hold something that is no attribute: one made by C, but for the plainest."""
+    if klass.__base__ is None or klass.__module__ in ("typing", "abc", "enum"):
+        return False
+    room = klass.__basicsize__ - klass.__base__.__basicsize__
+    return room > 8 * (2 + len(_slots(klass))) or (
+        is_trusted_class(klass) and not klass.__dictoffset__ and room > 0
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def read_whole(kind: type) -> bool:
+    """Whether code that is not read may ask an object for any attribute: that of a trusted base."""
+    return any(is_trusted_class(k) and k not in _PLAIN_BASES for k in kind.__mro__)

@@ -1,0 +1,222 @@
+"""What a step does, recorded call by call on a few rows, where no walk tells all that it reads.
+
+Every call of torch that the step makes is noted with its arguments: tensors by where they came from, all else
+by value. What Python read on the way matters only as far as it shows in these calls, so two records that are
+equal mean the same plan, whatever was looked up and however. The tensors that the step did not make are its
+weights, in the order of their first use. It costs about as much as one more time step at every call.
+"""
+
+from __future__ import annotations
+
+import enum
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+from torch.overrides import TorchFunctionMode
+
+from stepnet.data.modes import autocast_dtype
+from stepnet.errors import Refusal
+
+from .capture import tensors_in
+from .reach import reach
+from .survey import Same
+from .trust import BY_VALUE, is_trusted_class, is_trusted_code
+
+_MOST_BYTES = 4096
+_PLAIN = frozenset({int, bool, str, type(None)})
+
+
+class Record(NamedTuple):
+    """`key` holds the calls; `tensors` are those that the step read and did not make."""
+
+    key: tuple[Any, ...]
+    tensors: list[Tensor]
+
+
+def record(run: Callable[[], tuple[Any, list[Any]]], given: Sequence[Tensor]) -> Record:
+    """Run a step once on sample rows and note what it does.
+
+    Args:
+        run: runs it; gives the structure of its results and their leaves.
+        given: the sample rows.
+
+    Raises:
+        Refusal: it does what no record holds: writes to a tensor it did not make, or hands torch an object
+            that nothing is known of.
+    """
+    mode = _Recorder(given)
+    with mode:
+        spec, results = run()
+    mode.key.append(("gives", spec, tuple(mode.coded(result) for result in results)))
+    for kind in _own_functions(results):
+        mode.key.append(_code_of(kind))
+    return Record(tuple(mode.key), mode.tensors)
+
+
+def tensors_used(run: Callable[[], Any], given: Sequence[Tensor]) -> list[Tensor]:
+    """Run a step for real and report the tensors it read besides `given`.
+
+    Raises:
+        Refusal: the step changes one of them in place; it is stopped before it does.
+    """
+    mode = _Reader(given)
+    with mode:
+        run()
+    return mode.tensors
+
+
+_READ_ONLY = frozenset({"__invert__", "__int__", "__index__", "__iter__"})  # they begin like __iadd__
+
+
+def writes(name: str) -> bool:
+    """True for torch functions that change their first argument.
+
+    >>> [writes(name) for name in ("add_", "__iadd__", "__setitem__", "add", "__add__")]
+    [True, True, True, False, False]
+    """
+    in_place = name.endswith("_") and not name.endswith("__")
+    return (
+        in_place or name in ("__setitem__", "__set__") or (name.startswith("__i") and name not in _READ_ONLY)
+    )
+
+
+class _Reader(TorchFunctionMode):
+    """Tells the tensors that are read but were not made, and stops what would write to them."""
+
+    def __init__(self, given: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.tensors: list[Tensor] = []
+        self.numbers: dict[int, int] = {}
+        self.read: set[int] = set()
+        self.alive: list[Tensor] = []  # ids in `numbers` stay taken
+        self.add(given)
+
+    def add(self, tensors: Any) -> None:
+        for tensor in tensors_in(tensors):
+            if id(tensor) not in self.numbers:
+                self.numbers[id(tensor)] = len(self.numbers)
+                self.alive.append(tensor)
+
+    def meet(self, tensor: Tensor) -> None:
+        if id(tensor) not in self.numbers:
+            self.add(tensor)
+            self.read.add(id(tensor))
+            self.tensors.append(tensor)
+
+    def note(self, func: Any, args: Any, kwargs: Any) -> None:
+        for tensor in tensors_in((args, kwargs)):
+            self.meet(tensor)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self.note(func, args, kwargs)
+        if any(id(tensor) in self.read for tensor in written(func, args, kwargs)):
+            # stopped before the write: the plain loop makes it, once for each step
+            raise Refusal("the step changes a tensor it did not make, in place")
+        out = func(*args, **kwargs)
+        self.add(out)
+        return out
+
+
+def written(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
+    """The tensors that a call changes."""
+    name = getattr(func, "__name__", "")
+    if args and writes(name):
+        yield from tensors_in(args[0])
+    if "out" in kwargs:
+        yield from tensors_in(kwargs["out"])
+    if name in ("batch_norm", "instance_norm"):  # they keep statistics of what they are given
+        flag, default = ("training", False) if name == "batch_norm" else ("use_input_stats", True)
+        if kwargs.get(flag, args[5] if len(args) > 5 else default):
+            first = 1 if isinstance(func, types.FunctionType) else 3
+            yield from tensors_in([*args[first : first + 2], kwargs.get("running_mean")])
+
+
+class _Recorder(_Reader):
+    """Notes each call besides."""
+
+    def __init__(self, given: Sequence[Tensor]) -> None:
+        super().__init__(given)
+        self.key: list[Any] = []
+
+    def note(self, func: Any, args: Any, kwargs: Any) -> None:
+        self.key.append(
+            (
+                func,
+                tuple(map(self.coded, args)),
+                tuple((name, self.coded(value)) for name, value in kwargs.items()),
+                torch.is_grad_enabled(),
+                autocast_dtype("cpu"),
+            )
+        )
+
+    def coded(self, value: Any) -> Any:
+        """An argument as part of the key."""
+        kind = type(value)
+        if kind in _PLAIN:
+            return value, kind
+        if isinstance(value, Tensor):
+            number = self.numbers.get(id(value))
+            if number is not None:
+                return number
+            self.meet(value)
+            return "new", kind, value.shape, value.dtype, value.requires_grad, value.device
+        if kind in BY_VALUE and kind is not slice:
+            return kind, repr(value)
+        if kind is slice:
+            return slice, self.coded(value.start), self.coded(value.stop), self.coded(value.step)
+        if kind is list or isinstance(value, tuple):
+            return kind, tuple(map(self.coded, value))
+        if kind is dict:
+            return dict, tuple((self.coded(k), self.coded(v)) for k, v in value.items())
+        return _coded_object(value)
+
+
+def _coded_object(value: Any) -> Any:
+    kind = type(value)
+    if (
+        isinstance(value, (np.ndarray, np.generic))
+        and value.nbytes <= _MOST_BYTES
+        and not value.dtype.hasobject
+    ):
+        return kind, value.dtype.str, value.shape, value.tobytes()
+    if isinstance(value, enum.Enum) or (isinstance(value, type) and is_trusted_class(value)):
+        return Same(value)
+    if isinstance(value, types.FunctionType) and is_trusted_code(value.__code__.co_filename):
+        return Same(value)
+    if callable(value) and not isinstance(value, (nn.Module, torch.ScriptObject)):
+        return _code_of(value)
+    raise Refusal(f"the step hands torch a {kind.__qualname__}, of which nothing is known")
+
+
+def _code_of(value: Any) -> Any:
+    """Code that torch runs later, in a backward pass: it is not in the record, so it must be known whole."""
+    found = reach(value)
+    reason = found.refused or found.open
+    if reason is not None or not found.complete or found.tensors:
+        name = getattr(value, "__name__", type(value).__name__)
+        raise Refusal(
+            f"what {name} reads in the backward pass could not be told: {reason or 'it has tensors'}"
+        )
+    return found.key
+
+
+def _own_functions(results: Sequence[Any]) -> Iterator[type]:
+    """The custom autograd Functions that results went through."""
+    todo = [t.grad_fn for t in results if isinstance(t, Tensor) and t.grad_fn is not None]
+    seen: set[Any] = set()
+    kinds: dict[type, None] = {}
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, BackwardCFunction):
+            kinds[node._forward_cls] = None  # pyright: ignore[reportAttributeAccessIssue]
+        todo += [before for before, _ in node.next_functions]
+    yield from kinds

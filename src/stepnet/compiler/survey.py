@@ -1,0 +1,158 @@
+"""What code may find in a module or class of torch: checked in a microsecond, as anybody may replace it."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import types
+from typing import Any
+
+from torch import nn
+
+from .trust import (
+    BY_VALUE,
+    ambient,
+    is_stateful,
+    is_trusted_builtin,
+    is_trusted_class,
+    is_trusted_code,
+    words,
+)
+
+_DESCRIPTORS = (
+    types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodDescriptorType,
+    types.WrapperDescriptorType, types.ClassMethodDescriptorType,
+)  # fmt: skip
+_CONSTANTS = frozenset({int, bool, str, type(None)}) | BY_VALUE
+
+
+class Same:
+    """Part of a key: this very object, held so that no other can take its place in memory."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+class Survey:
+    """Those attributes of a trusted module or class that code names; with no names, those of all trusted
+    classes beneath a class.
+
+    `held` are functions, classes and constants, which the survey stands for in a key; equal ones are one
+    object. `others` are to be visited. `open`: why they do not tell all.
+    """
+
+    __slots__ = ("_groups", "_sizes", "held", "names", "open", "others", "owner")
+
+    def __init__(self, owner: Any, names: frozenset[str] | None) -> None:
+        self.owner = owner
+        self.names = names
+        self.open: str | None = None
+        self.others: list[tuple[Any, str]] = []
+        self._groups: list[tuple[Any, list[str], list[Any]]] = []
+        self._sizes: list[tuple[Any, int]] = []
+        if isinstance(owner, types.ModuleType):
+            self._module(owner, names or frozenset(), set())
+        elif names is None:
+            for klass in owner.__mro__:
+                if klass is nn.Module:
+                    self._class(klass, list(_CALLS))
+                elif klass.__flags__ & _HEAP and is_trusted_class(klass):
+                    self._sizes.append((klass.__dict__, len(klass.__dict__)))
+                    self._class(klass, list(klass.__dict__))
+        else:
+            for klass in owner.__mro__[:-1]:
+                self._class(klass, sorted(names))
+        self.held = tuple(
+            (name, Same(value))
+            for _, found, values in self._groups
+            for name, value in zip(found, values, strict=True)
+        )
+
+    def _module(self, module: types.ModuleType, names: frozenset[str], seen: set[int]) -> None:
+        seen.add(id(module))
+        space = vars(module)
+        found: list[str] = []
+        inner: list[types.ModuleType] = []
+        for name in sorted(names & space.keys()):
+            value = space[name]
+            if ambient(module, name):
+                self.open = self.open or f"{module.__name__}.{name}, which is not the step's own"
+            elif isinstance(value, types.ModuleType) and value.__name__.startswith(f"{module.__name__}."):
+                found.append(name)
+                inner.append(value)
+            elif _is_fixed(value):
+                found.append(name)
+            else:
+                self.others.append((space, name))
+        self._groups.append((space, found, [space[name] for name in found]))
+        for part in inner:
+            if id(part) not in seen:
+                self._module(part, names, seen)
+
+    def _class(self, klass: type, names: list[str]) -> None:
+        space = klass.__dict__
+        self._groups.append((space, names, [space.get(name) for name in names]))
+        self.others += [
+            (space, name) for name in names if name in space and not _is_fixed(_inside(space[name]))
+        ]
+
+    def holds(self) -> bool:
+        """True while every attribute is the object that it was."""
+        for space, size in self._sizes:
+            if len(space) != size:
+                return False
+        return all(
+            all(map(operator.is_, map(space.get, names), values)) for space, names, values in self._groups
+        )
+
+
+def _inside(item: Any) -> Any:
+    """The function in a property, a static or a class method."""
+    if isinstance(item, property):
+        return item.fget
+    return getattr(item, "__func__", item) if isinstance(item, (staticmethod, classmethod)) else item
+
+
+def _is_fixed(value: Any) -> bool:
+    kind = type(value)
+    if kind is types.FunctionType:
+        return is_trusted_code(value.__code__.co_filename)
+    if kind is types.BuiltinFunctionType:
+        return is_trusted_builtin(value)
+    if isinstance(value, type):
+        return is_trusted_class(value) and not is_stateful(value)
+    return kind in _CONSTANTS or issubclass(kind, _DESCRIPTORS)
+
+
+_CALLS = words("__call__ _call_impl _wrapped_call_impl __getattr__ __setattr__ forward train eval")
+_HEAP = 1 << 9  # of a class's flags: it is made in Python, and may be changed
+_EQUAL: dict[Any, Survey] = {}
+
+
+@functools.lru_cache(maxsize=4096)
+def _made(owner: Any, names: frozenset[str] | None) -> Survey:
+    found = Survey(owner, names)
+    others = tuple(name for _, name in found.others)
+    return _EQUAL.setdefault((owner, found.held, others, found.open, names is None), found)
+
+
+def survey(owner: Any, names: frozenset[str] | None) -> Survey:
+    """The survey of a module or class for code that mentions these names.
+
+    >>> import math
+    >>> [name for name, _ in survey(math, frozenset({"pi", "sin", "x"})).held]
+    ['pi', 'sin']
+    """
+    found = _made(owner, names)
+    if not found.holds():  # somebody put something else there
+        _made.cache_clear()
+        found = _made(owner, names)
+    return found

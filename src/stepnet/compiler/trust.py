@@ -1,0 +1,138 @@
+"""Code and objects whose meaning is fixed: torch's, Python's own, and stepnet's. All other code is read."""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import random
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def words(text: str) -> frozenset[str]:
+    """The words of a text.
+
+    >>> sorted(words("b a"))
+    ['a', 'b']
+    """
+    return frozenset(text.split())
+
+
+_PACKAGE = Path(__file__).parents[1]
+_LIBRARY = str(_PACKAGE) + os.sep
+# A module's forward may call stepnet itself; what that reaches is the same for every step.
+_PARTS = ("api", "engine", "backends", "compiler", "data", "front", "ir", "iterator", "run")
+_MACHINERY = tuple(str(_PACKAGE / part) for part in _PARTS)
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+# Of the standard library, those that hold no state which a step could read.
+_FOLDERS = words(
+    """torch stepnet builtins typing abc _abc enum collections functools _functools types math cmath operator
+    _operator numbers dataclasses contextlib"""
+)
+FOREIGN = ("torch", "numpy", "builtins", "typing", "collections", "math", "functools", "abc")
+_PURE_MODULES = words("""builtins math cmath _operator operator functools _functools torch""")
+
+BY_VALUE = frozenset(
+    {
+        float, complex, bytes, type(Ellipsis), type(NotImplemented), slice, range,
+        torch.dtype, torch.device, torch.layout, torch.memory_format,
+    }
+)  # fmt: skip
+
+# Attributes of torch and its modules that tell of settings or hold a state, or lead to such.
+_AMBIENT_WORDS = ("get_", "is_", "are_", "set_", "_get_", "_is_", "_set_", "manual_")
+_NOT_AMBIENT = words(
+    """is_tensor is_floating_point is_complex is_nonzero is_same_size is_storage is_conj is_neg is_inference
+    is_signed is_distributed set_grad_enabled is_grad_enabled get_default_dtype is_autocast_enabled
+    get_autocast_dtype"""
+)  # what the key of a call holds, or what follows from arguments
+_AMBIENT = words(
+    """backends random cuda mps xpu accelerator cpu distributed utils overrides _C compiler jit profiler
+    config seed initial_seed default_generator Generator hub multiprocessing _dynamo _inductor ops library
+    compile load from_file autograd_profiler"""
+)
+
+_STATEFUL: tuple[type, ...] = (
+    types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType,
+    random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator,
+    io.IOBase, torch.Generator,
+)  # fmt: skip
+
+
+def is_machinery(file: str) -> bool:
+    """True for the files of stepnet that run steps; cells and layers are steps themselves."""
+    return file.startswith(_MACHINERY)
+
+
+def is_trusted_code(file: str) -> bool:
+    """True for code of torch and stepnet."""
+    return file.startswith((_TORCH, _LIBRARY))
+
+
+def is_trusted_module(module: types.ModuleType) -> bool:
+    """True for torch and its modules, math and the like; found by name, so that no copy passes for one."""
+    name = module.__name__
+    return name.partition(".")[0] in _FOLDERS and sys.modules.get(name) is module
+
+
+@functools.lru_cache(maxsize=4096)
+def is_trusted_class(kind: type) -> bool:
+    """True for classes of torch, stepnet and Python itself; not of what calls itself so."""
+    name = kind.__module__ if isinstance(kind.__module__, str) else ""
+    root = name.partition(".")[0]
+    if root not in _FOLDERS:
+        return False
+    if root in ("torch", "stepnet"):
+        return True
+    if not kind.__flags__ & (1 << 9):  # not of the heap: made by C
+        return True
+    found: Any = sys.modules.get(name)
+    for part in kind.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is kind
+
+
+def is_trusted_builtin(value: Any) -> bool:
+    """True for functions written in C whose results follow from their arguments."""
+    owner = getattr(value, "__self__", None)
+    if owner is None or isinstance(owner, types.ModuleType):
+        if isinstance(value, types.BuiltinFunctionType):
+            name = value.__module__ or (owner.__name__ if owner is not None else "")
+            return name.partition(".")[0] in _PURE_MODULES and value.__name__ not in _IMPURE
+        kind = getattr(value, "__objclass__", None)  # a method as its class holds it
+        return isinstance(kind, type) and is_trusted_class(kind)
+    if isinstance(owner, type):
+        return is_trusted_class(owner)
+    return type(owner).__module__.partition(".")[0] == "torch" and not isinstance(owner, _STATEFUL)
+
+
+_IMPURE = words(
+    """getattr hasattr setattr delattr globals locals vars dir eval exec compile open input print
+    __import__ id next iter memoryview breakpoint __build_class__"""
+)
+
+
+def ambient(module: types.ModuleType, name: str) -> bool:
+    """True for what a module of torch tells of settings, or of a state of its own."""
+    if not module.__name__.startswith("torch"):
+        return False
+    return name in _AMBIENT or (name.startswith(_AMBIENT_WORDS) and name not in _NOT_AMBIENT)
+
+
+@functools.lru_cache(maxsize=4096)
+def is_stateful(kind: type) -> bool:
+    """True for objects that are used up by being read: iterators, files, generators of random numbers."""
+    if issubclass(kind, _STATEFUL):
+        return True
+    return _made_by_c(kind) and hasattr(kind, "__next__")
+
+
+def _made_by_c(kind: type) -> bool:
+    """True for classes whose objects hold more than Python attributes: made by C."""
+    return not kind.__flags__ & (1 << 9) or kind.__module__ == "itertools"

@@ -1,0 +1,169 @@
+"""Whether running a step changed the objects it reads, and putting back what it changed.
+
+A step is tried on sample rows before it is compiled. One that collects, counts or caches would be left with
+what the sample rows gave: that is noticed and undone, and the step runs by the plain loop.
+"""
+
+from __future__ import annotations
+
+import array
+import collections
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from .kinds import MISSING, Names, slot_values
+
+_CLASS_ATTRIBUTES = (types.FunctionType, property, staticmethod, classmethod)
+
+
+class Snapshot:
+    """What containers hold now: lists, dicts, sets, cells, arrays, slots, classes, and names of modules."""
+
+    def __init__(self, holders: Iterable[Any]) -> None:
+        self._kept: list[tuple[Any, _Way, Any]] = []
+        for holder in holders:
+            way = _way(type(holder))
+            if way is not None:
+                self._kept.append((holder, way, way.read(holder)))
+
+    def changed(self) -> bool:
+        """True if any of them holds something else by now; compares which objects, never what they equal."""
+        return any(not _same(way.read(holder), held) for holder, way, held in self._kept)
+
+    def restore(self) -> bool:
+        """Put back what was there. True if something had changed."""
+        found = False
+        for holder, way, held in self._kept:
+            if not _same(way.read(holder), held):
+                way.write(holder, held)
+                found = True
+        return found
+
+
+class _Way:
+    """How one kind of container is read as a list, and written."""
+
+    def __init__(self, read: Callable[[Any], list[Any]], write: Callable[[Any, list[Any]], None]) -> None:
+        self.read, self.write = read, write
+
+
+def _same(a: list[Any], b: list[Any]) -> bool:
+    if len(a) != len(b):
+        return False
+    for one, other in zip(a, b, strict=True):
+        if one is not other and not (type(one) is bytes and type(other) is bytes and one == other):
+            return False
+    return True
+
+
+def _read_dict(value: Any) -> list[Any]:
+    return [*dict.keys(value), *dict.values(value)]
+
+
+def _write_dict(value: Any, held: list[Any]) -> None:
+    dict.clear(value)
+    half = len(held) // 2
+    for name, item in zip(held[:half], held[half:], strict=True):
+        dict.__setitem__(value, name, item)
+
+
+def _write_list(value: Any, held: list[Any]) -> None:
+    list.__setitem__(value, slice(None), held)
+
+
+def _write_set(value: Any, held: list[Any]) -> None:
+    set.clear(value)
+    set.update(value, held)
+
+
+def _write_deque(value: Any, held: list[Any]) -> None:
+    collections.deque.clear(value)
+    collections.deque.extend(value, held)
+
+
+def _read_bytes(value: Any) -> list[Any]:
+    return [bytes(memoryview(value))]
+
+
+def _write_bytes(value: Any, held: list[Any]) -> None:
+    if isinstance(value, array.array):
+        del value[:]
+        value.frombytes(held[0])
+    else:
+        value[:] = held[0]
+
+
+def _read_cell(value: Any) -> list[Any]:
+    try:
+        return [value.cell_contents]
+    except ValueError:  # not assigned yet
+        return [MISSING]
+
+
+def _write_cell(value: Any, held: list[Any]) -> None:
+    if held[0] is MISSING:
+        del value.cell_contents
+    else:
+        value.cell_contents = held[0]
+
+
+def _read_class(value: type) -> list[Any]:
+    items = [(k, v) for k, v in value.__dict__.items() if not isinstance(v, _CLASS_ATTRIBUTES)]
+    return [k for k, _ in items] + [v for _, v in items]
+
+
+def _write_class(value: type, held: list[Any]) -> None:
+    half = len(held) // 2
+    before = dict(zip(held[:half], held[half:], strict=True))
+    now = _read_class(value)
+    for name in now[: len(now) // 2]:
+        if name not in before:
+            type.__delattr__(value, name)
+    for name, item in before.items():
+        if value.__dict__.get(name, MISSING) is not item:
+            type.__setattr__(value, name, item)
+
+
+def _read_names(value: Names) -> list[Any]:
+    return [value.space.get(name, MISSING) for name in value.names]
+
+
+def _write_names(value: Names, held: list[Any]) -> None:
+    for name, item in zip(value.names, held, strict=True):
+        if item is MISSING:
+            value.space.pop(name, None)
+        else:
+            value.space[name] = item
+
+
+def _read_slots(value: Any) -> list[Any]:
+    return [held for _, _, held in slot_values(value)]
+
+
+def _write_slots(value: Any, held: list[Any]) -> None:
+    for (klass, name, now), before in zip(slot_values(value), held, strict=True):
+        if now is not before:
+            member = klass.__dict__[name]
+            member.__delete__(value) if before is MISSING else member.__set__(value, before)
+
+
+_CELL = type((lambda x: lambda: x)(0).__closure__[0])  # pyright: ignore[reportOptionalSubscript]
+_WAYS: tuple[tuple[Any, _Way], ...] = (
+    (Names, _Way(_read_names, _write_names)),
+    (dict, _Way(_read_dict, _write_dict)),
+    (list, _Way(list, _write_list)),
+    (set, _Way(lambda value: list(set.__iter__(value)), _write_set)),
+    (collections.deque, _Way(lambda value: list(collections.deque.__iter__(value)), _write_deque)),
+    ((bytearray, array.array), _Way(_read_bytes, _write_bytes)),
+    (_CELL, _Way(_read_cell, _write_cell)),
+    (type, _Way(_read_class, _write_class)),
+)
+_SLOTTED = _Way(_read_slots, _write_slots)
+
+
+def _way(kind: type) -> _Way | None:
+    for kinds, way in _WAYS:
+        if issubclass(kind, kinds):
+            return way
+    return _SLOTTED if any("__slots__" in k.__dict__ for k in kind.__mro__[:-1]) else None

@@ -1,0 +1,513 @@
+"""The walk over what a step reaches: how values of each kind become parts of a key.
+
+No code of the user's runs: no truth value, no length, no comparison, no property.
+"""
+
+from __future__ import annotations
+
+import array
+import builtins
+import collections
+import contextvars
+import functools
+import sys
+import types
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+from torch.nn.modules import module as _torch_module
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from stepnet.data.recording import Interned
+
+from .code_facts import EFFECTS, PURE, REFLECTION, TENSOR_STATE, facts, words
+from .kinds import MISSING, Names, more_than_attributes, read_whole, slot_values
+from .survey import Same, Survey, survey
+from .trust import (
+    BY_VALUE,
+    is_stateful,
+    is_trusted_builtin,
+    is_trusted_class,
+    is_trusted_module,
+)
+
+_LIMIT = 4000  # objects; a step that reaches more is not worth keying
+_MOST_BYTES = 4096  # of an array whose numbers are part of the key
+_TABLES = ("_parameters", "_buffers", "_modules")
+_MODULE_NOISE = frozenset(nn.Module().__dict__) - {"training"}  # which has places of its own here
+_HOOKS = tuple(name for name, held in vars(nn.Module()).items() if "hook" in name and isinstance(held, dict))
+_MODULE_HOOKS = tuple(name for name in vars(_torch_module) if name.startswith("_global_") and "hook" in name)
+# Called by operators, torch and Python itself, not by name.
+IMPLICIT = frozenset({"forward", "backward", "setup_context", "vmap", "jvp", "_compiled_call_impl"})
+_UNREAD = words(
+    """__dict__ __weakref__ __doc__ __module__ __annotations__ __qualname__ __firstlineno__
+    __static_attributes__ __repr__ __str__ __reduce__ __reduce_ex__ __getstate__ __setstate__
+    __getnewargs__ __del__ __set_name__ __init_subclass__ __class_getitem__ __subclasshook__ __slots__
+    __match_args__ __parameters__ __orig_bases__ __abstractmethods__ __dataclass_fields__
+    __dataclass_params__ __replace__ __annotate__ __annotate_func__ __annotations_cache__"""
+)
+_MAKES = frozenset({"__init__", "__new__", "__post_init__"})
+
+
+@dataclass
+class Walk:
+    names: set[str]  # that attributes are looked up by; grows
+    everything: bool = False  # visit every attribute of what is met, named or not
+    key: list[Any] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)
+    seen: dict[int, int] = field(default_factory=dict)
+    holders: list[Any] = field(default_factory=list)  # also keeps ids in `seen` taken during the walk
+    complete: bool = True
+    open: str | None = None
+    refused: str | None = None
+    classes: set[tuple[int, bool]] = field(default_factory=set)
+    known: set[type] = field(default_factory=set)
+    hooks: bool = False
+
+    def visit(self, value: Any) -> None:
+        kind = type(value)
+        if kind in _PLAIN:
+            self.key.append(value)
+            self.key.append(kind)  # 1, 1.0 and True are equal but trace differently
+            return
+        place = id(value)
+        known = self.seen.get(place)
+        if known is not None:
+            self.key.append(_Seen(known))
+            return
+        if len(self.seen) >= _LIMIT:
+            self.complete = False
+            return
+        self.seen[place] = len(self.seen)
+        self.holders.append(value)
+        _how(kind)(self, value)
+
+    def opened(self, why: str) -> None:
+        """Note what no walk sees the content of."""
+        if self.open is None:
+            self.open = why
+
+    # ---- values
+
+    def _by_value(self, value: Any) -> None:
+        self.key.append((type(value), repr(value)))  # tells -0.0 from 0.0, and nan from nothing
+
+    def _interned(self, value: Any) -> None:
+        self.key.append(value)
+
+    def _identity(self, value: Any) -> None:
+        self.key.append(Same(value))
+
+    def _tensor(self, value: Any) -> None:
+        kind = type(value)
+        self.key.append(Tensor)
+        self.tensors.append(value)
+        if kind is not Tensor and kind is not nn.Parameter:
+            if isinstance(value, (UninitializedBuffer, UninitializedParameter)):
+                self.refused = self.refused or "it has lazy parameters that its first run makes"
+            elif not isinstance(value, (nn.Parameter, nn.Buffer)) or type(value).__mro__[1] is not Tensor:
+                self.refused = self.refused or (
+                    f"it reads a {kind.__name__}, which is dispatched by rules of its own"
+                )
+        more: dict[str, Any] = value.__dict__  # pyright: ignore[reportAssignmentType]
+        if more and (kind is Tensor or kind is nn.Parameter):  # others hold what torch runs them by
+            self._attributes(more)
+
+    def _array(self, value: Any) -> None:  # numbers that a trace bakes in
+        if value.dtype.hasobject:
+            self.opened("an array of objects")
+            return
+        self.complete &= value.nbytes <= _MOST_BYTES
+        content = value.tobytes() if value.nbytes <= _MOST_BYTES else id(value)
+        self.key.append((value.dtype.str, value.shape, content))
+
+    def _bytes(self, value: Any) -> None:
+        content = memoryview(value)
+        self.complete &= content.nbytes <= _MOST_BYTES
+        self.key.append((type(value), bytes(content[: _MOST_BYTES + 1])))
+
+    # ---- containers
+
+    def _sequence(self, value: Any) -> None:
+        kind = type(value)
+        walk = (
+            list.__iter__
+            if issubclass(kind, list)
+            else tuple.__iter__
+            if issubclass(kind, tuple)
+            else collections.deque.__iter__
+        )
+        items = list(walk(value))
+        self.key.append((kind, len(items)))
+        for item in items:
+            self.visit(item)
+        self._own_parts(value)
+
+    def _set(self, value: Any) -> None:
+        kind = type(value)
+        items = list((set if issubclass(kind, set) else frozenset).__iter__(value))
+        self.key.append((kind, len(items)))
+        for item in items:
+            self.visit(item)
+        self._own_parts(value)
+
+    def _mapping(self, value: Any) -> None:
+        items = list(dict.items(value))
+        self.key.append((type(value), len(items)))
+        for k, v in items:
+            self.visit(k)
+            self.visit(v)
+        if type(value) is collections.defaultdict:
+            self.visit(value.default_factory)
+        self._own_parts(value)
+
+    def _proxy(self, value: Any) -> None:
+        items = list(value.copy().items()) if type(value.copy()) is dict else None
+        if items is None:
+            self.opened("a mapping proxy of a mapping of its own kind")
+            return
+        self.key.append((type(value), len(items)))
+        for k, v in items:
+            self.visit(k)
+            self.visit(v)
+
+    def _context(self, value: Any) -> None:
+        self.key.append(type(value))
+        self.visit(value.get(MISSING))
+
+    def _own_parts(self, value: Any) -> None:
+        """What a class of the user's adds to a container."""
+        kind = type(value)
+        if not is_trusted_class(kind):
+            self._class(kind)
+            self._fields(value)
+
+    # ---- objects
+
+    def _object(self, value: Any) -> None:
+        kind = type(value)
+        self.key.append(kind)
+        self._known_class(kind)
+        if not is_trusted_class(kind):
+            self._class(kind)
+        elif not hasattr(kind, "__dict__") or kind.__dictoffset__ == 0:
+            self.opened(f"a {kind.__module__}.{kind.__qualname__}")
+            return
+        self._fields(value)
+
+    def _fields(self, value: Any) -> None:
+        kind = type(value)
+        if kind.__dictoffset__:
+            own = object.__getattribute__(value, "__dict__")
+            self.holders.append(own)
+            self._attributes(own, read_whole(kind))
+        for _, name, held in slot_values(value):
+            if held is not MISSING:
+                self.key.append(name)
+                self.visit(held)
+
+    def _attributes(self, own: dict[str, Any], all_of_them: bool = False) -> None:
+        names = own.keys() if all_of_them or self.everything else self.names
+        for name, item in list(own.items()):
+            if name in names:
+                kind = type(item)
+                if kind in _PLAIN:  # as `visit` has it
+                    self.key += (name, item, kind)
+                else:
+                    self.key.append(name)
+                    self.visit(item)
+
+    def _module(self, module: nn.Module) -> None:
+        kind = type(module)
+        key, visit = self.key, self.visit
+        key.append(kind)
+        self._known_class(kind)
+        if not is_trusted_class(kind):
+            self._class(kind)
+        if not self.hooks and not self.everything:
+            self.hooks = True
+            for name in _MODULE_HOOKS:
+                if vars(_torch_module)[name]:
+                    visit(vars(_torch_module)[name])
+        whole = self.everything or read_whole(kind)
+        own = module.__dict__
+        self.holders.append(own)
+        if any(map(own.get, _HOOKS)):
+            for name in _HOOKS:
+                if own.get(name):
+                    visit(own[name])
+        for name in _TABLES:
+            table = own.get(name)
+            if table:
+                key.append(name)
+                self.holders.append(table)
+                self._attributes(table, whole or not self.names.isdisjoint(_TABLE_READERS))
+        names = own.keys() if whole else self.names
+        for name, item in list(own.items()):
+            if name not in _MODULE_NOISE and name in names:
+                at = type(item)
+                if at in _PLAIN:
+                    key += (name, item, at)
+                else:
+                    key.append(name)
+                    visit(item)
+
+    def _class(self, kind: type, makes: bool = False) -> None:
+        """What code may find on a class: the attributes it names, and what operators call."""
+        self.key.append(Same(kind))
+        for klass in kind.__mro__:
+            if is_trusted_class(klass) or (id(klass), makes) in self.classes:
+                continue
+            self.classes.add((id(klass), makes))
+            self.holders.append(klass)
+            for name, item in list(klass.__dict__.items()):
+                if name in _UNREAD or (name in _MAKES and not makes):
+                    continue
+                if name in ("__getattr__", "__getattribute__"):
+                    self.opened(f"{klass.__name__}.{name}, which finds attributes by itself")
+                if name in self.names or (name[:2] == "__" == name[-2:]):
+                    self.key.append(name)
+                    self._class_item(item)
+        meta = type(kind)
+        if not is_trusted_class(meta):
+            self._class(meta)
+
+    def _class_item(self, item: Any) -> None:
+        if isinstance(item, (staticmethod, classmethod)):
+            self.visit(item.__func__)
+        elif isinstance(item, property):
+            self.visit(item.fget)
+        elif isinstance(item, functools.cached_property):
+            self.visit(item.func)
+        elif not isinstance(item, _DESCRIPTORS):
+            self.visit(item)
+
+    def _type(self, kind: type) -> None:
+        """A class that code names: it may be called, and asked for its attributes."""
+        self.key.append(Same(kind))
+        self._known_class(kind)
+        if not is_trusted_class(kind):
+            self._class(kind, makes=True)
+        elif is_stateful(kind):
+            self.opened(f"{kind.__qualname__}, whose objects hold a state of their own")
+
+    # ---- code
+
+    def _method(self, value: Any) -> None:
+        self.visit(value.__func__)
+        self.visit(value.__self__)
+
+    def _partial(self, value: Any) -> None:
+        self.visit(value.func)  # first: a key begins with the code of its step
+        self.key.append("partial")
+        self.visit(value.args)
+        self.visit(value.keywords)
+
+    def _builtin(self, value: Any) -> None:
+        self.key.append(Same(value))
+        if is_trusted_builtin(value):
+            return
+        owner = getattr(value, "__self__", None)
+        if owner is not None and not isinstance(owner, (type, types.ModuleType)):
+            self.key.append(value.__name__)
+            self.visit(owner)
+            if isinstance(owner, (list, dict, set, tuple, Tensor, str)):
+                return
+        self.opened(f"{getattr(value, '__qualname__', value.__name__)}, of which nothing is known")
+
+    def _function(self, function: types.FunctionType) -> None:
+        code = function.__code__
+        known = facts(code)
+        self.key.append(known)
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            try:
+                held = cell.cell_contents
+            except ValueError:  # an empty cell: not assigned yet
+                self.key.append("empty")
+                continue
+            self.holders.append(cell)
+            if name == "__class__" and not known.reads_class and isinstance(held, type):
+                if not is_trusted_class(held):
+                    self._class(held)
+            else:
+                self.visit(held)
+        if function.__defaults__:
+            self.visit(function.__defaults__)
+        if function.__kwdefaults__:
+            self.visit(function.__kwdefaults__)
+        if known.trusted:
+            return  # the library's globals are its own
+        if function.__dict__:
+            self.holders.append(function.__dict__)
+            self._attributes(function.__dict__)
+        self.names |= known.names
+        if not known.names.isdisjoint(REFLECTION):
+            self.opened(f"{function.__name__} looks into the insides of objects")
+        if not known.names.isdisjoint(TENSOR_STATE):
+            self.opened(f"{function.__name__} may ask a tensor for more than its values")
+        if function.__builtins__ is not vars(builtins):
+            self.opened(f"{function.__name__} has builtins of its own")
+        if not self.everything:
+            self._surveyed(survey(Tensor, known.names))
+        for name in known.imports:
+            self._import(name)
+        space = function.__globals__
+        for name in known.globals:
+            held = space.get(name, MISSING)
+            if held is MISSING:
+                self._missing(name, function)
+            else:
+                self.key.append(name)
+                if isinstance(held, types.ModuleType):
+                    self._space(held, known.names)
+                else:
+                    self.visit(held)
+        if known.stores:
+            self.holders.append(Names(space, known.stores))
+
+    def _missing(self, name: str, function: types.FunctionType) -> None:
+        """A name that is no global: a builtin, or nothing."""
+        if name in PURE and vars(builtins).get(name) is _BUILTINS.get(name):
+            return
+        if name in EFFECTS:
+            self.refused = self.refused or f"it calls {name}(), once for each step"
+        self.key.append(name)
+        held = vars(builtins).get(name, MISSING)
+        if isinstance(held, types.FunctionType):  # somebody put it there
+            self.visit(held)
+        else:
+            self.opened(f"{function.__name__} calls {name}()")
+
+    def _import(self, name: str) -> None:
+        module = sys.modules.get(name)
+        if module is None:
+            self.opened(f"it imports {name}")
+            return
+        self.key.append(name)
+        self._space(module, frozenset(self.names))
+
+    def _package(self, module: types.ModuleType) -> None:
+        self._space(module, frozenset(self.names))
+
+    def _space(self, module: types.ModuleType, names: Iterable[str]) -> None:
+        """The attributes of a Python module that code names."""
+        kind, space = type(module), vars(module)
+        trusted = is_trusted_module(module)
+        if kind is not types.ModuleType and not trusted:
+            self.opened(f"module {module.__name__}, which finds its attributes by itself")
+        if trusted:
+            self._trusted_space(module, frozenset(names))
+            return
+        self.key.append(Same(module))
+        found = list(space) if self.everything else sorted(names)
+        self.holders.append(Names(space, tuple(found)))
+        for name in found:
+            held = space.get(name, MISSING)
+            if held is not MISSING:
+                self.key.append(name)
+                self._global(held, names)
+            elif "__getattr__" in space:
+                self.opened(f"module {module.__name__}, which finds its attributes by itself")
+
+    def _trusted_space(self, module: types.ModuleType, names: frozenset[str]) -> None:
+        known = survey(module, names)
+        if known.open is not None:
+            self.opened(known.open)
+        self._surveyed(known)
+
+    def _surveyed(self, known: Survey) -> None:
+        self.key.append(known)
+        for space, name in known.others:
+            if known.names is not None or self.everything or name in self.names:
+                self.key.append(name)
+                item = space.get(name)
+                if isinstance(item, types.ModuleType):
+                    self._global(item, known.names or ())
+                else:
+                    self._class_item(item)
+
+    def _known_class(self, kind: type) -> None:
+        """The classes of torch beneath one, in case somebody changed them."""
+        if kind not in self.known and not self.everything:
+            self.known.add(kind)
+            self._surveyed(survey(kind, None))
+
+    def _global(self, held: Any, names: Iterable[str]) -> None:
+        if not isinstance(held, types.ModuleType):
+            self.visit(held)
+        elif id(held) not in self.seen:
+            self.seen[id(held)] = len(self.seen)
+            self._space(held, names)
+        else:
+            self.key.append(Same(held))
+
+    def _stateful(self, value: Any) -> None:
+        kind = type(value)
+        self.refused = self.refused or (
+            f"it reads a {kind.__name__}, which no run leaves as it was: it would be used up on sample rows"
+        )
+
+    def _unknown(self, value: Any) -> None:
+        kind = type(value)
+        self.key.append(kind)
+        self.opened(f"a {kind.__module__}.{kind.__qualname__}")
+
+
+class _Seen(int):
+    """Part of a key: the object that was met at this number."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _Seen and int(other) == int(self)
+
+    __hash__ = int.__hash__
+
+
+_BUILTINS = dict(vars(builtins))
+_PLAIN = frozenset({int, bool, str, type(None)})
+_TABLE_READERS = words(
+    """parameters named_parameters buffers named_buffers children named_children modules named_modules
+    state_dict _parameters _buffers _modules get_submodule get_parameter get_buffer"""
+)
+_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+
+
+@functools.lru_cache(maxsize=4096)
+def _how(kind: type) -> Callable[[Walk, Any], None]:
+    """What visits values of a type."""
+    if kind in BY_VALUE:
+        return Walk._by_value
+    if is_stateful(kind):
+        return Walk._stateful
+    for kinds, how in _HOW:
+        if issubclass(kind, kinds):
+            return how
+    return Walk._unknown if any(map(more_than_attributes, kind.__mro__)) else Walk._object
+
+
+_HOW: tuple[tuple[Any, Callable[[Walk, Any], None]], ...] = (
+    (Interned, Walk._interned),
+    (Tensor, Walk._tensor),
+    ((np.ndarray, np.generic), Walk._array),
+    (nn.Module, Walk._module),
+    (types.FunctionType, Walk._function),
+    (types.MethodType, Walk._method),
+    (types.ModuleType, Walk._package),
+    (functools.partial, Walk._partial),
+    ((list, tuple, collections.deque), Walk._sequence),
+    (dict, Walk._mapping),
+    ((set, frozenset), Walk._set),
+    ((array.array, bytearray), Walk._bytes),
+    (types.MappingProxyType, Walk._proxy),
+    (contextvars.ContextVar, Walk._context),
+    (type, Walk._type),
+    (
+        (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
+         types.MethodWrapperType, types.ClassMethodDescriptorType),
+        Walk._builtin,
+    ),
+)  # fmt: skip

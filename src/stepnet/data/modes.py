@@ -1,0 +1,171 @@
+"""Index arithmetic apart from torch's modes: what it makes is kept longer than any mode.
+
+Inference mode, a default device, fake tensors, torch.func transforms and traces would each leave something in
+a tensor made under them that no later call can use. The offsets of sequences, and all that is computed from
+them, are plain tensors on the CPU whatever is around.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+from torch._ops import _len_torch_dispatch_stack_pre_dispatch
+from torch.overrides import _pop_mode, _push_mode
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_CPU = torch.device("cpu")
+_DISPATCH = "__torch_dispatch__"
+
+
+def outside_modes(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """A function that runs as if no mode was around. Its tensors must be real ones.
+
+    >>> ones = outside_modes(lambda: torch.ones(2))
+    >>> with torch.device("meta"), torch.inference_mode():
+    ...     made = ones()
+    >>> made.device.type, made.is_inference()
+    ('cpu', False)
+    """
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        if not _any_mode():
+            return function(*args, **kwargs)
+        with _without_modes():
+            return function(*args, **kwargs)
+
+    return call
+
+
+def _any_mode() -> bool:
+    if torch.compiler.is_dynamo_compiling():  # Dynamo follows the function, and knows what is around it
+        return False
+    return (
+        torch._C._len_torch_function_stack() > 0
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch.is_inference_mode_enabled()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._get_tracing_state() is not None
+    )
+
+
+@contextlib.contextmanager
+def _without_modes() -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        if torch._C._get_tracing_state() is not None:
+            set_tracing_state: Any = torch._C._set_tracing_state  # pyright: ignore[reportAttributeAccessIssue]
+            stack.callback(set_tracing_state, torch._C._get_tracing_state())
+            set_tracing_state(None)
+        if torch._C._are_functorch_transforms_active():
+            from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+            stack.enter_context(temporarily_clear_interpreter_stack())
+        if torch._C._len_torch_dispatch_stack() or _len_torch_dispatch_stack_pre_dispatch():
+            from torch.utils._python_dispatch import _disable_current_modes
+
+            stack.enter_context(_disable_current_modes())
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch._C.DisableTorchFunction())
+        yield
+
+
+def traced() -> bool:
+    """Whether what runs is written down instead, or runs on tensors without numbers: `torch.export`, make_fx,
+    `torch.jit.trace`, fake tensors. Code that torch does not dispatch would be missed there.
+
+    >>> traced()
+    False
+    """
+    if torch._C._get_tracing_state() is not None or _len_torch_dispatch_stack_pre_dispatch():
+        return True
+    return torch._C._len_torch_dispatch_stack() > 0 and any(
+        torch._C._get_dispatch_mode(key) is not None
+        for key in torch._C._TorchDispatchModeKey.__members__.values()
+    )
+
+
+def default_device() -> torch.device:
+    """Where new tensors are made. `torch.get_default_device` would make one to see.
+
+    >>> default_device()
+    device(type='cpu')
+    """
+    return torch.get_default_device() if torch._C._len_torch_function_stack() else _CPU
+
+
+@contextlib.contextmanager
+def as_written(device: torch.device) -> Iterator[None]:
+    """Run torch ops as they stand: no autocast, no default device but this one, no torch function changed."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(torch._C._len_torch_function_stack()):
+            stack.callback(_push_mode, _pop_mode())
+        for kind in {"cpu", device.type}:
+            if autocast_dtype(kind) is not None:
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        if device.type != "cpu":
+            stack.enter_context(device)
+        yield
+
+
+@contextlib.contextmanager
+def for_plans() -> Iterator[None]:
+    """Compute what outlives the modes around: no inference tensors, nothing that a dispatch mode sees or
+    makes, and no casts of weights that autocast keeps, made where gradients are off."""
+    cached = torch.is_autocast_cache_enabled()
+    with contextlib.ExitStack() as stack:
+        if torch._C._len_torch_dispatch_stack():
+            from torch.utils._python_dispatch import _disable_current_modes
+
+            stack.enter_context(_disable_current_modes())
+        stack.enter_context(torch.inference_mode(False))
+        stack.callback(torch.set_autocast_cache_enabled, cached)
+        torch.set_autocast_cache_enabled(False)
+        yield
+
+
+def autocast_dtype(kind: str) -> torch.dtype | None:
+    """What autocast makes of ops on this type of device; None where it is off.
+
+    >>> with torch.autocast("cpu", torch.bfloat16):
+    ...     autocast_dtype("cpu")
+    torch.bfloat16
+    """
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return None
+    return torch.get_autocast_dtype(kind)
+
+
+def beside(index: Tensor, values: Tensor) -> Tensor:
+    """An index made outside of modes, as an op takes it together with `values`: on their device, and fake
+    where they are.
+
+    >>> beside(torch.arange(2), torch.empty(2, device="meta")).device.type
+    'meta'
+    """
+    if type(values) is not Tensor:
+        fake: Any = getattr(values, "fake_mode", None)
+        if fake is not None and not fake.allow_non_fake_inputs:
+            index = fake.from_tensor(index)
+    return index.to(values.device)
+
+
+def real(tensor: Tensor) -> Tensor | None:
+    """The tensor of numbers in what torch.func's grad, jvp or vjp made of one; None if there is none.
+
+    >>> real(torch.ones(2))
+    tensor([1., 1.])
+    """
+    if torch.compiler.is_dynamo_compiling():
+        return tensor
+    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    while functorch.is_gradtrackingtensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    # a subclass that only overrides torch functions holds numbers
+    dispatched = getattr(type(tensor), _DISPATCH) is not getattr(Tensor, _DISPATCH)
+    return None if dispatched or tensor.is_meta or functorch.is_functorch_wrapped_tensor(tensor) else tensor

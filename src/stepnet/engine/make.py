@@ -1,0 +1,221 @@
+"""A plan made: the step tried on sample rows, compiled or read from disk, and given to an executor."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepnet.compiler import stored
+from stepnet.compiler.capture import Example, user_line, without_modes
+from stepnet.compiler.pipeline import Compiled, Signature, compile_step
+from stepnet.compiler.portable import digest
+from stepnet.compiler.probe import ROWS
+from stepnet.compiler.reach import reach
+from stepnet.compiler.record import tensors_used
+from stepnet.compiler.undo import Snapshot
+from stepnet.data.modes import autocast_dtype, default_device, for_plans
+from stepnet.data.tree import Spec
+from stepnet.errors import Refusal
+from stepnet.front.step import StepBody
+from stepnet.run import plan_files
+from stepnet.run.autograd import Ready
+from stepnet.run.select import executors, make_ready
+from stepnet.run.torch_ops import bind
+
+from .check import self_check
+from .reads import FailsOnSamples, Reads, once, read
+from .rows import Sequences, samples
+
+
+@dataclass
+class Entry:
+    """What is known of one signature of a step: its plan and executor, or why there is none."""
+
+    ready: Ready | None = None
+    compiled: Compiled | None = None
+    weights: list[int] = field(default_factory=list)
+    y_spec: Spec | None = None
+    refusals: list[tuple[str, Refusal]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    wrong: bool = False  # an executor did not pass the self-check
+    changes: bool = False  # the step changed what it reads
+    family: Any = None  # what entries of the same code, with other values, have in common
+
+
+def make(body: StepBody, reads: Reads, sequences: Sequences, states: Sequence[Tensor], backend: str) -> Entry:
+    """The entry of a call's signature."""
+    entry = Entry()
+    grad = torch.is_grad_enabled()
+    snapshot = Snapshot(reach(body.step, everything=True).holders)
+    try:
+        with (  # a plan outlives the modes and hooks it is made under
+            for_plans(),
+            torch.set_grad_enabled(grad),
+            torch.autograd.graph.saved_tensors_hooks(_same, _same),
+            without_modes(),
+        ):
+            _compile(entry, snapshot, body, reads, sequences, states, backend)
+    except Refusal as refusal:
+        entry.ready = None
+        entry.refusals.append(("capture" if entry.compiled is None else "run", refusal.fresh()))
+    finally:
+        entry.changes |= snapshot.restore()
+    return entry
+
+
+def _compile(
+    entry: Entry, snapshot: Snapshot, body: StepBody, reads: Reads, sequences: Sequences,
+    states: Sequence[Tensor], backend: str,
+) -> None:  # fmt: skip
+    inputs = (*sequences.x_rows, *states)
+    device = inputs[0].device
+    if any(t.device != device for t in inputs):
+        raise Refusal("x and the state are on different devices")
+    x_few, state_few = samples(sequences.x_rows, ROWS), samples(states, ROWS)
+    used = _used(entry, snapshot, body, reads, x_few, state_few)
+    if entry.changes:
+        return
+    places = {id(t): i for i, t in enumerate(reads.tensors)}
+    weights: list[tuple[int, Tensor, bool]] = []
+    grad = torch.is_grad_enabled()
+    for tensor in used:
+        if id(tensor) not in places:
+            raise Refusal(
+                "the step reads a tensor that could not be found again from the step",
+                remedy="keep it in a closure, an attribute or a module that the step refers to",
+            )
+        weights.append((places[id(tensor)], tensor, grad and tensor.requires_grad))
+    training = grad and any(t.requires_grad for t in (*inputs, *(t for _, t, _ in weights)))
+    signature = Signature(
+        name=body.name,
+        x=tuple(Example(tuple(t.shape[1:]), t.dtype, training and t.requires_grad) for t in sequences.x_rows),
+        states=tuple(Example(tuple(t.shape[1:]), t.dtype, training) for t in states),
+        boots=tuple(training and t.requires_grad for t in states),
+        x_names=tuple(body.x_names),
+        state_names=tuple(body.state_names),
+    )
+    here = user_line(reads.files)
+    key = None if reads.open is not None else _digest(body, reads, signature)
+    plain = [t.detach() for t in (*x_few, *state_few)]
+    given = (signature, weights, bind, plain)
+    kept = None if key is None else plan_files.read(key)
+    if kept is not None:
+        with contextlib.suppress(stored.NoPlan):
+            _choose(entry, stored.load(kept, *given), body, sequences, states, weights, backend)
+            if not entry.wrong:
+                return
+        entry.ready, entry.refusals, entry.notes, entry.wrong = None, [], [], False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled = compile_step(functools.partial(once, body), signature, weights, here, bind, plain)
+    if reads.open is not None and len(compiled.followed) < len(weights):
+        raise Refusal("the step reads a tensor that the trace could not follow")
+    if snapshot.changed():
+        entry.changes = True
+        return
+    _choose(entry, compiled, body, sequences, states, weights, backend)
+    if key is not None and entry.ready is not None and not compiled.fused.random:  # noise cannot be checked
+        data = stored.dump(compiled, *given)
+        if data is not None:
+            plan_files.write(key, data)
+
+
+def _used(
+    entry: Entry, snapshot: Snapshot, body: StepBody, reads: Reads, x: Sequence[Tensor],
+    states: Sequence[Tensor],
+) -> list[Tensor]:  # fmt: skip
+    """The tensors that a step reads, found by trying it.
+
+    Raises:
+        Refusal: it fails, changes a tensor, or does not do the same twice.
+    """
+    versions = _versions(reads)
+    if reads.open is not None:
+        again = read(body, x, states)
+        if again.refusal is not None:
+            raise again.refusal.fresh()
+        same = all(a is b for a, b in zip(again.tensors, reads.tensors, strict=False))
+        if again.key != reads.key or not same:
+            raise Refusal(
+                "the step does not do the same twice on the same rows",
+                remedy="draw noise by torch, and hand in what changes as part of x",
+            )
+        used = reads.tensors
+    else:
+        try:
+            with torch.random.fork_rng(devices=[]):
+                used = tensors_used(lambda: once(body, x, states), [*x, *states])
+        except Refusal:
+            raise
+        except Exception as error:
+            raise FailsOnSamples(error) from error
+    if versions != _versions(reads):
+        raise Refusal("the step changes a tensor it did not make, in place")
+    entry.changes = snapshot.changed()
+    return used
+
+
+def _digest(body: StepBody, reads: Reads, signature: Signature) -> str | None:
+    return digest(
+        reads.key,
+        [(tuple(t.shape), t.dtype, t.requires_grad, t.device.type, type(t)) for t in reads.tensors],
+        [(e.shape, e.dtype, e.grad) for e in (*signature.x, *signature.states)],
+        (signature.boots, torch.is_grad_enabled(), body.x_spec, body.state_spec),
+        autocast_dtype("cpu"),
+        torch.get_default_dtype(),
+        default_device(),
+    )
+
+
+def _choose(
+    entry: Entry, compiled: Compiled, body: StepBody, sequences: Sequences, states: Sequence[Tensor],
+    weights: Sequence[tuple[int, Tensor, bool]], backend: str,
+) -> None:  # fmt: skip
+    """Take the first executor of a backend that accepts the plan and passes the self-check."""
+    device = (*sequences.x_rows, *states)[0].device
+    entry.y_spec = compiled.y_spec
+    entry.weights = compiled.weights
+    compiled = replace(compiled, constants={k: t.to(device) for k, t in compiled.constants.items()})
+    entry.compiled = compiled
+    for name in executors(backend):
+        try:
+            if name == "c" and device.type != "cpu":
+                raise Refusal(f"the rows are on {device.type}; generated C runs on the CPU")
+            ready = make_ready(name, compiled.fused if name == "c" else compiled.hoisted)
+        except Refusal as refusal:
+            entry.refusals.append((name, refusal.fresh()))
+            continue
+        if compiled.fused.random:
+            entry.notes.append("the step draws noise: the self-check was skipped")
+            entry.ready = ready
+            return
+        try:
+            self_check(body, ready, compiled, sequences, states, [t for _, t, _ in weights])
+        except Refusal as refusal:
+            entry.refusals.append((name, refusal.fresh()))
+            entry.wrong = True
+        except Exception as error:  # whatever it is, the plain loop may do without
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            entry.refusals.append((name, Refusal(f"it failed on sample rows: {reason}")))
+            entry.wrong = True
+        else:
+            entry.ready = ready
+            return
+    if not entry.refusals:
+        raise Refusal(f"no executor of backend '{backend}'")
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _versions(reads: Reads) -> list[int]:
+    """A count for each reached tensor that every change in place raises; inference tensors have none."""
+    return [0 if t.is_inference() else t._version for t in reads.tensors]

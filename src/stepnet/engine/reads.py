@@ -1,0 +1,115 @@
+"""What a call of a step depends on: its key, and the tensors it reads.
+
+Most steps are closed: a walk over what they reach tells all that their code can read (`compiler.reach`).
+One that is open, because it looks names up by itself or reads what no walk sees into, is recorded on a few
+rows at every call (`compiler.record`): what it did is its key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepnet.compiler.capture import without_modes
+from stepnet.compiler.code_facts import Facts
+from stepnet.compiler.probe import ROWS
+from stepnet.compiler.reach import Reach, reach
+from stepnet.compiler.record import record
+from stepnet.compiler.undo import Snapshot
+from stepnet.data.tree import flatten
+from stepnet.errors import Refusal, StepError
+from stepnet.front.step import StepBody
+
+from .rows import samples
+
+CHANGES = Refusal(
+    "the step changes Python objects as it runs (a list, a counter): a compiled loop would not",
+    remedy="return what is collected as part of y, or backend='naive'",
+)
+
+
+class FailsOnSamples(Refusal):
+    """The step failed on sample rows. The plain loop meets that, too, and tells it with the caller's rows."""
+
+    def __init__(self, error: Exception) -> None:
+        text = str(error.args[0] if isinstance(error, StepError) else error).strip() or type(error).__name__
+        super().__init__(f"the step fails on sample rows: {text.splitlines()[0]}")
+        self.error = error
+        inner: BaseException | None = error
+        while inner is not None:  # it is kept, and the frames it came by hold tensors
+            inner = inner.with_traceback(None).__cause__ or inner.__context__
+
+
+@dataclass(frozen=True)
+class Reads:
+    """`key` identifies all that the step's Python reads; `tensors` are read anew at each call.
+
+    `open` tells why the step was recorded, None for a closed one. `refusal`: why there is no key.
+    """
+
+    reach: Reach
+    key: tuple[Any, ...]
+    tensors: list[Tensor]
+    open: str | None = None
+    refusal: Refusal | None = None
+
+    @property
+    def files(self) -> frozenset[str]:
+        """The source files of the step's own functions."""
+        return self.reach.files
+
+    @property
+    def code(self) -> tuple[Any, ...]:
+        """All code and classes among what the step reads, without the values."""
+        return tuple(item for item in self.reach.key if isinstance(item, (Facts, type)))
+
+    @property
+    def root(self) -> Any:
+        """What is the same for all steps that one piece of source makes."""
+        return self.reach.key[0]
+
+
+def once(body: StepBody, x: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[Any, list[Any], list[Any]]:
+    """Run a step on its own: the structure of y, its leaves, and those of the new state."""
+    y, new = StepBody(body.step, body.x_spec, body.state_spec).call(x, states)
+    leaves, spec = flatten(y)
+    return spec, leaves, new
+
+
+def read(body: StepBody, x: Sequence[Tensor], states: Sequence[Tensor]) -> Reads:
+    """What a call depends on.
+
+    Args:
+        body: the step.
+        x, states: tables of rows, or a few rows of them.
+    """
+    found = reach(body.step)
+    if found.refused is not None:
+        return Reads(found, (), found.tensors, refusal=Refusal(found.refused))
+    if found.open is None:
+        if found.complete:
+            return Reads(found, ("reach", *found.key), found.tensors)
+        found.open = "more objects, or larger arrays, than a key can hold"
+    snapshot = Snapshot(found.holders)
+    given = samples(x, ROWS), samples(states, ROWS)
+
+    def run() -> tuple[Any, list[Any]]:
+        spec, y, new = once(body, *given)
+        return spec, [*y, *new]
+
+    try:
+        with torch.random.fork_rng(devices=[]), without_modes():
+            made = record(run, [*given[0], *given[1]])
+    except Refusal as refusal:
+        snapshot.restore()
+        return Reads(found, (), found.tensors, found.open, refusal)
+    except Exception as error:
+        snapshot.restore()
+        return Reads(found, (), found.tensors, found.open, FailsOnSamples(error))
+    if snapshot.restore():
+        return Reads(found, (), found.tensors, found.open, CHANGES)
+    return Reads(found, ("record", *made.key), made.tensors, found.open)

@@ -1,0 +1,81 @@
+"""The inputs of a call as tables of rows, and a few of these rows to try a step on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepnet.data.lod import LoDTensor
+from stepnet.errors import Refusal
+from stepnet.run.layout import Layout
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """The rows of a call, and how to give rows of results back as x came."""
+
+    layout: Layout
+    x_rows: list[Tensor]
+    restore: Callable[[Tensor], Any]
+
+
+def as_rows(leaves: Sequence[Any], *, reverse: bool, level: int, axis: int) -> Sequences:
+    """See x as a table of rows.
+
+    Raises:
+        Refusal: its steps are not rows.
+    """
+    first = leaves[0]
+    if isinstance(first, LoDTensor):
+        if level % first.lod_level != first.lod_level - 1:
+            raise Refusal("the steps hold whole sequences (a level above the last)")
+        for leaf in leaves:
+            if not isinstance(leaf, LoDTensor) or leaf.lod_level != first.lod_level:
+                raise Refusal("x mixes LoDTensors of different levels with other values")
+            if leaf._lod is not first._lod and not torch.equal(leaf._lod.levels[-1], first._lod.levels[-1]):
+                raise Refusal("inputs of different lengths")
+        layout = Layout.ragged(first._lod.levels[-1], reverse)
+        return Sequences(layout, [leaf.values for leaf in leaves], first.with_values)
+    shapes = set()
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor) or leaf.dim() < 2 or not -leaf.dim() <= axis < leaf.dim():
+            raise Refusal("x has no batch dimension beside its time axis")
+    axes = {axis % leaf.dim() for leaf in leaves}
+    if len(axes) > 1:
+        raise Refusal("the time axis of the inputs is not the same dimension")
+    (at,) = axes
+    majors = [leaf if at <= 1 else leaf.movedim(at, 0) for leaf in leaves]
+    shapes = {tuple(leaf.shape[:2]) for leaf in majors}
+    if len(shapes) > 1:
+        raise Refusal("inputs of different lengths or batch sizes")
+    ((one, two),) = shapes
+    steps, batch = (two, one) if at == 1 else (one, two)
+    layout = Layout.dense(steps, batch, at != 1, reverse)
+    rows = [leaf.reshape(one * two, *leaf.shape[2:]) for leaf in majors]
+
+    def restore(table: Tensor) -> Tensor:
+        whole = table.reshape(one, two, *table.shape[1:])
+        if at <= 1:
+            return whole
+        if whole.dim() <= at:
+            raise Refusal("y has too few dimensions for the time axis")
+        return whole.movedim(0, at)
+
+    return Sequences(layout, rows, restore)
+
+
+def few(rows: Tensor, n: int) -> Tensor:
+    """n rows like those given: the first one again and again, zeros if there is none."""
+    if rows.shape[0] == 0:
+        return rows.new_zeros((n, *rows.shape[1:]))
+    return rows.detach()[torch.arange(n, device=rows.device) % rows.shape[0]].clone()
+
+
+def samples(tables: Sequence[Tensor], n: int) -> list[Tensor]:
+    """n rows of each table, which want a gradient where the table does."""
+    grad = torch.is_grad_enabled()
+    return [few(t, n).requires_grad_(grad and t.requires_grad) for t in tables]

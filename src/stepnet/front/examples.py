@@ -1,0 +1,116 @@
+"""What stands for values while a frame is written: tensors without data, and what is known of them."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections import namedtuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepnet.data.array import TensorArray
+from stepnet.data.lod import LoDTensor
+from stepnet.data.recording import UNKNOWN, StandIn
+from stepnet.errors import StepError
+
+from .symbolic import Symbolic
+
+_HERE = str(Path(__file__).parents[1])
+_TORCH = str(Path(torch.__file__).parent)
+
+
+def like_values_of(array: TensorArray) -> Any:
+    """A value like those in an array, None if it holds none."""
+    if array.deferred is not None:
+        waits: Any = array.deferred
+        array = waits._example if isinstance(waits, Symbolic) else waits.stand_in_example()
+        if array is None:
+            return None
+    if array._whole is not None:
+        return array._whole[0]
+    return next(iter(array._values.values()), array._pattern)
+
+
+def first_place(index: Symbolic) -> Any:
+    """An index without data: 0 for one that is a single integer."""
+    example = index._example
+    single = isinstance(example, Tensor) and not example.dim()
+    return 0 if single and not example.dtype.is_floating_point and example.dtype != torch.bool else index
+
+
+def bare_leaf(leaf: Any) -> Any:
+    """What stands for a result: without data, None where it is not known."""
+    if isinstance(leaf, LoDTensor):
+        return LoDTensor._make(leaf.values.detach().to("meta"), leaf._lod)
+    if isinstance(leaf, Tensor):
+        return leaf if leaf.device.type == "meta" else leaf.detach().to("meta")
+    return None if leaf is UNKNOWN else leaf
+
+
+def on_meta(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a function that makes tensors, so that it makes them without data."""
+    return {**kwargs, "device": "meta"} if kwargs.get("device") is not None else kwargs
+
+
+_BINARY = "add sub mul truediv floordiv mod pow and or xor lshift rshift matmul"
+_IN_PLACE = {"__setitem__", *(f"__i{name}__" for name in _BINARY.split())}
+
+
+def in_place(function: Any, name: str) -> bool:
+    """Whether a function changes what it is given."""
+    ours = getattr(function, "__module__", None) == "_operator"  # and_, or_
+    return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__") and not ours)
+
+
+def changing(told: Any, found: Any, line: str) -> StepError:
+    """The error of a number that Python was told once, and that is another at another step."""
+    return StepError(
+        "Python needs one number for all steps of a frame, and this one changes from step to step",
+        got=f"{told} at the first step, {found} ({line})",
+        remedy="value.size(0) and value.shape[0] in place of len(value): they are symbolic numbers, which "
+        "torch functions, arithmetic and slices take",
+    )
+
+
+def key_of(value: Any) -> Any:
+    """What decides on the shape and dtype of results, hashable; None: nothing known does."""
+    if isinstance(value, StandIn):
+        like = key_of(value.stand_in_example())
+        return None if like is None else (StandIn, like)
+    if isinstance(value, Symbolic):
+        return key_of(value._example)
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype
+    return (int, value) if type(value) is int else None
+
+
+def named(result: Any) -> Any:
+    """torch's named results (of `max`, `sort`) as namedtuples, which hold symbolic values too; a size as a
+    tuple."""
+    if isinstance(result, torch.Size):
+        return tuple(result)
+    if isinstance(result, tuple) and hasattr(result, "n_fields"):
+        kind: Any = type(result)
+        return _named_kind(kind.__name__, kind.__match_args__)(*result)
+    return result
+
+
+@functools.cache
+def _named_kind(name: str, fields: tuple[str, ...]) -> Callable[..., Any]:
+    return namedtuple(name, fields)
+
+
+def user_line() -> str:
+    """Where in the user's code we are: `loss.py:12`."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((_HERE, _TORCH)):
+            return f"{name.rpartition(os.sep)[2]}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "?"

@@ -1,0 +1,86 @@
+"""A frame inside another frame: its loop is one call of the outer frame's program."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from typing import Any
+
+from torch import Tensor
+
+from stepnet.data.array import TensorArray
+from stepnet.errors import StepError
+from stepnet.front.frame import Recording, WhileLoop
+from stepnet.front.recorded import Write
+from stepnet.front.symbolic import OPEN, Symbolic
+
+
+class InnerLoop:
+    """What the outer frame calls at each of its steps: the inner frame's program on the values of the step.
+
+    Two of the same program are equal, so that the outer frame is known again.
+
+    Returns:
+        The loop variables after the last step, then the arrays that the step owns and the loop writes.
+    """
+
+    __name__ = "while_loop"
+
+    def __init__(self, loop: WhileLoop, own: list[int], written: list[int]) -> None:
+        self.recording, self.places = Recording.of(loop), tuple(loop.program.constants)
+        self.own, self.written = tuple(own), tuple(written)
+        self._like = tuple(loop.program.examples[: len(loop.loop_vars)])
+        self._loop = weakref.ref(loop)
+        updates = tuple(sorted(self.recording.updates.items()))
+        self._key = (self.recording.ops, updates, loop.max_steps, self.places, self.own, self.written)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, InnerLoop) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __deepcopy__(self, memo: Any) -> InnerLoop:
+        return self  # it holds no values
+
+    def __call__(
+        self, loop_vars: list[Any], constants: list[Any], arrays: list[TensorArray]
+    ) -> tuple[Any, ...]:
+        wrong = [v for v in loop_vars if not isinstance(v, Tensor)]
+        if wrong:
+            raise StepError(
+                "the loop variables of a frame inside a frame must be tensors", got=type(wrong[0]).__name__
+            )
+        here = [copy.copy(array) if i in self.own else array for i, array in enumerate(arrays)]
+        ran = self.recording.run(loop_vars, dict(zip(self.places, constants, strict=True)), here)
+        loop = self._loop()
+        if loop is not None:
+            loop.executor, loop.reason = ran.executor, ran.reason
+        return (*ran.results, *(here[number] for number in self.written))
+
+    def like(self, loop_vars: list[Any], *_: Any) -> tuple[Any, ...]:
+        """The results without data: arrays of values that are not known."""
+        return (*loop_vars, *(TensorArray() for _ in self.written))
+
+
+def record_inside(loop: WhileLoop) -> list[Any]:
+    """Make a loop a call of the program of the frame around it.
+
+    Arrays that the outer frame made belong to its step; others are those outside, read and written in place.
+    """
+    outer, program = OPEN.get(), loop.program
+    assert outer is not None
+    own = [
+        number
+        for number, array in enumerate(program.arrays)
+        if isinstance(array.deferred, Symbolic) or outer._made_inside(array)
+    ]
+    written = sorted({op.array for op in program.ops if isinstance(op, Write)}.intersection(own))
+    inner = InnerLoop(loop, own, written)
+    args = (list(loop.loop_vars), list(program.constants.values()), list(program.arrays))
+    results = outer.call(inner, args, {})
+    count = len(loop.loop_vars)
+    for number, made in zip(written, results[count:], strict=True):
+        program.arrays[number].deferred = made.deferred
+    loop.place = "part of the frame around it"
+    return list(results[:count])

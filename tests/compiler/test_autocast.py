@@ -1,0 +1,131 @@
+"""Autocast around a step, in it, and both: every executor casts what the plain loop casts."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+
+import pytest
+import torch
+
+from stepnet import LoDTensor, recurrent
+from stepnet.errors import StepError
+
+F_IN, H = 3, 4
+
+
+def autocast(dtype=torch.bfloat16, **how):
+    return torch.autocast("cpu", dtype, **how)
+
+
+def plain(x, h, u, w):
+    h = torch.tanh(x @ u + h @ w)
+    return h * 2, h
+
+
+def island(x, h, u, w):
+    with autocast(enabled=False):
+        inner = h.float() @ w
+    h = torch.tanh(x @ u + inner)
+    return h @ w, h
+
+
+def island_at_the_end(x, h, u, w):
+    h = torch.tanh(x @ u + h @ w)
+    with autocast(enabled=False):
+        return h.float() @ w @ w, h
+
+
+def nested(x, h, u, w):
+    with autocast():
+        h = torch.tanh((x @ u).float() + (h @ w).float())
+    return h @ w, h
+
+
+def inside(x, h, u, w):
+    with autocast():
+        inner = h @ w
+    h = torch.tanh(x @ u + inner.float())
+    return inner, h
+
+
+STEPS = [plain, island, island_at_the_end, nested, inside]
+AROUND = {
+    "none": contextlib.nullcontext,
+    "bfloat16": autocast,
+    "float16": lambda: autocast(torch.float16),
+    "off in on": lambda: autocast(enabled=False),
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
+def test_every_executor_casts_as_the_plain_loop(step, around):
+    if around == "float16" and step in (nested, inside):
+        pytest.skip("torch itself does not mix both")
+    x = LoDTensor.from_lengths(torch.randn(6, F_IN), [[2, 0, 1, 3]])
+    results = {}
+    for backend in ("naive", "eager", "auto"):
+        torch.manual_seed(1)
+        u, w = (torch.randn(n, H, requires_grad=True) for n in (F_IN, H))
+        h0 = torch.zeros(4, H, requires_grad=True)
+        outer = autocast() if around == "off in on" else contextlib.nullcontext()
+        with warnings.catch_warnings(), outer, AROUND[around]():
+            warnings.simplefilter("error")
+            y, h = recurrent(lambda x, h, u=u, w=w: step(x, h, u, w), x, h0, backend=backend)
+        loss = y.values.float().square().sum() + h.float().sum()
+        results[backend] = [y.values, h, *torch.autograd.grad(loss, [u, w, h0])]
+    assert results["naive"][1].dtype == torch.float32
+    for backend in ("eager", "auto"):
+        for got, expected in zip(results[backend], results["naive"], strict=True):
+            assert got.dtype == expected.dtype
+            half = around in ("bfloat16", "float16") or step in (nested, inside)
+            close = (0.02 if half else 1e-5) * float(
+                expected.detach().abs().max()
+            )  # sums of many in low precision
+            torch.testing.assert_close(got, expected, rtol=0, atol=close)
+
+
+@pytest.mark.parametrize("backend", ["naive", "eager", "auto"])
+@pytest.mark.parametrize(
+    ("given", "made"), [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)]
+)
+def test_what_is_carried_keeps_its_dtype(backend, given, made):
+    def step(x, h):
+        return h.to(made) + 1, h.to(made) + 1
+
+    x, h0 = torch.zeros(3, 2, H), torch.zeros(2, H, dtype=given, requires_grad=True)
+    with autocast():
+        y, h = recurrent(step, x, h0, backend=backend)
+    assert (y.dtype, h.dtype) == (made, given)
+    assert h.tolist() == [[3.0] * H] * 2
+    (grad,) = torch.autograd.grad(h.sum(), h0)
+    assert grad.tolist() == [[1.0] * H] * 2
+    with pytest.raises(StepError, match="changed the state's shape or dtype"):
+        recurrent(step, x, h0, backend="naive")
+
+
+def test_gradients_taken_under_autocast():
+    """A plan runs as it was captured, whatever is around its backward pass."""
+    w = torch.randn(H, H, requires_grad=True)
+    x = torch.randn(5, 2, H)
+    y, _ = recurrent(lambda x, h: (torch.tanh(x + h @ w),) * 2, x, torch.zeros(2, H))
+    (expected,) = torch.autograd.grad(y.sum(), w, retain_graph=True)
+    with autocast():
+        (found,) = torch.autograd.grad(y.sum(), w)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_the_first_call_leaves_no_cast_weights_behind():
+    """What autocast keeps of a weight cast where gradients are off has no gradient."""
+    w = torch.randn(H, H, requires_grad=True)
+    x = torch.randn(2, H)
+
+    def step(x, h):
+        h = torch.tanh(x @ w + h)
+        return h, h
+
+    with autocast():
+        recurrent(step, x[None], torch.zeros(2, H))
+        (grad,) = torch.autograd.grad((x @ w).float().sum(), w)
+    assert grad.abs().sum() > 0

@@ -1,0 +1,151 @@
+"""What requires a gradient, and which gradients are None: as in the plain loop, in values and flags."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from plans import entry_of
+from stepnet.api import recurrent
+from stepnet.compiler.capture import _harmless
+from stepnet.data.lod import LoDTensor
+from stepnet.data.tree import flatten
+
+W = torch.tensor([[0.5, -0.3], [0.2, 0.7]], dtype=torch.float64, requires_grad=True)
+
+
+def under_no_grad(x, h):
+    with torch.no_grad():
+        return x @ W, torch.tanh(x @ W + h)
+
+
+def partly_no_grad(x, h):
+    with torch.no_grad():
+        z = torch.tanh(x @ W)
+    return z, z + h
+
+
+def straight(x, h):
+    z = torch.tanh(x @ W + h)
+    return z + (z.round() - z).detach(), z
+
+
+STEPS = {
+    "detached result": lambda x, h: ((x @ W).detach(), torch.tanh(x @ W + h)),
+    "detached state": lambda x, h: (x @ W + h, torch.tanh(x @ W + h).detach()),
+    "detached both": lambda x, h: ((x @ W + h).detach(), torch.tanh(x + h).detach()),
+    "detached and used": lambda x, h: ((x @ W).detach(), (x @ W).detach() + h),
+    "no_grad": under_no_grad,
+    "no_grad in part": partly_no_grad,
+    "straight through": straight,
+    "thresholds": lambda x, h: ((x > 0).to(x.dtype), (h > 0.5).to(h.dtype)),
+    "a constant of the step": lambda x, h: ((x > 0).long() + torch.tensor([1, 2]), (h > 0).to(h.dtype)),
+    "whole numbers": lambda x, h: ((x > 0).long(), (x @ W + h > 0).to(h.dtype)),
+    "x unused": lambda x, h: (h * 1, torch.tanh(h)),
+    "state unused": lambda x, h: (x @ W, torch.tanh(x)),
+    "weights unused": lambda x, h: (h * 1, x * 1),
+    "inputs themselves": lambda x, h: (x, h),
+    "the state itself": lambda x, h: (h, torch.tanh(x @ W + h)),
+    "the same twice": lambda x, h: ((h, h), h * 0.5),
+    "no gradient flows": lambda x, h: (torch.zeros_like(x) * x, torch.sign(h)),
+    "results, one cut": lambda x, h: ((x @ W, x.detach()), h.detach() + x.detach()),
+}
+LENGTHS = [[3, 0, 1, 4], [1], [0, 0], [], [2, 2]]
+NEEDS = ["xhw", "x", "h", "w", "xh", ""]
+
+
+def run(step, lengths, needs, backend, dense):
+    g = torch.Generator().manual_seed(3)
+    rows = torch.randn(sum(lengths), 2, generator=g, dtype=torch.float64).requires_grad_("x" in needs)
+    state = torch.randn(len(lengths), 2, generator=g, dtype=torch.float64).requires_grad_("h" in needs)
+    W.requires_grad_("w" in needs)
+    x = rows.reshape(2, len(lengths), 2) if dense else LoDTensor.from_lengths(rows, [lengths])
+    y, final = recurrent(step, x, state, backend=backend)
+    results = [leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in flatten(y)[0]] + [final]
+    inputs = [t for t in (rows, state, W) if t.requires_grad]
+    gradients = []
+    for picked in (results, results[:1], results[-1:]):  # of all, of y alone, of the state alone
+        asked = [t for t in picked if t.requires_grad]
+        if asked and inputs:
+            seeds = [torch.linspace(1, 2, t.numel(), dtype=t.dtype).reshape(t.shape) for t in asked]
+            gradients += torch.autograd.grad(asked, inputs, seeds, allow_unused=True, retain_graph=True)
+    W.requires_grad_()
+    return results, gradients
+
+
+@pytest.mark.parametrize("needs", NEEDS, ids=lambda needs: needs or "none")
+@pytest.mark.parametrize("name", STEPS)
+def test_as_the_plain_loop(name, needs):
+    for lengths in LENGTHS:
+        for dense in (False, True) if lengths in ([2, 2], []) else (False,):
+            ours = run(STEPS[name], lengths, needs, "eager", dense)
+            plain = run(STEPS[name], lengths, needs, "naive", dense)
+            assert [t.requires_grad for t in ours[0]] == [t.requires_grad for t in plain[0]], lengths
+            for a, b in zip(ours[0], plain[0], strict=True):
+                torch.testing.assert_close(a, b)
+            assert [g is None for g in ours[1]] == [g is None for g in plain[1]], lengths
+            for a, b in zip(ours[1], plain[1], strict=True):
+                assert a is b is None or torch.allclose(a, b), lengths
+
+
+@pytest.mark.parametrize("name", ["detached result", "detached state", "no_grad", "straight through"])
+def test_in_generated_c(name):
+    ours, plain = (run(STEPS[name], [3, 0, 1, 4], "xhw", backend, False) for backend in ("c", "naive"))
+    assert [t.requires_grad for t in ours[0]] == [t.requires_grad for t in plain[0]]
+    assert [g is None for g in ours[1]] == [g is None for g in plain[1]]
+    for a, b in zip((*ours[0], *ours[1]), (*plain[0], *plain[1]), strict=True):
+        assert a is b is None or torch.allclose(a, b)
+
+
+def test_states_that_trade_places():
+    """What carries a gradient after t steps depends on whether t is even."""
+
+    def step(x, state):
+        a, b = state
+        return a + b, (b, a.detach())
+
+    for lengths in ([1], [2], [3], [1, 2], [4, 0]):
+        found = {}
+        for backend in ("eager", "naive"):
+            one = torch.ones(len(lengths), 1, dtype=torch.float64)
+            states = (one.clone().requires_grad_(), one)
+            x = LoDTensor.from_lengths(torch.ones(sum(lengths), 1, dtype=torch.float64), [lengths])
+            y, final = recurrent(step, x, states, backend=backend)
+            found[backend] = [t.requires_grad for t in (y.values, *final)]
+        assert found["eager"] == found["naive"], lengths
+
+
+BRANCHES = {
+    "above a million": lambda n: n > 1_000_000,
+    "a product": lambda n: 3 * n > 1_000_000,
+    "a square": lambda n: n * n > 5_000_000_000,
+    "a quotient": lambda n: n // 64 > 3000,
+    "not this one": lambda n: n != 123_457,
+    "multiples": lambda n: n % 4099 == 0,
+    "two bounds": lambda n: 70_001 < n < 70_005,
+}
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_a_branch_on_many_rows_is_seen(name):
+    def step(x, h):
+        new = torch.tanh(x + h)
+        return (new if BRANCHES[name](x.shape[0]) else 2 * new), new
+
+    entry = entry_of(step, torch.zeros(3, 2, 2), torch.zeros(2, 2))
+    assert entry.ready is None
+    assert "how many rows" in str(entry.refusals[-1][1])
+
+
+@pytest.mark.parametrize(
+    ("text", "harmless"),
+    [
+        ("n > 1", True), ("n < 2**62", True), ("4*n < 9223372036854775807", True), ("Ne(n, 1)", True),
+        ("n <= 1000000", False), ("2*n < 1999999", False), ("Ne(Mod(n, 4099), 0)", False),
+        ("n**2 < 10**14", False), ("n*7 < 10**9", False), ("floor(n/64) < 5000", False),
+    ],
+)  # fmt: skip
+def test_guards(text, harmless):
+    sympy = pytest.importorskip("sympy")
+    n = sympy.Symbol("n", integer=True, positive=True)
+    assert _harmless(sympy.sympify(text, locals={"n": n}), n) is harmless

@@ -1,0 +1,12 @@
+"""A few of the random programs that change what a step reads between its calls; `make fuzz` runs the rest."""
+
+from __future__ import annotations
+
+import pytest
+
+from fuzz.changes import check
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_run_change_run(seed):
+    assert check(seed) is None

@@ -1,0 +1,162 @@
+"""Whatever a step's Python reads may change between two calls: the second gives what the plain loop gives.
+
+A table of the ways in which code can come by a value; each row makes a step and changes. After each change
+the step is run again, by a plan, and held against the plain loop.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+import types
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import ways_to_read
+from stepnet import cells, recurrent
+from stepnet.data.lod import LoDTensor
+from stepnet.errors import SlowPathWarning
+from ways_to_read import CONTEXT, DTYPE, UNDO, WAYS, D, patch, set_global
+
+
+@pytest.fixture(autouse=True)
+def _as_before():
+    token, before = CONTEXT.set(2.0), ways_to_read.GLOBAL
+    yield
+    CONTEXT.reset(token)
+    set_global(before)
+    os.environ.pop("OF_THE_TEST", None)
+    sys.modules.pop("settings_of_the_test", None)
+    while UNDO:
+        UNDO.pop()()
+
+
+def results(step, x, h, backend):
+    """Values, and gradients of all that the step may be given."""
+    x, h = x.detach().requires_grad_(), h.detach().requires_grad_()
+    y, final = recurrent(step, LoDTensor.from_lengths(x, [[2, 0, 3]]), h, backend=backend)
+    weights = [p for p in step.parameters() if p.requires_grad] if isinstance(step, nn.Module) else []
+    loss = (y.values * torch.arange(1, 1 + y.values.numel()).reshape(y.values.shape)).sum() + final.sum()
+    grads = torch.autograd.grad(loss, [x, h, *weights], allow_unused=True, materialize_grads=True)
+    return [y.values.detach(), final.detach(), *grads]
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_a_second_call_after_a_change(name):
+    step, changes = WAYS[name]()
+    x, h = torch.randn(5, D, dtype=DTYPE), torch.randn(3, D, dtype=DTYPE)
+    before = None
+    for change in (lambda: None, *changes):
+        change()
+        expected = results(step, x, h, "naive")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", SlowPathWarning)
+            for _ in range(2):
+                found = results(step, x, h, "eager")
+                torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+        if change is changes[0] and name not in SILENT:
+            assert not all(map(torch.equal, before, expected)), "the change changes nothing"
+        before = expected
+
+
+SILENT = frozenset({"default_dtype"})
+
+
+class OfTorch:
+    """What belongs to torch and Python may be changed, too: each gives a step, and changes."""
+
+    def method_of_a_layer():
+        linear = nn.Linear(D, D, dtype=DTYPE)
+
+        def change():
+            patch(nn.Linear, "forward", lambda self, x: x * 2)
+
+        return lambda x, h: (linear(x), torch.tanh(h)), [change]
+
+    def method_of_all_modules():
+        linear = nn.Linear(D, D, dtype=DTYPE)
+
+        def change():
+            before = nn.Module.__call__
+            patch(nn.Module, "__call__", lambda self, x: before(self, x) * 2)
+
+        return lambda x, h: (linear(x), torch.tanh(h)), [change]
+
+    def method_of_tensors():
+        def change():
+            patch(torch.Tensor, "tanh", lambda self: torch.sin(self))
+
+        return lambda x, h: (x * 1, h.tanh()), [change]
+
+    def own_method_of_tensors():
+        torch.Tensor.own_of_the_test = lambda self: self * 2
+        UNDO.append(lambda: delattr(torch.Tensor, "own_of_the_test"))
+
+        def change():
+            torch.Tensor.own_of_the_test = lambda self: self * 3
+
+        return lambda x, h: (x.own_of_the_test(), torch.tanh(h)), [change]
+
+    def method_of_a_cell():
+        cell = cells.GRU(D, D, dtype=DTYPE)
+
+        def change():
+            before = cells.GRU.forward
+            patch(cells.GRU, "forward", lambda self, x, h: before(self, x * 2, h))
+
+        return cell, [change]
+
+    def attribute_by_a_getter():
+        config = types.SimpleNamespace(inner=types.SimpleNamespace(gain=2.0))
+        get = operator.attrgetter("inner.gain")
+        return lambda x, h: (x * get(config), torch.tanh(h)), [lambda: setattr(config.inner, "gain", 3.0)]
+
+    def attribute_in_a_format():
+        class Config:
+            def __init__(self):
+                self.gain = 2.0
+
+        config, form = Config(), "{0.gain}"
+
+        def step(x, h):
+            return x * float(form.format(config)), torch.tanh(h)
+
+        return step, [lambda: setattr(config, "gain", 3.0)]
+
+    def gradient_of_a_weight():
+        weight = torch.ones(D, dtype=DTYPE, requires_grad=True)
+
+        def step(x, h):
+            return x * weight * (1.0 if weight.grad is None else 2.0), torch.tanh(h)
+
+        return step, [lambda: weight.sum().backward()]
+
+    def builtins_of_ones_own():
+        own = {"max": max}
+        space = {"torch": torch, "__builtins__": own}
+        exec("def step(x, h):\n    return x * max(1.0, 2.0), torch.tanh(h)", space)
+        return space["step"], [lambda: own.__setitem__("max", min)]
+
+
+OF_TORCH = {k: v for k, v in vars(OfTorch).items() if isinstance(v, types.FunctionType)}
+
+
+@pytest.mark.parametrize("name", OF_TORCH)
+def test_torch_itself_may_be_changed(name):
+    """By a plan or by the plain loop: right in any case."""
+    step, changes = OF_TORCH[name]()
+    x, h = torch.randn(5, D, dtype=DTYPE), torch.randn(3, D, dtype=DTYPE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SlowPathWarning)
+        before = None
+        for change in (lambda: None, *changes):
+            change()
+            expected = results(step, x, h, "naive")
+            for _ in range(2):
+                torch.testing.assert_close(results(step, x, h, "auto"), expected, rtol=0, atol=1e-12)
+            assert before is None or not all(map(torch.equal, before, expected))
+            before = expected

@@ -1,0 +1,215 @@
+"""Plans as bytes: what is read back is what was written, and bytes from outside are data, never more."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from plans import entry_of
+from stepnet import cells
+from stepnet.compiler import stored
+from stepnet.data.lod import LoDTensor
+from stepnet.engine import make
+from stepnet.errors import Refusal
+from stepnet.ir.verify import verify
+from stepnet.run import c_adopt, c_source
+from stepnet.run.select import make_ready
+
+DTYPE = torch.float64
+
+
+def _cell(name):
+    cell = getattr(cells, name)(3, 4, dtype=DTYPE)
+    return lambda x, s: cell(x, s), cell.initial_state(2)
+
+
+def _kalman(x, state):
+    mean, cov = state
+    gain = torch.linalg.solve(cov + torch.eye(3, dtype=DTYPE), cov)
+    mean = mean + (gain @ (x - mean)[:, :, None])[:, :, 0]
+    return mean, (mean, cov - gain @ cov + 0.1 * torch.eye(3, dtype=DTYPE))
+
+
+def _odd(x, h):
+    """Constants, numbers, lists and texts among the arguments of calls; y of every structure."""
+    h = torch.cumsum(h + x, -1) * torch.tensor([1.0, -0.5, 2.0], dtype=DTYPE)
+    low = torch.searchsorted(torch.tensor([0.0, 1.0], dtype=DTYPE), h.detach().contiguous(), right=True)
+    h = torch.where(h > float("inf"), h, torch.div(h, 2.0, rounding_mode="floor") + h)
+    return {"a": [low, (h, None)], 2: h.topk(2, -1)[0].flip(-1)}, h
+
+
+STEPS = {
+    **{name: _cell(name) for name in ("LSTM", "GRU", "LayerNormLSTM", "MinGRU")},
+    "a Kalman filter": (_kalman, (torch.zeros(2, 3, dtype=DTYPE), torch.eye(3, dtype=DTYPE).repeat(2, 1, 1))),
+    "odd calls": (_odd, torch.zeros(2, 3, dtype=DTYPE)),
+}
+_made: dict = {}
+
+
+def plan_of(name):
+    """A compiled step, its bytes, and what `load` is given beside them."""
+    if name not in _made:
+        seen = []
+        real = make.compile_step
+
+        def noted(call, signature, weights, here, bind, sample):
+            seen.append((signature, weights, bind, sample))
+            return real(call, signature, weights, here, bind, sample)
+
+        step, state = STEPS[name]
+        x = LoDTensor.from_lengths(torch.randn(3, 3, dtype=DTYPE, requires_grad=True), [[2, 1]])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(make, "compile_step", noted)
+            compiled = entry_of(step, x, state).compiled
+        assert compiled is not None
+        data = stored.dump(compiled, *seen[0])
+        assert data is not None
+        _made[name] = compiled, data, seen[0]
+    return _made[name]
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_what_is_written_is_read_back(name):
+    compiled, data, given = plan_of(name)
+    loaded = stored.load(data, *given)
+    assert (loaded.fused, loaded.hoisted, loaded.weights) == (
+        compiled.fused,
+        compiled.hoisted,
+        compiled.weights,
+    )
+    assert loaded.y_spec == compiled.y_spec
+    assert hash(loaded.y_spec) == hash(compiled.y_spec)
+    assert loaded.joint.graph.values == {n: compiled.joint.graph.values[n] for n in loaded.joint.graph.values}
+    assert [n.line for n in loaded.joint.graph.nodes] == [n.line for n in compiled.joint.graph.nodes]
+    assert loaded.constants.keys() == compiled.constants.keys()
+    for key, tensor in loaded.constants.items():
+        assert torch.equal(tensor, compiled.constants[key])
+    assert stored.dump(loaded, *given) == data
+
+
+EVIL = "*/ EVIL(); /*"
+TEXTS = [
+    EVIL, "EVIL\n#error EVIL", "EVIL\\", "??/EVIL", "*\\\n/EVIL();/*", "\0EVIL", "EVIL\u2028EVIL", "for",
+    "a", "v1; EVIL()", "v1_copy0", "zero_0", "d_0", "w0", "float64", "float16", "system", "opaque",
+    "randn", "shift", "aten.from_file.default", "os.system.default", "prim.EVIL.default", "aten.add_.Tensor",
+    "../EVIL", "load", "aten.cumsum.out", "E" * 2000, "state[0]", "const_EVIL",
+]  # fmt: skip
+NUMBERS = [
+    -1, 0, 1, 2, 7, 1 << 20, 1 << 31, 1 << 62, 1 << 63, -(1 << 63), 1 << 64, 10**400, 0.5, -0.0, 1e308,
+    float("nan"), float("inf"), True, False,
+]  # fmt: skip
+OTHERS = [None, [], {}, [[]], [None], {"EVIL": 1}, [["EVIL"]]]
+
+
+def places(found, at=()):
+    """Where everything in a tree of JSON is."""
+    yield at
+    items = found.items() if isinstance(found, dict) else enumerate(found) if isinstance(found, list) else ()
+    for key, value in items:
+        yield from places(value, (*at, key))
+
+
+def changed(found, at, value):
+    """A copy with another value at a place; a key of a dict in place of the value now and then."""
+    copy = json.loads(json.dumps(found))
+    if not at:
+        return value
+    inner = copy
+    for key in at[:-1]:
+        inner = inner[key]
+    inner[at[-1]] = value
+    return copy
+
+
+def held_to_the_rules(loaded):
+    """A plan that is taken keeps the rules of the IR, runs or is refused, and brings no text into C."""
+    verify(loaded.joint.graph, "joint")
+    for plan in (loaded.fused, loaded.hoisted):
+        verify(plan, "plan")
+    loops = [
+        c_adopt.adopt(loop) for loop in (loaded.fused.forward, loaded.fused.backward) if loop is not None
+    ]
+    for loop in loops:
+        for region in loop.regions:
+            if region.kind == "scan":
+                try:
+                    text = c_source.write(loop, region, "run").text
+                except Refusal:
+                    continue
+                assert text.isascii()
+                assert "??" not in text
+                code = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
+                assert not re.search(r"EVIL\s*\(|#\s*error|\\", code)
+    with contextlib.suppress(Refusal):
+        make_ready("eager", loaded.hoisted)
+
+
+def tried(data, given):
+    """What becomes of bytes: True if they are taken."""
+    try:
+        loaded = stored.load(data, *given)
+    except stored.NoPlan:
+        return False
+    held_to_the_rules(loaded)
+    return True
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_no_text_reaches_c_but_in_a_comment(text):
+    """What a file says of the user's lines, and the names of a step's own inputs."""
+    _, data, given = plan_of("GRU")
+    found = json.loads(data)
+    for node in found["nodes"]:
+        node[4] = text
+    assert tried(json.dumps(found).encode(), given) == (len(text) <= 1000)
+    signature, *rest = given
+    named = json.loads(data.replace(b'"state"', json.dumps(text).encode()))
+    if not re.match("[vwd][0-9_]", text):  # else it is the name of another value, too
+        assert tried(json.dumps(named).encode(), (replace(signature, state_names=(text,)), *rest)) == (
+            len(text) <= 1000
+        )
+
+
+@pytest.mark.parametrize("name", ["GRU", "a Kalman filter", "odd calls"])
+def test_bytes_with_changes_are_no_plan_or_one_that_keeps_the_rules(name):
+    _, data, given = plan_of(name)
+    rng = random.Random(name)
+    for _ in range(700):
+        other = bytearray(data)
+        for _ in range(rng.choice((1, 1, 2, 5))):
+            at = rng.randrange(len(other))
+            how = rng.randrange(4)
+            if how == 0:
+                other[at] = rng.randrange(256)
+            elif how == 1:
+                other[at] = rng.choice(b"0123456789")
+            elif how == 2:
+                del other[at : at + rng.choice((1, 1, 30))]
+            else:
+                start = rng.randrange(len(data))
+                other[at:at] = data[start : start + rng.choice((1, 10, 100))]
+        tried(bytes(other), given)
+
+
+@pytest.mark.parametrize("name", ["GRU", "a Kalman filter", "odd calls"])
+def test_fields_with_crafted_values_are_no_plan_or_one_that_keeps_the_rules(name):
+    _, data, given = plan_of(name)
+    found = json.loads(data)
+    spots = list(places(found))
+    rng = random.Random(name)
+    for _ in range(900):
+        other = found
+        for _ in range(rng.choice((1, 1, 1, 2, 3))):
+            at = rng.choice(spots)
+            value = rng.choice(rng.choice((TEXTS, NUMBERS, OTHERS)))
+            try:
+                other = changed(other, at, value)
+            except (KeyError, IndexError, TypeError):  # the place went with an earlier change
+                continue
+        tried(json.dumps(other).encode(), given)

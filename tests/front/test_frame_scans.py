@@ -1,0 +1,102 @@
+"""Loops that count up or down, however they say when they end, are scans."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import stepnet
+from stepnet import TensorArray
+
+X = torch.randn(5, 4, 3, dtype=torch.float64, requires_grad=True)
+W = torch.randn(3, 3, dtype=torch.float64)
+BOOT = torch.zeros(4, 3, dtype=torch.float64)
+N = torch.tensor(5)
+
+UP = {
+    "n <= s": lambda s: 5 <= s,  # noqa: SIM300
+    "tensor <= s": lambda s: s >= N,
+    "torch.le": lambda s: torch.le(N, s),
+    "~(s < n)": lambda s: ~(s < 5),
+    "logical_not": lambda s: torch.logical_not(s < N),
+    "(n > s).logical_not()": lambda s: (s < N).logical_not(),
+    "s > n - 1": lambda s: s > 4,
+    "n - 1 < s": lambda s: 4 < s,  # noqa: SIM300
+    "s + 1 > n": lambda s: s + 1 > 5,
+    "~(s != n)": lambda s: ~(s != 5),
+    "torch.equal": lambda s: torch.equal(s, N),
+    "~~": lambda s: ~~(s >= 5),
+}
+DOWN = {
+    "s < 0": (4, 0, lambda s: s < 0),
+    "0 > s": (4, 0, lambda s: 0 > s),  # noqa: SIM300
+    "s == -1": (4, 0, lambda s: s == -1),
+    "~(s >= 0)": (4, 0, lambda s: ~(s >= 0)),
+    "s == 0": (5, -1, lambda s: s == 0),
+    "s <= 0": (5, -1, lambda s: s <= 0),
+    "~(s > 0)": (5, -1, lambda s: ~(s > 0)),
+    "s < 1": (5, -1, lambda s: s < 1),
+}
+
+
+def plain(x: torch.Tensor) -> torch.Tensor:
+    h, states = BOOT, []
+    for row in x:
+        h = torch.tanh(h @ W + row)
+        states.append(h)
+    return torch.stack(states)
+
+
+def held(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected)
+    for a, b in zip(
+        torch.autograd.grad(found.pow(2).sum(), X), torch.autograd.grad(expected.pow(2).sum(), X), strict=True
+    ):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("ends", UP.values(), ids=UP)
+def test_counting_up(ends):
+    x, h, loop = TensorArray(unstack_from=X), TensorArray(), stepnet.create_whileloop([torch.tensor(0)])
+    with loop.frame() as (s,):
+        loop.break_if(ends(s))
+        h.write(s, torch.tanh(h.read(s - 1, BOOT) @ W + x.read(s)))
+        loop.update(s, s + 1)
+    held(h.stack(), plain(X))
+    assert "raised to a scan" in loop.explain()
+    assert loop.results[0] == 5
+
+
+@pytest.mark.parametrize(("start", "base", "ends"), DOWN.values(), ids=DOWN)
+def test_counting_down(start, base, ends):
+    x, h, loop = TensorArray(unstack_from=X), TensorArray(), stepnet.create_whileloop([torch.tensor(start)])
+    with loop.frame() as (s,):
+        loop.break_if(ends(s))
+        at, before = (s - 1, s) if base else (s, s + 1)
+        h.write(at, torch.tanh(h.read(before, BOOT) @ W + x.read(at)))
+        loop.update(s, s - 1)
+    held(h.stack(), plain(X.flip(0)).flip(0))
+    assert "raised to a scan" in loop.explain()
+    assert loop.results[0] == start - 5
+
+
+def test_the_size_of_an_array_ends_a_scan():
+    x, h, loop = TensorArray(unstack_from=X), TensorArray(), stepnet.create_whileloop([torch.tensor(0)])
+    with loop.frame() as (s,):
+        loop.break_if(s == x.size())
+        h.write(s, torch.tanh(h.read(s - 1, BOOT) @ W + x.read(s)))
+        loop.update(s, s + 1)
+    held(h.stack(), plain(X))
+    assert "raised to a scan" in loop.explain()
+
+
+def test_rows_are_not_taken_for_alike_because_their_numbers_are():
+    """A step on one value each is tried as a row of a batch: on numbers of its own, not on those at hand."""
+    for x in (torch.ones(4, 3), torch.arange(12.0).reshape(4, 3)):
+        rows, sums = TensorArray(unstack_from=x), TensorArray()
+        loop = stepnet.create_whileloop([torch.tensor(0)])
+        with loop.frame() as (s,):
+            loop.break_if(s >= 4)
+            sums.write(s, sums.read(s - 1, torch.zeros(3)) + rows.read(s).flip(0))
+            loop.update(s, s + 1)
+        torch.testing.assert_close(sums.stack(), x.flip(1).cumsum(0))

@@ -1,0 +1,180 @@
+"""Sizes in frames are those of each step: as numbers that are recorded, or checked; never those of step 0."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import stepnet
+from front.frame_laws import as_frame, by_hand, same
+from stepnet import LoDTensor, TensorArray
+from stepnet.errors import StepError
+
+
+@pytest.fixture(autouse=True)
+def without_c():
+    """Sizes are the same whatever runs the scans."""
+    stepnet.backends.set_backend("eager")
+    yield
+    stepnet.backends.set_backend("auto")
+
+
+W = torch.randn(2, 2, dtype=torch.float64, requires_grad=True)
+BOOT = torch.randn(9, 2, dtype=torch.float64)
+LENGTHS = [[2, 0, 3, 1], [3], [0, 0], [], [1, 1], [4, 4, 1]]
+
+
+def ragged(lengths: list[int]) -> tuple[TensorArray, torch.Tensor]:
+    rows = torch.randn(sum(lengths), 2, dtype=torch.float64, requires_grad=True)
+    array, _ = TensorArray.unpack(LoDTensor.from_lengths(rows, [lengths]))
+    return array, rows
+
+
+# What a step may do with the sizes of what it read, `x`, and of what was written before.
+SIZES: dict[str, Any] = {
+    "shape": lambda x, s, out: x.sum() / x.shape[0],
+    "size": lambda x, s, out: x.sum(0) / x.size(0) - x.size(-1),
+    "size()": lambda x, s, out: x * x.size()[0],
+    "numel": lambda x, s, out: x / x.numel() + x.shape.numel(),
+    "arithmetic": lambda x, s, out: x * (2 * x.shape[0] - 1) / (x.shape[0] + 1) ** 0.5 + x.shape[0] // 2,
+    "reshape": lambda x, s, out: x.reshape(x.shape[0] * 2, 1),
+    "view": lambda x, s, out: x.view(x.shape[0], 1, -1),
+    "new_zeros": lambda x, s, out: x.new_zeros(x.shape[0], 3) + x.sum(),
+    "zeros": lambda x, s, out: torch.zeros(x.shape[0], 2, dtype=torch.float64) + x,
+    "full": lambda x, s, out: torch.full((x.shape[0], 2), 0.5, dtype=torch.float64) * x,
+    "zeros of the shape": lambda x, s, out: torch.zeros(x.shape, dtype=torch.float64) + x,
+    "expand": lambda x, s, out: BOOT[:1].expand(x.shape[0], 2) * x,
+    "expand of what was read": lambda x, s, out: x[:, :1].expand(x.shape[0], 3),
+    "repeat": lambda x, s, out: BOOT[:1].repeat(x.shape[0], 1) * x,
+    "arange": lambda x, s, out: torch.arange(x.shape[0]).unsqueeze(1) * x,
+    "narrow": lambda x, s, out: BOOT.narrow(0, 0, x.shape[0]) * x,
+    "split": lambda x, s, out: BOOT.split([x.shape[0], 9 - x.shape[0]])[0] * x,
+    "a slice of a tensor outside": lambda x, s, out: BOOT[: x.shape[0]] * x,
+    "the state shrinks": lambda x, s, out: torch.tanh(out.read(s - 1, BOOT)[: x.shape[0]] @ W + x),
+    "the state shrinks, counted from the end": lambda x, s, out: out.read(s - 1, BOOT)[-x.shape[0] :] + x,
+    "the state grows": lambda x, s, out: torch.cat([out.read(s - 1, BOOT[:1]), x]),
+    "the state grows, and is counted": lambda x, s, out: torch.cat([
+        out.read(s - 1, BOOT[:1]) / out.read(s - 1, BOOT[:1]).shape[0], x]),
+    "features are the same": lambda x, s, out: sum(x[:, i] * i for i in range(x.shape[1])),
+    "unbind of features": lambda x, s, out: sum(x.unbind(1)),
+    "layer_norm": lambda x, s, out: torch.nn.functional.layer_norm(x, x.shape[1:]),
+    "dim": lambda x, s, out: x * x.dim() + x.stride(0),
+    "a condition that holds at every step": lambda x, s, out: x if x.shape[0] > 0 else x * 2,
+    "max": lambda x, s, out: x / max(x.shape[0], 1),
+    "tensor": lambda x, s, out: x * torch.tensor(x.shape[0]),
+    "float": lambda x, s, out: x / math.sqrt(x.shape[1]),
+    "the size of an array": lambda x, s, out: x * out.size(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("body", SIZES.values(), ids=SIZES)
+def test_sizes_are_those_of_the_step(body):
+    for lengths in LENGTHS:
+        array, rows = ragged(lengths)
+        same(lambda x, s, out: body(x[0], s, out), [array], len(array), (rows, W))
+
+
+TOLD: dict[str, Any] = {
+    "len": lambda x, s, out: x.sum() / len(x),
+    "len of what follows": lambda x, s, out: x.sum() / len(torch.tanh(x)),
+    "int": lambda x, s, out: x / int(x.shape[0]),
+    "float": lambda x, s, out: x / float(x.shape[0]),
+    "range": lambda x, s, out: sum(x[i] for i in range(x.shape[0])),
+    "iteration": lambda x, s, out: sum(x),
+    "unbind": lambda x, s, out: sum(x.unbind(0)),
+    "if": lambda x, s, out: x if x.shape[0] > 2 else x * 2,
+    "two shapes": lambda x, s, out: x * 2 if x.shape == (3, 2) else x,
+    "len of an array": lambda x, s, out: x * len(out),
+    "a list": lambda x, s, out: sum([x] * x.shape[0]),
+    "the number of parts": lambda x, s, out: sum(x.split(1)),
+}
+
+
+@pytest.mark.parametrize("body", TOLD.values(), ids=TOLD)
+def test_a_number_for_python_must_be_the_same_at_every_step(body):
+    array, rows = ragged([3, 1, 2])
+    with pytest.raises(StepError, match="changes from step to step") as caught:
+        as_frame(lambda x, s, out: body(x[0], s, out), [array], len(array))
+    assert "value.shape[0] in place of len(value)" in str(caught.value)
+    assert "test_frame_sizes.py:" in str(caught.value)
+    # where it is the same at every step, it is the number
+    array, rows = ragged([2, 2, 2])
+    if body is not TOLD["len of an array"]:
+        same(lambda x, s, out: body(x[0], s, out), [array], len(array), (rows,))
+
+
+def test_sizes_of_dense_arrays_are_plain_integers():
+    x = torch.randn(4, 3, 2, dtype=torch.float64, requires_grad=True)
+
+    def body(values: Any, s: Any, out: Any) -> Any:
+        (v,) = values
+        assert type(v.shape[0]) is type(v.size(1)) is type(v.numel()) is type(len(torch.relu(v))) is int
+        pre = out.read(s - 1, BOOT[:3])
+        assert len(pre) == 3
+        return torch.tanh(pre @ W + v) / pre.shape[0]
+
+    same(body, [TensorArray(unstack_from=x)], 4, (x, W))
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.lists(st.integers(0, 4), max_size=4), st.lists(st.sampled_from(sorted(SIZES)), min_size=1, max_size=2)
+)
+def test_frames_equal_loops_by_hand(lengths, names):
+    array, rows = ragged(lengths)
+
+    def body(values: Any, s: Any, out: Any) -> Any:
+        (x,) = values
+        for name in names:
+            x = x * 0.5 + SIZES[name](x, s, TensorArray() if "state" in name else out).sum()
+        return x
+
+    same(body, [array], len(array), (rows, W))
+
+
+def test_the_second_run_of_a_frame_sees_the_sizes_of_its_own():
+    """What a frame records is remembered: not the sizes."""
+    for lengths in ([3, 1], [1, 1, 1], [3, 2], [2, 2], [3, 1]):
+        array, rows = ragged(lengths)
+        same(
+            lambda x, s, out: x[0].sum() / x[0].shape[0] + BOOT[: x[0].size(0)], [array], len(array), (rows,)
+        )
+
+
+def test_a_frame_keeps_the_modes_of_its_lines():
+    x = torch.randn(3, 2, 2, requires_grad=True)
+    w = torch.randn(2, 2, requires_grad=True)
+
+    def body(values: Any, s: Any, out: Any) -> Any:
+        (v,) = values
+        with torch.no_grad():
+            scale = (v @ w).sum()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            low = v @ w
+        return v @ w * scale + low.float()
+
+    arrays = [TensorArray(unstack_from=x)]
+    found, expected = (torch.stack(list(run(body, arrays, 3))) for run in (as_frame, by_hand))
+    torch.testing.assert_close(found, expected)
+    for a, b in zip(
+        torch.autograd.grad(found.sum(), (x, w)), torch.autograd.grad(expected.sum(), (x, w)), strict=True
+    ):
+        torch.testing.assert_close(a, b)
+    with torch.inference_mode():
+        torch.testing.assert_close(torch.stack(list(as_frame(body, arrays, 3))), expected)
+
+
+def test_what_is_changed_in_place_from_outside_is_refused():
+    buffer = torch.zeros(3, 2)
+    loop = stepnet.create_whileloop([torch.tensor(0)])
+    with pytest.raises(StepError, match="in place"), loop.frame() as (s,):
+        buffer[s] = 1.0
+    loop = stepnet.create_whileloop([torch.tensor(0)])
+    with pytest.raises(StepError, match="in place"), loop.frame() as (s,):
+        buffer += s
+    assert float(buffer.sum()) == 0

@@ -1,0 +1,183 @@
+"""In a frame: steps that are LoDTensors, recurrences, while loops, and frames."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import stepnet
+from front.frame_laws import as_frame, same
+from stepnet import LoDTensor, TensorArray, sequence_pool
+from stepnet.data.recording import RECORDER
+from stepnet.errors import StepError
+
+W = torch.randn(2, 2, dtype=torch.float64, requires_grad=True)
+ZERO = torch.zeros(9, 2, dtype=torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def without_c():
+    """What a frame holds is the same whatever runs it."""
+    stepnet.backends.set_backend("eager")
+    yield
+    stepnet.backends.set_backend("auto")
+
+
+def cell(x: Any, h: Any) -> Any:
+    h = torch.tanh(x @ W + h)
+    return h, h
+
+
+def recurrence(x: Any) -> Any:
+    y, last = stepnet.recurrent(cell, x, ZERO[: x.lengths().shape[0]])
+    return torch.cat([y.values, last])
+
+
+def weight_of_the_step(x: Any) -> Any:
+    """Functions refer to what is symbolic."""
+    mine = x.values.T @ x.values
+    return stepnet.while_loop(lambda i, h: i < 3, lambda i, h: (i + 1, torch.tanh(h @ mine) + 1), (0, W))[1]
+
+
+def inner(x: Any, frame: bool) -> Any:
+    steps, indices = TensorArray.unpack(x, 0)
+    states = TensorArray()
+    if not frame:
+        for t in range(len(steps)):
+            u = steps.read(t)
+            states.write(t, torch.tanh(u @ W + states.read(t - 1, ZERO)[: u.shape[0]]))
+        return states.pack(0, indices)
+    loop = stepnet.create_whileloop([torch.tensor(0)])
+    with loop.frame() as (t,):
+        loop.break_if(t >= steps.size())
+        u = steps.read(t)
+        states.write(t, torch.tanh(u @ W + states.read(t - 1, ZERO)[: u.shape[0]]))
+        loop.update(t, t + 1)
+    return states.pack(0, indices)
+
+
+LODS: dict[str, Any] = {
+    "values": lambda x: x.values.sum(0),
+    "functions of rows": lambda x: torch.tanh(x) * 2,
+    "pool": lambda x: sequence_pool(x, "mean"),
+    "recurrent": recurrence,
+    "Recurrent": lambda x: stepnet.Recurrent(cell)(x, ZERO[: x.lengths().shape[0]])[0],
+    "while_loop": lambda x: stepnet.while_loop(
+        lambda i, v: i < 3, lambda i, v: (i + 1, v * 1.5 + i), (0, x.values)
+    )[1],
+    "while_loop over what is symbolic": weight_of_the_step,
+}
+
+
+@pytest.mark.parametrize("body", LODS.values(), ids=LODS)
+@pytest.mark.parametrize("lengths", [[[2, 0, 3], [1, 4, 2, 0, 2]], [[1], [3]], [[1, 1], [1, 1]]], ids=str)
+def test_steps_that_are_lod_tensors(body, lengths):
+    rows = torch.randn(sum(lengths[-1]), 2, dtype=torch.float64, requires_grad=True)
+    array, _ = TensorArray.unpack(LoDTensor.from_lengths(rows, lengths), 0)
+    same(lambda x, s, out: body(x[0]), [array], len(array), (rows, W))
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=3), max_size=3))
+def test_a_frame_in_a_frame_over_nested_sequences(groups):
+    lengths = [[len(group) for group in groups], [n for group in groups for n in group]]
+    rows = torch.randn(sum(lengths[-1]), 2, dtype=torch.float64, requires_grad=True)
+    array, _ = TensorArray.unpack(LoDTensor.from_lengths(rows, lengths), 0)
+    found = as_frame(lambda x, s, out: inner(x[0], True), [array], len(array))
+    for t in range(len(array)):
+        expected = inner(array.read(t), False)
+        torch.testing.assert_close(found.read(t).values, expected.values)
+        for a, b in zip(
+            torch.autograd.grad(found.read(t).values.sum(), (rows, W), retain_graph=True),
+            torch.autograd.grad(expected.values.sum(), (rows, W), retain_graph=True),
+            strict=True,
+        ):
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("turns", [0, 1, 3])
+def test_a_frame_in_a_frame_reads_and_writes_arrays_of_both(turns):
+    x = torch.randn(turns, 4, 3, 2, dtype=torch.float64, requires_grad=True)
+
+    def plain() -> Any:
+        h, states, seen = ZERO[:3], [], []
+        for block in x:
+            for row in block:
+                h = torch.tanh(h @ W + row)
+                seen.append(h * 2)
+            states.append(h)
+        return states, seen
+
+    def framed() -> Any:
+        blocks, states, seen = TensorArray(unstack_from=x), TensorArray(), TensorArray()
+        outer = stepnet.create_whileloop([torch.tensor(0)])
+        with outer.frame() as (s,):
+            outer.break_if(s >= turns)
+            block, boot = blocks.read(s), states.read(s - 1, ZERO[:3])
+            rows, own = TensorArray(unstack_from=block), TensorArray()
+            loop = stepnet.create_whileloop([torch.tensor(0)])
+            with loop.frame() as (t,):
+                loop.break_if(t == block.shape[0])
+                own.write(t, torch.tanh(own.read(t - 1, boot) @ W + rows.read(t)))
+                seen.write(s * 4 + t, own.read(t) * 2)
+                loop.update(t, t + 1)
+            states.write(s, own.stack()[-1])
+            outer.update(s, s + 1)
+        return list(states), list(seen)
+
+    found, expected = framed(), plain()
+    for a, b in zip((*found[0], *found[1]), (*expected[0], *expected[1]), strict=True):
+        torch.testing.assert_close(a, b)
+    if turns:
+        totals = [sum(v.sum() for v in (*made[0], *made[1])) for made in (found, expected)]
+        for a, b in zip(*(torch.autograd.grad(total, (x, W)) for total in totals), strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_an_error_inside_leaves_nothing_behind():
+    x = TensorArray(unstack_from=torch.ones(2, 2))
+
+    def run(depth: int) -> None:
+        with stepnet.create_whileloop([torch.tensor(0)]).frame() as (s,):
+            kept.append(s)
+            x.read(s)
+            if depth:
+                run(depth - 1)
+            raise ZeroDivisionError
+
+    kept: list[Any] = []
+    for depth in (0, 1):
+        with pytest.raises(ZeroDivisionError):
+            run(depth)
+        assert RECORDER.get() is None
+        assert torch.overrides._get_current_function_mode() is None
+        assert x.stack().sum() == 4
+    with pytest.raises(StepError, match="outside its frame"):
+        kept[0] + 1
+
+
+def test_a_value_of_a_frame_is_of_its_thread():
+    import threading
+
+    failed: list[BaseException] = []
+    loop = stepnet.create_whileloop([torch.tensor(0)])
+    with loop.frame() as (s,):
+        loop.break_if(s == 2)
+        loop.update(s, s + 1)
+
+        def other() -> None:
+            try:
+                TensorArray(unstack_from=torch.ones(2)).stack()  # nothing is recorded here
+                s + 1
+            except StepError as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    assert "outside its frame" in str(failed[0])
+    assert loop.results[0] == 2

@@ -1,0 +1,273 @@
+"""Random programs of "run, change something, run": what a step reads is changed between its calls.
+
+A world holds one number or weight behind each of the ways in which code can come by a value. A step reads
+some of them; each change sets one of those, or one that it does not read, in one of the ways in which it can
+be set. After each the step runs by a plan and by the plain loop, which must agree in values and in gradients.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import random
+import sys
+import types
+import warnings
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stepnet import LoDTensor, recurrent
+from stepnet.engine import plans
+from stepnet.errors import Refusal, SlowPathWarning
+
+D = 3
+NAME = "STEPNET_FUZZ_NUMBER"
+
+# What a step writes to come by a value; `self` is the module, all else globals of its own.
+READS = {
+    "global": "NUMBER",
+    "class attribute": "self.of_class",
+    "instance attribute": "self.of_instance",
+    "property": "self.doubled",
+    "method": "self.method()",
+    "method of an object": "OBJECT.scaled()",
+    "attribute of an object": "OBJECT.value",
+    "slot": "SLOTTED.value",
+    "module": "MODULE.value",
+    "object in a module": "MODULE.inner.value",
+    "list": "LIST[1]",
+    "dict": "TABLE['a']",
+    "dict of lists": "TABLE['b'][0]",
+    "set": "(2.0 if 'on' in FLAGS else 0.5)",
+    "deque": "QUEUE[0]",
+    "function attribute": "helper.value",
+    "helper": "helper()",
+    "default": "defaulted()",
+    "closure": "closed()",
+    "getattr": "getattr(self, 'of_' + KIND)",
+    "globals": "globals()['NUMBER']",
+    "environment": "float(os.environ[NAME])",
+    "context": "CONTEXT.get()",
+    "weight": "self.weight",
+    "buffer": "self.shift",
+    "weight in a list": "WEIGHTS[0]",
+    "dynamic weight": "getattr(self, 'wei' + 'ght')",
+    "mode": "(2.0 if self.training else 0.5)",
+    "linear": "self.linear(x).sum(1, keepdim=True)",
+}
+
+SOURCE = """
+class Object:
+    factor = 1.0
+    def __init__(self): self.value = 1.5
+    def scaled(self): return self.value * self.factor
+
+class Slotted:
+    __slots__ = ("value",)
+    def __init__(self): self.value = 1.5
+
+def helper(): return HELPED
+helper.value = 1.5
+
+def defaulted(number=1.5): return number
+
+def make_closed():
+    number = 1.5
+    def closed(): return number
+    def close(value):
+        nonlocal number
+        number = value
+    return closed, close
+
+closed, close = make_closed()
+
+class Step(nn.Module):
+    of_class = 1.5
+    def __init__(self):
+        super().__init__()
+        self.of_instance = 1.5
+        self.count = 0
+        self.weight = nn.Parameter(torch.full((D,), 0.5, dtype=torch.float64))
+        self.register_buffer("shift", torch.full((D,), 0.25, dtype=torch.float64))
+        self.linear = nn.Linear(D, D, dtype=torch.float64)
+    @property
+    def doubled(self): return self.of_instance * 2
+    def method(self): return self.of_instance * METHOD
+    def forward(self, x, h):
+        h = torch.tanh(x * ({0}) + h * ({1}))
+        return h * ({2}), h
+"""
+
+
+class World:
+    """A step made of source, and all that it may read."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.reads = [rng.choice(list(READS)) for _ in range(3)]
+        module = types.ModuleType("settings")
+        module.value, module.inner = 1.5, types.SimpleNamespace(value=1.5)  # pyright: ignore
+        self.space: dict[str, Any] = {
+            "torch": torch, "nn": nn, "os": os, "D": D, "NAME": NAME, "NUMBER": 1.5, "HELPED": 1.5,
+            "METHOD": 1.5, "MODULE": module, "LIST": [0.0, 1.5], "TABLE": {"a": 1.5, "b": [1.5]},
+            "FLAGS": {"on"},
+            "QUEUE": deque([1.5, 2.5]), "KIND": "class",
+            "CONTEXT": contextvars.ContextVar("number", default=1.5),
+            "WEIGHTS": [torch.full((D,), 0.5, dtype=torch.float64, requires_grad=True)],
+        }  # fmt: skip
+        os.environ[NAME] = "1.5"
+        self.source = SOURCE.replace("{0}", READS[self.reads[0]]).replace("{1}", READS[self.reads[1]])
+        self.source = self.source.replace("{2}", READS[self.reads[2]])
+        exec(self.source, self.space)
+        self.space |= {"OBJECT": self.space["Object"](), "SLOTTED": self.space["Slotted"]()}
+        self.step = self.space["Step"]()
+        self.log: list[str] = []
+
+    def change(self) -> None:
+        """Set something: mostly what the step reads."""
+        of_reads = [name for name in CHANGES if set(CHANGES[name][0]) & set(self.reads)]
+        pool = of_reads if of_reads and self.rng.random() < 0.8 else list(CHANGES)
+        name = self.rng.choice(pool)
+        self.log.append(name)
+        CHANGES[name][1](self, self.rng.choice([0.0, -0.0, 1.0, 1.5, 2.0, -0.5]))
+
+
+def _replaced(world: World, name: str, method: Any) -> None:
+    setattr(world.space["Step"], name, method)
+
+
+def _random_weight() -> nn.Parameter:
+    return nn.Parameter(torch.randn(D, dtype=torch.float64))
+
+
+def _in_place(tensor: Tensor, value: float) -> None:
+    with torch.no_grad():
+        tensor.fill_(value)
+
+
+# name: (the ways of reading that it concerns, what it does)
+CHANGES: dict[str, tuple[tuple[str, ...], Any]] = {
+    "global": (("global", "globals"), lambda w, v: w.space.__setitem__("NUMBER", v)),
+    "class": (("class attribute", "getattr"), lambda w, v: setattr(w.space["Step"], "of_class", v)),
+    "class by instance": (("class attribute", "getattr"), lambda w, v: setattr(w.step, "of_class", v)),
+    "instance": (
+        ("instance attribute", "property", "method", "getattr"),
+        lambda w, v: setattr(w.step, "of_instance", v),
+    ),
+    "property": (("property",), lambda w, v: _replaced(w, "doubled", property(lambda self: v))),
+    "method": (("method",), lambda w, v: _replaced(w, "method", lambda self: v)),
+    "global of a method": (("method",), lambda w, v: w.space.__setitem__("METHOD", v)),
+    "object": (
+        ("method of an object", "attribute of an object"),
+        lambda w, v: setattr(w.space["OBJECT"], "value", v),
+    ),
+    "class of an object": (("method of an object",), lambda w, v: setattr(w.space["Object"], "factor", v)),
+    "another object": (
+        ("method of an object", "attribute of an object"),
+        lambda w, v: w.space.__setitem__("OBJECT", types.SimpleNamespace(value=v, scaled=lambda: v)),
+    ),
+    "slot": (("slot",), lambda w, v: setattr(w.space["SLOTTED"], "value", v)),
+    "module": (("module",), lambda w, v: setattr(w.space["MODULE"], "value", v)),
+    "object in a module": (
+        ("object in a module",), lambda w, v: setattr(w.space["MODULE"].inner, "value", v)
+    ),
+    "list": (("list",), lambda w, v: w.space["LIST"].__setitem__(1, v)),
+    "list inserted": (("list",), lambda w, v: w.space["LIST"].insert(0, v)),
+    "dict": (("dict",), lambda w, v: w.space["TABLE"].__setitem__("a", v)),
+    "dict grows": (("dict",), lambda w, v: w.space["TABLE"].__setitem__(f"more {v}", v)),
+    "list in a dict": (("dict of lists",), lambda w, v: w.space["TABLE"]["b"].__setitem__(0, v)),
+    "set": (("set",), lambda w, v: w.space["FLAGS"].symmetric_difference_update({"on"})),
+    "deque": (("deque",), lambda w, v: w.space["QUEUE"].appendleft(v)),
+    "deque turned": (("deque",), lambda w, v: w.space["QUEUE"].rotate(1)),
+    "function attribute": (("function attribute",), lambda w, v: setattr(w.space["helper"], "value", v)),
+    "helped": (("helper",), lambda w, v: w.space.__setitem__("HELPED", v)),
+    "code": (("helper",), lambda w, v: setattr(w.space["helper"], "__code__", (lambda: 0.75).__code__)),
+    "default": (("default",), lambda w, v: setattr(w.space["defaulted"], "__defaults__", (v,))),
+    "closure": (("closure",), lambda w, v: w.space["close"](v)),
+    "kind": (("getattr",), lambda w, v: w.space.__setitem__("KIND", w.rng.choice(["class", "instance"]))),
+    "environment": (("environment",), lambda w, v: os.environ.__setitem__(NAME, str(v))),
+    "context": (("context",), lambda w, v: w.space["CONTEXT"].set(v)),
+    "weight in place": (("weight", "dynamic weight"), lambda w, v: _in_place(w.step.weight, v)),
+    "weight data": (
+        ("weight", "dynamic weight"),
+        lambda w, v: setattr(w.step.weight, "data", torch.randn(D, dtype=torch.float64)),
+    ),
+    "new weight": (("weight", "dynamic weight"), lambda w, v: setattr(w.step, "weight", _random_weight())),
+    "frozen": (("weight", "dynamic weight"), lambda w, v: w.step.weight.requires_grad_(v > 0)),
+    "buffer": (("buffer",), lambda w, v: setattr(w.step, "shift", torch.full((D,), v, dtype=torch.float64))),
+    "buffer in place": (("buffer",), lambda w, v: _in_place(w.step.shift, v)),
+    "weight in a list": (("weight in a list",), lambda w, v: w.space["WEIGHTS"].insert(0, _random_weight())),
+    "mode": (("mode",), lambda w, v: w.step.train(v > 0)),
+    "loaded": (
+        ("weight", "linear", "buffer"),
+        lambda w, v: w.step.load_state_dict({k: t * 0.5 for k, t in w.step.state_dict().items()}),
+    ),
+    "hook": (
+        ("linear",), lambda w, v: w.step.linear.register_forward_hook(lambda module, given, out, v=v: out * v)
+    ),
+    "forward of a layer": (("linear",), lambda w, v: setattr(w.step.linear, "forward", lambda x, v=v: x * v)),
+    "what is not read": ((), lambda w, v: setattr(w.step, "count", w.step.count + 1)),
+    "no gradient": ((), lambda w, v: w.step.requires_grad_(v > 0)),
+}  # fmt: skip
+
+
+def results(world: World, x: Tensor, h: Tensor, backend: str) -> list[Tensor]:
+    """Values, final state, and the gradients of all that wants one."""
+    x, h = x.detach().requires_grad_(), h.detach().requires_grad_()
+    y, final = recurrent(world.step, LoDTensor.from_lengths(x, [[2, 0, 1]]), h, backend=backend)
+    wanted = [x, h, *(t for t in (*world.step.parameters(), *world.space["WEIGHTS"]) if t.requires_grad)]
+    loss = (y.values * torch.arange(9.0).reshape(3, 3)).sum() + final.square().sum()
+    grads = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
+    return [y.values.detach(), final.detach(), *grads]
+
+
+def check(seed: int, changes: int = 5) -> str | None:
+    """Run one program; what differs, with the source of its step, or None.
+
+    Raises:
+        Refusal: a step of these, none of which does anything odd, is not compiled.
+    """
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    world = World(rng)
+    x, h = torch.randn(3, D, dtype=torch.float64), torch.randn(3, D, dtype=torch.float64)
+    try:
+        for number in range(changes + 1):
+            if number:
+                world.change()
+            expected = results(world, x, h, "naive")
+            for again in range(2):
+                try:
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("ignore", SlowPathWarning)
+                        found = results(world, x, h, "eager")
+                except Refusal as refusal:
+                    raise AssertionError(f"seed {seed}, after {world.log}: {refusal}") from refusal
+                for a, b in zip(found, expected, strict=True):
+                    if not torch.allclose(a, b, rtol=0, atol=1e-11, equal_nan=True):
+                        return f"seed {seed}, after {world.log}, run {again}: differs\n{world.source}"
+    finally:
+        os.environ.pop(NAME, None)
+    return None
+
+
+def main(first: int, count: int) -> int:
+    """Run `count` programs; returns how many differ."""
+    torch.set_num_threads(1)
+    wrong = 0
+    for seed in range(first, first + count):
+        found = check(seed)
+        if found is not None:
+            wrong += 1
+            print(found, flush=True)
+        if seed % 20 == 19:
+            plans.forget()
+    print(f"{count} programs: {wrong} differ")
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(int, sys.argv[1:3])) > 0)

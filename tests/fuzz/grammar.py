@@ -1,0 +1,145 @@
+"""What random steps are made of: lines of torch with places for values, `|` between them."""
+
+from __future__ import annotations
+
+HEAD = """\
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+D, E = torch.{main}, torch.{other}
+g = torch.Generator().manual_seed({seed})
+
+
+def rand(*shape, dtype=D):
+    return torch.randn(shape, generator=g, dtype=torch.float64).to(dtype)
+
+
+class Straight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a):
+        return a.sign()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return a * b
+
+    @staticmethod
+    def backward(ctx, grad):
+        a, b = ctx.saved_tensors
+        return -0.5 * grad * b, None
+
+
+class Pair(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a):
+        hit = a > 0
+        ctx.mark_non_differentiable(hit)
+        ctx.save_for_backward(hit)
+        return 2 * a, hit
+
+    @staticmethod
+    def backward(ctx, grad, _):
+        (hit,) = ctx.saved_tensors
+        return grad * hit
+"""
+
+# {0}: a float value; every line gives a float of the same shape
+UNARY = """
+torch.tanh({0}) | torch.sigmoid({0}) | torch.relu({0}) | torch.exp(-{0}.abs()) | torch.sin({0})
+torch.cos({0}) | -{0} | {0}.abs() | {0}.square() | ({0}.abs() + 0.5).sqrt() | ({0}.abs() + 0.5).log()
+({0}.abs() + 0.5).rsqrt() | torch.log1p({0}.abs()) | torch.expm1(-{0}.abs()) | torch.erf({0})
+({0}.abs() + 0.5).reciprocal() | {0}.sign() | {0}.floor() | {0}.ceil() | {0}.round() | {0}.trunc()
+{0}.frac() | torch.tan(0.5 * torch.tanh({0})) | {0}.atan() | torch.asin(0.9 * torch.tanh({0}))
+torch.sinh(torch.tanh({0})) | torch.cosh(torch.tanh({0})) | {0}.asinh() | torch.acosh(1.5 + {0}.abs())
+torch.atanh(0.9 * torch.tanh({0})) | torch.erfc({0}) | torch.exp2(-{0}.abs()) | ({0}.abs() + 0.5).log2()
+({0}.abs() + 0.5).log10() | torch.lgamma({0}.abs() + 1) | torch.sinc({0}) | {0}.sgn()
+torch.logit(0.8 * torch.sigmoid({0}) + 0.1) | torch.nan_to_num({0}) | torch.deg2rad({0})
+torch.hypot({0}, {0} + 1) | F.relu6({0}) | F.elu({0}) | F.selu({0}) | F.celu({0}, 0.7) | F.gelu({0})
+F.gelu({0}, approximate='tanh') | F.silu({0}) | F.mish({0}) | F.softplus({0})
+F.softplus({0}, beta=2, threshold=1) | F.softsign({0}) | F.tanhshrink({0}) | F.hardtanh({0})
+F.hardtanh({0}, -0.3, 0.7) | F.hardsigmoid({0}) | F.hardswish({0}) | F.leaky_relu({0}, 0.2)
+F.logsigmoid({0}) | F.softshrink({0}, 0.3) | F.hardshrink({0}, 0.3) | F.threshold({0}, 0.1, -0.2)
+F.rrelu({0}, training=False) | F.dropout({0}, 0.5, training=False) | F.elu({0}, 0.5) | F.relu({0}) ** 2
+{0} ** 2 | {0} ** 3 | ({0}.abs() + 0.1) ** 1.5 | 2 ** torch.tanh({0}) | ({0}.abs() + 0.5) ** -0.5
+{0}.clone() | {0}.clamp(-0.5, 0.5) | {0}.clamp(min=0) | {0}.clamp(max=0.2) | {0} * 0.5 + 1 | 1 - {0}
+{0} / 2 | 1 / (1 + {0}.abs()) | {0} // 0.7 | {0} % 0.7 | torch.fmod({0}, 0.7)
+{0}.masked_fill({0} > 0, 0.3) | torch.where({0} > 0, {0}, 0.1 * {0}) | {0}.detach() | {0} * 1 | {0} + 0
+{0}.contiguous() | torch.zeros_like({0}) | torch.ones_like({0}) + {0} | {0}.detach() * {0}
+torch.full_like({0}, 0.5) | {0}.new_zeros({0}.shape) | {0} - {0}.detach() | {0}.float().to(D)
+{0}.double().to(D) | {0}.to(E).to(D) | ({0} > 0).to(D) | ({0} * 2).long().to(D) | ({0} > 0) * {0}
+{0}.mul(2).sub(1) | torch.addcmul({0}, {0}, {0}) | torch.addcdiv({0}, {0}, {0}.abs() + 1)
+torch.lerp({0}, {0}.tanh(), 0.3) | F.dropout({0}, 0.0) | torch.square({0}) + 1e-3 | Straight.apply({0})
+Reversed.apply({0}, {0}.cos()) | Pair.apply({0})[0] | Pair.apply({0})[1] * {0}
+torch.xlogy({0}, {0}.abs() + 0.5) | F.normalize({0}.unsqueeze(-1), dim=-1).squeeze(-1)
+torch.copysign({0}, -{0}.abs()) | torch.heaviside({0}.detach(), {0}.detach())
+torch.sigmoid({0}) * torch.tanh({0}) | torch.special.entr({0}.abs() + 0.1)
+"""
+# of features: a float [rows, ..., n] of the same shape
+ALONG = """
+F.softmax({0}, -1) | F.log_softmax({0}, -1) | F.softmin({0}, dim=-1) | F.layer_norm({0}, {0}.shape[-1:])
+F.normalize({0}, dim=-1) | {0}.flip(-1) | {0}.cumsum(-1) | {0} - {0}.mean(-1, keepdim=True)
+{0} / (1 + {0}.abs().sum(-1, keepdim=True)) | {0}.sort(-1).values | {0}.roll(1, -1)
+{0} - {0}.amax(-1, keepdim=True) | {0} * {0}.var(-1, keepdim=True, unbiased=False)
+{0} - {0}.logsumexp(-1, keepdim=True) | torch.cumprod({0}.tanh(), -1) | F.rms_norm({0}, {0}.shape[-1:])
+{0}.gather(-1, {0}.argsort(-1)) | F.gumbel_softmax({0}, hard=False) * 0
+{0}.scatter(-1, {0}.argmax(-1, keepdim=True), 0.5)
+{0}.index_select(-1, torch.arange({0}.shape[-1] - 1, -1, -1))
+{0} * F.one_hot({0}.argmax(-1), {0}.shape[-1]) | {0}.masked_fill({0} == {0}.amax(-1, keepdim=True), -1.0)
+{0}.cummax(-1).values
+"""
+# of features: the last dimension goes
+DOWN = """
+{0}.sum(-1) | {0}.mean(-1) | {0}.amax(-1) | {0}.amin(-1) | {0}.max(-1).values | {0}.min(-1)[0]
+{0}.logsumexp(-1) | {0}.norm(dim=-1) | {0}.prod(-1) | {0}[..., 0] | {0}[..., -1] | {0}.square().mean(-1)
+{0}.median(-1).values | {0}.select(-1, 0) | {0}.std(-1, unbiased=False) | {0}.var(-1, correction=0)
+{0}.narrow(-1, 0, 1).squeeze(-1) | torch.linalg.vector_norm({0}, dim=-1) | {0}.unbind(-1)[0]
+torch.einsum('b...i,b...i->b...', {0}, {0})
+"""
+# {1} broadcasts to {0}
+BINARY = """
+{0} + {1} | {0} - {1} | {0} * {1} | {0} / ({1}.abs() + 1) | torch.maximum({0}, {1})
+torch.minimum({0}, {1}) | torch.where({0} > {1}, {0}, {1}) | torch.atan2({0}, {1}.abs() + 0.5)
+torch.lerp({0}, {1}, 0.25) | {0}.masked_fill({1} > 0, 0.0) | torch.logaddexp({0}, {1})
+{0} * torch.sigmoid({1}) | torch.add({0}, {1}, alpha=2) | torch.sub({0}, {1}, alpha=0.5)
+torch.where({0} < 0, {1}, 0.0) | ({0}.abs() + 0.5) ** torch.tanh({1}) | torch.hypot({0}, {1}.abs() + 1)
+{0} * ({1} > 0) | F.mse_loss({0}, {1}.expand_as({0}), reduction='none')
+F.smooth_l1_loss({0}, {1}.expand_as({0}), reduction='none')
+F.huber_loss({0}, {1}.expand_as({0}), reduction='none')
+F.l1_loss({0}, {1}.expand_as({0}), reduction='none') | F.prelu({0}, torch.tensor([0.2], dtype=D)) + {1}
+torch.clamp({0}, {1} - 1, {1} + 1)
+F.binary_cross_entropy_with_logits({0}, torch.sigmoid({1}).expand_as({0}), reduction='none')
+Reversed.apply({0}, {1}) | {0} + {1}.detach() | {0} + ({1} - {1}.detach())
+torch.addcmul({0}, {0}, {1}, value=0.5) | torch.fmax({0}, {1}) | {0} - {1} * {0}.detach()
+torch.remainder({0}, {1}.abs() + 0.5) | torch.xlogy({0}, {1}.abs() + 0.5) | {0} * {1}.sign()
+"""
+# float to bool
+TRUTH = """
+{0} > 0 | {0} <= 0.2 | {0} == 0 | {0} != 0 | {0}.isnan() | ~({0} > 0) | {0}.isfinite() | {0}.bool()
+{0}.signbit()
+"""
+# float to int64
+WHOLE = """
+({0} * 2).long() | {0}.round().to(torch.int64) | ({0} > 0).long() | {0}.int().long() | ({0} > 0) + 1
+"""
+# int64 to int64
+OF_WHOLE = """
+{0} + 1 | {0} * 2 | -{0} | {0} % 3 | {0} // 2 | {0}.abs() | {0}.clamp(-3, 3) | {0}.sign() | {0} & 3
+{0} - {0} | {0} ** 2
+"""
+# bool to bool
+OF_TRUTH = """
+~{0} | {0} & True | {0} ^ True | {0}.logical_not() | {0}.clone() | {0}.float() > 0 | {0}.long().bool()
+"""
+
+
+def lines(text: str) -> list[str]:
+    """The lines of a table."""
+    return [part.strip() for line in text.strip().splitlines() for part in line.split(" | ")]

@@ -1,0 +1,42 @@
+"""Random steps against the plain loop: values, which results carry a gradient, and every gradient.
+
+`make fuzz` runs ten thousand. A seed that fails is printed as plain torch source.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from .compare import Declined, check
+from .steps import make_case
+
+SMALL = [range(at, at + 10) for at in range(0, 80, 10)]
+
+
+def told(seeds, backend, most):
+    out, ran = [], 0
+    for seed in seeds:
+        case = make_case(seed, most)
+        try:
+            found = check(case, backend)
+        except Declined:
+            continue
+        ran += 1
+        if found:
+            out.append("\n".join([f"seed {seed}", *found, case.source]))
+    assert ran > len(seeds) // 2, "most steps are declined: nothing is tested"
+    return "\n\n".join(out)
+
+
+@pytest.mark.parametrize("seeds", SMALL, ids=lambda seeds: str(seeds[0]))
+def test_torch_ops(seeds):
+    assert not told(seeds, "eager", 3)
+
+
+@pytest.mark.parametrize("seeds", [range(100_000, 100_004)], ids=lambda seeds: str(seeds[0]))
+def test_generated_c(seeds):
+    assert not told(seeds, "auto", 6)
+
+
+def test_a_seed_is_a_step():
+    assert make_case(7).source == make_case(7).source != make_case(8).source

@@ -1,0 +1,220 @@
+"""Frames, while loops and the RNN ops in a module or on a tape are saved as loops, at any length."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import stepnet
+from stepnet import LoDTensor, Memory, RecurrentOp, Scope, TensorArray, dynamic_recurrent, layers
+from stepnet.errors import IRError
+from stepnet.openvino import load, save
+from stepnet.tape import Tape
+
+
+class Model(nn.Module):
+    """A function with weights, so that a loop of it is traced as that of a module."""
+
+    def __init__(self, run: Any) -> None:
+        super().__init__()
+        self.run = run
+        self.W, self.cell = nn.Parameter(torch.randn(3, 3) / 2), nn.GRUCell(3, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.run(self, x)
+
+
+def up(self: Any, x: Tensor) -> Any:
+    n = x.shape[0]
+    xs, h = TensorArray(unstack_from=x), TensorArray(size=n)
+    loop = stepnet.create_whileloop([torch.tensor(0)])
+    with loop.frame() as (s,):
+        loop.break_if(n <= s)
+        h.write(s, self.cell(xs.read(s), h.read(s - 1, x.new_zeros(x.shape[1:]))))
+        loop.update(s, s + 1)
+    return {"h": h.stack(), "n": loop.results[0]}
+
+
+def down(self: Any, x: Tensor) -> Any:
+    n = x.shape[0]
+    xs, h = TensorArray(unstack_from=x), TensorArray(size=n)
+    loop = stepnet.create_whileloop([torch.tensor(n)])
+    with loop.frame() as (s,):
+        loop.break_if(s == 0)
+        h.write(s - 1, torch.tanh(xs.read(s - 1) @ self.W + h.read(s, x.new_zeros(x.shape[1:]))))
+        loop.update(s, s - 1)
+    return h.stack()
+
+
+def ended_by_the_data(self: Any, x: Tensor) -> Any:
+    xs = TensorArray(unstack_from=x)
+    loop = stepnet.create_whileloop([torch.tensor(0), x.new_zeros(3)])
+    with loop.frame() as (s, total):
+        loop.break_if((total.sum() > 5) | (s >= x.shape[0]))
+        loop.update(s, s + 1)
+        loop.update(total, total + xs.read(s).abs().mean(0) @ self.W.abs())
+    return loop.results
+
+
+def counted(self: Any, x: Tensor) -> Any:
+    n = x.shape[0]
+    i, h = stepnet.while_loop(
+        lambda i, h: i < n, lambda i, h: (i + 1, torch.tanh(h @ self.W + x[i])), (0, x.new_zeros(x.shape[1:]))
+    )
+    return {"i": torch.as_tensor(i), "h": h}
+
+
+def until(self: Any, x: Tensor) -> Any:
+    return stepnet.while_loop(lambda v: (v * v).sum() > 1, lambda v: (v * 0.9,), (x,))[0]
+
+
+def rnn_op(self: Any, x: Tensor) -> Any:
+    def stepnet_(scope: Any) -> None:
+        scope["h"] = torch.tanh(scope["x"] @ self.W + scope["before"])
+
+    op = RecurrentOp(stepnet_, ["x"], ["h"], [Memory("h", "before", shape=(3,))])
+    scope = Scope({"x": x})
+    op.run(scope)
+    return {"h": scope["h"], "last": op.last["h"]}
+
+
+LOOPS = {f.__name__: f for f in (up, down, ended_by_the_data, counted, until, rnn_op)}
+
+
+def tensors(results: Any) -> list[Tensor]:
+    if isinstance(results, Tensor):
+        return [results]
+    return list(results.values() if isinstance(results, dict) else results)
+
+
+def check(path: Path, given: tuple[Tensor, ...], expected: list[Tensor]) -> None:
+    text = path.read_text()
+    assert text.count('type="TensorIterator"') + text.count('type="Loop"') == 1
+    ours = load(path)(*given)
+    for i, value in enumerate(expected):
+        torch.testing.assert_close(ours[i], value, rtol=1e-4, atol=1e-5)
+    openvino = pytest.importorskip("openvino")
+    theirs = openvino.Core().compile_model(str(path), "CPU")([v.numpy() for v in given])
+    for i, value in enumerate(expected):
+        torch.testing.assert_close(torch.as_tensor(theirs[i]).to(value.dtype), value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("run", LOOPS.values(), ids=LOOPS)
+def test_a_loop_in_a_module(run, tmp_path):
+    model, path = Model(run).eval(), tmp_path / "model.xml"
+    save(model, path, torch.randn(5, 2, 3))
+    for steps, batch in ((7, 4), (2, 1), (1, 2)):
+        x = torch.randn(steps, batch, 3)
+        with torch.no_grad():
+            check(path, (x,), tensors(model(x)))
+
+
+def test_a_frame_over_values_without_a_batch(tmp_path):
+    def run(self: Any, x: Tensor) -> Any:
+        xs, h = TensorArray(unstack_from=x), TensorArray()
+        loop = stepnet.create_whileloop([torch.tensor(0)])
+        with loop.frame() as (s,):
+            loop.break_if(s == xs.size())
+            h.write(s, torch.tanh(h.read(s - 1, torch.zeros(3)) + xs.read(s) @ self.W))
+            loop.update(s, s + 1)
+        return h.stack()
+
+    model, path = Model(run).eval(), tmp_path / "model.xml"
+    save(model, path, torch.randn(5, 3))
+    for steps in (7, 2):
+        x = torch.randn(steps, 3)
+        with torch.no_grad():
+            check(path, (x,), [model(x)])
+
+
+def test_dynamic_recurrent(tmp_path):
+    def run(self: Any, x: LoDTensor) -> Any:
+        def stepnet_(scope: Any) -> None:
+            scope["h"] = torch.tanh(scope["x"] @ self.W + scope["before"])
+
+        scope = Scope({"x": x})
+        last = dynamic_recurrent(stepnet_, scope, ["x"], ["h"], [Memory("h", "before", shape=(3,))])
+        return {"h": scope["h"], "last": last["h"]}
+
+    model, path = Model(run).eval(), tmp_path / "model.xml"
+    save(model, path, LoDTensor.from_lengths(torch.randn(6, 3), [[4, 2]]))
+    x = LoDTensor.from_lengths(torch.randn(9, 3), [[2, 0, 6, 1]])
+    with torch.no_grad():
+        expected = model(x)
+    check(path, (x.to_padded()[0], x.lengths()), [expected["h"].to_padded()[0], expected["last"]])
+
+
+def test_a_frame_on_a_tape(tmp_path):
+    W = nn.Parameter(torch.randn(3, 4))
+    with Tape() as tape:
+        rows = layers.data("rows", layers.Dense(3))
+        xs, h = TensorArray(unstack_from=rows), TensorArray()
+        n = xs.size()
+        loop = stepnet.create_whileloop([torch.tensor(0)])
+        with loop.frame() as (s,):
+            loop.break_if(s == n)
+            h.write(s, torch.tanh(h.read(s - 1, torch.zeros(4)) + xs.read(s) @ W))
+            loop.update(s, s + 1)
+        out = layers.fc(h.stack(), 2)
+    topology, path = tape.topology(out), tmp_path / "tape.xml"
+    topology.save(path)
+    for steps in (3, 8):
+        x = torch.randn(steps, 3)
+        with torch.no_grad():
+            check(path, (x,), [topology(rows=x)[0]])
+
+
+def writes_where_the_data_ends(self: Any, x: Tensor) -> Any:
+    xs, h = TensorArray(unstack_from=x), TensorArray()
+    loop = stepnet.create_whileloop([torch.tensor(0), x.new_zeros(3)])
+    with loop.frame() as (s, total):
+        loop.break_if(total.sum() > 0.1)
+        h.write(s, total)
+        loop.update(s, s + 1)
+        loop.update(total, total + xs.read(s).abs().mean(0))
+    return h.stack()
+
+
+def a_size_as_a_number(self: Any, x: Tensor) -> Any:
+    xs, h = TensorArray(unstack_from=x), TensorArray()
+    loop = stepnet.create_whileloop([torch.tensor(0)])
+    with loop.frame() as (s,):
+        loop.break_if(s == x.shape[0])
+        v = xs.read(s)
+        h.write(s, h.read(s - 1, x.new_zeros(x.shape[1:])) + v / v.shape[0])
+        loop.update(s, s + 1)
+    return h.stack()
+
+
+def per_row(self: Any, x: Tensor) -> Any:
+    return stepnet.while_loop(lambda v: (v > 1).flatten(1).any(1), lambda v: (v * 0.5,), (x,))[0]
+
+
+def a_fixed_count(self: Any, x: Tensor) -> Any:
+    xs, h = TensorArray(unstack_from=x), TensorArray()
+    loop = stepnet.create_whileloop([torch.tensor(0)])
+    with loop.frame() as (s,):
+        loop.break_if(s == 5)
+        h.write(s, h.read(s - 1, x.new_zeros(x.shape[1:])) + xs.read(s))
+        loop.update(s, s + 1)
+    return h.stack()
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        (writes_where_the_data_ends, "fixed number"),
+        (a_size_as_a_number, "sizes that are left open"),
+        (per_row, "a condition per row"),
+        (a_fixed_count, "it became 5 in the trace"),
+    ],
+)
+def test_what_cannot_be_saved_as_a_loop_says_so(run, words, tmp_path):
+    with pytest.raises(IRError) as caught:
+        save(Model(run).eval(), tmp_path / "model.xml", torch.randn(5, 2, 3))
+    assert words in str(caught.value)
+    assert not (tmp_path / "model.xml").exists()

@@ -1,0 +1,418 @@
+"""Gradients are gradients: of one's own memory, of any order, of any graph of recurrences and torch ops."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.autograd import forward_ad
+
+import stepnet
+from stepnet import cells, recurrent
+from stepnet.data.lod import LoDTensor
+from stepnet.errors import SlowPathWarning, StepError
+
+DTYPE = torch.float64
+D = 3
+TORCHS_OWN = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # it makes forward rules so
+BACKENDS = ("naive", "eager", "c")
+
+
+def storage(tensor):
+    return tensor.untyped_storage().data_ptr()
+
+
+# ---- memory of one's own
+
+
+class Steps:
+    """Steps whose results or gradients are one value in several places."""
+
+    w = torch.randn(D, D, dtype=DTYPE, requires_grad=True)
+    b = torch.randn(D, dtype=DTYPE, requires_grad=True)
+    c = torch.randn(D, dtype=DTYPE, requires_grad=True)
+
+    def two_biases(x, h):
+        h = torch.tanh(x @ Steps.w + Steps.b + h + Steps.c)
+        return h, h
+
+    def identity(x, h):
+        return x, h
+
+    def same_result_twice(x, h):
+        h = x + h
+        return {"a": h, "b": h}, h
+
+    def sum_of_all(x, h):
+        return x + h + Steps.b, x + h + Steps.c
+
+    def state_is_the_input(x, h):
+        return h, x
+
+    def constant(x, h):
+        return torch.ones(len(x), D, dtype=DTYPE) if False else x * 0 + 1, h
+
+    def views(x, h):
+        return (x[:, :2], x[:, 1:], x.unsqueeze(1)), h.view_as(h)
+
+
+STEPS = {k: v for k, v in vars(Steps).items() if callable(v) and not isinstance(v, torch.Tensor)}
+
+
+def inputs(kind):
+    if kind == "ragged":
+        x = torch.randn(5, D, dtype=DTYPE, requires_grad=True)
+        return x, LoDTensor.from_lengths(x, [[2, 0, 3]]), torch.randn(3, D, dtype=DTYPE, requires_grad=True)
+    if kind == "none":
+        x = torch.randn(0, D, dtype=DTYPE, requires_grad=True)
+        return x, LoDTensor.from_lengths(x, [[0, 0]]), torch.randn(2, D, dtype=DTYPE, requires_grad=True)
+    steps = {"dense": 4, "one step": 1}[kind]
+    x = torch.randn(steps, 3, D, dtype=DTYPE, requires_grad=True)
+    return x, x, torch.randn(3, D, dtype=DTYPE, requires_grad=True)
+
+
+def leaves(tree):
+    if isinstance(tree, LoDTensor):
+        return [tree.values]
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    return [t for part in (tree.values() if isinstance(tree, dict) else tree) for t in leaves(part)]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", ["ragged", "dense", "one step", "none"])
+def test_nothing_shares_memory(backend, kind):
+    """Results are nobody else's, nor are gradients: of each other, of the caller's, of what was handed in."""
+    for step in STEPS.values():
+        x, given, h = inputs(kind)
+        y, final = recurrent(step, given, h, backend=backend)
+        results = [*leaves(y), final]
+        taken = {storage(t) for t in (x, h, Steps.w, Steps.b, Steps.c) if t.numel()}
+        for result in results:
+            if result.numel():
+                assert storage(result) not in taken, step.__name__
+                taken.add(storage(result))
+        results = [t for t in results if t.requires_grad]
+        seeds = [torch.randn_like(t) for t in results]
+        wanted = [x, h, Steps.w, Steps.b, Steps.c]
+        taken |= {storage(t) for t in seeds if t.numel()}
+        if not results or backend == "naive":  # torch's own operations hand a seed on, and views of it
+            continue
+        grads = torch.autograd.grad(results, wanted, seeds, allow_unused=True)
+        for grad in grads:
+            if grad is not None and grad.numel():
+                assert storage(grad) not in taken, step.__name__
+                taken.add(storage(grad))
+                grad.add_(1.0)  # each element is its own
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_results_may_be_written_to(backend):
+    """What a caller does to results in place changes no input, no other result and no later call."""
+    for step in STEPS.values():
+        x, given, h = inputs("ragged")
+        before = [t.detach().clone() for t in (x, h)]
+        with torch.no_grad():
+            first = recurrent(step, given, h, backend=backend)
+            kept = [t.clone() for t in (*leaves(first[0]), first[1])]
+            for result in (*leaves(first[0]), first[1]):
+                result.mul_(7.0)
+            second = recurrent(step, given, h, backend=backend)
+        torch.testing.assert_close([x.detach(), h.detach()], before, rtol=0, atol=0)
+        torch.testing.assert_close([*leaves(second[0]), second[1]], kept, rtol=0, atol=0)
+
+
+OPTIMIZERS = {
+    "SGD": lambda p: torch.optim.SGD(p, 0.3, momentum=0.9, weight_decay=0.01),
+    "Adam": lambda p: torch.optim.Adam(p, 0.02),
+    "AdamW": lambda p: torch.optim.AdamW(p, 0.02, amsgrad=True),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, 0.01, centered=True),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, 0.05),
+}
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_training_is_that_of_torch(kind):
+    """50 steps of each optimizer, with gradients accumulated, clipped, scaled, and zeroed in place."""
+    ours = getattr(stepnet.nn, kind)(D, 4, num_layers=2, dtype=DTYPE)
+    for make in OPTIMIZERS.values():
+        theirs = getattr(nn, kind)(D, 4, num_layers=2, dtype=DTYPE)
+        ours.load_state_dict(theirs.state_dict())
+        pairs = [(m, make(m.parameters())) for m in (ours, theirs)]
+        for model, optimizer in pairs:
+            torch.manual_seed(3)
+            for i in range(50):
+                optimizer.zero_grad(set_to_none=bool(i % 2))
+                for _ in range(2):
+                    y, _ = model(torch.randn(4, 2, D, dtype=DTYPE))
+                    (y.square().mean() * 50).backward()
+                for parameter in model.parameters():
+                    parameter.grad.div_(2.0)
+                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                nn.utils.clip_grad_value_(model.parameters(), 0.1)
+                optimizer.step()
+        torch.testing.assert_close(list(ours.parameters()), list(theirs.parameters()), rtol=1e-6, atol=1e-7)
+
+
+# ---- derivatives of any order, of any graph
+
+
+def rnn(w, u):
+    def step(x, h):
+        h = torch.tanh(x @ w + h * u)
+        return h * x, h
+
+    return step
+
+
+@st.composite
+def programs(draw):
+    """Lines of a program over sequences and states: recurrences that share weights, states and inputs."""
+    lines = []
+    for _ in range(draw(st.integers(1, 4))):
+        kind = draw(st.sampled_from(["recur", "recur", "recur", "mix", "from weight", "state from weight"]))
+        lines.append((kind, *(draw(st.integers(0, 5)) for _ in range(4)), draw(st.booleans())))
+    return lines
+
+
+def run_program(lines, leaf, backend):
+    """A loss, from leaves: a table of rows, a state, two matrices and two vectors."""
+    values, state, *weights = leaf
+    rows, states = [values], [state]
+    lengths = [[2, 0, 1]]
+    for kind, a, b, c, d, reverse in lines:
+        x, h = rows[a % len(rows)], states[b % len(states)]
+        w, u = weights[c % 2], weights[2 + d % 2]
+        if kind == "recur":
+            y, final = recurrent(
+                rnn(w, u), LoDTensor.from_lengths(x, lengths), h, reverse=reverse, backend=backend
+            )
+            rows.append(y.values)
+            states.append(final)
+        elif kind == "mix":
+            rows.append(torch.sin(x @ w) + rows[c % len(rows)])
+            states.append(torch.sin(h) * states[d % len(states)])
+        elif kind == "from weight":
+            rows.append(torch.outer(x.sum(1), u).tanh())
+        else:
+            states.append(h * u + w.sum(0).tanh())
+    return sum((r.sin().sum() for r in rows[1:]), rows[0].sum()) + sum(s.square().sum() for s in states)
+
+
+@settings(max_examples=25)
+@given(programs(), st.sampled_from([(), (1,), (0,), (2, 4)]))
+def test_every_derivative_of_every_graph(lines, frozen):
+    """First, second and mixed derivatives of a graph of recurrences and torch ops are the plain loop's."""
+    shapes = [(3, D), (3, D), (D, D), (D, D), (D,), (D,)]
+    data = [torch.randn(shape, dtype=DTYPE) / 2 for shape in shapes]
+    found = {}
+    for backend in ("naive", "eager"):
+        leaf = [t.clone().requires_grad_(i not in frozen) for i, t in enumerate(data)]
+        wanted = [t for t in leaf if t.requires_grad]
+        loss = run_program(lines, leaf, backend)
+        plain = torch.autograd.grad(
+            loss, wanted, retain_graph=True, allow_unused=True, materialize_grads=True
+        )
+        first = torch.autograd.grad(
+            loss, wanted, create_graph=True, allow_unused=True, materialize_grads=True
+        )
+        mixed = sum((g * torch.cos(torch.arange(g.numel()).reshape(g.shape))).sum() for g in first) + loss
+        second = torch.autograd.grad(mixed, wanted, allow_unused=True, materialize_grads=True)
+        found[backend] = [loss.detach(), *plain, *(g.detach() for g in first), *second]
+    torch.testing.assert_close(found["eager"], found["naive"], rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_third_derivatives(backend):
+    w = torch.full((1,), 0.3, dtype=DTYPE, requires_grad=True)
+
+    def step(x, h):
+        h = torch.sin(x * w + h * w)
+        return h, h
+
+    x = torch.ones(3, 1, 1, dtype=DTYPE) * 0.5
+    results = []
+    for chosen in ("naive", backend):
+        y, _ = recurrent(step, x, torch.zeros(1, 1, dtype=DTYPE), backend=chosen)
+        value, kept = y.sum(), []
+        for _ in range(3):
+            (value,) = torch.autograd.grad(value.sum(), w, create_graph=True)
+            kept.append(value.detach())
+        results.append(torch.stack(kept))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-9)
+
+
+def model_of(backend):
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        return stepnet.Recurrent(cells.GRU(D, D, dtype=DTYPE), backend=backend)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_functional_call_and_backward_with_a_graph(backend):
+    """The weights of the call are those it was given, though the module has its own again by then."""
+    x, h, grads = torch.randn(4, 2, D, dtype=DTYPE), torch.zeros(2, D, dtype=DTYPE), []
+    for chosen in ("naive", backend):
+        model = model_of(chosen)
+        scale = torch.tensor(1.5, dtype=DTYPE, requires_grad=True)
+        fast = {k: v * scale for k, v in model.named_parameters()}
+        y, _ = torch.func.functional_call(model, fast, (x, h))
+        y.square().sum().backward(create_graph=True)
+        first = [p.grad for p in (scale, *model.parameters())]
+        second = torch.autograd.grad(sum(g.square().sum() for g in first), [scale, *model.parameters()])
+        grads.append([*(g.detach() for g in first), *second])
+        for parameter in (scale, *model.parameters()):
+            parameter.grad = None  # a graph holds itself through it
+    torch.testing.assert_close(grads[1], grads[0], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_step_of_maml(backend):
+    x, target = torch.randn(4, 2, D, dtype=DTYPE), torch.randn(4, 2, D, dtype=DTYPE)
+    results = []
+    for chosen in ("naive", backend):
+        model = model_of(chosen)
+        weights, h = dict(model.named_parameters()), torch.zeros(2, D, dtype=DTYPE)
+        for _ in range(2):
+            y, _ = torch.func.functional_call(model, weights, (x, h))
+            inner = torch.autograd.grad(
+                (y - target).square().mean(), list(weights.values()), create_graph=True
+            )
+            weights = {k: v - 0.5 * g for (k, v), g in zip(weights.items(), inner, strict=True)}
+        y, _ = torch.func.functional_call(model, weights, (x * 2, h))
+        results.append(torch.autograd.grad((y - target).square().mean(), list(model.parameters())))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("vectorize", [False, True])
+def test_jacobians_and_hessians(backend, vectorize):
+    x = torch.randn(2, 1, D, dtype=DTYPE)
+    results = []
+    for chosen in ("naive", backend):
+        model = model_of(chosen)
+
+        def loss(x, model=model):
+            y, h = model(x, torch.zeros(1, D, dtype=DTYPE))
+            return (y.sin().sum() + h.prod()) ** 2
+
+        def rows(x, model=model):
+            return model(x, torch.zeros(1, D, dtype=DTYPE))[0]
+
+        results.append(
+            [
+                torch.autograd.functional.jacobian(rows, x, vectorize=vectorize),
+                torch.autograd.functional.hessian(loss, x, vectorize=vectorize),
+            ]
+        )
+    torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_batches_of_gradients(backend):
+    model = model_of(backend)
+    x = torch.randn(3, 2, D, dtype=DTYPE, requires_grad=True)
+    seeds = torch.randn(4, 3, 2, D, dtype=DTYPE)
+    wanted = [x, *model.parameters()]
+    y, _ = model(x, torch.zeros(2, D, dtype=DTYPE))
+    many = torch.autograd.grad(y, wanted, seeds, is_grads_batched=True, retain_graph=True)
+    for i, seed in enumerate(seeds):
+        one = torch.autograd.grad(y, wanted, seed, retain_graph=True)
+        torch.testing.assert_close([m[i] for m in many], list(one), rtol=1e-9, atol=1e-10)
+
+
+@TORCHS_OWN
+@pytest.mark.parametrize("which", ["x", "state", "weight"])
+def test_forward_mode_tangents(which):
+    """Carried along by the plain loop; never dropped."""
+    model = model_of("auto")
+    x, h = torch.randn(3, 2, D, dtype=DTYPE), torch.randn(2, D, dtype=DTYPE)
+    weights = {k: v.detach() for k, v in model.named_parameters()}
+    given = {"x": x, "state": h, "weight": weights["step.weight_hh"]}[which]
+    direction = torch.randn_like(given)
+
+    def run(value):
+        parts = {"x": x, "state": h} | {which: value}
+        chosen = weights | ({"step.weight_hh": value} if which == "weight" else {})
+        return torch.func.functional_call(model, chosen, (parts["x"], parts["state"]))[0]
+
+    run(given)  # by a plan
+    with forward_ad.dual_level():
+        found = forward_ad.unpack_dual(run(forward_ad.make_dual(given, direction))).tangent
+    numeric = (run(given + 1e-6 * direction) - run(given - 1e-6 * direction)) / 2e-6
+    assert found is not None
+    torch.testing.assert_close(found, numeric, rtol=1e-6, atol=1e-8)
+    y = run(given)
+    assert forward_ad.unpack_dual(y).tangent is None if forward_ad._current_level >= 0 else True
+
+
+@TORCHS_OWN
+def test_transforms_of_torch_func():
+    model = model_of("auto")
+    weights = {k: v.detach() for k, v in model.named_parameters()}
+    x, h = torch.randn(5, 3, 1, D, dtype=DTYPE), torch.zeros(1, D, dtype=DTYPE)
+
+    def loss(weights, x):
+        return torch.func.functional_call(model, weights, (x, h))[0].square().sum()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SlowPathWarning)
+        each = torch.func.vmap(torch.func.grad(loss), (None, 0))(weights, x)
+        hessian = torch.func.hessian(loss, 1)(weights, x[0])
+    for i in range(len(x)):
+        params = {k: v.clone().requires_grad_() for k, v in weights.items()}
+        one = torch.autograd.grad(loss(params, x[i]), list(params.values()))
+        torch.testing.assert_close([g[i] for g in each.values()], list(one), rtol=1e-9, atol=1e-10)
+    plain = torch.autograd.functional.hessian(lambda x: loss(weights, x), x[0])
+    torch.testing.assert_close(hessian, plain, rtol=1e-9, atol=1e-10)
+
+
+def test_a_step_that_changed_before_its_second_backward():
+    """A graph that is to be differentiated again is made by the plain loop: it cannot run what is gone."""
+    gain = [2.0]
+
+    def step(x, h):
+        h = torch.tanh(x + h * gain[0])
+        return h, h
+
+    x = torch.randn(3, 2, D, dtype=DTYPE, requires_grad=True)
+    y, _ = recurrent(step, x, torch.zeros(2, D, dtype=DTYPE), backend="eager")
+    (before,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
+    gain[0] = 5.0
+    (after,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+    with pytest.raises(StepError, match="'step' reads something else by now than when it ran"):
+        torch.autograd.grad(y.sum(), x, create_graph=True)
+
+
+# ---- what needs no gradient gets none
+
+NONE = {
+    "ignores x": lambda x, h: (torch.ones_like(x), h * 1),
+    "detaches": lambda x, h: ((x + h).detach(), (x + h).detach()),
+    "thresholds": lambda x, h: ((x > 0).to(DTYPE), h),
+    "indexes": lambda x, h: ((x + h).argmax(1), h.detach()),
+}
+
+
+@pytest.mark.parametrize("backend", ["auto", "eager", "c"])
+@pytest.mark.parametrize("name", NONE)
+def test_results_that_need_no_gradient(backend, name):
+    for lengths in ([2, 0, 3], [0, 0], [1]):
+        x = torch.randn(sum(lengths), D, dtype=DTYPE, requires_grad=True)
+        h = torch.randn(len(lengths), D, dtype=DTYPE, requires_grad=True)
+        results = []
+        for chosen in ("naive", backend):
+            y, final = recurrent(NONE[name], LoDTensor.from_lengths(x, [lengths]), h, backend=chosen)
+            results.append((y.values, final))
+        for found, expected in zip(*results[::-1], strict=True):
+            torch.testing.assert_close(found, expected)
+        assert results[1][0].requires_grad == results[0][0].requires_grad
+        if results[0][1].requires_grad:
+            grads = [torch.autograd.grad(r[1].sum(), [h], allow_unused=True)[0] for r in results]
+            torch.testing.assert_close(grads[1], grads[0])

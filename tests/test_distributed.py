@@ -1,0 +1,118 @@
+"""LoDTensors into and out of DistributedDataParallel and fully_shard, in one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import stepnet
+from stepnet import LoDTensor, Recurrent, recurrent
+from stepnet.errors import StepError
+
+F_IN, H = 3, 4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_process():
+    store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class Net(nn.Module):
+    def __init__(self, rnn):
+        super().__init__()
+        self.rnn = rnn
+        self.head = nn.Linear(H, 2)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, x, unused=False):
+        y, h = self.rnn(x)
+        return y.map(self.head), {"h": self.unused(h[..., :2]) if unused else h}
+
+
+def twins(make):
+    torch.manual_seed(2)
+    net, twin = Net(make()), Net(make())
+    twin.load_state_dict(net.state_dict())
+    return net, twin
+
+
+def train(net, x, unused=False):
+    y, others = net(x, unused)
+    (y.values.square().sum() + others["h"].sum()).backward()
+
+
+def check_gradients(net, twin):
+    for (name, a), b in zip(net.named_parameters(), twin.parameters(), strict=True):
+        if b.grad is not None:
+            grad = a.grad.full_tensor() if hasattr(a.grad, "full_tensor") else a.grad
+            torch.testing.assert_close(grad, b.grad, rtol=1e-4, atol=1e-5, msg=name)
+        a.grad = b.grad = None
+
+
+RNNS = {
+    "module": lambda: stepnet.nn.GRU(F_IN, H),
+    "cell": lambda: Recurrent(nn.GRUCell(F_IN, H)),
+    "plain loop": lambda: Recurrent(nn.GRUCell(F_IN, H), backend="naive"),
+}
+
+
+def rows():
+    return LoDTensor.from_lengths(torch.randn(6, F_IN), [[2, 0, 4]])
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's own
+@pytest.mark.parametrize("rnn", ["module", "plain loop"])
+@pytest.mark.parametrize("how", [{"find_unused_parameters": True}, {"static_graph": True}], ids=str)
+def test_data_parallel(rnn, how):
+    net, twin = twins(RNNS[rnn])
+    parallel = DistributedDataParallel(net, **how)
+    for unused in (False, False, "find_unused_parameters" in how):
+        x = rows()
+        train(parallel, x, unused)
+        train(twin, x, unused)
+        check_gradients(net, twin)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("rnn", RNNS)
+def test_fully_shard(rnn):
+    """It frees the weights after forward, and gathers them again for the results that it finds."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    net, twin = twins(RNNS[rnn])
+    mesh = init_device_mesh("cpu", (1,))
+    for part in (net.rnn, net.head, net):
+        fully_shard(part, mesh=mesh)
+    for _ in range(2):
+        x = rows()
+        train(net, x)
+        train(twin, x)
+        check_gradients(net, twin)
+
+
+def test_memory_that_was_freed_is_told():
+    """As fully_shard does where it does not find the results."""
+    w = nn.Parameter(torch.randn(H, H))
+    y, _ = recurrent(lambda x, h: (torch.tanh(x + h @ w),) * 2, torch.randn(3, 2, H), torch.zeros(2, H))
+    w.untyped_storage().resize_(0)
+    with pytest.raises(StepError, match="was freed before the loop ran"):
+        y.sum().backward()
+
+
+def test_a_dataclass_to_those_who_ask():
+    from dataclasses import fields, is_dataclass, replace
+
+    x = LoDTensor(torch.arange(3.0), [[0, 1, 1], [0, 3]][1:])
+    assert is_dataclass(x)
+    assert [field.name for field in fields(x)] == ["values", "lod"]
+    doubled = replace(x, values=x.values * 2)
+    assert isinstance(doubled, LoDTensor)
+    assert doubled.values.tolist() == [0.0, 2.0, 4.0]
+    assert doubled.recursive_sequence_lengths() == x.recursive_sequence_lengths()
