@@ -46,7 +46,7 @@ class Reach:
         files = {item.code.co_filename for item in self.key if isinstance(item, Facts)}
         for kind in self.key:  # cells of ours, whose code is not walked
             forward = getattr(kind, "forward", None) if isinstance(kind, type) else None
-            if isinstance(forward, types.FunctionType) and forward.__module__.startswith("stepnet."):
+            if isinstance(forward, types.FunctionType) and (forward.__module__ or "").startswith("stepnet."):
                 files.add(forward.__code__.co_filename)
         return frozenset(name for name in files if not is_machinery(name))
 

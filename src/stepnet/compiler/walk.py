@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+from torch import SymBool, SymFloat, SymInt, Tensor, nn
 from torch.nn.modules import module as _torch_module
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
@@ -492,6 +492,7 @@ def _how(kind: type) -> Callable[[Walk, Any], None]:
 _HOW: tuple[tuple[Any, Callable[[Walk, Any], None]], ...] = (
     (Interned, Walk._interned),
     (Tensor, Walk._tensor),
+    ((SymInt, SymFloat, SymBool), Walk._identity),  # of a trace, which is behind them
     ((np.ndarray, np.generic), Walk._array),
     (nn.Module, Walk._module),
     (types.FunctionType, Walk._function),

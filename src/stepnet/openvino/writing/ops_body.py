@@ -198,12 +198,12 @@ def _norms(graph: Graph, makers: Mapping[str, Node]) -> dict[str, tuple[str, tup
 
     producers = graph.producers
 
-    def mean_of(name: str) -> tuple[str, tuple[int, ...]] | None:
-        """sum(x) * (1 / n)"""
+    def average_of(name: str) -> tuple[str, tuple[int, ...]] | None:
+        """sum(x) / n, or times 1 / n"""
         node = producers.get(name)
-        if node is None or node.op != "mul":
+        if node is None or node.op not in ("mul", "div"):
             return None
-        for total, scale in (node.inputs, node.inputs[::-1]):
+        for total, scale in (node.inputs, node.inputs[::-1]) if node.op == "mul" else (node.inputs,):
             made, factor = producers.get(total), number(scale)
             if made is None or made.op != "sum" or factor is None:
                 continue
@@ -211,8 +211,23 @@ def _norms(graph: Graph, makers: Mapping[str, Node]) -> dict[str, tuple[str, tup
             count = 1
             for d in dims:
                 count *= graph.values[x].shape[d]
-            if graph.values[x].kind == "row" and factor == 1.0 / count:
+            if graph.values[x].kind == "row" and factor == (count if node.op == "div" else 1.0 / count):
                 return x, tuple(dims)
+        return None
+
+    def mean_of(name: str) -> tuple[str, tuple[int, ...]] | None:
+        """The average of x, or a + the average of x - a for an a that has no such dimensions"""
+        node = producers.get(name)
+        if node is None or node.op != "add":
+            return average_of(name)
+        for base, rest in (node.inputs, node.inputs[::-1]):
+            found = average_of(rest)
+            shifted = None if found is None else producers.get(found[0])
+            if found is None or shifted is None or shifted.op != "sub" or shifted.inputs[1] != base:
+                continue
+            (x, _), dims, shape = shifted.inputs, found[1], graph.values[base].shape
+            if len(shape) == len(graph.values[x].shape) and all(shape[d] == 1 for d in dims):
+                return x, dims
         return None
 
     for node in makers.values():
@@ -229,7 +244,7 @@ def _norms(graph: Graph, makers: Mapping[str, Node]) -> dict[str, tuple[str, tup
             if sum_eps is None or sum_eps.op != "add":
                 continue
             for var, eps in (sum_eps.inputs, sum_eps.inputs[::-1]):
-                small, variance = number(eps), mean_of(var)
+                small, variance = number(eps), average_of(var)
                 if small is None or variance is None or variance[1] != mean[1]:
                     continue
                 square = producers.get(variance[0])
