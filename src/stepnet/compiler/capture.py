@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from stepnet.errors import Refusal
 
 from .decompositions import Exact, exact
+from .joint import joint_graph
 
 _EXTRA = (
     "native_layer_norm native_layer_norm_backward _softmax _log_softmax _softmax_backward_data "
@@ -188,7 +189,6 @@ def trace(
         Refusal: the step cannot be traced, or depends on the batch size; names the line.
     """
     # torch's tracing machinery takes a second to import: only those who compile pay for it
-    from torch._functorch.aot_autograd import aot_export_joint_simple
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
@@ -224,9 +224,7 @@ def trace(
     try:
         with warnings.catch_warnings(), _clean_modes(), fx_traceback.preserve_node_meta():
             warnings.simplefilter("ignore")
-            module: Any = aot_export_joint_simple(
-                flat, tuple(rows + shared), trace_joint=with_grad, decompositions=_decompositions()
-            )
+            module: Any = joint_graph(flat, rows + shared, with_grad, _decompositions(), fake)
     except Refusal:
         raise
     except Exception as error:

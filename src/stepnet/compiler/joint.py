@@ -1,0 +1,123 @@
+"""The joint graph of a function and of its gradients, as torch's tracer records it.
+
+One run records a function whose ops write nowhere. One that writes into what it made (`h[:, 0] = 1`) is
+recorded by torch's ahead-of-time machinery, which makes new values of writes for twice the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+
+Flat = Callable[..., tuple[Tensor, ...]]
+Decompositions = dict[Any, Callable[..., Any]]
+
+_LIBRARY = torch.library.Library("stepnet_joint", "DEF")
+_LIBRARY.define("tangent(Tensor result) -> Tensor")
+
+
+@torch.library.impl(_LIBRARY, "tangent", "CompositeExplicitAutograd")
+def _tangent(result: Tensor) -> Tensor:
+    return torch.empty_like(result)
+
+
+def joint_graph(
+    run: Flat, inputs: Sequence[Tensor], with_gradients: bool, decompositions: Decompositions, fake: Any
+) -> GraphModule:
+    """A graph of (inputs, tangents of the results that need a gradient) -> (results, gradients of inputs).
+
+    Args:
+        run: a function of tensors; its results share no memory with its inputs.
+        inputs: fake tensors.
+        with_gradients: whether there are tangents and gradients at all.
+        decompositions: what each op is replaced with.
+        fake: the mode that made the inputs.
+    """
+    module = _recorded(run, inputs, with_gradients, decompositions, fake)
+    if not _without_copies(module.graph):
+        from torch._functorch.aot_autograd import aot_export_joint_simple
+
+        return aot_export_joint_simple(
+            run, tuple(inputs), trace_joint=with_gradients, decompositions=decompositions
+        )  # pyright: ignore[reportReturnType]
+    _as_inputs(
+        module.graph, [n for n in module.graph.nodes if n.target is torch.ops.stepnet_joint.tangent.default]
+    )
+    module.graph.eliminate_dead_code()
+    return module
+
+
+def _recorded(
+    run: Flat, inputs: Sequence[Tensor], with_gradients: bool, decompositions: Decompositions, fake: Any
+) -> GraphModule:
+    from torch._dispatch.python import enable_python_dispatcher
+    from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def joint(*given: Tensor) -> tuple[Tensor | None, ...]:
+        results = run(*given)
+        wanted = [t for t in given if t.requires_grad]
+        follow = [t for t in results if t.requires_grad]
+        with torch.no_grad():
+            tangents = [torch.ops.stepnet_joint.tangent(t) for t in follow]
+        found: Any = ()
+        if follow and wanted:
+            setup_stacktrace_preservation_hooks([t.grad_fn for t in follow if t.grad_fn is not None])
+            found = torch.autograd.grad(follow, wanted, tangents, allow_unused=True)
+        gradients = iter(found)
+        return (*results, *(next(gradients, None) if t.requires_grad else None for t in given))
+
+    with (
+        torch.set_grad_enabled(with_gradients),
+        torch.random.fork_rng(devices=[]),
+        torch.autograd.set_multithreading_enabled(False),
+        torch.autograd.detect_anomaly(check_nan=False),  # which keeps the line of each forward call
+        fake,
+        enable_python_dispatcher(),
+    ):
+        return make_fx(joint if with_gradients else run, decompositions)(*inputs)
+
+
+def _without_copies(graph: Graph) -> bool:
+    """Put what is copied over a value in its place: some gradients end so. False for other writes."""
+    writes = [
+        n for n in graph.nodes if (s := getattr(n.target, "_schema", None)) is not None and s.is_mutable
+    ]
+    if any(node.target is not torch.ops.aten.copy_.default for node in writes):
+        return False
+    order = {node: i for i, node in enumerate(graph.nodes)}
+    targets = [node.args[0] for node in writes]
+    for node in writes:
+        old, new = node.args[:2]
+        if targets.count(old) > 1 or new in targets:
+            return False
+        alone = old.op == "call_function" and not any(map(_is_view, (old, *old.users)))
+        a, b = old.meta.get("val"), new.meta.get("val")
+        if not alone or a is None or b is None or str(a.shape) != str(b.shape) or a.dtype != b.dtype:
+            return False
+        old.replace_all_uses_with(new, delete_user_cb=lambda user, at=order[node]: order.get(user, at) > at)
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)
+    return True
+
+
+def _is_view(node: Node) -> bool:
+    schema: Any = getattr(node.target, "_schema", None)
+    if schema is None or node.target is torch.ops.aten.copy_.default:
+        return False
+    return any(result.alias_info is not None for result in schema.returns)
+
+
+def _as_inputs(graph: Graph, nodes: Sequence[Node]) -> None:
+    """Make nodes inputs, behind the others."""
+    last = [n for n in graph.nodes if n.op == "placeholder"][-1]
+    for i, node in enumerate(nodes):
+        with graph.inserting_after(last):
+            last = graph.placeholder(f"tangents_{i + 1}")
+        last.meta.update(node.meta)
+        node.replace_all_uses_with(last)
+        graph.erase_node(node)
