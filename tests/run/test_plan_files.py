@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import pickle
+import subprocess
+import sys
 import threading
 from collections import namedtuple
 
@@ -206,3 +209,37 @@ def test_a_folder_that_takes_nothing_costs_time_only(cache, compiled, monkeypatc
     monkeypatch.setattr(cache_folder.os, "replace", full)
     plan_files.write("0" * 40, b"data")
     assert kept(cache) == []
+
+
+CHILD = """
+import torch
+from stepnet import Recurrent, cells, nn, recurrent
+from stepnet.engine import make
+from stepnet.errors import Refusal
+
+def refuse(*_):
+    raise Refusal("only the digest is asked for")
+
+make.compile_step = refuse
+real = make._digest
+make._digest = lambda *given: print(real(*given)) or real(*given)
+x = torch.randn(3, 2, 4)
+for name in "GRU LSTM RNN LayerNormLSTM MinGRU PeepholeLSTM SLSTM".split():
+    Recurrent(getattr(cells, name)(4, 4))(x)
+nn.LSTM(4, 4, num_layers=2, bidirectional=True)(x)
+inner = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
+recurrent(lambda x, h: (h, torch.tanh(inner(x) + h)), x, torch.zeros(2, 4))
+"""
+
+
+def test_a_digest_does_not_depend_on_the_order_of_sets():
+    def digests(seed):
+        command = [sys.executable, "-W", "ignore", "-c", CHILD]
+        environment = os.environ | {"PYTHONHASHSEED": seed}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        return done.stdout.split()
+
+    one, other = digests("1"), digests("2")
+    assert one == other
+    assert len(one) >= 9
+    assert "None" not in one

@@ -63,7 +63,7 @@ class Survey:
         elif names is None:
             for klass in owner.__mro__:
                 if klass is nn.Module:
-                    self._class(klass, list(_CALLS))
+                    self._class(klass, sorted(_CALLS))
                 elif klass.__flags__ & _HEAP and is_trusted_class(klass):
                     self._sizes.append((klass.__dict__, len(klass.__dict__)))
                     self._class(klass, list(klass.__dict__))
