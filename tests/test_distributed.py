@@ -1,6 +1,10 @@
-"""LoDTensors into and out of DistributedDataParallel and fully_shard, in one process."""
+"""LoDTensors into and out of DistributedDataParallel and fully_shard, in one process and in two."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -116,3 +120,21 @@ def test_a_dataclass_to_those_who_ask():
     assert isinstance(doubled, LoDTensor)
     assert doubled.values.tolist() == [0.0, 2.0, 4.0]
     assert doubled.recursive_sequence_lengths() == x.recursive_sequence_lengths()
+
+
+def test_two_processes_train_as_one(tmp_path):
+    program = str(Path(__file__).with_name("two_ranks.py"))
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", program, str(rank), str(tmp_path / "store")],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        errors = [rank.communicate(timeout=120)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(errors)

@@ -1,0 +1,85 @@
+"""One of two processes that train together: `python two_ranks.py RANK STORE`; run by test_distributed."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import stepnet
+from stepnet import LoDTensor, Recurrent
+
+F_IN, H, WORLD = 3, 4, 2
+# What each rank is given, batch by batch: other lengths, empty sequences, and at last no sequence at all. Who
+# has none runs no step: no weight is used, which torch asks to be told by find_unused_parameters.
+LENGTHS = (([2, 0, 4], [5]), ([1], [3, 3]), ([2, 2], [0, 1]), ([1], []))
+
+
+class Net(nn.Module):
+    def __init__(self, rnn: nn.Module) -> None:
+        super().__init__()
+        self.rnn = rnn
+        self.head = nn.Linear(H, 2)
+
+    def forward(self, x: LoDTensor) -> LoDTensor:
+        return self.rnn(x)[0].map(self.head)
+
+
+def batch(step: int, rank: int) -> LoDTensor:
+    lengths = LENGTHS[step][rank]
+    generator = torch.Generator().manual_seed(10 * step + rank)
+    return LoDTensor.from_lengths(torch.randn(sum(lengths), F_IN, generator=generator), [lengths])
+
+
+def made(kind: str) -> Net:
+    torch.manual_seed(5)
+    return Net(stepnet.nn.LSTM(F_IN, H) if kind == "module" else Recurrent(nn.GRUCell(F_IN, H)))
+
+
+def loss(net: nn.Module, step: int, rank: int) -> torch.Tensor:
+    return net(batch(step, rank)).values.square().sum()
+
+
+def expected(kind: str, steps: tuple[int, ...]) -> list[torch.Tensor]:
+    """The mean over ranks of the gradients of one process, summed over batches."""
+    net = made(kind)
+    total = sum(loss(net, step, rank) for step in steps for rank in range(WORLD)) / WORLD
+    grads = torch.autograd.grad(total, list(net.parameters()), allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(net.parameters(), grads, strict=True)]
+
+
+def check(net: nn.Module, kind: str, steps: tuple[int, ...]) -> None:
+    for p, wanted in zip(net.parameters(), expected(kind, steps), strict=True):
+        grad = p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad
+        torch.testing.assert_close(grad, wanted, rtol=1e-4, atol=1e-6)
+        p.grad = None
+
+
+def main(rank: int, store: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
+    for kind in ("module", "cell"):
+        for options in ({}, {"find_unused_parameters": True}):
+            net = DistributedDataParallel(made(kind), **options)
+            for step in range(4 if options else 3):
+                loss(net, step, rank).backward()
+                check(net, kind, (step,))
+            with net.no_sync():
+                loss(net, 0, rank).backward()
+            loss(net, 1, rank).backward()
+            check(net, kind, (0, 1))
+        sharded = made(kind)
+        fully_shard(sharded.rnn)
+        fully_shard(sharded)
+        for step in range(3):
+            loss(sharded, step, rank).backward()
+            check(sharded, kind, (step,))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])
