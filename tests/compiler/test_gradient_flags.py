@@ -149,3 +149,81 @@ def test_guards(text, harmless):
     sympy = pytest.importorskip("sympy")
     n = sympy.Symbol("n", integer=True, positive=True)
     assert _harmless(sympy.sympify(text, locals={"n": n}), n) is harmless
+
+
+def _views_under_no_grad():
+    """Steps with views made under no_grad: they require a gradient if their base does, and pass none on."""
+    w = torch.randn(2, 2, dtype=torch.float64, requires_grad=True)
+
+    def of_a_result(x, h):
+        v = x * 2
+        with torch.no_grad():
+            e = v[:, :1]
+        return e.detach(), e.clamp(-2, 2)
+
+    def of_an_input(x, h):
+        with torch.no_grad():
+            e = x.flatten(1)
+        return x * 1, e[:, :1] * 1
+
+    def of_a_view(x, h):
+        v = x * 2
+        with torch.no_grad():
+            g = v[:, :1].reshape(-1)
+        return g.unsqueeze(1) * 2, g.unsqueeze(1) + h
+
+    def of_the_state(x, h):
+        v = torch.cat([h, h], 1) @ w
+        with torch.no_grad():
+            e = v[:, :1]
+        return (e.repeat(1, 2).detach(), v * 1), e.clamp(-2, 2)
+
+    def itself(x, h):
+        with torch.no_grad():
+            e = h[:]
+        return x * 1, e
+
+    return of_a_result, of_an_input, of_a_view, of_the_state, itself
+
+
+@pytest.mark.parametrize("wants", [(False, True), (True, False), (True, True)], ids=str)
+@pytest.mark.parametrize("backend", ["eager", "c"])
+@pytest.mark.parametrize("step", _views_under_no_grad(), ids=lambda f: f.__name__)
+def test_a_view_made_under_no_grad(step, backend, wants):
+    def flags(executor):
+        x = torch.randn(3, 2, 2, dtype=torch.float64, requires_grad=wants[0])
+        h = torch.randn(2, 1, dtype=torch.float64, requires_grad=wants[1])
+        y, new = recurrent(step, x, h, backend=executor)
+        results = [*(y if isinstance(y, tuple) else (y,)), new]
+        asked = [t.sum() for t in results if t.requires_grad]
+        leaves = [t for t in (x, h) if t.requires_grad]
+        grads = torch.autograd.grad(sum(asked), leaves, allow_unused=True) if asked else ()
+        return [t.requires_grad for t in results], [None if g is None else g.tolist() for g in grads]
+
+    assert flags(backend) == flags("naive")
+
+
+def test_a_function_that_gives_no_gradient_to_one_of_its_inputs():
+    class First(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, a, b):
+            return a * b
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad, None
+
+    w = torch.randn(2, requires_grad=True)
+
+    def step(x, h):
+        return First.apply(x, h * w), torch.tanh(h * w)
+
+    def gradients(backend):
+        x = torch.ones(3, 2, 2, requires_grad=True)
+        y, new = recurrent(step, x, torch.ones(2, 2), backend=backend)
+        return [torch.autograd.grad(t.sum(), [x, w], retain_graph=True, allow_unused=True) for t in (y, new)]
+
+    for ours, plain in zip(gradients("c"), gradients("naive"), strict=True):
+        for a, b in zip(ours, plain, strict=True):
+            assert (a is None) == (b is None)
+            assert a is None or torch.allclose(a, b)

@@ -1,15 +1,16 @@
 """A random step by an executor and by the plain loop: results, which of them carry a gradient, gradients.
 
 Numbers may differ as far as rounding goes: the plain loop is run again on inputs changed in their last
-digits, and what that changes by much (a threshold met exactly, a difference of
-equals) is not compared closer.
+digits, weights too, and what that changes by much (a threshold met exactly, a difference of equals) is not
+compared closer.
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,13 +130,31 @@ def differences(
         found.append("other gradients are asked for")
     far = [name for name, a, b in pairs if not _close(a, b, 1e-9 if case.is_double else 1e-4)]
     if far:  # as far as rounding alone takes the plain loop?
-        nudged = [run(case, lengths, "naive", choose, nudge=e, **how) for e in case.nudges]
+        nudged = []
+        for e in case.nudges:
+            with _nudged(case.weights.values(), e):
+                nudged.append(run(case, lengths, "naive", choose, nudge=e, **how))
         for name, a, b in pairs:
             if name in far:
                 others = [_named(other)[name] for other in nudged]
                 if not _explained(a, b, others):
                     found.append(f"{name}: {_short(a)}, not {_short(b)}")
     return found
+
+
+@contextlib.contextmanager
+def _nudged(weights: Iterable[Tensor], by: float) -> Iterator[None]:
+    floats = [t for t in weights if t.is_floating_point()]
+    before = [t.detach().clone() for t in floats]
+    with torch.no_grad():
+        for t in floats:
+            t.mul_(1 + by)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for t, value in zip(floats, before, strict=True):
+                t.copy_(value)
 
 
 def _named(out: Outcome) -> dict[str, Tensor | None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isqrt
 from typing import Any
@@ -79,6 +79,7 @@ class Captured:
     tangent_of: list[int]  # which result each tangent belongs to
     followed: list[int]  # those of them that the trace met
     flow: list[tuple[int, ...]]  # for each result the inputs (x, state, weights) that autograd leads back to
+    requires: list[tuple[int, ...]]  # and those that make it require a gradient
     batch: str  # the symbol of the batch size
 
 
@@ -103,6 +104,7 @@ class _Swap(TorchFunctionMode):
         super().__init__()
         self.swap = swap
         self.followed = followed
+        self.bases: dict[Any, list[Tensor]] = {}  # by what made a result: bases of views, see _leads_to
         self.here = here
         self.notes = notes
 
@@ -119,7 +121,12 @@ class _Swap(TorchFunctionMode):
                 line=line,
                 remedy="write x.shape[0] where tensors are made; do not compute with the number of rows",
             )
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        bases = [t._base for t in tensors_in((args, kwargs)) if _is_cut_view(t)]
+        for t in tensors_in(result) if bases else ():
+            if t.grad_fn is not None:
+                self.bases.setdefault(t.grad_fn, []).extend(b for b in bases if b is not None)
+        return result
 
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:
@@ -213,12 +220,13 @@ def trace(
         xs, states = list(inputs[: len(x)]), list(inputs[len(x) : len(rows)])
         swap = {id(t): traced for (_, t, _), traced in zip(weights, inputs[len(rows) :], strict=True)}
         lines.clear()
-        with _Swap(swap, here, lines, followed), Exact():
+        with _Swap(swap, here, lines, followed) as mode, Exact():
             y_spec, y, new = call(xs, states)
         results = [t if isinstance(t, Tensor) else torch.as_tensor(t) for t in (*y, *new)]
         seen.setdefault("y", (y_spec, len(y)))
         seen.setdefault("grad", [t.requires_grad for t in results])
-        seen.setdefault("flow", [_leads_to(t, inputs) for t in results])
+        ways = [_leads_to(t, inputs, mode.bases) for t in results]
+        seen.setdefault("flow", ([w for w, _ in ways], [r for _, r in ways]))
         return tuple(t.clone() for t in results)
 
     try:
@@ -252,32 +260,69 @@ def trace(
         y_spec=y_spec,
         tangent_of=tangents,
         followed=[place for place, t, _ in weights if id(t) in followed],
-        flow=seen["flow"],
+        flow=seen["flow"][0],
+        requires=seen["flow"][1],
         batch=str(batch.node.expr),  # pyright: ignore[reportAttributeAccessIssue]
     )
 
 
-def _leads_to(result: Tensor, inputs: Sequence[Tensor]) -> tuple[int, ...]:
-    """Which inputs autograd's graph of a result leads back to, whatever gradient flows there."""
-    if not result.requires_grad:
-        return ()
+def _is_cut_view(tensor: Tensor) -> bool:
+    """Whether a tensor is a view made under no_grad: without a history, though it may require a gradient."""
+    return tensor.requires_grad and tensor.grad_fn is None and tensor._is_view()
+
+
+def _leads_to(
+    result: Tensor, inputs: Sequence[Tensor], bases: Mapping[Any, list[Tensor]]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Which inputs autograd's graph of a result leads back to, whatever gradient flows there; and which make
+    it require a gradient. Those are more: a view made under no_grad asks for one if its base does, and passes
+    none on; `bases` holds those of such views, by the node of autograd's graph that used them."""
     leaves = {id(t): i for i, t in enumerate(inputs) if t.grad_fn is None}
     made = {(t.grad_fn, t.output_nr): i for i, t in enumerate(inputs) if t.grad_fn is not None}
-    if result.grad_fn is None:
-        return (leaves[id(result)],) if id(result) in leaves else ()
-    found: set[int] = set()
-    seen: set[Any] = set()
-    todo: list[Any] = [(result.grad_fn, result.output_nr)]
-    while todo:
-        node, number = todo.pop()
-        if (node, number) in made:
-            found.add(made[node, number])
-        elif node not in seen:
-            seen.add(node)
-            if id(getattr(node, "variable", None)) in leaves:
-                found.add(leaves[id(node.variable)])
-            todo.extend(edge for edge in node.next_functions if edge[0] is not None)
-    return tuple(sorted(found))
+
+    def back(tensor: Tensor) -> tuple[set[int], list[Tensor], bool]:
+        """The inputs that a tensor leads to, the bases of views without a history on the way, and whether a
+        Function of the user's is among it."""
+        reached: set[int] = set()
+        cut: list[Tensor] = []
+        custom = False
+        seen: set[Any] = set()
+        todo: list[Any] = [(tensor.grad_fn, tensor.output_nr)]
+
+        if tensor.grad_fn is None:
+            reached |= {leaves[id(tensor)]} if id(tensor) in leaves else set()
+            cut += [tensor._base] if tensor._base is not None and _is_cut_view(tensor) else []
+            todo = []
+        while todo:
+            node, number = todo.pop()
+            if (node, number) in made:
+                reached.add(made[node, number])
+            elif node not in seen:
+                seen.add(node)
+                custom |= isinstance(node, torch.autograd.function.BackwardCFunction)
+                if id(getattr(node, "variable", None)) in leaves:
+                    reached.add(leaves[id(node.variable)])
+                cut += bases.get(node, [])
+                todo.extend(edge for edge in node.next_functions if edge[0] is not None)
+        return reached, cut, custom
+
+    if not result.requires_grad:
+        return (), ()
+    reached, cut, custom = back(result)
+    requires = set(reached)
+    if custom:  # its backward may return None for an input: only asking tells
+        wanted = [i for i, t in enumerate(inputs) if t.requires_grad]
+        seed = torch.ones_like(result)
+        given = [inputs[i] for i in wanted]
+        grads = torch.autograd.grad(result, given, seed, retain_graph=True, allow_unused=True)
+        reached = {i for i, grad in zip(wanted, grads, strict=True) if grad is not None}
+    while cut:
+        base = cut.pop()
+        if base.requires_grad:
+            more, others, _ = back(base)
+            requires |= more
+            cut += others
+    return tuple(sorted(reached)), tuple(sorted(requires))
 
 
 @contextlib.contextmanager

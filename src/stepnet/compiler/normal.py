@@ -329,12 +329,14 @@ def arguments(
 class Joint:
     """The joint graph; `results` are y leaves, new states, gradients (None: no gradient flows), and
     `constants` are tensors the step made from Python values, which are parameters too. `flow`: for each y
-    leaf and new state the inputs (x, states, weights) that autograd leads back to."""
+    leaf and new state the inputs (x, states, weights) that autograd leads back to; `requires`: those
+    that make it require a gradient."""
 
     graph: Graph
     results: tuple[str | None, ...]
     constants: dict[str, Tensor]
     flow: tuple[tuple[int, ...], ...] = ()
+    requires: tuple[tuple[int, ...], ...] = ()
 
 
 def normalise(captured: Captured, names: Sequence[str]) -> Joint:
@@ -372,7 +374,8 @@ def normalise(captured: Captured, names: Sequence[str]) -> Joint:
     final = [None if ref is None else _result(builder, ref) for ref in results]
     live = tuple(name for name in final if name is not None)
     graph = Graph("step", tuple(parameters), tuple(builder.nodes), live, builder.values)
-    return Joint(graph.with_nodes(graph.needed(live)), tuple(final), builder.constants, tuple(captured.flow))
+    graph = graph.with_nodes(graph.needed(live))
+    return Joint(graph, tuple(final), builder.constants, tuple(captured.flow), tuple(captured.requires))
 
 
 def _parameter(builder: Builder, name: str, meta: Any) -> Ref:

@@ -158,4 +158,5 @@ def _plan(
         gradients=halves.gradients,
         random=any(node.op in RANDOM for node in joint.graph.nodes),
         flow=joint.flow,
+        requires=joint.requires,
     )

@@ -80,6 +80,7 @@ def dump(
             "constants": {name: t.flatten().tolist() for name, t in compiled.constants.items()},
             "y": _tree_out(compiled.y_spec),
             "flow": joint.flow,
+            "requires": joint.requires,
         }
         data = json.dumps(found, separators=(",", ":")).encode()
         load(data, signature, weights, bind, sample)
@@ -98,7 +99,7 @@ def load(
     """
     try:
         found = json.loads(data)
-        fields = ("parameters", "values", "nodes", "results", "constants", "y", "flow")
+        fields = ("parameters", "values", "nodes", "results", "constants", "y", "flow", "requires")
         _check(isinstance(found, dict) and tuple(found) == fields, "its fields")
         joint = _joint(found, signature, weights)
         y_spec = _tree(found["y"])
@@ -107,7 +108,8 @@ def load(
         training = any(grad for _, _, grad in weights) or any(e.grad for e in signature.x)
         training |= any(signature.boots)
         _check(len(joint.results) == outputs + (inputs if training else 0), "how many results there are")
-        _check(_flow_fits(joint.flow, outputs, inputs if training else 0), "how gradients flow")
+        for rows in (joint.flow, joint.requires):
+            _check(_flow_fits(rows, outputs, inputs if training else 0), "how gradients flow")
         _check(training == any(name.startswith("d_") for name in joint.graph.parameters), "its gradients")
         verify(joint.graph, "joint")
         if any(node.op == "opaque" for node in joint.graph.nodes):
@@ -142,9 +144,12 @@ def _joint(found: dict[str, Any], signature: Signature, weights: Weights) -> Joi
     _sizes_fit(values, parameters)
     live = tuple(name for name in results if name is not None)
     graph = Graph("step", parameters, nodes, live, values)
-    flow = tuple(tuple(_whole(item, 0) for item in _list(entry)) for entry in _list(found["flow"]))
+    flow, requires = (
+        tuple(tuple(_whole(item, 0) for item in _list(entry)) for entry in _list(found[field]))
+        for field in ("flow", "requires")
+    )
     made = {name: _tensor(values[name], constants[name]) for name in constants}
-    return Joint(graph, results, made, flow)
+    return Joint(graph, results, made, flow, requires)
 
 
 def _flow_fits(flow: Sequence[Sequence[int]], outputs: int, inputs: int) -> bool:

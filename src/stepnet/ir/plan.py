@@ -94,6 +94,8 @@ class Plan:
         random: True if the step draws noise.
         flow: for each y leaf and new state, the inputs (numbered x, states, weights) of the same step that
             it carries gradients to, be they zero.
+        requires: likewise, the inputs that make it require a gradient: those, and what only views made under
+            no_grad are of.
     """
 
     name: str
@@ -110,3 +112,4 @@ class Plan:
     gradients: tuple[str | None, ...] = ()
     random: bool = False
     flow: tuple[tuple[int, ...], ...] = ()
+    requires: tuple[tuple[int, ...], ...] = ()

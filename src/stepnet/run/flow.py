@@ -25,7 +25,7 @@ def carry_gradients(plan: Plan, layout: Layout, needs: Sequence[bool]) -> tuple[
         layout: where the rows stand.
         needs: for each input (x, states, weights), whether it requires a gradient.
     """
-    return _carry(plan.flow, len(plan.x), len(plan.states), layout.turns, layout.ends, tuple(needs))
+    return _carry(plan.requires, len(plan.x), len(plan.states), layout.turns, layout.ends, tuple(needs))
 
 
 def reached(plan: Plan, layout: Layout, given: Sequence[bool]) -> tuple[bool, ...]:
