@@ -8,10 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 import stepnet
 from front.frame_laws import as_frame, same
-from stepnet import LoDTensor, TensorArray, sequence_pool
+from stepnet import LoDTensor, Memory, RecurrentOp, Scope, TensorArray, dynamic_recurrent, sequence_pool
 from stepnet.data.recording import RECORDER
 from stepnet.errors import StepError
 
@@ -181,3 +182,47 @@ def test_a_value_of_a_frame_is_of_its_thread():
         thread.join()
     assert "outside its frame" in str(failed[0])
     assert loop.results[0] == 2
+
+
+def _stepnet(scope: Any) -> None:
+    scope["h"] = torch.tanh(scope["x"] + scope["before"] @ WEIGHT)
+
+
+WEIGHT = torch.randn(4, 4, dtype=torch.float64, requires_grad=True)
+
+
+def _rnn_op(x: Tensor) -> tuple[Tensor, Tensor]:
+    op = RecurrentOp(_stepnet, ["x"], ["h"], [Memory("h", "before", shape=(4,))])
+    scope = Scope({"x": x * 2})
+    op.run(scope)
+    return scope["h"], op.last["h"]
+
+
+def _dynamic_rnn(x: Tensor) -> tuple[Tensor, Tensor]:
+    scope = Scope({"x": LoDTensor.from_lengths(x.reshape(-1, 4), [[3, 0, 7]])})
+    last = dynamic_recurrent(_stepnet, scope, ["x"], ["h"], [Memory("h", "before", shape=(4,))])
+    return scope["h"].values, last["h"]
+
+
+@pytest.mark.parametrize("run", [_rnn_op, _dynamic_rnn], ids=["RecurrentOp", "dynamic_recurrent"])
+def test_an_rnn_op_in_a_frame(run):
+    x = torch.randn(3, 5, 2, 4, dtype=torch.float64, requires_grad=True)
+
+    def frame() -> tuple[Tensor, Tensor]:
+        xs, out, last = TensorArray(unstack_from=x), TensorArray(size=3), TensorArray(size=3)
+        loop = stepnet.create_whileloop([torch.tensor(0)])
+        with loop.frame() as (s,):
+            loop.break_if(s >= 3)
+            h, final = run(xs.read(s))
+            out.write(s, h)
+            last.write(s, final)
+            loop.update(s, s + 1)
+        return out.stack(), last.stack()
+
+    plain = [torch.stack(parts) for parts in zip(*map(run, x), strict=True)]
+    found = frame()
+    for ours, theirs in zip(found, plain, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    grads = [torch.autograd.grad(sum(t.square().sum() for t in r), [x, WEIGHT]) for r in (found, plain)]
+    for ours, theirs in zip(*grads, strict=True):
+        torch.testing.assert_close(ours, theirs)

@@ -20,6 +20,8 @@ from stepnet.data.offsets import LoD, brief, integers
 from stepnet.data.row_functions import call_by_rows
 from stepnet.errors import FrozenError, LoDError, LoDIndexError, RowMixError
 
+from .recording import recorded_in_frames
+
 # What modules ask of a tensor before they use it.
 ABOUT_ATTRIBUTES = frozenset({"is_nested", "is_cuda", "is_cpu", "is_leaf", "is_sparse", "layout"})
 
@@ -125,6 +127,7 @@ class LoDTensor:
     # Ways in
 
     @staticmethod
+    @recorded_in_frames()
     def from_lengths(values: Tensor, lengths: Sequence[Any]) -> LoDTensor:
         """Rows, and the lengths of every level, outermost first (Paddle's recursive sequence lengths).
 
@@ -138,6 +141,7 @@ class LoDTensor:
         return LoDTensor._make(values, structure)
 
     @staticmethod
+    @recorded_in_frames()
     def from_sequences(sequences: Any) -> LoDTensor:
         """A list of [length, ...] tensors, or lists of such lists: one level per depth. Differentiable.
 
@@ -159,6 +163,7 @@ class LoDTensor:
         return LoDTensor._make(values, LoD.from_lengths(lengths))
 
     @staticmethod
+    @recorded_in_frames()
     def from_padded(padded: Tensor, lengths: Any, batch_first: bool = True) -> LoDTensor:
         """[sequences, longest, ...] and [sequences] lengths to one level. Differentiable.
 

@@ -14,6 +14,8 @@ from stepnet.front.memory import Memory, ScopeStep, Stepnet, check_rows
 from stepnet.front.scope import Scope
 from stepnet.front.step import describe_leaf
 
+from .in_frame import run_in_frame
+
 
 def dynamic_recurrent(
     stepnet: Stepnet,
@@ -64,6 +66,19 @@ def dynamic_recurrent(
     >>> scope["h"].values.flatten().tolist(), last["h"].flatten().tolist()
     ([10.0, 2.0, 4.0, 6.0], [10.0, 6.0])
     """
+
+    def results(within: Scope, other: str | None) -> tuple[LoDTensor | Tensor, ...]:
+        last = dynamic_recurrent(
+            stepnet, within, inputs, outputs, memories,
+            static_inputs=static_inputs, level=level, reverse=reverse, backend=other or backend,
+        )  # fmt: skip
+        return (*(within[output] for output in outputs), *last.values())
+
+    recorded = run_in_frame(scope, results, len(outputs) + len(memories))
+    if recorded is not None:
+        for output, value in zip(outputs, recorded, strict=False):
+            scope[output] = value
+        return dict(zip((m.name for m in memories), recorded[len(outputs) :], strict=True))
     name = getattr(stepnet, "__name__", type(stepnet).__name__)
     x = _inputs(scope, inputs, name)
     first = x[0]

@@ -16,6 +16,8 @@ from stepnet.front.meta import OnMeta, without_data
 from stepnet.front.scope import Scope, Variable
 from stepnet.front.step import describe_leaf
 
+from .in_frame import run_in_frame
+
 
 class StepScopes:
     """The scopes of a run, by time step; in inference the last two, since two take turns."""
@@ -187,6 +189,15 @@ class RecurrentOp:
         Raises:
             StepError: something does not fit, by name; an input is ragged.
         """
+        names = [*self.outputs, *(memory.name for memory in self.memories)]
+        recorded = run_in_frame(scope, self._results, len(names))
+        if recorded is not None:  # it keeps no scopes of steps
+            outputs = len(self.outputs)
+            for name, value in zip(self.outputs, recorded, strict=False):
+                scope[name] = value
+            self.scopes = StepScopes({}, 0)
+            self.last = dict(zip(names[outputs:], recorded[outputs:], strict=True))
+            return
         self._check(scope)
         if not keep_scopes or instead() is not None:  # what is saved keeps no scopes
             self._run_compiled(scope)
@@ -223,6 +234,11 @@ class RecurrentOp:
             for m in self.memories
         }
 
+    def _results(self, scope: Scope, backend: str | None) -> tuple[Tensor, ...]:
+        self._check(scope)
+        self._run_compiled(scope, backend)
+        return (*(scope[name] for name in self.outputs), *(self.last[m.name] for m in self.memories))
+
     def _step(self, scope: Scope, step: Scope, t: int) -> None:
         try:
             self.stepnet(step)
@@ -241,13 +257,13 @@ class RecurrentOp:
                 )
         self._report(wrong)
 
-    def _run_compiled(self, scope: Scope) -> None:
+    def _run_compiled(self, scope: Scope, backend: str | None = None) -> None:
         hidden = {*self.inputs, *self.outputs, *(m.init for m in self.memories)}
         around = Scope({n: v for n, v in scope.all_values().items() if n not in hidden})
         step = ScopeStep(self.stepnet, around, self.inputs, self.outputs, self.memories)
         x = tuple(scope[name] for name in self.inputs)
         boots = tuple(memory.boot(scope, *_rows(x[0])) for memory in self.memories)
-        y, last = recurrent(step, x, boots, reverse=self.reverse)
+        y, last = recurrent(step, x, boots, reverse=self.reverse, backend=backend)
         for name, value in zip(self.outputs, y, strict=True):
             scope[name] = value
         self.scopes = StepScopes({}, x[0].shape[0])
