@@ -17,6 +17,7 @@ from stepnet.ir.ops import OPS, Stage
 from stepnet.ir.plan import Carry, LoopPlan, Region
 
 from .c_views import VIEWS, Access, contiguous, view
+from .row_products import over_last_dimensions
 
 _LOOPED = (Stage.POINTWISE, Stage.REDUCE)
 UNSUPPORTED = {
@@ -97,7 +98,10 @@ class _Maker:
         outputs = loop.outputs(region)
         real = self._check(region, outputs)
         nodes = _split_by_slices(
-            self.graph, list(region.nodes), self.values, {*outputs, *(c.result for c in region.carries)}
+            self.graph,
+            over_last_dimensions(region.nodes, self.values),
+            self.values,
+            {*outputs, *(c.result for c in region.carries)},
         )
         self.graph = Graph("scan", (), tuple(nodes), (), self.values)
         for node in nodes:
@@ -179,8 +183,6 @@ class _Maker:
             if node.op in UNSUPPORTED or stage is Stage.OPAQUE:
                 what = UNSUPPORTED.get(node.op) or f"the torch call {node.attr('target')}"
                 raise Refusal(f"the loop holds {what}, which generated C does not do", line=node.line)
-            if stage is Stage.MATMUL and self.values[node.inputs[1]].kind == "row":
-                raise Refusal("the loop holds a matmul of two row values", line=node.line)
             if stage is Stage.SOURCE and node.op != "full":
                 raise Refusal(f"the loop holds '{node.op}'", line=node.line)
             if node.op in ("matmul_tn", "embed_grad"):
