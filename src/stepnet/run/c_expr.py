@@ -41,6 +41,7 @@ _CALLS = frozenset(
         "sin",
         "cos",
         "pow",
+        "remainder",
     }
 )
 _START = {"sum": "0", "amax": "-INFINITY", "amin": "INFINITY", "argmax": "-INFINITY", "argmin": "INFINITY"}

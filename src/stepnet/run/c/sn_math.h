@@ -304,5 +304,13 @@ SN_INLINE float sn_atan_f32(float x) { return atanf(x); }
 SN_INLINE double sn_atan_f64(double x) { return atan(x); }
 SN_INLINE float sn_pow_f32(float x, float y) { return powf(x, y); }
 SN_INLINE double sn_pow_f64(double x, double y) { return pow(x, y); }
+SN_INLINE float sn_remainder_f32(float x, float y) { /* of the sign of y, as torch has it */
+    const float rest = fmodf(x, y);
+    return rest != 0 && (y < 0) != (rest < 0) ? rest + y : rest;
+}
+SN_INLINE double sn_remainder_f64(double x, double y) {
+    const double rest = fmod(x, y);
+    return rest != 0 && (y < 0) != (rest < 0) ? rest + y : rest;
+}
 
 #endif

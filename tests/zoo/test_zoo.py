@@ -1,0 +1,86 @@
+"""Every cell of the zoo, in training: generated C where it is said so, and the numbers of the plain loop."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor
+
+from stepnet import LoDTensor, recurrent
+from stepnet.data.tree import flatten
+from stepnet.errors import Refusal, SlowPathWarning
+
+from . import gated, matrix
+
+ZOO = {**gated.ZOO, **matrix.ZOO}
+# What generated C declines yet, and the reason it gives; these run by torch ops or the plain loop.
+DECLINED = {
+    "MixtureOfExperts": "a gather by index",
+    "Viterbi": "aten.scatter.src",
+    "WindowAttention": "cat on folded rows",
+    "LRU": "view_as_complex",
+    "S5": "complex128",
+    "Kalman": "linalg_lu_solve",
+}
+LENGTHS = [3, 0, 1, 4]
+
+
+def made(name: str) -> tuple[torch.nn.Module, Tensor, tuple[Tensor, ...]]:
+    kind = ZOO[name]
+    torch.manual_seed(0)
+    cell = kind.make().double()
+    x, states = kind.inputs(LENGTHS, torch.float64)
+    if kind.floats == "complex":
+        states = tuple(s.detach().to(torch.complex128).requires_grad_() for s in states)
+    return cell, x, states
+
+
+def outcome(name: str, backend: str) -> tuple[list[Tensor], list[Tensor | None]]:
+    """Results, and the gradients of x, the states and the weights."""
+    cell, x, states = made(name)
+    given = states if len(states) > 1 else states[0]
+    y, finals = recurrent(cell, LoDTensor.from_lengths(x, [LENGTHS]), given, backend=backend)
+    leaves = [leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in flatten(y)[0]]
+    results = [*leaves, *flatten(finals)[0]]
+    generator = torch.Generator().manual_seed(1)
+    loss = torch.zeros((), dtype=torch.float64)
+    for t in results:
+        if t.requires_grad:
+            weight = torch.randn(t.shape, generator=generator, dtype=torch.float64)
+            loss = loss + ((t.abs().square() if t.is_complex() else t) * weight).sum()
+    wanted = [t for t in (x, *states, *cell.parameters()) if t.requires_grad]
+    return [t.detach() for t in results], list(torch.autograd.grad(loss, wanted, allow_unused=True))
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_a_cell_trains_as_in_the_plain_loop(name):
+    if name in DECLINED:
+        with pytest.raises(Refusal, match=DECLINED[name]):
+            outcome(name, "c")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SlowPathWarning)
+            ours = outcome(name, "auto")
+    else:
+        ours = outcome(name, "c")
+    plain = outcome(name, "naive")
+    for a, b in zip(ours[0], plain[0], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+    for a, b in zip(ours[1], plain[1], strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)
+
+
+def test_most_cells_run_by_generated_c():
+    assert len(ZOO) >= 45
+    assert len(DECLINED) <= 6
