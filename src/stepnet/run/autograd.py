@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,8 +27,7 @@ class Ready:
     executor: str
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """One run: the plan, where the rows stand, constants, and the plain loop on the same inputs."""
 
     ready: Ready
@@ -39,12 +38,13 @@ class Call:
 
 def run(call: Call, x: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
     """Run a plan. Returns the rows of each y leaf, then the last value of each state."""
-    passes = torch.is_grad_enabled() and any(t.requires_grad for t in states)
-    if call.ready.backward is None and not passes:
+    tensors = (*x, *states, *weights)
+    if not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
+        return _forward(call, tensors)[0]
+    if call.ready.backward is None and not any(t.requires_grad for t in states):
         with torch.no_grad():  # nothing gets a gradient, whatever its inputs need
-            out, _ = _forward(call, (*x, *states, *weights))
-        return out
-    return list(_Loop.apply(call, *x, *states, *weights))  # pyright: ignore[reportReturnType]
+            return _forward(call, tensors)[0]
+    return list(_Loop.apply(call, *tensors))  # pyright: ignore[reportReturnType]
 
 
 def _forward(call: Call, tensors: Sequence[Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
@@ -59,7 +59,7 @@ def _forward(call: Call, tensors: Sequence[Tensor]) -> tuple[list[Tensor], dict[
 
 def distinct(out: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
     """Results that callers may write to: none shares memory with an input, or with another result."""
-    seen = {_storage(t) for t in inputs}
+    seen = set(map(_storage, inputs))
     own = []
     for tensor in out:
         place = _storage(tensor)
@@ -140,7 +140,8 @@ class _Loop(torch.autograd.Function):
             elif name is None:
                 out.append(None)
             else:
-                out.append(done[name].reshape(tensors[k].shape))
+                gradient, shape = done[name], tensors[k].shape  # a view would be copied below
+                out.append(gradient if gradient.shape == shape else gradient.reshape(shape))
         given = [g for g in out if g is not None]
         own = iter(distinct(given, (*saved, *(g for g in grads if g is not None))))
         out = [None if g is None else next(own) for g in out]
