@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,20 @@ class Ready:
     forward: Loop
     backward: Loop | None
     executor: str
+
+    @cached_property
+    def extra(self) -> list[str]:
+        """The kept values that a call saves beside its inputs and the rows of y."""
+        plan = self.plan
+        at_hand = {*plan.x, *plan.states, *plan.weights, *plan.y, *plan.shifted}
+        rows_of_states = [n for n in plan.kept if n in plan.states and n not in plan.shifted]
+        return [n for n in plan.kept if n not in at_hand] + rows_of_states
+
+    @cached_property
+    def carried(self) -> frozenset[str]:
+        """The gradients that the backward loop carries from step to step."""
+        loop = self.plan.backward
+        return frozenset() if loop is None else frozenset(carry.parameter for carry in loop.carries)
 
 
 class Call(NamedTuple):
@@ -83,12 +98,9 @@ class _Loop(torch.autograd.Function):
         out, values = _forward(call, tensors)
         ctx.call = call
         ctx.set_materialize_grads(False)
-        inputs = {*plan.x, *plan.states, *plan.weights}
-        own = [n for n in plan.kept if n not in inputs and n not in plan.y and n not in plan.shifted]
-        own += [n for n in plan.kept if n in plan.states and n not in plan.shifted]
-        ctx.own = own
         ctx.count = len(tensors)
-        ctx.save_for_backward(*tensors, *out[: len(plan.y)], *(values[n] for n in own))
+        extra = [values[n] for n in call.ready.extra]
+        ctx.save_for_backward(*tensors, *out[: len(plan.y)], *extra)
         carry = carry_gradients(plan, call.layout, ctx.needs_input_grad[1:])
         ctx.mark_non_differentiable(*(t for t, carries in zip(out, carry, strict=True) if not carries))
         return tuple(out)
@@ -103,7 +115,7 @@ class _Loop(torch.autograd.Function):
             return (None, *_again(call, tensors, grads, ctx.needs_input_grad[1:]))
         layout = call.layout
         y = saved[ctx.count : ctx.count + len(plan.y)]
-        extra = dict(zip(ctx.own, saved[ctx.count + len(plan.y) :], strict=True))
+        extra = dict(zip(call.ready.extra, saved[ctx.count + len(plan.y) :], strict=True))
         names = (*plan.x, *plan.states, *plan.weights)
         inputs = dict(zip(names, tensors, strict=False)) | call.constants
         results = dict(zip(plan.y, y, strict=True))
@@ -121,7 +133,7 @@ class _Loop(torch.autograd.Function):
             if name is None:
                 continue
             tangent = torch.zeros_like(like) if grad is None else grad.contiguous()
-            if plan.backward is not None and name in {c.parameter for c in plan.backward.carries}:
+            if name in call.ready.carried:
                 states[name] = tangent
             else:
                 values[name] = tangent

@@ -55,9 +55,10 @@ class Loop:
         Returns:
             The wanted values by name, and the last value of each carry by parameter name.
         """
-        device = next((t.device for t in (*values.values(), *states.values())), torch.device("cpu"))
-        for name, tensor in (*values.items(), *states.items()):
-            if tensor.numel() and not tensor.data_ptr():
+        inputs = (*values.items(), *states.items())
+        device = inputs[0][1].device if inputs else torch.device("cpu")
+        for name, tensor in inputs:
+            if not tensor.data_ptr() and tensor.numel():
                 raise _freed(name, tensor)
         if is_as_written(device):
             return self._run(values, states, layout)
