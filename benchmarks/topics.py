@@ -16,6 +16,7 @@ from . import (
     read_cost,
     recurrences,
     unpack_pack,
+    warm_call,
     while_loops,
 )
 from .harness import Topic
@@ -30,6 +31,7 @@ TOPICS: dict[str, Topic] = {
         memory.HELD,
         memory.PEAK,
         first_call.TOPIC,
+        warm_call.TOPIC,
         compiled_loop.TOPIC,
         while_loops.TOPIC,
         loop_memory.TOPIC,

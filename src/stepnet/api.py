@@ -148,7 +148,8 @@ def _recurrent(
     else:
         packed = None
     if packed is not None:
-        y, *rest = _recurrent(step, _unpacked(x), state, reverse, level, axis, scopes, backend)
+        leaves, spec = _unpacked(x)
+        y, *rest = _recurrent(step, unflatten(spec, leaves), state, reverse, level, axis, scopes, backend)
         y_leaves, y_spec = flatten(y)
         return (unflatten(y_spec, [pack_like(packed, leaf.values) for leaf in y_leaves]), *rest)
     body, x_leaves, state_leaves = checked(step, x, state, level=level, axis=axis)
@@ -226,7 +227,7 @@ def checked(
         StepError: as `recurrent`.
     """
     function = as_step(step)
-    x_leaves, x_spec = flatten(_unpacked(x))
+    x_leaves, x_spec = _unpacked(x)
     _check_inputs(x_leaves)
     _check_features(function, x_leaves, level)
     ragged = any(isinstance(leaf, LoDTensor) for leaf in x_leaves)
@@ -284,11 +285,10 @@ class Recurrent(nn.Module):
         return ", ".join(f"{k}={getattr(self, k)!r}" for k, v in shown.items() if getattr(self, k) != v)
 
 
-def _unpacked(x: Any) -> Any:
+def _unpacked(x: Any) -> tuple[list[Any], Spec]:
+    """The leaves of x, packed ones as LoDTensors, and their nesting."""
     leaves, spec = flatten(x)
-    if not any(isinstance(leaf, PackedSequence) for leaf in leaves):
-        return x
-    return unflatten(spec, [LoDTensor.from_packed(v) if isinstance(v, PackedSequence) else v for v in leaves])
+    return [LoDTensor.from_packed(v) if isinstance(v, PackedSequence) else v for v in leaves], spec
 
 
 def _check_inputs(leaves: list[Any]) -> None:
@@ -360,7 +360,8 @@ def _check_batch(body: StepBody, x: list[Any], state: list[Tensor], axis: int) -
 def _sequences(x: Any, level: int, axis: int) -> int:
     """How many sequences x holds: entries of the LoD level, or the batch dimension beside `axis`."""
     if isinstance(x, LoDTensor):
-        return len(x.lengths(level))
+        x._check_level(level)
+        return x._lod.count(level)
     shape = list(x.shape)
     if -len(shape) <= axis < len(shape):
         del shape[axis]

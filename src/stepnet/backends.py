@@ -70,9 +70,11 @@ def only_plain(tensors: Sequence[Tensor]) -> str | None:
     for tensor in tensors:
         if tensor.is_meta:
             return "the tensors are on meta, without numbers"
-        if type(tensor) is not Tensor and not isinstance(tensor, nn.Parameter):
-            return f"a {type(tensor).__name__} is traced or dispatched by rules of its own"
-    kind = tensors[0].device.type if tensors else "cpu"
-    if kind != "cpu" and autocast_dtype(kind) is not None:
-        return f"autocast is on for {kind}"  # a step is captured on the CPU, where other ops are cast
+        kind = type(tensor)
+        if kind is not Tensor and kind is not nn.Parameter and not isinstance(tensor, nn.Parameter):
+            return f"a {kind.__name__} is traced or dispatched by rules of its own"
+    if tensors and not tensors[0].is_cpu:
+        device = tensors[0].device.type
+        if autocast_dtype(device) is not None:
+            return f"autocast is on for {device}"  # a step is captured on the CPU, where other ops are cast
     return None

@@ -250,6 +250,7 @@ def test_an_unknown_topic_is_named(capsys):
     [
         ("read_cost", {"stepnet", "unbind", "x[t]"}),
         ("unpack_pack", {"stepnet", "torch, padded", "torch, list"}),
+        ("warm_call", {"stepnet", "plain loop"}),
     ],
 )
 def test_a_quick_run_of_a_real_topic(topic, contenders, tmp_path):

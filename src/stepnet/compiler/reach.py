@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +51,7 @@ class Reach:
         return frozenset(name for name in files if not is_machinery(name))
 
 
-_NAMES: dict[Any, set[str]] = {}  # the names that code mentions, by the code or class of the step
+_NAMES: dict[Any, Set[str]] = {}  # the names that code mentions, by the code or class of the step
 
 
 def reach(step: Callable[..., Any], *, everything: bool = False) -> Reach:
@@ -65,7 +65,7 @@ def reach(step: Callable[..., Any], *, everything: bool = False) -> Reach:
     root = _root(step)
     if len(_NAMES) > 10_000:
         _NAMES.clear()
-    names = _NAMES.get(root, set(IMPLICIT))
+    names = _NAMES.get(root, IMPLICIT)
     while True:
         before = len(names)
         walk = Walk(set(names))

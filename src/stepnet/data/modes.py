@@ -99,6 +99,15 @@ def default_device() -> torch.device:
     return torch.get_default_device() if torch._C._len_torch_function_stack() else _CPU
 
 
+def is_as_written(device: torch.device) -> bool:
+    """Whether torch ops already run as `as_written` lets them."""
+    return (
+        device.type == "cpu"
+        and not torch._C._len_torch_function_stack()
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
 @contextlib.contextmanager
 def as_written(device: torch.device) -> Iterator[None]:
     """Run torch ops as they stand: no autocast, no default device but this one, no torch function changed."""

@@ -30,11 +30,12 @@ class LoD:
     (9, 2)
     """
 
-    __slots__ = ("_owner", "levels", "rows")
+    __slots__ = ("_content", "_owner", "levels", "rows")
 
     levels: tuple[Tensor, ...]
     rows: int
     _owner: Any
+    _content: bytes | None
 
     @outside_modes
     def __init__(self, levels: Sequence[Any]) -> None:
@@ -56,6 +57,7 @@ class LoD:
         object.__setattr__(self, "levels", levels)
         object.__setattr__(self, "rows", _end(levels[-1]) if rows is None else rows)
         object.__setattr__(self, "_owner", None)
+        object.__setattr__(self, "_content", None)
 
     @staticmethod
     def trusted(levels: tuple[Tensor, ...], rows: int | None = None) -> LoD:
@@ -100,6 +102,18 @@ class LoD:
     def lengths(self, level: int = -1) -> Tensor:
         """[n] lengths of the sequences of one level, counted in the elements of that level."""
         return self.levels[level].diff()
+
+    def count(self, level: int) -> int:
+        """How many sequences one level has."""
+        return self.levels[level].shape[0] - 1
+
+    def content(self) -> bytes:
+        """The offsets of the last level as bytes, to find what was made of equal ones. Made once."""
+        found = self._content
+        if found is None:
+            found = self.levels[-1].numpy().tobytes()
+            object.__setattr__(self, "_content", found)
+        return found
 
     @outside_modes
     def copies(self) -> tuple[Tensor, ...]:

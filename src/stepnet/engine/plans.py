@@ -104,8 +104,8 @@ def lookup(
     signature = (
         body.x_spec,
         body.state_spec,
-        tuple((t.shape[1:], t.dtype, t.requires_grad, t.device.type) for t in sequences.x_rows),
-        tuple((t.shape[1:], t.dtype, t.requires_grad, t.device.type) for t in states),
+        tuple([(t.shape[1:], t.dtype, t.requires_grad, t.device) for t in sequences.x_rows]),
+        tuple([(t.shape[1:], t.dtype, t.requires_grad, t.device) for t in states]),
         torch.is_grad_enabled(),
         autocast_dtype("cpu"),
         torch.get_default_dtype(),
@@ -114,7 +114,7 @@ def lookup(
     )
     key = (
         reads.key,
-        tuple((type(t), t.shape, t.dtype, t.requires_grad, t.device) for t in reads.tensors),
+        tuple([(type(t), t.shape, t.dtype, t.requires_grad, t.device) for t in reads.tensors]),
         signature,
     )
     entry = _entries.get(key)

@@ -8,8 +8,7 @@ rows at every call (`compiler.record`): what it did is its key.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,8 +43,7 @@ class FailsOnSamples(Refusal):
             inner = inner.with_traceback(None).__cause__ or inner.__context__
 
 
-@dataclass(frozen=True)
-class Reads:
+class Reads(NamedTuple):
     """`key` identifies all that the step's Python reads; `tensors` are read anew at each call.
 
     `open` tells why the step was recorded, None for a closed one. `refusal`: why there is no key.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,8 +13,7 @@ from stepnet.errors import Refusal
 from stepnet.run.layout import Layout
 
 
-@dataclass(frozen=True)
-class Sequences:
+class Sequences(NamedTuple):
     """The rows of a call, and how to give rows of results back as x came."""
 
     layout: Layout
@@ -38,7 +36,7 @@ def as_rows(leaves: Sequence[Any], *, reverse: bool, level: int, axis: int) -> S
                 raise Refusal("x mixes LoDTensors of different levels with other values")
             if leaf._lod is not first._lod and not torch.equal(leaf._lod.levels[-1], first._lod.levels[-1]):
                 raise Refusal("inputs of different lengths")
-        layout = Layout.ragged(first._lod.levels[-1], reverse)
+        layout = Layout.of(first._lod, reverse)
         return Sequences(layout, [leaf.values for leaf in leaves], first.with_values)
     shapes = set()
     for leaf in leaves:

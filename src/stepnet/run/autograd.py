@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,9 +27,22 @@ class Ready:
     backward: Loop | None
     executor: str
 
+    @cached_property
+    def extra(self) -> list[str]:
+        """The kept values that a call saves beside its inputs and the rows of y."""
+        plan = self.plan
+        at_hand = {*plan.x, *plan.states, *plan.weights, *plan.y, *plan.shifted}
+        rows_of_states = [n for n in plan.kept if n in plan.states and n not in plan.shifted]
+        return [n for n in plan.kept if n not in at_hand] + rows_of_states
 
-@dataclass(frozen=True)
-class Call:
+    @cached_property
+    def carried(self) -> frozenset[str]:
+        """The gradients that the backward loop carries from step to step."""
+        loop = self.plan.backward
+        return frozenset() if loop is None else frozenset(carry.parameter for carry in loop.carries)
+
+
+class Call(NamedTuple):
     """One run: the plan, where the rows stand, constants, and the plain loop on the same inputs."""
 
     ready: Ready
@@ -39,12 +53,13 @@ class Call:
 
 def run(call: Call, x: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
     """Run a plan. Returns the rows of each y leaf, then the last value of each state."""
-    passes = torch.is_grad_enabled() and any(t.requires_grad for t in states)
-    if call.ready.backward is None and not passes:
+    tensors = (*x, *states, *weights)
+    if not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
+        return _forward(call, tensors)[0]
+    if call.ready.backward is None and not any(t.requires_grad for t in states):
         with torch.no_grad():  # nothing gets a gradient, whatever its inputs need
-            out, _ = _forward(call, (*x, *states, *weights))
-        return out
-    return list(_Loop.apply(call, *x, *states, *weights))  # pyright: ignore[reportReturnType]
+            return _forward(call, tensors)[0]
+    return list(_Loop.apply(call, *tensors))  # pyright: ignore[reportReturnType]
 
 
 def _forward(call: Call, tensors: Sequence[Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
@@ -59,7 +74,7 @@ def _forward(call: Call, tensors: Sequence[Tensor]) -> tuple[list[Tensor], dict[
 
 def distinct(out: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
     """Results that callers may write to: none shares memory with an input, or with another result."""
-    seen = {_storage(t) for t in inputs}
+    seen = set(map(_storage, inputs))
     own = []
     for tensor in out:
         place = _storage(tensor)
@@ -83,12 +98,9 @@ class _Loop(torch.autograd.Function):
         out, values = _forward(call, tensors)
         ctx.call = call
         ctx.set_materialize_grads(False)
-        inputs = {*plan.x, *plan.states, *plan.weights}
-        own = [n for n in plan.kept if n not in inputs and n not in plan.y and n not in plan.shifted]
-        own += [n for n in plan.kept if n in plan.states and n not in plan.shifted]
-        ctx.own = own
         ctx.count = len(tensors)
-        ctx.save_for_backward(*tensors, *out[: len(plan.y)], *(values[n] for n in own))
+        extra = [values[n] for n in call.ready.extra]
+        ctx.save_for_backward(*tensors, *out[: len(plan.y)], *extra)
         carry = carry_gradients(plan, call.layout, ctx.needs_input_grad[1:])
         ctx.mark_non_differentiable(*(t for t, carries in zip(out, carry, strict=True) if not carries))
         return tuple(out)
@@ -103,7 +115,7 @@ class _Loop(torch.autograd.Function):
             return (None, *_again(call, tensors, grads, ctx.needs_input_grad[1:]))
         layout = call.layout
         y = saved[ctx.count : ctx.count + len(plan.y)]
-        extra = dict(zip(ctx.own, saved[ctx.count + len(plan.y) :], strict=True))
+        extra = dict(zip(call.ready.extra, saved[ctx.count + len(plan.y) :], strict=True))
         names = (*plan.x, *plan.states, *plan.weights)
         inputs = dict(zip(names, tensors, strict=False)) | call.constants
         results = dict(zip(plan.y, y, strict=True))
@@ -121,7 +133,7 @@ class _Loop(torch.autograd.Function):
             if name is None:
                 continue
             tangent = torch.zeros_like(like) if grad is None else grad.contiguous()
-            if plan.backward is not None and name in {c.parameter for c in plan.backward.carries}:
+            if name in call.ready.carried:
                 states[name] = tangent
             else:
                 values[name] = tangent
@@ -140,7 +152,8 @@ class _Loop(torch.autograd.Function):
             elif name is None:
                 out.append(None)
             else:
-                out.append(done[name].reshape(tensors[k].shape))
+                gradient, shape = done[name], tensors[k].shape  # a view would be copied below
+                out.append(gradient if gradient.shape == shape else gradient.reshape(shape))
         given = [g for g in out if g is not None]
         own = iter(distinct(given, (*saved, *(g for g in grads if g is not None))))
         out = [None if g is None else next(own) for g in out]

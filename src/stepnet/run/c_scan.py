@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -64,7 +65,6 @@ class CScan:
         self.packed_bytes = [
             _padded(heads * _packed_elements(k, n, item) * item) for _, heads, k, n in self.source.packed
         ]
-        self._arguments = ctypes.c_int64 * (len(FIXED) + len(self.source.fields))
         made = [entry.value for entry in self.source.fields if entry.role in ("out", "sum")]
         self._made = {n: (p.value(n).shape, getattr(torch, p.value(n).dtype)) for n in made}
         self._placed: _Placed | None = None
@@ -108,15 +108,16 @@ class CScan:
                 add(base + next(packed))
             elif role == "sum":
                 shape, dtype = self._made[name]
-                made[name] = tensor = torch.zeros((placed.parts, *shape), dtype=dtype)
+                parts = (placed.parts,) * (placed.parts > 1)
+                made[name] = tensor = torch.zeros((*parts, *shape), dtype=dtype)
                 add(tensor.data_ptr())
             elif role == "wrong":
                 made[name] = tensor = torch.zeros(1, dtype=torch.int64)
                 add(tensor.data_ptr())
             else:
                 add(strides[role])
-        arguments = self._arguments(*numbers)
-        self.run(c_threads.pool(placed.used), ctypes.addressof(arguments))
+        arguments = array("q", numbers)
+        self.run(c_threads.pool(placed.used), arguments.buffer_info()[0])
         self.spaces.append(space)
         p = self.source.program
         if p.lookups and made[""]:
@@ -126,8 +127,7 @@ class CScan:
                 remedy="indices count from 0 to the rows of the table less one",
             )
         for name in p.sums:
-            parts = made[name]
-            values[name] = parts[0] if placed.parts == 1 else parts.sum(0)
+            values[name] = made[name] if placed.parts == 1 else made[name].sum(0)
         for name, kept in p.renamed.items():
             values[name] = made[kept]
         for name in p.held:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from stepnet.data.modes import outside_modes
-from stepnet.data.offsets import owners, ranges
+from stepnet.data.offsets import LoD, owners, ranges
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,8 +31,13 @@ class Layout:
     idle: int = 0
 
     @staticmethod
-    def ragged(offsets: Tensor, reverse: bool) -> Layout:
+    def of(lod: LoD, reverse: bool) -> Layout:
         """Sequences one after the other, as the last level of a LoD says."""
+        return _ragged(lod.content(), reverse)
+
+    @staticmethod
+    def ragged(offsets: Tensor, reverse: bool) -> Layout:
+        """Sequences one after the other, from offsets."""
         return _ragged(offsets.numpy().tobytes(), reverse)
 
     @staticmethod
@@ -43,7 +48,7 @@ class Layout:
     @property
     def sequences(self) -> int:
         """How many sequences there are."""
-        return len(self.lengths)
+        return self.lengths.shape[0]
 
     @cached_property
     @outside_modes

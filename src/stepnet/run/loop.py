@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.data.modes import as_written
+from stepnet.data.modes import as_written, is_as_written
 from stepnet.errors import StepError
 from stepnet.ir.graph import Graph, Node
 from stepnet.ir.plan import LoopPlan, Region
@@ -55,10 +55,13 @@ class Loop:
         Returns:
             The wanted values by name, and the last value of each carry by parameter name.
         """
-        device = next((t.device for t in (*values.values(), *states.values())), torch.device("cpu"))
-        for name, tensor in (*values.items(), *states.items()):
-            if tensor.numel() and not tensor.data_ptr():
+        inputs = (*values.items(), *states.items())
+        device = inputs[0][1].device if inputs else torch.device("cpu")
+        for name, tensor in inputs:
+            if not tensor.data_ptr() and tensor.numel():
                 raise _freed(name, tensor)
+        if is_as_written(device):
+            return self._run(values, states, layout)
         with as_written(device):  # the plan says what is cast, and constants are made where the rows are
             return self._run(values, states, layout)
 

@@ -151,6 +151,8 @@ def _rows(graph: Graph, node: Node) -> Run:
     if node.op == "matmul_tn":
         if node.attr("batch"):
             return lambda a, b, rows: torch.matmul(a.permute(1, 2, 0), b.transpose(0, 1))
+        if len(ins[0].shape) == len(ins[1].shape) == 1:
+            return lambda a, b, rows: torch.mm(a.t(), b)
         k, n = ins[0].shape[-1], ins[1].shape[-1]
         return lambda a, b, rows: torch.mm(a.reshape(-1, k).t(), b.reshape(-1, n))
     padding, count, dtype = node.attr("padding"), out.shape, torch_dtype(out)

@@ -1,0 +1,98 @@
+"""What a call costs beside its arithmetic once its plan is there: recurrences of a few numbers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stepnet import LoDTensor, cells, recurrent
+
+from .harness import Case, Contender, Effort, Row, Topic, measure
+
+LENGTHS = (5, 3, 2, 4)
+FEATURES = 16
+EFFORTS = (
+    Effort(rounds=100, warmup=4, shortest=5e-3, budget=15.0),
+    Effort(rounds=3, warmup=2, shortest=2e-3, budget=5.0),
+)
+
+
+def cases(quick: bool) -> Iterator[Case]:
+    """A step of one matmul, and an LSTM cell, each over four short sequences."""
+    draw = torch.Generator().manual_seed(0)
+    rows = torch.randn(sum(LENGTHS), FEATURES, generator=draw)
+    lod = LoDTensor.from_lengths(rows, [list(LENGTHS)])
+    start = torch.zeros(len(LENGTHS), FEATURES)
+    weight = torch.randn(FEATURES, FEATURES, generator=draw) / 4
+
+    def step(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(x + h @ weight)
+        return h, h
+
+    torch.manual_seed(0)
+    lstm = cells.LSTM(FEATURES, FEATURES)
+    yield _case("own step forward", lambda backend: _forward(step, lod, start, backend))
+    if not quick:
+        yield _case("lstm forward", lambda backend: _forward(lstm, lod, None, backend))
+    yield _case("lstm train", lambda backend: _training(lstm, lod, backend))
+
+
+def _case(name: str, run: Callable[[str], Callable[[], Mapping[str, Tensor]]]) -> Case:
+    return Case(
+        name=name,
+        contenders={"stepnet": Contender(run("c")), "plain loop": Contender(run("naive"))},
+        reference="plain loop",
+        facts={"B": len(LENGTHS), "rows": sum(LENGTHS), "F": FEATURES},
+    )
+
+
+def _forward(
+    step: Any, x: LoDTensor, state: Tensor | None, backend: str
+) -> Callable[[], Mapping[str, Tensor]]:
+    def run() -> Mapping[str, Tensor]:
+        with torch.no_grad():
+            y, _ = recurrent(step, x, state, backend=backend)
+        return {"y": y.values}
+
+    return run
+
+
+def _training(cell: nn.Module, x: LoDTensor, backend: str) -> Callable[[], Mapping[str, Tensor]]:
+    weights = dict(cell.named_parameters())
+
+    def run() -> Mapping[str, Tensor]:
+        y, _ = recurrent(cell, x, backend=backend)
+        gradients = torch.autograd.grad(y.values.sum(), list(weights.values()))
+        return {"y": y.values.detach(), **dict(zip(weights, gradients, strict=True))}
+
+    return run
+
+
+def on_one_thread(case: Case, effort: Effort) -> dict[str, list[float]]:
+    """Seconds that one thread computes: waiting, for other threads or for a core, tells of the machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        runs = {name: contender.run for name, contender in case.contenders.items()}
+        return measure(runs, effort, time.thread_time)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def findings(rows: Sequence[Row]) -> dict[str, float]:
+    """Microseconds of processor time in a call."""
+    return {f"{row.case}: microseconds": row.times["stepnet"].median * 1e6 for row in rows}
+
+
+TOPIC = Topic(
+    name="warm_call",
+    claim="a call of a step that is compiled already, on rows so few that the way to its loop costs most",
+    cases=cases,
+    findings=findings,
+    measure=on_one_thread,
+    efforts=EFFORTS,
+)
