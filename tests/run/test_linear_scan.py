@@ -8,7 +8,7 @@ from torch import nn
 
 import stepnet
 from stepnet.report import explain
-from stepnet.report.canvas import ONCE, STEP
+from stepnet.report.svg import ONCE, STEP
 from stepnet.run import linear_scan
 from stepnet.run.layout import Layout
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import Literal
 
-from .canvas import BOLD, FAINT, SMALL, STEP, TEXT, TITLE, Canvas, Theme, corners, cut, text_width
+from .svg import BOLD, FAINT, SMALL, STEP, TEXT, TITLE, Canvas, Theme, corners, cut, text_width
 
-_WIDEST = 230.0
+_WIDEST = 250.0
 _ARC = 24.0  # room for the back edge of a recurrence in one box
 
 

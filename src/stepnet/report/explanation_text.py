@@ -12,7 +12,7 @@ from .cost import reads_values
 from .explanation import Explanation, ModelExplanation
 from .records import Loop, Region, Saved
 from .text import WIDTH, columns, to_text, verbatim
-from .words import EXECUTORS, Titles, count, extent, shape, share, short, when
+from .words import EXECUTORS, Titles, direction, extent, shape, share, short, summary, when
 
 _CODE = 44  # columns for the user's code
 _COUNTS = (
@@ -29,27 +29,12 @@ def text(it: Explanation) -> str:
 
 def model_text(it: ModelExplanation) -> str:
     """A table of the recurrences, then each that is not explained before."""
-    executors = {EXECUTORS[one.executor] for one in it.recurrences}
-    how = f", all by {executors.pop()}" if len(executors) == 1 and len(it.recurrences) > 1 else ""
-    head = (
-        f"{it.name}: {count(len(it.recurrences), 'recurrence')}{how}, {short(it.flops, 'FLOP')},"
-        f" {short(it.saved_bytes, 'B')} kept for backward"
-    )
     rows = [("", "", "runs by", "FLOP", "on many rows", "kept")]
     for number, one in enumerate(it.recurrences, 1):
-        arrow, once = "←" if one.reverse else "→", share(one.batched_flops, one.flops)
-        rows.append(
-            (
-                f"{number}  {one.name}",
-                f"{arrow} {count(one.steps, 'step')} of {one.sequences:,}",
-                EXECUTORS[one.executor],
-                short(one.flops, ""),
-                once,
-                short(one.saved_bytes, "B"),
-            )
-        )
+        figures = (short(one.flops, ""), share(one.batched_flops, one.flops), short(one.saved_bytes, "B"))
+        rows.append((f"{number}  {one.name}", direction(one), EXECUTORS[one.executor], *figures))
     overview = columns(rows, indent=2, right=(3, 4, 5), widths={2: 14, 3: 8, 4: 12, 5: 8})
-    parts = [to_text([verbatim(head), overview])]
+    parts = [to_text([verbatim(f"{it.name}: {summary(it)}"), overview])]
     for number, one in enumerate(it.recurrences, 1):
         first = it.recurrences.index(one) + 1
         told = f"{one.name}: as {first}" if first < number else str(one)
@@ -58,7 +43,7 @@ def model_text(it: ModelExplanation) -> str:
 
 
 def _parts(it: Explanation) -> Iterator[RenderableType]:
-    title = f"{it.name}: {extent(it.steps, it.shortest, it.sequences, it.rows, it.dtype, it.reverse)}"
+    title = f"{it.name}: {extent(it)}"
     yield Group(verbatim(title), Text(_verdict(it)))
     declined = [Group("DECLINED", *_refusals(it))] if it.refusals else []
     if not it.compiled:

@@ -14,9 +14,9 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Literal
 
 from .boxes import Box
-from .canvas import AROUND, ONCE, STEP, Theme
 from .cost import reads_values
 from .records import Loop, Op, Region
+from .svg import AROUND, ONCE, STEP, Theme
 from .words import Titles, count, counted, shape, short
 
 _ALONE = {

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from .boxes import draw_back_edge
-from .canvas import Canvas, Point
 from .layers import Item, arrange
+from .svg import Canvas, Point
 
 _LANE = 11.0  # between back edges
 

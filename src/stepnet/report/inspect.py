@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stepnet.openvino import OpenVINOModel, load
+from stepnet.openvino import load
 from stepnet.openvino import records as ir
 from stepnet.openvino.graph import Graph, Node
 from stepnet.openvino.table import is_constant
@@ -47,85 +48,80 @@ def inspect_model(
         IRError: the files are no model, or a shape does not fit.
     """
     model = load(xml, bin)
-    at = sizes(model, shapes or {})
-    return _Describer(at).model(model, Path(xml))
+    at, graph = sizes(model, shapes or {}), model.graph
+    outputs = dict(zip(graph.net.results, (s.name for s in model.outputs), strict=True))
+    top = _Describer(at, graph, outputs)
+    net = top.net()
+    return Inspection(
+        name=model.name,
+        file=Path(xml).name,
+        version=graph.net.version,
+        inputs=tuple(
+            Socket(s.name, Value(str(s.dtype).removeprefix("torch."), s.shape)) for s in model.inputs
+        ),
+        outputs=tuple(Socket(name, top.result(i)) for i, name in outputs.items()),
+        counted_at=at.inputs,
+        net=net,
+        parameters=sum(top.weights.values()),
+        weight_bytes=sum(top.places.values()),
+        cost=net.cost,
+    )
 
 
 @dataclass(frozen=True)
-class _Scope:
-    """The model or a body: its graph, the path of the loops around it, and names of its outputs.
+class _Describer:
+    """Describes the model or a body.
 
-    `inside` are the ids of its layers, constants excepted; `constants` are those by slot. `frequencies` are
-    how often each layer of a body runs.
+    Attributes:
+        at: shapes of all values.
+        graph: of the model or body.
+        outputs: names of the model's outputs, by the ids of Results.
+        path: names of the loops around it.
+        frequencies: how often each layer of a body runs.
+        weights: how many numbers each constant holds that layers compute with, in the whole model.
+        places: bytes at each place in the file.
     """
 
+    at: Sizes
     graph: Graph
-    path: tuple[str, ...]
-    outputs: Mapping[int, str]
-    inside: frozenset[int]
-    constants: dict[int, Tensor]
-    frequencies: Mapping[int, When] | None
+    outputs: Mapping[int, str] = field(default_factory=dict)
+    path: tuple[str, ...] = ()
+    frequencies: Mapping[int, When] | None = None
+    weights: dict[int, int] = field(default_factory=dict)
+    places: dict[tuple[str, str], int] = field(default_factory=dict)
 
+    @cached_property
+    def inside(self) -> frozenset[int]:
+        """The ids of its layers, constants excepted."""
+        return frozenset(node.layer.id for node in self.graph.nodes) | set(self.graph.net.parameters)
 
-class _Describer:
-    def __init__(self, at: Sizes) -> None:
-        self.at = at
-        self.weights: dict[int, int] = {}  # numbers in each constant that layers compute with
-        self.places: dict[tuple[str, str], int] = {}  # bytes at each place in the file
-
-    def model(self, model: OpenVINOModel, path: Path) -> Inspection:
-        graph = model.graph
-        outputs = dict(zip(graph.net.results, (s.name for s in model.outputs), strict=True))
-        net = self._net(graph, (), outputs)
-        return Inspection(
-            name=model.name,
-            file=path.name,
-            version=graph.net.version,
-            inputs=tuple(
-                Socket(s.name, Value(str(s.dtype).removeprefix("torch."), s.shape)) for s in model.inputs
-            ),
-            outputs=tuple(Socket(name, self._result(graph.net, i)) for i, name in outputs.items()),
-            counted_at=self.at.inputs,
-            net=net,
-            parameters=sum(self.weights.values()),
-            weight_bytes=sum(self.places.values()),
-            cost=net.cost,
-        )
-
-    def _result(self, net: ir.Net, result: int) -> Value:
-        source, index = net.layers[result].sources[0]
-        return self.at.outputs(net.layers[source])[index]
-
-    def _net(
-        self,
-        graph: Graph,
-        path: tuple[str, ...],
-        outputs: Mapping[int, str],
-        frequencies: Mapping[int, When] | None = None,
-    ) -> Net:
-        net = graph.net
-        nodes = {node.layer.id: node for node in graph.nodes}
+    def net(self) -> Net:
+        net = self.graph.net
+        nodes = {node.layer.id: node for node in self.graph.nodes}
         for layer in net.layers.values():
             if is_constant(layer):
                 at = (layer.attributes.get("offset", ""), layer.attributes.get("size", "0"))
                 self.places[at] = int(at[1])
-        constants = {slot: getattr(graph, name) for slot, name in graph.constant_slots}
-        inside = frozenset(nodes) | set(net.parameters)
-        scope = _Scope(graph, path, outputs, inside, constants, frequencies)
         layers = [
-            self._layer(nodes.get(i), net.layers[i], scope)
+            self._layer(nodes.get(i), net.layers[i])
             for i in net.order
             if i in nodes or net.layers[i].type in ("Parameter", "Result")
         ]
         return Net(tuple(layers), sum(layer.parameters for layer in layers))
 
-    def _layer(self, node: Node | None, layer: ir.Layer, scope: _Scope) -> Layer:
-        net, inside = scope.graph.net, scope.inside
+    def result(self, result: int) -> Value:
+        """Type and shape of what a Result reads."""
+        layers = self.graph.net.layers
+        source, index = layers[result].sources[0]
+        return self.at.outputs(layers[source])[index]
+
+    def _layer(self, node: Node | None, layer: ir.Layer) -> Layer:
+        layers, inside = self.graph.net.layers, self.inside
         loop, parameters, cost = None, 0, Cost()
         if node is not None:
-            parameters = self._parameters(node, scope)
+            parameters = self._parameters(node)
             if layer.bodies or hasattr(node.run, "reports"):
-                loop = self._loop(node, scope)
+                loop = self._loop(node)
                 parameters += sum(body.parameters for body in loop.bodies.values())
                 cost = loop.cost
             else:
@@ -135,11 +131,11 @@ class _Describer:
             name=layer.name,
             type=layer.type,
             reads=tuple(source for source in layer.sources if source[0] in inside),
-            constants=tuple(net.layers[s].name for s, _ in layer.sources if s not in inside),
-            outputs=self.at.outputs(layer) if layer.outputs else (self._result(net, layer.id),),
+            constants=tuple(layers[s].name for s, _ in layer.sources if s not in inside),
+            outputs=self.at.outputs(layer) if layer.outputs else (self.result(layer.id),),
             parameters=parameters,
             cost=cost,
-            when=None if scope.frequencies is None else scope.frequencies[layer.id],
+            when=None if self.frequencies is None else self.frequencies[layer.id],
             loop=loop,
         )
 
@@ -148,23 +144,23 @@ class _Describer:
         counted = self.at.counted
         return counted.given.get(id(layer), ()), counted.seen.get(id(layer), ())
 
-    def _parameters(self, node: Node, scope: _Scope) -> int:
+    def _parameters(self, node: Node) -> int:
         """How many numbers the constant inputs of a layer hold."""
-        total = 0
+        total, names = 0, dict(self.graph.constant_slots)
         for i, (source, _) in enumerate(node.layer.sources):
-            if source not in scope.inside and i not in node.values:
-                constant = scope.constants[node.inputs[i]]
+            if source not in self.inside and i not in node.values:
+                constant: Tensor = getattr(self.graph, names[node.inputs[i]])
                 if constant.dtype not in _INDICES:
                     self.weights[id(constant)] = constant.numel()
                     total += constant.numel()
         return total
 
-    def _loop(self, node: Node, scope: _Scope) -> LayerLoop:
-        layer, net, path = node.layer, scope.graph.net, (*scope.path, node.layer.name)
+    def _loop(self, node: Node) -> LayerLoop:
+        layer, net, path = node.layer, self.graph.net, (*self.path, node.layer.name)
         takes = {_BODIES[p]: tuple(inputs_of(layer, p, net)) for p in layer.bodies}
-        gives = {_BODIES[p]: tuple(outputs_of(layer, p, net, scope.outputs)) for p in layer.bodies}
+        gives = {_BODIES[p]: tuple(outputs_of(layer, p, net, self.outputs)) for p in layer.bodies}
         if layer.type == "If":
-            bodies = {_BODIES[p]: self._body(scope, layer, p, path) for p in layer.bodies}
+            bodies = {_BODIES[p]: self._body(layer, p) for p in layer.bodies}
             most = max((body.cost for body in bodies.values()), key=lambda cost: cost.flops)
             return LayerLoop(
                 path, "If", 1, True, "one of two bodies", takes, gives, (), bodies, None, None, Cost(), most
@@ -179,8 +175,7 @@ class _Describer:
         else:
             by_edges = when(layer)
             every_step: dict[int, When] = dict.fromkeys(by_edges, "step")
-            frequencies = by_edges if tried.compiled else every_step
-            body = self._body(scope, layer, "", path, frequencies)
+            body = self._body(layer, "", by_edges if tried.compiled else every_step)
             once, step, hoisted = Cost(), body.cost, ()
             if tried.compiled:
                 once, step, hoisted = self._split(layer.bodies[""], body, count.count)
@@ -194,17 +189,11 @@ class _Describer:
             tried.compiled, tried.reason, once, step, hoisted,
         )  # fmt: skip
 
-    def _body(
-        self,
-        scope: _Scope,
-        layer: ir.Layer,
-        prefix: str,
-        path: tuple[str, ...],
-        frequencies: Mapping[int, When] | None = None,
-    ) -> Net:
-        inner = scope.graph.bodies[f"{prefix}{layer.id}"]
-        assert isinstance(inner, Graph)
-        return self._net(inner, path, {}, frequencies)
+    def _body(self, layer: ir.Layer, prefix: str, frequencies: Mapping[int, When] | None = None) -> Net:
+        graph = self.graph.bodies[f"{prefix}{layer.id}"]
+        assert isinstance(graph, Graph)
+        inner = replace(self, graph=graph, outputs={}, path=(*self.path, layer.name), frequencies=frequencies)
+        return inner.net()
 
     def _split(self, net: ir.Net, body: Net, count: int | None) -> tuple[Cost, Cost, tuple[str, ...]]:
         """The cost of what runs once for all steps, that of each step, and the cells that are in both."""

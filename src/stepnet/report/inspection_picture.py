@@ -6,23 +6,8 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from . import svg
 from .boxes import Box
-from .canvas import (
-    AROUND,
-    BOLD,
-    FAINT,
-    LEFT,
-    ONCE,
-    STEP,
-    TEXT,
-    Canvas,
-    Mark,
-    Point,
-    Theme,
-    cut,
-    down,
-    text_width,
-)  # fmt: skip
 from .cost import PRODUCTS, VIEWS
 from .fold_layers import Group, groups
 from .graph import Graph
@@ -49,37 +34,37 @@ _COLUMNS = 29  # of characters in it
 
 def picture(it: Inspection) -> str:
     """The picture of a model."""
-    canvas, drawing = Canvas(), NetDrawing(it.net)
+    canvas, drawing = svg.Canvas(), NetDrawing(it.net)
     heading = list(_heading(it))
-    wide = max(drawing.width, *(text_width(line, size) * 1.05 for line, size, _ in heading), 560.0)
+    wide = max(drawing.width, *(svg.text_width(line, size) * 1.05 for line, size, _ in heading), 560.0)
     y = canvas.heading(10.0, heading)
-    y = canvas.legend(y + 26, wide + 2 * LEFT, _marks(it))
-    drawing.draw(canvas, LEFT + (wide - drawing.width) / 2, y)
+    y = canvas.legend(y + 26, wide + 2 * svg.LEFT, _marks(it))
+    drawing.draw(canvas, svg.LEFT + (wide - drawing.width) / 2, y)
     return canvas.svg(
-        wide + 2 * LEFT, y + drawing.height + LEFT, f"The model {printable(it.name or it.file)}"
+        wide + 2 * svg.LEFT, y + drawing.height + svg.LEFT, f"The model {printable(it.name or it.file)}"
     )
 
 
 def _heading(it: Inspection) -> Iterator[tuple[str, float, str]]:
-    yield printable(it.name or it.file), 20.0, TEXT
+    yield printable(it.name or it.file), 20.0, svg.TEXT
     layers = sum(layer.computes for layer in it.net.all_layers())
     cost = "" if it.cost.unknown else f", {short(it.cost.flops, 'FLOP')} a run"
     parts = (count(layers, "layer"), count(len(it.loops()), "loop"), short_count(it.parameters, "parameter"))
-    yield f"{', '.join(parts)}{cost}", 13.0, TEXT
-    yield f"counted at {sizes_by_name(it.counted_at)}", 11.0, FAINT
+    yield f"{', '.join(parts)}{cost}", 13.0, svg.TEXT
+    yield f"counted at {sizes_by_name(it.counted_at)}", 11.0, svg.FAINT
 
 
-def _marks(it: Inspection) -> Iterator[Mark]:
+def _marks(it: Inspection) -> Iterator[svg.Mark]:
     layers = list(it.net.all_layers())
     frequencies = {layer.when for layer in layers}
     if "step" in frequencies:
-        yield Mark("box", "runs at each step", STEP.ink)
+        yield svg.Mark("box", "runs at each step", svg.STEP.ink)
     if frequencies & {"rows", "once"}:
-        yield Mark("box", "runs once, for all steps", ONCE.ink)
+        yield svg.Mark("box", "runs once, for all steps", svg.ONCE.ink)
     if any(layer.type.lower() in PRODUCTS for layer in layers):
-        yield Mark("box", "filled: products", AROUND.ink, AROUND.ink)
+        yield svg.Mark("box", "filled: products", svg.AROUND.ink, svg.AROUND.ink)
     if any(loop.kind != "If" for _, loop in it.loops()):
-        yield Mark("arrow", "back edge: to the next step")
+        yield svg.Mark("arrow", "back edge: to the next step")
 
 
 class NetDrawing(Graph):
@@ -114,7 +99,7 @@ class NetDrawing(Graph):
             drop=30.0,
         )
 
-    def draw(self, canvas: Canvas, left: float, top: float) -> None:
+    def draw(self, canvas: svg.Canvas, left: float, top: float) -> None:
         """Draw it with its corner at a point."""
         self.move(left, top)
         parts = list(enumerate(self.parts))
@@ -124,13 +109,13 @@ class NetDrawing(Graph):
                 part.draw(canvas, x - part.width / 2, y)
         paths = dict.fromkeys(tuple(path) for path in self._paths())
         for path in paths:
-            canvas.arrow(down(path), width=1.3)
+            canvas.arrow(svg.down(path), width=1.3)
         for i, part in parts:
             if isinstance(part, Box):
                 part.draw(canvas, *self.centre(i))
         self.draw_back_edges(canvas)
 
-    def _paths(self) -> Iterator[list[Point]]:
+    def _paths(self) -> Iterator[list[svg.Point]]:
         for i, group in enumerate(self.groups):
             for layer in group:
                 for source, index in layer.reads:
@@ -140,14 +125,14 @@ class NetDrawing(Graph):
                             *path, (x, y) = [*start, *self.bends(j, i), *end]
                             yield [*path, (x, y - 2)]
 
-    def _starts(self, i: int, output: int) -> list[list[Point]]:
+    def _starts(self, i: int, output: int) -> list[list[svg.Point]]:
         """Where the edges of an output begin; in a panel at Results of its bodies."""
         part, (x, low) = self.parts[i], self.bottom_of(i)
         if isinstance(part, LoopPanel):
             return [[point, (point[0], low)] for point in part.ports_of_output(output)]
         return [[(x, low)]]
 
-    def _ends(self, i: int, read: tuple[int, int]) -> list[list[Point]]:
+    def _ends(self, i: int, read: tuple[int, int]) -> list[list[svg.Point]]:
         """Where the edges of an input end; in a panel at Parameters of its bodies."""
         part, (x, high) = self.parts[i], self.top_of(i)
         if isinstance(part, LoopPanel):
@@ -181,23 +166,23 @@ class LoopPanel:
         tall = max((d.height for d in self.bodies.values()), default=0.0)
         return 2 * _PAD + max(tall + self.caption, 22 + 15.0 * len(self.words))
 
-    def draw(self, canvas: Canvas, left: float, top: float) -> None:
+    def draw(self, canvas: svg.Canvas, left: float, top: float) -> None:
         """Draw it with its corner at a point."""
         canvas.open("g", **{"class": "loop"})
-        canvas.box(left, top, self.width, self.height, rx=12, fill=_GROUND, stroke=STEP.ink)
+        canvas.box(left, top, self.width, self.height, rx=12, fill=_GROUND, stroke=svg.STEP.ink)
         y = top + _PAD + 12
         for i, (words, size, colour) in enumerate(self.words):
-            canvas.text(left + _PAD, y, words, size, fill=colour, **({} if i else BOLD))
+            canvas.text(left + _PAD, y, words, size, fill=colour, **({} if i else svg.BOLD))
             y += 15 if i else 18
         x = left + _PAD + _SIDE
         for name, drawing in self.bodies.items():
             if self.caption:
-                canvas.text(x, top + _PAD + 8, name, 12, fill=STEP.ink)
+                canvas.text(x, top + _PAD + 8, name, 12, fill=svg.STEP.ink)
             drawing.draw(canvas, x, top + _PAD + self.caption)
             x += drawing.width + 28
         canvas.close("g")
 
-    def ports_of_input(self, read: tuple[int, int]) -> list[Point]:
+    def ports_of_input(self, read: tuple[int, int]) -> list[svg.Point]:
         """The Parameters that a value enters by."""
         return [
             drawing.top_of(drawing.place[port.inner_id])
@@ -206,7 +191,7 @@ class LoopPanel:
             if port.source == read
         ]
 
-    def ports_of_output(self, output: int) -> list[Point]:
+    def ports_of_output(self, output: int) -> list[svg.Point]:
         """The Results that an output of the loop comes from."""
         return [
             drawing.bottom_of(drawing.place[port.inner_id])
@@ -218,9 +203,9 @@ class LoopPanel:
 
 def _loop_words(name: str, loop: LayerLoop) -> Iterator[tuple[str, float, str]]:
     """Lines of text beside a body: words, size and colour."""
-    yield cut(printable(loop.kind), 14, _SIDE - 10), 14.0, STEP.ink
+    yield svg.cut(printable(loop.kind), 14, _SIDE - 10), 14.0, svg.STEP.ink
     for line in textwrap.wrap(printable(name), _COLUMNS)[:3]:
-        yield line, 11.0, TEXT
+        yield line, 11.0, svg.TEXT
     facts = [steps_text(loop), verdict(loop)]
     if loop.compiled and loop.once.flops:
         facts.append(f"{short(loop.once.flops, 'FLOP')} once, for all steps")
@@ -231,7 +216,7 @@ def _loop_words(name: str, loop: LayerLoop) -> Iterator[tuple[str, float, str]]:
     for text in facts:
         lines = textwrap.wrap(printable(text), _COLUMNS)
         for i, line in enumerate(lines[:5]):
-            yield (line if i < 4 or len(lines) == 5 else f"{line[:-2]}…"), 10.5, FAINT
+            yield (line if i < 4 or len(lines) == 5 else f"{line[:-2]}…"), 10.5, svg.FAINT
 
 
 def _part(
@@ -261,17 +246,19 @@ def _part(
     )  # fmt: skip
 
 
-def _theme(layer: Layer) -> Theme:
+def _theme(layer: Layer) -> svg.Theme:
     if layer.when == "step" or layer.loop is not None:
-        return STEP
-    return ONCE if layer.when else AROUND
+        return svg.STEP
+    return svg.ONCE if layer.when else svg.AROUND
 
 
 def _end_box(layer: Layer, ports: Sequence[PortMapping], states: Sequence[str]) -> Box:
     """A Parameter or Result, with how its value crosses the border of the loop."""
     lines = [*map(way_text, ports), *(f"next {printable(state)}" for state in states)]
     ways = {port.way for port in ports}
-    colours = STEP if states or "state" in ways else ONCE if ways & {"slice", "joined"} else AROUND
+    colours = (
+        svg.STEP if states or "state" in ways else svg.ONCE if ways & {"slice", "joined"} else svg.AROUND
+    )
     if not ports and layer.outputs:
         lines.append(_shapes(layer.outputs))
     return Box(printable(layer.name), tuple(lines), _tip(layer), colours, fill="paper", round=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -81,28 +81,10 @@ def _port(name: str, role: Role, leaf: Any, cut: dict[str, Any] | None = None) -
     return Port(name, role, "row" if rows else "shared", tuple(sizes[rows:]), str(values.dtype).split(".")[1])
 
 
-@dataclass
-class Recorded:
-    """Torch calls of a step.
-
-    Attributes:
-        ops: the calls.
-        states, y: names of the new states; names and tensors of the results.
-        outside: the tensors that the step reads besides its arguments.
-        tried: False if the step was not run.
-    """
-
-    ops: list[Op] = field(default_factory=list)
-    states: list[str] = field(default_factory=list)
-    y: list[tuple[str, Tensor]] = field(default_factory=list)
-    outside: dict[str, Tensor] = field(default_factory=dict)
-    tried: bool = True
-
-
 def record(
     body: StepBody, feeds: Mapping[str, Any], here: Callable[[], str | None], times: float, **cut: Any
-) -> Recorded:
-    """Run the first step of a loop and record its torch calls.
+) -> Recorder:
+    """Run the first step of a loop and record its torch recorder.
 
     The recording ends at a call that would change a tensor outside. The step is not run at all if that would
     use up what it reads, such as an iterator. Objects that it changes are restored.
@@ -114,8 +96,7 @@ def record(
         times: the rows of the whole run, by those of the first step.
         cut: how x is cut into steps, as `loop_over` takes it.
     """
-    recorder = _Recorder(here)
-    calls = recorder.calls
+    recorder = Recorder(here)
 
     def step(x: Any, state: Any) -> Any:
         recorder.name_arguments(body.x_names, flatten(x)[0])
@@ -124,14 +105,14 @@ def record(
             result = body.step(x, state)
         if not (isinstance(result, tuple) and len(result) == 2):
             return result  # for StepBody to complain of
-        calls.y = [(recorder.name_of(t), t) for t in _tensors(result[0])]
-        calls.states = [recorder.name_of(t) for t in _tensors(result[1])]
+        recorder.y = [(recorder.name_of(t), t) for t in _tensors(result[0])]
+        recorder.states = [recorder.name_of(t) for t in _tensors(result[1])]
         raise _Done
 
     reached = reach(body.step, everything=True)
     if reached.refused is not None:  # to run it would use something up
-        calls.tried = False
-        return calls
+        recorder.tried = False
+        return recorder
     before = Snapshot(reached.holders)
     watched = StepBody(step, body.x_spec, body.state_spec)
     with torch.random.fork_rng(devices=[]), contextlib.suppress(_Done):
@@ -139,28 +120,39 @@ def record(
             naive.run(loop_over(watched, **cut), feeds)
         finally:
             before.restore()
-    named = dict(zip(calls.outside, tensor_names(body.step, calls.outside.values()), strict=True))
-    calls.outside = {named[name]: tensor for name, tensor in calls.outside.items()}
-    calls.states = [named.get(name, name) for name in calls.states]
-    calls.y = [(named.get(name, name), tensor) for name, tensor in calls.y]
-    calls.ops = [
+    named = dict(zip(recorder.outside, tensor_names(body.step, recorder.outside.values()), strict=True))
+    recorder.outside = {named[name]: tensor for name, tensor in recorder.outside.items()}
+    recorder.states = [named.get(name, name) for name in recorder.states]
+    recorder.y = [(named.get(name, name), tensor) for name, tensor in recorder.y]
+    recorder.ops = [
         replace(op, flops=round(op.flops * times), inputs=tuple(named.get(n, n) for n in op.inputs))
-        for op in calls.ops
+        for op in recorder.ops
     ]
-    return calls
+    return recorder
 
 
 class _Done(Exception):
     """The step has run once; the loop around it need not go on."""
 
 
-class _Recorder(TorchFunctionMode):
-    """Records each torch call of a step, with the names of its inputs and results."""
+class Recorder(TorchFunctionMode):
+    """Records each torch call of a step, with the names of its inputs and results.
+
+    Attributes:
+        ops: the calls.
+        states, y: names of the new states; names and tensors of the results.
+        outside: the tensors that the step reads besides its arguments.
+        tried: False if the step was not run.
+    """
 
     def __init__(self, here: Callable[[], str | None]) -> None:
         super().__init__()
         self.here = here
-        self.calls = Recorded()
+        self.ops: list[Op] = []
+        self.states: list[str] = []
+        self.y: list[tuple[str, Tensor]] = []
+        self.outside: dict[str, Tensor] = {}
+        self.tried = True
         self.names: dict[int, str] = {}
         self.alive: list[Tensor] = []  # ids in `names` must stay taken
         self.rows = 0
@@ -179,8 +171,8 @@ class _Recorder(TorchFunctionMode):
     def name_of(self, tensor: Tensor) -> str:
         """The name of a value; a new one if the step has it from outside."""
         if id(tensor) not in self.names:
-            name = f"outside {len(self.calls.outside)}"
-            self.calls.outside[name] = tensor
+            name = f"outside {len(self.outside)}"
+            self.outside[name] = tensor
             self._name(tensor, name)
         return self.names[id(tensor)]
 
@@ -194,7 +186,7 @@ class _Recorder(TorchFunctionMode):
             return func(*args, **kwargs)
         line = self.here()
         inputs = tuple(dict.fromkeys(map(self.name_of, read)))
-        if any(self.names.get(id(t)) in self.calls.outside for t in written(func, args, kwargs)):
+        if any(self.names.get(id(t)) in self.outside for t in written(func, args, kwargs)):
             raise _Done  # or a tensor of the user's would change once more than by the loop
         out = func(*args, **kwargs)
         results = list(_tensors(out))
@@ -216,7 +208,7 @@ class _Recorder(TorchFunctionMode):
         rows = first is not None and first.dim() > 0 and len(first) == self.rows
         shape = () if first is None else tuple(first.shape[1:] if rows else first.shape)
         flops = call_flops(name, read, results)
-        self.calls.ops.append(
+        self.ops.append(
             Op(name, inputs, outputs, "row" if rows else "shared", shape, contracts, kind, line, flops)
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -63,14 +64,13 @@ class Sizes:
 
         A dimension that differs between two sizes is dynamic; what cannot be inferred is as declared.
         """
-        first, second = (survey.seen.get(id(layer), ()) for survey in self.pair)
-        declared = [None if p.type is None else _name(p.type.dtype) for p in layer.outputs]
-        found = []
-        for i, dtype in enumerate(declared):
-            a = first[i] if i < len(first) else UNKNOWN
-            b = second[i] if i < len(second) else UNKNOWN
-            found.append(_common(a, b, Value(dtype, layer.outputs[i].shape or None)))
-        return tuple(found)
+        first, second = (dict(enumerate(survey.seen.get(id(layer), ()))) for survey in self.pair)
+        declared = (
+            Value(None if p.type is None else _name(p.type.dtype), p.shape or None) for p in layer.outputs
+        )
+        return tuple(
+            _common(first.get(i, UNKNOWN), second.get(i, UNKNOWN), it) for i, it in enumerate(declared)
+        )
 
 
 def sizes(model: OpenVINOModel, shapes: Mapping[str, tuple[int, ...]]) -> Sizes:
@@ -84,31 +84,25 @@ def sizes(model: OpenVINOModel, shapes: Mapping[str, tuple[int, ...]]) -> Sizes:
     """
     check_shapes(model, shapes)
     pair = (_survey(model, shapes_at(model, {}, SIZES[0])), _survey(model, shapes_at(model, {}, SIZES[1])))
-    found, survey = {}, pair[0]
-    for size in _TRIED:
-        found = shapes_at(model, shapes, size)
-        survey = _survey(model, found)
+    inputs, survey = {}, pair[0]
+    for choose, size in product((shapes_at, fitting), _TRIED):
+        inputs = choose(model, shapes, size)
+        survey = _survey(model, inputs)
         if not survey.faults:
             break
-    else:
-        for size in _TRIED:
-            found = fitting(model, shapes, size)
-            survey = _survey(model, found)
-            if not survey.faults:
-                break
-        if survey.faults and shapes:
-            raise next(iter(survey.faults.values())).error
-    return Sizes(found, survey, pair)
+    if survey.faults and shapes:
+        raise next(iter(survey.faults.values())).error
+    return Sizes(inputs, survey, pair)
 
 
 def shapes_at(
     model: OpenVINOModel, shapes: Mapping[str, tuple[int, ...]], size: int
 ) -> dict[str, tuple[int, ...]]:
     """The shapes of all inputs of known rank, with one size for all dynamic dimensions that are not given."""
-    found = {socket.name: shapes.get(socket.name, socket.shape) for socket in model.inputs}
+    known = {socket.name: shapes.get(socket.name, socket.shape) for socket in model.inputs}
     return {
         name: tuple(size if d == -1 else d for d in shape)
-        for name, shape in found.items()
+        for name, shape in known.items()
         if shape is not None
     }
 
@@ -166,15 +160,11 @@ def check_shapes(model: OpenVINOModel, shapes: Mapping[str, tuple[int, ...]]) ->
 
 def _survey(model: OpenVINOModel, shapes: Mapping[str, tuple[int, ...]]) -> Survey:
     survey = Survey()
-    survey.graph(
-        model.graph,
-        [
-            torch.empty(shapes[socket.name], dtype=socket.dtype, device="meta")
-            if socket.name in shapes
-            else UNKNOWN
-            for socket in model.inputs
-        ],
-    )
+    arguments: list[Any] = [UNKNOWN] * len(model.inputs)
+    for i, socket in enumerate(model.inputs):
+        if socket.name in shapes:
+            arguments[i] = torch.empty(shapes[socket.name], dtype=socket.dtype, device="meta")
+    survey.graph(model.graph, arguments)
     return survey
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from .explanation import Explanation, ModelExplanation
 from .inspection import LayerLoop, PortMapping, When
 from .records import Loop, Op, Region, Value
 
@@ -104,15 +105,28 @@ def when(region: Region, rows: int, sequences: int) -> str:
     return "once, on weights" if region.kind == "prologue" else "once, on sums over rows"
 
 
-def extent(steps: int, shortest: int, sequences: int, rows: int, dtype: str, reverse: bool = False) -> str:
-    """The size of the data.
+def extent(it: Explanation) -> str:
+    """The size of the data: '1 to 3 steps of 2 sequences, 4 rows of float32'."""
+    lengths = (
+        count(it.steps, "step")
+        if it.shortest == it.steps
+        else f"{it.shortest:,} to {count(it.steps, 'step')}"
+    )
+    end = ", each from its end" if it.reverse else ""
+    return f"{lengths} of {count(it.sequences, 'sequence')}, {count(it.rows, 'row')} of {it.dtype}{end}"
 
-    >>> extent(3, 1, 2, 4, "float32")
-    '1 to 3 steps of 2 sequences, 4 rows of float32'
-    """
-    lengths = count(steps, "step") if shortest == steps else f"{shortest:,} to {count(steps, 'step')}"
-    end = ", each from its end" if reverse else ""
-    return f"{lengths} of {count(sequences, 'sequence')}, {count(rows, 'row')} of {dtype}{end}"
+
+def direction(it: Explanation) -> str:
+    """Which way a recurrence runs, and how far: '→ 3 steps of 2'."""
+    return f"{'←' if it.reverse else '→'} {count(it.steps, 'step')} of {it.sequences:,}"
+
+
+def summary(it: ModelExplanation) -> str:
+    """How many recurrences a model has, what runs them, and what they cost together."""
+    executors = {EXECUTORS[one.executor] for one in it.recurrences}
+    how = f", all by {executors.pop()}" if len(executors) == 1 and len(it.recurrences) > 1 else ""
+    number = count(len(it.recurrences), "recurrence")
+    return f"{number}{how}, {short(it.flops, 'FLOP')}, {short(it.saved_bytes, 'B')} kept for backward"
 
 
 class Titles:
