@@ -8,7 +8,7 @@ from typing import Literal
 
 from .svg import BOLD, FAINT, SMALL, STEP, TEXT, TITLE, Canvas, Theme, corners, cut, text_width
 
-_WIDEST = 250.0
+_WIDEST = 270.0
 _ARC = 24.0  # room for the back edge of a recurrence in one box
 
 

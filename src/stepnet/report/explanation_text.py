@@ -37,8 +37,8 @@ def model_text(it: ModelExplanation) -> str:
     parts = [to_text([verbatim(f"{it.name}: {summary(it)}"), overview])]
     for number, one in enumerate(it.recurrences, 1):
         first = it.recurrences.index(one) + 1
-        told = f"{one.name}: as {first}" if first < number else str(one)
-        parts.append(f"{'=' * WIDTH}\n\n{number}  {told}")
+        content = f"{one.name}: as {first}" if first < number else str(one)
+        parts.append(f"{'=' * WIDTH}\n\n{number}  {content}")
     return "\n\n\n".join(parts)
 
 

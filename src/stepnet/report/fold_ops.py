@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from graphlib import CycleError, TopologicalSorter
 from typing import Literal
 
 from .boxes import Box
@@ -89,8 +88,8 @@ def fold(
     def sources(name: str) -> list[int]:
         if name not in producers:
             producers[name] = []
-            found = [node for read in moved.get(name, ()) for node in sources(read)]
-            producers[name] = list(dict.fromkeys(found))
+            nodes_read = (node for read in moved.get(name, ()) for node in sources(read))
+            producers[name] = list(dict.fromkeys(nodes_read))
         return producers[name]
 
     arrows = dict.fromkeys((a, b) for name, b in targets for a in sources(name) if a != b)
@@ -142,39 +141,45 @@ def _groups(loop: Loop, known: Collection[str]) -> list[tuple[int, tuple[Op, ...
 
     pairs = ((n, m) for m, (_, op) in enumerate(ops) for name in op.inputs for n in made_by(name))
     edges = sorted({(n, m) for n, m in pairs if n != m})
+    readers: list[list[int]] = [[] for _ in ops]
+    for n, m in edges:
+        readers[n].append(m)
     group = list(range(len(ops)))
     recomputed: dict[int, int] = {}  # the first such op of each region: they read no other ops
     for n, (region, op) in enumerate(ops):
         if op.kind == "row" and all(name in known for name in op.outputs):
             group[n] = recomputed.setdefault(region, n)
-    for a, b in edges:
-        (i, first), (j, second) = ops[a], ops[b]
-        alike = (i, first.line) == (j, second.line) and _mergeable(first) and _mergeable(second)
-        if alike and group[a] != group[b] and not {group[a], group[b]} & set(recomputed.values()):
-            merged = [group[a] if g == group[b] else g for g in group]
-            if _acyclic(merged, edges):
-                group = merged
     members: dict[int, list[int]] = {}
     for n, g in enumerate(group):
         members.setdefault(g, []).append(n)
-    return [(ops[g][0], tuple(ops[n][1] for n in chosen)) for g, chosen in members.items()]
+    for n, m in edges:
+        (i, first), (j, second), a, b = ops[n], ops[m], group[n], group[m]
+        alike = (i, first.line) == (j, second.line) and _mergeable(first) and _mergeable(second)
+        if not alike or a == b or {a, b} & set(recomputed.values()) or _detour(a, b, members, group, readers):
+            continue
+        members[a] += members[b]
+        for k in members.pop(b):
+            group[k] = a
+    return [(ops[g][0], tuple(ops[n][1] for n in sorted(chosen))) for g, chosen in members.items()]
 
 
 def _mergeable(op: Op) -> bool:
     return op.weight in ("cheap", "costly") and op.name not in _ALONE
 
 
-def _acyclic(group: list[int], edges: list[tuple[int, int]]) -> bool:
-    """True if the graph of groups has no cycle."""
-    sorter = TopologicalSorter[int]()
-    for a, b in edges:
-        if group[a] != group[b]:
-            sorter.add(group[b], group[a])
-    try:
-        sorter.prepare()
-    except CycleError:
-        return False
-    return True
+def _detour(
+    a: int, b: int, members: dict[int, list[int]], group: list[int], readers: list[list[int]]
+) -> bool:
+    """True if a path leads from one group to another through a third: merged, they would make a cycle."""
+    seen, todo = {a, b}, [a]
+    while todo:
+        at = todo.pop()
+        following = {group[m] for n in members[at] for m in readers[n]}
+        if at != a and b in following:
+            return True
+        todo += following - seen
+        seen |= following
+    return False
 
 
 def _blamed(

@@ -107,7 +107,7 @@ def _variables(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 class SourceLines:
-    """The text of lines given as 'file.py:12', where one file of that name is known.
+    """The text of lines such as 'file.py:12', where one file of that name is known.
 
     Also reads cells of a notebook, which `linecache` knows by generated file names.
     """

@@ -98,7 +98,7 @@ def sizes(model: OpenVINOModel, shapes: Mapping[str, tuple[int, ...]]) -> Sizes:
 def shapes_at(
     model: OpenVINOModel, shapes: Mapping[str, tuple[int, ...]], size: int
 ) -> dict[str, tuple[int, ...]]:
-    """The shapes of all inputs of known rank, with one size for all dynamic dimensions that are not given."""
+    """The shapes of all inputs of known rank, with one size for all other dynamic dimensions."""
     known = {socket.name: shapes.get(socket.name, socket.shape) for socket in model.inputs}
     return {
         name: tuple(size if d == -1 else d for d in shape)
@@ -140,7 +140,7 @@ def fitting(
 
 
 def check_shapes(model: OpenVINOModel, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Check shapes that are given for inputs.
+    """Check shapes of inputs against the file.
 
     Raises:
         IRError: a shape is for no input, or does not fit it.
@@ -154,8 +154,8 @@ def check_shapes(model: OpenVINOModel, shapes: Mapping[str, tuple[int, ...]]) ->
             len(declared) == len(shape) and all(d in (-1, n) for d, n in zip(declared, shape, strict=True))
         )
         if not fits:
-            given = ",".join(map(str, shape))
-            raise IRError(f"--shape {name}={given}: does not fit the input", expected=sockets[name])
+            text = ",".join(map(str, shape))
+            raise IRError(f"--shape {name}={text}: does not fit the input", expected=sockets[name])
 
 
 def _survey(model: OpenVINOModel, shapes: Mapping[str, tuple[int, ...]]) -> Survey:
