@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from stepnet.ir import plan as ir
 from stepnet.ir.graph import Node, Value
 from stepnet.ir.ops import OPS, RANDOM, Stage
 from stepnet.run.autograd import Ready
+from stepnet.run.c_scan import CScan
 from stepnet.run.linear_scan import LinearScan, passes
 
 from .cost import border_bytes, contracts, node_flops, region_border, weight
@@ -52,6 +54,17 @@ def describe_plan(
         loops.append(describer.backward(ready.backward.plan, labels, y_names, body.new_state_names))
     linear = tuple(name for region in plan.forward.regions for name in region.linear)
     return tuple(loops), _saved(plan, y_names, sum(counts)), linear
+
+
+def generated_source(ready: Ready | None) -> str | None:
+    """The generated C of a plan, scan after scan."""
+    if ready is None:
+        return None
+    texts: list[str] = []
+    for loop in (ready.forward, ready.backward):
+        scans: Sequence[Any] = [scan for _, scan, _ in loop.regions] if loop is not None else []
+        texts += [scan.source.text for scan in scans if isinstance(scan, CScan)]
+    return "\n".join(texts) or None
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,10 +16,8 @@ from stepnet.data.lod import LoDTensor
 from stepnet.engine import Entry, find_plan
 from stepnet.errors import Refusal, StepError
 from stepnet.front.step import step_name
-from stepnet.run.autograd import Ready
-from stepnet.run.c_scan import CScan
 
-from .describe_plan import describe_plan
+from .describe_plan import describe_plan, generated_source
 from .explain_model import explain_model, is_model
 from .explanation import Explanation, ModelExplanation
 from .names import SourceLines
@@ -155,7 +152,7 @@ def _explain(
         refusals=tuple(_refused(name, refusal, code) for name, refusal in entry.refusals),
         linear=linear,
         notes=tuple(notes),
-        source=_source(entry.ready) if source else None,
+        source=generated_source(entry.ready) if source else None,
     )
 
 
@@ -175,14 +172,3 @@ def _counts(x: Any, level: int, axis: int) -> list[int]:
 def _refused(executor: str, refusal: Refusal, code: SourceLines) -> Refused:
     who = executor if executor in ("c", "eager") else "compiler"
     return Refused(who, refusal.reason, refusal.remedy, refusal.line, code.at(refusal.line))
-
-
-def _source(ready: Ready | None) -> str | None:
-    """The generated C of a plan, scan after scan."""
-    if ready is None:
-        return None
-    texts: list[str] = []
-    for loop in (ready.forward, ready.backward):
-        scans: Sequence[Any] = [scan for _, scan, _ in loop.regions] if loop is not None else []
-        texts += [scan.source.text for scan in scans if isinstance(scan, CScan)]
-    return "\n".join(texts) or None
