@@ -21,9 +21,6 @@ from .data.sequence import sequence_pool as sequence_pool
 from .data.sequence import sequence_reverse as sequence_reverse
 from .data.sequence import sequence_slice as sequence_slice
 from .data.sequence import sequence_softmax as sequence_softmax
-from .explaining import Explanation as Explanation
-from .explaining import ModelExplanation as ModelExplanation
-from .explaining import explain as explain
 from .front.memory import Memory as Memory
 from .front.scope import Scope as Scope
 from .front.while_loop import while_loop as while_loop
@@ -35,6 +32,9 @@ from .loops.create import create_whileloop as create_whileloop
 from .loops.dynamic import dynamic_recurrent as dynamic_recurrent
 from .loops.map_fn import map_fn as map_fn
 from .loops.recurrent_op import RecurrentOp as RecurrentOp
+from .report import Explanation as Explanation
+from .report import ModelExplanation as ModelExplanation
+from .report import explain as explain
 from .tape import Tape as Tape
 from .tape import TapeItem as TapeItem
 from .tape import Topology as Topology

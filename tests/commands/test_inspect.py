@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ir_files import Net
+from stepnet.report.inspect import inspect_model
 
 
 def test_a_loop(stepnet, cases):
@@ -113,6 +114,15 @@ def test_json(stepnet, cases):
     runs = {layer["type"]: layer["when"] for layer in loop["bodies"]["body"]["layers"]}
     assert runs["GRUCell"] == "step"
     assert runs["LogSoftmax"] == "rows"
+
+
+def test_an_inspection_is_what_the_command_shows(stepnet, cases, tmp_path):
+    path = cases / "corpus" / "attention_decoder" / "model.xml"
+    it = inspect_model(path)
+    out = stepnet("inspect", path, "--svg", tmp_path / "model.svg").out
+    assert str(it).splitlines() == [line.rstrip() for line in out.splitlines()]
+    assert it.to_svg() == (tmp_path / "model.svg").read_text(encoding="utf-8")
+    assert it.to_dict() == json.loads(stepnet("inspect", path, "--json").out)
 
 
 def chain(folder, layers: int):

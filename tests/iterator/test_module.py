@@ -12,7 +12,7 @@ from torch import nn
 import stepnet
 from stepnet import BackEdge, InputPort, OutputPort, TensorIterator, explain
 from stepnet.errors import LoopError, Refusal, SlowPathWarning
-from stepnet.explaining import ModelExplanation
+from stepnet.report import ModelExplanation
 
 
 class Recall(nn.Module):

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import stepnet
-from stepnet.explaining import explain
-from stepnet.explaining.look import ONCE, STEP
+from stepnet.report import explain
+from stepnet.report.svg import ONCE, STEP
 from stepnet.run import linear_scan
 from stepnet.run.layout import Layout
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stepnet.inspecting.sizes import fitting
+from stepnet.report.sizes import fitting
 
 from .outcome import CommandError
 

@@ -26,12 +26,12 @@ def gather(
         CommandError: an option is wrong, a file cannot be read, or an input is missing.
         IRError: a shape is for no input or does not fit it.
     """
-    from stepnet.inspecting.sizes import check_given
+    from stepnet.report.sizes import check_shapes
 
     from .arrays import fill, from_files
 
     sizes = shapes_of(shapes)
-    check_given(model, sizes)
+    check_shapes(model, sizes)
     found = from_files(model, files or ())
     both = next((name for name in sizes if name in found), None)
     if both is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from json import dumps
 from pathlib import Path
 from typing import Annotated
 
@@ -29,21 +30,17 @@ def inspect(
     Loops are tried on zeros to see whether they are compiled; the rest is told without running the model.
     """
     with told():
-        from stepnet.inspecting import inspect_model
+        from stepnet.report.inspect import inspect_model
 
         it = inspect_model(model, bin, shapes=shapes_of(shape))
         if svg is not None:
-            from stepnet.inspecting.picture import picture
-
             try:
-                svg.write_text(picture(it), encoding="utf-8")
+                it.to_svg(svg)
             except OSError as error:
                 raise CommandError(f"{svg}: cannot be written: {error.strerror}") from error
         if json:
-            from stepnet.inspecting.json import to_json
-
-            typer.echo(to_json(it))
+            typer.echo(dumps(it.to_dict(), indent=1))
         else:
-            from stepnet.inspecting.text import show
+            from stepnet.report.inspection_text import show
 
             show(it, console(), every=every)

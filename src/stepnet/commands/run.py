@@ -76,7 +76,7 @@ def _table(found: Outputs) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from stepnet.inspecting.words import plain
+    from stepnet.report.words import printable
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
     for name in ("output", "type and shape", "smallest", "mean", "largest", "not finite"):
@@ -88,5 +88,5 @@ def _table(found: Outputs) -> Table:
         told = (finite.min(), finite.mean(), finite.max()) if finite.numel() else ()
         shown = [f"{number.item():.6g}" for number in told] or ["", "", ""]
         rest = str(numbers.numel() - finite.numel())
-        table.add_row(*(Text(plain(cell)) for cell in (name, kind, *shown, rest)))
+        table.add_row(*(Text(printable(cell)) for cell in (name, kind, *shown, rest)))
     return table

@@ -18,8 +18,8 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from stepnet.inspecting.words import plain
 from stepnet.openvino import LoopReport, OpenVINOModel
+from stepnet.report.words import printable
 
 from .arrays import array
 from .outcome import CommandError
@@ -192,7 +192,7 @@ def print_table(found: Versus, console: Console) -> None:
             ["shapes differ", ""] if row.absolute is None else [f"{row.absolute:.3g}", f"{row.relative:.3g}"]
         )
         cells = [row.output, kind, *sizes, "agrees" if row.agree else "DIFFERS"]
-        table.add_row(*(Text(plain(cell)) for cell in cells), style=None if row.agree else "red")
+        table.add_row(*(Text(printable(cell)) for cell in cells), style=None if row.agree else "red")
     console.print(table)
     console.print()
     table = _table("time, ms", "first run", "median", "middle half")
@@ -206,7 +206,7 @@ def print_table(found: Versus, console: Console) -> None:
     console.print(f"stepnet {told} OpenVINO ({found.rounds} runs each in turns, {threads})")
     for loop in found.loops:
         state = "compiled" if loop.compiled else f"plain loop: {loop.reason}"
-        console.print(Text(plain(f"{loop.where}: {state}"), style="dim"))
+        console.print(Text(printable(f"{loop.where}: {state}"), style="dim"))
 
 
 def _table(*columns: str) -> Table:

@@ -1,0 +1,249 @@
+"""A plan as records: its loops, their regions and ops, and what is saved for backward and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from stepnet.data.tree import Spec, names
+from stepnet.front.step import StepBody
+from stepnet.ir import plan as ir
+from stepnet.ir.graph import Node, Value
+from stepnet.ir.ops import OPS, RANDOM, Stage
+from stepnet.run.autograd import Ready
+from stepnet.run.c_scan import CScan
+from stepnet.run.linear_scan import LinearScan, passes
+
+from .cost import border_bytes, contracts, node_flops, region_border, weight
+from .names import SourceLines, tensor_names
+from .records import Direction, Loop, Op, Port, Region, Role, Saved, by_line
+
+Labels = Mapping[str, str]  # the user's name of a value, where there is one
+
+
+def describe_plan(
+    ready: Ready, body: StepBody, y_spec: Spec, weights: Sequence[Tensor], counts: Sequence[int],
+    code: SourceLines, device: str,
+) -> tuple[tuple[Loop, ...], tuple[Saved, ...], tuple[str, ...]]:  # fmt: skip
+    """Describe a plan.
+
+    Args:
+        ready: the plan, and its loops as an executor runs them.
+        body: the user's step.
+        y_spec: the structure of y.
+        weights: the tensors that the plan's first weights are; constants follow.
+        counts: how many steps each sequence takes.
+        code: the text of the user's lines.
+        device: the type of device that the rows are on.
+
+    Returns:
+        The loops, what is saved between them, and the states that are linear recurrences.
+    """
+    plan = ready.plan
+    named = tensor_names(body.step, weights)
+    y_names = names(y_spec, "y")
+    inputs = (*plan.x, *plan.states, *named, *plan.weights[len(named) :])
+    labels = _labels(plan.new_states, body.new_state_names) | _labels(plan.y, y_names)
+    labels |= dict(zip((*plan.x, *plan.states, *plan.weights), inputs, strict=True))
+    describer = _Describer(ready, sum(counts), len(counts), max(counts, default=0), code, device)
+    loops = [describer.forward(ready.forward.plan, labels, y_names)]
+    if ready.backward is not None:
+        loops.append(describer.backward(ready.backward.plan, labels, y_names, body.new_state_names))
+    linear = tuple(name for region in plan.forward.regions for name in region.linear)
+    return tuple(loops), _saved(plan, y_names, sum(counts)), linear
+
+
+def generated_source(ready: Ready | None) -> str | None:
+    """The generated C of a plan, scan after scan."""
+    if ready is None:
+        return None
+    texts: list[str] = []
+    for loop in (ready.forward, ready.backward):
+        scans: Sequence[Any] = [scan for _, scan, _ in loop.regions] if loop is not None else []
+        texts += [scan.source.text for scan in scans if isinstance(scan, CScan)]
+    return "\n".join(texts) or None
+
+
+@dataclass(frozen=True)
+class _Describer:
+    ready: Ready
+    rows: int
+    sequences: int
+    steps: int
+    code: SourceLines
+    device: str
+
+    def forward(self, loop: ir.LoopPlan, labels: Labels, y_names: Sequence[str]) -> Loop:
+        plan, values = self.ready.plan, loop.body.values
+        enters = [
+            *(_port(n, values[n], "x") for n in plan.x),
+            *(_port(n, values[n], "state") for n in plan.states),
+            *(_port(labels[n], values[n], "weight") for n in plan.weights),
+        ]
+        leaves = [_port(label, values[n], "y") for label, n in zip(y_names, plan.y, strict=True)]
+        sources = {label: labels[n] for label, n in zip(y_names, plan.y, strict=True)}
+        regions = tuple(self.regions(loop, "forward", labels))
+        return Loop("forward", tuple(enters), regions, tuple(leaves), sources)
+
+    def backward(
+        self, loop: ir.LoopPlan, labels: Labels, y_names: Sequence[str], new_states: Sequence[str]
+    ) -> Loop:
+        plan, values = self.ready.plan, loop.body.values
+        tangents = {
+            name: f"gradient of {label}"
+            for name, label in zip(plan.tangents, (*y_names, *new_states), strict=True)
+            if name is not None
+        }
+        pairs = zip((*plan.x, *plan.states, *plan.weights), plan.gradients, strict=False)
+        gradients = [(f"gradient of {labels[n]}", name) for n, name in pairs if name is not None]
+        first = _labels([name for _, name in gradients], [label for label, _ in gradients])
+        labels = {**first, **labels, **tangents}
+        carried = {c.parameter: c.result for c in loop.carries}
+        for state, tangent in zip(plan.states, plan.tangents[len(plan.y) :], strict=True):
+            if tangent in carried:
+                labels.setdefault(carried[tangent], f"gradient of {state}")
+        enters = [
+            *(_port(label, values[n], "gradient") for n, label in tangents.items() if n not in carried),
+            *(_port(labels.get(n, n), values[n], "kept", named=n in labels) for n in plan.kept),
+            *(_port(labels[n], values[n], "weight") for n in plan.weights),
+        ]
+        leaves = [_port(label, values[name], "gradient") for label, name in gradients]
+        sources = {label: labels[name] for label, name in gradients}
+        regions = tuple(self.regions(loop, "backward", labels))
+        return Loop("backward", tuple(enters), regions, tuple(leaves), sources)
+
+    def regions(self, loop: ir.LoopPlan, direction: Direction, labels: Labels) -> Iterator[Region]:
+        """The regions of a loop.
+
+        A scan to which generated C adds matmuls on all rows, before and after its own ops, is three regions:
+        the matmuls are maps, which run in blocks.
+        """
+        plans = (self.ready.plan.forward, self.ready.plan.backward)
+        planned = {
+            id(n) for p in plans if p is not None for r in p.regions if r.kind == "scan" for n in r.nodes
+        }
+        for region in loop.regions:
+            scan = region.kind == "scan"
+            own = [k for k, n in enumerate(region.nodes) if not scan or id(n) in planned]
+            first, last = (own[0], own[-1] + 1) if own else (0, 0)
+            own_nodes = region.nodes[first:last]
+            own_reads = {name for n in own_nodes for name in n.inputs}
+            inputs, outputs = region_border(loop, region)
+            for nodes in (region.nodes[:first], own_nodes, region.nodes[last:]):
+                adopted = scan and nodes != own_nodes
+                if not nodes and (adopted or not region.carries):
+                    continue
+                results = {name for n in nodes for name in n.outputs}
+                if adopted:
+                    reads = {name for n in nodes for name in n.inputs} - own_reads
+                else:
+                    reads = own_reads | {c.result for c in region.carries}
+                    results |= {c.parameter for c in region.carries}
+                read = [name for name in inputs if name in reads]
+                written = [name for name in outputs if name in results]
+                yield self._region(loop, region, nodes, direction, labels, (read, written), adopted)
+
+    def _region(
+        self, loop: ir.LoopPlan, region: ir.Region, nodes: Sequence[Node], direction: Direction,
+        labels: Labels, border: tuple[list[str], list[str]], adopted: bool,
+    ) -> Region:  # fmt: skip
+        ops = tuple(self._op(loop, node, labels) for node in nodes)
+        carries = () if adopted else region.carries
+        rounds = self._passes(region) if carries else 0
+        state_bytes = sum(loop.body.values[c.parameter].bytes for c in carries) * self.sequences
+        reads, writes = (tuple(labels.get(name, name) for name in names) for names in border)
+        bytes_read, bytes_written = (border_bytes(names, loop.body, self.rows) for names in border)
+        return Region(
+            direction=direction,
+            kind="map" if adopted else region.kind,
+            executor="c" if region.kind == "scan" and self.ready.executor == "c" else "torch",
+            runs=rounds or (self.steps if carries else 1),
+            ops=ops,
+            lines=by_line(ops, {op.line: self.code.at(op.line) for op in ops}),
+            reads=reads,
+            writes=writes,
+            bytes_read=bytes_read + state_bytes,
+            bytes_written=bytes_written + state_bytes,
+            carries=tuple(
+                (labels.get(c.parameter, c.parameter), labels.get(c.result, c.result)) for c in carries
+            ),
+            linear=() if adopted else tuple(labels.get(name, name) for name in region.linear),
+            in_blocks=adopted,
+            passes=rounds,
+        )
+
+    def _passes(self, region: ir.Region) -> int:
+        """How many passes over all rows a scan of linear recurrences makes; 0 if it goes step by step."""
+        loops = [loop for loop in (self.ready.forward, self.ready.backward) if loop is not None]
+        (scan,) = [scan for loop in loops for known, scan, _ in loop.regions if known is region]
+        if isinstance(scan, LinearScan) and scan.in_passes(self.device, self.steps, self.sequences):
+            return passes(self.steps)
+        return 0
+
+    def _op(self, loop: ir.LoopPlan, node: Node, labels: Labels) -> Op:
+        outputs = tuple(name for name in node.outputs if name)
+        value = loop.body.values[outputs[0]]
+        return Op(
+            name=_op_name(node),
+            inputs=tuple(labels.get(n, n) for n in node.inputs),
+            outputs=tuple(labels.get(n, n) for n in outputs),
+            kind=value.kind,
+            shape=value.shape,
+            contracts=contracts(node, loop.body),
+            weight=weight(node),
+            line=node.line,
+            flops=node_flops(node, loop.body, self.rows),
+        )
+
+
+def _labels(names: Sequence[str], labels: Sequence[str]) -> dict[str, str]:
+    """The label of each name; of a name that has several, the first."""
+    return dict(zip(reversed(names), reversed(labels), strict=True))
+
+
+def _port(label: str, value: Value, role: Role, named: bool = True) -> Port:
+    return Port(label, role, value.kind, value.shape, value.dtype, named)
+
+
+def _saved(plan: ir.Plan, y_names: Sequence[str], rows: int) -> tuple[Saved, ...]:
+    """What the backward loop needs of the forward one: each value, what it costs, and why it is saved."""
+    records = []
+    producers = plan.forward.body.producers
+    y_of = dict(zip(plan.y, y_names, strict=True))
+    for name in plan.kept:
+        value = plan.forward.body.values[name]
+        node, extra = producers.get(name), False
+        if name in plan.x:
+            label, why = name, "the caller's own tensor"
+        elif name in y_of:
+            label, why = y_of[name], "the result itself"
+        elif name in plan.shifted:
+            y = y_of[plan.new_states[plan.states.index(name)]]
+            label, why = f"{name} before each step", f"the rows of {y}, one step earlier"
+        else:
+            extra = True
+            label = f"{name} before each step" if node is None else _op_name(node)
+            why = _why(node)
+        total = value.bytes * rows if extra else 0
+        records.append(Saved(name, label, node and node.line, value.shape, value.bytes, total, extra, why))
+    return tuple(records)
+
+
+def _op_name(node: Node) -> str:
+    """The op's name; of a torch call the function's: aten.linalg_solve.default -> linalg_solve."""
+    return str(node.attr("target")).split(".")[1] if node.op == "opaque" else node.op
+
+
+def _why(node: Node | None) -> str:
+    if node is None:
+        return "backward reads it at every step"
+    if node.op in RANDOM:
+        return "noise must be the same in both directions"
+    if OPS[node.op].stage is Stage.MATMUL:
+        return "a matmul is never computed twice"
+    if OPS[node.op].stage is Stage.OPAQUE or node.op == "embed":
+        return f"'{_op_name(node)}' is never computed twice"
+    return "the rest is cheap to compute from it"

@@ -1,0 +1,174 @@
+"""`explain`: find the plan that `recurrent` would run a step by, and describe it."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepnet.api import Recurrent, checked
+from stepnet.backends import check_backend
+from stepnet.compiler.capture import user_line
+from stepnet.compiler.reach import reach
+from stepnet.data.lod import LoDTensor
+from stepnet.engine import Entry, find_plan
+from stepnet.errors import Refusal, StepError
+from stepnet.front.step import step_name
+
+from .describe_plan import describe_plan, generated_source
+from .explain_model import explain_model, is_model
+from .explanation import Explanation, ModelExplanation
+from .names import SourceLines
+from .plain_loop import describe_plain_loop
+from .records import Loop, Refused, Saved
+
+
+def explain(
+    step: Any,
+    x: Any,
+    state: Any = None,
+    *,
+    reverse: bool = False,
+    level: int = -1,
+    axis: int = 0,
+    source: bool = False,
+    backend: str | None = None,
+) -> Explanation | ModelExplanation:
+    """Describe what `recurrent` does with a step: what runs once, what at every step, why, and at what cost.
+
+    Finds the plan as `recurrent` does (and leaves it ready for it), but does not run the loop. A step that
+    cannot be compiled is called once more, on the first step of x, to note its torch calls.
+
+    A model is run once, as `model(x)` or `model(x, state)`, and each recurrence that it meets is explained,
+    in the order in which they run. `stepnet.nn.LSTM`, `GRU` and `RNN` are models, and so is what can be
+    called with x alone and has no `initial_state`. Other arguments are then for its recurrences to say.
+
+    Args:
+        step: a step as `recurrent` takes it; a `Recurrent`, whose own settings then hold; or a model.
+        x: as `recurrent` takes it, or what the model takes; all inputs of a `TensorIterator` or of a model
+            read from OpenVINO IR as a dict or a tuple. The plan depends on shapes, dtypes and which gradients
+            are wanted; the costs on the lengths too.
+        state: as `recurrent` takes it, or the model's second argument.
+        reverse: as in `recurrent`.
+        level: as in `recurrent`.
+        axis: as in `recurrent`.
+        backend: as in `recurrent`.
+        source: also keep the generated C.
+
+    Returns:
+        An `Explanation`: `print(it)` for text, `it.to_svg("step.svg")` for a picture, which a notebook shows
+        by itself; `it.executor`, `it.regions`, `it.saved`, `it.refusals` and more for programs.
+        Floating-point operations count 2 K for each element of a matmul over K, 10 for one of exp, tanh and
+        the like, 1 for other arithmetic. Bytes are those that cross a region's border.
+        Of a model a `ModelExplanation`, whose `recurrences` are such `Explanation`s.
+
+    Raises:
+        StepError: the step or what it was given does not fit, as `recurrent` says it; a model met no
+            recurrence, or was given settings that are its recurrences' own.
+
+    >>> x = LoDTensor.from_lengths(torch.ones(4, 1), [[3, 1]])
+    >>> told = explain(lambda x, s: (s + x, s + x), x, torch.zeros(2, 1), backend="eager")
+    >>> told.executor, told.linear, [region.kind for region in told.regions]
+    ('eager', ('state',), ['scan'])
+    """
+    if is_model(step, state):
+        settings = {"reverse": reverse, "level": level, "axis": axis, "backend": backend}
+        defaults = {"reverse": False, "level": -1, "axis": 0, "backend": None}
+        changed = [name for name, value in settings.items() if value != defaults[name]]
+        if changed:
+            raise StepError(
+                f"{step_name(step)} is a model: its recurrences have their own {', '.join(changed)}",
+                remedy="set them where the model calls recurrent, or explain a step",
+            )
+        return explain_model(step, x, state, functools.partial(_explain, source=source))
+    return _explain(
+        step, x, state, reverse=reverse, level=level, axis=axis, scopes=False, backend=backend, source=source
+    )
+
+
+def _explain(
+    step: Any, x: Any, state: Any, *,
+    reverse: bool, level: int, axis: int, scopes: bool, backend: str | None, source: bool,
+) -> Explanation:  # fmt: skip
+    if isinstance(step, Recurrent):
+        reverse, level, axis, scopes = step.reverse, step.level, step.axis, step.scopes
+        backend = step.backend if backend is None else backend
+        step = step.step
+    body, x_leaves, states = checked(step, x, state, level=level, axis=axis)
+    chosen = check_backend(backend)
+    captures: Any = reach(body.step)
+    code = SourceLines(captures.files)
+    entry = Entry()
+    if chosen == "naive" or scopes:
+        asked = "scopes=True" if scopes else "backend='naive'"
+        reason = getattr(body.step, "plain_reason", None) or f"{asked} asks for the plain loop"
+        entry.refusals.append(("compiler", Refusal(reason)))
+    else:
+        try:
+            entry, captures, _ = find_plan(
+                body, x_leaves, states, reverse=reverse, level=level, axis=axis, backend=chosen
+            )
+        except Refusal as refusal:
+            entry.refusals.append(("compiler", refusal))
+    counts = _counts(x_leaves[0], level, axis)
+    loops: tuple[Loop, ...] = ()
+    saved: tuple[Saved, ...] = ()
+    linear: tuple[str, ...] = ()
+    notes = list(entry.notes)
+    if entry.ready is not None and entry.y_spec is not None:
+        executor = "c" if entry.ready.executor == "c" else "eager"
+        tensors = [captures.tensors[place] for place in entry.weights]
+        loops, saved, linear = describe_plan(
+            entry.ready, body, entry.y_spec, tensors, counts, code, _rows(x_leaves[0]).device.type
+        )
+    elif chosen in ("c", "eager") and not scopes:
+        executor = "refused"
+    else:
+        executor = "naive"
+        cut: dict[str, Any] = {"reverse": reverse, "level": None, "axis": axis}
+        if any(isinstance(leaf, LoDTensor) for leaf in x_leaves):
+            cut["level"] = level
+        loop, note = describe_plain_loop(
+            body, (*x_leaves, *states), user_line(captures.files), counts, cut, code
+        )
+        loops, notes = (loop,), [*notes, note]
+    lengths = sorted(counts)
+    rows = list(map(_rows, x_leaves))
+    wants = any(t.requires_grad for t in (*rows, *states, *captures.tensors))
+    return Explanation(
+        name=body.name,
+        reverse=reverse,
+        executor=executor,
+        rows=sum(lengths),
+        sequences=len(lengths),
+        steps=lengths[-1] if lengths else 0,
+        shortest=lengths[0] if lengths else 0,
+        dtype=str(rows[0].dtype).removeprefix("torch."),
+        training=torch.is_grad_enabled() and wants,
+        loops=loops,
+        saved=saved,
+        refusals=tuple(_refused(name, refusal, code) for name, refusal in entry.refusals),
+        linear=linear,
+        notes=tuple(notes),
+        source=generated_source(entry.ready) if source else None,
+    )
+
+
+def _rows(x: Any) -> Tensor:
+    return x.values if isinstance(x, LoDTensor) else x
+
+
+def _counts(x: Any, level: int, axis: int) -> list[int]:
+    """How many steps each sequence takes."""
+    if isinstance(x, LoDTensor):
+        return x.lengths(level).tolist()
+    shape = list(x.shape)
+    steps = shape.pop(axis)
+    return [steps] * (shape[0] if shape else 1)
+
+
+def _refused(executor: str, refusal: Refusal, code: SourceLines) -> Refused:
+    who = executor if executor in ("c", "eager") else "compiler"
+    return Refused(who, refusal.reason, refusal.remedy, refusal.line, code.at(refusal.line))

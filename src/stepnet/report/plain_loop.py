@@ -1,0 +1,231 @@
+"""The plain loop as records, for a step that no plan could be made of: the torch calls of its first step."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from stepnet.compiler.reach import reach
+from stepnet.compiler.record import written
+from stepnet.compiler.undo import Snapshot
+from stepnet.data.lod import LoDTensor
+from stepnet.data.tree import flatten
+from stepnet.front.step import StepBody, loop_over
+from stepnet.run import naive
+
+from .cost import call_flops, reads_values, tensor_bytes, weight_of_call
+from .names import SourceLines, tensor_names
+from .records import Loop, Op, Port, Region, Role, by_line
+
+
+def describe_plain_loop(
+    body: StepBody, leaves: Sequence[Any], here: Callable[[], str | None], counts: Sequence[int],
+    cut: dict[str, Any], code: SourceLines,
+) -> tuple[Loop, str]:  # fmt: skip
+    """Describe the plain loop of a step; also returns a remark on the ops that are listed.
+
+    Args:
+        body: the step.
+        leaves: its x, then its initial states.
+        here: tells the user's line being run.
+        counts: how many steps each sequence takes.
+        cut: how x is cut into steps, as `loop_over` takes it.
+        code: the text of the user's lines.
+    """
+    feeds = dict(zip(body.parameters, leaves, strict=True))
+    started = max(sum(count > 0 for count in counts), 1)
+    calls = record(body, feeds, here, sum(counts) / started, **cut)
+    note = "the ops are those of the first step; a step that branches may run others"
+    if not calls.tried:
+        note = "its ops are not listed: to try the step would use up, or write out, what it reads"
+    elif not calls.y:
+        note = "its ops are listed up to a call that changes a tensor of yours, which is left alone here"
+    x, states = leaves[: len(body.x_names)], leaves[len(body.x_names) :]
+    enters = [
+        *(_port(name, "x", leaf, cut) for name, leaf in zip(body.x_names, x, strict=True)),
+        *(_port(name, "state", leaf) for name, leaf in zip(body.state_names, states, strict=True)),
+        *(_port(name, "weight", tensor) for name, tensor in calls.outside.items()),
+    ]
+    y_names = ["y"] if len(calls.y) == 1 else [f"y[{i}]" for i in range(len(calls.y))]
+    y_bytes = tensor_bytes(*(tensor for _, tensor in calls.y)) * sum(counts) // started
+    region = Region(
+        direction="forward",
+        kind="loop",
+        executor="torch",
+        runs=max(counts, default=0),
+        ops=tuple(calls.ops),
+        lines=by_line(calls.ops, {op.line: code.at(op.line) for op in calls.ops}),
+        reads=tuple(port.name for port in enters if port.role != "state"),
+        writes=tuple(dict.fromkeys(name for name, _ in calls.y)),
+        bytes_read=tensor_bytes(*_tensors([*leaves, calls.outside])),
+        bytes_written=y_bytes + tensor_bytes(*_tensors(states)),
+        carries=tuple(zip(body.state_names, calls.states, strict=False)),
+    )
+    leaves_out = [_port(label, "y", tensor) for label, (_, tensor) in zip(y_names, calls.y, strict=True)]
+    inside = {label: name for label, (name, _) in zip(y_names, calls.y, strict=True)}
+    return Loop("forward", tuple(enters), (region,), tuple(leaves_out), inside), note
+
+
+def _port(name: str, role: Role, leaf: Any, cut: dict[str, Any] | None = None) -> Port:
+    values = leaf.values if isinstance(leaf, LoDTensor) else leaf
+    sizes = list(values.shape)
+    if cut is not None and values is leaf and sizes:
+        del sizes[cut["axis"]]
+    rows = role != "weight" and bool(sizes)
+    return Port(name, role, "row" if rows else "shared", tuple(sizes[rows:]), str(values.dtype).split(".")[1])
+
+
+def record(
+    body: StepBody, feeds: Mapping[str, Any], here: Callable[[], str | None], times: float, **cut: Any
+) -> Recorder:
+    """Run the first step of a loop and record its torch recorder.
+
+    The recording ends at a call that would change a tensor outside. The step is not run at all if that would
+    use up what it reads, such as an iterator. Objects that it changes are restored.
+
+    Args:
+        body: the step.
+        feeds: its x and initial states, by name.
+        here: tells the user's line being run.
+        times: the rows of the whole run, by those of the first step.
+        cut: how x is cut into steps, as `loop_over` takes it.
+    """
+    recorder = Recorder(here)
+
+    def step(x: Any, state: Any) -> Any:
+        recorder.name_arguments(body.x_names, flatten(x)[0])
+        recorder.name_arguments(body.state_names, flatten(state)[0])
+        with recorder:
+            result = body.step(x, state)
+        if not (isinstance(result, tuple) and len(result) == 2):
+            return result  # for StepBody to complain of
+        recorder.y = [(recorder.name_of(t), t) for t in _tensors(result[0])]
+        recorder.states = [recorder.name_of(t) for t in _tensors(result[1])]
+        raise _Done
+
+    reached = reach(body.step, everything=True)
+    if reached.refused is not None:  # to run it would use something up
+        recorder.tried = False
+        return recorder
+    before = Snapshot(reached.holders)
+    watched = StepBody(step, body.x_spec, body.state_spec)
+    with torch.random.fork_rng(devices=[]), contextlib.suppress(_Done):
+        try:
+            naive.run(loop_over(watched, **cut), feeds)
+        finally:
+            before.restore()
+    named = dict(zip(recorder.outside, tensor_names(body.step, recorder.outside.values()), strict=True))
+    recorder.outside = {named[name]: tensor for name, tensor in recorder.outside.items()}
+    recorder.states = [named.get(name, name) for name in recorder.states]
+    recorder.y = [(named.get(name, name), tensor) for name, tensor in recorder.y]
+    recorder.ops = [
+        replace(op, flops=round(op.flops * times), inputs=tuple(named.get(n, n) for n in op.inputs))
+        for op in recorder.ops
+    ]
+    return recorder
+
+
+class _Done(Exception):
+    """The step has run once; the loop around it need not go on."""
+
+
+class Recorder(TorchFunctionMode):
+    """Records each torch call of a step, with the names of its inputs and results.
+
+    Attributes:
+        ops: the calls.
+        states, y: names of the new states; names and tensors of the results.
+        outside: the tensors that the step reads besides its arguments.
+        tried: False if the step was not run.
+    """
+
+    def __init__(self, here: Callable[[], str | None]) -> None:
+        super().__init__()
+        self.here = here
+        self.ops: list[Op] = []
+        self.states: list[str] = []
+        self.y: list[tuple[str, Tensor]] = []
+        self.outside: dict[str, Tensor] = {}
+        self.tried = True
+        self.names: dict[int, str] = {}
+        self.alive: list[Tensor] = []  # ids in `names` must stay taken
+        self.rows = 0
+
+    def name_arguments(self, names: Sequence[str], leaves: Sequence[Any]) -> None:
+        """Name the arguments of the step."""
+        for name, leaf in zip(names, leaves, strict=True):
+            for tensor in _tensors(leaf):
+                self._name(tensor, name)
+                self.rows = max(self.rows, len(tensor) if tensor.dim() else 0)
+
+    def _name(self, tensor: Tensor, name: str) -> None:
+        self.names[id(tensor)] = name
+        self.alive.append(tensor)
+
+    def name_of(self, tensor: Tensor) -> str:
+        """The name of a value; a new one if the step has it from outside."""
+        if id(tensor) not in self.names:
+            name = f"outside {len(self.outside)}"
+            self.outside[name] = tensor
+            self._name(tensor, name)
+        return self.names[id(tensor)]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "call")
+        if name == "__get__":  # x.shape and the like
+            return func(*args, **kwargs)
+        read = list(_tensors((args, kwargs)))
+        if _traced(read):
+            return func(*args, **kwargs)
+        line = self.here()
+        inputs = tuple(dict.fromkeys(map(self.name_of, read)))
+        if any(self.names.get(id(t)) in self.outside for t in written(func, args, kwargs)):
+            raise _Done  # or a tensor of the user's would change once more than by the loop
+        out = func(*args, **kwargs)
+        results = list(_tensors(out))
+        if _traced(results):
+            return out
+        if results or reads_values(name.strip("_")):
+            self._add(name.strip("_"), inputs, read, results, line)
+        return out
+
+    def _add(
+        self, name: str, inputs: tuple[str, ...], read: list[Tensor], results: list[Tensor], line: str | None
+    ) -> None:
+        outputs = tuple(f"t{len(self.alive) + i}" for i in range(1, len(results) + 1))
+        for tensor, output in zip(results, outputs, strict=True):
+            self._name(tensor, output)  # a new name, even if written in place
+        kind = weight_of_call(name)
+        contracts = read[0].shape[-1] if kind == "matmul" and read[0].dim() else 0
+        first = results[0] if results else None
+        rows = first is not None and first.dim() > 0 and len(first) == self.rows
+        shape = () if first is None else tuple(first.shape[1:] if rows else first.shape)
+        flops = call_flops(name, read, results)
+        self.ops.append(
+            Op(name, inputs, outputs, "row" if rows else "shared", shape, contracts, kind, line, flops)
+        )
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    if isinstance(tree, LoDTensor):
+        yield tree.values
+    elif isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, (tuple, list)):
+        for item in tree:
+            yield from _tensors(item)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            yield from _tensors(item)
+
+
+def _traced(tensors: list[Tensor]) -> bool:
+    """True for the tensors of an inner recurrence that is being captured: not the step's own arithmetic."""
+    return any(type(tensor) is not Tensor and not isinstance(tensor, nn.Parameter) for tensor in tensors)

@@ -1,0 +1,86 @@
+"""How many steps a loop takes, and what determines it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from stepnet.errors import LoopError
+from stepnet.openvino.graph import Node
+from stepnet.openvino.loops import TensorIteratorRunner
+from stepnet.openvino.records import Layer, Net
+from stepnet.run.segment import Count, iterations
+
+from .sizes import Sizes, Survey
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The number of steps at the sizes that are counted, None if only a run determines it.
+
+    `static`: it is the same at all sizes. `words`: what determines it.
+    """
+
+    count: int | None
+    static: bool
+    words: str
+
+
+def steps(node: Node, net: Net, at: Sizes) -> Steps:
+    """The steps of a TensorIterator, Loop or sequence; `net` contains the layer."""
+    counted, first, second = (_count(node, survey) for survey in (at.counted, *at.pair))
+    return Steps(counted, counted is not None and counted == first == second, _words(node.layer, net))
+
+
+def _count(node: Node, survey: Survey) -> int | None:
+    inputs = survey.given.get(id(node.layer), ())
+    if isinstance(node.run, TensorIteratorRunner):
+        return _iterations(node.run, dict(zip(node.run.ports, inputs, strict=False)))
+    first = inputs[0] if inputs else None
+    if not isinstance(first, Tensor):
+        return None
+    if node.layer.type != "Loop":
+        return first.shape[1] if first.dim() > 1 else None
+    if first.is_meta or first.numel() != 1 or int(first.reshape(())) < 0 or _condition(node.layer):
+        return None
+    return int(first.reshape(()))
+
+
+def _iterations(runner: TensorIteratorRunner, inputs: dict[str, Any]) -> int | None:
+    slices = runner.loop.slices()
+    try:
+        if not slices:
+            return Count(runner.loop).steps
+        value, axis = inputs.get(slices[0].source), slices[0].axis
+        if not isinstance(value, Tensor) or not -value.dim() <= axis < value.dim():
+            return None
+        return iterations(slices[0], value.shape[axis])[2]
+    except LoopError:
+        return None
+
+
+def _condition(layer: Layer) -> bool:
+    """Whether the body of a Loop computes a condition."""
+    net, port_map = layer.bodies[""], layer.maps[""]
+    result = next((r.internal for r in port_map.outputs if r.purpose == "execution_condition"), None)
+    if result is None:
+        return False
+    source = net.layers[net.layers[result].sources[0][0]]
+    return source.type.lower() not in ("const", "constant")
+
+
+def _words(layer: Layer, net: Net) -> str:
+    sources = [net.layers[source].name for source, _ in layer.sources]
+    if layer.type == "Loop":
+        words = f"trip count from {sources[0]}"
+        return f"{words}, while the body's condition holds" if _condition(layer) else words
+    if layer.type != "TensorIterator":
+        return f"one for each element of {sources[0]} along axis 1"
+    ports = [p.id for p in layer.inputs]
+    for row in layer.maps[""].inputs:
+        if row.axis is not None:
+            each = "one for each element" if row.part_size == 1 else f"one for each {row.part_size} elements"
+            return f"{each} of {sources[ports.index(row.external)]} along axis {row.axis}"
+    return "no input is cut into steps"
