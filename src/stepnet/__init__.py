@@ -10,8 +10,6 @@ from . import nn as nn
 from . import ops as ops
 from .api import Recurrent as Recurrent
 from .api import recurrent as recurrent
-from .backends import get_backend as get_backend
-from .backends import set_backend as set_backend
 from .data.array import TensorArray as TensorArray
 from .data.lod import LoDTensor as LoDTensor
 from .data.sequence import sequence_concat as sequence_concat
@@ -35,6 +33,8 @@ from .loops.create import create_whileloop as create_whileloop
 from .loops.dynamic import dynamic_recurrent as dynamic_recurrent
 from .loops.map_fn import map_fn as map_fn
 from .loops.recurrent_op import RecurrentOp as RecurrentOp
+from .run.setting import get_backend as get_backend
+from .run.setting import set_backend as set_backend
 from .tape import Tape as Tape
 from .tape import TapeItem as TapeItem
 from .tape import Topology as Topology

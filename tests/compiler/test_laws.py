@@ -29,6 +29,7 @@ from stepnet.run.autograd import Call, Ready, run
 from stepnet.run.c_adopt import adopt
 from stepnet.run.c_scan import CScan
 from stepnet.run.layout import Layout
+from stepnet.run.linear_scan import TORCH_OPS
 from stepnet.run.loop import EagerScan, Loop
 from stepnet.run.torch_ops import bind
 from stepnet.testing import assert_close
@@ -232,7 +233,7 @@ def test_fission_of_cells(name):
     layout = Layout.ragged(torch.tensor([0, 2, 2, 5]), False)
     results = []
     for plan in (whole(compiled.hoisted.forward), compiled.hoisted.forward, compiled.fused.forward):
-        ready = Ready(replace(compiled.hoisted, forward=plan), Loop(plan, EagerScan), None, "eager")
+        ready = Ready(replace(compiled.hoisted, forward=plan), Loop(plan, EagerScan), None, TORCH_OPS)
         results.append(run(Call(ready, layout, compiled.constants, None), [values], boots, used))
     torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-12)
     torch.testing.assert_close(results[2], results[0], rtol=0, atol=1e-12)

@@ -19,6 +19,7 @@ from stepnet.engine import make
 from stepnet.errors import Refusal
 from stepnet.ir.verify import verify
 from stepnet.run import c_adopt, c_source
+from stepnet.run.linear_scan import TORCH_OPS
 from stepnet.run.select import make_ready
 
 DTYPE = torch.float64
@@ -147,7 +148,7 @@ def held_to_the_rules(loaded):
                 code = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
                 assert not re.search(r"EVIL\s*\(|#\s*error|\\", code)
     with contextlib.suppress(Refusal):
-        make_ready("eager", loaded.hoisted)
+        make_ready(TORCH_OPS, loaded.hoisted)
 
 
 def tried(data, given):

@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from stepnet.backends import set_backend
 from stepnet.errors import IRError
 from stepnet.openvino import OpenVINOModel, load
+from stepnet.run.setting import set_backend
 
 CASES = Path(__file__).parent / "cases"
 NUMBERS = [

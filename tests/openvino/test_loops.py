@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from ir_files import Net, edge, sliced
-from stepnet.backends import set_backend
 from stepnet.errors import IRError
 from stepnet.openvino import load
+from stepnet.run.setting import set_backend
 
 
 @pytest.fixture(params=["naive", "auto"], autouse=True)

@@ -8,10 +8,10 @@ import torch
 
 from ir_files import Net, edge, sliced
 from stepnet import explain
-from stepnet.backends import set_backend
 from stepnet.errors import IRError
 from stepnet.explaining import ModelExplanation
 from stepnet.openvino import load
+from stepnet.run.setting import set_backend
 
 W = np.linspace(-0.5, 0.5, 9, dtype=np.float32).reshape(3, 3)
 

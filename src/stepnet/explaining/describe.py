@@ -13,7 +13,6 @@ from stepnet.ir import plan as ir
 from stepnet.ir.graph import Node, Value
 from stepnet.ir.ops import OPS, RANDOM, Stage
 from stepnet.run.autograd import Ready
-from stepnet.run.linear_scan import LinearScan, passes
 
 from .cost import border, border_bytes, contracts, flops, weight
 from .names import SourceLines, tensor_names
@@ -145,6 +144,8 @@ class _Maker:
         reads, writes = crossing
         turning = () if adopted else region.carries
         in_passes = self.passes(region) if turning else 0
+        executor = self.ready.executor
+        in_torch = executor.in_torch or region.kind != "scan"
         boots = sum(loop.body.values[c.parameter].bytes for c in turning) * self.sequences
 
         def label(name: str) -> str:
@@ -153,7 +154,8 @@ class _Maker:
         return Region(
             direction=direction,
             kind="map" if adopted else region.kind,
-            executor="c" if region.kind == "scan" and self.ready.executor == "c" else "torch",
+            executor="torch" if in_torch else executor.name,
+            label="torch" if in_torch else executor.label,
             runs=in_passes or (self.steps if turning else 1),
             ops=ops,
             lines=by_line(ops, {op.line: self.code.at(op.line) for op in ops}),
@@ -171,9 +173,8 @@ class _Maker:
         """How many passes over all rows a scan of linear recurrences makes; 0 if it goes step by step."""
         loops = [loop for loop in (self.ready.forward, self.ready.backward) if loop is not None]
         (scan,) = [scan for loop in loops for known, scan, _ in loop.regions if known is region]
-        if isinstance(scan, LinearScan) and scan.in_passes(self.device, self.steps, self.sequences):
-            return passes(self.steps)
-        return 0
+        assert scan is not None
+        return self.ready.executor.passes(scan, self.device, self.steps, self.sequences)
 
     def op(self, loop: ir.LoopPlan, node: Node, known: dict[str, str]) -> Op:
         made = tuple(name for name in node.outputs if name)

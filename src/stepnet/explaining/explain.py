@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from stepnet.api import Recurrent, checked
-from stepnet.backends import check_backend
 from stepnet.compiler.capture import user_line
 from stepnet.compiler.reach import reach
 from stepnet.data.lod import LoDTensor
@@ -18,14 +16,16 @@ from stepnet.engine import Entry, find_plan
 from stepnet.errors import Refusal, StepError
 from stepnet.front.step import step_name
 from stepnet.run.autograd import Ready
-from stepnet.run.c_scan import CScan
+from stepnet.run.naive import PLAIN
+from stepnet.run.registry import AUTO, backend_names, tried
+from stepnet.run.setting import check_backend
 
 from .describe import describe_plan
 from .explanation import Explanation, ModelExplanation
 from .model import explain_model, is_model
 from .names import SourceLines
 from .plain import describe_plain_loop
-from .records import Loop, Refused, Saved
+from .records import REFUSED, Loop, Refused, Saved
 
 
 def explain(
@@ -108,7 +108,7 @@ def _explain(
     found: Any = reach(body.step)
     code = SourceLines(found.files)
     entry = Entry()
-    if chosen == "naive" or scopes:
+    if chosen == PLAIN.name or scopes:
         asked = "scopes=True" if scopes else "backend='naive'"
         reason = getattr(body.step, "plain_reason", None) or f"{asked} asks for the plain loop"
         entry.refusals.append(("compiler", Refusal(reason)))
@@ -125,15 +125,15 @@ def _explain(
     linear: tuple[str, ...] = ()
     notes = list(entry.notes)
     if entry.ready is not None and entry.y_spec is not None:
-        executor = "c" if entry.ready.executor == "c" else "eager"
+        executor, label = entry.ready.executor.name, entry.ready.executor.label
         tensors = [found.tensors[place] for place in entry.weights]
         loops, saved, linear = describe_plan(
             entry.ready, body, entry.y_spec, tensors, counts, code, _rows(x_leaves[0]).device.type
         )
-    elif chosen in ("c", "eager") and not scopes:
-        executor = "refused"
+    elif chosen not in (AUTO, PLAIN.name) and not scopes:
+        executor, label = REFUSED, "declined"
     else:
-        executor = "naive"
+        executor, label = PLAIN.name, PLAIN.label
         cut: dict[str, Any] = {"reverse": reverse, "level": None, "axis": axis}
         if any(isinstance(leaf, LoDTensor) for leaf in x_leaves):
             cut["level"] = level
@@ -148,6 +148,7 @@ def _explain(
         name=body.name,
         reverse=reverse,
         executor=executor,
+        label=label,
         rows=sum(lengths),
         sequences=len(lengths),
         steps=lengths[-1] if lengths else 0,
@@ -177,8 +178,9 @@ def _counts(x: Any, level: int, axis: int) -> list[int]:
 
 
 def _refused(executor: str, refusal: Refusal, code: SourceLines) -> Refused:
-    who = executor if executor in ("c", "eager") else "compiler"
-    return Refused(who, refusal.reason, refusal.remedy, refusal.line, code.at(refusal.line))
+    known = tried(executor) if executor in backend_names() else ()
+    who, label = (known[0].name, known[0].label) if known else ("compiler", "the compiler")
+    return Refused(who, label, refusal.reason, refusal.remedy, refusal.line, code.at(refusal.line))
 
 
 def _source(ready: Ready | None) -> str | None:
@@ -187,6 +189,6 @@ def _source(ready: Ready | None) -> str | None:
         return None
     texts: list[str] = []
     for loop in (ready.forward, ready.backward):
-        scans: Sequence[Any] = [scan for _, scan, _ in loop.regions] if loop is not None else []
-        texts += [scan.source.text for scan in scans if isinstance(scan, CScan)]
+        scans = [scan for _, scan, _ in loop.regions if scan is not None] if loop is not None else []
+        texts += [text for scan in scans if (text := ready.executor.source(scan)) is not None]
     return "\n".join(texts) or None

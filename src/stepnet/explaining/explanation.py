@@ -5,10 +5,12 @@ from __future__ import annotations
 import html
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
+
+from stepnet.run.naive import PLAIN
 
 from .overview import model_svg, model_text
-from .records import Direction, Loop, Op, Refused, Region, RegionKind, Saved
+from .records import REFUSED, Direction, Loop, Op, Refused, Region, RegionKind, Saved
 from .svg import svg
 from .text import text
 
@@ -55,8 +57,9 @@ class Explanation(_Shown):
     Attributes:
         name: of the step; in a model after the path of the module that runs it.
         reverse: True if sequences are run from their ends.
-        executor: "c", "eager" or "naive" (the plain loop); "refused" if a backend was asked for by name and
-            declines, where `recurrent` raises.
+        executor: "c", "eager", "naive" (the plain loop), or the name of one that was registered; "refused" if
+            a backend was asked for by name and declines, where `recurrent` raises.
+        label: what the executor is called: "generated C".
         rows, sequences, steps: of this x; `steps` is the longest sequence's.
         shortest: the shortest sequence's steps.
         dtype: of x.
@@ -72,7 +75,8 @@ class Explanation(_Shown):
     """
 
     name: str
-    executor: Literal["c", "eager", "naive", "refused"]
+    executor: str
+    label: str
     rows: int
     sequences: int
     steps: int
@@ -86,6 +90,11 @@ class Explanation(_Shown):
     linear: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     source: str | None = None
+
+    @property
+    def compiled(self) -> bool:
+        """True if the step runs by a plan, not by the plain loop, and is not refused."""
+        return self.executor not in (PLAIN.name, REFUSED)
 
     @property
     def regions(self) -> tuple[Region, ...]:

@@ -9,12 +9,11 @@ from . import look
 from .draw import Canvas, cut, text_width
 from .svg import draw, finished, new_canvas
 from .text import WIDTH, text
-from .titles import EXECUTORS, count, share, short
+from .titles import count, share, short
 
 if TYPE_CHECKING:
     from .explanation import Explanation, ModelExplanation
 
-_EXECUTORS = EXECUTORS | {"refused": "declined"}
 _BAR = 240.0  # of the recurrence that computes most
 
 
@@ -29,7 +28,7 @@ def model_text(it: ModelExplanation) -> str:
         f"{'':{name + way + 4}}  {'runs by':14}{'FLOP':>10}{'on many rows':>14}{'kept':>10}",
     ]
     lines += [
-        f"  {names[k]:{name}}  {ways[k]:{way}}  {_EXECUTORS[one.executor]:14}{short(one.flops, ''):>10}"
+        f"  {names[k]:{name}}  {ways[k]:{way}}  {one.label:14}{short(one.flops, ''):>10}"
         f"{share(_once(one), one.flops):>14}{short(one.saved_bytes, 'B'):>10}"
         for k, one in enumerate(it.recurrences)
     ]
@@ -61,7 +60,7 @@ def _bars(canvas: Canvas, it: ModelExplanation, y: float) -> float:
         once, whole = (_BAR * flops / most for flops in (_once(one), one.flops))
         canvas.box(375.0, y, once, 15, fill=look.ONCE.ink)
         canvas.box(375.0 + once, y, whole - once, 15, fill=look.STEP.ink)
-        words = f"{short(one.flops, 'FLOP')}, {_EXECUTORS[one.executor]}"
+        words = f"{short(one.flops, 'FLOP')}, {one.label}"
         canvas.text(381.0 + whole, y + 12, words, 11, fill=look.FAINT)
         y += 22
     x = 375.0
@@ -73,7 +72,7 @@ def _bars(canvas: Canvas, it: ModelExplanation, y: float) -> float:
 
 
 def _head(it: ModelExplanation) -> str:
-    executors = {_EXECUTORS[one.executor] for one in it.recurrences}
+    executors = {one.label for one in it.recurrences}
     how = f", all by {executors.pop()}" if len(executors) == 1 and len(it.recurrences) > 1 else ""
     number = count(len(it.recurrences), "recurrence")
     return (

@@ -13,7 +13,7 @@ from .fold import Box, End, Kind, Picture
 from .layers import Item, Placed, arrange, spread
 from .look import PILL, SMALL, TITLE, brief, look
 from .records import Loop, Region
-from .titles import EXECUTORS, count, shape, share, short, when
+from .titles import count, shape, share, short, when
 
 if TYPE_CHECKING:
     from .explanation import Explanation
@@ -211,7 +211,7 @@ class LoopPanels:
         steps = f"{count(region.runs, 'step')}, one by one"
         cost = f"{short(region.flops, 'FLOP')}, {share(region.flops, self.loop.flops)}"
         head = steps if region.per_step else when(region, self.rows, 0)
-        return head, f"{EXECUTORS[region.executor]}: {cost}"
+        return head, f"{region.label}: {cost}"
 
     def _arrow(self, canvas: Canvas, a: End, b: End) -> None:
         if a not in self.place or b not in self.place:

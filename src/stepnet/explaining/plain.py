@@ -47,6 +47,7 @@ def describe_plain_loop(
         direction="forward",
         kind="loop",
         executor="torch",
+        label="torch",
         runs=max(counts, default=0),
         ops=tuple(found.ops),
         lines=by_line(found.ops, {op.line: code.at(op.line) for op in found.ops}),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
+from stepnet.run.naive import PLAIN
+
 from . import look
 from .draw import Canvas, arrow_head, element, text_width
 from .fold import fold
 from .panels import LoopPanels
-from .titles import EXECUTORS, extent, share, short
+from .titles import extent, share, short
 
 if TYPE_CHECKING:
     from .explanation import Explanation
@@ -59,20 +61,20 @@ def _head(canvas: Canvas, it: Explanation, top: float) -> float:
     sizes = extent(it.steps, it.shortest, it.sequences, it.rows, it.dtype, it.reverse)
     canvas.text(_LEFT, top + 58, sizes, 13, fill=look.FAINT)
     y = top + 78.0
-    if it.executor in ("c", "eager"):
+    if it.compiled:
         once = sum(region.flops for region in it.regions if not region.per_step)
         words = (
-            f"Runs by {EXECUTORS[it.executor]}. {share(once, it.flops)} of the arithmetic waits for no "
+            f"Runs by {it.label}. {share(once, it.flops)} of the arithmetic waits for no "
             "earlier step: it is done on many rows at once."
         )
-    elif it.executor == "naive":
+    elif it.executor == PLAIN.name:
         words = "Runs by the plain loop: the whole step waits for the step before."
     else:
         words = "The backend asked for declines the step; nothing runs."
     canvas.text(_LEFT, y, words, 13, fill=look.TEXT)
     for refused in it.refusals:
         at = f" ({refused.line})" if refused.line else ""
-        lines = textwrap.wrap(f"{EXECUTORS[refused.executor]} declined: {refused.reason}{at}", 110)
+        lines = textwrap.wrap(f"{refused.label} declined: {refused.reason}{at}", 110)
         lines += textwrap.wrap(f"remedy: {refused.remedy}", 110) if refused.remedy else []
         for line in lines:
             y += 18
@@ -84,7 +86,7 @@ def _legend(canvas: Canvas, it: Explanation, y: float, width: float) -> float:
     """What the marks mean, from left to right, on as many lines as it takes."""
     lines = {refused.line for refused in it.refusals} - {None}
     marks = [
-        ("once", "matmul on many rows at once", it.executor in ("c", "eager")),
+        ("once", "matmul on many rows at once", it.compiled),
         ("step", "matmul at every step", bool(it.loops)),
         ("other", "other arithmetic", bool(it.loops)),
         ("turn", "state, from step to step", bool(it.loops)),

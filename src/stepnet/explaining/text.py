@@ -6,9 +6,11 @@ import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from stepnet.run.naive import PLAIN
+
 from .calls import looks
-from .records import Line, Loop, Region, Saved
-from .titles import EXECUTORS, Titles, carried, extent, shape, share, short, when
+from .records import REFUSED, Line, Loop, Region, Saved
+from .titles import Titles, carried, extent, shape, share, short, when
 
 if TYPE_CHECKING:
     from .explanation import Explanation
@@ -25,7 +27,7 @@ def text(it: Explanation) -> str:
     """The whole explanation."""
     parts = [list(_head(it))]
     declined = list(_refusals(it))
-    runs = it.executor in ("c", "eager")
+    runs = it.compiled
     parts += [] if runs else [declined]
     parts += [list(_loop(it, loop)) for loop in it.loops]
     parts += [list(_saved(it)), list(_linear(it)), declined if runs else [], list(_notes(it))]
@@ -43,15 +45,15 @@ def _head(it: Explanation) -> Iterator[str]:
 
 
 def _verdict(it: Explanation) -> str:
-    if it.executor == "refused":
+    if it.executor == REFUSED:
         return "The backend that was asked for by name declines the step: recurrent raises a Refusal."
-    if it.executor == "naive":
+    if it.executor == PLAIN.name:
         then = " Torch's autograd keeps what it needs of every step." if it.training else ""
         return f"Runs by the plain loop: the whole step, op by op in torch, at every step.{then}"
     once = sum(region.flops for region in it.regions if not region.per_step)
     end = "with its gradients " if it.training else ""
     return (
-        f"Runs by {EXECUTORS[it.executor]}. A run {end}costs {short(it.flops, 'FLOP')}; "
+        f"Runs by {it.label}. A run {end}costs {short(it.flops, 'FLOP')}; "
         f"{share(once, it.flops)} of that is done on many rows at once, not step after step."
     )
 
@@ -71,7 +73,7 @@ def _columns(title: str, *figures: str) -> str:
 
 
 def _region(it: Explanation, region: Region, titles: Titles) -> Iterator[str]:
-    where = EXECUTORS[region.executor]
+    where = region.label
     figures = (short(region.flops, ""), short(region.bytes_read, "B"), short(region.bytes_written, "B"))
     yield _columns(f"  {when(region, it.rows, it.sequences)}  ({region.kind}, {where})", *figures)
     if region.in_blocks:
@@ -124,7 +126,7 @@ def _refusals(it: Explanation) -> Iterator[str]:
     if it.refusals:
         yield "DECLINED"
     for refused in it.refusals:
-        who = EXECUTORS[refused.executor]
+        who = refused.label
         yield from textwrap.wrap(
             f"{who}: {refused.reason}", WIDTH, initial_indent="  ", subsequent_indent="    "
         )

@@ -7,14 +7,6 @@ from collections.abc import Iterable
 
 from .records import Loop, Op, Region
 
-EXECUTORS = {
-    "c": "generated C",
-    "eager": "torch ops",
-    "naive": "the plain loop",
-    "compiler": "the compiler",
-    "torch": "torch",
-}
-
 
 def count(number: int, noun: str, plural: str | None = None) -> str:
     """A number with its noun.

@@ -12,6 +12,7 @@ from torch import Tensor
 from stepnet.errors import StepError
 from stepnet.ir.plan import Plan
 
+from .base import Executor
 from .flow import carry_gradients, reached
 from .layout import Layout
 from .loop import Loop, last, shift
@@ -24,7 +25,7 @@ class Ready:
     plan: Plan
     forward: Loop
     backward: Loop | None
-    executor: str
+    executor: Executor
 
 
 @dataclass(frozen=True)

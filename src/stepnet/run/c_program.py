@@ -11,7 +11,6 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from stepnet.errors import Refusal
 from stepnet.ir.graph import Graph, Node, Value
 from stepnet.ir.ops import OPS, Stage
 from stepnet.ir.plan import Carry, LoopPlan, Region
@@ -19,15 +18,6 @@ from stepnet.ir.plan import Carry, LoopPlan, Region
 from .c_views import VIEWS, Access, contiguous, view
 
 _LOOPED = (Stage.POINTWISE, Stage.REDUCE)
-UNSUPPORTED = {
-    "gather": "a gather by index",
-    "shift": "a value carried outside the scan",
-}
-# What generated C does with whole numbers. Products and quotients of them are torch's to define.
-INTEGER_OPS = VIEWS | {
-    "copy", "add", "sub", "neg", "eq", "ne", "lt", "le", "gt", "ge", "where", "cast", "full", "cat", "embed",
-    "argmax", "argmin",
-}  # fmt: skip
 
 
 @dataclass
@@ -73,19 +63,14 @@ class Program:
         return self.graph.values[name]
 
 
-def program(loop: LoopPlan, region: Region) -> Program:
-    """Prepare a scan.
-
-    Raises:
-        Refusal: it holds an op or a dtype that generated C does not do.
-    """
-    maker = _Maker(loop, region)
-    return maker.make()
+def program(loop: LoopPlan, region: Region, real: str) -> Program:
+    """Prepare a scan whose numbers are of the type `real`."""
+    return _Maker(loop, region, real).make()
 
 
 class _Maker:
-    def __init__(self, loop: LoopPlan, region: Region) -> None:
-        self.loop, self.region = loop, region
+    def __init__(self, loop: LoopPlan, region: Region, real: str) -> None:
+        self.loop, self.region, self.real = loop, region, real
         self.values = dict(loop.body.values)
         self.graph = loop.body
         self.nodes: list[Node] = []
@@ -95,7 +80,6 @@ class _Maker:
     def make(self) -> Program:
         region, loop = self.region, self.loop
         outputs = loop.outputs(region)
-        real = self._check(region, outputs)
         nodes = _split_by_slices(
             self.graph, list(region.nodes), self.values, {*outputs, *(c.result for c in region.carries)}
         )
@@ -134,7 +118,7 @@ class _Maker:
             matrices=matrices,
             outputs=rows_out,
             sums=sums,
-            real=real,
+            real=self.real,
             renamed=renamed,
         )
         self._set_apart(result)
@@ -169,38 +153,6 @@ class _Maker:
             value = self.values[name]
             self.access[name] = Access(name, 0, value.shape, contiguous(value.shape))
         return self.access[name]
-
-    def _check(self, region: Region, outputs: Sequence[str]) -> str:
-        names = {n for node in region.nodes for n in (*node.inputs, *node.outputs) if n}
-        names |= {c.parameter for c in region.carries} | {c.result for c in region.carries} | set(outputs)
-        dtypes = {self.values[n].dtype for n in names} - {"bool", "int64"}
-        for node in region.nodes:
-            stage = OPS[node.op].stage
-            if node.op in UNSUPPORTED or stage is Stage.OPAQUE:
-                what = UNSUPPORTED.get(node.op) or f"the torch call {node.attr('target')}"
-                raise Refusal(f"the loop holds {what}, which generated C does not do", line=node.line)
-            if stage is Stage.MATMUL and self.values[node.inputs[1]].kind == "row":
-                raise Refusal("the loop holds a matmul of two row values", line=node.line)
-            if stage is Stage.SOURCE and node.op != "full":
-                raise Refusal(f"the loop holds '{node.op}'", line=node.line)
-            if node.op in ("matmul_tn", "embed_grad"):
-                raise Refusal(f"the loop holds '{node.op}'", line=node.line)
-            self._check_integers(node)
-        if len(dtypes) > 1 or not dtypes <= {"float32", "float64"}:
-            raise Refusal(
-                f"the loop computes in {', '.join(sorted(dtypes))}; generated C does one of float32, float64"
-            )
-        return dtypes.pop() if dtypes else "float32"
-
-    def _check_integers(self, node: Node) -> None:
-        whole = any(self.values[n].dtype == "int64" for n in (*node.inputs, *node.outputs))
-        if whole and node.op not in INTEGER_OPS:
-            raise Refusal(f"the loop does '{node.op}' with whole numbers", line=node.line)
-        if node.op in ("argmax", "argmin", "embed"):
-            source = self.values[node.inputs[0]]
-            if source.dtype in ("int64", "bool") or not source.size:
-                what = source.dtype if source.size else "nothing"
-                raise Refusal(f"the loop holds an {node.op} of {what}", line=node.line)
 
     def _add(self, node: Node) -> None:
         if node.op in VIEWS:

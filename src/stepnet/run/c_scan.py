@@ -14,9 +14,13 @@ from stepnet.ir.graph import Node
 from stepnet.ir.plan import LoopPlan, Region
 
 from . import c_build, c_threads
+from .base import Executor
+from .c_adopt import adopt
+from .c_limits import DTYPES, check
 from .c_program import Program
 from .c_source import FIXED, Source, write
 from .layout import Layout
+from .loop import Scan
 
 ALONE = 1 << 19  # multiplications of a call that one thread does before another one wakes
 MEMBER_BYTES = 1 << 15  # of weights that a step reads, for each thread that shares it (measured)
@@ -199,3 +203,28 @@ def _padded(size: int) -> int:
 def _packed_elements(k: int, n: int, item: int) -> int:
     lanes = 64 // item  # the widest vectors; narrower ones need no more
     return k * -(-n // lanes) * lanes
+
+
+class GeneratedC(Executor):
+    """C, compiled once and kept on disk."""
+
+    name = "c"
+    label = "generated C"
+    form = "fused"
+    devices = ("cpu",)
+    dtypes = DTYPES
+
+    def check(self, loop: LoopPlan, region: Region) -> None:
+        check(loop, region)
+
+    def prepare(self, loop: LoopPlan) -> LoopPlan:
+        return adopt(loop)
+
+    def scan(self, loop: LoopPlan, region: Region) -> CScan:
+        return CScan(loop, region)
+
+    def source(self, scan: Scan) -> str | None:
+        return scan.source.text if isinstance(scan, CScan) else None
+
+
+GENERATED_C = GeneratedC()

@@ -16,6 +16,7 @@ from stepnet.ir.plan import LoopPlan, Region
 from stepnet.ir.text import print_name, print_region
 
 from .c_expr import loop_text
+from .c_limits import check
 from .c_loops import row_function
 from .c_program import Program, program
 from .c_text import COLUMNS, LOOKUP, TEAM, comment, identifier
@@ -61,7 +62,7 @@ def write(loop: LoopPlan, region: Region, name: str) -> Source:
     Raises:
         Refusal: the scan holds what generated C does not do.
     """
-    return _Writer(loop, region, program(loop, region), name).write()
+    return _Writer(loop, region, program(loop, region, check(loop, region)), name).write()
 
 
 PACKED_ALONE = 1 << 18  # bytes of matrices that one thread packs faster than another one wakes

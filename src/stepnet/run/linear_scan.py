@@ -20,8 +20,9 @@ from stepnet.ir.graph import Node
 from stepnet.ir.ops import RANDOM
 from stepnet.ir.plan import LoopPlan, Region
 
+from .base import Executor
 from .layout import Layout
-from .loop import EagerScan, _bound, last, run_nodes, shift
+from .loop import EagerScan, Scan, _bound, last, run_nodes, shift
 
 FEWEST_STEPS = 8
 MOST_BYTES = 1 << 22  # of a step's states times the passes: above it a step is no longer all launch
@@ -185,3 +186,22 @@ def join(a: Tensor, b: Tensor, boot: Tensor, layout: Layout) -> Tensor:
             a = product
         b = joined
     return b
+
+
+class TorchOps(Executor):
+    """Torch's ops, step after step: any device, any type."""
+
+    name = "eager"
+    label = "torch ops"
+    form = "hoisted"
+    in_torch = True
+
+    def scan(self, loop: LoopPlan, region: Region) -> Scan:
+        return eager_scan(loop, region)
+
+    def passes(self, scan: Scan, device: str, steps: int, sequences: int) -> int:
+        by_passes = isinstance(scan, LinearScan) and scan.in_passes(device, steps, sequences)
+        return passes(steps) if by_passes else 0
+
+
+TORCH_OPS = TorchOps()

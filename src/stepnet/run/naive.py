@@ -7,6 +7,7 @@ holds the t-th element of those longer than t, states shrink with them, and resu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +17,16 @@ from stepnet.ir.tensor_iterator import Concat, Invariant, Merged, TensorIterator
 
 from .segment import Count, Cut
 
+
+@dataclass(frozen=True)
+class PlainLoop:
+    """The plain loop among the backends. It takes the step itself: it needs no plan and declines nothing."""
+
+    name: str = "naive"
+    label: str = "the plain loop"
+
+
+PLAIN = PlainLoop()
 Observer = Callable[[int, Mapping[str, Any], torch.Tensor | None], None]
 
 

@@ -1,4 +1,4 @@
-"""Executors in order of preference, and a plan made ready for one of them."""
+"""A plan made ready for an executor."""
 
 from __future__ import annotations
 
@@ -7,18 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from stepnet.ir.plan import LoopPlan, Plan, Region
 
 from .autograd import Ready
-from .c_adopt import adopt
-from .c_scan import CScan
-from .linear_scan import eager_scan
+from .base import Executor
 from .loop import Loop, Scan
 
 
-def executors(backend: str) -> tuple[str, ...]:
-    """Which executors a backend tries, best first; the plain loop is what is left when all refuse."""
-    return {"auto": ("c", "eager"), "c": ("c",), "eager": ("eager",), "naive": ()}[backend]
-
-
-def make_ready(executor: str, plan: Plan) -> Ready:
+def make_ready(executor: Executor, plan: Plan) -> Ready:
     """Make a plan's loops ready to run.
 
     Raises:
@@ -26,10 +19,11 @@ def make_ready(executor: str, plan: Plan) -> Ready:
     """
 
     def scan(loop: LoopPlan, region: Region) -> Scan:
-        return CScan(loop, region) if executor == "c" else eager_scan(loop, region)
+        executor.check(loop, region)
+        return executor.scan(loop, region)
 
     def loop(part: LoopPlan | None) -> Loop | None:
-        return None if part is None else Loop(adopt(part) if executor == "c" else part, scan)
+        return None if part is None else Loop(executor.prepare(part), scan)
 
     with ThreadPoolExecutor(max_workers=2) as both:  # a build takes about a second, outside of Python
         backward, forward = both.map(loop, (plan.backward, plan.forward))

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.backends import check_backend
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import flatten, unflatten
 from stepnet.errors import Refusal
@@ -22,6 +21,8 @@ from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.loops import LoopReport
 from stepnet.openvino.records import Layer
 from stepnet.run import naive
+from stepnet.run.naive import PLAIN
+from stepnet.run.setting import check_backend
 
 from .cells import GRU, LSTM, RNN, Cell
 from .row import Function, Misfit, Row, shape_text
@@ -83,7 +84,7 @@ class SequenceRunner:
         found = None
         backend, call = check_backend(None), RowCall(step, rows, state, reverse, 1)
         try:
-            if backend == "naive" or steps == 0 or x.device.type != "cpu":
+            if backend == PLAIN.name or steps == 0 or x.device.type != "cpu":
                 raise Refusal("the backend is 'naive', there are no steps, or the model is not on the CPU")
             found = run_step(call, backend)
             self.reports.compiled, self.reports.reason = True, None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,17 +10,17 @@ from torch import Tensor, nn
 from stepnet.data.modes import autocast_dtype, traced
 from stepnet.errors import StepError
 
-Backend = Literal["auto", "c", "eager", "naive"]
-BACKENDS = ("auto", "c", "eager", "naive")
-_default: Backend = "auto"
+from .registry import AUTO, backend_names
+
+_default = AUTO
 
 
-def set_backend(backend: Backend) -> None:
+def set_backend(backend: str) -> None:
     """Choose the executor of every recurrence that does not name one.
 
     Args:
         backend: `"auto"` takes the first that accepts the step, of generated C, torch ops and the plain
-            loop; each of these can be asked for by name.
+            loop; each of these, and what `register` added, can be asked for by name.
 
     Raises:
         StepError: there is no such backend.
@@ -32,7 +31,7 @@ def set_backend(backend: Backend) -> None:
     _default = check_backend(backend)
 
 
-def get_backend() -> Backend:
+def get_backend() -> str:
     """The process-wide setting.
 
     >>> get_backend()
@@ -41,13 +40,14 @@ def get_backend() -> Backend:
     return _default
 
 
-def check_backend(backend: str | None) -> Backend:
+def check_backend(backend: str | None) -> str:
     """A backend by name; None is the process-wide setting."""
     if backend is None:
-        return _default
-    if backend not in BACKENDS:
-        raise StepError("no such backend", got=repr(backend), expected=f"one of {', '.join(BACKENDS)}")
-    return backend  # pyright: ignore[reportReturnType]
+        backend = _default
+    names = backend_names()
+    if backend not in names:
+        raise StepError("no such backend", got=repr(backend), expected=f"one of {', '.join(names)}")
+    return backend
 
 
 def transforms_active() -> bool:
