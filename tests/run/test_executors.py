@@ -8,13 +8,18 @@ import pytest
 import torch
 from torch import nn
 
-from plans import BACKENDS, entry_of
+from numpy_executor import Numpy
+from plans import entry_of
 from stepnet import cells
 from stepnet.data.lod import LoDTensor
+from stepnet.run.naive import PLAIN
+from stepnet.run.registry import AUTO, register, tried, unregister
 from stepnet.testing import FLOAT32, LENGTHS, check_step, poisoned
 
 pytestmark = pytest.mark.usefixtures("verified_plans")
 
+# Those that the package brings, and one from outside, which is held to the same.
+EXECUTORS = [*(executor.name for executor in tried(AUTO)), Numpy.name]
 DTYPE = torch.float64
 FEATURES, HIDDEN = 3, 5
 MAKERS = {
@@ -34,6 +39,13 @@ MAKERS = {
     "LSTM zoned out, evaluated": lambda *a, **k: cells.Zoneout(cells.LSTM(*a, **k), (0.25, 0.5)).eval(),
     "GRU from a learned state": lambda *a, **k: cells.LearnedInitialState(cells.GRU(*a, **k)),
 }
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_from_outside():
+    register(Numpy())
+    yield
+    unregister(Numpy.name)
 
 
 @functools.cache
@@ -85,7 +97,7 @@ RAGGED = [
     RAGGED,
     ids=[f"{name}-{pattern}{', reverse' * reverse}" for name, pattern, reverse in RAGGED],
 )
-@pytest.mark.parametrize("backend", ["eager", "c"])
+@pytest.mark.parametrize("backend", EXECUTORS)
 def test_ragged(backend, name, pattern, reverse):
     cell, lengths = cell_of(name), LENGTHS[pattern]
     check_step(cell, rows_of(lengths), boot(cell, len(lengths)), backend=backend, reverse=reverse)
@@ -101,7 +113,7 @@ def test_ragged_by_the_plain_loop(pattern):
             check_step(cell, rows_of(lengths), boot(cell, len(lengths)), backend="naive", reverse=reverse)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [PLAIN.name, *EXECUTORS])
 @pytest.mark.parametrize("name", ["LSTM", "torch GRUCell", "SLSTM", "GRU from a learned state"])
 def test_the_cell_says_the_initial_state(backend, name):
     check_step(cell_of(name), rows_of((2, 0, 3)), backend=backend)
@@ -120,7 +132,7 @@ DENSE = [
 @pytest.mark.parametrize(
     ("steps", "batch", "axis"), DENSE, ids=[f"{t} steps of {n}, axis {axis}" for t, n, axis in DENSE]
 )
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [PLAIN.name, *EXECUTORS])
 def test_dense(backend, steps, batch, axis, reverse):
     cell = cell_of("LSTM")
     shape = [batch, FEATURES]
@@ -131,7 +143,7 @@ def test_dense(backend, steps, batch, axis, reverse):
 
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("name", ["GRU", "LayerNormLSTM", "SLSTM", "MinGRU"])
-@pytest.mark.parametrize("backend", ["eager", "c"])
+@pytest.mark.parametrize("backend", EXECUTORS)
 def test_dense_cells(backend, name, axis):
     cell = cell_of(name)
     shape = (3, 4, FEATURES)
@@ -140,7 +152,7 @@ def test_dense_cells(backend, name, axis):
 
 
 @pytest.mark.parametrize("name", ["LSTM", "GRU", "LayerNormLSTM", "SLSTM"])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [PLAIN.name, *EXECUTORS])
 def test_float32(backend, name):
     cell = cell_of(name, torch.float32)
     for pattern in FEW:
@@ -197,7 +209,7 @@ def test_threads(threads):
 
 
 @pytest.mark.parametrize("name", ["LSTM", "LayerNormLSTM", "GRU with dropout masks"])
-@pytest.mark.parametrize("backend", ["eager", "c"])
+@pytest.mark.parametrize("backend", EXECUTORS)
 def test_no_result_holds_memory_that_was_never_set(backend, name):
     cell = cell_of(name)
     check_step(cell, rows_of((1, 2)), boot(cell, 2), backend=backend)  # the plan is made outside the poison
@@ -210,13 +222,14 @@ def test_no_result_holds_memory_that_was_never_set(backend, name):
 
 
 @pytest.mark.parametrize("name", MAKERS)
-@pytest.mark.parametrize("backend", ["eager", "c"])
+@pytest.mark.parametrize("backend", EXECUTORS)
 def test_the_executor_asked_for_is_the_one_that_runs(backend, name):
     cell = cell_of(name)
     entry = entry_of(cell, rows_of((1, 2)), boot(cell, 2), backend=backend)
     assert entry.ready is not None, entry.refusals
-    assert entry.ready.executor == backend
-    assert entry.ready.plan is (entry.compiled.fused if backend == "c" else entry.compiled.hoisted)
+    assert entry.ready.executor.name == backend
+    forms = {"c": entry.compiled.fused, "eager": entry.compiled.hoisted, "numpy": entry.compiled.hoisted}
+    assert entry.ready.plan is forms[backend]
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -224,4 +237,4 @@ def test_auto_takes_generated_c(name):
     cell = cell_of(name)
     entry = entry_of(cell, rows_of((1, 2)), boot(cell, 2), backend="auto")
     assert entry.ready is not None, entry.refusals
-    assert entry.ready.executor == "c", entry.refusals
+    assert entry.ready.executor.name == "c", entry.refusals
