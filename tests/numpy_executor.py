@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from stepnet.errors import Refusal
+from stepnet.executors.base import Executor
+from stepnet.executors.layout import Layout
 from stepnet.ir.graph import Node, Value
 from stepnet.ir.plan import LoopPlan, Region
-from stepnet.run.base import Executor
-from stepnet.run.layout import Layout
 
 Array = np.ndarray[Any, Any]
 

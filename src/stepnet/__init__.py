@@ -19,6 +19,8 @@ from .data.sequence import sequence_pool as sequence_pool
 from .data.sequence import sequence_reverse as sequence_reverse
 from .data.sequence import sequence_slice as sequence_slice
 from .data.sequence import sequence_softmax as sequence_softmax
+from .executors.setting import get_backend as get_backend
+from .executors.setting import set_backend as set_backend
 from .explaining import Explanation as Explanation
 from .explaining import ModelExplanation as ModelExplanation
 from .explaining import explain as explain
@@ -33,8 +35,6 @@ from .loops.create import create_whileloop as create_whileloop
 from .loops.dynamic import dynamic_recurrent as dynamic_recurrent
 from .loops.map_fn import map_fn as map_fn
 from .loops.recurrent_op import RecurrentOp as RecurrentOp
-from .run.setting import get_backend as get_backend
-from .run.setting import set_backend as set_backend
 from .tape import Tape as Tape
 from .tape import TapeItem as TapeItem
 from .tape import Topology as Topology

@@ -20,14 +20,14 @@ from .data.recording import recorded_in_frames
 from .data.tree import Spec, flatten, unflatten
 from .engine import find_plan, read, run_compiled
 from .errors import Refusal, StepError
+from .executors import naive
+from .executors.autograd import distinct
+from .executors.naive import PLAIN
+from .executors.registry import AUTO
+from .executors.setting import check_backend, only_plain
 from .front.meta import OnMeta
 from .front.scope import Scope
 from .front.step import StepBody, as_step, boot_state, describe_leaf, loop_over, step_name
-from .run import naive
-from .run.autograd import distinct
-from .run.naive import PLAIN
-from .run.registry import AUTO
-from .run.setting import check_backend, only_plain
 
 
 def _like(step: Any, x: Any, state: Any = None, **how: Any) -> Any:

@@ -21,17 +21,18 @@ from stepnet import cells
 from stepnet.api import recurrent
 from stepnet.compiler.fission import components, fission
 from stepnet.data.lod import LoDTensor
+from stepnet.executors.autograd import Call, Ready, run
+from stepnet.executors.c.scan import CScan
+from stepnet.executors.layout import Layout
+from stepnet.executors.loop import Loop
+from stepnet.executors.schedule.adopt import adopt
+from stepnet.executors.torch_ops.eager_scan import EagerScan
+from stepnet.executors.torch_ops.executor import TORCH_OPS
+from stepnet.executors.torch_ops.ops import bind
 from stepnet.ir.graph import Graph, Node, Value
 from stepnet.ir.ops import OPS, Stage
 from stepnet.ir.plan import Carry, LoopPlan, Region
 from stepnet.ir.verify import verify
-from stepnet.run.autograd import Call, Ready, run
-from stepnet.run.c_adopt import adopt
-from stepnet.run.c_scan import CScan
-from stepnet.run.layout import Layout
-from stepnet.run.linear_scan import TORCH_OPS
-from stepnet.run.loop import EagerScan, Loop
-from stepnet.run.torch_ops import bind
 from stepnet.testing import assert_close
 
 DTYPE = torch.float64

@@ -11,9 +11,9 @@ import torch
 import stepnet
 from explaining import steps
 from stepnet.cells import GRU
+from stepnet.executors.c import build as c_build
 from stepnet.explaining import explain
 from stepnet.explaining.text import WIDTH
-from stepnet.run import c_build
 
 GOLDEN = Path(__file__).parent / "golden"
 X = stepnet.LoDTensor.from_lengths(torch.zeros(6, 3), [[2, 0, 3, 1]])

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from stepnet.errors import IRError
+from stepnet.executors.setting import set_backend
 from stepnet.openvino import OpenVINOModel, load
-from stepnet.run.setting import set_backend
 
 CASES = Path(__file__).parent / "cases"
 NUMBERS = [

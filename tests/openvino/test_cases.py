@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from stepnet.errors import IRError
+from stepnet.executors.setting import set_backend
 from stepnet.openvino import load
-from stepnet.run.setting import set_backend
 
 CASES = Path(__file__).parent / "cases"
 GOOD = [p for kind in ("corpus", "disputed", "legacy") for p in sorted((CASES / kind).iterdir())]

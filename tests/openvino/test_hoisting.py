@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ir_files import Net, edge, sliced
+from stepnet.executors.setting import set_backend
 from stepnet.openvino import load
-from stepnet.run.setting import set_backend
 
 B, T, S, N = 3, 4, 5, 6
 

@@ -8,8 +8,8 @@ import torch
 
 from ir_files import Net, edge, sliced
 from stepnet.errors import IRError
+from stepnet.executors.setting import set_backend
 from stepnet.openvino import load
-from stepnet.run.setting import set_backend
 
 
 @pytest.fixture(params=["naive", "auto"], autouse=True)

@@ -9,9 +9,9 @@ import torch
 from ir_files import Net, edge, sliced
 from stepnet import explain
 from stepnet.errors import IRError
+from stepnet.executors.setting import set_backend
 from stepnet.explaining import ModelExplanation
 from stepnet.openvino import load
-from stepnet.run.setting import set_backend
 
 W = np.linspace(-0.5, 0.5, 9, dtype=np.float32).reshape(3, 3)
 

@@ -23,12 +23,12 @@ from stepnet.compiler.undo import Snapshot
 from stepnet.data.modes import autocast_dtype, default_device, for_plans
 from stepnet.data.tree import Spec
 from stepnet.errors import Refusal
+from stepnet.executors import plan_files
+from stepnet.executors.autograd import Ready
+from stepnet.executors.ready import make_ready
+from stepnet.executors.registry import tried
+from stepnet.executors.torch_ops.ops import bind
 from stepnet.front.step import StepBody
-from stepnet.run import plan_files
-from stepnet.run.autograd import Ready
-from stepnet.run.registry import tried
-from stepnet.run.select import make_ready
-from stepnet.run.torch_ops import bind
 
 from .check import self_check
 from .reads import FailsOnSamples, Reads, once, read

@@ -16,10 +16,10 @@ from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype, default_device
 from stepnet.data.tree import unflatten
 from stepnet.errors import Refusal, SlowPathWarning, StepError
+from stepnet.executors.autograd import Call, run
+from stepnet.executors.registry import AUTO, tried
+from stepnet.executors.setting import only_plain
 from stepnet.front.step import StepBody
-from stepnet.run.autograd import Call, run
-from stepnet.run.registry import AUTO, tried
-from stepnet.run.setting import only_plain
 
 from .check import plain_loop
 from .make import Entry, make

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from stepnet.data.tree import Spec, names
+from stepnet.executors.autograd import Ready
 from stepnet.front.step import StepBody
 from stepnet.ir import plan as ir
 from stepnet.ir.graph import Node, Value
 from stepnet.ir.ops import OPS, RANDOM, Stage
-from stepnet.run.autograd import Ready
 
 from .cost import border, border_bytes, contracts, flops, weight
 from .names import SourceLines, tensor_names

@@ -14,11 +14,11 @@ from stepnet.compiler.reach import reach
 from stepnet.data.lod import LoDTensor
 from stepnet.engine import Entry, find_plan
 from stepnet.errors import Refusal, StepError
+from stepnet.executors.autograd import Ready
+from stepnet.executors.naive import PLAIN
+from stepnet.executors.registry import AUTO, backend_names, tried
+from stepnet.executors.setting import check_backend
 from stepnet.front.step import step_name
-from stepnet.run.autograd import Ready
-from stepnet.run.naive import PLAIN
-from stepnet.run.registry import AUTO, backend_names, tried
-from stepnet.run.setting import check_backend
 
 from .describe import describe_plan
 from .explanation import Explanation, ModelExplanation

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from stepnet.run.naive import PLAIN
+from stepnet.executors.naive import PLAIN
 
 from .overview import model_svg, model_text
 from .records import REFUSED, Direction, Loop, Op, Refused, Region, RegionKind, Saved

@@ -13,8 +13,8 @@ from torch import nn
 
 from stepnet.api import Recurrent, watched
 from stepnet.errors import Refusal, StepError
+from stepnet.executors.naive import PLAIN
 from stepnet.front.step import step_name
-from stepnet.run.naive import PLAIN
 
 from .explanation import Explanation, ModelExplanation
 from .records import Refused

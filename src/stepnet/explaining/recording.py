@@ -16,8 +16,8 @@ from stepnet.compiler.record import written
 from stepnet.compiler.undo import Snapshot
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import flatten
+from stepnet.executors import naive
 from stepnet.front.step import StepBody, loop_over
-from stepnet.run import naive
 
 from .calls import looks, weight_of_call
 from .cost import TRANSCENDENTAL

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from stepnet.run.naive import PLAIN
+from stepnet.executors.naive import PLAIN
 
 from . import look
 from .draw import Canvas, arrow_head, element, text_width

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from stepnet.run.naive import PLAIN
+from stepnet.executors.naive import PLAIN
 
 from .calls import looks
 from .records import REFUSED, Line, Loop, Region, Saved

@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from stepnet.errors import LoopError
+from stepnet.executors.segment import iterations
 from stepnet.ir.tensor_iterator import Slice
 from stepnet.openvino.graph import Node
 from stepnet.openvino.records import Layer, Net, PortRow
-from stepnet.run.segment import iterations
 
 from .sizes import Sizes, Survey
 

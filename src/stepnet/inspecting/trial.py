@@ -11,12 +11,12 @@ from torch import Tensor
 
 from stepnet.api import watched
 from stepnet.errors import IRError
+from stepnet.executors.setting import get_backend, set_backend
+from stepnet.executors.torch_ops.executor import TORCH_OPS
 from stepnet.explaining import Explanation, explain
 from stepnet.openvino.graph import Node
 from stepnet.openvino.loops import LoopReport
 from stepnet.openvino.records import Layer
-from stepnet.run.linear_scan import TORCH_OPS
-from stepnet.run.setting import get_backend, set_backend
 
 from .flops import SEQUENCES
 from .records import Cost

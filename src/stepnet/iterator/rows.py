@@ -25,9 +25,9 @@ from stepnet.api import watched, watching
 from stepnet.data.tree import flatten, unflatten
 from stepnet.engine import run_compiled
 from stepnet.errors import IRError, LoopError, Refusal, StepError
+from stepnet.executors.segment import iterations
 from stepnet.front.step import StepBody
 from stepnet.ir.tensor_iterator import Concat, Invariant, Merged, TensorIterator
-from stepnet.run.segment import iterations
 
 from .row_step import COUNTER, RowStep, Run
 

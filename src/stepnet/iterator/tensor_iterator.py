@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from stepnet.data.lod import LoDTensor
 from stepnet.data.outputs import Outputs
 from stepnet.errors import Refusal
+from stepnet.executors import naive
+from stepnet.executors.naive import PLAIN
+from stepnet.executors.registry import AUTO
+from stepnet.executors.setting import check_backend
 from stepnet.front.step import describe_leaf, step_name
 from stepnet.ir import tensor_iterator as ir
-from stepnet.run import naive
-from stepnet.run.naive import PLAIN
-from stepnet.run.registry import AUTO
-from stepnet.run.setting import check_backend
 
 from .body import CallBody
 from .fit import fit, infer_shape

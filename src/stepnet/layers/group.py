@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import TapeError
-from stepnet.run.naive import PLAIN
+from stepnet.executors.naive import PLAIN
 from stepnet.tape.creation import (
     SEQUENCES,
     UNKNOWN,

@@ -11,7 +11,7 @@ from stepnet.api import recurrent
 from stepnet.data.lod import LoDTensor
 from stepnet.data.sequence import sequence_expand
 from stepnet.errors import TapeError
-from stepnet.run.naive import PLAIN
+from stepnet.executors.naive import PLAIN
 from stepnet.tape.creation import Creation
 
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stepnet.api import recurrent, replaced
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import TapeError
-from stepnet.run.naive import PLAIN
+from stepnet.executors.naive import PLAIN
 from stepnet.tape.creation import UNKNOWN, Creation, leaves, trial, user_line
 from stepnet.tape.item import TapeItem
 from stepnet.tape.tape import Tape

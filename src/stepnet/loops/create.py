@@ -14,16 +14,16 @@ from stepnet.api import instead, recurrent, replaced, watched, watching
 from stepnet.data.tree import flatten
 from stepnet.engine import run_compiled
 from stepnet.errors import IRError, Refusal
+from stepnet.executors.base import Executor
+from stepnet.executors.registry import tried
+from stepnet.executors.setting import get_backend
+from stepnet.executors.torch_ops.executor import TORCH_OPS
 from stepnet.front.frame import WhileLoop, run_recorded
 from stepnet.front.raise_loop import Raised, raise_loop
 from stepnet.front.scan_form import RecordedStep
 from stepnet.front.step import StepBody
 from stepnet.front.symbolic import OPEN
 from stepnet.front.template import literals
-from stepnet.run.base import Executor
-from stepnet.run.linear_scan import TORCH_OPS
-from stepnet.run.registry import tried
-from stepnet.run.setting import get_backend
 
 from .as_while import run_as_while
 from .inside import record_inside

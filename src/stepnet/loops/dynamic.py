@@ -10,10 +10,10 @@ from torch import Tensor
 from stepnet.api import recurrent
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import StepError
+from stepnet.executors.naive import PLAIN
 from stepnet.front.memory import Memory, ScopeStep, Stepnet, check_rows
 from stepnet.front.scope import Scope
 from stepnet.front.step import describe_leaf
-from stepnet.run.naive import PLAIN
 
 
 def dynamic_recurrent(

@@ -16,6 +16,10 @@ import torch
 from torch import Tensor
 
 from stepnet.errors import IRError, Refusal
+from stepnet.executors import naive
+from stepnet.executors.naive import PLAIN
+from stepnet.executors.segment import AxisCut, Count, join_along
+from stepnet.executors.setting import check_backend
 from stepnet.ir.tensor_iterator import (
     BackEdge,
     Concat,
@@ -28,10 +32,6 @@ from stepnet.ir.tensor_iterator import (
     TensorIterator,
 )  # fmt: skip
 from stepnet.iterator.rows import RowLoop, show_declined
-from stepnet.run import naive
-from stepnet.run.naive import PLAIN
-from stepnet.run.segment import AxisCut, Count, join_along
-from stepnet.run.setting import check_backend
 
 from .hoisting import Hoisted, parameter_shape
 from .layers.row import Misfit

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from stepnet.api import recurrent, replaced
 from stepnet.data.lod import LoDTensor
+from stepnet.executors.naive import PLAIN
 from stepnet.layers.data import Dense, Integer
-from stepnet.run.naive import PLAIN
 from stepnet.tape.topology import play
 
 from .dense import DenseTopology

@@ -9,10 +9,10 @@ import torch
 
 from ir_cases import CASES, GOOD, case, check
 from stepnet.errors import IRError
+from stepnet.executors.setting import set_backend
 from stepnet.openvino import convert, load
 from stepnet.openvino.writing.builder import NetBuilder
 from stepnet.openvino.writing.xml_writer import write
-from stepnet.run.setting import set_backend
 
 SEQUENCES = [
     p for p in GOOD if re.search('type="(LSTM|GRU|RNN)Sequence"', (p / "model.xml").read_text()) is not None

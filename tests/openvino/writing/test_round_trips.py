@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ir_cases import GOOD, answers, case, check, settings
+from stepnet.executors.setting import set_backend
 from stepnet.openvino import convert, load, save
-from stepnet.run.setting import set_backend
 
 # A layer that OpenVINO runs wrongly, and that is saved as it is.
 WRONG_THERE = {"lstmsequence_seqlens_dynamic"}

@@ -10,10 +10,10 @@ import torch
 
 from ir_cases import answers, case, check
 from stepnet.errors import IRError
+from stepnet.executors.setting import set_backend
 from stepnet.openvino import load, save
 from stepnet.openvino.writing.builder import In, NetBuilder, To
 from stepnet.openvino.writing.xml_writer import write
-from stepnet.run.setting import set_backend
 
 
 @pytest.fixture(autouse=True)

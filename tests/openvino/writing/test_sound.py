@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from ir_cases import case
+from stepnet.executors.setting import set_backend
 from stepnet.openvino import load, save
 from stepnet.openvino.writing.builder import In, NetBuilder, To
 from stepnet.openvino.writing.xml_writer import write
-from stepnet.run.setting import set_backend
 
 F32 = torch.float32
 PRODUCT = {"transpose_a": False, "transpose_b": False}

@@ -15,14 +15,14 @@ from torch import Tensor
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import flatten, unflatten
 from stepnet.errors import Refusal
+from stepnet.executors import naive
+from stepnet.executors.naive import PLAIN
+from stepnet.executors.setting import check_backend
 from stepnet.front.step import StepBody, loop_over
 from stepnet.iterator.rows import RowCall, run_step, show
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.loops import LoopReport
 from stepnet.openvino.records import Layer
-from stepnet.run import naive
-from stepnet.run.naive import PLAIN
-from stepnet.run.setting import check_backend
 
 from .cells import GRU, LSTM, RNN, Cell
 from .row import Function, Misfit, Row, shape_text

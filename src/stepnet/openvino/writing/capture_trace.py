@@ -31,9 +31,9 @@ from stepnet.data.tree import Spec, flatten, unflatten
 from stepnet.data.values import SIZE
 from stepnet.engine import find_plan
 from stepnet.errors import IRError, Refusal
+from stepnet.executors.naive import PLAIN
+from stepnet.executors.torch_ops.executor import TORCH_OPS
 from stepnet.front.step import StepBody
-from stepnet.run.linear_scan import TORCH_OPS
-from stepnet.run.naive import PLAIN
 
 from .places import places_of
 
