@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import isinf, isnan, prod
-from typing import Any, Protocol
+from typing import Any
 
 from stepnet.errors import Refusal
 from stepnet.executors.schedule.loops import Loop
-from stepnet.executors.schedule.program import Program
 from stepnet.executors.schedule.views import Access, broadcast, collapse, contiguous
 from stepnet.ir.graph import Node
 from stepnet.ir.ops import OPS, Stage
+
+from .places import Places
 
 _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">",
@@ -44,24 +45,6 @@ _CALLS = frozenset(
 )
 _START = {"sum": "0", "amax": "-INFINITY", "amin": "INFINITY", "argmax": "-INFINITY", "argmin": "INFINITY"}
 _KINDS = {"bool": "int", "int64": "int64_t"}  # of a value in a register; else real
-
-
-class Places(Protocol):
-    """What the text of a loop asks of the writer."""
-
-    p: Program
-    real: str
-    suffix: str
-    homes: dict[str, list[str]]
-    lines: set[str]
-    made: dict[str, Node]
-    here: set[str]
-    parts: dict[str, list[tuple[str, Access]]]
-
-    def c(self, value: str) -> str: ...
-    def ctype(self, value: str) -> str: ...
-    def pointer(self, base: str, home: str | None) -> str: ...
-    def constant(self, base: str) -> float | None: ...
 
 
 def literal(number: float, real: str) -> str:

@@ -1,4 +1,4 @@
-"""Small matmuls on the border of a scan, taken into its C function.
+"""Small matmuls on the border of a scan, taken into it.
 
 The plan says: once on all rows, then the loop. For a weight that is not too large it is faster to
 do a few steps' worth of rows at a time, right before the steps that read them: the product then never
@@ -39,7 +39,7 @@ def adopt(loop: LoopPlan) -> LoopPlan:
 
 
 def _products(body: Graph, region: Region) -> list[Node]:
-    """The matmuls of a map that C can take over."""
+    """The matmuls of a map that a scan can take over."""
     if region.kind != "map":
         return []
     found = []

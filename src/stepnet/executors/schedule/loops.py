@@ -76,7 +76,7 @@ def row_function(p: Program, nodes: list[Node], homes: dict[str, list[str]]) -> 
     kept: dict[tuple[int, tuple[int, ...]], int] = {}  # of the reductions of a pass over one shape
 
     def bases(node: Node) -> list[tuple[str, str]]:
-        return [(n, p.access[n].base if n in p.access else n) for n in node.inputs]
+        return [(n, p.base(n)) for n in node.inputs]
 
     for node in nodes:
         at, loose = 0, OPS[node.op].stage is Stage.POINTWISE

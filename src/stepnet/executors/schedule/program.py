@@ -1,4 +1,4 @@
-"""A scan region brought into the form that C is written from: stages of matmuls and of row functions.
+"""A scan region brought into the form that code is written from: stages of row functions and matmuls.
 
 every result that is kept, carried or joined is made by an op of its own (copies are added)
 slices move up through pointwise ops, so that gates are computed where they are used
@@ -7,7 +7,6 @@ stage k = a row function (pointwise ops and reductions, row by row), then the ma
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +14,7 @@ from stepnet.ir.graph import Graph, Node, Value
 from stepnet.ir.ops import OPS, Stage
 from stepnet.ir.plan import Carry, LoopPlan, Region
 
+from .slices import split_by_slices
 from .views import VIEWS, Access, contiguous, view
 
 _LOOPED = (Stage.POINTWISE, Stage.REDUCE)
@@ -22,7 +22,7 @@ _LOOPED = (Stage.POINTWISE, Stage.REDUCE)
 
 @dataclass
 class Program:
-    """What the C writer needs to know of a scan.
+    """What a writer of code needs to know of a scan.
 
     Attributes:
         graph: the body, with values of added nodes.
@@ -34,7 +34,7 @@ class Program:
         sums: results of `sum_rows`.
         early, late: matmuls of rows from outside, and of rows for outside: done for some steps at a time.
         level: the stage of each other node.
-        real: 'float32' or 'float64'.
+        real: the type of its numbers.
     """
 
     graph: Graph
@@ -58,6 +58,20 @@ class Program:
         """Rows of tables that an index names, which may name none."""
         return [node for node in self.nodes if node.op == "embed"]
 
+    @property
+    def stages(self) -> list[tuple[list[Node], list[Node]]]:
+        """The nodes of each row function, and the matmuls after it."""
+        count = max(self.level.values(), default=0) + 1
+        levels = [[n for n in self.nodes if self.level[id(n)] == level] for level in range(count)]
+        return [
+            ([n for n in nodes if n.op != "matmul"], [n for n in nodes if n.op == "matmul"])
+            for nodes in levels
+        ]
+
+    def base(self, name: str) -> str:
+        """The stored value that a name is read from."""
+        return self.access[name].base if name in self.access else name
+
     def value(self, name: str) -> Value:
         """A value by name."""
         return self.graph.values[name]
@@ -80,9 +94,8 @@ class _Maker:
     def make(self) -> Program:
         region, loop = self.region, self.loop
         outputs = loop.outputs(region)
-        nodes = _split_by_slices(
-            self.graph, list(region.nodes), self.values, {*outputs, *(c.result for c in region.carries)}
-        )
+        wanted = {*outputs, *(c.result for c in region.carries)}
+        nodes = split_by_slices(list(region.nodes), self.values, wanted)
         self.graph = Graph("scan", (), tuple(nodes), (), self.values)
         for node in nodes:
             self._add(node)
@@ -122,17 +135,16 @@ class _Maker:
             renamed=renamed,
         )
         self._set_apart(result)
-        _levels(result)
+        _set_levels(result)
         return result
 
     def _set_apart(self, p: Program) -> None:
         """Matmuls that need not wait for the step they belong to."""
-        read = {p.access[n].base if n in p.access else n for node in p.nodes for n in self._operands(node)}
+        read = {p.base(n) for node in p.nodes for n in self._operands(node)}
         for node in p.nodes:
             if node.op != "matmul" or len(p.value(node.inputs[0]).shape) != 1:
                 continue
-            seen = p.access.get(node.inputs[0])
-            base = node.inputs[0] if seen is None else seen.base
+            base = p.base(node.inputs[0])
             if base in p.row_inputs and node.output not in p.outputs:
                 p.early.append(node)
             elif base in p.outputs and node.output in p.outputs and node.output not in read:
@@ -202,82 +214,10 @@ class _Maker:
         return Carry(carry.parameter, self._copy(carry.result))
 
 
-def _split_by_slices(
-    graph: Graph, nodes: list[Node], values: dict[str, Value], wanted: set[str]
-) -> list[Node]:
-    """slice(f(a, b)) -> f(slice(a), slice(b)), where every reader of f slices the last dimension."""
-    out = list(nodes)
-    changed = True
-    while changed:
-        changed = False
-        readers: dict[str, list[Node]] = {}
-        for node in out:
-            for name in node.inputs:
-                readers.setdefault(name, []).append(node)
-        for node in out:
-            if OPS[node.op].stage is not Stage.POINTWISE or node.output in wanted:
-                continue
-            last = len(values[node.output].shape) - 1
-            use = readers.get(node.output, [])
-            if len(use) < 2 or not all(
-                u.op == "slice" and u.attr("dim") == last and u.attr("step") == 1 for u in use
-            ):
-                continue
-            spans = sorted((u.attr("start"), u.attr("end")) for u in use)
-            if any(a[1] > b[0] for a, b in itertools.pairwise(spans)):
-                continue  # overlapping: work would be done twice
-            for u in use:
-                at = out.index(u)
-                start, end = u.attr("start"), u.attr("end")
-                pieces, inputs = [], []
-                for name in node.inputs:
-                    value = values[name]
-                    if not value.shape or value.shape[-1] == 1:
-                        inputs.append(name)
-                        continue
-                    part = f"{name}_{start}_{end}"
-                    if part not in values:
-                        shape = (*value.shape[:-1], end - start)
-                        values[part] = Value(part, value.kind, shape, value.dtype)
-                    dim = len(value.shape) - 1
-                    attrs = (("dim", dim), ("start", start), ("end", end), ("step", 1))
-                    if not any(part in n.outputs for n in (*out, *pieces)):
-                        pieces.append(Node("slice", (name,), (part,), attrs, node.line))
-                    inputs.append(part)
-                out[at : at + 1] = [*pieces, Node(node.op, tuple(inputs), u.outputs, node.attrs, node.line)]
-            out.remove(node)
-            changed = True
-            break
-    return _in_order(out)
-
-
-def _in_order(nodes: list[Node]) -> list[Node]:
-    """Nodes so that a slice made for several readers comes before all of them."""
-    makers = {name: node for node in nodes for name in node.outputs}
-    done: set[int] = set()
-    out: list[Node] = []
-    for root in nodes:
-        work = [(root, False)]
-        while work:
-            node, ready = work.pop()
-            if id(node) in done:
-                continue
-            if ready:
-                done.add(id(node))
-                out.append(node)
-                continue
-            work.append((node, True))
-            work.extend((makers[n], False) for n in reversed(node.inputs) if n in makers)
-    return out
-
-
-def _levels(p: Program) -> None:
+def _set_levels(p: Program) -> None:
     """Stages: a matmul belongs to the stage of what it reads, what reads a matmul to the next one."""
     ready: dict[str, int] = {}
-
-    def base(name: str) -> str:
-        return p.access[name].base if name in p.access else name
-
+    base = p.base
     for node in p.nodes:
         operands = node.inputs[:1] if node.op == "matmul" else node.inputs
         level = max((ready.get(base(n), 0) for n in operands), default=0)
