@@ -53,12 +53,10 @@ class Executor(ABC):
         Raises:
             Refusal: it does; with the user's line, where one is to blame.
         """
-        others = floating_types(loop, region).difference(self.dtypes or floating_types(loop, region))
-        if others:
-            raise Refusal(
-                f"the loop computes in {', '.join(sorted(others))}; {self.label} does "
-                f"{', '.join(self.dtypes or ())}"
-            )
+        own, found = self.dtypes, floating_types(loop, region)
+        if own is not None and not found <= set(own):
+            others = ", ".join(sorted(found.difference(own)))
+            raise Refusal(f"the loop computes in {others}; {self.label} does {', '.join(own)}")
 
     def prepare(self, loop: LoopPlan) -> LoopPlan:
         """The loop as the executor wants it cut; it may move ops between regions."""

@@ -27,6 +27,11 @@ def backend_names() -> tuple[str, ...]:
     return tuple(_tried)
 
 
+def is_backend(name: str) -> bool:
+    """Whether `backend=` takes a name."""
+    return name in _tried
+
+
 def tried(backend: str) -> tuple[Executor, ...]:
     """Which executors a backend tries, best first; the plain loop is what is left when all decline."""
     return _tried[backend]
@@ -43,6 +48,7 @@ def register(executor: Executor, *, before: str | None = None) -> None:
     Raises:
         ValueError: the name is taken; or "auto" does not try the executor that is named in `before`.
     """
+    global _tried
     if executor.name in _tried:
         raise ValueError(f"the name '{executor.name}' is taken; there are {', '.join(_tried)}")
     automatic = list(_tried[AUTO])
@@ -51,9 +57,8 @@ def register(executor: Executor, *, before: str | None = None) -> None:
         if before not in places:
             raise ValueError(f"'{AUTO}' does not try '{before}'; it tries {', '.join(places)}")
         automatic.insert(places.index(before), executor)
-    _tried[executor.name] = (executor,)
-    _tried[PLAIN.name] = _tried.pop(PLAIN.name)  # stays the last
-    _tried[AUTO] = tuple(automatic)
+    own = {name: executors for name, executors in _tried.items() if name not in (AUTO, PLAIN.name)}
+    _tried = {AUTO: tuple(automatic), **own, executor.name: (executor,), PLAIN.name: ()}
 
 
 def unregister(name: str) -> None:
@@ -62,7 +67,9 @@ def unregister(name: str) -> None:
     Raises:
         ValueError: there is none of this name.
     """
+    global _tried
     if name == AUTO or not _tried.get(name):
         raise ValueError(f"there is no executor '{name}' to forget")
-    (gone,) = _tried.pop(name)
-    _tried[AUTO] = tuple(executor for executor in _tried[AUTO] if executor is not gone)
+    (gone,) = _tried[name]
+    automatic = tuple(executor for executor in _tried[AUTO] if executor is not gone)
+    _tried = {known: executors for known, executors in _tried.items() if known != name} | {AUTO: automatic}

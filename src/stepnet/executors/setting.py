@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from stepnet.data.modes import autocast_dtype, traced
 from stepnet.errors import StepError
 
-from .registry import AUTO, backend_names
+from .registry import AUTO, backend_names, is_backend
 
 _default = AUTO
 
@@ -44,9 +44,9 @@ def check_backend(backend: str | None) -> str:
     """A backend by name; None is the process-wide setting."""
     if backend is None:
         backend = _default
-    names = backend_names()
-    if backend not in names:
-        raise StepError("no such backend", got=repr(backend), expected=f"one of {', '.join(names)}")
+    if not is_backend(backend):
+        expected = f"one of {', '.join(backend_names())}"
+        raise StepError("no such backend", got=repr(backend), expected=expected)
     return backend
 
 

@@ -16,7 +16,7 @@ from stepnet.engine import Entry, find_plan
 from stepnet.errors import Refusal, StepError
 from stepnet.executors.autograd import Ready
 from stepnet.executors.naive import PLAIN
-from stepnet.executors.registry import AUTO, backend_names, tried
+from stepnet.executors.registry import AUTO, is_backend, tried
 from stepnet.executors.setting import check_backend
 from stepnet.front.step import step_name
 
@@ -178,7 +178,7 @@ def _counts(x: Any, level: int, axis: int) -> list[int]:
 
 
 def _refused(executor: str, refusal: Refusal, code: SourceLines) -> Refused:
-    known = tried(executor) if executor in backend_names() else ()
+    known = tried(executor) if is_backend(executor) else ()
     who, label = (known[0].name, known[0].label) if known else ("compiler", "the compiler")
     return Refused(who, label, refusal.reason, refusal.remedy, refusal.line, code.at(refusal.line))
 

@@ -106,17 +106,15 @@ class _Writer:
                 "packed_by_all": sum(p.value(name).bytes for name in p.matrices) > PACKED_ALONE,
             },
         )
+        buffers = 2 * len(p.carries) + len(p.held) + len(w.homes) + 4  # each begins a line of the cache
         return Source(
-            text + "\n",
-            p,
-            fields,
-            (
-                64 * (2 * len(p.carries) + len(p.held) + len(w.homes) + 4),
-                sum(rows["bytes"] for rows in (*carries, *carries, *held, *scratch)),
-            ),
-            packed,
-            sum(rows["bytes"] for rows in early),
-            8 * (bool(early) + bool(early or late)),
+            text=text + "\n",
+            program=p,
+            fields=fields,
+            space=(64 * buffers, sum(rows["bytes"] for rows in (*carries, *carries, *held, *scratch))),
+            packed=packed,
+            chunk_bytes=sum(rows["bytes"] for rows in early),
+            index_bytes=8 * (bool(early) + bool(early or late)),
         )
 
     def _rows(self, value: str) -> dict[str, Any]:
