@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from stepnet.run import c_build
+from stepnet.executors.c import build as c_build
 
 from .harness import Case, Contender, Row, Topic
 

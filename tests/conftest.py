@@ -25,7 +25,7 @@ def _seed():
 def _plans_are_made_anew(request, monkeypatch):
     """Plans of earlier runs lie on disk; only tests of that read them."""
     if not getattr(request.module, "PLANS_ON_DISK", False):
-        from stepnet.run import plan_files
+        from stepnet.executors import plan_files
 
         monkeypatch.setattr(plan_files, "read", lambda key: None)
         monkeypatch.setattr(plan_files, "write", lambda key, data: None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stepnet.backends import get_backend, set_backend
+from stepnet.executors.setting import get_backend, set_backend
 
 
 @pytest.fixture(autouse=True)

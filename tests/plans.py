@@ -62,7 +62,7 @@ def verify_entry(entry: plans.Entry) -> None:
     if entry.ready is not None:
         for loop in (entry.ready.forward, entry.ready.backward):
             if loop is not None:
-                verify(loop.plan, "adopted" if entry.ready.executor == "c" else "plan")
+                verify(loop.plan, "adopted" if entry.ready.executor.form == "fused" else "plan")
 
 
 _seen: dict[int, plans.Entry] = {}  # holds them, so that their ids stay taken

@@ -55,6 +55,10 @@ def test_holds_every_file_of_the_package(names):
         "stepnet/datasets/japanese_vowels.npz",
         "stepnet/datasets/README.md",
         "stepnet/datasets/LICENSE",
+        "stepnet/executors/c/scan.c.in",
+        "stepnet/executors/c/sn_math.h",
+        "stepnet/executors/c/sn_matmul.h",
+        "stepnet/executors/c/sn_parallel.h",
     ],
 )
 def test_holds(names, name):

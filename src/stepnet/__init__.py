@@ -10,8 +10,6 @@ from . import nn as nn
 from . import ops as ops
 from .api import Recurrent as Recurrent
 from .api import recurrent as recurrent
-from .backends import get_backend as get_backend
-from .backends import set_backend as set_backend
 from .data.array import TensorArray as TensorArray
 from .data.lod import LoDTensor as LoDTensor
 from .data.sequence import sequence_concat as sequence_concat
@@ -21,6 +19,8 @@ from .data.sequence import sequence_pool as sequence_pool
 from .data.sequence import sequence_reverse as sequence_reverse
 from .data.sequence import sequence_slice as sequence_slice
 from .data.sequence import sequence_softmax as sequence_softmax
+from .executors.setting import get_backend as get_backend
+from .executors.setting import set_backend as set_backend
 from .front.memory import Memory as Memory
 from .front.scope import Scope as Scope
 from .front.while_loop import while_loop as while_loop

@@ -14,24 +14,26 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from . import lifting
-from .backends import check_backend, only_plain
 from .data.convert import pack_like
 from .data.lod import LoDTensor
 from .data.recording import recorded_in_frames
 from .data.tree import Spec, flatten, unflatten
 from .engine import find_plan, read, run_compiled
 from .errors import Refusal, StepError
+from .executors import naive
+from .executors.autograd import distinct
+from .executors.naive import PLAIN
+from .executors.registry import AUTO
+from .executors.setting import check_backend, only_plain
 from .front.meta import OnMeta
 from .front.scope import Scope
 from .front.step import StepBody, as_step, boot_state, describe_leaf, loop_over, step_name
-from .run import naive
-from .run.autograd import distinct
 
 
 def _like(step: Any, x: Any, state: Any = None, **how: Any) -> Any:
     """What `recurrent` gives for tensors without data."""
     with OnMeta():
-        return recurrent(step, x, state, **{**how, "backend": "naive", "scopes": False})
+        return recurrent(step, x, state, **{**how, "backend": PLAIN.name, "scopes": False})
 
 
 @recorded_in_frames(_like, parts=2)
@@ -154,8 +156,8 @@ def _recurrent(
         return (unflatten(y_spec, [pack_like(packed, leaf.values) for leaf in y_leaves]), *rest)
     body, x_leaves, state_leaves = checked(step, x, state, level=level, axis=axis)
     ragged = any(isinstance(leaf, LoDTensor) for leaf in x_leaves)
-    chosen = "naive" if scopes else check_backend(backend)
-    if chosen != "naive":
+    chosen = PLAIN.name if scopes else check_backend(backend)
+    if chosen != PLAIN.name:
         try:
             if lifting.inside_a_step():
                 inner = lifting.Inner(body, x_leaves, state_leaves, state is None, reverse, chosen)
@@ -167,7 +169,7 @@ def _recurrent(
             )
             return y, unflatten(body.state_spec, finals)
         except Refusal:
-            if chosen != "auto":
+            if chosen != AUTO:
                 raise
         above = any(isinstance(v, LoDTensor) and (level + 1) % v.lod_level for v in x_leaves)
         if above and only_plain([*(_values(leaf) for leaf in x_leaves), *state_leaves]) is None:

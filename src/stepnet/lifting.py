@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from stepnet.data.lod import LoDTensor
 from stepnet.data.offsets import LoD
 from stepnet.data.tree import Spec, unflatten
+from stepnet.executors.segment import LoDCut
 from stepnet.front.step import StepBody
 from stepnet.ir.tensor_iterator import Slice
-from stepnet.run.segment import LoDCut
 
 Read = Callable[[], tuple[Any, Sequence[Tensor]] | None]
 Boot = Callable[[int], Sequence[Tensor]]

@@ -21,16 +21,18 @@ from stepnet import cells
 from stepnet.api import recurrent
 from stepnet.compiler.fission import components, fission
 from stepnet.data.lod import LoDTensor
+from stepnet.executors.autograd import Call, Ready, run
+from stepnet.executors.c.scan import CScan
+from stepnet.executors.layout import Layout
+from stepnet.executors.loop import Loop
+from stepnet.executors.schedule.adopt import adopt
+from stepnet.executors.torch_ops.eager_scan import EagerScan
+from stepnet.executors.torch_ops.executor import TORCH_OPS
+from stepnet.executors.torch_ops.ops import bind
 from stepnet.ir.graph import Graph, Node, Value
 from stepnet.ir.ops import OPS, Stage
 from stepnet.ir.plan import Carry, LoopPlan, Region
 from stepnet.ir.verify import verify
-from stepnet.run.autograd import Call, Ready, run
-from stepnet.run.c_adopt import adopt
-from stepnet.run.c_scan import CScan
-from stepnet.run.layout import Layout
-from stepnet.run.loop import EagerScan, Loop
-from stepnet.run.torch_ops import bind
 from stepnet.testing import assert_close
 
 DTYPE = torch.float64
@@ -232,7 +234,7 @@ def test_fission_of_cells(name):
     layout = Layout.ragged(torch.tensor([0, 2, 2, 5]), False)
     results = []
     for plan in (whole(compiled.hoisted.forward), compiled.hoisted.forward, compiled.fused.forward):
-        ready = Ready(replace(compiled.hoisted, forward=plan), Loop(plan, EagerScan), None, "eager")
+        ready = Ready(replace(compiled.hoisted, forward=plan), Loop(plan, EagerScan), None, TORCH_OPS)
         results.append(run(Call(ready, layout, compiled.constants, None), [values], boots, used))
     torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-12)
     torch.testing.assert_close(results[2], results[0], rtol=0, atol=1e-12)

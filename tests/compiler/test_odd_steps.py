@@ -392,7 +392,9 @@ def test_auto_finds_a_way(name):
         assert PLAIN_LOOP_ONLY[name][0] in str(warned[0].message)
     check_step(step, x, state, backend="auto", tolerance=LOOSE.get(name, FLOAT64))
     entry = entry_of(step, x, state, backend="auto")
-    assert (entry.ready.executor if entry.ready else None) == (None if name in PLAIN_LOOP_ONLY else "eager")
+    assert (entry.ready.executor.name if entry.ready else None) == (
+        None if name in PLAIN_LOOP_ONLY else "eager"
+    )
 
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])

@@ -17,9 +17,11 @@ from stepnet.compiler import stored
 from stepnet.data.lod import LoDTensor
 from stepnet.engine import make
 from stepnet.errors import Refusal
+from stepnet.executors.c import source as c_source
+from stepnet.executors.ready import make_ready
+from stepnet.executors.schedule import adopt
+from stepnet.executors.torch_ops.executor import TORCH_OPS
 from stepnet.ir.verify import verify
-from stepnet.run import c_adopt, c_source
-from stepnet.run.select import make_ready
 
 DTYPE = torch.float64
 
@@ -132,9 +134,7 @@ def held_to_the_rules(loaded):
     verify(loaded.joint.graph, "joint")
     for plan in (loaded.fused, loaded.hoisted):
         verify(plan, "plan")
-    loops = [
-        c_adopt.adopt(loop) for loop in (loaded.fused.forward, loaded.fused.backward) if loop is not None
-    ]
+    loops = [adopt.adopt(loop) for loop in (loaded.fused.forward, loaded.fused.backward) if loop is not None]
     for loop in loops:
         for region in loop.regions:
             if region.kind == "scan":
@@ -147,7 +147,7 @@ def held_to_the_rules(loaded):
                 code = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
                 assert not re.search(r"EVIL\s*\(|#\s*error|\\", code)
     with contextlib.suppress(Refusal):
-        make_ready("eager", loaded.hoisted)
+        make_ready(TORCH_OPS, loaded.hoisted)
 
 
 def tried(data, given):

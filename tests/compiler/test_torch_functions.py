@@ -177,7 +177,7 @@ def test_left_to_torch_with_the_line(name):
     entry = entry_of(STEPS[name], rows(), boot(), backend="c")
     assert entry.ready is None
     assert "test_torch_functions.py:" in str(entry.refusals[-1][1])
-    assert entry_of(STEPS[name], rows(), boot(), backend="auto").ready.executor == "eager"
+    assert entry_of(STEPS[name], rows(), boot(), backend="auto").ready.executor.name == "eager"
 
 
 @pytest.mark.parametrize("name", PLAIN_LOOP_ONLY)

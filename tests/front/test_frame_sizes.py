@@ -19,9 +19,9 @@ from stepnet.errors import StepError
 @pytest.fixture(autouse=True)
 def without_c():
     """Sizes are the same whatever runs the scans."""
-    stepnet.backends.set_backend("eager")
+    stepnet.executors.setting.set_backend("eager")
     yield
-    stepnet.backends.set_backend("auto")
+    stepnet.executors.setting.set_backend("auto")
 
 
 W = torch.randn(2, 2, dtype=torch.float64, requires_grad=True)

@@ -23,9 +23,9 @@ ZERO = torch.zeros(9, 2, dtype=torch.float64)
 @pytest.fixture(autouse=True)
 def without_c():
     """What a frame holds is the same whatever runs it."""
-    stepnet.backends.set_backend("eager")
+    stepnet.executors.setting.set_backend("eager")
     yield
-    stepnet.backends.set_backend("auto")
+    stepnet.executors.setting.set_backend("auto")
 
 
 def cell(x: Any, h: Any) -> Any:

@@ -285,11 +285,11 @@ def test_a_raised_loop_calls_each_function_once_not_once_a_step():
 
 
 def test_a_backend_asked_for_is_kept():
-    stepnet.backends.set_backend("naive")
+    stepnet.executors.setting.set_backend("naive")
     try:
         loop, _ = a_gru_cell(stepnet.create_whileloop)
     finally:
-        stepnet.backends.set_backend("auto")
+        stepnet.executors.setting.set_backend("auto")
     assert "naive" in loop.explain()
 
 
@@ -499,11 +499,11 @@ def test_explain_of_a_model_tells_of_its_frames():
 
 def test_frames_of_one_form_are_one_step_whatever_the_numbers_are():
     """The same frame with other tensors, lengths and bounds; and one that differs in a constant alone."""
-    stepnet.backends.set_backend("eager")
+    stepnet.executors.setting.set_backend("eager")
     try:
         _check_frames_of_one_form()
     finally:
-        stepnet.backends.set_backend("auto")
+        stepnet.executors.setting.set_backend("auto")
 
 
 def _check_frames_of_one_form() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepnet.backends import set_backend
+from stepnet.executors.setting import set_backend
 
 
 @pytest.fixture(params=["naive", "auto"])

@@ -10,8 +10,8 @@ from torch import nn
 
 from loop_reference import Misfit, run
 from stepnet import BackEdge, InputPort, OutputPort, TensorIterator
-from stepnet.backends import set_backend
 from stepnet.errors import LoopError
+from stepnet.executors.setting import set_backend
 
 BACKWARDS = {"axis": 1, "start": -1, "end": 0, "stride": -1}
 WHOLE = torch.float64

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from stepnet.backends import set_backend
 from stepnet.errors import IRError
+from stepnet.executors.setting import set_backend
 from stepnet.openvino import OpenVINOModel, load
 
 CASES = Path(__file__).parent / "cases"

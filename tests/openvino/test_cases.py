@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from stepnet.backends import set_backend
 from stepnet.errors import IRError
+from stepnet.executors.setting import set_backend
 from stepnet.openvino import load
 
 CASES = Path(__file__).parent / "cases"

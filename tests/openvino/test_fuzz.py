@@ -5,7 +5,7 @@ from __future__ import annotations
 import runpy
 from pathlib import Path
 
-from stepnet.backends import set_backend
+from stepnet.executors.setting import set_backend
 
 FUZZ = runpy.run_path(str(Path(__file__).with_name("fuzz.py")))
 

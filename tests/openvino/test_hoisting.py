@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ir_files import Net, edge, sliced
-from stepnet.backends import set_backend
+from stepnet.executors.setting import set_backend
 from stepnet.openvino import load
 
 B, T, S, N = 3, 4, 5, 6

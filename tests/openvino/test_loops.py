@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from ir_files import Net, edge, sliced
-from stepnet.backends import set_backend
 from stepnet.errors import IRError
+from stepnet.executors.setting import set_backend
 from stepnet.openvino import load
 
 

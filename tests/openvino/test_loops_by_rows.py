@@ -8,8 +8,8 @@ import torch
 
 from ir_files import Net, edge, sliced
 from stepnet import explain
-from stepnet.backends import set_backend
 from stepnet.errors import IRError
+from stepnet.executors.setting import set_backend
 from stepnet.openvino import load
 from stepnet.report import ModelExplanation
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stepnet.run import c_build
+from stepnet.executors.c import build as c_build
 
 
 @pytest.fixture(autouse=True)

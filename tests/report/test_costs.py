@@ -108,7 +108,7 @@ def saved_by_autograd(step, x, state):
 )
 @pytest.mark.parametrize("backend", ["auto", "eager"])
 def test_what_is_kept_is_what_autograd_saves(step, state, backend, monkeypatch):
-    monkeypatch.setattr("stepnet.backends._default", backend)
+    monkeypatch.setattr("stepnet.executors.setting._default", backend)
     x = torch.randn(T, B, I)
     told = explain(step, x, state)
     assert told.saved_bytes > 0

@@ -12,8 +12,8 @@ from torch import nn
 import stepnet
 from report import steps
 from stepnet.errors import Refusal, StepError
+from stepnet.executors.c import build as c_build
 from stepnet.report import explain
-from stepnet.run import c_build
 
 T, B = 4, 2
 

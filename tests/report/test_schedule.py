@@ -13,8 +13,8 @@ import stepnet
 from stepnet import cells
 from stepnet.cells import GRU, LSTM, RNN, LayerNormLSTM, MinGRU, PeepholeLSTM
 from stepnet.engine import plans
+from stepnet.executors.schedule import adopt
 from stepnet.report import explain
-from stepnet.run import c_adopt
 
 I, H, T, B = 3, 5, 7, 2
 
@@ -55,7 +55,7 @@ def adopting(request, monkeypatch):
     adopts = getattr(request, "param", True)
     monkeypatch.setattr(plans, "_entries", OrderedDict())
     if not adopts:
-        monkeypatch.setattr(c_adopt, "MOST_BYTES", 0)
+        monkeypatch.setattr(adopt, "MOST_BYTES", 0)
     return adopts
 
 

@@ -11,9 +11,9 @@ import torch
 import stepnet
 from report import steps
 from stepnet.cells import GRU
+from stepnet.executors.c import build as c_build
 from stepnet.report import explain
 from stepnet.report.text import WIDTH
-from stepnet.run import c_build
 
 GOLDEN = Path(__file__).parent / "golden"
 X = stepnet.LoDTensor.from_lengths(torch.zeros(6, 3), [[2, 0, 3, 1]])

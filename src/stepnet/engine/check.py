@@ -13,10 +13,10 @@ from stepnet.compiler.pipeline import Compiled
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import flatten
 from stepnet.errors import Refusal, StepError
+from stepnet.executors import naive
+from stepnet.executors.autograd import Call, Ready, run
+from stepnet.executors.layout import Layout
 from stepnet.front.step import StepBody, loop_over
-from stepnet.run import naive
-from stepnet.run.autograd import Call, Ready, run
-from stepnet.run.layout import Layout
 
 from .reads import Reads, read
 from .rows import Sequences, few

@@ -23,11 +23,12 @@ from stepnet.compiler.undo import Snapshot
 from stepnet.data.modes import autocast_dtype, default_device, for_plans
 from stepnet.data.tree import Spec
 from stepnet.errors import Refusal
+from stepnet.executors import plan_files
+from stepnet.executors.autograd import Ready
+from stepnet.executors.ready import make_ready
+from stepnet.executors.registry import tried
+from stepnet.executors.torch_ops.ops import bind
 from stepnet.front.step import StepBody
-from stepnet.run import plan_files
-from stepnet.run.autograd import Ready
-from stepnet.run.select import executors, make_ready
-from stepnet.run.torch_ops import bind
 
 from .check import self_check
 from .reads import FailsOnSamples, Reads, once, read
@@ -184,11 +185,11 @@ def _choose(
     entry.weights = compiled.weights
     compiled = replace(compiled, constants={k: t.to(device) for k, t in compiled.constants.items()})
     entry.compiled = compiled
-    for name in executors(backend):
+    for executor in tried(backend):
+        name = executor.name
         try:
-            if name == "c" and device.type != "cpu":
-                raise Refusal(f"the rows are on {device.type}; generated C runs on the CPU")
-            ready = make_ready(name, compiled.fused if name == "c" else compiled.hoisted)
+            executor.check_device(device.type)
+            ready = make_ready(executor, compiled.fused if executor.form == "fused" else compiled.hoisted)
         except Refusal as refusal:
             entry.refusals.append((name, refusal.fresh()))
             continue

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from stepnet.backends import only_plain
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype, default_device
 from stepnet.data.tree import unflatten
 from stepnet.errors import Refusal, SlowPathWarning, StepError
+from stepnet.executors.autograd import Call, run
+from stepnet.executors.registry import AUTO, tried
+from stepnet.executors.setting import only_plain
 from stepnet.front.step import StepBody
-from stepnet.run.autograd import Call, run
 
 from .check import plain_loop
 from .make import Entry, make
@@ -50,11 +51,11 @@ def run_compiled(
     if entry.ready is None or entry.compiled is None or entry.y_spec is None:
         refusal = entry.refusals[-1][1]
         if isinstance(refusal, FailsOnSamples):
-            if backend != "auto" and not isinstance(refusal.error, StepError):
+            if backend != AUTO and not isinstance(refusal.error, StepError):
                 raise refusal.error
             raise refusal.fresh()  # not told: the plain loop meets it, too
         told = (reads.root, body.name, refusal.reason)
-        if warn and backend == "auto" and told not in _told:
+        if warn and backend == AUTO and told not in _told:
             if len(_told) > _LIMIT:
                 _told.clear()
             _told.add(told)
@@ -110,7 +111,7 @@ def lookup(
         autocast_dtype("cpu"),
         torch.get_default_dtype(),
         default_device(),
-        backend,
+        tried(backend),
     )
     key = (
         reads.key,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import Refusal
-from stepnet.run.layout import Layout
+from stepnet.executors.layout import Layout
 
 
 class Sequences(NamedTuple):

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import LoopError
+from stepnet.executors.segment import iterations
 from stepnet.front.meta import OnMeta, without_data
 from stepnet.front.step import describe_leaf, step_name
 from stepnet.ir import tensor_iterator as ir
-from stepnet.run.segment import iterations
 
 from .body import CallBody
 from .port_map import does_not_fit

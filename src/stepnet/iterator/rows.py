@@ -22,13 +22,12 @@ import torch
 from torch import Tensor
 
 from stepnet.api import watched, watching
-from stepnet.backends import Backend
 from stepnet.data.tree import flatten, unflatten
 from stepnet.engine import run_compiled
 from stepnet.errors import IRError, LoopError, Refusal, StepError
+from stepnet.executors.segment import iterations
 from stepnet.front.step import StepBody
 from stepnet.ir.tensor_iterator import Concat, Invariant, Merged, TensorIterator
-from stepnet.run.segment import iterations
 
 from .row_step import COUNTER, RowStep, Run
 
@@ -66,7 +65,7 @@ class RowLoop:
         self.counter = counter
         self._checked: dict[Any, bool] = {}
 
-    def run(self, feeds: Mapping[str, Any], backend: Backend, *, steps: int | None = None) -> dict[str, Any]:
+    def run(self, feeds: Mapping[str, Any], backend: str, *, steps: int | None = None) -> dict[str, Any]:
         """The outputs by name, as the plain loop gives them.
 
         Args:
@@ -92,7 +91,7 @@ class RowLoop:
         show(call, backend)
         raise refusal
 
-    def warn(self, feeds: Mapping[str, Any], backend: Backend, steps: int) -> None:
+    def warn(self, feeds: Mapping[str, Any], backend: str, steps: int) -> None:
         """Give a SlowPathWarning of a body that `run` could not compile, once."""
         with suppress(Refusal):
             run_step(next(self.calls(feeds, steps)), backend, warn=True)
@@ -299,7 +298,7 @@ class RowLoop:
         return outputs
 
 
-def show(call: RowCall, backend: Backend) -> None:
+def show(call: RowCall, backend: str) -> None:
     """Let what watches calls of `recurrent` see this one."""
     watch = watching()
     if watch is not None:
@@ -335,7 +334,7 @@ def _alike(a: Any, b: Any) -> bool:
     return torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
-def run_step(call: RowCall, backend: Backend, *, warn: bool = False) -> tuple[Any, Any]:
+def run_step(call: RowCall, backend: str, *, warn: bool = False) -> tuple[Any, Any]:
     """Run a call by a plan: y, and the final state.
 
     Raises:

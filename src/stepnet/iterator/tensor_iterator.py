@@ -10,13 +10,15 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from stepnet.backends import check_backend
 from stepnet.data.lod import LoDTensor
 from stepnet.data.outputs import Outputs
 from stepnet.errors import Refusal
+from stepnet.executors import naive
+from stepnet.executors.naive import PLAIN
+from stepnet.executors.registry import AUTO
+from stepnet.executors.setting import check_backend
 from stepnet.front.step import describe_leaf, step_name
 from stepnet.ir import tensor_iterator as ir
-from stepnet.run import naive
 
 from .body import CallBody
 from .fit import fit, infer_shape
@@ -154,18 +156,18 @@ class TensorIterator(nn.Module):
         rows = self._rows()
         loop = rows.loop
         out: dict[str, Any] | None = None
-        if chosen == "naive" or not steps:
+        if chosen == PLAIN.name or not steps:
             why = "backend='naive' asks for the plain loop" if steps else "it has no steps"
             show_declined(loop, feeds, steps, Refusal(why))
         else:
             try:
                 out = rows.run(feeds, chosen, steps=steps)
             except Refusal:
-                if chosen != "auto":
+                if chosen != AUTO:
                     raise
         if out is None:
             out = naive.run(loop, feeds)
-            if chosen == "auto" and steps:
+            if chosen == AUTO and steps:
                 rows.warn(feeds, chosen, steps)
         return Outputs(self.outputs, tuple(out[name] for name in self.outputs))
 

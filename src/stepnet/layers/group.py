@@ -11,6 +11,7 @@ from torch import Tensor
 
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import TapeError
+from stepnet.executors.naive import PLAIN
 from stepnet.tape.creation import (
     SEQUENCES,
     UNKNOWN,
@@ -297,4 +298,4 @@ def _example(runner: GroupRunner, args: Any, results: list[TapeItem]) -> Any:
             LoDTensor.from_lengths(row.new_zeros(count, *row.shape[1:]), [lengths[0]]) for row in rows
         )
         return found[0] if runner.single else found
-    return trial(lambda: runner(*examples, backend="naive"))
+    return trial(lambda: runner(*examples, backend=PLAIN.name))

@@ -11,6 +11,7 @@ from stepnet.api import recurrent
 from stepnet.data.lod import LoDTensor
 from stepnet.data.sequence import sequence_expand
 from stepnet.errors import TapeError
+from stepnet.executors.naive import PLAIN
 from stepnet.tape.creation import Creation
 
 
@@ -117,7 +118,7 @@ class GroupRunner:
 
         numbers = torch.arange(len(cut[0]), device=cut[0].device)
         state = (numbers, *self._state(cut[0], boots))
-        y, _ = recurrent(choose, tuple(cut), state, reverse=self.reverse, level=0, backend="naive")
+        y, _ = recurrent(choose, tuple(cut), state, reverse=self.reverse, level=0, backend=PLAIN.name)
         return y[0] if self.single else y
 
     def _state(self, lead: LoDTensor, boots: list[Any]) -> tuple[Tensor, ...]:

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stepnet.api import recurrent, replaced
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import TapeError
+from stepnet.executors.naive import PLAIN
 from stepnet.tape.creation import UNKNOWN, Creation, leaves, trial, user_line
 from stepnet.tape.item import TapeItem
 from stepnet.tape.tape import Tape
@@ -87,7 +88,7 @@ def _marked(creation: Creation, examples: Mapping[int, Any], given: Iterable[int
 def _plainly(step: Any, x: Any, state: Any, **options: Any) -> Any:
     """A recurrence by the plain loop, whose operations can be seen."""
     with replaced(None):
-        return recurrent(step, x, state, backend="naive", **options)
+        return recurrent(step, x, state, backend=PLAIN.name, **options)
 
 
 @contextmanager

@@ -11,17 +11,19 @@ import torch
 from torch import Tensor
 
 from stepnet.api import instead, recurrent, replaced, watched, watching
-from stepnet.backends import get_backend
 from stepnet.data.tree import flatten
 from stepnet.engine import run_compiled
 from stepnet.errors import IRError, Refusal
+from stepnet.executors.base import Executor
+from stepnet.executors.registry import tried
+from stepnet.executors.setting import get_backend
+from stepnet.executors.torch_ops.executor import TORCH_OPS
 from stepnet.front.frame import WhileLoop, run_recorded
 from stepnet.front.raise_loop import Raised, raise_loop
 from stepnet.front.scan_form import RecordedStep
 from stepnet.front.step import StepBody
 from stepnet.front.symbolic import OPEN
 from stepnet.front.template import literals
-from stepnet.run.select import executors
 
 from .as_while import run_as_while
 from .inside import record_inside
@@ -95,17 +97,17 @@ def run_now(loop: WhileLoop) -> list[Tensor]:
 
 
 def _run_raised(loop: WhileLoop) -> list[Tensor]:
-    names = executors(get_backend())
-    if not names:
+    executors = tried(get_backend())
+    if not executors:
         raise Refusal("the backend 'naive' is set")
     raised = raise_loop(loop)
     if not raised.rowwise or raised.sizes in raised.form.as_row:
-        return _scan(loop, raised.one_row(), names)
+        return _scan(loop, raised.one_row(), executors)
     try:
-        return _scan(loop, raised, names)
+        return _scan(loop, raised, executors)
     except Refusal as refusal:
         try:
-            results = _scan(loop, raised.one_row(), names)
+            results = _scan(loop, raised.one_row(), executors)
         except Refusal:
             raise refusal from None
     raised.form.as_row.add(raised.sizes)
@@ -155,7 +157,9 @@ def _is_alone(raised: Raised) -> bool:
         body = StepBody(raised.step, flatten(x)[1], flatten(state)[1])
         try:
             with replaced(None):
-                run_compiled(body, x, state, reverse=raised.form.by < 0, level=-1, axis=0, backend="eager")
+                run_compiled(
+                    body, x, state, reverse=raised.form.by < 0, level=-1, axis=0, backend=TORCH_OPS.name
+                )
             return False
         except Refusal:
             try:
@@ -171,15 +175,15 @@ def _floats(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
-def _scan(loop: WhileLoop, raised: Raised, names: Sequence[str]) -> list[Tensor]:
+def _scan(loop: WhileLoop, raised: Raised, executors: Sequence[Executor]) -> list[Tensor]:
     """Run the scan by the first executor that takes it; each asked by name, so that none warns."""
     refusal: Refusal | None = None
     x, state = tuple(raised.x), tuple(raised.state)
     how: Any = {"reverse": raised.form.by < 0, "level": -1, "axis": 0}
-    for name in names:
+    for executor in executors:
         body = StepBody(raised.step, flatten(x)[1], flatten(state)[1])
         try:
-            y, last = run_compiled(body, x, state, **how, backend=name)
+            y, last = run_compiled(body, x, state, **how, backend=executor.name)
         except Refusal as error:
             refusal = refusal or error
             continue
@@ -187,7 +191,7 @@ def _scan(loop: WhileLoop, raised: Raised, names: Sequence[str]) -> list[Tensor]
         if watch is not None:
             with watched(None):
                 watch(raised.step, x, state, **how, scopes=False, backend=None)
-        loop.executor = {"c": "generated C", "eager": "torch ops"}[name]
+        loop.executor = executor.label
         return raised.finish(flatten(y)[0], last)
     assert refusal is not None
     raise refusal

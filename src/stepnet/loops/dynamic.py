@@ -10,6 +10,7 @@ from torch import Tensor
 from stepnet.api import recurrent
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import StepError
+from stepnet.executors.naive import PLAIN
 from stepnet.front.memory import Memory, ScopeStep, Stepnet, check_rows
 from stepnet.front.scope import Scope
 from stepnet.front.step import describe_leaf
@@ -109,7 +110,7 @@ def dynamic_recurrent(
     step = ScopeStep(stepnet, around, inputs, outputs, memories, static_inputs, ragged)
     boots = [memory.boot(scope, rows, first.values) for memory in memories]
     static = [torch.arange(rows) if n in ragged else scope[n] for n in static_inputs]
-    backend = "naive" if ragged and backend is None else backend
+    backend = PLAIN.name if ragged and backend is None else backend
     y, last = recurrent(step, x, (*boots, *static), level=level, reverse=reverse, backend=backend)
     for output, value in zip(outputs, y, strict=True):
         scope[output] = value

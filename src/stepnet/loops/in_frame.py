@@ -6,10 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from stepnet.data.recording import RECORDER, inside, recorded_in_frames
+from stepnet.executors.naive import PLAIN
 from stepnet.front.scope import Scope
 
 
-def run_in_frame(scope: Scope, run: Callable[[Scope], tuple[Any, ...]], count: int) -> tuple[Any, ...] | None:
+def run_in_frame(
+    scope: Scope, run: Callable[[Scope, str | None], tuple[Any, ...]], count: int
+) -> tuple[Any, ...] | None:
     """The results of a run as the frame around has recorded it; None where no frame is concerned.
 
     Args:
@@ -28,7 +31,7 @@ def run_in_frame(scope: Scope, run: Callable[[Scope], tuple[Any, ...]], count: i
         return run(Scope(held), None)
 
     def like(held: dict[str, Any]) -> tuple[Any, ...]:
-        return run(Scope(held), "naive")
+        return run(Scope(held), PLAIN.name)
 
     results = recorded_in_frames(like, parts=count)(recorded)(values)
     return tuple(results[i] for i in range(count))

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from stepnet.errors import IRError, LoopError
+from stepnet.executors.segment import iterations
 from stepnet.ir.tensor_iterator import Concat, Slice
-from stepnet.run.segment import iterations
 
 from .attributes import shorten
 from .graph import ERRORS, Graph, Node
@@ -228,7 +228,7 @@ class Walk:
         return [by_name[name] for name in runner.outputs]
 
     def _counted(self, node: Node, runner: TensorIteratorRunner) -> int:
-        from stepnet.run.segment import Count
+        from stepnet.executors.segment import Count
 
         try:
             return Count(runner.loop).steps

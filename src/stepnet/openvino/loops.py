@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from stepnet.backends import check_backend
 from stepnet.errors import IRError, Refusal
+from stepnet.executors import naive
+from stepnet.executors.naive import PLAIN
+from stepnet.executors.segment import AxisCut, Count, join_along
+from stepnet.executors.setting import check_backend
 from stepnet.ir.tensor_iterator import (
     BackEdge,
     Concat,
@@ -29,8 +32,6 @@ from stepnet.ir.tensor_iterator import (
     TensorIterator,
 )  # fmt: skip
 from stepnet.iterator.rows import RowLoop, show_declined
-from stepnet.run import naive
-from stepnet.run.segment import AxisCut, Count, join_along
 
 from .hoisting import Hoisted, parameter_shape
 from .layers.row import Misfit
@@ -141,7 +142,7 @@ class RowRunner:
         """The outputs by name; None: it is not compiled, and the report says why."""
         backend = check_backend(None)
         report.ran, report.compiled, report.reason = True, False, self.reason
-        if report.reason is None and backend == "naive":
+        if report.reason is None and backend == PLAIN.name:
             report.reason = "the backend is 'naive'"
         if report.reason is None and any(v.device.type != "cpu" for v in feeds.values()):
             report.reason = "not on the CPU"

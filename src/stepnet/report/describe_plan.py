@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
 from stepnet.data.tree import Spec, names
+from stepnet.executors.autograd import Ready
 from stepnet.front.step import StepBody
 from stepnet.ir import plan as ir
 from stepnet.ir.graph import Node, Value
 from stepnet.ir.ops import OPS, RANDOM, Stage
-from stepnet.run.autograd import Ready
-from stepnet.run.c_scan import CScan
-from stepnet.run.linear_scan import LinearScan, passes
 
 from .cost import border_bytes, contracts, node_flops, region_border, weight
 from .names import SourceLines, tensor_names
@@ -57,13 +54,13 @@ def describe_plan(
 
 
 def generated_source(ready: Ready | None) -> str | None:
-    """The generated C of a plan, scan after scan."""
+    """The generated code of a plan, scan after scan."""
     if ready is None:
         return None
     texts: list[str] = []
     for loop in (ready.forward, ready.backward):
-        scans: Sequence[Any] = [scan for _, scan, _ in loop.regions] if loop is not None else []
-        texts += [scan.source.text for scan in scans if isinstance(scan, CScan)]
+        scans = [scan for _, scan, _ in loop.regions if scan is not None] if loop is not None else []
+        texts += [text for scan in scans if (text := ready.executor.source(scan)) is not None]
     return "\n".join(texts) or None
 
 
@@ -153,13 +150,16 @@ class _Describer:
         ops = tuple(self._op(loop, node, labels) for node in nodes)
         carries = () if adopted else region.carries
         rounds = self._passes(region) if carries else 0
+        executor = self.ready.executor
+        in_torch = executor.in_torch or region.kind != "scan"
         state_bytes = sum(loop.body.values[c.parameter].bytes for c in carries) * self.sequences
         reads, writes = (tuple(labels.get(name, name) for name in names) for names in border)
         bytes_read, bytes_written = (border_bytes(names, loop.body, self.rows) for names in border)
         return Region(
             direction=direction,
             kind="map" if adopted else region.kind,
-            executor="c" if region.kind == "scan" and self.ready.executor == "c" else "torch",
+            executor="torch" if in_torch else executor.name,
+            label="torch" if in_torch else executor.label,
             runs=rounds or (self.steps if carries else 1),
             ops=ops,
             lines=by_line(ops, {op.line: self.code.at(op.line) for op in ops}),
@@ -179,9 +179,8 @@ class _Describer:
         """How many passes over all rows a scan of linear recurrences makes; 0 if it goes step by step."""
         loops = [loop for loop in (self.ready.forward, self.ready.backward) if loop is not None]
         (scan,) = [scan for loop in loops for known, scan, _ in loop.regions if known is region]
-        if isinstance(scan, LinearScan) and scan.in_passes(self.device, self.steps, self.sequences):
-            return passes(self.steps)
-        return 0
+        assert scan is not None
+        return self.ready.executor.passes(scan, self.device, self.steps, self.sequences)
 
     def _op(self, loop: ir.LoopPlan, node: Node, labels: Labels) -> Op:
         outputs = tuple(name for name in node.outputs if name)

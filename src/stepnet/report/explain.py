@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from stepnet.api import Recurrent, checked
-from stepnet.backends import check_backend
 from stepnet.compiler.capture import user_line
 from stepnet.compiler.reach import reach
 from stepnet.data.lod import LoDTensor
 from stepnet.engine import Entry, find_plan
 from stepnet.errors import Refusal, StepError
+from stepnet.executors.naive import PLAIN
+from stepnet.executors.registry import AUTO, is_backend, tried
+from stepnet.executors.setting import check_backend
 from stepnet.front.step import step_name
 
 from .describe_plan import describe_plan, generated_source
@@ -22,7 +24,7 @@ from .explain_model import explain_model, is_model
 from .explanation import Explanation, ModelExplanation
 from .names import SourceLines
 from .plain_loop import describe_plain_loop
-from .records import Loop, Refused, Saved
+from .records import REFUSED, Loop, Refused, Saved
 
 
 def explain(
@@ -101,7 +103,7 @@ def _explain(
     captures: Any = reach(body.step)
     code = SourceLines(captures.files)
     entry = Entry()
-    if chosen == "naive" or scopes:
+    if chosen == PLAIN.name or scopes:
         asked = "scopes=True" if scopes else "backend='naive'"
         reason = getattr(body.step, "plain_reason", None) or f"{asked} asks for the plain loop"
         entry.refusals.append(("compiler", Refusal(reason)))
@@ -118,15 +120,15 @@ def _explain(
     linear: tuple[str, ...] = ()
     notes = list(entry.notes)
     if entry.ready is not None and entry.y_spec is not None:
-        executor = "c" if entry.ready.executor == "c" else "eager"
+        executor, label = entry.ready.executor.name, entry.ready.executor.label
         tensors = [captures.tensors[place] for place in entry.weights]
         loops, saved, linear = describe_plan(
             entry.ready, body, entry.y_spec, tensors, counts, code, _rows(x_leaves[0]).device.type
         )
-    elif chosen in ("c", "eager") and not scopes:
-        executor = "refused"
+    elif chosen not in (AUTO, PLAIN.name) and not scopes:
+        executor, label = REFUSED, "declined"
     else:
-        executor = "naive"
+        executor, label = PLAIN.name, PLAIN.label
         cut: dict[str, Any] = {"reverse": reverse, "level": None, "axis": axis}
         if any(isinstance(leaf, LoDTensor) for leaf in x_leaves):
             cut["level"] = level
@@ -141,6 +143,7 @@ def _explain(
         name=body.name,
         reverse=reverse,
         executor=executor,
+        label=label,
         rows=sum(lengths),
         sequences=len(lengths),
         steps=lengths[-1] if lengths else 0,
@@ -170,5 +173,6 @@ def _counts(x: Any, level: int, axis: int) -> list[int]:
 
 
 def _refused(executor: str, refusal: Refusal, code: SourceLines) -> Refused:
-    who = executor if executor in ("c", "eager") else "compiler"
-    return Refused(who, refusal.reason, refusal.remedy, refusal.line, code.at(refusal.line))
+    known = tried(executor) if is_backend(executor) else ()
+    who, label = (known[0].name, known[0].label) if known else ("compiler", "the compiler")
+    return Refused(who, label, refusal.reason, refusal.remedy, refusal.line, code.at(refusal.line))

@@ -13,6 +13,7 @@ from torch import nn
 
 from stepnet.api import Recurrent, watched
 from stepnet.errors import Refusal, StepError
+from stepnet.executors.naive import PLAIN
 from stepnet.front.step import step_name
 
 from .explanation import Explanation, ModelExplanation
@@ -94,10 +95,9 @@ def _declined(name: str, *, steps: int | None, dtype: torch.dtype, refusal: Refu
     """A loop that cannot be written as a step over rows: it runs on the whole batch as one row."""
     steps = steps or 0
     kind = str(dtype).removeprefix("torch.")
-    refused = Refused("compiler", refusal.reason, refusal.remedy, refusal.line, None)
-    return Explanation(
-        name, "naive", steps, 1, steps, steps, kind, torch.is_grad_enabled(), refusals=(refused,)
-    )
+    refused = Refused("compiler", "the compiler", refusal.reason, refusal.remedy, refusal.line, None)
+    grad = torch.is_grad_enabled()
+    return Explanation(name, PLAIN.name, PLAIN.label, steps, 1, steps, steps, kind, grad, refusals=(refused,))
 
 
 def _innermost(paths: dict[int, str]) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import html
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from .records import Direction, Loop, Op, Refused, Region, RegionKind, Saved, as_data
+from stepnet.executors.naive import PLAIN
+
+from .records import REFUSED, Direction, Loop, Op, Refused, Region, RegionKind, Saved, as_data
 
 
 class Report:
@@ -57,8 +59,9 @@ class Explanation(Report):
     Attributes:
         name: of the step; in a model after the path of the module that runs it.
         reverse: True if sequences are run from their ends.
-        executor: "c", "eager" or "naive" (the plain loop); "refused" if a backend was asked for by name and
-            declines, where `recurrent` raises.
+        executor: "c", "eager", "naive" (the plain loop), or the name of one that was registered; "refused" if
+            a backend was asked for by name and declines, where `recurrent` raises.
+        label: what the executor is called: "generated C".
         rows, sequences, steps: of this x; `steps` is the longest sequence's.
         shortest: the shortest sequence's steps.
         dtype: of x.
@@ -74,7 +77,8 @@ class Explanation(Report):
     """
 
     name: str
-    executor: Literal["c", "eager", "naive", "refused"]
+    executor: str
+    label: str
     rows: int
     sequences: int
     steps: int
@@ -91,8 +95,8 @@ class Explanation(Report):
 
     @property
     def compiled(self) -> bool:
-        """True if a plan runs, not the plain loop."""
-        return self.executor in ("c", "eager")
+        """True if a plan runs, not the plain loop, and the step is not refused."""
+        return self.executor not in (PLAIN.name, REFUSED)
 
     @property
     def regions(self) -> tuple[Region, ...]:

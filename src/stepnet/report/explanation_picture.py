@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from stepnet.executors.naive import PLAIN
+
 from . import svg
 from .boxes import Box
 from .explanation import Explanation, ModelExplanation
@@ -13,7 +15,7 @@ from .fold_ops import Folded, Node, fold, theme
 from .graph import Graph
 from .layers import spread
 from .records import Loop, Region
-from .words import EXECUTORS, count, direction, extent, share, short, summary, when
+from .words import count, direction, extent, share, short, summary, when
 
 _HEAD, _PAD, _BETWEEN = 60.0, 18.0, 52.0
 _ICON = 74.0  # where a panel's header begins, beside the icon
@@ -49,7 +51,7 @@ def _bars(canvas: svg.Canvas, it: ModelExplanation, y: float) -> float:
         once, whole = (_BAR * flops / most for flops in (one.batched_flops, one.flops))
         canvas.box(375.0, y, once, 15, fill=svg.ONCE.ink)
         canvas.box(375.0 + once, y, whole - once, 15, fill=svg.STEP.ink)
-        words = f"{short(one.flops, 'FLOP')}, {EXECUTORS[one.executor]}"
+        words = f"{short(one.flops, 'FLOP')}, {one.label}"
         canvas.text(381.0 + whole, y + 12, words, 11, fill=svg.FAINT)
         y += 22
     marks = (("on many rows at once", svg.ONCE), ("at every step", svg.STEP))
@@ -77,17 +79,17 @@ def _heading(it: Explanation) -> Iterator[tuple[str, float, str]]:
     yield extent(it), 13.0, svg.FAINT
     if it.compiled:
         words = (
-            f"Runs by {EXECUTORS[it.executor]}. {share(it.batched_flops, it.flops)} of the arithmetic waits "
+            f"Runs by {it.label}. {share(it.batched_flops, it.flops)} of the arithmetic waits "
             "for no earlier step: it is done on many rows at once."
         )
-    elif it.executor == "naive":
+    elif it.executor == PLAIN.name:
         words = "Runs by the plain loop: the whole step waits for the step before."
     else:
         words = "The backend asked for declines the step; nothing runs."
     yield words, 13.0, svg.TEXT
     for refused in it.refusals:
         at = f" ({refused.line})" if refused.line else ""
-        reason = f"{EXECUTORS[refused.executor]} declined: {refused.reason}{at}"
+        reason = f"{refused.label} declined: {refused.reason}{at}"
         for text in (reason, f"remedy: {refused.remedy}" if refused.remedy else ""):
             yield from ((line, 12.0, svg.STEP.ink) for line in textwrap.wrap(text, 110))
 
@@ -136,7 +138,7 @@ class _RegionPanel:
         steps = f"{count(region.runs, 'step')}, one by one"
         cost = f"{short(region.flops, 'FLOP')}, {share(region.flops, loop.flops)}"
         self.head = steps if region.per_step else when(region, it.rows, 0)
-        self.cost = f"{EXECUTORS[region.executor]}: {cost}"
+        self.cost = f"{region.label}: {cost}"
         self.turn = "to the next step" if loop.direction == "forward" else "to the step before"
         self.left = 0.0
 

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from stepnet.executors.naive import PLAIN
+
 from .cost import reads_values
 from .explanation import Explanation, ModelExplanation
 from .records import Loop, Region, Saved
 from .text import WIDTH, columns, to_text, verbatim
-from .words import EXECUTORS, Titles, direction, extent, shape, share, short, summary, when
+from .words import Titles, direction, extent, shape, share, short, summary, when
 
 _CODE = 44  # columns for the user's code
 _COUNTS = (
@@ -32,7 +34,7 @@ def model_text(it: ModelExplanation) -> str:
     rows = [("", "", "runs by", "FLOP", "on many rows", "kept")]
     for number, one in enumerate(it.recurrences, 1):
         figures = (short(one.flops, ""), share(one.batched_flops, one.flops), short(one.saved_bytes, "B"))
-        rows.append((f"{number}  {one.name}", direction(one), EXECUTORS[one.executor], *figures))
+        rows.append((f"{number}  {one.name}", direction(one), one.label, *figures))
     overview = columns(rows, indent=2, right=(3, 4, 5), widths={2: 14, 3: 8, 4: 12, 5: 8})
     parts = [to_text([verbatim(f"{it.name}: {summary(it)}"), overview])]
     for number, one in enumerate(it.recurrences, 1):
@@ -66,12 +68,12 @@ def _parts(it: Explanation) -> Iterator[RenderableType]:
 def _verdict(it: Explanation) -> str:
     if it.executor == "refused":
         return "The backend that was asked for by name declines the step: recurrent raises a Refusal."
-    if it.executor == "naive":
+    if it.executor == PLAIN.name:
         then = " Torch's autograd keeps what it needs of every step." if it.training else ""
         return f"Runs by the plain loop: the whole step, op by op in torch, at every step.{then}"
     end = "with its gradients " if it.training else ""
     return (
-        f"Runs by {EXECUTORS[it.executor]}. A run {end}costs {short(it.flops, 'FLOP')}; "
+        f"Runs by {it.label}. A run {end}costs {short(it.flops, 'FLOP')}; "
         f"{share(it.batched_flops, it.flops)} of that is done on many rows at once, not step after step."
     )
 
@@ -90,7 +92,7 @@ def _figures(title: str, *figures: str) -> Text:
 
 def _region(it: Explanation, region: Region, titles: Titles) -> Iterator[RenderableType]:
     figures = (short(region.flops, ""), short(region.bytes_read, "B"), short(region.bytes_written, "B"))
-    where = f"({region.kind}, {EXECUTORS[region.executor]})"
+    where = f"({region.kind}, {region.label})"
     yield _figures(f"  {when(region, it.rows, it.sequences)}  {where}", *figures)
     if region.in_blocks:
         yield "    a block of rows at a time, beside the steps that need it, while it is in the cache"
@@ -133,7 +135,7 @@ def _linear(it: Explanation) -> Iterator[str]:
 
 def _refusals(it: Explanation) -> Iterator[RenderableType]:
     for refused in it.refusals:
-        yield columns([(f"{EXECUTORS[refused.executor]}:", refused.reason)], indent=2, gap=1)
+        yield columns([(f"{refused.label}:", refused.reason)], indent=2, gap=1)
         rows = [("at", f"{refused.line}  {refused.code or ''}")] if refused.line else []
         rows += [("remedy", refused.remedy)] if refused.remedy else []
         if rows:

@@ -16,8 +16,8 @@ from stepnet.compiler.record import written
 from stepnet.compiler.undo import Snapshot
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import flatten
+from stepnet.executors import naive
 from stepnet.front.step import StepBody, loop_over
-from stepnet.run import naive
 
 from .cost import call_flops, reads_values, tensor_bytes, weight_of_call
 from .names import SourceLines, tensor_names
@@ -58,6 +58,7 @@ def describe_plain_loop(
         direction="forward",
         kind="loop",
         executor="torch",
+        label="torch",
         runs=max(counts, default=0),
         ops=tuple(calls.ops),
         lines=by_line(calls.ops, {op.line: code.at(op.line) for op in calls.ops}),

@@ -13,6 +13,7 @@ from typing import Any, Literal
 Direction = Literal["forward", "backward"]
 RegionKind = Literal["prologue", "map", "scan", "epilogue", "loop"]
 Role = Literal["x", "state", "weight", "constant", "kept", "y", "gradient"]
+REFUSED = "refused"  # in place of an executor, where the one that was asked for declines
 Weight = Literal["matmul", "costly", "cheap", "move", "call"]
 
 
@@ -102,7 +103,8 @@ class Region:
     Attributes:
         kind: "map" runs once on all rows, "scan" step after step; "prologue" and "epilogue" once a call, on
             values without rows; "loop" is the whole step, run by the plain loop.
-        executor: "c" for generated code, "torch" for torch's ops.
+        executor: the executor that runs it by code of its own; "torch" for torch's ops.
+        label: what that is called.
         runs: how often the region runs: 1, or once a step, or once a pass.
         in_blocks: a map that generated C computes for a few steps at a time, next to the steps that read its
             rows, so that they stay in the cache.
@@ -116,7 +118,8 @@ class Region:
 
     direction: Direction
     kind: RegionKind
-    executor: Literal["c", "torch"]
+    executor: str
+    label: str
     runs: int
     ops: tuple[Op, ...]
     lines: tuple[Line, ...]
@@ -205,9 +208,13 @@ class Saved:
 
 @dataclass(frozen=True)
 class Refused:
-    """Why an executor ("c", "eager"), or the compiler as a whole, declines; and what would change that."""
+    """Why an executor declines, or the compiler as a whole ("compiler"); and what would change that.
+
+    `label` is what who declines is called.
+    """
 
     executor: str
+    label: str
     reason: str
     remedy: str | None
     line: str | None

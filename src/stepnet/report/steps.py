@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from stepnet.errors import LoopError
+from stepnet.executors.segment import Count, iterations
 from stepnet.openvino.graph import Node
 from stepnet.openvino.loops import TensorIteratorRunner
 from stepnet.openvino.records import Layer, Net
-from stepnet.run.segment import Count, iterations
 
 from .sizes import Sizes, Survey
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from stepnet.api import watched
-from stepnet.backends import get_backend, set_backend
 from stepnet.errors import IRError
+from stepnet.executors.setting import get_backend, set_backend
+from stepnet.executors.torch_ops.executor import TORCH_OPS
 from stepnet.openvino.graph import Node
 from stepnet.openvino.loops import LoopReport
 from stepnet.openvino.records import Layer
@@ -59,7 +60,7 @@ def trial(node: Node, inputs: Sequence[Any], steps: int | None) -> Trial:
             plans.append(_plan(step, x, state, settings))
 
     before = get_backend()
-    set_backend("eager")
+    set_backend(TORCH_OPS.name)
     try:
         with torch.no_grad(), watched(watch):
             node.call(values)
@@ -70,7 +71,7 @@ def trial(node: Node, inputs: Sequence[Any], steps: int | None) -> Trial:
     report: LoopReport = node.run.reports  # pyright: ignore[reportFunctionMemberAccess]
     if not report.compiled:
         return Trial(False, report.reason)
-    if not plans or any(plan.executor != "eager" for plan in plans) or not steps:
+    if not plans or any(plan.executor != TORCH_OPS.name for plan in plans) or not steps:
         return Trial(True)
     once, each = Cost(), Cost()
     for plan in plans:
@@ -86,6 +87,6 @@ def _loops(layer: Layer) -> bool:
 
 def _plan(step: Any, x: Any, state: Any, settings: dict[str, Any]) -> Explanation:
     same = {name: settings[name] for name in ("reverse", "level", "axis")}
-    it = explain(step, x, state, backend="eager", **same)
+    it = explain(step, x, state, backend=TORCH_OPS.name, **same)
     assert isinstance(it, Explanation)
     return it

@@ -9,14 +9,6 @@ from .explanation import Explanation, ModelExplanation
 from .inspection import LayerLoop, PortMapping, When
 from .records import Loop, Op, Region, Value
 
-EXECUTORS = {
-    "c": "generated C",
-    "eager": "torch ops",
-    "naive": "the plain loop",
-    "compiler": "the compiler",
-    "torch": "torch",
-    "refused": "declined",
-}
 WHEN: dict[When, str] = {"once": "once", "rows": "once, all steps", "step": "each step"}
 
 
@@ -123,7 +115,7 @@ def direction(it: Explanation) -> str:
 
 def summary(it: ModelExplanation) -> str:
     """How many recurrences a model has, what runs them, and what they cost together."""
-    executors = {EXECUTORS[one.executor] for one in it.recurrences}
+    executors = {one.label for one in it.recurrences}
     how = f", all by {executors.pop()}" if len(executors) == 1 and len(it.recurrences) > 1 else ""
     number = count(len(it.recurrences), "recurrence")
     return f"{number}{how}, {short(it.flops, 'FLOP')}, {short(it.saved_bytes, 'B')} kept for backward"

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from stepnet.api import recurrent, replaced
 from stepnet.data.lod import LoDTensor
+from stepnet.executors.naive import PLAIN
 from stepnet.layers.data import Dense, Integer
 from stepnet.tape.topology import play
 
@@ -38,7 +39,7 @@ def check_numbers(dense: DenseTopology, dtype: torch.dtype) -> None:
 def _plainly(step: Any, x: Any, state: Any, **how: Any) -> Any:
     """A recurrence that nothing is compiled for, as it runs once."""
     with replaced(None):
-        return recurrent(step, x, state, **how, backend="naive")
+        return recurrent(step, x, state, **how, backend=PLAIN.name)
 
 
 def _random(type: Dense | Integer, dtype: torch.dtype, generator: torch.Generator) -> Any:

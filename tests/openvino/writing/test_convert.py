@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ir_cases import CASES, GOOD, case, check
-from stepnet.backends import set_backend
 from stepnet.errors import IRError
+from stepnet.executors.setting import set_backend
 from stepnet.openvino import convert, load
 from stepnet.openvino.writing.builder import NetBuilder
 from stepnet.openvino.writing.xml_writer import write

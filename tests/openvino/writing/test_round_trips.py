@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ir_cases import GOOD, answers, case, check, settings
-from stepnet.backends import set_backend
+from stepnet.executors.setting import set_backend
 from stepnet.openvino import convert, load, save
 
 # A layer that OpenVINO runs wrongly, and that is saved as it is.

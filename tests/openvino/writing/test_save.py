@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ir_cases import answers, case, check
-from stepnet.backends import set_backend
 from stepnet.errors import IRError
+from stepnet.executors.setting import set_backend
 from stepnet.openvino import load, save
 from stepnet.openvino.writing.builder import In, NetBuilder, To
 from stepnet.openvino.writing.xml_writer import write

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ir_cases import case
-from stepnet.backends import set_backend
+from stepnet.executors.setting import set_backend
 from stepnet.openvino import load, save
 from stepnet.openvino.writing.builder import In, NetBuilder, To
 from stepnet.openvino.writing.xml_writer import write

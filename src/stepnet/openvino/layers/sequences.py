@@ -12,16 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.backends import check_backend
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import flatten, unflatten
 from stepnet.errors import Refusal
+from stepnet.executors import naive
+from stepnet.executors.naive import PLAIN
+from stepnet.executors.setting import check_backend
 from stepnet.front.step import StepBody, loop_over
 from stepnet.iterator.rows import RowCall, run_step, show
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.loops import LoopReport
 from stepnet.openvino.records import Layer
-from stepnet.run import naive
 
 from .cells import GRU, LSTM, RNN, Cell
 from .row import Function, Misfit, Row, shape_text
@@ -83,7 +84,7 @@ class SequenceRunner:
         found = None
         backend, call = check_backend(None), RowCall(step, rows, state, reverse, 1)
         try:
-            if backend == "naive" or steps == 0 or x.device.type != "cpu":
+            if backend == PLAIN.name or steps == 0 or x.device.type != "cpu":
                 raise Refusal("the backend is 'naive', there are no steps, or the model is not on the CPU")
             found = run_step(call, backend)
             self.reports.compiled, self.reports.reason = True, None

@@ -31,6 +31,8 @@ from stepnet.data.tree import Spec, flatten, unflatten
 from stepnet.data.values import SIZE
 from stepnet.engine import find_plan
 from stepnet.errors import IRError, Refusal
+from stepnet.executors.naive import PLAIN
+from stepnet.executors.torch_ops.executor import TORCH_OPS
 from stepnet.front.step import StepBody
 
 from .places import places_of
@@ -201,7 +203,13 @@ class Recorder:
             places: list[int] = []
             try:
                 entry, reads, _ = find_plan(
-                    body, x_leaves, state_leaves, reverse=reverse, level=level, axis=axis, backend="eager"
+                    body,
+                    x_leaves,
+                    state_leaves,
+                    reverse=reverse,
+                    level=level,
+                    axis=axis,
+                    backend=TORCH_OPS.name,
                 )
                 compiled = entry.compiled
                 read = [reads.tensors[p] for p in entry.weights] if compiled is not None else []
@@ -216,7 +224,7 @@ class Recorder:
                 warnings.simplefilter("ignore")
                 y, final = recurrent(
                     step, x, state, reverse=reverse, level=level, axis=axis,
-                    backend="eager" if compiled is not None else "naive",
+                    backend=TORCH_OPS.name if compiled is not None else PLAIN.name,
                 )  # fmt: skip
         y_leaves, y_spec = flatten(y)
         number = next(_numbers)

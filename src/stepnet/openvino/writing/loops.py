@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from stepnet.executors.torch_ops.ops import bind
 from stepnet.ir.graph import Node
 from stepnet.ir.plan import Carry, LoopPlan, Plan, Region
-from stepnet.run.torch_ops import bind
 
 from .builder import In, NetBuilder, Out, To
 from .ops_body import LEAD, RowNet, dtype_of

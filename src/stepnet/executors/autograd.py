@@ -1,0 +1,220 @@
+"""A compiled loop as one node of the autograd graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from stepnet.errors import StepError
+from stepnet.ir.plan import Plan
+
+from .base import Executor
+from .flow import carry_gradients, reached
+from .layout import Layout
+from .loop import Loop, last, shift
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A plan whose loops can run."""
+
+    plan: Plan
+    forward: Loop
+    backward: Loop | None
+    executor: Executor
+
+    @cached_property
+    def extra(self) -> list[str]:
+        """The kept values that a call saves beside its inputs and the rows of y."""
+        plan = self.plan
+        at_hand = {*plan.x, *plan.states, *plan.weights, *plan.y, *plan.shifted}
+        rows_of_states = [n for n in plan.kept if n in plan.states and n not in plan.shifted]
+        return [n for n in plan.kept if n not in at_hand] + rows_of_states
+
+    @cached_property
+    def carried(self) -> frozenset[str]:
+        """The gradients that the backward loop carries from step to step."""
+        loop = self.plan.backward
+        return frozenset() if loop is None else frozenset(carry.parameter for carry in loop.carries)
+
+
+class Call(NamedTuple):
+    """One run: the plan, where the rows stand, constants, and the plain loop on the same inputs."""
+
+    ready: Ready
+    layout: Layout
+    constants: dict[str, Tensor]
+    plain: Callable[..., tuple[list[Tensor], list[Tensor]]]  # of x, states and weights
+
+
+def run(call: Call, x: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
+    """Run a plan. Returns the rows of each y leaf, then the last value of each state."""
+    tensors = (*x, *states, *weights)
+    if not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
+        return _forward(call, tensors)[0]
+    if call.ready.backward is None and not any(t.requires_grad for t in states):
+        with torch.no_grad():  # nothing gets a gradient, whatever its inputs need
+            return _forward(call, tensors)[0]
+    return list(_Loop.apply(call, *tensors))  # pyright: ignore[reportReturnType]
+
+
+def _forward(call: Call, tensors: Sequence[Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
+    plan = call.ready.plan
+    names = (*plan.x, *plan.states, *plan.weights)
+    at_hand = {**dict(zip(names, tensors, strict=False)), **call.constants}
+    states = {name: at_hand.pop(name) for name in plan.states}
+    values, finals = call.ready.forward.run(at_hand, states, call.layout)
+    out = distinct([*(values[n] for n in plan.y), *(finals[n] for n in plan.states)], tensors)
+    return out, values
+
+
+def distinct(out: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Results that callers may write to: none shares memory with an input, or with another result."""
+    seen = set(map(_storage, inputs))
+    own = []
+    for tensor in out:
+        place = _storage(tensor)
+        if place in seen or tensor._is_view() or not tensor.is_contiguous():
+            tensor = tensor.clone(memory_format=torch.contiguous_format)
+            place = _storage(tensor)
+        seen.add(place)
+        own.append(tensor)
+    return own
+
+
+def _storage(tensor: Tensor) -> int:
+    """What two tensors that share memory have in common; a tensor without any has only itself."""
+    return tensor.untyped_storage()._cdata if torch._C._has_storage(tensor) else id(tensor)
+
+
+class _Loop(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore
+        plan = call.ready.plan
+        out, values = _forward(call, tensors)
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        ctx.count = len(tensors)
+        extra = [values[n] for n in call.ready.extra]
+        ctx.save_for_backward(*tensors, *out[: len(plan.y)], *extra)
+        carry = carry_gradients(plan, call.layout, ctx.needs_input_grad[1:])
+        ctx.mark_non_differentiable(*(t for t, carries in zip(out, carry, strict=True) if not carries))
+        return tuple(out)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
+        call: Call = ctx.call
+        plan = call.ready.plan
+        saved = ctx.saved_tensors
+        tensors = saved[: ctx.count]
+        if torch.is_grad_enabled() or not all(g is None or _is_plain(g) for g in grads):
+            return (None, *_again(call, tensors, grads, ctx.needs_input_grad[1:]))
+        layout = call.layout
+        y = saved[ctx.count : ctx.count + len(plan.y)]
+        extra = dict(zip(call.ready.extra, saved[ctx.count + len(plan.y) :], strict=True))
+        names = (*plan.x, *plan.states, *plan.weights)
+        inputs = dict(zip(names, tensors, strict=False)) | call.constants
+        results = dict(zip(plan.y, y, strict=True))
+        values = {name: inputs[name] for name in plan.weights}
+        for name in plan.kept:
+            if name in extra:
+                values[name] = extra[name]
+            elif name in plan.shifted:
+                result = plan.new_states[plan.states.index(name)]
+                values[name] = shift(results[result], inputs[name], layout)
+            else:
+                values[name] = results[name] if name in results else inputs[name]
+        states = {}
+        for name, grad, like in zip(plan.tangents, grads, (*y, *tensors[len(plan.x) :]), strict=False):
+            if name is None:
+                continue
+            tangent = torch.zeros_like(like) if grad is None else grad.contiguous()
+            if name in call.ready.carried:
+                states[name] = tangent
+            else:
+                values[name] = tangent
+        done, finals = {}, {}
+        if call.ready.backward is not None:  # else initial states alone get one, of sequences of no steps
+            done, finals = call.ready.backward.run(values, states, layout.backward)
+        got = reached(plan, layout, [grad is not None for grad in grads])
+        out: list[Tensor | None] = []
+        for k, name in enumerate(plan.gradients):
+            if not ctx.needs_input_grad[k + 1] or not got[k]:
+                out.append(None)
+            elif len(plan.x) <= k < len(plan.x) + len(plan.states):
+                place = k - len(plan.x)
+                own = grads[len(plan.y) + place]
+                out.append(_state_gradient(plan, place, done, finals, layout, tensors[k], own))
+            elif name is None:
+                out.append(None)
+            else:
+                gradient, shape = done[name], tensors[k].shape  # a view would be copied below
+                out.append(gradient if gradient.shape == shape else gradient.reshape(shape))
+        given = [g for g in out if g is not None]
+        own = iter(distinct(given, (*saved, *(g for g in grads if g is not None))))
+        out = [None if g is None else next(own) for g in out]
+        return (None, *out, *(None,) * (ctx.count - len(out)))
+
+
+def _state_gradient(
+    plan: Plan, place: int, done: dict[str, Tensor], finals: dict[str, Tensor], layout: Layout,
+    like: Tensor, of_final: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """The gradient of a boot state: what the backward loop carries past the first step; or, where the step
+    cuts the gradient between steps, what the first step alone gives."""
+    tangent = plan.tangents[len(plan.y) + place]
+    if tangent is not None:
+        return finals[tangent]
+    passed = torch.zeros_like(like) if of_final is None else of_final
+    name = plan.gradients[len(plan.x) + place]
+    rows = done[name] if name is not None else like.new_zeros((layout.rows, *like.shape[1:]))
+    return last(rows, passed, layout.backward)
+
+
+def _is_plain(grad: Tensor) -> bool:
+    """Whether generated code may read it: no batch of gradients, nothing dispatched by rules of its own."""
+    return type(grad) is Tensor and torch._C._has_storage(grad)
+
+
+def _again(
+    call: Call, tensors: Sequence[Tensor], grads: Sequence[Tensor | None], needed: Sequence[bool]
+) -> list[Tensor | None]:
+    """Gradients by the plain loop, recorded by autograd: where they are to be differentiated again, or are
+    many at once.
+
+    The loop runs on aliases of its inputs, and they are what is differentiated: an input may depend on
+    another one (a state on a weight that also made x), and only what the loop does with it is its gradient.
+    """
+    plan = call.ready.plan
+    if plan.random:
+        raise StepError(
+            f"step '{plan.name}' draws noise, so its gradient cannot be differentiated again",
+            remedy="backend='naive' keeps the noise for double backward",
+        )
+    n_x, n_s = len(plan.x), len(plan.states)
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        own = [t.view_as(t) if need else t.detach() for t, need in zip(tensors, needed, strict=True)]
+        y, finals = call.plain(own[:n_x], own[n_x : n_x + n_s], own[n_x + n_s :])
+        pairs = [
+            (o, g) for o, g in zip((*y, *finals), grads, strict=True) if g is not None and o.requires_grad
+        ]
+        wanted = [i for i, need in enumerate(needed) if need]
+        if not pairs:
+            return [None] * len(tensors)
+        found = torch.autograd.grad(
+            [o for o, _ in pairs],
+            [own[i] for i in wanted],
+            [g for _, g in pairs],
+            create_graph=create_graph,
+            allow_unused=True,
+        )
+    out: list[Tensor | None] = [None] * len(tensors)
+    for i, gradient in zip(wanted, found, strict=True):
+        out[i] = gradient
+    return out

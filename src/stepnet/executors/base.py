@@ -1,0 +1,90 @@
+"""What an executor is.
+
+An executor runs the scans of a plan: what goes step after step. Everything else is the same for all of them:
+the plan, what runs once on all rows, gradients, and the check against the plain loop at the first call.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, Literal
+
+from stepnet.errors import Refusal
+from stepnet.ir.plan import LoopPlan, Region
+
+from .loop import Scan
+
+Form = Literal["fused", "hoisted"]
+
+
+class Executor(ABC):
+    """What runs the scans of a plan.
+
+    Attributes:
+        name: what `backend=` takes.
+        label: what `explain` calls it.
+        form: which plan it takes: "fused", with cheap ops on the border of a loop moved into it, for what
+            makes a pass over memory dear; "hoisted", where every op of a step costs a dispatch.
+        devices: the types of devices whose rows it takes; None: any.
+        dtypes: the floating point types that its scans compute in; None: any.
+        in_torch: True if its scans are torch's ops, as maps are.
+    """
+
+    name: ClassVar[str]
+    label: ClassVar[str]
+    form: ClassVar[Form]
+    devices: ClassVar[tuple[str, ...] | None] = None
+    dtypes: ClassVar[tuple[str, ...] | None] = None
+    in_torch: ClassVar[bool] = False
+
+    def check_device(self, device: str) -> None:
+        """Decline rows on a type of device that is not its own.
+
+        Raises:
+            Refusal: it is not.
+        """
+        if self.devices is not None and device not in self.devices:
+            homes = ", ".join("the CPU" if name == "cpu" else name for name in self.devices)
+            raise Refusal(f"the rows are on {device}; {self.label} runs on {homes}")
+
+    def check(self, loop: LoopPlan, region: Region) -> None:
+        """Decline a scan that holds what the executor does not do. Here: types that are not its own.
+
+        Raises:
+            Refusal: it does; with the user's line, where one is to blame.
+        """
+        own, found = self.dtypes, floating_types(loop, region)
+        if own is not None and not found <= set(own):
+            others = ", ".join(sorted(found.difference(own)))
+            raise Refusal(f"the loop computes in {others}; {self.label} does {', '.join(own)}")
+
+    def prepare(self, loop: LoopPlan) -> LoopPlan:
+        """The loop as the executor wants it cut; it may move ops between regions."""
+        return loop
+
+    @abstractmethod
+    def scan(self, loop: LoopPlan, region: Region) -> Scan:
+        """Make a scan of a prepared loop ready to run.
+
+        What is returned gets the region, the values at hand, the boot values of carries, and the layout; it
+        adds the values that are read after the region (`loop.outputs`) to those at hand, and returns the
+        last value of each carry.
+
+        Raises:
+            Refusal: it cannot be made.
+        """
+
+    def source(self, scan: Scan) -> str | None:
+        """The code that was generated for a scan, for `explain` to show; None: none was."""
+        return None
+
+    def passes(self, scan: Scan, device: str, steps: int, sequences: int) -> int:
+        """How many passes over all rows a scan makes in place of steps; 0: it goes step by step."""
+        return 0
+
+
+def floating_types(loop: LoopPlan, region: Region) -> set[str]:
+    """The types of numbers that a scan computes with, those that count or choose left out."""
+    names = {n for node in region.nodes for n in (*node.inputs, *node.outputs) if n}
+    names |= {n for c in region.carries for n in (c.parameter, c.result)} | set(loop.outputs(region))
+    return {loop.body.values[name].dtype for name in names} - {"bool", "int64"}

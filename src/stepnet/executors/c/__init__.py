@@ -1,0 +1,1 @@
+"""Scans as C that is generated, compiled once, and kept on disk."""

@@ -1,0 +1,318 @@
+"""C source to a loaded library: finds the compiler, compiles, keeps results in a private cache on disk.
+
+What is built is kept under the hash of its source, the flags and everything the compiler says about itself
+and this CPU (`cache_folder`). Any number of processes may build one source at once. Each build trims the
+folder (`cache_trim`).
+
+The products (`sn_matmul.h`) are most of what there is to compile, and the same for all steps: they are
+compiled once into an object file for each type, which every library is linked with. Math stays a header,
+because its functions are vectorised inside the loops that call them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import importlib.util
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+
+from stepnet.errors import BuildError
+from stepnet.executors import cache_folder, cache_trim
+
+_CTYPE = {"f32": "float", "f64": "double"}
+
+# -ffp-contract=fast: multiply-add as one instruction. Never -ffast-math: it would break sn_math.h.
+_FLAGS = ("-std=c11", "-O2", "-fPIC", "-pthread", "-fopenmp-simd")
+_FLAGS += ("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
+# The first set a compiler accepts is used. The width asks for 512-bit code where the CPU has it. The
+# parameter stops gcc from splitting chains of multiply-add, of which matmul is made, on CPUs where it thinks
+# them slow.
+_MACHINE_FLAGS = (
+    ("-march=native", "-mprefer-vector-width=512", "--param=avoid-fma-max-bits=0"),
+    ("-march=native", "-mprefer-vector-width=512"),
+    ("-march=native",),
+    ("-mcpu=native",),
+    (),
+)
+
+_REMEDY = "install gcc or clang, or pip install 'stepnet[compiler]', or set CC to a C compiler"
+_PROBE = "#include <math.h>\n#include <stdint.h>\n#include <string.h>\n"
+_TIMEOUT = 300.0  # seconds; a build takes about one
+_MOST_BYTES = 64 << 20  # of one file that is read back
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A C compiler that works here, the flags it accepts, and all it says about itself and the target."""
+
+    command: tuple[str, ...]
+    flags: tuple[str, ...]
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Library:
+    """A loaded library. It is never unloaded, because threads may still be inside it.
+
+    `seconds` is the time the build took, 0.0 when it came from the cache.
+    """
+
+    path: Path
+    seconds: float
+    handle: ctypes.CDLL = field(repr=False)
+
+    def function(self, name: str, *argtypes: type) -> ctypes._NamedFuncPointer:
+        """The `void` function `name`. The interpreter's lock is released while it runs."""
+        found = self.handle[name]
+        found.argtypes = list(argtypes)
+        found.restype = None
+        return found
+
+
+def preamble(*dtypes: str, linked: bool = False) -> str:
+    """The text generated code starts with: math, matmul for each dtype ("f32", "f64"), and threads.
+
+    With `linked` the larger functions of the products are declared only, and `build` is told their types.
+
+    >>> "sn_tanh_f32" in preamble("f32")
+    True
+    """
+    parts = ["#define SN_LINKED"] if linked else []
+    parts.append(_header("sn_math.h"))
+    parts += [_products(dtype) for dtype in dtypes]
+    parts.append(_header("sn_parallel.h"))
+    return "\n".join(parts)
+
+
+def _products(dtype: str) -> str:
+    return f"#define SN_REAL {_CTYPE[dtype]}\n#define SN_(name) name##_{dtype}\n{_header('sn_matmul.h')}"
+
+
+def available() -> str | None:
+    """Why no C compiler can be used, or None when one can."""
+    found = _find_compiler(os.environ.get("CC"), os.environ.get("PATH"))
+    return None if isinstance(found, Compiler) else found
+
+
+def compiler() -> Compiler:
+    """The compiler in use: CC, cc, gcc, clang or the ziglang wheel, whichever works first.
+
+    Raises BuildError when there is none.
+    """
+    found = _find_compiler(os.environ.get("CC"), os.environ.get("PATH"))
+    if isinstance(found, Compiler):
+        return found
+    raise BuildError("no C compiler can be used", got=found, remedy=_REMEDY)
+
+
+def build(source: str, *linked: str) -> Library:
+    """Compile C source to a shared library and load it; from memory or from the disk cache where possible.
+
+    `linked` are the types ("f32", "f64") whose products the source declares only.
+
+    Raises BuildError when there is no compiler, when it rejects the source, or when nothing can be written.
+
+    >>> lib = build("void twice(double *x) { *x *= 2; }")
+    >>> x = ctypes.c_double(21.0)
+    >>> lib.function("twice", ctypes.c_void_p)(ctypes.byref(x))
+    >>> x.value
+    42.0
+    """
+    cc = compiler()
+    key = _key(cc, source)  # which holds the products as text, too
+    with _lock:
+        slot = _loaded.setdefault(key, _Slot())
+    with slot.lock:
+        if slot.library is None:
+            slot.library = _from_disk(key) or _compile(cc, key, source, linked)
+        return slot.library
+
+
+def _key(cc: Compiler, source: str) -> str:
+    text = "\0".join((source, *cc.command, *cc.flags, cc.fingerprint))
+    return hashlib.sha256(text.encode()).hexdigest()[:40]
+
+
+class _Slot:
+    """One source of this process: its lock, and its library once loaded."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.library: Library | None = None
+
+
+_lock = threading.Lock()
+_loaded: dict[str, _Slot] = {}
+_object_lock = threading.Lock()  # one thread of a process builds products, others wait
+_objects: dict[str, bytes] = {}
+
+
+def _after_fork() -> None:
+    # A lock held by another thread at the fork would stay held in the child for ever.
+    global _lock, _object_lock
+    _lock, _object_lock = threading.Lock(), threading.Lock()
+    for slot in _loaded.values():
+        slot.lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+@functools.cache
+def _header(name: str) -> str:
+    return resources.files("stepnet.executors.c").joinpath(name).read_text()
+
+
+# ---- the compiler
+
+
+@functools.lru_cache(maxsize=16)
+def _find_compiler(cc: str | None, path: str | None) -> Compiler | str:
+    """The first compiler that can preprocess C here, or the reasons why none can, joined by semicolons."""
+    if sys.platform == "win32":
+        return "generated C is not supported on Windows"
+    try:
+        chosen = shlex.split(cc or "")
+    except ValueError as error:
+        return f"CC={cc!r} cannot be split into words: {error}"
+    if chosen:
+        found = _try_compiler(tuple(chosen))
+        return found if isinstance(found, Compiler) else f"CC={cc!r}: {found}"
+    reasons = []
+    for name in ("cc", "gcc", "clang"):
+        if shutil.which(name, path=path) is None:
+            reasons.append(f"{name} not found")
+            continue
+        found = _try_compiler((name,))
+        if isinstance(found, Compiler):
+            return found
+        reasons.append(f"{name}: {found}")
+    if importlib.util.find_spec("ziglang") is None:
+        reasons.append("ziglang not installed")
+    else:
+        found = _try_compiler((sys.executable, "-m", "ziglang", "cc"))
+        if isinstance(found, Compiler):
+            return found
+        reasons.append(f"ziglang: {found}")
+    return "; ".join(reasons)
+
+
+def _try_compiler(command: tuple[str, ...]) -> Compiler | str:
+    reason = ""
+    for machine in _MACHINE_FLAGS:
+        flags = _FLAGS + machine
+        try:
+            # The macros the compiler defines tell its version, the target and every CPU feature it will use.
+            done = _run([*command, *flags, "-E", "-dM", "-x", "c", "-"], stdin=_PROBE)
+        except OSError as error:
+            return error.strerror or str(error)
+        except subprocess.TimeoutExpired:
+            return f"no answer in {_TIMEOUT:.0f} s"
+        if done.returncode == 0 and "__STDC__" in done.stdout:
+            return Compiler(command, flags, hashlib.sha256(done.stdout.encode()).hexdigest())
+        reason = reason or _first_lines(done.stderr, 3) or f"exit status {done.returncode}"
+    return reason
+
+
+def _run(command: list[str], stdin: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "LC_ALL": "C"}
+    return subprocess.run(
+        command,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=_TIMEOUT,
+        env=environment,
+    )
+
+
+def _first_lines(text: str, count: int) -> str:
+    return "\n".join([line for line in text.splitlines() if line.strip()][:count])
+
+
+def _compile(cc: Compiler, key: str, source: str, linked: tuple[str, ...]) -> Library:
+    started = time.perf_counter()
+    objects = [_object(cc, dtype) for dtype in linked]
+    path, _ = _made(cc, key, "step.so", source, objects, ("-shared",), ("-lm",))
+    try:
+        handle = ctypes.CDLL(str(path))
+    except OSError as error:
+        cache_folder.remove(path)
+        raise _not_kept(error) from error
+    return Library(path, time.perf_counter() - started, handle)
+
+
+def _object(cc: Compiler, dtype: str) -> bytes:
+    """The products of a type as an object file; built once a machine and compiler."""
+    source = f"#define SN_BUILT_ONCE\n{_products(dtype)}"
+    key = _key(cc, source)
+    with _object_lock:
+        if key not in _objects:
+            kept = next((data for _, data in cache_folder.read(key, "o", _MOST_BYTES)), None)
+            _objects[key] = kept or _made(cc, key, "products.o", source, [], ("-c",), ())[1]
+        return _objects[key]
+
+
+def _made(
+    cc: Compiler, key: str, name: str, source: str, objects: list[bytes], before: tuple[str, ...],
+    after: tuple[str, ...],
+) -> tuple[Path, bytes]:  # fmt: skip
+    """Compile a source, and keep what comes of it: where it is, and its bytes."""
+    folder = cache_folder.cache_folder()
+    try:
+        with tempfile.TemporaryDirectory(prefix="build-", dir=folder, ignore_cleanup_errors=True) as work:
+            text, binary = Path(work, name).with_suffix(".c"), Path(work, name)
+            text.write_text(source)
+            inputs = [text]
+            for at, data in enumerate(objects):
+                inputs.append(Path(work, f"linked{at}.o"))
+                inputs[-1].write_bytes(data)
+            command = [*cc.command, *cc.flags, *before, "-o", str(binary), *map(str, inputs), *after]
+            done = _run(command)
+            if done.returncode != 0 or not binary.is_file():
+                message = _first_lines(done.stderr, 12) or f"exit status {done.returncode}, and no message"
+                remedy = "this is a fault of the generated source or of the compiler: try another one by CC"
+                if "No space left" in done.stderr:
+                    remedy = "free some disk space, or set STEPNET_CACHE_DIR to a folder that has some"
+                raise BuildError(f"the C compiler failed: {shlex.join(command)}", got=message, remedy=remedy)
+            data = binary.read_bytes()
+            path = cache_folder.keep(folder, key, binary)
+            cache_trim.trim(folder)
+    except subprocess.TimeoutExpired as error:
+        raise BuildError(
+            f"the C compiler gave no answer in {_TIMEOUT:.0f} s", remedy="try another one by CC"
+        ) from error
+    except OSError as error:
+        raise _not_kept(error) from error
+    return path, data
+
+
+def _not_kept(error: OSError) -> BuildError:
+    return BuildError(
+        f"a built library could not be kept or loaded in {cache_folder.cache_folder()}",
+        got=str(error),
+        remedy="set STEPNET_CACHE_DIR to a folder you may write in, on a disk with space",
+    )
+
+
+def _from_disk(key: str) -> Library | None:
+    """The cached library of this key; one that does not load is removed."""
+    for path, _ in cache_folder.read(key, "so", _MOST_BYTES):
+        try:
+            return Library(path, 0.0, ctypes.CDLL(str(path)))
+        except OSError:  # not for this system
+            cache_folder.remove(path)
+    return None

@@ -1,0 +1,36 @@
+"""Generated C as an executor."""
+
+from __future__ import annotations
+
+from stepnet.executors.base import Executor
+from stepnet.executors.loop import Scan
+from stepnet.executors.schedule.adopt import adopt
+from stepnet.ir.plan import LoopPlan, Region
+
+from .limits import DTYPES, check
+from .scan import CScan
+
+
+class GeneratedC(Executor):
+    """C, compiled once and kept on disk."""
+
+    name = "c"
+    label = "generated C"
+    form = "fused"
+    devices = ("cpu",)
+    dtypes = DTYPES
+
+    def check(self, loop: LoopPlan, region: Region) -> None:
+        check(loop, region)
+
+    def prepare(self, loop: LoopPlan) -> LoopPlan:
+        return adopt(loop)
+
+    def scan(self, loop: LoopPlan, region: Region) -> CScan:
+        return CScan(loop, region)
+
+    def source(self, scan: Scan) -> str | None:
+        return scan.source.text if isinstance(scan, CScan) else None
+
+
+GENERATED_C = GeneratedC()

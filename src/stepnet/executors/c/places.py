@@ -1,0 +1,111 @@
+"""What values are called in C, and where the row at hand of each stands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from stepnet.executors.schedule import buffers
+from stepnet.executors.schedule.loops import RowFunction
+from stepnet.executors.schedule.program import Program
+from stepnet.ir.graph import ITEM_SIZE, Node
+from stepnet.ir.plan import LoopPlan
+
+from .text import identifier
+
+# What is appended to the name of a value.
+_DERIVED = re.compile(r"_(at|best|boot|final|line|new|next|now|packed|part|row|rows|stride_[knh]|sum|whole)$")
+
+
+class Places:
+    """Names and buffers of a scan; `lines`, `here` and `pointers` are those of the row function at hand."""
+
+    def __init__(self, loop: LoopPlan, p: Program) -> None:
+        self.p = p
+        self.real = {"float32": "float", "float64": "double"}[p.real]
+        self.suffix = {"float32": "f32", "float64": "f64"}[p.real]
+        self.outer = loop.body.producers
+        self.names: dict[str, str] = {}
+        self.ahead = {node.output for node in p.early}
+        self.made = buffers.makers(p)
+        self.homes = buffers.homes(p)
+        self.parts = buffers.parts(p)
+        self.lines: set[str] = set()
+        self.here: set[str] = set()
+        self.pointers: dict[str, str] = {}
+
+    def enter(self, nodes: Iterable[Node], function: RowFunction) -> None:
+        """Begin a row function."""
+        self.here = {name for node in nodes for name in node.outputs}
+        self.lines, self.pointers = set(function.lines), {}
+
+    def c(self, value: str) -> str:
+        """The C name of a value."""
+        if value not in self.names:
+            wanted = identifier(value)
+            if _DERIVED.search(wanted):  # a state 'h_next' beside the next value of a state 'h'
+                wanted += "_"
+            taken = set(self.names.values())
+            while wanted in taken:
+                wanted += "_"
+            self.names[value] = wanted
+        return self.names[value]
+
+    def ctype(self, value: str) -> str:
+        """The C type a value is stored as."""
+        return {"bool": "uint8_t", "int64": "int64_t"}.get(self.p.value(value).dtype, self.real)
+
+    def shared(self, value: str) -> str:
+        """The member that an element of a shared value is read from; a matrix's own member has strides."""
+        return f"{self.c(value)}_whole" if value in self.p.matrices else self.c(value)
+
+    def size_of(self, value: str) -> int:
+        """Bytes of one stored element."""
+        return ITEM_SIZE[self.p.value(value).dtype]
+
+    def place(self, base: str) -> str:
+        """The C name of the buffer a value is read from, before the row is chosen."""
+        if base in self.made:
+            home = self.homes[base][0]
+            if home == "out":
+                return f"a->{self.c(base)}"
+            if home.startswith("next:"):
+                return f"{self.c(home[5:])}_next"
+            return f"{self.c(base)}_rows"
+        if base in self.p.row_inputs:
+            return f"a->{self.c(base)}"
+        return self.c(base)  # a carried parameter
+
+    def by_table(self, base: str) -> bool:
+        """True if a value's rows stand in a table of all rows, not of the share's sequences."""
+        if base in self.made:
+            return self.homes[base][0] == "out"
+        return base in self.p.row_inputs
+
+    def pointer(self, base: str, home: str | None) -> str:
+        """The C name of a pointer to the current row of a stored value; declared where it is first used."""
+        c, size, kind = self.c(base), self.p.value(base).size, self.ctype(base)
+        if base in self.lines and home is None:
+            return f"{c}_line"
+        if home is None and base in self.made:
+            home = self.homes[base][0]
+        const = "" if base in self.made else "const "
+        if base in self.p.shared:
+            name, at = f"{c}_at", f"a->{self.shared(base)}"
+        elif home == "out" or base in self.p.row_inputs:
+            name, at = f"{c}_at", f"a->{c} + row[i] * {size}"
+        elif home is not None and home.startswith("next:"):
+            name, at = f"{self.c(home[5:])}_new", f"{self.c(home[5:])}_next + i * {size}"
+        elif base in self.ahead:
+            name, at = f"{c}_at", f"{c}_rows + ((t - t0) * count + i) * {size}"
+        elif home == "scratch":
+            name, at = f"{c}_at", f"{c}_rows + i * {size}"
+        else:
+            name, at = f"{c}_at", f"{c} + i * {size}"
+        self.pointers[name] = f"{const}{kind} *restrict {name} = {at};"
+        return name
+
+    def constant(self, base: str) -> float | None:
+        """The number a value holds everywhere, if it is made by `full` outside the scan."""
+        node = self.outer.get(base)
+        return node.attr("value") if node is not None and node.op == "full" else None

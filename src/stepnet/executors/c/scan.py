@@ -1,0 +1,202 @@
+"""Run a scan by generated C."""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from stepnet.errors import BuildError, Refusal, StepIndexError
+from stepnet.executors.layout import Layout
+from stepnet.executors.schedule.program import Program
+from stepnet.ir.graph import Node
+from stepnet.ir.plan import LoopPlan, Region
+
+from . import build as c_build
+from . import threads as c_threads
+from .source import FIXED, Source, write
+
+ALONE = 1 << 19  # multiplications of a call that one thread does before another one wakes
+MEMBER_BYTES = 1 << 15  # of weights that a step reads, for each thread that shares it (measured)
+CHUNK = 1 << 18  # bytes of rows made ahead of the steps that read them; they should stay in the second cache
+
+
+class _Placed(NamedTuple):
+    """The arguments that do not depend on values; offsets and sizes are bytes of the workspace."""
+
+    layout: Layout
+    threads: int
+    used: int  # of those
+    head: tuple[int, ...]
+    share_bytes: int
+    packed_at: tuple[int, ...]
+    size: int
+    parts: int  # of every sum
+
+
+class CScan:
+    """A scan compiled to C; called like every scan executor (see `loop.Loop`).
+
+    Raises:
+        Refusal: the scan holds what generated C does not do, or there is no compiler.
+    """
+
+    def __init__(self, loop: LoopPlan, region: Region) -> None:
+        self.source: Source = write(loop, region, "run")
+        p = self.source.program
+        suffix = {"float32": "f32", "float64": "f64"}[p.real]
+        reason = c_build.available()
+        if reason is not None:
+            raise Refusal(reason, remedy="install a C compiler, or stepnet[compiler]")
+        try:
+            library = c_build.build(c_build.preamble(suffix, linked=True) + self.source.text, suffix)
+        except BuildError as error:
+            raise Refusal(str(error)) from error
+        self.run = library.function("run", ctypes.POINTER(c_threads.Pool), ctypes.c_void_p)
+        self.dtype = getattr(torch, p.real)
+        self.spaces: list[Tensor] = []  # workspaces at rest; list.pop and append are atomic
+        item = self.dtype.itemsize
+        early = {node.inputs[1] for node in (*p.early, *p.late)}
+        self.step_bytes = sum(h * k * n * item for name, h, k, n in self.source.packed if name not in early)
+        self._row_work = self.source.space[1] + sum(h * k * n for _, h, k, n in self.source.packed)
+        self.packed_bytes = [
+            _padded(heads * _packed_elements(k, n, item) * item) for _, heads, k, n in self.source.packed
+        ]
+        made = [entry.value for entry in self.source.fields if entry.role in ("out", "sum")]
+        self._made = {n: (p.value(n).shape, getattr(torch, p.value(n).dtype)) for n in made}
+        self._placed: _Placed | None = None
+
+    def __call__(
+        self, region: Region, values: dict[str, Tensor], states: Mapping[str, Tensor], layout: Layout
+    ) -> dict[str, Tensor]:
+        threads = torch.get_num_threads()
+        placed = self._placed
+        if placed is None or placed.layout is not layout or placed.threads != threads:
+            placed = self._placed = self._place(layout, threads)
+        space = self._take(placed.size)
+        base = _padded(space.data_ptr())
+        finals: dict[str, Tensor] = {}
+        made: dict[str, Tensor] = {}
+        alive: list[Tensor] = []
+        strides: dict[str, int] = {}  # of the matrix at hand
+        packed = iter(placed.packed_at)
+        numbers = [*placed.head, base, placed.share_bytes]
+        add = numbers.append
+        for entry in self.source.fields:
+            name, role = entry.value, entry.role
+            if role == "row" or role == "shared":
+                add(_pointer(values[name], alive))
+            elif role == "boot":
+                add(_pointer(states[name], alive))
+            elif role == "out":
+                shape, dtype = self._made[name]
+                made[name] = tensor = torch.empty((layout.rows, *shape), dtype=dtype)
+                add(tensor.data_ptr())
+            elif role == "final":
+                like = states[name]
+                finals[name] = tensor = torch.empty(like.shape, dtype=like.dtype)
+                add(tensor.data_ptr())
+            elif role == "matrix":
+                matrix = values[name]
+                add(matrix.data_ptr())
+                *heads, stride_k, stride_n = matrix.stride()
+                strides = {"stride_k": stride_k, "stride_n": stride_n, "stride_h": heads[-1] if heads else 0}
+            elif role == "packed":
+                add(base + next(packed))
+            elif role == "sum":
+                shape, dtype = self._made[name]
+                parts = (placed.parts,) * (placed.parts > 1)
+                made[name] = tensor = torch.zeros((*parts, *shape), dtype=dtype)
+                add(tensor.data_ptr())
+            elif role == "wrong":
+                made[name] = tensor = torch.zeros(1, dtype=torch.int64)
+                add(tensor.data_ptr())
+            else:
+                add(strides[role])
+        arguments = array("q", numbers)
+        self.run(c_threads.pool(placed.used), arguments.buffer_info()[0])
+        self.spaces.append(space)
+        p = self.source.program
+        if p.lookups and made[""]:
+            raise StepIndexError(
+                "a lookup by an index computed in the step found no such row",
+                got=f"an index outside one of {', '.join(_table(p, node) for node in p.lookups)}",
+                remedy="indices count from 0 to the rows of the table less one",
+            )
+        for name in p.sums:
+            values[name] = made[name] if placed.parts == 1 else made[name].sum(0)
+        for name, kept in p.renamed.items():
+            values[name] = made[kept]
+        for name in p.held:
+            finals[name] = states[name]
+        return finals
+
+    def _place(self, layout: Layout, threads: int) -> _Placed:
+        """What the arguments of a call are for these sequences, on so many threads."""
+        source = self.source
+        members = self._members(threads, layout.sequences)
+        together = members > 1
+        alone = together or layout.rows * self._row_work < ALONE
+        shares = 1 if alone else max(1, min(threads, layout.sequences))
+        count = -(-layout.sequences // shares)
+        row_bytes = source.chunk_bytes + members * source.index_bytes
+        chunk = max(1, min(layout.steps, CHUNK // max(count * row_bytes, 1)))
+        share_bytes = _padded(source.space[0] + count * (8 * members + source.space[1] + chunk * row_bytes))
+        packed_at, at = [], share_bytes * shares
+        for size in self.packed_bytes:
+            packed_at.append(at)
+            at += size
+        head = (
+            layout.sequences, shares, layout.steps, layout.stride, chunk, int(together),
+            layout.starts.data_ptr(), layout.lengths.data_ptr(), layout.order.data_ptr(),
+        )  # fmt: skip
+        assert len(head) + 2 == len(FIXED)
+        return _Placed(
+            layout,
+            threads,
+            members if together else threads,
+            head,
+            share_bytes,
+            tuple(packed_at),
+            at + 64,
+            shares * members,
+        )
+
+    def _members(self, threads: int, sequences: int) -> int:
+        """How many threads work on one step at a time: several where there are more of them than sequences,
+        and each has enough to read to pay for the meetings."""
+        members = min(threads, self.step_bytes // MEMBER_BYTES)
+        return members if 0 < sequences < members else 1
+
+    def _take(self, size: int) -> Tensor:
+        try:
+            space = self.spaces.pop()
+        except IndexError:
+            space = torch.empty(0, dtype=torch.uint8)
+        return space if space.numel() >= size else torch.empty(size, dtype=torch.uint8)
+
+
+def _table(p: Program, node: Node) -> str:
+    at = f" ({node.line})" if node.line else ""
+    return f"{p.value(node.inputs[0]).shape[0]} rows{at}"
+
+
+def _pointer(tensor: Tensor, alive: list[Tensor]) -> int:
+    if not tensor.is_contiguous():
+        tensor = tensor.contiguous()
+        alive.append(tensor)
+    return tensor.data_ptr()
+
+
+def _padded(size: int) -> int:
+    """A size or an address moved up to the next line of the cache."""
+    return (size + 63) // 64 * 64
+
+
+def _packed_elements(k: int, n: int, item: int) -> int:
+    lanes = 64 // item  # the widest vectors; narrower ones need no more
+    return k * -(-n // lanes) * lanes

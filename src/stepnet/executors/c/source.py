@@ -1,0 +1,286 @@
+"""C for one scan: a function that runs all steps of a share of the sequences.
+
+The text is written to be read: it is headed by the IR it came from, names are those of the IR, and each
+stage says which nodes it computes. What is the same for all scans is in `scan.c.in`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from stepnet.executors.schedule.loops import row_function
+from stepnet.executors.schedule.program import Program, program
+from stepnet.ir.graph import Node
+from stepnet.ir.plan import LoopPlan, Region
+from stepnet.ir.text import print_name, print_region
+
+from .expr import loop_text
+from .limits import check
+from .places import Places
+from .template import fill
+from .text import comment
+
+
+@dataclass(frozen=True)
+class Field:
+    """One member of the argument struct: what it is, and of which value."""
+
+    role: str
+    value: str
+    text: str
+
+
+@dataclass
+class Source:
+    """Generated C and how to call it.
+
+    `fields` are the members of the argument struct after the fixed ones; `space` is the bytes of
+    workspace a share needs for n sequences: space[0] + n * space[1], and for each row of a chunk
+    chunk_bytes, and index_bytes for each thread; `packed` are the matrices: name, heads, K, N.
+    """
+
+    text: str
+    program: Program
+    fields: list[Field]
+    space: tuple[int, int]
+    packed: list[tuple[str, int, int, int]]
+    chunk_bytes: int
+    index_bytes: int
+
+
+FIXED = (
+    "sequences", "shares", "steps", "stride", "chunk", "together", "start", "length", "order", "space",
+    "space_bytes",
+)  # fmt: skip
+PACKED_ALONE = 1 << 18  # bytes of matrices that one thread packs faster than another one wakes
+
+
+def write(loop: LoopPlan, region: Region, name: str) -> Source:
+    """Generate C for a scan.
+
+    Raises:
+        Refusal: the scan holds what generated C does not do.
+    """
+    return _Writer(loop, region, program(loop, region, check(loop, region)), name).write()
+
+
+class _Writer:
+    def __init__(self, loop: LoopPlan, region: Region, p: Program, name: str) -> None:
+        self.loop, self.region, self.p, self.name = loop, region, p, name
+        self.w = Places(loop, p)
+
+    def write(self) -> Source:
+        p, w = self.p, self.w
+        carries = [self._rows(carry.parameter) for carry in p.carries]
+        held = [self._rows(name) for name in p.held]
+        early = [self._rows(node.output) for node in p.early]
+        stages = self._stages()
+        scratch = [self._rows(name) for name, homes in w.homes.items() if homes == ["scratch"]]
+        sums = [{"c": w.c(name), "n": p.value(name).size, "type": w.real} for name in p.sums]
+        for rows, node in zip(early, p.early, strict=True):
+            rows["product"] = self._matmul_of_chunk(node, "chunk_slot")
+        late = [{"product": self._matmul_of_chunk(node, "chunk_row")} for node in p.late]
+        fields = self._fields()
+        packed = [(name, *self._matrix(name)) for name in p.matrices]
+        text = fill(
+            _template(),
+            {
+                "region": comment(print_region(self.loop, self.region)),
+                "name": self.name,
+                "members": [{"text": entry.text} for entry in fields],
+                "lookups": p.lookups,
+                "carries": carries,
+                "held": held,
+                "chunks": bool(early or late),
+                "early": early,
+                "scratch": scratch,
+                "sums": sums,
+                "stages": "\n".join(stages),
+                "late": late,
+                "matrices": [{"pack": self._pack(number, *matrix)} for number, matrix in enumerate(packed)],
+                "matrix_count": len(packed),
+                "packed_by_all": sum(p.value(name).bytes for name in p.matrices) > PACKED_ALONE,
+            },
+        )
+        buffers = 2 * len(p.carries) + len(p.held) + len(w.homes) + 4  # each begins a line of the cache
+        return Source(
+            text=text + "\n",
+            program=p,
+            fields=fields,
+            space=(64 * buffers, sum(rows["bytes"] for rows in (*carries, *carries, *held, *scratch))),
+            packed=packed,
+            chunk_bytes=sum(rows["bytes"] for rows in early),
+            index_bytes=8 * (bool(early) + bool(early or late)),
+        )
+
+    def _rows(self, value: str) -> dict[str, Any]:
+        """A buffer of rows: the name of its value in C, elements and bytes of a row, and their type."""
+        w, size = self.w, self.p.value(value).size
+        return {"c": w.c(value), "n": size, "type": w.ctype(value), "bytes": size * w.size_of(value)}
+
+    def _fields(self) -> list[Field]:
+        """The members of the argument struct after the fixed ones."""
+        p, w = self.p, self.w
+        fields: list[Field] = []
+
+        def member(role: str, value: str, text: str) -> None:
+            fields.append(Field(role, value, text))
+
+        for name in p.row_inputs:
+            member("row", name, f"const {w.ctype(name)} *{w.c(name)}")
+        for name in p.shared:
+            member("shared", name, f"const {w.ctype(name)} *{w.shared(name)}")
+        for name in p.matrices:
+            c = w.c(name)
+            member("matrix", name, f"const {w.real} *{c}")
+            member("stride_k", name, f"int64_t {c}_stride_k")
+            member("stride_n", name, f"int64_t {c}_stride_n")
+            member("stride_h", name, f"int64_t {c}_stride_h")
+            member("packed", name, f"{w.real} *{c}_packed")
+        for carry in p.carries:
+            c = w.c(carry.parameter)
+            member("boot", carry.parameter, f"const {w.ctype(carry.parameter)} *{c}_boot")
+            member("final", carry.parameter, f"{w.ctype(carry.parameter)} *{c}_final")
+        for name in p.held:
+            member("boot", name, f"const {w.ctype(name)} *{w.c(name)}_boot")
+        for name in p.outputs:
+            member("out", name, f"{w.ctype(name)} *{w.c(name)}")
+        for name in p.sums:
+            member("sum", name, f"{w.real} *{w.c(name)}")
+        if p.lookups:
+            member("wrong", "", "int64_t *wrong")
+        return fields
+
+    def _matrix(self, name: str) -> tuple[int, int, int]:
+        """(heads, K, N) of a matmul's second operand."""
+        *heads, k, n = self.p.value(name).shape
+        return math.prod(heads), k, n
+
+    def _pack(self, number: int, name: str, heads: int, k: int, n: int) -> str:
+        """Pack a matrix, the `number`th; one with heads, head by head."""
+        c, suffix = self.w.c(name), self.w.suffix
+
+        def pack(to: str, source: str) -> str:
+            return (
+                f"sn_pack_{suffix}(a->{c}_packed{to}, a->{c}{source}, a->{c}_stride_k, a->{c}_stride_n, "
+                f"{k}, {n}, 1, SN_WIDTH);"
+            )
+
+        if heads == 1:
+            return f"if (index == {number}) {pack('', '')}"
+        size = f"sn_packed_{suffix}({k}, {n}, 1)"
+        return (
+            f"for (int64_t h = 0; index == {number} && h < {heads}; ++h)\n"
+            f"    {pack(f' + h * {size}', f' + h * a->{c}_stride_h')}"
+        )
+
+    def _columns(self, n: int) -> str:
+        panel = f"SN_WIDTH * sn_lanes_{self.w.suffix}"
+        return (
+            f"const int64_t c0 = first_column({n}, member, members, {panel}), "
+            f"c1 = first_column({n}, member + 1, members, {panel});"
+        )
+
+    def _matmul_of_chunk(self, node: Node, target: str) -> str:
+        """A product of the rows of some steps, its rows where `target` says."""
+        p, w = self.p, self.w
+        _, k, n = self._matrix(node.inputs[1])
+        seen = p.access.get(node.inputs[0])
+        operand, offset = (node.inputs[0], 0) if seen is None else (seen.base, seen.offset)
+        shift = f" + {offset}" if offset else ""
+        to = f"{w.c(node.output)}_rows" if node.output in w.ahead else f"a->{w.c(node.output)}"
+        rows, wide, made = f"sn_rows_{w.suffix}", p.value(operand).size, p.value(node.output).size
+        inputs = ", ".join(map(_shown, node.inputs))
+        return (
+            f"/* {_shown(node.output)} = matmul({inputs})  [{k}] x [{k}, {n}], rows of these steps */\n"
+            "{\n"
+            f"    {self._columns(n)}\n"
+            f"    if (c1 > c0) sn_matmul_{w.suffix}("
+            f"({rows}){{{to} + c0, {made}, {target}}}, ({rows}){{0, 0, 0}}, "
+            f"({rows}){{({w.real} *)a->{w.c(operand)}{shift}, {wide}, chunk_row}}, "
+            f"a->{w.c(node.inputs[1])}_packed + c0 * {k}, rows, {k}, c1 - c0);\n"
+            "}"
+        )
+
+    def _stages(self) -> list[str]:
+        out: list[str] = []
+        for looped, products in self.p.stages:
+            if looped:
+                out += self._row_function(looped)
+            if products:
+                out.append("        MEET;")
+                for node in products:
+                    out += self._matmul(node)
+                out.append("        MEET;")
+        return out
+
+    def _matmul(self, node: Node) -> list[str]:
+        p, w = self.p, self.w
+        seen = p.access.get(node.inputs[0])
+        operand = node.inputs[0] if seen is None else seen.base
+        offset = 0 if seen is None else seen.offset
+        heads, k, n = self._matrix(node.inputs[1])
+        wide, size = p.value(operand).size, p.value(node.output).size
+        packed = f"a->{w.c(node.inputs[1])}_packed"
+        shape = p.value(node.inputs[0]).shape
+        times = math.prod(shape[:-1])
+        inputs = ", ".join(map(_shown, node.inputs))
+        note = f"/* {_shown(node.output)} = matmul({inputs})  [{k}] x [{k}, {n}] */"
+        out = ["        " + note]
+
+        def rows(base: str, width: int, shift: str) -> str:
+            place = w.place(base)
+            index = "row" if w.by_table(base) else "0"
+            return f"(sn_rows_{w.suffix}){{({w.real} *){place}{shift}, {width}, {index}}}"
+
+        none = f"(sn_rows_{w.suffix}){{0, 0, 0}}"
+        shift = f" + {offset}" if offset else ""
+        if times == 1:
+            out += [
+                "        {",
+                f"            {self._columns(n)}",
+                f"            if (c1 > c0) sn_matmul_{w.suffix}("
+                f"{rows(node.output, size, ' + c0')}, {none}, "
+                f"{rows(operand, wide, shift)}, {packed} + c0 * {k}, active, {k}, c1 - c0);",
+                "        }",
+            ]
+            return out
+        # one product for each leading index: of its own matrix, or all of the same
+        block = f"sn_packed_{w.suffix}({k}, {n}, 1)"
+        out.append(f"        for (int64_t h = member; h < {times}; h += members)")
+        matrix = f"{packed} + h * {block}" if heads > 1 else packed
+        out.append(
+            f"            sn_matmul_{w.suffix}({rows(node.output, size, f' + h * {n}')}, {none}, "
+            f"{rows(operand, wide, f'{shift} + h * {k}')}, {matrix}, active, {k}, {n});"
+        )
+        return out
+
+    def _row_function(self, nodes: list[Node]) -> list[str]:
+        w = self.w
+        made = ", ".join(_shown(name) for node in nodes for name in node.outputs)
+        plan = row_function(self.p, nodes, w.homes)
+        w.enter(nodes, plan)
+        body = [text for loop in plan.loops for text in loop_text(w, loop)]
+        out = [
+            f"        /* row by row: {made} */",
+            "        for (int64_t i = member; i < active; i += members) {",
+        ]
+        for base in plan.lines:
+            size, kind = self.p.value(base).size, w.ctype(base)
+            out.append(f"            {kind} {w.c(base)}_line[{size}] __attribute__((aligned(64)));")
+        out += [f"            {text}" for text in w.pointers.values()]
+        return [*out, *body, "        }"]
+
+
+def _shown(name: str) -> str:
+    """A value's name in a comment."""
+    return comment(print_name(name))
+
+
+@functools.cache
+def _template() -> str:
+    return resources.files("stepnet.executors.c").joinpath("scan.c.in").read_text()

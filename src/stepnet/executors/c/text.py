@@ -1,0 +1,38 @@
+"""Names and comments of generated C."""
+
+from __future__ import annotations
+
+import re
+
+# What generated code uses besides names of values, which step aside.
+_RESERVED = (
+    "a active arguments b chunk chunk_row chunk_slot count float double for h i index int j left length "
+    "member members barrier order row rows run share space start steps stride t t0 t1 team together "
+    "wrong data pool now auto break case char const continue default do else enum extern goto if inline "
+    "long register restrict return short signed sizeof static struct switch typedef union unsigned void "
+    "volatile while memcpy memset sense c0 c1 shares sequences space_bytes everyone pack first_column "
+    "member_of run_share size type n k "
+)
+
+
+def identifier(name: str) -> str:
+    """A C identifier for a value.
+
+    >>> identifier("state['a b']"), identifier("for"), identifier("x*/é")
+    ('state_a_b', 'for_', 'x')
+    """
+    out = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")
+    out = out if out[:1].isalpha() else f"v{out}"
+    taken = out in _RESERVED.split() or re.match(r"sn_|SN_|j[0-9]+$|[A-Z_]+$", out)
+    return f"{out}_" if taken else out
+
+
+def comment(text: str) -> str:
+    """Text as it may stand in a comment: nothing in it ends the comment or a line.
+
+    >>> comment("y = tanh(x)  # a.py:3"), comment("x*/ y")
+    ('y = tanh(x)  # a.py:3', 'x* / y')
+    """
+    plain = text.encode("ascii", "backslashreplace").decode()
+    plain = "".join(c if c == "\n" or " " <= c <= "~" else "?" for c in plain).replace("\\", "?")
+    return re.sub(r"(?<=[*/?])(?=[*/?])", " ", plain).replace("\n", "\n * ")

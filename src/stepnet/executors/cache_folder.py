@@ -1,0 +1,162 @@
+"""The private folder of built libraries and plans. What lies in it is input from outside until it is checked.
+
+A file is named `KEY-DIGEST.ending`. KEY is the hash of all that the content depends on; DIGEST is that of the
+file's own bytes. A file is opened once: owner, mode and size are those of what was opened, and the bytes that
+were hashed are the bytes that are used. A library can be loaded by its path alone, so the folder, and every
+folder on the way to it, must be one in which no other user can put another file at that path. Files appear by
+atomic rename, which replaces what is there and follows no link.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import hashlib
+import os
+import shutil
+import stat
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from stepnet.errors import BuildError
+
+from . import cache_trim
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_OPEN = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # a pipe must not hang
+_UNKNOWN_OWNER = 65534  # what a container shows for root outside it
+
+
+def cache_folder() -> Path:
+    """The folder that STEPNET_CACHE_DIR names, or the user's; private, or one of this process alone.
+
+    Raises:
+        BuildError: no folder can be made.
+    """
+    if not hasattr(os, "geteuid"):
+        raise BuildError("nothing is kept on disk", got="a system whose files have no owners to check")
+    wanted = os.environ.get("STEPNET_CACHE_DIR")
+    folder = Path(wanted).absolute() if wanted else _user_cache() / "stepnet"
+    reason = _unfit(folder)
+    if reason is None:
+        return folder
+    return _private_folder(f"{folder} cannot be the cache of built libraries: {reason}")
+
+
+def read(key: str, ending: str, most: int) -> Iterator[tuple[Path, bytes]]:
+    """The files of a key, each with the bytes that its name promises; what else has such a name is removed.
+
+    Raises:
+        BuildError: no folder can be made.
+    """
+    for path in sorted(cache_folder().glob(f"{key}-*.{ending}")):
+        data = _trusted(path, most)
+        if data is not None:
+            yield path, data
+        else:
+            remove(path)
+
+
+def keep(folder: Path, key: str, made: Path) -> Path:
+    """Move a file that was made in a private folder inside `folder` to its name there; returns the path.
+
+    Raises:
+        OSError: it cannot be moved.
+    """
+    made.chmod(0o700 if made.suffix == ".so" else 0o600)  # a umask of 0 would let others write
+    path = folder / f"{key}-{hashlib.sha256(made.read_bytes()).hexdigest()}{made.suffix}"
+    os.replace(made, path)
+    return path
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a link itself; not a folder."""
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def _trusted(path: Path, most: int) -> bytes | None:
+    """The bytes of a file of this user that nobody else could write, of at most `most` bytes."""
+    try:
+        at = os.open(path, _OPEN)
+    except OSError:  # gone, or a link
+        return None
+    try:
+        known = os.fstat(at)
+        ours = known.st_uid == os.geteuid() and not known.st_mode & _OTHERS_WRITE and known.st_nlink == 1
+        if not stat.S_ISREG(known.st_mode) or not ours or known.st_size > most:
+            return None
+        with os.fdopen(at, "rb", closefd=False) as file:
+            data = file.read(known.st_size + 1)
+        if hashlib.sha256(data).hexdigest() != path.stem.partition("-")[2]:
+            return None
+        cache_trim.used(at)
+        return data
+    except OSError:
+        return None
+    finally:
+        os.close(at)
+
+
+def _user_cache() -> Path:
+    home = Path(os.path.expanduser("~"))
+    if sys.platform == "darwin":
+        return home / "Library" / "Caches"
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    return Path(given) if os.path.isabs(given) else home / ".cache"
+
+
+def _unfit(folder: Path) -> str | None:
+    """Why nothing must be loaded from this folder, or None. Makes it, private, when it is not there."""
+    if not folder.is_absolute():
+        return "there is no home folder"
+    try:
+        for at in (*reversed(folder.parents), folder):
+            if not os.path.lexists(at):
+                at.mkdir(mode=0o700, exist_ok=True)  # exist_ok: another process makes it now
+        found = folder.lstat()
+        above = [(at, at.lstat()) for at in folder.parent.resolve(strict=True).joinpath("-").parents]
+    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle, before Python 3.13
+        return str(error)
+    if stat.S_ISLNK(found.st_mode):
+        return "it is a link (name the folder it leads to)"
+    if not stat.S_ISDIR(found.st_mode):
+        return "it is no folder"
+    if found.st_uid != os.geteuid():
+        return "it belongs to another user"
+    if found.st_mode & _OTHERS_WRITE:
+        return "other users may write in it (chmod 700 it)"
+    for at, known in above:
+        if known.st_uid not in (0, os.geteuid(), _UNKNOWN_OWNER):
+            return f"another user may replace it ({at} belongs to them)"
+        # By custom a group of its owner's number has no other members.
+        others = stat.S_IWOTH if known.st_gid == known.st_uid else _OTHERS_WRITE
+        if known.st_mode & others and not known.st_mode & stat.S_ISVTX:
+            return f"other users may replace it (they may write in {at})"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return "it is not writable"
+    return None
+
+
+@functools.lru_cache(maxsize=1)
+def _private_folder(reason: str) -> Path:
+    """A folder of this process alone, removed at its end."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="stepnet-"))
+    except OSError as error:
+        raise BuildError(
+            reason, got=str(error), remedy="set STEPNET_CACHE_DIR to a folder you may write in"
+        ) from error
+    warnings.warn(f"{reason}; building again in every process, in {folder}", RuntimeWarning, stacklevel=2)
+    owner = os.getpid()
+
+    def discard() -> None:
+        if os.getpid() == owner:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(discard)
+    return folder

@@ -1,0 +1,151 @@
+"""Run a loop plan: maps on all rows by torch, scans by whichever executor was chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stepnet.data.modes import as_written, is_as_written
+from stepnet.errors import StepError
+from stepnet.ir.graph import Graph, Node
+from stepnet.ir.plan import LoopPlan, Region
+
+from .layout import Layout
+from .torch_ops.ops import Run, bind
+
+Scan = Callable[[Region, dict[str, Tensor], Mapping[str, Tensor], Layout], dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class _Bound:
+    run: Run | None  # None: a shift or spread, which need the layout
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+class Loop:
+    """A loop plan made ready to run; `scan` runs its scans.
+
+    A scan executor gets the region, the values at hand, the boot values of carries, and the layout; it
+    adds the values the region gives to those at hand and returns the last value of each carry.
+    """
+
+    def __init__(self, plan: LoopPlan, scan: Callable[[LoopPlan, Region], Scan]) -> None:
+        self.plan = plan
+        self.regions = [
+            (region, scan(plan, region) if region.kind == "scan" else None, bound(plan.body, region.nodes))
+            for region in plan.regions
+        ]
+        self._dies = _last_uses(plan)
+
+    def run(
+        self, values: dict[str, Tensor], states: Mapping[str, Tensor], layout: Layout
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Run the loop.
+
+        Args:
+            values: parameters by name, row values as [rows, ...].
+            states: boot values of the carries by parameter name, in the caller's order of sequences.
+            layout: where the rows stand.
+
+        Returns:
+            The wanted values by name, and the last value of each carry by parameter name.
+        """
+        inputs = (*values.items(), *states.items())
+        device = inputs[0][1].device if inputs else torch.device("cpu")
+        for name, tensor in inputs:
+            if not tensor.data_ptr() and tensor.numel():
+                raise _freed(name, tensor)
+        if is_as_written(device):
+            return self._run(values, states, layout)
+        with as_written(device):  # the plan says what is cast, and constants are made where the rows are
+            return self._run(values, states, layout)
+
+    def _run(
+        self, values: dict[str, Tensor], states: Mapping[str, Tensor], layout: Layout
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        finals: dict[str, Tensor] = {}
+        for at, (region, scan, nodes) in enumerate(self.regions):
+            if scan is not None:
+                finals |= scan(region, values, states, layout)
+            else:
+                run_nodes(nodes, values, layout.rows, states, layout)
+            for name in self._dies[at]:
+                values.pop(name, None)
+        for carry in self.plan.carries:
+            if carry.parameter == carry.result:
+                finals[carry.parameter] = states[carry.parameter]
+            elif carry.parameter not in finals:
+                finals[carry.parameter] = last(values[carry.result], states[carry.parameter], layout)
+        return values, finals
+
+
+def _freed(name: str, tensor: Tensor) -> StepError:
+    return StepError(
+        "the memory of a tensor that a loop reads was freed before the loop ran",
+        got=f"'{name}', {list(tensor.shape)}",
+        remedy="with fully_shard, return tensors, LoDTensors, or tuples, lists, dicts, dataclasses of them: "
+        "it gathers the weights for backward only where it finds those",
+    )
+
+
+def shift(rows: Tensor, boot: Tensor, layout: Layout) -> Tensor:
+    """The rows one step earlier; boot values where a sequence begins."""
+    return torch.cat([rows, boot]).index_select(0, layout.previous.to(rows.device))
+
+
+def last(rows: Tensor, boot: Tensor, layout: Layout) -> Tensor:
+    """The last row of each sequence; the boot value where a sequence has no steps."""
+    return torch.cat([rows, boot]).index_select(0, layout.last.to(rows.device))
+
+
+def run_nodes(
+    nodes: list[_Bound],
+    values: dict[str, Tensor],
+    rows: int,
+    states: Mapping[str, Tensor] | None = None,
+    layout: Layout | None = None,
+) -> None:
+    """Run nodes one after the other on the values at hand."""
+    for node in nodes:
+        if node.run is None:
+            assert states is not None
+            assert layout is not None
+            (name,) = node.outputs
+            if node.inputs:
+                values[name] = shift(values[node.inputs[0]], states[name], layout)
+            else:
+                values[name] = take(states[name], layout.sequence_of)
+            continue
+        out = node.run(*[values[name] for name in node.inputs], rows=rows)
+        if len(node.outputs) == 1:
+            values[node.outputs[0]] = out
+        else:
+            values.update((n, o) for n, o in zip(node.outputs, out, strict=True) if n)
+
+
+def bound(graph: Graph, nodes: tuple[Node, ...]) -> list[_Bound]:
+    """Nodes with what computes each of them in torch."""
+    return [
+        _Bound(None if node.op in ("shift", "spread") else bind(graph, node), node.inputs, node.outputs)
+        for node in nodes
+    ]
+
+
+def _last_uses(plan: LoopPlan) -> list[list[str]]:
+    """For each region the values nobody reads after it: big row tables are let go early."""
+    later: set[str] = set(plan.wanted) | plan.rows_of_carries()
+    dying: list[list[str]] = []
+    for region in reversed(plan.regions):
+        own = {*(plan.outputs(region) if region.kind == "scan" else region.made), *region.read}
+        dying.append([name for name in own if name not in later])
+        later |= own
+    return dying[::-1]
+
+
+def take(table: Tensor, index: Tensor) -> Tensor:
+    """Rows of a table by an index on the CPU."""
+    return table.index_select(0, index.to(table.device))

@@ -1,0 +1,75 @@
+"""The executors there are, and which of them a backend tries."""
+
+from __future__ import annotations
+
+from .base import Executor
+from .c.executor import GENERATED_C
+from .naive import PLAIN
+from .torch_ops.executor import TORCH_OPS
+
+AUTO = "auto"
+_BEST_FIRST: tuple[Executor, ...] = (GENERATED_C, TORCH_OPS)
+
+# What each backend tries, in turn. The plain loop is what is left when all of them decline.
+_tried: dict[str, tuple[Executor, ...]] = {
+    AUTO: _BEST_FIRST,
+    **{executor.name: (executor,) for executor in _BEST_FIRST},
+    PLAIN.name: (),
+}
+
+
+def backend_names() -> tuple[str, ...]:
+    """What `backend=` takes.
+
+    >>> backend_names()
+    ('auto', 'c', 'eager', 'naive')
+    """
+    return tuple(_tried)
+
+
+def is_backend(name: str) -> bool:
+    """Whether `backend=` takes a name."""
+    return name in _tried
+
+
+def tried(backend: str) -> tuple[Executor, ...]:
+    """Which executors a backend tries, best first; the plain loop is what is left when all decline."""
+    return _tried[backend]
+
+
+def register(executor: Executor, *, before: str | None = None) -> None:
+    """Make an executor known: `backend=` takes its name from now on.
+
+    Args:
+        executor: the executor.
+        before: which executor `backend="auto"` tries next after this one; None: it runs only if asked for
+            by name.
+
+    Raises:
+        ValueError: the name is taken; or "auto" does not try the executor that is named in `before`.
+    """
+    global _tried
+    if executor.name in _tried:
+        raise ValueError(f"the name '{executor.name}' is taken; there are {', '.join(_tried)}")
+    automatic = list(_tried[AUTO])
+    if before is not None:
+        places = [known.name for known in automatic]
+        if before not in places:
+            raise ValueError(f"'{AUTO}' does not try '{before}'; it tries {', '.join(places)}")
+        automatic.insert(places.index(before), executor)
+    own = {name: executors for name, executors in _tried.items() if name not in (AUTO, PLAIN.name)}
+    _tried = {AUTO: tuple(automatic), **own, executor.name: (executor,), PLAIN.name: ()}
+
+
+def unregister(name: str) -> None:
+    """Forget an executor: `backend=` does not take its name any more.
+
+    Raises:
+        ValueError: there is none of this name.
+    """
+    global _tried
+    if name == AUTO or not _tried.get(name):
+        raise ValueError(f"there is no executor '{name}' to forget")
+    (gone,) = _tried[name]
+    automatic = tuple(executor for executor in _tried[AUTO] if executor is not gone)
+    _tried = {known: executors for known, executors in _tried.items() if known != name} | {AUTO: automatic}

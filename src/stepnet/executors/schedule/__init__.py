@@ -1,0 +1,1 @@
+"""How a scan is computed, step by step and row by row, whatever language it is written in."""

@@ -1,0 +1,64 @@
+"""Small matmuls on the border of a scan, taken into it.
+
+The plan says: once on all rows, then the loop. For a weight that is not too large it is faster to
+do a few steps' worth of rows at a time, right before the steps that read them: the product then never
+leaves the cache. The arithmetic is the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stepnet.ir.graph import Graph, Node
+from stepnet.ir.plan import LoopPlan, Region
+
+MOST_BYTES = 1 << 22  # of a weight; above it the matmul of all rows at once is as fast
+
+
+def adopt(loop: LoopPlan) -> LoopPlan:
+    """The loop with such matmuls moved into the scans they border on."""
+    regions = list(loop.regions)
+    for at, region in enumerate(regions):
+        if region.kind != "scan":
+            continue
+        before = [n for k in range(at) for n in _products(loop.body, regions[k])]
+        early = [n for n in before if _readers(regions, n) == {at} and n.output not in loop.wanted]
+        made = region.made | {carry.parameter for carry in region.carries}
+        shown = set(loop.outputs(region)) if at < len(loop.regions) else set()
+        after = [n for k in range(at + 1, len(regions)) for n in _products(loop.body, regions[k])]
+        late = [n for n in after if n.inputs[0] in made & shown and not _in_scans(regions, n)]
+        taken = {id(n) for n in (*early, *late)}
+        if not taken:
+            continue
+        regions = [
+            other if k == at else replace(other, nodes=tuple(n for n in other.nodes if id(n) not in taken))
+            for k, other in enumerate(regions)
+        ]
+        regions[at] = replace(region, nodes=(*early, *region.nodes, *late))
+    return replace(loop, regions=tuple(regions))
+
+
+def _products(body: Graph, region: Region) -> list[Node]:
+    """The matmuls of a map that a scan can take over."""
+    if region.kind != "map":
+        return []
+    found = []
+    for node in region.nodes:
+        if node.op != "matmul":
+            continue
+        row, weight = (body.values[name] for name in node.inputs)
+        plain = (
+            row.kind == "row" and weight.kind == "shared" and len(row.shape) == 1 and len(weight.shape) == 2
+        )
+        made_here = node.inputs[0] in region.made
+        if plain and not made_here and weight.bytes <= MOST_BYTES and row.dtype in ("float32", "float64"):
+            found.append(node)
+    return found
+
+
+def _readers(regions: list[Region], node: Node) -> set[int]:
+    return {k for k, region in enumerate(regions) if any(node.output in n.inputs for n in region.nodes)}
+
+
+def _in_scans(regions: list[Region], node: Node) -> bool:
+    return any(regions[k].kind == "scan" for k in _readers(regions, node))

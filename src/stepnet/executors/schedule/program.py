@@ -1,0 +1,244 @@
+"""A scan region brought into the form that code is written from: stages of row functions and matmuls.
+
+every result that is kept, carried or joined is made by an op of its own (copies are added)
+slices move up through pointwise ops, so that gates are computed where they are used
+stage k = a row function (pointwise ops and reductions, row by row), then the matmuls that read it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from stepnet.ir.graph import Graph, Node, Value
+from stepnet.ir.ops import OPS, Stage
+from stepnet.ir.plan import Carry, LoopPlan, Region
+
+from .row_products import over_last_dimensions
+from .slices import split_by_slices
+from .views import VIEWS, Access, contiguous, view
+
+_LOOPED = (Stage.POINTWISE, Stage.REDUCE)
+
+
+@dataclass
+class Program:
+    """What a writer of code needs to know of a scan.
+
+    Attributes:
+        graph: the body, with values of added nodes.
+        nodes: pointwise ops, reductions, `cat`, `matmul` and `sum_rows`, in order; no views.
+        access: how each name is read: a base value, offset and strides.
+        carries: those that change; `held` ones never do.
+        row_inputs, shared, matrices: values read from outside; matrices only by matmuls.
+        outputs: row values written to tables.
+        sums: results of `sum_rows`.
+        early, late: matmuls of rows from outside, and of rows for outside: done for some steps at a time.
+        level: the stage of each other node.
+        real: the type of its numbers.
+    """
+
+    graph: Graph
+    nodes: list[Node]
+    access: dict[str, Access]
+    carries: list[Carry]
+    held: list[str]
+    row_inputs: list[str]
+    shared: list[str]
+    matrices: list[str]
+    outputs: list[str]
+    sums: list[str]
+    real: str
+    renamed: dict[str, str] = field(default_factory=dict)
+    early: list[Node] = field(default_factory=list)
+    late: list[Node] = field(default_factory=list)
+    level: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def lookups(self) -> list[Node]:
+        """Rows of tables that an index names, which may name none."""
+        return [node for node in self.nodes if node.op == "embed"]
+
+    @property
+    def stages(self) -> list[tuple[list[Node], list[Node]]]:
+        """The nodes of each row function, and the matmuls after it."""
+        count = max(self.level.values(), default=0) + 1
+        levels = [[n for n in self.nodes if self.level[id(n)] == level] for level in range(count)]
+        return [
+            ([n for n in nodes if n.op != "matmul"], [n for n in nodes if n.op == "matmul"])
+            for nodes in levels
+        ]
+
+    def base(self, name: str) -> str:
+        """The stored value that a name is read from."""
+        return self.access[name].base if name in self.access else name
+
+    def value(self, name: str) -> Value:
+        """A value by name."""
+        return self.graph.values[name]
+
+
+def program(loop: LoopPlan, region: Region, real: str) -> Program:
+    """Prepare a scan whose numbers are of the type `real`."""
+    return _Maker(loop, region, real).make()
+
+
+class _Maker:
+    def __init__(self, loop: LoopPlan, region: Region, real: str) -> None:
+        self.loop, self.region, self.real = loop, region, real
+        self.values = dict(loop.body.values)
+        self.graph = loop.body
+        self.nodes: list[Node] = []
+        self.access: dict[str, Access] = {}
+        self.made: dict[str, Node] = {}
+
+    def make(self) -> Program:
+        region, loop = self.region, self.loop
+        outputs = loop.outputs(region)
+        wanted = {*outputs, *(c.result for c in region.carries)}
+        nodes = over_last_dimensions(region.nodes, self.values)
+        nodes = split_by_slices(nodes, self.values, wanted)
+        self.graph = Graph("scan", (), tuple(nodes), (), self.values)
+        for node in nodes:
+            self._add(node)
+        held = [c.parameter for c in region.carries if c.parameter == c.result]
+        carries = [self._carried(c) for c in region.carries if c.parameter != c.result]
+        rows_out, sums, renamed = [], [], {}
+        taken = {c.result for c in carries}
+        for name in outputs:
+            if self.values[name].kind == "sum":
+                sums.append(name)
+                continue
+            source = name
+            node = self.made.get(name)
+            if node is None or (node.op == "matmul" and name in taken) or name in rows_out:
+                source = self._copy(name)
+            renamed[name] = source
+            rows_out.append(source)
+        graph = Graph("scan", (), tuple(self.nodes), (), self.values)
+        inside = set(self.made) | {c.parameter for c in region.carries}
+        read = list(
+            dict.fromkeys(self.access_of(n).base for node in self.nodes for n in self._operands(node))
+        )
+        outside = [n for n in read if n not in inside]
+        matrices = list(dict.fromkeys(node.inputs[1] for node in self.nodes if node.op == "matmul"))
+        result = Program(
+            graph=graph,
+            nodes=self.nodes,
+            access=self.access,
+            carries=carries,
+            held=held,
+            row_inputs=[n for n in outside if self.values[n].kind == "row"],
+            shared=[n for n in outside if self.values[n].kind != "row" and self._constant(n) is None],
+            matrices=matrices,
+            outputs=rows_out,
+            sums=sums,
+            real=self.real,
+            renamed=renamed,
+        )
+        self._set_apart(result)
+        _set_levels(result)
+        return result
+
+    def _set_apart(self, p: Program) -> None:
+        """Matmuls that need not wait for the step they belong to."""
+        read = {p.base(n) for node in p.nodes for n in self._operands(node)}
+        for node in p.nodes:
+            if node.op != "matmul" or len(p.value(node.inputs[0]).shape) != 1:
+                continue
+            base = p.base(node.inputs[0])
+            if base in p.row_inputs and node.output not in p.outputs:
+                p.early.append(node)
+            elif base in p.outputs and node.output in p.outputs and node.output not in read:
+                p.late.append(node)
+        apart = {id(node) for node in (*p.early, *p.late)}
+        p.nodes = [node for node in p.nodes if id(node) not in apart]
+
+    def _operands(self, node: Node) -> Sequence[str]:
+        return node.inputs[:1] if node.op == "matmul" else node.inputs
+
+    def _constant(self, name: str) -> float | None:
+        producer = self.loop.body.producers.get(name)
+        return producer.attr("value") if producer is not None and producer.op == "full" else None
+
+    def access_of(self, name: str) -> Access:
+        """How a name is read."""
+        if name not in self.access:
+            value = self.values[name]
+            self.access[name] = Access(name, 0, value.shape, contiguous(value.shape))
+        return self.access[name]
+
+    def _add(self, node: Node) -> None:
+        if node.op in VIEWS:
+            seen = view(self.graph, node, self.access_of(node.inputs[0]))
+            if seen is not None:
+                self.access[node.output] = seen
+                return
+            inner = self._copy(node.inputs[0])
+            self._add(Node(node.op, (inner,), node.outputs, node.attrs, node.line))
+            return
+        if node.op == "cat":
+            parts = []
+            for name in node.inputs:
+                part = self.made.get(name)
+                fit = part is not None and OPS[part.op].stage in _LOOPED and name not in parts
+                parts.append(name if fit else self._copy(name))
+            node = Node("cat", tuple(parts), node.outputs, node.attrs, node.line)
+        if node.op == "matmul":
+            node = Node(
+                "matmul", (self._row_operand(node), node.inputs[1]), node.outputs, node.attrs, node.line
+            )
+        self.nodes.append(node)
+        self.made.update((name, node) for name in node.outputs)
+
+    def _row_operand(self, node: Node) -> str:
+        name = node.inputs[0]
+        seen = self.access_of(name)
+        lone = len([n for n in seen.shape[:-1] if n != 1]) == 0
+        simple = seen.is_whole or (lone and seen.strides[-1:] in ((1,), (0,)))
+        known = seen.base in self.made or self.values[seen.base].kind == "row"
+        return name if simple and known and self._constant(seen.base) is None else self._copy(name)
+
+    def _copy(self, name: str) -> str:
+        value = self.values[name]
+        number = sum(n.startswith(name + "_copy") for n in self.values)
+        while (fresh := f"{name}_copy{number}") in self.values:  # a user's name may look like one of these
+            number += 1
+        self.values[fresh] = Value(fresh, "row", value.shape, value.dtype)
+        node = Node("copy", (name,), (fresh,))
+        self.nodes.append(node)
+        self.made[fresh] = node
+        return fresh
+
+    def _carried(self, carry: Carry) -> Carry:
+        if carry.result in self.made and self.made[carry.result].op != "cat":
+            return carry
+        return Carry(carry.parameter, self._copy(carry.result))
+
+
+def _set_levels(p: Program) -> None:
+    """Stages: a matmul belongs to the stage of what it reads, what reads a matmul to the next one."""
+    ready: dict[str, int] = {}
+    base = p.base
+    for node in p.nodes:
+        operands = node.inputs[:1] if node.op == "matmul" else node.inputs
+        level = max((ready.get(base(n), 0) for n in operands), default=0)
+        p.level[id(node)] = level
+        for name in node.outputs:
+            ready[name] = level + (node.op == "matmul")
+    # as late as its readers allow: then what one reads stays in registers
+    readers: dict[str, list[Node]] = {}
+    for node in p.nodes:
+        for name in node.inputs[:1] if node.op == "matmul" else node.inputs:
+            readers.setdefault(base(name), []).append(node)
+    for node in p.nodes:  # a copy that nobody reads is made where its source is read anyway
+        if node.op == "copy" and node.output not in readers:
+            near = [p.level[id(r)] for r in readers[base(node.inputs[0])] if r.op != "matmul"]
+            p.level[id(node)] = max(near)
+    fixed = {*p.outputs, *(c.result for c in p.carries)}
+    for node in reversed(p.nodes):
+        if node.op == "matmul" or fixed.intersection(node.outputs) or node.op == "sum_rows":
+            continue
+        uses = [p.level[id(r)] for name in node.outputs for r in readers.get(name, [])]
+        if uses and OPS[node.op].stage in _LOOPED:
+            p.level[id(node)] = max(p.level[id(node)], min(uses))

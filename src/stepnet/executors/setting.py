@@ -1,0 +1,80 @@
+"""Which executor is asked for: per call, or one setting for the process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from stepnet.data.modes import autocast_dtype, traced
+from stepnet.errors import StepError
+
+from .registry import AUTO, backend_names, is_backend
+
+_default = AUTO
+
+
+def set_backend(backend: str) -> None:
+    """Choose the executor of every recurrence that does not name one.
+
+    Args:
+        backend: `"auto"` takes the first that accepts the step, of generated C, torch ops and the plain
+            loop; each of these, and what `register` added, can be asked for by name.
+
+    Raises:
+        StepError: there is no such backend.
+
+    >>> set_backend("auto")
+    """
+    global _default
+    _default = check_backend(backend)
+
+
+def get_backend() -> str:
+    """The process-wide setting.
+
+    >>> get_backend()
+    'auto'
+    """
+    return _default
+
+
+def check_backend(backend: str | None) -> str:
+    """A backend by name; None is the process-wide setting."""
+    if backend is None:
+        backend = _default
+    if not is_backend(backend):
+        expected = f"one of {', '.join(backend_names())}"
+        raise StepError("no such backend", got=repr(backend), expected=expected)
+    return backend
+
+
+def transforms_active() -> bool:
+    """True inside torch.func's vmap, grad or jvp, which a compiled loop cannot take part in."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def only_plain(tensors: Sequence[Tensor]) -> str | None:
+    """Why a call on these tensors can only run by the plain loop, whatever its step; None if it need not.
+
+    >>> only_plain([torch.ones(2, device="meta")])
+    'the tensors are on meta, without numbers'
+    """
+    if transforms_active():
+        return "a torch.func transform (vmap, grad, jvp) is active"
+    if traced():
+        return "torch traces what runs, or runs it on fake tensors"
+    if torch._C._len_torch_dispatch_stack():
+        return "a TorchDispatchMode is active, which is to see every operation"
+    for tensor in tensors:
+        if tensor.is_meta:
+            return "the tensors are on meta, without numbers"
+        kind = type(tensor)
+        if kind is not Tensor and kind is not nn.Parameter and not isinstance(tensor, nn.Parameter):
+            return f"a {kind.__name__} is traced or dispatched by rules of its own"
+    if tensors and not tensors[0].is_cpu:
+        device = tensors[0].device.type
+        if autocast_dtype(device) is not None:
+            return f"autocast is on for {device}"  # a step is captured on the CPU, where other ops are cast
+    return None

@@ -1,1 +1,0 @@
-"""Executors: the plain loop, torch ops over hoisted rows, generated C."""

@@ -1,0 +1,235 @@
+"""Whole numbers in generated C: argmax, rows of tables by an index of the step, counts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import stepnet
+from stepnet.errors import Refusal, StepIndexError
+from stepnet.executors.c import build as c_build
+
+pytestmark = pytest.mark.skipif(c_build.available() is not None, reason="no C compiler")
+LENGTHS = [[5, 0, 1, 9, 3]]
+WORDS, H = 11, 6
+NAN, INF = float("nan"), float("inf")
+
+
+def weights(*shapes, dtype=torch.float64):
+    return [torch.randn(shape, dtype=dtype).requires_grad_() for shape in shapes]
+
+
+def agree(step, x, state, wanted, rtol=1e-12, backend="c", reverse=False):
+    """Values and gradients as the plain loop has them; whole numbers to the last."""
+    found = []
+    for name in (backend, "naive"):
+        y, final = stepnet.recurrent(step, x, state, backend=name, reverse=reverse)
+        out = [t.values if isinstance(t, stepnet.LoDTensor) else t for t in (*y, *final)]
+        loss = sum((t * torch.linspace(-1, 2, t.numel(), dtype=t.dtype).view_as(t)).sum()
+                   for t in out if t.is_floating_point())  # fmt: skip
+        found.append((out, torch.autograd.grad(loss, wanted) if wanted else []))
+    for a, b in zip(*(out for out, _ in found), strict=True):
+        torch.testing.assert_close(a, b, rtol=rtol, atol=rtol)
+    for a, b in zip(*(gradients for _, gradients in found), strict=True):
+        torch.testing.assert_close(a, b, rtol=100 * rtol, atol=100 * rtol)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-12), (torch.float32, 1e-5)], ids=str)
+def test_a_word_fed_back(dtype, rtol, reverse):
+    table, inner, back, out = weights((WORDS, 4), (4, H), (H, H), (H, WORDS), dtype=dtype)
+
+    def step(x, state):
+        h, word = state
+        h = torch.tanh(F.embedding(word, table) @ inner + h @ back + x)
+        word = (h @ out).argmax(-1)
+        return (h @ out, word), (h, word)
+
+    x = stepnet.LoDTensor.from_lengths(torch.randn(18, H, dtype=dtype), LENGTHS)
+    start = torch.tensor([0, 3, 10, 2, 2])
+    assert stepnet.explain(step, x, (torch.zeros(5, H, dtype=dtype), start)).executor == "c"
+    agree(step, x, (torch.zeros(5, H, dtype=dtype), start), [table, inner, back, out], rtol, reverse=reverse)
+
+
+def test_gradients_of_a_table_are_the_same_every_time():
+    (table,) = weights((3, H))
+
+    def fed(x, state):
+        (h,) = state
+        h = torch.tanh(h + x + F.embedding((h[:, :3] + x[:, :3]).argmax(-1), table))
+        return (h,), (h,)
+
+    x, state = torch.randn(40, 16, H, dtype=torch.float64), (torch.zeros(16, H, dtype=torch.float64),)
+    found = []
+    for _ in range(3):
+        (y,), _ = stepnet.recurrent(fed, x, state, backend="c")
+        found.append(torch.autograd.grad(y.sum(), table)[0])
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+    agree(fed, x, state, [table])
+
+
+ARGUMENTS = {
+    "ties": [2.0, 5.0, 5.0, 1.0, 5.0, 0.0],
+    "first": [5.0, 5.0, 0.0, 0.0, 0.0, 0.0],
+    "nan": [2.0, NAN, 9.0, NAN, INF, 0.0],
+    "nan last": [2.0, -INF, 9.0, 1.0, INF, NAN],
+    "all nan": [NAN] * 6,
+    "all least": [-INF] * 6,
+    "all most": [INF] * 6,
+    "zeros": [-0.0, 0.0, -0.0, 0.0, -0.0, 0.0],
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_argmax_and_argmin_are_torchs(name, dtype):
+    def step(x, s):
+        v = x + s
+        flat = v.reshape(-1, 2, 3)
+        found = v.argmax(-1), v.argmin(-1, keepdim=True), flat.argmax(-1), flat.argmin(2, keepdim=True)
+        s = torch.where(found[0][:, None] > 99, s, torch.zeros_like(s))
+        return found, (s,)
+
+    def whole(x, state):
+        y, new = step(x, state[0])
+        return y, new
+
+    x = torch.tensor([ARGUMENTS[name], ARGUMENTS["ties"]], dtype=dtype).expand(3, 2, 6)
+    state = (torch.zeros(2, 6, dtype=dtype),)
+    y, _ = stepnet.recurrent(whole, x, state, backend="c")
+    expected, _ = stepnet.recurrent(whole, x, state, backend="naive")
+    for a, b in zip(y, expected, strict=True):
+        assert torch.equal(a[0], b[0])
+
+
+@pytest.mark.parametrize("backend", ["c", "eager"])
+def test_many_indices_a_row_and_tables_of_other_ranks(backend):
+    table, one = weights((5, 4), (5, 1))
+
+    def step(x, state):
+        s, index = state
+        picked = F.embedding(index, table)  # [n, 2, 4]
+        s = torch.tanh(s + x + picked[:, 0] - picked[:, 1])
+        first = (s @ table.T).argmax(-1)
+        index = torch.stack([first, index[:, 0]], 1)
+        more = F.embedding(first[:, None], one)[:, 0]
+        return (s * more, index), (s, index)
+
+    x = stepnet.LoDTensor.from_lengths(torch.randn(18, 4, dtype=torch.float64), LENGTHS)
+    start = torch.tensor([[0, 4], [1, 1], [2, 0], [3, 3], [4, 2]])
+    agree(step, x, (torch.zeros(5, 4, dtype=torch.float64), start), [table, one], backend=backend)
+
+
+def test_a_table_that_is_a_matrix_too():
+    """Of any layout: its rows are looked up, and states are multiplied by it and by its transpose."""
+    wide = torch.randn(H, WORDS, dtype=torch.float64).requires_grad_()
+    table = wide.t()
+
+    def step(x, state):
+        h, word = state
+        h = torch.tanh(F.embedding(word, table) + (h @ table.T) @ table + x)
+        word = (h @ table.T).argmax(-1)
+        return (h,), (h, word)
+
+    x = stepnet.LoDTensor.from_lengths(torch.randn(18, H, dtype=torch.float64), LENGTHS)
+    start = torch.zeros(5, H, dtype=torch.float64), torch.tensor([0, 3, 10, 2, 2])
+    agree(step, x, start, [wide])
+
+
+@pytest.mark.parametrize("at", [-1, WORDS, 2**62])
+def test_an_index_of_no_row(at):
+    (table,) = weights((WORDS, H))
+
+    def step(x, state):
+        h, word = state
+        h = torch.tanh(F.embedding(word, table) + h + x)
+        return (h,), (h, torch.where(h[:, 0] > 2, word, word))
+
+    x = torch.randn(6, 3, H, dtype=torch.float64)
+    h = torch.zeros(3, H, dtype=torch.float64)
+    stepnet.recurrent(step, x, (h, torch.tensor([0, 1, 2])), backend="c")
+    with pytest.raises(IndexError):
+        stepnet.recurrent(step, x, (h, torch.tensor([0, at, 2])), backend="naive")
+    with pytest.raises(IndexError) as caught:
+        stepnet.recurrent(step, x, (h, torch.tensor([0, at, 2])), backend="c")
+    if isinstance(caught.value, StepIndexError):
+        assert f"outside one of {WORDS} rows (test_c_lookup.py:" in str(caught.value)
+
+
+def test_an_index_that_leaves_the_table_on_the_way():
+    (table,) = weights((4, H))
+
+    def step(x, state):
+        h, count = state
+        h = torch.tanh(F.embedding(torch.where(h[:, 0] > 9, count - 1, count), table) + h + x)
+        return (h,), (h, count + torch.where(h[:, 0] > 9, 2, 1))
+
+    h, count = torch.zeros(2, H, dtype=torch.float64), torch.zeros(2, dtype=torch.int64)
+    x = torch.randn(9, 2, H, dtype=torch.float64)
+    agree(step, x[:4], (h, count), [table])
+    with pytest.raises(StepIndexError, match="found no such row"):
+        stepnet.recurrent(step, x, (h, count), backend="c")
+    agree(step, x[:4], (h, count), [table])  # nothing is left of the error
+
+
+def test_counts_and_choices():
+    def step(x, state):
+        h, count, last = state
+        up = h[:, 0] > 0
+        count = torch.where(up, count + 1, -count)
+        last = torch.where((count > 2) & (last != 7), 7, count - last)
+        h = torch.tanh(h + x / (2 + (count[:, None] > last[:, None]).to(x.dtype)))
+        return (h, count, last), (h, count, last)
+
+    x = stepnet.LoDTensor.from_lengths(torch.randn(18, 3, dtype=torch.float64), LENGTHS)
+    zeros = torch.zeros(5, dtype=torch.int64)
+    agree(step, x, (torch.zeros(5, 3, dtype=torch.float64), zeros, zeros + 3), [])
+
+
+REFUSED = {
+    "remainder": (lambda h, i: (i + 1) % 3, torch.int64, "whole numbers"),
+    "int32": (lambda h, i: torch.where(h[:, 0] > 0, i, i + 1), torch.int32, "int32"),
+    "argmax of counts": (
+        lambda h, i: torch.stack([i, i + 1], 1).argmax(1) + (h[:, 0] > 0),
+        torch.int64,
+        "argmax of",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_left_to_torch(name):
+    change, dtype, reason = REFUSED[name]
+
+    def step(x, state):
+        h, i = state
+        i = change(h, i).to(dtype)
+        h = torch.tanh(h + x * i[:, None])
+        return (h,), (h, i)
+
+    x, state = torch.randn(5, 2, 3), (torch.zeros(2, 3), torch.zeros(2, dtype=dtype))
+    with pytest.raises(Refusal, match=reason):
+        stepnet.recurrent(step, x, state, backend="c")
+    agree(step, x, state, [], 1e-5, backend="eager")
+
+
+def test_names_that_the_text_uses_itself():
+    (table,) = weights((4, H))
+
+    def step(x, state):
+        h = torch.tanh(F.embedding(state["h_row"], table) + state["wrong"] + x)
+        word = h[:, :4].argmax(-1)
+        return (h,), {"wrong": h, "h_row": word, "v_best": state["v_best"] * h}
+
+    state = {
+        "wrong": torch.zeros(2, H, dtype=torch.float64),
+        "h_row": torch.tensor([3, 0]),
+        "v_best": torch.ones(2, H, dtype=torch.float64),
+    }
+    x = torch.randn(5, 2, H, dtype=torch.float64)
+    y, final = stepnet.recurrent(step, x, state, backend="c")
+    expected, last = stepnet.recurrent(step, x, state, backend="naive")
+    torch.testing.assert_close(y, expected)
+    torch.testing.assert_close(final, last)

@@ -1,0 +1,264 @@
+"""sn_matmul.h against numpy in float64: all tails, all ways to address rows, nothing touched outside."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stepnet.executors.c import build as c_build
+
+pytestmark = pytest.mark.skipif(
+    c_build.available() is not None, reason=f"no C compiler: {c_build.available()}"
+)
+
+DTYPES = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
+CTYPES = {"f32": "float", "f64": "double"}
+SHAPES = [  # rows, K, N
+    (0, 3, 5),
+    (1, 1, 1),
+    (1, 64, 256),
+    (2, 7, 16),
+    (3, 17, 31),
+    (5, 64, 64),
+    (6, 5, 65),
+    (7, 33, 48),
+    (13, 20, 127),
+    (16, 64, 100),
+    (97, 3, 17),
+    (200, 11, 80),
+]
+
+ENTRY = """
+int64_t lanes_T(void) { return sn_lanes_T; }
+int64_t most_rows_T(int64_t nv) { return SN_MAX_ROWS(nv); }
+int64_t packed_T(int64_t K, int64_t n, int64_t groups) { return sn_packed_T(K, n, groups); }
+void pack_T(REAL *to, const REAL *from, int64_t stride_k, int64_t stride_n, int64_t K, int64_t n,
+            int64_t groups, int64_t width) {
+    sn_pack_T(to, from, stride_k, stride_n, K, n, groups, width);
+}
+void matmul_T(sn_rows_T C, sn_rows_T addend, sn_rows_T A, const REAL *packed, int64_t rows, int64_t K,
+              int64_t N) {
+    sn_matmul_T(C, addend, A, packed, rows, K, N);
+}
+void tile_T(REAL *tile, int64_t rows, int64_t nv, sn_rows_T A, int64_t r, const REAL *panel, int64_t K,
+            int64_t add) {
+    sn_tile_T(tile, rows, (int)nv, A, r, panel, K, (int)add);
+}
+"""
+
+
+def _entries() -> str:
+    text = (ENTRY.replace("_T", f"_{suffix}").replace("REAL", CTYPES[suffix]) for suffix in CTYPES)
+    return c_build.preamble("f32", "f64") + "".join(text)
+
+
+@pytest.fixture(scope="module")
+def library() -> c_build.Library:
+    return c_build.build(_entries())
+
+
+class Rows(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("stride", ctypes.c_int64), ("index", ctypes.c_void_p))
+
+
+def _call(library: c_build.Library, name: str, *arguments: object) -> int:
+    function = library.handle[name]
+    function.restype = ctypes.c_int64
+    passed = []
+    for argument in arguments:
+        if isinstance(argument, np.ndarray):
+            passed.append(ctypes.c_void_p(argument.ctypes.data))
+        else:
+            passed.append(argument if isinstance(argument, Rows) else ctypes.c_int64(argument))
+    return function(*passed)
+
+
+class Table:
+    """rows x width values inside a larger buffer of NaN, addressed by a stride or by an index per row."""
+
+    def __init__(self, rows: int, width: int, layout: str, dtype: np.dtype, rng: np.random.Generator) -> None:
+        stride = {"dense": width, "strided": width + 3, "indexed": width + 5}[layout]
+        places = rng.permutation(3 * rows)[:rows] if layout == "indexed" else np.arange(rows)
+        self.index = places.astype(np.int64)
+        self.buffer = np.full(64 + (3 * rows + 1) * stride + 64, np.nan, dtype)
+        self.places = 64 + self.index[:, None] * stride + np.arange(width)
+        self.fill(rng.standard_normal((rows, width)))
+        address = self.buffer.ctypes.data + 64 * self.buffer.itemsize
+        self.c = Rows(address, stride, self.index.ctypes.data if layout == "indexed" else None)
+
+    def fill(self, values: np.ndarray | float) -> None:
+        self.buffer[self.places] = values
+
+    @property
+    def values(self) -> np.ndarray:
+        return self.buffer[self.places].astype(np.float64)
+
+    def outside_is_poison(self) -> bool:
+        outside = np.ones(self.buffer.size, bool)
+        outside[self.places] = False
+        return bool(np.isnan(self.buffer[outside]).all())
+
+
+NOTHING = Rows(None, 0, None)
+
+
+def _pack(library, suffix, B, groups=1, width=4, transposed=False) -> np.ndarray:
+    K, columns = B.shape
+    source = np.ascontiguousarray((B.T if transposed else B).astype(DTYPES[suffix]))
+    strides = (1, K) if transposed else (columns, 1)
+    size = _call(library, f"packed_{suffix}", K, columns // groups, groups)
+    packed = np.full(size + 32, np.nan, DTYPES[suffix])
+    packed = packed[16:]
+    _call(library, f"pack_{suffix}", packed, source, *strides, K, columns // groups, groups, width)
+    assert not np.isnan(packed[:size]).any()
+    assert np.isnan(packed[size:]).all()
+    return packed
+
+
+def _tolerance(dtype: np.dtype, A: np.ndarray, B: np.ndarray) -> np.ndarray:
+    return (A.shape[1] + 2) * np.finfo(dtype).eps * (np.abs(A) @ np.abs(B) + 1)
+
+
+@pytest.mark.parametrize("suffix", DTYPES)
+@pytest.mark.parametrize("layout", ["dense", "strided", "indexed"])
+@pytest.mark.parametrize(("rows", "K", "N"), SHAPES, ids=lambda value: str(value))
+def test_matmul(library, rows, K, N, layout, suffix):
+    rng = np.random.default_rng(rows * 1000 + K + N)
+    dtype = DTYPES[suffix]
+    A, addend, C = (Table(rows, width, layout, dtype, rng) for width in (K, N, N))
+    B = rng.standard_normal((K, N)).astype(dtype).astype(np.float64)
+    packed = _pack(library, suffix, B, transposed=bool(rows % 2))
+    tolerance = _tolerance(dtype, A.values, B)
+
+    C.fill(np.nan)
+    _call(library, f"matmul_{suffix}", C.c, NOTHING, A.c, packed, rows, K, N)
+    assert (np.abs(C.values - A.values @ B) <= tolerance).all()
+
+    C.fill(np.nan)
+    _call(library, f"matmul_{suffix}", C.c, addend.c, A.c, packed, rows, K, N)
+    assert (
+        np.abs(C.values - (addend.values + A.values @ B)) <= tolerance + np.abs(addend.values) * 1e-6
+    ).all()
+
+    before = C.values
+    _call(library, f"matmul_{suffix}", C.c, C.c, A.c, packed, rows, K, N)
+    assert (np.abs(C.values - (before + A.values @ B)) <= tolerance + np.abs(before) * 1e-6).all()
+    assert C.outside_is_poison()
+
+
+@pytest.mark.parametrize("suffix", DTYPES)
+def test_a_row_does_not_depend_on_the_others(library, suffix):
+    rng = np.random.default_rng(1)
+    dtype = DTYPES[suffix]
+    K, N, rows = 37, 83, 40
+    A, C = Table(rows, K, "dense", dtype, rng), Table(rows, N, "dense", dtype, rng)
+    packed = _pack(library, suffix, rng.standard_normal((K, N)))
+    _call(library, f"matmul_{suffix}", C.c, NOTHING, A.c, packed, rows, K, N)
+    together = C.values
+    for count in range(1, 14):
+        C.fill(np.nan)
+        _call(library, f"matmul_{suffix}", C.c, NOTHING, A.c, packed, count, K, N)
+        np.testing.assert_array_equal(C.values[:count], together[:count])
+
+
+@pytest.mark.parametrize("suffix", DTYPES)
+@pytest.mark.parametrize("groups", range(1, 9))
+def test_tile_holds_all_gates_of_a_block_of_units(library, groups, suffix):
+    """Gate g, lane u of row i is at [i, g, u]; lanes past the last unit are zero; add continues a tile."""
+    rng = np.random.default_rng(groups)
+    dtype = DTYPES[suffix]
+    lanes, most = _call(library, f"lanes_{suffix}"), _call(library, f"most_rows_{suffix}", groups)
+    K, H = 19, lanes + lanes // 2 + 1
+    B = rng.standard_normal((K, groups * H)).astype(dtype).astype(np.float64)
+    packed = _pack(library, suffix, B, groups=groups, width=1)
+    A = Table(most + 2, K, "indexed", dtype, rng)
+    want = np.zeros((most + 2, groups, 2 * lanes))
+    want[:, :, :H] = (A.values @ B).reshape(-1, groups, H)
+    tolerance = (K + 2) * np.finfo(dtype).eps * 40
+    for block in range(2):
+        panel = packed[block * K * groups * lanes :]
+        for m in range(1, most + 1):
+            tile = np.full((most + 1) * groups * lanes, np.nan, dtype)
+            _call(library, f"tile_{suffix}", tile, m, groups, A.c, 2, panel, K, 0)
+            expected = want[2 : 2 + m, :, block * lanes : (block + 1) * lanes]
+            got = tile[: expected.size].reshape(expected.shape)
+            np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance)
+            assert np.isnan(tile[expected.size :]).all()
+            _call(library, f"tile_{suffix}", tile, m, groups, A.c, 2, panel, K, 1)
+            np.testing.assert_allclose(got, 2 * expected, rtol=0, atol=2 * tolerance)
+
+
+def test_split_is_even_and_complete():
+    source = c_build.preamble("f32") + (
+        "int64_t split(int64_t rows, int64_t most) { return sn_split(rows, most); }"
+    )
+    split = c_build.build(source).handle.split
+    split.restype = ctypes.c_int64
+    for most in (1, 3, 6, 9):
+        for rows in range(1, 40):
+            left, sizes = rows, []
+            while left:
+                sizes.append(split(ctypes.c_int64(left), ctypes.c_int64(most)))
+                left -= sizes[-1]
+            assert len(sizes) == -(-rows // most)
+            assert max(sizes) <= most
+            assert max(sizes) - min(sizes) <= 1
+
+
+CHECK_TEMPLATE = """
+static int check_T(int64_t rows, int64_t K, int64_t N) {
+    REAL *A = malloc((size_t)(rows * K) * sizeof(REAL)), *B = malloc((size_t)(K * N) * sizeof(REAL));
+    REAL *C = malloc((size_t)(rows * N) * sizeof(REAL)), *D = malloc((size_t)(rows * N) * sizeof(REAL));
+    REAL *packed = malloc((size_t)sn_packed_T(K, N, 1) * sizeof(REAL));
+    int bad = 0;
+    for (int64_t i = 0; i < rows * K; ++i) A[i] = (REAL)((i * 7) % 11 - 5);
+    for (int64_t i = 0; i < K * N; ++i) B[i] = (REAL)((i * 5) % 13 - 6);
+    for (int64_t i = 0; i < rows * N; ++i) D[i] = (REAL)(i % 3);
+    sn_pack_T(packed, B, N, 1, K, N, 1, SN_WIDTH);
+    sn_matmul_T((sn_rows_T){C, N, 0}, (sn_rows_T){D, N, 0}, (sn_rows_T){A, K, 0}, packed, rows, K, N);
+    for (int64_t r = 0; r < rows; ++r)
+        for (int64_t n = 0; n < N; ++n) {
+            REAL want = D[r * N + n];
+            for (int64_t k = 0; k < K; ++k) want += A[r * K + k] * B[k * N + n];
+            bad += C[r * N + n] != want;
+        }
+    free(A), free(B), free(C), free(D), free(packed);
+    return bad;
+}
+"""
+
+MAIN = """
+int main(void) {
+    int64_t rows[] = {1, 2, 5, 6, 7, 12, 13, 100}, K[] = {1, 3, 16, 19}, N[] = {1, 7, 16, 33, 64, 65, 100};
+    int bad = 0;
+    for (int i = 0; i < 8; ++i)
+        for (int j = 0; j < 4; ++j)
+            for (int l = 0; l < 7; ++l)
+                bad += check_f32(rows[i], K[j], N[l]);
+    return bad != 0;
+}
+"""
+
+
+def test_no_byte_outside_is_read_or_written(tmp_path: Path):
+    """The same kernels under the address and undefined-behaviour sanitizers, on buffers of exact size."""
+    check = CHECK_TEMPLATE.replace("_T", "_f32").replace("REAL", "float")
+    source, program = tmp_path / "main.c", tmp_path / "main"
+    source.write_text("#include <stdlib.h>\n" + c_build.preamble("f32") + check + MAIN)
+    cc = c_build.compiler()
+    sanitize = ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    hello = tmp_path / "hello.c"
+    hello.write_text("int main(void) { return 0; }")
+    probe = subprocess.run(
+        [*cc.command, *sanitize, str(hello), "-o", str(program)], capture_output=True, check=False
+    )
+    if probe.returncode or subprocess.run([program], capture_output=True, check=False).returncode:
+        pytest.skip("the sanitizers' runtime does not work here")
+    command = [*cc.command, *cc.flags, *sanitize, str(source), "-o", str(program), "-lm"]
+    subprocess.run(command, check=True, capture_output=True)
+    done = subprocess.run([program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,240 @@
+"""Every executor and every cell against the oracle: ragged and dense, both ways, in float64 and float32."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+from numpy_executor import Numpy
+from plans import entry_of
+from stepnet import cells
+from stepnet.data.lod import LoDTensor
+from stepnet.executors.naive import PLAIN
+from stepnet.executors.registry import AUTO, register, tried, unregister
+from stepnet.testing import FLOAT32, LENGTHS, check_step, poisoned
+
+pytestmark = pytest.mark.usefixtures("verified_plans")
+
+# Those that the package brings, and one from outside, which is held to the same.
+EXECUTORS = [*(executor.name for executor in tried(AUTO)), Numpy.name]
+DTYPE = torch.float64
+FEATURES, HIDDEN = 3, 5
+MAKERS = {
+    "RNN tanh": cells.RNN,
+    "RNN relu": functools.partial(cells.RNN, nonlinearity="relu"),
+    "LSTM": cells.LSTM,
+    "GRU": cells.GRU,
+    "PeepholeLSTM": cells.PeepholeLSTM,
+    "LayerNormLSTM": cells.LayerNormLSTM,
+    "SLSTM": cells.SLSTM,
+    "MinGRU": cells.MinGRU,
+    "torch LSTMCell": nn.LSTMCell,
+    "torch GRUCell": nn.GRUCell,
+    "torch RNNCell": nn.RNNCell,
+    "all states of an LSTM": lambda *a, **k: cells.AllStates(cells.LSTM(*a, **k)),
+    "GRU with dropout masks": lambda *a, **k: cells.VariationalDropout(cells.GRU(*a, **k), 0.5, 0.5),
+    "LSTM zoned out, evaluated": lambda *a, **k: cells.Zoneout(cells.LSTM(*a, **k), (0.25, 0.5)).eval(),
+    "GRU from a learned state": lambda *a, **k: cells.LearnedInitialState(cells.GRU(*a, **k)),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_from_outside():
+    register(Numpy())
+    yield
+    unregister(Numpy.name)
+
+
+@functools.cache
+def cell_of(name, dtype=DTYPE):
+    """One instance for all tests, so that its plans and builds are made once."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return MAKERS[name](FEATURES, HIDDEN, dtype=dtype)
+
+
+def rows_of(lengths, dtype=DTYPE):
+    values = torch.randn(sum(lengths), FEATURES, dtype=dtype, requires_grad=True)
+    return LoDTensor.from_lengths(values, [list(lengths)])
+
+
+def boot(cell, n, dtype=DTYPE):
+    """An initial state a run could have, every leaf wanting its gradient."""
+
+    def leaf(t):
+        return (0.5 + torch.rand(t.shape, dtype=dtype)).requires_grad_() if t.is_floating_point() else t
+
+    zeros = cell.initial_state(n) if hasattr(cell, "initial_state") else nested_zeros(cell, n, dtype)
+    return nested(leaf, zeros)
+
+
+def nested_zeros(cell, n, dtype):
+    zeros = torch.zeros(n, HIDDEN, dtype=dtype)
+    return (zeros, zeros) if isinstance(cell, nn.LSTMCell) else zeros
+
+
+def nested(fn, tree):
+    if isinstance(tree, dict):
+        return {k: nested(fn, v) for k, v in tree.items()}
+    return tuple(nested(fn, v) for v in tree) if isinstance(tree, tuple) else fn(tree)
+
+
+# Cells that are made of others, or wrapped, meet the lengths that differ most.
+FEW = ["unsorted, an empty one in the middle", "one row", "batch of none"]
+RAGGED = [
+    (name, pattern, reverse)
+    for name in MAKERS
+    for pattern in (LENGTHS if name in cells.__dict__ else FEW)
+    for reverse in (False, True)
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern", "reverse"),
+    RAGGED,
+    ids=[f"{name}-{pattern}{', reverse' * reverse}" for name, pattern, reverse in RAGGED],
+)
+@pytest.mark.parametrize("backend", EXECUTORS)
+def test_ragged(backend, name, pattern, reverse):
+    cell, lengths = cell_of(name), LENGTHS[pattern]
+    check_step(cell, rows_of(lengths), boot(cell, len(lengths)), backend=backend, reverse=reverse)
+
+
+@pytest.mark.parametrize("pattern", LENGTHS)
+def test_ragged_by_the_plain_loop(pattern):
+    """The other cells meet it in their own tests."""
+    lengths = LENGTHS[pattern]
+    for name in ("LSTM", "all states of an LSTM"):
+        cell = cell_of(name)
+        for reverse in (False, True):
+            check_step(cell, rows_of(lengths), boot(cell, len(lengths)), backend="naive", reverse=reverse)
+
+
+@pytest.mark.parametrize("backend", [PLAIN.name, *EXECUTORS])
+@pytest.mark.parametrize("name", ["LSTM", "torch GRUCell", "SLSTM", "GRU from a learned state"])
+def test_the_cell_says_the_initial_state(backend, name):
+    check_step(cell_of(name), rows_of((2, 0, 3)), backend=backend)
+
+
+DENSE = [
+    *((steps, batch, 0) for steps, batch in [(4, 3), (4, 1), (1, 3), (1, 1), (0, 3), (4, 0), (0, 0), (2, 7)]),
+    *((steps, batch, 1) for steps, batch in [(4, 3), (4, 1), (1, 3), (0, 3), (4, 0)]),
+    *((4, 3, axis) for axis in (2, -1, -2, -3)),
+    (4, 1, 2),
+    (0, 3, 2),
+]
+
+
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+@pytest.mark.parametrize(
+    ("steps", "batch", "axis"), DENSE, ids=[f"{t} steps of {n}, axis {axis}" for t, n, axis in DENSE]
+)
+@pytest.mark.parametrize("backend", [PLAIN.name, *EXECUTORS])
+def test_dense(backend, steps, batch, axis, reverse):
+    cell = cell_of("LSTM")
+    shape = [batch, FEATURES]
+    shape.insert(axis % 3, steps)
+    x = torch.randn(shape, dtype=DTYPE, requires_grad=True)
+    check_step(cell, x, boot(cell, batch), backend=backend, axis=axis, reverse=reverse)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("name", ["GRU", "LayerNormLSTM", "SLSTM", "MinGRU"])
+@pytest.mark.parametrize("backend", EXECUTORS)
+def test_dense_cells(backend, name, axis):
+    cell = cell_of(name)
+    shape = (3, 4, FEATURES)
+    x = torch.randn(shape, dtype=DTYPE, requires_grad=True)
+    check_step(cell, x, boot(cell, shape[1 - axis]), backend=backend, axis=axis)
+
+
+@pytest.mark.parametrize("name", ["LSTM", "GRU", "LayerNormLSTM", "SLSTM"])
+@pytest.mark.parametrize("backend", [PLAIN.name, *EXECUTORS])
+def test_float32(backend, name):
+    cell = cell_of(name, torch.float32)
+    for pattern in FEW:
+        lengths = LENGTHS[pattern]
+        x, state = rows_of(lengths, torch.float32), boot(cell, len(lengths), torch.float32)
+        check_step(cell, x, state, backend=backend, tolerance=FLOAT32)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name", "hidden"),
+    [
+        *((torch.float64, "GRU", hidden) for hidden in (1, 7, 13, 33)),
+        *((torch.float32, "RNN tanh", hidden) for hidden in (1, 7, 17, 33, 49, 65)),
+    ],
+    ids=str,
+)
+def test_any_hidden_size(dtype, name, hidden):
+    """Generated C has tails for every width of vectors: less than one, one to four and a part, a whole panel
+    and a part. Of 64 bytes 33 doubles and 65 floats are a panel and one more."""
+    cell = MAKERS[name](hidden + 2, hidden, dtype=dtype)
+    values = torch.randn(9, hidden + 2, dtype=dtype, requires_grad=True)
+    x = LoDTensor.from_lengths(values, [[2, 0, 1, 6]])
+    state = torch.randn(4, hidden, dtype=dtype, requires_grad=True)
+    tolerance = FLOAT32 if dtype is torch.float32 else None
+    check_step(cell, x, state, backend="c", **({"tolerance": tolerance} if tolerance else {}))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 9, 17, 33])
+def test_any_number_of_sequences(count):
+    """Sequences are dealt out to threads, and rows to blocks of the matrix product."""
+    cell = cell_of("GRU")
+    lengths = [(7 * i + 3) % 5 for i in range(count)]
+    check_step(cell, rows_of(lengths), boot(cell, count), backend="c")
+    x = torch.randn(2, count, FEATURES, dtype=DTYPE, requires_grad=True)
+    check_step(cell, x, boot(cell, count), backend="c")
+
+
+def test_long_sequences_and_short_ones():
+    """More steps than the blocks in which generated C adds up sums over rows."""
+    cell = cell_of("LayerNormLSTM")
+    check_step(cell, rows_of([150, 1, 0, 70]), boot(cell, 4), backend="c")
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads(threads):
+    cell = cell_of("LSTM")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for lengths in ((4, 0, 2, 5), (3,), (2, 2)):
+            check_step(cell, rows_of(lengths), boot(cell, len(lengths)), backend="c")
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", ["LSTM", "LayerNormLSTM", "GRU with dropout masks"])
+@pytest.mark.parametrize("backend", EXECUTORS)
+def test_no_result_holds_memory_that_was_never_set(backend, name):
+    cell = cell_of(name)
+    check_step(cell, rows_of((1, 2)), boot(cell, 2), backend=backend)  # the plan is made outside the poison
+    with poisoned():
+        for pattern in FEW:
+            lengths = LENGTHS[pattern]
+            check_step(cell, rows_of(lengths), boot(cell, len(lengths)), backend=backend)
+        x = torch.randn(3, 40, FEATURES, dtype=DTYPE, requires_grad=True)
+        check_step(cell, x, boot(cell, 40), backend=backend)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("backend", EXECUTORS)
+def test_the_executor_asked_for_is_the_one_that_runs(backend, name):
+    cell = cell_of(name)
+    entry = entry_of(cell, rows_of((1, 2)), boot(cell, 2), backend=backend)
+    assert entry.ready is not None, entry.refusals
+    assert entry.ready.executor.name == backend
+    forms = {"c": entry.compiled.fused, "eager": entry.compiled.hoisted, "numpy": entry.compiled.hoisted}
+    assert entry.ready.plan is forms[backend]
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_auto_takes_generated_c(name):
+    cell = cell_of(name)
+    entry = entry_of(cell, rows_of((1, 2)), boot(cell, 2), backend="auto")
+    assert entry.ready is not None, entry.refusals
+    assert entry.ready.executor.name == "c", entry.refusals

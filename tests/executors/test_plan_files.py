@@ -1,0 +1,245 @@
+"""Plans on disk: found again by the same step alone, and never trusted."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections import namedtuple
+
+import pytest
+import torch
+
+from stepnet import recurrent
+from stepnet.cells import GRU
+from stepnet.compiler import portable
+from stepnet.compiler.reach import reach
+from stepnet.engine import make, plans
+from stepnet.executors import cache_folder, plan_files
+
+PLANS_ON_DISK = True  # see conftest
+WEIGHT = torch.randn(4, 4, dtype=torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """A folder of its own; what this process knows of plans is forgotten by `forget`."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("STEPNET_CACHE_DIR", str(folder))
+    forget()
+    yield folder
+    forget()
+
+
+def forget():
+    plans.forget()
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """The names of steps that were compiled."""
+    found = []
+    real = make.compile_step
+
+    def counted(call, signature, *rest):
+        found.append(signature.name)
+        return real(call, signature, *rest)
+
+    monkeypatch.setattr(make, "compile_step", counted)
+    return found
+
+
+def step(x, h):
+    h = torch.tanh(x + h @ WEIGHT)
+    return h, h
+
+
+def run(step=step):
+    x = torch.randn(5, 2, 4, dtype=torch.float64, requires_grad=True)
+    return recurrent(step, x, torch.zeros(2, 4, dtype=torch.float64), backend="c")
+
+
+def kept(cache):
+    return sorted(cache.glob("*.plan"))
+
+
+def test_the_next_process_compiles_nothing(cache, compiled):
+    run()
+    assert len(kept(cache)) == 1
+    forget()
+    run()
+    assert compiled == ["step"]
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64], ids=str)
+def test_a_plan_from_disk_gives_the_same_numbers(kind, compiled):
+    cell = GRU(3, 4, dtype=kind)
+    x = torch.randn(6, 2, 3, dtype=kind, requires_grad=True)
+
+    def everything():
+        y, h = recurrent(cell, x, backend="c")
+        return [y, h, *torch.autograd.grad(y.sum() + h.square().sum(), [x, *cell.parameters()])]
+
+    fresh = everything()
+    forget()
+    again = everything()
+    assert compiled == ["GRU"]
+    for a, b in zip(fresh, again, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_other_code_other_numbers_and_other_shapes_have_plans_of_their_own(cache, compiled):
+    def made(factor):
+        def scaled(x, h):
+            return x * factor, h + x
+
+        return scaled
+
+    run(made(2.0))
+    run(made(3.0))
+    run(lambda x, h: (x * 2.0, h - x))
+    forget()
+    run(made(2.0))
+    assert compiled == ["scaled", "scaled", "<lambda>"]
+    assert len(kept(cache)) == 3
+
+
+def test_another_version_of_the_package_compiles_anew(compiled, monkeypatch):
+    run()
+    forget()
+    monkeypatch.setattr(portable, "_versions", lambda: "another")
+    run()
+    assert compiled == ["step", "step"]
+
+
+def other(x, h):
+    h = torch.tanh(x - h @ WEIGHT)
+    return h, h
+
+
+def replaced(path, data):
+    """The file of a key with other bytes and the name that fits them."""
+    path.unlink()
+    key = path.name.partition("-")[0]
+    path.with_name(f"{key}-{hashlib.sha256(data).hexdigest()}.plan").write_bytes(data)
+
+
+class Evil:
+    """What must never be called."""
+
+    def __reduce__(self):
+        return pytest.fail, ("code from a plan file ran",)
+
+
+def test_a_wrong_plan_is_noticed_and_replaced(cache, compiled):
+    """A plan of another step under this step's key, as if the key told too little."""
+    run(other)
+    (wrong,) = kept(cache)
+    data = wrong.read_bytes()
+    wrong.unlink()
+    expected = run()[0].detach()
+    (right,) = kept(cache)
+    good = right.read_bytes()
+    replaced(right, data)
+    forget()
+    torch.manual_seed(0)
+    assert run()[0].shape == expected.shape
+    assert compiled == ["other", "step", "step"]
+    (again,) = kept(cache)
+    assert again.read_bytes() == good
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"not a plan", pickle.dumps(Evil()), b"{}", b"null", b"\xff", b"[" * 100_000, b"1" * 100_000],
+    ids=["empty", "text", "code", "form", "nothing", "no text", "deep", "long"],
+)
+def test_a_file_that_holds_no_plan_is_compiled_over(data, cache, compiled):
+    run()
+    (path,) = kept(cache)
+    replaced(path, data)
+    forget()
+    run()
+    assert compiled == ["step", "step"]
+
+
+def test_a_text_in_a_plan_is_only_a_text(cache, compiled):
+    """A right digest, and lines of the user's that would end a comment of C."""
+    run()
+    (path,) = kept(cache)
+    assert b"test_plan_files.py:" in path.read_bytes()
+    replaced(path, path.read_bytes().replace(b"test_plan_files.py:", rb"*/\n#error evil\n/*"))
+    forget()
+    torch.manual_seed(0)
+    y = run()[0]
+    torch.manual_seed(0)
+    assert torch.equal(y, run()[0])
+    assert compiled == ["step"]
+
+
+def test_a_damaged_file_is_removed(cache, compiled):
+    run()
+    (path,) = kept(cache)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert plan_files.read(path.name.partition("-")[0]) is None
+    assert not path.exists()
+
+
+def test_what_another_process_could_not_know_again_is_not_kept(cache):
+    Pair = namedtuple("Pair", "a b")
+    lock = threading.Lock()
+    run(lambda x, h: (Pair(x, x), h + x))
+    run(lambda x, h: (x * (lock is not None), h + x))
+    assert kept(cache) == []
+    assert reach(lambda x, h: (x * (lock is not None), h)).open is not None
+
+
+def test_a_step_that_draws_noise_is_not_kept(cache):
+    run(lambda x, h: (torch.nn.functional.dropout(x, 0.5), h + x))
+    assert kept(cache) == []
+
+
+def test_a_folder_that_takes_nothing_costs_time_only(cache, compiled, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cache_folder.os, "replace", full)
+    plan_files.write("0" * 40, b"data")
+    assert kept(cache) == []
+
+
+CHILD = """
+import torch
+from stepnet import Recurrent, cells, nn, recurrent
+from stepnet.engine import make
+from stepnet.errors import Refusal
+
+def refuse(*_):
+    raise Refusal("only the digest is asked for")
+
+make.compile_step = refuse
+real = make._digest
+make._digest = lambda *given: print(real(*given)) or real(*given)
+x = torch.randn(3, 2, 4)
+for name in "GRU LSTM RNN LayerNormLSTM MinGRU PeepholeLSTM SLSTM".split():
+    Recurrent(getattr(cells, name)(4, 4))(x)
+nn.LSTM(4, 4, num_layers=2, bidirectional=True)(x)
+inner = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
+recurrent(lambda x, h: (h, torch.tanh(inner(x) + h)), x, torch.zeros(2, 4))
+"""
+
+
+def test_a_digest_does_not_depend_on_the_order_of_sets():
+    def digests(seed):
+        command = [sys.executable, "-W", "ignore", "-c", CHILD]
+        environment = os.environ | {"PYTHONHASHSEED": seed}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        return done.stdout.split()
+
+    one, other = digests("1"), digests("2")
+    assert one == other
+    assert len(one) >= 9
+    assert "None" not in one

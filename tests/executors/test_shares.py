@@ -1,0 +1,45 @@
+"""Sequences dealt to threads, and threads that split a step: the same numbers however the work is shared."""
+
+import pytest
+import torch
+
+import stepnet
+from stepnet import LoDTensor, cells
+from stepnet.engine import plans
+from stepnet.executors.c import scan as c_scan
+from stepnet.executors.c.scan import CScan
+
+LENGTHS = {"ragged": [3, 0, 7, 1, 6], "one": [9], "none": [], "pair": [2, 5]}
+
+
+@pytest.fixture(params=[1, 2, 3], ids=lambda n: f"{n} threads")
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["shares", "together"])
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize("kind", [cells.LSTM, cells.LayerNormLSTM], ids=["LSTM", "LayerNormLSTM"])
+def test_numbers_do_not_depend_on_how_work_is_shared(monkeypatch, threads, together, lengths, kind):
+    monkeypatch.setattr(CScan, "_members", lambda self, threads, n: threads if together and n > 0 else 1)
+    monkeypatch.setattr(c_scan, "ALONE", 0)
+    plans.forget()  # a scan remembers how it shared the work of a layout
+    torch.manual_seed(0)
+    cell = kind(5, 70, dtype=torch.float64)  # wider than one panel of columns
+    rows = torch.randn(sum(lengths), 5, dtype=torch.float64, requires_grad=True)
+    boot = [torch.randn(len(lengths), 70, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    found = {}
+    for backend in ("naive", "c"):
+        x = LoDTensor.from_lengths(rows, [lengths])
+        y, final = stepnet.recurrent(cell, x, tuple(boot), backend=backend)
+        loss = y.values.square().sum() + sum(s.cos().sum() for s in final)
+        wanted = [rows, *boot, *cell.parameters()]
+        found[backend] = [y.values, *final, *torch.autograd.grad(loss, wanted, allow_unused=True)]
+    for plain, shared in zip(found["naive"], found["c"], strict=True):
+        if plain is None:
+            assert shared is None or not shared.any()
+        else:
+            torch.testing.assert_close(shared, plain, rtol=1e-10, atol=1e-10)
