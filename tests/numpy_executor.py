@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stepnet.errors import Refusal
+from stepnet.errors import Unsupported
 from stepnet.executors.base import Executor
 from stepnet.executors.layout import Layout
 from stepnet.ir.graph import Node, Value
@@ -113,7 +113,7 @@ class Numpy(Executor):
         known = {*_POINTWISE, *_REDUCE, *_SHAPE, "reshape", "expand", "full", "matmul"}
         for node in region.nodes:
             if node.op not in known:
-                raise Refusal(f"numpy has no '{node.op}' here", line=node.line)
+                raise Unsupported(f"numpy has no '{node.op}' here", line=node.line)
 
     def scan(self, loop: LoopPlan, region: Region) -> NumpyScan:
         return NumpyScan(loop, region)

@@ -9,7 +9,7 @@ import stepnet
 from numpy_executor import Numpy
 from plans import entry_of
 from stepnet import cells
-from stepnet.errors import Refusal, StepError
+from stepnet.errors import StepError, Unsupported
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.registry import AUTO, backend_names, register, tried, unregister
 from stepnet.executors.setting import check_backend
@@ -71,7 +71,7 @@ def test_what_it_declines_is_told_with_the_line(numpy):
         return state, torch.atan2(state, x)
 
     x, state = torch.randn(4, 2, 3), torch.randn(2, 3)
-    with pytest.raises(Refusal, match="numpy has no 'atan2' here"):
+    with pytest.raises(Unsupported, match="numpy has no 'atan2' here"):
         stepnet.recurrent(step, x, state, backend="numpy")
     told = stepnet.explain(step, x, state, backend="numpy")
     assert told.executor == "refused"
@@ -82,12 +82,12 @@ def test_what_it_declines_is_told_with_the_line(numpy):
 
 
 def test_types_that_are_not_its_own_are_declined_by_what_it_says_of_itself(numpy, cell):
-    with pytest.raises(Refusal, match="computes in bfloat16; numpy, row by row does float32, float64"):
+    with pytest.raises(Unsupported, match="computes in bfloat16; numpy, row by row does float32, float64"):
         stepnet.recurrent(cell.bfloat16(), X.bfloat16(), backend="numpy")
 
 
 def test_rows_on_a_device_that_is_not_its_own_are_declined(numpy):
-    with pytest.raises(Refusal, match="the rows are on cuda; numpy, row by row runs on the CPU"):
+    with pytest.raises(Unsupported, match="the rows are on cuda; numpy, row by row runs on the CPU"):
         numpy.check_device("cuda")
     numpy.check_device("cpu")
 
@@ -108,7 +108,7 @@ class Halves(Numpy):
 def test_one_that_is_wrong_is_found_out_by_the_check_against_the_plain_loop(cell):
     register(Halves())
     try:
-        with pytest.raises(Refusal, match="differs from the plain loop"):
+        with pytest.raises(Unsupported, match="differs from the plain loop"):
             stepnet.recurrent(cell, X, backend="numpy")
     finally:
         unregister("numpy")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stepnet import LoDTensor, recurrent
 from stepnet.data.tree import flatten
-from stepnet.errors import Refusal, SlowPathWarning
+from stepnet.errors import SlowPathWarning, Unsupported
 
 from . import gated, matrix
 
@@ -65,7 +65,7 @@ def _float64():
 @pytest.mark.parametrize("name", ZOO)
 def test_a_cell_trains_as_in_the_plain_loop(name):
     if name in DECLINED:
-        with pytest.raises(Refusal, match=DECLINED[name]):
+        with pytest.raises(Unsupported, match=DECLINED[name]):
             outcome(name, "c")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SlowPathWarning)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from stepnet.data.tree import LEAF, Spec
-from stepnet.errors import GraphError, Refusal
+from stepnet.errors import GraphError, Unsupported
 from stepnet.ir.graph import ITEM_SIZE, Graph, Node, Value
 from stepnet.ir.ops import OPS, RANDOM
 from stepnet.ir.verify import verify
@@ -115,7 +115,7 @@ def load(
         if any(node.op == "opaque" for node in joint.graph.nodes):
             _try(joint, weights, bind, sample)
         return finish(joint, signature, weights, y_spec)
-    except (Refusal, GraphError, ValueError, RecursionError, RuntimeError, OverflowError) as error:
+    except (Unsupported, GraphError, ValueError, RecursionError, RuntimeError, OverflowError) as error:
         raise NoPlan(str(error)) from error
 
 

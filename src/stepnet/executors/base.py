@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar, Literal
 
-from stepnet.errors import Refusal
+from stepnet.errors import Unsupported
 from stepnet.ir.plan import LoopPlan, Region
 
 from .loop import Scan
@@ -41,22 +41,22 @@ class Executor(ABC):
         """Decline rows on a type of device that is not its own.
 
         Raises:
-            Refusal: it is not.
+            Unsupported: it is not.
         """
         if self.devices is not None and device not in self.devices:
             homes = ", ".join("the CPU" if name == "cpu" else name for name in self.devices)
-            raise Refusal(f"the rows are on {device}; {self.label} runs on {homes}")
+            raise Unsupported(f"the rows are on {device}; {self.label} runs on {homes}")
 
     def check(self, loop: LoopPlan, region: Region) -> None:
         """Decline a scan that holds what the executor does not do. Here: types that are not its own.
 
         Raises:
-            Refusal: it does; with the user's line, where one is to blame.
+            Unsupported: it does; with the user's line, where one is to blame.
         """
         own, found = self.dtypes, floating_types(loop, region)
         if own is not None and not found <= set(own):
             others = ", ".join(sorted(found.difference(own)))
-            raise Refusal(f"the loop computes in {others}; {self.label} does {', '.join(own)}")
+            raise Unsupported(f"the loop computes in {others}; {self.label} does {', '.join(own)}")
 
     def prepare(self, loop: LoopPlan) -> LoopPlan:
         """The loop as the executor wants it cut; it may move ops between regions."""
@@ -71,7 +71,7 @@ class Executor(ABC):
         last value of each carry.
 
         Raises:
-            Refusal: it cannot be made.
+            Unsupported: it cannot be made.
         """
 
     def source(self, scan: Scan) -> str | None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from stepnet.data.lod import LoDTensor
 from stepnet.data.outputs import Outputs
-from stepnet.errors import Refusal
+from stepnet.errors import Unsupported
 from stepnet.executors import naive
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.registry import AUTO
@@ -136,7 +136,7 @@ class TensorIterator(nn.Module):
         Raises:
             LoopError: an input is missing or unknown, slices do not fit, or results do not; every mistake
                 of the inputs is listed.
-            Refusal: the backend asked for by name declines the loop.
+            Unsupported: the backend asked for by name declines the loop.
 
         Warns:
             SlowPathWarning: once for a body that cannot be compiled and runs by the plain loop.
@@ -158,11 +158,11 @@ class TensorIterator(nn.Module):
         out: dict[str, Any] | None = None
         if chosen == PLAIN.name or not steps:
             why = "backend='naive' asks for the plain loop" if steps else "it has no steps"
-            show_declined(loop, feeds, steps, Refusal(why))
+            show_declined(loop, feeds, steps, Unsupported(why))
         else:
             try:
                 out = rows.run(feeds, chosen, steps=steps)
-            except Refusal:
+            except Unsupported:
                 if chosen != AUTO:
                     raise
         if out is None:

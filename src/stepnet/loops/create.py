@@ -13,7 +13,7 @@ from torch import Tensor
 from stepnet.api import instead, recurrent, replaced, watched, watching
 from stepnet.data.tree import flatten
 from stepnet.engine import run_compiled
-from stepnet.errors import IRError, Refusal
+from stepnet.errors import IRError, Unsupported
 from stepnet.executors.base import Executor
 from stepnet.executors.registry import tried
 from stepnet.executors.setting import get_backend
@@ -87,7 +87,7 @@ def run_now(loop: WhileLoop) -> list[Tensor]:
         return _saved(loop)
     try:
         return _run_raised(loop)
-    except Refusal as refusal:
+    except Unsupported as refusal:
         loop.reason = refusal.reason
         watch = watching()
         if watch is not None:
@@ -99,16 +99,16 @@ def run_now(loop: WhileLoop) -> list[Tensor]:
 def _run_raised(loop: WhileLoop) -> list[Tensor]:
     executors = tried(get_backend())
     if not executors:
-        raise Refusal("the backend 'naive' is set")
+        raise Unsupported("the backend 'naive' is set")
     raised = raise_loop(loop)
     if not raised.rowwise or raised.sizes in raised.form.as_row:
         return _scan(loop, raised.one_row(), executors)
     try:
         return _scan(loop, raised, executors)
-    except Refusal as refusal:
+    except Unsupported as refusal:
         try:
             results = _scan(loop, raised.one_row(), executors)
-        except Refusal:
+        except Unsupported:
             raise refusal from None
     raised.form.as_row.add(raised.sizes)
     return results
@@ -127,8 +127,8 @@ def _saved(loop: WhileLoop) -> list[Tensor]:
         alone = getattr(saving, "alone", None)
         if alone is not None and alone(lambda: _is_alone(raised)):
             raised = raised.one_row(known=True)
-    except Refusal as refusal:
-        with contextlib.suppress(Refusal):
+    except Unsupported as refusal:
+        with contextlib.suppress(Unsupported):
             return run_as_while(loop, refusal)
         raise IRError(
             f"the while loop at {line} cannot be written as a loop",
@@ -150,7 +150,7 @@ def _is_alone(raised: Raised) -> bool:
     """Whether the values of a step are one row each; else the first dimension counts rows.
 
     Raises:
-        Refusal: a recorded call takes neither.
+        Unsupported: a recorded call takes neither.
     """
     if raised.rowwise and raised.sizes not in raised.form.as_row:
         x, state = tuple(raised.x), tuple(raised.state)
@@ -161,10 +161,10 @@ def _is_alone(raised: Raised) -> bool:
                     body, x, state, reverse=raised.form.by < 0, level=-1, axis=0, backend=TORCH_OPS.name
                 )
             return False
-        except Refusal:
+        except Unsupported:
             try:
                 raised.one_row()
-            except Refusal:
+            except Unsupported:
                 return False
             return True
     raised.one_row()
@@ -177,14 +177,14 @@ def _floats(value: Any) -> bool:
 
 def _scan(loop: WhileLoop, raised: Raised, executors: Sequence[Executor]) -> list[Tensor]:
     """Run the scan by the first executor that takes it; each asked by name, so that none warns."""
-    refusal: Refusal | None = None
+    refusal: Unsupported | None = None
     x, state = tuple(raised.x), tuple(raised.state)
     how: Any = {"reverse": raised.form.by < 0, "level": -1, "axis": 0}
     for executor in executors:
         body = StepBody(raised.step, flatten(x)[1], flatten(state)[1])
         try:
             y, last = run_compiled(body, x, state, **how, backend=executor.name)
-        except Refusal as error:
+        except Unsupported as error:
             refusal = refusal or error
             continue
         watch = watching()

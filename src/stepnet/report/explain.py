@@ -13,7 +13,7 @@ from stepnet.compiler.capture import user_line
 from stepnet.compiler.reach import reach
 from stepnet.data.lod import LoDTensor
 from stepnet.engine import Entry, find_plan
-from stepnet.errors import Refusal, StepError
+from stepnet.errors import StepError, Unsupported
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.registry import AUTO, is_backend, tried
 from stepnet.executors.setting import check_backend
@@ -106,13 +106,13 @@ def _explain(
     if chosen == PLAIN.name or scopes:
         asked = "scopes=True" if scopes else "backend='naive'"
         reason = getattr(body.step, "plain_reason", None) or f"{asked} asks for the plain loop"
-        entry.refusals.append(("compiler", Refusal(reason)))
+        entry.refusals.append(("compiler", Unsupported(reason)))
     else:
         try:
             entry, captures, _ = find_plan(
                 body, x_leaves, states, reverse=reverse, level=level, axis=axis, backend=chosen
             )
-        except Refusal as refusal:
+        except Unsupported as refusal:
             entry.refusals.append(("compiler", refusal))
     counts = _counts(x_leaves[0], level, axis)
     loops: tuple[Loop, ...] = ()
@@ -172,7 +172,7 @@ def _counts(x: Any, level: int, axis: int) -> list[int]:
     return [steps] * (shape[0] if shape else 1)
 
 
-def _refused(executor: str, refusal: Refusal, code: SourceLines) -> Refused:
+def _refused(executor: str, refusal: Unsupported, code: SourceLines) -> Refused:
     known = tried(executor) if is_backend(executor) else ()
     who, label = (known[0].name, known[0].label) if known else ("compiler", "the compiler")
     return Refused(who, label, refusal.reason, refusal.remedy, refusal.line, code.at(refusal.line))

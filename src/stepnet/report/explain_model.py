@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from stepnet.api import Recurrent, watched
-from stepnet.errors import Refusal, StepError
+from stepnet.errors import StepError, Unsupported
 from stepnet.executors.naive import PLAIN
 from stepnet.front.step import step_name
 
@@ -91,7 +91,7 @@ def _call(model: Any, x: Any, state: Any) -> None:
         model(x)
 
 
-def _declined(name: str, *, steps: int | None, dtype: torch.dtype, refusal: Refusal) -> Explanation:
+def _declined(name: str, *, steps: int | None, dtype: torch.dtype, refusal: Unsupported) -> Explanation:
     """A loop that cannot be written as a step over rows: it runs on the whole batch as one row."""
     steps = steps or 0
     kind = str(dtype).removeprefix("torch.")

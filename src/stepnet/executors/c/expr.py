@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import isinf, isnan, prod
 from typing import Any
 
-from stepnet.errors import Refusal
+from stepnet.errors import Unsupported
 from stepnet.executors.schedule.loops import Loop
 from stepnet.executors.schedule.views import Access, broadcast, collapse, contiguous
 from stepnet.ir.graph import Node
@@ -283,7 +283,7 @@ class _LoopText:
         if op == "full":
             number = node.attr("value")
             return str(int(number)) if w.p.value(node.output).dtype in _KINDS else literal(number, w.real)
-        raise Refusal(f"the loop holds '{op}', which generated C does not do", line=node.line)
+        raise Unsupported(f"the loop holds '{op}', which generated C does not do", line=node.line)
 
     def _store(self, node: Node, text: str, add: Callable[[str], Any], seen: Access | None) -> None:
         w = self.w

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepnet.errors import Refusal
+from stepnet.errors import Unsupported
 from stepnet.executors.base import floating_types
 from stepnet.executors.schedule.views import VIEWS
 from stepnet.ir.graph import Graph, Node
@@ -25,21 +25,21 @@ def check(loop: LoopPlan, region: Region) -> str:
     """The type of the numbers of a scan that generated C does.
 
     Raises:
-        Refusal: it holds an op, or types, that generated C does not do.
+        Unsupported: it holds an op, or types, that generated C does not do.
     """
     for node in region.nodes:
         stage = OPS[node.op].stage
         if node.op in UNSUPPORTED or stage is Stage.OPAQUE:
             what = UNSUPPORTED.get(node.op) or f"the torch call {node.attr('target')}"
-            raise Refusal(f"the loop holds {what}, which generated C does not do", line=node.line)
+            raise Unsupported(f"the loop holds {what}, which generated C does not do", line=node.line)
         if stage is Stage.SOURCE and node.op != "full":
-            raise Refusal(f"the loop holds '{node.op}'", line=node.line)
+            raise Unsupported(f"the loop holds '{node.op}'", line=node.line)
         if node.op in ("matmul_tn", "embed_grad"):
-            raise Refusal(f"the loop holds '{node.op}'", line=node.line)
+            raise Unsupported(f"the loop holds '{node.op}'", line=node.line)
         _check_integers(loop.body, node)
     dtypes = floating_types(loop, region)
     if len(dtypes) > 1 or not dtypes <= set(DTYPES):
-        raise Refusal(
+        raise Unsupported(
             f"the loop computes in {', '.join(sorted(dtypes))}; generated C does one of {', '.join(DTYPES)}"
         )
     return dtypes.pop() if dtypes else "float32"
@@ -48,9 +48,9 @@ def check(loop: LoopPlan, region: Region) -> str:
 def _check_integers(body: Graph, node: Node) -> None:
     whole = any(body.values[n].dtype == "int64" for n in (*node.inputs, *node.outputs))
     if whole and node.op not in INTEGER_OPS:
-        raise Refusal(f"the loop does '{node.op}' with whole numbers", line=node.line)
+        raise Unsupported(f"the loop does '{node.op}' with whole numbers", line=node.line)
     if node.op in ("argmax", "argmin", "embed"):
         source = body.values[node.inputs[0]]
         if source.dtype in ("int64", "bool") or not source.size:
             what = source.dtype if source.size else "nothing"
-            raise Refusal(f"the loop holds an {node.op} of {what}", line=node.line)
+            raise Unsupported(f"the loop holds an {node.op} of {what}", line=node.line)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import flatten, unflatten
-from stepnet.errors import Refusal
+from stepnet.errors import Unsupported
 from stepnet.executors import naive
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.setting import check_backend
@@ -85,10 +85,12 @@ class SequenceRunner:
         backend, call = check_backend(None), RowCall(step, rows, state, reverse, 1)
         try:
             if backend == PLAIN.name or steps == 0 or x.device.type != "cpu":
-                raise Refusal("the backend is 'naive', there are no steps, or the model is not on the CPU")
+                raise Unsupported(
+                    "the backend is 'naive', there are no steps, or the model is not on the CPU"
+                )
             found = run_step(call, backend)
             self.reports.compiled, self.reports.reason = True, None
-        except Refusal as refusal:
+        except Unsupported as refusal:
             self.reports.compiled, self.reports.reason = False, refusal.reason
         show(call, backend)
         if found is None:
