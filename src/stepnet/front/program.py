@@ -20,14 +20,14 @@ from torch.nn.utils.rnn import PackedSequence
 from stepnet.data.array import TensorArray
 from stepnet.data.lod import LoDTensor
 from stepnet.data.recording import RECORDER, UNKNOWN, StandIn
-from stepnet.data.tree import Spec, flatten, unflatten
+from stepnet.data.tree import Spec, flatten, leaves, map_leaves, unflatten
 from stepnet.errors import StepError, StepnetError
 
 from .examples import bare_leaf, first_place, in_place, key_of, like_values_of, named, on_meta, user_line
 from .modes import modes, under
 from .recorded import Break, Call, Count, Guard, Op, Read, Write
 from .step import describe_leaf
-from .symbolic import OPEN, Symbolic, called, flatten_call, outside, replaced, symbolic
+from .symbolic import OPEN, Symbolic, called, outside, symbolic
 from .template import Ref, Shape, encode, places, ref, resolve
 
 _CONCRETE = {"item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__"}
@@ -246,11 +246,10 @@ class Program:
             "__getitem__",
             "getitem",
         ):  # without data, an index that is one integer has to be a number
-            args = (args[0], replaced(args[1], Symbolic, first_place))
+            args = (args[0], map_leaves(args[1], Symbolic, first_place))
         given = [
             v._example if isinstance(v, Symbolic) else None
-            for v in flatten_call((args, kwargs))
-            if isinstance(v, (Symbolic, TensorArray))
+            for v in leaves((args, kwargs), (Symbolic, TensorArray))
         ]
         like = getattr(function, "like", None)
         try:
@@ -270,12 +269,12 @@ class Program:
                 f"in the frame, '{name}' fails: {str(error).splitlines()[0]}",
                 got=f"{', '.join(describe_leaf(v) for v in given)} ({line})",
             ) from error
-        leaves, spec = flatten(example)
-        leaves = [bare_leaf(leaf) for leaf in leaves]
-        values = [isinstance(leaf, (Tensor, LoDTensor, TensorArray)) or leaf is None for leaf in leaves]
-        if any(isinstance(leaf, torch.SymInt) for leaf in leaves):  # of a module that is traced
-            return Known(None, tuple(leaves), spec if spec.kind is not None else None, (True,) * len(leaves))
-        numbers = all(type(leaf) in (int, float, bool) for leaf in leaves)
+        bare, spec = flatten(example)
+        bare = [bare_leaf(leaf) for leaf in bare]
+        values = [isinstance(leaf, (Tensor, LoDTensor, TensorArray)) or leaf is None for leaf in bare]
+        if any(isinstance(leaf, torch.SymInt) for leaf in bare):  # of a module that is traced
+            return Known(None, tuple(bare), spec if spec.kind is not None else None, (True,) * len(bare))
+        numbers = all(type(leaf) in (int, float, bool) for leaf in bare)
         told: tuple[bool, ...] = ()
         if not any(values):
             symbolic = numbers and (
@@ -283,8 +282,8 @@ class Program:
             )
             if not symbolic:
                 return Known(None, (example,), None, (True,))
-            told = tuple([fixed or (name in _SIZES and self._is_closed(leaf)) for leaf in leaves])
-        return Known(None, tuple(leaves), spec if spec.kind is not None else None, told)
+            told = tuple([fixed or (name in _SIZES and self._is_closed(leaf)) for leaf in bare])
+        return Known(None, tuple(bare), spec if spec.kind is not None else None, told)
 
     def _run_like(self, like: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """What stands for the result of a function of our own, which runs functions of the user."""
@@ -388,7 +387,7 @@ class Program:
                 raise _Unknown
             return found
 
-        return replaced(tree, (Symbolic, Tensor, LoDTensor, StandIn, TensorArray), example)
+        return map_leaves(tree, (Symbolic, Tensor, LoDTensor, StandIn, TensorArray), example)
 
     def _bare(self, value: Any) -> Any:
         """A value from outside without data; None where that says too little."""

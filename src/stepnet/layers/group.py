@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from stepnet.data.lod import LoDTensor
+from stepnet.data.tree import map_leaves
 from stepnet.errors import TapeError
 from stepnet.tape.creation import (
     SEQUENCES,
@@ -20,7 +21,6 @@ from stepnet.tape.creation import (
     describe,
     example_lengths,
     example_rows,
-    swap,
     trial,
     user_line,
 )
@@ -284,7 +284,7 @@ def _runner(
 def _example(runner: GroupRunner, args: Any, results: list[TapeItem]) -> Any:
     """What the group gives for examples. Where its step gives rows, their shape is known without running it:
     each layer of the step was tried when it was made."""
-    examples = swap(args, TapeItem, lambda item: item.creation.example)
+    examples = map_leaves(args, TapeItem, lambda item: item.creation.example)
     if any(value is UNKNOWN for part in examples for value in part):
         return UNKNOWN
     cut: list[LoDTensor] = examples[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from stepnet.data.lod import LoDTensor
+from stepnet.data.tree import leaves, map_leaves
 
 _MACHINERY = tuple(str(Path(module).parent) for module in (__file__, torch.__file__))
 _LAYERS = str(Path(__file__).parents[1] / "layers")
@@ -138,8 +139,8 @@ class Creation:
 
     def run(self, values: Mapping[int, Any]) -> Any:
         """Call it on the values of earlier creations, by index."""
-        args = [swap(a, Ref, lambda ref: values[ref.index]) for a in self.args]
-        kwargs = {k: swap(a, Ref, lambda ref: values[ref.index]) for k, a in self.kwargs.items()}
+        args = [map_leaves(a, Ref, lambda ref: values[ref.index]) for a in self.args]
+        kwargs = {k: map_leaves(a, Ref, lambda ref: values[ref.index]) for k, a in self.kwargs.items()}
         token = PLAYING.set(True)
         try:
             result = self.function(*args, **kwargs)
@@ -160,33 +161,6 @@ def trial(run: Callable[[], Any]) -> Any:
     finally:
         TRIAL.reset(token)
         torch.set_rng_state(state)
-
-
-def swap(tree: Any, kind: Any, change: Callable[[Any], Any]) -> Any:
-    """A nesting of tuples, lists and dicts with `change` called on each leaf of a kind.
-
-    >>> swap([1, (2, "a")], int, lambda n: n + 1)
-    [2, (3, 'a')]
-    """
-    if isinstance(tree, kind):
-        return change(tree)
-    if type(tree) in (tuple, list):
-        return type(tree)(swap(part, kind, change) for part in tree)
-    if type(tree) is dict:
-        return {key: swap(part, kind, change) for key, part in tree.items()}
-    return tree
-
-
-def leaves(tree: Any, kind: Any) -> Iterator[Any]:
-    """The leaves of a kind in a nesting of tuples, lists and dicts, in order."""
-    if isinstance(tree, kind):
-        yield tree
-    elif type(tree) in (tuple, list):
-        for part in tree:
-            yield from leaves(part, kind)
-    elif type(tree) is dict:
-        for part in tree.values():
-            yield from leaves(part, kind)
 
 
 def describe(value: Any) -> str:

@@ -9,22 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
+from stepnet.data.tree import leaves, map_leaves
 from stepnet.errors import TapeError
 
-from .creation import (
-    PLAYING,
-    UNKNOWN,
-    Creation,
-    Group,
-    Memory,
-    Place,
-    Ref,
-    describe,
-    leaves,
-    swap,
-    trial,
-    user_line,
-)
+from .creation import PLAYING, UNKNOWN, Creation, Group, Memory, Place, Ref, describe, trial, user_line
 from .holding import hold_tensors
 from .item import TapeItem
 from .topology import Topology, play, select
@@ -157,7 +145,7 @@ class Tape:
         line = user_line()
         where = Place(kind, name, line)
         self.check_items(leaves(given, TapeItem), where)
-        references = swap(given, TapeItem, lambda item: Ref(item.index))
+        references = map_leaves(given, TapeItem, lambda item: Ref(item.index))
         if next(leaves(references, Tensor), None) is not None:
             function, references = hold_tensors(function, references)
         creation = Creation(
@@ -309,7 +297,7 @@ class Tape:
         Raises:
             TapeError: an item of another tape, one inside a recurrent group, or one whose input is skipped.
         """
-        references = swap(outputs, (TapeItem, str, int), lambda item: Ref(self._index(item, "outputs")))
+        references = map_leaves(outputs, (TapeItem, str, int), lambda item: Ref(self._index(item, "outputs")))
         ends = [ref.index for ref in leaves(references, Ref)]
         if not ends:
             raise TapeError("Tape.topology: 'outputs' holds no item", got=repr(outputs)[:80])

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stepnet.data.tree import leaves, map_leaves
 from stepnet.errors import TapeError, TapeKeyError
 
-from .creation import Creation, Group, Ref, leaves, swap
+from .creation import Creation, Group, Ref
 from .evaluator import Evaluator
 
 Chosen = list[tuple[int, Creation]]
@@ -126,7 +127,7 @@ def run_one(
         return function(feeds, like)
     try:
         if accumulate and isinstance(function, Evaluator):
-            args = swap(creation.args, Ref, lambda ref: values[ref.index])
+            args = map_leaves(creation.args, Ref, lambda ref: values[ref.index])
             return function.update(*(value.detach() for value in args))
         return creation.run(values)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
@@ -261,7 +262,7 @@ class Topology(nn.Module):
                 values.pop(j, None)
         metrics = self.metrics()
         named = {i: c.name for i, c in self._played if isinstance(c.function, Evaluator)}
-        outputs = swap(
+        outputs = map_leaves(
             self._outputs, Ref, lambda r: metrics[named[r.index]] if r.index in named else values[r.index]
         )
         return outputs, metrics

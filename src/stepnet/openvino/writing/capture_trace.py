@@ -23,6 +23,7 @@ from torch.fx import traceback as fx_traceback
 from torch.overrides import TorchFunctionMode
 
 from stepnet.api import checked, recurrent, replaced
+from stepnet.compiler.capture import Replaced
 from stepnet.compiler.pipeline import Compiled
 from stepnet.compiler.reach import reach
 from stepnet.compiler.record import tensors_used
@@ -106,7 +107,7 @@ def _row_shapes(
     if made.ragged or all(isinstance(size, int) for shape in fixed for size in shape):
         return [(t.shape[skip:], t.dtype) for t in known]
     swap = {id(t): fake for t, fake in zip(made.weights, weights, strict=True)}
-    with Swapped(swap):
+    with Replaced(swap):
         y, _ = StepBody(made.body.step, made.body.x_spec, made.body.state_spec).call(
             [t.select(int(made.axis == 1), 0) for t in x], state
         )
@@ -123,29 +124,6 @@ def _(kind: str, rows: Tensor, x: Tensor, lengths: Tensor, pad: float) -> Tensor
     if kind == "softmax":
         return torch.empty_like(x)
     return x.new_empty([(rows if kind == "expand" else lengths).shape[0], *x.shape[1:]])
-
-
-class Swapped(TorchFunctionMode):
-    """Puts other tensors in the place of those that a step reads, wherever a torch function meets one."""
-
-    def __init__(self, swap: dict[int, Tensor]) -> None:
-        super().__init__()
-        self.swap = swap
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*self._swapped(args), **self._swapped(kwargs or {}))
-
-    def _swapped(self, tree: Any) -> Any:
-        if isinstance(tree, Tensor):
-            return self.swap.get(id(tree), tree)
-        if isinstance(tree, (tuple, list)):
-            items = [self._swapped(item) for item in tree]
-            if isinstance(tree, list):
-                return items
-            return type(tree)(*items) if hasattr(tree, "_fields") else tuple(items)
-        if isinstance(tree, dict):
-            return {k: self._swapped(v) for k, v in tree.items()}
-        return tree
 
 
 def user_line(until: str = "") -> str:
