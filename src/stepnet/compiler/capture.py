@@ -126,24 +126,6 @@ class _Swap(Replaced):
         return func(*args, **kwargs)
 
 
-def user_line(files: frozenset[str]) -> Callable[[], str | None]:
-    """A function that tells the innermost line being run in one of the user's files."""
-    import sys
-
-    outside = sys._getframe(1).f_code  # what will run the step: lines from there on are not the step's
-
-    def here() -> str | None:
-        frame = sys._getframe(2)
-        while frame is not None and frame.f_code is not outside:
-            if frame.f_code.co_filename in files:
-                name = frame.f_code.co_filename.rsplit("/", 1)[-1]
-                return f"{name}:{frame.f_lineno}"
-            frame = frame.f_back
-        return None
-
-    return here
-
-
 def trace(
     call: Callable[[list[Tensor], list[Tensor]], tuple[Any, list[Tensor], list[Tensor]]],
     x: Sequence[Example],

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from stepnet.compiler import stored
-from stepnet.compiler.capture import Example, user_line, without_modes
+from stepnet.compiler.capture import Example, without_modes
 from stepnet.compiler.pipeline import Compiled, Signature, compile_step
 from stepnet.compiler.portable import digest
 from stepnet.compiler.probe import ROWS
@@ -28,6 +28,7 @@ from stepnet.run import plan_files
 from stepnet.run.autograd import Ready
 from stepnet.run.select import executors, make_ready
 from stepnet.run.torch_ops import bind
+from stepnet.user_line import line_in
 
 from .check import self_check
 from .reads import FailsOnSamples, Reads, once, read
@@ -101,7 +102,7 @@ def _compile(
         x_names=tuple(body.x_names),
         state_names=tuple(body.state_names),
     )
-    here = user_line(reads.files)
+    here = line_in(reads.files)
     key = None if reads.open is not None else _digest(body, reads, signature)
     plain = [t.detach() for t in (*x_few, *state_few)]
     given = (signature, weights, bind, plain)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from stepnet.api import Recurrent, checked
 from stepnet.backends import check_backend
-from stepnet.compiler.capture import user_line
 from stepnet.compiler.reach import reach
 from stepnet.data.lod import LoDTensor
 from stepnet.engine import Entry, find_plan
@@ -19,6 +18,7 @@ from stepnet.errors import Refusal, StepError
 from stepnet.front.step import step_name
 from stepnet.run.autograd import Ready
 from stepnet.run.c_scan import CScan
+from stepnet.user_line import line_in
 
 from .describe import describe_plan
 from .explanation import Explanation, ModelExplanation
@@ -137,9 +137,7 @@ def _explain(
         cut: dict[str, Any] = {"reverse": reverse, "level": None, "axis": axis}
         if any(isinstance(leaf, LoDTensor) for leaf in x_leaves):
             cut["level"] = level
-        loop, note = describe_plain_loop(
-            body, (*x_leaves, *states), user_line(found.files), counts, cut, code
-        )
+        loop, note = describe_plain_loop(body, (*x_leaves, *states), line_in(found.files), counts, cut, code)
         loops, notes = (loop,), [*notes, note]
     lengths = sorted(counts)
     rows = list(map(_rows, x_leaves))

@@ -12,9 +12,10 @@ from stepnet import decode
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import leaves, map_leaves
 from stepnet.errors import TapeError
-from stepnet.tape.creation import Creation, Ref, example_lengths, example_rows, user_line
+from stepnet.tape.creation import Creation, Ref, example_lengths, example_rows
 from stepnet.tape.item import TapeItem
 from stepnet.tape.tape import Tape
+from stepnet.user_line import user_line
 
 from .check import check_item, check_size, describe_item
 from .group_run import GroupRunner, GroupStep

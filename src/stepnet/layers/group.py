@@ -22,11 +22,11 @@ from stepnet.tape.creation import (
     example_lengths,
     example_rows,
     trial,
-    user_line,
 )
 from stepnet.tape.item import TapeItem
 from stepnet.tape.tape import Tape, check_memory
 from stepnet.tape.topology import Given
+from stepnet.user_line import user_line
 
 from .check import check_ids, check_item, check_sequences, check_size, describe_item
 from .group_run import GroupRunner, GroupStep

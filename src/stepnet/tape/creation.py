@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import linecache
-import sys
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -16,9 +13,7 @@ from torch import Tensor, nn
 
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import leaves, map_leaves
-
-_MACHINERY = tuple(str(Path(module).parent) for module in (__file__, torch.__file__))
-_LAYERS = str(Path(__file__).parents[1] / "layers")
+from stepnet.user_line import Line
 
 
 class _Unknown:
@@ -67,18 +62,6 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Line:
-    """A line of the user's own code."""
-
-    file: str
-    number: int
-
-    def __str__(self) -> str:
-        source = linecache.getline(self.file, self.number).strip()
-        return f"{Path(self.file).name}, line {self.number}" + (f": {source}" if source else "")
-
-
-@dataclass(frozen=True)
 class Place:
     """A layer that is being made and the line that makes it, for messages; worked out when one is written."""
 
@@ -88,14 +71,6 @@ class Place:
 
     def __str__(self) -> str:
         return f"{self.kind} '{self.name}' ({self.line})" if self.name else f"{self.kind} ({self.line})"
-
-
-def user_line() -> Line:
-    """The innermost line on the stack that is neither the Tape's, nor a layer's, nor torch's."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith((*_MACHINERY, _LAYERS)):
-        frame = frame.f_back
-    return Line(frame.f_code.co_filename, frame.f_lineno)
 
 
 @dataclass(eq=False)

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from stepnet.data.tree import leaves, map_leaves
 from stepnet.errors import TapeError
+from stepnet.user_line import user_line
 
-from .creation import PLAYING, UNKNOWN, Creation, Group, Memory, Place, Ref, describe, trial, user_line
+from .creation import PLAYING, UNKNOWN, Creation, Group, Memory, Place, Ref, describe, trial
 from .holding import hold_tensors
 from .item import TapeItem
 from .topology import Topology, play, select

@@ -20,8 +20,8 @@ from stepnet.front.step import step_name
 from stepnet.iterator.body import CallBody
 from stepnet.iterator.ports import InputPort, OutputPort, Port
 from stepnet.iterator.tensor_iterator import INSTEAD, TensorIterator
+from stepnet.user_line import user_line
 
-from .capture_trace import user_line
 from .places import places_of
 
 
@@ -110,7 +110,7 @@ class LoopRecorder:
         self.calls: list[int] = []
 
     def __call__(self, loop: TensorIterator, feeds: Mapping[str, Tensor]) -> Outputs:
-        where = f"the TensorIterator over '{step_name(loop.body)}' ({user_line()})"
+        where = f"the TensorIterator over '{step_name(loop.body)}' ({user_line().short})"
         with answered(None):
             body = loop.loop.body
             assert isinstance(body, CallBody)

@@ -8,7 +8,6 @@ symbolic sizes, and every recurrence becomes one call of an operator of its own.
 from __future__ import annotations
 
 import itertools
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,11 +32,9 @@ from stepnet.data.values import SIZE
 from stepnet.engine import find_plan
 from stepnet.errors import IRError, Refusal
 from stepnet.front.step import StepBody
+from stepnet.user_line import line_run_by, user_line
 
 from .places import places_of
-
-_HERE = __file__
-OWN = _HERE.rsplit("/", 3)[0]  # the package: lines in it are not the user's
 
 
 @dataclass
@@ -126,23 +123,6 @@ def _(kind: str, rows: Tensor, x: Tensor, lengths: Tensor, pad: float) -> Tensor
     return x.new_empty([(rows if kind == "expand" else lengths).shape[0], *x.shape[1:]])
 
 
-def user_line(until: str = "") -> str:
-    """The innermost line being run that is neither torch's nor this package's, as file:line; a line of the
-    package if there is no other before the file `until`."""
-    frame, inner = sys._getframe(1), ""
-    while frame is not None and frame.f_code.co_filename == _HERE:
-        frame = frame.f_back
-    while frame is not None and frame.f_code.co_filename != until:
-        name = frame.f_code.co_filename
-        if "/torch/" not in name and not name.startswith("<"):
-            line = f"{name.rsplit('/', 1)[-1]}:{frame.f_lineno}"
-            if not name.startswith(OWN):
-                return line
-            inner = inner or line
-        frame = frame.f_back
-    return inner
-
-
 class Recorder:
     """Answers `recurrent` by running it, and keeps what was asked."""
 
@@ -158,7 +138,7 @@ class Recorder:
     def __call__(
         self, step: Any, x: Any, state: Any, *, reverse: bool, level: int, axis: int, scopes: bool
     ) -> Any:
-        line = user_line()
+        line = user_line().short
         if scopes:
             raise IRError(
                 f"the recurrence at {line} cannot be written: it keeps scopes", remedy="scopes=False"
@@ -291,8 +271,8 @@ class _Lines(TorchFunctionMode):
     """Tells torch's tracing which line of the user's code each call is in."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        line = user_line(_HERE)
-        fx_traceback.set_stack_trace([line] if line else [])
+        line = line_run_by(__file__)
+        fx_traceback.set_stack_trace([line.short] if line else [])
         result = func(*args, **(kwargs or {}))
         if func in (torch.tensor, torch.as_tensor) and isinstance(args[0], torch.SymInt):
             setattr(result, SIZE, args[0])  # else a number that the trace knows nothing of
