@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import stepnet
 from stepnet import LoDTensor, TensorArray, cells, recurrent
-from stepnet.errors import LoDError, Refusal
+from stepnet.errors import LoDError, Unsupported
 
 DTYPE = torch.float64
 FEATURES, HIDDEN = 3, 4
@@ -291,9 +291,9 @@ def test_a_recurrence_on_meta_has_shapes():
 
 def test_a_named_executor_says_why_it_does_not_run_under_a_mode():
     _, _, x, call, _ = ragged_step(backend="c")
-    with pytest.raises(Refusal, match="on meta, without numbers"):
+    with pytest.raises(Unsupported, match="on meta, without numbers"):
         call(x.to("meta"))
-    with pytest.raises(Refusal, match="traces what runs, or runs it on fake tensors"), FakeTensorMode():
+    with pytest.raises(Unsupported, match="traces what runs, or runs it on fake tensors"), FakeTensorMode():
         call(torch.empty(x.shape))
 
 

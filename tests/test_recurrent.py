@@ -244,7 +244,7 @@ def test_the_backend_of_the_process():
         with pytest.warns(SlowPathWarning, match="branching"):
             recurrent(branching, X, H)
         stepnet.set_backend("eager")
-        with pytest.raises(stepnet.errors.Refusal, match="control flow"):
+        with pytest.raises(stepnet.errors.Unsupported, match="control flow"):
             recurrent(branching, X, H)
         recurrent(branching, X, H, backend="naive")  # a call's own wish goes first
     finally:

@@ -20,7 +20,7 @@ from .data.lod import LoDTensor
 from .data.recording import recorded_in_frames
 from .data.tree import Spec, flatten, unflatten
 from .engine import find_plan, read, run_compiled
-from .errors import Refusal, StepError
+from .errors import StepError, Unsupported
 from .front.meta import OnMeta
 from .front.scope import Scope
 from .front.step import StepBody, as_step, boot_state, describe_leaf, loop_over, step_name
@@ -77,7 +77,7 @@ def recurrent(
     Raises:
         StepError: the step or what it was given does not fit; the text names the leaf.
         LoDError: two inputs have different lengths.
-        Refusal: the backend asked for by name declines the step; says why.
+        Unsupported: the backend asked for by name declines the step; says why.
 
     Warns:
         SlowPathWarning: once for a step that cannot be compiled and runs by the plain loop.
@@ -165,7 +165,7 @@ def _recurrent(
                 body, x_leaves, state_leaves, reverse=reverse, level=level, axis=axis, backend=chosen
             )
             return y, unflatten(body.state_spec, finals)
-        except Refusal:
+        except Unsupported:
             if chosen != "auto":
                 raise
         above = any(isinstance(v, LoDTensor) and (level + 1) % v.lod_level for v in x_leaves)
@@ -193,7 +193,7 @@ def _lifted(call: lifting.Inner, level: int, axis: int) -> tuple[Any, list[Tenso
     """The results of a recurrence inside a step, if it ran once for all steps of the loop around it.
 
     Raises:
-        Refusal: as `run_compiled`.
+        Unsupported: as `run_compiled`.
     """
     body = call.body
     how: Any = {"reverse": call.reverse, "level": level, "axis": axis, "backend": call.backend}

@@ -88,8 +88,8 @@ class TapeKeyError(TapeError, KeyError):
     __str__ = Exception.__str__  # a KeyError's own is a repr, all on one line
 
 
-class Refusal(StepnetError):
-    """A compiler pass or an executor declines a loop: says why and what would change its mind.
+class Unsupported(StepnetError):
+    """A compiler pass, an executor or a writer declines what it is given: says why and what would help.
 
     Never reaches a user unless that executor was asked for by name; `explain` shows it otherwise.
     """
@@ -100,10 +100,10 @@ class Refusal(StepnetError):
         self.remedy = remedy
         self.line = line
 
-    def fresh(self) -> Refusal:
+    def fresh(self) -> Unsupported:
         """The same refusal, to be kept or raised again: without the frames, and so the tensors, it came by.
 
-        >>> Refusal("it mixes rows").fresh().reason
+        >>> Unsupported("it mixes rows").fresh().reason
         'it mixes rows'
         """
         made = type(self).__new__(type(self), *self.args)
@@ -114,7 +114,7 @@ class Refusal(StepnetError):
 class SlowPathWarning(UserWarning):
     """A step cannot be compiled and runs by the plain loop: right, but slow. Given once for each step."""
 
-    def __init__(self, name: str, refusal: Refusal) -> None:
+    def __init__(self, name: str, refusal: Unsupported) -> None:
         super().__init__(
             describe(
                 f"step '{name}' runs by the plain loop: {refusal.args[0].splitlines()[0]}",

@@ -17,7 +17,7 @@ from plans import entry_of, plan_of
 from stepnet import cells
 from stepnet.api import recurrent
 from stepnet.data.lod import LoDTensor
-from stepnet.errors import Refusal, SlowPathWarning
+from stepnet.errors import SlowPathWarning, Unsupported
 from stepnet.testing import FLOAT32, FLOAT64, check_step
 
 DTYPE = torch.float64
@@ -372,7 +372,7 @@ def test_refused_with_the_line(name, backend):
     step = STEPS[name]
     x, state = rows(), state_of(step, len(SIZES))
     refusal = refused_by(name, backend)
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(Unsupported) as caught:
         recurrent(step, x, state, backend=backend)
     words, line = refusal
     assert words in str(caught.value)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from stepnet.api import recurrent
-from stepnet.errors import Refusal, SlowPathWarning
+from stepnet.errors import SlowPathWarning, Unsupported
 
 DTYPE = torch.float64
 D = 4
@@ -204,7 +204,7 @@ def test_every_step_has_its_words():
 @pytest.mark.parametrize("backend", ["eager", "c"])
 def test_refused_with_reason_and_line(backend, name):
     step, (x, h) = STEPS[name], inputs()
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(Unsupported) as caught:
         recurrent(step, x, h, backend=backend)
     assert WORDS[name] in str(caught.value)
     assert blamed(step) in str(caught.value)

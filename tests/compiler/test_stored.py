@@ -16,7 +16,7 @@ from stepnet import cells
 from stepnet.compiler import stored
 from stepnet.data.lod import LoDTensor
 from stepnet.engine import make
-from stepnet.errors import Refusal
+from stepnet.errors import Unsupported
 from stepnet.ir.verify import verify
 from stepnet.run import c_adopt, c_source
 from stepnet.run.select import make_ready
@@ -140,13 +140,13 @@ def held_to_the_rules(loaded):
             if region.kind == "scan":
                 try:
                     text = c_source.write(loop, region, "run").text
-                except Refusal:
+                except Unsupported:
                     continue
                 assert text.isascii()
                 assert "??" not in text
                 code = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
                 assert not re.search(r"EVIL\s*\(|#\s*error|\\", code)
-    with contextlib.suppress(Refusal):
+    with contextlib.suppress(Unsupported):
         make_ready("eager", loaded.hoisted)
 
 
@@ -154,7 +154,7 @@ def tried(data, given):
     """What becomes of bytes: True if they are taken."""
     try:
         loaded = stored.load(data, *given)
-    except stored.NoPlan:
+    except Unsupported:
         return False
     held_to_the_rules(loaded)
     return True

@@ -14,7 +14,7 @@ from plans import BACKENDS
 from stepnet import cells
 from stepnet.api import Recurrent, recurrent
 from stepnet.data.lod import LoDTensor
-from stepnet.errors import Refusal, SlowPathWarning, StepError
+from stepnet.errors import SlowPathWarning, StepError, Unsupported
 from stepnet.testing import check_step
 
 DTYPE = torch.float64
@@ -115,7 +115,7 @@ def test_func_vmap(backend):
 def test_a_transform_is_refused_by_name(backend):
     x = torch.randn(4, 3, 2, F_IN, dtype=DTYPE)
     cell = cell_of()
-    with pytest.raises(Refusal, match=r"torch\.func transform"):
+    with pytest.raises(Unsupported, match=r"torch\.func transform"):
         torch.func.vmap(lambda x: recurrent(cell, x, torch.zeros(2, H, dtype=DTYPE), backend=backend)[0])(x)
 
 
@@ -161,7 +161,7 @@ def test_autocast():
 
 def test_generated_c_refuses_autocast_with_the_dtypes():
     cell, x = cell_of("LSTM", torch.float32), rows((4, 0, 6), torch.float32)
-    with torch.autocast("cpu", torch.bfloat16), pytest.raises(Refusal, match="bfloat16"):
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(Unsupported, match="bfloat16"):
         recurrent(cell, x, backend="c")
 
 
@@ -173,7 +173,7 @@ def test_half_precision(dtype):
         y, h = recurrent(cell, x, backend=backend)
         assert y.values.dtype == h.dtype == dtype
         torch.testing.assert_close(y.values.float(), expected.values.float(), rtol=0.02, atol=0.02)
-    with pytest.raises(Refusal, match="generated C does one of float32, float64"):
+    with pytest.raises(Unsupported, match="generated C does one of float32, float64"):
         recurrent(cell, x, backend="c")
 
 
@@ -191,7 +191,7 @@ def test_complex_numbers(dtype):
         warnings.simplefilter("ignore", SlowPathWarning)
         found = recurrent(step, x, h0, backend="auto")
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    with pytest.raises(Refusal, match=r"complex|_conj"):
+    with pytest.raises(Unsupported, match=r"complex|_conj"):
         recurrent(step, x, h0, backend="c")
 
 
@@ -310,7 +310,7 @@ def test_a_wrong_step_is_told_in_the_users_words(backend, name):
     """A backend asked for by name refuses with the first line; the others tell all, in the caller's rows."""
     step, h, words = WRONG[name]
     x = torch.randn(3, 2, H + 1, dtype=DTYPE)
-    with pytest.raises(Refusal if backend in COMPILED else StepError) as caught:
+    with pytest.raises(Unsupported if backend in COMPILED else StepError) as caught:
         recurrent(step, x, h, backend=backend)
     for part in words[:1] if backend in COMPILED else words:
         assert part in str(caught.value)

@@ -23,7 +23,7 @@ from torch.nn.utils import prune
 from plans import entry_of
 from stepnet import explain, recurrent
 from stepnet.data.lod import LoDTensor
-from stepnet.errors import Refusal, SlowPathWarning
+from stepnet.errors import SlowPathWarning, Unsupported
 
 D = 3
 
@@ -353,7 +353,7 @@ def test_a_hook_that_collects_leaves_other_steps_compiled():
         warnings.simplefilter("ignore", SlowPathWarning)
         recurrent(cell, x, h)
     assert len(kept) == 3
-    with pytest.raises(Refusal, match="changes Python objects as it runs"):
+    with pytest.raises(Unsupported, match="changes Python objects as it runs"):
         recurrent(cell, x, h, backend="eager")
     assert len(kept) == 3
     recurrent(other, x, h, backend="eager")
@@ -404,7 +404,7 @@ def test_what_a_call_was_given_is_let_go(name, backend):
     for _ in range(3):
         x, h = torch.randn(4, 2, D), torch.zeros(2, D)
         given += [weakref.ref(x), weakref.ref(h)]
-        with warnings.catch_warnings(), contextlib.suppress(Refusal):
+        with warnings.catch_warnings(), contextlib.suppress(Unsupported):
             warnings.simplefilter("ignore", SlowPathWarning)
             recurrent(LETS_GO[name], x, h, backend=backend)
         del x, h

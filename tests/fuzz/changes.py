@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from stepnet import LoDTensor, recurrent
 from stepnet.engine import plans
-from stepnet.errors import Refusal, SlowPathWarning
+from stepnet.errors import SlowPathWarning, Unsupported
 
 D = 3
 NAME = "STEPNET_FUZZ_NUMBER"
@@ -228,7 +228,7 @@ def check(seed: int, changes: int = 5) -> str | None:
     """Run one program; what differs, with the source of its step, or None.
 
     Raises:
-        Refusal: a step of these, none of which does anything odd, is not compiled.
+        Unsupported: a step of these, none of which does anything odd, is not compiled.
     """
     rng = random.Random(seed)
     torch.manual_seed(seed)
@@ -244,7 +244,7 @@ def check(seed: int, changes: int = 5) -> str | None:
                     with warnings.catch_warnings():
                         warnings.simplefilter("ignore", SlowPathWarning)
                         found = results(world, x, h, "eager")
-                except Refusal as refusal:
+                except Unsupported as refusal:
                     raise AssertionError(f"seed {seed}, after {world.log}: {refusal}") from refusal
                 for a, b in zip(found, expected, strict=True):
                     if not torch.allclose(a, b, rtol=0, atol=1e-11, equal_nan=True):

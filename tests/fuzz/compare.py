@@ -19,7 +19,7 @@ from torch import Tensor
 from stepnet.api import recurrent
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import flatten
-from stepnet.errors import Refusal, SlowPathWarning
+from stepnet.errors import SlowPathWarning, Unsupported
 
 from .steps import Case
 
@@ -68,7 +68,7 @@ def run(
             y, finals = recurrent(case.space["step"], x, h, backend=backend, reverse=reverse, axis=axis)
         except SlowPathWarning as warning:
             raise Declined(str(warning)) from warning
-        except Refusal as refusal:
+        except Unsupported as refusal:
             raise Declined(str(refusal)) from refusal
         leaves = [leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in flatten(y)[0]]
         results = [*leaves, *flatten(finals)[0]]

@@ -11,7 +11,7 @@ from torch import nn
 
 import stepnet
 from stepnet import BackEdge, InputPort, OutputPort, TensorIterator, explain
-from stepnet.errors import LoopError, Refusal, SlowPathWarning
+from stepnet.errors import LoopError, SlowPathWarning, Unsupported
 from stepnet.explaining import ModelExplanation
 
 
@@ -144,7 +144,7 @@ def test_what_cannot_be_compiled_runs_plainly_with_one_warning():
         assert loop(x, torch.zeros(1, 1))["s"].item() == 6.0
     assert len(seen) == 1
     assert loop(x, torch.zeros(1, 1))["s"].item() == 6.0  # silent
-    with pytest.raises(Refusal):
+    with pytest.raises(Unsupported):
         TensorIterator(body, ports, [BackEdge(0, "s")], backend="c")(x, torch.zeros(1, 1))
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import stepnet
-from stepnet.errors import Refusal, StepIndexError
+from stepnet.errors import StepIndexError, Unsupported
 from stepnet.run import c_build
 
 pytestmark = pytest.mark.skipif(c_build.available() is not None, reason="no C compiler")
@@ -210,7 +210,7 @@ def test_what_is_left_to_torch(name):
         return (h,), (h, i)
 
     x, state = torch.randn(5, 2, 3), (torch.zeros(2, 3), torch.zeros(2, dtype=dtype))
-    with pytest.raises(Refusal, match=reason):
+    with pytest.raises(Unsupported, match=reason):
         stepnet.recurrent(step, x, state, backend="c")
     agree(step, x, state, [], 1e-5, backend="eager")
 

@@ -215,10 +215,10 @@ CHILD = """
 import torch
 from stepnet import Recurrent, cells, nn, recurrent
 from stepnet.engine import make
-from stepnet.errors import Refusal
+from stepnet.errors import Unsupported
 
 def refuse(*_):
-    raise Refusal("only the digest is asked for")
+    raise Unsupported("only the digest is asked for")
 
 make.compile_step = refuse
 real = make._digest

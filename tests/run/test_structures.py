@@ -10,7 +10,7 @@ import torch
 from plans import BACKENDS, ops, plan_of
 from stepnet.api import recurrent
 from stepnet.data.lod import LoDTensor
-from stepnet.errors import Refusal
+from stepnet.errors import Unsupported
 from stepnet.testing import LENGTHS, check_step
 
 pytestmark = pytest.mark.usefixtures("verified_plans")
@@ -402,7 +402,7 @@ def test_ragged(backend, name, pattern):
     case, lengths = case_of(name), LENGTHS[pattern]
     x, state = cut(case.x(sum(lengths)), lengths), case.state(len(lengths))
     if (name, backend) in REFUSED:
-        with pytest.raises(Refusal) as caught:
+        with pytest.raises(Unsupported) as caught:
             recurrent(case.step, x, state, backend=backend)
         assert REFUSED[name, backend] in str(caught.value)
         return

@@ -22,7 +22,7 @@ from torch.fx import traceback as fx_traceback
 from torch.overrides import TorchFunctionMode
 
 from stepnet.data.tree import leaves, map_leaves
-from stepnet.errors import Refusal
+from stepnet.errors import Unsupported
 
 from .decompositions import Exact, exact
 from .joint import joint_graph
@@ -118,7 +118,7 @@ class _Swap(Replaced):
             self.notes.append(line)
             fx_traceback.set_stack_trace([line])
         if func is Tensor.__len__ and not isinstance(args[0].shape[0], int):
-            raise Refusal(
+            raise Unsupported(
                 "len() of the rows is a fixed number to a compiled step",
                 line=line,
                 remedy="write x.shape[0] where tensors are made; do not compute with the number of rows",
@@ -143,7 +143,7 @@ def trace(
         here: tells the user's line being run.
 
     Raises:
-        Refusal: the step cannot be traced, or depends on the batch size; names the line.
+        Unsupported: the step cannot be traced, or depends on the batch size; names the line.
     """
     # torch's tracing machinery takes a second to import: only those who compile pay for it
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -182,10 +182,10 @@ def trace(
         with warnings.catch_warnings(), _clean_modes(), fx_traceback.preserve_node_meta():
             warnings.simplefilter("ignore")
             module: Any = joint_graph(flat, rows + shared, with_grad, _decompositions(), fake)
-    except Refusal:
+    except Unsupported:
         raise
     except Exception as error:
-        raise Refusal(
+        raise Unsupported(
             _why(error),
             line=next((n for n in reversed(lines) if n), None),
             remedy="write the step with torch ops on whole rows; stepnet runs it by the plain loop",
@@ -197,7 +197,7 @@ def trace(
     tangents = [i for i, grad in enumerate(seen["grad"]) if grad] if with_grad else []
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     if len(placeholders) != len(rows) + len(shared) + len(tangents):
-        raise Refusal("the trace has inputs that could not be told apart")
+        raise Unsupported("the trace has inputs that could not be told apart")
     y_spec, n_y = seen["y"]
     return Captured(
         graph=graph,
@@ -277,7 +277,7 @@ def _strip_effects(graph: FxGraph) -> None:
             node.args = (outs,)
         elif node in spent or node in calls or (node in tokens and node.op == "placeholder"):
             if node.users:
-                raise Refusal("an op with side effects gives a value that the step uses")
+                raise Unsupported("an op with side effects gives a value that the step uses")
             graph.erase_node(node)
 
 
@@ -299,7 +299,7 @@ def _check_guards(env: Any, batch: Any) -> None:
     for guard in env.guards:
         expr = guard.expr
         if symbol in expr.free_symbols and not _harmless(expr, symbol):
-            raise Refusal(
+            raise Unsupported(
                 f"the step depends on how many rows it is given ({expr})",
                 remedy="do not branch on x.shape[0]; rows of all sequences come together",
             )

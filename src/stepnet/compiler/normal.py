@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node as FxNode
 
-from stepnet.errors import Refusal
+from stepnet.errors import Unsupported
 from stepnet.ir.graph import Graph, Kind, Node, Value
 from stepnet.ir.ops import OPS, Stage
 
@@ -91,7 +91,7 @@ class Builder:
         kinds = {self.values[n].kind for n in names}
         if "sum" in kinds:
             if "row" in kinds:
-                raise Refusal("a sum over rows meets a row value: the step mixes rows", line=self.line)
+                raise Unsupported("a sum over rows meets a row value: the step mixes rows", line=self.line)
             return "sum"
         return "row" if "row" in kinds else "shared"
 
@@ -168,7 +168,7 @@ class Builder:
         if op == "cat":
             linear = all(n in sums or self.is_full(n, 0) for n in inputs)
         if not linear:
-            raise Refusal(
+            raise Unsupported(
                 f"'{op}' is applied to a sum over rows of each step: the step mixes rows", line=self.line
             )
 
@@ -180,7 +180,7 @@ class Builder:
     def full(self, number: Any, shape: Sequence[int], dtype: str, kind: Kind = "shared") -> str:
         """A value that holds one number."""
         if number is BATCH:
-            raise Refusal("the step computes with the number of rows", line=self.line)
+            raise Unsupported("the step computes with the number of rows", line=self.line)
         if dtype == "bool":
             number = bool(number)
         elif dtype.startswith("float") or dtype == "bfloat16":
@@ -197,7 +197,7 @@ class Builder:
         if not found:
             return None, 1
         if len(found) > 1:
-            raise Refusal("the batch size appears in two dimensions: the step pairs rows", line=self.line)
+            raise Unsupported("the batch size appears in two dimensions: the step pairs rows", line=self.line)
         at, size = found[0]
         text = str(size.node.expr) if hasattr(size, "node") else str(size)
         if text == self.batch:
@@ -206,8 +206,8 @@ class Builder:
         if star and symbol == self.batch and number.isdigit():
             return at, int(number)
         if re.search(r"\bu\d", text):  # a size that torch's trace could not know
-            raise Refusal("an op makes a result whose shape depends on values", line=self.line)
-        raise Refusal(f"the batch dimension became {text}: the step mixes rows", line=self.line)
+            raise Unsupported("an op makes a result whose shape depends on values", line=self.line)
+        raise Unsupported(f"the batch dimension became {text}: the step mixes rows", line=self.line)
 
     def row_shape(self, shape: Sequence[Any], bdim: int | None) -> tuple[int, ...]:
         """A traced shape without its batch dimension."""
@@ -224,16 +224,16 @@ class Builder:
         value = self.values[name]
         row = value.kind == "row"
         if (at is not None) != row or (row and at != bdim):
-            raise Refusal("the batch dimension could not be followed", line=self.line)
+            raise Unsupported("the batch dimension could not be followed", line=self.line)
         shape = value.shape
         if fold:
             if prod(shape[:fold]) != times:
-                raise Refusal("the batch dimension could not be followed", line=self.line)
+                raise Unsupported("the batch dimension could not be followed", line=self.line)
             shape = shape[fold:]
         elif times != 1:
-            raise Refusal("the batch dimension could not be followed", line=self.line)
+            raise Unsupported("the batch dimension could not be followed", line=self.line)
         if shape != self.row_shape(meta.shape, at):
-            raise Refusal("the shape of a row could not be followed", line=self.line)
+            raise Unsupported("the shape of a row could not be followed", line=self.line)
         return Ref(name, bdim, fold)
 
     # -- helpers of the rules ------------------------------------------------------------------------
@@ -274,7 +274,7 @@ class Builder:
         refs = [o for o in operands if isinstance(o, Ref)]
         folds = {r.fold for r in refs if r.bdim is not None}
         if len(folds) > 1 or (times != 1 and folds == {0}):
-            raise Refusal("rows of different kinds meet in one op", line=self.line)
+            raise Unsupported("rows of different kinds meet in one op", line=self.line)
         fold = next(iter(folds), 0)
         compute = dtype or out_dtype
         names = []
@@ -299,11 +299,13 @@ class Builder:
             if at < 0:
                 return ref.name
             if value.shape[at] != 1:
-                raise Refusal("a shared value is as long as the batch: the step names rows", line=self.line)
+                raise Unsupported(
+                    "a shared value is as long as the batch: the step names rows", line=self.line
+                )
             return self.reshape(ref.name, value.shape[:at] + value.shape[at + 1 :])
         own = len(value.shape) - ref.fold + 1
         if bdim is None or ref.bdim + ndim - own != bdim:
-            raise Refusal("rows meet with their batch in different dimensions", line=self.line)
+            raise Unsupported("rows meet with their batch in different dimensions", line=self.line)
         if ref.fold and ndim > own:  # torch would line them up from the right, past those that were folded
             shape = value.shape[: ref.fold] + (1,) * (ndim - own) + value.shape[ref.fold :]
             return self.reshape(ref.name, shape)
@@ -345,7 +347,7 @@ def normalise(captured: Captured, names: Sequence[str]) -> Joint:
         names: what to call its inputs: x leaves, state leaves, weights.
 
     Raises:
-        Refusal: a value is not provably row-wise.
+        Unsupported: a value is not provably row-wise.
     """
     from . import rules_other, rules_pointwise, rules_reduce, rules_shape  # noqa: F401  (they fill RULES)
 
@@ -378,7 +380,7 @@ def normalise(captured: Captured, names: Sequence[str]) -> Joint:
 def _parameter(builder: Builder, name: str, meta: Any) -> Ref:
     bdim, times = builder.batch_at(meta.shape)
     if bdim not in (None, 0) or times != 1:
-        raise Refusal("an input's batch dimension is not its first")
+        raise Unsupported("an input's batch dimension is not its first")
     kind: Kind = "shared" if bdim is None else "row"
     return Ref(builder.value(name, kind, builder.row_shape(meta.shape, bdim), dtype_name(meta.dtype)), bdim)
 
@@ -394,7 +396,7 @@ def _constant(builder: Builder, target: str, tensor: Tensor, parameters: list[st
 def _result(builder: Builder, ref: Any) -> str:
     value = builder.values[ref.name]
     if value.kind == "row" and (ref.bdim != 0 or ref.fold):
-        raise Refusal("a result of the step does not have its rows first", remedy="return [rows, ...]")
+        raise Unsupported("a result of the step does not have its rows first", remedy="return [rows, ...]")
     return ref.name
 
 

@@ -78,7 +78,7 @@ def compile_step(
         sample: `probe.ROWS` rows of each x leaf and state.
 
     Raises:
-        Refusal: a pass declines the step.
+        Unsupported: a pass declines the step.
     """
     states = tuple(replace(e, grad=e.grad and e.dtype.is_floating_point) for e in signature.states)
     captured = trace(call, signature.x, states, weights, here=here)
@@ -113,7 +113,7 @@ def finish(
     """All that follows from the joint graph.
 
     Raises:
-        Refusal: a pass declines the step.
+        Unsupported: a pass declines the step.
     """
     names = parameter_names(signature, weights)
     weight_names = names[len(names) - len(weights) :]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.errors import Refusal
+from stepnet.errors import Unsupported
 from stepnet.ir.graph import Graph, Node
 
 ROWS = 5
@@ -30,7 +30,7 @@ def check_opaque(
         inputs: a tensor for each parameter, row values with `ROWS` rows.
 
     Raises:
-        Refusal: rows are mixed, or the call cannot be tried.
+        Unsupported: rows are mixed, or the call cannot be tried.
     """
     if not any(node.op == "opaque" and _kind(graph, node) != "shared" for node in graph.nodes):
         return
@@ -51,9 +51,9 @@ def check_opaque(
                 one = _outputs(run(*first, rows=1), node)
                 for name, a, b, c in zip(node.outputs, out, permuted, one, strict=True):
                     if name and not (_equal(a[order], b) and _equal(a[:1], c)):
-                        raise Refusal(f"{node.attr('target')} mixes rows", line=node.line)
+                        raise Unsupported(f"{node.attr('target')} mixes rows", line=node.line)
         except RuntimeError as error:
-            raise Refusal(
+            raise Unsupported(
                 f"'{node.op}' could not be tried on sample rows: {error}", line=node.line
             ) from error
         values.update((n, o) for n, o in zip(node.outputs, out, strict=True) if n)
@@ -72,7 +72,9 @@ def _check_linear(
     second, third = _outputs(run(*other, rows=ROWS), node), _outputs(run(*both, rows=ROWS), node)
     for name, a, b, c in zip(node.outputs, out, second, third, strict=True):
         if name and not _equal(2 * a + b, c):
-            raise Refusal(f"{node.attr('target')} is applied to a sum over rows of each step", line=node.line)
+            raise Unsupported(
+                f"{node.attr('target')} is applied to a sum over rows of each step", line=node.line
+            )
 
 
 def _is_row(graph: Graph, name: str) -> bool:

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from stepnet.data.modes import autocast_dtype
 from stepnet.data.tree import leaves
-from stepnet.errors import Refusal
+from stepnet.errors import Unsupported
 
 from .reach import reach
 from .survey import Same
@@ -46,8 +46,8 @@ def record(run: Callable[[], tuple[Any, list[Any]]], given: Sequence[Tensor]) ->
         given: the sample rows.
 
     Raises:
-        Refusal: it does what no record holds: writes to a tensor it did not make, or hands torch an object
-            that nothing is known of.
+        Unsupported: it does what no record holds: writes to a tensor it did not make, or hands torch an
+            object that nothing is known of.
     """
     mode = _Recorder(given)
     with mode:
@@ -62,7 +62,7 @@ def tensors_used(run: Callable[[], Any], given: Sequence[Tensor]) -> list[Tensor
     """Run a step for real and report the tensors it read besides `given`.
 
     Raises:
-        Refusal: the step changes one of them in place; it is stopped before it does.
+        Unsupported: the step changes one of them in place; it is stopped before it does.
     """
     mode = _Reader(given)
     with mode:
@@ -117,7 +117,7 @@ class _Reader(TorchFunctionMode):
         self.note(func, args, kwargs)
         if any(id(tensor) in self.read for tensor in written(func, args, kwargs)):
             # stopped before the write: the plain loop makes it, once for each step
-            raise Refusal("the step changes a tensor it did not make, in place")
+            raise Unsupported("the step changes a tensor it did not make, in place")
         out = func(*args, **kwargs)
         self.add(out)
         return out
@@ -191,7 +191,7 @@ def _coded_object(value: Any) -> Any:
         return Same(value)
     if callable(value) and not isinstance(value, (nn.Module, torch.ScriptObject)):
         return _code_of(value)
-    raise Refusal(f"the step hands torch a {kind.__qualname__}, of which nothing is known")
+    raise Unsupported(f"the step hands torch a {kind.__qualname__}, of which nothing is known")
 
 
 def _code_of(value: Any) -> Any:
@@ -200,7 +200,7 @@ def _code_of(value: Any) -> Any:
     reason = found.refused or found.open
     if reason is not None or not found.complete or found.tensors:
         name = getattr(value, "__name__", type(value).__name__)
-        raise Refusal(
+        raise Unsupported(
             f"what {name} reads in the backward pass could not be told: {reason or 'it has tensors'}"
         )
     return found.key

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from stepnet.errors import Refusal
+from stepnet.errors import Unsupported
 from stepnet.ir.graph import Node
 
 from .normal import BATCH, Builder, Ref, dtype_name, rule
@@ -25,7 +25,7 @@ def _register_full(target: str, number_at: int | float, is_argument: bool) -> No
         number = args[int(number_at)] if is_argument else number_at
         at, times = b.batch_at(b.meta.shape)
         if times != 1 or isinstance(number, Ref):
-            raise Refusal("a constant on folded rows", line=b.line)
+            raise Unsupported("a constant on folded rows", line=b.line)
         kind = "shared" if at is None else "row"
         return b.result(b.full(number, b.row_shape(b.meta.shape, at), b.meta_dtype(), kind), at)
 
@@ -50,7 +50,7 @@ def _arange(b: Builder, *args: Any, **kwargs: Any) -> Any:
 def _arange_step(b: Builder, start: Any, end: Any, step: Any = 1, **_: Any) -> Any:
     at, _times = b.batch_at(b.meta.shape)
     if at is not None:
-        raise Refusal("the step numbers its rows (arange over the batch)", line=b.line)
+        raise Unsupported("the step numbers its rows (arange over the batch)", line=b.line)
     shape = b.row_shape(b.meta.shape, None)
     return b.result(b.emit("iota", (), shape, b.meta_dtype(), "shared", start=start, step=step), None)
 
@@ -58,7 +58,9 @@ def _arange_step(b: Builder, start: Any, end: Any, step: Any = 1, **_: Any) -> A
 def _noise(b: Builder, op: str) -> Any:
     at, times = b.batch_at(b.meta.shape)
     if at is None or times != 1:
-        raise Refusal("noise that is shared by all rows of a step cannot be drawn for all steps", line=b.line)
+        raise Unsupported(
+            "noise that is shared by all rows of a step cannot be drawn for all steps", line=b.line
+        )
     return b.result(b.emit(op, (), b.row_shape(b.meta.shape, at), b.meta_dtype(), "row"), at)
 
 
@@ -92,7 +94,7 @@ def _opaque(b: Builder, node: Any, args: Any, kwargs: Any) -> Any:
     """Any other call: one op that calls torch, if rows come first in all it takes and gives."""
     target = str(node.target)
     if not isinstance(node.target, torch._ops.OpOverload):
-        raise Refusal(f"'{target}' is no plain torch call", line=b.line)
+        raise Unsupported(f"'{target}' is no plain torch call", line=b.line)
     metas = node.meta.get("val")
     if metas is None:  # no result: an assertion, or a note of the profiler
         return None  # an assertion on values, no result
@@ -102,13 +104,13 @@ def _opaque(b: Builder, node: Any, args: Any, kwargs: Any) -> Any:
     def place(arg: Any) -> Any:
         if isinstance(arg, Ref):
             if arg.fold or arg.bdim not in (None, 0):
-                raise Refusal(f"{target} on values whose rows are not first", line=b.line)
+                raise Unsupported(f"{target} on values whose rows are not first", line=b.line)
             inputs.append(arg.name)
             return ("input", len(inputs) - 1)
         if isinstance(arg, list):
             return ("list", tuple(place(a) for a in arg))
         if arg is BATCH or hasattr(arg, "node"):
-            raise Refusal(f"{target} is given the number of rows", line=b.line)
+            raise Unsupported(f"{target} is given the number of rows", line=b.line)
         if isinstance(arg, (torch.dtype, torch.layout, torch.memory_format)):
             return ("torch", str(arg).removeprefix("torch."))  # the graph holds plain values only
         if isinstance(arg, torch.device):
@@ -119,7 +121,7 @@ def _opaque(b: Builder, node: Any, args: Any, kwargs: Any) -> Any:
     named = tuple((k, place(v)) for k, v in kwargs.items())
     kind = b.kind(*inputs) if inputs else None  # a call on sums is proved to be linear later
     if getattr(node.target, "_schema", None) is not None and node.target._schema.is_mutable:
-        raise Refusal(f"{target} changes a tensor in place", line=b.line)
+        raise Unsupported(f"{target} changes a tensor in place", line=b.line)
     outputs, refs = [], []
     for meta in metas if many else [metas]:
         if not hasattr(meta, "shape"):
@@ -128,10 +130,10 @@ def _opaque(b: Builder, node: Any, args: Any, kwargs: Any) -> Any:
             continue
         at, times = b.batch_at(meta.shape)
         if at not in (None, 0) or times != 1:
-            raise Refusal(f"{target} does not give its rows first", line=b.line)
+            raise Unsupported(f"{target} does not give its rows first", line=b.line)
         is_row = kind == "row" if inputs else at is not None
         if is_row != (at is not None):
-            raise Refusal(f"{target} makes one value of all rows: the step mixes rows", line=b.line)
+            raise Unsupported(f"{target} makes one value of all rows: the step mixes rows", line=b.line)
         made = "row" if at is not None else ("sum" if kind == "sum" else "shared")
         name = b.fresh(made, b.row_shape(meta.shape, at), dtype_name(meta.dtype))
         outputs.append(name)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from stepnet.errors import Refusal
+from stepnet.errors import Unsupported
 
 from .normal import BATCH, Builder, Ref, dtype_name, rule
 
@@ -108,7 +108,7 @@ def _sub(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Any:
 @rule("mul")
 def _mul(b: Builder, x: Any, y: Any) -> Any:
     if y is BATCH or x is BATCH:
-        raise Refusal("the step computes with the number of rows", line=b.line)
+        raise Unsupported("the step computes with the number of rows", line=b.line)
     if b.meta_dtype() == "bool":
         return b.pointwise("and", [x, y], "bool")
     return b.pointwise("mul", [x, y])
@@ -117,7 +117,7 @@ def _mul(b: Builder, x: Any, y: Any) -> Any:
 @rule("div.Tensor", "div.Scalar", "true_divide")
 def _div(b: Builder, x: Any, y: Any) -> Any:
     if not isinstance(x, (Ref, int, float)) or not isinstance(y, (Ref, int, float)):
-        raise Refusal("the step divides by the number of rows (a mean over the batch)", line=b.line)
+        raise Unsupported("the step divides by the number of rows (a mean over the batch)", line=b.line)
     return b.pointwise("div", [x, y])
 
 
@@ -190,7 +190,7 @@ def _where(b: Builder, condition: Ref, x: Any, y: Any) -> Any:
     refs = [r for r in (condition, x, y) if isinstance(r, Ref)]
     fold = max((r.fold for r in refs), default=0)
     if times != 1 or fold:
-        raise Refusal("where on folded rows", line=b.line)
+        raise Unsupported("where on folded rows", line=b.line)
     dtype = b.meta_dtype()
     names = [b._aligned(condition, len(meta.shape), bdim, 0)]
     for operand in (x, y):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from stepnet.errors import Refusal
+from stepnet.errors import Unsupported
 
 from .normal import Builder, Ref, rule
 from .rules_shape import feature_dim, product
@@ -27,7 +27,7 @@ def _reduce(b: Builder, op: str, x: Ref, dims: Sequence[int] | int | None, keepd
         name = b.emit(op, (name,), kept, dtype, dims=tuple(own))
     if over_rows:
         if op != "sum":
-            raise Refusal(f"'{op}' over the rows: the step mixes rows", line=b.line)
+            raise Unsupported(f"'{op}' over the rows: the step mixes rows", line=b.line)
         name = b.emit("sum_rows", (name,), b.values[name].shape, dtype, "sum")
     meta = b.meta
     shape = b.row_shape(meta.shape, b.batch_at(meta.shape)[0])
@@ -50,7 +50,7 @@ def _sum(b: Builder, x: Ref, dims: Any = None, keepdim: bool = False, dtype: Any
 def _mean(b: Builder, x: Ref, dims: Any = None, keepdim: bool = False, dtype: Any = None) -> Any:
     out = _reduce(b, "sum", x, dims, keepdim)
     if b.values[out.name].kind == "sum":
-        raise Refusal("a mean over the rows: the step mixes rows", line=b.line)
+        raise Unsupported("a mean over the rows: the step mixes rows", line=b.line)
     value = b.values[x.name]
     count = value.size // max(b.values[out.name].size, 1)
     number = b.full(count, (), b.values[out.name].dtype)
@@ -74,7 +74,7 @@ def _var(
     rank = len(value.shape) + (x.bdim is not None)
     wanted = [dims] if isinstance(dims, int) else list(dims or range(rank))
     if x.fold or (x.bdim is not None and x.bdim in [d % rank for d in wanted]):
-        raise Refusal("a variance over the rows: the step mixes rows", line=b.line)
+        raise Unsupported("a variance over the rows: the step mixes rows", line=b.line)
     b.meta = meta[0] if pair else meta
     own = tuple(sorted(feature_dim(b, x, d) for d in wanted))
     kept = [1 if i in own else s for i, s in enumerate(value.shape)]
@@ -174,7 +174,7 @@ def _mm(b: Builder, x: Ref, y: Ref) -> Any:
     if x.bdim == 1 and y.bdim == 0 and x.fold == y.fold:
         shape = (xv.shape[-1], yv.shape[-1])
         return Ref(b.emit("matmul_tn", (x.name, y.name), shape, dtype, "sum", batch=0))
-    raise Refusal("a matmul of rows with rows: the step mixes rows", line=b.line)
+    raise Unsupported("a matmul of rows with rows: the step mixes rows", line=b.line)
 
 
 @rule("bmm")
@@ -206,4 +206,4 @@ def _bmm(b: Builder, x: Ref, y: Ref) -> Any:
     if pair == (2, 1):  # [h, n, B] x [h, B, p]: a gradient
         shape = (xv.shape[0], xv.shape[1], yv.shape[1])
         return Ref(b.emit("matmul_tn", (x.name, y.name), shape, dtype, "sum", batch=1))
-    raise Refusal("a batched matmul of rows with rows: the step mixes rows", line=b.line)
+    raise Unsupported("a batched matmul of rows with rows: the step mixes rows", line=b.line)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from stepnet.errors import Refusal
+from stepnet.errors import Unsupported
 
 from .normal import Builder, Ref, rule
 
@@ -19,15 +19,15 @@ def _view(b: Builder, x: Ref, shape: Any) -> Any:
     if x.bdim is None:
         return b.result(b.reshape(x.name, target), None)
     if at is None:
-        raise Refusal("a reshape loses the batch dimension", line=b.line)
+        raise Unsupported("a reshape loses the batch dimension", line=b.line)
     if times == 1:
         before = product(target[:at])
         ahead = product(value.shape[: x.bdim]) if x.fold == 0 else 1
         if ahead != before or (x.fold and x.bdim != 0):
-            raise Refusal("a reshape moves values between rows", line=b.line)
+            raise Unsupported("a reshape moves values between rows", line=b.line)
         return b.result(b.reshape(x.name, target), at)
     if at != 0 or x.bdim != 0:
-        raise Refusal("a reshape merges rows that are not first", line=b.line)
+        raise Unsupported("a reshape merges rows that are not first", line=b.line)
     # merge leading row dimensions into the batch; they stay dimensions of the row here
     whole = b.reshape(x.name, (times, *target))
     return b.result(whole, 0, 1)
@@ -70,13 +70,13 @@ def _expand(b: Builder, x: Ref, sizes: Any, implicit: bool = False) -> Any:
     value = b.values[x.name]
     if at is None or times == 1:
         if x.fold:
-            raise Refusal("expand on folded rows", line=b.line)
+            raise Unsupported("expand on folded rows", line=b.line)
         name = b._aligned(x, len(meta.shape), at, 0) if at is not None else x.name
         if b.values[name].shape == shape and (at is None) == (x.bdim is None):
             return b.result(name, at)
         kind = "row" if at is not None else b.kind(name)
         return b.result(b.emit("expand", (name,), shape, value.dtype, kind), at)
-    raise Refusal("expand on folded rows", line=b.line)
+    raise Unsupported("expand on folded rows", line=b.line)
 
 
 @rule("copy")
@@ -92,7 +92,7 @@ def feature_dim(b: Builder, x: Ref, dim: int) -> int:
     if x.bdim is None:
         return dim
     if dim == x.bdim:
-        raise Refusal("the step picks, joins or slices rows by number", line=b.line)
+        raise Unsupported("the step picks, joins or slices rows by number", line=b.line)
     return dim - (dim > x.bdim) + x.fold
 
 
@@ -166,13 +166,13 @@ def _cat(b: Builder, tensors: Sequence[Ref], dim: int = 0) -> Any:
     # torch lets a plain empty [0] join anything
     refs = [b.cast(r, dtype) for r in tensors if not (r.bdim is None and b.values[r.name].shape == (0,))]
     if times != 1 or any(r.fold for r in refs):
-        raise Refusal("cat on folded rows", line=b.line)
+        raise Unsupported("cat on folded rows", line=b.line)
     if at is None:
         shape = b.row_shape(meta.shape, None)
         return b.result(b.emit("cat", [r.name for r in refs], shape, dtype, dim=dim % len(shape)), None)
     rank = len(meta.shape)
     if dim % rank == at or any(r.bdim != at for r in refs):
-        raise Refusal("the step joins rows with other rows", line=b.line)
+        raise Unsupported("the step joins rows with other rows", line=b.line)
     own = dim % rank
     own -= own > at
     shape = b.row_shape(meta.shape, at)
@@ -242,7 +242,7 @@ def _slice_scatter(
     if x.bdim is not None and dim % rank == x.bdim:
         if start in (None, 0) and (not isinstance(end, int) or end >= 2**62) and step == 1:
             return source
-        raise Refusal("the step writes to rows by number", line=b.line)
+        raise Unsupported("the step writes to rows by number", line=b.line)
     if step != 1:
         return NotImplemented
     size = value.shape[feature_dim(b, x, dim)]

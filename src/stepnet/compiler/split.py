@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stepnet.errors import Refusal
+from stepnet.errors import Unsupported
 from stepnet.ir.graph import Graph, Node, Value
 from stepnet.ir.plan import Carry
 
@@ -47,7 +47,7 @@ def split(
     results = joint.results[:n_out]
     for name in results:
         if name is None or graph.values[name].kind != "row":
-            raise Refusal(
+            raise Unsupported(
                 "y or the new state is the same for every row, not one row per sequence",
                 remedy="expand it to [rows, ...]",
             )
@@ -68,7 +68,7 @@ def split(
     inputs = (*x, *states, *weights)
     gradients = list(joint.results[n_out:])
     if len(gradients) != len(inputs):
-        raise Refusal("the trace has gradients that could not be told apart")
+        raise Unsupported("the trace has gradients that could not be told apart")
 
     every_carry, extra = [], []
     for i, state in enumerate(states):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from stepnet.data.tree import LEAF, Spec
-from stepnet.errors import GraphError, Refusal
+from stepnet.errors import GraphError, Unsupported
 from stepnet.ir.graph import ITEM_SIZE, Graph, Node, Value
 from stepnet.ir.ops import OPS, RANDOM
 from stepnet.ir.verify import verify
@@ -57,10 +57,6 @@ _CONSTANT = re.compile(r"const_[A-Za-z0-9_]{1,100}")
 Weights = Sequence[tuple[int, Tensor, bool]]
 
 
-class NoPlan(Exception):
-    """Bytes that hold no plan for this step."""
-
-
 def dump(
     compiled: Compiled, signature: Signature, weights: Weights, bind: Callable[..., Any],
     sample: Sequence[Tensor],
@@ -84,7 +80,7 @@ def dump(
         data = json.dumps(found, separators=(",", ":")).encode()
         load(data, signature, weights, bind, sample)
         return data
-    except (NoPlan, TypeError, ValueError):  # a complex number, an object, a key that is no text
+    except (Unsupported, TypeError, ValueError):  # a complex number, an object, a key that is no text
         return None
 
 
@@ -94,7 +90,7 @@ def load(
     """The compiled step; the arguments are those that `compile_step` would be given.
 
     Raises:
-        NoPlan: the bytes hold something else.
+        Unsupported: the bytes hold something else.
     """
     try:
         found = json.loads(data)
@@ -113,13 +109,13 @@ def load(
         if any(node.op == "opaque" for node in joint.graph.nodes):
             _try(joint, weights, bind, sample)
         return finish(joint, signature, weights, y_spec)
-    except (Refusal, GraphError, ValueError, RecursionError, RuntimeError, OverflowError) as error:
-        raise NoPlan(str(error)) from error
+    except (GraphError, ValueError, RecursionError, RuntimeError, OverflowError) as error:
+        raise Unsupported(str(error)) from error
 
 
 def _check(right: bool, what: str) -> None:
     if not right:
-        raise NoPlan(f"{what} cannot be what a step was compiled to")
+        raise Unsupported(f"{what} cannot be what a step was compiled to")
 
 
 def _joint(found: dict[str, Any], signature: Signature, weights: Weights) -> Joint:
@@ -200,7 +196,7 @@ def _try(joint: Joint, weights: Weights, bind: Callable[..., Any], sample: Seque
             try:
                 out = bind(graph, node)(*(values[name] for name in node.inputs), rows=ROWS)
             except (TypeError, LookupError, ArithmeticError) as error:  # what torch makes of wrong arguments
-                raise NoPlan(f"'{node.op}' does not run: {error}") from error
+                raise Unsupported(f"'{node.op}' does not run: {error}") from error
             outs = [out] if len(node.outputs) == 1 else list(out)
             _check(len(outs) == len(node.outputs), f"what '{node.op}' gives")
             for name, tensor in zip(node.outputs, outs, strict=True):
@@ -348,7 +344,7 @@ def _tree_out(spec: Spec) -> Any:
         return 0
     name = next((name for name, kind in _TREES.items() if kind is spec.kind), None)
     if name is None or any(type(key) not in (str, int, float, bool) for key in spec.keys):
-        raise NoPlan("y holds structures of other classes")
+        raise Unsupported("y holds structures of other classes")
     return [name, list(spec.keys), [_tree_out(child) for child in spec.children]]
 
 

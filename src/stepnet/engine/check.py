@@ -12,7 +12,7 @@ from stepnet.compiler.capture import Replaced
 from stepnet.compiler.pipeline import Compiled
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import flatten
-from stepnet.errors import Refusal, StepError
+from stepnet.errors import StepError, Unsupported
 from stepnet.front.step import StepBody, loop_over
 from stepnet.run import naive
 from stepnet.run.autograd import Call, Ready, run
@@ -78,7 +78,7 @@ def self_check(
     """Compare one small batch with the plain loop: values and every gradient.
 
     Raises:
-        Refusal: they differ.
+        Unsupported: they differ.
     """
     layout = Layout.ragged(torch.tensor([0, 2, 2, 5, 6]), reverse=False)
     generator = torch.Generator().manual_seed(20)
@@ -109,7 +109,7 @@ def self_check(
     wanted = [t for t in (*x, *boot, *weights) if t.requires_grad]
     pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if b.requires_grad]
     if [a.requires_grad for a in ours] != [b.requires_grad for b in theirs]:
-        raise Refusal("self-check: other results carry gradients than those of the plain loop")
+        raise Unsupported("self-check: other results carry gradients than those of the plain loop")
     if not pairs:
         return
     seeds = [torch.randn(b.shape, generator=generator, dtype=torch.float64).to(b) for _, b in pairs]
@@ -143,7 +143,7 @@ def _looseness(compiled: Compiled) -> float:
 
 def _compare(name: str, a: Tensor, b: Tensor, loose: float) -> None:
     if a.shape != b.shape or a.dtype != b.dtype:
-        raise Refusal(
+        raise Unsupported(
             f"self-check: {name} is {a.dtype}{list(a.shape)}, the plain loop says {b.dtype}{list(b.shape)}"
         )
     if not (a.is_floating_point() or a.is_complex()):
@@ -152,4 +152,4 @@ def _compare(name: str, a: Tensor, b: Tensor, loose: float) -> None:
         scale = float(b.detach().abs().nan_to_num(0.0, 0.0, 0.0).max()) if b.numel() else 0.0
         same = torch.allclose(a, b, rtol=loose, atol=loose * max(scale, 1e-3), equal_nan=True)
     if not same:
-        raise Refusal(f"self-check: {name} differs from the plain loop", remedy="please report this step")
+        raise Unsupported(f"self-check: {name} differs from the plain loop", remedy="please report this step")

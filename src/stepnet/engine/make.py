@@ -22,7 +22,7 @@ from stepnet.compiler.record import tensors_used
 from stepnet.compiler.undo import Snapshot
 from stepnet.data.modes import autocast_dtype, default_device, for_plans
 from stepnet.data.tree import Spec
-from stepnet.errors import Refusal
+from stepnet.errors import Unsupported
 from stepnet.front.step import StepBody
 from stepnet.run import plan_files
 from stepnet.run.autograd import Ready
@@ -43,7 +43,7 @@ class Entry:
     compiled: Compiled | None = None
     weights: list[int] = field(default_factory=list)
     y_spec: Spec | None = None
-    refusals: list[tuple[str, Refusal]] = field(default_factory=list)
+    refusals: list[tuple[str, Unsupported]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     wrong: bool = False  # an executor did not pass the self-check
     changes: bool = False  # the step changed what it reads
@@ -63,7 +63,7 @@ def make(body: StepBody, reads: Reads, sequences: Sequences, states: Sequence[Te
             without_modes(),
         ):
             _compile(entry, snapshot, body, reads, sequences, states, backend)
-    except Refusal as refusal:
+    except Unsupported as refusal:
         entry.ready = None
         entry.refusals.append(("capture" if entry.compiled is None else "run", refusal.fresh()))
     finally:
@@ -78,7 +78,7 @@ def _compile(
     inputs = (*sequences.x_rows, *states)
     device = inputs[0].device
     if any(t.device != device for t in inputs):
-        raise Refusal("x and the state are on different devices")
+        raise Unsupported("x and the state are on different devices")
     x_few, state_few = samples(sequences.x_rows, ROWS), samples(states, ROWS)
     used = _used(entry, snapshot, body, reads, x_few, state_few)
     if entry.changes:
@@ -88,7 +88,7 @@ def _compile(
     grad = torch.is_grad_enabled()
     for tensor in used:
         if id(tensor) not in places:
-            raise Refusal(
+            raise Unsupported(
                 "the step reads a tensor that could not be found again from the step",
                 remedy="keep it in a closure, an attribute or a module that the step refers to",
             )
@@ -108,7 +108,7 @@ def _compile(
     given = (signature, weights, bind, plain)
     kept = None if key is None else plan_files.read(key)
     if kept is not None:
-        with contextlib.suppress(stored.NoPlan):
+        with contextlib.suppress(Unsupported):
             _choose(entry, stored.load(kept, *given), body, sequences, states, weights, backend)
             if not entry.wrong:
                 return
@@ -117,7 +117,7 @@ def _compile(
         warnings.simplefilter("ignore")
         compiled = compile_step(functools.partial(once, body), signature, weights, here, bind, plain)
     if reads.open is not None and len(compiled.followed) < len(weights):
-        raise Refusal("the step reads a tensor that the trace could not follow")
+        raise Unsupported("the step reads a tensor that the trace could not follow")
     if snapshot.changed():
         entry.changes = True
         return
@@ -135,7 +135,7 @@ def _used(
     """The tensors that a step reads, found by trying it.
 
     Raises:
-        Refusal: it fails, changes a tensor, or does not do the same twice.
+        Unsupported: it fails, changes a tensor, or does not do the same twice.
     """
     versions = _versions(reads)
     if reads.open is not None:
@@ -144,7 +144,7 @@ def _used(
             raise again.refusal.fresh()
         same = all(a is b for a, b in zip(again.tensors, reads.tensors, strict=False))
         if again.key != reads.key or not same:
-            raise Refusal(
+            raise Unsupported(
                 "the step does not do the same twice on the same rows",
                 remedy="draw noise by torch, and hand in what changes as part of x",
             )
@@ -153,12 +153,12 @@ def _used(
         try:
             with torch.random.fork_rng(devices=[]):
                 used = tensors_used(lambda: once(body, x, states), [*x, *states])
-        except Refusal:
+        except Unsupported:
             raise
         except Exception as error:
             raise FailsOnSamples(error) from error
     if versions != _versions(reads):
-        raise Refusal("the step changes a tensor it did not make, in place")
+        raise Unsupported("the step changes a tensor it did not make, in place")
     entry.changes = snapshot.changed()
     return used
 
@@ -188,9 +188,9 @@ def _choose(
     for name in executors(backend):
         try:
             if name == "c" and device.type != "cpu":
-                raise Refusal(f"the rows are on {device.type}; generated C runs on the CPU")
+                raise Unsupported(f"the rows are on {device.type}; generated C runs on the CPU")
             ready = make_ready(name, compiled.fused if name == "c" else compiled.hoisted)
-        except Refusal as refusal:
+        except Unsupported as refusal:
             entry.refusals.append((name, refusal.fresh()))
             continue
         if compiled.fused.random:
@@ -199,18 +199,18 @@ def _choose(
             return
         try:
             self_check(body, ready, compiled, sequences, states, [t for _, t, _ in weights])
-        except Refusal as refusal:
+        except Unsupported as refusal:
             entry.refusals.append((name, refusal.fresh()))
             entry.wrong = True
         except Exception as error:  # whatever it is, the plain loop may do without
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-            entry.refusals.append((name, Refusal(f"it failed on sample rows: {reason}")))
+            entry.refusals.append((name, Unsupported(f"it failed on sample rows: {reason}")))
             entry.wrong = True
         else:
             entry.ready = ready
             return
     if not entry.refusals:
-        raise Refusal(f"no executor of backend '{backend}'")
+        raise Unsupported(f"no executor of backend '{backend}'")
 
 
 def _same(tensor: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from stepnet.backends import only_plain
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype, default_device
 from stepnet.data.tree import unflatten
-from stepnet.errors import Refusal, SlowPathWarning, StepError
+from stepnet.errors import SlowPathWarning, StepError, Unsupported
 from stepnet.front.step import StepBody
 from stepnet.run.autograd import Call, run
 
@@ -42,7 +42,7 @@ def run_compiled(
     """Run a step by a plan. Without one, a step is warned of once, `warn` frames up; 0: not at all.
 
     Raises:
-        Refusal: no plan can be made, or no executor of `backend` takes it.
+        Unsupported: no plan can be made, or no executor of `backend` takes it.
     """
     entry, reads, sequences = find_plan(
         body, x_leaves, state_leaves, reverse=reverse, level=level, axis=axis, backend=backend
@@ -78,20 +78,20 @@ def find_plan(
     """The plan that a call runs by, what its step reads, and x as a table of rows.
 
     Raises:
-        Refusal: x or the state is not a table of rows. That no plan can be made is in the entry.
+        Unsupported: x or the state is not a table of rows. That no plan can be made is in the entry.
     """
     reason = only_plain([*(x.values if isinstance(x, LoDTensor) else x for x in x_leaves), *state_leaves])
     if reason is not None:
-        raise Refusal(reason)
+        raise Unsupported(reason)
     sequences = as_rows(x_leaves, reverse=reverse, level=level, axis=axis)
     for name, state in zip(body.state_names, state_leaves, strict=True):
         if state.dim() == 0 or state.shape[0] != sequences.layout.sequences:
-            raise Refusal(f"{name} does not have one row per sequence")
+            raise Unsupported(f"{name} does not have one row per sequence")
     reads = read(body, sequences.x_rows, state_leaves)
     if forward_ad._current_level >= 0:
         for tensor in (*sequences.x_rows, *state_leaves, *reads.tensors):
             if forward_ad.unpack_dual(tensor).tangent is not None:
-                raise Refusal("a forward-mode tangent is carried along, which the plain loop does")
+                raise Unsupported("a forward-mode tangent is carried along, which the plain loop does")
     return lookup(body, reads, sequences, state_leaves, backend), reads, sequences
 
 
@@ -140,13 +140,13 @@ def lookup(
     return entry
 
 
-_UNSTEADY = Refusal(
+_UNSTEADY = Unsupported(
     f"the step was compiled {_MOST_MISSES} times in a row and read something else at the next call each time",
     remedy="make the number that changes a tensor, or an input of the step; or backend='naive'",
 )
 
 
-def _refused(reads: Reads, refusal: Refusal) -> Entry:
+def _refused(reads: Reads, refusal: Unsupported) -> Entry:
     """What is known of a step that is refused whatever else it reads: one entry, so that it is told once."""
     key = ("refused", reads.root, refusal.reason)
     with _lock:

@@ -21,18 +21,18 @@ from stepnet.compiler.reach import Reach, reach
 from stepnet.compiler.record import record
 from stepnet.compiler.undo import Snapshot
 from stepnet.data.tree import flatten
-from stepnet.errors import Refusal, StepError
+from stepnet.errors import StepError, Unsupported
 from stepnet.front.step import StepBody
 
 from .rows import samples
 
-CHANGES = Refusal(
+CHANGES = Unsupported(
     "the step changes Python objects as it runs (a list, a counter): a compiled loop would not",
     remedy="return what is collected as part of y, or backend='naive'",
 )
 
 
-class FailsOnSamples(Refusal):
+class FailsOnSamples(Unsupported):
     """The step failed on sample rows. The plain loop meets that, too, and tells it with the caller's rows."""
 
     def __init__(self, error: Exception) -> None:
@@ -55,7 +55,7 @@ class Reads:
     key: tuple[Any, ...]
     tensors: list[Tensor]
     open: str | None = None
-    refusal: Refusal | None = None
+    refusal: Unsupported | None = None
 
     @property
     def files(self) -> frozenset[str]:
@@ -89,7 +89,7 @@ def read(body: StepBody, x: Sequence[Tensor], states: Sequence[Tensor]) -> Reads
     """
     found = reach(body.step)
     if found.refused is not None:
-        return Reads(found, (), found.tensors, refusal=Refusal(found.refused))
+        return Reads(found, (), found.tensors, refusal=Unsupported(found.refused))
     if found.open is None:
         if found.complete:
             return Reads(found, ("reach", *found.key), found.tensors)
@@ -104,7 +104,7 @@ def read(body: StepBody, x: Sequence[Tensor], states: Sequence[Tensor]) -> Reads
     try:
         with torch.random.fork_rng(devices=[]), without_modes():
             made = record(run, [*given[0], *given[1]])
-    except Refusal as refusal:
+    except Unsupported as refusal:
         snapshot.restore()
         return Reads(found, (), found.tensors, found.open, refusal)
     except Exception as error:

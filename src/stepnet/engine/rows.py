@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stepnet.data.lod import LoDTensor
-from stepnet.errors import Refusal
+from stepnet.errors import Unsupported
 from stepnet.run.layout import Layout
 
 
@@ -27,31 +27,31 @@ def as_rows(leaves: Sequence[Any], *, reverse: bool, level: int, axis: int) -> S
     """See x as a table of rows.
 
     Raises:
-        Refusal: its steps are not rows.
+        Unsupported: its steps are not rows.
     """
     first = leaves[0]
     if isinstance(first, LoDTensor):
         if level % first.lod_level != first.lod_level - 1:
-            raise Refusal("the steps hold whole sequences (a level above the last)")
+            raise Unsupported("the steps hold whole sequences (a level above the last)")
         for leaf in leaves:
             if not isinstance(leaf, LoDTensor) or leaf.lod_level != first.lod_level:
-                raise Refusal("x mixes LoDTensors of different levels with other values")
+                raise Unsupported("x mixes LoDTensors of different levels with other values")
             if leaf._lod is not first._lod and not torch.equal(leaf._lod.levels[-1], first._lod.levels[-1]):
-                raise Refusal("inputs of different lengths")
+                raise Unsupported("inputs of different lengths")
         layout = Layout.ragged(first._lod.levels[-1], reverse)
         return Sequences(layout, [leaf.values for leaf in leaves], first.with_values)
     shapes = set()
     for leaf in leaves:
         if not isinstance(leaf, Tensor) or leaf.dim() < 2 or not -leaf.dim() <= axis < leaf.dim():
-            raise Refusal("x has no batch dimension beside its time axis")
+            raise Unsupported("x has no batch dimension beside its time axis")
     axes = {axis % leaf.dim() for leaf in leaves}
     if len(axes) > 1:
-        raise Refusal("the time axis of the inputs is not the same dimension")
+        raise Unsupported("the time axis of the inputs is not the same dimension")
     (at,) = axes
     majors = [leaf if at <= 1 else leaf.movedim(at, 0) for leaf in leaves]
     shapes = {tuple(leaf.shape[:2]) for leaf in majors}
     if len(shapes) > 1:
-        raise Refusal("inputs of different lengths or batch sizes")
+        raise Unsupported("inputs of different lengths or batch sizes")
     ((one, two),) = shapes
     steps, batch = (two, one) if at == 1 else (one, two)
     layout = Layout.dense(steps, batch, at != 1, reverse)
@@ -62,7 +62,7 @@ def as_rows(leaves: Sequence[Any], *, reverse: bool, level: int, axis: int) -> S
         if at <= 1:
             return whole
         if whole.dim() <= at:
-            raise Refusal("y has too few dimensions for the time axis")
+            raise Unsupported("y has too few dimensions for the time axis")
         return whole.movedim(0, at)
 
     return Sequences(layout, rows, restore)

@@ -14,7 +14,7 @@ from stepnet.backends import check_backend
 from stepnet.compiler.reach import reach
 from stepnet.data.lod import LoDTensor
 from stepnet.engine import Entry, find_plan
-from stepnet.errors import Refusal, StepError
+from stepnet.errors import StepError, Unsupported
 from stepnet.front.step import step_name
 from stepnet.run.autograd import Ready
 from stepnet.run.c_scan import CScan
@@ -111,13 +111,13 @@ def _explain(
     if chosen == "naive" or scopes:
         asked = "scopes=True" if scopes else "backend='naive'"
         reason = getattr(body.step, "plain_reason", None) or f"{asked} asks for the plain loop"
-        entry.refusals.append(("compiler", Refusal(reason)))
+        entry.refusals.append(("compiler", Unsupported(reason)))
     else:
         try:
             entry, found, _ = find_plan(
                 body, x_leaves, states, reverse=reverse, level=level, axis=axis, backend=chosen
             )
-        except Refusal as refusal:
+        except Unsupported as refusal:
             entry.refusals.append(("compiler", refusal))
     counts = _counts(x_leaves[0], level, axis)
     loops: tuple[Loop, ...] = ()
@@ -174,7 +174,7 @@ def _counts(x: Any, level: int, axis: int) -> list[int]:
     return [steps] * (shape[0] if shape else 1)
 
 
-def _refused(executor: str, refusal: Refusal, code: SourceLines) -> Refused:
+def _refused(executor: str, refusal: Unsupported, code: SourceLines) -> Refused:
     who = executor if executor in ("c", "eager") else "compiler"
     return Refused(who, refusal.reason, refusal.remedy, refusal.line, code.at(refusal.line))
 

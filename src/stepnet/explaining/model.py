@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from stepnet.api import Recurrent, watched
-from stepnet.errors import Refusal, StepError
+from stepnet.errors import StepError, Unsupported
 from stepnet.front.step import step_name
 
 from .explanation import Explanation, ModelExplanation
@@ -89,7 +89,7 @@ def _call(model: Any, x: Any, state: Any) -> None:
         model(x)
 
 
-def _declined(name: str, *, steps: int | None, dtype: torch.dtype, refusal: Refusal) -> Explanation:
+def _declined(name: str, *, steps: int | None, dtype: torch.dtype, refusal: Unsupported) -> Explanation:
     """A loop that has not the form of a step over rows: the whole batch is its one row."""
     steps = steps or 0
     kind = str(dtype).removeprefix("torch.")

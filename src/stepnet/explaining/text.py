@@ -44,7 +44,7 @@ def _head(it: Explanation) -> Iterator[str]:
 
 def _verdict(it: Explanation) -> str:
     if it.executor == "refused":
-        return "The backend that was asked for by name declines the step: recurrent raises a Refusal."
+        return "The backend that was asked for by name declines the step: recurrent raises Unsupported."
     if it.executor == "naive":
         then = " Torch's autograd keeps what it needs of every step." if it.training else ""
         return f"Runs by the plain loop: the whole step, op by op in torch, at every step.{then}"

@@ -2,8 +2,8 @@
 
 It is one if it counts a step, up or down, and reads and writes arrays there. Then what was read from an
 array that the loop leaves alone is an input; what was read at the step before from one that it writes is a
-state; and what is written is an output. Anything else is a broken rule, said as a
-Refusal, and the loop runs as it was recorded.
+state; and what is written is an output. Anything else is a broken rule, said as
+`Unsupported`, and the loop runs as it was recorded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from stepnet.data.steps import Steps
 from stepnet.data.values import integer, whole_number
-from stepnet.errors import Refusal, StepnetError
+from stepnet.errors import StepnetError, Unsupported
 
 from .frame import WhileLoop
 from .recorded import Count, Read
@@ -52,7 +52,7 @@ class Raised:
         """The same scan with each value as the one row of a batch. `known`: that it may be was seen before.
 
         Raises:
-            Refusal: a recorded call treats a row of a batch otherwise than the value alone.
+            Unsupported: a recorded call treats a row of a batch otherwise than the value alone.
         """
         lifted = RecordedStep(self.form.lifted, self.step.constants)
         x, state = [v.unsqueeze(1) for v in self.x], [v.unsqueeze(0) for v in self.state]
@@ -90,14 +90,14 @@ def raise_loop(loop: WhileLoop) -> Raised:
     """See a recorded loop as a scan.
 
     Raises:
-        Refusal: the rule that it breaks.
+        Unsupported: the rule that it breaks.
     """
     program = loop.program
     found = program.known.found if program.known is not None else None
     if found is None:
         try:
             found = scan_form(program, loop.updates)
-        except Refusal as refusal:
+        except Unsupported as refusal:
             found = refusal.reason  # not the exception: its traceback would keep the loop's values alive
         if program.known is not None:
             program.known.found = found

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stepnet.data.lod import LoDTensor
 from stepnet.data.recording import Interned
-from stepnet.errors import Refusal
+from stepnet.errors import Unsupported
 
 from .frame import run_call
 from .program import Program
@@ -104,16 +104,16 @@ class ScanForm:
         return program.constants.get(template.place, program.examples[template.place])
 
 
-def rule(text: str, op: Op | None = None) -> Refusal:
+def rule(text: str, op: Op | None = None) -> Unsupported:
     """The refusal of a loop that breaks a rule."""
-    return Refusal(text if op is None else f"{text} ({op.line})")
+    return Unsupported(text if op is None else f"{text} ({op.line})")
 
 
 def scan_form(program: Program, updates: dict[int, Any]) -> ScanForm:
     """See a program as a scan.
 
     Raises:
-        Refusal: the rule that it breaks.
+        Unsupported: the rule that it breaks.
     """
     return _Raising(program, updates).form()
 

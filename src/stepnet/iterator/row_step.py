@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from stepnet.errors import IRError, LoopError, Refusal
+from stepnet.errors import IRError, LoopError, Unsupported
 from stepnet.ir.tensor_iterator import Concat, TensorIterator
 
 COUNTER = "iteration"
@@ -78,23 +78,23 @@ class RowStep:
             found = self.run(*(values[name] for name in form.parameters))
         except (IRError, LoopError) as error:
             first = str(error).splitlines()[0]
-            raise Refusal(f"the body does not run on another number of rows: {first}") from error
+            raise Unsupported(f"the body does not run on another number of rows: {first}") from error
         named = dict(zip(form.results, found, strict=True))
         y = {output: named[result] for output, result in form.lasts}
         for output, result, axis, part in form.joins:
             value = named[result]
             if not -value.dim() <= axis < value.dim():
-                raise Refusal(f"'{output}' has no axis {axis} to be joined along")
+                raise Unsupported(f"'{output}' has no axis {axis} to be joined along")
             axis %= value.dim()
             if not (form.blocks and axis == 0):
                 if value.shape[axis] != part:
-                    raise Refusal(f"'{output}' does not have {part} element(s) along axis {axis}")
+                    raise Unsupported(f"'{output}' does not have {part} element(s) along axis {axis}")
                 value = value.squeeze(axis) if part == 1 else value.movedim(1, 0) if axis == 0 else value
             y[output] = value
         new = {parameter: named[result] for parameter, result in form.carried}
         for name in form.lone:
             if new[name].dim() != form.rank or any(size != 1 for size in new[name].shape[1:]):
-                raise Refusal(f"'{name}' does not stay one element")
+                raise Unsupported(f"'{name}' does not stay one element")
             new[name] = new[name].reshape(-1)
         return y, state | new
 

@@ -25,7 +25,7 @@ from stepnet.api import watched, watching
 from stepnet.backends import Backend
 from stepnet.data.tree import flatten, unflatten
 from stepnet.engine import run_compiled
-from stepnet.errors import IRError, LoopError, Refusal, StepError
+from stepnet.errors import IRError, LoopError, StepError, Unsupported
 from stepnet.front.step import StepBody
 from stepnet.ir.tensor_iterator import Concat, Invariant, Merged, TensorIterator
 from stepnet.run.segment import iterations
@@ -75,15 +75,15 @@ class RowLoop:
             steps: how many iterations; None: as many as the slices say.
 
         Raises:
-            Refusal: the loop has not the form of a step over rows, or does not compile.
+            Unsupported: the loop has not the form of a step over rows, or does not compile.
         """
-        tried: list[tuple[RowCall, Refusal]] = []
+        tried: list[tuple[RowCall, Unsupported]] = []
         for call in self._shown(feeds, steps):
             try:
                 out = self._outputs(call, *run_step(call, backend))
             except StepError as error:
-                tried.append((call, Refusal(str(error.args[0]).splitlines()[0])))
-            except Refusal as error:
+                tried.append((call, Unsupported(str(error.args[0]).splitlines()[0])))
+            except Unsupported as error:
                 tried.append((call, error))
             else:
                 show(call, backend)
@@ -94,14 +94,14 @@ class RowLoop:
 
     def warn(self, feeds: Mapping[str, Any], backend: Backend, steps: int) -> None:
         """Give a SlowPathWarning of a body that `run` could not compile, once."""
-        with suppress(Refusal):
+        with suppress(Unsupported):
             run_step(next(self.calls(feeds, steps)), backend, warn=True)
 
     def _shown(self, feeds: Mapping[str, Any], steps: int | None) -> Iterator[RowCall]:
         """`calls`; that there are none is shown to what watches."""
         try:
             yield from self.calls(feeds, steps)
-        except Refusal as refusal:
+        except Unsupported as refusal:
             show_declined(self.loop, feeds, steps, refusal)
             raise
 
@@ -109,18 +109,18 @@ class RowLoop:
         """The calls of `recurrent` that the loop may be, one at least, best first.
 
         Raises:
-            Refusal: it is none.
+            Unsupported: it is none.
         """
         if any(not isinstance(value, Tensor) or value.is_meta for value in feeds.values()):
-            raise Refusal("an input is no tensor with data")
-        refused: list[Refusal] = []
+            raise Unsupported("an input is no tensor with data")
+        refused: list[Unsupported] = []
         found = False
         for blocks in (False, True):
             try:
                 for call in self._calls(feeds, steps, blocks):
                     found = True
                     yield call
-            except Refusal as refusal:
+            except Unsupported as refusal:
                 refused.append(refusal)
         if not found:
             raise refused[0]
@@ -130,7 +130,7 @@ class RowLoop:
         for port in self.loop.slices():
             rank = feeds[port.source].dim()
             if not -rank <= port.axis < rank:  # the plain loop meets it too, and tells it
-                raise Refusal(f"'{port.parameter}' has no axis {port.axis}")
+                raise Unsupported(f"'{port.parameter}' has no axis {port.axis}")
             axes[port.parameter] = port.axis % rank
         first = next(iter(axes.values()), 1)
         cut = [*axes.values(), *(port.axis for port in self.loop.outputs if isinstance(port, Concat))]
@@ -164,13 +164,13 @@ class RowLoop:
                         found = True
                         yield call
         if not found:
-            raise Refusal("the body does not treat the rows of the batch alike")
+            raise Unsupported("the body does not treat the rows of the batch alike")
 
     def _lone(self, state: Mapping[str, Tensor], batch: int) -> list[dict[str, torch.Size]]:
         """Which states may be one element for all rows, with their shapes; a batch of one leaves a choice.
 
         Raises:
-            Refusal: a state is neither that nor one of rows.
+            Unsupported: a state is neither that nor one of rows.
         """
         joined = {port.result for port in self.loop.outputs if isinstance(port, Concat)}
         one = {
@@ -181,7 +181,7 @@ class RowLoop:
         rows = [name for name, value in state.items() if value.dim() and value.shape[0] == batch]
         for name in state:
             if name not in rows and name not in one:
-                raise Refusal(f"'{name}' does not have one row for each of the {batch} of the batch")
+                raise Unsupported(f"'{name}' does not have one row for each of the {batch} of the batch")
         least = {name: shape for name, shape in one.items() if name not in rows}
         most = {name: shape for name, shape in one.items() if len(shape) < 2 or name in least}
         return [least] if least == most else [least, most]
@@ -202,7 +202,7 @@ class RowLoop:
             try:
                 low, high, count = iterations(port, value.shape[axis])
             except LoopError as error:  # the plain loop meets it too, and tells it
-                raise Refusal("its slices lie outside an input") from error
+                raise Unsupported("its slices lie outside an input") from error
             if steps is not None and steps < count:
                 low, high = (low, low + steps * part) if port.stride > 0 else (high - steps * part, high)
                 count = steps
@@ -211,26 +211,26 @@ class RowLoop:
             if part != 1 or (blocks and axis == 0):
                 value = value.unflatten(axis, (count, part))
             elif value.dim() < 2:
-                raise Refusal("an input has no axis beside that of time")
+                raise Unsupported("an input has no axis beside that of time")
             if (port.stride < 0) != reverse:
                 value = value.flip(axis)
             if value.dim() < 3 and part != 1 and axis == 0 and not blocks:
-                raise Refusal("an input has no axis beside that of time")
+                raise Unsupported("an input has no axis beside that of time")
             found[port.parameter] = value.movedim((axis, _batch_axis(axis, part, blocks)), (time, 1 - time))
         if len(counts) > 1:
-            raise Refusal("inputs have different numbers of steps")
+            raise Unsupported("inputs have different numbers of steps")
         if not counts:
-            raise Refusal("no input is cut into steps")
+            raise Unsupported("no input is cut into steps")
         (count,) = counts
         if not count:
-            raise Refusal("it has no steps")
+            raise Unsupported("it has no steps")
         sizes = [value.shape[1 - time] for value in found.values()]
         sizes += sorted((value.shape[0] for value in state.values() if value.dim()), reverse=True)
         if not sizes:
-            raise Refusal("no input is cut into steps, and nothing is carried")
+            raise Unsupported("no input is cut into steps, and nothing is carried")
         if not found or self.counter is not None:
             if COUNTER in found:
-                raise Refusal(f"a parameter has the name '{COUNTER}'")
+                raise Unsupported(f"a parameter has the name '{COUNTER}'")
             numbers = torch.arange(count)
             numbers = (numbers.flip(0) if reverse else numbers).unsqueeze(1 - time)
             found[COUNTER] = numbers.expand((count, sizes[0]) if time == 0 else (sizes[0], count))
@@ -264,7 +264,7 @@ class RowLoop:
                 with torch.no_grad():
                     ours = step.run(*(given[name] for name in step.form.parameters))
                     theirs = self.loop.body(*(real[name] for name in step.form.parameters))
-            except (IRError, LoopError, Refusal, RuntimeError):  # the plain loop tells it, if it meets it
+            except (IRError, LoopError, Unsupported, RuntimeError):  # the plain loop tells it, if it meets it
                 return False
             one = {self.loop.carried[name] for name in call.lone}
             for name, a, b in zip(self.loop.body.results, ours, theirs, strict=True):
@@ -309,7 +309,7 @@ def show(call: RowCall, backend: Backend) -> None:
 
 
 def show_declined(
-    loop: TensorIterator, feeds: Mapping[str, Any], steps: int | None, refusal: Refusal
+    loop: TensorIterator, feeds: Mapping[str, Any], steps: int | None, refusal: Unsupported
 ) -> None:
     """Let what watches calls of `recurrent` see that a loop is none."""
     watch = watching()
@@ -339,7 +339,7 @@ def run_step(call: RowCall, backend: Backend, *, warn: bool = False) -> tuple[An
     """Run a call by a plan: y, and the final state.
 
     Raises:
-        Refusal: no plan can be made. Unlike in `recurrent`, a warning is given only if asked for.
+        Unsupported: no plan can be made. Unlike in `recurrent`, a warning is given only if asked for.
     """
     x_leaves, x_spec = flatten(call.x)
     state_leaves, state_spec = flatten(call.state)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from stepnet.backends import check_backend
 from stepnet.data.lod import LoDTensor
 from stepnet.data.outputs import Outputs
-from stepnet.errors import Refusal
+from stepnet.errors import Unsupported
 from stepnet.front.step import describe_leaf, step_name
 from stepnet.ir import tensor_iterator as ir
 from stepnet.run import naive
@@ -134,7 +134,7 @@ class TensorIterator(nn.Module):
         Raises:
             LoopError: an input is missing or unknown, slices do not fit, or results do not; every mistake
                 of the inputs is listed.
-            Refusal: the backend asked for by name declines the loop.
+            Unsupported: the backend asked for by name declines the loop.
 
         Warns:
             SlowPathWarning: once for a body that cannot be compiled and runs by the plain loop.
@@ -156,11 +156,11 @@ class TensorIterator(nn.Module):
         out: dict[str, Any] | None = None
         if chosen == "naive" or not steps:
             why = "backend='naive' asks for the plain loop" if steps else "it has no steps"
-            show_declined(loop, feeds, steps, Refusal(why))
+            show_declined(loop, feeds, steps, Unsupported(why))
         else:
             try:
                 out = rows.run(feeds, chosen, steps=steps)
-            except Refusal:
+            except Unsupported:
                 if chosen != "auto":
                     raise
         if out is None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.errors import Refusal
+from stepnet.errors import Unsupported
 from stepnet.front.frame import WhileLoop, run_call
 from stepnet.front.recorded import Break, Call, Count, Guard, Op, Read, Write
 from stepnet.front.scan_form import rule
@@ -17,11 +17,11 @@ from stepnet.front.while_loop import while_loop
 _NUMBERS = 1 << 40  # the places of numbers that stand in the program begin here
 
 
-def run_as_while(loop: WhileLoop, why: Refusal) -> list[Tensor]:
+def run_as_while(loop: WhileLoop, why: Unsupported) -> list[Tensor]:
     """Run a loop by `while_loop`, which is saved as one that computes its condition.
 
     Raises:
-        Refusal: it writes arrays, or it reads some that are not one tensor, or Python was told a size.
+        Unsupported: it writes arrays, or it reads some that are not one tensor, or Python was told a size.
     """
     program = loop.program
     for op in program.ops:

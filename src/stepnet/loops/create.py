@@ -14,7 +14,7 @@ from stepnet.api import instead, recurrent, replaced, watched, watching
 from stepnet.backends import get_backend
 from stepnet.data.tree import flatten
 from stepnet.engine import run_compiled
-from stepnet.errors import IRError, Refusal
+from stepnet.errors import IRError, Unsupported
 from stepnet.front.frame import WhileLoop, run_recorded
 from stepnet.front.raise_loop import Raised, raise_loop
 from stepnet.front.scan_form import RecordedStep
@@ -85,7 +85,7 @@ def run_now(loop: WhileLoop) -> list[Tensor]:
         return _saved(loop)
     try:
         return _run_raised(loop)
-    except Refusal as refusal:
+    except Unsupported as refusal:
         loop.reason = refusal.reason
         watch = watching()
         if watch is not None:
@@ -97,16 +97,16 @@ def run_now(loop: WhileLoop) -> list[Tensor]:
 def _run_raised(loop: WhileLoop) -> list[Tensor]:
     names = executors(get_backend())
     if not names:
-        raise Refusal("the backend 'naive' is set")
+        raise Unsupported("the backend 'naive' is set")
     raised = raise_loop(loop)
     if not raised.rowwise or raised.sizes in raised.form.as_row:
         return _scan(loop, raised.one_row(), names)
     try:
         return _scan(loop, raised, names)
-    except Refusal as refusal:
+    except Unsupported as refusal:
         try:
             results = _scan(loop, raised.one_row(), names)
-        except Refusal:
+        except Unsupported:
             raise refusal from None
     raised.form.as_row.add(raised.sizes)
     return results
@@ -125,8 +125,8 @@ def _saved(loop: WhileLoop) -> list[Tensor]:
         alone = getattr(saving, "alone", None)
         if alone is not None and alone(lambda: _is_alone(raised)):
             raised = raised.one_row(known=True)
-    except Refusal as refusal:
-        with contextlib.suppress(Refusal):
+    except Unsupported as refusal:
+        with contextlib.suppress(Unsupported):
             return run_as_while(loop, refusal)
         raise IRError(
             f"the while loop at {line} cannot be written as a loop",
@@ -148,7 +148,7 @@ def _is_alone(raised: Raised) -> bool:
     """Whether the values of a step are one row each; else the first dimension counts rows.
 
     Raises:
-        Refusal: a recorded call takes neither.
+        Unsupported: a recorded call takes neither.
     """
     if raised.rowwise and raised.sizes not in raised.form.as_row:
         x, state = tuple(raised.x), tuple(raised.state)
@@ -157,10 +157,10 @@ def _is_alone(raised: Raised) -> bool:
             with replaced(None):
                 run_compiled(body, x, state, reverse=raised.form.by < 0, level=-1, axis=0, backend="eager")
             return False
-        except Refusal:
+        except Unsupported:
             try:
                 raised.one_row()
-            except Refusal:
+            except Unsupported:
                 return False
             return True
     raised.one_row()
@@ -173,14 +173,14 @@ def _floats(value: Any) -> bool:
 
 def _scan(loop: WhileLoop, raised: Raised, names: Sequence[str]) -> list[Tensor]:
     """Run the scan by the first executor that takes it; each asked by name, so that none warns."""
-    refusal: Refusal | None = None
+    refusal: Unsupported | None = None
     x, state = tuple(raised.x), tuple(raised.state)
     how: Any = {"reverse": raised.form.by < 0, "level": -1, "axis": 0}
     for name in names:
         body = StepBody(raised.step, flatten(x)[1], flatten(state)[1])
         try:
             y, last = run_compiled(body, x, state, **how, backend=name)
-        except Refusal as error:
+        except Unsupported as error:
             refusal = refusal or error
             continue
         watch = watching()

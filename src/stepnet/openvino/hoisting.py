@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from stepnet.errors import Refusal
+from stepnet.errors import Unsupported
 from stepnet.ir.tensor_iterator import Invariant, Slice, TensorIterator
 
 from .attributes import Attributes
@@ -159,7 +159,7 @@ class Hoisted:
 
         Raises:
             IRError: a layer does not take its inputs.
-            Refusal: a matrix is none.
+            Unsupported: a matrix is none.
         """
         found = {source: feeds[source] for source in self._sources}
         if not self._extra and not self.picks:
@@ -175,7 +175,7 @@ class Hoisted:
         for label, (slot, turned) in zip(self._labels, self._extra, strict=True):
             value = slots[slot]
             if turned and value.dim() < 2:
-                raise Refusal("a matrix has one dimension, and the file declares more")
+                raise Unsupported("a matrix has one dimension, and the file declares more")
             found[label] = value.transpose(-1, -2).contiguous() if turned else value
         for pick in self.picks.values():
             found[pick.label] = slots[pick.source]

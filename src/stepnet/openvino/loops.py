@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from stepnet.backends import check_backend
-from stepnet.errors import IRError, Refusal
+from stepnet.errors import IRError, Unsupported
 from stepnet.ir.tensor_iterator import (
     BackEdge,
     Concat,
@@ -146,7 +146,7 @@ class RowRunner:
         if report.reason is None and any(v.device.type != "cpu" for v in feeds.values()):
             report.reason = "not on the CPU"
         if report.reason is not None:
-            show_declined(self.loop, feeds, steps, Refusal(report.reason))
+            show_declined(self.loop, feeds, steps, Unsupported(report.reason))
             return None
         learns = torch.is_grad_enabled() and any(
             v.requires_grad for v in (*feeds.values(), *self.constant[0].constants())
@@ -154,7 +154,7 @@ class RowRunner:
         body, rows = self.trained if learns else self.constant
         try:
             out = rows.run(body.feeds(feeds), backend, steps=steps)
-        except Refusal as refusal:
+        except Unsupported as refusal:
             report.reason = refusal.reason
             return None
         report.compiled = True
@@ -290,7 +290,7 @@ class LoopRunner:
         counted = self._counted(values)
         if isinstance(counted, str):
             self.reports.ran, self.reports.compiled, self.reports.reason = True, False, counted
-            show_declined(self.rows.loop, self._feeds(values), 0, Refusal(counted))
+            show_declined(self.rows.loop, self._feeds(values), 0, Unsupported(counted))
             return None
         out = self.rows.run(self._feeds(values), counted, self.reports)
         return None if out is None else tuple(out[f"port {port.id}"] for port in self.layer.outputs)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import isinf, isnan, prod
 from typing import Any, Protocol
 
-from stepnet.errors import Refusal
+from stepnet.errors import Unsupported
 from stepnet.ir.graph import Node
 from stepnet.ir.ops import OPS, Stage
 
@@ -300,7 +300,7 @@ class _LoopText:
         if op == "full":
             number = node.attr("value")
             return str(int(number)) if w.p.value(node.output).dtype in _KINDS else literal(number, w.real)
-        raise Refusal(f"the loop holds '{op}', which generated C does not do", line=node.line)
+        raise Unsupported(f"the loop holds '{op}', which generated C does not do", line=node.line)
 
     def _store(self, node: Node, text: str, add: Callable[[str], Any], seen: Access | None) -> None:
         w = self.w

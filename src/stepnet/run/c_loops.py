@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from stepnet.errors import Refusal
+from stepnet.errors import Unsupported
 from stepnet.ir.graph import Node
 from stepnet.ir.ops import OPS, Stage
 
@@ -68,7 +68,7 @@ def row_function(p: Program, nodes: list[Node], homes: dict[str, list[str]]) -> 
     """Arrange the nodes of a stage into loops.
 
     Raises:
-        Refusal: a reduction over dimensions that are not the last ones.
+        Unsupported: a reduction over dimensions that are not the last ones.
     """
     made = {name: node for node in nodes for name in node.outputs}
     first: dict[int, int] = {}
@@ -154,5 +154,5 @@ def _kept(node: Node, shape: tuple[int, ...]) -> int:
     if not kept:
         return 0
     if reduced and max(kept) > min(reduced):
-        raise Refusal(f"'{node.op}' over dimensions that are not the last ones", line=node.line)
+        raise Unsupported(f"'{node.op}' over dimensions that are not the last ones", line=node.line)
     return max(kept) + 1

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from stepnet.errors import Refusal
+from stepnet.errors import Unsupported
 from stepnet.ir.graph import Graph, Node, Value, in_order
 from stepnet.ir.ops import OPS, Stage
 from stepnet.ir.plan import Carry, LoopPlan, Region
@@ -77,7 +77,7 @@ def program(loop: LoopPlan, region: Region) -> Program:
     """Prepare a scan.
 
     Raises:
-        Refusal: it holds an op or a dtype that generated C does not do.
+        Unsupported: it holds an op or a dtype that generated C does not do.
     """
     maker = _Maker(loop, region)
     return maker.make()
@@ -178,16 +178,16 @@ class _Maker:
             stage = OPS[node.op].stage
             if node.op in UNSUPPORTED or stage is Stage.OPAQUE:
                 what = UNSUPPORTED.get(node.op) or f"the torch call {node.attr('target')}"
-                raise Refusal(f"the loop holds {what}, which generated C does not do", line=node.line)
+                raise Unsupported(f"the loop holds {what}, which generated C does not do", line=node.line)
             if stage is Stage.MATMUL and self.values[node.inputs[1]].kind == "row":
-                raise Refusal("the loop holds a matmul of two row values", line=node.line)
+                raise Unsupported("the loop holds a matmul of two row values", line=node.line)
             if stage is Stage.SOURCE and node.op != "full":
-                raise Refusal(f"the loop holds '{node.op}'", line=node.line)
+                raise Unsupported(f"the loop holds '{node.op}'", line=node.line)
             if node.op in ("matmul_tn", "embed_grad"):
-                raise Refusal(f"the loop holds '{node.op}'", line=node.line)
+                raise Unsupported(f"the loop holds '{node.op}'", line=node.line)
             self._check_integers(node)
         if len(dtypes) > 1 or not dtypes <= {"float32", "float64"}:
-            raise Refusal(
+            raise Unsupported(
                 f"the loop computes in {', '.join(sorted(dtypes))}; generated C does one of float32, float64"
             )
         return dtypes.pop() if dtypes else "float32"
@@ -195,12 +195,12 @@ class _Maker:
     def _check_integers(self, node: Node) -> None:
         whole = any(self.values[n].dtype == "int64" for n in (*node.inputs, *node.outputs))
         if whole and node.op not in INTEGER_OPS:
-            raise Refusal(f"the loop does '{node.op}' with whole numbers", line=node.line)
+            raise Unsupported(f"the loop does '{node.op}' with whole numbers", line=node.line)
         if node.op in ("argmax", "argmin", "embed"):
             source = self.values[node.inputs[0]]
             if source.dtype in ("int64", "bool") or not source.size:
                 what = source.dtype if source.size else "nothing"
-                raise Refusal(f"the loop holds an {node.op} of {what}", line=node.line)
+                raise Unsupported(f"the loop holds an {node.op} of {what}", line=node.line)
 
     def _add(self, node: Node) -> None:
         if node.op in VIEWS:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stepnet.errors import BuildError, Refusal, StepIndexError
+from stepnet.errors import BuildError, StepIndexError, Unsupported
 from stepnet.ir.graph import Node
 from stepnet.ir.plan import LoopPlan, Region
 
@@ -40,7 +40,7 @@ class CScan:
     """A scan compiled to C; called like every scan executor (see `loop.Loop`).
 
     Raises:
-        Refusal: the scan holds what generated C does not do, or there is no compiler.
+        Unsupported: the scan holds what generated C does not do, or there is no compiler.
     """
 
     def __init__(self, loop: LoopPlan, region: Region) -> None:
@@ -49,11 +49,11 @@ class CScan:
         suffix = {"float32": "f32", "float64": "f64"}[p.real]
         reason = c_build.available()
         if reason is not None:
-            raise Refusal(reason, remedy="install a C compiler, or stepnet[compiler]")
+            raise Unsupported(reason, remedy="install a C compiler, or stepnet[compiler]")
         try:
             library = c_build.build(c_build.preamble(suffix, linked=True) + self.source.text, suffix)
         except BuildError as error:
-            raise Refusal(str(error)) from error
+            raise Unsupported(str(error)) from error
         self.run = library.function("run", ctypes.POINTER(c_threads.Pool), ctypes.c_void_p)
         self.dtype = getattr(torch, p.real)
         self.spaces: list[Tensor] = []  # workspaces at rest; list.pop and append are atomic

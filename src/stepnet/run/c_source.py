@@ -59,7 +59,7 @@ def write(loop: LoopPlan, region: Region, name: str) -> Source:
     """Generate C for a scan.
 
     Raises:
-        Refusal: the scan holds what generated C does not do.
+        Unsupported: the scan holds what generated C does not do.
     """
     return _Writer(loop, region, program(loop, region), name).write()
 

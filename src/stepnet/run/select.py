@@ -22,7 +22,7 @@ def make_ready(executor: str, plan: Plan) -> Ready:
     """Make a plan's loops ready to run.
 
     Raises:
-        Refusal: the executor declines the plan.
+        Unsupported: the executor declines the plan.
     """
 
     def scan(loop: LoopPlan, region: Region) -> Scan:

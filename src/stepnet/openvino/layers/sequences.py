@@ -15,7 +15,7 @@ from torch import Tensor
 from stepnet.backends import check_backend
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import flatten, unflatten
-from stepnet.errors import Refusal
+from stepnet.errors import Unsupported
 from stepnet.front.step import StepBody, loop_over
 from stepnet.iterator.rows import RowCall, run_step, show
 from stepnet.openvino.attributes import Attributes
@@ -84,10 +84,12 @@ class SequenceRunner:
         backend, call = check_backend(None), RowCall(step, rows, state, reverse, 1)
         try:
             if backend == "naive" or steps == 0 or x.device.type != "cpu":
-                raise Refusal("the backend is 'naive', there are no steps, or the model is not on the CPU")
+                raise Unsupported(
+                    "the backend is 'naive', there are no steps, or the model is not on the CPU"
+                )
             found = run_step(call, backend)
             self.reports.compiled, self.reports.reason = True, None
-        except Refusal as refusal:
+        except Unsupported as refusal:
             self.reports.compiled, self.reports.reason = False, refusal.reason
         show(call, backend)
         if found is None:

@@ -30,7 +30,7 @@ from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import Spec, flatten, unflatten
 from stepnet.data.values import SIZE
 from stepnet.engine import find_plan
-from stepnet.errors import IRError, Refusal
+from stepnet.errors import IRError, Unsupported
 from stepnet.front.step import StepBody
 from stepnet.user_line import line_run_by, user_line
 
@@ -49,7 +49,7 @@ class Call:
     places: list[int]  # of the tensors the step uses, among those it reaches
     weights: list[Tensor]
     compiled: Compiled | None
-    refusal: Refusal | None
+    refusal: Unsupported | None
     y: list[Any]
     y_spec: Spec
     line: str
@@ -166,7 +166,7 @@ class Recorder:
                 places = places_of(read, body.step, f"step '{body.name}' ({line})", owner="step")
                 if entry.ready is None:
                     compiled, refusal = None, entry.refusals[-1][1]
-            except Refusal as error:
+            except Unsupported as error:
                 refusal = error
             if compiled is None:
                 places = _used(body, x_leaves, state_leaves, axis, line)
@@ -316,7 +316,7 @@ def traced(
             return export(
                 _Traced(run, owner), tuple(leaves), dynamic_shapes=(shapes,) if leaves else None, strict=False
             )
-    except (IRError, Refusal):
+    except (IRError, Unsupported):
         raise
     except Exception as error:
         cause: BaseException | None = error

@@ -80,7 +80,7 @@ def write_plan(
         The leaves of y, time and batch first as in x, and those of the final state, [batch, ...].
 
     Raises:
-        Unwritable: an op has no layer.
+        Unsupported: an op has no layer.
     """
     return _Recurrence(emit, plan, constants, x, states, weights, steps).write()
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from stepnet.errors import IRError
+from stepnet.errors import IRError, Unsupported
 from stepnet.ir.graph import Graph, Node, Value
 from stepnet.ir.ops import OPS, Stage
 
@@ -21,15 +21,6 @@ from .ops_emit import Emit
 
 LEAD = 2
 Rule = Callable[["RowNet", Node], Out]
-
-
-class Unwritable(Exception):
-    """An op of a body has no layer; the step may still be written whole."""
-
-    def __init__(self, op: str, line: str | None) -> None:
-        super().__init__(op)
-        self.op = op
-        self.line = line
 
 
 def dtype_of(value: Value) -> torch.dtype:
@@ -148,7 +139,7 @@ class RowNet:
             return
         rule = self.rules.get(node.op)
         if rule is None:
-            raise Unwritable(_shown(node), node.line)
+            raise Unsupported(_shown(node), line=node.line)
         made = rule(self, node)
         self.known.setdefault(node.output, made)
 
@@ -396,7 +387,7 @@ def _cat(b: RowNet, node: Node) -> Out:
         if lead and not b.is_row(name):
             shape = b.value(name).shape
             if b.reference is None:
-                raise Unwritable("cat", node.line)
+                raise Unsupported("cat", line=node.line)
             front = b.emit.slice(b.emit.shape(b.reference), 0, 0, LEAD)
             part = b.emit.broadcast(b.known[name], b.emit.concat([front, b.emit.ints(shape)], 0))
         else:
