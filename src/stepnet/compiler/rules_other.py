@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
+from stepnet.data.dtypes import dtype_name
 from stepnet.errors import Unsupported
 from stepnet.ir.graph import Node
 
-from .normal import BATCH, Builder, Ref, dtype_name, rule
+from .normal import BATCH, Builder, Ref, rule
 
 
 @rule("full", "full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full", "zeros", "ones",

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.dtypes import dtype_name, dtype_of
 from stepnet.data.tree import LEAF, Spec
 from stepnet.errors import GraphError, Unsupported
 from stepnet.ir.graph import ITEM_SIZE, Graph, Node, Value
@@ -161,8 +162,8 @@ def _ends_fit(
         return None if value is None else (value.kind == "row", value.shape, value.dtype)
 
     inputs = parameter_names(signature, weights)
-    expected = [(True, e.shape, _name(e.dtype)) for e in (*signature.x, *signature.states)]
-    expected += [(False, tuple(t.shape), _name(t.dtype)) for _, t, _ in weights]
+    expected = [(True, e.shape, dtype_name(e.dtype)) for e in (*signature.x, *signature.states)]
+    expected += [(False, tuple(t.shape), dtype_name(t.dtype)) for _, t, _ in weights]
     gradients = results[-len(inputs) :] if any(name.startswith("d_") for name in others) else ()
     outputs = results[: len(results) - len(gradients)]
     for name, wanted in zip(inputs, expected, strict=True):
@@ -204,7 +205,7 @@ def _try(joint: Joint, weights: Weights, bind: Callable[..., Any], sample: Seque
                     value = graph.values[name]
                     shape = (ROWS, *value.shape) if value.kind == "row" else value.shape
                     right = isinstance(tensor, Tensor) and tuple(tensor.shape) == shape
-                    _check(right and _name(tensor.dtype) == value.dtype, f"what '{node.op}' gives")
+                    _check(right and dtype_name(tensor.dtype) == value.dtype, f"what '{node.op}' gives")
                     values[name] = tensor
         check_opaque(graph, bind, given)
 
@@ -234,10 +235,6 @@ def _whole(found: Any, least: int = -_LARGEST) -> int:
 def _number(found: Any) -> bool | int | float:
     _check(type(found) in (bool, float) or (type(found) is int and abs(found) <= _LARGEST), "a number")
     return found
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _value(entry: Any, parameters: Sequence[str]) -> tuple[str, Value]:
@@ -336,7 +333,7 @@ def _small(node: Node, values: dict[str, Value]) -> None:
 def _tensor(value: Value, numbers: Any) -> Tensor:
     numbers = [_number(item) for item in _list(numbers)]
     _check(len(numbers) == value.size and len(numbers) <= _MOST_NUMBERS, "its constants")
-    return torch.tensor(numbers, dtype=getattr(torch, value.dtype), device="cpu").reshape(value.shape)
+    return torch.tensor(numbers, dtype=dtype_of(value.dtype), device="cpu").reshape(value.shape)
 
 
 def _tree_out(spec: Spec) -> Any:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from stepnet.data.dtypes import dtype_of
 from stepnet.errors import BuildError, StepIndexError, Unsupported
 from stepnet.ir.graph import Node
 from stepnet.ir.plan import LoopPlan, Region
@@ -66,7 +67,7 @@ class CScan:
         ]
         self._arguments = ctypes.c_int64 * (len(FIXED) + len(self.source.fields))
         made = [entry.value for entry in self.source.fields if entry.role in ("out", "sum")]
-        self._made = {n: (p.value(n).shape, getattr(torch, p.value(n).dtype)) for n in made}
+        self._made = {n: (p.value(n).shape, dtype_of(p.value(n).dtype)) for n in made}
         self._placed: _Placed | None = None
 
     def __call__(

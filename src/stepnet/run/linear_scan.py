@@ -16,6 +16,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from stepnet.data.dtypes import dtype_of
 from stepnet.ir.graph import Node
 from stepnet.ir.ops import RANDOM
 from stepnet.ir.plan import LoopPlan, Region
@@ -121,7 +122,7 @@ class LinearScan(EagerScan):
     ) -> tuple[Tensor, Tensor]:
         """a and b of `result = a * parameter + b`, as tables of rows."""
         shape = self.body.values[parameter].shape
-        dtype = getattr(torch, self.body.values[parameter].dtype)
+        dtype = dtype_of(self.body.values[parameter].dtype)
         found = {
             parameter: (torch.ones((rows, *shape), dtype=dtype), torch.zeros((rows, *shape), dtype=dtype))
         }

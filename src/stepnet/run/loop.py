@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.dtypes import dtype_of
 from stepnet.data.modes import as_written
 from stepnet.errors import StepError
 from stepnet.ir.graph import Graph, Node
+from stepnet.ir.last_uses import last_uses
 from stepnet.ir.plan import LoopPlan, Region
 
 from .layout import Layout
@@ -40,7 +42,12 @@ class Loop:
             (region, scan(plan, region) if region.kind == "scan" else None, _bound(plan.body, region.nodes))
             for region in plan.regions
         ]
-        self._dies = _last_uses(plan)
+        uses = [
+            (*(plan.outputs(region) if region.kind == "scan" else region.made), *region.read)
+            for region in plan.regions
+        ]
+        # big row tables are let go early
+        self._dies = last_uses(uses, {*plan.wanted, *plan.rows_of_carries()})
 
     def run(
         self, values: dict[str, Tensor], states: Mapping[str, Tensor], layout: Layout
@@ -132,17 +139,6 @@ def _bound(graph: Graph, nodes: tuple[Node, ...]) -> list[_Bound]:
     ]
 
 
-def _last_uses(plan: LoopPlan) -> list[list[str]]:
-    """For each region the values nobody reads after it: big row tables are let go early."""
-    later: set[str] = set(plan.wanted) | plan.rows_of_carries()
-    dying: list[list[str]] = []
-    for region in reversed(plan.regions):
-        own = {*(plan.outputs(region) if region.kind == "scan" else region.made), *region.read}
-        dying.append([name for name in own if name not in later])
-        later |= own
-    return dying[::-1]
-
-
 class EagerScan:
     """A scan step by step in torch, over rows gathered once into the order of steps."""
 
@@ -188,7 +184,7 @@ class EagerScan:
                 table = torch.cat(out)
                 values[name] = table if plain else _take(table, layout.unpacked)
             else:
-                values[name] = torch.empty((0, *value.shape), dtype=getattr(torch, value.dtype))
+                values[name] = torch.empty((0, *value.shape), dtype=dtype_of(value.dtype))
         finals = {}
         for name, state in current.items():
             ranked = torch.cat([state, *reversed(ended[name])])

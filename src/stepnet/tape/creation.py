@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from stepnet.data.dtypes import dtype_name
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import leaves, map_leaves
 from stepnet.user_line import Line
@@ -151,16 +152,13 @@ def describe(value: Any) -> str:
     if isinstance(value, LoDTensor):
         sizes = ", ".join(["*", *(str(n) for n in value.shape[1:])])
         levels = "1 level" if value.lod_level == 1 else f"{value.lod_level} levels"
-        return f"{_short(value.dtype)} [{sizes}], {levels}"
+        return f"{dtype_name(value.dtype)} [{sizes}], {levels}"
     if isinstance(value, Tensor):
-        return f"{_short(value.dtype)} [{', '.join('*' if n is None else str(n) for n in open_shape(value))}]"
+        sizes = ", ".join("*" if n is None else str(n) for n in open_shape(value))
+        return f"{dtype_name(value.dtype)} [{sizes}]"
     if isinstance(value, (tuple, list)):
         return f"({'; '.join(describe(v) for v in value)})"
     return type(value).__name__
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 # Small batches stand for large ones when a layer is made. Their numbers of rows are seldom a size of anything

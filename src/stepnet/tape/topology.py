@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from stepnet.data.tree import leaves, map_leaves
 from stepnet.errors import TapeError, TapeKeyError
+from stepnet.ir.last_uses import last_uses
 
 from .creation import Creation, Group, Ref
 from .evaluator import Evaluator
@@ -231,7 +232,8 @@ class Topology(nn.Module):
         self._known = {c.name for _, c in feeds}
         unread = {i for i, _ in feeds if i not in read}
         self._played = [(i, c) for i, c in played if i not in unread]
-        self._finished = _last_uses(self._played, outputs)
+        ends = [ref.index for ref in leaves(outputs, Ref)]
+        self._finished = last_uses([(i, *c.inputs) for i, c in self._played], ends)
         self._modules.update(modules)  # past add_module: a layer may be called `forward`
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -318,14 +320,3 @@ class Topology(nn.Module):
 def _saving() -> Any:
     """It stands above the tape, and brings torch's tracing machinery."""
     return importlib.import_module("stepnet.saving")
-
-
-def _last_uses(played: Chosen, outputs: Any) -> list[tuple[int, ...]]:
-    """Which values nobody reads any more, after each creation."""
-    last = {j: at for at, (i, c) in enumerate(played) for j in (i, *c.inputs)}
-    for ref in leaves(outputs, Ref):
-        last.pop(ref.index, None)
-    finished: list[list[int]] = [[] for _ in played]
-    for j, at in last.items():
-        finished[at].append(j)
-    return [tuple(f) for f in finished]
