@@ -287,8 +287,8 @@ class Tape:
         """The network that gives `outputs`: the tape from its beginning to the last of them.
 
         Args:
-            outputs: an item, its name or its index, or a tuple, list or dict of them. An evaluator among
-                them ends a topology too.
+            outputs: an item, its name or its index, or a tuple (with names, too), list or dict of them. An
+                evaluator among them ends a topology too.
             skip: items that are left out, for a tape with branches; indices and names will do.
             prune: leave out what neither an output, nor an evaluator, nor a recurrent group needs.
 
