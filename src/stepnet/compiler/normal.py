@@ -51,6 +51,7 @@ def rule(*targets: str) -> Callable[[Rule], Rule]:
 
     def register(fn: Rule) -> Rule:
         for target in targets:
+            assert target not in RULES, f"two rules for {target}"
             RULES[target] = fn
         return fn
 

@@ -260,7 +260,7 @@ class _Writer:
             heads *= size
         return heads, shape[-2], shape[-1]
 
-    def _entry(self) -> str:
+    def _pack(self) -> list[str]:
         out = ["/* Matrices are packed anew at every call: they may have changed. */"]
         out.append("static void pack(void *data, int64_t index, int64_t count) {")
         out.append("    const arguments *a = (const arguments *)data;")
@@ -278,7 +278,10 @@ class _Writer:
             else:
                 out.append(f"    for (int64_t h = 0; index == {number} && h < {heads}; ++h)")
                 out.append("        " + pack.format(h1=f" + h * {size}", h2=f" + h * a->{c}_stride_h"))
-        out = [*out, "}", ""] if self.p.matrices else []
+        return [*out, "}", ""]
+
+    def _entry(self) -> str:
+        out = self._pack() if self.p.matrices else []
         out.append(TEAM)
         out.append(f"void {self.name}(const sn_pool *pool, const arguments *a) {{")
         count = len(self.p.matrices)
