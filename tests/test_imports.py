@@ -132,7 +132,7 @@ def test_import_stepnet_is_light():
     )
     loaded = set(run.stdout.split())
     assert "torch" in loaded
-    assert not loaded & {"typer", "click", "rich", "matplotlib"}
+    assert not loaded & {"typer", "click", "rich", "matplotlib", "networkx"}
 
 
 def test_no_file_is_too_long():

@@ -89,7 +89,7 @@ class TapeKeyError(TapeError, KeyError):
 
 
 class Unsupported(StepnetError):
-    """A compiler pass or an executor declines a loop: says why and what would change its mind.
+    """A compiler pass, an executor or a writer declines what it is given: says why and what would help.
 
     Never reaches a user unless that executor was asked for by name; `explain` shows it otherwise.
     """

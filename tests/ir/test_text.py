@@ -5,27 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from plan_steps import DTYPE, KALMAN, cell
 from plans import entry_of, plan_of, verify_entry
 from stepnet import cells
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import GraphError
 from stepnet.ir.graph import Graph, Node, Value
 from stepnet.ir.text import parse_graph, print_graph, print_loop
-
-DTYPE = torch.float64
-H = 4
-
-
-def _cell(name):
-    cell = getattr(cells, name)(3, H, dtype=DTYPE)
-    return lambda x, s: cell(x, s), cell.initial_state(2)
-
-
-def _kalman(x, state):
-    mean, cov = state
-    gain = torch.linalg.solve(cov + torch.eye(3, dtype=DTYPE), cov)
-    mean = mean + (gain @ (x - mean)[:, :, None])[:, :, 0]
-    return mean, (mean, cov - gain @ cov + 0.1 * torch.eye(3, dtype=DTYPE))
 
 
 def _odd(x, h):
@@ -36,8 +22,8 @@ def _odd(x, h):
 
 
 STEPS = {
-    **{name: _cell(name) for name in ("LSTM", "GRU", "LayerNormLSTM", "SLSTM", "MinGRU")},
-    "a Kalman filter": (_kalman, (torch.zeros(2, 3, dtype=DTYPE), torch.eye(3, dtype=DTYPE).repeat(2, 1, 1))),
+    **{name: cell(name) for name in ("LSTM", "GRU", "LayerNormLSTM", "SLSTM", "MinGRU")},
+    "a Kalman filter": KALMAN,
     "odd calls": (_odd, torch.zeros(2, 3, dtype=DTYPE)),
 }
 
@@ -63,7 +49,7 @@ def test_opaque_calls_are_among_them():
     graph = entry_of(step, x, state).compiled.joint.graph
     opaque = [node for node in graph.nodes if node.op == "opaque"]
     assert any("linalg" in node.attr("target") for node in opaque)
-    assert all(node.line and node.line.startswith("test_text.py:") for node in opaque)
+    assert all(node.line and node.line.startswith("plan_steps.py:") for node in opaque)
     assert any("" in node.outputs for node in parse_graph(print_graph(graph)).nodes) == any(
         "" in node.outputs for node in graph.nodes
     )
@@ -114,9 +100,9 @@ def test_what_is_no_graph_is_refused_by_line(text, words):
 
 
 def test_a_loop_prints_its_regions_and_carries():
-    cell = cells.GRU(3, H, dtype=DTYPE)
+    gru = cells.GRU(3, 4, dtype=DTYPE)
     x = LoDTensor.from_lengths(torch.randn(3, 3, dtype=DTYPE), [[2, 1]])
-    text = print_loop(plan_of(cell, x).forward)
+    text = print_loop(plan_of(gru, x).forward)
     assert "scan of forward\n  carry state <- v" in text
     assert "map of forward" in text
     assert text.count("matmul(") == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -185,6 +186,21 @@ def test_playing_a_tape_evaluates_this_batch_alone():
     for right, value in (([0, 1], 0.0), ([1, 0], 1.0), ([0, 0], 0.5)):
         values = tape.call(feeds={"x": torch.eye(2), "label": torch.tensor(right)})
         assert values[error.index] == value
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+def test_outputs_in_a_tuple_with_names():
+    with Tape() as tape:
+        x = data("x", Dense(2))
+        pair = Pair(x + 1, x * 3)
+    out, _ = tape.topology(pair)(x=torch.ones(1, 2))
+    assert type(out) is Pair
+    assert out.first.tolist() == [[2.0, 2.0]]
+    assert out.second.tolist() == [[3.0, 3.0]]
 
 
 def test_outputs_are_nested_as_they_were_asked_for():

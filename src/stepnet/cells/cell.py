@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,14 +22,19 @@ class Cell(nn.Module):
         input_size: features of x.
         hidden_size: features of y and of each state.
         bias: whether the gates have biases.
-        gates: how many blocks of rows the weights have.
-        recurrent: whether weight_hh and bias_hh exist.
         device: of the parameters.
         dtype: of the parameters.
+
+    Attributes:
+        gates: how many blocks of rows the weights have.
+        recurrent: whether weight_hh and bias_hh exist.
 
     Raises:
         StepError: a size is no positive whole number.
     """
+
+    gates: ClassVar[int]
+    recurrent: ClassVar[bool] = True
 
     weight_ih: nn.Parameter
     weight_hh: nn.Parameter
@@ -41,9 +46,6 @@ class Cell(nn.Module):
         input_size: int,
         hidden_size: int,
         bias: bool = True,
-        *,
-        gates: int,
-        recurrent: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -51,11 +53,11 @@ class Cell(nn.Module):
         self.input_size = check_size(self, "input_size", input_size)
         self.hidden_size = check_size(self, "hidden_size", hidden_size)
         self.bias = bias
-        rows = gates * hidden_size
+        rows = self.gates * hidden_size
         self.weight_ih = nn.Parameter(torch.empty(rows, input_size, device=device, dtype=dtype))
-        if recurrent:
+        if self.recurrent:
             self.weight_hh = nn.Parameter(torch.empty(rows, hidden_size, device=device, dtype=dtype))
-        for name in ("bias_ih", "bias_hh")[: 2 if recurrent else 1]:
+        for name in ("bias_ih", "bias_hh")[: 2 if self.recurrent else 1]:
             values = nn.Parameter(torch.empty(rows, device=device, dtype=dtype)) if bias else None
             self.register_parameter(name, values)
         self.reset_parameters()

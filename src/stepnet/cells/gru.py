@@ -60,15 +60,7 @@ class GRU(Cell):
     torch.Size([2, 4])
     """
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(input_size, hidden_size, bias, gates=3, device=device, dtype=dtype)
+    gates = 3
 
     def forward(self, x: Tensor, state: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """One step; `mask` multiplies h where it meets weight_hh, not where z keeps it."""

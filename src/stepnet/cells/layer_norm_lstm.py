@@ -36,6 +36,8 @@ class LayerNormLSTM(Cell):
     torch.Size([2, 4])
     """
 
+    gates = 4
+
     def __init__(
         self,
         input_size: int,
@@ -44,11 +46,9 @@ class LayerNormLSTM(Cell):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(input_size, hidden_size, False, gates=4, device=device, dtype=dtype)
-        self.bias = bias
-        self.norm_ih = nn.LayerNorm(4 * hidden_size, bias=bias, device=device, dtype=dtype)
-        self.norm_hh = nn.LayerNorm(4 * hidden_size, bias=bias, device=device, dtype=dtype)
-        self.norm_c = nn.LayerNorm(hidden_size, bias=bias, device=device, dtype=dtype)
+        super().__init__(input_size, hidden_size, False, device, dtype)
+        norms = [nn.LayerNorm(n * hidden_size, bias=bias, device=device, dtype=dtype) for n in (4, 4, 1)]
+        self.bias, self.norm_ih, self.norm_hh, self.norm_c = bias, *norms
 
     def reset_parameters(self) -> None:
         """Draw the weights anew; the norms start at one and zero."""

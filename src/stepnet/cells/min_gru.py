@@ -36,15 +36,8 @@ class MinGRU(Cell):
     torch.Size([2, 4])
     """
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(input_size, hidden_size, bias, gates=2, recurrent=False, device=device, dtype=dtype)
+    gates = 2
+    recurrent = False
 
     def reset_parameters(self) -> None:
         """Draw all parameters anew."""

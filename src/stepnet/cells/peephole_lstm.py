@@ -37,6 +37,8 @@ class PeepholeLSTM(Cell):
     torch.Size([2, 4])
     """
 
+    gates = 4
+
     def __init__(
         self,
         input_size: int,
@@ -45,7 +47,7 @@ class PeepholeLSTM(Cell):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(input_size, hidden_size, bias, gates=4, device=device, dtype=dtype)
+        super().__init__(input_size, hidden_size, bias, device, dtype)
         self.weight_c = nn.Parameter(self.weight_hh.new_empty(3 * hidden_size))
         self.reset_parameters()
 

@@ -71,6 +71,8 @@ class RNN(Cell):
     torch.Size([2, 4])
     """
 
+    gates = 1
+
     def __init__(
         self,
         input_size: int,
@@ -80,7 +82,7 @@ class RNN(Cell):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(input_size, hidden_size, bias, gates=1, device=device, dtype=dtype)
+        super().__init__(input_size, hidden_size, bias, device, dtype)
         self.nonlinearity = check_nonlinearity(self, nonlinearity)
 
     def forward(self, x: Tensor, state: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -46,15 +46,7 @@ class SLSTM(Cell):
     torch.Size([2, 4])
     """
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(input_size, hidden_size, bias, gates=4, device=device, dtype=dtype)
+    gates = 4
 
     def forward(
         self, x: Tensor, state: tuple[Tensor, Tensor, Tensor, Tensor], mask: Tensor | None = None

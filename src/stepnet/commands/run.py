@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stepnet.data.dtypes import typed_shape
+
 from .options import BIN, INPUTS, MODEL, SEED, SHAPES
 from .outcome import CommandError, told
 from .output import console
@@ -82,7 +84,7 @@ def _table(found: Outputs) -> Table:
     for name in ("output", "type and shape", "smallest", "mean", "largest", "not finite"):
         table.add_column(name, justify="left" if name in ("output", "type and shape") else "right")
     for name, value in found.items():
-        kind = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+        kind = typed_shape(value)
         numbers = value.double()
         finite = numbers[numbers.isfinite()]
         told = (finite.min(), finite.mean(), finite.max()) if finite.numel() else ()

@@ -21,6 +21,7 @@ from torch.fx import Node as FxNode
 from torch.fx import traceback as fx_traceback
 from torch.overrides import TorchFunctionMode
 
+from stepnet.data.tree import leaves, map_leaves
 from stepnet.errors import Unsupported
 
 from .decompositions import Exact, exact
@@ -91,26 +92,29 @@ class Replaced(TorchFunctionMode):
         self.swap = swap
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = _mapped((args, kwargs or {}), self.swap)
+        args, kwargs = self.replaced(args, kwargs)
         return func(*args, **kwargs)
 
+    def replaced(self, args: Any, kwargs: Any) -> Any:
+        """The arguments of a call with the other tensors."""
+        return map_leaves((args, kwargs or {}), Tensor, lambda tensor: self.swap.get(id(tensor), tensor))
 
-class _Swap(TorchFunctionMode):
+
+class _Swap(Replaced):
     """Puts traced tensors in the place of real ones, and notes where in the user's code each call is."""
 
     def __init__(
         self, swap: dict[int, Tensor], here: Callable[[], str | None], notes: list[Any], followed: set[int]
     ) -> None:
-        super().__init__()
-        self.swap = swap
+        super().__init__(swap)
         self.followed = followed
         self.bases: dict[Any, list[Tensor]] = {}  # by what made a result: bases of views, see _leads_to
         self.here = here
         self.notes = notes
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.followed |= {id(t) for t in tensors_in((args, kwargs)) if id(t) in self.swap}
-        args, kwargs = _mapped((args, kwargs or {}), self.swap)
+        self.followed |= {id(t) for t in leaves((args, kwargs), Tensor) if id(t) in self.swap}
+        args, kwargs = self.replaced(args, kwargs)
         line = self.here()
         if line is not None:
             self.notes.append(line)
@@ -122,58 +126,11 @@ class _Swap(TorchFunctionMode):
                 remedy="write x.shape[0] where tensors are made; do not compute with the number of rows",
             )
         result = func(*args, **kwargs)
-        bases = [t._base for t in tensors_in((args, kwargs)) if _is_cut_view(t)]
-        for t in tensors_in(result) if bases else ():
+        bases = [t._base for t in leaves((args, kwargs), Tensor) if _is_cut_view(t)]
+        for t in leaves(result, Tensor) if bases else ():
             if t.grad_fn is not None:
                 self.bases.setdefault(t.grad_fn, []).extend(b for b in bases if b is not None)
         return result
-
-
-def tensors_in(tree: Any) -> Iterator[Tensor]:
-    """The tensors in nested tuples, lists and dicts.
-
-    >>> len(list(tensors_in(({"a": torch.ones(1)}, [torch.ones(2), 3]))))
-    2
-    """
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, (tuple, list)):
-        for item in tree:
-            yield from tensors_in(item)
-    elif isinstance(tree, dict):
-        for item in tree.values():
-            yield from tensors_in(item)
-
-
-def _mapped(tree: Any, swap: dict[int, Tensor]) -> Any:
-    if isinstance(tree, Tensor):
-        return swap.get(id(tree), tree)
-    if isinstance(tree, tuple):
-        items = [_mapped(item, swap) for item in tree]
-        return type(tree)(*items) if hasattr(tree, "_fields") else tuple(items)
-    if isinstance(tree, list):
-        return [_mapped(item, swap) for item in tree]
-    if isinstance(tree, dict):
-        return {k: _mapped(v, swap) for k, v in tree.items()}
-    return tree
-
-
-def user_line(files: frozenset[str]) -> Callable[[], str | None]:
-    """A function that tells the innermost line being run in one of the user's files."""
-    import sys
-
-    outside = sys._getframe(1).f_code  # what will run the step: lines from there on are not the step's
-
-    def here() -> str | None:
-        frame = sys._getframe(2)
-        while frame is not None and frame.f_code is not outside:
-            if frame.f_code.co_filename in files:
-                name = frame.f_code.co_filename.rsplit("/", 1)[-1]
-                return f"{name}:{frame.f_lineno}"
-            frame = frame.f_back
-        return None
-
-    return here
 
 
 def trace(

@@ -9,9 +9,9 @@ scans; independent scans at the same depth run as one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from stepnet.ir.graph import Graph, Node
+from stepnet.ir.graph import Graph, Node, in_order
 from stepnet.ir.ops import OPS, Stage, is_cheap
 from stepnet.ir.plan import Carry, LoopPlan, Region
 
@@ -65,12 +65,12 @@ def fission(body: Graph, carries: Sequence[Carry], wanted: Sequence[str], *, fus
     regions = [Region("prologue", tuple(prologue))] if prologue else []
     for d in range(deepest + 1):
         if scans[d] or scan_carries[d]:
-            nodes = _ordered(scans[d])
+            nodes = in_order(scans[d])
             regions.append(
                 Region("scan", nodes, tuple(scan_carries[d]), _linear(body, nodes, scan_carries[d]))
             )
         if maps[d]:
-            regions.append(Region("map", _ordered(maps[d])))
+            regions.append(Region("map", in_order(maps[d])))
     if epilogue:
         regions.append(Region("epilogue", tuple(epilogue)))
     return LoopPlan(body, tuple(carries), tuple(regions), tuple(wanted))
@@ -90,13 +90,11 @@ def _depths(body: Graph, carries: Sequence[Carry]) -> tuple[set[str], dict[str, 
     turning: set[str] = set()
     depth: dict[str, int] = {}
     for component in components({n: [m for m in before[n] if m in live] for n in before}):
-        inside = set(component)
-        cyclic = len(component) > 1 or component[0] in before[component[0]]
-        level = max((depth[m] for n in component for m in before[n] if m not in inside), default=0)
-        for name in component:
-            depth[name] = level + cyclic
+        cyclic = len(component) > 1 or any(name in before[name] for name in component)
+        level = max((depth[m] for n in component for m in before[n] if m not in component), default=0)
+        depth.update(dict.fromkeys(component, level + cyclic))
         if cyclic:
-            turning |= inside
+            turning |= component
     # nodes of several outputs go where any of them goes
     for node in body.nodes:
         names = [n for n in node.outputs if n]
@@ -107,66 +105,15 @@ def _depths(body: Graph, carries: Sequence[Carry]) -> tuple[set[str], dict[str, 
     return turning, depth
 
 
-def components(before: dict[str, list[str]]) -> list[list[str]]:
-    """Strongly connected components, each after those it depends on (Tarjan 1972, without recursion).
+def components(before: Mapping[str, Iterable[str]]) -> list[set[str]]:
+    """Strongly connected components, each after those it depends on.
 
-    >>> components({"a": [], "b": ["a", "c"], "c": ["b"], "d": ["c"]})
+    >>> [sorted(c) for c in components({"a": [], "b": ["a", "c"], "c": ["b"], "d": ["c"]})]
     [['a'], ['b', 'c'], ['d']]
     """
-    index: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    place: dict[str, int] = {}  # of those on the stack
-    found: list[list[str]] = []
-    for root in before:
-        if root in index:
-            continue
-        work = [(root, iter(before[root]))]
-        index[root] = low[root] = len(index)
-        place[root] = len(stack)
-        stack.append(root)
-        while work:
-            name, rest = work[-1]
-            for other in rest:
-                if other not in index:
-                    index[other] = low[other] = len(index)
-                    place[other] = len(stack)
-                    stack.append(other)
-                    work.append((other, iter(before[other])))
-                    break
-                if other in place:
-                    low[name] = min(low[name], index[other])
-            else:
-                work.pop()
-                if work:
-                    low[work[-1][0]] = min(low[work[-1][0]], low[name])
-                if low[name] == index[name]:
-                    component = stack[place[name] :]
-                    del stack[place[name] :]
-                    for other in component:
-                        del place[other]
-                    found.append(component)
-    return found
+    import networkx as nx  # half a second: only those who compile pay, and tracing has imported it by then
 
-
-def _ordered(nodes: list[Node]) -> tuple[Node, ...]:
-    """Nodes so that each comes after those it reads."""
-    makers = {name: node for node in nodes for name in node.outputs}
-    done: set[int] = set()
-    out: list[Node] = []
-    for root in nodes:
-        work = [(root, False)]
-        while work:
-            node, ready = work.pop()
-            if id(node) in done:
-                continue
-            if ready:
-                done.add(id(node))
-                out.append(node)
-                continue
-            work.append((node, True))
-            work.extend((makers[n], False) for n in node.inputs if n in makers and id(makers[n]) not in done)
-    return tuple(out)
+    return list(nx.strongly_connected_components(nx.DiGraph(dict(before))))
 
 
 def _fusible(body: Graph, node: Node) -> bool:

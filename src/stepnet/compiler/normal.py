@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.fx import Node as FxNode
 
+from stepnet.data.dtypes import dtype_name
 from stepnet.errors import Unsupported
 from stepnet.ir.graph import Graph, Kind, Node, Value
 from stepnet.ir.ops import OPS, Stage
@@ -51,15 +51,11 @@ def rule(*targets: str) -> Callable[[Rule], Rule]:
 
     def register(fn: Rule) -> Rule:
         for target in targets:
+            assert target not in RULES, f"two rules for {target}"
             RULES[target] = fn
         return fn
 
     return register
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """'float32' for torch.float32."""
-    return str(dtype).removeprefix("torch.")
 
 
 class Builder:

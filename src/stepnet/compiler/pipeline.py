@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.dtypes import dtype_of
 from stepnet.ir.ops import RANDOM
 from stepnet.ir.plan import LoopPlan, Plan
 
@@ -103,7 +104,7 @@ def samples(
         for name in joint.graph.parameters:
             if name not in given:  # a tangent
                 value = joint.graph.values[name]
-                given[name] = torch.ones((ROWS, *value.shape), dtype=getattr(torch, value.dtype))
+                given[name] = torch.ones((ROWS, *value.shape), dtype=dtype_of(value.dtype))
     return given
 
 

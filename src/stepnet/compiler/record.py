@@ -20,9 +20,9 @@ from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 
 from stepnet.data.modes import autocast_dtype
+from stepnet.data.tree import leaves
 from stepnet.errors import Unsupported
 
-from .capture import tensors_in
 from .reach import reach
 from .survey import Same
 from .trust import BY_VALUE, is_trusted_class, is_trusted_code
@@ -46,8 +46,8 @@ def record(run: Callable[[], tuple[Any, list[Any]]], given: Sequence[Tensor]) ->
         given: the sample rows.
 
     Raises:
-        Unsupported: it does what no record holds: writes to a tensor it did not make, or hands torch an object
-            that nothing is known of.
+        Unsupported: it does what no record holds: writes to a tensor it did not make, or hands torch an
+            object that nothing is known of.
     """
     mode = _Recorder(given)
     with mode:
@@ -97,7 +97,7 @@ class _Reader(TorchFunctionMode):
         self.add(given)
 
     def add(self, tensors: Any) -> None:
-        for tensor in tensors_in(tensors):
+        for tensor in leaves(tensors, Tensor):
             if id(tensor) not in self.numbers:
                 self.numbers[id(tensor)] = len(self.numbers)
                 self.alive.append(tensor)
@@ -109,7 +109,7 @@ class _Reader(TorchFunctionMode):
             self.tensors.append(tensor)
 
     def note(self, func: Any, args: Any, kwargs: Any) -> None:
-        for tensor in tensors_in((args, kwargs)):
+        for tensor in leaves((args, kwargs), Tensor):
             self.meet(tensor)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -127,14 +127,14 @@ def written(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
     """The tensors that a call changes."""
     name = getattr(func, "__name__", "")
     if args and writes(name):
-        yield from tensors_in(args[0])
+        yield from leaves(args[0], Tensor)
     if "out" in kwargs:
-        yield from tensors_in(kwargs["out"])
+        yield from leaves(kwargs["out"], Tensor)
     if name in ("batch_norm", "instance_norm"):  # they keep statistics of what they are given
         flag, default = ("training", False) if name == "batch_norm" else ("use_input_stats", True)
         if kwargs.get(flag, args[5] if len(args) > 5 else default):
             first = 1 if isinstance(func, types.FunctionType) else 3
-            yield from tensors_in([*args[first : first + 2], kwargs.get("running_mean")])
+            yield from leaves([*args[first : first + 2], kwargs.get("running_mean")], Tensor)
 
 
 class _Recorder(_Reader):

@@ -6,44 +6,45 @@ from typing import Any
 
 import torch
 
+from stepnet.data.dtypes import dtype_name
 from stepnet.errors import Unsupported
 from stepnet.ir.graph import Node
 
-from .normal import BATCH, Builder, Ref, dtype_name, rule
+from .normal import BATCH, Builder, Ref, rule
 
 
-@rule("full", "full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full", "zeros", "ones",
-      "scalar_tensor", "empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided",
-      "empty_permuted")  # fmt: skip
-def _full(b: Builder, *args: Any, **kwargs: Any) -> Any:
-    return NotImplemented
+def _constant(b: Builder, number: Any) -> Any:
+    at, times = b.batch_at(b.meta.shape)
+    if times != 1 or isinstance(number, Ref):
+        raise Unsupported("a constant on folded rows", line=b.line)
+    kind = "shared" if at is None else "row"
+    return b.result(b.full(number, b.row_shape(b.meta.shape, at), b.meta_dtype(), kind), at)
 
 
-def _register_full(target: str, number_at: int | float, is_argument: bool) -> None:
-    @rule(target)
-    def _(b: Builder, *args: Any, **kwargs: Any) -> Any:
-        number = args[int(number_at)] if is_argument else number_at
-        at, times = b.batch_at(b.meta.shape)
-        if times != 1 or isinstance(number, Ref):
-            raise Unsupported("a constant on folded rows", line=b.line)
-        kind = "shared" if at is None else "row"
-        return b.result(b.full(number, b.row_shape(b.meta.shape, at), b.meta_dtype(), kind), at)
+@rule("zeros_like", "new_zeros", "zeros", "empty", "empty_like", "new_empty", "empty_strided",
+      "new_empty_strided", "empty_permuted")  # fmt: skip
+def _zeros(b: Builder, *args: Any, **kwargs: Any) -> Any:
+    return _constant(b, 0)
 
 
-for _target in ("full", "full_like"):
-    _register_full(_target, 1, True)
-_register_full("new_full", 2, True)
-_register_full("scalar_tensor", 0, True)
-for _target in ("zeros_like", "new_zeros", "zeros", "empty", "empty_like", "new_empty", "empty_strided",
-                "new_empty_strided", "empty_permuted"):  # fmt: skip
-    _register_full(_target, 0, False)
-for _target in ("ones_like", "new_ones", "ones"):
-    _register_full(_target, 1, False)
+@rule("ones_like", "new_ones", "ones")
+def _ones(b: Builder, *args: Any, **kwargs: Any) -> Any:
+    return _constant(b, 1)
 
 
-@rule("arange", "iota")
-def _arange(b: Builder, *args: Any, **kwargs: Any) -> Any:
-    return NotImplemented
+@rule("full", "full_like")
+def _full(b: Builder, _like: Any, number: Any, *args: Any, **kwargs: Any) -> Any:
+    return _constant(b, number)
+
+
+@rule("new_full")
+def _new_full(b: Builder, _like: Any, _size: Any, number: Any, *args: Any, **kwargs: Any) -> Any:
+    return _constant(b, number)
+
+
+@rule("scalar_tensor")
+def _scalar(b: Builder, number: Any, *args: Any, **kwargs: Any) -> Any:
+    return _constant(b, number)
 
 
 @rule("arange.start_step")

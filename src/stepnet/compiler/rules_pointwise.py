@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
+from stepnet.data.dtypes import dtype_name, dtype_of
 from stepnet.errors import Unsupported
 
-from .normal import BATCH, Builder, Ref, dtype_name, rule
+from .normal import BATCH, Builder, Ref, rule
 
 _UNARY = {
     "neg": "neg", "abs": "abs", "sign": "sign", "sgn": "sign", "relu": "relu", "floor": "floor",
@@ -41,7 +42,7 @@ def _promoted(b: Builder, x: Any, y: Any) -> str:
             return o
         value = b.values[o.name]
         rank = len(value.shape) + (o.bdim is not None)
-        return torch.empty([1] * rank, dtype=getattr(torch, value.dtype), device="meta")
+        return torch.empty([1] * rank, dtype=dtype_of(value.dtype), device="meta")
 
     return dtype_name(torch.result_type(stand_in(x), stand_in(y)))
 

@@ -14,7 +14,6 @@ from stepnet.ir.graph import Graph, Node
 from stepnet.ir.ops import OPS, RANDOM, Stage
 
 _KEPT_STAGES = (Stage.MATMUL, Stage.OPAQUE)
-_FOREVER = float("inf")
 
 
 def recomputable(node: Node) -> bool:
@@ -36,8 +35,11 @@ def choose(
     Returns:
         Names whose values, with parameters that are shared, suffice to compute `wanted` again.
     """
-    flow = _Flow()
+    import networkx as nx  # not before somebody compiles
+
     source, sink = "<source>", "<sink>"
+    flow = nx.DiGraph()  # an edge without a capacity is never cut
+    flow.add_nodes_from((source, sink))
     nodes = {name: node for node in forward for name in node.outputs}
 
     def row(name: str) -> bool:
@@ -45,65 +47,21 @@ def choose(
 
     todo, seen = deque(n for n in wanted if row(n)), set()
     for name in list(todo):
-        flow.edge((name, "out"), sink, _FOREVER)
+        flow.add_edge((name, "out"), sink)
     while todo:
         name = todo.popleft()
         if name in seen:
             continue
         seen.add(name)
-        flow.edge((name, "in"), (name, "out"), free.get(name, float(max(graph.values[name].bytes, 1))))
+        cost = free.get(name, float(max(graph.values[name].bytes, 1)))
+        flow.add_edge((name, "in"), (name, "out"), capacity=cost)
         node = nodes.get(name)
         if node is None or not recomputable(node):
-            flow.edge(source, (name, "in"), _FOREVER)
+            flow.add_edge(source, (name, "in"))
             continue
         for operand in node.inputs:
             if row(operand):
-                flow.edge((operand, "out"), (name, "in"), _FOREVER)
+                flow.add_edge((operand, "out"), (name, "in"))
                 todo.append(operand)
-    flow.run(source, sink)
-    after = flow.reaches(sink)
+    _, (_, after) = nx.minimum_cut(flow, source, sink)  # `after`: all that still reaches the sink
     return {n for n in seen if (n, "out") in after and (n, "in") not in after}
-
-
-class _Flow:
-    """Maximum flow by breadth-first augmenting paths; graphs here have some hundred edges."""
-
-    def __init__(self) -> None:
-        self.capacity: dict[object, dict[object, float]] = {}
-
-    def edge(self, a: object, b: object, capacity: float) -> None:
-        self.capacity.setdefault(a, {})
-        self.capacity.setdefault(b, {}).setdefault(a, 0.0)
-        self.capacity[a][b] = max(self.capacity[a].get(b, 0.0), capacity)
-
-    def run(self, source: object, sink: object) -> None:
-        while source in self.capacity and sink in self.capacity:
-            came: dict[object, object] = {source: source}
-            queue = deque([source])
-            while queue and sink not in came:
-                at = queue.popleft()
-                for to, room in self.capacity[at].items():
-                    if room > 0 and to not in came:
-                        came[to] = at
-                        queue.append(to)
-            if sink not in came:
-                return
-            path = [sink]
-            while path[-1] != source:
-                path.append(came[path[-1]])
-            steps = list(zip(path[1:], path, strict=False))
-            room = min(self.capacity[a][b] for a, b in steps)
-            for a, b in steps:
-                self.capacity[a][b] -= room
-                self.capacity[b][a] += room
-
-    def reaches(self, sink: object) -> set[object]:
-        """Everything from which the sink can still be reached."""
-        found, queue = {sink}, deque([sink])
-        while queue:
-            at = queue.popleft()
-            for other in self.capacity.get(at, {}):
-                if other not in found and self.capacity[other].get(at, 0.0) > 0:
-                    found.add(other)
-                    queue.append(other)
-        return found

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.dtypes import dtype_name, dtype_of
 from stepnet.data.tree import LEAF, Spec
 from stepnet.errors import GraphError, Unsupported
 from stepnet.ir.graph import ITEM_SIZE, Graph, Node, Value
@@ -57,10 +58,6 @@ _CONSTANT = re.compile(r"const_[A-Za-z0-9_]{1,100}")
 Weights = Sequence[tuple[int, Tensor, bool]]
 
 
-class NoPlan(Exception):
-    """Bytes that hold no plan for this step."""
-
-
 def dump(
     compiled: Compiled, signature: Signature, weights: Weights, bind: Callable[..., Any],
     sample: Sequence[Tensor],
@@ -85,7 +82,7 @@ def dump(
         data = json.dumps(found, separators=(",", ":")).encode()
         load(data, signature, weights, bind, sample)
         return data
-    except (NoPlan, TypeError, ValueError):  # a complex number, an object, a key that is no text
+    except (Unsupported, TypeError, ValueError):  # a complex number, an object, a key that is no text
         return None
 
 
@@ -95,7 +92,7 @@ def load(
     """The compiled step; the arguments are those that `compile_step` would be given.
 
     Raises:
-        NoPlan: the bytes hold something else.
+        Unsupported: the bytes hold something else.
     """
     try:
         found = json.loads(data)
@@ -115,13 +112,13 @@ def load(
         if any(node.op == "opaque" for node in joint.graph.nodes):
             _try(joint, weights, bind, sample)
         return finish(joint, signature, weights, y_spec)
-    except (Unsupported, GraphError, ValueError, RecursionError, RuntimeError, OverflowError) as error:
-        raise NoPlan(str(error)) from error
+    except (GraphError, ValueError, RecursionError, RuntimeError, OverflowError) as error:
+        raise Unsupported(str(error)) from error
 
 
 def _check(right: bool, what: str) -> None:
     if not right:
-        raise NoPlan(f"{what} cannot be what a step was compiled to")
+        raise Unsupported(f"{what} cannot be what a step was compiled to")
 
 
 def _joint(found: dict[str, Any], signature: Signature, weights: Weights) -> Joint:
@@ -170,8 +167,8 @@ def _ends_fit(
         return None if value is None else (value.kind == "row", value.shape, value.dtype)
 
     inputs = parameter_names(signature, weights)
-    expected = [(True, e.shape, _name(e.dtype)) for e in (*signature.x, *signature.states)]
-    expected += [(False, tuple(t.shape), _name(t.dtype)) for _, t, _ in weights]
+    expected = [(True, e.shape, dtype_name(e.dtype)) for e in (*signature.x, *signature.states)]
+    expected += [(False, tuple(t.shape), dtype_name(t.dtype)) for _, t, _ in weights]
     gradients = results[-len(inputs) :] if any(name.startswith("d_") for name in others) else ()
     outputs = results[: len(results) - len(gradients)]
     for name, wanted in zip(inputs, expected, strict=True):
@@ -205,7 +202,7 @@ def _try(joint: Joint, weights: Weights, bind: Callable[..., Any], sample: Seque
             try:
                 out = bind(graph, node)(*(values[name] for name in node.inputs), rows=ROWS)
             except (TypeError, LookupError, ArithmeticError) as error:  # what torch makes of wrong arguments
-                raise NoPlan(f"'{node.op}' does not run: {error}") from error
+                raise Unsupported(f"'{node.op}' does not run: {error}") from error
             outs = [out] if len(node.outputs) == 1 else list(out)
             _check(len(outs) == len(node.outputs), f"what '{node.op}' gives")
             for name, tensor in zip(node.outputs, outs, strict=True):
@@ -213,7 +210,7 @@ def _try(joint: Joint, weights: Weights, bind: Callable[..., Any], sample: Seque
                     value = graph.values[name]
                     shape = (ROWS, *value.shape) if value.kind == "row" else value.shape
                     right = isinstance(tensor, Tensor) and tuple(tensor.shape) == shape
-                    _check(right and _name(tensor.dtype) == value.dtype, f"what '{node.op}' gives")
+                    _check(right and dtype_name(tensor.dtype) == value.dtype, f"what '{node.op}' gives")
                     values[name] = tensor
         check_opaque(graph, bind, given)
 
@@ -243,10 +240,6 @@ def _whole(found: Any, least: int = -_LARGEST) -> int:
 def _number(found: Any) -> bool | int | float:
     _check(type(found) in (bool, float) or (type(found) is int and abs(found) <= _LARGEST), "a number")
     return found
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _value(entry: Any, parameters: Sequence[str]) -> tuple[str, Value]:
@@ -345,7 +338,7 @@ def _small(node: Node, values: dict[str, Value]) -> None:
 def _tensor(value: Value, numbers: Any) -> Tensor:
     numbers = [_number(item) for item in _list(numbers)]
     _check(len(numbers) == value.size and len(numbers) <= _MOST_NUMBERS, "its constants")
-    return torch.tensor(numbers, dtype=getattr(torch, value.dtype), device="cpu").reshape(value.shape)
+    return torch.tensor(numbers, dtype=dtype_of(value.dtype), device="cpu").reshape(value.shape)
 
 
 def _tree_out(spec: Spec) -> Any:
@@ -353,7 +346,7 @@ def _tree_out(spec: Spec) -> Any:
         return 0
     name = next((name for name, kind in _TREES.items() if kind is spec.kind), None)
     if name is None or any(type(key) not in (str, int, float, bool) for key in spec.keys):
-        raise NoPlan("y holds structures of other classes")
+        raise Unsupported("y holds structures of other classes")
     return [name, list(spec.keys), [_tree_out(child) for child in spec.children]]
 
 

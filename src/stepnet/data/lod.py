@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.data import convert, pytree
+from stepnet.data.dtypes import dtype_name
 from stepnet.data.modes import beside
 from stepnet.data.offsets import LoD, brief, integers
 from stepnet.data.row_functions import call_by_rows
@@ -453,7 +454,7 @@ class LoDTensor:
             tail += f" grad_fn={v.grad_fn.name()}" if v.grad_fn is not None else " requires_grad"
         return (
             f"LoDTensor({len(self)} sequence{'' if len(self) == 1 else 's'}, lengths {self._lod.show()}, "
-            f"values {list(v.shape)} {str(v.dtype).removeprefix('torch.')}{tail})"
+            f"values {list(v.shape)} {dtype_name(v.dtype)}{tail})"
         )
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from stepnet.data.dtypes import dtype_name
 from stepnet.data.modes import outside_modes, real
 from stepnet.errors import FrozenError, LoDError
 
@@ -292,7 +293,7 @@ def short(tensor: Tensor, limit: int = 10) -> str:
 def brief(given: Any) -> str:
     """What was given, in one short line."""
     if isinstance(given, Tensor):
-        return f"a tensor of shape {list(given.shape)}, {str(given.dtype).removeprefix('torch.')}"
+        return f"a tensor of shape {list(given.shape)}, {dtype_name(given.dtype)}"
     text = repr(given)
     return f"{type(given).__name__} {text if len(text) <= 80 else text[:77] + '...'}"
 

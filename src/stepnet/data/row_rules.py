@@ -9,23 +9,15 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from torch import Tensor
 from torch.overrides import resolve_name
 
-from stepnet.data.offsets import LoD
 from stepnet.errors import LoDError, RowMixError
 
 REQUIRED: Any = object()
 ALL = 1 << 30  # operands with rows, where every operand has them
-
-
-class Ragged(Protocol):
-    """What the rules need to know of a LoDTensor."""
-
-    _values: Tensor
-    _lod: LoD
 
 
 class Call:

@@ -2,15 +2,20 @@
 
 torch's own pytree looks inside a LoDTensor; here a LoDTensor is one leaf, and so is a
 PackedSequence.
+
+`flatten` is for values, whose structure is kept; `leaves` and `map_leaves` are for arguments of a call, which
+hold slices and tuples, lists and dicts of any class.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
@@ -127,3 +132,49 @@ def names(spec: Spec, root: str) -> list[str]:
         path = f"{root}.{key}" if hasattr(spec.kind, "_fields") else f"{root}[{key!r}]"
         out += names(child, path)
     return out
+
+
+def leaves(tree: Any, kind: type | tuple[type, ...]) -> Iterator[Any]:
+    """The leaves of a kind among the arguments of a call, in order.
+
+    >>> list(leaves(([1, "a"], {"b": slice(2, None)}), int))
+    [1, 2]
+    """
+    if isinstance(tree, kind):
+        yield tree
+    else:
+        for part in _arguments(tree):
+            yield from leaves(part, kind)
+
+
+def map_leaves(tree: Any, kind: type | tuple[type, ...], change: Callable[[Any], Any]) -> Any:
+    """The arguments of a call with `change` called on each leaf of a kind.
+
+    >>> map_leaves([1, (2, "a")], int, lambda n: n + 1)
+    [2, (3, 'a')]
+    """
+    if isinstance(tree, kind):
+        return change(tree)
+    parts = [map_leaves(part, kind, change) for part in _arguments(tree)]
+    if not parts:
+        return copy.copy(tree) if isinstance(tree, (list, dict)) else tree
+    if isinstance(tree, tuple):  # other classes, as torch.return_types, may take no parts
+        return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
+    if isinstance(tree, list):
+        new = copy.copy(tree)
+        new[:] = parts
+        return new
+    if isinstance(tree, dict):
+        new = copy.copy(tree)
+        new.update(zip(tree, parts, strict=True))
+        return new
+    return slice(*parts)
+
+
+def _arguments(tree: Any) -> Iterable[Any]:
+    """The parts of an argument; none of a leaf."""
+    if isinstance(tree, (tuple, list)):
+        return () if isinstance(tree, (torch.Size, PackedSequence)) else tree
+    if isinstance(tree, dict):
+        return tree.values()
+    return (tree.start, tree.stop, tree.step) if type(tree) is slice else ()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from stepnet.data.dtypes import typed_shape
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import ArrayError
 
@@ -42,7 +43,7 @@ def describe(value: Any) -> str:
         return type(value).__name__
     tensor = rows(value)
     device = "" if tensor.device.type == "cpu" else f" on {tensor.device}"
-    return f"{kind} {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}{device}"
+    return f"{kind} {typed_shape(tensor)}{device}"
 
 
 def whole_number(value: Tensor) -> int:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from stepnet.compiler import stored
-from stepnet.compiler.capture import Example, user_line, without_modes
+from stepnet.compiler.capture import Example, without_modes
 from stepnet.compiler.pipeline import Compiled, Signature, compile_step
 from stepnet.compiler.portable import digest
 from stepnet.compiler.probe import ROWS
@@ -29,6 +29,7 @@ from stepnet.executors.ready import make_ready
 from stepnet.executors.registry import tried
 from stepnet.executors.torch_ops.ops import bind
 from stepnet.front.step import StepBody
+from stepnet.user_line import line_in
 
 from .check import self_check
 from .reads import FailsOnSamples, Reads, once, read
@@ -102,13 +103,13 @@ def _compile(
         x_names=tuple(body.x_names),
         state_names=tuple(body.state_names),
     )
-    here = user_line(reads.files)
+    here = line_in(reads.files)
     key = None if reads.open is not None else _digest(body, reads, signature)
     plain = [t.detach() for t in (*x_few, *state_few)]
     given = (signature, weights, bind, plain)
     kept = None if key is None else plan_files.read(key)
     if kept is not None:
-        with contextlib.suppress(stored.NoPlan):
+        with contextlib.suppress(Unsupported):
             _choose(entry, stored.load(kept, *given), body, sequences, states, weights, backend)
             if not entry.wrong:
                 return

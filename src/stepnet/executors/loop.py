@@ -11,6 +11,7 @@ from torch import Tensor
 from stepnet.data.modes import as_written, is_as_written
 from stepnet.errors import StepError
 from stepnet.ir.graph import Graph, Node
+from stepnet.ir.last_uses import last_uses
 from stepnet.ir.plan import LoopPlan, Region
 
 from .layout import Layout
@@ -39,7 +40,12 @@ class Loop:
             (region, scan(plan, region) if region.kind == "scan" else None, bound(plan.body, region.nodes))
             for region in plan.regions
         ]
-        self._dies = _last_uses(plan)
+        uses = [
+            (*(plan.outputs(region) if region.kind == "scan" else region.made), *region.read)
+            for region in plan.regions
+        ]
+        # big row tables are let go early
+        self._dies = last_uses(uses, {*plan.wanted, *plan.rows_of_carries()})
 
     def run(
         self, values: dict[str, Tensor], states: Mapping[str, Tensor], layout: Layout
@@ -133,17 +139,6 @@ def bound(graph: Graph, nodes: tuple[Node, ...]) -> list[_Bound]:
         _Bound(None if node.op in ("shift", "spread") else bind(graph, node), node.inputs, node.outputs)
         for node in nodes
     ]
-
-
-def _last_uses(plan: LoopPlan) -> list[list[str]]:
-    """For each region the values nobody reads after it: big row tables are let go early."""
-    later: set[str] = set(plan.wanted) | plan.rows_of_carries()
-    dying: list[list[str]] = []
-    for region in reversed(plan.regions):
-        own = {*(plan.outputs(region) if region.kind == "scan" else region.made), *region.read}
-        dying.append([name for name in own if name not in later])
-        later |= own
-    return dying[::-1]
 
 
 def take(table: Tensor, index: Tensor) -> Tensor:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import functools
-import os
-import sys
 from collections import namedtuple
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,9 +16,6 @@ from stepnet.data.recording import UNKNOWN, StandIn
 from stepnet.errors import StepError
 
 from .symbolic import Symbolic
-
-_HERE = str(Path(__file__).parents[1])
-_TORCH = str(Path(torch.__file__).parent)
 
 
 def like_values_of(array: TensorArray) -> Any:
@@ -103,14 +97,3 @@ def named(result: Any) -> Any:
 @functools.cache
 def _named_kind(name: str, fields: tuple[str, ...]) -> Callable[..., Any]:
     return namedtuple(name, fields)
-
-
-def user_line() -> str:
-    """Where in the user's code we are: `loss.py:12`."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith((_HERE, _TORCH)):
-            return f"{name.rpartition(os.sep)[2]}:{frame.f_lineno}"
-        frame = frame.f_back
-    return "?"

@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from stepnet.data.lod import LoDTensor
-
-from .symbolic import replaced
+from stepnet.data.tree import map_leaves
 
 
 class OnMeta(TorchFunctionMode):
@@ -26,7 +25,7 @@ class OnMeta(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        args, kwargs = replaced((args, kwargs or {}), Tensor, without_data)
+        args, kwargs = map_leaves((args, kwargs or {}), Tensor, without_data)
         return func(*args, **kwargs)
 
 

@@ -20,14 +20,15 @@ from torch.nn.utils.rnn import PackedSequence
 from stepnet.data.array import TensorArray
 from stepnet.data.lod import LoDTensor
 from stepnet.data.recording import RECORDER, UNKNOWN, StandIn
-from stepnet.data.tree import Spec, flatten, unflatten
+from stepnet.data.tree import Spec, flatten, leaves, map_leaves, unflatten
 from stepnet.errors import StepError, StepnetError
+from stepnet.user_line import user_line
 
-from .examples import bare_leaf, first_place, in_place, key_of, like_values_of, named, on_meta, user_line
+from .examples import bare_leaf, first_place, in_place, key_of, like_values_of, named, on_meta
 from .modes import modes, under
 from .recorded import Break, Call, Count, Guard, Op, Read, Write
 from .step import describe_leaf
-from .symbolic import OPEN, Symbolic, called, flatten_call, outside, replaced, symbolic
+from .symbolic import OPEN, Symbolic, called, outside, symbolic
 from .template import Ref, Shape, encode, places, ref, resolve
 
 _CONCRETE = {"item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__"}
@@ -199,7 +200,7 @@ class Program:
         fixed = name in _SIZES and self._fixed(args_template) and self._fixed(kwargs_template)
         key, known = self._find(Call, function, args_template, kwargs_template, fixed)
         if known is None:
-            line = line or user_line()
+            line = line or user_line().short
             known = self._new_call(
                 function, (args, args_template), (kwargs, kwargs_template), name, line, fixed
             )
@@ -246,11 +247,10 @@ class Program:
             "__getitem__",
             "getitem",
         ):  # without data, an index that is one integer has to be a number
-            args = (args[0], replaced(args[1], Symbolic, first_place))
+            args = (args[0], map_leaves(args[1], Symbolic, first_place))
         given = [
             v._example if isinstance(v, Symbolic) else None
-            for v in flatten_call((args, kwargs))
-            if isinstance(v, (Symbolic, TensorArray))
+            for v in leaves((args, kwargs), (Symbolic, TensorArray))
         ]
         like = getattr(function, "like", None)
         try:
@@ -270,12 +270,12 @@ class Program:
                 f"in the frame, '{name}' fails: {str(error).splitlines()[0]}",
                 got=f"{', '.join(describe_leaf(v) for v in given)} ({line})",
             ) from error
-        leaves, spec = flatten(example)
-        leaves = [bare_leaf(leaf) for leaf in leaves]
-        values = [isinstance(leaf, (Tensor, LoDTensor, TensorArray)) or leaf is None for leaf in leaves]
-        if any(isinstance(leaf, torch.SymInt) for leaf in leaves):  # of a module that is traced
-            return Known(None, tuple(leaves), spec if spec.kind is not None else None, (True,) * len(leaves))
-        numbers = all(type(leaf) in (int, float, bool) for leaf in leaves)
+        bare, spec = flatten(example)
+        bare = [bare_leaf(leaf) for leaf in bare]
+        values = [isinstance(leaf, (Tensor, LoDTensor, TensorArray)) or leaf is None for leaf in bare]
+        if any(isinstance(leaf, torch.SymInt) for leaf in bare):  # of a module that is traced
+            return Known(None, tuple(bare), spec if spec.kind is not None else None, (True,) * len(bare))
+        numbers = all(type(leaf) in (int, float, bool) for leaf in bare)
         told: tuple[bool, ...] = ()
         if not any(values):
             symbolic = numbers and (
@@ -283,8 +283,8 @@ class Program:
             )
             if not symbolic:
                 return Known(None, (example,), None, (True,))
-            told = tuple([fixed or (name in _SIZES and self._is_closed(leaf)) for leaf in leaves])
-        return Known(None, tuple(leaves), spec if spec.kind is not None else None, told)
+            told = tuple([fixed or (name in _SIZES and self._is_closed(leaf)) for leaf in bare])
+        return Known(None, tuple(bare), spec if spec.kind is not None else None, told)
 
     def _run_like(self, like: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """What stands for the result of a function of our own, which runs functions of the user."""
@@ -343,11 +343,11 @@ class Program:
 
     def guard(self, of: Ref, told: Any, line: str = "") -> None:
         """Record that Python was told a number, which each step must have again."""
-        self._plain(Guard, lambda: line or user_line(), of, told)
+        self._plain(Guard, lambda: line or user_line().short, of, told)
 
     def told_number(self, value: Symbolic) -> Any:
         """A symbolic number for Python: that of the first step, which every other step must have, too."""
-        number, line = value._example, user_line()
+        number, line = value._example, user_line().short
         if self.is_open(number):
             raise StepError(
                 "Python needs a size that is known only when the tape is played",
@@ -363,7 +363,7 @@ class Program:
         if example is None:
             raise StepError(
                 "this symbolic value's length is not known, so it cannot be taken apart",
-                got=user_line(),
+                got=user_line().short,
                 remedy="index it; value.shape[0] is its length as a symbolic number",
             )
         if isinstance(example, LoDTensor):
@@ -388,7 +388,7 @@ class Program:
                 raise _Unknown
             return found
 
-        return replaced(tree, (Symbolic, Tensor, LoDTensor, StandIn, TensorArray), example)
+        return map_leaves(tree, (Symbolic, Tensor, LoDTensor, StandIn, TensorArray), example)
 
     def _bare(self, value: Any) -> Any:
         """A value from outside without data; None where that says too little."""
@@ -434,7 +434,7 @@ class Program:
         if known_example and like is None:
             self.known = known = None
         if known is None:
-            op = Read(number, index, default, len(self.examples), line or user_line())
+            op = Read(number, index, default, len(self.examples), line or user_line().short)
             known = self._remember(key, Known(op, (self._bare(example) if known_example else None,)))
         elif self.known is not None:
             self.known = known
@@ -448,7 +448,7 @@ class Program:
         example = None if array.deferred is not None else array._size
         key, known = self._find(Count, number, example)
         if known is None:
-            op = Count(number, len(self.examples), line or user_line())
+            op = Count(number, len(self.examples), line or user_line().short)
             known = self._remember(key, Known(op, (example,)))
         elif self.known is not None:
             self.known = known
@@ -463,11 +463,11 @@ class Program:
         number = self._number(array)
         self._last[number] = value._example if isinstance(value, Symbolic) else value
         index, value = self.template((index, value))
-        self._plain(Write, lambda: line or user_line(), number, index, value, data_shared)
+        self._plain(Write, lambda: line or user_line().short, number, index, value, data_shared)
 
     def break_if(self, condition: Symbolic, line: str = "") -> None:
         """Record the end of the loop."""
-        self._plain(Break, lambda: line or user_line(), self.template(condition))
+        self._plain(Break, lambda: line or user_line().short, self.template(condition))
 
     def _plain(self, kind: Callable[..., _Op], line: Callable[[], str], *parts: Any) -> None:
         """Record an operation that gives nothing."""

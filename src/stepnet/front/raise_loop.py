@@ -2,8 +2,8 @@
 
 It is one if it counts a step, up or down, and reads and writes arrays there. Then what was read from an
 array that the loop leaves alone is an input; what was read at the step before from one that it writes is a
-state; and what is written is an output. Anything else is a broken rule, said as a
-Unsupported, and the loop runs as it was recorded.
+state; and what is written is an output. Anything else is a broken rule, said as
+`Unsupported`, and the loop runs as it was recorded.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stepnet.data.dtypes import dtype_name, typed_shape
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype
 from stepnet.data.tree import Spec, flatten, names, unflatten
@@ -35,14 +36,10 @@ def step_name(step: Callable[..., Any]) -> str:
 def describe_leaf(value: Any) -> str:
     """One line on a leaf: shape and dtype of a tensor, else its type."""
     if isinstance(value, LoDTensor):
-        return f"LoDTensor rows {tuple(value.values.shape)} {_short(value.values.dtype)}"
+        return f"LoDTensor rows {tuple(value.values.shape)} {dtype_name(value.values.dtype)}"
     if isinstance(value, Tensor):
-        return f"{_short(value.dtype)}{list(value.shape)}"
+        return typed_shape(value)
     return type(value).__name__
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 class StepBody:

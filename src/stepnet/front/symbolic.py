@@ -15,10 +15,11 @@ from torch.overrides import TorchFunctionMode
 from stepnet.data.array import TensorArray
 from stepnet.data.lod import LoDTensor
 from stepnet.data.recording import InFrame
+from stepnet.data.tree import leaves
 from stepnet.errors import StepError
 
 from .step import describe_leaf
-from .template import Ref, Shape, is_named
+from .template import Ref
 
 if TYPE_CHECKING:
     from .program import Program
@@ -44,8 +45,7 @@ class Symbolic(InFrame):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        leaves = flatten_call((args, kwargs or {}))
-        first = next(leaf for leaf in leaves if isinstance(leaf, Symbolic))
+        first = next(leaves((args, kwargs or {}), Symbolic))
         return at_home(first).call(func, args, kwargs or {})
 
     def record(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -172,9 +172,9 @@ class Recorded(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        for leaf in flatten_call((args, kwargs or {})):
-            if isinstance(leaf, Symbolic):
-                return at_home(leaf).call(func, args, kwargs or {})
+        first = next(leaves((args, kwargs or {}), Symbolic), None)
+        if first is not None:
+            return at_home(first).call(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
 
@@ -235,33 +235,3 @@ for _kind in (SymbolicNumber, SymbolicSize):  # torch.SymInt has operators of it
             setattr(_kind, _name, vars(Symbolic)[_name])
     for _name in _BINARY.split():
         setattr(_kind, f"__r{_name}__", vars(Symbolic)[f"__r{_name}__"])
-
-
-def replaced(tree: Any, kind: Any, new: Callable[[Any], Any]) -> Any:
-    """The tree of arguments with every value of `kind` replaced."""
-    if isinstance(tree, kind):
-        return new(tree)
-    if type(tree) in (tuple, list):
-        return type(tree)(replaced(item, kind, new) for item in tree)
-    if type(tree) is Shape:
-        return tuple(replaced(item, kind, new) for item in tree)
-    if is_named(tree):
-        return type(tree)(*(replaced(item, kind, new) for item in tree))
-    if type(tree) is dict:
-        return {key: replaced(item, kind, new) for key, item in tree.items()}
-    if type(tree) is slice:
-        return slice(*(replaced(item, kind, new) for item in (tree.start, tree.stop, tree.step)))
-    return tree
-
-
-def flatten_call(tree: Any) -> list[Any]:
-    """All leaves of a tree of arguments."""
-    if type(tree) in (tuple, list, Shape) or is_named(tree):
-        parts = tree
-    elif type(tree) is dict:
-        parts = tree.values()
-    elif type(tree) is slice:
-        parts = (tree.start, tree.stop, tree.step)
-    else:
-        return [tree]
-    return [leaf for part in parts for leaf in flatten_call(part)]

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from stepnet.errors import TapeError
-from stepnet.tape.creation import user_line
 from stepnet.tape.item import TapeItem
 from stepnet.tape.tape import Tape
+from stepnet.user_line import user_line
 
 from .act import Act, as_activation
 from .check import check_item, check_rows, check_size, describe_item, features

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import TapeError
-from stepnet.tape.creation import describe, user_line
+from stepnet.tape.creation import describe
 from stepnet.tape.item import TapeItem
+from stepnet.user_line import user_line
 
 
 def check_item(kind: str, x: Any, what: str = "its input") -> TapeItem:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import TapeError
-from stepnet.tape.creation import user_line
 from stepnet.tape.item import TapeItem
 from stepnet.tape.tape import Tape
+from stepnet.user_line import user_line
 
 from .check import check_ids, check_labels, check_lengths, check_same_levels, check_sequences, features
 from .probabilities import refuse_probabilities

@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.data.lod import LoDTensor
-from stepnet.errors import TapeError
+from stepnet.errors import TapeError, Unsupported
 from stepnet.tape.creation import describe, example_lengths, example_rows
 from stepnet.tape.item import TapeItem
 from stepnet.tape.tape import Tape
 from stepnet.tape.topology import Feed
 
-from .feeding import Misfit, as_value
+from .feeding import as_value
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def _taken(
     expected = f"a LoDTensor of {level} levels" if level else "a tensor, without levels"
     try:
         taken = as_value(value, level, size, like)
-    except Misfit as why:
+    except Unsupported as why:
         kinds = (
             f"{expected}, a list of sequences or a PackedSequence"
             if level

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Literal
 
 from stepnet.errors import TapeError
-from stepnet.tape.creation import user_line
 from stepnet.tape.evaluator import Evaluator
 from stepnet.tape.item import TapeItem
 from stepnet.tape.tape import Tape
+from stepnet.user_line import user_line
 
 from .accumulators import AUC, Chunk, ClassificationError, EditDistance, Perplexity, PrecisionRecall
 from .check import check_ids, check_labels, check_rows, check_same_levels, check_sequences, features

@@ -10,10 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.data.lod import LoDTensor
-
-
-class Misfit(Exception):
-    """A value cannot be made a tensor of the kind that is wanted; the text says why."""
+from stepnet.errors import Unsupported
 
 
 def as_value(value: Any, level: int, size: int | None, like: Tensor | None) -> Any:
@@ -27,7 +24,7 @@ def as_value(value: Any, level: int, size: int | None, like: Tensor | None) -> A
         like: whose dtype and device floating point numbers take on; None: torch's defaults.
 
     Raises:
-        Misfit: it is none of these.
+        Unsupported: it is none of these.
 
     >>> as_value([[4, 2], [], [7]], 1, None, None)
     LoDTensor(3 sequences, lengths [[2, 0, 1]], values [3] int64)
@@ -47,12 +44,12 @@ def as_value(value: Any, level: int, size: int | None, like: Tensor | None) -> A
     for _ in range(level):
         if any(not _is_list(part) for part in found):
             wrong = next(part for part in found if not _is_list(part))
-            raise Misfit(f"{type(wrong).__name__} in the place of a list of sequences")
+            raise Unsupported(f"{type(wrong).__name__} in the place of a list of sequences")
         lengths.append([len(part) for part in found])
         found = [inner for part in found for inner in part]
     rows = [_rows(part, size, like) for part in found]
     if any(not part.dim() for part in rows):
-        raise Misfit("a number in the place of a sequence")
+        raise Unsupported("a number in the place of a sequence")
     whole = _joined(torch.cat, rows) if rows else _rows([], size, like)
     return LoDTensor.from_lengths(whole, [*lengths[1:], [len(part) for part in rows]])
 
@@ -70,11 +67,11 @@ def _rows(value: Any, size: int | None, like: Tensor | None) -> Tensor:
     try:
         array = np.array(value)
     except ValueError as error:
-        raise Misfit("lists of different lengths where rows are") from error
+        raise Unsupported("lists of different lengths where rows are") from error
     if array.shape == (0,):
         array = np.empty((0,) if size is None else (0, size), np.int64)
     if array.dtype.kind not in ("iu" if size is None else "iuf"):
-        raise Misfit(f"an array of {array.dtype}")
+        raise Unsupported(f"an array of {array.dtype}")
     if size is None:
         return torch.from_numpy(array.astype(np.int64))
     exact = array if array.dtype in (np.float16, np.float32) else array.astype(np.float64)
@@ -85,11 +82,11 @@ def _rows(value: Any, size: int | None, like: Tensor | None) -> Tensor:
 def _joined(join: Any, parts: list[Tensor]) -> Tensor:
     shapes = {tuple(part.shape[join is torch.cat :]) for part in parts}
     if len(shapes) > 1:
-        raise Misfit(f"rows of shapes {sorted(shapes)}")
+        raise Unsupported(f"rows of shapes {sorted(shapes)}")
     return join(parts)
 
 
 def _row(part: Any) -> Tensor:
     if not isinstance(part, Tensor):
-        raise Misfit(f"{type(part).__name__} among tensors")
+        raise Unsupported(f"{type(part).__name__} among tensors")
     return part

@@ -10,10 +10,12 @@ from torch import Tensor
 
 from stepnet import decode
 from stepnet.data.lod import LoDTensor
+from stepnet.data.tree import leaves, map_leaves
 from stepnet.errors import TapeError
-from stepnet.tape.creation import Creation, Ref, example_lengths, example_rows, leaves, swap, user_line
+from stepnet.tape.creation import Creation, Ref, example_lengths, example_rows
 from stepnet.tape.item import TapeItem
 from stepnet.tape.tape import Tape
+from stepnet.user_line import user_line
 
 from .check import check_item, check_size, describe_item
 from .group_run import GroupRunner, GroupStep
@@ -81,7 +83,7 @@ def beam_search(
     tape.check_items([scores], where)
     group, pick = _group(tape, scores, where)
     runner: GroupRunner = group.function  # pyright: ignore[reportAssignmentType]
-    _, whole, boots = swap(group.args, Ref, lambda ref: tape[ref.index])
+    _, whole, boots = map_leaves(group.args, Ref, lambda ref: tape[ref.index])
     if next(leaves((whole, boots), TapeItem), None) is None:
         raise TapeError(
             f"{where}: nothing tells how many sequences to generate",

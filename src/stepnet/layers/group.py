@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from stepnet.data.lod import LoDTensor
+from stepnet.data.tree import map_leaves
 from stepnet.errors import TapeError
 from stepnet.executors.naive import PLAIN
 from stepnet.tape.creation import (
@@ -21,13 +22,12 @@ from stepnet.tape.creation import (
     describe,
     example_lengths,
     example_rows,
-    swap,
     trial,
-    user_line,
 )
 from stepnet.tape.item import TapeItem
 from stepnet.tape.tape import Tape, check_memory
 from stepnet.tape.topology import Given
+from stepnet.user_line import user_line
 
 from .check import check_ids, check_item, check_sequences, check_size, describe_item
 from .group_run import GroupRunner, GroupStep
@@ -285,7 +285,7 @@ def _runner(
 def _example(runner: GroupRunner, args: Any, results: list[TapeItem]) -> Any:
     """What the group gives for examples. Where its step gives rows, their shape is known without running it:
     each layer of the step was tried when it was made."""
-    examples = swap(args, TapeItem, lambda item: item.creation.example)
+    examples = map_leaves(args, TapeItem, lambda item: item.creation.example)
     if any(value is UNKNOWN for part in examples for value in part):
         return UNKNOWN
     cut: list[LoDTensor] = examples[0]

@@ -12,12 +12,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stepnet.api import recurrent, replaced
 from stepnet.data.lod import LoDTensor
+from stepnet.data.tree import leaves
 from stepnet.errors import TapeError
 from stepnet.executors.naive import PLAIN
-from stepnet.tape.creation import UNKNOWN, Creation, leaves, trial, user_line
+from stepnet.tape.creation import UNKNOWN, Creation, trial
 from stepnet.tape.item import TapeItem
 from stepnet.tape.tape import Tape
 from stepnet.tape.topology import Feed, Given
+from stepnet.user_line import user_line
 
 from .group_run import GroupRunner
 

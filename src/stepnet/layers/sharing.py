@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 from torch import nn
 
 from stepnet.errors import TapeError
-from stepnet.tape.creation import Creation, user_line
+from stepnet.tape.creation import Creation
 from stepnet.tape.item import TapeItem
 from stepnet.tape.tape import Tape
+from stepnet.user_line import user_line
 
 Module = TypeVar("Module", bound=nn.Module)
 Weights = TapeItem | str | None

@@ -48,11 +48,11 @@ class RNNBase(nn.Module):
         self,
         input_size: int,
         hidden_size: int,
-        num_layers: int,
-        bias: bool,
-        batch_first: bool,
-        dropout: float,
-        bidirectional: bool,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
         proj_size: int = 0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -107,7 +107,7 @@ class RNNBase(nn.Module):
         if p and self.num_layers == 1:
             warnings.warn(
                 f"{type(self).__name__}(dropout={p}) drops nothing: it lies between layers, and num_layers=1",
-                stacklevel=4,
+                stacklevel=3 if type(self).__init__ is RNNBase.__init__ else 4,
             )
         return float(p)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.data.convert import pack_like
+from stepnet.data.dtypes import dtype_name
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import StepError
 
@@ -95,8 +96,8 @@ class Batch:
         if values.dtype != dtype and not torch.is_autocast_enabled(values.device.type):
             raise StepError(
                 f"{self.name} cannot mix dtypes: {what}",
-                got=str(values.dtype).removeprefix("torch."),
-                expected=str(dtype).removeprefix("torch."),
+                got=dtype_name(values.dtype),
+                expected=dtype_name(dtype),
                 remedy=f"{what}.to({dtype}), or module.to(...)",
             )
 

@@ -47,15 +47,7 @@ class RNN(RNNBase):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(
-            input_size,
-            hidden_size,
-            num_layers,
-            bias,
-            batch_first,
-            dropout,
-            bidirectional,
-            device=device,
-            dtype=dtype,
+            input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, 0, device, dtype
         )
         self.nonlinearity = check_nonlinearity(self, nonlinearity)
 

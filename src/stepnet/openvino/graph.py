@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stepnet.data.dtypes import typed_shape
 from stepnet.errors import IRError, StepnetError
+from stepnet.ir.last_uses import last_uses
 
 from .attributes import Attributes
 from .layers.elementwise import convert
@@ -84,7 +86,7 @@ class Node:
 
 def _brief(value: Any) -> str:
     if isinstance(value, Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+        return typed_shape(value)
     return str(value)[:80]
 
 
@@ -188,10 +190,9 @@ class Graph(nn.Module):
     def _plan_releases(self) -> None:
         """Let go of values after their last use; constants, parameters and results stay."""
         kept = {*self.result_slots, *self.parameter_slots, *(slot for slot, _ in self.constant_slots)}
-        for node in reversed(self.nodes):
-            done = {s for s in (*node.inputs, *node.outputs) if s not in kept}
-            kept |= done
-            node.done = tuple(done)
+        uses = [(*node.inputs, *node.outputs) for node in self.nodes]
+        for node, done in zip(self.nodes, last_uses(uses, kept), strict=True):
+            node.done = done
 
     def start(self, arguments: Sequence[Any]) -> list[Any]:
         """Slots with constants and arguments in place."""

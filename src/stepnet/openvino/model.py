@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stepnet.data.dtypes import dtype_name
 from stepnet.data.outputs import Outputs
 from stepnet.errors import IRError
 
@@ -37,7 +38,7 @@ class Socket:
 
     def __str__(self) -> str:
         shape = "..." if self.shape is None else ", ".join("?" if d == -1 else str(d) for d in self.shape)
-        return f"{self.name}: {str(self.dtype).removeprefix('torch.')}[{shape}]"
+        return f"{self.name}: {dtype_name(self.dtype)}[{shape}]"
 
 
 class OpenVINOModel(nn.Module):
@@ -131,7 +132,7 @@ class OpenVINOModel(nn.Module):
             raise IRError(f"{where} must be a tensor or an array", got=type(value).__name__, expected=socket)
         wrong = value.dtype != socket.dtype and not self._moved(value.dtype, socket.dtype)
         if wrong or not _fits(tuple(value.shape), socket.shape):
-            kind = str(value.dtype).removeprefix("torch.")
+            kind = dtype_name(value.dtype)
             raise IRError(f"{where} does not fit", got=f"{kind}{list(value.shape)}", expected=socket)
         return value
 

@@ -66,7 +66,11 @@ def _index(layer: Layer, port: int, places: Mapping[int, int], kind: str) -> int
 
 
 def sort_layers(layers: dict[int, Layer], scope: str) -> tuple[int, ...]:
-    """Kahn's algorithm; layers that wait for nothing run in the order of the file."""
+    """Kahn's algorithm; layers that wait for nothing run in the order of the file.
+
+    Not networkx's `topological_sort`, whose order is the same: its import takes 0.4 s, and reading a file
+    compiles nothing that would have paid for it.
+    """
     waiting = {i: len({source for source, _ in layer.sources}) for i, layer in layers.items()}
     users: dict[int, list[int]] = {i: [] for i in layers}
     for i, layer in layers.items():

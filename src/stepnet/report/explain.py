@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from stepnet.api import Recurrent, checked
-from stepnet.compiler.capture import user_line
 from stepnet.compiler.reach import reach
 from stepnet.data.lod import LoDTensor
 from stepnet.engine import Entry, find_plan
@@ -18,6 +17,7 @@ from stepnet.executors.naive import PLAIN
 from stepnet.executors.registry import AUTO, is_backend, tried
 from stepnet.executors.setting import check_backend
 from stepnet.front.step import step_name
+from stepnet.user_line import line_in
 
 from .describe_plan import describe_plan, generated_source
 from .explain_model import explain_model, is_model
@@ -133,7 +133,7 @@ def _explain(
         if any(isinstance(leaf, LoDTensor) for leaf in x_leaves):
             cut["level"] = level
         loop, note = describe_plain_loop(
-            body, (*x_leaves, *states), user_line(captures.files), counts, cut, code
+            body, (*x_leaves, *states), line_in(captures.files), counts, cut, code
         )
         loops, notes = (loop,), [*notes, note]
     lengths = sorted(counts)

@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from stepnet.data.tree import leaves
 from stepnet.errors import TapeError
-from stepnet.tape.creation import Creation, Ref, leaves
+from stepnet.tape.creation import Creation, Ref
 from stepnet.tape.evaluator import Evaluator
 from stepnet.tape.topology import Feed, Topology
 

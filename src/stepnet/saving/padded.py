@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from stepnet.data.lod import LoDTensor
+from stepnet.data.tree import leaves, map_leaves
 from stepnet.errors import TapeError
-from stepnet.tape.creation import leaves, swap
 
 
 class Padded:
@@ -91,7 +91,7 @@ class Padded:
 
     def by_rows(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What a function gives for the rows, in this grid."""
-        plain = swap((args, kwargs), Padded, lambda value: value.rows())
+        plain = map_leaves((args, kwargs), Padded, lambda value: value.rows())
         result = function(*plain[0], **plain[1])
         if isinstance(result, Tensor):
             return self.with_rows(result)

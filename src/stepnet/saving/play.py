@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from stepnet.api import Recurrent, recurrent
 from stepnet.data.lod import LoDTensor
 from stepnet.data.sequence import sequence_expand, sequence_pool, sequence_reverse, sequence_softmax
-from stepnet.data.tree import flatten, unflatten
+from stepnet.data.tree import flatten, leaves, map_leaves, unflatten
 from stepnet.errors import IRError, TapeError
 from stepnet.front.step import boot_state
 from stepnet.layers.basic import total
 from stepnet.layers.generate import Generator
 from stepnet.layers.group_run import GroupRunner
 from stepnet.layers.sequences import Layer, expand_rows
-from stepnet.tape.creation import Creation, Ref, leaves, swap
+from stepnet.tape.creation import Creation, Ref
 from stepnet.tape.holding import Holding
 
 from .groups import run_group
@@ -34,7 +34,7 @@ def run_padded(creation: Creation, values: Mapping[int, Any]) -> Any:
     Raises:
         TapeError: it has no meaning on padded sequences.
     """
-    args, kwargs = swap((creation.args, creation.kwargs), Ref, lambda ref: values[ref.index])
+    args, kwargs = map_leaves((creation.args, creation.kwargs), Ref, lambda ref: values[ref.index])
     function = creation.function
     if isinstance(function, Generator):
         raise refusal(creation, "what a beam search generates has no length that is known before")
@@ -170,7 +170,7 @@ def _recurrent(creation: Creation, layer: Recurrent, x: Any, state: Any = None) 
 
     first = boot_state(layer.step, flat.shape[0]) if state is None else state
     y, last = recurrent(held, (flat, x.mask()), first, axis=1)
-    return swap(y, Tensor, back), last
+    return map_leaves(y, Tensor, back), last
 
 
 _SEQUENCES = {

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import linecache
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
+from stepnet.data.dtypes import dtype_name
 from stepnet.data.lod import LoDTensor
-
-_MACHINERY = tuple(str(Path(module).parent) for module in (__file__, torch.__file__))
-_LAYERS = str(Path(__file__).parents[1] / "layers")
+from stepnet.data.tree import leaves, map_leaves
+from stepnet.user_line import Line
 
 
 class _Unknown:
@@ -66,18 +63,6 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Line:
-    """A line of the user's own code."""
-
-    file: str
-    number: int
-
-    def __str__(self) -> str:
-        source = linecache.getline(self.file, self.number).strip()
-        return f"{Path(self.file).name}, line {self.number}" + (f": {source}" if source else "")
-
-
-@dataclass(frozen=True)
 class Place:
     """A layer that is being made and the line that makes it, for messages; worked out when one is written."""
 
@@ -87,14 +72,6 @@ class Place:
 
     def __str__(self) -> str:
         return f"{self.kind} '{self.name}' ({self.line})" if self.name else f"{self.kind} ({self.line})"
-
-
-def user_line() -> Line:
-    """The innermost line on the stack that is neither the Tape's, nor a layer's, nor torch's."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith((*_MACHINERY, _LAYERS)):
-        frame = frame.f_back
-    return Line(frame.f_code.co_filename, frame.f_lineno)
 
 
 @dataclass(eq=False)
@@ -138,8 +115,8 @@ class Creation:
 
     def run(self, values: Mapping[int, Any]) -> Any:
         """Call it on the values of earlier creations, by index."""
-        args = [swap(a, Ref, lambda ref: values[ref.index]) for a in self.args]
-        kwargs = {k: swap(a, Ref, lambda ref: values[ref.index]) for k, a in self.kwargs.items()}
+        args = [map_leaves(a, Ref, lambda ref: values[ref.index]) for a in self.args]
+        kwargs = {k: map_leaves(a, Ref, lambda ref: values[ref.index]) for k, a in self.kwargs.items()}
         token = PLAYING.set(True)
         try:
             result = self.function(*args, **kwargs)
@@ -162,33 +139,6 @@ def trial(run: Callable[[], Any]) -> Any:
         torch.set_rng_state(state)
 
 
-def swap(tree: Any, kind: Any, change: Callable[[Any], Any]) -> Any:
-    """A nesting of tuples, lists and dicts with `change` called on each leaf of a kind.
-
-    >>> swap([1, (2, "a")], int, lambda n: n + 1)
-    [2, (3, 'a')]
-    """
-    if isinstance(tree, kind):
-        return change(tree)
-    if type(tree) in (tuple, list):
-        return type(tree)(swap(part, kind, change) for part in tree)
-    if type(tree) is dict:
-        return {key: swap(part, kind, change) for key, part in tree.items()}
-    return tree
-
-
-def leaves(tree: Any, kind: Any) -> Iterator[Any]:
-    """The leaves of a kind in a nesting of tuples, lists and dicts, in order."""
-    if isinstance(tree, kind):
-        yield tree
-    elif type(tree) in (tuple, list):
-        for part in tree:
-            yield from leaves(part, kind)
-    elif type(tree) is dict:
-        for part in tree.values():
-            yield from leaves(part, kind)
-
-
 def describe(value: Any) -> str:
     """A value in a word or two, the number of rows left open.
 
@@ -202,16 +152,13 @@ def describe(value: Any) -> str:
     if isinstance(value, LoDTensor):
         sizes = ", ".join(["*", *(str(n) for n in value.shape[1:])])
         levels = "1 level" if value.lod_level == 1 else f"{value.lod_level} levels"
-        return f"{_short(value.dtype)} [{sizes}], {levels}"
+        return f"{dtype_name(value.dtype)} [{sizes}], {levels}"
     if isinstance(value, Tensor):
-        return f"{_short(value.dtype)} [{', '.join('*' if n is None else str(n) for n in open_shape(value))}]"
+        sizes = ", ".join("*" if n is None else str(n) for n in open_shape(value))
+        return f"{dtype_name(value.dtype)} [{sizes}]"
     if isinstance(value, (tuple, list)):
         return f"({'; '.join(describe(v) for v in value)})"
     return type(value).__name__
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 # Small batches stand for large ones when a layer is made. Their numbers of rows are seldom a size of anything

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .creation import swap
+from stepnet.data.tree import map_leaves
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Holding(nn.Module):
         return Held(name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        full = swap((args, kwargs), Held, lambda held: getattr(self, held.name))
+        full = map_leaves((args, kwargs), Held, lambda held: getattr(self, held.name))
         return self.function(*full[0], **full[1])
 
 
 def hold_tensors(function: Callable[..., Any], arguments: Any) -> tuple[Callable[..., Any], Any]:
     """A module that holds the tensors among the arguments, and the arguments without them."""
     holding = Holding(function)
-    return holding, swap(arguments, Tensor, holding.take)
+    return holding, map_leaves(arguments, Tensor, holding.take)

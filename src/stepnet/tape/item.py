@@ -12,10 +12,11 @@ from torch import Tensor
 from stepnet.data.array import TensorArray
 from stepnet.data.lod import LoDTensor
 from stepnet.data.recording import InFrame, StandIn
+from stepnet.data.tree import leaves
 from stepnet.errors import TapeError
 
 from .arrays import record_array_call
-from .creation import UNKNOWN, Creation, describe, is_rows, leaves, open_shape
+from .creation import UNKNOWN, Creation, describe, is_rows, open_shape
 
 # What may be asked of a TensorArray that is an item's value.
 _RECORDED_OF_ARRAYS = frozenset({"read", "size", "stack", "concat", "pack"})

@@ -9,22 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
+from stepnet.data.tree import leaves, map_leaves
 from stepnet.errors import TapeError
+from stepnet.user_line import user_line
 
-from .creation import (
-    PLAYING,
-    UNKNOWN,
-    Creation,
-    Group,
-    Memory,
-    Place,
-    Ref,
-    describe,
-    leaves,
-    swap,
-    trial,
-    user_line,
-)
+from .creation import PLAYING, UNKNOWN, Creation, Group, Memory, Place, Ref, describe, trial
 from .holding import hold_tensors
 from .item import TapeItem
 from .topology import Topology, play, select
@@ -157,7 +146,7 @@ class Tape:
         line = user_line()
         where = Place(kind, name, line)
         self.check_items(leaves(given, TapeItem), where)
-        references = swap(given, TapeItem, lambda item: Ref(item.index))
+        references = map_leaves(given, TapeItem, lambda item: Ref(item.index))
         if next(leaves(references, Tensor), None) is not None:
             function, references = hold_tensors(function, references)
         creation = Creation(
@@ -298,8 +287,8 @@ class Tape:
         """The network that gives `outputs`: the tape from its beginning to the last of them.
 
         Args:
-            outputs: an item, its name or its index, or a tuple, list or dict of them. An evaluator among
-                them ends a topology too.
+            outputs: an item, its name or its index, or a tuple (with names, too), list or dict of them. An
+                evaluator among them ends a topology too.
             skip: items that are left out, for a tape with branches; indices and names will do.
             prune: leave out what neither an output, nor an evaluator, nor a recurrent group needs.
 
@@ -309,7 +298,7 @@ class Tape:
         Raises:
             TapeError: an item of another tape, one inside a recurrent group, or one whose input is skipped.
         """
-        references = swap(outputs, (TapeItem, str, int), lambda item: Ref(self._index(item, "outputs")))
+        references = map_leaves(outputs, (TapeItem, str, int), lambda item: Ref(self._index(item, "outputs")))
         ends = [ref.index for ref in leaves(references, Ref)]
         if not ends:
             raise TapeError("Tape.topology: 'outputs' holds no item", got=repr(outputs)[:80])

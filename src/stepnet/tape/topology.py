@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stepnet.data.tree import leaves, map_leaves
 from stepnet.errors import TapeError, TapeKeyError
+from stepnet.ir.last_uses import last_uses
 
-from .creation import Creation, Group, Ref, leaves, swap
+from .creation import Creation, Group, Ref
 from .evaluator import Evaluator
 
 Chosen = list[tuple[int, Creation]]
@@ -126,7 +128,7 @@ def run_one(
         return function(feeds, like)
     try:
         if accumulate and isinstance(function, Evaluator):
-            args = swap(creation.args, Ref, lambda ref: values[ref.index])
+            args = map_leaves(creation.args, Ref, lambda ref: values[ref.index])
             return function.update(*(value.detach() for value in args))
         return creation.run(values)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
@@ -230,7 +232,8 @@ class Topology(nn.Module):
         self._known = {c.name for _, c in feeds}
         unread = {i for i, _ in feeds if i not in read}
         self._played = [(i, c) for i, c in played if i not in unread]
-        self._finished = _last_uses(self._played, outputs)
+        ends = [ref.index for ref in leaves(outputs, Ref)]
+        self._finished = last_uses([(i, *c.inputs) for i, c in self._played], ends)
         self._modules.update(modules)  # past add_module: a layer may be called `forward`
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -261,7 +264,7 @@ class Topology(nn.Module):
                 values.pop(j, None)
         metrics = self.metrics()
         named = {i: c.name for i, c in self._played if isinstance(c.function, Evaluator)}
-        outputs = swap(
+        outputs = map_leaves(
             self._outputs, Ref, lambda r: metrics[named[r.index]] if r.index in named else values[r.index]
         )
         return outputs, metrics
@@ -317,14 +320,3 @@ class Topology(nn.Module):
 def _saving() -> Any:
     """It stands above the tape, and brings torch's tracing machinery."""
     return importlib.import_module("stepnet.saving")
-
-
-def _last_uses(played: Chosen, outputs: Any) -> list[tuple[int, ...]]:
-    """Which values nobody reads any more, after each creation."""
-    last = {j: at for at, (i, c) in enumerate(played) for j in (i, *c.inputs)}
-    for ref in leaves(outputs, Ref):
-        last.pop(ref.index, None)
-    finished: list[list[int]] = [[] for _ in played]
-    for j, at in last.items():
-        finished[at].append(j)
-    return [tuple(f) for f in finished]

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from stepnet.data.dtypes import dtype_of
 from stepnet.errors import BuildError, StepIndexError, Unsupported
 from stepnet.executors.layout import Layout
 from stepnet.executors.schedule.program import Program
@@ -57,7 +58,7 @@ class CScan:
         except BuildError as error:
             raise Unsupported(str(error)) from error
         self.run = library.function("run", ctypes.POINTER(c_threads.Pool), ctypes.c_void_p)
-        self.dtype = getattr(torch, p.real)
+        self.dtype = dtype_of(p.real)
         self.spaces: list[Tensor] = []  # workspaces at rest; list.pop and append are atomic
         item = self.dtype.itemsize
         early = {node.inputs[1] for node in (*p.early, *p.late)}
@@ -67,7 +68,7 @@ class CScan:
             _padded(heads * _packed_elements(k, n, item) * item) for _, heads, k, n in self.source.packed
         ]
         made = [entry.value for entry in self.source.fields if entry.role in ("out", "sum")]
-        self._made = {n: (p.value(n).shape, getattr(torch, p.value(n).dtype)) for n in made}
+        self._made = {n: (p.value(n).shape, dtype_of(p.value(n).dtype)) for n in made}
         self._placed: _Placed | None = None
 
     def __call__(

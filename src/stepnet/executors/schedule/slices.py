@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from stepnet.ir.graph import Node, Value
+from stepnet.ir.graph import Node, Value, in_order
 from stepnet.ir.ops import OPS, Stage
 
 
@@ -52,24 +52,4 @@ def split_by_slices(nodes: list[Node], values: dict[str, Value], wanted: set[str
             out.remove(node)
             changed = True
             break
-    return _in_order(out)
-
-
-def _in_order(nodes: list[Node]) -> list[Node]:
-    """Nodes so that a slice made for several readers comes before all of them."""
-    makers = {name: node for node in nodes for name in node.outputs}
-    done: set[int] = set()
-    out: list[Node] = []
-    for root in nodes:
-        work = [(root, False)]
-        while work:
-            node, ready = work.pop()
-            if id(node) in done:
-                continue
-            if ready:
-                done.add(id(node))
-                out.append(node)
-                continue
-            work.append((node, True))
-            work.extend((makers[n], False) for n in reversed(node.inputs) if n in makers)
-    return out
+    return list(in_order(out))  # a slice for several readers comes before all of them

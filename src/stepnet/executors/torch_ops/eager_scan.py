@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.dtypes import dtype_of
 from stepnet.executors.layout import Layout
 from stepnet.executors.loop import bound, run_nodes, take
 from stepnet.ir.plan import LoopPlan, Region
@@ -58,7 +59,7 @@ class EagerScan:
                 table = torch.cat(out)
                 values[name] = table if plain else take(table, layout.unpacked)
             else:
-                values[name] = torch.empty((0, *value.shape), dtype=getattr(torch, value.dtype))
+                values[name] = torch.empty((0, *value.shape), dtype=dtype_of(value.dtype))
         finals = {}
         for name, state in current.items():
             ranked = torch.cat([state, *reversed(ended[name])])

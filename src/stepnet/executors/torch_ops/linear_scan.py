@@ -16,6 +16,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from stepnet.data.dtypes import dtype_of
 from stepnet.executors.layout import Layout
 from stepnet.executors.loop import bound, last, run_nodes, shift
 from stepnet.ir.graph import Node
@@ -118,7 +119,7 @@ class LinearScan(EagerScan):
     ) -> tuple[Tensor, Tensor]:
         """a and b of `result = a * parameter + b`, as tables of rows."""
         shape = self.body.values[parameter].shape
-        dtype = getattr(torch, self.body.values[parameter].dtype)
+        dtype = dtype_of(self.body.values[parameter].dtype)
         found = {
             parameter: (torch.ones((rows, *shape), dtype=dtype), torch.zeros((rows, *shape), dtype=dtype))
         }

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.dtypes import dtype_of
 from stepnet.errors import GraphError
 from stepnet.ir.graph import Graph, Node, Value
 from stepnet.ir.ops import OPS, Stage
@@ -25,11 +26,6 @@ _POINTWISE: dict[str, Callable[..., Tensor]] = {
 }  # fmt: skip
 
 Run = Callable[..., Any]
-
-
-def torch_dtype(value: Value) -> torch.dtype:
-    """The torch dtype of a value."""
-    return getattr(torch, value.dtype)
 
 
 def bind(graph: Graph, node: Node) -> Run:
@@ -52,7 +48,7 @@ def _is_row(value: Value) -> bool:
 def _pointwise(graph: Graph, node: Node) -> Run:
     ins, out = _values(graph, node)
     if node.op == "cast":
-        dtype = torch_dtype(out)
+        dtype = dtype_of(out.dtype)
         return lambda a, rows: a.to(dtype)
     function = _POINTWISE[node.op]
     rank = len(out.shape)
@@ -155,7 +151,7 @@ def _rows(graph: Graph, node: Node) -> Run:
             return lambda a, b, rows: torch.mm(a.t(), b)
         k, n = ins[0].shape[-1], ins[1].shape[-1]
         return lambda a, b, rows: torch.mm(a.reshape(-1, k).t(), b.reshape(-1, n))
-    padding, count, dtype = node.attr("padding"), out.shape, torch_dtype(out)
+    padding, count, dtype = node.attr("padding"), out.shape, dtype_of(out.dtype)
 
     def embed_grad(grad: Tensor, index: Tensor, rows: int) -> Tensor:
         flat = index.reshape(-1)
@@ -169,7 +165,7 @@ def _rows(graph: Graph, node: Node) -> Run:
 
 def _source(graph: Graph, node: Node) -> Run:
     _, out = _values(graph, node)
-    dtype, lead, shape = torch_dtype(out), int(_is_row(out)), out.shape
+    dtype, lead, shape = dtype_of(out.dtype), int(_is_row(out)), out.shape
     if node.op == "full":
         number = node.attr("value")
         return lambda rows: torch.full((rows,) * lead + shape, number, dtype=dtype)

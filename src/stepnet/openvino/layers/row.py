@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.dtypes import dtype_name
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
@@ -106,7 +107,7 @@ def same_types(tensors: Sequence[Tensor]) -> None:
     """
     kinds = {t.dtype for t in tensors}
     if len(kinds) > 1:
-        shown = ", ".join(str(t.dtype).removeprefix("torch.") for t in tensors)
+        shown = ", ".join(dtype_name(t.dtype) for t in tensors)
         raise Misfit(
             "inputs have different element types", got=shown, expected="one element type", dims=shown
         )
@@ -119,5 +120,5 @@ def integers(x: Tensor, what: str) -> Tensor:
         Misfit: they are no integers.
     """
     if x.dtype.is_floating_point or x.dtype is torch.bool:
-        raise Misfit(f"{what} must be integers", got=str(x.dtype).removeprefix("torch."), dims=str(x.dtype))
+        raise Misfit(f"{what} must be integers", got=dtype_name(x.dtype), dims=str(x.dtype))
     return x.long()

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.compiler.capture import Replaced
 from stepnet.compiler.reach import reach
 from stepnet.compiler.record import tensors_used
 from stepnet.data.outputs import Outputs
@@ -19,8 +20,8 @@ from stepnet.front.step import step_name
 from stepnet.iterator.body import CallBody
 from stepnet.iterator.ports import InputPort, OutputPort, Port
 from stepnet.iterator.tensor_iterator import INSTEAD, TensorIterator
+from stepnet.user_line import user_line
 
-from .capture_trace import Swapped, user_line
 from .places import places_of
 
 
@@ -83,7 +84,7 @@ def _(call: int, inputs: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
     made = _CALLS[call]
     feeds = dict(zip(made.loop.inputs, inputs, strict=True))
     swap = {id(t): fake for t, fake in zip(made.weights, weights, strict=True)}
-    with Swapped(swap), answered(None):
+    with Replaced(swap), answered(None):
         results = made.body(*(part_of(port, feeds[port.external]) for port in made.ports))
     by_key = dict(zip(made.body.keys, results, strict=True))
     cut = [port for port in made.ports if port.axis is not None]
@@ -109,7 +110,7 @@ class LoopRecorder:
         self.calls: list[int] = []
 
     def __call__(self, loop: TensorIterator, feeds: Mapping[str, Tensor]) -> Outputs:
-        where = f"the TensorIterator over '{step_name(loop.body)}' ({user_line()})"
+        where = f"the TensorIterator over '{step_name(loop.body)}' ({user_line().short})"
         with answered(None):
             body = loop.loop.body
             assert isinstance(body, CallBody)

@@ -8,7 +8,6 @@ symbolic sizes, and every recurrence becomes one call of an operator of its own.
 from __future__ import annotations
 
 import itertools
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from torch.fx import traceback as fx_traceback
 from torch.overrides import TorchFunctionMode
 
 from stepnet.api import checked, recurrent, replaced
+from stepnet.compiler.capture import Replaced
 from stepnet.compiler.pipeline import Compiled
 from stepnet.compiler.reach import reach
 from stepnet.compiler.record import tensors_used
@@ -34,11 +34,9 @@ from stepnet.errors import IRError, Unsupported
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.torch_ops.executor import TORCH_OPS
 from stepnet.front.step import StepBody
+from stepnet.user_line import line_run_by, user_line
 
 from .places import places_of
-
-_HERE = __file__
-OWN = _HERE.rsplit("/", 3)[0]  # the package: lines in it are not the user's
 
 
 @dataclass
@@ -108,7 +106,7 @@ def _row_shapes(
     if made.ragged or all(isinstance(size, int) for shape in fixed for size in shape):
         return [(t.shape[skip:], t.dtype) for t in known]
     swap = {id(t): fake for t, fake in zip(made.weights, weights, strict=True)}
-    with Swapped(swap):
+    with Replaced(swap):
         y, _ = StepBody(made.body.step, made.body.x_spec, made.body.state_spec).call(
             [t.select(int(made.axis == 1), 0) for t in x], state
         )
@@ -127,46 +125,6 @@ def _(kind: str, rows: Tensor, x: Tensor, lengths: Tensor, pad: float) -> Tensor
     return x.new_empty([(rows if kind == "expand" else lengths).shape[0], *x.shape[1:]])
 
 
-class Swapped(TorchFunctionMode):
-    """Puts other tensors in the place of those that a step reads, wherever a torch function meets one."""
-
-    def __init__(self, swap: dict[int, Tensor]) -> None:
-        super().__init__()
-        self.swap = swap
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*self._swapped(args), **self._swapped(kwargs or {}))
-
-    def _swapped(self, tree: Any) -> Any:
-        if isinstance(tree, Tensor):
-            return self.swap.get(id(tree), tree)
-        if isinstance(tree, (tuple, list)):
-            items = [self._swapped(item) for item in tree]
-            if isinstance(tree, list):
-                return items
-            return type(tree)(*items) if hasattr(tree, "_fields") else tuple(items)
-        if isinstance(tree, dict):
-            return {k: self._swapped(v) for k, v in tree.items()}
-        return tree
-
-
-def user_line(until: str = "") -> str:
-    """The innermost line being run that is neither torch's nor this package's, as file:line; a line of the
-    package if there is no other before the file `until`."""
-    frame, inner = sys._getframe(1), ""
-    while frame is not None and frame.f_code.co_filename == _HERE:
-        frame = frame.f_back
-    while frame is not None and frame.f_code.co_filename != until:
-        name = frame.f_code.co_filename
-        if "/torch/" not in name and not name.startswith("<"):
-            line = f"{name.rsplit('/', 1)[-1]}:{frame.f_lineno}"
-            if not name.startswith(OWN):
-                return line
-            inner = inner or line
-        frame = frame.f_back
-    return inner
-
-
 class Recorder:
     """Answers `recurrent` by running it, and keeps what was asked."""
 
@@ -182,7 +140,7 @@ class Recorder:
     def __call__(
         self, step: Any, x: Any, state: Any, *, reverse: bool, level: int, axis: int, scopes: bool
     ) -> Any:
-        line = user_line()
+        line = user_line().short
         if scopes:
             raise IRError(
                 f"the recurrence at {line} cannot be written: it keeps scopes", remedy="scopes=False"
@@ -321,8 +279,8 @@ class _Lines(TorchFunctionMode):
     """Tells torch's tracing which line of the user's code each call is in."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        line = user_line(_HERE)
-        fx_traceback.set_stack_trace([line] if line else [])
+        line = line_run_by(__file__)
+        fx_traceback.set_stack_trace([line.short] if line else [])
         result = func(*args, **(kwargs or {}))
         if func in (torch.tensor, torch.as_tensor) and isinstance(args[0], torch.SymInt):
             setattr(result, SIZE, args[0])  # else a number that the trace knows nothing of

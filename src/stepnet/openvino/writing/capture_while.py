@@ -20,8 +20,8 @@ from stepnet.data.tree import Spec, flatten, unflatten
 from stepnet.errors import IRError
 from stepnet.front.step import describe_leaf, step_name
 from stepnet.front.while_loop import INSTEAD, while_loop
+from stepnet.user_line import user_line
 
-from .capture_trace import user_line
 from .places import places_of
 
 Path = tuple[int, ...]
@@ -83,7 +83,7 @@ class WhileRecorder:
         self.calls: list[int] = []
 
     def __call__(self, cond: Any, body: Any, loop_vars: Any, max_steps: int | None) -> Any:
-        where = f"the while loop over '{step_name(body)}' ({user_line()})"
+        where = f"the while loop over '{step_name(body)}' ({user_line().short})"
         leaves, spec = flatten(tuple(loop_vars))
         for leaf in leaves:
             if type(leaf) not in (int, float) and type(leaf) is not Tensor:

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from stepnet.data.dtypes import dtype_of
 from stepnet.executors.torch_ops.ops import bind
 from stepnet.ir.graph import Node
 from stepnet.ir.plan import Carry, LoopPlan, Plan, Region
 
 from .builder import In, NetBuilder, Out, To
-from .ops_body import LEAD, RowNet, dtype_of
+from .ops_body import LEAD, RowNet
 from .ops_emit import Emit
 from .recognise import Cell, recognise
 
@@ -80,7 +81,7 @@ def write_plan(
         The leaves of y, time and batch first as in x, and those of the final state, [batch, ...].
 
     Raises:
-        Unwritable: an op has no layer.
+        Unsupported: an op has no layer.
     """
     return _Recurrence(emit, plan, constants, x, states, weights, steps).write()
 
@@ -270,7 +271,7 @@ class _Scan:
         """The new state plus a slice of zeros: a body that reads no slice would run once, and OpenVINO drops
         a slice that nothing depends on."""
         value, outer, time = self.around.body.values[carry.parameter], self.around.emit, self.steps.time
-        dtype, rank = dtype_of(value), LEAD + len(value.shape)
+        dtype, rank = dtype_of(value.dtype), LEAD + len(value.shape)
         sizes = [outer.ints([1])] * rank
         sizes[time] = outer.size(self.around.reference, time)
         zeros = outer.broadcast(outer.number(0, dtype), outer.concat(sizes, 0))
@@ -279,11 +280,11 @@ class _Scan:
         return self.emit.call("LogicalOr" if dtype == torch.bool else "Add", out, part)
 
     def _apart(self, name: str, out: Out) -> Out:
-        return self.emit.apart(out, dtype_of(self.around.body.values[name]))
+        return self.emit.apart(out, dtype_of(self.around.body.values[name].dtype))
 
     def _parameter(self, name: str) -> Out:
         value = self.around.body.values[name]
-        return self.body.parameter(name, dtype_of(value), self.steps.step_shape(value.shape))
+        return self.body.parameter(name, dtype_of(value.dtype), self.steps.step_shape(value.shape))
 
     def _slice(self, parameter: Out, source: Out) -> None:
         self.ins.append(In(source, parameter, **self.steps.cut()))
@@ -292,7 +293,7 @@ class _Scan:
         """A Parameter for what the body reads and does not make."""
         around, value = self.around, self.around.body.values[name]
         if value.kind != "row":
-            parameter = self.body.parameter(name, dtype_of(value), value.shape)
+            parameter = self.body.parameter(name, dtype_of(value.dtype), value.shape)
             self.ins.append(In(around.outer.get(name), parameter))
             return parameter
         parameter = self._parameter(name)

@@ -8,14 +8,14 @@ from typing import Any
 from torch import Tensor
 from torch.fx import Node as FxNode
 
-from stepnet.errors import IRError
+from stepnet.errors import IRError, Unsupported
 
 from .builder import Out
 from .capture_trace import Call, call_of
 from .loops import Steps, write_plan
 from .loops_step import write_step
 from .ops import AtenNet, rule
-from .ops_body import Unwritable, unwritable
+from .ops_body import unwritable
 
 
 @rule("stepnet.recurrence")
@@ -38,10 +38,10 @@ def _recurrence(
             plan = call.compiled.hoisted
             y, finals = write_plan(b.emit, plan, call.compiled.constants, given, states, values, steps)
             return [*y, *finals]
-        except Unwritable as error:
+        except Unsupported as error:
             if call.ragged:
-                raise unwritable(where, error.op, error.line) from error
-            why = error.op
+                raise unwritable(where, error.reason, error.line) from error
+            why = error.reason
     if call.ragged:
         raise IRError(
             f"{where} cannot be written over ragged sequences: {call.refusal}",

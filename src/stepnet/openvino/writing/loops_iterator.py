@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.fx import Node as FxNode
 
 from stepnet.api import replaced
+from stepnet.compiler.capture import Replaced
 from stepnet.iterator.ports import OutputPort, Port
 
 from .builder import In, Out, To
 from .capture_iterator import answered, loop_call
-from .capture_trace import Swapped
 from .loops_step import nested, program, run_in
 from .ops import AtenNet, rule
 from .ops_emit import Emit
@@ -33,7 +33,7 @@ def _iterator(
     def run(*leaves: Tensor) -> Sequence[Tensor]:
         swap = {id(t): leaf for t, leaf in zip(loose, leaves[count:], strict=True)}
         refuse = nested(call.where)
-        with Swapped(swap), replaced(refuse), answered(refuse):
+        with Replaced(swap), replaced(refuse), answered(refuse):
             return call.body(*leaves[:count])
 
     shapes = [_part(b.shape(fed[port.external]), port) for port in call.ports]

@@ -12,12 +12,13 @@ from torch.export import ExportedProgram
 from torch.fx import Node as FxNode
 
 from stepnet.api import replaced
+from stepnet.compiler.capture import Replaced
 from stepnet.data.tree import flatten
 from stepnet.errors import IRError
 from stepnet.front.step import StepBody
 
 from .builder import In, Out, To
-from .capture_trace import Call, Swapped, lowered, traced
+from .capture_trace import Call, lowered, traced
 from .loops import Steps
 from .ops import AtenNet, is_known
 from .ops_emit import Emit
@@ -100,7 +101,7 @@ def write_step(
     def run(*leaves: Tensor) -> Sequence[Tensor]:
         swap = {id(t): leaf for t, leaf in zip(loose, leaves[n_x + n_state :], strict=True)}
         body = StepBody(call.body.step, call.body.x_spec, call.body.state_spec)
-        with Swapped(swap), warnings.catch_warnings(), replaced(nested(where)):
+        with Replaced(swap), warnings.catch_warnings(), replaced(nested(where)):
             y, new = body.call(leaves[:n_x], leaves[n_x : n_x + n_state])
         return [*flatten(y)[0], *new]
 

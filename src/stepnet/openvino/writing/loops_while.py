@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.fx import Node as FxNode
 
 from stepnet.api import replaced
+from stepnet.compiler.capture import Replaced
 from stepnet.data.tree import flatten, unflatten
 from stepnet.errors import IRError
 
 from .builder import In, Out, To
 from .capture_iterator import answered
-from .capture_trace import Swapped
 from .capture_while import Picked, WhileCall, refused, while_call, whiles
 from .loops_step import nested, program, run_in
 from .ops import AtenNet, rule
@@ -39,7 +39,7 @@ def _while_loop(
         swap = {id(t): leaf for t, leaf in zip(loose, leaves[count:], strict=False)}
         cond, body = call.functions(leaves[count + len(loose) :])
         refuse = nested(call.where)
-        with Picked(), Swapped(swap), replaced(refuse), answered(refuse), whiles(refused(call.where)):
+        with Picked(), Replaced(swap), replaced(refuse), answered(refuse), whiles(refused(call.where)):
             values = list(leaves[:count])
             if not first:
                 made = body(*unflatten(call.spec, values))

@@ -12,7 +12,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from stepnet.errors import IRError
+from stepnet.data.dtypes import dtype_of
+from stepnet.errors import IRError, Unsupported
 from stepnet.ir.graph import Graph, Node, Value
 from stepnet.ir.ops import OPS, Stage
 
@@ -21,20 +22,6 @@ from .ops_emit import Emit
 
 LEAD = 2
 Rule = Callable[["RowNet", Node], Out]
-
-
-class Unwritable(Exception):
-    """An op of a body has no layer; the step may still be written whole."""
-
-    def __init__(self, op: str, line: str | None) -> None:
-        super().__init__(op)
-        self.op = op
-        self.line = line
-
-
-def dtype_of(value: Value) -> torch.dtype:
-    """The torch dtype of a value."""
-    return getattr(torch, value.dtype)
 
 
 _ONE = {
@@ -148,7 +135,7 @@ class RowNet:
             return
         rule = self.rules.get(node.op)
         if rule is None:
-            raise Unwritable(_shown(node), node.line)
+            raise Unsupported(_shown(node), line=node.line)
         made = rule(self, node)
         self.known.setdefault(node.output, made)
 
@@ -295,7 +282,7 @@ def _copy(b: RowNet, node: Node) -> Out:
 @_rule("cast")
 def _cast(b: RowNet, node: Node) -> Out:
     source, target = b.value(node.inputs[0]), b.value(node.output)
-    return b.emit.cast(b.known[node.inputs[0]], dtype_of(target), dtype_of(source))
+    return b.emit.cast(b.known[node.inputs[0]], dtype_of(target.dtype), dtype_of(source.dtype))
 
 
 @_rule("round")
@@ -305,11 +292,11 @@ def _round(b: RowNet, node: Node) -> Out:
 
 @_rule("trunc")
 def _trunc(b: RowNet, node: Node) -> Out:
-    return b.emit.trunc(b.known[node.inputs[0]], dtype_of(b.value(node.output)))
+    return b.emit.trunc(b.known[node.inputs[0]], dtype_of(b.value(node.output).dtype))
 
 
 def _float(b: RowNet, node: Node, number: float) -> Out:
-    return b.emit.number(number, dtype_of(b.value(node.output)))
+    return b.emit.number(number, dtype_of(b.value(node.output).dtype))
 
 
 @_rule("rsqrt", "reciprocal")
@@ -396,7 +383,7 @@ def _cat(b: RowNet, node: Node) -> Out:
         if lead and not b.is_row(name):
             shape = b.value(name).shape
             if b.reference is None:
-                raise Unwritable("cat", node.line)
+                raise Unsupported("cat", line=node.line)
             front = b.emit.slice(b.emit.shape(b.reference), 0, 0, LEAD)
             part = b.emit.broadcast(b.known[name], b.emit.concat([front, b.emit.ints(shape)], 0))
         else:
@@ -441,16 +428,16 @@ def _full(b: RowNet, node: Node) -> Out:
     if b.is_row(node.output):
         b.thin.add(node.output)
         shape = (1,) * LEAD + value.shape
-        return b.emit.tensor(torch.full(shape, node.attr("value"), dtype=dtype_of(value)))
+        return b.emit.tensor(torch.full(shape, node.attr("value"), dtype=dtype_of(value.dtype)))
     if not value.shape:
-        return b.emit.number(node.attr("value"), dtype_of(value))
-    return b.emit.tensor(torch.full(value.shape, node.attr("value"), dtype=dtype_of(value)))
+        return b.emit.number(node.attr("value"), dtype_of(value.dtype))
+    return b.emit.tensor(torch.full(value.shape, node.attr("value"), dtype=dtype_of(value.dtype)))
 
 
 @_rule("iota")
 def _iota(b: RowNet, node: Node) -> Out:
     value = b.value(node.output)
-    count = torch.arange(value.shape[0], dtype=dtype_of(value))
+    count = torch.arange(value.shape[0], dtype=dtype_of(value.dtype))
     return b.emit.tensor(count * node.attr("step") + node.attr("start"))
 
 

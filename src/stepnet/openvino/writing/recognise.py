@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.dtypes import dtype_of
 from stepnet.ir.graph import Graph, Node
 from stepnet.ir.plan import LoopPlan
 
@@ -366,7 +367,7 @@ def _cell(
     """Weights as the layers take them."""
     h = states[0]
     size = reader.graph.values[h].size
-    dtype = getattr(torch, reader.graph.values[h].dtype)
+    dtype = dtype_of(reader.graph.values[h].dtype)
     inputs = tuple(dict.fromkeys(n for gate in gates for n in gate.terms if n != h))
     shapes = [reader.graph.values[n] for n in inputs]
     if not inputs or any(v.kind != "row" or len(v.shape) != 1 or v.dtype != shapes[0].dtype for v in shapes):
