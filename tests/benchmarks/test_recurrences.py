@@ -217,7 +217,7 @@ def test_a_quick_run_writes_table_file_and_picture(tmp_path):
         assert {"nn", "loop", "stepnet", FIVE_LINES} <= row["times"].keys()
         assert ("nn packed" in row["times"]) == (row["facts"]["layout"] == "ragged")
         assert row["times"].keys() - {"stepnet"} == row["ratios"].keys()
-        assert row["facts"]["sgemm peak, 2 threads, gflop/s"] > 0
+        assert row["facts"][f"sgemm peak, {command.THREADS} threads, gflop/s"] > 0
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
