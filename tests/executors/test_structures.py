@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import namedtuple
 
 import pytest
@@ -373,12 +374,15 @@ WRITTEN = {
     "one number a row", "one column", "one number and a column", "states of several ranks", "embedding",
     "bool state", "int state", "wide and narrow", "shifted input", "without a state", "state is reset",
 }  # fmt: skip
+# Those whose loop as a whole has an odd form; for C the others stand side by side in one step: one build.
+ALONE = {"state is y", "without a y", "without a state"}
 CASES = [
     (backend, name)
     for name in MAKERS
     for backend in BACKENDS
-    if backend != "c" or name in WRITTEN or (name, backend) in REFUSED
+    if backend != "c" or name in ALONE or (name, backend) in REFUSED
 ]
+TOGETHER = sorted(WRITTEN - ALONE)
 _cases = {}
 
 
@@ -407,6 +411,28 @@ def test_ragged(backend, name, pattern):
         assert REFUSED[name, backend] in str(caught.value)
         return
     check_step(case.step, x, state, backend=backend, reverse=pattern == "one row")
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("names", [TOGETHER[at::3] for at in range(3)], ids=", ".join)
+def test_ragged_side_by_side_in_c(names, pattern):
+    cases, lengths = {name: case_of(name) for name in names}, LENGTHS[pattern]
+    steps = {name: case.step for name, case in cases.items()}
+
+    def side_by_side(x, states):
+        pairs = {name: step(x[name], states[name]) for name, step in steps.items()}
+        return {name: y for name, (y, _) in pairs.items()}, {name: new for name, (_, new) in pairs.items()}
+
+    x = cut({name: case.x(sum(lengths)) for name, case in cases.items()}, lengths)
+    state = {name: case.state(len(lengths)) for name, case in cases.items()}
+    weights = {f"{n} {k}": w for n, step in steps.items() for k, w in closed_over(step).items()}
+    check_step(side_by_side, x, state, weights=weights, backend="c", reverse=pattern == "one row")
+
+
+def closed_over(step):
+    """The weights in a step's closure, by name."""
+    found = inspect.getclosurevars(step).nonlocals
+    return {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

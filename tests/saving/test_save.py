@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import stepnet
+from saved_modules import plain_loops
 from stepnet import LoDTensor, Recurrent, cells, sequence_softmax
 from stepnet.layers import (
     Dense,
@@ -172,7 +173,7 @@ def saved(request, tmp_path_factory):
 def check(net, types, run):
     for number in range(len(BATCHES[max(t.level for t in types.values())])):
         feeds = feeds_for(types, number)
-        with torch.no_grad():
+        with torch.no_grad(), plain_loops():
             expected, got = flat(net(**feeds)[0]), run(**feeds)
         for ours, theirs in zip(got, expected, strict=True):
             if isinstance(theirs, LoDTensor):

@@ -44,6 +44,11 @@ class _Batch:
 BATCH = _Batch()
 Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}
+# Every op that no rule makes, and why.
+NOT_CAPTURED = {
+    **dict.fromkeys(("shift", "spread"), "fission makes it, where a value of an earlier step is read"),
+    "copy": "the writer of C makes it, of a value that is needed in a second place",
+}
 
 
 def rule(*targets: str) -> Callable[[Rule], Rule]:

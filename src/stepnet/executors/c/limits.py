@@ -14,6 +14,16 @@ UNSUPPORTED = {
     "gather": "a gather by index",
     "shift": "a value carried outside the scan",
 }
+# Every op that no loop of generated C holds, and why. Outside of loops torch runs it.
+REFUSED = {
+    "atan2": "`sn_math.h` has no function for it",
+    "gather": "each row reads other features",
+    **dict.fromkeys(("shift", "spread"), "it moves values between steps, so it never stands inside a loop"),
+    **dict.fromkeys(("matmul_tn", "embed_grad"), "it runs once for all steps, by torch"),
+    **dict.fromkeys(("rand", "randn"), "noise is torch's, drawn for all steps before the loop"),
+    "iota": "it is made once, before the loop",
+    "opaque": "it is a call of torch",
+}
 # What generated C does with whole numbers. Products and quotients of them are torch's to define.
 INTEGER_OPS = VIEWS | {
     "copy", "add", "sub", "neg", "eq", "ne", "lt", "le", "gt", "ge", "where", "cast", "full", "cat", "embed",

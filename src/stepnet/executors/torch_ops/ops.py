@@ -25,6 +25,9 @@ _POINTWISE: dict[str, Callable[..., Tensor]] = {
     "pow": torch.pow, "remainder": torch.remainder, "atan2": torch.atan2, "where": torch.where,
 }  # fmt: skip
 
+# Every op without a function of torch, and why.
+REFUSED = dict.fromkeys(("shift", "spread"), "the loop itself moves values between steps")
+
 Run = Callable[..., Any]
 
 

@@ -1,0 +1,379 @@
+/* scan of forward
+ *   carry state <- v30
+ *   v9: row[3] float32 = matmul(x, v8) {}  # test_golden.py:33
+ *   v13: row[3] float32 = matmul(state, v12) {}  # test_golden.py:33
+ *   v15_s52: row[3] float32 = add(v9, w1_s51) {}  # test_golden.py:33
+ *   v15: row[3] float32 = add(v15_s52, v13) {}  # test_golden.py:33
+ *   v16: row[3] float32 = tanh(v15) {}  # test_golden.py:33
+ *   v17: row[1] float32 = slice(v16) {'dim': 0, 'start': 0, 'end': 1, 'step': 1}  # test_golden.py:34
+ *   v18: row[3] float32 = sub(v16, v17) {}  # test_golden.py:34
+ *   v19: row[1] float32 = sum(v18) {'dims': (0,)}  # test_golden.py:34
+ *   v21: row[1] float32 = div(v19, v20) {}  # test_golden.py:34
+ *   v22: row[1] float32 = add(v17, v21) {}  # test_golden.py:34
+ *   v23: row[3] float32 = sub(v16, v22) {}  # test_golden.py:34
+ *   v24: row[3] float32 = mul(v23, v23) {}  # test_golden.py:34
+ *   v25: row[1] float32 = sum(v24) {'dims': (0,)}  # test_golden.py:34
+ *   v26: row[1] float32 = div(v25, v20) {}  # test_golden.py:34
+ *   v28: row[1] float32 = add(v26, v27) {}  # test_golden.py:34
+ *   v29: row[1] float32 = rsqrt(v28) {}  # test_golden.py:34
+ *   v30: row[3] float32 = mul(v23, v29) {}  # test_golden.py:34
+ *   out v16, v30
+ */
+typedef struct {
+    int64_t sequences, shares, steps, stride; /* row of sequence b at step t: start[b] + t * stride */
+    int64_t chunk; /* steps at a time */
+    int64_t together; /* 1: all threads on one share */
+    const int64_t *start, *length, *order; /* order: longest first */
+    char *space; /* workspace, space_bytes for each share */
+    int64_t space_bytes;
+    const float *x;
+    const float *w1_s51;
+    const float *v8;
+    int64_t v8_stride_k;
+    int64_t v8_stride_n;
+    int64_t v8_stride_h;
+    float *v8_packed;
+    const float *v12;
+    int64_t v12_stride_k;
+    int64_t v12_stride_n;
+    int64_t v12_stride_h;
+    float *v12_packed;
+    const float *state_boot;
+    float *state_final;
+    float *v16;
+    float *v30;
+} arguments;
+
+/* Where a member's columns of a product begin: whole panels. */
+static inline int64_t first_column(int64_t n, int64_t member, int64_t members, int64_t panel) {
+    const int64_t panels = (n + panel - 1) / panel, column = panels * member / members * panel;
+    return column < n ? column : n;
+}
+
+/* All steps of every shares-th sequence, longest first; by one thread, or by `members` that
+ * split the rows of a step and the columns of its products, and meet in between. */
+static void run_share(const arguments *a, int64_t index, int64_t shares, int64_t member,
+                      int64_t members, sn_barrier *barrier) {
+#define MEET if (members > 1) sn_meet(barrier, &sense, members)
+    int64_t sense = 0;
+    const int64_t count = (a->sequences - index + shares - 1) / shares;
+    char *space = a->space + index * a->space_bytes;
+#define TAKE(type, n) (type *)space; space += ((n) * (int64_t)sizeof(type) + 63) / 64 * 64
+    int64_t *row = TAKE(int64_t, count * members);
+    row += member * count;
+    float *state = TAKE(float, count * 3);
+    float *state_next = TAKE(float, count * 3);
+    int64_t *chunk_row = TAKE(int64_t, count * a->chunk * members);
+    chunk_row += member * count * a->chunk;
+    int64_t *chunk_slot = TAKE(int64_t, count * a->chunk * members);
+    chunk_slot += member * count * a->chunk;
+    float *v9_rows = TAKE(float, count * a->chunk * 3);
+    float *v13_rows = TAKE(float, count * 3);
+#undef TAKE
+    for (int64_t i = member; i < count; i += members) {
+        const int64_t b = a->order[index + i * shares];
+        memcpy(state + i * 3, a->state_boot + b * 3, 3 * sizeof(float));
+        if (a->length[b] > 0) continue;
+        memcpy(a->state_final + b * 3, state + i * 3, 3 * sizeof(float));
+    }
+    int64_t active = count;
+    for (int64_t t0 = 0; t0 < a->steps && active > 0; t0 += a->chunk) {
+    const int64_t t1 = t0 + a->chunk < a->steps ? t0 + a->chunk : a->steps;
+    int64_t rows = 0;
+    for (int64_t t = t0, left = active; t < t1; ++t) {
+        while (left > 0 && a->length[a->order[index + (left - 1) * shares]] <= t) --left;
+        for (int64_t i = 0; i < left; ++i) {
+            chunk_slot[rows] = (t - t0) * count + i;
+            chunk_row[rows++] = a->start[a->order[index + i * shares]] + t * a->stride;
+        }
+    }
+    MEET;
+    /* v9 = matmul(x, v8)  [2] x [2, 3], rows of these steps */
+    {
+        const int64_t c0 = first_column(3, member, members, SN_WIDTH * sn_lanes_f32), c1 = first_column(3, member + 1, members, SN_WIDTH * sn_lanes_f32);
+        if (c1 > c0) sn_matmul_f32((sn_rows_f32){v9_rows + c0, 3, chunk_slot}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)a->x, 2, chunk_row}, a->v8_packed + c0 * 2, rows, 2, c1 - c0);
+    }
+    MEET;
+    for (int64_t t = t0; t < t1; ++t) {
+        while (active > 0 && a->length[a->order[index + (active - 1) * shares]] <= t) --active;
+        if (active == 0) break;
+        for (int64_t i = 0; i < active; ++i)
+            row[i] = a->start[a->order[index + i * shares]] + t * a->stride;
+        MEET;
+        /* v13 = matmul(state, v12)  [3] x [3, 3] */
+        {
+            const int64_t c0 = first_column(3, member, members, SN_WIDTH * sn_lanes_f32), c1 = first_column(3, member + 1, members, SN_WIDTH * sn_lanes_f32);
+            if (c1 > c0) sn_matmul_f32((sn_rows_f32){(float *)v13_rows + c0, 3, 0}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)state, 3, 0}, a->v12_packed + c0 * 3, active, 3, c1 - c0);
+        }
+        MEET;
+        /* row by row: v15_s52, v15, v16, v18, v19, v21, v22, v23, v24, v25, v26, v28, v29, v30 */
+        for (int64_t i = member; i < active; i += members) {
+            float v23_line[3] __attribute__((aligned(64)));
+            const float *restrict v9_at = v9_rows + ((t - t0) * count + i) * 3;
+            const float *restrict w1_s51_at = a->w1_s51;
+            float *restrict v13_at = v13_rows + i * 3;
+            float *restrict v16_at = a->v16 + row[i] * 3;
+            float *restrict v30_at = a->v30 + row[i] * 3;
+            float *restrict state_new = state_next + i * 3;
+            #pragma omp simd
+            for (int64_t j = 0; j < 3; ++j) {
+                const float v15_s52 = v9_at[j] + w1_s51_at[j];
+                const float v15 = v15_s52 + v13_at[j];
+                const float v16 = sn_tanh_f32(v15);
+                v16_at[j] = v16;
+            }
+            float v19 = 0;
+            #pragma omp simd reduction(+ : v19)
+            for (int64_t j = 0; j < 3; ++j) {
+                const float v18 = v16_at[j] - v16_at[0];
+                v19 += v18;
+            }
+            const float v21 = v19 / 3.0f;
+            const float v22 = v16_at[0] + v21;
+            float v25 = 0;
+            #pragma omp simd reduction(+ : v25)
+            for (int64_t j = 0; j < 3; ++j) {
+                const float v23 = v16_at[j] - v22;
+                v23_line[j] = v23;
+                const float v24 = v23 * v23;
+                v25 += v24;
+            }
+            const float v26 = v25 / 3.0f;
+            const float v28 = v26 + 1e-05f;
+            const float v29 = sn_rsqrt_f32(v28);
+            #pragma omp simd
+            for (int64_t j = 0; j < 3; ++j) {
+                const float v30 = v23_line[j] * v29;
+                v30_at[j] = v30;
+                state_new[j] = v30;
+            }
+        }
+        for (int64_t i = active; i-- > 0;) { /* sequences that end here */
+            const int64_t b = a->order[index + i * shares];
+            if (a->length[b] > t + 1) break;
+            if (i % members != member) continue;
+            memcpy(a->state_final + b * 3, state_next + i * 3, 3 * sizeof(float));
+        }
+        { float *now = state; state = state_next; state_next = now; }
+    }
+    }
+#undef MEET
+}
+
+/* Matrices are packed anew at every call: they may have changed. */
+static void pack(void *data, int64_t index, int64_t count) {
+    const arguments *a = (const arguments *)data;
+    (void)count;
+    if (index == 0) sn_pack_f32(a->v8_packed, a->v8, a->v8_stride_k, a->v8_stride_n, 2, 3, 1, SN_WIDTH);
+    if (index == 1) sn_pack_f32(a->v12_packed, a->v12, a->v12_stride_k, a->v12_stride_n, 3, 3, 1, SN_WIDTH);
+}
+
+typedef struct {
+    const arguments *a;
+    sn_barrier barrier;
+} team;
+
+static void share(void *data, int64_t index, int64_t shares) {
+    run_share(((team *)data)->a, index, shares, 0, 1, 0);
+}
+
+static void member_of(void *data, int64_t index, int64_t count) {
+    run_share(((team *)data)->a, 0, 1, index, count, &((team *)data)->barrier);
+}
+
+void run(const sn_pool *pool, const arguments *a) {
+    for (int64_t i = 0; i < 2; ++i) pack((void *)a, i, 2);
+    team everyone = {a, {0, 0}};
+    if (a->together) sn_together(pool, member_of, &everyone);
+    else sn_parallel(pool, a->shares, share, &everyone);
+}
+
+/* scan of backward
+ *   carry d_1 <- v44
+ *   v31: row[3] float32 = add(d_1, d_0) {}  # test_golden.py:34
+ *   v32: row[3] float32 = mul(v31, v20) {}  # test_golden.py:34
+ *   v33: row[1] float32 = sum(v31) {'dims': (0,)}  # test_golden.py:34
+ *   v17: row[1] float32 = slice(v16) {'dim': 0, 'start': 0, 'end': 1, 'step': 1}  # test_golden.py:34
+ *   v18: row[3] float32 = sub(v16, v17) {}  # test_golden.py:34
+ *   v19: row[1] float32 = sum(v18) {'dims': (0,)}  # test_golden.py:34
+ *   v21: row[1] float32 = div(v19, v20) {}  # test_golden.py:34
+ *   v22: row[1] float32 = add(v17, v21) {}  # test_golden.py:34
+ *   v23: row[3] float32 = sub(v16, v22) {}  # test_golden.py:34
+ *   v24: row[3] float32 = mul(v23, v23) {}  # test_golden.py:34
+ *   v25: row[1] float32 = sum(v24) {'dims': (0,)}  # test_golden.py:34
+ *   v26: row[1] float32 = div(v25, v20) {}  # test_golden.py:34
+ *   v28: row[1] float32 = add(v26, v27) {}  # test_golden.py:34
+ *   v29: row[1] float32 = rsqrt(v28) {}  # test_golden.py:34
+ *   v30: row[3] float32 = mul(v23, v29) {}  # test_golden.py:34
+ *   v34: row[3] float32 = mul(v31, v30) {}  # test_golden.py:34
+ *   v35: row[1] float32 = sum(v34) {'dims': (0,)}  # test_golden.py:34
+ *   v36: row[3] float32 = mul(v30, v35) {}  # test_golden.py:34
+ *   v37: row[3] float32 = sub(v32, v33) {}  # test_golden.py:34
+ *   v38: row[3] float32 = sub(v37, v36) {}  # test_golden.py:34
+ *   v39: row[1] float32 = div(v29, v20) {}  # test_golden.py:34
+ *   v40: row[3] float32 = mul(v39, v38) {}  # test_golden.py:34
+ *   v41: row[3] float32 = mul(v16, v16) {}  # test_golden.py:33
+ *   v42: row[3] float32 = sub(v10, v41) {}  # test_golden.py:33
+ *   v43: row[3] float32 = mul(v40, v42) {}  # test_golden.py:33
+ *   v44: row[3] float32 = matmul(v43, w2) {}  # test_golden.py:33
+ *   v47: sum[3] float32 = sum_rows(v43) {}  # test_golden.py:33
+ *   out v43, v47
+ */
+typedef struct {
+    int64_t sequences, shares, steps, stride; /* row of sequence b at step t: start[b] + t * stride */
+    int64_t chunk; /* steps at a time */
+    int64_t together; /* 1: all threads on one share */
+    const int64_t *start, *length, *order; /* order: longest first */
+    char *space; /* workspace, space_bytes for each share */
+    int64_t space_bytes;
+    const float *d_0;
+    const float *v16;
+    const float *w2;
+    int64_t w2_stride_k;
+    int64_t w2_stride_n;
+    int64_t w2_stride_h;
+    float *w2_packed;
+    const float *d_1_boot;
+    float *d_1_final;
+    float *v43;
+    float *v47;
+} arguments;
+
+/* Where a member's columns of a product begin: whole panels. */
+static inline int64_t first_column(int64_t n, int64_t member, int64_t members, int64_t panel) {
+    const int64_t panels = (n + panel - 1) / panel, column = panels * member / members * panel;
+    return column < n ? column : n;
+}
+
+/* All steps of every shares-th sequence, longest first; by one thread, or by `members` that
+ * split the rows of a step and the columns of its products, and meet in between. */
+static void run_share(const arguments *a, int64_t index, int64_t shares, int64_t member,
+                      int64_t members, sn_barrier *barrier) {
+#define MEET if (members > 1) sn_meet(barrier, &sense, members)
+    int64_t sense = 0;
+    const int64_t count = (a->sequences - index + shares - 1) / shares;
+    char *space = a->space + index * a->space_bytes;
+#define TAKE(type, n) (type *)space; space += ((n) * (int64_t)sizeof(type) + 63) / 64 * 64
+    int64_t *row = TAKE(int64_t, count * members);
+    row += member * count;
+    float *d_1 = TAKE(float, count * 3);
+    float *d_1_next = TAKE(float, count * 3);
+#undef TAKE
+    float v47_part[3], *v47_sum = a->v47 + (index * members + member) * 3;
+    memset(v47_part, 0, sizeof v47_part);
+    memset(v47_sum, 0, sizeof v47_part);
+    for (int64_t i = member; i < count; i += members) {
+        const int64_t b = a->order[index + i * shares];
+        memcpy(d_1 + i * 3, a->d_1_boot + b * 3, 3 * sizeof(float));
+        if (a->length[b] > 0) continue;
+        memcpy(a->d_1_final + b * 3, d_1 + i * 3, 3 * sizeof(float));
+    }
+    int64_t active = count;
+    for (int64_t t = 0; t < a->steps; ++t) {
+        while (active > 0 && a->length[a->order[index + (active - 1) * shares]] <= t) --active;
+        if (active == 0) break;
+        for (int64_t i = 0; i < active; ++i)
+            row[i] = a->start[a->order[index + i * shares]] + t * a->stride;
+        /* row by row: v31, v32, v33, v18, v19, v21, v22, v23, v24, v25, v26, v28, v29, v30, v34, v35, v36, v37, v38, v39, v40, v41, v42, v43, v47 */
+        for (int64_t i = member; i < active; i += members) {
+            float v31_line[3] __attribute__((aligned(64)));
+            float v23_line[3] __attribute__((aligned(64)));
+            float v30_line[3] __attribute__((aligned(64)));
+            const float *restrict d_1_at = d_1 + i * 3;
+            const float *restrict d_0_at = a->d_0 + row[i] * 3;
+            const float *restrict v16_at = a->v16 + row[i] * 3;
+            float *restrict v43_at = a->v43 + row[i] * 3;
+            float v33 = 0;
+            float v19 = 0;
+            #pragma omp simd reduction(+ : v33, v19)
+            for (int64_t j = 0; j < 3; ++j) {
+                const float v31 = d_1_at[j] + d_0_at[j];
+                v31_line[j] = v31;
+                v33 += v31;
+                const float v18 = v16_at[j] - v16_at[0];
+                v19 += v18;
+            }
+            const float v21 = v19 / 3.0f;
+            const float v22 = v16_at[0] + v21;
+            float v25 = 0;
+            #pragma omp simd reduction(+ : v25)
+            for (int64_t j = 0; j < 3; ++j) {
+                const float v23 = v16_at[j] - v22;
+                v23_line[j] = v23;
+                const float v24 = v23 * v23;
+                v25 += v24;
+            }
+            const float v26 = v25 / 3.0f;
+            const float v28 = v26 + 1e-05f;
+            const float v29 = sn_rsqrt_f32(v28);
+            float v35 = 0;
+            #pragma omp simd reduction(+ : v35)
+            for (int64_t j = 0; j < 3; ++j) {
+                const float v30 = v23_line[j] * v29;
+                v30_line[j] = v30;
+                const float v34 = v31_line[j] * v30;
+                v35 += v34;
+            }
+            const float v39 = v29 / 3.0f;
+            #pragma omp simd
+            for (int64_t j = 0; j < 3; ++j) {
+                const float v32 = v31_line[j] * 3.0f;
+                const float v36 = v30_line[j] * v35;
+                const float v37 = v32 - v33;
+                const float v38 = v37 - v36;
+                const float v40 = v39 * v38;
+                const float v41 = v16_at[j] * v16_at[j];
+                const float v42 = 1.0f - v41;
+                const float v43 = v40 * v42;
+                v43_at[j] = v43;
+                v47_part[j] += v43;
+            }
+        }
+        MEET;
+        /* v44 = matmul(v43, w2)  [3] x [3, 3] */
+        {
+            const int64_t c0 = first_column(3, member, members, SN_WIDTH * sn_lanes_f32), c1 = first_column(3, member + 1, members, SN_WIDTH * sn_lanes_f32);
+            if (c1 > c0) sn_matmul_f32((sn_rows_f32){(float *)d_1_next + c0, 3, 0}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)a->v43, 3, row}, a->w2_packed + c0 * 3, active, 3, c1 - c0);
+        }
+        MEET;
+        for (int64_t i = active; i-- > 0;) { /* sequences that end here */
+            const int64_t b = a->order[index + i * shares];
+            if (a->length[b] > t + 1) break;
+            if (i % members != member) continue;
+            memcpy(a->d_1_final + b * 3, d_1_next + i * 3, 3 * sizeof(float));
+        }
+        { float *now = d_1; d_1 = d_1_next; d_1_next = now; }
+        if (t % 64 == 63) { /* short sums of short sums lose fewer digits */
+            for (int64_t j = 0; j < 3; ++j) { v47_sum[j] += v47_part[j]; v47_part[j] = 0; }
+        }
+    }
+    for (int64_t j = 0; j < 3; ++j) { v47_sum[j] += v47_part[j]; v47_part[j] = 0; }
+#undef MEET
+}
+
+/* Matrices are packed anew at every call: they may have changed. */
+static void pack(void *data, int64_t index, int64_t count) {
+    const arguments *a = (const arguments *)data;
+    (void)count;
+    if (index == 0) sn_pack_f32(a->w2_packed, a->w2, a->w2_stride_k, a->w2_stride_n, 3, 3, 1, SN_WIDTH);
+}
+
+typedef struct {
+    const arguments *a;
+    sn_barrier barrier;
+} team;
+
+static void share(void *data, int64_t index, int64_t shares) {
+    run_share(((team *)data)->a, index, shares, 0, 1, 0);
+}
+
+static void member_of(void *data, int64_t index, int64_t count) {
+    run_share(((team *)data)->a, 0, 1, index, count, &((team *)data)->barrier);
+}
+
+void run(const sn_pool *pool, const arguments *a) {
+    for (int64_t i = 0; i < 1; ++i) pack((void *)a, i, 1);
+    team everyone = {a, {0, 0}};
+    if (a->together) sn_together(pool, member_of, &everyone);
+    else sn_parallel(pool, a->shares, share, &everyone);
+}
