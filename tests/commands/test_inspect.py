@@ -48,7 +48,7 @@ def test_loops_in_loops(stepnet, cases):
         ("onnx_lstm_seqlens_ti", "the same at each step"),
         ("output_part2_reverse", "compiled: 2 layers, once for all steps"),
         ("one_result_two_back_edges", "compiled: 2 layers, at each step"),
-        ("conv_lstm", "plain loop, everything at each step: "),
+        ("conv_lstm", "compiled: "),
     ],
 )
 def test_how_a_loop_is_told(stepnet, cases, case, says):

@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from plans import BACKENDS, ops, plan_of
-from stepnet.api import recurrent
 from stepnet.data.lod import LoDTensor
-from stepnet.errors import Unsupported
 from stepnet.testing import LENGTHS, check_step
 
 pytestmark = pytest.mark.usefixtures("verified_plans")
@@ -362,26 +360,17 @@ MAKERS = {
     for name, make in list(globals().items())
     if name.startswith("_") and not name.startswith("__") and callable(make)
 }
-# Where an executor declines a step, and says why.
-REFUSED = {
-    ("matrix state", "c"): "'sum' over dimensions that are not the last ones (test_structures.py:",
-    ("matrix memory", "c"): "'sum' over dimensions that are not the last ones (test_structures.py:",
-}
 # Steps that generated C has to write in a way of its own; the others are like one of these.
 WRITTEN = {
     "tuple of three", "dicts", "swap", "rotation of three", "passed through", "shift into a scan",
     "state is y", "y twice", "two states one tensor", "boot shared by two", "without a y",
     "one number a row", "one column", "one number and a column", "states of several ranks", "embedding",
     "bool state", "int state", "wide and narrow", "shifted input", "without a state", "state is reset",
+    "matrix state", "matrix memory",
 }  # fmt: skip
 # Those whose loop as a whole has an odd form; for C the others stand side by side in one step: one build.
 ALONE = {"state is y", "without a y", "without a state"}
-CASES = [
-    (backend, name)
-    for name in MAKERS
-    for backend in BACKENDS
-    if backend != "c" or name in ALONE or (name, backend) in REFUSED
-]
+CASES = [(backend, name) for name in MAKERS for backend in BACKENDS if backend != "c" or name in ALONE]
 TOGETHER = sorted(WRITTEN - ALONE)
 _cases = {}
 
@@ -405,11 +394,6 @@ def cut(rows, lengths):
 def test_ragged(backend, name, pattern):
     case, lengths = case_of(name), LENGTHS[pattern]
     x, state = cut(case.x(sum(lengths)), lengths), case.state(len(lengths))
-    if (name, backend) in REFUSED:
-        with pytest.raises(Unsupported) as caught:
-            recurrent(case.step, x, state, backend=backend)
-        assert REFUSED[name, backend] in str(caught.value)
-        return
     check_step(case.step, x, state, backend=backend, reverse=pattern == "one row")
 
 
@@ -438,8 +422,6 @@ def closed_over(step):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["dicts", "matrix state", "one number a row", "swap", "shifted input"])
 def test_dense(backend, name):
-    if (name, backend) in REFUSED:
-        pytest.skip("refused")
     case = case_of(name)
     x = case.x(6)
 

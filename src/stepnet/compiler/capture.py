@@ -169,6 +169,8 @@ def trace(
         shared = [
             torch.empty(t.shape, dtype=t.dtype, device="cpu", requires_grad=grad) for _, t, grad in weights
         ]
+    floats = [e.dtype for e in (*x, *state) if e.dtype.is_floating_point]
+    real = floats[0] if floats else torch.get_default_dtype()
     seen: dict[str, Any] = {}
     lines: list[str | None] = []
     followed: set[int] = set()
@@ -177,7 +179,7 @@ def trace(
         xs, states = list(inputs[: len(x)]), list(inputs[len(x) : len(rows)])
         swap = {id(t): traced for (_, t, _), traced in zip(weights, inputs[len(rows) :], strict=True)}
         lines.clear()
-        with _Swap(swap, here, lines, followed) as mode, Exact():
+        with _Swap(swap, here, lines, followed) as mode, Exact(real):
             y_spec, y, new = call(xs, states)
         results = [t if isinstance(t, Tensor) else torch.as_tensor(t) for t in (*y, *new)]
         seen.setdefault("y", (y_spec, len(y)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from .simpler import SIMPLER
+from .simpler import SIMPLER, one_hot
 
 _SIXTH = 0.16666667163372040  # torch's kernel multiplies by 1/6 in float32, for doubles too
 
@@ -89,8 +90,12 @@ _EARLY: dict[Any, Callable[..., Tensor]] = {
 class Exact(TorchFunctionMode):
     """Puts ours in the place of functions that a trace never sees whole, or that mix no rows but seem to."""
 
+    def __init__(self, real: torch.dtype) -> None:
+        super().__init__()
+        self.simpler = {**SIMPLER, torch.nn.functional.one_hot: functools.partial(one_hot, real)}
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        simpler = SIMPLER.get(func)
+        simpler = self.simpler.get(func)
         if simpler is not None:
             result = simpler(*args, **(kwargs or {}))
             return func(*args, **(kwargs or {})) if result is NotImplemented else result

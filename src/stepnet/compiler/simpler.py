@@ -72,11 +72,23 @@ def _index_select(input: Tensor, dim: int, index: Tensor) -> Any:
     return _rows_of_a_table(input, index) if dim % max(input.dim(), 1) == 0 else NotImplemented
 
 
-def _one_hot(input: Tensor, num_classes: int = -1) -> Any:
-    """A row of the unit matrix: an index that is none is told as that of an embedding is."""
+def one_hot(real: torch.dtype, input: Tensor, num_classes: int = -1) -> Any:
+    """A row of the unit matrix in the step's numbers: an index that is none is an error, as for any table."""
     if num_classes <= 0:
         return NotImplemented  # as many as the largest index of all rows says
-    return F.embedding(input, torch.eye(num_classes, dtype=torch.get_default_dtype())).to(torch.int64)
+    return F.embedding(input, torch.eye(num_classes, dtype=real)).to(torch.int64)
+
+
+def _repeat(input: Tensor, *sizes: Any) -> Any:
+    """Copies side by side."""
+    counts = [*sizes[0]] if len(sizes) == 1 and not isinstance(sizes[0], int) else [*sizes]
+    fits = len(counts) == input.dim() and all(isinstance(n, int) and 0 < n <= _MOST_TAPS for n in counts)
+    if not fits or counts[0] != 1:
+        return NotImplemented
+    for dim, count in enumerate(counts):
+        if count > 1:
+            input = torch.cat([input] * count, dim)
+    return input
 
 
 def _roll(input: Tensor, shifts: Any, dims: Any = None) -> Any:
@@ -136,10 +148,11 @@ def _convolution(dims: int) -> Callable[..., Any]:
 SIMPLER: dict[Any, Callable[..., Any]] = {
     F.batch_norm: _batch_norm,
     F.group_norm: _group_norm,
-    F.one_hot: _one_hot,
     Tensor.__getitem__: _rows_of_a_table,
     torch.index_select: _index_select,
     Tensor.index_select: _index_select,
+    Tensor.repeat: _repeat,
+    Tensor.tile: _repeat,
     torch.roll: _roll,
     Tensor.roll: _roll,
     torch.conv1d: _convolution(1),

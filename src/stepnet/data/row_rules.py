@@ -41,7 +41,7 @@ class Call:
     def operands(self) -> Iterator[Any]:
         """Tensors and LoDTensors of the call in order, those in lists too."""
         for given in (*self.args, *self.kwargs.values()):
-            if isinstance(given, self.kind | Tensor):
+            if isinstance(given, (self.kind, Tensor)):
                 yield given
             elif isinstance(given, list | tuple):
                 yield from (a for a in given if isinstance(a, self.kind | Tensor))

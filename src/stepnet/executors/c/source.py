@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
+from stepnet.errors import Unsupported
 from stepnet.executors.schedule.loops import row_function
 from stepnet.executors.schedule.program import Program, program
 from stepnet.ir.graph import Node
@@ -23,6 +24,8 @@ from .limits import check
 from .places import Places
 from .template import fill
 from .text import comment
+
+_MOST_STACK = 1 << 20  # bytes of rows between the loops of a row function: threads may have small stacks
 
 
 @dataclass(frozen=True)
@@ -263,6 +266,12 @@ class _Writer:
         w = self.w
         made = ", ".join(_shown(name) for node in nodes for name in node.outputs)
         plan = row_function(self.p, nodes, w.homes)
+        size = sum(self.p.value(base).bytes for base in plan.lines)
+        if size > _MOST_STACK:
+            raise Unsupported(
+                f"the values of one row take {size:,} bytes; generated C holds {_MOST_STACK:,}",
+                line=nodes[0].line,
+            )
         w.enter(nodes, plan)
         body = [text for loop in plan.loops for text in loop_text(w, loop)]
         out = [

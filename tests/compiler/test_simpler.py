@@ -1,0 +1,113 @@
+"""Functions that are traced as simpler ones: torch's numbers and gradients in generated C, torch's errors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stepnet import recurrent
+
+T, B = 3, 4
+D = torch.float64
+W = {
+    name: torch.randn(shape, dtype=D, generator=torch.Generator().manual_seed(3), requires_grad=True)
+    for name, shape in {
+        "conv1": (3, 2, 3), "conv2": (2, 3, 2, 3), "conv3": (2, 1, 2, 2, 1), "bias3": (3,), "bias2": (2,),
+        "scale": (6,), "shift": (6,), "table": (5, 4), "numbers": (5,), "images": (5, 2, 3),
+    }.items()
+}  # fmt: skip
+MEAN, VAR = torch.linspace(-1, 1, 6, dtype=D), torch.linspace(0.5, 2, 6, dtype=D)
+INDEX = torch.tensor([[0, 4, 2, 2], [1, 0, 3, 4], [4, 4, 0, 1]])
+
+# what is done to x, and the shape of a row of x
+FUNCTIONS = {
+    "conv1d": (lambda x: F.conv1d(x, W["conv1"], W["bias3"], padding=1), (2, 7)),
+    "conv1d, strides": (lambda x: F.conv1d(x, W["conv1"], stride=2, dilation=2), (2, 9)),
+    "conv2d": (lambda x: F.conv2d(x, W["conv2"], W["bias2"], padding=(1, 2)), (3, 4, 5)),
+    "conv2d, dilation": (lambda x: torch.conv2d(x, W["conv2"], dilation=(2, 1)), (3, 5, 4)),
+    "conv3d": (lambda x: F.conv3d(x, W["conv3"]), (1, 3, 3, 2)),
+    "batch norm that is kept": (lambda x: F.batch_norm(x, MEAN, VAR, W["scale"], W["shift"]), (6,)),
+    "batch norm of images": (lambda x: F.batch_norm(x, MEAN, VAR, W["scale"], None, eps=0.1), (6, 2, 3)),
+    "group norm": (lambda x: F.group_norm(x, 3, W["scale"], W["shift"]), (6,)),
+    "group norm of images": (lambda x: F.group_norm(x, 2), (6, 2, 3)),
+    "roll": (lambda x: torch.roll(x, 2, 1) + x.roll((-1, 3), (1, 1)), (5,)),
+    "roll of two dimensions": (lambda x: x.roll(shifts=(1, -2), dims=(-1, 1)), (3, 4)),
+    "remainder": (lambda x: torch.remainder(x, 0.7) + x % -0.4, (5,)),
+    "sum over the first": (lambda x: x.exp().sum(1) * x.amax(1), (3, 4)),
+    "a product of two rows": (lambda x: x @ x.mT, (3, 4)),
+    "an outer product": (lambda x: torch.einsum("bi,bj->bij", x, x.sin()).sum(1), (4,)),
+    "a matrix and a vector": (lambda x: torch.einsum("bij,bj->bi", x, x[:, 0]), (3, 3)),
+}  # fmt: skip
+LOOKUPS = {
+    "rows of a weight": lambda i: W["table"][i],
+    "rows counted from the end": lambda i: W["table"][i - 5],
+    "numbers of a vector": lambda i: W["numbers"][i][:, None],
+    "images": lambda i: W["images"][i].flatten(1),
+    "index_select": lambda i: torch.index_select(W["table"], 0, i),
+}
+
+
+def outcome(step, x: Tensor, backend: str) -> list[Tensor]:
+    y, h = recurrent(step, x, torch.zeros(B, 1, dtype=D), backend=backend)
+    wanted = [t for t in (x, *W.values()) if t.requires_grad]
+    weight = torch.linspace(-1, 2, y.numel(), dtype=D).reshape(y.shape)
+    grads = torch.autograd.grad((y * weight).sum() + h.sum(), wanted, allow_unused=True)
+    return [y.detach(), h.detach(), *(g for g in grads if g is not None)]
+
+
+def check(step, x: Tensor, backend: str = "c") -> None:
+    ours, plain = outcome(step, x, backend), outcome(step, x, "naive")
+    assert len(ours) == len(plain)
+    for a, b in zip(ours, plain, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function(name):
+    function, shape = FUNCTIONS[name]
+
+    def step(x, h):
+        y = function(x * (1 + h.reshape(-1, *(1,) * len(shape))))
+        return y, torch.tanh(h + y.flatten(1).mean(1, keepdim=True))
+
+    backend = "eager" if "strides" in name else "c"  # slices with steps are torch's, backward
+    check(step, torch.randn(T, B, *shape, dtype=D, requires_grad=True), backend)
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_a_lookup(name):
+    def step(i, h):
+        y = LOOKUPS[name](i)
+        return y, torch.tanh(h + y.sum(1, keepdim=True))
+
+    check(step, INDEX)
+
+
+def test_one_hot():
+    table = torch.randn(5, dtype=torch.float32)
+
+    def step(i, h):
+        y = F.one_hot(i, 5).to(torch.float32) * table
+        return y, h + y.sum(1, keepdim=True)
+
+    def run(index, backend):
+        return recurrent(step, index, torch.zeros(B, 1), backend=backend)
+
+    for ours, plain in zip(run(INDEX, "c"), run(INDEX, "naive"), strict=True):
+        torch.testing.assert_close(ours, plain)
+
+
+@pytest.mark.parametrize("backend", ["c", "eager", "naive"])
+@pytest.mark.parametrize(
+    "look", [lambda i: W["table"][i], lambda i: F.one_hot(i, 5).double()], ids=["row", "hot"]
+)
+def test_an_index_that_is_none_is_an_error(look, backend):
+    def step(i, h):
+        y = look(i)
+        return y, h + y.sum(1, keepdim=True)
+
+    recurrent(step, INDEX, torch.zeros(B, 1, dtype=D), backend="eager")  # it compiles
+    with pytest.raises(Exception, match=r"(?i)index|class|range"):
+        recurrent(step, INDEX + 1, torch.zeros(B, 1, dtype=D), backend=backend)
