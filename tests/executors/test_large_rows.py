@@ -27,3 +27,21 @@ def test_they_are_left_to_torch():
         run(2_000_000, "c")
     for ours, plain in zip(run(300_000, "auto"), run(300_000, "naive"), strict=True):
         torch.testing.assert_close(ours, plain, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(("size", "fits"), [(4, True), (40, False)])
+def test_a_product_of_two_matrices_of_a_row_is_left_to_torch_where_that_is_faster(size, fits):
+    def square(x, s):
+        s = torch.tanh(s @ s.mT + x[:, None])
+        return s.sum((1, 2)), s
+
+    x, s = torch.randn(2, 1, size), torch.randn(1, size, size)
+    if fits:
+        recurrent(square, x, s, backend="c")
+    else:
+        with pytest.raises(
+            Unsupported, match=r"multiplies two matrices of each row, \[40, 40\] by \[40, 40\]"
+        ):
+            recurrent(square, x, s, backend="c")
+    for ours, plain in zip(recurrent(square, x, s), recurrent(square, x, s, backend="naive"), strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)

@@ -96,7 +96,7 @@ class Exact(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         simpler = self.simpler.get(func)
-        if simpler is not None:
+        if simpler is not None and not torch.is_autocast_enabled("cpu"):  # which has rules for each by name
             result = simpler(*args, **(kwargs or {}))
             return func(*args, **(kwargs or {})) if result is NotImplemented else result
         ours = _EARLY.get(func)

@@ -10,6 +10,7 @@ from stepnet.ir.ops import OPS, Stage
 from stepnet.ir.plan import LoopPlan, Region
 
 DTYPES = ("float32", "float64")
+_MOST_PRODUCTS = 1 << 15  # of the numbers of two matrices of one row
 UNSUPPORTED = {
     "gather": "a gather by index",
     "shift": "a value carried outside the scan",
@@ -37,11 +38,14 @@ def check(loop: LoopPlan, region: Region) -> str:
     Raises:
         Unsupported: it holds an op, or types, that generated C does not do.
     """
+    values = loop.body.values
     for node in region.nodes:
         stage = OPS[node.op].stage
         if node.op in UNSUPPORTED or stage is Stage.OPAQUE:
             what = UNSUPPORTED.get(node.op) or f"the torch call {node.attr('target')}"
             raise Unsupported(f"the loop holds {what}, which generated C does not do", line=node.line)
+        if stage is Stage.MATMUL and values[node.inputs[1]].kind == "row":
+            _check_product(values[node.inputs[0]].shape, values[node.inputs[1]].shape, node)
         if stage is Stage.SOURCE and node.op != "full":
             raise Unsupported(f"the loop holds '{node.op}'", line=node.line)
         if node.op in ("matmul_tn", "embed_grad"):
@@ -53,6 +57,16 @@ def check(loop: LoopPlan, region: Region) -> str:
             f"the loop computes in {', '.join(sorted(dtypes))}; generated C does one of {', '.join(DTYPES)}"
         )
     return dtypes.pop() if dtypes else "float32"
+
+
+def _check_product(a: tuple[int, ...], b: tuple[int, ...], node: Node) -> None:
+    """A matrix and a vector are read once; of two larger matrices torch's product is the faster."""
+    m, k, n = (a[-2] if len(a) > 1 else 1), b[-2], b[-1]
+    if min(m, k, n) > 1 and m * k * n > _MOST_PRODUCTS:
+        raise Unsupported(
+            f"the loop multiplies two matrices of each row, [{m}, {k}] by [{k}, {n}]: torch is faster",
+            line=node.line,
+        )
 
 
 def _check_integers(body: Graph, node: Node) -> None:
