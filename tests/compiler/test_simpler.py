@@ -36,6 +36,7 @@ FUNCTIONS = {
     "roll of two dimensions": (lambda x: x.roll(shifts=(1, -2), dims=(-1, 1)), (3, 4)),
     "remainder": (lambda x: torch.remainder(x, 0.7) + x % -0.4, (5,)),
     "sum over the first": (lambda x: x.exp().sum(1) * x.amax(1), (3, 4)),
+    "sums over single numbers": (lambda x: x.exp().sum(1, True).amax((1, 2), True) * x, (1, 1)),
     "a product of two rows": (lambda x: x @ x.mT, (3, 4)),
     "an outer product": (lambda x: torch.einsum("bi,bj->bij", x, x.sin()).sum(1), (4,)),
     "a matrix and a vector": (lambda x: torch.einsum("bij,bj->bi", x, x[:, 0]), (3, 3)),

@@ -49,7 +49,10 @@ class _Rewriter:
         dims = set(node.attr("dims"))
         kept = [d for d in range(len(shape)) if d not in dims]
         wide = [d for d in dims if shape[d] != 1]
-        if not wide or all(d < min(wide) or shape[d] == 1 for d in kept):
+        if not wide:
+            self._reshaped(source, node)
+            return
+        if all(d < min(wide) or shape[d] == 1 for d in kept):
             self.out.append(node)
             return
         order = (*kept, *sorted(dims))
