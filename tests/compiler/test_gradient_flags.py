@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from plans import entry_of
 from stepnet.api import recurrent
@@ -201,6 +203,72 @@ def test_a_view_made_under_no_grad(step, backend, wants):
         return [t.requires_grad for t in results], [None if g is None else g.tolist() for g in grads]
 
     assert flags(backend) == flags("naive")
+
+
+_COPY_OR_NOT = {  # whether a result is the input, a view of it or a copy: torch's answer, not the trace's
+    "dropout of nothing": lambda v: F.dropout(v, 0.0),
+    "dropout in eval": nn.Dropout(0.5).eval(),
+    "torch.dropout": lambda v: torch.dropout(v, 0.3, train=False),
+    "alpha dropout": lambda v: F.alpha_dropout(v, 0.0, training=True),
+    "feature alpha dropout": lambda v: F.feature_alpha_dropout(v, 0.5),
+    "dropout1d": lambda v: F.dropout1d(v[:, None], 0.0)[:, 0],
+    "identity": nn.Identity(),
+    "to": lambda v: v.to(torch.float64),
+    "contiguous": lambda v: v.contiguous(),
+    "type_as": lambda v: v.type_as(v),
+    "expand_as": lambda v: v.expand_as(v),
+    "reshape": lambda v: v.reshape(v.shape),
+    "broadcast_to": lambda v: torch.broadcast_to(v, v.shape),
+    "positive": lambda v: +v,
+    "real": lambda v: torch.real(v),
+    "narrow": lambda v: v.narrow(1, 0, 3),
+    "repeat of one": lambda v: v.repeat(1, 1),
+    "tile of one": lambda v: v.tile(1, 1),
+    "repeat": lambda v: v.repeat(1, 2)[:, 3:],
+    "roll by nothing": lambda v: v.roll(3, 1),
+    "roll": lambda v: v.roll(1, 1),
+    "pad by nothing": lambda v: F.pad(v, (0, 0)),
+    "cat of one": lambda v: torch.cat([v], 1),
+    "clone": lambda v: v.clone(),
+    "clamp": lambda v: v.clamp(-9, 9),
+    "sum_to_size": lambda v: v.sum_to_size(v.shape),
+    "atleast_2d": lambda v: torch.atleast_2d(v),
+    "flip": lambda v: v.flip(1),
+    "where": lambda v: torch.where(v == v, v, v),
+    "squeeze": lambda v: v.squeeze(1),
+    "select and stack": lambda v: torch.stack([v[:, 0], v[:, 1], v[:, 2]], 1),
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "c"])
+@pytest.mark.parametrize("name", _COPY_OR_NOT)
+def test_what_shares_memory_with_what(name, backend):
+    function = _COPY_OR_NOT[name]
+    w = torch.randn(3, dtype=torch.float64, requires_grad=True)
+
+    def cut(x, h):
+        v = x * w
+        with torch.no_grad():
+            u = function(v)
+        return u * 2, u + h
+
+    def written(x, h):
+        v = x * w
+        function(v).mul_(2)
+        return v, v + h
+
+    def results(step, executor):
+        x = torch.randn(3, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        y, new = recurrent(step, x, torch.zeros(2, 3, dtype=torch.float64), backend=executor)
+        flags = [t.requires_grad for t in (y, new)]
+        grads = torch.autograd.grad(y.sum() + new.sum(), [w], allow_unused=True) if any(flags) else ()
+        return flags, [t is None for t in grads], [t.detach() for t in (y, new, *grads) if t is not None]
+
+    for step in (cut, written):
+        *ours, values = results(step, backend)
+        *plain, expected = results(step, "naive")
+        assert ours == plain
+        torch.testing.assert_close(values, expected)
 
 
 def test_a_function_that_gives_no_gradient_to_one_of_its_inputs():

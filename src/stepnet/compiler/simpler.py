@@ -85,10 +85,11 @@ def _repeat(input: Tensor, *sizes: Any) -> Any:
     fits = len(counts) == input.dim() and all(isinstance(n, int) and 0 < n <= _MOST_TAPS for n in counts)
     if not fits or counts[0] != 1:
         return NotImplemented
+    result = input.clone()
     for dim, count in enumerate(counts):
         if count > 1:
-            input = torch.cat([input] * count, dim)
-    return input
+            result = torch.cat([result] * count, dim)
+    return result
 
 
 def _roll(input: Tensor, shifts: Any, dims: Any = None) -> Any:
@@ -98,13 +99,26 @@ def _roll(input: Tensor, shifts: Any, dims: Any = None) -> Any:
     dims = [d % input.dim() for d in dims]
     if not dims or 0 in dims or len(dims) != len(shifts):
         return NotImplemented
+    result = input.clone()
     for shift, dim in zip(shifts, dims, strict=True):
-        size = input.shape[dim]
+        size = result.shape[dim]
         at = (-shift) % size if size else 0
         if at:
-            parts = input.narrow(dim, at, size - at), input.narrow(dim, 0, at)
-            input = torch.cat(parts, dim)
-    return input
+            parts = result.narrow(dim, at, size - at), result.narrow(dim, 0, at)
+            result = torch.cat(parts, dim)
+    return result
+
+
+def _dropout(by_default: bool) -> Callable[..., Any]:
+    def dropout(
+        input: Tensor, p: float = 0.5, training: bool = by_default, inplace: bool = False, *,
+        train: bool | None = None,
+    ) -> Any:  # fmt: skip
+        """What drops nothing gives its very input, of which torch's trace makes a copy."""
+        drops = p and (training if train is None else train)
+        return input if 0 <= p <= 1 and not drops else NotImplemented
+
+    return dropout
 
 
 def _pair(value: Any, count: int) -> list[int]:
@@ -155,6 +169,8 @@ SIMPLER: dict[Any, Callable[..., Any]] = {
     Tensor.tile: _repeat,
     torch.roll: _roll,
     Tensor.roll: _roll,
+    **dict.fromkeys((F.dropout, F.alpha_dropout, torch.dropout, torch.alpha_dropout), _dropout(True)),
+    F.feature_alpha_dropout: _dropout(False),
     torch.conv1d: _convolution(1),
     torch.conv2d: _convolution(2),
     torch.conv3d: _convolution(3),
