@@ -1,0 +1,53 @@
+"""An executor held against the plain loop before its first use: a wrong one, and one that differs by rounding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from stepnet.api import recurrent
+from stepnet.errors import Unsupported
+from stepnet.executors.torch_ops import ops
+
+PLANS_ON_DISK = False
+
+
+def _run(step, parameters, backend, dtype):
+    x = torch.randn(5, 3, 2, dtype=dtype, generator=torch.Generator().manual_seed(1))
+    h = torch.full((3, 2), 1e-3, dtype=dtype)
+    y, new = recurrent(step, x, h, backend=backend)
+    return [y, new, *torch.autograd.grad(y.sum() + (new * new).sum(), list(parameters))]
+
+
+@pytest.mark.parametrize("off", [1.0 + 1e-6, 1.001])
+@pytest.mark.parametrize("op", ["tanh", "mul"])
+def test_a_wrong_executor_is_declined(op, off, monkeypatch):
+    right = ops._POINTWISE[op]
+    monkeypatch.setitem(ops._POINTWISE, op, lambda *values: right(*values) * off)
+    w = torch.randn(2, 2, dtype=torch.float64, requires_grad=True)
+
+    def step(x, h):
+        h = torch.tanh(x @ w + h)
+        return h, h
+
+    with pytest.raises(Unsupported, match="self-check"):
+        _run(step, [w], "eager", torch.float64)
+
+
+@pytest.mark.parametrize("backend", ["eager", "c"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("size", [1, 2])
+def test_differences_of_equals_are_rounding(size, dtype, backend):
+    """The gradient through a norm over one or two numbers is a difference of equals, times a thousand."""
+    norm = nn.LayerNorm(size, eps=1e-12, dtype=dtype)
+    w = (torch.randn(2, size, generator=torch.Generator().manual_seed(0)).to(dtype) * 30).requires_grad_()
+
+    def step(x, h):
+        h = h + norm(torch.hypot(x @ w, torch.ones(1, dtype=dtype))).sum(-1, keepdim=True)
+        return h, h
+
+    ours = _run(step, [norm.weight, norm.bias], backend, dtype)
+    plain = _run(step, [norm.weight, norm.bias], "naive", dtype)
+    for a, b in zip((ours[0], ours[1], ours[3]), (plain[0], plain[1], plain[3]), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
