@@ -1,4 +1,4 @@
-"""An executor held against the plain loop before its first use: a wrong one, and one that differs by rounding."""
+"""An executor held against the plain loop before its first use: wrong ones, and one that rounds otherwise."""
 
 from __future__ import annotations
 
