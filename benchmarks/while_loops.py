@@ -12,8 +12,9 @@ from torch import Tensor
 
 import stepnet
 from stepnet.data.array import TensorArray
-from stepnet.front.frame import WhileLoop, run_recorded
+from stepnet.front.frame import WhileLoop
 from stepnet.loops.create import create_whileloop
+from stepnet.loops.recorded_frame import run_recorded
 
 from .harness import Case, Contender, Topic
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from stepnet.api import checked
 from stepnet.engine import find_plan, plans
+from stepnet.front.step import as_loop
 from stepnet.ir.plan import LoopPlan, Plan
 from stepnet.ir.text import parse_graph, print_graph
 from stepnet.ir.verify import verify
@@ -24,10 +25,8 @@ def entry_of(
 ) -> plans.Entry:
     """What the engine knows of a call: its plan and executor, or why there is none."""
     body, x_leaves, state_leaves = checked(step, x, state, level=-1, axis=axis)
-    entry, _, _ = find_plan(
-        body, x_leaves, state_leaves, reverse=reverse, level=-1, axis=axis, backend=backend
-    )
-    return entry
+    loop, feeds = as_loop(body, x_leaves, state_leaves, reverse=reverse, level=-1, axis=axis)
+    return find_plan(loop, feeds, backend=backend)[0]
 
 
 def plan_of(step: Any, x: Any, state: Any = None, *, backend: str = "eager", axis: int = 0) -> Plan:

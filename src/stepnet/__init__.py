@@ -19,11 +19,11 @@ from .data.sequence import sequence_pool as sequence_pool
 from .data.sequence import sequence_reverse as sequence_reverse
 from .data.sequence import sequence_slice as sequence_slice
 from .data.sequence import sequence_softmax as sequence_softmax
+from .engine.while_loop import while_loop as while_loop
 from .executors.setting import get_backend as get_backend
 from .executors.setting import set_backend as set_backend
 from .front.memory import Memory as Memory
 from .front.scope import Scope as Scope
-from .front.while_loop import while_loop as while_loop
 from .iterator import BackEdge as BackEdge
 from .iterator import InputPort as InputPort
 from .iterator import OutputPort as OutputPort

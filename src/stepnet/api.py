@@ -18,7 +18,7 @@ from .data.convert import pack_like
 from .data.lod import LoDTensor
 from .data.recording import recorded_in_frames
 from .data.tree import Spec, flatten, unflatten
-from .engine import find_plan, read, run_compiled
+from .engine import find_plan, read, run
 from .errors import StepError, Unsupported
 from .executors import naive
 from .executors.autograd import distinct
@@ -27,7 +27,8 @@ from .executors.registry import AUTO
 from .executors.setting import check_backend, only_plain
 from .front.meta import OnMeta
 from .front.scope import Scope
-from .front.step import StepBody, as_step, boot_state, describe_leaf, loop_over, step_name
+from .front.step import StepBody, as_loop, as_step, boot_state, describe_leaf, step_name
+from .ir.loop import Loop
 
 
 def _like(step: Any, x: Any, state: Any = None, **how: Any) -> Any:
@@ -122,9 +123,9 @@ _watch: ContextVar[Callable[..., None] | None] = ContextVar("stepnet_watch", def
 
 @contextlib.contextmanager
 def watched(watch: Callable[..., None] | None) -> Iterator[None]:
-    """Call `watch` with the arguments of each call of `recurrent` in here, before it runs; not of those that
-    its step makes. A loop that runs as such a call is one, too; of one that cannot, `watch` gets its name in
-    place of the step, no x and no state, how often it runs, and why it cannot: `steps=`, `refusal=`."""
+    """Call `watch` with the record of each loop that runs in here and what it is fed, before it runs; not
+    with those that its body runs. Of one that cannot run over rows, `watch` gets its name in its place,
+    how often it runs, and why it cannot: `steps=`, `refusal=`."""
     token = _watch.set(watch)
     try:
         yield
@@ -140,11 +141,6 @@ def watching() -> Callable[..., None] | None:
 def _recurrent(
     step: Any, x: Any, state: Any, reverse: bool, level: int, axis: int, scopes: bool, backend: str | None
 ) -> Any:
-    watch = watching()
-    if watch is not None:
-        with watched(None):
-            watch(step, x, state, reverse=reverse, level=level, axis=axis, scopes=scopes, backend=backend)
-            return _recurrent(step, x, state, reverse, level, axis, scopes, backend)
     if type(x) is not Tensor and type(x) is not LoDTensor:
         packed = next((leaf for leaf in flatten(x)[0] if isinstance(leaf, PackedSequence)), None)
     else:
@@ -155,29 +151,43 @@ def _recurrent(
         y_leaves, y_spec = flatten(y)
         return (unflatten(y_spec, [pack_like(packed, leaf.values) for leaf in y_leaves]), *rest)
     body, x_leaves, state_leaves = checked(step, x, state, level=level, axis=axis)
-    ragged = any(isinstance(leaf, LoDTensor) for leaf in x_leaves)
+    loop, feeds = as_loop(body, x_leaves, state_leaves, reverse=reverse, level=level, axis=axis)
+    watch = watching()
+    if watch is None:
+        return _run(loop, feeds, body, state is None, scopes, backend)
+    with watched(None):
+        watch(loop, feeds, scopes=scopes, backend=backend)
+        return _run(loop, feeds, body, state is None, scopes, backend)
+
+
+def _run(
+    loop: Loop, feeds: dict[str, Any], body: StepBody, booted: bool, scopes: bool, backend: str | None
+) -> Any:
+    """Run the loop of a step, by a plan where that can be. `booted`: the cell gave the initial state."""
     chosen = PLAIN.name if scopes else check_backend(backend)
     if chosen != PLAIN.name:
         try:
             if lifting.inside_a_step():
-                inner = lifting.Inner(body, x_leaves, state_leaves, state is None, reverse, chosen)
-                once = _lifted(inner, level, axis)
+                once = _lifted(lifting.Inner(loop, feeds, booted, chosen), body)
                 if once is not None:
                     return once[0], unflatten(body.state_spec, once[1])
-            y, finals = run_compiled(
-                body, x_leaves, state_leaves, reverse=reverse, level=level, axis=axis, backend=chosen
-            )
-            return y, unflatten(body.state_spec, finals)
+            out = run(loop, feeds, backend=chosen, warn=5)
+            return out["y"], unflatten(body.state_spec, [out[name] for name in body.new_state_names])
         except Unsupported:
             if chosen != AUTO:
                 raise
-        above = any(isinstance(v, LoDTensor) and (level + 1) % v.lod_level for v in x_leaves)
-        if above and only_plain([*(_values(leaf) for leaf in x_leaves), *state_leaves]) is None:
-            body = lifting.OuterBody(body, x_leaves, level=level, reverse=reverse)
-    if state is None and not ragged:
-        _check_batch(body, x_leaves, state_leaves, axis)
-    loop = loop_over(body, reverse=reverse, level=level if ragged else None, axis=axis)
-    feeds = dict(zip(body.parameters, (*x_leaves, *state_leaves), strict=True))
+    cut, x, state = (
+        loop.slices[0],
+        [feeds[name] for name in body.x_names],
+        [feeds[n] for n in body.state_names],
+    )
+    ragged = [leaf for leaf in x if isinstance(leaf, LoDTensor)]
+    if ragged and cut.level is not None and chosen != PLAIN.name:
+        above = any((cut.level + 1) % leaf.lod_level for leaf in ragged)
+        if above and only_plain([*(_values(leaf) for leaf in x), *state]) is None:
+            loop = loop.around(lifting.OuterBody(body, x, level=cut.level, reverse=cut.stride < 0))
+    if booted and not ragged:
+        _check_batch(body, x, state, cut.axis)
     kept: list[Scope] = []
     if scopes:
         with _Locals(body.step) as local:
@@ -188,36 +198,39 @@ def _recurrent(
             out = naive.run(loop, feeds, observe)
     else:
         out = naive.run(loop, feeds)
-    final = unflatten(body.state_spec, distinct([out[name] for name in body.new_state_names], state_leaves))
+    final = unflatten(body.state_spec, distinct([out[name] for name in body.new_state_names], state))
     return (out["y"], final, kept) if scopes else (out["y"], final)
 
 
-def _lifted(call: lifting.Inner, level: int, axis: int) -> tuple[Any, list[Tensor]] | None:
+def _lifted(call: lifting.Inner, body: StepBody) -> tuple[Any, list[Tensor]] | None:
     """The results of a recurrence inside a step, if it ran once for all steps of the loop around it.
 
     Raises:
-        Unsupported: as `run_compiled`.
+        Unsupported: as `engine.run`.
     """
-    body = call.body
-    how: Any = {"reverse": call.reverse, "level": level, "axis": axis, "backend": call.backend}
+    loop, backend = call.loop, call.backend
+
+    def feeds(x: Sequence[Any], state: Sequence[Tensor]) -> dict[str, Any]:
+        return dict(zip(body.parameters, (*x, *state), strict=True))
 
     def pure() -> bool:
-        entry, _, _ = find_plan(body, call.x, call.state, **how)
+        entry, _, _ = find_plan(loop, call.feeds, backend=backend)
         return entry.ready is not None and entry.compiled is not None and not entry.compiled.fused.random
 
     def reads() -> tuple[Any, Sequence[Tensor]] | None:
-        rows = [leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in call.x]
-        found = read(body, rows, call.state)
+        found = read(loop, [_values(leaf) for leaf in call.x], call.state, ())
         return None if found.refusal is not None else (found.key, found.tensors)
 
     def boot(n: int) -> list[Tensor]:
         return flatten(boot_state(body.step, n))[0]
 
-    def run(x: Sequence[LoDTensor], state: Sequence[Tensor]) -> tuple[list[LoDTensor], Spec, list[Tensor]]:
-        y, final = run_compiled(body, x, state, **how)
-        return *flatten(y), final
+    def over_all(
+        x: Sequence[LoDTensor], state: Sequence[Tensor]
+    ) -> tuple[list[LoDTensor], Spec, list[Tensor]]:
+        out = run(loop, feeds(x, state), backend=backend)
+        return *flatten(out["y"]), [out[name] for name in body.new_state_names]
 
-    return lifting.lifted(call, read=reads, pure=pure, boot=boot, run=run)
+    return lifting.lifted(call, read=reads, pure=pure, boot=boot, run=over_all)
 
 
 def checked(

@@ -17,12 +17,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from stepnet.compiler.iteration import code_of
 from stepnet.data.lod import LoDTensor
 from stepnet.data.offsets import LoD
 from stepnet.data.tree import Spec, unflatten
 from stepnet.executors.segment import LoDCut
 from stepnet.front.step import StepBody
-from stepnet.ir.tensor_iterator import Slice
+from stepnet.ir.loop import Loop, Slice
 
 Read = Callable[[], tuple[Any, Sequence[Tensor]] | None]
 Boot = Callable[[int], Sequence[Tensor]]
@@ -49,12 +50,20 @@ class OuterBody(StepBody):
 class Inner:
     """A call of `recurrent` inside the step of another."""
 
-    body: StepBody
-    x: Sequence[Any]
-    state: Sequence[Tensor]
+    loop: Loop
+    feeds: dict[str, Any]
     booted: bool  # the cell gave the initial state
-    reverse: bool
     backend: str
+
+    @property
+    def x(self) -> list[Any]:
+        """What is cut into steps."""
+        return [self.feeds[name] for name in self.loop.sources[0]]
+
+    @property
+    def state(self) -> list[Tensor]:
+        """The initial states."""
+        return [self.feeds[name] for name in self.loop.sources[1]]
 
 
 @dataclass
@@ -215,10 +224,9 @@ def _call(inner: Inner, places: list[int]) -> tuple[Any, ...]:
     return (
         places,
         inner.booted,
-        inner.reverse,
+        inner.loop.sweep,
         inner.backend,
-        inner.body.x_spec,
-        inner.body.state_spec,
+        code_of(inner.loop).form,
         [(s.shape[1:], s.dtype, s.device, s.requires_grad) for s in inner.state],
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),

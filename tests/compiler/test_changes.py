@@ -27,14 +27,14 @@ FACTOR, TABLE = 0.5, {"scale": 2.0}
 def captures(monkeypatch):
     """The names of the steps that are captured, with no plan known before."""
     made = []
-    inner = make.compile_step
+    inner = make.compile_loop
     monkeypatch.setattr(plans, "_entries", type(plans._entries)())
 
     def counted(*args, **kwargs):
         made.append(args[1].name)
         return inner(*args, **kwargs)
 
-    monkeypatch.setattr(make, "compile_step", counted)
+    monkeypatch.setattr(make, "compile_loop", counted)
     yield made
     verify_new_entries()
 

@@ -44,17 +44,17 @@ def plan_of(name):
     """A compiled step, its bytes, and what `load` is given beside them."""
     if name not in _made:
         seen = []
-        real = make.compile_step
+        real = make.compile_loop
 
-        def noted(call, signature, weights, here, bind, sample):
+        def noted(loop, signature, weights, here, bind, sample, shared):
             seen.append((signature, weights, bind, sample))
-            return real(call, signature, weights, here, bind, sample)
+            return real(loop, signature, weights, here, bind, sample, shared)
 
         step, state = STEPS[name]
         x = LoDTensor.from_lengths(torch.randn(3, 3, dtype=DTYPE, requires_grad=True), [[2, 1]])
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(plans, "_entries", type(plans._entries)())  # other tests have plans of these steps
-            patch.setattr(make, "compile_step", noted)
+            patch.setattr(make, "compile_loop", noted)
             compiled = entry_of(step, x, state).compiled
         assert compiled is not None
         data = stored.dump(compiled, *seen[0])

@@ -42,13 +42,13 @@ def forget():
 def compiled(monkeypatch):
     """The names of steps that were compiled."""
     found = []
-    real = make.compile_step
+    real = make.compile_loop
 
     def counted(call, signature, *rest):
         found.append(signature.name)
         return real(call, signature, *rest)
 
-    monkeypatch.setattr(make, "compile_step", counted)
+    monkeypatch.setattr(make, "compile_loop", counted)
     return found
 
 
@@ -220,7 +220,7 @@ from stepnet.errors import Unsupported
 def refuse(*_):
     raise Unsupported("only the digest is asked for")
 
-make.compile_step = refuse
+make.compile_loop = refuse
 real = make._digest
 make._digest = lambda *given: print(real(*given)) or real(*given)
 x = torch.randn(3, 2, 4)

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 import stepnet
 from stepnet.data.array import TensorArray
 from stepnet.errors import ArrayError, StepError
-from stepnet.front.frame import WhileLoop, run_recorded
+from stepnet.front.frame import WhileLoop
+from stepnet.loops.recorded_frame import run_recorded
 
 
 def recorded(loop_vars: Any, max_steps: int | None = None) -> WhileLoop:

@@ -128,9 +128,9 @@ def test_defaults_and_parameters_without_names_and_positional_results():
 
 def test_the_record_is_the_library_s_own():
     loop = recall()
-    assert isinstance(loop.loop, stepnet.ir.tensor_iterator.TensorIterator)
+    assert isinstance(loop.loop, stepnet.ir.loop.Loop)
     assert loop.loop.carried == {"h": "result 0"}
-    assert [port.axis for port in loop.loop.slices()] == [1]
+    assert [port.axis for port in loop.loop.slices] == [1]
 
 
 def test_what_cannot_be_compiled_runs_plainly_with_one_warning():

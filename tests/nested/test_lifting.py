@@ -22,14 +22,14 @@ F64 = torch.float64
 def runs(monkeypatch):
     """How many sequences each inner recurrence ran over, in order."""
     counts: list[int] = []
-    run = stepnet.api.run_compiled
+    run = stepnet.api.run
 
-    def counted(body, x, state, **how):
-        result = run(body, x, state, **how)  # raises for the outer step, which has no plan
-        counts.append(len(x[0].lengths()))
+    def counted(loop, feeds, **how):
+        result = run(loop, feeds, **how)  # raises for the outer step, which has no plan
+        counts.append(len(feeds[loop.slices[0].source].lengths()))
         return result
 
-    monkeypatch.setattr(stepnet.api, "run_compiled", counted)
+    monkeypatch.setattr(stepnet.api, "run", counted)
     return counts
 
 
@@ -303,9 +303,9 @@ def test_several_leaves_at_once(runs):
 def test_inner_recurrences_share_one_plan(monkeypatch):
     """However many outer steps, of whatever sizes, the inner step is captured once; nothing warns."""
     compiled = []
-    make = stepnet.engine.make.compile_step
+    make = stepnet.engine.make.compile_loop
     monkeypatch.setattr(
-        stepnet.engine.make, "compile_step", lambda *args: compiled.append(args[1].name) or make(*args)
+        stepnet.engine.make, "compile_loop", lambda *args: compiled.append(args[1].name) or make(*args)
     )
     cell = nn.GRUCell(3, 7, dtype=F64)
     for lengths in (LENGTHS, [[5, 1], [1, 2, 0, 2, 1, 3]]):

@@ -181,7 +181,7 @@ def test_explaining_runs_no_loop_and_leaves_the_plan_ready(monkeypatch):
         raise AssertionError("the loop ran")
 
     with monkeypatch.context() as patch:
-        patch.setattr(plans, "run_compiled", fail)
+        patch.setattr(plans, "run", fail)
         told = explain(cell, x)
     compiled = []
     monkeypatch.setattr(plans, "make", lambda *args: compiled.append(args))

@@ -1,4 +1,4 @@
-"""From a step to a plan, pass after pass."""
+"""From a loop to a plan, pass after pass."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from stepnet.data.dtypes import dtype_of
+from stepnet.ir.loop import Loop
 from stepnet.ir.ops import RANDOM
 from stepnet.ir.plan import LoopPlan, Plan
 
 from .capture import Example, trace
 from .fission import fission
+from .iteration import iteration
 from .normal import Joint, normalise
 from .probe import ROWS, check_opaque
 from .reassociate import reassociate
@@ -54,33 +56,39 @@ class Compiled:
     followed: list[int] = field(default_factory=list)
 
 
-def compile_step(
-    call: Callable[..., Any],
+def compile_loop(
+    loop: Loop,
     signature: Signature,
     weights: Sequence[tuple[int, Tensor, bool]],
     here: Callable[[], str | None],
     bind: Callable[..., Any],
     sample: Sequence[Tensor],
+    shared: Sequence[Tensor],
 ) -> Compiled:
-    """Capture a step and cut it.
+    """Capture the body of a loop, which is a sweep, and cut it.
 
-        trace      step                      -> one joint aten graph
+        trace      body                      -> one joint aten graph
         normalise  aten graph                -> ops of the closed list, rows proved
         reassociate sums                     -> ordered by what they depend on
         split      joint graph               -> forward body, backward body, what is kept between
         fission    body                      -> prologue, maps, scans, epilogue
 
     Args:
-        call: the step on flat leaves.
+        loop: the loop.
         signature: its inputs.
         weights: (place among the reached tensors, the tensor, whether its gradient is wanted).
         here: tells the user's line being run.
         bind: makes a node callable, to probe torch calls that no rule knows.
         sample: `probe.ROWS` rows of each x leaf and state.
+        shared: the values of its invariants, which are among the weights.
 
     Raises:
-        Unsupported: a pass declines the step.
+        Unsupported: a pass declines the body.
     """
+
+    def call(x: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[Any, list[Any], list[Any]]:
+        return iteration(loop, x, states, shared)
+
     states = tuple(replace(e, grad=e.grad and e.dtype.is_floating_point) for e in signature.states)
     captured = trace(call, signature.x, states, weights, here=here)
     joint = normalise(captured, parameter_names(signature, weights))

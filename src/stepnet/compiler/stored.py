@@ -89,7 +89,7 @@ def dump(
 def load(
     data: bytes, signature: Signature, weights: Weights, bind: Callable[..., Any], sample: Sequence[Tensor]
 ) -> Compiled:
-    """The compiled step; the arguments are those that `compile_step` would be given.
+    """The compiled step; the arguments are those that `compile_loop` would be given.
 
     Raises:
         Unsupported: the bytes hold something else.

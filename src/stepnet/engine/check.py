@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from stepnet.compiler.capture import Replaced
+from stepnet.compiler.iteration import code_of
 from stepnet.compiler.pipeline import Compiled
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import flatten
@@ -16,7 +16,7 @@ from stepnet.errors import StepError, Unsupported
 from stepnet.executors import naive
 from stepnet.executors.autograd import Call, Ready, run
 from stepnet.executors.layout import Layout
-from stepnet.front.step import StepBody, loop_over
+from stepnet.ir.loop import Loop
 
 from .reads import Reads, read
 from .rows import Sequences, few
@@ -25,9 +25,9 @@ Results = tuple[list[Tensor], list[Tensor]]
 
 
 def plain_loop(
-    body: StepBody, layout: Layout, reads: Reads | None = None, places: Sequence[int] = ()
+    loop: Loop, sequences: Sequences, reads: Reads | None = None, places: Sequence[int] = ()
 ) -> Callable[..., Results]:
-    """The plain loop over rows of a layout, `plain(x, states, weights)`.
+    """The plain loop over rows that lie as those of `sequences`, `plain(x, states, weights)`.
 
     With weights, those stand where the step reads its tensors at `places` of what `reads` found. They may be
     others than at the call by now, as under `functional_call`; the step may not.
@@ -40,40 +40,40 @@ def plain_loop(
         x: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor] | None = None
     ) -> Results:
         if weights is None or reads is None:
-            return _run(body, layout, x, states)
-        now = read(body, x, states)
+            return _run(loop, sequences, x, states)
+        now = read(loop, x, states, sequences.shared)
         if now.refusal is not None or now.key != reads.key:
             raise StepError(
-                f"step '{body.name}' reads something else by now than when it ran, so its gradient cannot be "
-                "differentiated again",
+                f"step '{loop.body.name}' reads something else by now than when it ran, "
+                "so its gradient cannot be differentiated again",
                 remedy="change what the step reads after the last backward; or backend='naive'",
             )
         swap = {id(now.tensors[place]): w for place, w in zip(places, weights, strict=True)}
         with Replaced(swap):
-            return _run(body, layout, x, states)
+            return _run(loop, sequences, x, states)
 
     return plain
 
 
-def _run(body: StepBody, layout: Layout, x: Sequence[Tensor], states: Sequence[Tensor]) -> Results:
+def _run(loop: Loop, sequences: Sequences, x: Sequence[Tensor], states: Sequence[Tensor]) -> Results:
+    layout = sequences.layout
     sequence_rows = layout.by_sequence
     back = torch.empty_like(sequence_rows)
     back[sequence_rows] = torch.arange(len(sequence_rows))
-    clone = StepBody(body.step, body.x_spec, body.state_spec)
     lengths = [layout.lengths]
     tables = [
         LoDTensor.from_lengths(rows.index_select(0, sequence_rows.to(rows.device)), lengths) for rows in x
     ]
-    loop = loop_over(clone, reverse=False, level=-1, axis=0)
-    feeds: dict[str, Any] = dict(zip(clone.parameters, (*tables, *states), strict=True))
-    out = naive.run(loop, feeds)
-    y = [leaf.values.index_select(0, back.to(leaf.values.device)) for leaf in flatten(out["y"])[0]]
-    return y, [out[name] for name in clone.new_state_names]
+    values = zip(loop.sources, (tables, states, sequences.shared), strict=True)
+    feeds = {source: value for sources, part in values for source, value in zip(sources, part, strict=True)}
+    out = naive.run(loop.ragged.around(code_of(loop).fresh()), feeds)
+    leaves = flatten({port.output: out[port.output] for port in loop.joined})[0]
+    y = [leaf.values.index_select(0, back.to(leaf.values.device)) for leaf in leaves]
+    return y, [out[f"last {port.parameter}"] for port in loop.merged]
 
 
 def self_check(
-    body: StepBody, ready: Ready, compiled: Compiled, sequences: Sequences, states: Sequence[Tensor],
-    weights: Sequence[Tensor],
+    loop: Loop, ready: Ready, compiled: Compiled, sequences: Sequences, weights: Sequence[Tensor]
 ) -> None:  # fmt: skip
     """Compare one small batch with the plain loop: values and every gradient.
 
@@ -94,12 +94,12 @@ def self_check(
         return rows.requires_grad_(table.requires_grad and ready.backward is not None)
 
     x = [sample(t, 6, 0.0) for t in sequences.x_rows]
-    boot = [sample(t, 4, 0.1) for t in states]
-    plain = plain_loop(body, layout)
+    boot = [sample(t, 4, 0.1) for t in sequences.states]
+    plain = plain_loop(loop, sequences._replace(layout=layout))
     with torch.random.fork_rng(devices=[]):
         ours = run(Call(ready, layout, compiled.constants, plain), x, boot, list(weights))
         theirs = [part for parts in plain(x, boot) for part in parts]
-    names = [*(f"y{i}" for i in range(len(ours) - len(boot))), *body.new_state_names]
+    names = [*(f"y{i}" for i in range(len(ours) - len(boot))), *loop.carried.values()]
     wanted = [t for t in (*x, *boot, *weights) if t.requires_grad]
     names += [f"gradient of a {tuple(tensor.shape)}" for tensor in wanted]
     seeds = [torch.randn(b.shape, generator=generator, dtype=torch.float64).to(b) for b in theirs]

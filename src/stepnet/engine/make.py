@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +13,8 @@ from torch import Tensor
 
 from stepnet.compiler import stored
 from stepnet.compiler.capture import Example, without_modes
-from stepnet.compiler.pipeline import Compiled, Signature, compile_step
+from stepnet.compiler.iteration import code_of, iteration
+from stepnet.compiler.pipeline import Compiled, Signature, compile_loop
 from stepnet.compiler.portable import digest
 from stepnet.compiler.probe import ROWS
 from stepnet.compiler.reach import reach
@@ -28,11 +28,11 @@ from stepnet.executors.autograd import Ready
 from stepnet.executors.ready import make_ready
 from stepnet.executors.registry import tried
 from stepnet.executors.torch_ops.ops import bind
-from stepnet.front.step import StepBody
+from stepnet.ir.loop import Loop
 from stepnet.user_line import line_in
 
 from .check import self_check
-from .reads import FailsOnSamples, Reads, once, read
+from .reads import FailsOnSamples, Reads, read
 from .rows import Sequences, samples
 
 
@@ -51,11 +51,11 @@ class Entry:
     family: Any = None  # what entries of the same code, with other values, have in common
 
 
-def make(body: StepBody, reads: Reads, sequences: Sequences, states: Sequence[Tensor], backend: str) -> Entry:
-    """The entry of a call's signature."""
+def make(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry:
+    """The entry of a run's signature."""
     entry = Entry()
     grad = torch.is_grad_enabled()
-    snapshot = Snapshot(reach(body.step, everything=True).holders)
+    snapshot = Snapshot(reach(code_of(loop).function, everything=True).holders)
     try:
         with (  # a plan outlives the modes and hooks it is made under
             for_plans(),
@@ -63,7 +63,7 @@ def make(body: StepBody, reads: Reads, sequences: Sequences, states: Sequence[Te
             torch.autograd.graph.saved_tensors_hooks(_same, _same),
             without_modes(),
         ):
-            _compile(entry, snapshot, body, reads, sequences, states, backend)
+            _compile(entry, snapshot, loop, reads, sequences, backend)
     except Unsupported as refusal:
         entry.ready = None
         entry.refusals.append(("capture" if entry.compiled is None else "run", refusal.fresh()))
@@ -73,15 +73,15 @@ def make(body: StepBody, reads: Reads, sequences: Sequences, states: Sequence[Te
 
 
 def _compile(
-    entry: Entry, snapshot: Snapshot, body: StepBody, reads: Reads, sequences: Sequences,
-    states: Sequence[Tensor], backend: str,
-) -> None:  # fmt: skip
+    entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, sequences: Sequences, backend: str
+) -> None:
+    states = sequences.states
     inputs = (*sequences.x_rows, *states)
     device = inputs[0].device
     if any(t.device != device for t in inputs):
         raise Unsupported("x and the state are on different devices")
     x_few, state_few = samples(sequences.x_rows, ROWS), samples(states, ROWS)
-    used = _used(entry, snapshot, body, reads, x_few, state_few)
+    used = _used(entry, snapshot, loop, reads, sequences._replace(x_rows=x_few, states=state_few))
     if entry.changes:
         return
     places = {id(t): i for i, t in enumerate(reads.tensors)}
@@ -96,51 +96,48 @@ def _compile(
         weights.append((places[id(tensor)], tensor, grad and tensor.requires_grad))
     training = grad and any(t.requires_grad for t in (*inputs, *(t for _, t, _ in weights)))
     signature = Signature(
-        name=body.name,
+        name=loop.body.name,
         x=tuple(Example(tuple(t.shape[1:]), t.dtype, training and t.requires_grad) for t in sequences.x_rows),
         states=tuple(Example(tuple(t.shape[1:]), t.dtype, training) for t in states),
         boots=tuple(training and t.requires_grad for t in states),
-        x_names=tuple(body.x_names),
-        state_names=tuple(body.state_names),
+        x_names=tuple(port.parameter for port in loop.slices),
+        state_names=tuple(port.parameter for port in loop.merged),
     )
     here = line_in(reads.files)
-    key = None if reads.open is not None else _digest(body, reads, signature)
+    key = None if reads.open is not None else _digest(loop, reads, signature)
     plain = [t.detach() for t in (*x_few, *state_few)]
     given = (signature, weights, bind, plain)
     kept = None if key is None else plan_files.read(key)
     if kept is not None:
         with contextlib.suppress(Unsupported):
-            _choose(entry, stored.load(kept, *given), body, sequences, states, weights, backend)
+            _choose(entry, stored.load(kept, *given), loop, sequences, weights, backend)
             if not entry.wrong:
                 return
         entry.ready, entry.refusals, entry.notes, entry.wrong = None, [], [], False
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        compiled = compile_step(functools.partial(once, body), signature, weights, here, bind, plain)
+        compiled = compile_loop(loop, signature, weights, here, bind, plain, sequences.shared)
     if reads.open is not None and len(compiled.followed) < len(weights):
         raise Unsupported("the step reads a tensor that the trace could not follow")
     if snapshot.changed():
         entry.changes = True
         return
-    _choose(entry, compiled, body, sequences, states, weights, backend)
+    _choose(entry, compiled, loop, sequences, weights, backend)
     if key is not None and entry.ready is not None and not compiled.fused.random:  # noise cannot be checked
         data = stored.dump(compiled, *given)
         if data is not None:
             plan_files.write(key, data)
 
 
-def _used(
-    entry: Entry, snapshot: Snapshot, body: StepBody, reads: Reads, x: Sequence[Tensor],
-    states: Sequence[Tensor],
-) -> list[Tensor]:  # fmt: skip
-    """The tensors that a step reads, found by trying it.
+def _used(entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows: Sequences) -> list[Tensor]:
+    """The tensors that a body reads, found by trying it on a few rows.
 
     Raises:
         Unsupported: it fails, changes a tensor, or does not do the same twice.
     """
     versions = _versions(reads)
     if reads.open is not None:
-        again = read(body, x, states)
+        again = read(loop, rows.x_rows, rows.states, rows.shared)
         if again.refusal is not None:
             raise again.refusal.fresh()
         same = all(a is b for a, b in zip(again.tensors, reads.tensors, strict=False))
@@ -153,7 +150,8 @@ def _used(
     else:
         try:
             with torch.random.fork_rng(devices=[]):
-                used = tensors_used(lambda: once(body, x, states), [*x, *states])
+                x, states = rows.x_rows, rows.states
+                used = tensors_used(lambda: iteration(loop, x, states, rows.shared), [*x, *states])
         except Unsupported:
             raise
         except Exception as error:
@@ -164,12 +162,12 @@ def _used(
     return used
 
 
-def _digest(body: StepBody, reads: Reads, signature: Signature) -> str | None:
+def _digest(loop: Loop, reads: Reads, signature: Signature) -> str | None:
     return digest(
         reads.key,
         [(tuple(t.shape), t.dtype, t.requires_grad, t.device.type, type(t)) for t in reads.tensors],
         [(e.shape, e.dtype, e.grad) for e in (*signature.x, *signature.states)],
-        (signature.boots, torch.is_grad_enabled(), body.x_spec, body.state_spec),
+        (signature.boots, torch.is_grad_enabled(), code_of(loop).form),
         autocast_dtype("cpu"),
         torch.get_default_dtype(),
         default_device(),
@@ -177,11 +175,11 @@ def _digest(body: StepBody, reads: Reads, signature: Signature) -> str | None:
 
 
 def _choose(
-    entry: Entry, compiled: Compiled, body: StepBody, sequences: Sequences, states: Sequence[Tensor],
+    entry: Entry, compiled: Compiled, loop: Loop, sequences: Sequences,
     weights: Sequence[tuple[int, Tensor, bool]], backend: str,
 ) -> None:  # fmt: skip
     """Take the first executor of a backend that accepts the plan and passes the self-check."""
-    device = (*sequences.x_rows, *states)[0].device
+    device = (*sequences.x_rows, *sequences.states)[0].device
     entry.y_spec = compiled.y_spec
     entry.weights = compiled.weights
     compiled = replace(compiled, constants={k: t.to(device) for k, t in compiled.constants.items()})
@@ -199,7 +197,7 @@ def _choose(
             entry.ready = ready
             return
         try:
-            self_check(body, ready, compiled, sequences, states, [t for _, t, _ in weights])
+            self_check(loop, ready, compiled, sequences, [t for _, t, _ in weights])
         except Unsupported as refusal:
             entry.refusals.append((name, refusal.fresh()))
             entry.wrong = True

@@ -1,25 +1,24 @@
-"""The plan of a call: looked up by what the call depends on, made at its first use, and run."""
+"""The plan of a loop: looked up by what the call depends on, made at its first use, and run."""
 
 from __future__ import annotations
 
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.autograd import forward_ad
 
-from stepnet.data.lod import LoDTensor
+from stepnet.compiler.iteration import code_of
 from stepnet.data.modes import autocast_dtype, default_device
 from stepnet.data.tree import unflatten
 from stepnet.errors import SlowPathWarning, StepError, Unsupported
-from stepnet.executors.autograd import Call, run
+from stepnet.executors.autograd import Call
+from stepnet.executors.autograd import run as run_plan
 from stepnet.executors.registry import AUTO, tried
-from stepnet.executors.setting import only_plain
-from stepnet.front.step import StepBody
+from stepnet.ir.loop import Loop
 
 from .check import plain_loop
 from .make import Entry, make
@@ -36,77 +35,70 @@ _MOST_MISSES = 12
 _lock = threading.RLock()
 
 
-def run_compiled(
-    body: StepBody, x_leaves: Sequence[Any], state_leaves: Sequence[Tensor], *,
-    reverse: bool, level: int, axis: int, backend: str, warn: int = 4,
-) -> tuple[Any, list[Tensor]]:  # fmt: skip
-    """Run a step by a plan. Without one, a step is warned of once, `warn` frames up; 0: not at all.
+def run(loop: Loop, feeds: Mapping[str, Any], *, backend: str, warn: int = 4) -> dict[str, Any]:
+    """Run a loop by a plan. Without one, its body is warned of once, `warn` frames up; 0: not at all.
+
+    Args:
+        loop: a sweep over rows.
+        feeds: the value of each input port's `source`, as for the plain loop.
+        backend: which executors may run it.
+
+    Returns:
+        The value of each output port, as the plain loop gives it.
 
     Raises:
         Unsupported: no plan can be made, or no executor of `backend` takes it.
     """
-    entry, reads, sequences = find_plan(
-        body, x_leaves, state_leaves, reverse=reverse, level=level, axis=axis, backend=backend
-    )
+    entry, reads, sequences = find_plan(loop, feeds, backend=backend)
     if entry.ready is None or entry.compiled is None or entry.y_spec is None:
         refusal = entry.refusals[-1][1]
         if isinstance(refusal, FailsOnSamples):
             if backend != AUTO and not isinstance(refusal.error, StepError):
                 raise refusal.error
             raise refusal.fresh()  # not told: the plain loop meets it, too
-        told = (reads.root, body.name, refusal.reason)
+        told = (reads.root, loop.body.name, refusal.reason)
         if warn and backend == AUTO and told not in _told:
             if len(_told) > _LIMIT:
                 _told.clear()
             _told.add(told)
-            warnings.warn(SlowPathWarning(body.name, refusal), stacklevel=warn)
+            warnings.warn(SlowPathWarning(loop.body.name, refusal), stacklevel=warn)
         raise refusal.fresh()
     weights = [reads.tensors[place] for place in entry.weights]
     x_rows = [rows.contiguous() for rows in sequences.x_rows]
-    states = [state.contiguous() for state in state_leaves]
-    plain = plain_loop(body, sequences.layout, reads, entry.weights)
+    states = [state.contiguous() for state in sequences.states]
+    plain = plain_loop(loop, sequences, reads, entry.weights)
     call = Call(entry.ready, sequences.layout, entry.compiled.constants, plain)
-    out = run(call, x_rows, states, weights)
+    out = run_plan(call, x_rows, states, weights)
     n_y = len(entry.ready.plan.y)
-    y = unflatten(entry.y_spec, [sequences.restore(rows) for rows in out[:n_y]])
-    return y, out[n_y:]
+    outputs = unflatten(entry.y_spec, [sequences.restore(rows) for rows in out[:n_y]])
+    for output, place in loop.finals:
+        outputs[output] = out[n_y + place]
+    return outputs
 
 
-def find_plan(
-    body: StepBody, x_leaves: Sequence[Any], state_leaves: Sequence[Tensor], *,
-    reverse: bool, level: int, axis: int, backend: str,
-) -> tuple[Entry, Reads, Sequences]:  # fmt: skip
-    """The plan that a call runs by, what its step reads, and x as a table of rows.
+def find_plan(loop: Loop, feeds: Mapping[str, Any], *, backend: str) -> tuple[Entry, Reads, Sequences]:
+    """The plan that a run goes by, what its body reads, and its inputs as tables of rows.
 
     Raises:
-        Unsupported: x or the state is not a table of rows. That no plan can be made is in the entry.
+        Unsupported: an input or a state is no table of rows. That no plan can be made is in the entry.
     """
-    reason = only_plain([*(x.values if isinstance(x, LoDTensor) else x for x in x_leaves), *state_leaves])
-    if reason is not None:
-        raise Unsupported(reason)
-    sequences = as_rows(x_leaves, reverse=reverse, level=level, axis=axis)
-    for name, state in zip(body.state_names, state_leaves, strict=True):
-        if state.dim() == 0 or state.shape[0] != sequences.layout.sequences:
-            raise Unsupported(f"{name} does not have one row per sequence")
-    reads = read(body, sequences.x_rows, state_leaves)
+    sequences = as_rows(loop, feeds)
+    reads = read(loop, sequences.x_rows, sequences.states, sequences.shared)
     if forward_ad._current_level >= 0:
-        for tensor in (*sequences.x_rows, *state_leaves, *reads.tensors):
+        for tensor in (*sequences.x_rows, *sequences.states, *reads.tensors):
             if forward_ad.unpack_dual(tensor).tangent is not None:
                 raise Unsupported("a forward-mode tangent is carried along, which the plain loop does")
-    return lookup(body, reads, sequences, state_leaves, backend), reads, sequences
+    return lookup(loop, reads, sequences, backend), reads, sequences
 
 
-def lookup(
-    body: StepBody, reads: Reads, sequences: Sequences, states: Sequence[Tensor], backend: str
-) -> Entry:
-    """The plan of a call's signature, made at its first use."""
+def lookup(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry:
+    """The plan of a run's signature, made at its first use."""
     if reads.refusal is not None:
         return _refused(reads, reads.refusal)
     signature = (
-        body.x_spec,
-        body.state_spec,
+        code_of(loop).form,
         tuple([(t.shape[1:], t.dtype, t.requires_grad, t.device) for t in sequences.x_rows]),
-        tuple([(t.shape[1:], t.dtype, t.requires_grad, t.device) for t in states]),
+        tuple([(t.shape[1:], t.dtype, t.requires_grad, t.device) for t in sequences.states]),
         torch.is_grad_enabled(),
         autocast_dtype("cpu"),
         torch.get_default_dtype(),
@@ -130,7 +122,7 @@ def lookup(
         missed = _misses.get(family, 0)
         if missed >= _MOST_MISSES:
             return _refused(reads, _UNSTEADY)
-        entry = make(body, reads, sequences, states, backend)
+        entry = make(loop, reads, sequences, backend)
         if entry.changes:  # what it changed is in the key: the entry would not be met again
             return _refused(reads, CHANGES)
         if len(_misses) > _LIMIT:

@@ -1,6 +1,6 @@
-"""What a call of a step depends on: its key, and the tensors it reads.
+"""What a run of a loop depends on: its key, and the tensors that its body reads.
 
-Most steps are closed: a walk over what they reach tells all that their code can read (`compiler.reach`).
+Most bodies are closed: a walk over what they reach tells all that their code can read (`compiler.reach`).
 One that is open, because it looks names up by itself or reads what no walk sees into, is recorded on a few
 rows at every call (`compiler.record`): what it did is its key.
 """
@@ -15,13 +15,13 @@ from torch import Tensor
 
 from stepnet.compiler.capture import without_modes
 from stepnet.compiler.code_facts import Facts
+from stepnet.compiler.iteration import code_of, iteration
 from stepnet.compiler.probe import ROWS
 from stepnet.compiler.reach import Reach, reach
 from stepnet.compiler.record import record
 from stepnet.compiler.undo import Snapshot
-from stepnet.data.tree import flatten
 from stepnet.errors import StepError, Unsupported
-from stepnet.front.step import StepBody
+from stepnet.ir.loop import Loop
 
 from .rows import samples
 
@@ -44,7 +44,8 @@ class FailsOnSamples(Unsupported):
 
 
 class Reads(NamedTuple):
-    """`key` identifies all that the step's Python reads; `tensors` are read anew at each call.
+    """`key` identifies all that the step's Python reads; `tensors` are read anew at each call, and end with
+    the loop's invariants.
 
     `open` tells why the step was recorded, None for a closed one. `refusal`: why there is no key.
     """
@@ -71,43 +72,38 @@ class Reads(NamedTuple):
         return self.reach.key[0]
 
 
-def once(body: StepBody, x: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[Any, list[Any], list[Any]]:
-    """Run a step on its own: the structure of y, its leaves, and those of the new state."""
-    y, new = StepBody(body.step, body.x_spec, body.state_spec).call(x, states)
-    leaves, spec = flatten(y)
-    return spec, leaves, new
-
-
-def read(body: StepBody, x: Sequence[Tensor], states: Sequence[Tensor]) -> Reads:
-    """What a call depends on.
+def read(loop: Loop, x: Sequence[Tensor], states: Sequence[Tensor], shared: Sequence[Tensor]) -> Reads:
+    """What a run depends on.
 
     Args:
-        body: the step.
+        loop: the loop.
         x, states: tables of rows, or a few rows of them.
+        shared: the values of its invariants.
     """
-    found = reach(body.step)
+    found = reach(code_of(loop).function)
+    tensors = [*found.tensors, *shared]
     if found.refused is not None:
-        return Reads(found, (), found.tensors, refusal=Unsupported(found.refused))
+        return Reads(found, (), tensors, refusal=Unsupported(found.refused))
     if found.open is None:
         if found.complete:
-            return Reads(found, ("reach", *found.key), found.tensors)
+            return Reads(found, ("reach", *found.key), tensors)
         found.open = "more objects, or larger arrays, than a key can hold"
     snapshot = Snapshot(found.holders)
-    given = samples(x, ROWS), samples(states, ROWS)
+    rows = samples(x, ROWS), samples(states, ROWS)
 
     def run() -> tuple[Any, list[Any]]:
-        spec, y, new = once(body, *given)
+        spec, y, new = iteration(loop, *rows, shared)
         return spec, [*y, *new]
 
     try:
         with torch.random.fork_rng(devices=[]), without_modes():
-            made = record(run, [*given[0], *given[1]])
+            made = record(run, [*rows[0], *rows[1], *shared])
     except Unsupported as refusal:
         snapshot.restore()
-        return Reads(found, (), found.tensors, found.open, refusal)
+        return Reads(found, (), tensors, found.open, refusal)
     except Exception as error:
         snapshot.restore()
-        return Reads(found, (), found.tensors, found.open, FailsOnSamples(error))
+        return Reads(found, (), tensors, found.open, FailsOnSamples(error))
     if snapshot.restore():
-        return Reads(found, (), found.tensors, found.open, CHANGES)
-    return Reads(found, ("record", *made.key), made.tensors, found.open)
+        return Reads(found, (), tensors, found.open, CHANGES)
+    return Reads(found, ("record", *made.key), [*made.tensors, *shared], found.open)

@@ -1,8 +1,8 @@
-"""The inputs of a call as tables of rows, and a few of these rows to try a step on."""
+"""What a loop is given as tables of rows, and a few of these rows to try its body on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,24 +11,46 @@ from torch import Tensor
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import Unsupported
 from stepnet.executors.layout import Layout
+from stepnet.executors.setting import only_plain
+from stepnet.ir.loop import Loop, Sweep
 
 
 class Sequences(NamedTuple):
-    """The rows of a call, and how to give rows of results back as x came."""
+    """The rows of a call, what is carried and what stays the same; and how to give rows of results back as
+    the inputs came."""
 
     layout: Layout
     x_rows: list[Tensor]
     restore: Callable[[Tensor], Any]
+    states: list[Tensor]
+    shared: list[Tensor]
 
 
-def as_rows(leaves: Sequence[Any], *, reverse: bool, level: int, axis: int) -> Sequences:
-    """See x as a table of rows.
+def as_rows(loop: Loop, feeds: Mapping[str, Any]) -> Sequences:
+    """See what a loop is given as tables of rows.
 
     Raises:
-        Unsupported: its steps are not rows.
+        Unsupported: its steps are not rows, or torch is to see each of them.
     """
-    first = leaves[0]
+    if loop.sweep is None:
+        raise Unsupported("it is no pass over rows: its ports cut in different ways, or a condition ends it")
+    cut, carried, same = loop.sources
+    leaves = [feeds[source] for source in cut]
+    states, shared = [feeds[source] for source in carried], [feeds[source] for source in same]
+    reason = only_plain([*(x.values if isinstance(x, LoDTensor) else x for x in leaves), *states, *shared])
+    if reason is not None:
+        raise Unsupported(reason)
+    layout, x_rows, restore = _as_table(leaves, loop.sweep)
+    for port, state in zip(loop.merged, states, strict=True):
+        if state.dim() == 0 or state.shape[0] != layout.sequences:
+            raise Unsupported(f"{port.parameter} does not have one row per sequence")
+    return Sequences(layout, x_rows, restore, states, shared)
+
+
+def _as_table(leaves: Sequence[Any], sweep: Sweep) -> tuple[Layout, list[Tensor], Callable[[Tensor], Any]]:
+    axis, reverse, first = sweep.axis, sweep.reverse, leaves[0]
     if isinstance(first, LoDTensor):
+        level = -1 if sweep.level is None else sweep.level
         if level % first.lod_level != first.lod_level - 1:
             raise Unsupported("the steps hold whole sequences (a level above the last)")
         for leaf in leaves:
@@ -37,7 +59,7 @@ def as_rows(leaves: Sequence[Any], *, reverse: bool, level: int, axis: int) -> S
             if leaf._lod is not first._lod and not torch.equal(leaf._lod.levels[-1], first._lod.levels[-1]):
                 raise Unsupported("inputs of different lengths")
         layout = Layout.of(first._lod, reverse)
-        return Sequences(layout, [leaf.values for leaf in leaves], first.with_values)
+        return layout, [leaf.values for leaf in leaves], first.with_values
     shapes = set()
     for leaf in leaves:
         if not isinstance(leaf, Tensor) or leaf.dim() < 2 or not -leaf.dim() <= axis < leaf.dim():
@@ -63,7 +85,7 @@ def as_rows(leaves: Sequence[Any], *, reverse: bool, level: int, axis: int) -> S
             raise Unsupported("y has too few dimensions for the time axis")
         return whole.movedim(0, at)
 
-    return Sequences(layout, rows, restore)
+    return layout, rows, restore
 
 
 def few(rows: Tensor, n: int) -> Tensor:

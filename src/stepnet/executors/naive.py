@@ -2,6 +2,7 @@
 
 A ragged input is unpacked as Paddle's dynamic recurrent op did it: sequences ranked by length, step t
 holds the t-th element of those longer than t, states shrink with them, and results are packed back.
+With a condition for each row, the rows whose condition is False leave, and come back at the end.
 """
 
 from __future__ import annotations
@@ -11,26 +12,29 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from stepnet.data.dtypes import dtype_of
 from stepnet.errors import LoopError
-from stepnet.ir.tensor_iterator import Concat, Invariant, Merged, TensorIterator
+from stepnet.ir.loop import Concat, Iteration, Loop
 
-from .segment import Count, Cut
+from .rows import Rows
+from .segment import Count, Cut, LoDCut
 
 
 @dataclass(frozen=True)
 class PlainLoop:
-    """The plain loop among the backends. It takes the step itself: it needs no plan and declines nothing."""
+    """The plain loop among the backends. It takes the body itself: it needs no plan and declines nothing."""
 
     name: str = "naive"
     label: str = "the plain loop"
 
 
 PLAIN = PlainLoop()
-Observer = Callable[[int, Mapping[str, Any], torch.Tensor | None], None]
+Observer = Callable[[int, Mapping[str, Any], Tensor | None], None]
 
 
-def run(loop: TensorIterator, feeds: Mapping[str, Any], observe: Observer | None = None) -> dict[str, Any]:
+def run(loop: Loop, feeds: Mapping[str, Any], observe: Observer | None = None) -> dict[str, Any]:
     """Run a loop step after step in torch.
 
     Args:
@@ -46,62 +50,148 @@ def run(loop: TensorIterator, feeds: Mapping[str, Any], observe: Observer | None
     Raises:
         LoopError: sliced inputs disagree on the number of steps or on the LoD.
     """
-    cuts = {port.parameter: Cut.of(port, feeds[port.source]) for port in loop.slices()}
-    first = next(iter(cuts.values())) if cuts else Count(loop)
-    for name, cut in cuts.items():
-        first.check_same(cut, loop.slices()[0].parameter, name)
-    order = first.order  # the caller's index of each ranked sequence
+    plain = PlainRun(loop, feeds)
+    return plain.outputs(plain.advance(plain.begin(), observe=observe))
 
-    current: dict[str, Any] = {}
-    for port in loop.inputs:
-        if isinstance(port, Merged):
-            current[port.parameter] = first.to_rank(feeds[port.source])
-        elif isinstance(port, Invariant):
-            current[port.parameter] = feeds[port.source]
-    finished: dict[str, list[Any]] = {name: [] for name in loop.carried}
-    joined: dict[str, list[Any]] = {p.result: [] for p in loop.outputs if isinstance(p, Concat)}
-    named: dict[str, Any] = {}
 
-    for t in range(first.steps):
-        active = first.active(t)
-        for name in loop.carried:
-            current[name] = first.shrink(current[name], active, finished[name])
-        values = {name: cut[t] for name, cut in cuts.items()} | current
-        results = loop.body(*(values[name] for name in loop.body.parameters))
-        named = dict(zip(loop.body.results, results, strict=True))
-        for name, kept in joined.items():
-            kept.append(named[name])
-        if observe is not None:
-            observe(t, values | named, None if order is None else order[:active])
-        for parameter, result in loop.carried.items():  # all back edges at once
-            current[parameter] = named[result]
+@dataclass(frozen=True)
+class State:
+    """A run between two steps. It is never changed: from one state, the same steps can be run again."""
 
-    outputs: dict[str, Any] = {}
-    for port in loop.outputs:
-        if isinstance(port, Concat):
-            kept = joined[port.result] or [_shape_only(loop, cuts, current)[port.result]]
-            outputs[port.output] = first.join(kept, port, empty=not joined[port.result])
-        else:
-            parameter = next((p for p, r in loop.carried.items() if r == port.result), None)
-            if parameter is not None:
-                outputs[port.output] = first.from_rank([current[parameter], *reversed(finished[parameter])])
-            elif first.order is None and first.steps:
-                outputs[port.output] = named[port.result]
+    step: int
+    values: dict[str, Any]  # of carried parameters, at the rows that run; and invariants
+    finished: dict[str, list[Any]]  # carried values of sequences that ended, the shortest first
+    rows: Rows | None  # which rows run, under a condition for each
+    joined: dict[str, list[Any]]
+    results: dict[str, Any]  # of the step before
+    going: bool = True
+
+
+class PlainRun:
+    """One run of a loop, a number of steps at a time."""
+
+    def __init__(self, loop: Loop, feeds: Mapping[str, Any]) -> None:
+        self.loop, self._feeds = loop, feeds
+        self._cuts = {port.parameter: Cut.of(port, feeds[port.source]) for port in loop.slices}
+        self._first = next(iter(self._cuts.values())) if self._cuts else Count(loop)
+        self._numbers = [port for port in loop.inputs if isinstance(port, Iteration)]
+        self.steps = self._most()
+
+    def _most(self) -> int | None:
+        """How many steps there are at most; None: only the condition ends the loop."""
+        loop, cuts = self.loop, self._cuts
+        if loop.condition is None and loop.limit is None:
+            for name, cut in cuts.items():
+                self._first.check_same(cut, loop.slices[0].parameter, name)
+            return self._first.steps
+        ragged = next((name for name, cut in cuts.items() if isinstance(cut, LoDCut)), None)
+        if ragged is not None:
+            raise LoopError(f"'{ragged}' is a LoDTensor, and its lengths say how many steps there are",
+                            got="a loop with a condition or a limit")  # fmt: skip
+        counts = [cut.steps for cut in cuts.values()]
+        limit = -1 if loop.limit is None else int(self._feeds[loop.limit])
+        return min([*counts, *([limit] if limit >= 0 else [])], default=None)
+
+    def begin(self) -> State:
+        """The state before the first step."""
+        loop, feeds = self.loop, self._feeds
+        values = {port.parameter: self._first.to_rank(feeds[port.source]) for port in loop.merged}
+        values |= {port.parameter: feeds[port.source] for port in loop.invariants}
+        joined: dict[str, list[Any]] = {port.result: [] for port in loop.joined}
+        return State(0, values, {name: [] for name in loop.carried}, None, joined, {})
+
+    def advance(self, state: State, most: int | None = None, observe: Observer | None = None) -> State:
+        """Run up to `most` steps; None: to the end."""
+        loop, first = self.loop, self._first
+        values, results, rows, step = dict(state.values), state.results, state.rows, state.step
+        finished = {name: [*parts] for name, parts in state.finished.items()}
+        joined = {name: [*parts] for name, parts in state.joined.items()}
+        stop = None if most is None else step + most
+        going = True
+        while step != stop:
+            going = step != self.steps
+            if going and loop.condition is not None:
+                going, rows = self._goes_on(values, rows)
+            if not going:
+                break
+            active = first.active(step)
+            for name in loop.carried:
+                values[name] = first.shrink(values[name], active, finished[name])
+            given = {name: cut[step] for name, cut in self._cuts.items()} | values
+            for port in self._numbers:
+                given[port.parameter] = _number(port, step)
+            results = dict(
+                zip(loop.body.results, loop.body(*(given[n] for n in loop.body.parameters)), strict=True)
+            )
+            for name, parts in joined.items():
+                parts.append(results[name])
+            if observe is not None:
+                order = first.order if rows is None else rows.running
+                observe(step, given | results, None if order is None else order[:active])
+            for parameter, result in loop.carried.items():  # all back edges at once
+                values[parameter] = results[result]
+            step += 1
+        return State(step, values, finished, rows, joined, results, going)
+
+    def _goes_on(self, values: dict[str, Any], rows: Rows | None) -> tuple[bool, Rows | None]:
+        """Whether the condition holds; under one for each row, `values` are left at the rows for which it
+        does."""
+        loop = self.loop
+        assert loop.condition is not None
+        holds, names = values[loop.condition], [port.parameter for port in loop.merged]
+        carried = [values[name] for name in names]
+        if rows is None:
+            if not isinstance(holds, Tensor) or holds.dim() != 1 or len(holds) == 1:
+                return bool(holds), None
+            if loop.slices or loop.joined:
+                raise LoopError(
+                    f"the loop over '{loop.body.name}' cuts or joins steps, so one condition is for all rows",
+                    got=f"a condition for each of {len(holds)} rows",
+                    remedy="(...).any(), and torch.where in the body",
+                )
+            rows, carried = Rows.begin(len(holds), carried, names)
+        rows, carried = rows.keep(holds, carried)
+        values.update(zip(names, carried, strict=True))
+        return len(rows.running) > 0, rows
+
+    def outputs(self, state: State) -> dict[str, Any]:
+        """The value of each output port."""
+        loop, first = self.loop, self._first
+        outputs: dict[str, Any] = {}
+        last = dict(loop.finals)
+        carried = [port.parameter for port in loop.merged]
+        if state.rows is not None:
+            ended = state.rows.end([state.values[name] for name in carried])
+            return {output: ended[place] for output, place in last.items()}
+        for port in loop.outputs:
+            if isinstance(port, Concat):
+                parts = state.joined[port.result] or [self._shape_only(state)[port.result]]
+                outputs[port.output] = first.join(parts, port, empty=not state.joined[port.result])
+            elif port.output in last:
+                name = carried[last[port.output]]
+                parts = [state.values[name], *reversed(state.finished[name])]
+                outputs[port.output] = first.from_rank(parts)
+            elif first.order is None and state.step:
+                outputs[port.output] = state.results[port.result]
             else:
                 raise LoopError(
                     f"'{port.output}' asks for the last '{port.result}', which no back edge carries",
                     got="no steps" if first.order is None else "sequences that end at different steps",
                     remedy="add a back edge for it, or take it as Concat and select the last step",
                 )
-    return outputs
+        return outputs
+
+    def _shape_only(self, state: State) -> dict[str, Any]:
+        """Results of one step on no data: what a loop of no steps needs to know of its outputs."""
+        loop, first = self.loop, self._first
+        with torch.no_grad():
+            empty = {name: cut.empty_step() for name, cut in self._cuts.items()}
+            still = {n: first.no_rows(v) if n in loop.carried else v for n, v in state.values.items()}
+            numbers = {port.parameter: _number(port, 0) for port in self._numbers}
+            values = empty | still | numbers
+            results = loop.body(*(values[name] for name in loop.body.parameters))
+        return dict(zip(loop.body.results, results, strict=True))
 
 
-def _shape_only(loop: TensorIterator, cuts: dict[str, Cut], current: dict[str, Any]) -> dict[str, Any]:
-    """Results of one step on no data: what a loop of no steps needs to know of its outputs."""
-    with torch.no_grad():
-        empty = {name: cut.empty_step() for name, cut in cuts.items()}
-        first = next(iter(cuts.values())) if cuts else Count(loop)
-        still = {n: first.no_rows(v) if n in loop.carried else v for n, v in current.items()}
-        values = empty | still
-        results = loop.body(*(values[name] for name in loop.body.parameters))
-    return dict(zip(loop.body.results, results, strict=True))
+def _number(port: Iteration, step: int) -> Any:
+    return step if port.dtype is None else torch.full((1,) * port.rank, step, dtype=dtype_of(port.dtype))

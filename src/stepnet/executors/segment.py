@@ -20,7 +20,7 @@ from stepnet.data.permute import invert
 from stepnet.data.tree import flatten, names, unflatten
 from stepnet.data.unpack import step_counts, take_elements
 from stepnet.errors import LoDError, LoopError, StepError
-from stepnet.ir.tensor_iterator import Concat, Slice, TensorIterator
+from stepnet.ir.loop import Concat, Loop, Slice
 
 _NONE = outside_modes(lambda: torch.arange(0))()  # elements
 
@@ -107,7 +107,7 @@ class Count(WholeCut):
     By OpenVINO's TensorIterator-1: a range of a joined output with no negative end counts steps.
     """
 
-    def __init__(self, loop: TensorIterator) -> None:
+    def __init__(self, loop: Loop) -> None:
         counts: dict[str, int] = {}
         for port in loop.outputs:
             if isinstance(port, Concat) and port.start >= 0 and port.end >= 0:

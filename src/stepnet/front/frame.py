@@ -83,8 +83,8 @@ class WhileLoop:
                 "tensors of loop_vars do not change; compare one of those, or what was computed from one",
             )
         example = condition._example
-        if example is not None and not _is_one_boolean(example):
-            raise _not_one_boolean(example, "")
+        if example is not None and not is_one_boolean(example):
+            raise not_one_boolean(example, "")
         self.program.break_if(condition)
 
     def update(self, variable: Symbolic, value: Any) -> None:
@@ -115,7 +115,7 @@ class WhileLoop:
             value = torch.as_tensor(value, dtype=None if old is None else old.dtype)
         example = value._example if isinstance(value, Symbolic) else value
         if old is not None and isinstance(example, Tensor):
-            _check_same(place, old, example, "")
+            check_same(place, old, example, "")
         self.updates[place] = self.program.template(value)
 
     @property
@@ -154,10 +154,6 @@ class WhileLoop:
         if not any(isinstance(op, Break) for op in self.program.ops):
             raise StepError("the while loop would never end", remedy="loop.break_if(condition) in the frame")
         self._results = tuple(self._runner(self))
-
-
-class TooManySteps(StepError):
-    """A loop did not end within its `max_steps`."""
 
 
 class Frame:
@@ -268,56 +264,6 @@ def _any_symbolic(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return any(True for _ in inside((args[1:], kwargs)))
 
 
-def run_recorded(loop: WhileLoop) -> list[Tensor]:
-    """Run a recorded loop step by step; this is what a frame means.
-
-    Raises:
-        StepError: a condition is not one boolean, a loop variable changed its shape or dtype, or, a
-            TooManySteps, the loop did not end within its `max_steps`.
-    """
-    variables = list(loop.loop_vars)
-    step = 0
-    while True:
-        values = run_step(loop.program, variables, step)
-        if values is None:
-            return variables
-        if step == loop.max_steps:
-            raise TooManySteps(f"the while loop did not end within max_steps={step}")
-        new = [resolve(loop.updates[i], values) for i in range(len(variables))]
-        for place, (old, value) in enumerate(zip(variables, new, strict=True)):
-            _check_same(place, old, value, f" at step {step}")
-        variables = new
-        step += 1
-
-
-def run_step(program: Program, variables: Sequence[Tensor], step: int) -> dict[int, Any] | None:
-    """Do what was recorded once, in order; None if the loop ends in it."""
-    values: dict[int, Any] = {**program.constants, **dict(enumerate(variables))}
-    for number, array in enumerate(program.arrays):
-        values[-1 - number] = array
-    for op in program.ops:
-        if isinstance(op, Call):
-            run_call(op, values)
-        elif isinstance(op, Read):
-            array = program.arrays[op.array]
-            values[op.out] = array.read(resolve(op.index, values), resolve(op.default, values))
-        elif isinstance(op, Write):
-            array = program.arrays[op.array]
-            array.write(resolve(op.index, values), resolve(op.value, values), op.data_shared)
-        elif isinstance(op, Count):
-            values[op.out] = program.arrays[op.array].size()
-        elif isinstance(op, Guard):
-            if values[op.of.place] != op.told:
-                raise changing(op.told, f"{values[op.of.place]} at step {step}", op.line)
-        else:
-            condition = values[op.condition.place]
-            if not _is_one_boolean(condition):
-                raise _not_one_boolean(condition, f" at step {step} ({op.line})")
-            if bool(condition):
-                return None
-    return values
-
-
 def run_call(op: Call, values: dict[int, Any]) -> None:
     """Do one recorded call.
 
@@ -394,7 +340,7 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, (Tensor, StandIn))
 
 
-def _check_same(place: int, old: Tensor, new: Any, at: str) -> None:
+def check_same(place: int, old: Tensor, new: Any, at: str) -> None:
     if not isinstance(new, Tensor) or (old.shape, old.dtype) != (new.shape, new.dtype):
         raise StepError(
             f"loop variable {place} of the while loop changed its shape or dtype{at}",
@@ -403,13 +349,13 @@ def _check_same(place: int, old: Tensor, new: Any, at: str) -> None:
         )
 
 
-def _is_one_boolean(value: Any) -> bool:
+def is_one_boolean(value: Any) -> bool:
     return type(value) is bool or (
         isinstance(value, Tensor) and value.dtype == torch.bool and value.numel() == 1
     )
 
 
-def _not_one_boolean(condition: Any, at: str) -> StepError:
+def not_one_boolean(condition: Any, at: str) -> StepError:
     return StepError(
         f"break_if: the condition must be one boolean{at}",
         got=describe_leaf(condition),

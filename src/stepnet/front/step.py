@@ -14,7 +14,7 @@ from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype
 from stepnet.data.tree import Spec, flatten, names, unflatten
 from stepnet.errors import StepError
-from stepnet.ir.tensor_iterator import BackEdge, Concat, Last, Merged, Slice, TensorIterator
+from stepnet.ir.loop import BackEdge, Concat, Last, Loop, Merged, Slice
 
 
 def step_name(step: Callable[..., Any]) -> str:
@@ -68,6 +68,20 @@ class StepBody:
         self.t += 1
         return (y, *new_leaves)
 
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The step."""
+        return self.step
+
+    @property
+    def form(self) -> Any:
+        """How its values are nested."""
+        return self.x_spec, self.state_spec
+
+    def fresh(self) -> StepBody:
+        """The same body before its first step."""
+        return StepBody(self.step, self.x_spec, self.state_spec)
+
     def call(self, x_leaves: Sequence[Any], state_leaves: Sequence[Any]) -> tuple[Any, list[Any]]:
         """Run the step once on leaves; returns y and the leaves of the new state, checked."""
         x = unflatten(self.x_spec, list(x_leaves))
@@ -92,7 +106,7 @@ class StepBody:
         y_leaves, y_spec = flatten(result[0])
         new_leaves, new_spec = flatten(result[1])
         self._check_y(y_leaves, y_spec)
-        new_leaves = _kept_dtypes(state_leaves, new_leaves)
+        new_leaves = kept_dtypes(state_leaves, new_leaves)
         self._check_state(state_leaves, new_leaves, new_spec)
         return result[0], new_leaves
 
@@ -142,7 +156,7 @@ class StepBody:
             )
 
 
-def _kept_dtypes(old: Sequence[Any], new: list[Any]) -> list[Any]:
+def kept_dtypes(old: Sequence[Any], new: list[Any]) -> list[Any]:
     """What is carried keeps its dtype: autocast makes some results of lower precision, and some float32."""
     if not old or not isinstance(old[0], Tensor) or autocast_dtype(old[0].device.type) is None:
         return new
@@ -224,12 +238,34 @@ def boot_state(step: Callable[..., Any], n: int) -> Any:
     return initial(n)
 
 
-def loop_over(body: StepBody, *, reverse: bool, level: int | None, axis: int) -> TensorIterator:
-    """The TensorIterator that runs a step over its x, cut along `axis` or by LoD `level`."""
+def as_loop(
+    body: StepBody,
+    x_leaves: Sequence[Any],
+    state_leaves: Sequence[Any],
+    *,
+    reverse: bool,
+    level: int,
+    axis: int,
+) -> tuple[Loop, dict[str, Any]]:  # fmt: skip
+    """A call of `recurrent` as a loop, and what it is fed."""
+    ragged = any(isinstance(leaf, LoDTensor) for leaf in x_leaves)
+    loop = loop_over(body, reverse=reverse, level=level if ragged else None, axis=axis)
+    return loop, dict(zip(body.parameters, (*x_leaves, *state_leaves), strict=True))
+
+
+def loop_over(body: StepBody, *, reverse: bool, level: int | None, axis: int) -> Loop:
+    """The loop that runs a step over its x, cut along `axis` or by LoD `level`; inputs and outputs have the
+    names that parameters and results of the body have."""
+    return _form(body.x_spec, body.state_spec, reverse, level, axis).around(body)
+
+
+@functools.lru_cache(maxsize=256)
+def _form(x_spec: Spec, state_spec: Spec, reverse: bool, level: int | None, axis: int) -> Loop:
+    body = StepBody(_echo, x_spec, state_spec)
     cut = {"axis": axis, "level": level}
     if reverse:
         cut |= {"start": -1, "end": 0, "stride": -1}
-    return TensorIterator(
+    return Loop(
         body,
         inputs=(*(Slice(n, n, **cut) for n in body.x_names), *(Merged(n, n) for n in body.state_names)),
         outputs=(
@@ -238,3 +274,7 @@ def loop_over(body: StepBody, *, reverse: bool, level: int | None, axis: int) ->
         ),
         back_edges=tuple(BackEdge(a, b) for a, b in zip(body.new_state_names, body.state_names, strict=True)),
     )
+
+
+def _echo(x: Any, state: Any) -> tuple[Any, Any]:
+    return x, state

@@ -14,7 +14,7 @@ from stepnet.errors import LoopError
 from stepnet.executors.segment import iterations
 from stepnet.front.meta import OnMeta, without_data
 from stepnet.front.step import describe_leaf, step_name
-from stepnet.ir import tensor_iterator as ir
+from stepnet.ir import loop as ir
 
 from .body import CallBody
 from .port_map import does_not_fit

@@ -7,7 +7,7 @@ from typing import Any
 
 from stepnet.errors import LoopError
 from stepnet.front.step import step_name
-from stepnet.ir import tensor_iterator as ir
+from stepnet.ir import loop as ir
 
 from .body import CallBody, Signature, result_name, signature_of
 from .ports import BackEdge, InputPort, OutputPort, Port, cut_of
@@ -122,9 +122,7 @@ def _wrong_edges(
         ends.setdefault(edge.to_parameter, edge)
 
 
-def record(
-    body: Callable[..., Any], port_map: Sequence[Port], back_edges: Sequence[BackEdge]
-) -> ir.TensorIterator:
+def record(body: Callable[..., Any], port_map: Sequence[Port], back_edges: Sequence[BackEdge]) -> ir.Loop:
     """The record of a loop whose ports were checked."""
     signature = signature_of(body)
     fed = {port.internal for port in port_map if isinstance(port, InputPort)}
@@ -150,4 +148,4 @@ def record(
             kind = ir.Merged if port.internal in carried else ir.Invariant
             inputs.append(kind(port.external, port.internal))
     edges = [ir.BackEdge(result_name(edge.from_result), edge.to_parameter) for edge in back_edges]
-    return ir.TensorIterator(call, inputs, outputs, edges)
+    return ir.Loop(call, inputs, outputs, edges)

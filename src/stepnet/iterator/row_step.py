@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from stepnet.errors import IRError, LoopError, Unsupported
-from stepnet.ir.tensor_iterator import Concat, TensorIterator
+from stepnet.ir.loop import Concat, Loop
 
 COUNTER = "iteration"
 Run = Callable[..., Sequence[Tensor]]
@@ -56,7 +56,7 @@ class RowStep:
     """
 
     def __init__(
-        self, loop: TensorIterator, run: Run, axes: Mapping[str, int], shared: Mapping[str, Tensor],
+        self, loop: Loop, run: Run, axes: Mapping[str, int], shared: Mapping[str, Tensor],
         counter: str | None, lone: tuple[str, ...], rank: int, blocks: bool,
     ) -> None:  # fmt: skip
         self.__name__ = loop.body.name
@@ -115,7 +115,7 @@ class RowStep:
 
 
 def _text(
-    loop: TensorIterator, axes: Mapping[str, int], shared: tuple[str, ...],
+    loop: Loop, axes: Mapping[str, int], shared: tuple[str, ...],
     counter: str | None, lone: tuple[str, ...], rank: int, blocks: bool,
 ) -> str:  # fmt: skip
     carried = set(loop.carried.values())
@@ -124,7 +124,7 @@ def _text(
     form = Form(
         parameters=tuple(loop.body.parameters),
         results=tuple(loop.body.results),
-        cuts=tuple((p.parameter, axes[p.parameter], p.part_size or 1) for p in loop.slices()),
+        cuts=tuple((p.parameter, axes[p.parameter], p.part_size or 1) for p in loop.slices),
         joins=tuple((p.output, p.result, p.axis, p.part_size or 1) for p in joins),
         lasts=tuple((p.output, p.result) for p in lasts),
         carried=tuple(loop.carried.items()),

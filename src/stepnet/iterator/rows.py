@@ -23,11 +23,11 @@ from torch import Tensor
 
 from stepnet.api import watched, watching
 from stepnet.data.tree import flatten, unflatten
-from stepnet.engine import run_compiled
+from stepnet.engine import run
 from stepnet.errors import IRError, LoopError, StepError, Unsupported
 from stepnet.executors.segment import iterations
-from stepnet.front.step import StepBody
-from stepnet.ir.tensor_iterator import Concat, Invariant, Merged, TensorIterator
+from stepnet.front.step import StepBody, as_loop
+from stepnet.ir.loop import Concat, Invariant, Loop, Merged
 
 from .row_step import COUNTER, RowStep, Run
 
@@ -57,7 +57,7 @@ class RowLoop:
     """
 
     def __init__(
-        self, loop: TensorIterator, adapt: Callable[[int, int], tuple[Run, bool]] | None = None,
+        self, loop: Loop, adapt: Callable[[int, int], tuple[Run, bool]] | None = None,
         counter: str | None = None,
     ) -> None:  # fmt: skip
         self.loop = loop
@@ -126,7 +126,7 @@ class RowLoop:
 
     def _calls(self, feeds: Mapping[str, Any], steps: int | None, blocks: bool) -> Iterator[RowCall]:
         axes: dict[str, int] = {}
-        for port in self.loop.slices():
+        for port in self.loop.slices:
             rank = feeds[port.source].dim()
             if not -rank <= port.axis < rank:  # the plain loop meets it too, and tells it
                 raise Unsupported(f"'{port.parameter}' has no axis {port.axis}")
@@ -191,7 +191,7 @@ class RowLoop:
     ) -> tuple[dict[str, Tensor], bool, int]:  # fmt: skip
         """What is cut, as tables of steps that all go in one direction; whether that is backwards; the size
         of the batch."""
-        slices = self.loop.slices()
+        slices = self.loop.slices
         reverse = bool(slices) and slices[0].stride < 0
         time = 0 if slices and axes[slices[0].parameter] == 0 else 1
         found: dict[str, Tensor] = {}
@@ -303,22 +303,20 @@ def show(call: RowCall, backend: str) -> None:
     watch = watching()
     if watch is not None:
         with watched(None):
-            watch(call.step, call.x, call.state, reverse=call.reverse, level=-1, axis=call.time, scopes=False,
-                  backend=backend)  # fmt: skip
+            loop, feeds, _ = record_of(call)
+            watch(loop, feeds, scopes=False, backend=backend)
 
 
-def show_declined(
-    loop: TensorIterator, feeds: Mapping[str, Any], steps: int | None, refusal: Unsupported
-) -> None:
+def show_declined(loop: Loop, feeds: Mapping[str, Any], steps: int | None, refusal: Unsupported) -> None:
     """Let what watches calls of `recurrent` see that a loop is none."""
     watch = watching()
     if watch is not None:
-        first = next((feeds[port.source] for port in loop.slices()), None)
+        first = next((feeds[port.source] for port in loop.slices), None)
         if steps is None and first is not None:
-            port = loop.slices()[0]
+            port = loop.slices[0]
             steps = iterations(port, first.shape[port.axis])[2]
         dtypes = [value.dtype for value in (first, *feeds.values()) if isinstance(value, Tensor)]
-        watch(loop.body.name, None, None, steps=steps, dtype=dtypes[0], refusal=refusal)
+        watch(loop.body.name, steps=steps, dtype=dtypes[0], refusal=refusal)
 
 
 def _batch_axis(axis: int, part: int, blocks: bool) -> int:
@@ -334,17 +332,21 @@ def _alike(a: Any, b: Any) -> bool:
     return torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
+def record_of(call: RowCall) -> tuple[Loop, dict[str, Any], StepBody]:
+    """A call as a loop, and what it is fed."""
+    x_leaves, x_spec = flatten(call.x)
+    state_leaves, state_spec = flatten(call.state)
+    body = StepBody(call.step, x_spec, state_spec)
+    loop, feeds = as_loop(body, x_leaves, state_leaves, reverse=call.reverse, level=-1, axis=call.time)
+    return loop, feeds, body
+
+
 def run_step(call: RowCall, backend: str, *, warn: bool = False) -> tuple[Any, Any]:
     """Run a call by a plan: y, and the final state.
 
     Raises:
         Unsupported: no plan can be made. Unlike in `recurrent`, a warning is given only if asked for.
     """
-    x_leaves, x_spec = flatten(call.x)
-    state_leaves, state_spec = flatten(call.state)
-    body = StepBody(call.step, x_spec, state_spec)
-    y, finals = run_compiled(
-        body, x_leaves, state_leaves, reverse=call.reverse, level=-1, axis=call.time, backend=backend,
-        warn=7 if warn else 0,
-    )  # fmt: skip
-    return y, unflatten(state_spec, finals)
+    loop, feeds, body = record_of(call)
+    out = run(loop, feeds, backend=backend, warn=7 if warn else 0)
+    return out["y"], unflatten(body.state_spec, [out[name] for name in body.new_state_names])

@@ -18,7 +18,7 @@ from stepnet.executors.naive import PLAIN
 from stepnet.executors.registry import AUTO
 from stepnet.executors.setting import check_backend
 from stepnet.front.step import describe_leaf, step_name
-from stepnet.ir import tensor_iterator as ir
+from stepnet.ir import loop as ir
 
 from .body import CallBody
 from .fit import fit, infer_shape
@@ -113,7 +113,7 @@ class TensorIterator(nn.Module):
         return tuple(port.external for port in self.port_map if isinstance(port, OutputPort))
 
     @property
-    def loop(self) -> ir.TensorIterator:
+    def loop(self) -> ir.Loop:
         """The record of the loop, as every kind of recurrence has one."""
         return self._rows().loop
 

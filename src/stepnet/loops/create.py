@@ -12,22 +12,24 @@ from torch import Tensor
 
 from stepnet.api import instead, recurrent, replaced, watched, watching
 from stepnet.data.tree import flatten
-from stepnet.engine import run_compiled
+from stepnet.engine import run
 from stepnet.errors import IRError, Unsupported
 from stepnet.executors.base import Executor
 from stepnet.executors.registry import tried
 from stepnet.executors.setting import get_backend
 from stepnet.executors.torch_ops.executor import TORCH_OPS
-from stepnet.front.frame import WhileLoop, run_recorded
+from stepnet.front.frame import WhileLoop
 from stepnet.front.raise_loop import Raised, raise_loop
 from stepnet.front.scan_form import RecordedStep
-from stepnet.front.step import StepBody
+from stepnet.front.step import StepBody, as_loop
 from stepnet.front.symbolic import OPEN
 from stepnet.front.template import literals
+from stepnet.ir.loop import Loop
 
 from .as_while import run_as_while
 from .inside import record_inside
 from .on_tape import record, tape_of
+from .recorded_frame import run_recorded
 
 
 def create_whileloop(loop_vars: Sequence[Tensor], *, max_steps: int | None = None) -> WhileLoop:
@@ -92,7 +94,7 @@ def run_now(loop: WhileLoop) -> list[Tensor]:
         watch = watching()
         if watch is not None:
             dtype = next((v.dtype for v in loop.program.constants.values() if _floats(v)), torch.float32)
-            watch(RecordedStep.__name__, None, None, steps=None, dtype=dtype, refusal=refusal)
+            watch(RecordedStep.__name__, steps=None, dtype=dtype, refusal=refusal)
         return run_recorded(loop)
 
 
@@ -153,13 +155,9 @@ def _is_alone(raised: Raised) -> bool:
         Unsupported: a recorded call takes neither.
     """
     if raised.rowwise and raised.sizes not in raised.form.as_row:
-        x, state = tuple(raised.x), tuple(raised.state)
-        body = StepBody(raised.step, flatten(x)[1], flatten(state)[1])
         try:
             with replaced(None):
-                run_compiled(
-                    body, x, state, reverse=raised.form.by < 0, level=-1, axis=0, backend=TORCH_OPS.name
-                )
+                run(*_record(raised)[:2], backend=TORCH_OPS.name)
             return False
         except Unsupported:
             try:
@@ -178,20 +176,25 @@ def _floats(value: Any) -> bool:
 def _scan(loop: WhileLoop, raised: Raised, executors: Sequence[Executor]) -> list[Tensor]:
     """Run the scan by the first executor that takes it; each asked by name, so that none warns."""
     refusal: Unsupported | None = None
-    x, state = tuple(raised.x), tuple(raised.state)
-    how: Any = {"reverse": raised.form.by < 0, "level": -1, "axis": 0}
+    record, feeds, body = _record(raised)
     for executor in executors:
-        body = StepBody(raised.step, flatten(x)[1], flatten(state)[1])
         try:
-            y, last = run_compiled(body, x, state, **how, backend=executor.name)
+            out = run(record, feeds, backend=executor.name)
         except Unsupported as error:
             refusal = refusal or error
             continue
         watch = watching()
         if watch is not None:
             with watched(None):
-                watch(raised.step, x, state, **how, scopes=False, backend=None)
+                watch(record, feeds, scopes=False, backend=None)
         loop.executor = executor.label
-        return raised.finish(flatten(y)[0], last)
+        return raised.finish(flatten(out["y"])[0], [out[name] for name in body.new_state_names])
     assert refusal is not None
     raise refusal
+
+
+def _record(raised: Raised) -> tuple[Loop, dict[str, Any], StepBody]:
+    """The record of a scan, and what it is fed."""
+    x, state = tuple(raised.x), tuple(raised.state)
+    body = StepBody(raised.step, flatten(x)[1], flatten(state)[1])
+    return *as_loop(body, x, state, reverse=raised.form.by < 0, level=-1, axis=0), body

@@ -12,11 +12,13 @@ from torch import Tensor
 
 from stepnet.data.array import TensorArray
 from stepnet.data.values import SIZE
-from stepnet.front.frame import Recording, TooManySteps, WhileLoop
+from stepnet.front.frame import Recording, WhileLoop
 from stepnet.front.recorded import Write
 from stepnet.tape.creation import TRIAL, Endless
 from stepnet.tape.item import TapeItem
 from stepnet.tape.tape import Tape
+
+from .recorded_frame import TooManySteps
 
 _MOST = 1000  # steps on an example
 

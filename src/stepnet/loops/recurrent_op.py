@@ -11,10 +11,12 @@ from torch import Tensor
 from stepnet.api import instead, recurrent
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import StepError
+from stepnet.executors import naive
 from stepnet.front.memory import Memory, ScopeStep, Stepnet
 from stepnet.front.meta import OnMeta, without_data
 from stepnet.front.scope import Scope, Variable
 from stepnet.front.step import describe_leaf
+from stepnet.ir.loop import BackEdge, Concat, Iteration, Loop, Merged, Slice
 
 from .in_frame import run_in_frame
 
@@ -202,37 +204,20 @@ class RecurrentOp:
         if not keep_scopes or instead() is not None:  # what is saved keeps no scopes
             self._run_compiled(scope)
             return
-        steps = scope[self.inputs[0]].shape[0]
-        step_scopes = self.create_scopes(scope)
-        keep_all = len(step_scopes) == steps
-        if keep_all:
-            self.init_memories(step_scopes)
-        columns = [scope[name].unbind(0) for name in self.inputs]
-        joined = {name: _Joined(steps, keep_all and torch.is_grad_enabled()) for name in self.outputs}
-        kept: dict[int, Scope] = {}
-        before: Scope | None = None
-        for i, t in enumerate(self._order(steps)):
-            step = step_scopes[i % len(step_scopes)]
-            if not keep_all:
-                if i > 1:
-                    del kept[self._order(steps)[i - 2]]
-                    step = step_scopes[i % 2] = scope.new_scope()
-                for name, column in zip(self.inputs, columns, strict=True):
-                    step[name] = column[t]
-                self._link(step, before)
-            self._step(scope, step, t)
-            for name in self.outputs:
-                joined[name].put(t, step[name])
-            kept[t] = before = step
-        shapes = self.infer_shape(scope) if not steps else {}
+        x = scope[self.inputs[0]]
+        body = _ScopedBody(self, scope)
+        boots = [memory.boot(scope, *_rows(x)) for memory in self.memories]
+        if len(x):
+            feeds = {name: scope[name] for name in self.inputs}
+            outputs = naive.run(body.loop(), feeds | dict(zip(body.memories, boots, strict=True)))
+        else:
+            shapes = self.infer_shape(scope)
+            outputs = {name: x.new_zeros(shapes[name]) for name in self.outputs}
         for name in self.outputs:
-            like = scope[self.inputs[0]]
-            scope[name] = joined[name].whole() if steps else like.new_zeros(shapes[name])
-        self.scopes = StepScopes(kept, steps)
-        self.last = {
-            m.name: before[m.name] if before is not None else m.boot(scope, *_rows(scope[self.inputs[0]]))
-            for m in self.memories
-        }
+            scope[name] = outputs[name]
+        self.scopes = StepScopes(body.kept, len(x))
+        last = boots if body.before is None else [body.before[memory.name] for memory in self.memories]
+        self.last = dict(zip((memory.name for memory in self.memories), last, strict=True))
 
     def _results(self, scope: Scope, backend: str | None) -> tuple[Tensor, ...]:
         self._check(scope)
@@ -306,27 +291,45 @@ class RecurrentOp:
             )
 
 
-class _Joined:
-    """An output of every step: a list for backward, or one tensor filled as the steps run."""
+class _ScopedBody:
+    """A stepnet as the body of a loop, with a scope for each time step."""
 
-    def __init__(self, steps: int, as_list: bool) -> None:
-        self._steps = steps
-        self._list: list[Any] | None = [None] * steps if as_list else None
-        self._table: Tensor | None = None
+    def __init__(self, op: RecurrentOp, scope: Scope) -> None:
+        self.op, self.scope, self.name = op, scope, op.name
+        self.memories = tuple(f"memory '{memory.name}'" for memory in op.memories)
+        self.parameters = ("the step", *op.inputs, *self.memories)
+        self.results = tuple(dict.fromkeys((*op.outputs, *(memory.name for memory in op.memories))))
+        self.kept: dict[int, Scope] = {}
+        self.before: Scope | None = None
+        self._order = op._order(scope[op.inputs[0]].shape[0])
 
-    def put(self, t: int, value: Tensor) -> None:
-        if self._list is not None:
-            self._list[t] = value
-            return
-        if self._table is None:
-            self._table = value.new_empty((self._steps, *value.shape))
-        self._table[t] = value
+    def loop(self) -> Loop:
+        """The loop over all time steps."""
+        op = self.op
+        cut: Any = {"start": -1, "end": 0, "stride": -1} if op.reverse else {}
+        return Loop(
+            self,
+            inputs=(
+                Iteration("the step"),
+                *(Slice(name, name, **cut) for name in op.inputs),
+                *(Merged(name, name) for name in self.memories),
+            ),
+            outputs=[Concat(name, name, **cut) for name in op.outputs],
+            back_edges=[BackEdge(m.name, name) for m, name in zip(op.memories, self.memories, strict=True)],
+        )
 
-    def whole(self) -> Tensor:
-        if self._list is not None:
-            return torch.stack(self._list)
-        assert self._table is not None
-        return self._table
+    def __call__(self, i: int, *values: Any) -> tuple[Any, ...]:
+        op, t = self.op, self._order[i]
+        count = len(op.inputs)
+        step = self.scope.new_scope(dict(zip(op.inputs, values[:count], strict=True)))
+        for memory, value in zip(op.memories, values[count:], strict=True):
+            variable = Variable(value) if self.before is None else self.before.var(memory.name)
+            step.share(memory.pre_name, variable)
+        if i > 1 and not torch.is_grad_enabled():  # two scopes take turns
+            del self.kept[self._order[i - 2]]
+        op._step(self.scope, step, t)
+        self.kept[t] = self.before = step
+        return tuple(step[name] for name in self.results)
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from stepnet.errors import Unsupported
-from stepnet.ir.tensor_iterator import Invariant, Slice, TensorIterator
+from stepnet.ir.loop import Invariant, Loop, Slice
 
 from .attributes import Attributes
 from .reader import shape_from_text
@@ -84,7 +84,7 @@ class Hoisted:
         counter: the parameter that gets the number of the iteration, if it is still read.
     """
 
-    def __init__(self, graph: Graph, loop: TensorIterator, counter: str | None, *, products: bool) -> None:
+    def __init__(self, graph: Graph, loop: Loop, counter: str | None, *, products: bool) -> None:
         self.graph = graph
         self.serial = next(_serial)
         slots = dict(zip(loop.body.parameters, graph.parameter_slots, strict=True))
@@ -140,7 +140,7 @@ class Hoisted:
         self.parameters = (*parameters, *labels, *picked)
         ports += [Invariant(label, label) for label in labels]
         ports += [Slice(pick.label, pick.label, axis=pick.axis, part_size=1) for pick in self.picks.values()]
-        self.loop = TensorIterator(self, ports, loop.outputs, loop.back_edges)
+        self.loop = Loop(self, ports, loop.outputs, loop.back_edges)
 
     def _values_read(self, graph: Graph, known: set[int]) -> list[Value]:
         """Of what is known before the loop, what is read in it or is a result."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from stepnet.errors import IRError, LoopError
 from stepnet.executors.segment import iterations
-from stepnet.ir.tensor_iterator import Concat, Slice
+from stepnet.ir.loop import Concat, Slice
 
 from .attributes import shorten
 from .graph import ERRORS, Graph, Node

@@ -20,16 +20,16 @@ from stepnet.executors import naive
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.segment import AxisCut, Count, join_along
 from stepnet.executors.setting import check_backend
-from stepnet.ir.tensor_iterator import (
+from stepnet.ir.loop import (
     BackEdge,
     Concat,
     InputPort,
     Invariant,
     Last,
+    Loop,
     Merged,
     OutputPort,
     Slice,
-    TensorIterator,
 )  # fmt: skip
 from stepnet.iterator.rows import RowLoop, show_declined
 
@@ -74,7 +74,7 @@ def _names(net: Net, ids: Sequence[int]) -> dict[int, str]:
     return {i: name if times[name] == 1 else f"{name}#{i}" for i, name in plain.items()}
 
 
-def tensor_iterator(layer: Layer, body: GraphBody) -> TensorIterator:
+def tensor_iterator(layer: Layer, body: GraphBody) -> Loop:
     """The record of a TensorIterator or Loop layer; sources and outputs are named by their port ids.
 
     The number of the iteration is an invariant, as if it did not change. A value that a Loop's body passes
@@ -103,7 +103,7 @@ def tensor_iterator(layer: Layer, body: GraphBody) -> TensorIterator:
         if row.external >= 0:
             outputs.append(Last(result, output) if row.axis is None else Concat(result, output, **_cut(row)))
     back = [BackEdge(body.result_of[a], body.parameter_of[b]) for a, b in edges]
-    return TensorIterator(body, inputs, outputs, back)
+    return Loop(body, inputs, outputs, back)
 
 
 def _cut(row: PortRow) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class RowRunner:
         counter: the parameter that gets the number of the iteration, if the body reads one.
     """
 
-    def __init__(self, loop: TensorIterator, graph: Graph, counter: str | None = None) -> None:
+    def __init__(self, loop: Loop, graph: Graph, counter: str | None = None) -> None:
         self.loop = loop
         self.graph = graph
         # gradients of a sum of products are no matmuls, and cost more than a matmul saves
@@ -182,7 +182,7 @@ class TensorIteratorRunner:
 
     def _counted(self) -> int | None:
         """The number of iterations, where no slices say it."""
-        return None if self.loop.slices() else Count(self.loop).steps
+        return None if self.loop.slices else Count(self.loop).steps
 
 
 class LoopRunner:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from stepnet.compiler.iteration import code_of
 from stepnet.data.tree import Spec, names
 from stepnet.executors.autograd import Ready
-from stepnet.front.step import StepBody
 from stepnet.ir import plan as ir
 from stepnet.ir.graph import Node, Value
+from stepnet.ir.loop import Loop as Record
 from stepnet.ir.ops import OPS, RANDOM, Stage
 
 from .cost import border_bytes, contracts, node_flops, region_border, weight
@@ -22,15 +23,15 @@ Labels = Mapping[str, str]  # the user's name of a value, where there is one
 
 
 def describe_plan(
-    ready: Ready, body: StepBody, y_spec: Spec, weights: Sequence[Tensor], counts: Sequence[int],
+    ready: Ready, record: Record, y_spec: Spec, weights: Sequence[Tensor], counts: Sequence[int],
     code: SourceLines, device: str,
 ) -> tuple[tuple[Loop, ...], tuple[Saved, ...], tuple[str, ...]]:  # fmt: skip
     """Describe a plan.
 
     Args:
         ready: the plan, and its loops as an executor runs them.
-        body: the user's step.
-        y_spec: the structure of y.
+        record: the loop.
+        y_spec: the structure of what is joined, by output.
         weights: the tensors that the plan's first weights are; constants follow.
         counts: how many steps each sequence takes.
         code: the text of the user's lines.
@@ -40,15 +41,16 @@ def describe_plan(
         The loops, what is saved between them, and the states that are linear recurrences.
     """
     plan = ready.plan
-    named = tensor_names(body.step, weights)
-    y_names = names(y_spec, "y")
+    named = tensor_names(code_of(record).function, weights)
+    y_names = [n for key, tree in zip(y_spec.keys, y_spec.children, strict=True) for n in names(tree, key)]
+    new_states = tuple(record.carried[port.parameter] for port in record.merged)
     inputs = (*plan.x, *plan.states, *named, *plan.weights[len(named) :])
-    labels = _labels(plan.new_states, body.new_state_names) | _labels(plan.y, y_names)
+    labels = _labels(plan.new_states, new_states) | _labels(plan.y, y_names)
     labels |= dict(zip((*plan.x, *plan.states, *plan.weights), inputs, strict=True))
     describer = _Describer(ready, sum(counts), len(counts), max(counts, default=0), code, device)
     loops = [describer.forward(ready.forward.plan, labels, y_names)]
     if ready.backward is not None:
-        loops.append(describer.backward(ready.backward.plan, labels, y_names, body.new_state_names))
+        loops.append(describer.backward(ready.backward.plan, labels, y_names, new_states))
     linear = tuple(name for region in plan.forward.regions for name in region.linear)
     return tuple(loops), _saved(plan, y_names, sum(counts)), linear
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from stepnet.api import Recurrent, checked
+from stepnet.compiler.iteration import code_of
 from stepnet.compiler.reach import reach
 from stepnet.data.lod import LoDTensor
 from stepnet.engine import Entry, find_plan
@@ -16,7 +18,9 @@ from stepnet.errors import StepError, Unsupported
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.registry import AUTO, is_backend, tried
 from stepnet.executors.setting import check_backend
-from stepnet.front.step import step_name
+from stepnet.front.step import as_loop, step_name
+from stepnet.ir.loop import Loop as Record
+from stepnet.ir.loop import Sweep
 from stepnet.user_line import line_in
 
 from .describe_plan import describe_plan, generated_source
@@ -84,37 +88,46 @@ def explain(
                 f"{step_name(step)} is a model: its recurrences have their own {', '.join(changed)}",
                 remedy="set them where the model calls recurrent, or explain a step",
             )
-        return explain_model(step, x, state, functools.partial(_explain, source=source))
-    return _explain(
-        step, x, state, reverse=reverse, level=level, axis=axis, scopes=False, backend=backend, source=source
-    )
-
-
-def _explain(
-    step: Any, x: Any, state: Any, *,
-    reverse: bool, level: int, axis: int, scopes: bool, backend: str | None, source: bool,
-) -> Explanation:  # fmt: skip
+        return explain_model(step, x, state, functools.partial(explain_loop, source=source))
+    scopes = False
     if isinstance(step, Recurrent):
         reverse, level, axis, scopes = step.reverse, step.level, step.axis, step.scopes
         backend = step.backend if backend is None else backend
         step = step.step
     body, x_leaves, states = checked(step, x, state, level=level, axis=axis)
+    loop, feeds = as_loop(body, x_leaves, states, reverse=reverse, level=level, axis=axis)
+    return explain_loop(loop, feeds, scopes=scopes, backend=backend, source=source)
+
+
+def explain_loop(
+    loop: Record, feeds: Mapping[str, Any], *, scopes: bool, backend: str | None, source: bool = False
+) -> Explanation:
+    """Describe what is done with a loop, a sweep over rows.
+
+    Args:
+        loop: the record of the loop.
+        feeds: the value of each input port's `source`.
+        scopes: whether the scopes of its steps are kept.
+        backend: as in `recurrent`.
+        source: also keep the generated C.
+    """
+    body, sweep = code_of(loop), loop.sweep
+    assert sweep is not None
+    x_leaves, states, shared = ([feeds[name] for name in part] for part in loop.sources)
     chosen = check_backend(backend)
-    captures: Any = reach(body.step)
+    captures: Any = reach(body.function)
     code = SourceLines(captures.files)
     entry = Entry()
     if chosen == PLAIN.name or scopes:
         asked = "scopes=True" if scopes else "backend='naive'"
-        reason = getattr(body.step, "plain_reason", None) or f"{asked} asks for the plain loop"
+        reason = getattr(body.function, "plain_reason", None) or f"{asked} asks for the plain loop"
         entry.refusals.append(("compiler", Unsupported(reason)))
     else:
         try:
-            entry, captures, _ = find_plan(
-                body, x_leaves, states, reverse=reverse, level=level, axis=axis, backend=chosen
-            )
+            entry, captures, _ = find_plan(loop, feeds, backend=chosen)
         except Unsupported as refusal:
             entry.refusals.append(("compiler", refusal))
-    counts = _counts(x_leaves[0], level, axis)
+    counts = _counts(x_leaves[0], sweep)
     loops: tuple[Loop, ...] = ()
     saved: tuple[Saved, ...] = ()
     linear: tuple[str, ...] = ()
@@ -123,25 +136,20 @@ def _explain(
         executor, label = entry.ready.executor.name, entry.ready.executor.label
         tensors = [captures.tensors[place] for place in entry.weights]
         loops, saved, linear = describe_plan(
-            entry.ready, body, entry.y_spec, tensors, counts, code, _rows(x_leaves[0]).device.type
+            entry.ready, loop, entry.y_spec, tensors, counts, code, _rows(x_leaves[0]).device.type
         )
     elif chosen not in (AUTO, PLAIN.name) and not scopes:
         executor, label = REFUSED, "declined"
     else:
         executor, label = PLAIN.name, PLAIN.label
-        cut: dict[str, Any] = {"reverse": reverse, "level": None, "axis": axis}
-        if any(isinstance(leaf, LoDTensor) for leaf in x_leaves):
-            cut["level"] = level
-        loop, note = describe_plain_loop(
-            body, (*x_leaves, *states), line_in(captures.files), counts, cut, code
-        )
-        loops, notes = (loop,), [*notes, note]
+        described, note = describe_plain_loop(loop, feeds, line_in(captures.files), counts, code)
+        loops, notes = (described,), [*notes, note]
     lengths = sorted(counts)
     rows = list(map(_rows, x_leaves))
-    wants = any(t.requires_grad for t in (*rows, *states, *captures.tensors))
+    wants = any(t.requires_grad for t in (*rows, *states, *shared, *captures.tensors))
     return Explanation(
         name=body.name,
-        reverse=reverse,
+        reverse=sweep.reverse,
         executor=executor,
         label=label,
         rows=sum(lengths),
@@ -163,12 +171,12 @@ def _rows(x: Any) -> Tensor:
     return x.values if isinstance(x, LoDTensor) else x
 
 
-def _counts(x: Any, level: int, axis: int) -> list[int]:
+def _counts(x: Any, sweep: Sweep) -> list[int]:
     """How many steps each sequence takes."""
     if isinstance(x, LoDTensor):
-        return x.lengths(level).tolist()
+        return x.lengths(-1 if sweep.level is None else sweep.level).tolist()
     shape = list(x.shape)
-    steps = shape.pop(axis)
+    steps = shape.pop(sweep.axis)
     return [steps] * (shape[0] if shape else 1)
 
 

@@ -53,7 +53,7 @@ def explain_model(model: Any, x: Any, state: Any, explain: Callable[..., Explana
     Args:
         model: called as model(x), with a state as model(x, state). With named `inputs` x may be a dict or a
             tuple of them.
-        explain: explains one call of `recurrent` by its arguments.
+        explain: explains one loop by its record and what it is fed.
 
     Raises:
         StepError: it met no recurrence.
@@ -61,11 +61,8 @@ def explain_model(model: Any, x: Any, state: Any, explain: Callable[..., Explana
     recurrences: list[Explanation] = []
     paths = {id(m): path for path, m in model.named_modules()} if isinstance(model, nn.Module) else {}
 
-    def watch(step: Any, *arguments: Any, **settings: Any) -> None:
-        if isinstance(step, str):
-            it = _declined(step, **settings)
-        else:
-            it = explain(step, *arguments, **settings)
+    def watch(loop: Any, *feeds: Any, **settings: Any) -> None:
+        it = _declined(loop, **settings) if isinstance(loop, str) else explain(loop, *feeds, **settings)
         path = _innermost(paths)
         recurrences.append(replace(it, name=f"{path}: {it.name}") if path else it)
 

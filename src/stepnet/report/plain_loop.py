@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from stepnet.compiler.iteration import code_of
 from stepnet.compiler.reach import reach
 from stepnet.compiler.record import written
 from stepnet.compiler.undo import Snapshot
 from stepnet.data.lod import LoDTensor
-from stepnet.data.tree import flatten
 from stepnet.executors import naive
-from stepnet.front.step import StepBody, loop_over
+from stepnet.ir.loop import Loop as Record
 
 from .cost import call_flops, reads_values, tensor_bytes, weight_of_call
 from .names import SourceLines, tensor_names
@@ -25,31 +25,29 @@ from .records import Loop, Op, Port, Region, Role, by_line
 
 
 def describe_plain_loop(
-    body: StepBody, leaves: Sequence[Any], here: Callable[[], str | None], counts: Sequence[int],
-    cut: dict[str, Any], code: SourceLines,
+    record: Record, feeds: Mapping[str, Any], here: Callable[[], str | None], counts: Sequence[int],
+    code: SourceLines,
 ) -> tuple[Loop, str]:  # fmt: skip
-    """Describe the plain loop of a step; also returns a remark on the ops that are listed.
+    """Describe how the plain loop runs a sweep over rows; also returns a remark on the ops that are listed.
 
     Args:
-        body: the step.
-        leaves: its x, then its initial states.
+        record: the loop.
+        feeds: the value of each input port's `source`.
         here: tells the user's line being run.
         counts: how many steps each sequence takes.
-        cut: how x is cut into steps, as `loop_over` takes it.
         code: the text of the user's lines.
     """
-    feeds = dict(zip(body.parameters, leaves, strict=True))
     started = max(sum(count > 0 for count in counts), 1)
-    calls = record(body, feeds, here, sum(counts) / started, **cut)
+    calls = recorded(record, feeds, here, sum(counts) / started)
     note = "the ops are those of the first step; a step that branches may run others"
     if not calls.tried:
         note = "its ops are not listed: to try the step would use up, or write out, what it reads"
     elif not calls.y:
         note = "its ops are listed up to a call that changes a tensor of yours, which is left alone here"
-    x, states = leaves[: len(body.x_names)], leaves[len(body.x_names) :]
+    states = [feeds[port.source] for port in record.merged]
     enters = [
-        *(_port(name, "x", leaf, cut) for name, leaf in zip(body.x_names, x, strict=True)),
-        *(_port(name, "state", leaf) for name, leaf in zip(body.state_names, states, strict=True)),
+        *(_port(port.parameter, "x", feeds[port.source], port.axis) for port in record.slices),
+        *(_port(port.parameter, "state", feeds[port.source]) for port in record.merged),
         *(_port(name, "weight", tensor) for name, tensor in calls.outside.items()),
     ]
     y_names = ["y"] if len(calls.y) == 1 else [f"y[{i}]" for i in range(len(calls.y))]
@@ -64,26 +62,26 @@ def describe_plain_loop(
         lines=by_line(calls.ops, {op.line: code.at(op.line) for op in calls.ops}),
         reads=tuple(port.name for port in enters if port.role != "state"),
         writes=tuple(dict.fromkeys(name for name, _ in calls.y)),
-        bytes_read=tensor_bytes(*_tensors([*leaves, calls.outside])),
+        bytes_read=tensor_bytes(*_tensors([*feeds.values(), calls.outside])),
         bytes_written=y_bytes + tensor_bytes(*_tensors(states)),
-        carries=tuple(zip(body.state_names, calls.states, strict=False)),
+        carries=tuple(zip((port.parameter for port in record.merged), calls.states, strict=False)),
     )
     leaves_out = [_port(label, "y", tensor) for label, (_, tensor) in zip(y_names, calls.y, strict=True)]
     inside = {label: name for label, (name, _) in zip(y_names, calls.y, strict=True)}
     return Loop("forward", tuple(enters), (region,), tuple(leaves_out), inside), note
 
 
-def _port(name: str, role: Role, leaf: Any, cut: dict[str, Any] | None = None) -> Port:
+def _port(name: str, role: Role, leaf: Any, axis: int | None = None) -> Port:
     values = leaf.values if isinstance(leaf, LoDTensor) else leaf
     sizes = list(values.shape)
-    if cut is not None and values is leaf and sizes:
-        del sizes[cut["axis"]]
+    if axis is not None and values is leaf and sizes:
+        del sizes[axis]
     rows = role != "weight" and bool(sizes)
     return Port(name, role, "row" if rows else "shared", tuple(sizes[rows:]), str(values.dtype).split(".")[1])
 
 
-def record(
-    body: StepBody, feeds: Mapping[str, Any], here: Callable[[], str | None], times: float, **cut: Any
+def recorded(
+    record: Record, feeds: Mapping[str, Any], here: Callable[[], str | None], times: float
 ) -> Recorder:
     """Run the first step of a loop and record its torch recorder.
 
@@ -91,37 +89,38 @@ def record(
     use up what it reads, such as an iterator. Objects that it changes are restored.
 
     Args:
-        body: the step.
-        feeds: its x and initial states, by name.
+        record: the loop.
+        feeds: the value of each input port's `source`.
         here: tells the user's line being run.
         times: the rows of the whole run, by those of the first step.
-        cut: how x is cut into steps, as `loop_over` takes it.
     """
-    recorder = Recorder(here)
+    recorder, body = Recorder(here), code_of(record)
 
-    def step(x: Any, state: Any) -> Any:
-        recorder.name_arguments(body.x_names, flatten(x)[0])
-        recorder.name_arguments(body.state_names, flatten(state)[0])
-        with recorder:
-            result = body.step(x, state)
-        if not (isinstance(result, tuple) and len(result) == 2):
-            return result  # for StepBody to complain of
-        recorder.y = [(recorder.name_of(t), t) for t in _tensors(result[0])]
-        recorder.states = [recorder.name_of(t) for t in _tensors(result[1])]
-        raise _Done
+    class FirstStep:
+        name, parameters, results = body.name, body.parameters, body.results
 
-    reached = reach(body.step, everything=True)
+        def __call__(self, *values: Any) -> tuple[Any, ...]:
+            recorder.name_arguments(self.parameters, values)
+            inner = body.fresh()
+            with recorder:
+                results = dict(zip(self.results, inner(*values), strict=True))
+            y = [results[port.result] for port in record.joined]
+            recorder.y = [(recorder.name_of(t), t) for t in _tensors(y)]
+            new = [results[record.carried[port.parameter]] for port in record.merged]
+            recorder.states = [recorder.name_of(t) for t in new]
+            raise _Done
+
+    reached = reach(body.function, everything=True)
     if reached.refused is not None:  # to run it would use something up
         recorder.tried = False
         return recorder
     before = Snapshot(reached.holders)
-    watched = StepBody(step, body.x_spec, body.state_spec)
     with torch.random.fork_rng(devices=[]), contextlib.suppress(_Done):
         try:
-            naive.run(loop_over(watched, **cut), feeds)
+            naive.run(record.around(FirstStep()), feeds)
         finally:
             before.restore()
-    named = dict(zip(recorder.outside, tensor_names(body.step, recorder.outside.values()), strict=True))
+    named = dict(zip(recorder.outside, tensor_names(body.function, recorder.outside.values()), strict=True))
     recorder.outside = {named[name]: tensor for name, tensor in recorder.outside.items()}
     recorder.states = [named.get(name, name) for name in recorder.states]
     recorder.y = [(named.get(name, name), tensor) for name, tensor in recorder.y]

@@ -49,7 +49,7 @@ def _count(node: Node, survey: Survey) -> int | None:
 
 
 def _iterations(runner: TensorIteratorRunner, inputs: dict[str, Any]) -> int | None:
-    slices = runner.loop.slices()
+    slices = runner.loop.slices
     try:
         if not slices:
             return Count(runner.loop).steps

@@ -18,7 +18,7 @@ from stepnet.openvino.loops import LoopReport
 from stepnet.openvino.records import Layer
 
 from .cost import SEQUENCES
-from .explain import explain
+from .explain import explain_loop
 from .explanation import Explanation
 from .records import Cost
 
@@ -55,9 +55,9 @@ def trial(node: Node, inputs: Sequence[Any], steps: int | None) -> Trial:
     values = [torch.zeros(value.shape, dtype=value.dtype) if value.is_meta else value for value in inputs]
     plans: list[Explanation] = []
 
-    def watch(step: Any, x: Any, state: Any, **settings: Any) -> None:
-        if not isinstance(step, str):
-            plans.append(_plan(step, x, state, settings))
+    def watch(loop: Any, *feeds: Any, **_: Any) -> None:
+        if not isinstance(loop, str):
+            plans.append(explain_loop(loop, *feeds, scopes=False, backend=TORCH_OPS.name))
 
     before = get_backend()
     set_backend(TORCH_OPS.name)
@@ -83,10 +83,3 @@ def trial(node: Node, inputs: Sequence[Any], steps: int | None) -> Trial:
 
 def _loops(layer: Layer) -> bool:
     return bool(layer.bodies) or layer.type.lower() in SEQUENCES
-
-
-def _plan(step: Any, x: Any, state: Any, settings: dict[str, Any]) -> Explanation:
-    same = {name: settings[name] for name in ("reverse", "level", "axis")}
-    it = explain(step, x, state, backend=TORCH_OPS.name, **same)
-    assert isinstance(it, Explanation)
-    return it

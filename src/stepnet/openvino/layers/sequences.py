@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from stepnet.data.lod import LoDTensor
-from stepnet.data.tree import flatten, unflatten
+from stepnet.data.tree import unflatten
 from stepnet.errors import Unsupported
 from stepnet.executors import naive
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.setting import check_backend
-from stepnet.front.step import StepBody, loop_over
-from stepnet.iterator.rows import RowCall, run_step, show
+from stepnet.iterator.rows import RowCall, record_of, run_step, show
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.loops import LoopReport
 from stepnet.openvino.records import Layer
@@ -94,12 +93,9 @@ class SequenceRunner:
             self.reports.compiled, self.reports.reason = False, refusal.reason
         show(call, backend)
         if found is None:
-            _, x_spec = flatten(rows)
-            leaves, spec = flatten(state)
-            body = StepBody(step, x_spec, spec)
-            loop = loop_over(body, reverse=reverse, level=-1 if ragged else None, axis=1)
-            out = naive.run(loop, dict(zip(body.parameters, (rows, *leaves), strict=True)))
-            found = out["y"], unflatten(spec, [out[name] for name in body.new_state_names])
+            loop, feeds, body = record_of(call)
+            out = naive.run(loop, feeds)
+            found = out["y"], unflatten(body.state_spec, [out[name] for name in body.new_state_names])
         y, final = found
         return (_padded(y, steps) if ragged else y), final
 

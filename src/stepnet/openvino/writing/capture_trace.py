@@ -33,7 +33,7 @@ from stepnet.engine import find_plan
 from stepnet.errors import IRError, Unsupported
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.torch_ops.executor import TORCH_OPS
-from stepnet.front.step import StepBody
+from stepnet.front.step import StepBody, as_loop
 from stepnet.user_line import line_run_by, user_line
 
 from .places import places_of
@@ -160,15 +160,8 @@ class Recorder:
             found = reach(body.step, everything=True)
             places: list[int] = []
             try:
-                entry, reads, _ = find_plan(
-                    body,
-                    x_leaves,
-                    state_leaves,
-                    reverse=reverse,
-                    level=level,
-                    axis=axis,
-                    backend=TORCH_OPS.name,
-                )
+                loop, feeds = as_loop(body, x_leaves, state_leaves, reverse=reverse, level=level, axis=axis)
+                entry, reads, _ = find_plan(loop, feeds, backend=TORCH_OPS.name)
                 compiled = entry.compiled
                 read = [reads.tensors[p] for p in entry.weights] if compiled is not None else []
                 places = places_of(read, body.step, f"step '{body.name}' ({line})", owner="step")

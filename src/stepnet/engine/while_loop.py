@@ -6,7 +6,7 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count, repeat
 from typing import Any
 
@@ -19,9 +19,10 @@ from stepnet.data.lod import LoDTensor
 from stepnet.data.recording import recorded_in_frames
 from stepnet.data.tree import Spec, flatten, names, unflatten
 from stepnet.errors import StepError
-
-from .rows import RowArray, Rows
-from .step import describe_leaf, step_name
+from stepnet.executors.naive import PlainRun, State
+from stepnet.executors.rows import RowArray
+from stepnet.front.step import describe_leaf, step_name
+from stepnet.ir.loop import BackEdge, Iteration, Last, Loop, Merged
 
 # What traces a module sees a while loop as one thing: its condition, its body, its variables, `max_steps`.
 INSTEAD: ContextVar[Callable[..., Any] | None] = ContextVar("what answers for while loops", default=None)
@@ -95,16 +96,26 @@ def while_loop(
     instead = INSTEAD.get()
     if instead is not None:
         return instead(cond, body, loop_vars, max_steps)
-    loop = _Loop(cond, body, tuple(loop_vars), max_steps)
-    state = loop.begin(loop_vars)
+    leaves, spec = flatten(tuple(loop_vars))
+    code = WhileBody(cond, body, spec, max_steps)
+    leaves = code.begin(leaves)
+    loop = Loop(
+        code,
+        inputs=(Iteration(STEP), *(Merged(name, name) for name in code.results)),
+        outputs=[Last(name, name) for name in code.names],
+        back_edges=[BackEdge(name, name) for name in code.results],
+        condition=GOING,
+    )
+    run = PlainRun(loop, dict(zip(code.results, (code.going(leaves, 0), *leaves), strict=True)))
     lengths = _segments(checkpoint) if torch.is_grad_enabled() else None
+    state = run.begin()
     if lengths is None:
-        state = loop.advance(state, None)
+        state = run.advance(state)
     else:
         while state.going:
-            state = _checkpointed(loop, state, next(lengths))
-    leaves = state.leaves if state.rows is None else state.rows.end(state.leaves)
-    result = unflatten(loop.spec, leaves)
+            state = _checkpointed(run, state, next(lengths))
+    out = run.outputs(state)
+    result = unflatten(spec, [out[name] for name in code.names])
     return list(result) if isinstance(loop_vars, list) else result
 
 
@@ -121,28 +132,24 @@ def _segments(checkpoint: int | bool | None) -> Iterator[int] | None:
     return repeat(checkpoint)
 
 
-@dataclass(frozen=True)
-class _State:
-    leaves: list[Any]
-    rows: Rows | None
-    steps: int
-    going: bool
+STEP, GOING = "the step", "it goes on"  # no names of a user's variables
 
 
-class _Loop:
+class WhileBody:
+    """A condition and a body as one: the next loop variables, and whether the loop goes on from them."""
+
     def __init__(
-        self,
-        cond: Callable[..., Any],
-        body: Callable[..., Any],
-        loop_vars: tuple[Any, ...],
-        limit: int | None,
+        self, cond: Callable[..., Any], body: Callable[..., Any], spec: Spec, limit: int | None
     ) -> None:
-        self.cond, self.body, self.limit = cond, body, limit
-        self.spec = flatten(loop_vars)[1]
-        self.names = _names(body, self.spec)
+        self.cond, self.body, self.spec, self.limit = cond, body, spec, limit
+        self.name = step_name(body)
+        self.names = tuple(_names(body, spec))
+        self.parameters = (STEP, GOING, *self.names)
+        self.results = (GOING, *self.names)
+        self.by_row = False  # whether there is a condition for each row
 
-    def begin(self, loop_vars: Sequence[Any]) -> _State:
-        leaves = flatten(tuple(loop_vars))[0]
+    def begin(self, leaves: Sequence[Any]) -> list[Any]:
+        """The first loop variables, as the loop's own."""
         for name, leaf in zip(self.names, leaves, strict=True):
             if not isinstance(leaf, (Tensor, LoDTensor, TensorArray, int, float)):
                 raise StepError(
@@ -151,57 +158,47 @@ class _Loop:
                     expected="a tensor, a LoDTensor, a TensorArray, a number, or a nesting of them",
                     remedy="let the body refer to it, if it stays the same",
                 )
-        return _State(_own(leaves), None, 0, True)
+        return _own(leaves)
 
-    def advance(self, state: _State, most: int | None) -> _State:
-        """Up to `most` steps; None runs to the end. Computed again from the same state, it does the same."""
-        leaves, rows, steps = state.leaves, state.rows, state.steps
-        stop = None if most is None else steps + most
-        while steps != stop:
-            with torch.no_grad():
-                going = self.cond(*unflatten(self.spec, leaves))
-            if steps == 0 and isinstance(going, Tensor) and going.dim() == 1 and len(going) != 1:
-                rows, leaves = Rows.begin(len(going), leaves, self.names)
-            self._check_condition(going, rows, steps)
-            if rows is not None:
-                rows, leaves = rows.keep(going, leaves)
-                going = len(rows.running) > 0
-            if not going:
-                return _State(leaves, rows, steps, False)
-            if steps == self.limit:
-                raise StepError(
-                    f"while_loop: condition '{step_name(self.cond)}' still holds after max_steps={steps}",
-                    remedy="a larger max_steps, or a condition that comes to an end",
-                )
-            leaves = self._step(leaves, steps)
-            steps += 1
-        return _State(leaves, rows, steps, True)
-
-    def _check_condition(self, going: Any, rows: Rows | None, steps: int) -> None:
+    def going(self, leaves: list[Any], step: int, rows: int | None = None) -> Any:
+        """The condition at a step, checked; for each of `rows`."""
+        with torch.no_grad():
+            going = self.cond(*unflatten(self.spec, leaves))
+        if step == 0:
+            self.by_row = isinstance(going, Tensor) and going.dim() == 1 and len(going) != 1
+            rows = len(going) if self.by_row else None
         if isinstance(going, bool) and rows is None:
-            return
-        wanted = 1 if rows is None else len(rows.running)
+            return going
         kind = (going.dtype, going.numel()) if isinstance(going, Tensor) else None
         flat = isinstance(going, Tensor) and going.dim() == 1
-        if kind != (torch.bool, wanted) or not (rows is None or flat):
+        if kind != (torch.bool, 1 if rows is None else rows) or not (rows is None or flat):
             raise StepError(
                 f"while_loop: condition '{step_name(self.cond)}' must be "
                 + ("one boolean" if rows is None else "one boolean per row that is still running"),
-                got=f"{describe_leaf(going)} at step {steps}",
-                expected="bool[]" if rows is None else f"bool[{wanted}]",
+                got=f"{describe_leaf(going)} at step {step}",
+                expected="bool[]" if rows is None else f"bool[{rows}]",
                 remedy="compare, and take .all() or .any() of many; a bool[B] at the first step "
                 "stops each of B rows for itself",
             )
+        return going
 
-    def _step(self, leaves: list[Any], steps: int) -> list[Any]:
+    def __call__(self, step: int, going: Any, *leaves: Any) -> tuple[Any, ...]:
+        if step == self.limit:
+            raise StepError(
+                f"while_loop: condition '{step_name(self.cond)}' still holds after max_steps={step}",
+                remedy="a larger max_steps, or a condition that comes to an end",
+            )
+        new = self._next(list(leaves), step)
+        return self.going(new, step + 1, len(going) if self.by_row else None), *new
+
+    def _next(self, leaves: list[Any], step: int) -> list[Any]:
         result = self.body(*unflatten(self.spec, leaves))
         if type(result) is list:
             result = tuple(result)
         new, spec = flatten(result)
         if spec != self.spec:
             raise StepError(
-                f"while_loop: body '{step_name(self.body)}' changed the structure of the loop variables "
-                f"at step {steps}",
+                f"while_loop: body '{self.name}' changed the structure of the loop variables at step {step}",
                 got=spec,
                 expected=f"{self.spec} for ({', '.join(self.names)})",
                 remedy="return all loop variables, nested as they came, (x,) for one",
@@ -213,7 +210,7 @@ class _Loop:
         ]
         if changed:
             raise StepError(
-                f"while_loop: body '{step_name(self.body)}' changed a loop variable at step {steps}",
+                f"while_loop: body '{self.name}' changed a loop variable at step {step}",
                 got="; ".join(changed),
                 expected="the kind, shape and dtype that came in",
                 remedy="start with the final shape and dtype, or collect what grows in a TensorArray",
@@ -237,17 +234,17 @@ def _own(leaves: Sequence[Any]) -> list[Any]:
     return [copy.copy(leaf) if isinstance(leaf, TensorArray) else leaf for leaf in leaves]
 
 
-def _checkpointed(loop: _Loop, state: _State, most: int) -> _State:
+def _checkpointed(run: PlainRun, state: State, most: int) -> State:
     """`most` steps of which only the first state is kept; backward computes the rest again."""
 
-    def segment(*leaves: Any) -> _State:
-        own = _own(leaves)
+    def segment(*values: Any) -> State:
+        own = _own(values)
         if state.rows is not None:
             state.rows.seen_by(own)
-        return loop.advance(replace(state, leaves=own), most)
+        return run.advance(replace(state, values=dict(zip(state.values, own, strict=True))), most)
 
-    result = recomputed(segment, *state.leaves, use_reentrant=False)
-    assert isinstance(result, _State)
+    result = recomputed(segment, *state.values.values(), use_reentrant=False)
+    assert isinstance(result, State)
     return result
 
 

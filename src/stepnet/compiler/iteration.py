@@ -1,0 +1,37 @@
+"""One iteration of a loop's body by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from stepnet.data.tree import Spec, flatten
+from stepnet.ir.loop import Code, Loop
+
+
+def code_of(loop: Loop) -> Code:
+    """The body of a loop that is to be compiled."""
+    body: Any = loop.body
+    return body
+
+
+def iteration(
+    loop: Loop, x: Sequence[Tensor], states: Sequence[Tensor], shared: Sequence[Tensor]
+) -> tuple[Spec, list[Any], list[Any]]:
+    """Run a body once, as before its first iteration.
+
+    Args:
+        loop: the loop, a sweep.
+        x, states, shared: what is cut, carried and the same at every iteration, in the order of their ports.
+
+    Returns:
+        The structure of what is joined, by output, its leaves, and what is carried on.
+    """
+    ports = (*loop.slices, *loop.merged, *loop.invariants)
+    values = dict(zip((port.parameter for port in ports), (*x, *states, *shared), strict=True))
+    results = code_of(loop).fresh()(*(values[name] for name in loop.body.parameters))
+    named = dict(zip(loop.body.results, results, strict=True))
+    leaves, spec = flatten({port.output: named[port.result] for port in loop.joined})
+    return spec, leaves, [named[loop.carried[port.parameter]] for port in loop.merged]
