@@ -106,6 +106,14 @@ def row_function(p: Program, nodes: list[Node], homes: dict[str, list[str]]) -> 
         )
         first[id(node)] = max(first[id(node)], latest)
 
+    for node in nodes:  # a copy that nobody reads is made in the pass that reads its source anyway
+        if node.op == "copy" and node.output not in readers and id(node) in free:
+            base, shape = p.base(node.inputs[0]), iteration_shape(p, node)
+            near = [
+                first[id(r)] for r, _ in readers[base] if iteration_shape(p, r) == shape and r is not node
+            ]
+            first[id(node)] = max([first[id(node)], *near[:1]])
+
     lines = []
     for base, uses in readers.items():
         maker = made.get(base)

@@ -1,8 +1,8 @@
 """What makes or reads a matrix of each row, on the border of a scan, taken into it.
 
 The plan says: outer products of all rows, then the loop; the loop, then products of all rows with their
-matrices. Made once on all rows, such matrices fill memory and leave every cache: taken into the loop, they are
-made and read a row at a time, most often in the pass over the state that is one of them.
+matrices. Made once on all rows, such matrices fill memory and leave every cache: taken into the loop, they
+are made and read a row at a time, most often in the pass over the state that is one of them.
 
     S[t] = a S[t-1] + outer(k, v);  Y = Q S     ->     S[t] = a S[t-1] + k v';  y[t] = q[t] S[t]
 """
