@@ -3,7 +3,7 @@
 joint    from capture: parameters to results and gradients
 body     a forward or a backward body: one step
 plan     a body cut by fission
-adopted  a plan whose executor moved matmuls into its scans
+adopted  a plan whose executor moved ops into its scans
 """
 
 from __future__ import annotations
@@ -221,7 +221,8 @@ def _cycles(loop: LoopPlan, stage: GraphStage) -> Iterator[str]:
 
 
 def _movable(node: Node, stage: GraphStage) -> bool:
-    return is_cheap(node.op) or node.op == "sum_rows" or (stage == "adopted" and node.op == "matmul")
+    moved = stage == "adopted" and OPS[node.op].stage in (Stage.SHAPE, Stage.MATMUL)
+    return is_cheap(node.op) or node.op == "sum_rows" or moved
 
 
 def _followers(loop: LoopPlan) -> dict[str, set[str]]:

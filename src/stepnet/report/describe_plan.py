@@ -120,13 +120,17 @@ class _Describer:
         A scan to which generated C adds matmuls on all rows, before and after its own ops, is three regions:
         the matmuls are maps, which run in blocks.
         """
-        plans = (self.ready.plan.forward, self.ready.plan.backward)
+        plans, values = (self.ready.plan.forward, self.ready.plan.backward), loop.body.values
         planned = {
             id(n) for p in plans if p is not None for r in p.regions if r.kind == "scan" for n in r.nodes
         }
         for region in loop.regions:
             scan = region.kind == "scan"
-            own = [k for k, n in enumerate(region.nodes) if not scan or id(n) in planned]
+            own = [
+                k
+                for k, n in enumerate(region.nodes)
+                if not scan or id(n) in planned or n.op != "matmul" or values[n.inputs[1]].kind == "row"
+            ]
             first, last = (own[0], own[-1] + 1) if own else (0, 0)
             own_nodes = region.nodes[first:last]
             own_reads = {name for n in own_nodes for name in n.inputs}

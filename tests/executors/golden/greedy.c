@@ -13,10 +13,11 @@
  */
 typedef struct {
     int64_t sequences, shares, steps, stride; /* row of sequence b at step t: start[b] + t * stride */
+    int64_t slots; /* threads that deal the shares out, slots at a time; each has a workspace */
     int64_t chunk; /* steps at a time */
     int64_t together; /* 1: all threads on one share */
     const int64_t *start, *length, *order; /* order: longest first */
-    char *space; /* workspace, space_bytes for each share */
+    char *space; /* workspace, space_bytes for each slot */
     int64_t space_bytes;
     const float *x;
     const float *w0;
@@ -53,12 +54,12 @@ static inline int64_t sn_lookup(int64_t at, int64_t rows, int64_t *wrong) {
 
 /* All steps of every shares-th sequence, longest first; by one thread, or by `members` that
  * split the rows of a step and the columns of its products, and meet in between. */
-static void run_share(const arguments *a, int64_t index, int64_t shares, int64_t member,
+static void run_share(const arguments *a, int64_t index, int64_t slot, int64_t member,
                       int64_t members, sn_barrier *barrier) {
 #define MEET if (members > 1) sn_meet(barrier, &sense, members)
     int64_t sense = 0;
-    const int64_t count = (a->sequences - index + shares - 1) / shares;
-    char *space = a->space + index * a->space_bytes;
+    const int64_t shares = a->shares, count = (a->sequences - index + shares - 1) / shares;
+    char *space = a->space + slot * a->space_bytes;
 #define TAKE(type, n) (type *)space; space += ((n) * (int64_t)sizeof(type) + 63) / 64 * 64
     int64_t *row = TAKE(int64_t, count * members);
     row += member * count;
@@ -155,19 +156,20 @@ typedef struct {
     sn_barrier barrier;
 } team;
 
-static void share(void *data, int64_t index, int64_t shares) {
-    run_share(((team *)data)->a, index, shares, 0, 1, 0);
+static void share(void *data, int64_t slot, int64_t slots) {
+    const arguments *a = ((team *)data)->a;
+    for (int64_t index = slot; index < a->shares; index += slots) run_share(a, index, slot, 0, 1, 0);
 }
 
 static void member_of(void *data, int64_t index, int64_t count) {
-    run_share(((team *)data)->a, 0, 1, index, count, &((team *)data)->barrier);
+    run_share(((team *)data)->a, 0, 0, index, count, &((team *)data)->barrier);
 }
 
 void run(const sn_pool *pool, const arguments *a) {
     for (int64_t i = 0; i < 2; ++i) pack((void *)a, i, 2);
     team everyone = {a, {0, 0}};
     if (a->together) sn_together(pool, member_of, &everyone);
-    else sn_parallel(pool, a->shares, share, &everyone);
+    else sn_parallel(pool, a->slots, share, &everyone);
 }
 
 /* scan of backward
@@ -183,10 +185,11 @@ void run(const sn_pool *pool, const arguments *a) {
  */
 typedef struct {
     int64_t sequences, shares, steps, stride; /* row of sequence b at step t: start[b] + t * stride */
+    int64_t slots; /* threads that deal the shares out, slots at a time; each has a workspace */
     int64_t chunk; /* steps at a time */
     int64_t together; /* 1: all threads on one share */
     const int64_t *start, *length, *order; /* order: longest first */
-    char *space; /* workspace, space_bytes for each share */
+    char *space; /* workspace, space_bytes for each slot */
     int64_t space_bytes;
     const float *d_0;
     const float *v21;
@@ -215,12 +218,12 @@ static inline int64_t first_column(int64_t n, int64_t member, int64_t members, i
 
 /* All steps of every shares-th sequence, longest first; by one thread, or by `members` that
  * split the rows of a step and the columns of its products, and meet in between. */
-static void run_share(const arguments *a, int64_t index, int64_t shares, int64_t member,
+static void run_share(const arguments *a, int64_t index, int64_t slot, int64_t member,
                       int64_t members, sn_barrier *barrier) {
 #define MEET if (members > 1) sn_meet(barrier, &sense, members)
     int64_t sense = 0;
-    const int64_t count = (a->sequences - index + shares - 1) / shares;
-    char *space = a->space + index * a->space_bytes;
+    const int64_t shares = a->shares, count = (a->sequences - index + shares - 1) / shares;
+    char *space = a->space + slot * a->space_bytes;
 #define TAKE(type, n) (type *)space; space += ((n) * (int64_t)sizeof(type) + 63) / 64 * 64
     int64_t *row = TAKE(int64_t, count * members);
     row += member * count;
@@ -229,9 +232,8 @@ static void run_share(const arguments *a, int64_t index, int64_t shares, int64_t
     int64_t *chunk_row = TAKE(int64_t, count * a->chunk * members);
     chunk_row += member * count * a->chunk;
 #undef TAKE
-    float v29_part[3], *v29_sum = a->v29 + (index * members + member) * 3;
+    float v29_part[3], *v29_sum = a->v29 + (slot * members + member) * 3;
     memset(v29_part, 0, sizeof v29_part);
-    memset(v29_sum, 0, sizeof v29_part);
     for (int64_t i = member; i < count; i += members) {
         const int64_t b = a->order[index + i * shares];
         memcpy(d_1 + i * 3, a->d_1_boot + b * 3, 3 * sizeof(float));
@@ -311,17 +313,18 @@ typedef struct {
     sn_barrier barrier;
 } team;
 
-static void share(void *data, int64_t index, int64_t shares) {
-    run_share(((team *)data)->a, index, shares, 0, 1, 0);
+static void share(void *data, int64_t slot, int64_t slots) {
+    const arguments *a = ((team *)data)->a;
+    for (int64_t index = slot; index < a->shares; index += slots) run_share(a, index, slot, 0, 1, 0);
 }
 
 static void member_of(void *data, int64_t index, int64_t count) {
-    run_share(((team *)data)->a, 0, 1, index, count, &((team *)data)->barrier);
+    run_share(((team *)data)->a, 0, 0, index, count, &((team *)data)->barrier);
 }
 
 void run(const sn_pool *pool, const arguments *a) {
     for (int64_t i = 0; i < 2; ++i) pack((void *)a, i, 2);
     team everyone = {a, {0, 0}};
     if (a->together) sn_together(pool, member_of, &everyone);
-    else sn_parallel(pool, a->shares, share, &everyone);
+    else sn_parallel(pool, a->slots, share, &everyone);
 }

@@ -9,10 +9,11 @@
  */
 typedef struct {
     int64_t sequences, shares, steps, stride; /* row of sequence b at step t: start[b] + t * stride */
+    int64_t slots; /* threads that deal the shares out, slots at a time; each has a workspace */
     int64_t chunk; /* steps at a time */
     int64_t together; /* 1: all threads on one share */
     const int64_t *start, *length, *order; /* order: longest first */
-    char *space; /* workspace, space_bytes for each share */
+    char *space; /* workspace, space_bytes for each slot */
     int64_t space_bytes;
     const float *x;
     const float *w1_s28;
@@ -39,12 +40,12 @@ static inline int64_t first_column(int64_t n, int64_t member, int64_t members, i
 
 /* All steps of every shares-th sequence, longest first; by one thread, or by `members` that
  * split the rows of a step and the columns of its products, and meet in between. */
-static void run_share(const arguments *a, int64_t index, int64_t shares, int64_t member,
+static void run_share(const arguments *a, int64_t index, int64_t slot, int64_t member,
                       int64_t members, sn_barrier *barrier) {
 #define MEET if (members > 1) sn_meet(barrier, &sense, members)
     int64_t sense = 0;
-    const int64_t count = (a->sequences - index + shares - 1) / shares;
-    char *space = a->space + index * a->space_bytes;
+    const int64_t shares = a->shares, count = (a->sequences - index + shares - 1) / shares;
+    char *space = a->space + slot * a->space_bytes;
 #define TAKE(type, n) (type *)space; space += ((n) * (int64_t)sizeof(type) + 63) / 64 * 64
     int64_t *row = TAKE(int64_t, count * members);
     row += member * count;
@@ -134,19 +135,20 @@ typedef struct {
     sn_barrier barrier;
 } team;
 
-static void share(void *data, int64_t index, int64_t shares) {
-    run_share(((team *)data)->a, index, shares, 0, 1, 0);
+static void share(void *data, int64_t slot, int64_t slots) {
+    const arguments *a = ((team *)data)->a;
+    for (int64_t index = slot; index < a->shares; index += slots) run_share(a, index, slot, 0, 1, 0);
 }
 
 static void member_of(void *data, int64_t index, int64_t count) {
-    run_share(((team *)data)->a, 0, 1, index, count, &((team *)data)->barrier);
+    run_share(((team *)data)->a, 0, 0, index, count, &((team *)data)->barrier);
 }
 
 void run(const sn_pool *pool, const arguments *a) {
     for (int64_t i = 0; i < 2; ++i) pack((void *)a, i, 2);
     team everyone = {a, {0, 0}};
     if (a->together) sn_together(pool, member_of, &everyone);
-    else sn_parallel(pool, a->shares, share, &everyone);
+    else sn_parallel(pool, a->slots, share, &everyone);
 }
 
 /* scan of backward
@@ -161,10 +163,11 @@ void run(const sn_pool *pool, const arguments *a) {
  */
 typedef struct {
     int64_t sequences, shares, steps, stride; /* row of sequence b at step t: start[b] + t * stride */
+    int64_t slots; /* threads that deal the shares out, slots at a time; each has a workspace */
     int64_t chunk; /* steps at a time */
     int64_t together; /* 1: all threads on one share */
     const int64_t *start, *length, *order; /* order: longest first */
-    char *space; /* workspace, space_bytes for each share */
+    char *space; /* workspace, space_bytes for each slot */
     int64_t space_bytes;
     const float *d_0;
     const float *v16;
@@ -187,21 +190,20 @@ static inline int64_t first_column(int64_t n, int64_t member, int64_t members, i
 
 /* All steps of every shares-th sequence, longest first; by one thread, or by `members` that
  * split the rows of a step and the columns of its products, and meet in between. */
-static void run_share(const arguments *a, int64_t index, int64_t shares, int64_t member,
+static void run_share(const arguments *a, int64_t index, int64_t slot, int64_t member,
                       int64_t members, sn_barrier *barrier) {
 #define MEET if (members > 1) sn_meet(barrier, &sense, members)
     int64_t sense = 0;
-    const int64_t count = (a->sequences - index + shares - 1) / shares;
-    char *space = a->space + index * a->space_bytes;
+    const int64_t shares = a->shares, count = (a->sequences - index + shares - 1) / shares;
+    char *space = a->space + slot * a->space_bytes;
 #define TAKE(type, n) (type *)space; space += ((n) * (int64_t)sizeof(type) + 63) / 64 * 64
     int64_t *row = TAKE(int64_t, count * members);
     row += member * count;
     float *d_1 = TAKE(float, count * 3);
     float *d_1_next = TAKE(float, count * 3);
 #undef TAKE
-    float v24_part[3], *v24_sum = a->v24 + (index * members + member) * 3;
+    float v24_part[3], *v24_sum = a->v24 + (slot * members + member) * 3;
     memset(v24_part, 0, sizeof v24_part);
-    memset(v24_sum, 0, sizeof v24_part);
     for (int64_t i = member; i < count; i += members) {
         const int64_t b = a->order[index + i * shares];
         memcpy(d_1 + i * 3, a->d_1_boot + b * 3, 3 * sizeof(float));
@@ -264,17 +266,18 @@ typedef struct {
     sn_barrier barrier;
 } team;
 
-static void share(void *data, int64_t index, int64_t shares) {
-    run_share(((team *)data)->a, index, shares, 0, 1, 0);
+static void share(void *data, int64_t slot, int64_t slots) {
+    const arguments *a = ((team *)data)->a;
+    for (int64_t index = slot; index < a->shares; index += slots) run_share(a, index, slot, 0, 1, 0);
 }
 
 static void member_of(void *data, int64_t index, int64_t count) {
-    run_share(((team *)data)->a, 0, 1, index, count, &((team *)data)->barrier);
+    run_share(((team *)data)->a, 0, 0, index, count, &((team *)data)->barrier);
 }
 
 void run(const sn_pool *pool, const arguments *a) {
     for (int64_t i = 0; i < 1; ++i) pack((void *)a, i, 1);
     team everyone = {a, {0, 0}};
     if (a->together) sn_together(pool, member_of, &everyone);
-    else sn_parallel(pool, a->shares, share, &everyone);
+    else sn_parallel(pool, a->slots, share, &everyone);
 }

@@ -5,9 +5,10 @@ from __future__ import annotations
 from stepnet.executors.base import Executor
 from stepnet.executors.loop import Scan
 from stepnet.executors.schedule.adopt import adopt
+from stepnet.executors.schedule.wide import gather_wide
 from stepnet.ir.plan import LoopPlan, Region
 
-from .limits import DTYPES, check
+from .limits import DTYPES, check, fits
 from .scan import CScan
 
 
@@ -24,7 +25,7 @@ class GeneratedC(Executor):
         check(loop, region)
 
     def prepare(self, loop: LoopPlan) -> LoopPlan:
-        return adopt(loop)
+        return adopt(gather_wide(loop, lambda node: fits(loop.body, node)))
 
     def scan(self, loop: LoopPlan, region: Region) -> CScan:
         return CScan(loop, region)

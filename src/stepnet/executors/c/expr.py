@@ -89,12 +89,12 @@ class _LoopText:
                     accesses.append(seen)
                 if OPS[node.op].stage is Stage.REDUCE and loop.shape:
                     accesses.append(self._reduced(node))
-        dims, strides = collapse(loop.shape, [a.strides for a in accesses], loop.keep)
+        dims, strides = collapse(loop.shape, [a.strides for a in accesses])
         self.dims = dims
         self.by_access = {(a.base, a.offset, a.strides): s for a, s in zip(accesses, strides, strict=True)}
-        self.kept = kept = self._kept_dims(dims)
         self.variables = [f"j{k}" for k in range(len(dims))] if len(dims) > 1 else ["j"][: len(dims)]
         reductions = [n for n in loop.nodes if OPS[n.op].stage is Stage.REDUCE]
+        inside = [n for n in reductions if dims and self._open_at(n) < len(dims)]  # summed in a variable
         for node in loop.nodes:
             self._node(node)
         out: list[str] = []
@@ -107,28 +107,35 @@ class _LoopText:
         for text in self.before:
             line(text, 0)
         for node in reductions:
-            if kept == 0:
-                line(self._open(node), 0)
+            if self._in_line(node):
+                size, start = w.p.value(node.output).size, _START[node.op]
+                line(f"for (int64_t j = 0; j < {size}; ++j) {w.c(node.output)}_line[j] = {start};", 0)
         for k, (size, variable) in enumerate(zip(dims, self.variables, strict=True)):
-            if k == kept and kept > 0:
-                for node in reductions:
+            for node in inside:
+                if self._open_at(node) == k:
                     line(self._open(node), k)
             if k == len(dims) - 1:
-                sums = [w.c(n.output) for n in reductions if n.op == "sum"]
+                sums = [w.c(n.output) for n in inside if n.op == "sum"]
                 clause = f" reduction(+ : {', '.join(sums)})" if sums else ""
-                if all(n.op == "sum" for n in reductions):
+                if all(n.op == "sum" for n in inside):
                     line(f"#pragma omp simd{clause}", k)
             line(f"for (int64_t {variable} = 0; {variable} < {size}; ++{variable}) {{", k)
         for text in self.body:
             line(text, len(dims))
         for k in reversed(range(len(dims))):
             line("}", k)
-            if k == kept and kept > 0:
-                for node in reductions:
-                    self._store(node, w.c(node.output), lambda t, k=k: line(t, k), self._reduced(node))
-        if kept == 0:
-            for node in reductions:
-                self._store(node, w.c(node.output), lambda t: line(t, 0), None)
+            for node in inside:
+                if self._open_at(node) != k:
+                    continue
+                if self._in_line(node):
+                    line(self._add_to_line(node, w.c(node.output)), k)
+                else:
+                    seen = self._reduced(node) if k else None
+                    self._store(node, w.c(node.output), lambda t, k=k: line(t, k), seen)
+        for node in reductions:
+            if self._in_line(node):
+                for text in self._stored_line(node):
+                    line(text, 0)
         return out
 
     def _open(self, node: Node) -> str:
@@ -152,13 +159,34 @@ class _LoopText:
             Access(f"row of {node.output}", 0, self.loop.shape, ((0,) * lead + contiguous(row))),
         ]
 
-    def _kept_dims(self, dims: tuple[int, ...]) -> int:
-        """How many of the merged dimensions lie before the reduced ones."""
-        wanted, kept, size = prod(self.loop.shape[: self.loop.keep]), 0, 1
-        while size < wanted:
-            size *= dims[kept]
-            kept += 1
-        return kept
+    def _open_at(self, node: Node) -> int:
+        """The first of the innermost merged dimensions that a reduction goes over."""
+        steps, at = self._steps(self._reduced(node)), len(self.dims)
+        while at and not steps[at - 1]:
+            at -= 1
+        return at
+
+    def _in_line(self, node: Node) -> bool:
+        """True for a reduction that goes over dimensions with others inside of them, which it leaves."""
+        return bool(self.dims) and not all(self._steps(self._reduced(node))[: self._open_at(node)])
+
+    def _add_to_line(self, node: Node, text: str) -> str:
+        """Take a number up into the results of a reduction that stand side by side."""
+        place = f"{self.w.c(node.output)}_line[{self._index(self._reduced(node))}]"
+        if node.op == "sum":
+            return f"{place} += {text};"
+        return f"{place} = {self._extreme(node, place, text)};"
+
+    def _stored_line(self, node: Node) -> list[str]:
+        """Copy such results to where they are read; copies into a `cat` are ops of their own."""
+        c, homes = self.w.c(node.output), self.w.homes.get(node.output, [])
+        places = [self.w.pointer(node.output, home) for home in homes]
+        size = self.w.p.value(node.output).size
+        return [f"for (int64_t j = 0; j < {size}; ++j) {place}[j] = {c}_line[j];" for place in places]
+
+    def _extreme(self, node: Node, a: str, b: str) -> str:
+        call = {"amax": "maximum", "amin": "minimum"}[node.op]
+        return f"sn_{call}_{self.w.suffix}({a}, {b})"
 
     def _whole(self) -> Access:
         return Access("", 0, self.loop.shape, contiguous(self.loop.shape))
@@ -177,8 +205,12 @@ class _LoopText:
             return Access(seen.base, seen.offset, (), ())
         return broadcast(seen, self.loop.shape)
 
+    def _steps(self, seen: Access) -> tuple[int, ...]:
+        """The strides of an access along the merged dimensions."""
+        return self.by_access[(seen.base, seen.offset, seen.strides)] if self.dims else ()
+
     def _index(self, seen: Access) -> str:
-        strides = self.by_access[(seen.base, seen.offset, seen.strides)] if self.dims else ()
+        strides = self._steps(seen)
         terms = []
         for variable, stride in zip(self.variables if self.dims else [], strides, strict=True):
             if stride == 1:
@@ -217,11 +249,12 @@ class _LoopText:
             elif not self.loop.shape:
                 self.body.append(f"const {w.real} {name} = {given[0]};")
                 self._store(node, name, self.body.append, None)
+            elif self._open_at(node) == len(self.dims):
+                self.body.append(self._add_to_line(node, given[0]))
             elif node.op == "sum":
                 self.body.append(f"{name} += {given[0]};")
             else:
-                call = {"amax": "maximum", "amin": "minimum"}[node.op]
-                self.body.append(f"{name} = sn_{call}_{w.suffix}({name}, {given[0]});")
+                self.body.append(f"{name} = {self._extreme(node, name, given[0])};")
             return
         kind = _KINDS.get(p.value(node.output).dtype, w.real)
         self.body.append(f"const {kind} {name} = {self._expression(node, given)};")
@@ -234,7 +267,8 @@ class _LoopText:
             self.body.append(f"const int64_t {name} = 0;")
             self._store(node, name, self.body.append, None)
             return
-        sizes, names = self.dims[self.kept :], self.variables[self.kept :]
+        kept = self._open_at(node)
+        sizes, names = self.dims[kept:], self.variables[kept:]
         steps = [prod(sizes[k + 1 :]) for k in range(len(sizes))]
         at = " + ".join(v if step == 1 else f"{v} * {step}" for v, step in zip(names, steps, strict=True))
         best, worse = f"{name}_best", "<=" if node.op == "argmax" else ">="

@@ -38,25 +38,37 @@ def check(loop: LoopPlan, region: Region) -> str:
     Raises:
         Unsupported: it holds an op, or types, that generated C does not do.
     """
-    values = loop.body.values
     for node in region.nodes:
-        stage = OPS[node.op].stage
-        if node.op in UNSUPPORTED or stage is Stage.OPAQUE:
-            what = UNSUPPORTED.get(node.op) or f"the torch call {node.attr('target')}"
-            raise Unsupported(f"the loop holds {what}, which generated C does not do", line=node.line)
-        if stage is Stage.MATMUL and values[node.inputs[1]].kind == "row":
-            _check_product(values[node.inputs[0]].shape, values[node.inputs[1]].shape, node)
-        if stage is Stage.SOURCE and node.op != "full":
-            raise Unsupported(f"the loop holds '{node.op}'", line=node.line)
-        if node.op in ("matmul_tn", "embed_grad"):
-            raise Unsupported(f"the loop holds '{node.op}'", line=node.line)
-        _check_integers(loop.body, node)
+        _check_node(loop.body, node)
     dtypes = floating_types(loop, region)
     if len(dtypes) > 1 or not dtypes <= set(DTYPES):
         raise Unsupported(
             f"the loop computes in {', '.join(sorted(dtypes))}; generated C does one of {', '.join(DTYPES)}"
         )
     return dtypes.pop() if dtypes else "float32"
+
+
+def fits(body: Graph, node: Node) -> bool:
+    """Whether an op may stand in a scan of generated C."""
+    try:
+        _check_node(body, node)
+    except Unsupported:
+        return False
+    return True
+
+
+def _check_node(body: Graph, node: Node) -> None:
+    stage, values = OPS[node.op].stage, body.values
+    if node.op in UNSUPPORTED or stage is Stage.OPAQUE:
+        what = UNSUPPORTED.get(node.op) or f"the torch call {node.attr('target')}"
+        raise Unsupported(f"the loop holds {what}, which generated C does not do", line=node.line)
+    if stage is Stage.MATMUL and values[node.inputs[1]].kind == "row":
+        _check_product(values[node.inputs[0]].shape, values[node.inputs[1]].shape, node)
+    if stage is Stage.SOURCE and node.op != "full":
+        raise Unsupported(f"the loop holds '{node.op}'", line=node.line)
+    if node.op in ("matmul_tn", "embed_grad"):
+        raise Unsupported(f"the loop holds '{node.op}'", line=node.line)
+    _check_integers(body, node)
 
 
 def _check_product(a: tuple[int, ...], b: tuple[int, ...], node: Node) -> None:

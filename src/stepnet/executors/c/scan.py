@@ -20,9 +20,11 @@ from stepnet.ir.plan import LoopPlan, Region
 from . import build as c_build
 from . import threads as c_threads
 from .source import FIXED, Source, write
+from .tables import new_table
 
 ALONE = 1 << 19  # multiplications of a call that one thread does before another one wakes
 MEMBER_BYTES = 1 << 15  # of weights that a step reads, for each thread that shares it (measured)
+NEAR = 1 << 16  # bytes of states that one thread works on at a time, where steps do not share a product
 CHUNK = 1 << 18  # bytes of rows made ahead of the steps that read them; they should stay in the second cache
 
 
@@ -95,7 +97,7 @@ class CScan:
                 add(_pointer(states[name], alive))
             elif role == "out":
                 shape, dtype = self._made[name]
-                made[name] = tensor = torch.empty((layout.rows, *shape), dtype=dtype)
+                made[name] = tensor = new_table((layout.rows, *shape), dtype)
                 add(tensor.data_ptr())
             elif role == "final":
                 like = states[name]
@@ -142,17 +144,20 @@ class CScan:
         members = self._members(threads, layout.sequences)
         together = members > 1
         alone = together or layout.rows * self._row_work < ALONE
-        shares = 1 if alone else max(1, min(threads, layout.sequences))
-        count = -(-layout.sequences // shares)
+        slots = 1 if alone else max(1, min(threads, layout.sequences))
+        count = -(-layout.sequences // slots)
+        turns = 1 if self.step_bytes or together else -(-count // max(1, NEAR // max(source.space[1], 1)))
+        count = -(-count // max(turns, 1))
         row_bytes = source.chunk_bytes + members * source.index_bytes
         chunk = max(1, min(layout.steps, CHUNK // max(count * row_bytes, 1)))
         share_bytes = _padded(source.space[0] + count * (8 * members + source.space[1] + chunk * row_bytes))
-        packed_at, at = [], share_bytes * shares
+        packed_at, at = [], share_bytes * slots
+        shares = slots * max(turns, 1)
         for size in self.packed_bytes:
             packed_at.append(at)
             at += size
         head = (
-            layout.sequences, shares, layout.steps, layout.stride, chunk, int(together),
+            layout.sequences, shares, layout.steps, layout.stride, slots, chunk, int(together),
             layout.starts.data_ptr(), layout.lengths.data_ptr(), layout.order.data_ptr(),
         )  # fmt: skip
         assert len(head) + 2 == len(FIXED)
@@ -164,7 +169,7 @@ class CScan:
             share_bytes,
             tuple(packed_at),
             at + 64,
-            shares * members,
+            slots * members,
         )
 
     def _members(self, threads: int, sequences: int) -> int:

@@ -2,8 +2,8 @@
  *
  * Every function is branch-free scalar code: called inside a loop marked `#pragma omp simd`, gcc and clang turn
  * it into vector code of whatever width the machine has. Names end in _f32 or _f64. All are right over the whole
- * range, zeros, denormals, overflow and infinities included; a NaN gives a NaN. Only sin, cos, atan, pow and the
- * double erf call libm, and so keep a loop scalar.
+ * range, zeros, denormals, overflow and infinities included; a NaN gives a NaN. Only sin, cos, atan and the
+ * double pow and erf call libm, and so keep a loop scalar.
  *
  * Needs: -fno-math-errno -fno-trapping-math. Must not be built with -ffast-math: the reductions below are exact
  * only when sums are kept in the order written. Fused multiply-add is welcome but not needed.
@@ -302,7 +302,16 @@ SN_INLINE float sn_cos_f32(float x) { return cosf(x); }
 SN_INLINE double sn_cos_f64(double x) { return cos(x); }
 SN_INLINE float sn_atan_f32(float x) { return atanf(x); }
 SN_INLINE double sn_atan_f64(double x) { return atan(x); }
-SN_INLINE float sn_pow_f32(float x, float y) { return powf(x, y); }
+/* In double, whose errors a float does not show. Signs, and what is none, as in C. */
+SN_INLINE float sn_pow_f32(float x, float y) {
+    const float size = (float)sn_exp_f64((double)y * sn_log_f64(fabs((double)x)));
+    const float half = y * 0.5f;
+    const int whole = truncf(y) == y, odd = whole & (truncf(half) != half);
+    const int one = (x == 1.0f) | (y == 0.0f) | ((x == -1.0f) & (fabsf(y) == INFINITY));
+    const int none = (x < 0.0f) & (x > -INFINITY) & !whole;
+    const float sized = odd ? copysignf(size, x) : size;
+    return one ? 1.0f : none ? NAN : sized;
+}
 SN_INLINE double sn_pow_f64(double x, double y) { return pow(x, y); }
 SN_INLINE float sn_remainder_f32(float x, float y) { /* of the sign of y, as torch has it */
     const float rest = fmodf(x, y);

@@ -42,7 +42,7 @@ class Source:
     """Generated C and how to call it.
 
     `fields` are the members of the argument struct after the fixed ones; `space` is the bytes of
-    workspace a share needs for n sequences: space[0] + n * space[1], and for each row of a chunk
+    workspace a slot needs for n sequences: space[0] + n * space[1], and for each row of a chunk
     chunk_bytes, and index_bytes for each thread; `packed` are the matrices: name, heads, K, N.
     """
 
@@ -56,8 +56,8 @@ class Source:
 
 
 FIXED = (
-    "sequences", "shares", "steps", "stride", "chunk", "together", "start", "length", "order", "space",
-    "space_bytes",
+    "sequences", "shares", "steps", "stride", "slots", "chunk", "together", "start", "length", "order",
+    "space", "space_bytes",
 )  # fmt: skip
 PACKED_ALONE = 1 << 18  # bytes of matrices that one thread packs faster than another one wakes
 

@@ -13,21 +13,21 @@ from stepnet.ir.graph import Node
 from stepnet.ir.ops import OPS, Stage
 
 from .program import Program
+from .row_products import over_last
 from .views import broadcast, contiguous
 
 
 @dataclass
 class Loop:
-    """Ops over one iteration shape in one pass; `keep` leading dimensions are not reduced over."""
+    """Ops over one iteration shape in one pass."""
 
     shape: tuple[int, ...]
     nodes: list[Node] = field(default_factory=list)
-    keep: int = 0
 
 
 @dataclass
 class RowFunction:
-    """Loops in order, and the values that need a buffer of one row to pass between them."""
+    """Loops in order; the values that need a buffer of one row, to pass between loops or to be summed in."""
 
     loops: list[Loop]
     lines: list[str]
@@ -68,12 +68,11 @@ def row_function(p: Program, nodes: list[Node], homes: dict[str, list[str]]) -> 
     """Arrange the nodes of a stage into loops.
 
     Raises:
-        Unsupported: a reduction over dimensions that are not the last ones.
+        Unsupported: the place of an extreme along dimensions that are not the last ones.
     """
     made = {name: node for node in nodes for name in node.outputs}
     first: dict[int, int] = {}
     free: set[int] = set()
-    kept: dict[tuple[int, tuple[int, ...]], int] = {}  # of the reductions of a pass over one shape
 
     def bases(node: Node) -> list[tuple[str, str]]:
         return [(n, p.base(n)) for n in node.inputs]
@@ -87,10 +86,8 @@ def row_function(p: Program, nodes: list[Node], homes: dict[str, list[str]]) -> 
             waits = node.op != "cat" and not reads_in_step(p, node, operand, made)
             at = max(at, first[id(maker)] + waits)
             loose &= id(maker) in free or is_size_one(p, base)
-        if OPS[node.op].stage is Stage.REDUCE:  # one pass leaves as many dimensions for all its reductions
-            shape = iteration_shape(p, node)
-            while kept.setdefault((at, shape), _kept(node, shape)) != _kept(node, shape):
-                at += 1
+        if node.op in ("argmax", "argmin") and not over_last(node, p.graph.values):
+            raise Unsupported(f"'{node.op}' over dimensions that are not the last ones", line=node.line)
         first[id(node)] = at
         if loose:
             free.add(id(node))
@@ -109,10 +106,20 @@ def row_function(p: Program, nodes: list[Node], homes: dict[str, list[str]]) -> 
         )
         first[id(node)] = max(first[id(node)], latest)
 
+    for node in nodes:  # a copy that nobody reads is made in the pass that reads its source anyway
+        if node.op == "copy" and node.output not in readers and id(node) in free:
+            base, shape = p.base(node.inputs[0]), iteration_shape(p, node)
+            near = [
+                first[id(r)] for r, _ in readers[base] if iteration_shape(p, r) == shape and r is not node
+            ]
+            first[id(node)] = max([first[id(node)], *near[:1]])
+
     lines = []
     for base, uses in readers.items():
         maker = made.get(base)
         if maker is None or maker.op in ("cat", "sum_rows") or homes.get(base) or is_size_one(p, base):
+            continue
+        if not over_last(maker, p.graph.values):  # below
             continue
         for reader, operand in uses:
             if reader.op == "cat":
@@ -121,6 +128,7 @@ def row_function(p: Program, nodes: list[Node], homes: dict[str, list[str]]) -> 
             if apart or not reads_in_step(p, reader, operand, made):
                 lines.append(base)
                 break
+    lines += [node.output for node in nodes if not over_last(node, p.graph.values)]
     loops: list[Loop] = []
     for at in range(max(first.values(), default=-1) + 1):
         groups: dict[tuple[int, ...], Loop] = {}
@@ -129,30 +137,6 @@ def row_function(p: Program, nodes: list[Node], homes: dict[str, list[str]]) -> 
                 continue
             shape = iteration_shape(p, node)
             key = () if all(n == 1 for n in shape) else shape
-            loop = groups.setdefault(key, Loop(key))
-            loop.nodes.append(node)
-            if OPS[node.op].stage is Stage.REDUCE and key:
-                loop.keep = max(loop.keep, _kept(node, shape))
+            groups.setdefault(key, Loop(key)).nodes.append(node)
         loops += sorted(groups.values(), key=lambda loop: loop.shape != ())
     return RowFunction(loops, lines, {n: first[id(node)] for n, node in made.items()})
-
-
-def reduced_dims(node: Node, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The dimensions a reduction goes over."""
-    if node.op not in ("argmax", "argmin"):
-        return node.attr("dims")
-    dim = node.attr("dim")
-    return tuple(range(len(shape))) if dim is None else (dim,)
-
-
-def _kept(node: Node, shape: tuple[int, ...]) -> int:
-    """How many leading dimensions a reduction leaves."""
-    dims = set(reduced_dims(node, shape))
-    big = [d for d, size in enumerate(shape) if size != 1]
-    reduced = [d for d in big if d in dims]
-    kept = [d for d in big if d not in dims]
-    if not kept:
-        return 0
-    if reduced and max(kept) > min(reduced):
-        raise Unsupported(f"'{node.op}' over dimensions that are not the last ones", line=node.line)
-    return max(kept) + 1

@@ -14,7 +14,7 @@ from stepnet.ir.graph import Graph, Node, Value
 from stepnet.ir.ops import OPS, Stage
 from stepnet.ir.plan import Carry, LoopPlan, Region
 
-from .row_products import over_last_dimensions
+from .row_products import in_memory_order, over_last
 from .slices import split_by_slices
 from .views import VIEWS, Access, contiguous, view
 
@@ -96,7 +96,7 @@ class _Maker:
         region, loop = self.region, self.loop
         outputs = loop.outputs(region)
         wanted = {*outputs, *(c.result for c in region.carries)}
-        nodes = over_last_dimensions(region.nodes, self.values)
+        nodes = in_memory_order(region.nodes, self.values)
         nodes = split_by_slices(nodes, self.values, wanted)
         self.graph = Graph("scan", (), tuple(nodes), (), self.values)
         for node in nodes:
@@ -143,9 +143,13 @@ class _Maker:
     def _set_apart(self, p: Program) -> None:
         """Matmuls that need not wait for the step they belong to."""
         read = {p.base(n) for node in p.nodes for n in self._operands(node)}
-        for node in p.nodes:
+        for at, node in enumerate(p.nodes):
             if node.op != "matmul" or len(p.value(node.inputs[0]).shape) != 1:
                 continue
+            if node.output in p.outputs and node.output not in read and node.inputs[0] in p.renamed:
+                rows = (p.renamed[node.inputs[0]], node.inputs[1])  # a copy of it for all rows
+                node = p.nodes[at] = Node("matmul", rows, node.outputs, node.attrs, node.line)
+                self.made[node.output] = node
             base = p.base(node.inputs[0])
             if base in p.row_inputs and node.output not in p.outputs:
                 p.early.append(node)
@@ -170,7 +174,7 @@ class _Maker:
 
     def _add(self, node: Node) -> None:
         if node.op in VIEWS:
-            seen = view(self.graph, node, self.access_of(node.inputs[0]))
+            seen = view(node, self.values[node.output].shape, self.access_of(node.inputs[0]))
             if seen is not None:
                 self.access[node.output] = seen
                 return
@@ -181,7 +185,8 @@ class _Maker:
             parts = []
             for name in node.inputs:
                 part = self.made.get(name)
-                fit = part is not None and OPS[part.op].stage in _LOOPED and name not in parts
+                looped = part is not None and OPS[part.op].stage in _LOOPED and name not in parts
+                fit = part is not None and looped and over_last(part, self.values)
                 parts.append(name if fit else self._copy(name))
             node = Node("cat", tuple(parts), node.outputs, node.attrs, node.line)
         if node.op == "matmul":

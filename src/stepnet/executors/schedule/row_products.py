@@ -1,28 +1,49 @@
-"""Sums over any dimensions and products of two values of a row, as reductions over last dimensions.
+"""Products of two values of a row, and sums over its dimensions, as passes that walk memory as it lies.
 
-Before: `sum(x, dims=0)` and `matmul(a, b)` with a matrix of each row; after: a permuted view of x summed over
-its last dimensions, and `sum(a[.., M, 1, K] * b'[.., 1, N, K])`. Views cost nothing in generated code, and a
-product is made in the pass that sums it: no memory holds it.
+Before: `sum(x, dims=0)` and `matmul(a, b)` with a matrix of each row; after: products of elements over
+[.., M, K] or [.., K, N], in the order of the larger operand, and sums of them over whichever dimensions.
+Views cost nothing in generated code, and a product is made in the pass that sums it: no memory holds it, and
+it is made where the matrix is made or read anyway.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from stepnet.ir.graph import Node, Value
 from stepnet.ir.op_rules import broadcast
+from stepnet.ir.ops import OPS, Stage
+
+from .views import VIEWS, Access, contiguous, view
 
 _REDUCTIONS = ("sum", "amax", "amin")
+_SHORT = 8  # elements that are not worth a pass over vectors of them
 
 
-def over_last_dimensions(nodes: Iterable[Node], values: dict[str, Value]) -> list[Node]:
+def in_memory_order(nodes: Iterable[Node], values: dict[str, Value]) -> list[Node]:
     """The nodes of a scan with other nodes for such; `values` takes on what is new."""
     return _Rewriter(values).run(nodes)
+
+
+def over_last(node: Node, values: Mapping[str, Value]) -> bool:
+    """False for a reduction that ends with dimensions it leaves: its results are summed side by side."""
+    if OPS[node.op].stage is not Stage.REDUCE:
+        return True
+    shape = values[node.inputs[0]].shape
+    if node.op in ("argmax", "argmin"):
+        dim = node.attr("dim")
+        dims = range(len(shape)) if dim is None else (dim,)
+    else:
+        dims = node.attr("dims")
+    reduced = [d for d, size in enumerate(shape) if size != 1 and d in dims]
+    left = [d for d, size in enumerate(shape) if size != 1 and d not in dims]
+    return not reduced or not left or max(left) < min(reduced)
 
 
 class _Rewriter:
     def __init__(self, values: dict[str, Value]) -> None:
         self.values = values
+        self.access: dict[str, Access] = {}
         self.out: list[Node] = []
 
     def run(self, nodes: Iterable[Node]) -> list[Node]:
@@ -32,8 +53,20 @@ class _Rewriter:
             elif node.op == "matmul" and self.values[node.inputs[1]].kind == "row":
                 self._product(node)
             else:
-                self.out.append(node)
+                self._add(node)
         return self.out
+
+    def _add(self, node: Node) -> None:
+        if node.op in VIEWS:
+            seen = view(node, self.values[node.output].shape, self._seen(node.inputs[0]))
+            if seen is not None:
+                self.access[node.output] = seen
+        self.out.append(node)
+
+    def _seen(self, name: str) -> Access:
+        """How the elements of a value lie in memory."""
+        shape = self.values[name].shape
+        return self.access.get(name) or Access(name, 0, shape, contiguous(shape))
 
     def _new(self, op: str, inputs: tuple[str, ...], like: str, shape: tuple[int, ...], line: str | None,
              **attrs: object) -> str:  # fmt: skip
@@ -41,45 +74,88 @@ class _Rewriter:
         while (name := f"{like}_p{number}") in self.values:  # a user's name may look like one of these
             number += 1
         self.values[name] = Value(name, "row", shape, self.values[like].dtype)
-        self.out.append(Node(op, inputs, (name,), tuple(sorted(attrs.items())), line))
+        self._add(Node(op, inputs, (name,), tuple(sorted(attrs.items())), line))
         return name
 
     def _reduction(self, node: Node) -> None:
         source, shape = node.inputs[0], self.values[node.inputs[0]].shape
         dims = set(node.attr("dims"))
-        kept = [d for d in range(len(shape)) if d not in dims]
-        wide = [d for d in dims if shape[d] != 1]
-        if not wide:
+        if all(shape[d] == 1 for d in dims):
             self._reshaped(source, node)
             return
-        if all(d < min(wide) or shape[d] == 1 for d in kept):
-            self.out.append(node)
+        steps = self._seen(source).strides
+        order = sorted(range(len(shape)), key=lambda d: (steps[d] != 0, -abs(steps[d])))
+        wide = [d for d in order if shape[d] != 1]
+        if wide[-1] not in dims and shape[wide[-1]] < _SHORT:
+            order.sort(key=lambda d: d in dims)  # stays an inner loop over what is summed
+        if [d for d in order if shape[d] != 1] == sorted(wide):
+            self._add(node)
             return
-        order = (*kept, *sorted(dims))
         turned = self._new(
-            "permute", (source,), node.output, tuple(shape[d] for d in order), node.line, dims=order
+            "permute", (source,), node.output, tuple(shape[d] for d in order), node.line, dims=tuple(order)
         )
-        last = tuple(range(len(kept), len(shape)))
-        small = (*(shape[d] for d in kept), *(1 for _ in dims))
+        small = tuple(1 if d in dims else shape[d] for d in order)
+        last = tuple(at for at, d in enumerate(order) if d in dims)
         total = self._new(node.op, (turned,), node.output, small, node.line, dims=last)
-        self._reshaped(total, node)
+        back = tuple(order.index(d) for d in range(len(order)))
+        self._add(Node("permute", (total,), node.outputs, (("dims", back),), node.line))
 
     def _product(self, node: Node) -> None:
         a, b = (self.values[name] for name in node.inputs)
+        m, k, n = (a.shape[-2] if len(a.shape) > 1 else 1), b.shape[-2], b.shape[-1]
         lead = broadcast([a.shape[:-2], b.shape[:-2]]) or ()
-        m, n, k = a.shape[-2:-1] or (1,), b.shape[-1], a.shape[-1]
-        rank = len(b.shape)
-        order = (*range(rank - 2), rank - 1, rank - 2)
-        flipped = (*b.shape[:-2], n, k)
-        name, line = node.output, node.line
-        left = self._new("reshape", (a.name,), name, (*a.shape[:-2], *m, 1, k), line)
-        turned = self._new("permute", (b.name,), name, flipped, line, dims=order)
-        right = self._new("reshape", (turned,), name, (*b.shape[:-2], 1, n, k), line)
-        whole = (*lead, *m, n, k)
-        parts = self._new("mul", (left, right), name, whole, line)
-        if k != 1:
-            parts = self._new("sum", (parts,), name, (*whole[:-1], 1), line, dims=(len(whole) - 1,))
+        axes = _walk(m, k, n, _last_steps(self._seen(a.name)), _last_steps(self._seen(b.name)))
+        sizes = {"m": m, "k": k, "n": n}
+
+        def factor(value: Value, own: str) -> str:
+            """An operand with a dimension for each axis: its size where it has the axis, else 1."""
+            shape = (1,) * (2 - len(value.shape)) + value.shape
+            name, head = value.name, shape[:-2]
+            if [axis for axis in axes if axis in own] == [*reversed(own)]:
+                name = self._new("reshape", (name,), node.output, shape, node.line)
+                turn = (*range(len(head)), len(head) + 1, len(head))
+                shape = (*head, shape[-1], shape[-2])
+                name = self._new("permute", (name,), node.output, shape, node.line, dims=turn)
+            full = (*head, *(sizes[axis] if axis in own else 1 for axis in axes))
+            return self._new("reshape", (name,), node.output, full, node.line)
+
+        whole = (*lead, *(sizes[axis] for axis in axes))
+        parts = self._new("mul", (factor(a, "mk"), factor(b, "kn")), node.output, whole, node.line)
+        if "k" in axes:
+            at = len(lead) + axes.index("k")
+            small = (*whole[:at], 1, *whole[at + 1 :])
+            parts = self._new("sum", (parts,), node.output, small, node.line, dims=(at,))
+        if "n" in axes and "m" in axes and axes.index("n") < axes.index("m"):
+            flat = self._new("reshape", (parts,), node.output, (*lead, n, m), node.line)
+            turn = (*range(len(lead)), len(lead) + 1, len(lead))
+            parts = self._new("permute", (flat,), node.output, (*lead, m, n), node.line, dims=turn)
         self._reshaped(parts, node)
 
     def _reshaped(self, total: str, node: Node) -> None:
-        self.out.append(Node("reshape", (total,), node.outputs, (), node.line))
+        self._add(Node("reshape", (total,), node.outputs, (), node.line))
+
+
+def _last_steps(seen: Access) -> tuple[int, int]:
+    """How far apart the elements of a matrix are in memory, down and across."""
+    down, across = (0, *seen.strides)[-2:]
+    return abs(down), abs(across)
+
+
+def _walk(m: int, k: int, n: int, a: Sequence[int], b: Sequence[int]) -> str:
+    """The order in which a product goes over rows m of the first matrix, columns n of the second, and k.
+
+    The last axis is one of neighbours in memory, of the larger matrix if not of both. Axes of one are left
+    out.
+
+    >>> _walk(1, 64, 32, (0, 1), (32, 1)), _walk(1, 64, 32, (0, 1), (1, 64)), _walk(8, 8, 8, (8, 1), (8, 1))
+    ('kn', 'nk', 'mkn')
+    """
+    by_rows, by_columns = b[0] < b[1], a[0] < a[1]  # does the matrix lie in memory column after column?
+    across, down = not by_rows and n >= _SHORT, by_columns and m >= _SHORT
+    if m == 1:
+        order = "kn" if across else "nk"
+    elif n == 1:
+        order = "km" if down else "mk"
+    else:
+        order = "mkn" if across else "nkm" if down else "mnk"
+    return "".join(axis for axis in order if {"m": m, "k": k, "n": n}[axis] > 1)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from stepnet.ir.graph import Graph, Node
+from stepnet.ir.graph import Node
 
 VIEWS = frozenset({"slice", "permute", "expand", "reshape", "flip"})
 
@@ -35,9 +35,9 @@ def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(0 if size == 1 else prod(shape[i + 1 :]) for i, size in enumerate(shape))
 
 
-def view(graph: Graph, node: Node, source: Access) -> Access | None:
-    """The access of a shape op over that of its input; None if elements would have to move."""
-    shape = graph.values[node.output].shape
+def view(node: Node, shape: tuple[int, ...], source: Access) -> Access | None:
+    """The access of a shape op over that of its input, its result of this shape; None if elements would
+    have to move."""
     strides = list(source.strides)
     offset = source.offset
     if node.op == "slice":
@@ -75,28 +75,25 @@ def broadcast(source: Access, shape: tuple[int, ...]) -> Access:
     return Access(source.base, source.offset, shape, strides)
 
 
-def collapse(shape: tuple[int, ...], all_strides: Sequence[tuple[int, ...]], keep: int) -> tuple[
-    tuple[int, ...], list[tuple[int, ...]]
-]:  # fmt: skip
-    """Merge neighbouring dimensions that every access walks as one; never across dimension `keep`.
+def collapse(
+    shape: tuple[int, ...], all_strides: Sequence[tuple[int, ...]]
+) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+    """Merge neighbouring dimensions that every access walks as one.
 
-    >>> collapse((2, 3), [(3, 1), (3, 1)], 0)
+    >>> collapse((2, 3), [(3, 1), (3, 1)])
     ((6,), [(1,), (1,)])
     """
     dims: list[int] = []
     columns: list[list[int]] = []
-    edge: list[bool] = []  # does this merged dimension start at `keep`?
     for d, size in enumerate(shape):
         column = [s[d] for s in all_strides]
         if size == 1:
             continue
-        starts = d >= keep > 0 and not any(edge) and bool(dims)
-        if dims and not starts and all(a == b * size for a, b in zip(columns[-1], column, strict=True)):
+        if dims and all(a == b * size for a, b in zip(columns[-1], column, strict=True)):
             dims[-1] *= size
             columns[-1] = column
         else:
             dims.append(size)
             columns.append(column)
-            edge.append(starts)
     rows = [tuple(column[i] for column in columns) for i in range(len(all_strides))]
     return tuple(dims), rows
