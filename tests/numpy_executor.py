@@ -85,9 +85,8 @@ class NumpyScan:
         ):
             carried = {name: end[b].copy() for name, end in ends.items()}
             for row in range(start, start + length * layout.stride, layout.stride):
-                known = {
-                    n: t[row] if self.values[n].kind == "row" else t for n, t in tables.items()
-                } | carried
+                at = {"row": row, "sequence": b, "shared": ...}
+                known = {n: t[at[self.values[n].kind]] for n, t in tables.items()} | carried
                 for node in region.nodes:
                     inputs = [known[name] for name in node.inputs]
                     known[node.output] = compute(node, self.values[node.output], inputs)

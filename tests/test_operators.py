@@ -56,6 +56,7 @@ FORMS = {
     "matmul": ("aw", ("row", (3,), "float64"), {}),
     "matmul_tn": ("ab", ("sum", (4, 4), "float64"), {"batch": 0}),
     "sum_rows": ("a", ("sum", (4,), "float64"), {}),
+    "sum_steps": ("a", ("sequence", (4,), "float64"), {}),
     "embed_grad": ("ei", ("sum", (5, 4), "float64"), {"padding": -1}),
     "full": ("", LIKE_A, {"value": 0.5}),
     "iota": ("", ("shared", (4,), "int64"), {"start": 0, "step": 1}),

@@ -437,8 +437,9 @@ def test_regions_of_a_state_that_turns_in_no_loop():
         case = case_of(name)
         plan = plan_of(case.step, cut(case.x(3), [1, 2]), case.state(2))
         assert not ops(plan.forward, "scan"), name
-        # what is the same at every step gets a gradient from every step: that is a sum, step after step
-        assert ops(plan.backward, "scan") == (["add"] if name == "only passed through" else []), name
+        assert not ops(plan.backward, "scan"), name
+        # what is the same at every step gets a gradient from every step
+        assert ("sum_steps" in ops(plan.backward, "map")) == (name == "only passed through"), name
     case = case_of("shift into a scan")
     plan = plan_of(case.step, cut(case.x(3), [1, 2]), case.state(2))
     assert ops(plan.forward, "scan").count("matmul") == 1

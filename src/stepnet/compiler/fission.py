@@ -9,10 +9,11 @@ scans; independent scans at the same depth run as one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 
 from stepnet.ir.graph import Graph, Node, in_order
-from stepnet.ir.ops import OPS, Stage, is_cheap
+from stepnet.ir.ops import OPS, VIEWS, Stage, is_cheap
 from stepnet.ir.plan import Carry, LoopPlan, Region
 
 
@@ -29,10 +30,21 @@ def fission(body: Graph, carries: Sequence[Carry], wanted: Sequence[str], *, fus
     turning, depth = _depths(body, carries)
     deepest = max(depth.values(), default=0)
     prologue, epilogue = [], []
+    once, after_loop = [], []  # once per sequence: before the scans, and of sums over steps
+    summed: set[str] = set()
     maps: list[list[Node]] = [[] for _ in range(deepest + 1)]
     scans: list[list[Node]] = [[] for _ in range(deepest + 1)]
     for node in body.nodes:
         kinds = {body.values[name].kind for name in node.outputs if name}
+        if node.op == "sum_steps":
+            summed.update(node.outputs)
+        elif summed.intersection(node.inputs) and (kinds == {"sequence"} or OPS[node.op].stage is Stage.ROWS):
+            summed.update(node.outputs if kinds == {"sequence"} else ())
+            after_loop.append(node)
+            continue
+        elif kinds == {"sequence"}:
+            once.append(node)
+            continue
         if kinds == {"shared"}:
             prologue.append(node)
         elif kinds == {"sum"} and OPS[node.op].stage is not Stage.ROWS:
@@ -44,9 +56,10 @@ def fission(body: Graph, carries: Sequence[Carry], wanted: Sequence[str], *, fus
     scan_carries = [
         [c for c in carries if c.parameter in turning and depth[c.parameter] == d] for d in range(deepest + 1)
     ]
-    held = [c for c in carries if c.parameter == c.result]
+    held = [c for c in carries if c.parameter == c.result and body.values[c.parameter].kind == "row"]
+    kept = {c.parameter for c in carries if c.parameter == c.result}
     # of what turns in no scan the last value is found among its rows
-    rows = {*wanted, *(c.result for c in carries if c not in held and c.parameter not in turning)}
+    rows = {*wanted, *(c.result for c in carries if c.parameter not in kept and c.parameter not in turning)}
     read = {name for node in body.nodes for name in node.inputs} | rows
     in_maps = {name for nodes in maps for node in nodes for name in node.inputs} | rows
     spread = [c for c in held if c.parameter in in_maps]
@@ -55,14 +68,19 @@ def fission(body: Graph, carries: Sequence[Carry], wanted: Sequence[str], *, fus
         inside = {name for node in scans[d] for name in node.inputs}
         scan_carries[d] += [c for c in held if c not in spread and c.parameter in inside]
     for carry in carries:  # known rows, read one step later
-        if carry not in held and carry.parameter not in turning and carry.parameter in read:
+        if carry.parameter not in kept and carry.parameter not in turning and carry.parameter in read:
             shift = Node("shift", (carry.result,), (carry.parameter,))
             maps[depth[carry.parameter]].append(shift)
     if fuse:
+        pulled = _pulled(body)
         for d in range(1, deepest + 1):
-            _absorb(body, maps[d], scans[d], scan_carries[d])
-            _sink(body, maps[d - 1], scans[d], scan_carries[d])
+            _absorb(body, maps[d], scans[d], scan_carries[d], pulled)
+            _sink(body, maps[d - 1], scans[d], scan_carries[d], pulled)
+        _sink_views(body, once, scans)
+    body = _spread(body, maps)
     regions = [Region("prologue", tuple(prologue))] if prologue else []
+    if once:
+        regions.append(Region("sequences", tuple(once)))
     for d in range(deepest + 1):
         if scans[d] or scan_carries[d]:
             nodes = in_order(scans[d])
@@ -71,6 +89,8 @@ def fission(body: Graph, carries: Sequence[Carry], wanted: Sequence[str], *, fus
             )
         if maps[d]:
             regions.append(Region("map", in_order(maps[d])))
+    if after_loop:
+        regions.append(Region("sequences", tuple(after_loop)))
     if epilogue:
         regions.append(Region("epilogue", tuple(epilogue)))
     return LoopPlan(body, tuple(carries), tuple(regions), tuple(wanted))
@@ -116,22 +136,79 @@ def components(before: Mapping[str, Iterable[str]]) -> list[set[str]]:
     return list(nx.strongly_connected_components(nx.DiGraph(dict(before))))
 
 
-def _fusible(body: Graph, node: Node) -> bool:
-    cheap = is_cheap(node.op) or node.op == "sum_rows"
+def _pulled(body: Graph) -> set[str]:
+    """Row values that belong into a scan, whatever they cost: those made from a value per sequence, which
+    would have to be there for every row, and those that only such or sums over steps read."""
+    users = body.users()
+    found: set[str] = set()
+    for node in reversed(body.nodes):
+        name = node.outputs[0]
+        if len(node.outputs) > 1 or body.values[name].kind not in ("row", "sequence"):
+            continue
+        product = node.op == "matmul" and any(body.values[n].kind == "shared" for n in node.inputs)
+        if node.op == "sum_steps":
+            found.add(name)
+        elif body.values[name].kind == "row" and not product and _in_pass(node):
+            reads = any(body.values[n].kind == "sequence" for n in node.inputs)
+            only = bool(users[name]) and all(u.outputs[0] in found for u in users[name])
+            if reads or (only and name not in body.results):
+                found.add(name)
+    return found
+
+
+def _in_pass(node: Node) -> bool:
+    return is_cheap(node.op) or node.op in VIEWS or node.op == "matmul"
+
+
+def _sink_views(body: Graph, once: list[Node], scans: list[list[Node]]) -> None:
+    """Views of values per sequence move into the scan, if it alone reads them: there they cost nothing."""
+    users = body.users()
+    homes = {id(node): at for at, nodes in enumerate(scans) for node in nodes}
+    for node in reversed(once.copy()):
+        at = {homes.get(id(user), -1) for user in users[node.output]} if node.op in VIEWS else set()
+        if len(at) == 1 and -1 not in at and node.output not in body.results:
+            once.remove(node)
+            (place,) = at
+            scans[place].append(node)
+            homes[id(node)] = place
+
+
+def _spread(body: Graph, maps: list[list[Node]]) -> Graph:
+    """Values per sequence that a map reads beside rows are made rows, too."""
+    values = dict(body.values)
+    rows: dict[str, str] = {}
+    for nodes in maps:
+        for node in nodes.copy():
+            names = [n for n in node.inputs if n in values and values[n].kind == "sequence"]
+            if not names:
+                continue
+            for name in names:
+                if name not in rows:
+                    rows[name] = f"{name}_rows"
+                    while rows[name] in values:  # a user's name may look like one of these
+                        rows[name] += "_"
+                    values[rows[name]] = replace(values[name], name=rows[name], kind="row")
+                    maps[0].insert(0, Node("spread", (name,), (rows[name],)))
+            nodes[nodes.index(node)] = replace(node, inputs=tuple(rows.get(n, n) for n in node.inputs))
+    return replace(body, values=values)
+
+
+def _fusible(body: Graph, node: Node, pulled: Set[str] = frozenset()) -> bool:
+    cheap = is_cheap(node.op) or node.op == "sum_rows" or node.outputs[0] in pulled
     floats = all(
         body.values[n].dtype in ("float32", "float64", "bool") for n in (*node.inputs, *node.outputs)
     )
     return cheap and floats
 
 
-def _absorb(body: Graph, after: list[Node], scan: list[Node], carries: list[Carry]) -> None:
+def _absorb(body: Graph, after: list[Node], scan: list[Node], carries: list[Carry], pulled: Set[str]) -> None:
     """Cheap ops of the map after a scan move into it, as long as all they read is at hand there."""
     late = {name for node in after for name in node.outputs}
     at_hand = {name for node in scan for name in node.outputs} | {c.parameter for c in carries}
     left = []
     for node in after:
-        near = any(name in at_hand for name in node.inputs)
-        if near and _fusible(body, node) and not any(name in late for name in node.inputs):
+        near = any(name in at_hand for name in node.inputs) or node.outputs[0] in pulled
+        if near and _fusible(body, node, pulled) and not any(name in late for name in node.inputs):
             scan.append(node)
             at_hand.update(node.outputs)
             late.difference_update(node.outputs)
@@ -140,7 +217,7 @@ def _absorb(body: Graph, after: list[Node], scan: list[Node], carries: list[Carr
     after[:] = left
 
 
-def _sink(body: Graph, before: list[Node], scan: list[Node], carries: list[Carry]) -> None:
+def _sink(body: Graph, before: list[Node], scan: list[Node], carries: list[Carry], pulled: Set[str]) -> None:
     """Cheap ops of the map before a scan move into it, if only the scan reads them."""
     inside = {id(node) for node in scan}
     users = body.users()
@@ -151,7 +228,12 @@ def _sink(body: Graph, before: list[Node], scan: list[Node], carries: list[Carry
         reading = [user for name in node.outputs for user in users[name]]
         wanted = bool(reading) or turned.intersection(node.outputs)
         only = wanted and all(id(user) in inside for user in reading)
-        if only and _fusible(body, node) and node.op != "sum_rows" and not shifted.intersection(node.outputs):
+        if (
+            only
+            and _fusible(body, node, pulled)
+            and node.op != "sum_rows"
+            and not shifted.intersection(node.outputs)
+        ):
             scan.append(node)
             inside.add(id(node))
         else:

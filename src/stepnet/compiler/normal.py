@@ -47,6 +47,7 @@ RULES: dict[str, Rule] = {}
 # Every op that no rule makes, and why.
 NOT_CAPTURED = {
     **dict.fromkeys(("shift", "spread"), "fission makes it, where a value of an earlier step is read"),
+    "sum_steps": "a gradient of what no step changes is made so, after the trace",
     "copy": "the writer of C makes it, of a value that is needed in a second place",
 }
 

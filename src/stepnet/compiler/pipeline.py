@@ -17,7 +17,9 @@ from stepnet.ir.plan import LoopPlan, Plan
 from .capture import Example, trace
 from .fission import fission
 from .iteration import iteration
+from .narrow import narrow
 from .normal import Joint, normalise
+from .per_sequence import per_sequence
 from .probe import ROWS, check_opaque
 from .reassociate import reassociate
 from .split import Halves, split
@@ -70,6 +72,7 @@ def compile_loop(
         trace      body                      -> one joint aten graph
         normalise  aten graph                -> ops of the closed list, rows proved
         reassociate sums                     -> ordered by what they depend on
+        per_sequence  states that never change -> what follows from them, once per sequence
         split      joint graph               -> forward body, backward body, what is kept between
         fission    body                      -> prologue, maps, scans, epilogue
 
@@ -129,12 +132,13 @@ def finish(
     tangents = joint.graph.parameters[len(names) : len(joint.graph.parameters) - len(joint.constants)]
     tangent_of = [int(name.removeprefix("d_")) for name in tangents]
     wanted = [*(e.grad for e in signature.x), *signature.boots, *(grad for _, _, grad in weights)]
+    whole = per_sequence(joint, signature.state_names, len(signature.x), y_spec.count, tangent_of)
     halves = split(
-        joint, signature.x_names, signature.state_names, weight_names, y_spec.count, tangent_of, wanted
+        whole, signature.x_names, signature.state_names, weight_names, y_spec.count, tangent_of, wanted
     )
     return Compiled(
-        fused=_plan(signature, weight_names, joint, halves, y_spec.count, fuse=True),
-        hoisted=_plan(signature, weight_names, joint, halves, y_spec.count, fuse=False),
+        fused=_plan(signature, weight_names, whole, halves, y_spec.count, fuse=True),
+        hoisted=_plan(signature, weight_names, whole, halves, y_spec.count, fuse=False),
         joint=joint,
         constants=joint.constants,
         y_spec=y_spec,
@@ -145,13 +149,17 @@ def finish(
 def _plan(
     signature: Signature, weights: tuple[str, ...], joint: Joint, halves: Halves, n_y: int, *, fuse: bool
 ) -> Plan:  # fmt: skip
-    direct = tuple(n for n in halves.kept if n not in halves.shifted)
+    whole = {n for n in signature.state_names if joint.graph.values[n].kind == "sequence"}
+    direct = tuple(n for n in halves.kept if n not in halves.shifted and n not in whole)
     results = halves.forward.results
     y = results[:n_y]
-    forward = fission(halves.forward, halves.forward_carries, tuple(dict.fromkeys((*y, *direct))), fuse=fuse)
+    first, second = halves.forward, halves.backward
+    if fuse:
+        first, second = narrow(first), None if second is None else narrow(second)
+    forward = fission(first, halves.forward_carries, tuple(dict.fromkeys((*y, *direct))), fuse=fuse)
     backward: LoopPlan | None = None
-    if halves.backward is not None:
-        backward = fission(halves.backward, halves.backward_carries, halves.wanted, fuse=fuse)
+    if second is not None:
+        backward = fission(second, halves.backward_carries, halves.wanted, fuse=fuse)
     return Plan(
         name=signature.name,
         forward=forward,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from stepnet.errors import Unsupported
 from stepnet.ir.graph import Graph, Node, Value
+from stepnet.ir.ops import VIEWS
 from stepnet.ir.plan import Carry
 
 from .normal import Joint
@@ -46,7 +47,7 @@ def split(
     n_out = n_y + len(states)
     results = joint.results[:n_out]
     for name in results:
-        if name is None or graph.values[name].kind != "row":
+        if name is None or graph.values[name].kind not in ("row", "sequence"):
             raise Unsupported(
                 "y or the new state is the same for every row, not one row per sequence",
                 remedy="expand it to [rows, ...]",
@@ -66,6 +67,9 @@ def split(
         tangents[result] = f"d_{result}"
         assert graph.parameters[len(x) + len(states) + len(weights) + k] == f"d_{result}"
     inputs = (*x, *states, *weights)
+    for i, state in enumerate(states):
+        if values[state].kind == "sequence":  # the loop hands nothing on: the caller adds what comes in
+            tangents[n_y + i] = None
     gradients = list(joint.results[n_out:])
     if len(gradients) != len(inputs):
         raise Unsupported("the trace has gradients that could not be told apart")
@@ -113,7 +117,10 @@ def split(
     shiftable = {c.parameter: c.result for c in carries if c.result in result_rows}
     free |= dict.fromkeys(shiftable, 2e-2)
     kept = choose(whole, before, rows, free)
+    kept |= _per_sequence(whole, before)
     again = _recomputed(whole, before, [n for n in values if n in read], kept)
+    read |= {n for node in again for n in node.inputs}
+    kept = {n for n in kept if n in read and n not in weights}
     kept_order = tuple(n for n in values if n in kept)
     forward = forward.with_nodes(graph.needed([*forward.results, *kept_order]))
     back_values = {**values}
@@ -141,6 +148,12 @@ def split(
         tuple(shown),
         wanted_rows,
     )
+
+
+def _per_sequence(graph: Graph, before: list[Node]) -> set[str]:
+    """Values per sequence to keep whole, a table for a call: all but views of others."""
+    made = {name for node in before for name in node.outputs if node.op in VIEWS}
+    return {n for n, value in graph.values.items() if value.kind == "sequence" and n not in made}
 
 
 def _recomputed(graph: Graph, before: list[Node], read: list[str], kept: set[str]) -> list[Node]:

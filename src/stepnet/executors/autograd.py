@@ -33,7 +33,10 @@ class Ready:
         """The kept values that a call saves beside its inputs and the rows of y."""
         plan = self.plan
         at_hand = {*plan.x, *plan.states, *plan.weights, *plan.y, *plan.shifted}
-        rows_of_states = [n for n in plan.kept if n in plan.states and n not in plan.shifted]
+        kinds = plan.forward.body.values
+        rows_of_states = [
+            n for n in plan.kept if n in plan.states and n not in plan.shifted and kinds[n].kind == "row"
+        ]
         return [n for n in plan.kept if n not in at_hand] + rows_of_states
 
     @cached_property
@@ -166,8 +169,13 @@ def _state_gradient(
     like: Tensor, of_final: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """The gradient of a boot state: what the backward loop carries past the first step; or, where the step
-    cuts the gradient between steps, what the first step alone gives."""
+    cuts the gradient between steps, what the first step alone gives. Of one that no step changes: the sum of
+    what all steps give, and what comes in."""
     tangent = plan.tangents[len(plan.y) + place]
+    if plan.forward.body.values[plan.states[place]].kind == "sequence":
+        own = plan.gradients[len(plan.x) + place]
+        parts = [part for part in (of_final, None if own is None else done[own]) if part is not None]
+        return sum(parts[1:], parts[0]) if parts else torch.zeros_like(like)
     if tangent is not None:
         return finals[tangent]
     passed = torch.zeros_like(like) if of_final is None else of_final

@@ -17,12 +17,14 @@ from stepnet.ir.plan import LoopPlan, Region
 from .layout import Layout
 from .torch_ops.ops import Run, bind
 
+_BY_LAYOUT = frozenset({"shift", "spread", "sum_steps"})
 Scan = Callable[[Region, dict[str, Tensor], Mapping[str, Tensor], Layout], dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
 class _Bound:
-    run: Run | None  # None: a shift or spread, which need the layout
+    run: Run | None  # None: what needs the layout
+    op: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
@@ -74,11 +76,16 @@ class Loop:
         self, values: dict[str, Tensor], states: Mapping[str, Tensor], layout: Layout
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         finals: dict[str, Tensor] = {}
+        kinds = self.plan.body.values
+        for carry in self.plan.carries:
+            if kinds[carry.parameter].kind == "sequence":
+                values[carry.parameter] = states[carry.parameter]
         for at, (region, scan, nodes) in enumerate(self.regions):
             if scan is not None:
                 finals |= scan(region, values, states, layout)
             else:
-                run_nodes(nodes, values, layout.rows, states, layout)
+                rows = layout.sequences if region.kind == "sequences" else layout.rows
+                run_nodes(nodes, values, rows, states, layout)
             for name in self._dies[at]:
                 values.pop(name, None)
         for carry in self.plan.carries:
@@ -103,6 +110,12 @@ def shift(rows: Tensor, boot: Tensor, layout: Layout) -> Tensor:
     return torch.cat([rows, boot]).index_select(0, layout.previous.to(rows.device))
 
 
+def sum_steps(rows: Tensor, layout: Layout) -> Tensor:
+    """The sum of the rows of each sequence."""
+    sums = rows.new_zeros((layout.sequences, *rows.shape[1:]))
+    return sums.index_add_(0, layout.sequence_of.to(rows.device), rows)
+
+
 def last(rows: Tensor, boot: Tensor, layout: Layout) -> Tensor:
     """The last row of each sequence; the boot value where a sequence has no steps."""
     return torch.cat([rows, boot]).index_select(0, layout.last.to(rows.device))
@@ -121,10 +134,13 @@ def run_nodes(
             assert states is not None
             assert layout is not None
             (name,) = node.outputs
-            if node.inputs:
+            if node.op == "shift":
                 values[name] = shift(values[node.inputs[0]], states[name], layout)
+            elif node.op == "sum_steps":
+                values[name] = sum_steps(values[node.inputs[0]], layout)
             else:
-                values[name] = take(states[name], layout.sequence_of)
+                source = values[node.inputs[0]] if node.inputs else states[name]
+                values[name] = take(source, layout.sequence_of)
             continue
         out = node.run(*[values[name] for name in node.inputs], rows=rows)
         if len(node.outputs) == 1:
@@ -136,7 +152,7 @@ def run_nodes(
 def bound(graph: Graph, nodes: tuple[Node, ...]) -> list[_Bound]:
     """Nodes with what computes each of them in torch."""
     return [
-        _Bound(None if node.op in ("shift", "spread") else bind(graph, node), node.inputs, node.outputs)
+        _Bound(None if node.op in _BY_LAYOUT else bind(graph, node), node.op, node.inputs, node.outputs)
         for node in nodes
     ]
 

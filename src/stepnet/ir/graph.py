@@ -1,6 +1,7 @@
 """A body graph: named values of known shape, and nodes in an order that can be run.
 
-A value is of one of three kinds. `row`: one for each row, its shape without the batch dimension.
+A value is of one of four kinds. `row`: one for each row, its shape without the batch dimension.
+`sequence`: one for each sequence, the same at all its steps; its shape likewise.
 `shared`: the same for all rows and steps. `sum`: added up over rows and steps, a gradient of something
 shared.
 """
@@ -13,7 +14,7 @@ from math import prod
 from types import MappingProxyType
 from typing import Any, Literal
 
-Kind = Literal["row", "shared", "sum"]
+Kind = Literal["row", "sequence", "shared", "sum"]
 
 ITEM_SIZE = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
@@ -33,12 +34,12 @@ class Value:
 
     @property
     def size(self) -> int:
-        """Elements (of one row, for a row value)."""
+        """Elements (of one row or sequence, for a value of each)."""
         return prod(self.shape)
 
     @property
     def bytes(self) -> int:
-        """Bytes (of one row, for a row value)."""
+        """Bytes (of one row or sequence, for a value of each)."""
         return self.size * ITEM_SIZE[self.dtype]
 
 

@@ -55,13 +55,17 @@ def _kinds(node: Node, inputs: Inputs, out: Value) -> Iterator[str]:
     stage = OPS[node.op].stage
     if node.op in ("rand", "randn", "shift", "spread"):
         expected = {"row"}
+    elif node.op == "sum_steps":
+        expected = {"sequence"}
+        if kinds != {"row"}:
+            yield f"adds up over steps, but reads {_list(kinds)} values"
     elif node.op == "iota":
         expected = {"shared"}
     elif node.op == "full":
-        expected = {"row", "shared"}
+        expected = {"row", "sequence", "shared"}
     elif stage is Stage.ROWS:
         expected = {"sum"}
-        if kinds != {"row"}:
+        if kinds not in ({"row"}, {"sequence"}):
             yield f"adds up over rows, but reads {_list(kinds)} values"
     elif {"row", "sum"} <= kinds:
         expected = {out.kind}
@@ -78,12 +82,17 @@ def _kinds(node: Node, inputs: Inputs, out: Value) -> Iterator[str]:
             yield "divides by a sum over rows"
         elif node.op in ("add", "sub") and kinds != {"sum"}:
             yield "adds a value of every step to a sum over rows"
-    elif node.op == "expand":
-        expected = {"row"} if "row" in kinds else {"row", "shared"}
     else:
-        expected = {"row"} if "row" in kinds else {"shared"}
+        expected = {_joined(kinds)}
+        if node.op in ("expand", "copy") and "row" not in kinds:
+            expected.add("row")
     if out.kind not in expected:
         yield f"gives a {out.kind} value, expected {_list(expected)}"
+
+
+def _joined(kinds: set[str]) -> str:
+    """The kind of what is made from others."""
+    return next((kind for kind in ("row", "sum", "sequence") if kind in kinds), "shared")
 
 
 def _list(kinds: set[str]) -> str:
@@ -200,7 +209,7 @@ def _gather(node: Node, inputs: Inputs, out: Value) -> Iterator[str]:
         yield f"gathers along dimension {node.attr('dim')} of {list(value.shape)} by {list(index.shape)}"
     if index.dtype not in _INTEGERS:
         yield f"has an index of {index.dtype}"
-    if value.kind != index.kind:
+    if "shared" in (value.kind, index.kind) and value.kind != index.kind:
         yield f"gathers from a {value.kind} value by a {index.kind} index"
     yield from _shape(out, index.shape, inputs)
     yield from _same_dtype([value], out)
@@ -218,11 +227,12 @@ def _embed(node: Node, inputs: Inputs, out: Value) -> Iterator[str]:
 
 def _matmul(node: Node, inputs: Inputs, out: Value) -> Iterator[str]:
     a, b = inputs
-    rows_meet_features = a.kind == "row" and b.kind != "row" and max(2, len(b.shape)) > max(2, len(a.shape))
+    each = ("row", "sequence")
+    rows_meet_features = a.kind in each and b.kind not in each and max(2, len(b.shape)) > max(2, len(a.shape))
     if len(b.shape) < 2 or not a.shape or a.shape[-1] != b.shape[-2] or rows_meet_features:
         yield f"multiplies {list(a.shape)} by {list(b.shape)}"
         return
-    if a.kind == b.kind == "row" and len(a.shape) < 2:
+    if a.kind in each and b.kind in each and len(a.shape) < 2:
         yield "multiplies a vector of each row by a matrix of each row"
         return
     lead = broadcast([a.shape[:-2], b.shape[:-2]])
@@ -293,7 +303,7 @@ def _opaque(node: Node, inputs: Inputs, outputs: Sequence[Value]) -> Iterator[st
     made = {v.kind for v in outputs}
     if len(made) > 1:
         yield f"gives {' and '.join(sorted(made))} values"
-    expected = "row" if "row" in kinds else "sum" if "sum" in kinds else "shared"
+    expected = _joined(kinds)
     if inputs and made - {expected}:
         yield f"gives a {made.pop()} value, expected {expected}"
 
@@ -303,7 +313,7 @@ _CHECKS: dict[str, Check] = {
     **dict.fromkeys(("sum", "amax", "amin"), _reduce),
     **dict.fromkeys(("argmax", "argmin"), _arg),
     **dict.fromkeys(("rand", "randn", "spread"), _nothing),
-    **dict.fromkeys(("shift", "sum_rows"), _like),
+    **dict.fromkeys(("shift", "sum_rows", "sum_steps"), _like),
     "reshape": _reshape, "permute": _permute, "expand": _expand, "slice": _slice, "flip": _flip, "cat": _cat,
     "gather": _gather, "embed": _embed, "matmul": _matmul, "matmul_tn": _matmul_tn, "embed_grad": _embed_grad,
     "full": _full, "iota": _iota,

@@ -50,9 +50,10 @@ OPS: dict[str, Op] = {
     # permute, flip: dims; slice: dim, start, end, step; cat: dim; reshape, expand: the result's shape
     **_ops(Stage.SHAPE, 1, "reshape permute expand slice flip"),
     **_ops(Stage.SHAPE, -1, "cat"),
-    # made by fission alone: the rows one step earlier; for each row the boot value of its sequence
+    # made by fission alone: the rows one step earlier; for each row the value of its sequence, by default the
+    # boot value of the carry that it names
     **_ops(Stage.SHAPE, 1, "shift"),
-    **_ops(Stage.SHAPE, 0, "spread"),
+    **_ops(Stage.SHAPE, -1, "spread"),
     **_ops(Stage.SHAPE, 2, "gather"),  # attribute dim: along a feature dimension, index per row
     **_ops(Stage.SHAPE, 2, "embed"),  # shared table [rows, ...], integer index per row
     # matmul: [.., K] x shared or per-row [.., K, N]; leading feature dimensions broadcast
@@ -60,12 +61,15 @@ OPS: dict[str, Op] = {
     # over rows: a^T b of two row values; the sum over rows; attributes of embed_grad: count
     **_ops(Stage.ROWS, 2, "matmul_tn"),
     **_ops(Stage.ROWS, 1, "sum_rows"),
+    **_ops(Stage.ROWS, 1, "sum_steps"),  # over the rows of each sequence
     **_ops(Stage.ROWS, 2, "embed_grad"),
     # full: value; iota: start, step; shape and dtype are the result's
     **_ops(Stage.SOURCE, 0, "full rand randn iota"),
     **_ops(Stage.OPAQUE, -1, "opaque"),
 }
 
+VIEWS = frozenset({"slice", "permute", "expand", "reshape", "flip"})
+TOTALS = frozenset({"sum_rows", "sum_steps"})  # what a scan adds up to as it goes
 RANDOM = frozenset({"rand", "randn"})
 
 

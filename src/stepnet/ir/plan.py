@@ -1,6 +1,7 @@
 """A plan: a loop cut into regions, forward and backward.
 
 prologue   what depends on shared values alone         once per call
+sequences  what depends on values per sequence alone   once per call, on a row for each sequence
 map        on no cycle through a carried value         once, on all rows
 scan       on such a cycle                             step after step
 epilogue   what follows from sums over all rows        once per call
@@ -13,7 +14,7 @@ from typing import Literal
 
 from .graph import Graph, Node
 
-RegionKind = Literal["prologue", "map", "scan", "epilogue"]
+RegionKind = Literal["prologue", "sequences", "map", "scan", "epilogue"]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from stepnet.errors import GraphError
 from .graph import Graph, Node, Value
 from .plan import LoopPlan, Region
 
-_VALUE = re.compile(r"(?P<name>\S+): (?P<kind>row|shared|sum)\[(?P<shape>[\d, ]*)\] (?P<dtype>\w+)")
+_VALUE = re.compile(r"(?P<name>\S+): (?P<kind>row|sequence|shared|sum)\[(?P<shape>[\d, ]*)\] (?P<dtype>\w+)")
 _NODE = re.compile(r"  (?P<outs>.+?) = (?P<op>\w+)\((?P<ins>.*)\) (?P<attrs>\{.*\})(?:  # (?P<line>.*))?")
 
 

@@ -15,11 +15,12 @@ from stepnet.errors import GraphError
 
 from .graph import Graph, Node
 from .op_rules import broken_op
-from .ops import OPS, Stage, is_cheap
+from .ops import OPS, VIEWS, Stage, is_cheap
 from .plan import LoopPlan, Plan
 
 GraphStage = Literal["joint", "body", "plan", "adopted"]
 MADE_BY_FISSION = frozenset({"shift", "spread"})
+_PER_ROW = ("row", "sequence")
 
 
 def verify(thing: Graph | LoopPlan | Plan, stage: GraphStage) -> None:
@@ -114,7 +115,8 @@ def _loop(loop: LoopPlan, stage: GraphStage) -> Iterator[str]:
     moved = {c.parameter for c in loop.carries}
     for region in loop.regions:
         for node in region.nodes:
-            if node.outputs in placed and not (node.op in MADE_BY_FISSION and node.outputs[0] in moved):
+            moves = node.op in MADE_BY_FISSION and (node.outputs[0] in moved or node.op == "spread")
+            if node.outputs in placed and not moves:
                 yield f"{_text(node)}: is in a region, but not in the body"
     yield from _reads(loop)
     yield from _cycles(loop, stage)
@@ -138,7 +140,7 @@ def _carries(loop: LoopPlan) -> Iterator[str]:
             yield f"carry '{carry.parameter}' comes from '{carry.result}', which is not declared"
             continue
         a, b = body.values[carry.parameter], body.values[carry.result]
-        if (a.shape, a.dtype, a.kind) != (b.shape, b.dtype, b.kind) or a.kind != "row":
+        if (a.shape, a.dtype, a.kind) != (b.shape, b.dtype, b.kind) or a.kind not in ("row", "sequence"):
             yield (
                 f"carry '{a.name}' is {a.kind}{list(a.shape)} {a.dtype}, "
                 f"but comes from {b.kind}{list(b.shape)} {b.dtype}"
@@ -169,10 +171,11 @@ def _order(loop: LoopPlan) -> Iterator[str]:
             found = {loop.body.values[n].kind for n in node.outputs if n in loop.body.values}
             joins = OPS[node.op].stage is Stage.ROWS
             fits = {
+                "sequences": found <= {"sequence"} or (joins and found <= {"sum"}),
                 "prologue": found <= {"shared"},
                 "epilogue": found <= {"sum"} and not joins,
                 "map": found <= {"row"} or joins,
-                "scan": found <= {"row"} or joins,
+                "scan": found <= {"row"} or joins or (found == {"sequence"} and node.op in VIEWS),
             }[region.kind]
             if not fits:
                 yield f"{_text(node)}: makes a {' and a '.join(sorted(found))} value in a {region.kind}"
@@ -180,7 +183,7 @@ def _order(loop: LoopPlan) -> Iterator[str]:
 
 def _reads(loop: LoopPlan) -> Iterator[str]:
     """Everything a region reads is a parameter, or made before: in the region or in an earlier one."""
-    carried = {c.parameter for c in loop.carries}
+    carried = {c.parameter for c in loop.carries if loop.body.values[c.parameter].kind == "row"}
     at_hand = {name for name in loop.body.parameters if name not in carried}
     for region in loop.regions:
         turning = {c.parameter for c in region.carries}
@@ -208,7 +211,7 @@ def _cycles(loop: LoopPlan, stage: GraphStage) -> Iterator[str]:
             turning = any(n in after[n] for n in names if n in after)
             if region.kind != "scan" and turning and node.op not in MADE_BY_FISSION:
                 yield f"{_text(node)}: lies on a cycle, but in a {region.kind}"
-            if region.kind == "scan" and not turning and not _movable(node, stage):
+            if region.kind == "scan" and not turning and not _movable(loop, node, stage):
                 yield f"{_text(node)}: lies on no cycle, but in a scan"
     homes: dict[str, int] = {}
     for at, region in enumerate(loop.regions):
@@ -220,9 +223,12 @@ def _cycles(loop: LoopPlan, stage: GraphStage) -> Iterator[str]:
                     yield f"'{name}' and '{other}' lie on one cycle, but in two regions"
 
 
-def _movable(node: Node, stage: GraphStage) -> bool:
+def _movable(loop: LoopPlan, node: Node, stage: GraphStage) -> bool:
+    shared = any(loop.body.values[n].kind == "shared" for n in node.inputs)
+    if is_cheap(node.op) or node.op in VIEWS or (node.op == "matmul" and not shared):
+        return True
     moved = stage == "adopted" and OPS[node.op].stage in (Stage.SHAPE, Stage.MATMUL)
-    return is_cheap(node.op) or node.op == "sum_rows" or moved
+    return node.op in ("sum_rows", "sum_steps") or moved
 
 
 def _followers(loop: LoopPlan) -> dict[str, set[str]]:
@@ -266,7 +272,7 @@ def _plan(plan: Plan) -> Iterator[str]:
         return
     shown = {*plan.forward.wanted, *plan.x, *plan.states}
     for name in plan.kept:
-        if name in forward.values and forward.values[name].kind != "row":
+        if name in forward.values and forward.values[name].kind not in _PER_ROW:
             yield f"'{name}' is kept for each row, but is {forward.values[name].kind}"
         if name not in backward.parameters:
             yield f"'{name}' is kept, but no parameter of the backward body"
@@ -287,5 +293,5 @@ def _plan(plan: Plan) -> Iterator[str]:
             yield f"the gradient '{name}' of '{source}' is not given"
         elif backward.values[name].size != forward.values[source].size:
             yield f"the gradient '{name}' of '{source}' has another size"
-        elif (backward.values[name].kind == "row") != (forward.values[source].kind == "row"):
+        elif (backward.values[name].kind in _PER_ROW) != (forward.values[source].kind in _PER_ROW):
             yield f"the gradient '{name}' of '{source}' is a {backward.values[name].kind} value"

@@ -242,6 +242,10 @@ class _LoopText:
             index = self._index(self._whole()) if self.dims else "0"
             self.body.append(f"{w.c(node.output)}_part[{index}] += {given[0]};")
             return
+        if node.op == "sum_steps":
+            index = self._index(self._whole()) if self.dims else "0"
+            self.body.append(f"{w.pointer(node.output, None)}[{index}] += {given[0]};")
+            return
         name = w.c(node.output)
         if OPS[node.op].stage is Stage.REDUCE:
             if node.op in ("argmax", "argmin"):

@@ -62,7 +62,7 @@ def _check_node(body: Graph, node: Node) -> None:
     if node.op in UNSUPPORTED or stage is Stage.OPAQUE:
         what = UNSUPPORTED.get(node.op) or f"the torch call {node.attr('target')}"
         raise Unsupported(f"the loop holds {what}, which generated C does not do", line=node.line)
-    if stage is Stage.MATMUL and values[node.inputs[1]].kind == "row":
+    if stage is Stage.MATMUL and values[node.inputs[1]].kind != "shared":
         _check_product(values[node.inputs[0]].shape, values[node.inputs[1]].shape, node)
     if stage is Stage.SOURCE and node.op != "full":
         raise Unsupported(f"the loop holds '{node.op}'", line=node.line)

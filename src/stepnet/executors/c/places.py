@@ -87,11 +87,13 @@ class Places:
         c, size, kind = self.c(base), self.p.value(base).size, self.ctype(base)
         if base in self.lines and home is None:
             return f"{c}_line"
-        if home is None and base in self.made:
+        if home is None and self.homes.get(base):
             home = self.homes[base][0]
         const = "" if base in self.made else "const "
         if base in self.p.shared:
             name, at = f"{c}_at", f"a->{self.shared(base)}"
+        elif base in self.p.whole or base in self.p.totals:
+            name, at = f"{c}_at", f"a->{c} + a->order[index + i * shares] * {size}"
         elif home == "out" or base in self.p.row_inputs:
             name, at = f"{c}_at", f"a->{c} + row[i] * {size}"
         elif home is not None and home.startswith("next:"):

@@ -69,7 +69,7 @@ class CScan:
         self.packed_bytes = [
             _padded(heads * _packed_elements(k, n, item) * item) for _, heads, k, n in self.source.packed
         ]
-        made = [entry.value for entry in self.source.fields if entry.role in ("out", "sum")]
+        made = [entry.value for entry in self.source.fields if entry.role in ("out", "sum", "total")]
         self._made = {n: (p.value(n).shape, dtype_of(p.value(n).dtype)) for n in made}
         self._placed: _Placed | None = None
 
@@ -91,7 +91,7 @@ class CScan:
         add = numbers.append
         for entry in self.source.fields:
             name, role = entry.value, entry.role
-            if role == "row" or role == "shared":
+            if role == "row" or role == "shared" or role == "sequence":
                 add(_pointer(values[name], alive))
             elif role == "boot":
                 add(_pointer(states[name], alive))
@@ -115,6 +115,10 @@ class CScan:
                 parts = (placed.parts,) * (placed.parts > 1)
                 made[name] = tensor = torch.zeros((*parts, *shape), dtype=dtype)
                 add(tensor.data_ptr())
+            elif role == "total":
+                shape, dtype = self._made[name]
+                made[name] = tensor = torch.zeros((layout.sequences, *shape), dtype=dtype)
+                add(tensor.data_ptr())
             elif role == "wrong":
                 made[name] = tensor = torch.zeros(1, dtype=torch.int64)
                 add(tensor.data_ptr())
@@ -132,6 +136,8 @@ class CScan:
             )
         for name in p.sums:
             values[name] = made[name] if placed.parts == 1 else made[name].sum(0)
+        for name in p.totals:
+            values[name] = made[name]
         for name, kept in p.renamed.items():
             values[name] = made[kept]
         for name in p.held:

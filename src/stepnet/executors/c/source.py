@@ -135,6 +135,8 @@ class _Writer:
 
         for name in p.row_inputs:
             member("row", name, f"const {w.ctype(name)} *{w.c(name)}")
+        for name in p.whole:
+            member("sequence", name, f"const {w.ctype(name)} *{w.c(name)}")
         for name in p.shared:
             member("shared", name, f"const {w.ctype(name)} *{w.shared(name)}")
         for name in p.matrices:
@@ -154,6 +156,8 @@ class _Writer:
             member("out", name, f"{w.ctype(name)} *{w.c(name)}")
         for name in p.sums:
             member("sum", name, f"{w.real} *{w.c(name)}")
+        for name in p.totals:
+            member("total", name, f"{w.real} *{w.c(name)}")
         if p.lookups:
             member("wrong", "", "int64_t *wrong")
         return fields

@@ -9,6 +9,7 @@ chunk           rows of some steps, made before those steps
 from __future__ import annotations
 
 from stepnet.ir.graph import Node
+from stepnet.ir.ops import TOTALS
 
 from .program import Program
 from .views import Access, broadcast
@@ -33,7 +34,7 @@ def homes(p: Program) -> dict[str, list[str]]:
         for operand in node.inputs[:1] if node.op == "matmul" else node.inputs:
             base = p.base(operand)
             maker = made.get(base)
-            if maker is None or maker.op == "sum_rows":
+            if maker is None or maker.op in TOTALS:
                 continue
             crosses = p.level[id(maker)] != at or node.op == "matmul" or maker.op in ("matmul", "cat")
             if crosses and not homes[base] and node.op != "cat":

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from stepnet.errors import Unsupported
 from stepnet.ir.graph import Node
-from stepnet.ir.ops import OPS, Stage
+from stepnet.ir.ops import OPS, TOTALS, Stage
 
 from .program import Program
 from .row_products import over_last
@@ -36,7 +36,7 @@ class RowFunction:
 
 def iteration_shape(p: Program, node: Node) -> tuple[int, ...]:
     """What a node loops over: its result, or what it reduces."""
-    if OPS[node.op].stage is Stage.REDUCE or node.op == "sum_rows":
+    if OPS[node.op].stage is Stage.REDUCE or node.op in TOTALS:
         return p.value(node.inputs[0]).shape
     return p.value(node.output).shape
 
@@ -117,7 +117,13 @@ def row_function(p: Program, nodes: list[Node], homes: dict[str, list[str]]) -> 
     lines = []
     for base, uses in readers.items():
         maker = made.get(base)
-        if maker is None or maker.op in ("cat", "sum_rows") or homes.get(base) or is_size_one(p, base):
+        if (
+            maker is None
+            or maker.op == "cat"
+            or maker.op in TOTALS
+            or homes.get(base)
+            or is_size_one(p, base)
+        ):
             continue
         if not over_last(maker, p.graph.values):  # below
             continue

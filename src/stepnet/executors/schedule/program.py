@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from stepnet.ir.graph import Graph, Node, Value
-from stepnet.ir.ops import OPS, Stage
+from stepnet.ir.ops import OPS, TOTALS, Stage
 from stepnet.ir.plan import Carry, LoopPlan, Region
 
 from .row_products import in_memory_order, over_last
@@ -30,9 +30,10 @@ class Program:
         nodes: pointwise ops, reductions, `cat`, `matmul` and `sum_rows`, in order; no views.
         access: how each name is read: a base value, offset and strides.
         carries: those that change; `held` ones never do.
-        row_inputs, shared, matrices: values read from outside; matrices only by matmuls.
+        row_inputs, whole, shared, matrices: values read from outside, of each row, of each sequence, and the
+            same for all; matrices only by matmuls.
         outputs: row values written to tables.
-        sums: results of `sum_rows`.
+        sums, totals: results of `sum_rows`, of `sum_steps`.
         early, late: matmuls of rows from outside, and of rows for outside: done for some steps at a time.
         level: the stage of each other node.
         real: the type of its numbers.
@@ -44,10 +45,12 @@ class Program:
     carries: list[Carry]
     held: list[str]
     row_inputs: list[str]
+    whole: list[str]
     shared: list[str]
     matrices: list[str]
     outputs: list[str]
     sums: list[str]
+    totals: list[str]
     real: str
     renamed: dict[str, str] = field(default_factory=dict)
     early: list[Node] = field(default_factory=list)
@@ -103,11 +106,12 @@ class _Maker:
             self._add(node)
         held = [c.parameter for c in region.carries if c.parameter == c.result]
         carries = [self._carried(c) for c in region.carries if c.parameter != c.result]
-        rows_out, sums, renamed = [], [], {}
+        rows_out, sums, totals, renamed = [], [], [], {}
         taken = {c.result for c in carries}
         for name in outputs:
-            if self.values[name].kind == "sum":
-                sums.append(name)
+            kind = self.values[name].kind
+            if kind != "row":
+                (sums if kind == "sum" else totals).append(name)
                 continue
             source = name
             node = self.made.get(name)
@@ -129,10 +133,12 @@ class _Maker:
             carries=carries,
             held=held,
             row_inputs=[n for n in outside if self.values[n].kind == "row"],
-            shared=[n for n in outside if self.values[n].kind != "row" and self._constant(n) is None],
+            whole=[n for n in outside if self.values[n].kind == "sequence"],
+            shared=[n for n in outside if self.values[n].kind == "shared" and self._constant(n) is None],
             matrices=matrices,
             outputs=rows_out,
             sums=sums,
+            totals=totals,
             real=self.real,
             renamed=renamed,
         )
@@ -242,7 +248,7 @@ def _set_levels(p: Program) -> None:
             p.level[id(node)] = max(near)
     fixed = {*p.outputs, *(c.result for c in p.carries)}
     for node in reversed(p.nodes):
-        if node.op == "matmul" or fixed.intersection(node.outputs) or node.op == "sum_rows":
+        if node.op == "matmul" or fixed.intersection(node.outputs) or node.op in TOTALS:
             continue
         uses = [p.level[id(r)] for name in node.outputs for r in readers.get(name, [])]
         if uses and OPS[node.op].stage in _LOOPED:

@@ -50,7 +50,7 @@ class _Rewriter:
         for node in nodes:
             if node.op in _REDUCTIONS:
                 self._reduction(node)
-            elif node.op == "matmul" and self.values[node.inputs[1]].kind == "row":
+            elif node.op == "matmul" and self.values[node.inputs[1]].kind != "shared":
                 self._product(node)
             else:
                 self._add(node)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from stepnet.ir.graph import Node
-
-VIEWS = frozenset({"slice", "permute", "expand", "reshape", "flip"})
+from stepnet.ir.ops import VIEWS as VIEWS
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ class EagerScan:
         self.nodes = bound(body, region.nodes)
         self.outputs = plan.outputs(region)
         self.rows_in = [n for n in region.read if body.values[n].kind == "row"]
-        self.shared_in = [n for n in region.read if body.values[n].kind != "row"]
+        self.whole_in = [n for n in region.read if body.values[n].kind == "sequence"]
+        self.shared_in = [n for n in region.read if body.values[n].kind not in ("row", "sequence")]
         self.shapes = {n: body.values[n] for n in self.outputs}
 
     def __call__(
@@ -38,6 +39,7 @@ class EagerScan:
             c.parameter: states[c.parameter] if plain else take(states[c.parameter], layout.order)
             for c in region.carries
         }
+        whole = {name: values[name] if plain else take(values[name], layout.order) for name in self.whole_in}
         ended: dict[str, list[Tensor]] = {name: [] for name in current}
         kept: dict[str, list[Tensor]] = {name: [] for name in self.outputs}
         shared = {name: values[name] for name in self.shared_in}
@@ -46,7 +48,7 @@ class EagerScan:
                 if state.shape[0] > active:
                     ended[name].append(state[active:])
                     current[name] = state[:active]
-            at_hand = {**shared, **current}
+            at_hand = {**shared, **current, **{name: table[:active] for name, table in whole.items()}}
             for name, parts in pieces.items():
                 at_hand[name] = parts[t]
             run_nodes(self.nodes, at_hand, active)

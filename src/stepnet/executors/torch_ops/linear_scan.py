@@ -51,6 +51,7 @@ def is_linear(plan: LoopPlan, region: Region) -> bool:
     """True if every state of a scan is a linear recurrence."""
     turning = {c.parameter for c in region.carries if c.parameter != c.result}
     made = [plan.body.values[name] for name in region.made]
+    made += [plan.body.values[name] for name in region.read if plan.body.values[name].kind == "sequence"]
     rows = all(value.kind == "row" for value in made) and not RANDOM & {n.op for n in region.nodes}
     return bool(turning) and rows and turning <= set(region.linear)
 

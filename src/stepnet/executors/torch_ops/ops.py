@@ -26,13 +26,18 @@ _POINTWISE: dict[str, Callable[..., Tensor]] = {
 }  # fmt: skip
 
 # Every op without a function of torch, and why.
-REFUSED = dict.fromkeys(("shift", "spread"), "the loop itself moves values between steps")
+REFUSED = {
+    **dict.fromkeys(("shift", "spread"), "the loop itself moves values between steps"),
+    "sum_steps": "the loop itself knows which rows are of one sequence",
+}
 
 Run = Callable[..., Any]
 
 
 def bind(graph: Graph, node: Node) -> Run:
     """A function of (inputs..., rows=n) that computes a node; n is the number of rows at hand."""
+    if node.op in REFUSED:
+        raise GraphError(f"no torch meaning for op '{node.op}'")
     makers: dict[Stage, Callable[[Graph, Node], Run]] = {
         Stage.POINTWISE: _pointwise, Stage.REDUCE: _reduce, Stage.SHAPE: _shape, Stage.MATMUL: _matmul,
         Stage.ROWS: _rows, Stage.SOURCE: _source, Stage.OPAQUE: _opaque,
@@ -45,7 +50,8 @@ def _values(graph: Graph, node: Node) -> tuple[list[Value], Value]:
 
 
 def _is_row(value: Value) -> bool:
-    return value.kind == "row"
+    """Whether a value has a leading dimension: of rows, or of sequences."""
+    return value.kind in ("row", "sequence")
 
 
 def _pointwise(graph: Graph, node: Node) -> Run:
@@ -131,9 +137,7 @@ def _shape(graph: Graph, node: Node) -> Run:
     if op == "gather":
         dim = node.attr("dim") + lead
         return lambda a, index, rows: a.gather(dim, index)
-    if op == "embed":
-        return lambda table, index, rows: torch.nn.functional.embedding(index, table)
-    raise GraphError(f"no torch meaning for op '{op}'")
+    return lambda table, index, rows: torch.nn.functional.embedding(index, table)
 
 
 def _matmul(graph: Graph, node: Node) -> Run:

@@ -8,7 +8,7 @@ Result: back edges are copied there one after the other, not at once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -92,8 +92,11 @@ class _Recurrence:
         states: Sequence[Out], weights: Sequence[Tensor | Out], steps: Steps,
     ) -> None:  # fmt: skip
         self.emit, self.plan, self.steps = emit, plan, steps
-        self.loop: LoopPlan = plan.forward
-        self.body = self.loop.body
+        values = plan.forward.body.values
+        whole = [name for name, value in values.items() if value.kind == "sequence"]
+        as_rows = {name: replace(values[name], kind="row") for name in whole}  # the same at every step
+        self.body = replace(plan.forward.body, values={**values, **as_rows})
+        self.loop: LoopPlan = replace(plan.forward, body=self.body)
         self.states = dict(zip(plan.states, states, strict=True))
         self.reference = x[0]
         given = dict(zip(plan.weights, weights, strict=False))
@@ -106,6 +109,8 @@ class _Recurrence:
             hooks={"shift": self._shift, "spread": self._spread},
         )  # fmt: skip
         self.outer.known |= dict(zip(plan.x, x, strict=True)) | shared
+        self.outer.known |= {name: self._boot(name) for name in self.states if name in whole}
+        self.outer.thin.update(whole)
         self.outer.reference = x[0]
         self._mask: Out | None = None
 
@@ -140,6 +145,8 @@ class _Recurrence:
         return self.emit.unsqueeze(self.states[name], self.steps.time)
 
     def _spread(self, b: RowNet, node: Node) -> Out:
+        if node.inputs:
+            return b.known[node.inputs[0]]
         b.thin.add(node.output)
         return self._boot(node.output)
 

@@ -1,0 +1,78 @@
+"""Products of tables of a row with a vector: element by element, and summed, where generated code does it.
+
+    scores = matmul(energies[L, H], v[H, 1])     ->     sum(energies * v)
+    dv = matmul_tn(energies, dscores[L, 1])      ->     the sum over rows, steps and L of energies * dscores
+
+The table is then never stored: it is made, read and summed in one pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stepnet.ir.graph import Graph, Kind, Node, Value
+
+
+def narrow(graph: Graph) -> Graph:
+    """A body that reads values per sequence, without such products."""
+    if not any(value.kind == "sequence" for value in graph.values.values()):
+        return graph
+    return _Narrower(graph).run()
+
+
+class _Narrower:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.values = dict(graph.values)
+        self.nodes: list[Node] = []
+
+    def run(self) -> Graph:
+        for node in self.graph.nodes:
+            if not (node.op in ("matmul", "matmul_tn") and self._is_narrow(node)):
+                self.nodes.append(node)
+            elif node.op == "matmul":
+                self._product(node)
+            else:
+                self._sum(node)
+        return replace(self.graph, nodes=tuple(self.nodes), values=self.values)
+
+    def _is_narrow(self, node: Node) -> bool:
+        a, b = (self.values[name] for name in node.inputs)
+        table = a.kind == "row" and a.size > a.shape[-1] > 0
+        if node.op == "matmul":
+            return table and b.kind == "shared" and len(b.shape) == 2 and 1 in b.shape
+        return (
+            a.kind == b.kind == "row"
+            and a.shape[:-1] != ()
+            and 1 in (a.shape[-1], b.shape[-1])
+            and (not node.attr("batch") and a.size > a.shape[-1])
+        )
+
+    def _product(self, node: Node) -> None:
+        a, b = (self.values[name] for name in node.inputs)
+        vector = self._new(node, "reshape", (b.name,), "shared", (b.size,))
+        if b.shape[-1] == 1 != b.shape[0]:
+            parts = self._new(node, "mul", (a.name, vector), "row", a.shape)
+            attrs = (("dims", (len(a.shape) - 1,)),)
+            self.nodes.append(Node("sum", (parts,), node.outputs, attrs, node.line))
+        else:
+            self.nodes.append(Node("mul", (a.name, vector), node.outputs, (), node.line))
+
+    def _sum(self, node: Node) -> None:
+        a, b = (self.values[name] for name in node.inputs)
+        shape = (*a.shape[:-1], max(a.shape[-1], b.shape[-1]))
+        parts = self._new(node, "mul", (a.name, b.name), "row", shape)
+        steps = self._new(node, "sum_steps", (parts,), "sequence", shape)
+        rows = self._new(node, "sum_rows", (steps,), "sum", shape)
+        dims = tuple(range(len(shape) - 1))
+        small = self._new(node, "sum", (rows,), "sum", (*(1 for _ in dims), shape[-1]), dims=dims)
+        self.nodes.append(Node("reshape", (small,), node.outputs, (), node.line))
+
+    def _new(self, node: Node, op: str, inputs: tuple[str, ...], kind: Kind, shape: tuple[int, ...],
+             **attrs: object) -> str:  # fmt: skip
+        name = f"{node.output}_{op}"
+        while name in self.values:  # a user's name may look like one of these
+            name += "_"
+        self.values[name] = Value(name, kind, shape, self.values[node.output].dtype)
+        self.nodes.append(Node(op, inputs, (name,), tuple(attrs.items()), node.line))
+        return name
