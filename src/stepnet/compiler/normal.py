@@ -42,6 +42,14 @@ class _Batch:
 
 
 BATCH = _Batch()
+
+
+class RowNumbers:
+    """The numbers of the rows, 0 to the batch size less one: only to pick something of each row by."""
+
+
+ROW_NUMBERS = RowNumbers()
+_KEEP_ROW_NUMBERS = frozenset({"unsqueeze", "view", "_unsafe_view", "alias", "clone", "detach", "expand"})
 Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}
 # Every op that no rule makes, and why.
@@ -73,6 +81,8 @@ class Builder:
         self.constants: dict[str, Tensor] = {}
         self.line: str | None = None
         self.meta: Any = None  # the traced result of the node at hand
+        self.node: FxNode | None = None  # which is that one
+        self.checked = False  # whether the step asks that the call at hand does not fail
         self._known: dict[Any, str] = {}
         self._made: dict[str, Node] = {}
 
@@ -163,15 +173,23 @@ class Builder:
         linear = op in ("reshape", "permute", "expand", "slice", "flip", "cat", "neg", "sum", "copy", "cast")
         linear |= op in ("add", "sub") and len(sums) == 2
         linear |= op in ("mul", "matmul") and len(sums) == 1
-        linear |= op == "div" and sums == [inputs[0]]
+        linear |= op in ("div", "gather", "cumsum") and sums == [inputs[0]]
         if op == "where" and inputs[0] not in sums:
             linear = all(n in sums or self.is_full(n, 0) for n in inputs[1:])
+        if op in ("lu_solve", "solve_triangular", "matrix_exp_grad"):
+            linear = sums == [inputs[1]]
+        if op == "scatter_add":
+            linear = inputs[2] in sums and (inputs[0] in sums or self.is_full(inputs[0], 0))
         if op == "cat":
             linear = all(n in sums or self.is_full(n, 0) for n in inputs)
         if not linear:
             raise Unsupported(
                 f"'{op}' is applied to a sum over rows of each step: the step mixes rows", line=self.line
             )
+
+    def maker(self, name: str) -> Node | None:
+        """The node that makes a value; None of a parameter."""
+        return self._made.get(name)
 
     def is_full(self, name: str, number: float) -> bool:
         """True if a value is known to hold one number everywhere."""
@@ -352,13 +370,21 @@ def normalise(captured: Captured, names: Sequence[str]) -> Joint:
     Raises:
         Unsupported: a value is not provably row-wise.
     """
-    from . import rules_other, rules_pointwise, rules_reduce, rules_shape  # noqa: F401  (they fill RULES)
+    from . import (  # noqa: F401  (they fill RULES)
+        rules_linalg,
+        rules_other,
+        rules_picks,
+        rules_pointwise,
+        rules_reduce,
+        rules_shape,
+    )
 
     builder = Builder(captured.batch)
     env: dict[FxNode, Any] = {}
     parameters: list[str] = []
     results: list[Any] = []
     drop_proved(captured.graph)
+    checked = {n.args[0].args[0] for n in captured.graph.nodes if "linalg_check_errors" in str(n.target)}
     inputs = iter([*names, *(f"d_{i}" for i in captured.tangent_of)])
     for node in captured.graph.nodes:
         builder.line = node.meta.get("stepnet_line")
@@ -373,6 +399,7 @@ def normalise(captured: Captured, names: Sequence[str]) -> Joint:
         elif node.op == "output":
             results = list(arguments(builder, env, node)[0][0])
         else:
+            builder.node, builder.checked = node, node in checked
             env[node] = _call(builder, env, node)
     final = [None if ref is None else _result(builder, ref) for ref in results]
     live = tuple(name for name in final if name is not None)
@@ -413,6 +440,11 @@ def _call(builder: Builder, env: dict[FxNode, Any], node: FxNode) -> Any:
     args, kwargs = arguments(builder, env, node)
     if packet in ("sym_size", "sym_stride") or not _has_tensor(node):
         return _number(builder, node)
+    if ROW_NUMBERS in args or any(ROW_NUMBERS in arg for arg in args if isinstance(arg, list)):
+        if packet in _KEEP_ROW_NUMBERS:
+            return ROW_NUMBERS
+        if packet not in ("index", "index_put"):
+            raise Unsupported("the step numbers its rows (arange over the batch)", line=builder.line)
     found = RULES.get(name) or RULES.get(packet)
     if found is not None:
         out = found(builder, *args, **kwargs)

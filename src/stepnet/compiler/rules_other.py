@@ -10,7 +10,7 @@ from stepnet.data.dtypes import dtype_name
 from stepnet.errors import Unsupported
 from stepnet.ir.graph import Node
 
-from .normal import BATCH, Builder, Ref, rule
+from .normal import BATCH, ROW_NUMBERS, Builder, Ref, rule
 
 
 def _constant(b: Builder, number: Any) -> Any:
@@ -51,7 +51,9 @@ def _scalar(b: Builder, number: Any, *args: Any, **kwargs: Any) -> Any:
 def _arange_step(b: Builder, start: Any, end: Any, step: Any = 1, **_: Any) -> Any:
     at, _times = b.batch_at(b.meta.shape)
     if at is not None:
-        raise Unsupported("the step numbers its rows (arange over the batch)", line=b.line)
+        if (start, step) != (0, 1) or end is not BATCH:
+            raise Unsupported("the step numbers its rows (arange over the batch)", line=b.line)
+        return ROW_NUMBERS
     shape = b.row_shape(b.meta.shape, None)
     return b.result(b.emit("iota", (), shape, b.meta_dtype(), "shared", start=start, step=step), None)
 

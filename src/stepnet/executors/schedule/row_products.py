@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from stepnet.ir.graph import Node, Value
 from stepnet.ir.op_rules import broadcast
 
-_REDUCTIONS = ("sum", "amax", "amin")
+_REDUCTIONS = ("sum", "amax", "amin", "argmax", "argmin")
 
 
 def over_last_dimensions(nodes: Iterable[Node], values: dict[str, Value]) -> list[Node]:
@@ -36,17 +36,21 @@ class _Rewriter:
         return self.out
 
     def _new(self, op: str, inputs: tuple[str, ...], like: str, shape: tuple[int, ...], line: str | None,
-             **attrs: object) -> str:  # fmt: skip
+             dtype: str = "", **attrs: object) -> str:  # fmt: skip
         number = 0
         while (name := f"{like}_p{number}") in self.values:  # a user's name may look like one of these
             number += 1
-        self.values[name] = Value(name, "row", shape, self.values[like].dtype)
+        self.values[name] = Value(name, "row", shape, dtype or self.values[like].dtype)
         self.out.append(Node(op, inputs, (name,), tuple(sorted(attrs.items())), line))
         return name
 
     def _reduction(self, node: Node) -> None:
         source, shape = node.inputs[0], self.values[node.inputs[0]].shape
-        dims = set(node.attr("dims"))
+        place = node.op in ("argmax", "argmin")
+        if place and node.attr("dim") is None:  # of all features
+            self.out.append(node)
+            return
+        dims = {node.attr("dim")} if place else set(node.attr("dims"))
         kept = [d for d in range(len(shape)) if d not in dims]
         wide = [d for d in dims if shape[d] != 1]
         if not wide:
@@ -56,12 +60,13 @@ class _Rewriter:
             self.out.append(node)
             return
         order = (*kept, *sorted(dims))
-        turned = self._new(
-            "permute", (source,), node.output, tuple(shape[d] for d in order), node.line, dims=order
-        )
+        wide = tuple(shape[d] for d in order)
+        dtype = self.values[source].dtype
+        turned = self._new("permute", (source,), node.output, wide, node.line, dtype, dims=order)
         last = tuple(range(len(kept), len(shape)))
         small = (*(shape[d] for d in kept), *(1 for _ in dims))
-        total = self._new(node.op, (turned,), node.output, small, node.line, dims=last)
+        how: dict[str, object] = {"dim": last[0]} if place else {"dims": last}
+        total = self._new(node.op, (turned,), node.output, small, node.line, "", **how)
         self._reshaped(total, node)
 
     def _product(self, node: Node) -> None:
