@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.fx import Node as FxNode
 
@@ -308,6 +309,30 @@ class Builder:
             shape = self.values[source.name].shape[:fold] + shape
         return self.result(self.emit(op, names, shape, out_dtype), bdim, fold)
 
+    def constant(self, number: Any) -> Ref:
+        """A number everywhere in the result at hand."""
+        bdim, times = self.batch_at(self.meta.shape)
+        shape, kind = self.row_shape(self.meta.shape, bdim), "shared" if bdim is None else "row"
+        if times == 1:
+            return self.result(self.full(number, shape, self.meta_dtype(), kind), bdim)
+        if bdim != 0:
+            raise Unsupported("a constant on folded rows", line=self.line)
+        return self.result(self.full(number, (times, *shape), self.meta_dtype(), kind), 0, 1)
+
+    def widened(self, operand: Any) -> Ref:
+        """A traced tensor or a number as large as the result at hand."""
+        if not isinstance(operand, Ref):
+            return self.constant(operand)
+        bdim, _ = self.batch_at(self.meta.shape)
+        shape, dtype = self.row_shape(self.meta.shape, bdim), self.meta_dtype()
+        ref = self.cast(operand, dtype)
+        name = self._aligned(ref, len(self.meta.shape), bdim, ref.fold)
+        whole = (*self.values[name].shape[: ref.fold], *shape)
+        kind: Kind = "row" if bdim is not None else self.values[name].kind
+        if self.values[name].shape != whole or (kind == "row") != (self.values[name].kind == "row"):
+            name = self.emit("expand", (name,), whole, dtype, kind)
+        return Ref(name, bdim, ref.fold)
+
     def _aligned(self, ref: Ref, ndim: int, bdim: int | None, fold: int) -> str:
         """An operand whose dimensions line up with those of the result once the batch is left out."""
         value = self.values[ref.name]
@@ -358,6 +383,7 @@ class Joint:
     constants: dict[str, Tensor]
     flow: tuple[tuple[int, ...], ...] = ()
     requires: tuple[tuple[int, ...], ...] = ()
+    paired: tuple[int, ...] = ()  # the results that are complex: their parts are the last dimension
 
 
 def normalise(captured: Captured, names: Sequence[str]) -> Joint:
@@ -405,7 +431,14 @@ def normalise(captured: Captured, names: Sequence[str]) -> Joint:
     live = tuple(name for name in final if name is not None)
     graph = Graph("step", tuple(parameters), tuple(builder.nodes), live, builder.values)
     graph = graph.with_nodes(graph.needed(live))
-    return Joint(graph, tuple(final), builder.constants, tuple(captured.flow), tuple(captured.requires))
+    return Joint(
+        graph,
+        tuple(final),
+        builder.constants,
+        tuple(captured.flow),
+        tuple(captured.requires),
+        captured.paired,
+    )
 
 
 def _parameter(builder: Builder, name: str, meta: Any) -> Ref:
@@ -416,8 +449,13 @@ def _parameter(builder: Builder, name: str, meta: Any) -> Ref:
     return Ref(builder.value(name, kind, builder.row_shape(meta.shape, bdim), dtype_name(meta.dtype)), bdim)
 
 
-def _constant(builder: Builder, target: str, tensor: Tensor, parameters: list[str]) -> Ref:
+def _constant(builder: Builder, target: str, tensor: Tensor, parameters: list[str]) -> Any:
     name = f"const_{target.strip('_')}"
+    if tensor.is_complex():
+        from .complex import Pair, half
+
+        pair = _constant(builder, target, torch.view_as_real(tensor.detach().resolve_conj()), parameters)
+        return Pair(*(Ref(half(builder, pair.name, at)) for at in (0, 1)))
     builder.constants[name] = tensor.detach()
     builder.value(name, "shared", tensor.shape, dtype_name(tensor.dtype))
     parameters.append(name)
@@ -432,6 +470,8 @@ def _result(builder: Builder, ref: Any) -> str:
 
 
 def _call(builder: Builder, env: dict[FxNode, Any], node: FxNode) -> Any:
+    from .complex import complex_call, is_complex
+
     target = node.target
     if getattr(target, "__name__", "") == "getitem":
         return env[node.args[0]][node.args[1]]  # pyright: ignore
@@ -445,6 +485,8 @@ def _call(builder: Builder, env: dict[FxNode, Any], node: FxNode) -> Any:
             return ROW_NUMBERS
         if packet not in ("index", "index_put"):
             raise Unsupported("the step numbers its rows (arange over the batch)", line=builder.line)
+    if is_complex(node.meta.get("val"), (*args, *kwargs.values())):
+        return complex_call(builder, name, args, kwargs)
     found = RULES.get(name) or RULES.get(packet)
     if found is not None:
         out = found(builder, *args, **kwargs)

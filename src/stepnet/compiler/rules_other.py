@@ -14,11 +14,9 @@ from .normal import BATCH, ROW_NUMBERS, Builder, Ref, rule
 
 
 def _constant(b: Builder, number: Any) -> Any:
-    at, times = b.batch_at(b.meta.shape)
-    if times != 1 or isinstance(number, Ref):
-        raise Unsupported("a constant on folded rows", line=b.line)
-    kind = "shared" if at is None else "row"
-    return b.result(b.full(number, b.row_shape(b.meta.shape, at), b.meta_dtype(), kind), at)
+    if isinstance(number, Ref):
+        return NotImplemented
+    return b.constant(number)
 
 
 @rule("zeros_like", "new_zeros", "zeros", "empty", "empty_like", "new_empty", "empty_strided",

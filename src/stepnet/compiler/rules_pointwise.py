@@ -204,9 +204,9 @@ def _fmax(b: Builder, x: Any, y: Any) -> Any:
     if not value.dtype.startswith("float"):
         return most
     for own, other in ((x, y), (y, x)):
-        wide = b.pointwise("copy", [own])  # as large as the result
+        wide = b.widened(own)
         missing = b.emit("isnan", (wide.name,), value.shape, "bool")
-        spare = b.pointwise("copy", [other])
+        spare = b.widened(other)
         most = Ref(
             b.emit("where", (missing, spare.name, most.name), value.shape, value.dtype), most.bdim, most.fold
         )
@@ -262,18 +262,19 @@ def _where(b: Builder, condition: Ref, x: Any, y: Any) -> Any:
         return NotImplemented
     meta = b.meta
     bdim, times = b.batch_at(meta.shape)
-    refs = [r for r in (condition, x, y) if isinstance(r, Ref)]
-    fold = max((r.fold for r in refs), default=0)
-    if times != 1 or fold:
-        raise Unsupported("where on folded rows", line=b.line)
-    dtype = b.meta_dtype()
-    names = [b._aligned(condition, len(meta.shape), bdim, 0)]
+    rows = [r for r in (condition, x, y) if isinstance(r, Ref) and r.bdim is not None]
+    leads = {b.values[r.name].shape[: r.fold] for r in rows} or {()}
+    if len(leads) > 1 or (times != 1 and leads == {()}):
+        raise Unsupported("rows of different kinds meet in one op", line=b.line)
+    (lead,) = leads
+    dtype, fold = b.meta_dtype(), len(lead)
+    names = [b._aligned(condition, len(meta.shape), bdim, fold)]
     for operand in (x, y):
         if isinstance(operand, Ref):
-            names.append(b._aligned(b.cast(operand, dtype), len(meta.shape), bdim, 0))
+            names.append(b._aligned(b.cast(operand, dtype), len(meta.shape), bdim, fold))
         else:
             names.append(b.full(operand, (), dtype))
-    return b.result(b.emit("where", names, b.row_shape(meta.shape, bdim), dtype), bdim)
+    return b.result(b.emit("where", names, (*lead, *b.row_shape(meta.shape, bdim)), dtype), bdim, fold)
 
 
 @rule("_to_copy", "convert_element_type")

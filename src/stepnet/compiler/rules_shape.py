@@ -68,9 +68,13 @@ def _expand(b: Builder, x: Ref, sizes: Any, implicit: bool = False) -> Any:
     at, times = b.batch_at(meta.shape)
     shape = b.row_shape(meta.shape, at)
     value = b.values[x.name]
-    if at is None or times == 1:
-        if x.fold:
-            raise Unsupported("expand on folded rows", line=b.line)
+    if x.fold and at == 0:
+        lead = value.shape[: x.fold]
+        name = b._aligned(x, len(meta.shape), at, x.fold)
+        if b.values[name].shape != (*lead, *shape):
+            name = b.emit("expand", (name,), (*lead, *shape), value.dtype, "row")
+        return b.result(name, at, x.fold)
+    if (at is None or times == 1) and not x.fold:
         name = b._aligned(x, len(meta.shape), at, 0) if at is not None else x.name
         if b.values[name].shape == shape and (at is None) == (x.bdim is None):
             return b.result(name, at)
@@ -166,7 +170,7 @@ def _cat(b: Builder, tensors: Sequence[Ref], dim: int = 0) -> Any:
     # torch lets a plain empty [0] join anything
     refs = [b.cast(r, dtype) for r in tensors if not (r.bdim is None and b.values[r.name].shape == (0,))]
     if times != 1 or any(r.fold for r in refs):
-        raise Unsupported("cat on folded rows", line=b.line)
+        return _cat_folded(b, refs, dim % len(meta.shape))
     if at is None:
         shape = b.row_shape(meta.shape, None)
         return b.result(b.emit("cat", [r.name for r in refs], shape, dtype, dim=dim % len(shape)), None)
@@ -177,6 +181,17 @@ def _cat(b: Builder, tensors: Sequence[Ref], dim: int = 0) -> Any:
     own -= own > at
     shape = b.row_shape(meta.shape, at)
     return b.result(b.emit("cat", [r.name for r in refs], shape, dtype, dim=own), at)
+
+
+def _cat_folded(b: Builder, refs: Sequence[Ref], dim: int) -> Any:
+    leads = {b.values[r.name].shape[: r.fold] for r in refs}
+    at, _ = b.batch_at(b.meta.shape)
+    if at != 0 or dim == 0 or len(leads) > 1 or any(r.bdim != 0 for r in refs):
+        raise Unsupported("the step joins rows with other rows", line=b.line)
+    lead = leads.pop()
+    shape = (*lead, *b.row_shape(b.meta.shape, 0))
+    name = b.emit("cat", [r.name for r in refs], shape, b.meta_dtype(), dim=len(lead) + dim - 1)
+    return b.result(name, 0, len(lead))
 
 
 @rule("constant_pad_nd")

@@ -152,6 +152,28 @@ def _matrix_exp(matrix: Tensor) -> Any:
     return _MatrixExp.apply(matrix) if not matrix.is_complex() else NotImplemented
 
 
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Any:  # fmt: skip
+    """Products and a softmax; 0 where a mask leaves nothing to attend to."""
+    if dropout_p or enable_gqa or query.dim() < 3 or query.dim() != key.dim():
+        return NotImplemented
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = (query * scale) @ key.transpose(-2, -1)
+    if is_causal:
+        places = torch.arange(query.shape[-2])[:, None], torch.arange(key.shape[-2])
+        attn_mask = places[0] >= places[1]
+    if attn_mask is None:
+        return torch.softmax(scores, -1) @ value
+    if attn_mask.dtype == torch.bool:
+        scores = torch.where(attn_mask, scores, -torch.inf)
+    else:
+        scores = scores + attn_mask
+    nothing = (scores == -torch.inf).all(-1, keepdim=True)
+    return torch.where(nothing, 0.0, torch.softmax(scores, -1)) @ value
+
+
 def _pair(value: Any, count: int) -> list[int]:
     return [value] * count if isinstance(value, int) else [*value] * (count if len(value) == 1 else 1)
 
@@ -200,6 +222,7 @@ SIMPLER: dict[Any, Callable[..., Any]] = {
     Tensor.tile: _repeat,
     torch.roll: _roll,
     Tensor.roll: _roll,
+    F.scaled_dot_product_attention: _attention,
     torch.take_along_dim: _take_along_dim,
     Tensor.take_along_dim: _take_along_dim,
     torch.linalg.solve: _solve,

@@ -71,6 +71,8 @@ def dump(
     """The bytes; None for what `load` would not read, such as y in structures of the user's own classes."""
     joint = compiled.joint
     graph = joint.graph
+    if joint.paired:
+        return None
     if sum(t.numel() for t in compiled.constants.values()) > _MOST_NUMBERS:
         return None
     used = {*graph.parameters, *(n for node in graph.nodes for n in node.outputs)}

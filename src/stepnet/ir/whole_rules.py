@@ -30,8 +30,16 @@ def _gather(node: Node, inputs: Inputs, out: Value) -> Iterator[str]:
         yield f"has an index of {index.dtype}"
     if value.kind != index.kind and (value.kind, index.kind) != ("sum", "shared"):
         yield f"gathers from a {value.kind} value by a {index.kind} index"
+    yield from _inside(node, value, index)
     yield from has_shape(out, index.shape, inputs)
     yield from same_dtype([value], out)
+
+
+def _inside(node: Node, value: Value, index: Value) -> Iterator[str]:
+    """An index is as large as what it goes into, or smaller, but along the dimension."""
+    sizes = zip(index.shape, value.shape, strict=False)
+    if any(i > n for d, (i, n) in enumerate(sizes) if d != node.attr("dim")):
+        yield f"goes into {list(value.shape)} at {list(index.shape)}"
 
 
 def _scatter(node: Node, inputs: Inputs, out: Value) -> Iterator[str]:
@@ -42,6 +50,7 @@ def _scatter(node: Node, inputs: Inputs, out: Value) -> Iterator[str]:
         yield f"puts {list(source.shape)} into {list(value.shape)} at {list(index.shape)}"
     else:
         yield from _along(node, inputs)
+    yield from _inside(node, value, index)
     yield from _one_kind(inputs)
     yield from has_shape(out, value.shape, inputs)
     yield from same_dtype([value, source], out)
