@@ -9,9 +9,9 @@ from torch import Tensor
 from stepnet import LoDTensor, recurrent
 from stepnet.data.tree import flatten
 
-from . import gated, matrix
+from . import algorithms, gated, matrix
 
-ZOO = {**gated.ZOO, **matrix.ZOO}
+ZOO = {**gated.ZOO, **matrix.ZOO, **algorithms.ZOO}
 LENGTHS = [3, 0, 1, 4]
 
 
@@ -22,6 +22,8 @@ def made(name: str) -> tuple[torch.nn.Module, Tensor, tuple[Tensor, ...]]:
     x, states = kind.inputs(LENGTHS, torch.float64)
     if kind.floats == "complex":
         states = tuple(s.detach().to(torch.complex128).requires_grad_() for s in states)
+    if kind.floats == "count":
+        states = (*states[:-1], torch.zeros_like(states[-1], dtype=torch.uint8))
     return cell, x, states
 
 

@@ -390,6 +390,8 @@ def _why(error: Exception) -> str:
         return "an op makes a result whose shape depends on values (a boolean mask, nonzero, unique)"
     if "non-Fake" in text or "convert all Tensors to FakeTensors" in text:
         return "the step uses a tensor in a way that the trace cannot follow"
+    if type(error).__module__.startswith("torch._dynamo"):
+        return "the step calls torch.cond, a while_loop or a compiled function, which no step can hold"
     if "mutat" in text:
         return "the step changes one of its inputs or a captured tensor in place"
     if "alias" in text:

@@ -201,6 +201,8 @@ class Builder:
         """A value that holds one number."""
         if number is BATCH:
             raise Unsupported("the step computes with the number of rows", line=self.line)
+        if not isinstance(number, (bool, int, float, complex)):
+            raise Unsupported("the step computes with a number that .item() gives", line=self.line)
         if dtype == "bool":
             number = bool(number)
         elif dtype.startswith("float") or dtype == "bfloat16":
@@ -398,6 +400,7 @@ def normalise(captured: Captured, names: Sequence[str]) -> Joint:
     """
     from . import (  # noqa: F401  (they fill RULES)
         rules_linalg,
+        rules_noise,
         rules_other,
         rules_picks,
         rules_pointwise,
@@ -478,6 +481,8 @@ def _call(builder: Builder, env: dict[FxNode, Any], node: FxNode) -> Any:
     name = str(target).removeprefix("aten.")
     packet = name.split(".")[0]
     args, kwargs = arguments(builder, env, node)
+    if packet == "_local_scalar_dense" and isinstance(args[0], Ref) and args[0].bdim is None:
+        return Ref(builder.reshape(args[0].name, ()))  # read anew at every call, as a number is
     if packet in ("sym_size", "sym_stride") or not _has_tensor(node):
         return _number(builder, node)
     if ROW_NUMBERS in args or any(ROW_NUMBERS in arg for arg in args if isinstance(arg, list)):

@@ -221,7 +221,7 @@ def _polygamma(b: Builder, n: int, x: Ref) -> Any:
 @rule("div.Tensor_mode", "div.Scalar_mode")
 def _div_mode(b: Builder, x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
     if not b.meta_dtype().startswith("float"):
-        return NotImplemented
+        return b.pointwise("floor_divide", [x, y]) if rounding_mode == "floor" else NotImplemented
     quotient = _div(b, x, y)
     if rounding_mode is None:
         return quotient
@@ -232,7 +232,7 @@ def _div_mode(b: Builder, x: Any, y: Any, *, rounding_mode: str | None = None) -
 
 @rule("floor_divide")
 def _floor_divide(b: Builder, x: Any, y: Any) -> Any:
-    return b.pointwise("floor_divide", [x, y]) if b.meta_dtype().startswith("float") else NotImplemented
+    return b.pointwise("floor_divide", [x, y])
 
 
 @rule("round.decimals")

@@ -26,7 +26,8 @@ REFUSED = {
 # What generated C does with whole numbers. Quotients and powers of them are torch's to define.
 INTEGER_OPS = VIEWS | {
     "copy", "add", "sub", "neg", "eq", "ne", "lt", "le", "gt", "ge", "where", "cast", "full", "cat", "embed",
-    "mul", "maximum", "minimum", "abs", "sign", "relu", "floor", "ceil", "round", "trunc", "remainder", "sum",
+    "mul", "maximum", "minimum", "abs", "sign", "relu", "floor", "ceil", "round", "trunc", "remainder",
+    "floor_divide", "sum",
     "amax", "amin", "argmax", "argmin", "gather", "scatter", "scatter_add", "cumsum", "cumprod", "argsort",
     "topk", "cumargmax", "cumargmin",
 }  # fmt: skip
@@ -73,7 +74,7 @@ def _check_integers(body: Graph, node: Node) -> None:
     whole = any(body.values[n].dtype in INTEGERS for n in (*node.inputs, *node.outputs))
     if whole and node.op not in INTEGER_OPS:
         raise Unsupported(f"the loop does '{node.op}' with whole numbers", line=node.line)
-    if whole and node.op == "remainder":
+    if whole and node.op in ("remainder", "floor_divide"):
         maker = body.producers.get(node.inputs[1])
         if maker is None or maker.op != "full" or not maker.attr("value"):
             raise Unsupported("the loop divides whole numbers by one that may be 0", line=node.line)

@@ -26,6 +26,7 @@ WHOLE_NUMBERS = {
     "maximum": "{0} > {1} ? {0} : {1}", "minimum": "{0} < {1} ? {0} : {1}", "abs": "{0} < 0 ? -{0} : {0}",
     "sign": "({0} > 0) - ({0} < 0)", "relu": "{0} < 0 ? 0 : {0}",
     **dict.fromkeys(("floor", "ceil", "round", "trunc"), "{0}"),
+    "floor_divide": f"{{0}} / {{1}} - ({_REST} != 0 && ({_REST} < 0) != ({{1}} < 0))",
     "remainder": f"{_REST} != 0 && ({_REST} < 0) != ({{1}} < 0) ? {_REST} + {{1}} : {_REST}",
 }  # fmt: skip
 # Of a value in a register; others are real.
