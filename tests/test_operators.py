@@ -52,6 +52,17 @@ FORMS = {
     "flip": ("a", LIKE_A, {"dims": (0,)}),
     "cat": ("ab", ("row", (8,), "float64"), {"dim": 0}),
     "gather": ("ai", LIKE_A, {"dim": 0}),
+    **{op: ("aia", LIKE_A, {"dim": 0}) for op in ("scatter", "scatter_add")},
+    **{op: ("a", LIKE_A, {"dim": 0}) for op in ("cumsum", "cumprod", "logcumsumexp")},
+    **{op: ("a", ("row", (4,), "int64"), {"dim": 0}) for op in ("cumargmax", "cumargmin")},
+    "argsort": ("a", ("row", (4,), "int64"), {"dim": 0, "descending": True, "stable": False}),
+    "topk": ("a", ("row", (2,), "int64"), {"dim": 0, "largest": True, "sorted": True}),
+    "lu": ("q", ("row", (3, 2), "float64"), {"check": False}),
+    "cholesky": ("q", ("row", (2, 2), "float64"), {"check": False}),
+    "matrix_exp": ("q", ("row", (2, 2), "float64"), {}),
+    "matrix_exp_grad": ("qq", ("row", (2, 2), "float64"), {}),
+    "lu_solve": ("pq", ("row", (2, 2), "float64"), {"transposed": False}),
+    "solve_triangular": ("qq", ("row", (2, 2), "float64"), {"upper": True, "unit": False}),
     "embed": ("ti", ("row", (4, 4), "float64"), {}),
     "matmul": ("aw", ("row", (3,), "float64"), {}),
     "matmul_tn": ("ab", ("sum", (4, 4), "float64"), {"batch": 0}),
@@ -65,6 +76,8 @@ FORMS = {
     ),
 }  # fmt: skip
 INPUTS["e"] = ("row", (4, 4), "float64")
+INPUTS["q"] = ("row", (2, 2), "float64")
+INPUTS["p"] = ("row", (3, 2), "float64")
 
 
 def example(op):
@@ -116,8 +129,33 @@ WRITTEN = {
     "embed": lambda x, h: torch.nn.functional.embedding((x > 0).long(), TABLE),
     "matmul": lambda x, h: h @ W, "full": lambda x, h: h + torch.full_like(x, 0.5),
     "rand": lambda x, h: torch.rand_like(h), "randn": lambda x, h: torch.randn_like(h),
-    "iota": lambda x, h: h * torch.arange(4), "opaque": lambda x, h: h.cumsum(-1),
+    "iota": lambda x, h: h * torch.arange(4), "opaque": lambda x, h: torch.i0(h),
+    "tan": lambda x, h: h.tan(), "acosh": lambda x, h: h.acosh(), "exp2": lambda x, h: h.exp2(),
+    "log2": lambda x, h: h.log2(), "log10": lambda x, h: h.log10(), "erfc": lambda x, h: h.erfc(),
+    "lgamma": lambda x, h: h.lgamma(), "digamma": lambda x, h: h.digamma(), "asin": lambda x, h: h.asin(),
+    "acos": lambda x, h: h.acos(), "atan": lambda x, h: h.atan(), "sinh": lambda x, h: h.sinh(),
+    "cosh": lambda x, h: h.cosh(), "asinh": lambda x, h: h.asinh(), "atanh": lambda x, h: h.atanh(),
+    "erfinv": lambda x, h: h.erfinv(),
+    "trigamma": lambda x, h: torch.polygamma(1, h), "hypot": lambda x, h: torch.hypot(h, x),
+    "fmod": lambda x, h: torch.fmod(h, 3.0), "copysign": lambda x, h: torch.copysign(h, x),
+    "floor_divide": lambda x, h: torch.floor_divide(h.detach(), 3.0),
+    "scatter": lambda x, h: h.scatter(1, (x > 0).long(), x),
+    "scatter_add": lambda x, h: h.scatter_add(1, (x > 0).long(), x),
+    "cumsum": lambda x, h: h.cumsum(-1), "cumprod": lambda x, h: h.cumprod(-1),
+    "logcumsumexp": lambda x, h: h.logcumsumexp(-1), "cumargmax": lambda x, h: h.cummax(-1)[1],
+    "cumargmin": lambda x, h: h.cummin(-1)[1], "argsort": lambda x, h: h.argsort(-1),
+    "topk": lambda x, h: h.topk(2)[1], "matrix_exp": lambda x, h: torch.matrix_exp(h.view(-1, 2, 2)),
+    "matrix_exp_grad": lambda x, h: torch.matrix_exp(h.view(-1, 2, 2)),
+    "lu": lambda x, h: torch.linalg.inv(square(h)), "lu_solve": lambda x, h: torch.linalg.inv(square(h)),
+    "cholesky": lambda x, h: torch.linalg.cholesky(square(h)),
+    "solve_triangular": lambda x, h: torch.linalg.cholesky(square(h)),
 }  # fmt: skip
+
+
+def square(h):
+    """A positive-definite matrix of each row."""
+    m = h.view(-1, 2, 2)
+    return m @ m.mT + torch.eye(2, dtype=h.dtype)
 
 
 def captured(expressions):

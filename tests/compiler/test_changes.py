@@ -367,12 +367,11 @@ def test_parametrized_weights(which):
     compare(module, "eager")
 
 
-def test_orthogonal_weights_take_the_plain_loop():
-    """Their gradient is followed through calls that no rule knows."""
+def test_orthogonal_weights():
+    """Their gradient is the derivative of an exponential in a direction that is a sum over rows."""
     module = Scaled().eval()
     nn.utils.parametrizations.orthogonal(module.linear)
-    with pytest.warns(SlowPathWarning, match="applied to a sum over rows"):
-        compare(module, "auto")
+    compare(module, "c")
 
 
 def test_many_signatures_do_not_pile_up(captures, monkeypatch):

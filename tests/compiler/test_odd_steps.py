@@ -296,17 +296,7 @@ class _Sign(torch.autograd.Function):
 
 STEPS = {k: v for k, v in vars(Steps).items() if inspect.isfunction(v)}
 # Where generated C declines: words of the refusal, and of the line it names.
-NOT_IN_C = {
-    "built_by_parts": ("the torch call aten.slice_scatter", "out[:, 1::2]"),
-    "complex_inside": ("the torch call aten.view_as_complex", "torch.cat([z.real"),
-    "float32_inside": ("the loop computes in float32, float64", ""),
-    "solve": ("the torch call aten.linalg_", "torch.linalg.solve"),
-    "cumulated": ("the torch call aten.cumsum", "torch.cumsum"),
-    "sorted_features": ("the torch call aten.scatter", "torch.sort"),
-    "top_two": ("the torch call aten.scatter", "torch.topk"),
-    "maxima": ("the torch call aten.scatter", "torch.min(h"),
-    "gathered": ("the torch call aten.scatter_add", "torch.gather"),
-}
+NOT_IN_C = {"float32_inside": ("the loop computes in float32, float64", "")}
 PLAIN_LOOP_ONLY = {
     "grouped_convolution": ("aten.convolution_backward.default makes one value of all rows", "F.conv1d"),
 }
@@ -341,7 +331,13 @@ def refused_by(name, backend):
 
 
 # What writes into what it made is recorded in twice the time, as is all that stands beside it.
-WRITING = ["in_place_on_its_own", "in_place_on_a_copy", "linear_interpolation", "where_and_comparisons"]
+WRITING = [
+    "in_place_on_its_own",
+    "in_place_on_a_copy",
+    "built_by_parts",
+    "linear_interpolation",
+    "where_and_comparisons",
+]
 IN_C = [name for name in STEPS if refused_by(name, "c") is None and name not in WRITING]
 GROUPS = [*(IN_C[first : first + 8] for first in range(0, len(IN_C), 8)), WRITING]
 

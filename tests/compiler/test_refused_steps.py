@@ -150,7 +150,7 @@ WORDS = {
     "spread_of_the_batch": "over the rows",
     "softmax_over_the_batch": "over the rows",
     "cumulated_over_the_batch": "rows by number",
-    "sorted_over_the_batch": "sort",
+    "sorted_over_the_batch": "rows by number",
     "batch_norm": "rows",
     "permuted_rows": "rows",
     "flipped_rows": "rows by number",

@@ -188,20 +188,20 @@ def test_counts_and_choices():
     agree(step, x, (torch.zeros(5, 3, dtype=torch.float64), zeros, zeros + 3), [])
 
 
-REFUSED = {
-    "remainder": (lambda h, i: (i + 1) % 3, torch.int64, "whole numbers"),
-    "int32": (lambda h, i: torch.where(h[:, 0] > 0, i, i + 1), torch.int32, "int32"),
-    "argmax of counts": (
-        lambda h, i: torch.stack([i, i + 1], 1).argmax(1) + (h[:, 0] > 0),
-        torch.int64,
-        "argmax of",
-    ),
+WHOLE = {
+    "remainder": (lambda h, i: (i - 4) % 3, torch.int64),
+    "int32": (lambda h, i: torch.where(h[:, 0] > 0, i, i + 1), torch.int32),
+    "bytes that wrap": (lambda h, i: i * 3 + 50, torch.uint8),
+    "small ones that wrap": (lambda h, i: i * 3 - 50, torch.int8),
+    "argmax of counts": (lambda h, i: torch.stack([i, i + 1], 1).argmax(1) + (h[:, 0] > 0), torch.int64),
+    "largest of counts": (lambda h, i: torch.stack([i, i * 2 - 5], 1).amax(1), torch.int64),
+    "sums of counts": (lambda h, i: (h > 0).sum(1) + torch.stack([i, i], 1).sum(1), torch.int64),
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_left_to_torch(name):
-    change, dtype, reason = REFUSED[name]
+@pytest.mark.parametrize("name", WHOLE)
+def test_whole_numbers(name):
+    change, dtype = WHOLE[name]
 
     def step(x, state):
         h, i = state
@@ -210,7 +210,19 @@ def test_what_is_left_to_torch(name):
         return (h,), (h, i)
 
     x, state = torch.randn(5, 2, 3), (torch.zeros(2, 3), torch.zeros(2, dtype=dtype))
-    with pytest.raises(Unsupported, match=reason):
+    agree(step, x, state, [], 1e-5)
+
+
+def test_a_divisor_that_may_be_0_is_left_to_torch():
+
+    def step(x, state):
+        h, i = state
+        i = torch.remainder(i + 7, i + 2)
+        h = torch.tanh(h + x * i[:, None])
+        return (h,), (h, i)
+
+    x, state = torch.randn(5, 2, 3), (torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(Unsupported, match="may be 0"):
         stepnet.recurrent(step, x, state, backend="c")
     agree(step, x, state, [], 1e-5, backend="eager")
 

@@ -82,6 +82,7 @@ class Captured:
     flow: list[tuple[int, ...]]  # for each result the inputs (x, state, weights) that autograd leads back to
     requires: list[tuple[int, ...]]  # and those that make it require a gradient
     batch: str  # the symbol of the batch size
+    paired: tuple[int, ...] = ()  # the results that are complex: pairs of real numbers, as complex inputs are
 
 
 class Replaced(TorchFunctionMode):
@@ -165,19 +166,19 @@ def trace(
     )
     batch = seed.shape[0]
     with fake:
-        rows = [torch.empty((batch, *e.shape), dtype=e.dtype, requires_grad=e.grad) for e in (*x, *state)]
-        shared = [
-            torch.empty(t.shape, dtype=t.dtype, device="cpu", requires_grad=grad) for _, t, grad in weights
-        ]
-    floats = [e.dtype for e in (*x, *state) if e.dtype.is_floating_point]
+        rows = [_blank((batch, *e.shape), e.dtype, e.grad) for e in (*x, *state)]
+        shared = [_blank(t.shape, t.dtype, grad) for _, t, grad in weights]
+    of_pairs = [e.dtype.is_complex for e in (*x, *state)] + [t.is_complex() for _, t, _ in weights]
+    floats = [e.dtype.to_real() for e in (*x, *state) if e.dtype.is_floating_point or e.dtype.is_complex]
     real = floats[0] if floats else torch.get_default_dtype()
     seen: dict[str, Any] = {}
     lines: list[str | None] = []
     followed: set[int] = set()
 
     def flat(*inputs: Tensor) -> tuple[Tensor, ...]:
-        xs, states = list(inputs[: len(x)]), list(inputs[len(x) : len(rows)])
-        swap = {id(t): traced for (_, t, _), traced in zip(weights, inputs[len(rows) :], strict=True)}
+        given = [torch.view_as_complex(t) if p else t for t, p in zip(inputs, of_pairs, strict=True)]
+        xs, states = given[: len(x)], given[len(x) : len(rows)]
+        swap = {id(t): traced for (_, t, _), traced in zip(weights, given[len(rows) :], strict=True)}
         lines.clear()
         with _Swap(swap, here, lines, followed) as mode, Exact(real):
             y_spec, y, new = call(xs, states)
@@ -186,7 +187,8 @@ def trace(
         seen.setdefault("grad", [t.requires_grad for t in results])
         ways = [_leads_to(t, inputs, mode.bases) for t in results]
         seen.setdefault("flow", ([w for w, _ in ways], [r for _, r in ways]))
-        return tuple(t.clone() for t in results)
+        seen.setdefault("paired", tuple(i for i, t in enumerate(results) if t.is_complex()))
+        return tuple(torch.view_as_real(t.resolve_conj()) if t.is_complex() else t.clone() for t in results)
 
     try:
         with warnings.catch_warnings(), _clean_modes(), fx_traceback.preserve_node_meta():
@@ -222,7 +224,14 @@ def trace(
         flow=seen["flow"][0],
         requires=seen["flow"][1],
         batch=str(batch.node.expr),  # pyright: ignore[reportAttributeAccessIssue]
+        paired=seen["paired"],
     )
+
+
+def _blank(shape: Sequence[Any], dtype: torch.dtype, grad: bool) -> Tensor:
+    """An input of the trace; complex numbers as pairs of real ones."""
+    pair = (2,) if dtype.is_complex else ()
+    return torch.empty((*shape, *pair), dtype=dtype.to_real(), device="cpu", requires_grad=grad)
 
 
 def _is_cut_view(tensor: Tensor) -> bool:
@@ -381,6 +390,8 @@ def _why(error: Exception) -> str:
         return "an op makes a result whose shape depends on values (a boolean mask, nonzero, unique)"
     if "non-Fake" in text or "convert all Tensors to FakeTensors" in text:
         return "the step uses a tensor in a way that the trace cannot follow"
+    if type(error).__module__.startswith("torch._dynamo"):
+        return "the step calls torch.cond, a while_loop or a compiled function, which no step can hold"
     if "mutat" in text:
         return "the step changes one of its inputs or a captured tensor in place"
     if "alias" in text:

@@ -20,6 +20,14 @@ _LIBRARY = torch.library.Library("stepnet_joint", "DEF")
 _LIBRARY.define("tangent(Tensor result) -> Tensor")
 
 
+_LIBRARY.define("matrix_exp_grad(Tensor matrix, Tensor direction) -> Tensor")
+
+
+@torch.library.impl(_LIBRARY, "matrix_exp_grad", "CompositeExplicitAutograd")
+def _matrix_exp_grad(matrix: Tensor, direction: Tensor) -> Tensor:
+    return torch.empty_like(direction)
+
+
 @torch.library.impl(_LIBRARY, "tangent", "CompositeExplicitAutograd")
 def _tangent(result: Tensor) -> Tensor:
     return torch.empty_like(result)

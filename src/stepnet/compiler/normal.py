@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.fx import Node as FxNode
 
@@ -42,6 +43,14 @@ class _Batch:
 
 
 BATCH = _Batch()
+
+
+class RowNumbers:
+    """The numbers of the rows, 0 to the batch size less one: only to pick something of each row by."""
+
+
+ROW_NUMBERS = RowNumbers()
+_KEEP_ROW_NUMBERS = frozenset({"unsqueeze", "view", "_unsafe_view", "alias", "clone", "detach", "expand"})
 Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}
 # Every op that no rule makes, and why.
@@ -74,6 +83,8 @@ class Builder:
         self.constants: dict[str, Tensor] = {}
         self.line: str | None = None
         self.meta: Any = None  # the traced result of the node at hand
+        self.node: FxNode | None = None  # which is that one
+        self.checked = False  # whether the step asks that the call at hand does not fail
         self._known: dict[Any, str] = {}
         self._made: dict[str, Node] = {}
 
@@ -164,15 +175,23 @@ class Builder:
         linear = op in ("reshape", "permute", "expand", "slice", "flip", "cat", "neg", "sum", "copy", "cast")
         linear |= op in ("add", "sub") and len(sums) == 2
         linear |= op in ("mul", "matmul") and len(sums) == 1
-        linear |= op == "div" and sums == [inputs[0]]
+        linear |= op in ("div", "gather", "cumsum") and sums == [inputs[0]]
         if op == "where" and inputs[0] not in sums:
             linear = all(n in sums or self.is_full(n, 0) for n in inputs[1:])
+        if op in ("lu_solve", "solve_triangular", "matrix_exp_grad"):
+            linear = sums == [inputs[1]]
+        if op == "scatter_add":
+            linear = inputs[2] in sums and (inputs[0] in sums or self.is_full(inputs[0], 0))
         if op == "cat":
             linear = all(n in sums or self.is_full(n, 0) for n in inputs)
         if not linear:
             raise Unsupported(
                 f"'{op}' is applied to a sum over rows of each step: the step mixes rows", line=self.line
             )
+
+    def maker(self, name: str) -> Node | None:
+        """The node that makes a value; None of a parameter."""
+        return self._made.get(name)
 
     def is_full(self, name: str, number: float) -> bool:
         """True if a value is known to hold one number everywhere."""
@@ -183,6 +202,8 @@ class Builder:
         """A value that holds one number."""
         if number is BATCH:
             raise Unsupported("the step computes with the number of rows", line=self.line)
+        if not isinstance(number, (bool, int, float, complex)):
+            raise Unsupported("the step computes with a number that .item() gives", line=self.line)
         if dtype == "bool":
             number = bool(number)
         elif dtype.startswith("float") or dtype == "bfloat16":
@@ -291,6 +312,30 @@ class Builder:
             shape = self.values[source.name].shape[:fold] + shape
         return self.result(self.emit(op, names, shape, out_dtype), bdim, fold)
 
+    def constant(self, number: Any) -> Ref:
+        """A number everywhere in the result at hand."""
+        bdim, times = self.batch_at(self.meta.shape)
+        shape, kind = self.row_shape(self.meta.shape, bdim), "shared" if bdim is None else "row"
+        if times == 1:
+            return self.result(self.full(number, shape, self.meta_dtype(), kind), bdim)
+        if bdim != 0:
+            raise Unsupported("a constant on folded rows", line=self.line)
+        return self.result(self.full(number, (times, *shape), self.meta_dtype(), kind), 0, 1)
+
+    def widened(self, operand: Any) -> Ref:
+        """A traced tensor or a number as large as the result at hand."""
+        if not isinstance(operand, Ref):
+            return self.constant(operand)
+        bdim, _ = self.batch_at(self.meta.shape)
+        shape, dtype = self.row_shape(self.meta.shape, bdim), self.meta_dtype()
+        ref = self.cast(operand, dtype)
+        name = self._aligned(ref, len(self.meta.shape), bdim, ref.fold)
+        whole = (*self.values[name].shape[: ref.fold], *shape)
+        kind: Kind = "row" if bdim is not None else self.values[name].kind
+        if self.values[name].shape != whole or (kind == "row") != (self.values[name].kind == "row"):
+            name = self.emit("expand", (name,), whole, dtype, kind)
+        return Ref(name, bdim, ref.fold)
+
     def _aligned(self, ref: Ref, ndim: int, bdim: int | None, fold: int) -> str:
         """An operand whose dimensions line up with those of the result once the batch is left out."""
         value = self.values[ref.name]
@@ -341,6 +386,7 @@ class Joint:
     constants: dict[str, Tensor]
     flow: tuple[tuple[int, ...], ...] = ()
     requires: tuple[tuple[int, ...], ...] = ()
+    paired: tuple[int, ...] = ()  # the results that are complex: their parts are the last dimension
 
 
 def normalise(captured: Captured, names: Sequence[str]) -> Joint:
@@ -353,13 +399,22 @@ def normalise(captured: Captured, names: Sequence[str]) -> Joint:
     Raises:
         Unsupported: a value is not provably row-wise.
     """
-    from . import rules_other, rules_pointwise, rules_reduce, rules_shape  # noqa: F401  (they fill RULES)
+    from . import (  # noqa: F401  (they fill RULES)
+        rules_linalg,
+        rules_noise,
+        rules_other,
+        rules_picks,
+        rules_pointwise,
+        rules_reduce,
+        rules_shape,
+    )
 
     builder = Builder(captured.batch)
     env: dict[FxNode, Any] = {}
     parameters: list[str] = []
     results: list[Any] = []
     drop_proved(captured.graph)
+    checked = {n.args[0].args[0] for n in captured.graph.nodes if "linalg_check_errors" in str(n.target)}
     inputs = iter([*names, *(f"d_{i}" for i in captured.tangent_of)])
     for node in captured.graph.nodes:
         builder.line = node.meta.get("stepnet_line")
@@ -374,12 +429,20 @@ def normalise(captured: Captured, names: Sequence[str]) -> Joint:
         elif node.op == "output":
             results = list(arguments(builder, env, node)[0][0])
         else:
+            builder.node, builder.checked = node, node in checked
             env[node] = _call(builder, env, node)
     final = [None if ref is None else _result(builder, ref) for ref in results]
     live = tuple(name for name in final if name is not None)
     graph = Graph("step", tuple(parameters), tuple(builder.nodes), live, builder.values)
     graph = graph.with_nodes(graph.needed(live))
-    return Joint(graph, tuple(final), builder.constants, tuple(captured.flow), tuple(captured.requires))
+    return Joint(
+        graph,
+        tuple(final),
+        builder.constants,
+        tuple(captured.flow),
+        tuple(captured.requires),
+        captured.paired,
+    )
 
 
 def _parameter(builder: Builder, name: str, meta: Any) -> Ref:
@@ -390,8 +453,13 @@ def _parameter(builder: Builder, name: str, meta: Any) -> Ref:
     return Ref(builder.value(name, kind, builder.row_shape(meta.shape, bdim), dtype_name(meta.dtype)), bdim)
 
 
-def _constant(builder: Builder, target: str, tensor: Tensor, parameters: list[str]) -> Ref:
+def _constant(builder: Builder, target: str, tensor: Tensor, parameters: list[str]) -> Any:
     name = f"const_{target.strip('_')}"
+    if tensor.is_complex():
+        from .complex import Pair, half
+
+        pair = _constant(builder, target, torch.view_as_real(tensor.detach().resolve_conj()), parameters)
+        return Pair(*(Ref(half(builder, pair.name, at)) for at in (0, 1)))
     builder.constants[name] = tensor.detach()
     builder.value(name, "shared", tensor.shape, dtype_name(tensor.dtype))
     parameters.append(name)
@@ -406,14 +474,25 @@ def _result(builder: Builder, ref: Any) -> str:
 
 
 def _call(builder: Builder, env: dict[FxNode, Any], node: FxNode) -> Any:
+    from .complex import complex_call, is_complex
+
     target = node.target
     if getattr(target, "__name__", "") == "getitem":
         return env[node.args[0]][node.args[1]]  # pyright: ignore
     name = str(target).removeprefix("aten.")
     packet = name.split(".")[0]
     args, kwargs = arguments(builder, env, node)
+    if packet == "_local_scalar_dense" and isinstance(args[0], Ref) and args[0].bdim is None:
+        return Ref(builder.reshape(args[0].name, ()))  # read anew at every call, as a number is
     if packet in ("sym_size", "sym_stride") or not _has_tensor(node):
         return _number(builder, node)
+    if ROW_NUMBERS in args or any(ROW_NUMBERS in arg for arg in args if isinstance(arg, list)):
+        if packet in _KEEP_ROW_NUMBERS:
+            return ROW_NUMBERS
+        if packet not in ("index", "index_put"):
+            raise Unsupported("the step numbers its rows (arange over the batch)", line=builder.line)
+    if is_complex(node.meta.get("val"), (*args, *kwargs.values())):
+        return complex_call(builder, name, args, kwargs)
     found = RULES.get(name) or RULES.get(packet)
     if found is not None:
         out = found(builder, *args, **kwargs)

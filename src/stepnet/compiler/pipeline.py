@@ -92,7 +92,10 @@ def compile_loop(
     def call(x: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[Any, list[Any], list[Any]]:
         return iteration(loop, x, states, shared)
 
-    states = tuple(replace(e, grad=e.grad and e.dtype.is_floating_point) for e in signature.states)
+    states = tuple(
+        replace(e, grad=e.grad and (e.dtype.is_floating_point or e.dtype.is_complex))
+        for e in signature.states
+    )
     captured = trace(call, signature.x, states, weights, here=here)
     joint = normalise(captured, parameter_names(signature, weights))
     check_opaque(joint.graph, bind, samples(joint, weights, sample))
@@ -110,6 +113,7 @@ def samples(
 ) -> dict[str, Tensor]:
     """A value of a few rows for each parameter of the joint graph."""
     inputs = (*sample, *(tensor.detach() for _, tensor, _ in weights))
+    inputs = [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in inputs]
     given = dict(zip(joint.graph.parameters, inputs, strict=False)) | joint.constants
     with sample[0].device:
         for name in joint.graph.parameters:
@@ -176,4 +180,5 @@ def _plan(
         random=any(node.op in RANDOM for node in joint.graph.nodes),
         flow=joint.flow,
         requires=joint.requires,
+        paired=joint.paired,
     )

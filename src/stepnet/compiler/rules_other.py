@@ -10,15 +10,11 @@ from stepnet.data.dtypes import dtype_name
 from stepnet.errors import Unsupported
 from stepnet.ir.graph import Node
 
-from .normal import BATCH, Builder, Ref, rule
+from .normal import BATCH, ROW_NUMBERS, Builder, Ref, rule
 
 
 def _constant(b: Builder, number: Any) -> Any:
-    at, times = b.batch_at(b.meta.shape)
-    if times != 1 or isinstance(number, Ref):
-        raise Unsupported("a constant on folded rows", line=b.line)
-    kind = "shared" if at is None else "row"
-    return b.result(b.full(number, b.row_shape(b.meta.shape, at), b.meta_dtype(), kind), at)
+    return b.widened(number)
 
 
 @rule("zeros_like", "new_zeros", "zeros", "empty", "empty_like", "new_empty", "empty_strided",
@@ -51,49 +47,23 @@ def _scalar(b: Builder, number: Any, *args: Any, **kwargs: Any) -> Any:
 def _arange_step(b: Builder, start: Any, end: Any, step: Any = 1, **_: Any) -> Any:
     at, _times = b.batch_at(b.meta.shape)
     if at is not None:
-        raise Unsupported("the step numbers its rows (arange over the batch)", line=b.line)
+        if (start, step) != (0, 1) or end is not BATCH:
+            raise Unsupported("the step numbers its rows (arange over the batch)", line=b.line)
+        return ROW_NUMBERS
     shape = b.row_shape(b.meta.shape, None)
     return b.result(b.emit("iota", (), shape, b.meta_dtype(), "shared", start=start, step=step), None)
-
-
-def _noise(b: Builder, op: str) -> Any:
-    at, times = b.batch_at(b.meta.shape)
-    if at is None or times != 1:
-        raise Unsupported(
-            "noise that is shared by all rows of a step cannot be drawn for all steps", line=b.line
-        )
-    return b.result(b.emit(op, (), b.row_shape(b.meta.shape, at), b.meta_dtype(), "row"), at)
-
-
-@rule("rand", "rand_like")
-def _rand(b: Builder, *_: Any, **__: Any) -> Any:
-    return _noise(b, "rand")
-
-
-@rule("randn", "randn_like", "normal_functional")
-def _randn(b: Builder, *args: Any, **__: Any) -> Any:
-    if len(args) > 1 and args[1:3] not in ((), (0, 1), (0.0, 1.0)) and not isinstance(args[0], list):
-        return NotImplemented
-    return _noise(b, "randn")
-
-
-@rule("bernoulli.p", "bernoulli.default")
-def _bernoulli(b: Builder, x: Ref, p: Any = None, **_: Any) -> Any:
-    noise = _noise(b, "rand")
-    odds, rank = x if p is None else p, len(b.meta.shape)
-    dtype, shape = b.values[noise.name].dtype, b.values[noise.name].shape
-    if isinstance(odds, Ref):
-        name = b._aligned(b.cast(odds, dtype), rank, noise.bdim, 0)
-    else:
-        name = b.full(odds, (), dtype)
-    hit = b.emit("lt", (noise.name, name), shape, "bool", "row")
-    return b.cast(Ref(hit, noise.bdim), b.meta_dtype())
 
 
 @rule("opaque")
 def _opaque(b: Builder, node: Any, args: Any, kwargs: Any) -> Any:
     """Any other call: one op that calls torch, if rows come first in all it takes and gives."""
     target = str(node.target)
+    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        raise Unsupported(
+            f"{target} draws noise in a way that is not compiled",
+            line=b.line,
+            remedy="draw it from torch.rand_like or torch.randn_like, a number for each row",
+        )
     if not isinstance(node.target, torch._ops.OpOverload):
         raise Unsupported(f"'{target}' is no plain torch call", line=b.line)
     metas = node.meta.get("val")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -16,6 +17,10 @@ _UNARY = {
     "ceil": "ceil", "trunc": "trunc", "reciprocal": "reciprocal", "exp": "exp",
     "expm1": "expm1", "log": "log", "log1p": "log1p", "sqrt": "sqrt", "rsqrt": "rsqrt", "sin": "sin",
     "cos": "cos", "tanh": "tanh", "sigmoid": "sigmoid", "erf": "erf",
+    **{name: name for name in (
+        "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "exp2", "log2", "log10",
+        "erfc", "erfinv", "lgamma", "digamma",
+    )},
 }  # fmt: skip
 _COMPARE = {"eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge"}
 _LOGIC = {
@@ -182,24 +187,94 @@ def _atan2(b: Builder, x: Any, y: Any) -> Any:
     return b.pointwise("atan2", [x, y])
 
 
+@rule("hypot", "copysign.Tensor", "copysign.Scalar", "fmod")
+def _of_two(b: Builder, x: Any, y: Any) -> Any:
+    if not b.meta_dtype().startswith("float"):
+        return NotImplemented
+    name = str(b.node.target).split(".")[1] if b.node is not None else ""
+    return b.pointwise(name, [x, y])
+
+
+@rule("fmax", "fmin")
+def _fmax(b: Builder, x: Any, y: Any) -> Any:
+    """The other one where one is NaN."""
+    name = "maximum" if b.node is not None and "fmax" in str(b.node.target) else "minimum"
+    most = b.pointwise(name, [x, y])
+    value = b.values[most.name]
+    if not value.dtype.startswith("float"):
+        return most
+    for own, other in ((x, y), (y, x)):
+        wide = b.widened(own)
+        missing = b.emit("isnan", (wide.name,), value.shape, "bool")
+        spare = b.widened(other)
+        most = Ref(
+            b.emit("where", (missing, spare.name, most.name), value.shape, value.dtype), most.bdim, most.fold
+        )
+    return most
+
+
+@rule("polygamma")
+def _polygamma(b: Builder, n: int, x: Ref) -> Any:
+    return b.pointwise(("digamma", "trigamma")[n], [x]) if n in (0, 1) else NotImplemented
+
+
+@rule("div.Tensor_mode", "div.Scalar_mode")
+def _div_mode(b: Builder, x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
+    if not b.meta_dtype().startswith("float"):
+        return b.pointwise("floor_divide", [x, y]) if rounding_mode == "floor" else NotImplemented
+    quotient = _div(b, x, y)
+    if rounding_mode is None:
+        return quotient
+    return (
+        b.pointwise("trunc", [quotient]) if rounding_mode == "trunc" else b.pointwise("floor_divide", [x, y])
+    )
+
+
+@rule("floor_divide")
+def _floor_divide(b: Builder, x: Any, y: Any) -> Any:
+    return b.pointwise("floor_divide", [x, y])
+
+
+@rule("round.decimals")
+def _round_decimals(b: Builder, x: Ref, *, decimals: int) -> Any:
+    if not b.meta_dtype().startswith("float"):
+        return NotImplemented
+    scale = float(10 ** abs(decimals))
+    there, back = ("mul", "div") if decimals >= 0 else ("div", "mul")
+    return b.pointwise(back, [b.pointwise("round", [b.pointwise(there, [x, scale])]), scale])
+
+
+@rule("sinc")
+def _sinc(b: Builder, x: Ref) -> Any:
+    x = b.cast(x, b.meta_dtype())
+    value = b.values[x.name]
+    turned = b.emit("mul", (x.name, b.full(math.pi, (), value.dtype)), value.shape, value.dtype)
+    wave = b.emit("sin", (turned,), value.shape, value.dtype)
+    wave = b.emit("div", (wave, turned), value.shape, value.dtype)
+    still = b.emit("eq", (x.name, b.full(0, (), value.dtype)), value.shape, "bool")
+    name = b.emit("where", (still, b.full(1, (), value.dtype), wave), value.shape, value.dtype)
+    return b.result(name, x.bdim, x.fold)
+
+
 @rule("where.self")
 def _where(b: Builder, condition: Ref, x: Any, y: Any) -> Any:
     if b.values[condition.name].dtype != "bool":
         return NotImplemented
     meta = b.meta
     bdim, times = b.batch_at(meta.shape)
-    refs = [r for r in (condition, x, y) if isinstance(r, Ref)]
-    fold = max((r.fold for r in refs), default=0)
-    if times != 1 or fold:
-        raise Unsupported("where on folded rows", line=b.line)
-    dtype = b.meta_dtype()
-    names = [b._aligned(condition, len(meta.shape), bdim, 0)]
+    rows = [r for r in (condition, x, y) if isinstance(r, Ref) and r.bdim is not None]
+    leads = {b.values[r.name].shape[: r.fold] for r in rows} or {()}
+    if len(leads) > 1 or (times != 1 and leads == {()}):
+        raise Unsupported("rows of different kinds meet in one op", line=b.line)
+    (lead,) = leads
+    dtype, fold = b.meta_dtype(), len(lead)
+    names = [b._aligned(condition, len(meta.shape), bdim, fold)]
     for operand in (x, y):
         if isinstance(operand, Ref):
-            names.append(b._aligned(b.cast(operand, dtype), len(meta.shape), bdim, 0))
+            names.append(b._aligned(b.cast(operand, dtype), len(meta.shape), bdim, fold))
         else:
             names.append(b.full(operand, (), dtype))
-    return b.result(b.emit("where", names, b.row_shape(meta.shape, bdim), dtype), bdim)
+    return b.result(b.emit("where", names, (*lead, *b.row_shape(meta.shape, bdim)), dtype), bdim, fold)
 
 
 @rule("_to_copy", "convert_element_type")

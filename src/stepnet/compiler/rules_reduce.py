@@ -8,7 +8,7 @@ from typing import Any
 from stepnet.errors import Unsupported
 
 from .normal import Builder, Ref, rule
-from .rules_shape import feature_dim, product
+from .rules_shape import feature_dim, product, slice_feature
 
 
 def _reduce(b: Builder, op: str, x: Ref, dims: Sequence[int] | int | None, keepdim: bool) -> Any:
@@ -125,6 +125,46 @@ def _largest(b: Builder, name: str, dims: tuple[int, ...], kept: list[int]) -> s
     return b.emit("where", (hit, one, most), kept, value.dtype)
 
 
+@rule("prod.default", "prod.dim_int")
+def _prod(b: Builder, x: Ref, dim: int | None = None, keepdim: bool = False, dtype: Any = None) -> Any:
+    """The last of running products."""
+    x = b.cast(x, b.meta_dtype())
+    value = b.values[x.name]
+    if dim is None and x.bdim is not None:
+        raise Unsupported("'prod' over the rows: the step mixes rows", line=b.line)
+    if not value.size or (dim is None and x.fold):
+        return NotImplemented
+    own = 0 if dim is None else feature_dim(b, x, dim)
+    name = b.reshape(x.name, (value.size,)) if dim is None else x.name
+    shape = b.values[name].shape
+    total = b.emit("cumprod", (name,), shape, value.dtype, dim=own)
+    last = slice_feature(b, total, own, shape[own] - 1, shape[own])
+    at, _ = b.batch_at(b.meta.shape)
+    kept = b.row_shape(b.meta.shape, at)
+    return b.result(b.reshape(last, (*value.shape[: x.fold], *kept)), at, x.fold)
+
+
+def _truths(b: Builder, op: str, x: Ref, dims: Any, keepdim: bool) -> Any:
+    """The largest or the smallest of truth values, counted as 1 and 0."""
+    value = b.values[x.name]
+    if value.dtype != "bool":
+        zero = b.full(0, (), value.dtype)
+        x = Ref(b.emit("ne", (x.name, zero), value.shape, "bool"), x.bdim, x.fold)
+    found = _reduce(b, op, b.cast(x, "int64"), dims, keepdim)
+    shape = b.values[found.name].shape
+    return Ref(b.emit("ne", (found.name, b.full(0, (), "int64")), shape, "bool"), found.bdim, found.fold)
+
+
+@rule("any.default", "any.dim", "any.dims")
+def _any(b: Builder, x: Ref, dims: Any = None, keepdim: bool = False) -> Any:
+    return _truths(b, "amax", x, dims, keepdim)
+
+
+@rule("all.default", "all.dim", "all.dims")
+def _all(b: Builder, x: Ref, dims: Any = None, keepdim: bool = False) -> Any:
+    return _truths(b, "amin", x, dims, keepdim)
+
+
 @rule("amax")
 def _amax(b: Builder, x: Ref, dims: Any = None, keepdim: bool = False) -> Any:
     return _reduce(b, "amax", x, dims, keepdim)
@@ -139,6 +179,8 @@ def _arg(b: Builder, op: str, x: Ref, dim: int | None, keepdim: bool) -> Any:
     value = b.values[x.name]
     if x.bdim not in (None, 0) or x.fold or (dim is None and x.bdim is not None) or not value.shape:
         return NotImplemented
+    if value.dtype == "bool":
+        x = b.cast(x, "int64")
     own = None if dim is None else feature_dim(b, x, dim)
     shape = tuple(1 if own in (None, i) else size for i, size in enumerate(value.shape))
     name = b.emit(op, (x.name,), shape, b.meta_dtype(), dim=own)

@@ -68,9 +68,13 @@ def _expand(b: Builder, x: Ref, sizes: Any, implicit: bool = False) -> Any:
     at, times = b.batch_at(meta.shape)
     shape = b.row_shape(meta.shape, at)
     value = b.values[x.name]
-    if at is None or times == 1:
-        if x.fold:
-            raise Unsupported("expand on folded rows", line=b.line)
+    if x.fold and at == 0:
+        lead = value.shape[: x.fold]
+        name = b._aligned(x, len(meta.shape), at, x.fold)
+        if b.values[name].shape != (*lead, *shape):
+            name = b.emit("expand", (name,), (*lead, *shape), value.dtype, "row")
+        return b.result(name, at, x.fold)
+    if (at is None or times == 1) and not x.fold:
         name = b._aligned(x, len(meta.shape), at, 0) if at is not None else x.name
         if b.values[name].shape == shape and (at is None) == (x.bdim is None):
             return b.result(name, at)
@@ -166,7 +170,7 @@ def _cat(b: Builder, tensors: Sequence[Ref], dim: int = 0) -> Any:
     # torch lets a plain empty [0] join anything
     refs = [b.cast(r, dtype) for r in tensors if not (r.bdim is None and b.values[r.name].shape == (0,))]
     if times != 1 or any(r.fold for r in refs):
-        raise Unsupported("cat on folded rows", line=b.line)
+        return _cat_folded(b, refs, dim % len(meta.shape))
     if at is None:
         shape = b.row_shape(meta.shape, None)
         return b.result(b.emit("cat", [r.name for r in refs], shape, dtype, dim=dim % len(shape)), None)
@@ -177,6 +181,17 @@ def _cat(b: Builder, tensors: Sequence[Ref], dim: int = 0) -> Any:
     own -= own > at
     shape = b.row_shape(meta.shape, at)
     return b.result(b.emit("cat", [r.name for r in refs], shape, dtype, dim=own), at)
+
+
+def _cat_folded(b: Builder, refs: Sequence[Ref], dim: int) -> Any:
+    leads = {b.values[r.name].shape[: r.fold] for r in refs}
+    at, _ = b.batch_at(b.meta.shape)
+    if at != 0 or dim == 0 or len(leads) > 1 or any(r.bdim != 0 for r in refs):
+        raise Unsupported("the step joins rows with other rows", line=b.line)
+    lead = leads.pop()
+    shape = (*lead, *b.row_shape(b.meta.shape, 0))
+    name = b.emit("cat", [r.name for r in refs], shape, b.meta_dtype(), dim=len(lead) + dim - 1)
+    return b.result(name, 0, len(lead))
 
 
 @rule("constant_pad_nd")
@@ -233,6 +248,82 @@ def _replaced(b: Builder, x: Ref, source: Ref, dim: int, start: int, end: int) -
     return b.result(name, x.bdim, x.fold)
 
 
+def _every(b: Builder, x: Ref, source: Ref, own: int, places: range, checked: bool = True) -> Any:
+    """x with some places of a feature dimension replaced by source, a step apart."""
+
+    def result(name: str, at: Ref) -> Ref:
+        return b.result(name, at.bdim, at.fold) if checked else Ref(name, at.bdim, at.fold)
+
+    value = b.values[x.name]
+    src = b.cast(source, value.dtype).name
+    shape = b.values[src].shape
+    if not b.is_full(x.name, 0):
+        if x.bdim != source.bdim:
+            return NotImplemented
+        index = along(b, places, value.shape[:own], value.shape[own + 1 :], source)
+        return result(b.emit("scatter", (x.name, index, src), value.shape, value.dtype, dim=own), x)
+    # zeros between: [.., n, 1] beside [.., n, step - 1]
+    lone = b.reshape(src, (*shape[: own + 1], 1, *shape[own + 1 :]))
+    wide = _padded(b, lone, own + 1, 0, places.step - 1)
+    flat = b.reshape(wide, (*shape[:own], shape[own] * places.step, *shape[own + 1 :]))
+    flat = slice_feature(b, flat, own, 0, min(shape[own] * places.step, value.shape[own] - places.start))
+    after = value.shape[own] - places.start - b.values[flat].shape[own]
+    return result(_padded(b, flat, own, places.start, after), source)
+
+
+def along(b: Builder, places: range, before: Sequence[int], after: Sequence[int], like: Ref) -> str:
+    """Places along a dimension as an index: the same at all others."""
+    count = b.emit("iota", (), (len(places),), "int64", "shared", start=places.start, step=places.step)
+    thin = b.reshape(count, (*(1 for _ in before), len(places), *(1 for _ in after)))
+    kind = b.values[like.name].kind
+    return b.emit("expand", (thin,), (*before, len(places), *after), "int64", kind)
+
+
+@rule("diagonal", "diagonal_copy")
+def _diagonal(b: Builder, x: Ref, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    first, second = feature_dim(b, x, dim1), feature_dim(b, x, dim2)
+    shape = b.values[x.name].shape
+    rest = [d for d in range(len(shape)) if d not in (first, second)]
+    if x.bdim is not None and (x.bdim != 0 or x.fold):
+        return NotImplemented
+    n, m = shape[first], shape[second]
+    size = max(min(n + min(offset, 0), m - max(offset, 0)), 0)
+    if not size:
+        return NotImplemented
+    turned = b.permute(x.name, [*rest, first, second])
+    flat = b.reshape(turned, (*(shape[d] for d in rest), n * m))
+    start = max(offset, 0) + max(-offset, 0) * m
+    part = slice_feature(b, flat, len(rest), start, start + (size - 1) * (m + 1) + 1, m + 1)
+    return b.result(part, x.bdim)
+
+
+@rule("diagonal_scatter")
+def _diagonal_scatter(b: Builder, x: Ref, source: Ref, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    first, second = feature_dim(b, x, dim1), feature_dim(b, x, dim2)
+    shape = b.values[x.name].shape
+    rest = [d for d in range(len(shape)) if d not in (first, second)]
+    size = b.values[source.name].shape[-1] if b.values[source.name].shape else 0
+    if x.bdim not in (None, 0) or x.fold or source.bdim != x.bdim or not size:
+        return NotImplemented
+    order = [*rest, first, second]
+    n, m = shape[first], shape[second]
+    turned = b.permute(x.name, order)
+    flat_shape = (*(shape[d] for d in rest), n * m)
+    dtype = b.values[x.name].dtype
+    if b.is_full(x.name, 0):
+        flat = b.full(0, flat_shape, dtype, b.values[x.name].kind)
+    else:
+        flat = b.reshape(turned, flat_shape)
+    start = max(offset, 0) + max(-offset, 0) * m
+    meta, places = b.meta, range(start, start + (size - 1) * (m + 1) + 1, m + 1)
+    done = _every(b, Ref(flat, x.bdim), source, len(rest), places, checked=False)
+    if done is NotImplemented:
+        return done
+    b.meta = meta
+    back = b.reshape(done.name, [shape[d] for d in order])
+    return b.result(b.permute(back, [order.index(d) for d in range(len(order))]), x.bdim)
+
+
 @rule("slice_scatter")
 def _slice_scatter(
     b: Builder, x: Ref, source: Ref, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
@@ -243,9 +334,10 @@ def _slice_scatter(
         if start in (None, 0) and (not isinstance(end, int) or end >= 2**62) and step == 1:
             return source
         raise Unsupported("the step writes to rows by number", line=b.line)
+    own = feature_dim(b, x, dim)
+    size = value.shape[own]
     if step != 1:
-        return NotImplemented
-    size = value.shape[feature_dim(b, x, dim)]
+        return _every(b, x, source, own, range(_clip(start, size, 0), _clip(end, size, size), step))
     return _replaced(b, x, source, dim, _clip(start, size, 0), _clip(end, size, size))
 
 
@@ -260,15 +352,6 @@ def _flip(b: Builder, x: Ref, dims: Sequence[int]) -> Any:
     own = tuple(feature_dim(b, x, d) for d in dims)
     value = b.values[x.name]
     return b.result(b.emit("flip", (x.name,), value.shape, value.dtype, dims=own), x.bdim, x.fold)
-
-
-@rule("gather")
-def _gather(b: Builder, x: Ref, dim: int, index: Ref, sparse_grad: bool = False) -> Any:
-    if x.bdim != 0 or index.bdim != 0 or x.fold or index.fold:
-        return NotImplemented
-    own = feature_dim(b, x, dim)
-    value, at = b.values[x.name], b.values[index.name]
-    return b.result(b.emit("gather", (x.name, index.name), at.shape, value.dtype, dim=own), 0)
 
 
 @rule("embedding")

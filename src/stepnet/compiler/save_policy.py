@@ -1,8 +1,8 @@
 """What the forward loop keeps for the backward one: the fewest bytes a row, by a minimum cut.
 
-Every forward value is an edge as wide as its bytes; matmuls, noise and torch calls are never computed
-twice, everything else may be. Of equal cuts the one nearest to the backward loop is taken, so that
-gates are kept rather than what they were computed from.
+Every forward value is an edge as wide as its bytes; matmuls, sorts and factors, noise and torch calls are
+never computed twice, everything else may be. Of equal cuts the one nearest to the backward loop is taken, so
+that gates are kept rather than what they were computed from.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from stepnet.ir.graph import Graph, Node
 from stepnet.ir.ops import OPS, RANDOM, Stage
 
-_KEPT_STAGES = (Stage.MATMUL, Stage.OPAQUE)
+_KEPT_STAGES = (Stage.MATMUL, Stage.WHOLE, Stage.OPAQUE)
 
 
 def recomputable(node: Node) -> bool:

@@ -121,6 +121,73 @@ def _dropout(by_default: bool) -> Callable[..., Any]:
     return dropout
 
 
+def _take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Any:
+    """A gather of as many dimensions as both have."""
+    if dim is None or input.dim() != indices.dim() or not input.dim():
+        return NotImplemented
+    dim %= input.dim()
+    sizes: list[Any] = []
+    for a, b in zip(input.shape, indices.shape, strict=True):  # of which one may be the number of rows
+        sizes.append(b if type(a) is int and a == 1 else a)
+    here, there = list(sizes), list(sizes)
+    here[dim], there[dim] = input.shape[dim], indices.shape[dim]
+    return input.expand(here).gather(dim, indices.remainder(input.shape[dim]).expand(there))
+
+
+def _solve(A: Tensor, B: Tensor, *, left: bool = True) -> Any:
+    """With a vector as a matrix of one column; torch asks whether it is one by the number of rows."""
+    if A.dim() < 2 or not all(type(n) is int for n in A.shape[-2:]):
+        return NotImplemented
+    if B.dim() == A.dim() - 1 and type(B.shape[0]) is type(A.shape[0]):
+        if not left or B.shape[-1] != A.shape[-1]:
+            return NotImplemented
+        return torch._linalg_solve_ex(A, B.unsqueeze(-1), check_errors=True)[0].squeeze(-1)
+    if B.dim() != A.dim() or any(type(a) is not type(b) for a, b in zip(A.shape, B.shape, strict=True)):
+        shape = (*(A if A.dim() > B.dim() else B).shape[:-2],)
+        A, B = A.expand(*shape, *A.shape[-2:]), B.expand(*shape, *B.shape[-2:])
+    return torch._linalg_solve_ex(A, B, left=left, check_errors=True)[0]
+
+
+class _MatrixExp(torch.autograd.Function):
+    """The exponential of a matrix, and its derivative as an op that is linear in the direction."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor) -> Tensor:
+        ctx.save_for_backward(matrix)
+        return torch.linalg.matrix_exp(matrix)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (matrix,) = ctx.saved_tensors
+        return torch.ops.stepnet_joint.matrix_exp_grad(matrix.mT, grad)
+
+
+def _matrix_exp(matrix: Tensor) -> Any:
+    return _MatrixExp.apply(matrix) if not matrix.is_complex() else NotImplemented
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Any:  # fmt: skip
+    """Products and a softmax; 0 where a mask leaves nothing to attend to."""
+    if dropout_p or enable_gqa or query.dim() < 3 or query.dim() != key.dim():
+        return NotImplemented
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = (query * scale) @ key.transpose(-2, -1)
+    if is_causal:
+        places = torch.arange(query.shape[-2])[:, None], torch.arange(key.shape[-2])
+        attn_mask = places[0] >= places[1]
+    if attn_mask is None:
+        return torch.softmax(scores, -1) @ value
+    if attn_mask.dtype == torch.bool:
+        scores = torch.where(attn_mask, scores, -torch.inf)
+    else:
+        scores = scores + attn_mask
+    nothing = (scores == -torch.inf).all(-1, keepdim=True)
+    return torch.where(nothing, 0.0, torch.softmax(scores, -1)) @ value
+
+
 def _pair(value: Any, count: int) -> list[int]:
     return [value] * count if isinstance(value, int) else [*value] * (count if len(value) == 1 else 1)
 
@@ -171,6 +238,13 @@ SIMPLER: dict[Any, Callable[..., Any]] = {
     Tensor.roll: _roll,
     **dict.fromkeys((F.dropout, F.alpha_dropout, torch.dropout, torch.alpha_dropout), _dropout(True)),
     F.feature_alpha_dropout: _dropout(False),
+    F.scaled_dot_product_attention: _attention,
+    torch.take_along_dim: _take_along_dim,
+    Tensor.take_along_dim: _take_along_dim,
+    torch.linalg.solve: _solve,
+    torch.matrix_exp: _matrix_exp,
+    torch.linalg.matrix_exp: _matrix_exp,
+    Tensor.matrix_exp: _matrix_exp,
     torch.conv1d: _convolution(1),
     torch.conv2d: _convolution(2),
     torch.conv3d: _convolution(3),

@@ -40,7 +40,13 @@ _TREES: dict[str, type] = {"tuple": tuple, "list": list, "dict": dict, "None": t
 _ATTRS: dict[str, dict[str, str]] = {
     **{op: {"dims": "places"} for op in ("sum", "amax", "amin", "permute", "flip")},
     **{op: {"dim": "place or none"} for op in ("argmax", "argmin")},
-    **{op: {"dim": "place"} for op in ("cat", "gather")},
+    **{op: {"dim": "place"} for op in ("cat", "gather", "scatter", "scatter_add")},
+    **{op: {"dim": "place"} for op in ("cumsum", "cumprod", "logcumsumexp", "cumargmax", "cumargmin")},
+    "argsort": {"dim": "place", "descending": "choice", "stable": "choice"},
+    "topk": {"dim": "place", "largest": "choice", "sorted": "choice"},
+    **{op: {"check": "choice"} for op in ("lu", "cholesky")},
+    "lu_solve": {"transposed": "choice"},
+    "solve_triangular": {"upper": "choice", "unit": "choice"},
     "slice": {"dim": "place", "start": "place", "end": "place", "step": "place"},
     "matmul_tn": {"batch": "place"},
     "embed_grad": {"padding": "whole"},
@@ -65,6 +71,8 @@ def dump(
     """The bytes; None for what `load` would not read, such as y in structures of the user's own classes."""
     joint = compiled.joint
     graph = joint.graph
+    if joint.paired:
+        return None
     if sum(t.numel() for t in compiled.constants.values()) > _MOST_NUMBERS:
         return None
     used = {*graph.parameters, *(n for node in graph.nodes for n in node.outputs)}
@@ -283,6 +291,9 @@ def _attribute(found: Any, kind: str) -> Any:
         return _whole(found)
     if kind == "number":
         return _number(found)
+    if kind == "choice":
+        _check(isinstance(found, bool), "a choice")
+        return found
     if kind == "call":
         _check(known_call(_text(found)) is not None, "a torch call")
         return found

@@ -58,6 +58,33 @@ class Call(NamedTuple):
 def run(call: Call, x: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
     """Run a plan. Returns the rows of each y leaf, then the last value of each state."""
     tensors = (*x, *states, *weights)
+    paired = call.ready.plan.paired
+    if paired or any(t.is_complex() for t in tensors):
+        of_pairs = [t.is_complex() for t in tensors]
+        tensors = tuple(torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in tensors)
+        out = _run(call._replace(plain=_of_pairs(call.plain, of_pairs)), tensors, len(x), len(states))
+        return [torch.view_as_complex(t) if i in paired else t for i, t in enumerate(out)]
+    return _run(call, tensors, len(x), len(states))
+
+
+def _of_pairs(plain: Callable[..., Any], of_pairs: Sequence[bool]) -> Callable[..., Any]:
+    """The plain loop on pairs of real numbers in place of complex ones."""
+
+    def run(*groups: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        told = iter(of_pairs)
+        given = [[torch.view_as_complex(t) if next(told) else t for t in group] for group in groups]
+        y, finals = plain(*given)
+        return _as_pairs(y), _as_pairs(finals)
+
+    return run
+
+
+def _as_pairs(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in tensors]
+
+
+def _run(call: Call, tensors: Sequence[Tensor], n_x: int, n_states: int) -> list[Tensor]:
+    states = tensors[n_x : n_x + n_states]
     if not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
         return _forward(call, tensors)[0]
     if call.ready.backward is None and not any(t.requires_grad for t in states):

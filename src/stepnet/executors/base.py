@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from typing import ClassVar, Literal
 
 from stepnet.errors import Unsupported
+from stepnet.ir.agreement import INTEGERS
 from stepnet.ir.plan import LoopPlan, Region
 
 from .loop import Scan
@@ -87,4 +88,4 @@ def floating_types(loop: LoopPlan, region: Region) -> set[str]:
     """The types of numbers that a scan computes with, those that count or choose left out."""
     names = {n for node in region.nodes for n in (*node.inputs, *node.outputs) if n}
     names |= {n for c in region.carries for n in (c.parameter, c.result)} | set(loop.outputs(region))
-    return {loop.body.values[name].dtype for name in names} - {"bool", "int64"}
+    return {loop.body.values[name].dtype for name in names} - {"bool", *INTEGERS}

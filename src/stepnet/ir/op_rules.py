@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from .agreement import INTEGERS as _INTEGERS
+from .agreement import Inputs
+from .agreement import has_shape as _shape
+from .agreement import same_dtype as _same_dtype
 from .graph import Node, Value
 from .ops import OPS, Stage
+from .whole_rules import WHOLE_CHECKS
 
 _TO_BOOL = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isnan"})
 _LOGIC = frozenset({"and", "or", "xor", "not"})
-_INTEGERS = frozenset({"int64", "int32", "int16", "int8", "uint8"})
 _LINEAR = frozenset(
     {"add", "sub", "mul", "div", "neg", "copy", "cast", "sum", "reshape", "permute", "expand", "slice",
-     "flip", "cat", "matmul", "where"}
+     "flip", "cat", "matmul", "where", "cumsum", "gather", "scatter_add", "lu_solve", "solve_triangular",
+     "matrix_exp_grad"}
 )  # fmt: skip
 
-Inputs = Sequence[Value]
 Check = Callable[[Node, Inputs, Value], Iterator[str]]
 
 
@@ -97,19 +101,6 @@ def _joined(kinds: set[str]) -> str:
 
 def _list(kinds: set[str]) -> str:
     return " or ".join(sorted(kinds)) or "no"
-
-
-def _same_dtype(values: Inputs, out: Value) -> Iterator[str]:
-    found = {v.dtype for v in values}
-    if found != {out.dtype}:
-        yield f"gives {out.dtype} from {', '.join(sorted(found))}"
-
-
-def _shape(out: Value, expected: tuple[int, ...] | None, inputs: Inputs) -> Iterator[str]:
-    if expected != out.shape:
-        given = ", ".join(str(list(v.shape)) for v in inputs)
-        wanted = "none: they do not go together" if expected is None else str(list(expected))
-        yield f"gives shape {list(out.shape)} from {given}, expected {wanted}"
 
 
 def _pointwise(node: Node, inputs: Inputs, out: Value) -> Iterator[str]:
@@ -201,18 +192,6 @@ def _cat(node: Node, inputs: Inputs, out: Value) -> Iterator[str]:
     total = sum(v.shape[dim] for v in inputs)
     yield from _shape(out, (*first[:dim], total, *first[dim + 1 :]), inputs)
     yield from _same_dtype(inputs, out)
-
-
-def _gather(node: Node, inputs: Inputs, out: Value) -> Iterator[str]:
-    value, index = inputs
-    if len(value.shape) != len(index.shape) or not 0 <= node.attr("dim") < len(value.shape):
-        yield f"gathers along dimension {node.attr('dim')} of {list(value.shape)} by {list(index.shape)}"
-    if index.dtype not in _INTEGERS:
-        yield f"has an index of {index.dtype}"
-    if "shared" in (value.kind, index.kind) and value.kind != index.kind:
-        yield f"gathers from a {value.kind} value by a {index.kind} index"
-    yield from _shape(out, index.shape, inputs)
-    yield from _same_dtype([value], out)
 
 
 def _embed(node: Node, inputs: Inputs, out: Value) -> Iterator[str]:
@@ -315,6 +294,6 @@ _CHECKS: dict[str, Check] = {
     **dict.fromkeys(("rand", "randn", "spread"), _nothing),
     **dict.fromkeys(("shift", "sum_rows", "sum_steps"), _like),
     "reshape": _reshape, "permute": _permute, "expand": _expand, "slice": _slice, "flip": _flip, "cat": _cat,
-    "gather": _gather, "embed": _embed, "matmul": _matmul, "matmul_tn": _matmul_tn, "embed_grad": _embed_grad,
-    "full": _full, "iota": _iota,
+    "embed": _embed, "matmul": _matmul, "matmul_tn": _matmul_tn, "embed_grad": _embed_grad,
+    "full": _full, "iota": _iota, **WHOLE_CHECKS,
 }  # fmt: skip

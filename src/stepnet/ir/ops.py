@@ -17,6 +17,7 @@ class Stage(Enum):
     REDUCE = "reduce"  # over feature dimensions, kept as size 1
     SHAPE = "shape"  # moves elements, computes nothing
     MATMUL = "matmul"  # contracts features
+    WHOLE = "whole"  # an algorithm on whole features: picks, running totals, sorts, factors of matrices
     ROWS = "rows"  # sums over rows: legal only where the loop adds up over its steps
     SOURCE = "source"  # makes a value from nothing
     OPAQUE = "opaque"  # a torch call
@@ -40,9 +41,11 @@ OPS: dict[str, Op] = {
     # pointwise, one input; `cast` takes the dtype of its result
     **_ops(Stage.POINTWISE, 1, "neg abs sign relu floor ceil round trunc not isnan cast copy reciprocal"),
     **_ops(Stage.POINTWISE, 1, "exp expm1 log log1p sqrt rsqrt sin cos tanh sigmoid erf", costly=True),
+    **_ops(Stage.POINTWISE, 1, "tan asin acos atan sinh cosh asinh acosh atanh exp2 log2 log10", costly=True),
+    **_ops(Stage.POINTWISE, 1, "erfc erfinv lgamma digamma trigamma", costly=True),
     # pointwise, two and three inputs
     **_ops(Stage.POINTWISE, 2, "add sub mul div maximum minimum eq ne lt le gt ge and or xor"),
-    **_ops(Stage.POINTWISE, 2, "pow remainder atan2", costly=True),
+    **_ops(Stage.POINTWISE, 2, "pow remainder atan2 hypot fmod copysign floor_divide", costly=True),
     **_ops(Stage.POINTWISE, 3, "where"),
     # over feature dimensions: attributes dims; the result keeps them as size 1
     **_ops(Stage.REDUCE, 1, "sum amax amin"),
@@ -54,8 +57,19 @@ OPS: dict[str, Op] = {
     # boot value of the carry that it names
     **_ops(Stage.SHAPE, 1, "shift"),
     **_ops(Stage.SHAPE, -1, "spread"),
-    **_ops(Stage.SHAPE, 2, "gather"),  # attribute dim: along a feature dimension, index per row
     **_ops(Stage.SHAPE, 2, "embed"),  # shared table [rows, ...], integer index per row
+    # along a feature dimension, attribute dim: x and an index; x, an index and what is put there
+    **_ops(Stage.WHOLE, 2, "gather"),
+    **_ops(Stage.WHOLE, 3, "scatter scatter_add"),
+    # running totals; where the largest and the smallest so far are
+    **_ops(Stage.WHOLE, 1, "cumsum cumprod"),
+    **_ops(Stage.WHOLE, 1, "logcumsumexp", costly=True),
+    **_ops(Stage.WHOLE, 1, "cumargmax cumargmin"),
+    # places in order, as torch orders equals: descending, stable; of the first k: largest, sorted
+    **_ops(Stage.WHOLE, 1, "argsort topk"),
+    # of matrices, the last two dimensions. lu: the factors, and a last row of what rows were swapped with
+    **_ops(Stage.WHOLE, 1, "lu cholesky matrix_exp"),
+    **_ops(Stage.WHOLE, 2, "lu_solve solve_triangular matrix_exp_grad"),
     # matmul: [.., K] x shared or per-row [.., K, N]; leading feature dimensions broadcast
     **_ops(Stage.MATMUL, 2, "matmul"),
     # over rows: a^T b of two row values; the sum over rows; attributes of embed_grad: count

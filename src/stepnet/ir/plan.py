@@ -97,6 +97,8 @@ class Plan:
             it carries gradients to, be they zero.
         requires: likewise, the inputs that make it require a gradient: those, and what only views made under
             no_grad are of.
+        paired: the y leaves and new states (numbered) that are complex: here pairs of real numbers, as
+            complex inputs are.
     """
 
     name: str
@@ -114,3 +116,4 @@ class Plan:
     random: bool = False
     flow: tuple[tuple[int, ...], ...] = ()
     requires: tuple[tuple[int, ...], ...] = ()
+    paired: tuple[int, ...] = ()

@@ -249,6 +249,6 @@ def _why(node: Node | None) -> str:
         return "noise must be the same in both directions"
     if OPS[node.op].stage is Stage.MATMUL:
         return "a matmul is never computed twice"
-    if OPS[node.op].stage is Stage.OPAQUE or node.op == "embed":
+    if OPS[node.op].stage in (Stage.OPAQUE, Stage.WHOLE) or node.op == "embed":
         return f"'{_op_name(node)}' is never computed twice"
     return "the rest is cheap to compute from it"

@@ -139,7 +139,7 @@ static void run_share(const arguments *a, int64_t index, int64_t slot, int64_t m
         }
         { float *now = state; state = state_next; state_next = now; }
     }
-    if (wrong) __atomic_store_n(a->wrong, 1, __ATOMIC_RELAXED);
+    if (wrong) __atomic_store_n(a->wrong, wrong, __ATOMIC_RELAXED);
 #undef MEET
 }
 

@@ -89,14 +89,14 @@ def preamble(*dtypes: str, linked: bool = False) -> str:
     True
     """
     parts = ["#define SN_LINKED"] if linked else []
-    parts.append(_header("sn_math.h"))
+    parts.append(header("sn_math.h"))
     parts += [_products(dtype) for dtype in dtypes]
-    parts.append(_header("sn_parallel.h"))
+    parts.append(header("sn_parallel.h"))
     return "\n".join(parts)
 
 
 def _products(dtype: str) -> str:
-    return f"#define SN_REAL {_CTYPE[dtype]}\n#define SN_(name) name##_{dtype}\n{_header('sn_matmul.h')}"
+    return f"#define SN_REAL {_CTYPE[dtype]}\n#define SN_(name) name##_{dtype}\n{header('sn_matmul.h')}"
 
 
 def available() -> str | None:
@@ -171,7 +171,8 @@ if hasattr(os, "register_at_fork"):
 
 
 @functools.cache
-def _header(name: str) -> str:
+def header(name: str) -> str:
+    """The text of one of the files that generated code stands on."""
     return resources.files("stepnet.executors.c").joinpath(name).read_text()
 
 

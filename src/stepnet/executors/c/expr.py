@@ -3,67 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import isinf, isnan, prod
+from math import prod
 from typing import Any
 
 from stepnet.errors import Unsupported
+from stepnet.executors.schedule.buffers import is_stored
 from stepnet.executors.schedule.loops import Loop
 from stepnet.executors.schedule.views import Access, broadcast, collapse, contiguous
 from stepnet.ir.graph import Node
 from stepnet.ir.ops import OPS, Stage
 
+from .numbers import CALLS, ENDS, INFIX, KINDS, START, WHOLE_NUMBERS, literal
 from .places import Places
-
-_INFIX = {
-    "add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">",
-    "ge": ">=", "and": "&", "or": "|", "xor": "^",
-}  # fmt: skip
-_CALLS = frozenset(
-    {
-        "exp",
-        "expm1",
-        "tanh",
-        "sigmoid",
-        "log",
-        "log1p",
-        "erf",
-        "sqrt",
-        "rsqrt",
-        "abs",
-        "floor",
-        "ceil",
-        "trunc",
-        "round",
-        "relu",
-        "sign",
-        "maximum",
-        "minimum",
-        "sin",
-        "cos",
-        "pow",
-        "remainder",
-    }
-)
-_START = {"sum": "0", "amax": "-INFINITY", "amin": "INFINITY", "argmax": "-INFINITY", "argmin": "INFINITY"}
-_KINDS = {"bool": "int", "int64": "int64_t"}  # of a value in a register; else real
-
-
-def literal(number: float, real: str) -> str:
-    """A number as C writes it.
-
-    >>> literal(0.05, "float"), literal(1, "double")
-    ('0.05f', '1.0')
-    """
-    tail = "f" if real == "float" else ""
-    if isnan(number):
-        return "NAN"
-    if isinf(number):
-        return "INFINITY" if number > 0 else "-INFINITY"
-    return repr(float(number)) + tail
+from .whole import call_text
 
 
 def loop_text(w: Places, loop: Loop, depth: int = 3) -> list[str]:
     """The lines of one loop, its reductions' variables included."""
+    if OPS[loop.nodes[0].op].stage is Stage.WHOLE:
+        return call_text(w, loop.nodes[0], depth)
     text = _LoopText(w, loop, depth)
     return text.lines()
 
@@ -108,8 +66,8 @@ class _LoopText:
             line(text, 0)
         for node in reductions:
             if self._in_line(node):
-                size, start = w.p.value(node.output).size, _START[node.op]
-                line(f"for (int64_t j = 0; j < {size}; ++j) {w.c(node.output)}_line[j] = {start};", 0)
+                size, name = w.p.value(node.output).size, w.c(node.output)
+                line(f"for (int64_t j = 0; j < {size}; ++j) {name}_line[j] = {self._start(node)};", 0)
         for k, (size, variable) in enumerate(zip(dims, self.variables, strict=True)):
             for node in inside:
                 if self._open_at(node) == k:
@@ -140,10 +98,19 @@ class _LoopText:
 
     def _open(self, node: Node) -> str:
         """The variables of a reduction."""
-        name, start = self.w.c(node.output), _START[node.op]
+        name, kind, start = self.w.c(node.output), self._kind(node.inputs[0]), self._start(node)
         if node.op in ("argmax", "argmin"):
-            return f"{self.w.real} {name}_best = {start}; int64_t {name} = 0;"
-        return f"{self.w.real} {name} = {start};"
+            return f"{kind} {name}_best = {start}; int64_t {name} = 0;"
+        return f"{kind} {name} = {start};"
+
+    def _start(self, node: Node) -> str:
+        """What a reduction of nothing is."""
+        ends = ENDS.get(self.w.p.value(node.inputs[0]).dtype)
+        return START[node.op] if ends is None or node.op == "sum" else ends["min" in node.op]
+
+    def _kind(self, name: str) -> str:
+        """The C type of a value in a register."""
+        return KINDS.get(self.w.p.value(name).dtype, self.w.real)
 
     def _looked_up(self, node: Node) -> list[Access]:
         """How a lookup walks its index, and the elements of a row of the table."""
@@ -186,6 +153,8 @@ class _LoopText:
 
     def _extreme(self, node: Node, a: str, b: str) -> str:
         call = {"amax": "maximum", "amin": "minimum"}[node.op]
+        if self.w.p.value(node.output).dtype in KINDS:
+            return f"{a} {'>' if call == 'maximum' else '<'} {b} ? {a} : {b}"
         return f"sn_{call}_{self.w.suffix}({a}, {b})"
 
     def _whole(self) -> Access:
@@ -226,12 +195,12 @@ class _LoopText:
         seen = self._read(operand) if seen is None else seen
         number = w.constant(seen.base)
         if number is not None:
-            if w.p.value(seen.base).dtype in _KINDS:
+            if w.p.value(seen.base).dtype in KINDS:
                 return str(int(number))
             return literal(number, w.real)
         if seen.base in self.registers:
             return w.c(seen.base)
-        if seen.base in w.here and w.p.value(seen.base).size == 1 and w.made[seen.base].op != "cat":
+        if seen.base in w.here and w.p.value(seen.base).size == 1 and not is_stored(w.made[seen.base]):
             return w.c(seen.base)
         return f"{w.pointer(seen.base, None)}[{self._index(seen)}]"
 
@@ -251,7 +220,7 @@ class _LoopText:
             if node.op in ("argmax", "argmin"):
                 self._arg(node, name, given[0])
             elif not self.loop.shape:
-                self.body.append(f"const {w.real} {name} = {given[0]};")
+                self.body.append(f"const {self._kind(node.output)} {name} = {given[0]};")
                 self._store(node, name, self.body.append, None)
             elif self._open_at(node) == len(self.dims):
                 self.body.append(self._add_to_line(node, given[0]))
@@ -260,7 +229,7 @@ class _LoopText:
             else:
                 self.body.append(f"{name} = {self._extreme(node, name, given[0])};")
             return
-        kind = _KINDS.get(p.value(node.output).dtype, w.real)
+        kind = KINDS.get(p.value(node.output).dtype, w.real)
         self.body.append(f"const {kind} {name} = {self._expression(node, given)};")
         self.registers.add(node.output)
         self._store(node, name, self.body.append, self._whole() if self.dims else None)
@@ -276,7 +245,7 @@ class _LoopText:
         steps = [prod(sizes[k + 1 :]) for k in range(len(sizes))]
         at = " + ".join(v if step == 1 else f"{v} * {step}" for v, step in zip(names, steps, strict=True))
         best, worse = f"{name}_best", "<=" if node.op == "argmax" else ">="
-        self.body.append(f"const {self.w.real} {name}_now = {given};")
+        self.body.append(f"const {self._kind(node.inputs[0])} {name}_now = {given};")
         self.body.append(f"if (!({name}_now {worse} {best}) && {best} == {best}) {{")
         self.body.append(f"    {best} = {name}_now;")
         self.body.append(f"    {name} = {at};")
@@ -296,9 +265,11 @@ class _LoopText:
 
     def _expression(self, node: Node, given: list[str]) -> str:
         op, w = node.op, self.w
-        if op in _INFIX:
-            return f"{given[0]} {_INFIX[op]} {given[1]}"
-        if op in _CALLS:
+        if w.p.value(node.output).dtype in ENDS and op in WHOLE_NUMBERS:
+            return WHOLE_NUMBERS[op].format(*given)
+        if op in INFIX:
+            return f"{given[0]} {INFIX[op]} {given[1]}"
+        if op in CALLS:
             return f"sn_{op}_{w.suffix}({', '.join(given)})"
         if op == "neg":
             return f"-({given[0]})" if given[0].startswith("-") else f"-{given[0]}"
@@ -317,10 +288,10 @@ class _LoopText:
             if to == "bool":
                 return f"{given[0]} != 0"
             source = w.p.value(node.inputs[0]).dtype
-            return f"({_KINDS.get(to, w.real)}){given[0]}" if source != to else given[0]
+            return f"({KINDS.get(to, w.real)}){given[0]}" if source != to else given[0]
         if op == "full":
             number = node.attr("value")
-            return str(int(number)) if w.p.value(node.output).dtype in _KINDS else literal(number, w.real)
+            return str(int(number)) if w.p.value(node.output).dtype in KINDS else literal(number, w.real)
         raise Unsupported(f"the loop holds '{op}', which generated C does not do", line=node.line)
 
     def _store(self, node: Node, text: str, add: Callable[[str], Any], seen: Access | None) -> None:

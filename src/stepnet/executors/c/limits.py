@@ -5,6 +5,7 @@ from __future__ import annotations
 from stepnet.errors import Unsupported
 from stepnet.executors.base import floating_types
 from stepnet.executors.schedule.views import VIEWS
+from stepnet.ir.agreement import INTEGERS
 from stepnet.ir.graph import Graph, Node
 from stepnet.ir.ops import OPS, Stage
 from stepnet.ir.plan import LoopPlan, Region
@@ -12,23 +13,23 @@ from stepnet.ir.plan import LoopPlan, Region
 DTYPES = ("float32", "float64")
 _MOST_PRODUCTS = 1 << 15  # of the numbers of two matrices of one row
 UNSUPPORTED = {
-    "gather": "a gather by index",
     "shift": "a value carried outside the scan",
 }
 # Every op that no loop of generated C holds, and why. Outside of loops torch runs it.
 REFUSED = {
-    "atan2": "`sn_math.h` has no function for it",
-    "gather": "each row reads other features",
     **dict.fromkeys(("shift", "spread"), "it moves values between steps, so it never stands inside a loop"),
     **dict.fromkeys(("matmul_tn", "embed_grad"), "it runs once for all steps, by torch"),
     **dict.fromkeys(("rand", "randn"), "noise is torch's, drawn for all steps before the loop"),
     "iota": "it is made once, before the loop",
     "opaque": "it is a call of torch",
 }
-# What generated C does with whole numbers. Products and quotients of them are torch's to define.
+# What generated C does with whole numbers. Quotients and powers of them are torch's to define.
 INTEGER_OPS = VIEWS | {
     "copy", "add", "sub", "neg", "eq", "ne", "lt", "le", "gt", "ge", "where", "cast", "full", "cat", "embed",
-    "argmax", "argmin",
+    "mul", "maximum", "minimum", "abs", "sign", "relu", "floor", "ceil", "round", "trunc", "remainder",
+    "floor_divide", "sum",
+    "amax", "amin", "argmax", "argmin", "gather", "scatter", "scatter_add", "cumsum", "cumprod", "argsort",
+    "topk", "cumargmax", "cumargmin",
 }  # fmt: skip
 
 
@@ -82,11 +83,16 @@ def _check_product(a: tuple[int, ...], b: tuple[int, ...], node: Node) -> None:
 
 
 def _check_integers(body: Graph, node: Node) -> None:
-    whole = any(body.values[n].dtype == "int64" for n in (*node.inputs, *node.outputs))
+    whole = any(body.values[n].dtype in INTEGERS for n in (*node.inputs, *node.outputs))
     if whole and node.op not in INTEGER_OPS:
         raise Unsupported(f"the loop does '{node.op}' with whole numbers", line=node.line)
+    if whole and node.op in ("remainder", "floor_divide"):
+        maker = body.producers.get(node.inputs[1])
+        if maker is None or maker.op != "full" or not maker.attr("value"):
+            raise Unsupported("the loop divides whole numbers by one that may be 0", line=node.line)
     if node.op in ("argmax", "argmin", "embed"):
         source = body.values[node.inputs[0]]
-        if source.dtype in ("int64", "bool") or not source.size:
+        table = node.op == "embed" and source.dtype in INTEGERS
+        if table or source.dtype == "bool" or not source.size:
             what = source.dtype if source.size else "nothing"
             raise Unsupported(f"the loop holds an {node.op} of {what}", line=node.line)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from stepnet.executors.schedule import buffers
 from stepnet.executors.schedule.loops import RowFunction
 from stepnet.executors.schedule.program import Program
+from stepnet.ir.agreement import INTEGERS
 from stepnet.ir.graph import ITEM_SIZE, Node
 from stepnet.ir.plan import LoopPlan
 
@@ -53,7 +54,8 @@ class Places:
 
     def ctype(self, value: str) -> str:
         """The C type a value is stored as."""
-        return {"bool": "uint8_t", "int64": "int64_t"}.get(self.p.value(value).dtype, self.real)
+        dtype = self.p.value(value).dtype
+        return "uint8_t" if dtype == "bool" else f"{dtype}_t" if dtype in INTEGERS else self.real
 
     def shared(self, value: str) -> str:
         """The member that an element of a shared value is read from; a matrix's own member has strides."""

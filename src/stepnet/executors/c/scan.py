@@ -21,6 +21,7 @@ from . import build as c_build
 from . import threads as c_threads
 from .source import FIXED, Source, write
 from .tables import new_table
+from .whole import headers
 
 ALONE = 1 << 19  # multiplications of a call that one thread does before another one wakes
 MEMBER_BYTES = 1 << 15  # of weights that a step reads, for each thread that shares it (measured)
@@ -56,7 +57,8 @@ class CScan:
         if reason is not None:
             raise Unsupported(reason, remedy="install a C compiler, or stepnet[compiler]")
         try:
-            library = c_build.build(c_build.preamble(suffix, linked=True) + self.source.text, suffix)
+            before = c_build.preamble(suffix, linked=True) + headers(p)
+            library = c_build.build(before + self.source.text, suffix)
         except BuildError as error:
             raise Unsupported(str(error)) from error
         self.run = library.function("run", ctypes.POINTER(c_threads.Pool), ctypes.c_void_p)
@@ -128,12 +130,8 @@ class CScan:
         self.run(c_threads.pool(placed.used), arguments.buffer_info()[0])
         self.spaces.append(space)
         p = self.source.program
-        if p.lookups and made[""]:
-            raise StepIndexError(
-                "a lookup by an index computed in the step found no such row",
-                got=f"an index outside one of {', '.join(_table(p, node) for node in p.lookups)}",
-                remedy="indices count from 0 to the rows of the table less one",
-            )
+        if p.faults and made[""]:
+            raise _fault(p, int(made[""]))
         for name in p.sums:
             values[name] = made[name] if placed.parts == 1 else made[name].sum(0)
         for name in p.totals:
@@ -192,9 +190,32 @@ class CScan:
         return space if space.numel() >= size else torch.empty(size, dtype=torch.uint8)
 
 
-def _table(p: Program, node: Node) -> str:
+def _fault(p: Program, number: int) -> Exception:
+    """What a scan found wrong, by the number of it."""
+    if number == 2:
+        lines = ", ".join(node.line for node in p.faults if node.op in ("lu", "cholesky") and node.line)
+        return torch.linalg.LinAlgError(
+            "linalg: a matrix of a row has no inverse, or is not positive-definite"
+            + (f" ({lines})" if lines else "")
+        )
+    places = [_places(p, node) for node in p.faults if node.op not in ("lu", "cholesky")]
+    if not any(node.op == "embed" for node in p.faults):
+        return StepIndexError(
+            "a pick by an index computed in the step found no such element",
+            got=f"an index outside one of {', '.join(places)}",
+            remedy="indices count from 0 to the size of the dimension less one",
+        )
+    return StepIndexError(
+        "a lookup by an index computed in the step found no such row",
+        got=f"an index outside one of {', '.join(places)}",
+        remedy="indices count from 0 to the rows of the table less one",
+    )
+
+
+def _places(p: Program, node: Node) -> str:
     at = f" ({node.line})" if node.line else ""
-    return f"{p.value(node.inputs[0]).shape[0]} rows{at}"
+    shape = p.value(node.inputs[0]).shape
+    return f"{shape[0]} rows{at}" if node.op == "embed" else f"{shape[node.attr('dim')]} places{at}"
 
 
 def _pointer(tensor: Tensor, alive: list[Tensor]) -> int:

@@ -96,6 +96,7 @@ class _Writer:
                 "name": self.name,
                 "members": [{"text": entry.text} for entry in fields],
                 "lookups": p.lookups,
+                "faults": p.faults,
                 "carries": carries,
                 "held": held,
                 "chunks": bool(early or late),
@@ -158,7 +159,7 @@ class _Writer:
             member("sum", name, f"{w.real} *{w.c(name)}")
         for name in p.totals:
             member("total", name, f"{w.real} *{w.c(name)}")
-        if p.lookups:
+        if p.faults:
             member("wrong", "", "int64_t *wrong")
         return fields
 

@@ -9,7 +9,7 @@ chunk           rows of some steps, made before those steps
 from __future__ import annotations
 
 from stepnet.ir.graph import Node
-from stepnet.ir.ops import TOTALS
+from stepnet.ir.ops import OPS, TOTALS, Stage
 
 from .program import Program
 from .views import Access, broadcast
@@ -18,6 +18,11 @@ from .views import Access, broadcast
 def makers(p: Program) -> dict[str, Node]:
     """The node that makes each value, those that are made some steps ahead left out."""
     return {n: node for node in (*p.nodes, *p.late) for n in node.outputs}
+
+
+def is_stored(node: Node) -> bool:
+    """True for what is never a variable of C."""
+    return node.op in ("cat", "matmul") or OPS[node.op].stage is Stage.WHOLE
 
 
 def homes(p: Program) -> dict[str, list[str]]:
@@ -36,11 +41,12 @@ def homes(p: Program) -> dict[str, list[str]]:
             maker = made.get(base)
             if maker is None or maker.op in TOTALS:
                 continue
-            crosses = p.level[id(maker)] != at or node.op == "matmul" or maker.op in ("matmul", "cat")
+            whole = OPS[node.op].stage is Stage.WHOLE and p.value(base).size == 1  # no variable: its address
+            crosses = p.level[id(maker)] != at or node.op == "matmul" or is_stored(maker) or whole
             if crosses and not homes[base] and node.op != "cat":
                 homes[base].append("scratch")
     for node in p.nodes:
-        if node.op in ("cat", "matmul") and not homes[node.output]:
+        if is_stored(node) and not homes[node.output]:
             homes[node.output].append("scratch")
     return homes
 

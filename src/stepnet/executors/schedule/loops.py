@@ -51,6 +51,8 @@ def reads_in_step(p: Program, node: Node, operand: str, made: dict[str, Node]) -
     seen = p.access.get(operand)
     base = operand if seen is None else seen.base
     maker = made[base]
+    if OPS[node.op].stage is Stage.WHOLE:
+        return False
     if OPS[maker.op].stage is not Stage.POINTWISE and maker.op != "embed":
         return False
     if is_size_one(p, base):
@@ -138,11 +140,15 @@ def row_function(p: Program, nodes: list[Node], homes: dict[str, list[str]]) -> 
     loops: list[Loop] = []
     for at in range(max(first.values(), default=-1) + 1):
         groups: dict[tuple[int, ...], Loop] = {}
+        alone: list[Loop] = []
         for node in nodes:
             if first[id(node)] != at or node.op == "cat":
                 continue
             shape = iteration_shape(p, node)
+            if OPS[node.op].stage is Stage.WHOLE:
+                alone.append(Loop(shape, [node]))
+                continue
             key = () if all(n == 1 for n in shape) else shape
             groups.setdefault(key, Loop(key)).nodes.append(node)
-        loops += sorted(groups.values(), key=lambda loop: loop.shape != ())
+        loops += [*sorted(groups.values(), key=lambda loop: loop.shape != ()), *alone]
     return RowFunction(loops, lines, {n: first[id(node)] for n, node in made.items()})

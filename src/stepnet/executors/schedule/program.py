@@ -19,6 +19,7 @@ from .slices import split_by_slices
 from .views import VIEWS, Access, contiguous, view
 
 _LOOPED = (Stage.POINTWISE, Stage.REDUCE)
+_FAULTS = frozenset({"embed", "gather", "scatter", "scatter_add", "lu", "cholesky"})
 
 
 @dataclass
@@ -61,6 +62,11 @@ class Program:
     def lookups(self) -> list[Node]:
         """Rows of tables that an index names, which may name none."""
         return [node for node in self.nodes if node.op == "embed"]
+
+    @property
+    def faults(self) -> list[Node]:
+        """What may fail on some values: an index that names nothing, a matrix without a factor."""
+        return [node for node in self.nodes if node.op in _FAULTS]
 
     @property
     def stages(self) -> list[tuple[list[Node], list[Node]]]:
@@ -199,8 +205,16 @@ class _Maker:
             node = Node(
                 "matmul", (self._row_operand(node), node.inputs[1]), node.outputs, node.attrs, node.line
             )
+        if OPS[node.op].stage is Stage.WHOLE:
+            inputs = tuple(map(self._whole_operand, node.inputs))
+            node = Node(node.op, inputs, node.outputs, node.attrs, node.line)
         self.nodes.append(node)
         self.made.update((name, node) for name in node.outputs)
+
+    def _whole_operand(self, name: str) -> str:
+        """A value whose elements stand in memory one after the other."""
+        seen = self.access_of(name)
+        return name if seen.is_whole and self._constant(seen.base) is None else self._copy(name)
 
     def _row_operand(self, node: Node) -> str:
         name = node.inputs[0]

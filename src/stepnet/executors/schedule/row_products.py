@@ -16,7 +16,7 @@ from stepnet.ir.ops import OPS, Stage
 
 from .views import VIEWS, Access, contiguous, view
 
-_REDUCTIONS = ("sum", "amax", "amin")
+_REDUCTIONS = ("sum", "amax", "amin", "argmax", "argmin")
 _SHORT = 8  # elements that are not worth a pass over vectors of them
 
 
@@ -69,34 +69,40 @@ class _Rewriter:
         return self.access.get(name) or Access(name, 0, shape, contiguous(shape))
 
     def _new(self, op: str, inputs: tuple[str, ...], like: str, shape: tuple[int, ...], line: str | None,
-             **attrs: object) -> str:  # fmt: skip
+             dtype: str = "", **attrs: object) -> str:  # fmt: skip
         number = 0
         while (name := f"{like}_p{number}") in self.values:  # a user's name may look like one of these
             number += 1
-        self.values[name] = Value(name, "row", shape, self.values[like].dtype)
+        self.values[name] = Value(name, "row", shape, dtype or self.values[like].dtype)
         self._add(Node(op, inputs, (name,), tuple(sorted(attrs.items())), line))
         return name
 
     def _reduction(self, node: Node) -> None:
         source, shape = node.inputs[0], self.values[node.inputs[0]].shape
-        dims = set(node.attr("dims"))
+        place = node.op in ("argmax", "argmin")
+        if place and (node.attr("dim") is None or shape[node.attr("dim")] == 1):
+            self._add(node)
+            return
+        dims = {node.attr("dim")} if place else set(node.attr("dims"))
         if all(shape[d] == 1 for d in dims):
             self._reshaped(source, node)
             return
         steps = self._seen(source).strides
         order = sorted(range(len(shape)), key=lambda d: (steps[d] != 0, -abs(steps[d])))
         wide = [d for d in order if shape[d] != 1]
-        if wide[-1] not in dims and shape[wide[-1]] < _SHORT:
-            order.sort(key=lambda d: d in dims)  # stays an inner loop over what is summed
+        if place or (wide[-1] not in dims and shape[wide[-1]] < _SHORT):
+            order.sort(key=lambda d: d in dims)  # an inner loop over what is summed
         if [d for d in order if shape[d] != 1] == sorted(wide):
             self._add(node)
             return
         turned = self._new(
-            "permute", (source,), node.output, tuple(shape[d] for d in order), node.line, dims=tuple(order)
-        )
+            "permute", (source,), node.output, tuple(shape[d] for d in order), node.line,
+            self.values[source].dtype, dims=tuple(order),
+        )  # fmt: skip
         small = tuple(1 if d in dims else shape[d] for d in order)
         last = tuple(at for at, d in enumerate(order) if d in dims)
-        total = self._new(node.op, (turned,), node.output, small, node.line, dims=last)
+        how: dict[str, object] = {"dim": last[0]} if place else {"dims": last}
+        total = self._new(node.op, (turned,), node.output, small, node.line, "", **how)
         back = tuple(order.index(d) for d in range(len(order)))
         self._add(Node("permute", (total,), node.outputs, (("dims", back),), node.line))
 

@@ -13,6 +13,8 @@ from stepnet.errors import GraphError
 from stepnet.ir.graph import Graph, Node, Value
 from stepnet.ir.ops import OPS, Stage
 
+from .whole import bind_whole
+
 _POINTWISE: dict[str, Callable[..., Tensor]] = {
     "neg": torch.neg, "abs": torch.abs, "sign": torch.sign, "relu": torch.relu, "floor": torch.floor,
     "ceil": torch.ceil, "round": torch.round, "trunc": torch.trunc, "not": torch.logical_not,
@@ -23,6 +25,11 @@ _POINTWISE: dict[str, Callable[..., Tensor]] = {
     "minimum": torch.minimum, "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt,
     "ge": torch.ge, "and": torch.logical_and, "or": torch.logical_or, "xor": torch.logical_xor,
     "pow": torch.pow, "remainder": torch.remainder, "atan2": torch.atan2, "where": torch.where,
+    "trigamma": lambda x: torch.polygamma(1, x),
+    **{name: getattr(torch, name) for name in (
+        "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "exp2", "log2", "log10",
+        "erfc", "erfinv", "lgamma", "digamma", "hypot", "fmod", "copysign", "floor_divide",
+    )},
 }  # fmt: skip
 
 # Every op without a function of torch, and why.
@@ -40,7 +47,7 @@ def bind(graph: Graph, node: Node) -> Run:
         raise GraphError(f"no torch meaning for op '{node.op}'")
     makers: dict[Stage, Callable[[Graph, Node], Run]] = {
         Stage.POINTWISE: _pointwise, Stage.REDUCE: _reduce, Stage.SHAPE: _shape, Stage.MATMUL: _matmul,
-        Stage.ROWS: _rows, Stage.SOURCE: _source, Stage.OPAQUE: _opaque,
+        Stage.WHOLE: bind_whole, Stage.ROWS: _rows, Stage.SOURCE: _source, Stage.OPAQUE: _opaque,
     }  # fmt: skip
     return makers[OPS[node.op].stage](graph, node)
 
@@ -134,9 +141,6 @@ def _shape(graph: Graph, node: Node) -> Run:
                 dim,
             )
         return lambda *args, rows: torch.cat(args, dim)
-    if op == "gather":
-        dim = node.attr("dim") + lead
-        return lambda a, index, rows: a.gather(dim, index)
     return lambda table, index, rows: torch.nn.functional.embedding(index, table)
 
 

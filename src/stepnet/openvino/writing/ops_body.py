@@ -27,7 +27,8 @@ Rule = Callable[["RowNet", Node], Out]
 _ONE = {
     "neg": "Negative", "abs": "Abs", "sign": "Sign", "relu": "ReLU", "floor": "Floor", "ceil": "Ceiling",
     "not": "LogicalNot", "isnan": "IsNaN", "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "sin": "Sin",
-    "cos": "Cos", "tanh": "Tanh", "sigmoid": "Sigmoid", "erf": "Erf",
+    "cos": "Cos", "tan": "Tan", "asin": "Asin", "acos": "Acos", "atan": "Atan", "sinh": "Sinh",
+    "cosh": "Cosh", "tanh": "Tanh", "sigmoid": "Sigmoid", "erf": "Erf",
 }  # fmt: skip
 _TWO = {
     "add": "Add", "sub": "Subtract", "mul": "Multiply", "div": "Divide", "maximum": "Maximum",
@@ -453,9 +454,47 @@ def refusal(op: str) -> str | None:
     reasons = {
         "rand": "a written model draws no noise",
         "randn": "a written model draws no noise",
-        "atan2": "IR has no layer for it",
-        "argmax": "the step is written whole",
-        "argmin": "the step is written whole",
+        **dict.fromkeys(
+            (
+                "atan2",
+                "asinh",
+                "acosh",
+                "atanh",
+                "exp2",
+                "log2",
+                "log10",
+                "erfc",
+                "erfinv",
+                "lgamma",
+                "digamma",
+                "trigamma",
+                "hypot",
+                "fmod",
+                "copysign",
+                "floor_divide",
+            ),
+            "IR has no layer for it",
+        ),
+        **dict.fromkeys(
+            (
+                "argmax",
+                "argmin",
+                "scatter",
+                "scatter_add",
+                "cumsum",
+                "cumprod",
+                "logcumsumexp",
+                "cumargmax",
+                "cumargmin",
+                "argsort",
+                "topk",
+            ),
+            "the step is written whole",
+        ),
+        **dict.fromkeys(
+            ("lu", "cholesky", "matrix_exp", "lu_solve", "solve_triangular", "matrix_exp_grad"),
+            "IR has no layer for it",
+        ),
         "opaque": "it is a torch call; the step is written whole",
     }
     return reasons[op]

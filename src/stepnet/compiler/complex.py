@@ -1,0 +1,425 @@
+"""Complex numbers as pairs of real ones: a trace may hold them, a graph never does.
+
+A traced complex tensor is two values of the graph, its real and its imaginary part. What moves elements does
+so with both; arithmetic is written out as torch's kernels do it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from stepnet.errors import Unsupported
+
+from .normal import RULES, Builder, Ref
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A traced complex tensor: its parts, both with their rows at one place."""
+
+    re: Ref
+    im: Ref
+
+
+class _Real(NamedTuple):
+    """What a part of a traced complex tensor looks like."""
+
+    shape: Sequence[Any]
+    dtype: torch.dtype
+
+
+_REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+_OF_BOTH = frozenset(
+    """view reshape _unsafe_view _reshape_copy view_copy permute permute_copy t transpose expand expand_copy
+    squeeze unsqueeze squeeze_copy unsqueeze_copy slice select split_with_sizes constant_pad_nd slice_scatter
+    select_scatter flip clone alias detach contiguous lift_fresh_copy lift_fresh positive gather index
+    index_select index_put scatter_add sum mean cumsum neg copy diagonal diagonal_scatter unfold zeros_like
+    new_zeros zeros empty_like new_empty empty empty_strided new_empty_strided""".split()  # noqa: SIM905
+)
+_SAME = frozenset({"resolve_conj", "resolve_neg"})
+_CONJUGATES = frozenset({"conj", "_conj", "_conj_physical", "conj_physical"})
+
+
+def is_complex(meta: Any, args: Sequence[Any]) -> bool:
+    """Whether a call takes or makes complex numbers."""
+    metas = meta if isinstance(meta, (tuple, list)) else [meta]
+    if any(getattr(m, "dtype", None) in _REAL for m in metas):
+        return True
+    return any(
+        isinstance(a, Pair) or (isinstance(a, list) and any(isinstance(i, Pair) for i in a)) for a in args
+    )
+
+
+def complex_call(b: Builder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The meaning of an aten call on complex numbers.
+
+    Raises:
+        Unsupported: there is none here.
+    """
+    packet = name.split(".")[0]
+    b.meta = _real_meta(b.meta)
+    if packet in _SAME:
+        return args[0]
+    if packet in _CONJUGATES:
+        given = args[0]
+        return _conjugate(b, given) if isinstance(given, Pair) else complex(given).conjugate()
+    if packet in _OF_BOTH:
+        return _both(b, name, args, kwargs)
+    found = _COMPLEX.get(packet)
+    out = found(b, *args, **kwargs) if found is not None else NotImplemented
+    if out is NotImplemented:
+        raise Unsupported(f"'{packet}' of complex numbers is not compiled", line=b.line)
+    return out
+
+
+def _real_meta(meta: Any) -> Any:
+    if isinstance(meta, (tuple, list)):
+        return [_real_meta(m) for m in meta]
+    return _Real(meta.shape, _REAL.get(meta.dtype, meta.dtype))
+
+
+def _both(b: Builder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """A call that does the same with either part."""
+    rule = RULES.get(name) or RULES.get(name.split(".")[0])
+    meta, parts = b.meta, []
+    for which in ("re", "im"):
+        b.meta = meta
+        own = [_part(b, a, which) for a in args]
+        named = {key: _part(b, a, which) for key, a in kwargs.items() if key != "dtype"}
+        parts.append(rule(b, *own, **named) if rule is not None else NotImplemented)
+    if any(part is NotImplemented for part in parts):
+        return NotImplemented if rule is None else _refused(b, name)
+    if isinstance(parts[0], list):
+        return [Pair(re, im) for re, im in zip(*parts, strict=True)]
+    return Pair(*parts)
+
+
+def _refused(b: Builder, name: str) -> Any:
+    raise Unsupported(f"'{name}' of complex numbers is not compiled", line=b.line)
+
+
+def _part(b: Builder, arg: Any, which: str) -> Any:
+    if isinstance(arg, Pair):
+        return getattr(arg, which)
+    if isinstance(arg, list) and any(isinstance(item, Pair) for item in arg):
+        return [_part(b, item, which) for item in arg]
+    return arg
+
+
+# -- arithmetic ---------------------------------------------------------------------------------------------
+
+Operand = Any  # a Pair, a Ref of real numbers, or a number
+
+
+def _parts(operand: Operand) -> tuple[Any, Any]:
+    """The parts; None for one that is 0 everywhere."""
+    if isinstance(operand, Pair):
+        return operand.re, operand.im
+    if isinstance(operand, complex):
+        return operand.real, operand.imag
+    return operand, None
+
+
+def _op(b: Builder, op: str, *operands: Any) -> Any:
+    """A pointwise op of real operands; of Nones as of zeros."""
+    return b.pointwise(op, list(operands))
+
+
+def _sum(b: Builder, op: str, x: Any, y: Any) -> Any:
+    if y is None:
+        return None if x is None else b.widened(x)
+    if x is None:
+        return b.widened(y) if op == "add" else _op(b, "neg", b.widened(y))
+    return _op(b, op, x, y)
+
+
+def _pair(b: Builder, re: Any, im: Any) -> Pair:
+    zero = 0.0
+    return Pair(b.widened(zero if re is None else re), b.widened(zero if im is None else im))
+
+
+def _times(b: Builder, x: Any, y: Any) -> Any:
+    return None if x is None or y is None else _op(b, "mul", x, y)
+
+
+def _add(b: Builder, x: Operand, y: Operand, alpha: Any = 1, op: str = "add") -> Pair:
+    if alpha != 1:
+        meta = b.meta
+        y = _mul_own(b, y, alpha)
+        b.meta = meta
+    (a, c), (d, e) = _parts(x), _parts(y)
+    return _pair(b, _sum(b, op, a, d), _sum(b, op, c, e))
+
+
+def _mul_own(b: Builder, x: Operand, number: Any) -> Operand:
+    """An operand scaled, in its own shape."""
+    if not isinstance(x, (Ref, Pair)):
+        return x * number
+    if isinstance(number, complex):
+        raise Unsupported("a complex factor of one side of a sum is not compiled", line=b.line)
+
+    def scaled(ref: Ref) -> Ref:
+        value = b.values[ref.name]
+        factor = b.full(number, (), value.dtype)
+        return Ref(b.emit("mul", (ref.name, factor), value.shape, value.dtype), ref.bdim, ref.fold)
+
+    return Pair(scaled(x.re), scaled(x.im)) if isinstance(x, Pair) else scaled(x)
+
+
+def _sub(b: Builder, x: Operand, y: Operand, alpha: Any = 1) -> Pair:
+    return _add(b, x, y, alpha, "sub")
+
+
+def _mul(b: Builder, x: Operand, y: Operand) -> Pair:
+    (a, c), (d, e) = _parts(x), _parts(y)
+    re = _sum(b, "sub", _times(b, a, d), _times(b, c, e))
+    return _pair(b, re, _sum(b, "add", _times(b, a, e), _times(b, c, d)))
+
+
+def _div(b: Builder, x: Operand, y: Operand) -> Pair:
+    """By the larger part of the divisor first, so that its square does not overflow."""
+    (a, c), (d, e) = _parts(x), _parts(y)
+    if e is None:
+        return _pair(b, *(None if part is None else _op(b, "div", part, d) for part in (a, c)))
+    size = _op(b, "maximum", _op(b, "abs", d), _op(b, "abs", e))
+    d_small, e_small = _op(b, "div", d, size), _op(b, "div", e, size)
+    whole = _op(b, "add", _op(b, "mul", d, d_small), _op(b, "mul", e, e_small))
+    re = _sum(b, "add", _times(b, a, d_small), _times(b, c, e_small))
+    im = _sum(b, "sub", _times(b, c, d_small), _times(b, a, e_small))
+    return Pair(_op(b, "div", re, whole), _op(b, "div", im, whole))
+
+
+def _reciprocal(b: Builder, x: Pair) -> Pair:
+    return _div(b, 1.0, x)
+
+
+def _conjugate(b: Builder, x: Pair) -> Pair:
+    value = b.values[x.im.name]
+    return Pair(x.re, Ref(b.emit("neg", (x.im.name,), value.shape, value.dtype), x.im.bdim, x.im.fold))
+
+
+def _abs(b: Builder, x: Pair) -> Any:
+    return _op(b, "hypot", x.re, x.im)
+
+
+def _angle(b: Builder, x: Pair) -> Any:
+    return _op(b, "atan2", x.im, x.re)
+
+
+def _sgn(b: Builder, x: Pair) -> Pair:
+    size = _abs(b, x)
+    none = Ref(_none(b, size), size.bdim, size.fold)
+    return Pair(*(_where(b, none, 0.0, _op(b, "div", part, size)) for part in (x.re, x.im)))
+
+
+def _none(b: Builder, x: Ref) -> str:
+    value = b.values[x.name]
+    return b.emit("eq", (x.name, b.full(0, (), value.dtype)), value.shape, "bool")
+
+
+def _exp(b: Builder, x: Pair) -> Pair:
+    size = _op(b, "exp", x.re)
+    return Pair(_op(b, "mul", size, _op(b, "cos", x.im)), _op(b, "mul", size, _op(b, "sin", x.im)))
+
+
+def _log(b: Builder, x: Pair) -> Pair:
+    return Pair(_op(b, "log", _abs(b, x)), _angle(b, x))
+
+
+def _sqrt(b: Builder, x: Pair) -> Pair:
+    """The larger part by a root, the other one by a quotient."""
+    large = _op(b, "sqrt", _op(b, "mul", _op(b, "add", _abs(b, x), _op(b, "abs", x.re)), 0.5))
+    none = Ref(_none(b, large), large.bdim, large.fold)
+    small = _op(b, "div", x.im, _op(b, "mul", large, 2.0))
+    small = _where(b, none, x.im, small)
+    value = b.values[x.re.name]
+    left = Ref(
+        b.emit("lt", (x.re.name, b.full(0, (), value.dtype)), value.shape, "bool"), x.re.bdim, x.re.fold
+    )
+    re = _where(b, left, _op(b, "abs", small), large)
+    return Pair(re, _where(b, left, _op(b, "copysign", large, x.im), small))
+
+
+def _where(b: Builder, chosen: Ref, x: Any, y: Any) -> Any:
+    return RULES["where.self"](b, chosen, x, y)
+
+
+def _sin(b: Builder, x: Pair) -> Pair:
+    re = _op(b, "mul", _op(b, "sin", x.re), _op(b, "cosh", x.im))
+    return Pair(re, _op(b, "mul", _op(b, "cos", x.re), _op(b, "sinh", x.im)))
+
+
+def _cos(b: Builder, x: Pair) -> Pair:
+    re = _op(b, "mul", _op(b, "cos", x.re), _op(b, "cosh", x.im))
+    return Pair(re, _op(b, "neg", _op(b, "mul", _op(b, "sin", x.re), _op(b, "sinh", x.im))))
+
+
+def _sinh(b: Builder, x: Pair) -> Pair:
+    re = _op(b, "mul", _op(b, "sinh", x.re), _op(b, "cos", x.im))
+    return Pair(re, _op(b, "mul", _op(b, "cosh", x.re), _op(b, "sin", x.im)))
+
+
+def _cosh(b: Builder, x: Pair) -> Pair:
+    re = _op(b, "mul", _op(b, "cosh", x.re), _op(b, "cos", x.im))
+    return Pair(re, _op(b, "mul", _op(b, "sinh", x.re), _op(b, "sin", x.im)))
+
+
+def _tanh(b: Builder, x: Pair) -> Pair:
+    """(t + i u) / (1 + i t u) with t = tanh re, u = tan im: no part overflows."""
+    t, u = _op(b, "tanh", x.re), _op(b, "tan", x.im)
+    both = _op(b, "mul", t, u)
+    return _div(b, Pair(t, u), Pair(b.widened(1.0), both))
+
+
+def _sigmoid(b: Builder, x: Pair) -> Pair:
+    low = _exp(b, Pair(_op(b, "neg", x.re), _op(b, "neg", x.im)))
+    return _div(b, 1.0, Pair(_op(b, "add", low.re, 1.0), low.im))
+
+
+def _pow(b: Builder, x: Operand, y: Operand) -> Any:
+    if isinstance(x, Pair) and isinstance(y, (int, float)):
+        if y in (1, 2, 3):
+            out = x
+            for _ in range(int(y) - 1):
+                out = _mul(b, out, x)
+            return out
+        if y == 0.5:
+            return _sqrt(b, x)
+        if y == -1:
+            return _reciprocal(b, x)
+    if isinstance(x, (int, float)) and x > 0 and isinstance(y, Pair):
+        low = math.log(x)
+        return _exp(b, Pair(_op(b, "mul", y.re, low), _op(b, "mul", y.im, low)))
+    if not isinstance(x, Pair):
+        return NotImplemented
+    return _exp(b, _mul(b, _log(b, x), y))
+
+
+# -- between real and complex -------------------------------------------------------------------------------
+
+
+def _view_as_real(b: Builder, x: Pair) -> Ref:
+    value = b.values[x.re.name]
+    names = [b.reshape(part.name, (*value.shape, 1)) for part in (x.re, x.im)]
+    name = b.emit("cat", names, (*value.shape, 2), value.dtype, dim=len(value.shape))
+    return b.result(name, x.re.bdim, x.re.fold)
+
+
+def _view_as_complex(b: Builder, x: Ref) -> Pair:
+    return Pair(*(Ref(half(b, x.name, at), x.bdim, x.fold) for at in (0, 1)))
+
+
+def half(b: Builder, name: str, at: int) -> str:
+    """The real or the imaginary parts of numbers whose parts are its last dimension."""
+    value = b.values[name]
+    last = len(value.shape) - 1
+    part = b.emit(
+        "slice", (name,), (*value.shape[:-1], 1), value.dtype, dim=last, start=at, end=at + 1, step=1
+    )
+    return b.reshape(part, value.shape[:-1])
+
+
+def _complex(b: Builder, re: Ref, im: Ref) -> Pair:
+    return Pair(b.widened(re), b.widened(im))
+
+
+def _polar(b: Builder, size: Ref, angle: Ref) -> Pair:
+    return Pair(_op(b, "mul", size, _op(b, "cos", angle)), _op(b, "mul", size, _op(b, "sin", angle)))
+
+
+def _re(b: Builder, x: Pair) -> Ref:
+    return x.re
+
+
+def _im(b: Builder, x: Pair) -> Ref:
+    return x.im
+
+
+def _to_copy(b: Builder, x: Operand, dtype: Any = None, **_: Any) -> Any:
+    wanted = b.meta_dtype()
+    if isinstance(x, Pair):
+        re = b.cast(x.re, wanted)
+        return re if dtype not in _REAL and dtype is not None else Pair(re, b.cast(x.im, wanted))
+    return _pair(b, b.cast(x, wanted), None)
+
+
+def _full(b: Builder, *args: Any, **_: Any) -> Pair:
+    number = complex(next(a for a in reversed(args) if isinstance(a, (bool, int, float, complex))))
+    return Pair(b.widened(number.real), b.widened(number.imag))
+
+
+def _ones(b: Builder, *_: Any, **__: Any) -> Pair:
+    return Pair(b.widened(1.0), b.widened(0.0))
+
+
+def _cat(b: Builder, tensors: Sequence[Any], dim: int = 0) -> Any:
+    if not all(isinstance(t, Pair) for t in tensors):
+        return NotImplemented
+    return _both(b, "cat", (list(tensors), dim), {})
+
+
+def _chosen(b: Builder, condition: Ref, x: Operand, y: Operand) -> Pair:
+    (a, c), (d, e) = _parts(x), _parts(y)
+    zero = 0.0
+    return Pair(
+        _where(b, condition, a, d), _where(b, condition, zero if c is None else c, zero if e is None else e)
+    )
+
+
+def _equal(b: Builder, x: Operand, y: Operand, op: str = "eq", join: str = "and") -> Any:
+    (a, c), (d, e) = _parts(x), _parts(y)
+    zero, real = 0.0, next(b.values[p.name].dtype for p in (a, d) if isinstance(p, Ref))
+    same = [
+        b.pointwise(op, [p, q], real)
+        for p, q in ((a, d), (zero if c is None else c, zero if e is None else e))
+    ]
+    return b.pointwise(join, same, "bool")
+
+
+def _not_equal(b: Builder, x: Operand, y: Operand) -> Any:
+    return _equal(b, x, y, "ne", "or")
+
+
+def _isnan(b: Builder, x: Pair) -> Any:
+    value = b.values[x.re.name].dtype
+    return b.pointwise("or", [b.pointwise("isnan", [part], value) for part in (x.re, x.im)], "bool")
+
+
+def _product(name: str) -> Callable[..., Any]:
+    def product(b: Builder, x: Operand, y: Operand) -> Any:
+        (a, c), (d, e) = _parts(x), _parts(y)
+        meta = b.meta
+
+        def of(left: Any, right: Any) -> Ref | None:
+            b.meta = meta
+            return None if left is None or right is None else RULES[name](b, left, right)
+
+        def joined(op: str, left: Ref | None, right: Ref | None) -> Ref | None:
+            if left is None or right is None:
+                return left or right
+            value = b.values[left.name]
+            return Ref(b.emit(op, (left.name, right.name), value.shape, value.dtype), left.bdim, left.fold)
+
+        re, im = joined("sub", of(a, d), of(c, e)), joined("add", of(a, e), of(c, d))
+        return Pair(re, im) if re is not None and im is not None else NotImplemented
+
+    return product
+
+
+_COMPLEX: dict[str, Callable[..., Any]] = {
+    "add": _add, "sub": _sub, "mul": _mul, "div": _div, "true_divide": _div, "reciprocal": _reciprocal,
+    "abs": _abs, "angle": _angle, "sgn": _sgn, "exp": _exp, "log": _log, "sqrt": _sqrt, "sin": _sin,
+    "cos": _cos,
+    "sinh": _sinh, "cosh": _cosh, "tanh": _tanh, "sigmoid": _sigmoid, "pow": _pow, "polar": _polar,
+    "complex": _complex, "view_as_real": _view_as_real, "view_as_complex": _view_as_complex, "real": _re,
+    "imag": _im, "_to_copy": _to_copy, "convert_element_type": _to_copy, "full": _full, "full_like": _full,
+    "new_full": _full, "scalar_tensor": _full, "ones_like": _ones, "ones": _ones, "new_ones": _ones,
+    "cat": _cat,
+    "where": _chosen, "eq": _equal, "ne": _not_equal, "isnan": _isnan, "mm": _product("mm"),
+    "bmm": _product("bmm"),
+}  # fmt: skip

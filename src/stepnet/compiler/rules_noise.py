@@ -1,0 +1,133 @@
+"""Aten calls that draw noise: all of it is uniform or normal noise, drawn for all steps before the loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stepnet.errors import Unsupported
+
+from .normal import Builder, Ref, rule
+
+
+def _drawn(b: Builder, op: str, more: tuple[int, ...] = (), dtype: str | None = None) -> Ref:
+    """Noise as large as the result at hand, or more of it."""
+    at, times = b.batch_at(b.meta.shape)
+    if at is None or times != 1:
+        raise Unsupported(
+            "noise that is shared by all rows of a step cannot be drawn for all steps", line=b.line
+        )
+    shape = (*b.row_shape(b.meta.shape, at), *more)
+    return Ref(b.emit(op, (), shape, dtype or b.meta_dtype(), "row"), at)
+
+
+def _noise(b: Builder, op: str) -> Ref:
+    found = _drawn(b, op)
+    return b.result(found.name, found.bdim)
+
+
+@rule("rand", "rand_like")
+def _rand(b: Builder, *_: Any, **__: Any) -> Any:
+    return _noise(b, "rand")
+
+
+@rule("randn", "randn_like")
+def _randn(b: Builder, *args: Any, **__: Any) -> Any:
+    return _noise(b, "randn")
+
+
+@rule("normal_functional")
+def _normal(b: Builder, x: Any, mean: float = 0.0, std: float = 1.0, **_: Any) -> Any:
+    return _scaled(b, _noise(b, "randn"), mean, std)
+
+
+@rule("normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor")
+def _normal_of(b: Builder, mean: Any, std: Any = 1.0, **_: Any) -> Any:
+    return _scaled(b, _noise(b, "randn"), mean, std)
+
+
+@rule("uniform")
+def _uniform(b: Builder, x: Any, low: float = 0.0, high: float = 1.0, **_: Any) -> Any:
+    return _scaled(b, _noise(b, "rand"), low, high - low)
+
+
+def _scaled(b: Builder, noise: Ref, shift: Any, scale: Any) -> Any:
+    wide = noise if scale == 1 else b.pointwise("mul", [noise, scale])
+    return wide if isinstance(shift, (int, float)) and shift == 0 else b.pointwise("add", [wide, shift])
+
+
+@rule("exponential")
+def _exponential(b: Builder, x: Any, rate: float = 1.0, **_: Any) -> Any:
+    waited = _waiting(b, _noise(b, "rand"))
+    return waited if rate == 1 else b.pointwise("div", [waited, rate])
+
+
+def _waiting(b: Builder, noise: Ref) -> Ref:
+    """Exponential noise of uniform noise, which may be 0 and is never 1."""
+    value = b.values[noise.name]
+    back = b.emit("neg", (noise.name,), value.shape, value.dtype)
+    log = b.emit("log1p", (back,), value.shape, value.dtype)
+    return Ref(b.emit("neg", (log,), value.shape, value.dtype), noise.bdim)
+
+
+@rule("randint.default", "randint_like.default")
+def _randint(b: Builder, first: Any, *args: Any, **__: Any) -> Any:
+    return _whole_numbers(b, 0, args[0] if isinstance(first, Ref) else first)
+
+
+@rule("randint.low", "randint_like.low_dtype")
+def _randint_low(b: Builder, first: Any, *args: Any, **__: Any) -> Any:
+    low, high = args[:2] if isinstance(first, Ref) else (first, args[0])
+    return _whole_numbers(b, low, high)
+
+
+def _whole_numbers(b: Builder, low: int, high: int) -> Any:
+    noise = _drawn(b, "rand", dtype="float64")
+    shape = b.values[noise.name].shape
+    name = noise.name
+    for op, number in (("mul", high - low), ("add", low)):
+        name = b.emit(op, (name, b.full(number, (), "float64")), shape, "float64")
+    whole = Ref(b.emit("floor", (name,), shape, "float64"), noise.bdim)
+    return b.result(b.cast(whole, b.meta_dtype()).name, noise.bdim)
+
+
+@rule("bernoulli.p", "bernoulli.default")
+def _bernoulli(b: Builder, x: Ref, p: Any = None, **_: Any) -> Any:
+    noise = _noise(b, "rand")
+    odds, rank = x if p is None else p, len(b.meta.shape)
+    dtype, shape = b.values[noise.name].dtype, b.values[noise.name].shape
+    if isinstance(odds, Ref):
+        name = b._aligned(b.cast(odds, dtype), rank, noise.bdim, 0)
+    else:
+        name = b.full(odds, (), dtype)
+    hit = b.emit("lt", (noise.name, name), shape, "bool", "row")
+    return b.cast(Ref(hit, noise.bdim), b.meta_dtype())
+
+
+@rule("multinomial")
+def _multinomial(b: Builder, p: Ref, count: int, replacement: bool = False, **_: Any) -> Any:
+    """Where what the odds are, over exponential noise, is largest; -1 for odds that are none, which torch
+    refuses."""
+    value = b.values[p.name]
+    if p.bdim != 0 or p.fold or len(value.shape) != 1 or value.dtype not in ("float32", "float64"):
+        return NotImplemented
+    (n,), dtype = value.shape, value.dtype
+    again = replacement and count > 1
+    shape = (count, n) if again else (n,)
+    rate = _waiting(b, Ref(b.emit("rand", (), shape, dtype, "row"), 0))
+    race = b.emit("div", (p.name, rate.name), shape, dtype)
+    if again or count == 1:
+        last = len(shape) - 1
+        index = b.emit("argmax", (race,), (*shape[:-1], 1), "int64", dim=last)
+        index = b.reshape(index, (count,))
+    else:
+        index = b.emit("topk", (race,), (count,), "int64", dim=0, largest=True, sorted=True)
+    # a sum of odds that is a number above 0, and none of them below
+    total = b.emit("sum", (p.name,), (1,), dtype, dims=(0,))
+    zero, most = b.full(0, (), dtype), b.full(float("inf"), (), dtype)
+    fair = b.emit("gt", (total, zero), (1,), "bool")
+    finite = b.emit("lt", (total, most), (1,), "bool")
+    least = b.emit("amin", (p.name,), (1,), dtype, dims=(0,))
+    right = b.emit("ge", (least, zero), (1,), "bool")
+    for other in (fair, finite):
+        right = b.emit("and", (right, other), (1,), "bool")
+    return b.result(b.emit("where", (right, index, b.full(-1, (), "int64")), (count,), "int64"), 0)

@@ -1,0 +1,398 @@
+"""Aten calls that pick, put, sort and add up along a feature dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from stepnet.errors import Unsupported
+from stepnet.ir.agreement import INTEGERS
+from stepnet.ir.op_rules import broadcast
+
+from .normal import ROW_NUMBERS, Builder, Ref, rule
+from .rules_shape import feature_dim, product, slice_feature
+
+
+def _together(b: Builder, *refs: Ref) -> bool:
+    """Whether values of rows, or of none, stand with their rows at one place."""
+    return len({(r.bdim, r.fold) for r in refs}) == 1
+
+
+def _index(b: Builder, index: Ref) -> str:
+    return b.cast(index, "int64").name
+
+
+def gathered(b: Builder, name: str, index: str, dim: int) -> str:
+    """Elements of a row value along one of its dimensions."""
+    return b.emit("gather", (name, index), b.values[index].shape, b.values[name].dtype, dim=dim)
+
+
+@rule("gather")
+def _gather(b: Builder, x: Ref, dim: int, index: Ref, sparse_grad: bool = False) -> Any:
+    if not b.values[x.name].shape or not _together(b, x, index):
+        return NotImplemented
+    return b.result(gathered(b, x.name, _index(b, index), feature_dim(b, x, dim)), x.bdim, x.fold)
+
+
+def _put(b: Builder, op: str, x: Ref, dim: int, index: Ref, source: Any) -> Any:
+    value = b.values[x.name]
+    if not value.shape or not _together(b, x, index):
+        return NotImplemented
+    own, places = feature_dim(b, x, dim), _index(b, index)
+    shape = b.values[places].shape
+    if isinstance(source, Ref):
+        if not _together(b, x, source):
+            return NotImplemented
+        name = b.cast(source, value.dtype).name
+        for d, size in enumerate(shape):
+            name = slice_feature(b, name, d, 0, size)
+    else:
+        name = b.full(source, shape, value.dtype, "shared" if x.bdim is None else "row")
+    return b.result(b.emit(op, (x.name, places, name), value.shape, value.dtype, dim=own), x.bdim, x.fold)
+
+
+@rule("scatter.src", "scatter.value")
+def _scatter(b: Builder, x: Ref, dim: int, index: Ref, source: Any) -> Any:
+    return _put(b, "scatter", x, dim, index, source)
+
+
+@rule("scatter_add")
+def _scatter_add(b: Builder, x: Ref, dim: int, index: Ref, source: Ref) -> Any:
+    return _put(b, "scatter_add", x, dim, index, source)
+
+
+@rule("scatter_reduce.two")
+def _scatter_reduce(
+    b: Builder, x: Ref, dim: int, index: Ref, source: Ref, reduce: str, *, include_self: bool = True
+) -> Any:
+    if reduce != "sum" or not include_self:
+        return NotImplemented
+    return _put(b, "scatter_add", x, dim, index, source)
+
+
+# -- by tensors of indices ----------------------------------------------------------------------------------
+
+
+def _wrapped(b: Builder, name: str, size: int) -> str:
+    """Indices that count from the end count from the front."""
+    value = b.values[name]
+    zero, whole = b.full(0, (), "int64"), b.full(size, (), "int64")
+    negative = b.emit("lt", (name, zero), value.shape, "bool")
+    moved = b.emit("add", (name, whole), value.shape, "int64")
+    return b.emit("where", (negative, moved, name), value.shape, "int64")
+
+
+def _places(b: Builder, x: Ref, indices: Sequence[Any]) -> tuple[str, list[int], list[str], bool] | None:
+    """What `x[indices]` picks by: x with the dimensions picked from at their place merged into one, where
+    that is; the index into it, of the shape that it has for one row; None for what is none of ours."""
+    if x.fold or x.bdim not in (None, 0) or not indices:
+        return None
+    value = b.values[x.name]
+    rows = indices[0] is ROW_NUMBERS
+    lead = int(x.bdim is not None)
+    taken = [i for i, index in enumerate(indices) if index is not None and index is not ROW_NUMBERS]
+    if not taken or (lead and 0 in taken) or (x.bdim is None and rows):
+        return None
+    if taken != list(range(taken[0], taken[0] + len(taken))) or (rows and taken[0] != 1):
+        return None
+    dims = [at - lead for at in taken]
+    refs = [indices[at] for at in taken]
+    if any(b.values[r.name].dtype not in INTEGERS or r.fold or r.bdim not in (None, 0) for r in refs):
+        return None
+    if not rows and any(r.bdim is not None for r in refs):
+        return None  # the rows of x with the rows of an index: all pairs
+    names = []
+    for ref, dim in zip(refs, dims, strict=True):
+        name = _index(b, ref)
+        if rows and ref.bdim is None and b.values[name].shape[:1] == (1,):  # [1, ..] beside the row numbers
+            name = b.reshape(name, b.values[name].shape[1:])
+        names.append(_wrapped(b, name, value.shape[dim]))
+    return x.name, dims, names, rows
+
+
+def _flat(b: Builder, name: str, dims: list[int]) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    """A value with neighbouring dimensions merged, and what stands before and after them."""
+    shape = b.values[name].shape
+    before, after = shape[: dims[0]], shape[dims[-1] + 1 :]
+    return b.reshape(name, (*before, product(shape[dims[0] : dims[-1] + 1]), *after)), before, after
+
+
+def _one_index(b: Builder, names: list[str], sizes: Sequence[int]) -> str | None:
+    """Indices of several dimensions as one into them merged."""
+    total = names[0]
+    for name, size in zip(names[1:], sizes[1:], strict=True):
+        shape = broadcast([b.values[total].shape, b.values[name].shape])
+        if shape is None:
+            return None
+        first = b.values[total].shape
+        scaled = b.emit("mul", (total, b.full(size, (), "int64")), first, "int64")
+        total = b.emit("add", (scaled, name), shape, "int64")
+    return total
+
+
+def _spread_index(b: Builder, index: str, before: tuple[int, ...], after: tuple[int, ...], kind: Any) -> str:
+    """An index with all other dimensions, its own merged into one where it is read."""
+    count = b.values[index].size
+    thin = b.reshape(index, (*(1 for _ in before), count, *(1 for _ in after)))
+    return b.emit("expand", (thin,), (*before, count, *after), "int64", kind)
+
+
+@rule("index.Tensor")
+def _index_tensor(b: Builder, x: Ref, indices: Sequence[Any]) -> Any:
+    found = _places(b, x, indices)
+    if found is None:
+        return _refused(b, indices)
+    name, dims, names, _ = found
+    shape = b.values[name].shape
+    index = _one_index(b, names, [shape[d] for d in dims])
+    if index is None:
+        return NotImplemented
+    flat, before, after = _flat(b, name, dims)
+    spread = _spread_index(b, index, before, after, b.values[name].kind)
+    picked = gathered(b, flat, spread, len(before))
+    return b.result(b.reshape(picked, (*before, *b.values[index].shape, *after)), x.bdim)
+
+
+@rule("index_put")
+def _index_put(
+    b: Builder, x: Ref, indices: Sequence[Any], source: Ref, accumulate: bool = False, unsafe: bool = False
+) -> Any:
+    if len(indices) == 1 and not accumulate and isinstance(indices[0], Ref):
+        mask = b.values[indices[0].name]
+        if mask.dtype == "bool" and _together(b, x, indices[0]):
+            return _masked(b, x, indices[0], source)
+    found = _places(b, x, indices)
+    if found is None or source.fold or source.bdim not in (None, 0):
+        return _refused(b, indices)
+    name, dims, names, _ = found
+    value = b.values[name]
+    index = _one_index(b, names, [value.shape[d] for d in dims])
+    if index is None:
+        return NotImplemented
+    flat, before, after = _flat(b, name, dims)
+    spread = _spread_index(b, index, before, after, value.kind)
+    put = b.cast(source, value.dtype).name
+    own = b.values[put].shape
+    whole = (*before, *b.values[index].shape, *after)
+    if source.bdim is None and x.bdim is not None and len(own) > len(whole):
+        put = b.reshape(put, own[1:])
+    if broadcast([b.values[put].shape, whole]) != whole:
+        return NotImplemented
+    put = b.emit("expand", (put,), whole, value.dtype, value.kind)
+    put = b.reshape(put, b.values[spread].shape)
+    op = "scatter_add" if accumulate else "scatter"
+    done = b.emit(op, (flat, spread, put), b.values[flat].shape, value.dtype, dim=len(before))
+    return b.result(b.reshape(done, value.shape), x.bdim)
+
+
+def _masked(b: Builder, x: Ref, mask: Ref, source: Ref) -> Any:
+    """One number where a mask says so."""
+    value, chosen, put = b.values[x.name], b.values[mask.name], b.cast(source, b.values[x.name].dtype)
+    number = b.values[put.name]
+    if put.bdim is not None or number.size != 1:
+        return NotImplemented  # as many numbers as the mask has places
+    wide = (*chosen.shape, *(1 for _ in value.shape[len(chosen.shape) :]))
+    told = b.reshape(mask.name, wide)
+    name = b.emit("where", (told, b.reshape(put.name, ()), x.name), value.shape, value.dtype)
+    return b.result(name, x.bdim, x.fold)
+
+
+def _refused(b: Builder, indices: Sequence[Any]) -> Any:
+    if ROW_NUMBERS in indices:
+        raise Unsupported("the step numbers its rows (arange over the batch)", line=b.line)
+    return NotImplemented
+
+
+# -- totals, orders -----------------------------------------------------------------------------------------
+
+
+def _running(b: Builder, op: str, x: Ref, dim: int) -> Any:
+    x = b.cast(x, b.meta_dtype())
+    value = b.values[x.name]
+    if not value.shape:
+        return x if op != "logcumsumexp" else NotImplemented
+    name = b.emit(op, (x.name,), value.shape, value.dtype, dim=feature_dim(b, x, dim))
+    return b.result(name, x.bdim, x.fold)
+
+
+@rule("cumsum")
+def _cumsum(b: Builder, x: Ref, dim: int, *, dtype: Any = None) -> Any:
+    return _running(b, "cumsum", x, dim)
+
+
+@rule("cumprod")
+def _cumprod(b: Builder, x: Ref, dim: int, *, dtype: Any = None) -> Any:
+    return _running(b, "cumprod", x, dim)
+
+
+@rule("logcumsumexp")
+def _logcumsumexp(b: Builder, x: Ref, dim: int) -> Any:
+    return _running(b, "logcumsumexp", x, dim)
+
+
+def _picked(b: Builder, op: str, x: Ref, dim: int, size: int | None = None, **how: Any) -> Any:
+    """The elements that an op finds the places of, and these places."""
+    value = b.values[x.name]
+    if not value.shape:
+        return NotImplemented
+    own = feature_dim(b, x, dim)
+    shape = value.shape if size is None else (*value.shape[:own], size, *value.shape[own + 1 :])
+    index = b.emit(op, (x.name,), shape, "int64", dim=own, **how)
+    return [Ref(gathered(b, x.name, index, own), x.bdim, x.fold), Ref(index, x.bdim, x.fold)]
+
+
+@rule("cummax")
+def _cummax(b: Builder, x: Ref, dim: int) -> Any:
+    return _picked(b, "cumargmax", x, dim)
+
+
+@rule("cummin")
+def _cummin(b: Builder, x: Ref, dim: int) -> Any:
+    return _picked(b, "cumargmin", x, dim)
+
+
+@rule("sort.default")
+def _sort(b: Builder, x: Ref, dim: int = -1, descending: bool = False) -> Any:
+    return _picked(b, "argsort", x, dim, descending=descending, stable=False)
+
+
+@rule("sort.stable")
+def _sort_stable(
+    b: Builder, x: Ref, *, stable: bool | None = False, dim: int = -1, descending: bool = False
+) -> Any:
+    return _picked(b, "argsort", x, dim, descending=descending, stable=bool(stable))
+
+
+@rule("topk")
+def _topk(b: Builder, x: Ref, k: int, dim: int = -1, largest: bool = True, ordered: bool = True) -> Any:
+    return _picked(b, "topk", x, dim, int(k), largest=largest, sorted=ordered)
+
+
+@rule("kthvalue")
+def _kthvalue(b: Builder, x: Ref, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+    index = _ordered(b, x, dim)
+    if index is None:
+        return NotImplemented
+    own = feature_dim(b, x, dim)
+    return _at_place(b, x, slice_feature(b, index, own, k - 1, k), own, keepdim)
+
+
+@rule("median.dim")
+def _median(b: Builder, x: Ref, dim: int = -1, keepdim: bool = False) -> Any:
+    """The lower of two; the first NaN, where there is one."""
+    index = _ordered(b, x, dim)
+    if index is None:
+        return NotImplemented
+    own = feature_dim(b, x, dim)
+    size = b.values[x.name].shape[own]
+    middle = slice_feature(b, index, own, (size - 1) // 2, (size - 1) // 2 + 1)
+    shape, dtype = b.values[middle].shape, b.values[x.name].dtype
+    if dtype in ("float32", "float64"):  # NaN stands last
+        last = gathered(b, x.name, slice_feature(b, index, own, size - 1, size), own)
+        first = b.emit("argmax", (x.name,), shape, "int64", dim=own)
+        middle = b.emit("where", (b.emit("isnan", (last,), shape, "bool"), first, middle), shape, "int64")
+    return _at_place(b, x, middle, own, keepdim)
+
+
+def _ordered(b: Builder, x: Ref, dim: int) -> str | None:
+    value = b.values[x.name]
+    if not value.shape or not value.shape[feature_dim(b, x, dim)]:
+        return None
+    own = feature_dim(b, x, dim)
+    return b.emit("argsort", (x.name,), value.shape, "int64", dim=own, descending=False, stable=True)
+
+
+def _extreme(b: Builder, op: str, x: Ref, dim: int, keepdim: bool) -> Any:
+    """The largest or the smallest, and where the first of them is."""
+    value = b.values[x.name]
+    if not value.shape:
+        return NotImplemented
+    own = feature_dim(b, x, dim)
+    shape = (*value.shape[:own], 1, *value.shape[own + 1 :])
+    counted = b.cast(x, "int64") if value.dtype == "bool" else x
+    index = b.emit(f"arg{op}", (counted.name,), shape, "int64", dim=own)
+    return _at_place(b, x, index, own, keepdim)
+
+
+def _at_place(b: Builder, x: Ref, index: str, own: int, keepdim: bool) -> Any:
+    """The element at one place of a dimension, and its place."""
+    meta, shape = b.meta, b.values[index].shape
+    most = gathered(b, x.name, index, own)
+    small = shape if keepdim else (*shape[:own], *shape[own + 1 :])
+    bdim = x.bdim
+    if bdim is not None and not keepdim:
+        bdim -= own - x.fold < bdim
+    out = []
+    for b.meta, name in zip(meta, (most, index), strict=True):
+        out.append(b.result(b.reshape(name, small), bdim, x.fold))
+    return out
+
+
+@rule("max.dim")
+def _max(b: Builder, x: Ref, dim: int, keepdim: bool = False) -> Any:
+    return _extreme(b, "max", x, dim, keepdim)
+
+
+@rule("min.dim")
+def _min(b: Builder, x: Ref, dim: int, keepdim: bool = False) -> Any:
+    return _extreme(b, "min", x, dim, keepdim)
+
+
+@rule("index_select")
+def _index_select(b: Builder, x: Ref, dim: int, index: Ref) -> Any:
+    if index.bdim is not None or not b.values[x.name].shape or len(b.values[index.name].shape) != 1:
+        return NotImplemented
+    own = feature_dim(b, x, dim)
+    shape = b.values[x.name].shape
+    spread = _spread_index(b, _index(b, index), shape[:own], shape[own + 1 :], b.values[x.name].kind)
+    return b.result(gathered(b, x.name, spread, own), x.bdim, x.fold)
+
+
+@rule("unfold")
+def _unfold(b: Builder, x: Ref, dim: int, size: int, step: int) -> Any:
+    """Windows side by side: what each of them shows, picked."""
+    shape = b.values[x.name].shape
+    if not shape or not size:
+        return NotImplemented
+    own = feature_dim(b, x, dim)
+    count = (shape[own] - size) // step + 1
+    first = b.emit("iota", (), (count,), "int64", "shared", start=0, step=step)
+    inner = b.emit("iota", (), (size,), "int64", "shared", start=0, step=1)
+    index = b.emit("add", (b.reshape(first, (count, 1)), inner), (count, size), "int64")
+    spread = _spread_index(b, index, shape[:own], shape[own + 1 :], b.values[x.name].kind)
+    wide = b.reshape(gathered(b, x.name, spread, own), (*shape[:own], count, size, *shape[own + 1 :]))
+    order = [d for d in range(len(shape) + 1) if d != own + 1]
+    return b.result(b.permute(wide, [*order, own + 1]), x.bdim, x.fold)
+
+
+@rule("searchsorted.Tensor", "searchsorted.Scalar")
+def _searchsorted(
+    b: Builder, edges: Ref, x: Ref, *, out_int32: bool = False, right: bool = False, side: str | None = None,
+    sorter: Ref | None = None,
+) -> Any:  # fmt: skip
+    if sorter is not None or not isinstance(x, Ref):
+        return NotImplemented
+    return _counted(b, edges, x, right or side == "right")
+
+
+@rule("bucketize.Tensor")
+def _bucketize(b: Builder, x: Ref, edges: Ref, *, out_int32: bool = False, right: bool = False) -> Any:
+    return _counted(b, edges, x, right)
+
+
+def _counted(b: Builder, edges: Ref, x: Ref, right: bool) -> Any:
+    """How many edges are not above each number (`right`), or not as large."""
+    ev, xv = b.values[edges.name], b.values[x.name]
+    if edges.fold or x.fold or x.bdim not in (None, 0) or edges.bdim not in (None, 0) or ev.dtype != xv.dtype:
+        return NotImplemented
+    if edges.bdim is not None and (x.bdim is None or ev.shape[:-1] != xv.shape[:-1]):
+        return NotImplemented
+    if edges.bdim is None and len(ev.shape) != 1:
+        return NotImplemented
+    line = b.reshape(edges.name, (*ev.shape[:-1], 1, ev.shape[-1]))
+    lone = b.reshape(x.name, (*xv.shape, 1))
+    shape = (*xv.shape, ev.shape[-1])
+    above = b.emit("gt" if right else "ge", (line, lone), shape, "bool")
+    below = b.emit("cast", (b.emit("not", (above,), shape, "bool"),), shape, "int64")
+    total = b.emit("sum", (below,), (*xv.shape, 1), "int64", dims=(len(xv.shape),))
+    return b.cast(b.result(b.reshape(total, xv.shape), x.bdim), b.meta_dtype())

@@ -1,0 +1,55 @@
+"""Numbers in C: how they are written and held, and which text or function does an op on them."""
+
+from __future__ import annotations
+
+from math import isinf, isnan
+
+INFIX = {
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">",
+    "ge": ">=", "and": "&", "or": "|", "xor": "^",
+}  # fmt: skip
+# Functions of `sn_math.h`, and of `sn_special.h`, which only a source that calls one of them holds.
+_MATH = frozenset(
+    {"exp", "expm1", "tanh", "sigmoid", "log", "log1p", "erf", "sqrt", "rsqrt", "abs", "floor", "ceil",
+     "trunc", "round", "relu", "sign", "maximum", "minimum", "sin", "cos", "pow", "remainder"}
+)  # fmt: skip
+SPECIAL = frozenset(
+    {"tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "exp2", "log2", "log10",
+     "erfc", "erfinv", "lgamma", "digamma", "trigamma", "atan2", "hypot", "fmod", "copysign", "floor_divide"}
+)  # fmt: skip
+CALLS = SPECIAL | _MATH
+START = {"sum": "0", "amax": "-INFINITY", "amin": "INFINITY", "argmax": "-INFINITY", "argmin": "INFINITY"}
+# What C does with whole numbers in its own way: no overflow of a product, the first of choices.
+_REST = "{0} % {1}"
+WHOLE_NUMBERS = {
+    "mul": "(int64_t)((uint64_t){0} * (uint64_t){1})",
+    "maximum": "{0} > {1} ? {0} : {1}", "minimum": "{0} < {1} ? {0} : {1}", "abs": "{0} < 0 ? -{0} : {0}",
+    "sign": "({0} > 0) - ({0} < 0)", "relu": "{0} < 0 ? 0 : {0}",
+    **dict.fromkeys(("floor", "ceil", "round", "trunc"), "{0}"),
+    "floor_divide": f"{{0}} / {{1}} - ({_REST} != 0 && ({_REST} < 0) != ({{1}} < 0))",
+    "remainder": f"{_REST} != 0 && ({_REST} < 0) != ({{1}} < 0) ? {_REST} + {{1}} : {_REST}",
+}  # fmt: skip
+# Of a value in a register; others are real.
+KINDS = {
+    "bool": "int", "int64": "int64_t", "int32": "int32_t", "int16": "int16_t", "int8": "int8_t",
+    "uint8": "uint8_t",
+}  # fmt: skip
+# The least and the largest of a type: where a search for the largest and the smallest begins.
+ENDS = {
+    "int64": ("INT64_MIN", "INT64_MAX"), "int32": ("INT32_MIN", "INT32_MAX"),
+    "int16": ("INT16_MIN", "INT16_MAX"), "int8": ("INT8_MIN", "INT8_MAX"), "uint8": ("0", "UINT8_MAX"),
+}  # fmt: skip
+
+
+def literal(number: float, real: str) -> str:
+    """A number as C writes it.
+
+    >>> literal(0.05, "float"), literal(1, "double")
+    ('0.05f', '1.0')
+    """
+    tail = "f" if real == "float" else ""
+    if isnan(number):
+        return "NAN"
+    if isinf(number):
+        return "INFINITY" if number > 0 else "-INFINITY"
+    return repr(float(number)) + tail

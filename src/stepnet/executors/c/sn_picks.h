@@ -1,0 +1,265 @@
+/* Picks, running totals and orders along a dimension of a row: [outer, n, inner], contiguous.
+ *
+ * A type template: define SN_T (the type of the elements), SN_TOTAL (that of running totals) and SN_P(name) (its
+ * suffix) first; all are undefined at the end. A NaN counts as larger than all numbers, as torch has it. An index that names nothing sets *wrong, and
+ * is read as 0.
+ */
+#ifndef SN_PICKS_H
+#define SN_PICKS_H
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+SN_INLINE int64_t sn_place(int64_t at, int64_t n, int64_t *wrong) {
+    if (at >= 0 && at < n) return at;
+    *wrong = 1;
+    return 0;
+}
+#define SN_PICK static inline __attribute__((unused))
+#define SN_STACKED 512 /* items of a row on the stack; where they are more, on the heap */
+#endif
+
+/* y[a, b, ..] = x[.., index[a, b, ..] along dim, ..]. sizes: those of the index, then that of x along dim; strides:
+ * those of x. */
+SN_PICK void SN_P(sn_gather)(SN_T *y, const SN_T *x, const int64_t *index, const int64_t *sizes, int64_t rank,
+                             int64_t dim, const int64_t *strides, int64_t *wrong) {
+    int64_t at[16] = {0}, size = 1, base = 0;
+    for (int64_t d = 0; d < rank; ++d) size *= sizes[d];
+    const int64_t n = sizes[rank], step = strides[dim];
+    for (int64_t e = 0; e < size; ++e) {
+        y[e] = n > 0 ? x[base + sn_place(index[e], n, wrong) * step] : (SN_T)(*wrong = 1, 0);
+        for (int64_t d = rank; d-- > 0;) {
+            if (d != dim) base += strides[d];
+            if (++at[d] < sizes[d]) break;
+            if (d != dim) base -= strides[d] * sizes[d];
+            at[d] = 0;
+        }
+    }
+}
+
+/* y = x, of `whole` elements; then y[.., index[a, b, ..] along dim, ..] = or += source[a, b, ..], in their order. */
+SN_PICK void SN_P(sn_scatter)(SN_T *y, const SN_T *x, const int64_t *index, const SN_T *source, int64_t whole,
+                              const int64_t *sizes, int64_t rank, int64_t dim, const int64_t *strides,
+                              int64_t add, int64_t *wrong) {
+    int64_t at[16] = {0}, size = 1, base = 0;
+    memcpy(y, x, whole * sizeof(SN_T));
+    for (int64_t d = 0; d < rank; ++d) size *= sizes[d];
+    const int64_t n = sizes[rank], step = strides[dim];
+    for (int64_t e = 0; e < size; ++e) {
+        const int64_t place = sn_place(index[e], n, wrong);
+        if (n > 0) {
+            SN_T *to = y + base + place * step;
+            *to = add ? (SN_T)(*to + source[e]) : source[e];
+        }
+        for (int64_t d = rank; d-- > 0;) {
+            if (d != dim) base += strides[d];
+            if (++at[d] < sizes[d]) break;
+            if (d != dim) base -= strides[d] * sizes[d];
+            at[d] = 0;
+        }
+    }
+}
+
+SN_PICK void SN_P(sn_cumsum)(SN_T *y, const SN_T *x, int64_t outer, int64_t n, int64_t inner) {
+    for (int64_t o = 0; o < outer; ++o)
+        for (int64_t i = 0; i < inner; ++i) {
+            SN_TOTAL total = 0;
+            for (int64_t j = 0, e = o * n * inner + i; j < n; ++j, e += inner) y[e] = (SN_T)(total += x[e]);
+        }
+}
+SN_PICK void SN_P(sn_cumprod)(SN_T *y, const SN_T *x, int64_t outer, int64_t n, int64_t inner) {
+    for (int64_t o = 0; o < outer; ++o)
+        for (int64_t i = 0; i < inner; ++i) {
+            SN_TOTAL total = 1;
+            for (int64_t j = 0, e = o * n * inner + i; j < n; ++j, e += inner) y[e] = (SN_T)(total *= x[e]);
+        }
+}
+/* The last of equals, and from a NaN on the last NaN. */
+SN_PICK void SN_P(sn_cumarg)(int64_t *y, const SN_T *x, int64_t outer, int64_t n, int64_t inner, int64_t most) {
+    for (int64_t o = 0; o < outer; ++o)
+        for (int64_t i = 0; i < inner; ++i) {
+            int64_t best = 0;
+            SN_T held = n > 0 ? x[o * n * inner + i] : 0;
+            for (int64_t j = 0, e = o * n * inner + i; j < n; ++j, e += inner) {
+                const SN_T v = x[e];
+                if (v != v || (held == held && (most ? v >= held : v <= held))) held = v, best = j;
+                y[e] = best;
+            }
+        }
+}
+
+/* ---- orders ------------------------------------------------------------------------------------------------------
+ * Equals come out as torch's do: its kernels are std::sort, std::stable_sort, std::partial_sort and
+ * std::nth_element of libstdc++, whose steps these follow. */
+typedef struct {
+    SN_T value;
+    int64_t at;
+} SN_P(sn_item);
+
+#define SN_ITEM SN_P(sn_item)
+SN_INLINE int SN_P(sn_before)(SN_ITEM a, SN_ITEM b, int64_t down) {
+    const SN_T x = a.value, y = b.value;
+    return down ? ((x != x) & (y == y)) | (x > y) : ((x == x) & (y != y)) | (x < y);
+}
+#define SN_LESS(a, b) SN_P(sn_before)(a, b, down)
+#define SN_SWAP(a, b) do { SN_ITEM held_ = a; a = b; b = held_; } while (0)
+
+/* Insertion: equals keep their order. */
+SN_PICK void SN_P(sn_insert)(SN_ITEM *q, int64_t first, int64_t last, int64_t down) {
+    for (int64_t i = first + 1; i < last; ++i) {
+        const SN_ITEM v = q[i];
+        int64_t j = i;
+        for (; j > first && SN_LESS(v, q[j - 1]); --j) q[j] = q[j - 1];
+        q[j] = v;
+    }
+}
+/* The first before which v does not come is on the way: no check of the end. */
+SN_PICK void SN_P(sn_insert_rest)(SN_ITEM *q, int64_t first, int64_t last, int64_t down) {
+    for (int64_t i = first; i < last; ++i) {
+        const SN_ITEM v = q[i];
+        int64_t j = i;
+        for (; j > 0 && SN_LESS(v, q[j - 1]); --j) q[j] = q[j - 1];
+        q[j] = v;
+    }
+}
+SN_PICK void SN_P(sn_sift)(SN_ITEM *q, int64_t hole, int64_t n, SN_ITEM v, int64_t down) {
+    const int64_t top = hole;
+    int64_t child = hole;
+    while (child < (n - 1) / 2) {
+        child = 2 * (child + 1);
+        if (SN_LESS(q[child], q[child - 1])) --child;
+        q[hole] = q[child];
+        hole = child;
+    }
+    if (n % 2 == 0 && child == (n - 2) / 2) {
+        child = 2 * (child + 1);
+        q[hole] = q[child - 1];
+        hole = child - 1;
+    }
+    for (int64_t parent = (hole - 1) / 2; hole > top && SN_LESS(q[parent], v); parent = (hole - 1) / 2) {
+        q[hole] = q[parent];
+        hole = parent;
+    }
+    q[hole] = v;
+}
+SN_PICK void SN_P(sn_heap_select)(SN_ITEM *q, int64_t middle, int64_t last, int64_t down) {
+    for (int64_t parent = (middle - 2) / 2; middle >= 2 && parent >= 0; --parent)
+        SN_P(sn_sift)(q, parent, middle, q[parent], down);
+    for (int64_t i = middle; i < last; ++i)
+        if (SN_LESS(q[i], q[0])) {
+            const SN_ITEM v = q[i];
+            q[i] = q[0];
+            SN_P(sn_sift)(q, 0, middle, v, down);
+        }
+}
+SN_PICK void SN_P(sn_partial_sort)(SN_ITEM *q, int64_t middle, int64_t last, int64_t down) {
+    SN_P(sn_heap_select)(q, middle, last, down);
+    for (int64_t n = middle; n > 1; --n) {
+        const SN_ITEM v = q[n - 1];
+        q[n - 1] = q[0];
+        SN_P(sn_sift)(q, 0, n - 1, v, down);
+    }
+}
+/* The median of three goes first; what comes before it, then the rest. */
+SN_PICK int64_t SN_P(sn_partition)(SN_ITEM *q, int64_t first, int64_t last, int64_t down) {
+    SN_ITEM *r = q + first, *a = r + 1, *b = r + (last - first) / 2, *c = q + last - 1;
+    if (SN_LESS(*a, *b)) {
+        if (SN_LESS(*b, *c)) SN_SWAP(*r, *b);
+        else if (SN_LESS(*a, *c)) SN_SWAP(*r, *c);
+        else SN_SWAP(*r, *a);
+    } else if (SN_LESS(*a, *c)) SN_SWAP(*r, *a);
+    else if (SN_LESS(*b, *c)) SN_SWAP(*r, *c);
+    else SN_SWAP(*r, *b);
+    int64_t i = first + 1, j = last;
+    for (;;) {
+        while (SN_LESS(q[i], *r)) ++i;
+        --j;
+        while (SN_LESS(*r, q[j])) --j;
+        if (i >= j) return i;
+        SN_SWAP(q[i], q[j]);
+        ++i;
+    }
+}
+SN_INLINE int64_t SN_P(sn_depth)(int64_t n) {
+    int64_t depth = 0;
+    while (n >>= 1) depth += 2;
+    return depth;
+}
+SN_PICK void SN_P(sn_sort_loop)(SN_ITEM *q, int64_t first, int64_t last, int64_t depth, int64_t down) {
+    while (last - first > 16) {
+        if (depth-- == 0) {
+            SN_P(sn_partial_sort)(q + first, last - first, last - first, down);
+            return;
+        }
+        const int64_t cut = SN_P(sn_partition)(q, first, last, down);
+        SN_P(sn_sort_loop)(q, cut, last, depth, down);
+        last = cut;
+    }
+}
+SN_PICK void SN_P(sn_sort)(SN_ITEM *q, int64_t n, int64_t down) {
+    SN_P(sn_sort_loop)(q, 0, n, SN_P(sn_depth)(n), down);
+    SN_P(sn_insert)(q, 0, n < 16 ? n : 16, down);
+    SN_P(sn_insert_rest)(q, 16, n, down);
+}
+SN_PICK void SN_P(sn_nth)(SN_ITEM *q, int64_t nth, int64_t n, int64_t down) {
+    int64_t first = 0, last = n, depth = SN_P(sn_depth)(n);
+    while (last - first > 3) {
+        if (depth-- == 0) {
+            SN_P(sn_heap_select)(q + first, nth + 1 - first, last - first, down);
+            SN_SWAP(q[first], q[nth]);
+            return;
+        }
+        const int64_t cut = SN_P(sn_partition)(q, first, last, down);
+        if (cut <= nth) first = cut;
+        else last = cut;
+    }
+    SN_P(sn_insert)(q, first, last, down);
+}
+/* Merges: equals keep their order. */
+SN_PICK void SN_P(sn_stable)(SN_ITEM *q, SN_ITEM *spare, int64_t n, int64_t down) {
+    for (int64_t at = 0; at < n; at += 16) SN_P(sn_insert)(q, at, at + 16 < n ? at + 16 : n, down);
+    for (int64_t width = 16; width < n; width *= 2) {
+        for (int64_t at = 0; at < n; at += 2 * width) {
+            const int64_t middle = at + width < n ? at + width : n, end = at + 2 * width < n ? at + 2 * width : n;
+            int64_t a = at, b = middle;
+            for (int64_t to = at; to < end; ++to)
+                spare[to] = b >= end || (a < middle && !SN_LESS(q[b], q[a])) ? q[a++] : q[b++];
+        }
+        memcpy(q, spare, n * sizeof *q);
+    }
+}
+
+SN_PICK void SN_P(sn_argsort)(int64_t *y, const SN_T *x, int64_t outer, int64_t n, int64_t inner, int64_t down,
+                              int64_t stable) {
+    SN_ITEM small[2 * SN_STACKED], *q = n > SN_STACKED ? malloc(2 * n * sizeof *q) : small;
+    for (int64_t o = 0; o < outer; ++o)
+        for (int64_t i = 0; i < inner; ++i) {
+            const int64_t e = o * n * inner + i;
+            for (int64_t j = 0; j < n; ++j) q[j] = (SN_ITEM){x[e + j * inner], j};
+            if (stable) SN_P(sn_stable)(q, q + n, n, down);
+            else SN_P(sn_sort)(q, n, down);
+            for (int64_t j = 0; j < n; ++j) y[e + j * inner] = q[j].at;
+        }
+    if (q != small) free(q);
+}
+SN_PICK void SN_P(sn_topk)(int64_t *y, const SN_T *x, int64_t outer, int64_t n, int64_t inner, int64_t k,
+                           int64_t down, int64_t sorted) {
+    SN_ITEM small[SN_STACKED], *q = n > SN_STACKED ? malloc(n * sizeof *q) : small;
+    for (int64_t o = 0; k > 0 && o < outer; ++o)
+        for (int64_t i = 0; i < inner; ++i) {
+            const int64_t e = o * n * inner + i, to = o * k * inner + i;
+            for (int64_t j = 0; j < n; ++j) q[j] = (SN_ITEM){x[e + j * inner], j};
+            if (k * 64 <= n) SN_P(sn_partial_sort)(q, k, n, down);
+            else {
+                SN_P(sn_nth)(q, k - 1, n, down);
+                if (sorted) SN_P(sn_sort)(q, k - 1, down);
+            }
+            for (int64_t j = 0; j < k; ++j) y[to + j * inner] = q[j].at;
+        }
+    if (q != small) free(q);
+}
+#undef SN_LESS
+#undef SN_SWAP
+#undef SN_ITEM
+#undef SN_T
+#undef SN_TOTAL
+#undef SN_P

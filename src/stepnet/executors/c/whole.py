@@ -1,0 +1,100 @@
+"""Calls of the C functions that work on whole features of a row: `sn_picks.h` and `sn_factors.h`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from stepnet.executors.schedule.program import Program
+from stepnet.executors.schedule.views import contiguous
+from stepnet.ir.graph import Node
+from stepnet.ir.ops import OPS, Stage
+
+from .build import header
+from .numbers import SPECIAL
+from .places import Places
+
+# By the dtype of the elements: the suffix of their functions, their type in C, and that of their totals.
+_ELEMENTS = {
+    "float64": ("f64", "double", "double"), "float32": ("f32", "float", "double"),
+    "int64": ("i64", "int64_t", "int64_t"), "int32": ("i32", "int32_t", "int64_t"),
+    "int16": ("i16", "int16_t", "int64_t"), "int8": ("i8", "int8_t", "int64_t"),
+    "uint8": ("u8", "uint8_t", "int64_t"), "bool": ("u8", "uint8_t", "int64_t"),
+}  # fmt: skip
+_FACTORS = frozenset(
+    {"lu", "lu_solve", "cholesky", "solve_triangular", "matrix_exp", "matrix_exp_grad", "logcumsumexp"}
+)
+
+
+def headers(p: Program) -> str:
+    """What a source stands on besides math, products and threads."""
+    whole = [node for node in p.nodes if OPS[node.op].stage is Stage.WHOLE]
+    picked = {_ELEMENTS[p.value(n.inputs[0]).dtype] for n in whole if n.op not in _FACTORS}
+    parts = [
+        f"#define SN_T {kind}\n#define SN_TOTAL {total}\n#define SN_P(name) name##_{suffix}\n"
+        + header("sn_picks.h")
+        for suffix, kind, total in sorted(picked)
+    ]
+    if any(node.op in _FACTORS for node in whole):
+        suffix, kind, _ = _ELEMENTS[p.real]
+        parts.append(_reals(kind, suffix) + header("sn_factors.h"))
+    suffix, kind, _ = _ELEMENTS[p.real]
+    if any(node.op in SPECIAL for node in p.nodes):
+        libm = "#define SN_LIBM(name) name" + ("##f" if kind == "float" else "")
+        parts.append(_reals(kind, suffix) + libm + "\n" + header("sn_special.h"))
+    return "\n".join(parts)
+
+
+def _reals(kind: str, suffix: str) -> str:
+    return f"#define SN_REAL {kind}\n#define SN_(name) name##_{suffix}\n"
+
+
+def call_text(w: Places, node: Node, depth: int) -> list[str]:
+    """The lines of one call, and of copies to other places where its result is kept."""
+    p, op = w.p, node.op
+    homes = w.homes[node.output]
+    to = w.pointer(node.output, homes[0])
+    given = [_pointer(w, name) for name in node.inputs]
+    first = p.value(node.inputs[0])
+    suffix = _ELEMENTS[first.dtype][0]
+    name = f"sn_{'cumarg' if op.startswith('cumarg') else op.removesuffix('_add')}_{suffix}"
+    last: list[object]
+    if op in ("gather", "scatter", "scatter_add"):
+        index, dim = p.value(node.inputs[1]).shape, node.attr("dim")
+        sizes, steps = _numbers((*index, first.shape[dim])), _numbers(contiguous(first.shape))
+        walk = [sizes, len(index), dim, steps]
+        whole = [] if op == "gather" else [first.size]
+        last = [*whole, *walk, *([] if op == "gather" else [int(op == "scatter_add")]), "&wrong"]
+    elif op in _FACTORS and op != "logcumsumexp":
+        n = first.shape[-1]
+        count = prod(first.shape[:-2])
+        last = [count, n]
+        if op in ("lu_solve", "solve_triangular"):
+            last.append(p.value(node.inputs[1]).shape[-1])
+        last += [int(value) for _, value in node.attrs]
+        if op in ("lu", "cholesky"):
+            last.append("&wrong")
+    else:
+        dim = node.attr("dim")
+        last = [prod(first.shape[:dim]), first.shape[dim], prod(first.shape[dim + 1 :])]
+        if op == "topk":
+            last.append(p.value(node.output).shape[dim])
+        if op.startswith("cumarg"):
+            last.append(int(op == "cumargmax"))
+        last += [int(value) for key, value in node.attrs if key != "dim"]
+    lines = [f"{name}({', '.join(map(str, (to, *given, *last)))});"]
+    for home in homes[1:]:
+        there = w.pointer(node.output, home)
+        lines.append(f"memcpy({there}, {to}, {p.value(node.output).size} * sizeof *{to});")
+    return ["    " * depth + line for line in lines]
+
+
+def _pointer(w: Places, name: str) -> str:
+    """Where the elements of an operand begin: they stand one after the other."""
+    seen = w.p.access.get(name)
+    base, offset = (name, 0) if seen is None else (seen.base, seen.offset)
+    return f"{w.pointer(base, None)} + {offset}" if offset else w.pointer(base, None)
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    return f"(const int64_t[]){{{', '.join(map(str, numbers))}}}"
