@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -20,6 +21,7 @@ from stepnet.data.recording import UNKNOWN, recorded_in_frames
 from stepnet.data.tree import flatten, unflatten
 from stepnet.errors import StepError
 from stepnet.front.step import TorchCell, as_step, describe_leaf, step_name
+from stepnet.resets import as_resets
 
 from .batch import on_rows
 
@@ -91,16 +93,19 @@ class Stack(nn.Module):
         self.residual = _flags(residual, len(layers))
 
     @recorded_in_frames(lambda *_, **__: (UNKNOWN, UNKNOWN))
-    def forward(self, input: Any, hx: Any = None) -> tuple[Any, tuple[Any, ...]]:
-        """Run all layers; see the class."""
+    def forward(self, input: Any, hx: Any = None, resets: Any = None) -> tuple[Any, tuple[Any, ...]]:
+        """Run all layers; see the class. `resets` is as in `recurrent`, with states as in hx."""
         x = LoDTensor.from_packed(input) if isinstance(input, PackedSequence) else input
-        start = iter(self._states(hx))
+        start = iter(self._states("hx", hx))
+        asked = None if resets is None else as_resets(resets)
+        fresh = [] if asked is None else self._states("resets.state", asked.state)
         finals: list[Any] = []
         for k, (directions, residual) in enumerate(zip(self.layers, self.residual, strict=True)):
             ys = []
             for recurrence in directions:  # pyright: ignore[reportGeneralTypeIssues]
                 _check_features(recurrence.step, x, k)
-                y, final = recurrence(x, next(start))
+                again = None if asked is None else replace(asked, state=fresh[len(finals)])
+                y, final = recurrence(x, next(start), again)
                 ys.append(y)
                 finals.append(final)
             y = ys[0] if len(ys) == 1 else _by_leaf(_beside, *ys)
@@ -114,7 +119,7 @@ class Stack(nn.Module):
     def _drop(self, y: Any) -> Any:
         return on_rows(lambda rows: F.dropout(rows, self.dropout, self.training), y)
 
-    def _states(self, hx: Any) -> list[Any]:
+    def _states(self, name: str, hx: Any) -> list[Any]:
         """The initial state of each direction of each layer."""
         count = sum(len(directions) for directions in self.layers)  # pyright: ignore[reportArgumentType]
         if hx is None:
@@ -126,7 +131,7 @@ class Stack(nn.Module):
         else:
             got = describe_leaf(hx) if isinstance(hx, Tensor) else f"a {type(hx).__name__} of {len(hx)}"
         raise StepError(
-            "Stack 'hx' must hold a state for each direction of each layer",
+            f"Stack '{name}' must hold a state for each direction of each layer",
             got=got,
             expected=f"{count}, each as its cell carries it, or None",
             remedy="the h_n of another call has this form; None starts all cells from their initial states",
