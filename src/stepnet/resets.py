@@ -17,8 +17,8 @@ from torch.nn.utils.rnn import PackedSequence
 from .data.convert import pack_like
 from .data.lod import LoDTensor
 from .data.modes import beside, traced
-from .data.offsets import LoD, brief, offsets_of, owners, short
-from .data.pieces import Pieces, bools, cut
+from .data.offsets import LoD, owners, short
+from .data.pieces import Pieces, bools, cut, marks_of
 from .data.tree import Spec, flatten, unflatten
 from .errors import LoDError, StepError
 from .front.step import as_step, boot_state, describe_leaf, step_name
@@ -174,7 +174,7 @@ def _alike(a: Any, b: Any) -> bool:
 
 
 def _other_rows(a: Tensor, b: Tensor) -> bool:
-    return len(a) != len(b)
+    return a.shape[0] != b.shape[0]  # not len, which a trace would take for a number that stays
 
 
 def _map(change: Callable[..., Any], tree: Any, *others: Any) -> Any:
@@ -229,14 +229,14 @@ class _Ragged:
         if isinstance(marks, PackedSequence):
             marks = LoDTensor.from_packed(marks)
         if not isinstance(marks, LoDTensor):
-            return _shaped(marks, [(self.count,), (self.count, 1)])
+            return marks_of(marks, [(self.count,), (self.count, 1)], WHERE)
         if not torch.equal(marks._lod.levels[-1], self.offsets):
             raise LoDError(
                 f"{WHERE} must have sequences of the lengths that x has",
                 got=f"lengths {marks._lod.show()}",
                 expected=f"lengths {short(self.offsets.diff())}",
             )
-        return _shaped(marks.values, [(self.count,), (self.count, 1)])
+        return marks_of(marks.values, [(self.count,), (self.count, 1)], WHERE)
 
     def beside(self, marks: Tensor) -> LoDTensor:
         """The marks as a second input."""
@@ -275,13 +275,16 @@ class _Dense:
         shape = [size for k, size in enumerate(first.shape) if k != self.axis]
         self.n = shape[0] if shape else 1
         self.movable = all(leaf.dim() > 1 for leaf in leaves)
-        self.count = self.n * self.steps
-        self.offsets = offsets_of(torch.full((self.n,), self.steps))
+
+    @property
+    def offsets(self) -> Tensor:
+        """Of the sequences, all as long: made where they are cut, since a trace keeps sizes open."""
+        return torch.arange(self.n + 1) * self.steps
 
     def aligned(self, marks: Any) -> Tensor:
         """The marks as [sequences, steps]."""
         size = (self.n, self.steps) if self.axis else (self.steps, self.n)
-        marks = _shaped(marks, [size, (*size, 1), *([(self.steps,)] if self.n == 1 else [])])
+        marks = marks_of(marks, [size, (*size, 1), *([(self.steps,)] if self.n == 1 else [])], WHERE)
         return marks.reshape(size) if self.axis else marks.reshape(size).t()
 
     def beside(self, marks: Tensor) -> Tensor:
@@ -290,7 +293,7 @@ class _Dense:
 
     def cut(self, pieces: Pieces) -> Any:
         """x as rows, with the pieces as its sequences."""
-        lod = LoD.trusted((pieces.offsets,), self.count)
+        lod = LoD.trusted((pieces.offsets,), self.n * self.steps)
         tables = [leaf.movedim(self.axis, 1) for leaf in self.leaves]
         for table, leaf in zip(tables, self.leaves, strict=True):
             if tuple(table.shape[:2]) != (self.n, self.steps):
@@ -309,17 +312,3 @@ class _Dense:
     def packed_again(self, y: Any) -> Any:
         """y as it is."""
         return y
-
-
-def _shaped(marks: Any, shapes: list[tuple[int, ...]]) -> Tensor:
-    try:
-        tensor = marks if isinstance(marks, Tensor) else torch.as_tensor(marks)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise LoDError(f"{WHERE} must hold a truth value per row of x", got=brief(marks)) from error
-    if tuple(tensor.shape) not in shapes:
-        raise LoDError(
-            f"{WHERE} must hold a truth value per row of x",
-            got=brief(tensor),
-            expected=f"shape {list(shapes[0])}",
-        )
-    return tensor

@@ -372,7 +372,8 @@ class LoDTensor:
                     got=f"first difference at {self._lod.difference(marks._lod)}",
                 )
             marks = marks._values
-        truths = pieces.truths(marks, self._lod.rows, what)
+        rows = self._lod.rows
+        truths = pieces.bools(pieces.marks_of(marks, [(rows,), (rows, 1)], what))
         if truths is None:
             raise LoDError(f"{what} must have numbers to cut by", got=brief(marks))
         return LoDTensor._make(self._values, pieces.split(self._lod, truths, after))

@@ -72,21 +72,22 @@ def one_after_the_other(lods: Sequence[LoD]) -> LoD:
     return LoD.trusted(tuple(offsets_of(level) for level in lengths), sum(lod.rows for lod in lods))
 
 
-def truths(marks: Any, rows: int, what: str) -> Tensor | None:
-    """A truth value per row as bool [rows] on the CPU; None where they have no numbers.
-
-    Raises LoDError when they are no tensor of [rows] or [rows, 1].
-    """
-    if not isinstance(marks, Tensor):
-        try:
-            marks = torch.as_tensor(marks)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise LoDError(f"{what} must hold a truth value per row", got=brief(marks)) from error
-    if tuple(marks.shape) not in ((rows,), (rows, 1)):
+def marks_of(given: Any, shapes: Sequence[tuple[int, ...]], what: str) -> Tensor:
+    """A truth value per row as a tensor of one of these shapes, or LoDError."""
+    marks = given if isinstance(given, Tensor) else _tensor(given, what)
+    if tuple(marks.shape) not in shapes:
         raise LoDError(
-            f"{what} must hold a truth value per row", got=brief(marks), expected=f"shape [{rows}]"
+            f"{what} must hold a truth value per row", got=brief(given), expected=f"shape {list(shapes[0])}"
         )
-    return bools(marks)
+    return marks
+
+
+@outside_modes
+def _tensor(given: Any, what: str) -> Tensor:
+    try:
+        return torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise LoDError(f"{what} must hold a truth value per row", got=brief(given)) from error
 
 
 @outside_modes
