@@ -111,9 +111,8 @@ def check_same_lod(call: Call) -> None:
                 f"{call.name}: two LoDTensors must have the same LoD",
                 got=f"lengths {first._lod.show()} and {other._lod.show()}; "
                 f"first difference at {first._lod.difference(other._lod)}",
-                remedy=call.remedy
-                if call.function in JOINS
-                else "stepnet.sequence_expand(t, x) repeats one entry per sequence to the rows of x",
+                remedy="stepnet.sequence_expand(t, x) repeats one entry per sequence to the rows of x"
+                + (f"; {call.remedy}" if call.function in JOINS else ""),
             )
     for x in call.ragged:
         if x._values.ndim == 0 or x._values.shape[0] != x._lod.rows:
