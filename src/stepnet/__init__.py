@@ -35,6 +35,7 @@ from .loops.recurrent_op import RecurrentOp as RecurrentOp
 from .report import Explanation as Explanation
 from .report import ModelExplanation as ModelExplanation
 from .report import explain as explain
+from .resets import Resets as Resets
 from .tape import Tape as Tape
 from .tape import TapeItem as TapeItem
 from .tape import Topology as Topology

@@ -29,6 +29,7 @@ from .front.meta import OnMeta
 from .front.scope import Scope
 from .front.step import StepBody, as_loop, as_step, boot_state, describe_leaf, step_name
 from .ir.loop import Loop
+from .resets import run_with_resets
 
 
 def _like(step: Any, x: Any, state: Any = None, **how: Any) -> Any:
@@ -48,6 +49,7 @@ def recurrent(
     axis: int = 0,
     scopes: bool = False,
     backend: str | None = None,
+    resets: Any = None,
 ) -> Any:
     """Run a step over sequences: `y[t], state = step(x[t], state)` for every t.
 
@@ -71,6 +73,9 @@ def recurrent(
         scopes: also return a list with a Scope per step: its inputs, state, local variables and results.
             Runs by the plain loop, which is the only one that has steps to look into.
         backend: `"auto"`, `"c"`, `"eager"` or `"naive"`; None: the process-wide setting (`set_backend`).
+        resets: a truth value per row of x, true at the first row of an episode (torchrl's `is_init`), which
+            starts from the step's `initial_state(n)`; `Resets(done=...)` takes gym's, true at the last row.
+            Episodes run as sequences of their own, side by side; final_state is that of the last one.
 
     Returns:
         `(y, final_state)`, and the scopes if asked for. y is cut and ordered as x is; final_state holds
@@ -92,6 +97,12 @@ def recurrent(
     ([1.0, 2.0, 3.0, 1.0], [3.0, 1.0])
     """
     instead = _instead.get()
+    if resets is not None:
+        how: Any = {"reverse": reverse, "level": level, "axis": axis, "scopes": scopes, "backend": backend}
+        again: Any = run_with_resets
+        if torch.compiler.is_compiling():
+            again = torch.compiler.disable(run_with_resets)
+        return again(recurrent, step, x, state, resets, look=instead is not None, **how)
     if instead is not None:
         return instead(step, x, state, reverse=reverse, level=level, axis=axis, scopes=scopes)
     if torch.compiler.is_compiling():  # a compiled loop is one call out of the compiled region
@@ -283,11 +294,12 @@ class Recurrent(nn.Module):
         self.scopes = scopes
         self.backend = backend
 
-    def forward(self, x: Any, state: Any = None) -> Any:
+    def forward(self, x: Any, state: Any = None, resets: Any = None) -> Any:
         return recurrent(
             self.step,
             x,
             state,
+            resets=resets,
             reverse=self.reverse,
             level=self.level,
             axis=self.axis,

@@ -28,7 +28,9 @@ ALL = {
     "LayerNormLSTM": cells.LayerNormLSTM,
     "SLSTM": cells.SLSTM,
     "MinGRU": cells.MinGRU,
+    "MinLSTM": cells.MinLSTM,
 }
+WITHOUT_RECURRENT_WEIGHTS = ("MinGRU", "MinLSTM")
 
 
 def leaves(tree):
@@ -140,11 +142,18 @@ def min_gru(p, x, h):
     return ((1 - sigmoid(z)) * h + sigmoid(z) * n,)
 
 
+def min_lstm(p, x, h):
+    f, i, n = np.split(p["weight_ih"] @ x + p["bias_ih"], 3)
+    f, i = sigmoid(f), sigmoid(i)
+    return (f / (f + i) * h + i / (f + i) * n,)
+
+
 FORMULAS = {
     "PeepholeLSTM": peephole,
     "LayerNormLSTM": layer_norm,
     "SLSTM": slstm,
     "MinGRU": min_gru,
+    "MinLSTM": min_lstm,
 }
 
 
@@ -164,6 +173,17 @@ def test_equals_the_formula(name):
     expected = [torch.tensor(np.stack(column)) for column in zip(*rows, strict=True)]
     torch.testing.assert_close([v.detach() for v in found], expected, rtol=1e-12, atol=1e-12)
     assert torch.equal(y, leaves(new)[0])
+
+
+def test_min_lstm_stays_finite_where_both_gates_vanish():
+    cell = cells.MinLSTM(1, 1, bias=False)
+    with torch.no_grad():
+        cell.weight_ih.copy_(torch.tensor([[1.0], [1.0], [0.5]]))
+    x = torch.tensor([[-1000.0]], requires_grad=True)
+    h, _ = cell(x, torch.tensor([[2.0]]))
+    torch.testing.assert_close(h, torch.tensor([[0.5 * 2.0 + 0.5 * -500.0]]))
+    h.sum().backward()
+    assert torch.isfinite(x.grad).all()
 
 
 def test_slstm_stays_finite_where_the_formula_overflows():
@@ -237,7 +257,7 @@ def test_reset_draws_within_the_bound(name):
     for values in cell.parameters():
         nn.init.constant_(values, 7.0)
     cell.reset_parameters()
-    bound = 1 / 2 if name == "MinGRU" else 1 / 5
+    bound = 1 / 2 if name in WITHOUT_RECURRENT_WEIGHTS else 1 / 5
     for key, values in cell.named_parameters():
         if key.startswith("norm"):
             assert torch.equal(values, torch.full_like(values, float(key.endswith("weight"))))
@@ -246,7 +266,7 @@ def test_reset_draws_within_the_bound(name):
             assert -bound <= values.min() < -0.7 * bound, key
 
 
-@pytest.mark.parametrize("name", [n for n in ALL if n != "MinGRU"])
+@pytest.mark.parametrize("name", [n for n in ALL if n not in WITHOUT_RECURRENT_WEIGHTS])
 def test_mask_changes_only_what_the_recurrent_weights_see(name):
     """With weight_hh of zero, h meets no weight, so a mask of zeros must change nothing."""
     cell = ALL[name](FEATURES, HIDDEN, dtype=DTYPE)

@@ -24,6 +24,7 @@ CELLS = {
     "LayerNormLSTM": lambda: cells.LayerNormLSTM(FEATURES, HIDDEN, dtype=DTYPE),
     "SLSTM": lambda: cells.SLSTM(FEATURES, HIDDEN, dtype=DTYPE),
     "MinGRU": lambda: cells.MinGRU(FEATURES, HIDDEN, dtype=DTYPE),
+    "MinLSTM": lambda: cells.MinLSTM(FEATURES, HIDDEN, dtype=DTYPE),
 }
 LENGTHS = {
     "unsorted with an empty one": [3, 0, 5, 1],

@@ -12,6 +12,7 @@ from stepnet.data.tree import flatten, unflatten
 from stepnet.errors import StepError
 from stepnet.front.step import step_name
 
+from .mlstm import MLSTM
 from .slstm import SLSTM
 from .wrapper import Wrapper, check_probability, innermost
 
@@ -35,7 +36,7 @@ class Zoneout(Wrapper):
 
     Raises:
         StepError: p is no probability, or there is not one for each tensor of the state; or p would mix the
-            tensors c, n and m of an SLSTM, which mean something only together.
+            tensors c, n and m of an SLSTM or an MLSTM, which mean something only together.
 
     >>> import torch
     >>> from stepnet.cells import LSTM
@@ -58,6 +59,14 @@ class Zoneout(Wrapper):
                 "Zoneout cannot keep a unit's c, n or m of an SLSTM without the others",
                 got=f"p={p}",
                 remedy="zone out h alone: p=(0.1, 0, 0, 0)",
+            )
+        if isinstance(innermost(self.cell), MLSTM) and any(
+            self.p if isinstance(self.p, tuple) else (self.p,)
+        ):
+            raise StepError(
+                "Zoneout cannot keep a unit's C, n or m of an MLSTM without the others",
+                got=f"p={p}",
+                remedy="its state has no h to zone out: p=0 alone is possible",
             )
 
     def forward(self, x: Any, state: Any, mask: Tensor | None = None) -> tuple[Any, Any]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from stepnet.data import convert, pytree
+from stepnet.data import convert, pieces, pytree
 from stepnet.data.dtypes import dtype_name
 from stepnet.data.modes import beside
 from stepnet.data.offsets import LoD, brief, integers
@@ -201,6 +201,20 @@ class LoDTensor:
         values, lengths = convert.nested_to_rows(nested)
         return LoDTensor._make(values, LoD.from_lengths([lengths]))
 
+    @staticmethod
+    @recorded_in_frames()
+    def cat(batches: Sequence[LoDTensor]) -> LoDTensor:
+        """The sequences of several batches, one batch after the other. Differentiable.
+
+        Raises LoDError for no batches, and for batches that differ in levels, row shape, dtype or device.
+
+        >>> LoDTensor.cat([LoDTensor(torch.zeros(3), [[0, 2, 3]]), LoDTensor(torch.ones(4), [[0, 4]])])
+        LoDTensor(3 sequences, lengths [[2, 1, 4]], values [7] float32)
+        """
+        _check_batches(batches)
+        lod = pieces.one_after_the_other([x._lod for x in batches])
+        return LoDTensor._make(torch.cat([x._values for x in batches]), lod)
+
     # Ways out, of the sequences of the last level
 
     def to_padded(self, padding_value: float = 0.0, batch_first: bool = True) -> tuple[Tensor, Tensor]:
@@ -322,6 +336,59 @@ class LoDTensor:
             )
         lod, rows = self._lod.take(chosen)
         return LoDTensor._make(self._values.index_select(0, beside(rows, self._values)), lod)
+
+    def drop_levels(self, count: int = 1) -> LoDTensor:
+        """The sequences of an inner level as a batch of their own: the ``count`` outermost levels go.
+
+        The same rows. Raises LoDError unless a level is left.
+
+        >>> LoDTensor(torch.zeros(9), [[0, 2, 3], [0, 3, 5, 9]]).drop_levels()
+        LoDTensor(3 sequences, lengths [[3, 2, 4]], values [9] float32)
+        """
+        if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count < self.lod_level:
+            raise LoDError(
+                "LoDTensor.drop_levels: a level must be left",
+                got=repr(count),
+                expected=f"0 to {self.lod_level - 1}, as it has {self.lod_level}",
+            )
+        return LoDTensor._make(self._values, LoD.trusted(self._lod.levels[count:], self._lod.rows))
+
+    def split_at(self, marks: Any, after: bool = False) -> LoDTensor:
+        """Cut the sequences of the last level before each marked row: one level more, of their pieces.
+
+        ``marks`` holds a truth value per row: a tensor, or a LoDTensor of the same LoD. Marks of first rows
+        (torchrl's ``is_init``) cut before, marks of last rows (gym's ``done``) with ``after=True``. The same
+        rows; no piece is empty, and `join_pieces` undoes it. Raises LoDError for other marks.
+
+        >>> x = LoDTensor(torch.arange(5), [[0, 3, 5]])
+        >>> x.split_at([False, True, False, True, False])
+        LoDTensor(2 sequences, lengths [[2, 1], [1, 2, 2]], values [5] int64)
+        """
+        what = "LoDTensor.split_at: 'marks'"
+        if isinstance(marks, LoDTensor):
+            if marks._lod != self._lod:
+                raise LoDError(
+                    f"{what} must have the LoD of the rows",
+                    got=f"first difference at {self._lod.difference(marks._lod)}",
+                )
+            marks = marks._values
+        rows = self._lod.rows
+        truths = pieces.bools(pieces.marks_of(marks, [(rows,), (rows, 1)], what))
+        if truths is None:
+            raise LoDError(f"{what} must have numbers to cut by", got=brief(marks))
+        return LoDTensor._make(self._values, pieces.split(self._lod, truths, after))
+
+    def join_pieces(self) -> LoDTensor:
+        """One level less: a sequence of the last level but one holds the rows of its own. Undoes `split_at`.
+
+        The same rows. Raises LoDError where there is one level only.
+
+        >>> LoDTensor(torch.zeros(9), [[0, 2, 3], [0, 3, 5, 9]]).join_pieces()
+        LoDTensor(2 sequences, lengths [[5, 4]], values [9] float32)
+        """
+        if self.lod_level < 2:
+            raise LoDError("LoDTensor.join_pieces needs two levels or more", got=f"{self.lod_level}")
+        return LoDTensor._make(self._values, pieces.joined(self._lod))
 
     # Values
 
@@ -477,6 +544,28 @@ def _place(index: Any, n: int) -> int:
     if not -n <= place < n:
         raise LoDIndexError(f"sequence {place} of a LoDTensor of {n} sequences", expected=f"{-n} to {n - 1}")
     return place % n
+
+
+def _check_batches(batches: Any) -> None:
+    where = "LoDTensor.cat"
+    if not isinstance(batches, Sequence) or not batches:
+        raise LoDError(f"{where} takes a list of LoDTensors, one or more", got=brief(batches))
+    for i, x in enumerate(batches):
+        if not isinstance(x, LoDTensor):
+            raise LoDError(f"{where}: batch {i} must be a LoDTensor", got=brief(x))
+        for what, a, b in (
+            ("levels", x.lod_level, batches[0].lod_level),
+            ("rows of shape", list(x.shape[1:]), list(batches[0].shape[1:])),
+            ("dtype", x.dtype, batches[0].dtype),
+            ("device", x.device, batches[0].device),
+        ):
+            if a != b:
+                raise LoDError(
+                    f"{where}: batch {i} does not fit batch 0",
+                    got=f"{what} {a}",
+                    expected=f"{b}",
+                    remedy="x.drop_levels() leaves out an outer level" if what == "levels" else None,
+                )
 
 
 def _check_values(values: Any, lod: LoD) -> None:

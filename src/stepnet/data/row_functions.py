@@ -108,6 +108,7 @@ REMEDIES = {
         vector_norm argmax argmin median nanmedian mode count_nonzero aminmax
         adaptive_avg_pool1d adaptive_max_pool1d max_pool1d avg_pool1d""",
     "stepnet.sequence_softmax(x) takes it over each sequence": "softmax log_softmax softmin gumbel_softmax",
+    "LoDTensor.cat([a, b]) puts the sequences of b after those of a; "
     "stepnet.sequence_concat([a, b]) joins sequence i of a and sequence i of b": """
         cat concat concatenate hstack vstack""",
     "stepnet.sequence_reverse(x) turns each sequence around": "flip fliplr flipud roll",

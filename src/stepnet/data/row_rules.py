@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
 from torch.overrides import resolve_name
 
@@ -18,6 +19,7 @@ from stepnet.errors import LoDError, RowMixError
 
 REQUIRED: Any = object()
 ALL = 1 << 30  # operands with rows, where every operand has them
+JOINS = (torch.cat, torch.concat, torch.concatenate)  # who gives them other batches means to join batches
 
 
 class Call:
@@ -109,7 +111,8 @@ def check_same_lod(call: Call) -> None:
                 f"{call.name}: two LoDTensors must have the same LoD",
                 got=f"lengths {first._lod.show()} and {other._lod.show()}; "
                 f"first difference at {first._lod.difference(other._lod)}",
-                remedy="stepnet.sequence_expand(t, x) repeats one entry per sequence to the rows of x",
+                remedy="stepnet.sequence_expand(t, x) repeats one entry per sequence to the rows of x"
+                + (f"; {call.remedy}" if call.function in JOINS else ""),
             )
     for x in call.ragged:
         if x._values.ndim == 0 or x._values.shape[0] != x._lod.rows:

@@ -1,4 +1,4 @@
-"""Drop-in LSTM, GRU and RNN: torch.nn's parameters and calls, and sequences of any length, none included."""
+"""Modules over sequences: drop-in LSTM, GRU and RNN with torch.nn's parameters; layers of any cells."""
 
 from __future__ import annotations
 
@@ -6,3 +6,4 @@ from .base import RNNBase as RNNBase
 from .gru import GRU as GRU
 from .lstm import LSTM as LSTM
 from .rnn import RNN as RNN
+from .stack import Stack as Stack

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -14,6 +15,7 @@ from stepnet.api import recurrent
 from stepnet.cells.cell import check_size, draw
 from stepnet.data.recording import UNKNOWN, recorded_in_frames
 from stepnet.errors import StepError
+from stepnet.resets import as_resets
 
 from .batch import Batch, on_rows
 
@@ -143,11 +145,14 @@ class RNNBase(nn.Module):
         return [list(self.weights(suffix).values()) for suffix in suffixes]
 
     @recorded_in_frames(lambda *_, **__: (UNKNOWN, UNKNOWN))
-    def forward(self, input: Any, hx: Any = None) -> tuple[Any, Any]:
-        """Run all layers; see the class for shapes."""
+    def forward(self, input: Any, hx: Any = None, resets: Any = None) -> tuple[Any, Any]:
+        """Run all layers; see the class for shapes. `resets` is as in `recurrent`: a marked row starts from
+        zeros, or from `Resets(state=...)`, which is like hx."""
         batch = Batch.of(type(self).__name__, input, self.batch_first)
         batch.check_rows(self.input_size, self.weight_ih_l0.dtype)
         given = self._given(batch, hx)
+        asked = None if resets is None else as_resets(resets)
+        fresh = [] if asked is None else self._given(batch, asked.state)
         x = batch.x
         finals: list[Any] = []
         for layer in range(self.num_layers):
@@ -156,8 +161,9 @@ class RNNBase(nn.Module):
             ys = []
             for suffix, reverse in zip(self._suffixes(layer), (False, True), strict=False):
                 step = LayerStep(f"{type(self).__name__} {suffix}", suffix, self.step, self.weights(suffix))
-                state = given[len(finals)]
-                y, final = recurrent(step, x, state, reverse=reverse, axis=batch.axis)
+                k = len(finals)
+                again = None if asked is None else replace(asked, state=fresh[k])
+                y, final = recurrent(step, x, given[k], reverse=reverse, axis=batch.axis, resets=again)
                 ys.append(y)
                 finals.append(final)
             x = on_rows(lambda *rows: torch.cat(rows, -1), *ys) if len(ys) > 1 else ys[0]

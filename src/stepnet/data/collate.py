@@ -1,0 +1,132 @@
+"""Samples of a data set to a batch: sequences become LoDTensors, numbers tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stepnet.data.lod import LoDTensor
+from stepnet.data.offsets import brief
+from stepnet.errors import LoDError
+
+
+def collate(samples: Sequence[Any], dense: Collection[Any] = ()) -> Any:
+    """The `collate_fn` of a torch DataLoader for samples with sequences in them.
+
+    Samples are nested dicts and tuples, all of one structure; the batch has that structure, and in it
+
+    - a LoDTensor for tensors and arrays of one dimension or more, whose first counts rows, and for lists of
+      numbers; of two levels for lists of these, and of one level more for LoDTensors;
+    - a tensor with an entry per sample for numbers and tensors of no dimension, and for what is named in
+      `dense`: tensors of one shape;
+    - a list for all else, as strings.
+
+    Args:
+        samples: what the data set gives for each index of a batch.
+        dense: keys of dicts, fields of named tuples and places in tuples whose tensors have no rows, at any
+            depth. `functools.partial(collate, dense=("speaker",))` is the `collate_fn` then.
+
+    Raises:
+        LoDError: there are no samples, or one does not fit the others; the text says where.
+
+    >>> batch = collate([{"x": torch.zeros(2, 3), "y": 1}, {"x": torch.zeros(1, 3), "y": 0}])
+    >>> batch["x"], batch["y"]
+    (LoDTensor(2 sequences, lengths [[2, 1]], values [3, 3] float32), tensor([1, 0]))
+    """
+    if not isinstance(samples, Sequence) or not samples:
+        raise LoDError("collate takes a list of samples, one or more", got=brief(samples))
+    return _joined(list(samples), "sample", dense, False)
+
+
+def _joined(samples: list[Any], where: str, dense: Collection[Any], is_dense: bool) -> Any:
+    first = samples[0]
+    for i, sample in enumerate(samples):
+        if _kind(sample) != _kind(first):
+            raise LoDError(
+                f"collate: {where} of sample {i} is of another kind than in sample 0",
+                got=brief(sample),
+                expected=_kind(first),
+            )
+    if isinstance(first, dict):
+        _check_parts([list(sample) for sample in samples], where)
+        return type(first)(
+            (key, _joined([sample[key] for sample in samples], f"{where}[{key!r}]", dense, key in dense))
+            for key in first
+        )
+    if isinstance(first, tuple):
+        _check_parts([[None] * len(sample) for sample in samples], where)
+        names = getattr(first, "_fields", range(len(first)))
+        parts = [
+            _joined(list(column), f"{where}[{name!r}]", dense, name in dense)
+            for name, column in zip(names, zip(*samples, strict=True), strict=True)
+        ]
+        return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
+    if isinstance(first, LoDTensor):
+        return _nested(samples)
+    if isinstance(first, (bool, int, float, complex, np.number, np.bool_)):
+        return torch.as_tensor(np.array(samples)) if isinstance(first, np.generic) else torch.tensor(samples)
+    if isinstance(first, (Tensor, np.ndarray)) and (is_dense or first.ndim == 0):
+        return _stacked([torch.as_tensor(sample) for sample in samples], where)
+    if isinstance(first, (Tensor, np.ndarray)) or _holds_numbers(samples):
+        try:
+            return LoDTensor.from_sequences(samples)
+        except LoDError as error:
+            raise LoDError(f"collate: {where} cannot be joined", got=str(error)) from error
+    return samples
+
+
+def _kind(sample: Any) -> str:
+    """What must be alike: numbers of all kinds are."""
+    if isinstance(sample, (bool, int, float, complex)):
+        return "number"
+    if isinstance(sample, (Tensor, np.ndarray)) and not isinstance(sample, np.generic):
+        return "tensor"
+    return type(sample).__name__
+
+
+def _check_parts(parts: list[list[Any]], where: str) -> None:
+    for i, names in enumerate(parts):
+        if len(names) != len(parts[0]) or set(names) != set(parts[0]):
+            raise LoDError(
+                f"collate: {where} of sample {i} has other parts than in sample 0",
+                got=str(names if any(names) else len(names)),
+                expected=str(parts[0] if any(parts[0]) else len(parts[0])),
+            )
+
+
+def _nested(samples: list[LoDTensor]) -> LoDTensor:
+    """One level more, with a sequence for each sample."""
+    joined = LoDTensor.cat(samples)
+    counts = [[len(sample) for sample in samples]]
+    return LoDTensor.from_lengths(joined.values, [*counts, *joined.recursive_sequence_lengths()])
+
+
+def _stacked(tensors: list[Tensor], where: str) -> Tensor:
+    for i, tensor in enumerate(tensors):
+        if tensor.shape != tensors[0].shape or tensor.dtype != tensors[0].dtype:
+            raise LoDError(
+                f"collate: dense {where} of sample {i} does not fit that of sample 0",
+                got=brief(tensor),
+                expected=brief(tensors[0]),
+            )
+    return torch.stack(tensors)
+
+
+def _holds_numbers(samples: list[Any]) -> bool:
+    """Whether lists hold numbers, tensors or such lists, and no strings or other things."""
+    if not isinstance(samples[0], list):
+        return False
+    leaves = list(_leaves(samples))
+    return all(isinstance(leaf, (Tensor, np.ndarray, int, float, complex, np.number)) for leaf in leaves)
+
+
+def _leaves(node: Any) -> Any:
+    if isinstance(node, list):
+        for child in node:
+            yield from _leaves(child)
+    else:
+        yield node

@@ -1,0 +1,171 @@
+"""Batches of about equally many rows: with no padding, a budget of rows is all there is to plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from stepnet.data.offsets import brief, check_lengths, integers
+from stepnet.errors import LoDError
+
+
+class RowBudgetSampler:
+    """A batch sampler for torch's DataLoader: lists of sequence numbers, at most `rows` rows in each.
+
+    Sequences are shuffled anew in each epoch and dealt out in that order: a batch ends where the next
+    sequence would go over the budget. A sequence longer than the budget is a batch of its own.
+
+    In a distributed run all ranks plan the same batches from the same lengths and seed, and each takes its
+    share, one in `world_size`; all have equally many. Their rows differ, so a mean over the rows of all ranks
+    is a sum divided by the rows of all.
+
+    Args:
+        lengths: the length of every sequence of the data set: a list, array or tensor.
+        rows: the budget of a batch.
+        shuffle: whether sequences come in another order in each epoch; else as they are.
+        seed: of the shuffling, together with the epoch.
+        rank: which share is this process's; None for that of torch.distributed, or 0 without it.
+        world_size: how many shares there are; None for that of torch.distributed, or 1 without it.
+        drop_last: leave out the batch that is left over at the end, below the budget, and batches that not
+            every rank would get one of. Otherwise ranks that are short of one get one of the first again.
+
+    `len(sampler)` is the number of batches of this rank in this epoch, which differs a little from epoch to
+    epoch. `set_epoch` before each epoch shuffles anew. `state_dict` in the middle of an epoch, loaded into
+    another sampler of the same data, goes on with the next batch.
+
+    Raises:
+        LoDError: lengths are no whole numbers from 0, or another argument does not fit.
+
+    >>> sampler = RowBudgetSampler([3, 1, 2, 5, 9, 1], rows=6, shuffle=False)
+    >>> list(sampler)
+    [[0, 1, 2], [3], [4], [5]]
+    """
+
+    def __init__(
+        self,
+        lengths: Any,
+        rows: int,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        drop_last: bool = False,
+    ) -> None:
+        checked = integers(lengths, "RowBudgetSampler 'lengths'")
+        check_lengths(checked, "RowBudgetSampler 'lengths'")
+        self.lengths = checked.numpy()
+        self.rows = _whole("rows", rows, 1)
+        self.shuffle = shuffle
+        self.seed = _whole("seed", seed, 0)
+        together = torch.distributed.is_available() and torch.distributed.is_initialized()
+        ranks = torch.distributed.get_world_size() if together else 1
+        own = torch.distributed.get_rank() if together else 0
+        self.world_size = _whole("world_size", ranks if world_size is None else world_size, 1)
+        self.rank = _whole("rank", own if rank is None else rank, 0)
+        if self.rank >= self.world_size:
+            raise LoDError(
+                "RowBudgetSampler 'rank' must be below world_size",
+                got=f"{self.rank}",
+                expected=f"0 to {self.world_size - 1}",
+            )
+        self.drop_last = drop_last
+        self.epoch = 0
+        self._next = 0  # how many batches of this rank were handed out in this epoch
+        self._start = 0  # where the next pass begins
+        self._plan: tuple[int, np.ndarray, np.ndarray] | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Shuffle for this epoch, and start at its beginning; the epoch it is in goes on where it is."""
+        if _whole("epoch", epoch, 0) != self.epoch:
+            self.epoch, self._next, self._start = epoch, 0, 0
+
+    def __len__(self) -> int:
+        """Batches of this rank in this epoch, from its beginning."""
+        return len(self._own())
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self._next, self._start = self._start, 0
+        return self._batches(self._own()[self._next :].tolist())
+
+    def _batches(self, own: list[int]) -> Iterator[list[int]]:
+        order, bounds = self._planned()
+        for batch in own:
+            self._next += 1
+            yield order[bounds[batch] : bounds[batch + 1]].tolist()
+
+    def state_dict(self, batches: int | None = None) -> dict[str, int]:
+        """Where in which epoch it is.
+
+        Args:
+            batches: how many batches of this epoch were used; None for all that were handed out, which are
+                more where the workers of a DataLoader fetch ahead.
+        """
+        done = self._next if batches is None else _whole("batches", batches, 0)
+        return {
+            "epoch": self.epoch,
+            "batches": done * self.world_size,
+            "seed": self.seed,
+            "rows": self.rows,
+            "sequences": len(self.lengths),
+        }
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on where another sampler of the same data was, also with another number of ranks.
+
+        Raises LoDError if it planned other batches: by its seed, its budget or its number of sequences.
+        """
+        for name, own in {"seed": self.seed, "rows": self.rows, "sequences": len(self.lengths)}.items():
+            if state[name] != own:
+                raise LoDError(
+                    f"RowBudgetSampler: the state is of a sampler with other {name}",
+                    got=f"{state[name]}",
+                    expected=f"{own}",
+                )
+        self.epoch = state["epoch"]
+        self._next = self._start = state["batches"] // self.world_size
+
+    def _planned(self) -> tuple[np.ndarray, np.ndarray]:
+        """The order of all sequences in this epoch, and where in it batches begin and the last one ends."""
+        if self._plan is None or self._plan[0] != self.epoch:
+            order = np.arange(len(self.lengths))
+            if self.shuffle:
+                order = np.random.default_rng((self.seed, self.epoch)).permutation(len(self.lengths))
+            bounds = _dealt(self.lengths[order], self.rows)
+            if self.drop_last and len(bounds) > 1:
+                left_over = self.lengths[order[bounds[-2] :]].sum() < self.rows
+                bounds = bounds[:-1] if left_over else bounds
+            self._plan = self.epoch, order, bounds
+        return self._plan[1:]
+
+    def _own(self) -> np.ndarray:
+        """Which batches are this rank's."""
+        count = len(self._planned()[1]) - 1
+        each = count // self.world_size if self.drop_last else -(-count // self.world_size)
+        return (self.rank + self.world_size * np.arange(each)) % max(count, 1)
+
+
+def _dealt(lengths: np.ndarray, rows: int) -> np.ndarray:
+    """Where each batch begins in sequences of these lengths, and where the last one ends.
+
+    >>> _dealt(np.array([3, 1, 2, 5, 9, 1]), 6)
+    array([0, 3, 4, 5, 6])
+    """
+    ends = np.concatenate([[0], lengths.cumsum()])
+    # For each sequence, the first one that a batch beginning there has no room for.
+    following = np.searchsorted(ends, ends[:-1] + rows, side="right") - 1
+    following = np.maximum(following, np.arange(1, len(ends))).tolist()
+    bounds, place = [0], 0
+    while place < len(following):
+        place = following[place]
+        bounds.append(place)
+    return np.array(bounds)
+
+
+def _whole(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise LoDError(f"RowBudgetSampler '{name}' must be a whole number from {least}", got=brief(value))
+    return value

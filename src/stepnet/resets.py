@@ -1,0 +1,314 @@
+"""Recurrences that start anew in the middle of their sequences: `recurrent(..., resets=...)`.
+
+The rows between two resets are a sequence of their own, so they run side by side. Where the marks have no
+numbers to cut by (a traced model, tensors without data) the loop looks at each mark instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from .data.convert import pack_like
+from .data.lod import LoDTensor
+from .data.modes import beside, traced
+from .data.offsets import LoD, owners, short
+from .data.pieces import Pieces, bools, cut, marks_of
+from .data.tree import Spec, flatten, unflatten
+from .errors import LoDError, StepError
+from .front.step import as_step, boot_state, describe_leaf, step_name
+
+
+@dataclass(frozen=True)
+class Resets:
+    """Where a recurrence starts anew, by the name that the marks have in their library, and from which state.
+
+    Args:
+        is_init: marks of first rows, as torchrl's: a marked row starts from the reset state.
+        done: marks of last rows, as gym's: the row after a marked one does, and so does the next call if the
+            last row is marked.
+        state: the reset state, a row per sequence; None for the step's `initial_state(n)`, or where it has
+            none, the state that the recurrence was given.
+
+    Raises:
+        StepError: not one of `is_init` and `done`.
+
+    >>> x = LoDTensor.from_lengths(torch.ones(4, 1), [[4]])
+    >>> done = torch.tensor([False, True, False, True])
+    >>> from stepnet import recurrent
+    >>> y, total = recurrent(lambda x, s: (s + x, s + x), x, torch.zeros(1, 1), resets=Resets(done=done))
+    >>> y.values.flatten().tolist(), total.tolist()
+    ([1.0, 2.0, 1.0, 2.0], [[0.0]])
+    """
+
+    is_init: Any = None
+    done: Any = None
+    state: Any = None
+
+    def __post_init__(self) -> None:
+        if (self.is_init is None) == (self.done is None):
+            raise StepError(
+                "Resets takes marks of first rows or of last rows",
+                got="neither" if self.is_init is None else "both",
+                remedy="Resets(is_init=...) or Resets(done=...)",
+            )
+
+    @property
+    def marks(self) -> Any:
+        """The marks, whatever they mean."""
+        return self.done if self.is_init is None else self.is_init
+
+
+def as_resets(resets: Any) -> Resets:
+    """Bare marks are those of first rows."""
+    return resets if isinstance(resets, Resets) else Resets(is_init=resets)
+
+
+def run_with_resets(
+    run: Callable[..., Any],
+    step: Any,
+    x: Any,
+    state: Any,
+    resets: Any,
+    *,
+    reverse: bool,
+    level: int,
+    axis: int,
+    scopes: bool,
+    look: bool,
+    **how: Any,
+) -> tuple[Any, Any]:
+    """`run` is `recurrent` itself, called once: on the pieces, or with a step that looks at each mark.
+
+    Raises:
+        StepError: the marks do not fit the rows of x, or the reset state does not fit the state.
+    """
+    if scopes:
+        raise StepError(
+            "scopes=True cannot be joined with resets=: the steps of pieces are not those of sequences",
+            remedy="the scopes of recurrent(step, x.split_at(...)) are those of the pieces",
+        )
+    function = as_step(step)
+    asked = as_resets(resets)
+    rows = _rows(x, level, axis)
+    marks = rows.aligned(asked.marks)
+    given = boot_state(function, rows.n) if state is None else state
+    at_ends = asked.is_init is None
+    numbers = None if look or traced() or not rows.movable else bools(marks)
+    if numbers is None:
+        marked = _Marked(function, after=at_ends != reverse)
+        fresh = _fresh(function, asked, given, rows.n)
+        x_marked = (unflatten(rows.spec, rows.leaves), rows.beside(marks))
+        y, (final, _) = run(
+            marked, x_marked, (given, fresh), reverse=reverse, level=rows.level, axis=axis, **how
+        )
+        return rows.packed_again(y), final
+    pieces = cut(rows.offsets, numbers, at_ends)
+    count = len(pieces.offsets) - 1
+    begin, end = (pieces.last, pieces.first) if reverse else (pieces.first, pieces.last)
+    if count > rows.n:
+        owner = owners(pieces.last - pieces.first + 1, count)
+        fresh = _fresh(function, asked, given, count, owner)
+        given = _map(lambda new, old: new.index_copy(0, beside(begin, new), old), fresh, given)
+    y, final = run(step, rows.cut(pieces), given, reverse=reverse, level=0, **how)
+    if count > rows.n:
+        final = _map(lambda leaf: leaf.index_select(0, beside(end, leaf)), final)
+    return rows.whole(y), final
+
+
+WHERE = "recurrent: 'resets'"
+
+
+class _Marked:
+    """A step beside the marks of its rows, and its state beside the state that marked rows start from."""
+
+    def __init__(self, step: Callable[..., Any], after: bool) -> None:
+        self.__name__ = step_name(step)
+        self.step = step
+        self.after = after
+
+    def __call__(self, x: Any, state: Any) -> tuple[Any, Any]:
+        (x, marks), (state, fresh) = x, state
+        if not self.after:
+            state = _renewed(state, fresh, marks)
+        y, new = self.step(x, state)
+        return y, (_renewed(new, fresh, marks) if self.after else new, fresh)
+
+
+def _renewed(state: Any, fresh: Any, marks: Tensor) -> Any:
+    def renew(old: Tensor, new: Tensor) -> Tensor:
+        return torch.where((marks != 0).reshape(-1, *(1,) * (old.dim() - 1)), new, old)
+
+    return _map(renew, state, fresh)
+
+
+def _fresh(
+    step: Callable[..., Any], asked: Resets, given: Any, count: int, owner: Tensor | None = None
+) -> Any:
+    """The state that marked rows start from: of each sequence, or of each piece of the sequences `owner`."""
+    if asked.state is None and getattr(step, "initial_state", None) is not None:
+        fresh, owner = boot_state(step, count), None
+    else:
+        fresh = given if asked.state is None else asked.state
+    (leaves, spec), (wanted, wanted_spec) = flatten(fresh), flatten(given)
+    alike = spec == wanted_spec and all(map(_alike, leaves, wanted))
+    if not alike or (asked.state is not None and any(map(_other_rows, leaves, wanted))):
+        raise StepError(
+            f"the reset state of step '{step_name(step)}' must be like its state",
+            got=f"{spec}: {', '.join(map(describe_leaf, leaves))}",
+            expected=f"{wanted_spec}: {', '.join(map(describe_leaf, wanted))}",
+            remedy="Resets(..., state=...) takes a row per sequence, nested as the state",
+        )
+    if owner is not None:
+        leaves = [leaf.index_select(0, beside(owner, leaf)) for leaf in leaves]
+    return unflatten(spec, [leaf.to(like.dtype) for leaf, like in zip(leaves, wanted, strict=True)])
+
+
+def _alike(a: Any, b: Any) -> bool:
+    return isinstance(a, Tensor) and isinstance(b, Tensor) and a.dim() > 0 and a.shape[1:] == b.shape[1:]
+
+
+def _other_rows(a: Tensor, b: Tensor) -> bool:
+    return a.shape[0] != b.shape[0]  # not len, which a trace would take for a number that stays
+
+
+def _map(change: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    leaves, spec = flatten(tree)
+    return unflatten(spec, list(map(change, leaves, *(flatten(other)[0] for other in others))))
+
+
+def _rows(x: Any, level: int, axis: int) -> _Ragged | _Dense:
+    leaves, spec = flatten(x)
+    packed = next((leaf for leaf in leaves if isinstance(leaf, PackedSequence)), None)
+    leaves = [LoDTensor.from_packed(leaf) if isinstance(leaf, PackedSequence) else leaf for leaf in leaves]
+    for leaf in leaves:
+        if not isinstance(leaf, (Tensor, LoDTensor)) or isinstance(leaf, Tensor) != isinstance(
+            leaves[0], Tensor
+        ):
+            raise StepError(
+                "x must be tensors, or all LoDTensors, where it has resets",
+                got=", ".join(map(describe_leaf, leaves)),
+            )
+    if not leaves:
+        raise StepError(
+            "x holds no tensor, so there are no steps", remedy="pass a tensor or a LoDTensor as x"
+        )
+    return (
+        _Dense(leaves, spec, axis) if isinstance(leaves[0], Tensor) else _Ragged(leaves, spec, level, packed)
+    )
+
+
+class _Ragged:
+    """x of LoDTensors: what is cut are the sequences of one level."""
+
+    movable = True
+
+    def __init__(self, leaves: list[Any], spec: Spec, level: int, packed: PackedSequence | None) -> None:
+        first = leaves[0]
+        first._check_level(level)
+        self.leaves, self.spec, self.packed = leaves, spec, packed
+        self.level = level % first.lod_level
+        self.levels = first._lod.levels[: self.level + 1]
+        for leaf in leaves[1:]:
+            own = leaf._lod.levels
+            if len(own) <= self.level or not torch.equal(own[self.level], self.levels[-1]):
+                raise LoDError(
+                    "two inputs of recurrent must have sequences of the same lengths",
+                    got=f"lengths {first._lod.show()} and {leaf._lod.show()}",
+                )
+        self.offsets = self.levels[-1]
+        self.n, self.count = len(self.offsets) - 1, int(self.offsets[-1])
+
+    def aligned(self, marks: Any) -> Tensor:
+        """The marks, a value per element of the level."""
+        if isinstance(marks, PackedSequence):
+            marks = LoDTensor.from_packed(marks)
+        if not isinstance(marks, LoDTensor):
+            return marks_of(marks, [(self.count,), (self.count, 1)], WHERE)
+        if not torch.equal(marks._lod.levels[-1], self.offsets):
+            raise LoDError(
+                f"{WHERE} must have sequences of the lengths that x has",
+                got=f"lengths {marks._lod.show()}",
+                expected=f"lengths {short(self.offsets.diff())}",
+            )
+        return marks_of(marks.values, [(self.count,), (self.count, 1)], WHERE)
+
+    def beside(self, marks: Tensor) -> LoDTensor:
+        """The marks as a second input."""
+        return LoDTensor._make(marks, LoD.trusted(self.levels, self.count))
+
+    def cut(self, pieces: Pieces) -> Any:
+        """x with the pieces as its sequences."""
+        return unflatten(self.spec, [_above(leaf, (pieces.offsets,), self.level + 1) for leaf in self.leaves])
+
+    def whole(self, y: Any) -> Any:
+        """y with the sequences of x."""
+        return self.packed_again(_map(lambda leaf: _above(leaf, self.levels, 1), y))
+
+    def packed_again(self, y: Any) -> Any:
+        """y of the kind of x."""
+        packed = self.packed
+        return y if packed is None else _map(lambda leaf: pack_like(packed, leaf.values), y)
+
+
+def _above(x: LoDTensor, levels: tuple[Tensor, ...], level: int) -> Any:
+    """x with other levels above `level`."""
+    return LoDTensor._make(x.values, LoD.trusted((*levels, *x._lod.levels[level:]), x._lod.rows))
+
+
+class _Dense:
+    """x of tensors, time along an axis: the rows of a sequence are moved side by side to be cut."""
+
+    level = -1
+
+    def __init__(self, leaves: list[Any], spec: Spec, axis: int) -> None:
+        self.leaves, self.spec = leaves, spec
+        first = leaves[0]
+        if not -first.dim() <= axis < first.dim():
+            raise StepError(f"x has no dimension {axis} to step along", got=describe_leaf(first))
+        self.axis, self.steps = axis % first.dim(), first.shape[axis]
+        shape = [size for k, size in enumerate(first.shape) if k != self.axis]
+        self.n = shape[0] if shape else 1
+        self.movable = all(leaf.dim() > 1 for leaf in leaves)
+
+    @property
+    def offsets(self) -> Tensor:
+        """Of the sequences, all as long: made where they are cut, since a trace keeps sizes open."""
+        return torch.arange(self.n + 1) * self.steps
+
+    def aligned(self, marks: Any) -> Tensor:
+        """The marks as [sequences, steps]."""
+        size = (self.n, self.steps) if self.axis else (self.steps, self.n)
+        marks = marks_of(marks, [size, (*size, 1), *([(self.steps,)] if self.n == 1 else [])], WHERE)
+        return marks.reshape(size) if self.axis else marks.reshape(size).t()
+
+    def beside(self, marks: Tensor) -> Tensor:
+        """The marks as a second input."""
+        return marks.reshape(self.n, *(1,) * (self.axis - 1), self.steps) if self.axis else marks.t()
+
+    def cut(self, pieces: Pieces) -> Any:
+        """x as rows, with the pieces as its sequences."""
+        lod = LoD.trusted((pieces.offsets,), self.n * self.steps)
+        tables = [leaf.movedim(self.axis, 1) for leaf in self.leaves]
+        for table, leaf in zip(tables, self.leaves, strict=True):
+            if tuple(table.shape[:2]) != (self.n, self.steps):
+                raise StepError(
+                    "all tensors of x must have as many steps and sequences, where it has resets",
+                    got=describe_leaf(leaf),
+                    expected=f"{self.steps} steps of {self.n}, as in {describe_leaf(self.leaves[0])}",
+                )
+        return unflatten(self.spec, [LoDTensor._make(table.flatten(0, 1), lod) for table in tables])
+
+    def whole(self, y: Any) -> Any:
+        """y as tensors along the axis."""
+        size = (self.n, self.steps)
+        return _map(lambda leaf: leaf.values.unflatten(0, size).movedim(1, self.axis), y)
+
+    def packed_again(self, y: Any) -> Any:
+        """y as it is."""
+        return y

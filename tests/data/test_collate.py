@@ -1,0 +1,118 @@
+"""collate: samples of every kind to a batch."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from stepnet import LoDTensor
+from stepnet.data import collate
+from stepnet.errors import LoDError
+
+
+class Sample(NamedTuple):
+    frames: torch.Tensor
+    speaker: torch.Tensor
+    text: str
+
+
+def test_nested_samples():
+    samples = [
+        {"x": (torch.ones(n, 2), n), "words": ["a"] * n, "ids": list(range(n)), "y": torch.tensor(n / 2)}
+        for n in (2, 0, 3)
+    ]
+    batch = collate(samples)
+    x, count = batch["x"]
+    assert x.lengths().tolist() == [2, 0, 3]
+    assert x.values.shape == (5, 2)
+    assert count.tolist() == [2, 0, 3]
+    assert batch["words"] == [["a", "a"], [], ["a", "a", "a"]]
+    assert batch["ids"].lengths().tolist() == [2, 0, 3]
+    assert batch["ids"].values.tolist() == [0, 1, 0, 1, 2]
+    assert batch["y"].tolist() == [1, 0, 1.5]
+
+
+def test_named_tuples_and_what_is_dense():
+    samples = [Sample(torch.ones(n, 2), torch.full((3,), float(n)), str(n)) for n in (2, 2)]
+    batch = functools.partial(collate, dense=("speaker",))(samples)
+    assert isinstance(batch, Sample)
+    assert isinstance(batch.frames, LoDTensor)
+    assert batch.speaker.tolist() == [[2, 2, 2], [2, 2, 2]]
+    assert batch.text == ["2", "2"]
+    assert isinstance(collate(samples).speaker, LoDTensor)
+    x, place = collate([(torch.ones(2), torch.ones(2))], dense=(1,))
+    assert isinstance(x, LoDTensor)
+    assert place.shape == (1, 2)
+
+
+def test_a_level_more():
+    nested = collate([[torch.ones(2), torch.ones(1)], [], [torch.ones(3)]])
+    assert nested.recursive_sequence_lengths() == [[2, 0, 1], [2, 1, 3]]
+    again = collate([nested, nested[:1]])
+    assert again.recursive_sequence_lengths() == [[3, 1], [2, 0, 1, 2], [2, 1, 3, 2, 1]]
+
+
+@pytest.mark.parametrize(
+    ("samples", "dtype"),
+    [
+        ([True, False], torch.bool),
+        ([1, 2], torch.int64),
+        ([1, 2.5], torch.float32),
+        ([np.float64(1), np.float64(2)], torch.float64),
+        ([np.int32(1), np.int32(2)], torch.int32),
+        ([torch.tensor(1.0, dtype=torch.bfloat16)] * 2, torch.bfloat16),
+        ([np.array(1.0)] * 2, torch.float64),
+    ],
+    ids=str,
+)
+def test_numbers(samples, dtype):
+    batch = collate(samples)
+    assert type(batch) is torch.Tensor
+    assert batch.shape == (2,)
+    assert batch.dtype == dtype
+
+
+def test_arrays_and_other_things():
+    batch = collate([np.zeros((2, 3), np.float32), np.ones((1, 3), np.float32)])
+    assert batch.values.dtype == torch.float32
+    assert batch.lengths().tolist() == [2, 1]
+    assert collate(["a", "b"]) == ["a", "b"]
+    assert collate([None, None]) == [None, None]
+    assert collate([{}, {}]) == {}
+    assert collate([(), ()]) == ()
+
+
+def test_gradients_pass():
+    rows = [torch.ones(2, requires_grad=True), torch.ones(3, requires_grad=True)]
+    (collate(rows).values * torch.arange(5.0)).sum().backward()
+    assert rows[1].grad.tolist() == [2, 3, 4]
+
+
+ERRORS = {
+    "none": (lambda: collate([]), "takes a list of samples, one or more"),
+    "kinds": (lambda: collate([(1, 2), [1, 2]]), "sample of sample 1 is of another kind.*\n.*\n.*tuple"),
+    "keys": (
+        lambda: collate([{"a": 1}, {"b": 1}]),
+        r"sample of sample 1 has other parts than in sample 0\n.*\['b'\]\n.*\['a'\]",
+    ),
+    "parts": (lambda: collate([(1, 2), (1,)]), "other parts than in sample 0\n.*1\n.*2"),
+    "rows": (
+        lambda: collate([{"x": torch.ones(2, 3)}, {"x": torch.ones(2, 4)}]),
+        r"sample\['x'\] cannot be joined",
+    ),
+    "dense": (
+        lambda: collate([(torch.ones(2),), (torch.ones(3),)], dense=(0,)),
+        r"dense sample\[0\] of sample 1 does not fit",
+    ),
+    "number and tensor": (lambda: collate([1, torch.tensor(1)]), "another kind"),
+}
+
+
+@pytest.mark.parametrize(("call", "text"), ERRORS.values(), ids=ERRORS)
+def test_errors(call, text):
+    with pytest.raises(LoDError, match=text):
+        call()
