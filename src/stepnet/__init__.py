@@ -19,7 +19,6 @@ from .data.sequence import sequence_pool as sequence_pool
 from .data.sequence import sequence_reverse as sequence_reverse
 from .data.sequence import sequence_slice as sequence_slice
 from .data.sequence import sequence_softmax as sequence_softmax
-from .engine.while_loop import while_loop as while_loop
 from .executors.setting import get_backend as get_backend
 from .executors.setting import set_backend as set_backend
 from .front.memory import Memory as Memory
@@ -32,6 +31,7 @@ from .loops.create import create_whileloop as create_whileloop
 from .loops.dynamic import dynamic_recurrent as dynamic_recurrent
 from .loops.map_fn import map_fn as map_fn
 from .loops.recurrent_op import RecurrentOp as RecurrentOp
+from .repeat import while_loop as while_loop
 from .report import Explanation as Explanation
 from .report import ModelExplanation as ModelExplanation
 from .report import explain as explain

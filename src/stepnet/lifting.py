@@ -35,7 +35,7 @@ class OuterBody(StepBody):
 
     def __init__(self, body: StepBody, x_leaves: Sequence[Any], *, level: int, reverse: bool) -> None:
         super().__init__(body.step, body.x_spec, body.state_spec)
-        self._loop = _Loop(_code(body.step), list(x_leaves), level, reverse)
+        self._loop = _OuterRun(_code(body.step), list(x_leaves), level, reverse)
 
     def call(self, x_leaves: Sequence[Any], state_leaves: Sequence[Any]) -> tuple[Any, list[Any]]:
         self._loop.begin(self.t, x_leaves, state_leaves)
@@ -108,7 +108,7 @@ def lifted(
     return None if loop is None else loop.lifted(inner, read, pure, boot, run)
 
 
-class _Loop:
+class _OuterRun:
     """The steps of one run of an outer loop."""
 
     def __init__(self, code: Any, x: list[Any], level: int, reverse: bool) -> None:
@@ -215,7 +215,7 @@ class _Loop:
         )
 
 
-_LOOP: ContextVar[_Loop | None] = ContextVar("the loop over whole sequences that runs", default=None)
+_LOOP: ContextVar[_OuterRun | None] = ContextVar("the loop over whole sequences that runs", default=None)
 # By the code of the outer step: the numbers of its inner calls that were not the same at every step.
 _GIVEN_UP: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()
 

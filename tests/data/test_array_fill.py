@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepnet import LoDTensor, Tape, TensorArray, layers
-from stepnet.engine.while_loop import while_loop
 from stepnet.errors import ArrayError
 from stepnet.layers import Dense, Sequence
+from stepnet.repeat import while_loop
 
 X = torch.arange(24.0, dtype=torch.float64).reshape(4, 3, 2)
 

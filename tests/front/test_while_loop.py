@@ -14,8 +14,8 @@ from torch import Tensor
 from front.live_memory import LiveMemory
 from stepnet.data.array import TensorArray
 from stepnet.data.lod import LoDTensor
-from stepnet.engine.while_loop import while_loop
 from stepnet.errors import StepError
+from stepnet.repeat import while_loop
 
 CHECKPOINTS = [None, 1, 3, 100, True]
 

@@ -27,7 +27,7 @@ def words(text: str) -> frozenset[str]:
 _PACKAGE = Path(__file__).parents[1]
 _LIBRARY = str(_PACKAGE) + os.sep
 # A module's forward may call stepnet itself; what that reaches is the same for every step.
-_PARTS = ("api", "engine", "backends", "compiler", "data", "front", "ir", "iterator", "run")
+_PARTS = ("api", "engine", "executors", "compiler", "data", "front", "ir", "iterator", "repeat")
 _MACHINERY = tuple(str(_PACKAGE / part) for part in _PARTS)
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 # Of the standard library, those that hold no state which a step could read.

@@ -10,8 +10,8 @@ from torch import Tensor
 from stepnet.data.array import TensorArray
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import Spec
-from stepnet.engine.while_loop import while_loop
 from stepnet.errors import StepError
+from stepnet.repeat import while_loop
 
 from .words import WordStep, check_count, checked_state, log_probabilities
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from stepnet.data.array import TensorArray
 from stepnet.data.lod import LoDTensor
-from stepnet.engine.while_loop import while_loop
+from stepnet.repeat import while_loop
 
 from .words import WordStep, check_count, checked_state, log_probabilities
 

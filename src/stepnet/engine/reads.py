@@ -44,8 +44,8 @@ class FailsOnSamples(Unsupported):
 
 
 class Reads(NamedTuple):
-    """`key` identifies all that the step's Python reads; `tensors` are read anew at each call, and end with
-    the loop's invariants.
+    """`key` identifies all that the step's Python reads; `tensors` are read anew at each call; the loop's
+    invariants are among them.
 
     `open` tells why the step was recorded, None for a closed one. `refusal`: why there is no key.
     """
@@ -97,7 +97,7 @@ def read(loop: Loop, x: Sequence[Tensor], states: Sequence[Tensor], shared: Sequ
 
     try:
         with torch.random.fork_rng(devices=[]), without_modes():
-            made = record(run, [*rows[0], *rows[1], *shared])
+            made = record(run, [*rows[0], *rows[1]])
     except Unsupported as refusal:
         snapshot.restore()
         return Reads(found, (), tensors, found.open, refusal)
@@ -106,4 +106,4 @@ def read(loop: Loop, x: Sequence[Tensor], states: Sequence[Tensor], shared: Sequ
         return Reads(found, (), tensors, found.open, FailsOnSamples(error))
     if snapshot.restore():
         return Reads(found, (), tensors, found.open, CHANGES)
-    return Reads(found, ("record", *made.key), [*made.tensors, *shared], found.open)
+    return Reads(found, ("record", *made.key), made.tensors, found.open)

@@ -119,7 +119,7 @@ class PlainRun:
                 values[name] = first.shrink(values[name], active, finished[name])
             given = {name: cut[step] for name, cut in self._cuts.items()} | values
             for port in self._numbers:
-                given[port.parameter] = _number(port, step)
+                given[port.parameter] = number_of(port, step)
             results = dict(
                 zip(loop.body.results, loop.body(*(given[n] for n in loop.body.parameters)), strict=True)
             )
@@ -187,11 +187,12 @@ class PlainRun:
         with torch.no_grad():
             empty = {name: cut.empty_step() for name, cut in self._cuts.items()}
             still = {n: first.no_rows(v) if n in loop.carried else v for n, v in state.values.items()}
-            numbers = {port.parameter: _number(port, 0) for port in self._numbers}
+            numbers = {port.parameter: number_of(port, 0) for port in self._numbers}
             values = empty | still | numbers
             results = loop.body(*(values[name] for name in loop.body.parameters))
         return dict(zip(loop.body.results, results, strict=True))
 
 
-def _number(port: Iteration, step: int) -> Any:
+def number_of(port: Iteration, step: int) -> Any:
+    """What a port gives at a step."""
     return step if port.dtype is None else torch.full((1,) * port.rank, step, dtype=dtype_of(port.dtype))

@@ -1,1 +1,1 @@
-"""Ways in: what a user writes becomes a loop."""
+"""Ways in: what a user writes, and the record of the loop that it is."""

@@ -1,4 +1,4 @@
-"""TensorIterators built by hand, and how any TensorIterator runs as a step over rows."""
+"""TensorIterators built by hand, and any loop written anew as a sweep over rows."""
 
 from __future__ import annotations
 

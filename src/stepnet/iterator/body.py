@@ -86,6 +86,7 @@ class CallBody:
         self.positional = len(positional)  # the first parameters of a signature
         self.keys = tuple(keys)
         self.results = tuple(result_name(key) for key in keys)
+        self.form = (self.parameters, self.positional, self.keys)
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
         try:

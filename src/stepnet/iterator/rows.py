@@ -1,7 +1,7 @@
-"""Run a TensorIterator through the compiler, where every row of the batch is treated alike.
+"""Any loop as a sweep over rows, where every row of the batch is treated alike.
 
-Such a loop is a step function: the slices of an iteration and the state in, with the batch first, results
-out. The compiler proves that its rows do not mix, or refuses; then the plain loop runs.
+The record is written anew, with the batch first in all that a body gets; the compiler proves that its rows
+do not mix, or refuses, and then the plain loop runs the record as it was.
 
     input cut along axis 0     [T, B, ...]: the batch follows the axis of time;
                                or [T * B, ...] with part_size B: each block is the batch
@@ -9,61 +9,58 @@ out. The compiler proves that its rows do not mix, or refuses; then the plain lo
     blocks of part_size p      T / p steps of p elements each
     invariant with B rows      a state that does not change; any other is shared by all rows
     state of one element       each row has its own, which are all alike
+    number of the iteration    one more input, the numbers of the steps
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from stepnet.api import watched, watching
-from stepnet.data.tree import flatten, unflatten
 from stepnet.engine import run
 from stepnet.errors import IRError, LoopError, StepError, Unsupported
+from stepnet.executors.naive import number_of
 from stepnet.executors.segment import iterations
-from stepnet.front.step import StepBody, as_loop
-from stepnet.ir.loop import Concat, Invariant, Loop, Merged
+from stepnet.ir.loop import Concat, Iteration, Loop
 
-from .row_step import COUNTER, RowStep, Run
+from .row_body import COUNTER, Layout, RowBody, Run, new_name, state_name, x_name, y_name
 
 _MOST_CHECKED = 64  # sizes of a batch that one loop remembers
 
 
 @dataclass(frozen=True)
 class RowCall:
-    """A run of a loop as a call of `recurrent`; the axis of time is 0 or 1."""
+    """A run of a loop as a sweep over rows, and what that is fed."""
 
-    step: Any
-    x: Any
-    state: Any
-    reverse: bool
-    time: int
-    lone: Mapping[str, torch.Size] = field(default_factory=dict)  # shapes of states of one element
+    loop: Loop
+    body: RowBody
+    x: Mapping[str, Tensor]  # by the parameters of the loop as it was
+    state: Mapping[str, Tensor]
+    feeds: Mapping[str, Tensor]
+    lone: Mapping[str, torch.Size]  # shapes of states of one element
 
 
 class RowLoop:
-    """A TensorIterator, and how it runs as a step over rows.
+    """A loop, and how it runs as a sweep over rows.
 
     Args:
-        loop: the loop; its ports have a part_size.
+        loop: the loop; its ports have a part_size, and only the number of slices ends it.
         adapt: `adapt(batch, axis of time)` gives what runs the body on any number of rows, and whether that
             is the body itself; where it is not, it is held against the body first. None: the body.
-        counter: a parameter that gets the number of the iteration. Its invariant port says shape and dtype.
     """
 
-    def __init__(
-        self, loop: Loop, adapt: Callable[[int, int], tuple[Run, bool]] | None = None,
-        counter: str | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, loop: Loop, adapt: Callable[[int, int], tuple[Run, bool]] | None = None) -> None:
         self.loop = loop
         self.adapt = adapt
-        self.counter = counter
+        self._numbered = next((port for port in loop.inputs if isinstance(port, Iteration)), None)
         self._checked: dict[Any, bool] = {}
+        self._sweeps: dict[Layout, tuple[Loop, RowBody]] = {}
 
     def run(self, feeds: Mapping[str, Any], backend: str, *, steps: int | None = None) -> dict[str, Any]:
         """The outputs by name, as the plain loop gives them.
@@ -74,27 +71,28 @@ class RowLoop:
             steps: how many iterations; None: as many as the slices say.
 
         Raises:
-            Unsupported: the loop has not the form of a step over rows, or does not compile.
+            Unsupported: the loop is no sweep over rows, or does not compile.
         """
         tried: list[tuple[RowCall, Unsupported]] = []
         for call in self._shown(feeds, steps):
             try:
-                out = self._outputs(call, *run_step(call, backend))
+                out = self._outputs(call, run(call.loop, call.feeds, backend=backend, warn=0))
             except StepError as error:
                 tried.append((call, Unsupported(str(error.args[0]).splitlines()[0])))
             except Unsupported as error:
                 tried.append((call, error))
             else:
-                show(call, backend)
+                show(call.loop, call.feeds, backend)
                 return out
         call, refusal = tried[0]
-        show(call, backend)
+        show(call.loop, call.feeds, backend)
         raise refusal
 
     def warn(self, feeds: Mapping[str, Any], backend: str, steps: int) -> None:
         """Give a SlowPathWarning of a body that `run` could not compile, once."""
         with suppress(Unsupported):
-            run_step(next(self.calls(feeds, steps)), backend, warn=True)
+            call = next(self.calls(feeds, steps))
+            run(call.loop, call.feeds, backend=backend, warn=7)
 
     def _shown(self, feeds: Mapping[str, Any], steps: int | None) -> Iterator[RowCall]:
         """`calls`; that there are none is shown to what watches."""
@@ -105,7 +103,7 @@ class RowLoop:
             raise
 
     def calls(self, feeds: Mapping[str, Any], steps: int | None = None) -> Iterator[RowCall]:
-        """The calls of `recurrent` that the loop may be, one at least, best first.
+        """The sweeps over rows that the loop may be, one at least, best first.
 
         Raises:
             Unsupported: it is none.
@@ -135,14 +133,10 @@ class RowLoop:
         cut = [*axes.values(), *(port.axis for port in self.loop.outputs if isinstance(port, Concat))]
         if blocks and (0 not in cut or min(cut) < 0):
             return
-        state = {p.parameter: feeds[p.source] for p in self.loop.inputs if isinstance(p, Merged)}
+        state = {p.parameter: feeds[p.source] for p in self.loop.merged}
         x, reverse, batch = self._inputs(feeds, state, steps, axes, blocks)
         time = 0 if first == 0 else 1
-        invariants = {
-            p.parameter: feeds[p.source]
-            for p in self.loop.inputs
-            if isinstance(p, Invariant) and p.parameter != self.counter
-        }
+        invariants = {port.parameter: feeds[port.source] for port in self.loop.invariants}
         alike = [name for name, value in invariants.items() if value.dim() and value.shape[0] == batch]
         wide = [name for name in alike if invariants[name].dim() > 1]
         run, exact = self.loop.body, True
@@ -150,20 +144,36 @@ class RowLoop:
             run, exact = self.adapt(batch, 0 if first == 0 and not blocks else 1)
         found = False
         for lone in self._lone(state, batch):
-            free = self.counter is not None or bool(lone)
+            free = self._numbered is not None or bool(lone)
             carried = state | {name: state[name].reshape(1).expand(batch) for name in lone}
             for rows in dict.fromkeys((tuple(alike), tuple(wide), ())):
-                shared = {name: value for name, value in invariants.items() if name not in rows}
                 own = carried | {name: invariants[name] for name in rows}
                 most = max((value.dim() for value in own.values()), default=1)
                 for rank in range(most + 1, 0, -1) if free else (1,):
-                    step = RowStep(self.loop, run, axes, shared, self.counter, tuple(lone), rank, blocks)
-                    call = RowCall(step, x, own, reverse, time, lone)
+                    layout = Layout(tuple(axes.values()), rows, tuple(lone), rank, blocks, time, reverse)
+                    loop, body = self._sweep(layout, run)
+                    sources = {x_name(name): value for name, value in x.items()}
+                    sources |= {state_name(name): value for name, value in own.items()}
+                    sources |= {name: invariants[name] for name in body.shared}
+                    call = RowCall(loop, body, x, own, sources, lone)
                     if (exact and not free) or self._known_to_fit(call, feeds):
                         found = True
                         yield call
         if not found:
             raise Unsupported("the body does not treat the rows of the batch alike")
+
+    def _sweep(self, layout: Layout, run: Run) -> tuple[Loop, RowBody]:
+        """The loop over rows that lie so, and its body."""
+        known = self._sweeps.get(layout)
+        if known is None:
+            while len(self._sweeps) >= _MOST_CHECKED:
+                del self._sweeps[next(iter(self._sweeps))]
+            body = RowBody(self.loop, run, layout)
+            known = self._sweeps[layout] = body.sweep(), body
+        loop, body = known
+        if body.run is not run:
+            body = body.around(run)
+        return loop.around(body), body
 
     def _lone(self, state: Mapping[str, Tensor], batch: int) -> list[dict[str, torch.Size]]:
         """Which states may be one element for all rows, with their shapes; a batch of one leaves a choice.
@@ -227,7 +237,7 @@ class RowLoop:
         sizes += sorted((value.shape[0] for value in state.values() if value.dim()), reverse=True)
         if not sizes:
             raise Unsupported("no input is cut into steps, and nothing is carried")
-        if not found or self.counter is not None:
+        if not found or self._numbered is not None:
             if COUNTER in found:
                 raise Unsupported(f"a parameter has the name '{COUNTER}'")
             numbers = torch.arange(count)
@@ -236,33 +246,29 @@ class RowLoop:
         return found, reverse, sizes[0]
 
     def _known_to_fit(self, call: RowCall, feeds: Mapping[str, Tensor]) -> bool:
-        """Whether a step gives what the body gives; found out once for the shapes of a call."""
-        key = (
-            call.step.text,
-            tuple(v.shape for v in feeds.values()),
-        )
+        """Whether the new body gives what the body gives; found out once for the shapes of a call."""
+        key = (call.body.layout, tuple(value.shape for value in feeds.values()))
         if key not in self._checked:
             while len(self._checked) >= _MOST_CHECKED:
                 del self._checked[next(iter(self._checked))]
-            self._checked[key] = self._fits(call, feeds)
+            self._checked[key] = self._fits(call)
         return self._checked[key]
 
-    def _fits(self, call: RowCall, feeds: Mapping[str, Tensor]) -> bool:
-        step, time = call.step, call.time
+    def _fits(self, call: RowCall) -> bool:
+        body, time = call.body, call.body.layout.time
+        shared = {name: call.feeds[name] for name in body.shared}
         for t in range(min(2, next(iter(call.x.values())).shape[time])):
             rows = {name: value.select(time, t) for name, value in call.x.items()}
-            given = step.arguments(rows, call.state)
+            given = body.arguments({**rows, **call.state, **shared})
             real = dict(given)
-            for port in self.loop.inputs:
-                if port.parameter == self.counter:
-                    like = feeds[port.source]
-                    real[port.parameter] = torch.full_like(like, int(rows[COUNTER][0]))
+            if self._numbered is not None:
+                real[self._numbered.parameter] = number_of(self._numbered, int(rows[COUNTER][0]))
             for name, shape in call.lone.items():
                 real[name] = call.state[name][:1].reshape(shape)
             try:
                 with torch.no_grad():
-                    ours = step.run(*(given[name] for name in step.form.parameters))
-                    theirs = self.loop.body(*(real[name] for name in step.form.parameters))
+                    ours = body.run(*(given[name] for name in self.loop.body.parameters))
+                    theirs = self.loop.body(*(real[name] for name in self.loop.body.parameters))
             except (IRError, LoopError, Unsupported, RuntimeError):  # the plain loop tells it, if it meets it
                 return False
             one = {self.loop.carried[name] for name in call.lone}
@@ -275,35 +281,37 @@ class RowLoop:
                     return False
         return True
 
-    def _outputs(self, call: RowCall, y: Any, finals: Any) -> dict[str, Any]:
-        time, reverse = call.time, call.reverse
+    def _outputs(self, call: RowCall, out: Mapping[str, Any]) -> dict[str, Any]:
+        """The outputs of the loop as it was."""
+        layout = call.body.layout
+        time, reverse, blocks = layout.time, layout.reverse, layout.blocks
+        joined = {port.output for port in call.body.joined}
         outputs: dict[str, Any] = {}
         for port in self.loop.outputs:
             if isinstance(port, Concat):
-                value, part, blocks = y[port.output], port.part_size or 1, call.step.form.blocks
+                value, part = out[y_name(port.output)], port.part_size or 1
                 axis = port.axis % (value.dim() - (part != 1 or (blocks and port.axis == 0)))
                 value = value.movedim((time, 1 - time), (axis, _batch_axis(axis, part, blocks)))
                 if (port.stride < 0) != reverse:
                     value = value.flip(axis)
                 split = part != 1 or (blocks and axis == 0)
                 outputs[port.output] = value.flatten(axis, axis + 1) if split else value
-            elif port.output in y:
-                outputs[port.output] = y[port.output].select(time, 0 if reverse else -1)
+            elif port.output in joined:
+                outputs[port.output] = out[y_name(port.output)].select(time, 0 if reverse else -1)
             else:
                 parameter = next(p for p, r in self.loop.carried.items() if r == port.result)
-                final = finals[parameter]
+                final = out[new_name(parameter)]
                 if parameter in call.lone:
                     final = final[:1].reshape(call.lone[parameter])
                 outputs[port.output] = final
         return outputs
 
 
-def show(call: RowCall, backend: str) -> None:
-    """Let what watches calls of `recurrent` see this one."""
+def show(loop: Loop, feeds: Mapping[str, Any], backend: str) -> None:
+    """Let what watches loops see this one."""
     watch = watching()
     if watch is not None:
         with watched(None):
-            loop, feeds, _ = record_of(call)
             watch(loop, feeds, scopes=False, backend=backend)
 
 
@@ -330,23 +338,3 @@ def _alike(a: Any, b: Any) -> bool:
     if not (a.is_floating_point() or a.is_complex()):
         return torch.equal(a, b)
     return torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
-
-
-def record_of(call: RowCall) -> tuple[Loop, dict[str, Any], StepBody]:
-    """A call as a loop, and what it is fed."""
-    x_leaves, x_spec = flatten(call.x)
-    state_leaves, state_spec = flatten(call.state)
-    body = StepBody(call.step, x_spec, state_spec)
-    loop, feeds = as_loop(body, x_leaves, state_leaves, reverse=call.reverse, level=-1, axis=call.time)
-    return loop, feeds, body
-
-
-def run_step(call: RowCall, backend: str, *, warn: bool = False) -> tuple[Any, Any]:
-    """Run a call by a plan: y, and the final state.
-
-    Raises:
-        Unsupported: no plan can be made. Unlike in `recurrent`, a warning is given only if asked for.
-    """
-    loop, feeds, body = record_of(call)
-    out = run(loop, feeds, backend=backend, warn=7 if warn else 0)
-    return out["y"], unflatten(body.state_spec, [out[name] for name in body.new_state_names])

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.engine.while_loop import while_loop
 from stepnet.errors import Unsupported
 from stepnet.front.frame import WhileLoop, run_call
 from stepnet.front.recorded import Break, Call, Count, Guard, Op, Read, Write
 from stepnet.front.scan_form import rule
 from stepnet.front.template import Literal, Packed, Ref, resolve
+from stepnet.repeat import while_loop
 
 _NUMBERS = 1 << 40  # the places of numbers that stand in the program begin here
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from stepnet.errors import Unsupported
-from stepnet.ir.loop import Invariant, Loop, Slice
+from stepnet.ir.loop import Invariant, Iteration, Loop, Slice
 
 from .attributes import Attributes
 from .reader import shape_from_text
@@ -77,19 +77,17 @@ class Hoisted:
     Args:
         graph: the body.
         loop: its loop, whose body has the parameters of the graph in their order.
-        counter: a parameter that is no invariant, though its port is one.
         products: whether matmuls of rows with invariants become sums of products.
 
     Attributes:
-        counter: the parameter that gets the number of the iteration, if it is still read.
+        loop: the loop over what is left; numbers of the iteration that are not read are no inputs of it.
     """
 
-    def __init__(self, graph: Graph, loop: Loop, counter: str | None, *, products: bool) -> None:
+    def __init__(self, graph: Graph, loop: Loop, *, products: bool) -> None:
         self.graph = graph
         self.serial = next(_serial)
         slots = dict(zip(loop.body.parameters, graph.parameter_slots, strict=True))
-        invariant = [p for p in loop.inputs if isinstance(p, Invariant) and p.parameter != counter]
-        self._given = [(port.source, slots[port.parameter]) for port in invariant]
+        self._given = [(port.source, slots[port.parameter]) for port in loop.invariants]
         known = {slot for _, slot in self._given}
         constants = {slot for slot, _ in graph.constant_slots}
         self.before: list[Node] = []
@@ -104,14 +102,8 @@ class Hoisted:
                 names |= dict.fromkeys(node.outputs, node.layer.name)
             else:
                 self.nodes.append(node)
-        number = None if counter is None else slots[counter]
-        rank = 0
-        if number is not None:
-            layer = graph.net.layers[
-                dict(zip(graph.parameter_slots, graph.net.parameters, strict=True))[number]
-            ]
-            rank = len(parameter_shape(layer))
-        found = ((i, _pick(node, known, number, rank)) for i, node in enumerate(self.nodes))
+        numbers = {slots[p.parameter]: p.rank for p in loop.inputs if isinstance(p, Iteration)}
+        found = ((i, _pick(node, known, numbers)) for i, node in enumerate(self.nodes))
         self.picks = {i: pick for i, pick in found if pick is not None}
         self.products: dict[int, Product] = {}
         if products:
@@ -123,14 +115,12 @@ class Hoisted:
             s for s, turned in self._read if not turned
         }
         read = {s for i, n in enumerate(self.nodes) if i not in self.picks for s in n.inputs}
-        self.counter = counter if number in read or number in graph.result_slots else None
-        if self.counter is None:
-            kept.discard(number)
+        kept -= numbers.keys() - read - set(graph.result_slots)
         ports = [port for port in loop.inputs if slots[port.parameter] in kept]
         self._extra = [value for value in self._read if value[1] or value[0] not in own]
-        names |= {slots[port.parameter]: port.parameter for port in invariant}
+        names |= {slots[port.parameter]: port.parameter for port in loop.invariants}
         labels = [f"{names[slot]}{', transposed' if turned else ''} #{slot}" for slot, turned in self._extra]
-        self._sources = [port.source for port in ports]
+        self._sources = [port.source for port in ports if not isinstance(port, Iteration)]
         self._labels = labels
         parameters = [name for name in loop.body.parameters if slots[name] in kept]
         picked = [pick.label for pick in self.picks.values()]
@@ -231,10 +221,11 @@ def _product(node: Node, known: set[int]) -> Product | None:
     return Product(node.inputs[row], turned[row], (node.inputs[matrix], turned[matrix] != after), after)
 
 
-def _pick(node: Node, known: set[int], number: int | None, rank: int) -> Pick | None:
+def _pick(node: Node, known: set[int], numbers: Mapping[int, int]) -> Pick | None:
     """A Gather that takes one element after the other of what does not change."""
-    if node.layer.type.lower() != "gather" or number is None or node.inputs[1] != number:
+    if node.layer.type.lower() != "gather" or node.inputs[1] not in numbers:
         return None
+    rank = numbers[node.inputs[1]]
     axis = node.fixed.get(2)
     if isinstance(axis, list) and len(axis) == 1:
         axis = axis[0]

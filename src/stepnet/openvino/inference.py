@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from stepnet.errors import IRError, LoopError
+from stepnet.executors.naive import number_of
 from stepnet.executors.segment import iterations
-from stepnet.ir.loop import Concat, Slice
+from stepnet.ir.loop import Concat, Iteration, Slice
 
 from .attributes import shorten
 from .graph import ERRORS, Graph, Node
@@ -197,12 +198,10 @@ class Walk:
         feeds = dict(zip(runner.ports, given, strict=True))
         counts: dict[str, int] = {}
         arguments: dict[str, Any] = {}
-        for port in loop.inputs:
-            value = feeds[port.source]
-            if isinstance(port, Slice):
-                arguments[port.parameter], counts[port.parameter] = self._sliced(node, port, value)
-            else:
-                arguments[port.parameter] = value
+        for port in loop.slices:
+            found = self._sliced(node, port, feeds[port.source])
+            arguments[port.parameter], counts[port.parameter] = found
+        arguments |= {port.parameter: feeds[port.source] for port in (*loop.merged, *loop.invariants)}
         if len(set(counts.values())) > 1:
             text = ", ".join(f"'{shorten(name)}': {count}" for name, count in list(counts.items())[:8])
             raise _Fault(
@@ -276,29 +275,23 @@ class Walk:
         return torch.empty(shape, dtype=value.dtype, device="meta")
 
     def _loop(self, node: Node, runner: LoopRunner, given: Sequence[Any]) -> Sequence[Any]:
-        rows, net = node.layer.maps[""], runner.graph.net
-        arguments: dict[int, Any] = {}
-        for row in rows.inputs:
-            if row.purpose is not None:
-                arguments[row.internal] = torch.empty_like(runner._number(row.internal, 0), device="meta")
-                continue
-            value = given[runner.index[row.external]]
-            if row.axis is not None:
-                port = Slice("", net.layers[row.internal].name, axis=row.axis, start=row.start, end=row.end,
-                             stride=row.stride, part_size=row.part_size)  # fmt: skip
-                value, _ = self._sliced(node, port, value)
-            arguments[row.internal] = value
-        found = dict(
-            zip(net.results, self.graph(runner.graph, [arguments[i] for i in net.parameters]), strict=True)
-        )
-        grows = any(not _alike(arguments[to], found[start]) for to, start in runner.carried.items())
-        if grows:
+        loop = runner.loop
+        feeds: dict[str, Any] = {f"port {port}": given[i] for port, i in runner.index.items()}
+        numbers = (port for port in loop.inputs if isinstance(port, Iteration))
+        arguments = {port.parameter: _as_meta(number_of(port, 0)) for port in numbers}
+        arguments |= {port.parameter: self._sliced(node, port, feeds[port.source])[0] for port in loop.slices}
+        whole = [port for port in (*loop.merged, *loop.invariants) if port.source in feeds]
+        arguments |= {port.parameter: feeds[port.source] for port in whole}
+        found = self.graph(runner.graph, [arguments[p] for p in loop.body.parameters if p in arguments])
+        named = dict(zip(loop.body.results[-len(found) :], found, strict=True))
+        kept = {to: start for to, start in loop.carried.items() if to in arguments}
+        if any(not _alike(arguments[to], named[start]) for to, start in kept.items()):
             return [UNKNOWN] * len(node.outputs)
-        by_port: dict[int, Any] = {}
-        for row in rows.outputs:
-            value = found[row.internal]
-            by_port[row.external] = UNKNOWN if row.axis is not None else _shape_of(value)
-        return [by_port[p.id] for p in node.layer.outputs]
+        by_port = {
+            port.output: UNKNOWN if isinstance(port, Concat) else _shape_of(named[port.result])
+            for port in loop.outputs
+        }
+        return [by_port[f"port {p.id}"] for p in node.layer.outputs]
 
     def _if(self, node: Node, runner: IfRunner, given: Sequence[Any]) -> Sequence[Any]:
         branches: list[Mapping[int, Any]] = []

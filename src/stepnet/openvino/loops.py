@@ -1,7 +1,7 @@
 """TensorIterator, Loop and If: layers that run bodies.
 
 A TensorIterator becomes the library's own record, and so does a Loop that nothing but its trip count ends.
-They run as steps over rows where they can, and else by the plain loop.
+They run as sweeps over rows where they can, and else by the plain loop.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from stepnet.data.dtypes import dtype_name
 from stepnet.errors import IRError, Unsupported
 from stepnet.executors import naive
 from stepnet.executors.naive import PLAIN
-from stepnet.executors.segment import AxisCut, Count, join_along
+from stepnet.executors.segment import Count, Cut
 from stepnet.executors.setting import check_backend
 from stepnet.ir.loop import (
     BackEdge,
     Concat,
     InputPort,
     Invariant,
+    Iteration,
     Last,
     Loop,
     Merged,
@@ -74,25 +76,63 @@ def _names(net: Net, ids: Sequence[int]) -> dict[int, str]:
     return {i: name if times[name] == 1 else f"{name}#{i}" for i, name in plain.items()}
 
 
-def tensor_iterator(layer: Layer, body: GraphBody) -> Loop:
-    """The record of a TensorIterator or Loop layer; sources and outputs are named by their port ids.
+GOING, LIMIT = "it goes on", "the trip count"  # no names of ports
 
-    The number of the iteration is an invariant, as if it did not change. A value that a Loop's body passes
-    on as it came is one, too. The condition is left out.
+
+class LoopBody(GraphBody):
+    """The body of a Loop, which also says whether the loop goes on.
+
+    Args:
+        graph: the body.
+        name: the name of its layer.
+        condition: the Result that says it; None: it goes on.
     """
-    rows = layer.maps[""]
+
+    def __init__(self, graph: Graph, name: str, condition: int | None) -> None:
+        super().__init__(graph, name)
+        self.parameters, self.results = (GOING, *self.parameters), (GOING, *self.results)
+        self.condition = None if condition is None else graph.net.results.index(condition)
+
+    def __call__(self, *values: Any) -> tuple[Any, ...]:
+        going, *rest = values
+        results = self.graph(*rest)
+        if self.condition is not None:
+            going = bool(_one(results[self.condition], "execution condition"))
+        return going, *results
+
+
+def counted_loop(layer: Layer, body: GraphBody) -> Loop:
+    """The record of a TensorIterator, or of a Loop that nothing but its trip count ends; sources and outputs
+    are named by their port ids. What a Loop's body passes on as it came is an invariant."""
     net = body.graph.net
     edges = [
         (start, to)
         for start, to in layer.back_edges
         if layer.type == "TensorIterator" or net.layers[start].sources[0] != (to, 0)
     ]
+    return Loop(body, *_ports(layer, body, edges))
+
+
+def whole_loop(layer: Layer, body: LoopBody) -> Loop:
+    """The record of a Loop with its condition, fed as `GOING`, and its trip count, as `LIMIT`."""
+    inputs, outputs, edges = _ports(layer, body, layer.back_edges)
+    first = Merged(GOING, GOING), BackEdge(GOING, GOING)
+    return Loop(body, (first[0], *inputs), outputs, (first[1], *edges), condition=GOING, limit=LIMIT)
+
+
+def _ports(
+    layer: Layer, body: GraphBody, edges: Sequence[tuple[int, int]]
+) -> tuple[list[InputPort], list[OutputPort], list[BackEdge]]:
+    rows = layer.maps[""]
     carried = {to for _, to in edges}
     inputs: list[InputPort] = []
     for row in rows.inputs:
         source, parameter = f"port {row.external}", body.parameter_of[row.internal]
         if row.purpose is not None:
-            inputs.append(Invariant(f"iteration {row.internal}", parameter))
+            number = body.graph.net.layers[row.internal]
+            kind = number.outputs[0].type
+            dtype = "int64" if kind is None else dtype_name(kind.dtype)
+            inputs.append(Iteration(parameter, dtype, len(parameter_shape(number))))
         elif row.axis is not None:
             inputs.append(Slice(source, parameter, **_cut(row)))
         else:
@@ -102,8 +142,7 @@ def tensor_iterator(layer: Layer, body: GraphBody) -> Loop:
         result, output = body.result_of[row.internal], f"port {row.external}"
         if row.external >= 0:
             outputs.append(Last(result, output) if row.axis is None else Concat(result, output, **_cut(row)))
-    back = [BackEdge(body.result_of[a], body.parameter_of[b]) for a, b in edges]
-    return Loop(body, inputs, outputs, back)
+    return inputs, outputs, [BackEdge(body.result_of[a], body.parameter_of[b]) for a, b in edges]
 
 
 def _cut(row: PortRow) -> dict[str, Any]:
@@ -117,26 +156,25 @@ def _cut(row: PortRow) -> dict[str, Any]:
 
 
 class RowRunner:
-    """Runs the loop of a layer as a step over rows, where it has that form.
+    """Runs the loop of a layer as a sweep over rows, where it has that form.
 
     Args:
         loop: the record of the loop.
         graph: its body.
-        counter: the parameter that gets the number of the iteration, if the body reads one.
     """
 
-    def __init__(self, loop: Loop, graph: Graph, counter: str | None = None) -> None:
+    def __init__(self, loop: Loop, graph: Graph) -> None:
         self.loop = loop
         self.graph = graph
         # gradients of a sum of products are no matmuls, and cost more than a matmul saves
-        self.constant = self._of(counter, products=True)
-        self.trained = self._of(counter, products=False) if self.constant[0].products else self.constant
+        self.constant = self._of(products=True)
+        self.trained = self._of(products=False) if self.constant[0].products else self.constant
         holds_loops = any(node.layer.bodies or hasattr(node.run, "reports") for node in graph.nodes)
         self.reason = "its body holds a loop or a branch" if holds_loops else None
 
-    def _of(self, counter: str | None, *, products: bool) -> tuple[Hoisted, RowLoop]:
-        body = Hoisted(self.graph, self.loop, counter, products=products)
-        return body, RowLoop(body.loop, adapter(body), body.counter)
+    def _of(self, *, products: bool) -> tuple[Hoisted, RowLoop]:
+        body = Hoisted(self.graph, self.loop, products=products)
+        return body, RowLoop(body.loop, adapter(body))
 
     def run(self, feeds: Mapping[str, Any], steps: int | None, report: LoopReport) -> dict[str, Any] | None:
         """The outputs by name; None: it is not compiled, and the report says why."""
@@ -167,7 +205,7 @@ class TensorIteratorRunner:
 
     def __init__(self, layer: Layer, graphs: Mapping[str, Any], constants: Mapping[int, Tensor]) -> None:
         self.layer = layer
-        self.loop = tensor_iterator(layer, GraphBody(graphs[""], layer.name))
+        self.loop = counted_loop(layer, GraphBody(graphs[""], layer.name))
         self.ports = [f"port {p.id}" for p in layer.inputs]
         self.outputs = [f"port {p.id}" for p in layer.outputs]
         self.reports = LoopReport(layer.where)
@@ -202,20 +240,13 @@ class LoopRunner:
         self.carried = {to: start for start, to in layer.back_edges}
         self.condition = next((r.internal for r in rows.outputs if r.purpose == "execution_condition"), None)
         self._check_ends(constants)
-        self.rows = self._rows()
-
-    def _rows(self) -> RowRunner:
-        """How the loop runs as a step over rows, as long as only the trip count ends it."""
-        loop = tensor_iterator(self.layer, GraphBody(self.graph, self.layer.name))
+        self.loop = whole_loop(layer, LoopBody(self.graph, layer.name, self.condition))
+        self.rows = RowRunner(counted_loop(layer, GraphBody(self.graph, layer.name)), self.graph)
         net, read = self.graph.net, {slot for node in self.graph.nodes for slot in node.inputs}
         read |= set(self.graph.result_slots)
         slots = dict(zip(net.parameters, self.graph.parameter_slots, strict=True))
-        counters = [r.internal for r in self.layer.maps[""].inputs if r.purpose and slots[r.internal] in read]
-        names = dict(zip(net.parameters, loop.body.parameters, strict=True))
-        runner = RowRunner(loop, self.graph, names[counters[0]] if counters else None)
-        if len(counters) > 1:
-            runner.reason = "two parameters of its body get the number of the iteration"
-        return runner
+        if sum(row.purpose is not None and slots[row.internal] in read for row in rows.inputs) > 1:
+            self.rows.reason = "two parameters of its body get the number of the iteration"
 
     def _check_ends(self, constants: Mapping[int, Tensor]) -> None:
         """Refuse a loop whose constants say that it never ends."""
@@ -245,7 +276,9 @@ class LoopRunner:
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
         trips, go = _one(values[0], "trip count"), bool(_one(values[1], "condition"))
-        cuts, current, longest = self._given(values)
+        feeds = {f"port {port}": values[i] for port, i in self.index.items()}
+        slices = [Cut.of(port, feeds[port.source]).steps for port in self.loop.slices]
+        longest = min(slices, default=None)
         if longest is not None and longest < trips:
             raise Misfit(
                 "an input has fewer slices than the trip count",
@@ -253,113 +286,45 @@ class LoopRunner:
                 expected=trips,
                 dims=(longest, trips),
             )
-        out = self._by_rows(values)
-        if out is not None:
-            return out
-        rows = self.layer.maps[""]
-        joined: dict[int, list[Any]] = {r.internal: [] for r in rows.outputs if r.axis is not None}
-        results: dict[int, Any] = {}
-        step = 0
-        while go and (trips < 0 or step < trips) and (longest is None or step < longest):
-            given = {i: cut[step] for i, cut in cuts.items()} | current
-            results = self._step(step, given)
-            for i, kept in joined.items():
-                kept.append(results[i])
-            if self.condition is not None:
-                go = bool(_one(results[self.condition], "execution condition"))
-            current.update({to: results[start] for to, start in self.carried.items()})
-            step += 1
-        return self._outputs(joined, results, current, cuts)
+        out = self._by_rows(feeds, self._counted(values, longest))
+        if out is None:
+            if not go or trips == 0 or longest == 0:
+                self._check_no_step()
+            out = naive.run(self.loop, feeds | {GOING: go, LIMIT: trips})
+        return tuple(out[f"port {port.id}"] for port in self.layer.outputs)
 
-    def _given(self, values: Sequence[Any]) -> tuple[dict[int, AxisCut], dict[int, Any], int | None]:
-        """What is cut, what is not, by parameter; and how many slices there are."""
-        cuts: dict[int, AxisCut] = {}
-        current: dict[int, Any] = {}
-        for row in self.layer.maps[""].inputs:
-            if row.purpose is not None:
-                continue
-            value = values[self.index[row.external]]
-            if row.axis is None:
-                current[row.internal] = value
-            else:
-                name = self.graph.net.layers[row.internal].name
-                cuts[row.internal] = AxisCut(Slice("", name, **_cut(row)), value)
-        return cuts, current, min((cut.steps for cut in cuts.values()), default=None)
+    def _check_no_step(self) -> None:
+        """Refuse outputs that are the last value of what only a step would give."""
+        carried = self.loop.carried.values()
+        for port in self.loop.outputs:
+            if isinstance(port, Last) and port.result not in carried:
+                raise Misfit(
+                    f"output {port.output} has no value: the loop ran no step", expected="at least one step"
+                )
 
-    def _by_rows(self, values: Sequence[Any]) -> tuple[Any, ...] | None:
+    def _by_rows(self, feeds: Mapping[str, Any], counted: int | str) -> dict[str, Any] | None:
         """The outputs, if the loop is compiled."""
-        counted = self._counted(values)
+        loop = self.rows.loop
+        own = {source: feeds[source] for sources in loop.sources for source in sources}
         if isinstance(counted, str):
             self.reports.ran, self.reports.compiled, self.reports.reason = True, False, counted
-            show_declined(self.rows.loop, self._feeds(values), 0, Unsupported(counted))
+            show_declined(loop, own, 0, Unsupported(counted))
             return None
-        out = self.rows.run(self._feeds(values), counted, self.reports)
-        return None if out is None else tuple(out[f"port {port.id}"] for port in self.layer.outputs)
+        return self.rows.run(own, counted, self.reports)
 
-    def _feeds(self, values: Sequence[Any]) -> dict[str, Any]:
-        """The inputs by the names that the record has for them."""
-        feeds = {f"port {port}": values[i] for port, i in self.index.items()}
-        for row in self.layer.maps[""].inputs:
-            if row.purpose is not None:
-                feeds[f"iteration {row.internal}"] = self._number(row.internal, 0)
-        used = {port.source for port in self.rows.loop.inputs}
-        return {name: value for name, value in feeds.items() if name in used}
-
-    def _counted(self, values: Sequence[Any]) -> int | str:
+    def _counted(self, values: Sequence[Any], longest: int | None) -> int | str:
         """The number of iterations, or why it is not known before they are run."""
-        _, current, longest = self._given(values)
         trips, go = _one(values[0], "trip count"), bool(_one(values[1], "condition"))
+        first = {
+            row.internal: values[self.index[row.external]]
+            for row in self.layer.maps[""].inputs
+            if row.axis is None and row.purpose is None
+        }
         if not go:
             return "it has no steps"
-        if not self._goes_on(current) or (trips < 0 and longest is None):
+        if not self._goes_on(first) or (trips < 0 and longest is None):
             return "its body computes the condition to go on"
         return longest if trips < 0 and longest is not None else trips
-
-    def _step(self, step: int, given: Mapping[int, Any]) -> dict[int, Any]:
-        net = self.graph.net
-        numbers = {
-            row.internal: self._number(row.internal, step)
-            for row in self.layer.maps[""].inputs
-            if row.purpose == "current_iteration"
-        }
-        found = self.graph(*({**given, **numbers}[i] for i in net.parameters))
-        return dict(zip(net.results, found, strict=True))
-
-    def _number(self, parameter: int, step: int) -> Tensor:
-        layer = self.graph.net.layers[parameter]
-        kind = layer.outputs[0].type
-        dtype = torch.int64 if kind is None else kind.dtype
-        return torch.full((1,) * len(parameter_shape(layer)), step, dtype=dtype)
-
-    def _outputs(
-        self, joined: Mapping[int, list[Any]], results: Mapping[int, Any], current: Mapping[int, Any],
-        cuts: Mapping[int, AxisCut],
-    ) -> tuple[Any, ...]:  # fmt: skip
-        rows = {row.external: row for row in self.layer.maps[""].outputs if row.external >= 0}
-        shapes: dict[int, Any] = {}
-        if not results and joined:  # no step ran: one on no data tells the shapes
-            with torch.no_grad():
-                shapes = self._step(0, {**{i: cut.empty_step() for i, cut in cuts.items()}, **current})
-        outputs = []
-        for port in self.layer.outputs:
-            row = rows[port.id]
-            name = self.graph.net.layers[row.internal].name
-            if row.axis is not None:
-                kept = joined[row.internal] or [shapes[row.internal]]
-                outputs.append(
-                    join_along(kept, Concat(name, name, **_cut(row)), not joined[row.internal], name)
-                )
-            elif results:
-                outputs.append(results[row.internal])
-            else:
-                parameter = next((to for to, start in self.carried.items() if start == row.internal), None)
-                if parameter is None:
-                    raise Misfit(
-                        f"output port {port.id} has no value: the loop ran no step",
-                        expected="at least one step",
-                    )
-                outputs.append(current[parameter])
-        return tuple(outputs)
 
 
 class IfRunner:

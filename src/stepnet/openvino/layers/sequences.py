@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from stepnet.data.lod import LoDTensor
-from stepnet.data.tree import unflatten
+from stepnet.data.tree import flatten, unflatten
+from stepnet.engine import run
 from stepnet.errors import Unsupported
 from stepnet.executors import naive
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.setting import check_backend
-from stepnet.iterator.rows import RowCall, record_of, run_step, show
+from stepnet.front.step import StepBody, as_loop
+from stepnet.iterator.rows import show
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.loops import LoopReport
 from stepnet.openvino.records import Layer
@@ -80,23 +82,24 @@ class SequenceRunner:
         steps = x.shape[1]
         ragged = any(n != steps for n in lengths)
         rows: Any = LoDTensor.from_padded(x, torch.tensor(lengths)) if ragged else x
-        found = None
-        backend, call = check_backend(None), RowCall(step, rows, state, reverse, 1)
+        out: dict[str, Any] | None = None
+        backend = check_backend(None)
+        leaves, spec = flatten(state)
+        body = StepBody(step, flatten(rows)[1], spec)
+        loop, feeds = as_loop(body, [rows], leaves, reverse=reverse, level=-1, axis=1)
         try:
             if backend == PLAIN.name or steps == 0 or x.device.type != "cpu":
                 raise Unsupported(
                     "the backend is 'naive', there are no steps, or the model is not on the CPU"
                 )
-            found = run_step(call, backend)
+            out = run(loop, feeds, backend=backend, warn=0)
             self.reports.compiled, self.reports.reason = True, None
         except Unsupported as refusal:
             self.reports.compiled, self.reports.reason = False, refusal.reason
-        show(call, backend)
-        if found is None:
-            loop, feeds, body = record_of(call)
+        show(loop, feeds, backend)
+        if out is None:
             out = naive.run(loop, feeds)
-            found = out["y"], unflatten(body.state_spec, [out[name] for name in body.new_state_names])
-        y, final = found
+        y, final = out["y"], unflatten(spec, [out[name] for name in body.new_state_names])
         return (_padded(y, steps) if ragged else y), final
 
     def _check(

@@ -17,9 +17,9 @@ from stepnet.api import replaced
 from stepnet.compiler.reach import reach
 from stepnet.compiler.record import tensors_used
 from stepnet.data.tree import Spec, flatten, unflatten
-from stepnet.engine.while_loop import INSTEAD, while_loop
 from stepnet.errors import IRError
 from stepnet.front.step import describe_leaf, step_name
+from stepnet.repeat import INSTEAD, while_loop
 from stepnet.user_line import user_line
 
 from .places import places_of

@@ -1,4 +1,4 @@
-"""`while_loop`: repeat a body while a condition holds; tensors, arrays and nestings are carried."""
+"""`while_loop`: a condition and a body, as a loop that carries tensors, arrays and nestings."""
 
 from __future__ import annotations
 
