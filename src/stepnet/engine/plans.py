@@ -15,13 +15,14 @@ from torch.autograd import forward_ad
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype, default_device
 from stepnet.data.tree import unflatten
-from stepnet.errors import SlowPathWarning, StepError, Unsupported
+from stepnet.errors import NoCompiler, SlowPathWarning, StepError, TorchOpsWarning, Unsupported
 from stepnet.executors.autograd import Call, run
 from stepnet.executors.registry import AUTO, tried
 from stepnet.executors.setting import only_plain
 from stepnet.front.step import StepBody
 
 from .check import plain_loop
+from .choice import Slower
 from .make import Entry, make
 from .reads import CHANGES, FailsOnSamples, Reads, read
 from .rows import Sequences, as_rows
@@ -38,7 +39,7 @@ _lock = threading.RLock()
 
 def run_compiled(
     body: StepBody, x_leaves: Sequence[Any], state_leaves: Sequence[Tensor], *,
-    reverse: bool, level: int, axis: int, backend: str, warn: int = 4,
+    reverse: bool, level: int, axis: int, backend: str, warn: int = 5,
 ) -> tuple[Any, list[Tensor]]:  # fmt: skip
     """Run a step by a plan. Without one, a step is warned of once, `warn` frames up; 0: not at all.
 
@@ -49,18 +50,16 @@ def run_compiled(
         body, x_leaves, state_leaves, reverse=reverse, level=level, axis=axis, backend=backend
     )
     if entry.ready is None or entry.compiled is None or entry.y_spec is None:
-        refusal = entry.refusals[-1][1]
+        refusal = _reason(entry)
         if isinstance(refusal, FailsOnSamples):
             if backend != AUTO and not isinstance(refusal.error, StepError):
                 raise refusal.error
             raise refusal.fresh()  # not told: the plain loop meets it, too
-        told = (reads.root, body.name, refusal.reason)
-        if warn and backend == AUTO and told not in _told:
-            if len(_told) > _LIMIT:
-                _told.clear()
-            _told.add(told)
-            warnings.warn(SlowPathWarning(body.name, refusal), stacklevel=warn)
+        if warn and backend == AUTO:
+            _tell(SlowPathWarning, body, reads, refusal, warn)
         raise refusal.fresh()
+    if warn and backend == AUTO and entry.ready.executor.in_torch and _on_cpu(sequences, state_leaves):
+        _tell(TorchOpsWarning, body, reads, _reason(entry), warn)
     weights = [reads.tensors[place] for place in entry.weights]
     x_rows = [rows.contiguous() for rows in sequences.x_rows]
     states = [state.contiguous() for state in state_leaves]
@@ -70,6 +69,31 @@ def run_compiled(
     n_y = len(entry.ready.plan.y)
     y = unflatten(entry.y_spec, [sequences.restore(rows) for rows in out[:n_y]])
     return y, out[n_y:]
+
+
+def _on_cpu(sequences: Sequences, states: Sequence[Tensor]) -> bool:
+    """Where generated C runs; elsewhere torch ops are what is meant."""
+    return all(t.is_cpu for t in (*sequences.x_rows, *states))
+
+
+def _reason(entry: Entry) -> Unsupported:
+    """Why no faster executor runs a step: what it cannot do, before what it does too slowly."""
+    reasons = [refusal for _, refusal in entry.refusals]
+    return next((r for r in reversed(reasons) if not isinstance(r, Slower)), reasons[-1])
+
+
+def _tell(
+    kind: type[SlowPathWarning], body: StepBody, reads: Reads, refusal: Unsupported, level: int
+) -> None:
+    """Warn of a step, `level` frames above the caller, once; of the machine once for all steps."""
+    step = () if isinstance(refusal, NoCompiler) else (reads.root, body.name)
+    key = (*step, refusal.reason)
+    if isinstance(refusal, Slower) or key in _told:
+        return
+    if len(_told) > _LIMIT:
+        _told.clear()
+    _told.add(key)
+    warnings.warn(kind(body.name, refusal), stacklevel=level + 1)
 
 
 def find_plan(

@@ -10,7 +10,7 @@ from stepnet.ir.ops import OPS, Stage
 from stepnet.ir.plan import LoopPlan, Region
 
 DTYPES = ("float32", "float64")
-_MOST_PRODUCTS = 1 << 15  # of the numbers of two matrices of one row
+_MOST_PRODUCTS = 1 << 21  # of the numbers of two matrices of one row
 UNSUPPORTED = {
     "gather": "a gather by index",
     "shift": "a value carried outside the scan",
