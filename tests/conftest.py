@@ -26,6 +26,16 @@ def _seed():
 
 
 @pytest.fixture(autouse=True)
+def _nothing_is_timed(request, monkeypatch):
+    """Executors are as fast as each other, so that the first one that accepts a step runs it, on a busy
+    machine too. A file says `TIMED = True` to have them timed."""
+    if not getattr(request.module, "TIMED", False):
+        from stepnet.engine import choice
+
+        monkeypatch.setattr(choice, "stopwatch", lambda call: 1.0)
+
+
+@pytest.fixture(autouse=True)
 def _plans_are_made_anew(request, monkeypatch):
     """Where the compiler is tested, each process records each step itself. All other tests may read the plan
     that an earlier one left in the folder of this run; as with every plan, its numbers are first held against

@@ -182,7 +182,7 @@ def _run(
                 once = _lifted(lifting.Inner(loop, feeds, booted, chosen), body)
                 if once is not None:
                     return once[0], unflatten(body.state_spec, once[1])
-            out = run(loop, feeds, backend=chosen, warn=5)
+            out = run(loop, feeds, backend=chosen, warn=6)
             return out["y"], unflatten(body.state_spec, [out[name] for name in body.new_state_names])
         except Unsupported:
             if chosen != AUTO:

@@ -123,6 +123,28 @@ class SlowPathWarning(UserWarning):
         )
 
 
+class NoCompiler(Unsupported):
+    """Generated C declines every step on this machine: no compiler, or no folder for what is built."""
+
+
+class TorchOpsWarning(SlowPathWarning):
+    """A step runs by torch ops, because generated C declines it. Given once for each step, or once for all of
+    them where there is no compiler."""
+
+    def __init__(self, name: str, refusal: Unsupported) -> None:
+        if isinstance(refusal, NoCompiler):
+            what = "steps run by torch ops, which in training takes 2 to 10 times as long as generated C"
+        else:
+            what = f"step '{name}' runs by torch ops, not by generated C"
+        UserWarning.__init__(
+            self,
+            describe(
+                f"{what}: {refusal.args[0].splitlines()[0]}",
+                remedy=refusal.remedy or "backend='eager' says that this is meant, and is silent",
+            ),
+        )
+
+
 class BuildError(StepnetError, RuntimeError):
     """Generated source could not be compiled or loaded."""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,13 +26,16 @@ from stepnet.data.tree import Spec
 from stepnet.errors import Unsupported
 from stepnet.executors import plan_files
 from stepnet.executors.autograd import Ready
+from stepnet.executors.base import Executor
+from stepnet.executors.naive import PLAIN
 from stepnet.executors.ready import make_ready
-from stepnet.executors.registry import tried
+from stepnet.executors.registry import AUTO, tried
 from stepnet.executors.torch_ops.ops import bind
 from stepnet.ir.loop import Loop
 from stepnet.user_line import line_in
 
 from .check import self_check
+from .choice import Race, race, recall, remember
 from .reads import FailsOnSamples, Reads, read
 from .rows import Sequences, samples
 
@@ -110,7 +114,7 @@ def _compile(
     kept = None if key is None else plan_files.read(key)
     if kept is not None:
         with contextlib.suppress(Unsupported):
-            _choose(entry, stored.load(kept, *given), loop, sequences, weights, backend)
+            _choose(entry, stored.load(kept, *given), loop, sequences, weights, backend, key)
             if not entry.wrong:
                 return
         entry.ready, entry.refusals, entry.notes, entry.wrong = None, [], [], False
@@ -122,7 +126,7 @@ def _compile(
     if snapshot.changed():
         entry.changes = True
         return
-    _choose(entry, compiled, loop, sequences, weights, backend)
+    _choose(entry, compiled, loop, sequences, weights, backend, key)
     if key is not None and entry.ready is not None and not compiled.fused.random:  # noise cannot be checked
         data = stored.dump(compiled, *given)
         if data is not None:
@@ -176,15 +180,58 @@ def _digest(loop: Loop, reads: Reads, signature: Signature) -> str | None:
 
 def _choose(
     entry: Entry, compiled: Compiled, loop: Loop, sequences: Sequences,
-    weights: Sequence[tuple[int, Tensor, bool]], backend: str,
+    weights: Sequence[tuple[int, Tensor, bool]], backend: str, key: str | None,
 ) -> None:  # fmt: skip
-    """Take the first executor of a backend that accepts the plan and passes the self-check."""
+    """Take the first executor of a backend that accepts the plan and passes the self-check; where none is
+    named, another one or the plain loop if that is timed faster.
+
+    Raises:
+        Unsupported: the backend has no executor.
+    """
     device = (*sequences.x_rows, *sequences.states)[0].device
     entry.y_spec = compiled.y_spec
     entry.weights = compiled.weights
     compiled = replace(compiled, constants={k: t.to(device) for k, t in compiled.constants.items()})
     entry.compiled = compiled
-    for executor in tried(backend):
+    accept = functools.partial(_accepted, compiled, loop, sequences, weights)
+    entry.ready = accept(entry, tried(backend))
+    if entry.ready is None:
+        if not entry.refusals:
+            raise Unsupported(f"no executor of backend '{backend}'")
+        return
+    if compiled.fused.random:
+        entry.notes.append("the step draws noise: the self-check was skipped")
+    count = sequences.layout.sequences
+    first = entry.ready.executor
+    if backend != AUTO or device.type != "cpu" or first.is_surely_faster(entry.ready.plan, count):
+        return
+    timing = recall(key, first.name, count)
+    others = {executor.name: executor for executor in tried(AUTO) if executor is not first}
+    if timing is None:
+        try:
+            entered = Race(loop, sequences, weights)
+            timing = race(entered, entry.ready, compiled.constants, lambda: accept(Entry(), others.values()))
+        except Exception as error:  # whatever it is, the first that accepts the plan is right
+            entry.notes.append(f"not timed: {(str(error).splitlines() or [type(error).__name__])[0]}")
+            return
+        remember(key, timing, count)
+    entry.notes.append(timing.text())
+    fastest = timing.fastest()
+    if fastest != first.name:
+        better = accept(Entry(), [others[fastest]]) if fastest in others else None
+        if better is None and fastest != PLAIN.name:
+            return
+        entry.refusals.append((first.name, timing.slower(first.name)))
+        entry.ready = better
+
+
+def _accepted(
+    compiled: Compiled, loop: Loop, sequences: Sequences, weights: Sequence[tuple[int, Tensor, bool]],
+    entry: Entry, executors: Iterable[Executor],
+) -> Ready | None:  # fmt: skip
+    """The plan made ready by the first executor that accepts it and passes the self-check."""
+    device = (*sequences.x_rows, *sequences.states)[0].device
+    for executor in executors:
         name = executor.name
         try:
             executor.check_device(device.type)
@@ -193,9 +240,7 @@ def _choose(
             entry.refusals.append((name, refusal.fresh()))
             continue
         if compiled.fused.random:
-            entry.notes.append("the step draws noise: the self-check was skipped")
-            entry.ready = ready
-            return
+            return ready
         try:
             self_check(loop, ready, compiled, sequences, [t for _, t, _ in weights])
         except Unsupported as refusal:
@@ -206,10 +251,8 @@ def _choose(
             entry.refusals.append((name, Unsupported(f"it failed on sample rows: {reason}")))
             entry.wrong = True
         else:
-            entry.ready = ready
-            return
-    if not entry.refusals:
-        raise Unsupported(f"no executor of backend '{backend}'")
+            return ready
+    return None
 
 
 def _same(tensor: Tensor) -> Tensor:

@@ -14,13 +14,14 @@ from torch.autograd import forward_ad
 from stepnet.compiler.iteration import code_of
 from stepnet.data.modes import autocast_dtype, default_device
 from stepnet.data.tree import unflatten
-from stepnet.errors import SlowPathWarning, StepError, Unsupported
+from stepnet.errors import NoCompiler, SlowPathWarning, StepError, TorchOpsWarning, Unsupported
 from stepnet.executors.autograd import Call
 from stepnet.executors.autograd import run as run_plan
 from stepnet.executors.registry import AUTO, tried
 from stepnet.ir.loop import Loop
 
 from .check import plain_loop
+from .choice import Slower
 from .make import Entry, make
 from .reads import CHANGES, FailsOnSamples, Reads, read
 from .rows import Sequences, as_rows
@@ -35,7 +36,7 @@ _MOST_MISSES = 12
 _lock = threading.RLock()
 
 
-def run(loop: Loop, feeds: Mapping[str, Any], *, backend: str, warn: int = 4) -> dict[str, Any]:
+def run(loop: Loop, feeds: Mapping[str, Any], *, backend: str, warn: int = 5) -> dict[str, Any]:
     """Run a loop by a plan. Without one, its body is warned of once, `warn` frames up; 0: not at all.
 
     Args:
@@ -51,18 +52,16 @@ def run(loop: Loop, feeds: Mapping[str, Any], *, backend: str, warn: int = 4) ->
     """
     entry, reads, sequences = find_plan(loop, feeds, backend=backend)
     if entry.ready is None or entry.compiled is None or entry.y_spec is None:
-        refusal = entry.refusals[-1][1]
+        refusal = _reason(entry)
         if isinstance(refusal, FailsOnSamples):
             if backend != AUTO and not isinstance(refusal.error, StepError):
                 raise refusal.error
             raise refusal.fresh()  # not told: the plain loop meets it, too
-        told = (reads.root, loop.body.name, refusal.reason)
-        if warn and backend == AUTO and told not in _told:
-            if len(_told) > _LIMIT:
-                _told.clear()
-            _told.add(told)
-            warnings.warn(SlowPathWarning(loop.body.name, refusal), stacklevel=warn)
+        if warn and backend == AUTO:
+            _tell(SlowPathWarning, loop, reads, refusal, warn)
         raise refusal.fresh()
+    if warn and backend == AUTO and entry.ready.executor.in_torch and _on_cpu(sequences):
+        _tell(TorchOpsWarning, loop, reads, _reason(entry), warn)
     weights = [reads.tensors[place] for place in entry.weights]
     x_rows = [rows.contiguous() for rows in sequences.x_rows]
     states = [state.contiguous() for state in sequences.states]
@@ -74,6 +73,29 @@ def run(loop: Loop, feeds: Mapping[str, Any], *, backend: str, warn: int = 4) ->
     for output, place in loop.finals:
         outputs[output] = out[n_y + place]
     return outputs
+
+
+def _on_cpu(sequences: Sequences) -> bool:
+    """Where generated C runs; elsewhere torch ops are what is meant."""
+    return all(t.is_cpu for t in (*sequences.x_rows, *sequences.states))
+
+
+def _reason(entry: Entry) -> Unsupported:
+    """Why no faster executor runs a step: what it cannot do, before what it does too slowly."""
+    reasons = [refusal for _, refusal in entry.refusals]
+    return next((r for r in reversed(reasons) if not isinstance(r, Slower)), reasons[-1])
+
+
+def _tell(kind: type[SlowPathWarning], loop: Loop, reads: Reads, refusal: Unsupported, level: int) -> None:
+    """Warn of a step, `level` frames above the caller, once; of the machine once for all steps."""
+    step = () if isinstance(refusal, NoCompiler) else (reads.root, loop.body.name)
+    key = (*step, refusal.reason)
+    if isinstance(refusal, Slower) or key in _told:
+        return
+    if len(_told) > _LIMIT:
+        _told.clear()
+    _told.add(key)
+    warnings.warn(kind(loop.body.name, refusal), stacklevel=level + 1)
 
 
 def find_plan(loop: Loop, feeds: Mapping[str, Any], *, backend: str) -> tuple[Entry, Reads, Sequences]:

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 
 from stepnet.errors import Unsupported
 from stepnet.ir.agreement import INTEGERS
-from stepnet.ir.plan import LoopPlan, Region
+from stepnet.ir.plan import LoopPlan, Plan, Region
 
 from .loop import Scan
 
@@ -58,6 +58,10 @@ class Executor(ABC):
         if own is not None and not found <= set(own):
             others = ", ".join(sorted(found.difference(own)))
             raise Unsupported(f"the loop computes in {others}; {self.label} does {', '.join(own)}")
+
+    def is_surely_faster(self, plan: Plan, sequences: int) -> bool:
+        """True if its scans need not be timed to know that torch, op by op, takes longer."""
+        return False
 
     def prepare(self, loop: LoopPlan) -> LoopPlan:
         """The loop as the executor wants it cut; it may move ops between regions."""

@@ -6,10 +6,11 @@ from stepnet.executors.base import Executor
 from stepnet.executors.loop import Scan
 from stepnet.executors.schedule.adopt import adopt
 from stepnet.executors.schedule.wide import gather_wide
-from stepnet.ir.plan import LoopPlan, Region
+from stepnet.ir.plan import LoopPlan, Plan, Region
 
 from .limits import DTYPES, check, fits
 from .scan import CScan
+from .work import is_surely_faster
 
 
 class GeneratedC(Executor):
@@ -23,6 +24,9 @@ class GeneratedC(Executor):
 
     def check(self, loop: LoopPlan, region: Region) -> None:
         check(loop, region)
+
+    def is_surely_faster(self, plan: Plan, sequences: int) -> bool:
+        return is_surely_faster(plan, sequences)
 
     def prepare(self, loop: LoopPlan) -> LoopPlan:
         return adopt(gather_wide(loop, lambda node: fits(loop.body, node)))

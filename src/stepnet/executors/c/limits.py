@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stepnet.errors import Unsupported
 from stepnet.executors.base import floating_types
+from stepnet.executors.schedule.row_products import sizes, walk
 from stepnet.executors.schedule.views import VIEWS
 from stepnet.ir.agreement import INTEGERS
 from stepnet.ir.graph import Graph, Node
@@ -11,7 +12,8 @@ from stepnet.ir.ops import OPS, Stage
 from stepnet.ir.plan import LoopPlan, Region
 
 DTYPES = ("float32", "float64")
-_MOST_PRODUCTS = 1 << 15  # of the numbers of two matrices of one row
+# Products of the numbers of two matrices of one row: of a pass over whole vectors, and of sums one by one.
+_MOST_PRODUCTS, _MOST_DOTS = 1 << 19, 1 << 15
 UNSUPPORTED = {
     "shift": "a value carried outside the scan",
 }
@@ -64,7 +66,7 @@ def _check_node(body: Graph, node: Node) -> None:
         what = UNSUPPORTED.get(node.op) or f"the torch call {node.attr('target')}"
         raise Unsupported(f"the loop holds {what}, which generated C does not do", line=node.line)
     if stage is Stage.MATMUL and values[node.inputs[1]].kind != "shared":
-        _check_product(values[node.inputs[0]].shape, values[node.inputs[1]].shape, node)
+        _check_product(body, node)
     if stage is Stage.SOURCE and node.op != "full":
         raise Unsupported(f"the loop holds '{node.op}'", line=node.line)
     if node.op in ("matmul_tn", "embed_grad"):
@@ -72,10 +74,12 @@ def _check_node(body: Graph, node: Node) -> None:
     _check_integers(body, node)
 
 
-def _check_product(a: tuple[int, ...], b: tuple[int, ...], node: Node) -> None:
+def _check_product(body: Graph, node: Node) -> None:
     """A matrix and a vector are read once; of two larger matrices torch's product is the faster."""
-    m, k, n = (a[-2] if len(a) > 1 else 1), b[-2], b[-1]
-    if min(m, k, n) > 1 and m * k * n > _MOST_PRODUCTS:
+    m, k, n = sizes(body.values, node)
+    if min(m, k, n) == 1:
+        return
+    if m * k * n > (_MOST_DOTS if walk(body, node)[-1] == "k" else _MOST_PRODUCTS):
         raise Unsupported(
             f"the loop multiplies two matrices of each row, [{m}, {k}] by [{k}, {n}]: torch is faster",
             line=node.line,

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from stepnet.data.dtypes import dtype_of
-from stepnet.errors import BuildError, StepIndexError, Unsupported
+from stepnet.errors import BuildError, NoCompiler, StepIndexError, Unsupported
+from stepnet.executors import cache_folder
 from stepnet.executors.layout import Layout
 from stepnet.executors.schedule.program import Program
 from stepnet.ir.graph import Node
@@ -55,7 +56,11 @@ class CScan:
         suffix = {"float32": "f32", "float64": "f64"}[p.real]
         reason = c_build.available()
         if reason is not None:
-            raise Unsupported(reason, remedy="install a C compiler, or stepnet[compiler]")
+            raise NoCompiler(reason, remedy="install a C compiler, or stepnet[compiler]")
+        try:
+            cache_folder.cache_folder()
+        except BuildError as error:
+            raise NoCompiler(str(error), remedy="set STEPNET_CACHE_DIR to a folder of your own") from error
         try:
             before = c_build.preamble(suffix, linked=True) + headers(p)
             library = c_build.build(before + self.source.text, suffix)

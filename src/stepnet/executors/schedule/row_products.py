@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from stepnet.ir.graph import Node, Value
+from stepnet.ir.graph import Graph, Node, Value
 from stepnet.ir.op_rules import broadcast
 from stepnet.ir.ops import OPS, Stage
 
@@ -108,10 +108,10 @@ class _Rewriter:
 
     def _product(self, node: Node) -> None:
         a, b = (self.values[name] for name in node.inputs)
-        m, k, n = (a.shape[-2] if len(a.shape) > 1 else 1), b.shape[-2], b.shape[-1]
+        m, k, n = sizes(self.values, node)
         lead = broadcast([a.shape[:-2], b.shape[:-2]]) or ()
         axes = _walk(m, k, n, _last_steps(self._seen(a.name)), _last_steps(self._seen(b.name)))
-        sizes = {"m": m, "k": k, "n": n}
+        size_of = {"m": m, "k": k, "n": n}
 
         def factor(value: Value, own: str) -> str:
             """An operand with a dimension for each axis: its size where it has the axis, else 1."""
@@ -122,10 +122,10 @@ class _Rewriter:
                 turn = (*range(len(head)), len(head) + 1, len(head))
                 shape = (*head, shape[-1], shape[-2])
                 name = self._new("permute", (name,), node.output, shape, node.line, dims=turn)
-            full = (*head, *(sizes[axis] if axis in own else 1 for axis in axes))
+            full = (*head, *(size_of[axis] if axis in own else 1 for axis in axes))
             return self._new("reshape", (name,), node.output, full, node.line)
 
-        whole = (*lead, *(sizes[axis] for axis in axes))
+        whole = (*lead, *(size_of[axis] for axis in axes))
         parts = self._new("mul", (factor(a, "mk"), factor(b, "kn")), node.output, whole, node.line)
         if "k" in axes:
             at = len(lead) + axes.index("k")
@@ -139,6 +139,24 @@ class _Rewriter:
 
     def _reshaped(self, total: str, node: Node) -> None:
         self._add(Node("reshape", (total,), node.outputs, (), node.line))
+
+
+def sizes(values: Mapping[str, Value], node: Node) -> tuple[int, int, int]:
+    """Of a product [.., M, K] x [.., K, N]: M, K and N."""
+    a, b = (values[name].shape for name in node.inputs)
+    return (a[-2] if len(a) > 1 else 1), b[-2], b[-1]
+
+
+def walk(body: Graph, node: Node) -> str:
+    """The axes m, k and n of a product of two matrices of a row, as a pass goes over them."""
+
+    def seen(name: str) -> Access:
+        maker, shape = body.producers.get(name), body.values[name].shape
+        found = view(maker, shape, seen(maker.inputs[0])) if maker is not None and maker.op in VIEWS else None
+        return found or Access(name, 0, shape, contiguous(shape))
+
+    a, b = (_last_steps(seen(name)) for name in node.inputs)
+    return _walk(*sizes(body.values, node), a, b)
 
 
 def _last_steps(seen: Access) -> tuple[int, int]:

@@ -1,0 +1,159 @@
+"""Which executor runs a plan when none is named: the first that accepts it, unless another is timed faster.
+
+Most steps need no timing: op by op in torch, the calls of every step alone take longer than generated code
+does. Where that is not clear, each way runs some steps on rows like the caller's. What was timed is kept on
+disk beside the plan.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+from stepnet.errors import Unsupported
+from stepnet.executors import plan_files
+from stepnet.executors.autograd import Call, Ready, run
+from stepnet.executors.layout import Layout
+from stepnet.executors.naive import PLAIN
+from stepnet.executors.registry import AUTO, tried
+from stepnet.ir.loop import Loop
+
+from .check import plain_loop
+from .rows import Sequences, few
+
+STEPS, MOST_SEQUENCES = 16, 64  # of a timed run
+_ROUNDS = 3
+_AHEAD = 2.0  # so many times as fast as the plain loop is fast enough: other ways are not tried
+_MARGIN = 1.1  # what comes first in order is left only for what is that much faster
+
+Weights = Sequence[tuple[int, Tensor, bool]]
+
+
+class Slower(Unsupported):
+    """An executor takes a plan, and another way was timed faster."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of each way to run a plan, by name, the fastest of some runs; and of how many sequences."""
+
+    seconds: dict[str, float]
+    sequences: int
+
+    def fastest(self) -> str:
+        """The first in order that no other one is clearly faster than."""
+        least = min(self.seconds.values())
+        return next(name for name, taken in self.seconds.items() if taken <= _MARGIN * least)
+
+    def text(self) -> str:
+        """What `explain` says of it."""
+        times = ", ".join(f"{_label(name)} {1e3 * taken:.3g} ms" for name, taken in self.seconds.items())
+        return f"timed on {STEPS} steps of {self.sequences} sequences: {times}"
+
+    def slower(self, name: str) -> Slower:
+        """Why an executor is not taken."""
+        best = self.fastest()
+        took = f"it took {1e3 * self.seconds[name]:.3g} ms for {STEPS} steps of {self.sequences} sequences"
+        reason = f"{took}, {_label(best)} {1e3 * self.seconds[best]:.3g} ms"
+        return Slower(reason, remedy=f"backend='{name}' takes it all the same")
+
+
+def _label(name: str) -> str:
+    known = [executor.label for executor in tried(AUTO) if executor.name == name]
+    return known[0] if known else PLAIN.label
+
+
+def stopwatch(call: Callable[[], None]) -> float:
+    """Seconds that a call takes. Tests put another one in its place."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+class Race:
+    """Ways to run a step, timed side by side on rows like the caller's."""
+
+    def __init__(self, loop: Loop, sequences: Sequences, weights: Weights) -> None:
+        self.sequences = max(1, min(sequences.layout.sequences, MOST_SEQUENCES))
+        self.layout = Layout.dense(STEPS, self.sequences, True, False)
+        rows = STEPS * self.sequences
+        self.x = [few(t, rows).requires_grad_(t.requires_grad) for t in sequences.x_rows]
+        self.boot = [few(t, self.sequences).requires_grad_(t.requires_grad) for t in sequences.states]
+        self.weights = [tensor for _, tensor, _ in weights]
+        self.plain = plain_loop(loop, sequences._replace(layout=self.layout))
+        self.ways: dict[str, Callable[[], Sequence[Tensor]]] = {}
+        self.seconds: dict[str, float] = {}
+
+    def enter(self, name: str, ready: Ready | None, constants: dict[str, Tensor]) -> None:
+        """Add a plan made ready; None: the plain loop."""
+        if ready is None:
+            self.ways[name] = lambda: [t for results in self.plain(self.x, self.boot) for t in results]
+        else:
+            call = Call(ready, self.layout, constants, self.plain)
+            self.ways[name] = lambda: run(call, self.x, self.boot, self.weights)
+
+    def go(self, rounds: int) -> None:
+        """Time every way, in turns."""
+        with torch.random.fork_rng(devices=[]):
+            for _ in range(rounds):
+                for name, way in self.ways.items():
+                    taken = stopwatch(lambda way=way: self._once(way))
+                    self.seconds[name] = min(taken, self.seconds.get(name, taken))
+
+    def _once(self, way: Callable[[], Sequence[Tensor]]) -> None:
+        wanted = [t for t in (*self.x, *self.boot, *self.weights) if t.requires_grad]
+        ends = [t for t in way() if t.requires_grad]
+        if ends and wanted and torch.is_grad_enabled():
+            seeds = [torch.ones_like(t) for t in ends]
+            torch.autograd.grad(ends, wanted, seeds, allow_unused=True)
+
+
+def race(
+    entered: Race, first: Ready, constants: dict[str, Tensor], other: Callable[[], Ready | None]
+) -> Timing:
+    """Time what is first in order against the plain loop; where it is not far ahead, another one too."""
+    name = first.executor.name
+    entered.enter(name, first, constants)
+    entered.enter(PLAIN.name, None, constants)
+    entered.go(2)  # the first run of each takes memory
+    if entered.seconds[name] * _AHEAD > entered.seconds[PLAIN.name]:
+        second = other()
+        if second is not None:
+            entered.enter(second.executor.name, second, constants)
+        entered.go(_ROUNDS)
+    order = [name for name in entered.seconds if name != PLAIN.name] + [PLAIN.name]
+    return Timing({name: entered.seconds[name] for name in order}, entered.sequences)
+
+
+def recall(key: str | None, first: str, sequences: int) -> Timing | None:
+    """What was timed before for a plan of this key with these executors, on about as many sequences."""
+    data = None if key is None else plan_files.read(_place(key, sequences))
+    try:
+        found = json.loads(data) if data is not None else None
+    except ValueError:
+        return None
+    if not isinstance(found, dict) or next(iter(found), None) != first or PLAIN.name not in found:
+        return None
+    if not {PLAIN.name, *(executor.name for executor in tried(AUTO))}.issuperset(found):
+        return None
+    times = [t for t in found.values() if isinstance(t, (int, float)) and isfinite(t) and t >= 0]
+    return Timing(found, min(sequences, MOST_SEQUENCES)) if len(times) == len(found) else None
+
+
+def remember(key: str | None, timing: Timing, sequences: int) -> None:
+    """Keep what was timed."""
+    if key is not None:
+        plan_files.write(_place(key, sequences), json.dumps(timing.seconds).encode())
+
+
+def _place(key: str, sequences: int) -> str:
+    """Where the times of a plan are kept, for so many sequences to the next power of two, and threads."""
+    bucket = min(sequences, MOST_SEQUENCES).bit_length()
+    return hashlib.sha256(f"{key} {bucket} {torch.get_num_threads()}".encode()).hexdigest()[:40]

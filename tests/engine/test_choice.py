@@ -1,0 +1,227 @@
+"""Which executor runs where none is named: by count, by time, from disk; and what is told of it."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from stepnet import explain, recurrent
+from stepnet.cells import RNN
+from stepnet.engine import choice, plans
+from stepnet.errors import SlowPathWarning, TorchOpsWarning
+from stepnet.executors.naive import PLAIN
+from stepnet.report.explanation import Explanation
+
+TIMED = True  # by the clock that each test sets
+H = 64
+
+
+class Vanilla(nn.Module):
+    """A step with so much arithmetic that counting does not tell what is faster."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Linear(H, H)
+
+    def forward(self, x, h):
+        h = torch.tanh(x + self.w(h))
+        return h, h
+
+
+class Sorted(Vanilla):
+    """One that generated C declines in training."""
+
+    def forward(self, x, h):
+        h = torch.tanh(x + self.w(h)).sort(-1).values  # the line to blame
+        return h, h
+
+
+class Clock:
+    """Times of ways to run, by the name of the executor that is at it; counts what was timed."""
+
+    def __init__(self, **seconds: float):
+        self.seconds, self.calls = seconds, 0
+        self.at = PLAIN.name
+
+    def __call__(self, call):
+        self.calls += 1
+        return self.seconds[self.at]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    def set_to(**seconds):
+        made = Clock(**seconds)
+        go = choice.Race.go
+
+        def told(race, rounds):
+            ways = dict(race.ways)
+            for name, way in ways.items():
+                race.ways, made.at = {name: way}, name
+                go(race, rounds)
+            race.ways = ways
+
+        monkeypatch.setattr(choice.Race, "go", told)
+        monkeypatch.setattr(choice, "stopwatch", made)
+        return made
+
+    plans.forget()
+    yield set_to
+    plans.forget()
+
+
+@pytest.fixture
+def disk(tmp_path, monkeypatch):
+    """Plans kept by the test alone."""
+    kept: dict[str, bytes] = {}
+    monkeypatch.setattr("stepnet.executors.plan_files.read", kept.get)
+    monkeypatch.setattr("stepnet.executors.plan_files.write", kept.__setitem__)
+    return kept
+
+
+def rows(sequences=32, size=H, steps=3):
+    return torch.randn(steps, sequences, size, requires_grad=True), torch.zeros(sequences, size)
+
+
+def told_of(step, *given, **settings) -> Explanation:
+    told = explain(step, *given, **settings)
+    assert isinstance(told, Explanation)
+    return told
+
+
+def executor(step, *given, **settings):
+    return told_of(step, *given, **settings).executor
+
+
+@pytest.mark.parametrize(
+    ("seconds", "wanted"),
+    [
+        ({"c": 1.0, "naive": 5.0}, "c"),
+        ({"c": 1.0, "naive": 1.5, "eager": 2.0}, "c"),
+        ({"c": 3.0, "naive": 5.0, "eager": 2.0}, "eager"),
+        ({"c": 3.0, "naive": 2.0, "eager": 4.0}, "naive"),
+        ({"c": 1.05, "naive": 1.0, "eager": 1.0}, "c"),  # as good as equal
+    ],
+)
+def test_the_fastest_of_those_that_accept_a_step_runs_it(clock, disk, seconds, wanted):
+    watch = clock(**seconds)
+    step, given = Vanilla(), rows()
+    assert executor(step, *given) == wanted
+    timed = watch.calls
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a step that runs as fast as it can is not told of
+        y, h = recurrent(step, *given)
+    plain = recurrent(step, *given, backend="naive")
+    torch.testing.assert_close((y, h), plain)
+    assert watch.calls == timed, "timed once"
+
+
+def test_explain_tells_the_times_and_who_was_slower(clock, disk):
+    clock(c=3.0, naive=5.0, eager=2.0)
+    told = told_of(Vanilla(), *rows())
+    assert "timed on 16 steps of 32 sequences: generated C 3e+03 ms" in "".join(told.notes)
+    (slower,) = told.refusals
+    assert slower.executor == "c"
+    assert slower.reason == "it took 3e+03 ms for 16 steps of 32 sequences, torch ops 2e+03 ms"
+    assert slower.remedy == "backend='c' takes it all the same"
+
+
+def test_a_backend_by_name_is_taken_and_not_timed(clock, disk):
+    watch = clock(c=3.0, naive=1.0, eager=2.0)
+    assert executor(Vanilla(), *rows(), backend="c") == "c"
+    assert watch.calls == 0
+
+
+def test_small_steps_are_counted_and_not_timed(clock, disk):
+    watch = clock()
+    step = lambda x, h: (torch.tanh(x + h), torch.tanh(x + h))  # noqa: E731
+    assert executor(step, *rows(2, 4)) == "c"
+    assert watch.calls == 0
+
+
+def test_times_are_read_from_disk_with_the_plan(clock, disk):
+    first = clock(c=3.0, naive=5.0, eager=2.0)
+    step, given = RNN(H, H), rows()
+    assert executor(step, *given) == "eager"
+    assert first.calls > 0
+    plans.forget()
+    again = clock(c=1.0, naive=5.0, eager=2.0)
+    assert executor(step, *given) == "eager"
+    assert again.calls == 0
+    plans.forget()
+    for key in disk:  # what lies there is not trusted
+        if disk[key].startswith(b'{"c"'):
+            disk[key] = b'{"c": "fast", "naive": 1}'
+    assert executor(step, *given) == "c"
+    assert again.calls > 0
+
+
+DAMAGED = [
+    b"",
+    b"no json",
+    b"[1]",
+    b'{"naive": 1}',
+    b'{"c": NaN, "naive": 1}',
+    b'{"c": 1, "x": 0, "naive": 1}',
+]
+
+
+@pytest.mark.parametrize("damage", [*DAMAGED, b"\xff"])
+def test_damaged_times_are_taken_anew(clock, disk, damage):
+    watch = clock(c=1.0, naive=5.0)
+    step, given = RNN(H, H), rows()
+    executor(step, *given)
+    for key in [key for key, data in disk.items() if data.startswith(b'{"c"')]:
+        disk[key] = damage
+    plans.forget()
+    before = watch.calls
+    assert executor(step, *given) == "c"
+    assert watch.calls > before
+
+
+def test_a_step_that_falls_to_torch_ops_is_told_once_with_its_line(clock, disk):
+    clock(eager=1.0, naive=5.0)
+    step, given = Sorted(), rows()
+    with pytest.warns(TorchOpsWarning, match="step 'Sorted' runs by torch ops, not by generated C") as told:
+        recurrent(step, *given)
+    (warned,) = told
+    assert "aten" in str(warned.message)
+    assert "test_choice.py:" in str(warned.message)
+    assert warned.filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        recurrent(step, *given)
+        recurrent(Sorted(), *given)  # another module of the same code
+        recurrent(step, *given, backend="eager")
+
+
+def test_a_slow_step_that_torch_ops_do_not_speed_up_is_told_why(clock, disk):
+    clock(eager=5.0, naive=1.0)
+    with pytest.warns(SlowPathWarning, match="runs by the plain loop: the loop holds the torch call aten"):
+        recurrent(Sorted(), *rows())
+
+
+def test_a_missing_compiler_is_told_once_for_all_steps(clock, disk, monkeypatch):
+    clock(eager=1.0, naive=5.0)
+    monkeypatch.setenv("CC", "/no/such/compiler")
+    given = rows()
+    with pytest.warns(TorchOpsWarning, match="2 to 10 times as long as generated C"):
+        recurrent(Vanilla(), *given)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        recurrent(lambda x, h: (x * h + 1, x * h + 1), *given)
+
+
+def test_a_step_that_cannot_be_timed_runs_by_the_first_executor(clock, disk, monkeypatch):
+    clock()
+
+    def fail(call):
+        raise RuntimeError("no clock")
+
+    monkeypatch.setattr(choice, "stopwatch", fail)
+    told = told_of(Vanilla(), *rows())
+    assert told.executor == "c"
+    assert "not timed: no clock" in told.notes
