@@ -1,12 +1,12 @@
 """Greedy decoding by generated C: a block of steps is one loop whose output is its next input.
 
-A row that ends within a block runs to the end of the block without effect; after each block the rows that have
-ended are left out, and the next one is twice as long.
+A row that ends within a block runs to the end of the block without effect; after each block the rows that
+have ended are left out, and the next one is twice as long.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
