@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from . import (
+    attention,
     compiled_loop,
     first_call,
     kept_heap,
@@ -36,6 +37,7 @@ TOPICS: dict[str, Topic] = {
         while_loops.TOPIC,
         loop_memory.TOPIC,
         nested.TOPIC,
+        attention.TOPIC,
         *openvino_ir.TOPICS,
         kept_heap.TOPIC,  # the last one: it changes how this process keeps memory
     )

@@ -27,7 +27,8 @@ from .executors.registry import AUTO
 from .executors.setting import check_backend, only_plain
 from .front.meta import OnMeta
 from .front.scope import Scope
-from .front.step import StepBody, as_loop, as_step, boot_state, describe_leaf, step_name
+from .front.static import with_static
+from .front.step import StepBody, WithStatic, as_loop, as_step, boot_state, describe_leaf, step_name
 from .ir.loop import Loop
 from .resets import run_with_resets
 
@@ -44,6 +45,7 @@ def recurrent(
     x: Any,
     state: Any = None,
     *,
+    static: Any = None,
     reverse: bool = False,
     level: int = -1,
     axis: int = 0,
@@ -67,6 +69,10 @@ def recurrent(
             `axis`); one of them, or nested tuples, lists or dicts of them. y is of the same kind.
         state: initial state, one row per sequence in the order of x; tensors or a nesting of them. None:
             the cell's `initial_state(n)`, zeros for a torch.nn cell. `()` for a step without a state.
+        static: what every step sees whole, one for each sequence: tensors [n, ...] or LoDTensors with a
+            sequence of rows for each, or a nesting of them. The step is then `step(x_t, state, static_t)`,
+            static_t with the rows of the sequences still running; of a LoDTensor a `Padded`, [n, L, ...] and
+            a mask. L is the longest of the batch or a little more.
         reverse: run every sequence from its end to its beginning; y stays in the order of x.
         level: the LoD level whose elements are the steps; -1, the last, steps row by row.
         axis: the time axis of tensors.
@@ -96,19 +102,33 @@ def recurrent(
     >>> y.values.flatten().tolist(), total.flatten().tolist()
     ([1.0, 2.0, 3.0, 1.0], [3.0, 1.0])
     """
+    compiling = torch.compiler.is_compiling()  # a compiled loop is one call out of the compiled region
+    if static is not None:
+        together: Any = torch.compiler.disable(state_with_static) if compiling else state_with_static
+        state = together(step, x, state, static, level, axis)
     instead = _instead.get()
+    how: Any = {"reverse": reverse, "level": level, "axis": axis, "scopes": scopes}
     if resets is not None:
-        how: Any = {"reverse": reverse, "level": level, "axis": axis, "scopes": scopes, "backend": backend}
-        again: Any = run_with_resets
-        if torch.compiler.is_compiling():
-            again = torch.compiler.disable(run_with_resets)
-        return again(recurrent, step, x, state, resets, look=instead is not None, **how)
-    if instead is not None:
-        return instead(step, x, state, reverse=reverse, level=level, axis=axis, scopes=scopes)
-    if torch.compiler.is_compiling():  # a compiled loop is one call out of the compiled region
+        again: Any = torch.compiler.disable(run_with_resets) if compiling else run_with_resets
+        look = instead is not None
+        out = again(recurrent, step, x, state, resets, look=look, backend=backend, **how)
+    elif instead is not None:
+        out = instead(step, x, state, **how)
+    elif compiling:
         outside: Any = torch.compiler.disable(_recurrent)
-        return outside(step, x, state, reverse, level, axis, scopes, backend)
-    return _recurrent(step, x, state, reverse, level, axis, scopes, backend)
+        out = outside(step, x, state, reverse, level, axis, scopes, backend)
+    else:
+        out = _recurrent(step, x, state, reverse, level, axis, scopes, backend)
+    return out if static is None else (out[0], out[1].state, *out[2:])
+
+
+def state_with_static(step: Any, x: Any, state: Any, static: Any, level: int, axis: int) -> WithStatic:
+    """The state of a call and what its step sees at every step."""
+    function = as_step(step)
+    leaves, _ = _unpacked(x)
+    _check_inputs(leaves)
+    n = _sequences(leaves[0], level, axis)
+    return with_static(boot_state(function, n) if state is None else state, static, n, step_name(function))
 
 
 _instead: ContextVar[Callable[..., Any] | None] = ContextVar("stepnet_instead", default=None)
@@ -294,12 +314,13 @@ class Recurrent(nn.Module):
         self.scopes = scopes
         self.backend = backend
 
-    def forward(self, x: Any, state: Any = None, resets: Any = None) -> Any:
+    def forward(self, x: Any, state: Any = None, resets: Any = None, static: Any = None) -> Any:
         return recurrent(
             self.step,
             x,
             state,
             resets=resets,
+            static=static,
             reverse=self.reverse,
             level=self.level,
             axis=self.axis,

@@ -21,7 +21,7 @@ from .data.offsets import LoD, owners, short
 from .data.pieces import Pieces, bools, cut, marks_of
 from .data.tree import Spec, flatten, unflatten
 from .errors import LoDError, StepError
-from .front.step import as_step, boot_state, describe_leaf, step_name
+from .front.step import WithStatic, as_step, boot_state, describe_leaf, step_name
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,11 @@ class _Marked:
         (x, marks), (state, fresh) = x, state
         if not self.after:
             state = _renewed(state, fresh, marks)
-        y, new = self.step(x, state)
+        if isinstance(state, WithStatic):
+            y, new = self.step(x, state.state, state.static)
+            new = WithStatic(new, state.static)
+        else:
+            y, new = self.step(x, state)
         return y, (_renewed(new, fresh, marks) if self.after else new, fresh)
 
 
@@ -151,6 +155,11 @@ def _fresh(
     step: Callable[..., Any], asked: Resets, given: Any, count: int, owner: Tensor | None = None
 ) -> Any:
     """The state that marked rows start from: of each sequence, or of each piece of the sequences `owner`."""
+    if isinstance(given, WithStatic):
+        static = given.static
+        if owner is not None:
+            static = _map(lambda leaf: leaf.index_select(0, beside(owner, leaf)), static)
+        return WithStatic(_fresh(step, asked, given.state, count, owner), static)
     if asked.state is None and getattr(step, "initial_state", None) is not None:
         fresh, owner = boot_state(step, count), None
     else:

@@ -11,6 +11,7 @@ from stepnet.data.array import TensorArray
 from stepnet.data.lod import LoDTensor
 from stepnet.repeat import while_loop
 
+from .blocks import GreedyStep, Running, in_blocks
 from .words import WordStep, check_count, checked_state, log_probabilities
 
 
@@ -59,8 +60,15 @@ def greedy(step: WordStep, state: Any, *, bos: int, eos: int, max_length: int) -
 
     with torch.no_grad():
         start = torch.full((rows,), bos, dtype=torch.int64, device=device)
-        dtype = log_probabilities(step, start, leaves, spec, eos)[0].dtype
-        score = torch.zeros(rows, dtype=dtype, device=device)
+        log_p, new = log_probabilities(step, start, leaves, spec, eos)
+        score = torch.zeros(rows, dtype=log_p.dtype, device=device)
+        one = GreedyStep(step, spec, eos)
+        everyone = Running(start, torch.ones_like(start, dtype=torch.bool), score, leaves)
+        found = in_blocks(one, one.taken(log_p, new, everyone)[1], max_length)
+        if found is not None:
+            table, score = found
+            length = (table != eos).sum(0)
+            return LoDTensor.from_padded(table, length.cpu(), batch_first=False), score
         first = (torch.tensor(0), start, leaves, score, torch.zeros_like(start), TensorArray())
         _, _, _, score, length, words = while_loop(going, body, first)
         table = words.stack()

@@ -41,7 +41,7 @@ def log_probabilities(
     if not (isinstance(result, tuple) and len(result) == 2):
         raise StepError(f"step '{name}' must return a pair (scores, new_state)", got=type(result).__name__)
     scores, state = result
-    if not isinstance(scores, Tensor) or scores.dim() != 2 or len(scores) != len(words):
+    if not isinstance(scores, Tensor) or scores.dim() != 2 or scores.shape[0] != words.shape[0]:
         raise StepError(
             f"step '{name}' must return a score for each word of the vocabulary",
             got=describe_leaf(scores),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -42,8 +42,15 @@ def describe_leaf(value: Any) -> str:
     return type(value).__name__
 
 
+class WithStatic(NamedTuple):
+    """A state, and what the step sees at every step and hands on as it is."""
+
+    state: Any
+    static: Any
+
+
 class StepBody:
-    """`step(x_t, state) -> (y_t, new_state)` as a loop body.
+    """`step(x_t, state) -> (y_t, new_state)` as a loop body; `step(x_t, state, static)` for a `WithStatic`.
 
     Parameters are the leaves of x and of the state; results are y, whole, and the leaves of the new
     state. The structure of y is known after the first call and must stay; that of the new state must
@@ -87,7 +94,10 @@ class StepBody:
         x = unflatten(self.x_spec, list(x_leaves))
         state = unflatten(self.state_spec, list(state_leaves))
         try:
-            result = self.step(x, state)
+            if isinstance(state, WithStatic):
+                result = self.step(x, state.state, state.static)
+            else:
+                result = self.step(x, state)
         except RuntimeError as error:
             if type(error) is not RuntimeError:
                 raise
@@ -100,11 +110,12 @@ class StepBody:
             raise StepError(
                 f"step '{self.name}' must return a pair (y, new_state)",
                 got=_describe_result(result),
-                expected=f"(y, new_state) with new_state shaped like the state, {self.state_spec}",
+                expected=f"(y, new_state) with new_state shaped like the state, {_own(self.state_spec)}",
                 remedy="return (y, new_state); a step without a state returns (y, ()) and takes state=()",
             )
         y_leaves, y_spec = flatten(result[0])
-        new_leaves, new_spec = flatten(result[1])
+        new = WithStatic(result[1], state.static) if isinstance(state, WithStatic) else result[1]
+        new_leaves, new_spec = flatten(new)
         self._check_y(y_leaves, y_spec)
         new_leaves = kept_dtypes(state_leaves, new_leaves)
         self._check_state(state_leaves, new_leaves, new_spec)
@@ -137,8 +148,8 @@ class StepBody:
         if new_spec != self.state_spec:
             raise StepError(
                 f"step '{self.name}' changed the structure of the state at step {self.t}",
-                got=f"new_state {new_spec}",
-                expected=f"state {self.state_spec}",
+                got=f"new_state {_own(new_spec)}",
+                expected=f"state {_own(self.state_spec)}",
                 remedy="return the new state nested as the state that came in",
             )
         changed = []
@@ -172,11 +183,18 @@ _FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 @functools.lru_cache(maxsize=256)
 def _names(x_spec: Spec, state_spec: Spec) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """The leaves of x, of the state and of the new state, as a user writes them."""
+    own = _own(state_spec)
+    static = () if own is state_spec else tuple(names(state_spec.children[1], "static"))
     return (
         tuple(names(x_spec, "x")),
-        tuple(names(state_spec, "state")),
-        tuple(names(state_spec, "new_state")),
+        (*names(own, "state"), *static),
+        (*names(own, "new_state"), *(f"new_{name}" for name in static)),
     )
+
+
+def _own(state_spec: Spec) -> Spec:
+    """The structure of a state without what the step is given beside it."""
+    return state_spec.children[0] if state_spec.kind is WithStatic else state_spec
 
 
 def _describe_result(result: Any) -> str:

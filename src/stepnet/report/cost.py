@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from stepnet.ir.graph import Graph, Node
-from stepnet.ir.ops import OPS, RANDOM, Stage
+from stepnet.ir.ops import OPS, RANDOM, TOTALS, Stage
 from stepnet.ir.plan import LoopPlan, Region
 
 from .records import Cost, Weight
@@ -62,14 +62,14 @@ def contracts(node: Node, graph: Graph) -> int:
     return 0
 
 
-def node_flops(node: Node, graph: Graph, rows: int) -> int:
-    """Floating-point operations of a node over a table of rows."""
+def node_flops(node: Node, graph: Graph, rows: int, sequences: int) -> int:
+    """Floating-point operations of a node over a table of rows, or of what each sequence has."""
     kind, stage = weight(node), OPS[node.op].stage
     result = graph.values[next(name for name in node.outputs if name)]
-    times = rows if result.kind == "row" or stage is Stage.ROWS else 1
+    times = rows if stage is Stage.ROWS else {"row": rows, "sequence": sequences}.get(result.kind, 1)
     if kind == "matmul":
         return product_flops(contracts(node, graph), result.size) * times
-    if kind in ("cheap", "costly") and (stage is Stage.REDUCE or node.op in ("sum_rows", "embed_grad")):
+    if kind in ("cheap", "costly") and (stage is Stage.REDUCE or node.op in (*TOTALS, "embed_grad")):
         return graph.values[node.inputs[0]].size * times
     return pointwise_flops(kind, result.size) * times
 
@@ -87,10 +87,11 @@ def region_border(loop: LoopPlan, region: Region) -> tuple[list[str], list[str]]
     return [name for name in inputs if name not in outputs], list(outputs)
 
 
-def border_bytes(names: Sequence[str], graph: Graph, rows: int) -> int:
-    """Bytes of a region's inputs or outputs: a row value once for each row, others once."""
+def border_bytes(names: Sequence[str], graph: Graph, rows: int, sequences: int) -> int:
+    """Bytes of a region's inputs or outputs: a value of each row or sequence so often, others once."""
+    times = {"row": rows, "sequence": sequences}
     values = [graph.values[name] for name in names]
-    return sum(value.bytes * (rows if value.kind == "row" else 1) for value in values)
+    return sum(value.bytes * times.get(value.kind, 1) for value in values)
 
 
 # -- torch calls, by the name of the function: for steps of which no graph could be made -------------------

@@ -52,7 +52,7 @@ def describe_plan(
     if ready.backward is not None:
         loops.append(describer.backward(ready.backward.plan, labels, y_names, new_states))
     linear = tuple(name for region in plan.forward.regions for name in region.linear)
-    return tuple(loops), _saved(plan, y_names, sum(counts)), linear
+    return tuple(loops), _saved(plan, y_names, sum(counts), len(counts)), linear
 
 
 def generated_source(ready: Ready | None) -> str | None:
@@ -79,7 +79,7 @@ class _Describer:
         plan, values = self.ready.plan, loop.body.values
         enters = [
             *(_port(n, values[n], "x") for n in plan.x),
-            *(_port(n, values[n], "state") for n in plan.states),
+            *(_port(n, values[n], _role(values[n])) for n in plan.states),
             *(_port(labels[n], values[n], "weight") for n in plan.weights),
         ]
         leaves = [_port(label, values[n], "y") for label, n in zip(y_names, plan.y, strict=True)]
@@ -160,7 +160,9 @@ class _Describer:
         in_torch = executor.in_torch or region.kind != "scan"
         state_bytes = sum(loop.body.values[c.parameter].bytes for c in carries) * self.sequences
         reads, writes = (tuple(labels.get(name, name) for name in names) for names in border)
-        bytes_read, bytes_written = (border_bytes(names, loop.body, self.rows) for names in border)
+        bytes_read, bytes_written = (
+            border_bytes(names, loop.body, self.rows, self.sequences) for names in border
+        )
         return Region(
             direction=direction,
             kind="map" if adopted else region.kind,
@@ -200,7 +202,7 @@ class _Describer:
             contracts=contracts(node, loop.body),
             weight=weight(node),
             line=node.line,
-            flops=node_flops(node, loop.body, self.rows),
+            flops=node_flops(node, loop.body, self.rows, self.sequences),
         )
 
 
@@ -209,11 +211,16 @@ def _labels(names: Sequence[str], labels: Sequence[str]) -> dict[str, str]:
     return dict(zip(reversed(names), reversed(labels), strict=True))
 
 
+def _role(state: Value) -> Role:
+    """What a state is called: one that no step changes is no state."""
+    return "static" if state.kind == "sequence" else "state"
+
+
 def _port(label: str, value: Value, role: Role, named: bool = True) -> Port:
     return Port(label, role, value.kind, value.shape, value.dtype, named)
 
 
-def _saved(plan: ir.Plan, y_names: Sequence[str], rows: int) -> tuple[Saved, ...]:
+def _saved(plan: ir.Plan, y_names: Sequence[str], rows: int, sequences: int) -> tuple[Saved, ...]:
     """What the backward loop needs of the forward one: each value, what it costs, and why it is saved."""
     records = []
     producers = plan.forward.body.producers
@@ -221,7 +228,7 @@ def _saved(plan: ir.Plan, y_names: Sequence[str], rows: int) -> tuple[Saved, ...
     for name in plan.kept:
         value = plan.forward.body.values[name]
         node, extra = producers.get(name), False
-        if name in plan.x:
+        if name in plan.x or (name in plan.states and value.kind == "sequence"):
             label, why = name, "the caller's own tensor"
         elif name in y_of:
             label, why = y_of[name], "the result itself"
@@ -231,8 +238,8 @@ def _saved(plan: ir.Plan, y_names: Sequence[str], rows: int) -> tuple[Saved, ...
         else:
             extra = True
             label = f"{name} before each step" if node is None else _op_name(node)
-            why = _why(node)
-        total = value.bytes * rows if extra else 0
+            why = _why(node, value)
+        total = value.bytes * (rows if value.kind == "row" else sequences) if extra else 0
         records.append(Saved(name, label, node and node.line, value.shape, value.bytes, total, extra, why))
     return tuple(records)
 
@@ -242,7 +249,9 @@ def _op_name(node: Node) -> str:
     return str(node.attr("target")).split(".")[1] if node.op == "opaque" else node.op
 
 
-def _why(node: Node | None) -> str:
+def _why(node: Node | None, value: Value) -> str:
+    if value.kind == "sequence":
+        return "once for each sequence"
     if node is None:
         return "backward reads it at every step"
     if node.op in RANDOM:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.api import Recurrent, checked
+from stepnet.api import Recurrent, checked, state_with_static
 from stepnet.compiler.iteration import code_of
 from stepnet.compiler.reach import reach
 from stepnet.data.lod import LoDTensor
@@ -36,6 +36,7 @@ def explain(
     x: Any,
     state: Any = None,
     *,
+    static: Any = None,
     reverse: bool = False,
     level: int = -1,
     axis: int = 0,
@@ -57,6 +58,7 @@ def explain(
             read from OpenVINO IR as a dict or a tuple. The plan depends on shapes, dtypes and which gradients
             are wanted; the costs on the lengths too.
         state: as `recurrent` takes it, or the model's second argument.
+        static: as in `recurrent`.
         reverse: as in `recurrent`.
         level: as in `recurrent`.
         axis: as in `recurrent`.
@@ -79,7 +81,10 @@ def explain(
     >>> told.executor, told.linear, [region.kind for region in told.regions]
     ('eager', ('state',), ['scan'])
     """
-    if is_model(step, state):
+    if static is not None:
+        plain = step.step if isinstance(step, Recurrent) else step
+        state = state_with_static(plain, x, state, static, level, axis)
+    elif is_model(step, state):
         settings = {"reverse": reverse, "level": level, "axis": axis, "backend": backend}
         defaults = {"reverse": False, "level": -1, "axis": 0, "backend": None}
         changed = [name for name, value in settings.items() if value != defaults[name]]

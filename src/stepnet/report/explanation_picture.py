@@ -193,7 +193,7 @@ class _LoopPicture:
             box = Box(label, (), label, svg.Theme(svg.SAVED, "#ffffff"), round=True)
             self.saved_node = len(self.nodes)
             self.nodes.append(Node("input", box))
-        inner = ("map", "scan", "loop")
+        inner = ("sequences", "map", "scan", "loop")
         panels = (_RegionPanel(it, loop, i, folded) for i, r in enumerate(loop.regions) if r.kind in inner)
         self.panels = [panel for panel in panels if panel.nodes]
         self.inputs, self.outputs = self._sides(loop.regions)

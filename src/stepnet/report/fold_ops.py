@@ -101,7 +101,7 @@ def fold(
 
 def theme(region: Region) -> Theme:
     """The colours of a region."""
-    if region.kind == "map" or region.passes:
+    if region.kind in ("map", "sequences") or region.passes:
         return ONCE
     return STEP if region.kind in ("scan", "loop") else AROUND
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal
 
 Direction = Literal["forward", "backward"]
-RegionKind = Literal["prologue", "map", "scan", "epilogue", "loop"]
-Role = Literal["x", "state", "weight", "constant", "kept", "y", "gradient"]
+RegionKind = Literal["prologue", "sequences", "map", "scan", "epilogue", "loop"]
+Role = Literal["x", "state", "static", "weight", "constant", "kept", "y", "gradient"]
 REFUSED = "refused"  # in place of an executor, where the one that was asked for declines
 Weight = Literal["matmul", "costly", "cheap", "move", "call"]
 
@@ -63,7 +63,8 @@ class Op:
     Attributes:
         name: of the compiler's op list; of the torch function where the plain loop runs.
         inputs, outputs: names of values.
-        kind: "row" (computed for each row), "shared" (once), "sum" (summed over rows).
+        kind: "row" (computed for each row), "sequence" (for each sequence), "shared" (once), "sum" (summed
+            over rows).
         shape: of the result, of one row if it has rows.
         contracts: the length of the contracted dimension of a matmul, else 0.
         weight: the kind of work; "move" computes nothing, "call" is a torch call of unknown cost.
@@ -101,8 +102,9 @@ class Region:
     """Ops that run together.
 
     Attributes:
-        kind: "map" runs once on all rows, "scan" step after step; "prologue" and "epilogue" once a call, on
-            values without rows; "loop" is the whole step, run by the plain loop.
+        kind: "map" runs once on all rows, "scan" step after step; "sequences" once, on what each sequence
+            has; "prologue" and "epilogue" once a call, on values without rows; "loop" is the whole step, by
+            the plain loop.
         executor: the executor that runs it by code of its own; "torch" for torch's ops.
         label: what that is called.
         runs: how often the region runs: 1, or once a step, or once a pass.

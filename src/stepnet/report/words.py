@@ -94,6 +94,8 @@ def when(region: Region, rows: int, sequences: int) -> str:
     if region.kind == "map":
         how = "in blocks" if region.in_blocks else "once"
         return f"{how}, on all {count(rows, 'row')}"
+    if region.kind == "sequences":
+        return f"once, on {count(sequences, 'sequence')}"
     return "once, on weights" if region.kind == "prologue" else "once, on sums over rows"
 
 

@@ -1,0 +1,89 @@
+"""What every step sees whole: one value for each sequence, such as the outputs of an encoder to attend to."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from stepnet.data.convert import rows_to_padded
+from stepnet.data.lod import LoDTensor
+from stepnet.data.tree import flatten, names, unflatten
+from stepnet.errors import StepError
+
+from .step import WithStatic, describe_leaf
+
+_FEW = 8
+
+
+class Padded(NamedTuple):
+    """Sequences of rows side by side, as a step sees those of a ragged memory.
+
+    Attributes:
+        rows: [n, L, ...], zeros behind the end of each sequence.
+        mask: bool [n, L], true where a sequence has a row.
+    """
+
+    rows: Tensor
+    mask: Tensor
+
+
+def with_static(state: Any, static: Any, n: int, name: str) -> WithStatic:
+    """The state of a step and what it sees at every step, checked: a row for each of n sequences.
+
+    Raises:
+        StepError: a leaf has not one row, or one sequence of rows, for each sequence; names it.
+    """
+    leaves, spec = flatten(static)
+    labels = names(spec, "static")
+    found = [_leaf(leaf, n, f"{label} of step '{name}'") for leaf, label in zip(leaves, labels, strict=True)]
+    return WithStatic(state, unflatten(spec, found))
+
+
+def _leaf(leaf: Any, n: int, what: str) -> Tensor | Padded:
+    if isinstance(leaf, PackedSequence):
+        leaf = LoDTensor.from_packed(leaf)
+    ragged = isinstance(leaf, LoDTensor)
+    if not isinstance(leaf, (Tensor, LoDTensor)):
+        raise StepError(
+            f"{what} must be a tensor or a LoDTensor",
+            got=describe_leaf(leaf),
+            remedy="what is the same for all sequences, a step reads from its closure or its module",
+        )
+    if ragged and leaf.lod_level != 1:
+        raise StepError(
+            f"{what} has {leaf.lod_level} levels of sequences",
+            got=describe_leaf(leaf),
+            remedy="give one sequence of rows for each sequence of x; two such memories as a tuple",
+        )
+    entries = len(leaf.lengths()) if ragged else leaf.shape[0] if leaf.dim() else 0
+    if entries != n:
+        raise StepError(
+            f"{what} must have one {'sequence of rows' if ragged else 'row'} per sequence of x",
+            got=f"{describe_leaf(leaf)}, {entries} of them",
+            expected=f"{n} {'sequences' if ragged else 'rows'}",
+            remedy="what is the same for all sequences, a step reads from its closure or its module",
+        )
+    return _padded(leaf) if ragged else leaf
+
+
+def _padded(memory: LoDTensor) -> Padded:
+    """Sequences side by side, to a length that few batches do not share: each makes a plan of its own."""
+    lengths = memory.lengths().to(memory.values.device)
+    longest = int(lengths.max()) if len(lengths) else 0
+    size = length_of_padded(longest)
+    rows = rows_to_padded(memory.values, memory.lengths(), 0)
+    rows = torch.nn.functional.pad(rows, (*(0, 0) * (rows.dim() - 2), 0, size - longest))
+    return Padded(rows, torch.arange(size, device=rows.device) < lengths[:, None])
+
+
+def length_of_padded(longest: int) -> int:
+    """The dimension L of a `Padded`: the next of 8, 16, 24, .., 64, 80, 96, 112, 128, 160, ..
+
+    >>> [length_of_padded(n) for n in (0, 1, 8, 9, 60, 65, 100, 129)]
+    [8, 8, 8, 16, 64, 80, 112, 160]
+    """
+    step = max(_FEW, 1 << max(longest - 1, 0).bit_length() >> 3)
+    return max(-(-longest // step), 1) * step

@@ -1,0 +1,136 @@
+"""Greedy decoding by generated C, a block of steps at a time, against the plain loop."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from stepnet import LoDTensor, get_backend, set_backend
+from stepnet.decode import blocks, greedy
+from stepnet.errors import StepError
+
+V, H, EOS, BOS = 7, 5, 6, 0
+
+
+class Speaker(nn.Module):
+    """A decoder that attends to a memory; its table has no row for eos, which is never a word before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.cell, self.head = nn.Embedding(V - 1, H), nn.GRUCell(2 * H, H), nn.Linear(H, V)
+        self.double()
+
+    def forward(self, words: Tensor, state: Any) -> tuple[Tensor, Any]:
+        h, memory = state
+        context = torch.bmm(torch.einsum("nlh,nh->nl", memory, h).softmax(1)[:, None], memory)[:, 0]
+        h = self.cell(torch.cat([self.table(words), context], 1), h)
+        return self.head(3 * h), (h, memory)
+
+
+def a_state(rows: int) -> tuple[Tensor, Tensor]:
+    return 2 * torch.randn(rows, H, dtype=torch.float64), torch.randn(rows, 3, H, dtype=torch.float64)
+
+
+def plainly(*args: Any, **how: Any) -> tuple[LoDTensor, Tensor]:
+    before = get_backend()
+    set_backend("naive")
+    try:
+        return greedy(*args, **how)
+    finally:
+        set_backend(before)
+
+
+def same(found: tuple[LoDTensor, Tensor], expected: tuple[LoDTensor, Tensor]) -> None:
+    assert found[0].lengths().tolist() == expected[0].lengths().tolist()
+    assert torch.equal(found[0].values, expected[0].values)
+    torch.testing.assert_close(found[1], expected[1])
+
+
+@pytest.fixture
+def in_c(monkeypatch):
+    """Counts what ran in blocks, and what was left to the plain loop."""
+    ran: list[bool] = []
+    run = blocks.in_blocks
+
+    def counted(*args: Any) -> Any:
+        out = run(*args)
+        ran.append(out is not None)
+        return out
+
+    monkeypatch.setattr(sys.modules["stepnet.decode.greedy"], "in_blocks", counted)
+    return ran
+
+
+@pytest.mark.parametrize("max_length", [1, 2, 16, 17, 18, 60])
+@pytest.mark.parametrize("rows", [1, 9])
+def test_words_and_scores_are_those_of_the_plain_loop(rows, max_length, in_c):
+    torch.manual_seed(rows)
+    step, state = Speaker(), a_state(rows)
+    how = {"bos": BOS, "eos": EOS, "max_length": max_length}
+    for bias in (0.0, 1.5, -9.0):  # eos comes late, early, never
+        with torch.no_grad():
+            step.head.bias[EOS] = bias
+        same(greedy(step, state, **how), plainly(step, state, **how))
+    assert in_c == [True, False] * 3
+
+
+def test_eos_may_be_the_word_that_begins(in_c):
+    def step(words: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.sin(state + words[:, None]), state * 1.1 + 0.3
+
+    state = torch.randn(6, 4)
+    same(greedy(step, state, bos=3, eos=3, max_length=20), plainly(step, state, bos=3, eos=3, max_length=20))
+    assert in_c[0]
+
+
+def test_a_step_that_notes_what_it_sees_runs_by_the_plain_loop(in_c):
+    seen: list[int] = []
+
+    def step(words: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        seen.append(len(words))
+        return torch.sin(state + words[:, None]), state + 1
+
+    state = torch.arange(12.0).view(3, 4)
+    expected = plainly(step, state, bos=0, eos=3, max_length=9)
+    noted = seen.copy()
+    seen.clear()
+    same(greedy(step, state, bos=0, eos=3, max_length=9), expected)
+    assert seen[1:] == noted[1:]
+    assert in_c == [False, False]
+
+
+def test_what_is_wrong_is_told_as_by_the_plain_loop():
+    def grows(words: Tensor, state: Tensor) -> tuple[Tensor, Any]:
+        return torch.zeros(words.shape[0], 3), (state, state)
+
+    with pytest.raises(StepError, match="changed the structure of the state"):
+        greedy(grows, torch.zeros(2, 1), bos=0, eos=2, max_length=5)
+
+    table = nn.Embedding(2, 3)
+
+    def looks_up(words: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        return table(words) + torch.tensor([0.0, 9.0, 20.0]) * (words[:, None] > 0), state
+
+    with torch.no_grad():
+        table.weight.copy_(torch.tensor([[0.0, 9.0, 0.0], [0.0, 0.0, 9.0]]))
+    with pytest.raises(IndexError):
+        greedy(looks_up, torch.zeros(2, 1), bos=0, eos=0, max_length=40)
+
+
+def test_from_several_threads():
+    step, state = Speaker(), a_state(4)
+    how = {"bos": BOS, "eos": EOS, "max_length": 30}
+    expected, found = plainly(step, state, **how), []
+    threads = [threading.Thread(target=lambda: found.append(greedy(step, state, **how))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 3
+    for one in found:
+        same(one, expected)
