@@ -15,10 +15,10 @@ from stepnet.openvino.element_types import by_dtype
 from stepnet.openvino.reader import DEEPEST
 from stepnet.openvino.records import Layer, Net, Port, PortRow
 from stepnet.openvino.table import is_constant
+from stepnet.openvino.workarounds.all import sound
 
 from .bin_writer import Constants
 from .files import replace_pair
-from .sound import sound
 
 _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _XML_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stepnet.openvino.records import Layer, Port, PortMap, PortRow, Shape
-
-from .edit import Editor
+from stepnet.openvino.writing.edit import Editor
 
 _END = 2**63 - 1  # as far as there is, for a Slice
 

@@ -9,8 +9,7 @@ import torch
 
 from stepnet.openvino.element_types import by_name
 from stepnet.openvino.records import Layer, Port, PortMap, PortRow
-
-from .edit import Editor
+from stepnet.openvino.writing.edit import Editor
 
 _INT64 = by_name("i64", "")
 

@@ -13,8 +13,7 @@ from collections import Counter
 from stepnet.openvino.layers import activations, elementwise
 from stepnet.openvino.records import Layer, Net
 from stepnet.openvino.table import is_constant
-
-from .edit import Editor, Source
+from stepnet.openvino.writing.edit import Editor, Source
 
 _FEW = 16  # numbers of a constant that is compared by value
 _COMPARE = {"equal", "notequal", "greater", "greaterequal", "less", "lessequal", "select"}

@@ -7,8 +7,7 @@ import torch
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 from stepnet.openvino.table import is_constant
-
-from .edit import Editor, Source
+from stepnet.openvino.writing.edit import Editor, Source
 
 
 def plain_cells(edit: Editor) -> None:

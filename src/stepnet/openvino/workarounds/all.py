@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from stepnet.openvino.records import Net
+from stepnet.openvino.writing.edit import Editor, all_nets, copied
 
-from .cells_form import plain_cells
-from .counted import told_count
-from .cuts import plain_cuts
-from .edit import Editor, all_nets, copied
-from .memory import keep_apart
+from .dropped_slices import told_count
+from .old_cells import plain_cells
+from .port_maps import plain_cuts
+from .shared_memory import keep_apart
 
 
 def sound(net: Net) -> Net:
