@@ -96,7 +96,8 @@ class NetWriter:
         self.results: dict[int, int] = {}
         self.instead: dict[int, Out] = {}
         self._made: list[tuple[Out, ...]] = []
-        self._numbers: dict[str, Out] = {}
+        self._numbers: dict[str, Out] = {}  # of nodes
+        self._own: dict[str, Out] = {}
 
     def write(self, nodes: Iterable[Node]) -> None:
         """The layers of nodes, in order."""
@@ -115,10 +116,11 @@ class NetWriter:
         return self._made[value.node][value.index]
 
     def numbers(self, values: int | list[int]) -> Out:
-        """Whole numbers, as an int64 constant; what is asked for twice is one constant."""
-        if repr(values) not in self._numbers:
-            self._numbers[repr(values)] = self.net.constant(torch.tensor(values, dtype=torch.int64))
-        return self._numbers[repr(values)]
+        """Whole numbers, as an int64 constant; one that is there already serves."""
+        out = self._own.get(repr(values)) or self._numbers.get(repr(values))
+        if out is None:
+            out = self._own[repr(values)] = self.net.constant(torch.tensor(values, dtype=torch.int64))
+        return out
 
     def layer(self, op: str, inputs: list[Out], **attributes: Any) -> Out:
         """A layer that stands for no node of its own, by the row of an op. Types and shapes are inferred."""
@@ -138,9 +140,14 @@ class NetWriter:
         if isinstance(content, Cell):
             return cell_layers(self, content, inputs, node)
         if isinstance(content, torch.Tensor):
-            if content.dtype == torch.int64 and content.numel() <= _FEW:
-                return self.numbers(content.tolist())
-            return self.net.constant(content)
+            if content.dtype != torch.int64 or content.numel() > _FEW:
+                return self.net.constant(content)
+            key = repr(content.tolist())
+            if key in self._own:
+                return self._own[key]
+            out = self.net.constant(content)
+            self._numbers.setdefault(key, out)
+            return out
         if node.op == "parameter":
             return self.net.parameter(str(node.name), node.dtypes[0], node.attributes["shape"])
         if node.op == "copy":  # the larger of a value and itself, which OpenVINO does not take for the same
