@@ -53,7 +53,7 @@ def write_step(
     for i, value in enumerate(x):
         part = trace.parameter(body, i, call.body.x_names[i], steps.time)
         inputs.append(LoopInput(value, part, **steps.cut()))
-        # not a squeeze: it shares its memory, and OpenVINO then computes the next state in it
+        # not a squeeze: a runtime may let it share memory with the slice, and write the next state there
         arguments.append(inner.emit.take(part, inner.emit.scalar(0), steps.time))
     carried = []
     for i, value in enumerate(states):

@@ -1,6 +1,6 @@
-"""Loops that only count along an input, as Loops that are told the count.
+"""Loops that only count along an input.
 
-OpenVINO drops an input that a body does not need, and with it the number of steps.
+OpenVINO (2026.4, CPU) drops an input that a body does not need, and with it the number of steps.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Values of a body that must not share memory.
 
-OpenVINO's CPU lets an elementwise layer write its result over its first operand, and a Squeeze or Reshape
-return the memory that it was given. In a body that can reach the memory of a Parameter: an invariant
+OpenVINO (2026.4, CPU) lets an elementwise layer write its result over its first operand, and a Squeeze or
+Reshape return the memory that it was given. In a body that can reach the memory of a Parameter: an invariant
 changes after the first step, a slice is replaced before a state is copied from it, and of two states that
 change places one is lost. What lies in between can be told apart by layers whose result is new memory.
 """

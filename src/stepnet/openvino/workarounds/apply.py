@@ -1,4 +1,4 @@
-"""Forms that OpenVINO runs wrongly, or refuses, in forms that mean the same and that it runs right."""
+"""Nets in forms that OpenVINO runs right."""
 
 from __future__ import annotations
 
@@ -7,17 +7,22 @@ from stepnet.openvino.writing.edit import Editor, all_nets, copied
 
 from .dropped_slices import told_count
 from .old_cells import plain_cells
-from .port_maps import plain_cuts
+from .ranges import whole_ranges
 from .shared_memory import keep_apart
+from .shared_ports import one_port_each
 
 
-def sound(net: Net) -> Net:
-    """A net that computes the same, and that OpenVINO computes right; the given one stays as it is."""
+def worked_around(net: Net) -> Net:
+    """A net that computes the same, and that OpenVINO computes right; the original stays as it is."""
     net = copied(net)
     for inner in all_nets(net):
         edit = Editor(inner)
         plain_cells(edit)
-        plain_cuts(edit)
+        for layer in list(inner.layers.values()):
+            if layer.bodies:
+                one_port_each(edit, layer)
+            if layer.bodies and layer.type != "If":
+                whole_ranges(edit, layer)
         for layer in list(inner.layers.values()):
             if layer.type == "TensorIterator":
                 told_count(edit, layer)
