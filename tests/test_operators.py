@@ -19,11 +19,12 @@ from stepnet.executors.c.limits import REFUSED as NOT_IN_C
 from stepnet.executors.c.source import write as write_c
 from stepnet.executors.torch_ops.ops import REFUSED as NOT_IN_TORCH
 from stepnet.executors.torch_ops.ops import bind
+from stepnet.export.rows import refusal
 from stepnet.ir.graph import Graph, Node, Value
 from stepnet.ir.ops import OPS, Stage
 from stepnet.ir.plan import Carry, LoopPlan, Region
 from stepnet.ir.verify import MADE_BY_FISSION, verify
-from stepnet.openvino.writing.ops_body import refusal as openvino_refusal
+from stepnet.openvino.writing.from_graph import OPENVINO
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "operators.md"
 BEGIN, END = "<!-- the table -->\n", "<!-- the end of the table -->\n"
@@ -223,7 +224,7 @@ def columns(op):
         "C, forward": forward,
         "C, backward": NOT_IN_C.get(op),
         "torch ops": NOT_IN_TORCH.get(op),
-        "OpenVINO": openvino_refusal(op),
+        "OpenVINO": refusal(OPENVINO, op),
     }
 
 

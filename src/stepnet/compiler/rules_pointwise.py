@@ -11,22 +11,7 @@ from stepnet.data.dtypes import dtype_name, dtype_of
 from stepnet.errors import Unsupported
 
 from .normal import BATCH, Builder, Ref, rule
-
-_UNARY = {
-    "neg": "neg", "abs": "abs", "sign": "sign", "sgn": "sign", "relu": "relu", "floor": "floor",
-    "ceil": "ceil", "trunc": "trunc", "reciprocal": "reciprocal", "exp": "exp",
-    "expm1": "expm1", "log": "log", "log1p": "log1p", "sqrt": "sqrt", "rsqrt": "rsqrt", "sin": "sin",
-    "cos": "cos", "tanh": "tanh", "sigmoid": "sigmoid", "erf": "erf",
-    **{name: name for name in (
-        "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "exp2", "log2", "log10",
-        "erfc", "erfinv", "lgamma", "digamma",
-    )},
-}  # fmt: skip
-_COMPARE = {"eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge"}
-_LOGIC = {
-    "logical_and": "and", "logical_or": "or", "logical_xor": "xor",
-    "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor",
-}  # fmt: skip
+from .torch_names import COMPARE, LOGIC, RARE, UNARY, stand_in_for
 
 
 def _register_unary(target: str, op: str) -> None:
@@ -35,7 +20,7 @@ def _register_unary(target: str, op: str) -> None:
         return b.pointwise(op, [x])
 
 
-for _target, _op in _UNARY.items():
+for _target, _op in (UNARY | RARE).items():
     _register_unary(_target, _op)
 
 
@@ -47,7 +32,7 @@ def _promoted(b: Builder, x: Any, y: Any) -> str:
             return o
         value = b.values[o.name]
         rank = len(value.shape) + (o.bdim is not None)
-        return torch.empty([1] * rank, dtype=dtype_of(value.dtype), device="meta")
+        return stand_in_for(dtype_of(value.dtype), rank)
 
     return dtype_name(torch.result_type(stand_in(x), stand_in(y)))
 
@@ -58,7 +43,7 @@ def _register_compare(target: str, op: str) -> None:
         return b.pointwise(op, [x, y], _promoted(b, x, y))
 
 
-for _target, _op in _COMPARE.items():
+for _target, _op in COMPARE.items():
     _register_compare(_target, _op)
 
 
@@ -70,7 +55,7 @@ def _register_logic(target: str, op: str) -> None:
         return b.pointwise(op, [x, y], "bool")
 
 
-for _target, _op in _LOGIC.items():
+for _target, _op in LOGIC.items():
     _register_logic(_target, _op)
 
 

@@ -10,9 +10,10 @@ from typing import Any
 from torch import nn
 
 from stepnet.errors import IRError
+from stepnet.export import module_graph
 
 from .model import OpenVINOModel
-from .writing.capture import save_module
+from .writing.from_graph import OPENVINO, net_of
 from .writing.naming import name_ends
 from .writing.snapshot import snapshot
 from .writing.xml_writer import write
@@ -57,7 +58,8 @@ def save(
     ...
     """
     if not isinstance(module, OpenVINOModel):
-        save_module(module, path, example_inputs, dynamic=dynamic)
+        graph = module_graph(module, example_inputs, OPENVINO, dynamic=dynamic, name=Path(path).stem)
+        write(net_of(graph).net(), Path(path))
         return
     if example_inputs is not None or dynamic is not None:
         raise IRError(

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from stepnet.errors import TapeError
+from stepnet.export import module_graph
 from stepnet.openvino.records import Net
-from stepnet.openvino.writing.capture import module_net
+from stepnet.openvino.writing.from_graph import OPENVINO, net_of
 from stepnet.openvino.writing.xml_writer import write
 from stepnet.tape.creation import Ref
 from stepnet.tape.evaluator import Evaluator
@@ -69,7 +70,8 @@ def topology_net(topology: Topology, name: str) -> Net:
             for leaf in dense.inputs
             for text, value in zip(leaf.tensors, (examples[t] for t in leaf.tensors), strict=True)
         }
-        net = module_net(_ByName(dense), examples, dynamic=dynamic, name=name).net()
+        graph = module_graph(_ByName(dense), examples, OPENVINO, dynamic=dynamic, name=name)
+        net = net_of(graph).net()
     net.rt_info[KEY] = _notes(topology, dense)
     return net
 

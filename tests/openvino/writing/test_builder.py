@@ -7,7 +7,8 @@ import torch
 
 from stepnet.errors import IRError
 from stepnet.openvino import load
-from stepnet.openvino.writing.builder import In, NetBuilder, To
+from stepnet.openvino.records import Port, PortMap, PortRow
+from stepnet.openvino.writing.builder import In, NetBuilder, Out, To
 from stepnet.openvino.writing.xml_writer import write
 
 F32 = torch.float32
@@ -69,6 +70,16 @@ def test_a_loop(tmp_path):
     assert model(torch.ones(1), torch.tensor(2))["last"].tolist() == [5.0]
 
 
+def choice(b, condition, x, then, otherwise):
+    """An If-8 over one value, with (body, its Parameter or None, its Result) for either case."""
+    layer = b._add("If_1", "If", "opset8", {}, [condition, x], [Port(2, None, None)])
+    for prefix, (body, parameter, result) in (("then_", then), ("else_", otherwise)):
+        rows = [] if parameter is None else [PortRow(1, parameter.layer, None, 0, -1, 1, 1, None)]
+        layer.bodies[prefix] = body.records()
+        layer.maps[prefix] = PortMap(tuple(rows), (PortRow(2, result, None, 0, -1, 1, 1, None),))
+    return Out(b, layer.id, 0)
+
+
 def test_a_choice(tmp_path):
     b = NetBuilder("choice")
     x, flag = b.parameter("x", F32, (-1,)), b.parameter("flag", torch.bool, ())
@@ -76,7 +87,7 @@ def test_a_choice(tmp_path):
     inner = then.parameter("x", F32, (-1,))
     yes = then.result(then.layer("Negative", [inner]))
     no = otherwise.result(otherwise.constant(torch.zeros(2)))
-    (out,) = b.choose(flag, then, otherwise, [(x, inner, None)], [(yes, no)])
+    out = choice(b, flag, x, (then, inner, yes), (otherwise, None, no))
     b.result(out, ("y",))
     model = saved(b, tmp_path / "m.xml")
     assert model(torch.ones(3), torch.tensor(True))["y"].tolist() == [-1.0] * 3

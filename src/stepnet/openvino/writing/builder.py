@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from stepnet.errors import IRError
+from stepnet.export.graph import LoopInput as In
+from stepnet.export.graph import LoopOutput as To
 from stepnet.openvino.attributes import shorten
 from stepnet.openvino.element_types import ElementType, by_dtype
 from stepnet.openvino.records import Layer, Net, Port, PortMap, PortRow
@@ -25,32 +27,6 @@ class Out:
     net: NetBuilder
     layer: int
     index: int
-
-
-@dataclass(frozen=True)
-class In:
-    """What feeds a Parameter of a loop's body: `value` whole, or its slices if `axis` is given.
-
-    `part_size` is the size of `stride`, as IR has it.
-    """
-
-    value: Out
-    parameter: Out
-    axis: int | None = None
-    start: int = 0
-    end: int = -1
-    stride: int = 1
-
-
-@dataclass(frozen=True)
-class To:
-    """An output of a loop: the last value of a Result of the body, or all joined along `axis`."""
-
-    result: int
-    axis: int | None = None
-    start: int = 0
-    end: int = -1
-    stride: int = 1
 
 
 class NetBuilder:
@@ -162,7 +138,7 @@ class NetBuilder:
         return NetBuilder(name, scope=f"{self.scope}: {name}")
 
     def tensor_iterator(
-        self, body: NetBuilder, inputs: Sequence[In], outputs: Sequence[To],
+        self, body: NetBuilder, inputs: Sequence[In[Out]], outputs: Sequence[To],
         back_edges: Sequence[tuple[int, Out]], *, name: str | None = None,
     ) -> tuple[Out, ...]:  # fmt: skip
         """A TensorIterator: `back_edges` are (Result, Parameter) pairs. Its outputs, always a tuple."""
@@ -170,7 +146,7 @@ class NetBuilder:
         return tuple(Out(self, layer.id, i) for i in range(len(outputs)))
 
     def loop(
-        self, body: NetBuilder, trip_count: Out, condition: Out, inputs: Sequence[In],
+        self, body: NetBuilder, trip_count: Out, condition: Out, inputs: Sequence[In[Out]],
         outputs: Sequence[To], back_edges: Sequence[tuple[int, Out]], *,
         current_iteration: Out | None = None, execution_condition: int | None = None,
         name: str | None = None,
@@ -187,29 +163,6 @@ class NetBuilder:
         if execution_condition is not None:
             more_out += (PortRow(-1, execution_condition, None, 0, -1, 1, 1, "execution_condition"),)
         layer.maps[""] = PortMap(more_in, more_out)
-        return tuple(Out(self, layer.id, i) for i in range(len(outputs)))
-
-    def choose(
-        self, condition: Out, then: NetBuilder, otherwise: NetBuilder,
-        inputs: Sequence[tuple[Out, Out | None, Out | None]], outputs: Sequence[tuple[int, int]], *,
-        name: str | None = None,
-    ) -> tuple[Out, ...]:  # fmt: skip
-        """An If-8. Each input is a value with the Parameters of `then` and `otherwise` that get it (None:
-        not used there), each output the Results of both. Its outputs, always a tuple.
-        """
-        name = name or f"If_{len(self.layers)}"
-        first = len(inputs) + 1
-        ports = [Port(first + i, None, None) for i in range(len(outputs))]
-        layer = self._add(name, "If", "opset8", {}, [condition, *(v for v, _, _ in inputs)], ports)
-        for side, prefix, body in ((0, "then_", then), (1, "else_", otherwise)):
-            rows_in = [(i, row[1 + side]) for i, row in enumerate(inputs, 1)]
-            layer.bodies[prefix] = body.records()
-            layer.maps[prefix] = PortMap(
-                tuple(PortRow(i, p.layer, None, 0, -1, 1, 1, None) for i, p in rows_in if p is not None),
-                tuple(
-                    PortRow(first + i, row[side], None, 0, -1, 1, 1, None) for i, row in enumerate(outputs)
-                ),
-            )
         return tuple(Out(self, layer.id, i) for i in range(len(outputs)))
 
     def net(self) -> Net:
@@ -235,7 +188,7 @@ class NetBuilder:
         )
 
     def _loop(
-        self, kind: str, version: str, body: NetBuilder, first: Sequence[Out], inputs: Sequence[In],
+        self, kind: str, version: str, body: NetBuilder, first: Sequence[Out], inputs: Sequence[In[Out]],
         outputs: Sequence[To], back_edges: Sequence[tuple[int, Out]], name: str | None,
     ) -> Layer:  # fmt: skip
         name = name or f"{kind}_{len(self.layers)}"
@@ -313,7 +266,7 @@ def _united(names: Sequence[str], more: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*names, *more)))
 
 
-def _row(external: int, internal: int, cut: In | To) -> PortRow:
+def _row(external: int, internal: int, cut: In[Out] | To) -> PortRow:
     return PortRow(external, internal, cut.axis, cut.start, cut.end, cut.stride, abs(cut.stride), None)
 
 

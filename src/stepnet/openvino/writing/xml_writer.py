@@ -15,10 +15,10 @@ from stepnet.openvino.element_types import by_dtype
 from stepnet.openvino.reader import DEEPEST
 from stepnet.openvino.records import Layer, Net, Port, PortRow
 from stepnet.openvino.table import is_constant
+from stepnet.openvino.workarounds import worked_around
 
 from .bin_writer import Constants
 from .files import replace_pair
-from .sound import sound
 
 _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _XML_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)
@@ -31,8 +31,8 @@ def write(net: Net, path: Path) -> None:
     """Write a net to `path`, and its constants to the .bin beside it.
 
     Ports are numbered anew: inputs from 0, outputs after them. What OpenVINO would run wrongly is written in
-    a form that means the same (`sound`). Both files are complete before either takes the place of an older
-    one.
+    a form that means the same (see `workarounds`). Both files are complete before either takes the place of
+    an older one.
 
     Raises:
         IRError: the path has another ending than .xml or cannot be written, or IR cannot hold the net: a
@@ -43,7 +43,7 @@ def write(net: Net, path: Path) -> None:
     if not net.layers:
         raise IRError(f"{net.scope}: has no layers", expected="at least one layer")
     constants = Constants()
-    text = '<?xml version="1.0" encoding="utf-8"?>\n' + "\n".join(_net(sound(net), constants)) + "\n"
+    text = '<?xml version="1.0" encoding="utf-8"?>\n' + "\n".join(_net(worked_around(net), constants)) + "\n"
     replace_pair(path, text.encode(), path.with_suffix(".bin"), constants.chunks())
 
 

@@ -16,9 +16,9 @@ from stepnet.data.tree import flatten, names
 from stepnet.errors import IRError
 from stepnet.iterator.tensor_iterator import TensorIterator
 
-from .capture_iterator import loop_call
-from .capture_trace import sizes_of
-from .loops_step import Program
+from .calls import call_of
+from .iterators import LoopCall
+from .trace import Program, sizes_of
 
 Dynamic = Mapping[str, Sequence[int]]
 
@@ -203,7 +203,7 @@ def closed(made: Program) -> bool:
 def _cut_sizes(node: Any) -> list[Any]:
     """The sizes of a TensorIterator's inputs along the axes that they are cut along."""
     number, inputs, _ = node.args
-    call = loop_call(number)
+    call: LoopCall = call_of(number)
     fed = dict(zip(call.loop.inputs, inputs, strict=True))
     return [
         sizes_of(fed[port.external].meta["val"])[port.axis] for port in call.ports if port.axis is not None

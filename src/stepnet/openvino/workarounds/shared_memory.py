@@ -1,7 +1,7 @@
 """Values of a body that must not share memory.
 
-OpenVINO's CPU lets an elementwise layer write its result over its first operand, and a Squeeze or Reshape
-return the memory that it was given. In a body that can reach the memory of a Parameter: an invariant
+OpenVINO (2026.4, CPU) lets an elementwise layer write its result over its first operand, and a Squeeze or
+Reshape return the memory that it was given. In a body that can reach the memory of a Parameter: an invariant
 changes after the first step, a slice is replaced before a state is copied from it, and of two states that
 change places one is lost. What lies in between can be told apart by layers whose result is new memory.
 """
@@ -13,8 +13,7 @@ from collections import Counter
 from stepnet.openvino.layers import activations, elementwise
 from stepnet.openvino.records import Layer, Net
 from stepnet.openvino.table import is_constant
-
-from .edit import Editor, Source
+from stepnet.openvino.writing.edit import Editor, Source
 
 _FEW = 16  # numbers of a constant that is compared by value
 _COMPARE = {"equal", "notequal", "greater", "greaterequal", "less", "lessequal", "select"}

@@ -1,4 +1,7 @@
-"""LSTMCells of old files: gates in another order, or both weights in one matrix."""
+"""LSTMCells of old files: gates in another order, or both weights in one matrix.
+
+OpenVINO (2026.4, CPU) ignores `weights_format`, and does not know the oldest form.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,11 @@ import torch
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 from stepnet.openvino.table import is_constant
-
-from .edit import Editor, Source
+from stepnet.openvino.writing.edit import Editor, Source
 
 
 def plain_cells(edit: Editor) -> None:
-    """Give every LSTMCell of a net six inputs or more and gates in the order f, i, c, o.
-
-    OpenVINO ignores `weights_format`, and does not know the oldest form.
-    """
+    """Give every LSTMCell of a net six inputs or more and gates in the order f, i, c, o."""
     for layer in list(edit.net.layers.values()):
         if layer.type.lower() != "lstmcell":
             continue

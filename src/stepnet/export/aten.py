@@ -1,4 +1,4 @@
-"""Traced aten calls as OpenVINO layers: a table with a row for each call, and the net they are made in."""
+"""Traced aten calls as nodes of a graph: a table with a row for each call, and what its rows work with."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch.fx import map_arg
 
 from stepnet.errors import IRError
 
-from .builder import Out
-from .capture_trace import BATCH, line_of, sizes_of
-from .ops_emit import Emit
+from .emit import Emit
+from .graph import Value
+from .trace import BATCH, Program, line_of, sizes_of
 
 Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}
@@ -49,49 +49,55 @@ def is_known(node: FxNode) -> bool:
 
 
 class AtenNet:
-    """Layers of one traced graph.
+    """The nodes of one traced graph.
 
     A tensor whose first dimension counts the rows of ragged sequences is written as [batch, time, ...].
 
     Args:
-        emit: the net.
+        emit: the graph that they are added to.
         ragged: by symbol of a number of rows, the lengths [batch] of the sequences.
         where: what is written, for errors.
     """
 
-    def __init__(self, emit: Emit, where: str, ragged: Mapping[str, Out] | None = None) -> None:
+    def __init__(self, emit: Emit, where: str, ragged: Mapping[str, Value] | None = None) -> None:
         self.emit = emit
         self.where = where
         self.ragged = dict(ragged or {})
         self.env: dict[FxNode, Any] = {}
-        self.sources: dict[str, tuple[Out, int]] = {}  # where the size that a symbol stands for is found
+        self.sources: dict[str, tuple[Value, int]] = {}  # where the size that a symbol stands for is found
         self.batch = 0  # a number that stands for any number of sequences
         self.must_be_open = False  # the sizes of time and batch
-        self.late: set[FxNode] = set()  # what depends on the state of a loop
         self.node: FxNode | None = None
-        self._sizes: dict[object, Out] = {}
+        self._sizes: dict[object, Value] = {}
 
     # running
 
+    def run(self, program: Program, inputs: Sequence[Value]) -> list[Value]:
+        """The nodes of a program; its results."""
+        for node, tensor in program.constants.items():
+            self.give(node, tensor.detach())
+        for node, value in zip(program.inputs, inputs, strict=True):
+            self.give(node, value)
+        self._run(program.nodes, program.outputs)
+        return [self.out(node) for node in program.outputs]
+
     def give(self, node: FxNode, value: Any) -> None:
-        """The value of an input of the graph; sizes of an Out become known."""
+        """The value of an input of the graph; sizes of an Value become known."""
         self.env[node] = value
-        if isinstance(value, Out):
+        if isinstance(value, Value):
             lead = int(self.is_ragged(node))
             for i, size in enumerate(self.shape(node)):
                 text = str(size)
                 if not isinstance(size, int) and text.isidentifier() and text not in self.ragged:
                     self.sources.setdefault(text, (value, i + lead))
 
-    def run(self, nodes: Sequence[FxNode], outputs: Sequence[FxNode]) -> None:
-        """Make the layers that outputs need."""
+    def _run(self, nodes: Sequence[FxNode], outputs: Sequence[FxNode]) -> None:
+        """Make the nodes that outputs need."""
         live = set(outputs)
         for node in reversed(nodes):
             if node in live:
                 live.update(node.all_input_nodes)
         for node in nodes:
-            if node.op == "call_function" and self.late.intersection(node.all_input_nodes):
-                self.late.add(node)
             if node in live and node not in self.env and not is_size(node):
                 self.node = node
                 self.env[node] = self._made(node)
@@ -130,16 +136,28 @@ class AtenNet:
     def refuse(self, why: str | None = None) -> IRError:
         """The error for the call at hand, with the line of the user's code that it came from."""
         assert self.node is not None
-        line, op = line_of(self.node), str(self.node.target)
+        line, op, target = line_of(self.node), str(self.node.target), self.emit.graph.target
         return IRError(
             f"{self.where} cannot be written: '{op}'" + ("" if line is None else f" ({line})")
-            + (" has no OpenVINO layer here" if why is None else f": {why}"),
+            + (f" has no {target.name} {target.unit} here" if why is None else f": {why}"),
             got=op,
-            expected="calls that have an OpenVINO layer",
+            expected=f"calls that have an {target.name} {target.unit}",
             remedy="write this part with other torch calls, or leave it out of the saved module",
         )  # fmt: skip
 
     # values
+
+    @property
+    def name(self) -> str:
+        """The name of the call at hand."""
+        assert self.node is not None
+        return str(self.node.target).removeprefix("aten.").rpartition(".")[0]
+
+    @property
+    def meta(self) -> Any:
+        """What the trace knows of the result at hand."""
+        assert self.node is not None
+        return self.node.meta["val"]
 
     def is_ragged(self, node: Any) -> bool:
         """Whether a tensor holds the rows of ragged sequences."""
@@ -167,20 +185,20 @@ class AtenNet:
         node: Any = self.node if value is None else value
         return sizes_of(node.meta["val"], self.batch)
 
-    def out(self, value: Any, dtype: torch.dtype | None = None) -> Out:
-        """A value as an output of a layer, in a dtype."""
+    def out(self, value: Any, dtype: torch.dtype | None = None) -> Value:
+        """A value of the graph, in a dtype."""
         if not isinstance(value, FxNode):
             return self.emit.number(value, dtype or self.dtype())
         if is_size(value):
             found = self.emit.squeeze(self.size(value.meta["val"]), 0)
-            return found if dtype is None else self.emit.cast(found, dtype, torch.int64)
+            return found if dtype is None else self.emit.cast(found, dtype)
         made = self.env[value]
         if isinstance(made, Tensor):
             return self.emit.tensor(made if dtype is None or made.dtype == dtype else made.to(dtype))
-        return made if dtype is None else self.emit.cast(made, dtype, self.dtype(value))
+        return made if dtype is None else self.emit.cast(made, dtype)
 
     def axis(self, value: Any, dim: int) -> int:
-        """A dimension of a traced tensor as one of the layer's output."""
+        """A dimension of a traced tensor as one of its value in the graph."""
         rank = len(self.shape(value))
         at = dim % max(rank, 1)
         if not self.is_ragged(value):
@@ -191,7 +209,7 @@ class AtenNet:
 
     # sizes
 
-    def size(self, value: Any) -> Out:
+    def size(self, value: Any) -> Value:
         """A size as an int64 list of one."""
         if isinstance(value, FxNode):
             value = value.meta["val"]
@@ -199,20 +217,20 @@ class AtenNet:
             return self.emit.ints([value])
         return self._expression(value.node.expr)
 
-    def _expression(self, expr: Any) -> Out:
+    def _expression(self, expr: Any) -> Value:
         key = str(expr)
         if key not in self._sizes:
             self._sizes[key] = self._computed(expr)
         return self._sizes[key]
 
-    def _computed(self, expr: Any) -> Out:
+    def _computed(self, expr: Any) -> Value:
         if expr.is_Integer:
             return self.emit.ints([int(expr)])
         if expr.is_Symbol:
             if str(expr) not in self.sources:
                 raise self.refuse("it computes with the number of rows of ragged sequences")
             return self.emit.size(*self.sources[str(expr)])
-        kinds = {"Add": "Add", "Mul": "Multiply", "Max": "Maximum", "Min": "Minimum"}
+        kinds = {"Add": "add", "Mul": "mul", "Max": "maximum", "Min": "minimum"}
         kind = type(expr).__name__
         parts = [self._expression(a) for a in expr.args]
         if kind in kinds:
@@ -221,17 +239,17 @@ class AtenNet:
                 total = self.emit.call(kinds[kind], total, part)
             return total
         if "FloorDiv" in kind:  # sizes are not negative
-            return self.emit.call("Divide", *parts, m_pythondiv=True)
+            return self.emit.call("floor_divide", *parts)
         raise self.refuse(f"it computes the size {expr}")
 
-    def sizes(self, shape: Sequence[Any]) -> Out:
+    def sizes(self, shape: Sequence[Any]) -> Value:
         """A shape as an int64 list."""
         values = [s.meta["val"] if isinstance(s, FxNode) else s for s in shape]
         if all(isinstance(s, int) for s in values):
             return self.emit.ints(values)
         return self.emit.concat([self.size(s) for s in values], 0)
 
-    def reshape(self, value: Any, target: Sequence[Any]) -> Out:
+    def reshape(self, value: Any, target: Sequence[Any]) -> Value:
         """A tensor in another shape, given as the trace knows it."""
         source, x = self.shape(value), self.out(value)
         if self.is_ragged(value):
@@ -255,7 +273,7 @@ class AtenNet:
             return self.emit.reshape(x, pattern)
         return self.emit.reshape_to(x, self.sizes(target))
 
-    def broadcast(self, value: Any, target: Sequence[Any]) -> Out:
+    def broadcast(self, value: Any, target: Sequence[Any]) -> Value:
         """A tensor repeated to a shape, given as the trace knows it."""
         source, x = self.shape(value), self.out(value)
         if self.is_ragged(value) or (target and str(target[0]) in self.ragged):

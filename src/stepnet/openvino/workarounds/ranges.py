@@ -1,7 +1,7 @@
-"""Port maps in the forms that OpenVINO counts and cuts right.
+"""Ranges of loops that are cut or counted wrongly.
 
-It looks an input up by position, cuts from the first or last element wherever the range starts, and counts
-a range that ends at a positive number in two ways that differ.
+OpenVINO (2026.4, CPU) cuts a slice from the first or last element wherever its range starts, counts the steps
+of a range that ends at a positive number in two ways that differ, and takes no axis counted from the back.
 """
 
 from __future__ import annotations
@@ -9,42 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stepnet.openvino.records import Layer, Port, PortMap, PortRow, Shape
-
-from .edit import Editor
+from stepnet.openvino.writing.edit import Editor
 
 _END = 2**63 - 1  # as far as there is, for a Slice
 
 
-def plain_cuts(edit: Editor) -> None:
-    """Give each row of a loop's port map a port of its own, and let every cut begin at the first or last
-    element: the rest of a range is a Slice in front of the loop."""
-    for layer in list(edit.net.layers.values()):
-        if not layer.bodies:
-            continue
-        _one_port_each(edit, layer)
-        if layer.type != "If":
-            _ranges(edit, layer)
-
-
-def _one_port_each(edit: Editor, layer: Layer) -> None:
-    for prefix, rows in layer.maps.items():
-        seen: set[int] = set()
-        inputs: list[PortRow] = []
-        for row in rows.inputs:
-            if row.external in seen and row.purpose is None:
-                places = [port.id for port in layer.inputs]
-                fresh = 1 + max(port.id for port in (*layer.inputs, *layer.outputs))
-                source = layer.sources[places.index(row.external)]
-                port = edit.port(source)
-                layer.inputs = (*layer.inputs, Port(fresh, port.type, port.shape))
-                layer.sources = (*layer.sources, source)
-                row = replace(row, external=fresh)
-            seen.add(row.external)
-            inputs.append(row)
-        layer.maps[prefix] = PortMap(tuple(inputs), rows.outputs)
-
-
-def _ranges(edit: Editor, layer: Layer) -> None:
+def whole_ranges(edit: Editor, layer: Layer) -> None:
+    """Let each cut of a loop begin at the first or last element, in place: the rest of a range is a Slice in
+    front of it."""
     body = Editor(layer.bodies[""])
     rows = PortMap(
         tuple(_axis(row, body.port((row.internal, 0))) for row in layer.maps[""].inputs),

@@ -1,25 +1,15 @@
-"""A module as a graph of aten calls in which each recurrence is one node. The only file here that touches
-torch's tracing.
-
-The module is run once for real, and its recurrences are noted with their plans; then it is exported with
-symbolic sizes, and every recurrence becomes one call of an operator of its own.
-"""
+"""Recurrences in a module that is traced: one node each, and a loop by their plan or around the step."""
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import sympy
 import torch
-from torch import Tensor, nn
-from torch.export import Dim, ExportedProgram, export
+from torch import Tensor
 from torch.fx import Node as FxNode
-from torch.fx import traceback as fx_traceback
-from torch.overrides import TorchFunctionMode
 
 from stepnet.api import checked, recurrent, replaced
 from stepnet.compiler.capture import Replaced
@@ -28,15 +18,19 @@ from stepnet.compiler.reach import reach
 from stepnet.compiler.record import tensors_used
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import Spec, flatten, unflatten
-from stepnet.data.values import SIZE
 from stepnet.engine import find_plan
 from stepnet.errors import IRError, Unsupported
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.torch_ops.executor import TORCH_OPS
 from stepnet.front.step import StepBody, as_loop
-from stepnet.user_line import line_run_by, user_line
+from stepnet.user_line import user_line
 
-from .places import places_of
+from .aten import AtenNet, rule
+from .calls import Recorder, Tracer, call_of, places_of, traced_op
+from .graph import Value
+from .rows import unwritable
+from .scans import Steps, write_plan
+from .whole_step import write_step
 
 
 @dataclass
@@ -63,22 +57,11 @@ class Call:
         return isinstance(self.x[0], LoDTensor)
 
 
-_CALLS: dict[int, Call] = {}
-_numbers = itertools.count()
-
-
-@torch.library.custom_op("stepnet::recurrence", mutates_args=())
-def _recurrence(
+@traced_op
+def recurrence(
     call: int, x: list[Tensor], state: list[Tensor], weights: list[Tensor], lengths: list[Tensor]
 ) -> list[Tensor]:
-    raise RuntimeError("a recurrence of a traced module is written, not run")
-
-
-@_recurrence.register_fake
-def _(
-    call: int, x: list[Tensor], state: list[Tensor], weights: list[Tensor], lengths: list[Tensor]
-) -> list[Tensor]:
-    made = _CALLS[call]
+    made = call_of(call)
     first = x[0]
     if made.ragged:
         lead, batch = [first.shape[0]], state[0].shape[0] if state else 0
@@ -113,23 +96,11 @@ def _row_shapes(
     return [(t.shape[1:], t.dtype) for t in flatten(y)[0]]
 
 
-@torch.library.custom_op("stepnet::sequences", mutates_args=())
-def _sequences(kind: str, rows: Tensor, x: Tensor, lengths: Tensor, pad: float) -> Tensor:
-    raise RuntimeError("an operation on the sequences of a traced module is written, not run")
-
-
-@_sequences.register_fake
-def _(kind: str, rows: Tensor, x: Tensor, lengths: Tensor, pad: float) -> Tensor:
-    if kind == "softmax":
-        return torch.empty_like(x)
-    return x.new_empty([(rows if kind == "expand" else lengths).shape[0], *x.shape[1:]])
-
-
-class Recorder:
+class RecurrenceRecorder(Recorder):
     """Answers `recurrent` by running it, and keeps what was asked."""
 
     def __init__(self) -> None:
-        self.calls: list[int] = []
+        super().__init__()
         self._alone = False
 
     def alone(self, decide: Callable[[], bool]) -> bool:
@@ -178,19 +149,12 @@ class Recorder:
                     backend=TORCH_OPS.name if compiled is not None else PLAIN.name,
                 )  # fmt: skip
         y_leaves, y_spec = flatten(y)
-        number = next(_numbers)
-        _CALLS[number] = Call(
+        self.keep(Call(
             body, x_leaves, state_leaves, reverse, axis if ragged else axis % first.dim(), places,
             [found.tensors[p] for p in places], compiled, refusal, y_leaves, y_spec, line, self._alone,
-        )  # fmt: skip
+        ))  # fmt: skip
         self._alone = False
-        self.calls.append(number)
         return y, final
-
-    def forget(self) -> None:
-        """Let go of what was kept."""
-        for number in self.calls:
-            _CALLS.pop(number, None)
 
 
 def _used(body: StepBody, x: list[Any], state: list[Tensor], axis: int, line: str) -> list[int]:
@@ -203,28 +167,25 @@ def _used(body: StepBody, x: list[Any], state: list[Tensor], axis: int, line: st
     return places_of(used, body.step, f"step '{body.name}' ({line})", owner="step")
 
 
-class Tracer:
+class RecurrenceTracer(Tracer):
     """Answers `recurrent` by one node of the graph that is being traced."""
 
+    what = "makes another number of recurrences"
+
     def __init__(self, calls: Sequence[int], lengths: Callable[[LoDTensor], Tensor]) -> None:
-        self.calls = list(calls)
+        super().__init__(calls)
         self.lengths = lengths
-        self.at = 0
 
     def alone(self, decide: Callable[[], bool]) -> bool:
         """What was decided when the next recurrence was made for real."""
-        return self.at < len(self.calls) and _CALLS[self.calls[self.at]].alone
+        return bool(self.waiting) and call_of(self.waiting[0]).alone
 
     def __call__(
         self, step: Any, x: Any, state: Any, *, reverse: bool, level: int, axis: int, scopes: bool
     ) -> Any:
         with replaced(None):
             body, x_leaves, state_leaves = checked(step, x, state, level=level, axis=axis)
-        if self.at == len(self.calls):
-            raise IRError("the module makes another number of recurrences when it is traced")
-        number = self.calls[self.at]
-        self.at += 1
-        made = _CALLS[number]
+        number, made = self.next()
         tensors = reach(body.step, everything=True).tensors
         weights = [tensors[p] for p in made.places]
         lengths: list[Tensor] = []
@@ -246,118 +207,66 @@ class Tracer:
         return torch.ops.stepnet.sequences(kind, of.values, x, self.lengths(of), float(pad))
 
 
-class _Number:
-    """A size that is any number in what is written, though it was one number in the trace."""
-
-    class _Expression:
-        def __init__(self, expr: Any) -> None:
-            self.expr = expr
-
-    def __init__(self, name: str) -> None:
-        self.node = self._Expression(sympy.Symbol(name, integer=True))
-
-    def __str__(self) -> str:
-        return str(self.node.expr)
-
-
-BATCH = _Number("sequences")
-
-
-def call_of(number: int) -> Call:
-    """The recorded call that a node of the graph stands for."""
-    return _CALLS[number]
-
-
-class _Lines(TorchFunctionMode):
-    """Tells torch's tracing which line of the user's code each call is in."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        line = line_run_by(__file__)
-        fx_traceback.set_stack_trace([line.short] if line else [])
-        result = func(*args, **(kwargs or {}))
-        if func in (torch.tensor, torch.as_tensor) and isinstance(args[0], torch.SymInt):
-            setattr(result, SIZE, args[0])  # else a number that the trace knows nothing of
-        return result
-
-
-class _Traced(nn.Module):
-    """A function of tensors as a module, with `owner` (if it is one) among its own."""
-
-    def __init__(self, run: Callable[..., Sequence[Tensor]], owner: Any) -> None:
-        super().__init__()
-        self.run = run
-        if isinstance(owner, nn.Module):
-            self.owner = owner
-
-    def forward(self, *leaves: Tensor) -> tuple[Tensor, ...]:
-        with _Lines():
-            return tuple(self.run(*leaves))
-
-
-def traced(
-    run: Callable[..., Sequence[Tensor]], owner: Any, leaves: Sequence[Tensor],
-    dynamic: Sequence[dict[int, bool]], where: str,
-) -> ExportedProgram:  # fmt: skip
-    """Export a function of tensors.
-
-    Args:
-        run: the function.
-        owner: the module whose parameters it reads, if it reads any.
-        leaves: examples of its arguments.
-        dynamic: for each the dynamic dimensions; True: must be, False: where nothing speaks against it.
-        where: what is traced, for errors.
-
-    Raises:
-        IRError: it cannot be traced, or a dimension that must be dynamic is not.
-    """
-    shapes = tuple({d: Dim.DYNAMIC if must else Dim.AUTO for d, must in dims.items()} for dims in dynamic)
-    try:
-        with warnings.catch_warnings(), torch.no_grad(), fx_traceback.preserve_node_meta():
-            warnings.simplefilter("ignore")
-            return export(
-                _Traced(run, owner), tuple(leaves), dynamic_shapes=(shapes,) if leaves else None, strict=False
-            )
-    except (IRError, Unsupported):
-        raise
-    except Exception as error:
-        cause: BaseException | None = error
-        while cause is not None:  # torch wraps what the module raised
-            if isinstance(cause, IRError):
-                raise cause from None
-            cause = cause.__cause__ or cause.__context__
-        text = str(error).strip().splitlines()
-        raise IRError(
-            f"{where} cannot be written: it could not be traced with sizes left open",
-            got=f"{type(error).__name__}: {text[0] if text else ''}",
-            remedy="let sizes come from tensors (x.shape[0]), and use no Python control flow on values",
-        ) from error
-
-
-def lowered(program: ExportedProgram, known: Callable[[FxNode], bool]) -> ExportedProgram:
-    """The program with calls that are not `known` taken apart into simpler ones."""
-    calls = [n for n in program.graph.nodes if n.op == "call_function"]
-    if all(known(n) for n in calls):
-        return program
-    table = torch.export.default_decompositions()
-    kept = {n.target for n in calls if known(n)}
-    for overload in [o for o in table if o in kept]:
-        del table[overload]
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        return program.run_decompositions(table)
-
-
-def sizes_of(value: Tensor, batch: int = 0) -> list[Any]:
-    """The shape of a traced tensor. A size that the trace found to be fixed is an int; `batch` is the number
-    that stands for any number of sequences."""
-    sizes = [
-        int(size.node.expr) if isinstance(size, torch.SymInt) and size.node.expr.is_Integer else size
-        for size in value.shape
+@rule("stepnet.recurrence")
+def _written(
+    b: AtenNet, number: int, x: Sequence[FxNode], state: Sequence[FxNode], weights: Sequence[FxNode],
+    lengths: Sequence[FxNode],
+) -> list[Value]:  # fmt: skip
+    call: Call = call_of(number)
+    where = f"the recurrence of step '{call.body.name}' ({call.line})"
+    steps = Steps(1 if call.ragged or call.axis == 1 else 0, call.reverse, _lengths(b, call, x))
+    _check_open(b, call, x, where)
+    states = [b.out(node) for node in state]
+    given = [b.out(node) for node in x]
+    values: list[Tensor | Value] = [
+        b.constant(node) if b.is_constant(node) else b.out(node) for node in weights
     ]
-    return [BATCH if batch and isinstance(size, int) and size == batch else size for size in sizes]
+    if call.compiled is not None and _fixed(b, x, state, weights, call):
+        try:
+            plan = call.compiled.hoisted
+            y, finals = write_plan(b.emit, plan, call.compiled.constants, given, states, values, steps)
+            return [*y, *finals]
+        except Unsupported as error:
+            if call.ragged:  # else the step is written whole
+                raise unwritable(b.emit.graph.target, where, error.reason, error.line) from error
+    if call.ragged:
+        raise IRError(
+            f"{where} cannot be written over ragged sequences: {call.refusal}",
+            expected="a step whose rows are proved not to mix",
+        )
+    y, finals = write_step(b, call, where, given, states, (x, state, weights), steps)
+    return [*y, *finals]
 
 
-def line_of(node: FxNode) -> str | None:
-    """The line of the user's code that a traced call came from, as file:line."""
-    found = (node.meta.get("stack_trace") or "").strip()
-    return found if found and "\n" not in found else None
+def _lengths(b: AtenNet, call: Call, x: Sequence[FxNode]) -> Value | None:
+    return b.ragged[str(b.shape(x[0])[0])] if call.ragged else None
+
+
+def _check_open(b: AtenNet, call: Call, x: Sequence[FxNode], where: str) -> None:
+    """Refuse a loop whose number of steps became a fixed number without anyone asking for it."""
+    if call.ragged:
+        return
+    time = int(call.axis == 1)
+    for axis, what in ((time, "steps"), (1 - time, "sequences")):
+        if call.alone and axis != time:
+            continue
+        size = b.shape(x[0])[axis]
+        if isinstance(size, int) and b.must_be_open:
+            raise IRError(
+                f"{where} cannot be written for any number of {what}: it became {size} in the trace",
+                got=f"an example of {size} {what}",
+                expected="at least 2 steps and 2 sequences in the example, and sizes that come from tensors",
+                remedy="dynamic=... says which dimensions of the inputs stay open; "
+                "those it leaves out are fixed",
+            )
+
+
+def _fixed(
+    b: AtenNet, x: Sequence[FxNode], state: Sequence[FxNode], weights: Sequence[FxNode], call: Call
+) -> bool:
+    """Whether all sizes but those of time and batch are plain numbers, as a plan takes them to be."""
+    lead = 1 if call.ragged else 2
+    shapes: list[list[Any]] = [b.shape(n)[lead:] for n in x]
+    shapes += [b.shape(n)[1:] for n in state]
+    shapes += [b.shape(n) for n in weights]
+    return all(isinstance(size, int) for shape in shapes for size in shape)

@@ -1,6 +1,6 @@
-"""Loops that only count along an input, as Loops that are told the count.
+"""Loops that only count along an input.
 
-OpenVINO drops an input that a body does not need, and with it the number of steps.
+OpenVINO (2026.4, CPU) drops an input that a body does not need, and with it the number of steps.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ import torch
 
 from stepnet.openvino.element_types import by_name
 from stepnet.openvino.records import Layer, Port, PortMap, PortRow
-
-from .edit import Editor
+from stepnet.openvino.writing.edit import Editor
 
 _INT64 = by_name("i64", "")
 

@@ -1,9 +1,7 @@
-"""While loops in a module that is traced: each is one node, and a Loop whose body computes its condition."""
+"""While loops in a module that is traced: one node each, and a loop whose body computes its condition."""
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import CellType, FunctionType
@@ -11,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Node as FxNode
 from torch.overrides import TorchFunctionMode
 
 from stepnet.api import replaced
@@ -19,12 +18,18 @@ from stepnet.compiler.record import tensors_used
 from stepnet.data.tree import Spec, flatten, unflatten
 from stepnet.errors import IRError
 from stepnet.front.step import describe_leaf, step_name
+from stepnet.iterator.tensor_iterator import INSTEAD as LOOPS
 from stepnet.repeat import INSTEAD, while_loop
 from stepnet.user_line import user_line
 
-from .places import places_of
+from .aten import AtenNet, rule
+from .body_trace import BodyTrace, nested
+from .calls import Recorder, Tracer, answered, call_of, places_of, traced_op
+from .emit import Emit
+from .graph import Loop, LoopInput, LoopOutput, Value
 
 Path = tuple[int, ...]
+_ENDLESS = -1
 
 
 @dataclass
@@ -47,40 +52,13 @@ class WhileCall:
         return cond, body
 
 
-_CALLS: dict[int, WhileCall] = {}
-_numbers = itertools.count()
-
-
-def while_call(number: int) -> WhileCall:
-    """The recorded loop that a node of the graph stands for."""
-    return _CALLS[number]
-
-
-@contextlib.contextmanager
-def whiles(instead: Callable[..., Any] | None) -> Iterator[None]:
-    """Let `instead` answer for the while loops that are called in here."""
-    token = INSTEAD.set(instead)
-    try:
-        yield
-    finally:
-        INSTEAD.reset(token)
-
-
-@torch.library.custom_op("stepnet::while_loop", mutates_args=())
-def _while(call: int, state: list[Tensor], weights: list[Tensor], sizes: list[Tensor]) -> list[Tensor]:
-    raise RuntimeError("a while loop of a traced module is written, not run")
-
-
-@_while.register_fake
-def _(call: int, state: list[Tensor], weights: list[Tensor], sizes: list[Tensor]) -> list[Tensor]:
+@traced_op
+def while_node(call: int, state: list[Tensor], weights: list[Tensor], sizes: list[Tensor]) -> list[Tensor]:
     return [value.new_empty(value.shape) for value in state]
 
 
-class WhileRecorder:
+class WhileRecorder(Recorder):
     """Answers for a while loop by running it, and keeps what it was given."""
-
-    def __init__(self) -> None:
-        self.calls: list[int] = []
 
     def __call__(self, cond: Any, body: Any, loop_vars: Any, max_steps: int | None) -> Any:
         where = f"the while loop over '{step_name(body)}' ({user_line().short})"
@@ -93,7 +71,7 @@ class WhileRecorder:
                     remedy="create_whileloop writes loops over TensorArrays, recurrent those over LoDTensors",
                 )
         first = [torch.as_tensor(leaf) for leaf in leaves]
-        with whiles(None), replaced(None):
+        with answered(INSTEAD, None), replaced(None):
             going = cond(*unflatten(spec, leaves))
             if isinstance(going, Tensor) and going.numel() != 1:
                 raise IRError(
@@ -105,28 +83,17 @@ class WhileRecorder:
             used = tensors_used(lambda: _both(cond, body)(*unflatten(spec, given)), given)
             out = while_loop(cond, body, loop_vars, max_steps=max_steps)
         places = places_of(used, _both(cond, body), where)
-        number = next(_numbers)
-        _CALLS[number] = WhileCall(cond, body, spec, first, places, used, max_steps, where, [])
-        self.calls.append(number)
+        self.keep(WhileCall(cond, body, spec, first, places, used, max_steps, where, []))
         return out
 
-    def forget(self) -> None:
-        """Let go of what was kept."""
-        for number in self.calls:
-            _CALLS.pop(number, None)
 
-
-class WhileTracer:
+class WhileTracer(Tracer):
     """Answers for a while loop by one node of the graph that is being traced."""
 
-    def __init__(self, calls: Sequence[int]) -> None:
-        self.calls = iter(calls)
+    what = "runs another number of while loops"
 
     def __call__(self, cond: Any, body: Any, loop_vars: Any, max_steps: int | None) -> Any:
-        number = next(self.calls, None)
-        if number is None:
-            raise IRError("the module runs another number of while loops when it is traced")
-        call = _CALLS[number]
+        number, call = self.next()
         leaves, spec = flatten(tuple(loop_vars))
         tensors = reach(_both(cond, body), everything=True).tensors
         open_sizes = dict(_sizes([cond, body], ()))
@@ -136,7 +103,7 @@ class WhileTracer:
             leaf if isinstance(leaf, Tensor) else torch.scalar_tensor(leaf, dtype=like.dtype)
             for leaf, like in zip(leaves, call.first, strict=True)
         ]
-        out = torch.ops.stepnet.while_loop(number, state, [tensors[p] for p in call.places], sizes)
+        out = torch.ops.stepnet.while_node(number, state, [tensors[p] for p in call.places], sizes)
         result = unflatten(spec, list(out))
         return list(result) if isinstance(loop_vars, list) else result
 
@@ -209,3 +176,63 @@ def _with(value: Any, new: dict[Path, Tensor]) -> Any:
     twin = FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, cells)
     twin.__kwdefaults__ = value.__kwdefaults__
     return twin
+
+
+@rule("stepnet.while_node")
+def _written(
+    b: AtenNet, number: int, state: Sequence[FxNode], weights: Sequence[FxNode], sizes: Sequence[FxNode]
+) -> tuple[Value, ...]:
+    call: WhileCall = call_of(number)
+    two = [torch.tensor(2) for _ in sizes]
+    trace = BodyTrace(
+        b, call.where, [b.shape(node) for node in state], call.first, weights, call.weights, sizes, two
+    )
+
+    def run(leaves: Sequence[Tensor], sizes: Sequence[Tensor], *, first: bool) -> list[Tensor]:
+        cond, body = call.functions(sizes)
+        refuse, values = nested(b, call.where), list(leaves)
+        with (
+            Picked(), replaced(refuse), answered(LOOPS, refuse), answered(INSTEAD, refused(call.where)),
+        ):  # fmt: skip
+            if not first:
+                made = body(*unflatten(call.spec, values))
+                values = _same(call, tuple(made) if type(made) is list else made)
+            going = _condition(call, cond(*unflatten(call.spec, values)))
+        return [going] if first else [going, *values]
+
+    begin = trace.traced(lambda values, sizes: run(values, sizes, first=True))
+    turn = trace.traced(lambda values, sizes: run(values, sizes, first=False))
+    inputs = [b.out(node) for node in (*state, *trace.more)]
+    (goes,) = AtenNet(b.emit, call.where).run(begin, inputs)
+    body = b.emit.graph.body("while_loop body")
+    inner = AtenNet(Emit(body), call.where)
+    parameters = [trace.parameter(body, i, f"value_{i}") for i in range(len(inputs))]
+    out = inner.run(turn, parameters)
+    new = [inner.emit.copied(value) for value in out[1:]]
+    results = [body.result(value) for value in new]
+    goes_on = body.result(inner.emit.copied(out[0]))
+    ins = tuple(LoopInput(value, parameter) for value, parameter in zip(inputs, parameters, strict=True))
+    edges = tuple(zip(results, parameters, strict=False))
+    trips = b.emit.scalar(_ENDLESS if call.max_steps is None else call.max_steps)
+    loop = Loop(
+        body, ins, tuple(map(LoopOutput, results)), edges, trips=trips, condition=goes, goes_on=goes_on
+    )
+    return b.emit.graph.loop(loop, "while_loop")
+
+
+def _condition(call: WhileCall, going: Any) -> Tensor:
+    if not isinstance(going, Tensor) or going.dtype != torch.bool:
+        raise IRError(
+            f"{call.where} cannot be written: its condition is no tensor",
+            got=type(going).__name__,
+            remedy="compare a loop variable, or what was computed from one",
+        )
+    return going.reshape(())
+
+
+def _same(call: WhileCall, made: Any) -> list[Tensor]:
+    leaves, _ = flatten(made)
+    return [
+        leaf if isinstance(leaf, Tensor) else torch.as_tensor(leaf, dtype=like.dtype)
+        for leaf, like in zip(leaves, call.first, strict=True)
+    ]

@@ -23,19 +23,15 @@ _ACTIVATIONS = ("sigmoid", "tanh", "relu")
 
 
 @dataclass(frozen=True)
-class Cell:
+class Known:
     """A recognised cell: `inputs` are the values that make up its x, side by side.
 
-    `states` are carried parameters in the order that the layer takes them, `w`, `r` and `b` its weights.
+    `states` are carried parameters in the order that a `Cell` takes them, `weights` the rest of that.
     """
 
-    type: str
     inputs: tuple[str, ...]
     states: tuple[str, ...]
-    w: Tensor
-    r: Tensor
-    b: Tensor
-    attributes: dict[str, Any]
+    weights: dict[str, Any]
 
 
 @dataclass
@@ -226,7 +222,7 @@ def _scaled(value: Affine, number: float) -> Affine:
     return Affine({n: None if m is None else m * number for n, m in value.terms.items()}, value.bias * number)
 
 
-def recognise(plan: LoopPlan, constants: Mapping[str, Tensor]) -> Cell | None:
+def recognise(plan: LoopPlan, constants: Mapping[str, Tensor]) -> Known | None:
     """The cell that the only scan of a plan is, if it is one."""
     scans = [region for region in plan.regions if region.kind == "scan"]
     if len(scans) != 1 or any(c.parameter == c.result for c in scans[0].carries):
@@ -291,7 +287,7 @@ def _lstm(reader: _Reader, pairs: list[tuple[str, str]]) -> Found | None:
              _gate(reader, o, "sigmoid")]  # fmt: skip
     if any(g is None or c in g.terms for g in gates):
         return None
-    return "LSTMCell", [g for g in gates if g is not None], {}
+    return "lstm", [g for g in gates if g is not None], {}
 
 
 def _two(key: tuple[str, ...]) -> tuple[str, str]:
@@ -331,7 +327,7 @@ def _gru(reader: _Reader, h: str, h_new: str) -> Found | None:
         if h not in (a, b) or r is None:
             return None
         terms = {h if name == mixed[0] else name: m for name, m in inner.terms.items()}
-        return "GRUCell", [update, r, Affine(terms, inner.bias)], {"linear_before_reset": False}
+        return "gru", [update, r, Affine(terms, inner.bias)], {"linear_before_reset": False}
     return _gru_before(reader, update, inner, h)
 
 
@@ -348,7 +344,7 @@ def _gru_before(reader: _Reader, update: Affine, inner: Poly, h: str) -> Found |
     r, reset = _gate(reader, gate, "sigmoid"), reader.affine_atoms.get(state)
     if own is None or r is None or reset is None or h in own.terms or set(reset.terms) != {h}:
         return None
-    return "GRUCell", [update, r, own, reset], {"linear_before_reset": True}
+    return "gru", [update, r, own, reset], {"linear_before_reset": True}
 
 
 def _rnn(reader: _Reader, h: str, h_new: str) -> Found | None:
@@ -358,13 +354,13 @@ def _rnn(reader: _Reader, h: str, h_new: str) -> Found | None:
     function, argument = reader.acts.get(next(iter(out))[0], ("", {}))
     if not isinstance(argument, Affine):
         return None
-    return "RNNCell", [argument], {"activations": [function]}
+    return "rnn", [argument], {"activation": function}
 
 
 def _cell(
     reader: _Reader, kind: str, gates: list[Affine], attributes: dict[str, Any], states: list[str]
-) -> Cell | None:
-    """Weights as the layers take them."""
+) -> Known | None:
+    """The cell's weights side by side."""
     h = states[0]
     size = reader.graph.values[h].size
     dtype = dtype_of(reader.graph.values[h].dtype)
@@ -392,9 +388,8 @@ def _cell(
     recurrent = [*gates[:2], gates[3]] if before else gates
     r = torch.cat([matrix(g, h) for g in recurrent], 1).t()
     b = torch.cat([g.bias for g in gates])
-    sizes: dict[str, Any] = {"hidden_size": size}
     w, r, b = (t.to(dtype).contiguous() for t in (w, r, b))
-    return Cell(kind, inputs, tuple(states), w, r, b, sizes | attributes)
+    return Known(inputs, tuple(states), {"kind": kind, "w": w, "r": r, "b": b} | attributes)
 
 
 def _reads(reader: _Reader, name: str, states: list[str]) -> bool:

@@ -8,22 +8,21 @@ from typing import Any
 import torch
 from torch.fx import Node as FxNode
 
-from .builder import Out
-from .capture_trace import sizes_of
-from .ops import AtenNet, rule
-
-END = 2**63 - 1
+from .aten import AtenNet, is_size, rule
+from .emit import END
+from .graph import Value
+from .trace import sizes_of
 
 
 @rule(
     "view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as", "reshape_as"
 )
-def _reshape(b: AtenNet, x: Any, *_: Any, **__: Any) -> Out:
+def _reshape(b: AtenNet, x: Any, *_: Any, **__: Any) -> Value:
     return b.reshape(x, b.shape())
 
 
 @rule("permute")
-def _permute(b: AtenNet, x: Any, dims: Sequence[int]) -> Out:
+def _permute(b: AtenNet, x: Any, dims: Sequence[int]) -> Value:
     rank = len(b.shape(x))
     order = [d % rank for d in dims]
     if b.is_ragged(x):
@@ -34,7 +33,7 @@ def _permute(b: AtenNet, x: Any, dims: Sequence[int]) -> Out:
 
 
 @rule("transpose", "t", "swapaxes", "mT", "numpy_T", "adjoint")
-def _transpose(b: AtenNet, x: Any, first: int = -2, second: int = -1) -> Out:
+def _transpose(b: AtenNet, x: Any, first: int = -2, second: int = -1) -> Value:
     order = list(range(len(b.shape(x))))
     if len(order) > 1:
         order[first], order[second] = order[second], order[first]
@@ -42,7 +41,7 @@ def _transpose(b: AtenNet, x: Any, first: int = -2, second: int = -1) -> Out:
 
 
 @rule("movedim", "moveaxis")
-def _movedim(b: AtenNet, x: Any, source: Any, target: Any) -> Out:
+def _movedim(b: AtenNet, x: Any, source: Any, target: Any) -> Value:
     meta = torch.empty([1] * len(b.shape(x)), device="meta")
     names = list(range(meta.dim()))
     source = [source] if isinstance(source, int) else list(source)
@@ -54,62 +53,54 @@ def _movedim(b: AtenNet, x: Any, source: Any, target: Any) -> Out:
 
 
 @rule("expand", "broadcast_to", "expand_as")
-def _expand(b: AtenNet, x: Any, *_: Any, **__: Any) -> Out:
+def _expand(b: AtenNet, x: Any, *_: Any, **__: Any) -> Value:
     return b.broadcast(x, b.shape())
 
 
-def _bound(value: Any, default: int) -> Any:
-    return default if value is None else value
-
-
-def _limit(b: AtenNet, value: Any) -> Out:
-    return b.size(value) if isinstance(value, FxNode) else b.emit.ints([value])
-
-
-def sliced(b: AtenNet, x: Out, axis: int, start: Any, end: Any, step: int = 1) -> Out:
-    """Part of an axis; start and end may be sizes that the net computes."""
-    return b.emit.call("Slice", x, _limit(b, start), _limit(b, end), b.emit.ints([step]), b.emit.ints([axis]))
+def _bound(b: AtenNet, value: Any) -> Any:
+    return b.size(value) if isinstance(value, FxNode) else value
 
 
 @rule("slice.Tensor")
-def _slice(b: AtenNet, x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Out:
-    start, end = _bound(start, 0), _bound(end, END)
+def _slice(b: AtenNet, x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Value:
+    start, end = 0 if start is None else start, END if end is None else end
     if start == 0 and step == 1 and isinstance(end, int) and end >= 2**62:
         return b.out(x)
-    return sliced(b, b.out(x), b.axis(x, dim), start, end, step)
+    value, axis = b.out(x), b.axis(x, dim)
+    return b.emit.slice(value, axis, _bound(b, start), _bound(b, end), step)
 
 
 @rule("narrow")
 def _narrow(b: AtenNet, x: Any, dim: int, start: Any, length: Any) -> Any:
     if isinstance(start, FxNode) or isinstance(length, FxNode) or start < 0:
         return NotImplemented
-    return sliced(b, b.out(x), b.axis(x, dim), start, start + length)
+    return b.emit.slice(b.out(x), b.axis(x, dim), start, start + length)
 
 
 @rule("select.int")
 def _select(b: AtenNet, x: Any, dim: int, index: Any) -> Any:
     if isinstance(index, FxNode):
         return NotImplemented
-    return b.emit.gather(b.out(x), b.emit.scalar(index), b.axis(x, dim))
+    return b.emit.take(b.out(x), b.emit.scalar(index), b.axis(x, dim))
 
 
 @rule("index_select")
-def _index_select(b: AtenNet, x: Any, dim: int, index: Any) -> Out:
-    return b.emit.gather(b.out(x), b.out(index), b.axis(x, dim))
+def _index_select(b: AtenNet, x: Any, dim: int, index: Any) -> Value:
+    return b.emit.take(b.out(x), b.out(index), b.axis(x, dim))
 
 
 @rule("gather")
-def _gather(b: AtenNet, x: Any, dim: int, index: Any, **_: Any) -> Out:
-    return b.emit.call("GatherElements", b.out(x), b.out(index), axis=b.axis(x, dim))
+def _gather(b: AtenNet, x: Any, dim: int, index: Any, **_: Any) -> Value:
+    return b.emit.call("gather", b.out(x), b.out(index), axis=b.axis(x, dim))
 
 
 @rule("embedding")
-def _embedding(b: AtenNet, table: Any, index: Any, *_: Any, **__: Any) -> Out:
-    return b.emit.gather(b.out(table), b.out(index), 0)
+def _embedding(b: AtenNet, table: Any, index: Any, *_: Any, **__: Any) -> Value:
+    return b.emit.take(b.out(table), b.out(index), 0)
 
 
 @rule("cat")
-def _cat(b: AtenNet, tensors: Sequence[Any], dim: int = 0) -> Out:
+def _cat(b: AtenNet, tensors: Sequence[Any], dim: int = 0) -> Value:
     ragged = [b.is_ragged(t) for t in tensors]
     if any(ragged) and not all(ragged):
         raise b.refuse("it mixes rows of ragged sequences")
@@ -118,7 +109,7 @@ def _cat(b: AtenNet, tensors: Sequence[Any], dim: int = 0) -> Out:
 
 
 @rule("stack")
-def _stack(b: AtenNet, tensors: Sequence[Any], dim: int = 0) -> Out:
+def _stack(b: AtenNet, tensors: Sequence[Any], dim: int = 0) -> Value:
     rank = len(b.shape(tensors[0])) + 1
     at = dim % rank
     if b.is_ragged(tensors[0]):
@@ -130,7 +121,7 @@ def _stack(b: AtenNet, tensors: Sequence[Any], dim: int = 0) -> Out:
 
 @rule("chunk", "split", "split_with_sizes", "tensor_split", "unsafe_chunk", "unsafe_split")
 def _split(b: AtenNet, x: Any, parts: Any, dim: int = 0) -> Any:
-    sizes = [sizes_of(meta)[dim] for meta in b.node.meta["val"]]  # pyright: ignore[reportOptionalMemberAccess]
+    sizes = [sizes_of(meta)[dim] for meta in b.meta]
     if not all(isinstance(s, int) for s in sizes):
         return NotImplemented
     return b.emit.split(b.out(x), b.axis(x, dim), sizes)
@@ -138,15 +129,15 @@ def _split(b: AtenNet, x: Any, parts: Any, dim: int = 0) -> Any:
 
 @rule("unbind")
 def _unbind(b: AtenNet, x: Any, dim: int = 0) -> Any:
-    axis, count = b.axis(x, dim), len(b.node.meta["val"])  # pyright: ignore[reportOptionalMemberAccess]
-    return [b.emit.gather(b.out(x), b.emit.scalar(i), axis) for i in range(count)]
+    axis, count = b.axis(x, dim), len(b.meta)
+    return [b.emit.take(b.out(x), b.emit.scalar(i), axis) for i in range(count)]
 
 
 @rule("flip")
-def _flip(b: AtenNet, x: Any, dims: Sequence[int]) -> Out:
+def _flip(b: AtenNet, x: Any, dims: Sequence[int]) -> Value:
     out = b.out(x)
     for dim in dims:
-        out = sliced(b, out, b.axis(x, dim), -1, -END - 1, -1)
+        out = b.emit.slice(out, b.axis(x, dim), -1, -END - 1, -1)
     return out
 
 
@@ -154,7 +145,7 @@ def _flip(b: AtenNet, x: Any, dims: Sequence[int]) -> Out:
 def _repeat(b: AtenNet, x: Any, repeats: Sequence[Any]) -> Any:
     if b.is_ragged(x):
         return NotImplemented
-    return b.emit.call("Tile", b.out(x), b.sizes(repeats))
+    return b.emit.call("tile", b.out(x), b.sizes(repeats))
 
 
 @rule("constant_pad_nd", "pad")
@@ -169,54 +160,38 @@ def _pad(b: AtenNet, x: Any, pad: Sequence[Any], *rest: Any) -> Any:
     for k in range(len(pad) // 2):
         axis = b.axis(x, len(b.shape(x)) - 1 - k)
         begin[axis], end[axis] = pad[2 * k], pad[2 * k + 1]
-    return b.emit.call(
-        "Pad", b.out(x), b.emit.ints(begin), b.emit.ints(end), b.out(value, b.dtype()), pad_mode="constant"
-    )
+    return b.emit.call("pad", b.out(x), b.emit.ints(begin), b.emit.ints(end), b.out(value, b.dtype()))
 
 
 # from nothing
 
 
-def filled(b: AtenNet, number: Any, shape: Sequence[Any]) -> Out:
-    """A tensor of one number."""
-    if shape and str(shape[0]) in b.ragged:
-        raise b.refuse("it makes rows of ragged sequences from nothing")
+@rule("zeros", "new_zeros", "zeros_like", "empty", "new_empty", "empty_like", "ones", "new_ones", "ones_like")
+def _zeros_or_ones(b: AtenNet, *_: Any, **__: Any) -> Value:
+    return _filled_as(b, int("ones" in b.name))
+
+
+@rule("full", "full_like", "new_full")
+def _full(b: AtenNet, _: Any, *numbers: Any, **__: Any) -> Any:
+    return NotImplemented if isinstance(numbers[-1], FxNode) else _filled_as(b, numbers[-1])
+
+
+def _filled_as(b: AtenNet, number: Any) -> Value:
+    shape = b.shape()
+    if shape and str(shape[0]) in b.ragged:  # one number everywhere, as many rows as the tensor it is like
+        sources = b.node.all_input_nodes if b.node is not None else []
+        like = next((node for node in sources if not is_size(node) and b.is_ragged(node)), None)
+        if like is None:
+            raise b.refuse("it makes rows of ragged sequences from nothing")
+        target = b.emit.concat([b.emit.slice(b.emit.shape(b.out(like)), 0, 0, 2), b.sizes(shape[1:])], 0)
+        return b.emit.broadcast(b.emit.number(number, b.dtype()), target)
     if all(isinstance(s, int) for s in shape):
         return b.emit.tensor(torch.full(list(shape), number, dtype=b.dtype()))
     return b.emit.broadcast(b.emit.number(number, b.dtype()), b.sizes(shape))
 
 
-@rule("zeros", "new_zeros", "zeros_like", "empty", "new_empty", "empty_like")
-def _zeros(b: AtenNet, *_: Any, **__: Any) -> Out:
-    return _filled_as(b, 0)
-
-
-@rule("ones", "new_ones", "ones_like")
-def _ones(b: AtenNet, *_: Any, **__: Any) -> Out:
-    return _filled_as(b, 1)
-
-
-@rule("full", "full_like")
-def _full(b: AtenNet, _: Any, number: Any, **__: Any) -> Any:
-    return NotImplemented if isinstance(number, FxNode) else _filled_as(b, number)
-
-
-@rule("new_full")
-def _new_full(b: AtenNet, _: Any, __: Any, number: Any, **___: Any) -> Any:
-    return NotImplemented if isinstance(number, FxNode) else _filled_as(b, number)
-
-
-def _filled_as(b: AtenNet, number: Any) -> Out:
-    shape = b.shape()
-    if shape and str(shape[0]) in b.ragged:  # one number everywhere, as many rows as the tensor it is like
-        like = next(a for a in b.node.all_input_nodes if not isinstance(b.env.get(a), torch.Tensor))  # pyright: ignore
-        target = b.emit.concat([b.emit.slice(b.emit.shape(b.out(like)), 0, 0, 2), b.sizes(shape[1:])], 0)
-        return b.emit.broadcast(b.emit.number(number, b.dtype()), target)
-    return filled(b, number, shape)
-
-
 @rule("scalar_tensor")
-def _scalar(b: AtenNet, number: Any, **_: Any) -> Out:
+def _scalar(b: AtenNet, number: Any, **_: Any) -> Value:
     return b.out(number, b.dtype())
 
 
@@ -224,10 +199,10 @@ def _scalar(b: AtenNet, number: Any, **_: Any) -> Out:
 def _arange(b: AtenNet, *ends: Any, **_: Any) -> Any:
     start, end, step = (0, ends[0], 1) if len(ends) == 1 else (*ends, 1)[:3]
 
-    def scalar(value: Any) -> Out:
+    def scalar(value: Any) -> Value:
         return b.emit.squeeze(b.size(value), 0) if isinstance(value, FxNode) else b.emit.scalar(value)
 
     if any(isinstance(v, float) for v in (start, end, step)):
         return NotImplemented
-    numbers = b.emit.call("Range", scalar(start), scalar(end), scalar(step), output_type="i64")
-    return b.emit.cast(numbers, b.dtype(), torch.int64)
+    first, last, by = scalar(start), scalar(end), scalar(step)
+    return b.emit.cast(b.emit.range(last, first, by), b.dtype())

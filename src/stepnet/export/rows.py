@@ -1,7 +1,7 @@
-"""The closed list of ops as OpenVINO layers: one row per op.
+"""The closed list of ops as nodes of a graph: one row per op.
 
 A row value of shape s is written as [d0, d1, *s]: time and batch, in either order, in front. So a map over
-all rows and a step of a loop are the same layers, and no shape has to be computed.
+all rows and a step of a loop are the same nodes, and no shape has to be computed.
 """
 
 from __future__ import annotations
@@ -14,78 +14,55 @@ from torch import Tensor
 
 from stepnet.data.dtypes import dtype_of
 from stepnet.errors import IRError, Unsupported
-from stepnet.ir.graph import Graph, Node, Value
-from stepnet.ir.ops import OPS, Stage
+from stepnet.ir.graph import Graph, Node
+from stepnet.ir.graph import Value as BodyValue
+from stepnet.ir.ops import OPS, RANDOM, Stage
 
-from .builder import Out
-from .ops_emit import Emit
+from .emit import Emit
+from .graph import Target, Value
 
 LEAD = 2
-Rule = Callable[["RowNet", Node], Out]
-
-
-_ONE = {
-    "neg": "Negative", "abs": "Abs", "sign": "Sign", "relu": "ReLU", "floor": "Floor", "ceil": "Ceiling",
-    "not": "LogicalNot", "isnan": "IsNaN", "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "sin": "Sin",
-    "cos": "Cos", "tan": "Tan", "asin": "Asin", "acos": "Acos", "atan": "Atan", "sinh": "Sinh",
-    "cosh": "Cosh", "tanh": "Tanh", "sigmoid": "Sigmoid", "erf": "Erf",
-}  # fmt: skip
-_TWO = {
-    "add": "Add", "sub": "Subtract", "mul": "Multiply", "div": "Divide", "maximum": "Maximum",
-    "minimum": "Minimum", "eq": "Equal", "ne": "NotEqual", "lt": "Less", "le": "LessEqual", "gt": "Greater",
-    "ge": "GreaterEqual", "and": "LogicalAnd", "or": "LogicalOr", "xor": "LogicalXor", "pow": "Power",
-    "remainder": "FloorMod",
-}  # fmt: skip
-_REDUCE = {"sum": "ReduceSum", "amax": "ReduceMax", "amin": "ReduceMin"}
-_FLIPPED = {"add": "add", "mul": "mul", "maximum": "maximum", "minimum": "minimum"}
+Rule = Callable[["RowNet", Node], Value]
 
 
 class RowNet:
-    """Values of a body graph, made as layers of one net when they are asked for.
+    """Values of a body, made as nodes of one graph when they are asked for.
 
     Args:
-        emit: the net.
+        emit: the graph that they are added to.
         graph: the body.
-        nodes: those that may be made in this net.
+        nodes: those that may be made in this graph.
         constants: shared values that are known.
-        outside: gives what the net does not make: a Parameter of a loop's body.
-        late: names that depend on the state; where the order of operands is free, they go first.
+        outside: gives what is made elsewhere: a parameter of a loop's body.
         hooks: rules of ops that need to know more than the body.
     """
 
     def __init__(
-        self,
-        emit: Emit,
-        graph: Graph,
-        nodes: Iterable[Node],
-        constants: Mapping[str, Tensor],
-        outside: Callable[[str], Out],
-        late: frozenset[str] = frozenset(),
-        hooks: Mapping[str, Rule] | None = None,
-    ) -> None:
+        self, emit: Emit, graph: Graph, nodes: Iterable[Node], constants: Mapping[str, Tensor],
+        outside: Callable[[str], Value], hooks: Mapping[str, Rule] | None = None,
+    ) -> None:  # fmt: skip
         self.emit = emit
         self.graph = graph
         self.makers = {name: node for node in nodes for name in node.outputs}
         self.constants = constants
         self.outside = outside
-        self.late = late
         self.rules = {**RULES, **(hooks or {})}
-        self.known: dict[str, Out] = {}
+        self.known: dict[str, Value] = {}
         self.thin: set[str] = set()  # row values that are still [1, .., *s] or alike: they broadcast
-        self.reference: Out | None = None  # a value whose first two dimensions are those of all rows
+        self.reference: Value | None = None  # a value whose first two dimensions are those of all rows
         self.norms = {} if not self.makers else _norms(graph, self.makers)
         self._slices = _slices(self.makers.values())
 
-    def value(self, name: str) -> Value:
-        """What the graph says of a value."""
+    def value(self, name: str) -> BodyValue:
+        """What the body says of a value."""
         return self.graph.values[name]
 
     def is_row(self, name: str) -> bool:
         """Whether there is one for each row."""
         return self.graph.values[name].kind == "row"
 
-    def get(self, name: str) -> Out:
-        """The layer's output that holds a value; makes it, and what it needs, at the first time."""
+    def get(self, name: str) -> Value:
+        """The value of a name; makes it, and what it needs, at the first time."""
         work = [name]
         while work:
             top = work[-1]
@@ -103,7 +80,7 @@ class RowNet:
             self._make(node)
         return self.known[name]
 
-    def full(self, name: str) -> Out:
+    def full(self, name: str) -> Value:
         """A row value repeated to all rows."""
         out = self.get(name)
         if name not in self.thin:
@@ -114,7 +91,7 @@ class RowNet:
         target = self.emit.concat([lead, self.emit.ints(shape)], 0) if shape else lead
         return self.emit.broadcast(out, target)
 
-    def _given(self, name: str) -> Out:
+    def _given(self, name: str) -> Value:
         found = self.constants.get(name)
         return self.outside(name) if found is None else self.emit.tensor(found)
 
@@ -130,17 +107,15 @@ class RowNet:
         if norm is not None:
             source, dims, eps = norm
             axes = self.emit.ints([d + LEAD for d in dims])
-            self.known[node.output] = self.emit.call(
-                "MVN", self.known[source], axes, normalize_variance=True, eps=eps, eps_mode="INSIDE_SQRT"
-            )
+            self.known[node.output] = self.emit.call("normalize", self.known[source], axes, eps=eps)
             return
         rule = self.rules.get(node.op)
-        if rule is None:
+        if rule is None or node.op in self.emit.graph.target.refused:
             raise Unsupported(_shown(node), line=node.line)
         made = rule(self, node)
         self.known.setdefault(node.output, made)
 
-    def lifted(self, name: str, rank: int) -> Out:
+    def lifted(self, name: str, rank: int) -> Value:
         """An operand of an op whose result has `rank` dimensions: rows of fewer get them after the lead."""
         own = len(self.value(name).shape)
         out = self.known[name]
@@ -166,12 +141,8 @@ def _slices(nodes: Iterable[Node]) -> dict[tuple[str, int], list[Node]]:
     for key, parts in found.items():
         parts = sorted(set(parts), key=lambda n: n.attr("start"))
         joined = all(a.attr("end") == b.attr("start") for a, b in pairwise(parts))
-        if (
-            len(parts) > 1
-            and joined
-            and parts[0].attr("start") == 0
-            and all(n.attr("step") == 1 for n in parts)
-        ):
+        plain = parts[0].attr("start") == 0 and all(n.attr("step") == 1 for n in parts)
+        if len(parts) > 1 and joined and plain:
             whole[key] = parts
     return whole
 
@@ -252,77 +223,32 @@ def _rule(*ops: str) -> Callable[[Rule], Rule]:
     return register
 
 
-def _operands(b: RowNet, node: Node) -> list[Out]:
+_POINTWISE = tuple(op for op, facts in OPS.items() if facts.stage is Stage.POINTWISE)
+
+
+@_rule(*_POINTWISE)
+def _pointwise(b: RowNet, node: Node) -> Value:
     rank = len(b.value(node.output).shape)
-    return [b.lifted(n, rank) for n in node.inputs]
-
-
-@_rule(*_ONE)
-def _unary(b: RowNet, node: Node) -> Out:
-    return b.emit.call(_ONE[node.op], b.known[node.inputs[0]])
-
-
-@_rule(*_TWO)
-def _binary(b: RowNet, node: Node) -> Out:
-    first, second = _operands(b, node)
-    if node.op in _FLIPPED and node.inputs[1] in b.late and node.inputs[0] not in b.late:
-        first, second = second, first
-    return b.emit.call(_TWO[node.op], first, second)
-
-
-@_rule("where")
-def _where(b: RowNet, node: Node) -> Out:
-    return b.emit.call("Select", *_operands(b, node))
+    operands = [b.lifted(name, rank) for name in node.inputs]
+    return b.emit.call(node.op, *operands) if len(operands) > 1 else b.emit.pointwise(node.op, *operands)
 
 
 @_rule("copy")
-def _copy(b: RowNet, node: Node) -> Out:
+def _copy(b: RowNet, node: Node) -> Value:
     return b.known[node.inputs[0]]
 
 
 @_rule("cast")
-def _cast(b: RowNet, node: Node) -> Out:
-    source, target = b.value(node.inputs[0]), b.value(node.output)
-    return b.emit.cast(b.known[node.inputs[0]], dtype_of(target.dtype), dtype_of(source.dtype))
+def _cast(b: RowNet, node: Node) -> Value:
+    return b.emit.cast(b.known[node.inputs[0]], dtype_of(b.value(node.output).dtype))
 
 
-@_rule("round")
-def _round(b: RowNet, node: Node) -> Out:
-    return b.emit.call("Round", b.known[node.inputs[0]], mode="half_to_even")
-
-
-@_rule("trunc")
-def _trunc(b: RowNet, node: Node) -> Out:
-    return b.emit.trunc(b.known[node.inputs[0]], dtype_of(b.value(node.output).dtype))
-
-
-def _float(b: RowNet, node: Node, number: float) -> Out:
-    return b.emit.number(number, dtype_of(b.value(node.output).dtype))
-
-
-@_rule("rsqrt", "reciprocal")
-def _power(b: RowNet, node: Node) -> Out:
-    if node.op == "reciprocal":
-        return b.emit.call("Divide", _float(b, node, 1.0), b.known[node.inputs[0]])
-    return b.emit.call("Power", b.known[node.inputs[0]], _float(b, node, -0.5))
-
-
-@_rule("expm1")
-def _expm1(b: RowNet, node: Node) -> Out:
-    return b.emit.call("Subtract", b.emit.call("Exp", b.known[node.inputs[0]]), _float(b, node, 1.0))
-
-
-@_rule("log1p")
-def _log1p(b: RowNet, node: Node) -> Out:
-    return b.emit.call("Log", b.emit.call("Add", b.known[node.inputs[0]], _float(b, node, 1.0)))
-
-
-@_rule(*_REDUCE)
-def _reduce(b: RowNet, node: Node) -> Out:
+@_rule("sum", "amax", "amin")
+def _reduce(b: RowNet, node: Node) -> Value:
     (name,) = node.inputs
     lead = LEAD if b.is_row(name) else 0
     axes = b.emit.ints([d + lead for d in node.attr("dims")])
-    return b.emit.call(_REDUCE[node.op], b.known[name], axes, keep_dims=True)
+    return b.emit.call(node.op, b.known[name], axes, keepdim=True)
 
 
 def _lead(b: RowNet, node: Node) -> int:
@@ -330,7 +256,7 @@ def _lead(b: RowNet, node: Node) -> int:
 
 
 @_rule("reshape")
-def _reshape(b: RowNet, node: Node) -> Out:
+def _reshape(b: RowNet, node: Node) -> Value:
     shape = b.value(node.output).shape
     lead = (0,) * _lead(b, node)
     if not lead and not shape:
@@ -339,14 +265,14 @@ def _reshape(b: RowNet, node: Node) -> Out:
 
 
 @_rule("permute")
-def _permute(b: RowNet, node: Node) -> Out:
+def _permute(b: RowNet, node: Node) -> Value:
     lead = _lead(b, node)
     order = [*range(lead), *(d + lead for d in node.attr("dims"))]
     return b.emit.transpose(b.known[node.inputs[0]], order)
 
 
 @_rule("expand")
-def _expand(b: RowNet, node: Node) -> Out:
+def _expand(b: RowNet, node: Node) -> Value:
     (name,) = node.inputs
     shape = b.value(node.output).shape
     ones = (1,) * _lead(b, node)
@@ -354,7 +280,7 @@ def _expand(b: RowNet, node: Node) -> Out:
 
 
 @_rule("slice")
-def _slice(b: RowNet, node: Node) -> Out:
+def _slice(b: RowNet, node: Node) -> Value:
     (name,), lead, dim = node.inputs, _lead(b, node), node.attr("dim")
     parts = b.siblings(node)
     if parts:
@@ -368,16 +294,16 @@ def _slice(b: RowNet, node: Node) -> Out:
 
 
 @_rule("flip")
-def _flip(b: RowNet, node: Node) -> Out:
+def _flip(b: RowNet, node: Node) -> Value:
     out, lead = b.known[node.inputs[0]], _lead(b, node)
     for d in node.attr("dims"):
         size = b.value(node.output).shape[d]
-        out = b.emit.gather(out, b.emit.ints(list(range(size))[::-1]), d + lead)
+        out = b.emit.take(out, b.emit.ints(list(range(size))[::-1]), d + lead)
     return out
 
 
 @_rule("cat")
-def _cat(b: RowNet, node: Node) -> Out:
+def _cat(b: RowNet, node: Node) -> Value:
     lead = _lead(b, node)
     parts = []
     for name in dict.fromkeys(node.inputs):
@@ -396,21 +322,21 @@ def _cat(b: RowNet, node: Node) -> Out:
 
 
 @_rule("gather")
-def _gather(b: RowNet, node: Node) -> Out:
+def _gather(b: RowNet, node: Node) -> Value:
     lead = _lead(b, node)
     value, index = (b.full(n) if b.is_row(n) else b.known[n] for n in node.inputs)
     b.thin.discard(node.output)
-    return b.emit.call("GatherElements", value, index, axis=node.attr("dim") + lead)
+    return b.emit.call("gather", value, index, axis=node.attr("dim") + lead)
 
 
 @_rule("embed")
-def _embed(b: RowNet, node: Node) -> Out:
+def _embed(b: RowNet, node: Node) -> Value:
     table, index = node.inputs
-    return b.emit.gather(b.known[table], b.known[index], 0)
+    return b.emit.take(b.known[table], b.known[index], 0)
 
 
 @_rule("matmul")
-def _matmul(b: RowNet, node: Node) -> Out:
+def _matmul(b: RowNet, node: Node) -> Value:
     first, second = node.inputs
     rank = max(len(b.value(first).shape), len(b.value(second).shape))
     a, w = b.known[first], b.known[second]
@@ -418,13 +344,13 @@ def _matmul(b: RowNet, node: Node) -> Out:
         a, w = b.lifted(first, rank), b.lifted(second, rank)
     elif b.is_row(first) and len(b.value(second).shape) > 2 and len(b.value(first).shape) < 2:
         a = b.emit.unsqueeze(a, *range(LEAD, LEAD + len(b.value(second).shape) - 1))
-        out = b.emit.call("MatMul", a, w, transpose_a=False, transpose_b=False)
+        out = b.emit.call("matmul", a, w, transposed=False)
         return b.emit.reshape(out, (0,) * LEAD + b.value(node.output).shape)
-    return b.emit.call("MatMul", a, w, transpose_a=False, transpose_b=False)
+    return b.emit.call("matmul", a, w, transposed=False)
 
 
 @_rule("full")
-def _full(b: RowNet, node: Node) -> Out:
+def _full(b: RowNet, node: Node) -> Value:
     value = b.value(node.output)
     if b.is_row(node.output):
         b.thin.add(node.output)
@@ -436,78 +362,46 @@ def _full(b: RowNet, node: Node) -> Out:
 
 
 @_rule("iota")
-def _iota(b: RowNet, node: Node) -> Out:
+def _iota(b: RowNet, node: Node) -> Value:
     value = b.value(node.output)
     count = torch.arange(value.shape[0], dtype=dtype_of(value.dtype))
     return b.emit.tensor(count * node.attr("step") + node.attr("start"))
 
 
-WRITABLE = frozenset(RULES) | {"shift", "spread"}
-
-
-def refusal(op: str) -> str | None:
-    """Why an op of the closed list has no layer; None if it has one."""
-    if op in WRITABLE:
-        return None
-    if OPS[op].stage is Stage.ROWS:
-        return "it belongs to backward bodies, which are not written"
-    reasons = {
-        "rand": "a written model draws no noise",
-        "randn": "a written model draws no noise",
-        **dict.fromkeys(
-            (
-                "atan2",
-                "asinh",
-                "acosh",
-                "atanh",
-                "exp2",
-                "log2",
-                "log10",
-                "erfc",
-                "erfinv",
-                "lgamma",
-                "digamma",
-                "trigamma",
-                "hypot",
-                "fmod",
-                "copysign",
-                "floor_divide",
-            ),
-            "IR has no layer for it",
+# Ops that no graph holds, and why.
+_NOISE, _WHOLE = "a written model draws no noise", "the step is written whole"
+_NOT_WRITTEN = {
+    **dict.fromkeys(RANDOM, _NOISE),
+    **dict.fromkeys(
+        (
+            "argmax",
+            "argmin",
+            *(o for o, facts in OPS.items() if facts.stage is Stage.WHOLE and o not in RULES),
         ),
-        **dict.fromkeys(
-            (
-                "argmax",
-                "argmin",
-                "scatter",
-                "scatter_add",
-                "cumsum",
-                "cumprod",
-                "logcumsumexp",
-                "cumargmax",
-                "cumargmin",
-                "argsort",
-                "topk",
-            ),
-            "the step is written whole",
-        ),
-        **dict.fromkeys(
-            ("lu", "cholesky", "matrix_exp", "lu_solve", "solve_triangular", "matrix_exp_grad"),
-            "IR has no layer for it",
-        ),
-        "opaque": "it is a torch call; the step is written whole",
-    }
-    return reasons[op]
+        _WHOLE,
+    ),
+    "opaque": f"it is a torch call; {_WHOLE}",
+    **{
+        op: "it belongs to backward bodies, which are not written"
+        for op, facts in OPS.items()
+        if facts.stage is Stage.ROWS
+    },
+}
 
 
-def unwritable(where: str, op: str, line: str | None) -> IRError:
-    """The error for an op that has no layer, with the line of the user's code it came from."""
+def refusal(target: Target, op: str) -> str | None:
+    """Why an op of the closed list is not written to a format; None if it is."""
+    return target.refused.get(op) or _NOT_WRITTEN.get(op)
+
+
+def unwritable(target: Target, where: str, op: str, line: str | None) -> IRError:
+    """The error for an op that a format has not, with the line of the user's code it came from."""
     at = "" if line is None else f" ({line})"
-    why = refusal(op) if op in OPS else None
+    why = refusal(target, op)
     return IRError(
-        f"{where} cannot be written: '{op}'{at} has no OpenVINO layer here"
+        f"{where} cannot be written: '{op}'{at} has no {target.name} {target.unit} here"
         + ("" if why is None else f": {why}"),
         got=op,
-        expected="ops that IR has",
+        expected=target.ops,
         remedy="write this part with other ops, or leave it outside of the saved module",
     )

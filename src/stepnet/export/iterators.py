@@ -1,28 +1,31 @@
-"""TensorIterators built by hand, in a module that is traced: each is one node, as a recurrence is."""
+"""TensorIterators built by hand, in a module that is traced: one node each, and a loop by its ports."""
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Node as FxNode
 
+from stepnet.api import replaced
 from stepnet.compiler.capture import Replaced
 from stepnet.compiler.reach import reach
 from stepnet.compiler.record import tensors_used
 from stepnet.data.outputs import Outputs
-from stepnet.errors import IRError
 from stepnet.front.step import step_name
 from stepnet.iterator.body import CallBody
 from stepnet.iterator.ports import InputPort, OutputPort, Port
 from stepnet.iterator.tensor_iterator import INSTEAD, TensorIterator
 from stepnet.user_line import user_line
 
-from .places import places_of
+from .aten import AtenNet, rule
+from .body_trace import BodyTrace, nested
+from .calls import Recorder, Tracer, answered, call_of, places_of, traced_op
+from .emit import Emit
+from .graph import Loop, LoopInput, LoopOutput, Value
 
 
 @dataclass
@@ -43,25 +46,6 @@ class LoopCall:
         return [fed[name] for name in self.body.parameters]
 
 
-_CALLS: dict[int, LoopCall] = {}
-_numbers = itertools.count()
-
-
-@contextlib.contextmanager
-def answered(instead: Callable[..., Any] | None) -> Iterator[None]:
-    """Let `instead` answer for the TensorIterators that are called in here."""
-    token = INSTEAD.set(instead)
-    try:
-        yield
-    finally:
-        INSTEAD.reset(token)
-
-
-def loop_call(number: int) -> LoopCall:
-    """The recorded call that a node of the graph stands for."""
-    return _CALLS[number]
-
-
 def part_of(port: InputPort, value: Tensor) -> Tensor:
     """A slice of an input, as the body gets it."""
     return value if port.axis is None else value.narrow(port.axis, 0, port.part_size)
@@ -74,17 +58,12 @@ def iterations(port: Port, size: Any) -> Any:
     return (end - start if port.stride > 0 else start - end) // abs(port.stride)
 
 
-@torch.library.custom_op("stepnet::iterator", mutates_args=())
-def _iterator(call: int, inputs: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
-    raise RuntimeError("a TensorIterator of a traced module is written, not run")
-
-
-@_iterator.register_fake
-def _(call: int, inputs: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
-    made = _CALLS[call]
+@traced_op
+def iterator(call: int, inputs: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
+    made: LoopCall = call_of(call)
     feeds = dict(zip(made.loop.inputs, inputs, strict=True))
     swap = {id(t): fake for t, fake in zip(made.weights, weights, strict=True)}
-    with Replaced(swap), answered(None):
+    with Replaced(swap), answered(INSTEAD, None):
         results = made.body(*(part_of(port, feeds[port.external]) for port in made.ports))
     by_key = dict(zip(made.body.keys, results, strict=True))
     cut = [port for port in made.ports if port.axis is not None]
@@ -103,15 +82,12 @@ def _(call: int, inputs: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
     return out
 
 
-class LoopRecorder:
+class LoopRecorder(Recorder):
     """Answers for a TensorIterator by running it, and keeps what it was given."""
-
-    def __init__(self) -> None:
-        self.calls: list[int] = []
 
     def __call__(self, loop: TensorIterator, feeds: Mapping[str, Tensor]) -> Outputs:
         where = f"the TensorIterator over '{step_name(loop.body)}' ({user_line().short})"
-        with answered(None):
+        with answered(INSTEAD, None):
             body = loop.loop.body
             assert isinstance(body, CallBody)
             out = loop(**feeds)
@@ -120,28 +96,65 @@ class LoopRecorder:
             used = tensors_used(lambda: body(*made.parts), made.parts)
         made.places = places_of(used, loop.body, where, "its body")
         made.weights = list(used)
-        number = next(_numbers)
-        _CALLS[number] = made
-        self.calls.append(number)
+        self.keep(made)
         return out
 
-    def forget(self) -> None:
-        """Let go of what was kept."""
-        for number in self.calls:
-            _CALLS.pop(number, None)
 
-
-class LoopTracer:
+class LoopTracer(Tracer):
     """Answers for a TensorIterator by one node of the graph that is being traced."""
 
-    def __init__(self, calls: Sequence[int]) -> None:
-        self.calls = iter(calls)
+    what = "runs another number of TensorIterators"
 
     def __call__(self, loop: TensorIterator, feeds: Mapping[str, Tensor]) -> Outputs:
-        number = next(self.calls, None)
-        if number is None:
-            raise IRError("the module runs another number of TensorIterators when it is traced")
+        number, call = self.next()
         tensors = reach(loop.body, everything=True).tensors
-        weights = [tensors[p] for p in _CALLS[number].places]
+        weights = [tensors[p] for p in call.places]
         out = torch.ops.stepnet.iterator(number, [feeds[name] for name in loop.inputs], weights)
         return Outputs(loop.outputs, tuple(out))
+
+
+@rule("stepnet.iterator")
+def _written(
+    b: AtenNet, number: int, inputs: Sequence[FxNode], weights: Sequence[FxNode]
+) -> tuple[Value, ...]:
+    call: LoopCall = call_of(number)
+    fed = dict(zip(call.loop.inputs, inputs, strict=True))
+    shapes = [_part(b.shape(fed[port.external]), port) for port in call.ports]
+    trace = BodyTrace(b, call.where, shapes, call.parts, weights, call.weights)
+
+    def run(leaves: Sequence[Tensor], _: Sequence[Tensor]) -> Sequence[Tensor]:
+        refuse = nested(b, call.where)
+        with replaced(refuse), answered(INSTEAD, refuse):
+            return call.body(*leaves)
+
+    program = trace.traced(run, call.loop.body)
+    body = b.emit.graph.body(f"{call.body.name} body")
+    by_name = {name: trace.parameter(body, i, name) for i, name in enumerate(call.body.parameters)}
+    ins = [
+        LoopInput(b.out(fed[port.external]), parameter, **_cut(port, len(b.shape(fed[port.external]))))
+        for port, parameter in zip(call.ports, by_name.values(), strict=True)
+    ]
+    ins += trace.rest(body, "shared_{}")
+    out = AtenNet(Emit(body), call.where).run(program, [i.parameter for i in ins])
+    results = {key: body.result(value) for key, value in zip(call.body.keys, out, strict=True)}
+    ranks = {key: node.meta["val"].dim() for key, node in zip(call.body.keys, program.outputs, strict=True)}
+    outs = [
+        LoopOutput(results[port.internal], **_cut(port, ranks[port.internal]))
+        for port in call.loop.port_map
+        if isinstance(port, OutputPort)
+    ]
+    edges = tuple((results[edge.from_result], by_name[edge.to_parameter]) for edge in call.loop.back_edges)
+    return b.emit.graph.loop(Loop(body, tuple(ins), tuple(outs), edges), call.body.name)
+
+
+def _part(shape: list[Any], port: Port) -> list[Any]:
+    """The shape of a slice."""
+    if port.axis is not None:
+        shape[port.axis] = port.part_size
+    return shape
+
+
+def _cut(port: Port, rank: int) -> dict[str, Any]:
+    if port.axis is None:
+        return {}
+    return {"axis": port.axis % rank, "start": port.start, "end": port.end, "stride": port.stride}

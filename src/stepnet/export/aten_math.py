@@ -1,0 +1,333 @@
+"""Aten calls that compute: element by element, reductions, products."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from stepnet.compiler.torch_names import COMPARE, LOGIC, UNARY, stand_in_for
+
+from .aten import AtenNet, is_size, rule
+from .graph import Value
+
+_MORE = ["hardswish", "mish", "sinh", "cosh", "tan", "atan", "asin", "acos", "silu", "hardsigmoid"]
+_UNARY = UNARY | dict(zip(_MORE, _MORE, strict=True))
+_BINARY = ("mul", "maximum", "minimum", "pow", "remainder")
+
+
+def two(b: AtenNet, op: str, x: Any, y: Any, dtype: torch.dtype | None = None) -> Value:
+    """An op of two operands in one dtype, that of the result if it is not said."""
+    dtype = dtype or b.dtype()
+    return b.emit.call(op, b.out(x, dtype), b.out(y, dtype))
+
+
+@rule(*_UNARY)
+def _unary(b: AtenNet, x: Any) -> Value:
+    return b.emit.pointwise(_UNARY[b.name], b.out(x, b.dtype()))
+
+
+@rule(*_BINARY)
+def _binary(b: AtenNet, x: Any, y: Any) -> Any:
+    if b.dtype() == torch.bool:
+        return two(b, "and", x, y) if b.name == "mul" else NotImplemented
+    return two(b, b.name, x, y)
+
+
+@rule(*COMPARE)
+def _comparison(b: AtenNet, x: Any, y: Any) -> Value:
+    return two(b, COMPARE[b.name], x, y, _promoted(x, y))
+
+
+@rule(*LOGIC)
+def _logical(b: AtenNet, x: Any, y: Any) -> Any:
+    return two(b, LOGIC[b.name], x, y) if b.dtype() == torch.bool else NotImplemented
+
+
+def _promoted(x: Any, y: Any) -> torch.dtype:
+    def stand_in(v: Any) -> Any:
+        if is_size(v):
+            return 1
+        meta = getattr(v, "meta", None)
+        if meta is None:
+            return v
+        return stand_in_for(meta["val"].dtype, meta["val"].dim())
+
+    return torch.result_type(stand_in(x), stand_in(y))
+
+
+def _scaled(b: AtenNet, y: Any, alpha: Any) -> Value:
+    if alpha == 1:
+        return b.out(y, b.dtype())
+    if not hasattr(y, "meta"):
+        return b.out(y * alpha, b.dtype())
+    return b.emit.call("mul", b.out(y, b.dtype()), b.out(alpha, b.dtype()))
+
+
+@rule("add")
+def _add(b: AtenNet, x: Any, y: Any, alpha: Any = 1) -> Any:
+    if b.dtype() == torch.bool:
+        return NotImplemented
+    return b.emit.call("add", b.out(x, b.dtype()), _scaled(b, y, alpha))
+
+
+@rule("sub", "rsub")
+def _sub(b: AtenNet, x: Any, y: Any, alpha: Any = 1) -> Value:
+    x, y = (y, x) if b.name == "rsub" else (x, y)
+    return b.emit.call("sub", b.out(x, b.dtype()), _scaled(b, y, alpha))
+
+
+@rule("div", "true_divide")
+def _div(b: AtenNet, x: Any, y: Any, rounding_mode: str | None = None) -> Any:
+    if rounding_mode is None:
+        return two(b, "div", x, y)
+    if not b.dtype().is_floating_point:
+        return NotImplemented
+    found = two(b, "div", x, y)
+    return b.emit.call("floor", found) if rounding_mode == "floor" else b.emit.pointwise("trunc", found)
+
+
+@rule("square")
+def _square(b: AtenNet, x: Any) -> Value:
+    return two(b, "mul", x, x)
+
+
+@rule("log_sigmoid", "log_sigmoid_forward")
+def _log_sigmoid(b: AtenNet, x: Any) -> Any:
+    if isinstance(b.meta, (tuple, list)):
+        return NotImplemented
+    return b.emit.call("neg", b.emit.call("softplus", b.emit.call("neg", b.out(x))))
+
+
+@rule("round.default", "isnan")
+def _as_it_is(b: AtenNet, x: Any) -> Value:
+    return b.emit.call(b.name, b.out(x))
+
+
+@rule("logical_not", "bitwise_not")
+def _not(b: AtenNet, x: Any) -> Any:
+    return b.emit.call("not", b.out(x, torch.bool)) if b.dtype() == torch.bool else NotImplemented
+
+
+@rule("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
+def _where(b: AtenNet, condition: Any, x: Any, y: Any) -> Value:
+    return b.emit.call("where", b.out(condition, torch.bool), b.out(x, b.dtype()), b.out(y, b.dtype()))
+
+
+@rule("masked_fill")
+def _masked_fill(b: AtenNet, x: Any, mask: Any, value: Any) -> Value:
+    return b.emit.call("where", b.out(mask, torch.bool), b.out(value, b.dtype()), b.out(x, b.dtype()))
+
+
+@rule("clamp", "clamp_min", "clamp_max", "hardtanh", "relu6")
+def _clamp(b: AtenNet, x: Any, low: Any = None, high: Any = None) -> Value:
+    name = b.name
+    if name == "clamp_max":
+        low, high = None, low
+    elif name == "hardtanh":
+        low, high = -1.0 if low is None else low, 1.0 if high is None else high
+    elif name == "relu6":
+        low, high = 0.0, 6.0
+    out = b.out(x, b.dtype())
+    if low is not None:
+        out = b.emit.call("maximum", out, b.out(low, b.dtype()))
+    return out if high is None else b.emit.call("minimum", out, b.out(high, b.dtype()))
+
+
+@rule("gelu")
+def _gelu(b: AtenNet, x: Any, approximate: str = "none") -> Value:
+    return b.emit.call("gelu", b.out(x), approximate=approximate)
+
+
+@rule("leaky_relu")
+def _leaky(b: AtenNet, x: Any, slope: float = 0.01) -> Value:
+    return b.emit.call("prelu", b.out(x), b.emit.tensor(torch.tensor([slope], dtype=b.dtype())))
+
+
+@rule("elu")
+def _elu(b: AtenNet, x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
+    if scale != 1 or input_scale != 1:
+        return NotImplemented
+    return b.emit.call("elu", b.out(x), alpha=float(alpha))
+
+
+@rule("softplus")
+def _softplus(b: AtenNet, x: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
+    return b.emit.call("softplus", b.out(x)) if beta == 1 else NotImplemented
+
+
+@rule("dropout", "feature_dropout", "alpha_dropout")
+def _dropout(b: AtenNet, x: Any, p: float, train: bool) -> Value:
+    if train and p:
+        raise b.refuse("a written model draws no noise; module.eval() first")
+    return b.out(x)
+
+
+@rule("clone", "alias", "detach", "detach_", "contiguous", "lift_fresh_copy", "positive")
+def _same(b: AtenNet, x: Any, **_: Any) -> Value:
+    return b.out(x)
+
+
+@rule("_to_copy", "to", "type_as", "convert_element_type")
+def _to(b: AtenNet, x: Any, *_: Any, **__: Any) -> Value:
+    return b.out(x, b.dtype())
+
+
+# reductions
+
+
+_REDUCE = {name: name for name in ("sum", "mean", "prod", "amax", "amin")} | {"max": "amax", "min": "amin"}
+
+
+@rule(
+    "sum.dim_IntList", "sum.default", "mean.dim", "mean.default", "prod.dim_int", "amax", "amin",
+    "max.default", "min.default",
+)  # fmt: skip
+def _reduce(b: AtenNet, x: Any, dims: Any = None, keepdim: bool = False, **_: Any) -> Value:
+    wanted = [dims] if isinstance(dims, int) else list(dims or range(len(b.shape(x))))
+    axes = [b.axis(x, d) for d in wanted]
+    value = b.out(x, b.dtype())
+    return b.emit.call(_REDUCE[b.name], value, b.emit.ints(axes), keepdim=keepdim) if axes else value
+
+
+@rule("max.dim", "min.dim")
+def _top(b: AtenNet, x: Any, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+    return _topk(b, x, dim, keepdim, b.name)
+
+
+@rule("argmax", "argmin")
+def _arg(b: AtenNet, x: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    if dim is None:
+        return NotImplemented
+    return _topk(b, x, dim, keepdim, b.name.removeprefix("arg"))[1]
+
+
+@rule("topk")
+def _largest(b: AtenNet, x: Any, k: Any, dim: int = -1, largest: bool = True, *_: Any) -> Any:
+    if not isinstance(k, int):
+        return NotImplemented
+    return b.emit.top(b.out(x), k, b.axis(x, dim), "max" if largest else "min")
+
+
+def _topk(b: AtenNet, x: Any, dim: int, keepdim: bool, mode: str) -> tuple[Value, Value]:
+    axis = b.axis(x, dim)
+    values, places = b.emit.top(b.out(x), 1, axis, mode)
+    return (values, places) if keepdim else (b.emit.squeeze(values, axis), b.emit.squeeze(places, axis))
+
+
+@rule("cumsum")
+def _cumsum(b: AtenNet, x: Any, dim: int, **_: Any) -> Value:
+    return b.emit.call("cumsum", b.out(x, b.dtype()), b.emit.scalar(b.axis(x, dim)))
+
+
+@rule("softmax.int", "_softmax", "log_softmax.int", "_log_softmax")
+def _softmax(b: AtenNet, x: Any, dim: int, *_: Any, **__: Any) -> Value:
+    return b.emit.call(b.name.removeprefix("_"), b.out(x, b.dtype()), axis=b.axis(x, dim))
+
+
+@rule("layer_norm")
+def _layer_norm(
+    b: AtenNet, x: Any, size: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
+) -> Value:
+    rank = len(b.shape(x))
+    axes = [b.axis(x, d) for d in range(rank - len(size), rank)]
+    out = b.emit.call("normalize", b.out(x), b.emit.ints(axes), eps=float(eps))
+    if weight is not None:
+        out = b.emit.call("mul", out, b.out(weight))
+    return out if bias is None else b.emit.call("add", out, b.out(bias))
+
+
+@rule("batch_norm")
+def _batch_norm(
+    b: AtenNet, x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float,
+    eps: float, *_: Any,
+) -> Any:  # fmt: skip
+    if training or b.is_ragged(x):
+        return NotImplemented
+    scale = torch.rsqrt(b.constant(var) + eps)
+    if weight is not None:
+        scale = scale * b.constant(weight)
+    shift = -b.constant(mean) * scale
+    if bias is not None:
+        shift = shift + b.constant(bias)
+    shape = [-1] + [1] * (len(b.shape(x)) - 2)
+    product = b.emit.call("mul", b.out(x), b.emit.tensor(scale.detach().reshape(shape)))
+    return b.emit.call("add", product, b.emit.tensor(shift.detach().reshape(shape)))
+
+
+# products
+
+
+def matmul(b: AtenNet, x: Value, y: Value, *, transposed: bool = False) -> Value:
+    """x @ y, or x @ y^T."""
+    return b.emit.call("matmul", x, y, transposed=transposed)
+
+
+@rule("mm", "bmm", "matmul", "mv", "dot")
+def _matmul(b: AtenNet, x: Any, y: Any) -> Any:
+    if b.is_ragged(y) or (b.is_ragged(x) and len(b.shape(y)) > 2):
+        raise b.refuse("it mixes rows of ragged sequences")
+    return matmul(b, b.out(x), b.out(y))
+
+
+@rule("linear")
+def _linear(b: AtenNet, x: Any, weight: Any, bias: Any = None) -> Value:
+    out = matmul(b, b.out(x), b.out(weight), transposed=True)
+    return out if bias is None else b.emit.call("add", out, b.out(bias))
+
+
+@rule("addmm", "baddbmm")
+def _addmm(b: AtenNet, bias: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+    if beta != 1 or alpha != 1:
+        return NotImplemented
+    return b.emit.call("add", matmul(b, b.out(x), b.out(y)), b.out(bias))
+
+
+@rule("conv1d", "conv2d")
+def _conv(
+    b: AtenNet, x: Any, weight: Any, bias: Any = None, stride: Any = (1,), padding: Any = (0,),
+    dilation: Any = (1,), groups: int = 1,
+) -> Any:  # fmt: skip
+    spatial = len(b.shape(weight)) - 2
+    if b.is_ragged(x) or len(b.shape(x)) != spatial + 2:
+        return NotImplemented
+
+    def each(v: Any) -> list[int]:
+        v = [v] if isinstance(v, int) else list(v)
+        return v * spatial if len(v) == 1 else v
+
+    if isinstance(padding, str):
+        total = [0] * spatial
+        if padding == "same":
+            total = [d * (k - 1) for d, k in zip(each(dilation), b.shape(weight)[2:], strict=True)]
+        begin = [size // 2 for size in total]
+        end = [size - front for size, front in zip(total, begin, strict=True)]
+    else:
+        begin = end = each(padding)
+    out = b.emit.call(
+        "conv", b.out(x), b.out(weight), strides=each(stride), dilations=each(dilation), pads_begin=begin,
+        pads_end=end, groups=groups, kernel=b.shape(weight),
+    )  # fmt: skip
+    if bias is None:
+        return out
+    return b.emit.call("add", out, b.emit.reshape(b.out(bias), [1, -1, *[1] * spatial]))
+
+
+@rule("scaled_dot_product_attention")
+def _attention(
+    b: AtenNet, q: Any, k: Any, v: Any, mask: Any = None, dropout: float = 0.0, causal: bool = False, *,
+    scale: float | None = None, enable_gqa: bool = False,
+) -> Any:  # fmt: skip
+    width = b.shape(q)[-1]
+    if dropout or causal or enable_gqa or not isinstance(width, int) or any(map(b.is_ragged, (q, k, v))):
+        return NotImplemented
+    factor = 1 / math.sqrt(width) if scale is None else scale
+    query = b.emit.call("mul", b.out(q), b.out(factor, b.dtype()))
+    scores = matmul(b, query, b.out(k), transposed=True)
+    if mask is not None:
+        if b.dtype(mask) == torch.bool:
+            return NotImplemented
+        scores = b.emit.call("add", scores, b.out(mask))
+    return matmul(b, b.emit.call("softmax", scores, axis=len(b.shape(q)) - 1), b.out(v))

@@ -1,0 +1,156 @@
+"""Short ways to add nodes to a graph: constants made once, dtypes known, shapes by pattern."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .graph import Graph, Value
+
+I64 = torch.int64
+END = 2**63 - 1  # of an axis, whatever its size
+_TRUTH = frozenset(["eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "xor", "isnan"])
+
+
+class Emit:
+    """Adds nodes to one graph. A constant that is asked for twice is one node."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._numbers: dict[object, Value] = {}
+        self._tensors: dict[int, tuple[Tensor, Value]] = {}
+
+    def call(self, op: str, *inputs: Value, **attributes: Any) -> Value:
+        """An op of one output."""
+        (out,) = self.graph.node(op, inputs, [self._dtype(op, inputs, attributes)], attributes)
+        return out
+
+    def _dtype(self, op: str, inputs: Sequence[Value], attributes: dict[str, Any]) -> torch.dtype:
+        if op in _TRUTH:
+            return torch.bool
+        if op in ("shape", "range"):
+            return I64
+        if op == "cast":
+            return attributes["dtype"]
+        return self.graph.dtype(inputs[op == "where"])
+
+    def pointwise(self, op: str, x: Value) -> Value:
+        """An op of one operand, element by element; some are made of simpler ones."""
+        dtype = self.graph.dtype(x)
+        if op == "reciprocal":
+            return self.call("div", self.number(1.0, dtype), x)
+        if op == "rsqrt":
+            return self.call("pow", x, self.number(-0.5, dtype))
+        if op == "expm1":
+            return self.call("sub", self.call("exp", x), self.number(1.0, dtype))
+        if op == "log1p":
+            return self.call("log", self.call("add", x, self.number(1.0, dtype)))
+        if op == "trunc":  # rounded towards zero
+            return self.call("mul", self.call("sign", x), self.call("floor", self.call("abs", x)))
+        return self.call(op, x)
+
+    def number(self, value: float, dtype: torch.dtype) -> Value:
+        """A scalar constant."""
+        key = (repr(value), dtype)
+        if key not in self._numbers:
+            self._numbers[key] = self.graph.constant(torch.tensor(value, dtype=dtype))
+        return self._numbers[key]
+
+    def ints(self, values: Sequence[int]) -> Value:
+        """A list of whole numbers, as an int64 constant."""
+        key = tuple(values)
+        if key not in self._numbers:
+            self._numbers[key] = self.graph.constant(torch.tensor(list(values), dtype=I64))
+        return self._numbers[key]
+
+    def scalar(self, value: int) -> Value:
+        """An int64 scalar: an axis or an index."""
+        return self.number(int(value), I64)
+
+    def tensor(self, value: Tensor) -> Value:
+        """A constant tensor; the same tensor is the same node."""
+        if id(value) not in self._tensors:
+            self._tensors[id(value)] = (value, self.graph.constant(value))
+        return self._tensors[id(value)][1]
+
+    def reshape(self, x: Value, pattern: Sequence[int]) -> Value:
+        """Reshape; 0 keeps a dimension, -1 is what is left."""
+        return self.call("reshape", x, self.ints(pattern), zero_keeps=True)
+
+    def reshape_to(self, x: Value, shape: Value) -> Value:
+        """Reshape to a shape that the graph computes."""
+        return self.call("reshape", x, shape, zero_keeps=False)
+
+    def squeeze(self, x: Value, *axes: int) -> Value:
+        """Drop dimensions of size 1."""
+        return self.call("squeeze", x, self.ints(axes))
+
+    def unsqueeze(self, x: Value, *axes: int) -> Value:
+        """Add dimensions of size 1; `axes` are those of the result."""
+        return self.call("unsqueeze", x, self.ints(axes))
+
+    def transpose(self, x: Value, order: Sequence[int]) -> Value:
+        """Permute dimensions."""
+        if list(order) == list(range(len(order))):
+            return x
+        return self.call("permute", x, self.ints(order))
+
+    def concat(self, parts: Sequence[Value], axis: int) -> Value:
+        """Join along an axis."""
+        return parts[0] if len(parts) == 1 else self.call("cat", *parts, axis=axis)
+
+    def slice(self, x: Value, axis: int, start: int | Value, end: int | Value = END, step: int = 1) -> Value:
+        """Part of an axis, as Python slices."""
+        bounds = [v if isinstance(v, Value) else self.ints([v]) for v in (start, end)]
+        return self.call("slice", x, *bounds, self.ints([step]), self.ints([axis]))
+
+    def take(self, x: Value, index: Value, axis: int, *, batch_dims: int = 0) -> Value:
+        """Entries along an axis; of each entry of the first `batch_dims` dimensions, its own."""
+        return self.call("take", x, index, self.scalar(axis), batch_dims=batch_dims)
+
+    def shape(self, x: Value) -> Value:
+        """The shape, as an int64 list."""
+        return self.call("shape", x)
+
+    def size(self, x: Value, axis: int) -> Value:
+        """The size of an axis, as an int64 list of one."""
+        return self.take(self.shape(x), self.ints([axis]), 0)
+
+    def range(self, end: Value, start: Value | None = None, step: Value | None = None) -> Value:
+        """Whole numbers up to `end`, from 0 on by 1."""
+        return self.call("range", start or self.scalar(0), end, step or self.scalar(1))
+
+    def split(self, x: Value, axis: int, sizes: Sequence[int]) -> tuple[Value, ...]:
+        """Parts of an axis, one after the other."""
+        if len(sizes) == 1:
+            return (x,)
+        inputs = (x, self.scalar(axis), self.ints(sizes))
+        return self.graph.node("split", inputs, [self.graph.dtype(x)] * len(sizes))
+
+    def top(self, x: Value, count: int, axis: int, mode: str) -> tuple[Value, ...]:
+        """The largest (`max`) or smallest (`min`) entries along an axis, in order, and where they are."""
+        attributes = {"axis": axis, "mode": mode}
+        return self.graph.node("topk", (x, self.scalar(count)), (self.graph.dtype(x), I64), attributes)
+
+    def cast(self, x: Value, dtype: torch.dtype) -> Value:
+        """The same numbers in another dtype; truth is what differs from 0."""
+        source = self.graph.dtype(x)
+        if dtype == source:
+            return x
+        if dtype == torch.bool:
+            return self.call("ne", x, self.number(0, source))
+        if source.is_floating_point and not dtype.is_floating_point:  # a runtime may round; torch cuts off
+            x = self.pointwise("trunc", x)
+        return self.call("cast", x, dtype=dtype)
+
+    def broadcast(self, x: Value, shape: Value) -> Value:
+        """x repeated to a shape, or to what both together have."""
+        return self.call("expand", x, shape)
+
+    def copied(self, x: Value) -> Value:
+        """The same values in memory of their own, if x is a parameter: a runtime that hands states on one
+        after the other would else read a new one for an old one."""
+        return self.call("copy", x) if self.graph.nodes[x.node].op == "parameter" else x

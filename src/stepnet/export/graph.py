@@ -1,0 +1,211 @@
+"""A model as a graph of small ops, for any file format. Loops are nodes that hold the graph of their body.
+
+Ops are named as in `stepnet.ir.ops`, or as torch names them, and mean what torch means. Axes, shapes and
+bounds are int64 values, as sizes may be computed; what else is known as a model is written are attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+V = TypeVar("V")
+
+
+def _ops(*names: str) -> frozenset[str]:
+    return frozenset(name for text in names for name in text.split())
+
+
+OPS = _ops(
+    # x, element by element; attributes: gelu: approximate; elu: alpha; a copy has memory of its own
+    "neg abs sign relu floor ceil round not isnan exp log sqrt sin cos tan tanh sigmoid erf sinh cosh atan",
+    "asin acos hardswish hardsigmoid mish silu softplus gelu elu cast copy",
+    # x, y of one dtype, which broadcast; prelu: x, slopes; where: condition, x, y
+    "add sub mul div floor_divide maximum minimum pow remainder eq ne lt le gt ge and or xor prelu where",
+    # x, axes; attribute keepdim; normalize: eps
+    "sum mean amax amin prod normalize",
+    # x; attribute axis; cumsum: x, axis; topk: x, how many, attributes axis and mode (max or min)
+    "softmax log_softmax cumsum topk",
+    # x, y; attribute transposed (y); conv: x, kernel, attributes as those of torch, and the kernel's shape
+    "matmul conv",
+    # x, shape; attribute zero_keeps: 0 keeps a dimension; expand: to what both shapes broadcast to
+    "reshape expand tile",
+    # x, axes; permute: x, dims; pad: x, before, after, number; slice: x, starts, ends, steps, axes
+    "squeeze unsqueeze permute pad slice",
+    # parts, attribute axis; split: x, axis, sizes; take: x, index, axis, attribute batch_dims;
+    # gather: x, index, attribute axis
+    "cat split take gather",
+    # x; range: start, end, step
+    "shape range",
+    # made by methods of a graph
+    "parameter constant result loop cell",
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """The format that a graph is for, as errors call it.
+
+    `unit` is one op of it, `ops` all of them, `nested` what it cannot hold where a loop has another in its
+    body. `refused` says of ops of `stepnet.ir.ops` why the format has none.
+    """
+
+    name: str
+    unit: str
+    ops: str
+    nested: str
+    refused: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Value:
+    """An output of a node."""
+
+    graph: Graph
+    node: int
+    index: int = 0
+
+
+@dataclass(frozen=True)
+class LoopInput(Generic[V]):
+    """What feeds a parameter of a loop's body: `value` whole, or its slices if `axis` is given.
+
+    A slice holds as many elements as `stride` says; `start` and `end` count as in `stepnet.InputPort`. The
+    values of a format may stand in it, too.
+    """
+
+    value: V
+    parameter: V
+    axis: int | None = None
+    start: int = 0
+    end: int = -1
+    stride: int = 1
+
+
+@dataclass(frozen=True)
+class LoopOutput:
+    """An output of a loop: the last value of a result of the body, or all joined along `axis`."""
+
+    result: int
+    axis: int | None = None
+    start: int = 0
+    end: int = -1
+    stride: int = 1
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop: a body, ports, and back edges from a result to the parameter of the next step.
+
+    It runs as often as its slices allow; if it takes none, as often as `count`, a value and an axis, says. A
+    loop with a condition runs while the result `goes_on` is true, from `condition` on, at most `trips` times.
+    """
+
+    body: Graph
+    inputs: tuple[LoopInput[Value], ...]
+    outputs: tuple[LoopOutput, ...]
+    back_edges: tuple[tuple[int, Value], ...]
+    count: tuple[Value, int] | None = None
+    trips: Value | None = None
+    condition: Value | None = None
+    goes_on: int | None = None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A loop around a known cell alone.
+
+    `kind` is lstm, gru or rnn; `w`, `r` and `b` are its weights, gates in the order f i c o or z r h. Of the
+    inputs of its node the first is x, cut along `time`, the others are the initial states; it gives the rows
+    of the states that are in `joined`, then the last value of each.
+    """
+
+    kind: str
+    w: Tensor
+    r: Tensor
+    b: Tensor
+    time: int
+    reverse: bool
+    joined: tuple[int, ...]
+    linear_before_reset: bool = False
+    activation: str | None = None
+
+
+@dataclass(frozen=True)
+class Node:
+    """One op. `dtypes` are those of its outputs; `content` is a constant's tensor, or what a loop holds."""
+
+    op: str
+    inputs: tuple[Value, ...]
+    attributes: Mapping[str, Any]
+    dtypes: tuple[torch.dtype, ...]
+    name: str | None = None
+    content: Tensor | Loop | Cell | None = None
+
+
+@dataclass(eq=False)
+class Graph:
+    """Nodes in the order that they were made, each after what feeds it.
+
+    >>> graph = Graph("double", Target("ONNX", "op", "ONNX ops", "a loop", {}))
+    >>> x = graph.parameter("x", torch.float32, (-1, 3))
+    >>> y = graph.node("mul", [x, graph.constant(torch.tensor(2.0))], [torch.float32])[0]
+    >>> graph.result(y, ("y",))
+    3
+    >>> [node.op for node in graph.nodes]
+    ['parameter', 'constant', 'mul', 'result']
+    """
+
+    name: str
+    target: Target
+    nodes: list[Node] = field(default_factory=list)
+
+    def parameter(self, name: str, dtype: torch.dtype, shape: Sequence[int]) -> Value:
+        """An input; -1 in `shape` is a size that is left open."""
+        return self._add(Node("parameter", (), {"shape": tuple(shape)}, (dtype,), name))[0]
+
+    def constant(self, tensor: Tensor) -> Value:
+        """A constant. The tensor is kept, not copied."""
+        return self._add(Node("constant", (), {}, (tensor.dtype,), content=tensor.detach()))[0]
+
+    def node(
+        self, op: str, inputs: Sequence[Value], dtypes: Sequence[torch.dtype],
+        attributes: Mapping[str, Any] | None = None,
+    ) -> tuple[Value, ...]:  # fmt: skip
+        """An op; its outputs."""
+        return self._add(Node(op, tuple(inputs), attributes or {}, tuple(dtypes)))
+
+    def loop(self, loop: Loop, name: str) -> tuple[Value, ...]:
+        """A loop; its outputs."""
+        inputs = [v for v in (loop.trips, loop.condition) if v is not None]
+        inputs += [i.value for i in loop.inputs]
+        dtypes = tuple(loop.body.nodes[out.result].dtypes[0] for out in loop.outputs)
+        return self._add(Node("loop", tuple(inputs), {}, dtypes, name, loop))
+
+    def cell(self, cell: Cell, x: Value, states: Sequence[Value], name: str) -> tuple[Value, ...]:
+        """A loop around a known cell; its outputs."""
+        dtypes = (cell.w.dtype,) * (len(cell.joined) + len(states))
+        return self._add(Node("cell", (x, *states), {}, dtypes, name, cell))
+
+    def result(self, value: Value, names: Sequence[str] = ()) -> int:
+        """An output of the graph; the number of its node."""
+        self._add(Node("result", (value,), {"names": tuple(names)}, (self.dtype(value),)))
+        return len(self.nodes) - 1
+
+    def body(self, name: str) -> Graph:
+        """A graph for the body of a loop of this one."""
+        return Graph(name, self.target)
+
+    def dtype(self, value: Value) -> torch.dtype:
+        """The dtype of a value."""
+        return self.nodes[value.node].dtypes[value.index]
+
+    def _add(self, node: Node) -> tuple[Value, ...]:
+        assert node.op in OPS, node.op
+        assert all(value.graph is self for value in node.inputs), f"{node.op} reads a value of another graph"
+        self.nodes.append(node)
+        return tuple(Value(self, len(self.nodes) - 1, i) for i in range(len(node.dtypes)))

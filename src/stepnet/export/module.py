@@ -1,0 +1,219 @@
+"""A module as a graph: torch ops as they were traced, each recurrence a loop, sequences padded."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from stepnet.api import replaced
+from stepnet.data.lod import LoDTensor
+from stepnet.data.offsets import LoD
+from stepnet.data.outputs import Outputs
+from stepnet.data.sequence import INSTEAD as SEQUENCES
+from stepnet.data.tree import flatten, names, unflatten
+from stepnet.errors import IRError
+from stepnet.iterator.tensor_iterator import INSTEAD as LOOPS
+from stepnet.repeat import INSTEAD as WHILE_LOOPS
+
+from . import aten_math, aten_shape, sequences  # noqa: F401  (they fill the table)
+from .aten import AtenNet, is_known
+from .calls import answered
+from .emit import Emit
+from .graph import Graph, Target, Value
+from .inputs import (
+    Dynamic,
+    Input,
+    batch_number,
+    closed,
+    dynamic_of,
+    inputs_of,
+    repeated,
+    structures,
+    without_features,
+)
+from .iterators import LoopRecorder, LoopTracer
+from .recurrences import RecurrenceRecorder, RecurrenceTracer
+from .scans import Steps, mask_of
+from .trace import Program, program, sizes_of
+from .while_loops import WhileRecorder, WhileTracer
+
+
+def module_graph(
+    module: Any, example_inputs: Any, target: Target, *, dynamic: Dynamic | None = None, name: str = "model"
+) -> Graph:
+    """A torch module, or a function of tensors, as a graph.
+
+    Args:
+        module: it is run on the example, and traced.
+        example_inputs: a tensor or a LoDTensor, a tuple of arguments, or a dict of arguments by name.
+        target: the format that the graph is for.
+        dynamic: the dimensions of each input that take any size. None: those that hold batch and time.
+        name: of the graph.
+
+    Raises:
+        IRError: something in it cannot be written; says what, and the line it came from.
+    """
+    where = _described(module)
+    args, kwargs = _arguments(example_inputs)
+    leaves, spec = flatten((args, kwargs))
+    leaves = [LoDTensor.from_packed(v) if isinstance(v, PackedSequence) else v for v in leaves]
+    inputs = inputs_of(module, args, kwargs, leaves)
+    batch = 0
+    if any(i.lod is not None for i in inputs):
+        batch = batch_number(module, inputs)
+        inputs = repeated(inputs, batch, dynamic)
+    recorders = RecurrenceRecorder(), LoopRecorder(), WhileRecorder()
+    try:
+        recurrences, loops, while_loops = recorders
+        with (
+            torch.no_grad(),
+            replaced(recurrences),
+            answered(LOOPS, loops),
+            answered(WHILE_LOOPS, while_loops),
+        ):
+            a, k = unflatten(spec, [i.value for i in inputs])
+            outputs = _outputs(_plain(module(*a, **k)), where)
+        calls = [recorder.calls for recorder in recorders]
+        trace = _Trace(module, where, spec, inputs, calls, dynamic)
+        return _graph(Graph(name, target), trace, outputs, batch)
+    finally:
+        for recorder in recorders:
+            recorder.forget()
+
+
+class _Trace:
+    """A module that is traced with what was noted when it ran for real."""
+
+    def __init__(
+        self, module: Any, where: str, spec: Any, inputs: list[Input], calls: list[list[int]],
+        dynamic: Dynamic | None,
+    ) -> None:  # fmt: skip
+        self.module, self.where, self.spec, self.inputs, self.calls = module, where, spec, inputs, calls
+        self.dynamic = dynamic
+        self.tensors = [i for i in inputs if isinstance(i.value, (Tensor, LoDTensor))]
+        self.lods = structures(inputs)
+        self.examples = [i.value.values if isinstance(i.value, LoDTensor) else i.value for i in self.tensors]
+        self.examples += [lod.lengths() for lod in self.lods]
+
+    def program(self) -> Program:
+        """The module with as many sizes left open as was asked for, or else as make sense."""
+        where, lods = self.where, len(self.lods)
+        chosen = dynamic_of(self.tensors, lods, self.dynamic, where)
+        made = self._traced(chosen)
+        if self.dynamic is None and closed(made):  # time may be the last dimension
+            chosen = dynamic_of(self.tensors, lods, self.dynamic, where, wide=True)
+            made = self._traced(chosen)
+        if self.dynamic is None:
+            fewer = without_features(made, chosen, self.examples)
+            if fewer != chosen:
+                made = self._traced(fewer)
+        return made
+
+    def _traced(self, dynamic: list[dict[int, bool]]) -> Program:
+        return program(self._run, self.module, self.examples, dynamic, self.where, is_known)
+
+    def _run(self, *leaves: Tensor) -> Sequence[Tensor]:
+        values = iter(leaves)
+        rebuilt: list[Any] = []
+        shared: dict[int, LoD] = {}
+        for i in self.inputs:
+            if i.lod is None:
+                rebuilt.append(next(values) if isinstance(i.value, Tensor) else i.value)
+                continue
+            rows = next(values)
+            lod = shared.setdefault(i.lod, LoD.trusted(self.lods[i.lod].levels, rows.shape[0]))
+            rebuilt.append(LoDTensor._make(rows, lod))
+        counts = dict(zip(shared, values, strict=True))
+        by_lod = {id(shared[k]): length for k, length in counts.items()}
+
+        def lengths(x: LoDTensor) -> Tensor:
+            if id(x._lod) not in by_lod:
+                raise IRError(
+                    f"{self.where} cannot be written: "
+                    "a recurrence runs over sequences that are not an input's"
+                )
+            return by_lod[id(x._lod)]
+
+        args, kwargs = unflatten(self.spec, rebuilt)
+        recurrences, loops, while_loops = self.calls
+        tracer = RecurrenceTracer(recurrences, lengths)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(answered(SEQUENCES, tracer.sequences))
+            stack.enter_context(replaced(tracer))
+            stack.enter_context(answered(LOOPS, LoopTracer(loops)))
+            stack.enter_context(answered(WHILE_LOOPS, WhileTracer(while_loops)))
+            results, _ = flatten(_plain(self.module(*args, **kwargs)))
+        return [leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in results]
+
+
+def _graph(graph: Graph, trace: _Trace, outputs: list[str], batch: int) -> Graph:
+    """The program of a module as nodes."""
+    made = trace.program()
+    inputs: list[Value] = []
+    for i, node in zip(trace.tensors, made.inputs, strict=False):
+        shape = [s if isinstance(s, int) else -1 for s in sizes_of(node.meta["val"], batch)]
+        if i.lod is not None:
+            shape = [-1, -1, *shape[1:]]
+        inputs.append(graph.parameter(i.name, node.meta["val"].dtype, shape))
+    ragged: dict[str, Value] = {}
+    for k, _ in enumerate(trace.lods):
+        text = "lengths" if len(trace.lods) == 1 else f"lengths_{k}"
+        inputs.append(graph.parameter(text, torch.int64, (-1,)))
+        for i, node in zip(trace.tensors, made.inputs, strict=False):
+            if i.lod == k:
+                ragged[str(node.meta["val"].shape[0])] = inputs[-1]
+    aten = AtenNet(Emit(graph), trace.where, ragged)
+    aten.batch = batch
+    aten.must_be_open = trace.dynamic is None
+    for value, node, text in zip(aten.run(made, inputs), made.outputs, outputs, strict=True):
+        graph.result(_ended(aten, node, value), (text,))
+    return graph
+
+
+def _ended(aten: AtenNet, node: Any, out: Value) -> Value:
+    """Zeros past the end of each sequence."""
+    if not aten.is_ragged(node):
+        return out
+    emit, dtype = aten.emit, node.meta["val"].dtype
+    steps = Steps(1, False, aten.ragged[str(node.meta["val"].shape[0])])
+    mask = mask_of(emit, steps, out, len(node.meta["val"].shape) - 1)
+    return emit.call("where", mask, out, emit.number(0, dtype))
+
+
+def _described(module: Any) -> str:
+    if isinstance(module, nn.Module):
+        return f"module {type(module).__name__}"
+    return f"function {getattr(module, '__name__', type(module).__name__)}"
+
+
+def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(example_inputs, Mapping):
+        return (), dict(example_inputs)
+    if isinstance(example_inputs, (tuple, list)) and not isinstance(example_inputs, PackedSequence):
+        return tuple(example_inputs), {}
+    return (example_inputs,), {}
+
+
+def _plain(results: Any) -> Any:
+    """What a module returns, as tensors in tuples, lists and dicts."""
+    return dict(results.items()) if isinstance(results, Outputs) else results
+
+
+def _outputs(results: Any, where: str) -> list[str]:
+    """The names of the outputs: by key if they are in a dict."""
+    parts = results if isinstance(results, dict) and results else {"y": results}
+    texts: list[str] = []
+    for key, part in parts.items():
+        leaves, spec = flatten(part)
+        for text, value in zip(names(spec, str(key)), leaves, strict=True):
+            if not isinstance(value, (Tensor, LoDTensor)):
+                raise IRError(
+                    f"{where} cannot be written: its result {text} is no tensor", got=type(value).__name__
+                )
+            texts.append(text)
+    return texts

@@ -1,0 +1,52 @@
+"""Operations on whole sequences of a ragged batch, which is written padded: [batch, time, ...]."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .aten import AtenNet, rule
+from .calls import traced_op
+from .graph import Value
+from .scans import Steps, last_row, mask_of, per_sequence
+
+
+@traced_op
+def sequences(kind: str, rows: Tensor, x: Tensor, lengths: Tensor, pad: float) -> Tensor:
+    if kind == "softmax":
+        return torch.empty_like(x)
+    return x.new_empty([(rows if kind == "expand" else lengths).shape[0], *x.shape[1:]])
+
+
+@rule("stepnet.sequences")
+def _written(b: AtenNet, kind: str, rows: Any, x: Any, lengths: Any, pad: float) -> Value:
+    emit, dtype = b.emit, b.dtype()
+    table, counts = b.out(rows), b.out(lengths)
+    rank = len(b.shape()) - 1  # of the features
+    if kind == "expand":
+        lead = emit.slice(emit.shape(table), 0, 0, 2)
+        shape = emit.concat([lead, b.sizes(b.shape()[1:])], 0) if rank else lead
+        return emit.broadcast(emit.unsqueeze(b.out(x), 1), shape)
+    mask = mask_of(emit, Steps(1, False, counts), table, rank)
+    if kind in ("softmax", "max"):
+        lowest = emit.number(float("-inf") if dtype.is_floating_point else torch.iinfo(dtype).min, dtype)
+        kept = emit.call("where", mask, table, lowest)
+        if kind == "softmax":
+            return emit.call("softmax", kept, axis=1)
+        pooled = emit.call("amax", kept, emit.ints([1]), keepdim=False)
+    elif kind == "first":
+        pooled = emit.take(table, emit.scalar(0), 1)
+    elif kind == "last":
+        pooled = last_row(emit, table, counts)
+    else:
+        kept = emit.call("where", mask, emit.cast(table, dtype), emit.number(0, dtype))
+        pooled = emit.call("sum", kept, emit.ints([1]), keepdim=False)
+        if kind != "sum":
+            count = emit.cast(emit.call("maximum", counts, emit.scalar(1)), dtype)
+            if kind == "sqrt":
+                count = emit.call("sqrt", count)
+            pooled = emit.call("div", pooled, per_sequence(emit, count, rank))
+    some = per_sequence(emit, emit.call("gt", counts, emit.scalar(0)), rank)
+    return emit.call("where", some, pooled, emit.number(pad, dtype))

@@ -1,0 +1,177 @@
+"""A function of tensors as a graph of aten calls. The only file here that touches torch's tracing."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram, export
+from torch.fx import Node as FxNode
+from torch.fx import traceback as fx_traceback
+from torch.overrides import TorchFunctionMode
+
+from stepnet.data.values import SIZE
+from stepnet.errors import IRError, Unsupported
+from stepnet.user_line import line_run_by
+
+Known = Callable[[FxNode], bool]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A traced function: its inputs and outputs as nodes, and the values of those that are constants."""
+
+    inputs: tuple[FxNode, ...]
+    constants: dict[FxNode, Tensor]
+    nodes: tuple[FxNode, ...]
+    outputs: tuple[FxNode, ...]
+
+
+def program(
+    run: Callable[..., Sequence[Tensor]], owner: Any, leaves: Sequence[Tensor],
+    dynamic: Sequence[dict[int, bool]], where: str, known: Known,
+) -> Program:  # fmt: skip
+    """Trace a function of tensors.
+
+    Args:
+        run: the function.
+        owner: the module whose parameters it reads, if it reads any.
+        leaves: examples of its arguments.
+        dynamic: for each the dynamic dimensions; True: must be, False: where nothing speaks against it.
+        where: what is traced, for errors.
+        known: whether a call can stay as it is; others are taken apart into simpler ones.
+
+    Raises:
+        IRError: it cannot be traced, or a dimension that must be dynamic is not.
+    """
+    exported = _lowered(_traced(run, owner, [leaf.detach() for leaf in leaves], dynamic, where), known)
+    signature = exported.graph_signature
+    values = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    lifted = signature.inputs_to_lifted_tensor_constants
+    constants = {}
+    nodes = tuple(exported.graph.nodes)
+    for node in nodes:
+        if node.op != "placeholder":
+            continue
+        if node.name in values:
+            target = values[node.name]
+            weight = exported.state_dict.get(target)
+            constants[node] = exported.constants[target] if weight is None else weight
+        elif node.name in lifted:
+            constants[node] = exported.constants[lifted[node.name]]
+    changed = list(signature.buffers_to_mutate.values())
+    if changed:
+        raise IRError(
+            f"{where} cannot be written: it changes buffers of a module as it runs",
+            got=", ".join(changed),
+            remedy="module.eval() first",
+        )
+    by_name = {node.name: node for node in nodes}
+    inputs = [by_name[str(name)] for name in signature.user_inputs]
+    outputs = [by_name[str(name)] for name in signature.user_outputs]
+    plain = tuple(n for n in nodes if n.op == "call_function")
+    return Program(tuple(inputs), constants, plain, tuple(outputs))
+
+
+class _Number:
+    """A size that is any number in what is written, though it was one number in the trace."""
+
+    class _Expression:
+        def __init__(self, expr: Any) -> None:
+            self.expr = expr
+
+    def __init__(self, name: str) -> None:
+        self.node = self._Expression(sympy.Symbol(name, integer=True))
+
+    def __str__(self) -> str:
+        return str(self.node.expr)
+
+
+BATCH = _Number("sequences")
+
+
+class _Lines(TorchFunctionMode):
+    """Tells torch's tracing which line of the user's code each call is in."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        line = line_run_by(__file__)
+        fx_traceback.set_stack_trace([line.short] if line else [])
+        result = func(*args, **(kwargs or {}))
+        if func in (torch.tensor, torch.as_tensor) and isinstance(args[0], torch.SymInt):
+            setattr(result, SIZE, args[0])  # else a number that the trace knows nothing of
+        return result
+
+
+class _Traced(nn.Module):
+    """A function of tensors as a module, with `owner` (if it is one) among its own."""
+
+    def __init__(self, run: Callable[..., Sequence[Tensor]], owner: Any) -> None:
+        super().__init__()
+        self.run = run
+        if isinstance(owner, nn.Module):
+            self.owner = owner
+
+    def forward(self, *leaves: Tensor) -> tuple[Tensor, ...]:
+        with _Lines():
+            return tuple(self.run(*leaves))
+
+
+def _traced(
+    run: Callable[..., Sequence[Tensor]], owner: Any, leaves: Sequence[Tensor],
+    dynamic: Sequence[dict[int, bool]], where: str,
+) -> ExportedProgram:  # fmt: skip
+    shapes = tuple({d: Dim.DYNAMIC if must else Dim.AUTO for d, must in dims.items()} for dims in dynamic)
+    try:
+        with warnings.catch_warnings(), torch.no_grad(), fx_traceback.preserve_node_meta():
+            warnings.simplefilter("ignore")
+            return export(
+                _Traced(run, owner), tuple(leaves), dynamic_shapes=(shapes,) if leaves else None, strict=False
+            )
+    except (IRError, Unsupported):
+        raise
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None:  # torch wraps what the module raised
+            if isinstance(cause, IRError):
+                raise cause from None
+            cause = cause.__cause__ or cause.__context__
+        text = str(error).strip().splitlines()
+        raise IRError(
+            f"{where} cannot be written: it could not be traced with sizes left open",
+            got=f"{type(error).__name__}: {text[0] if text else ''}",
+            remedy="let sizes come from tensors (x.shape[0]), and use no Python control flow on values",
+        ) from error
+
+
+def _lowered(program: ExportedProgram, known: Known) -> ExportedProgram:
+    calls = [n for n in program.graph.nodes if n.op == "call_function"]
+    if all(known(n) for n in calls):
+        return program
+    table = torch.export.default_decompositions()
+    kept = {n.target for n in calls if known(n)}
+    for overload in [o for o in table if o in kept]:
+        del table[overload]
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        return program.run_decompositions(table)
+
+
+def sizes_of(value: Tensor, batch: int = 0) -> list[Any]:
+    """The shape of a traced tensor. A size that the trace found to be fixed is an int; `batch` is the number
+    that stands for any number of sequences."""
+    sizes = [
+        int(size.node.expr) if isinstance(size, torch.SymInt) and size.node.expr.is_Integer else size
+        for size in value.shape
+    ]
+    return [BATCH if batch and isinstance(size, int) and size == batch else size for size in sizes]
+
+
+def line_of(node: FxNode) -> str | None:
+    """The line of the user's code that a traced call came from, as file:line."""
+    found = (node.meta.get("stack_trace") or "").strip()
+    return found if found and "\n" not in found else None

@@ -1,0 +1,70 @@
+"""A step that cannot be cut, whole in the body of a loop."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+from torch.fx import Node as FxNode
+
+from stepnet.api import replaced
+from stepnet.data.tree import flatten
+from stepnet.front.step import StepBody
+
+from .aten import AtenNet
+from .body_trace import BodyTrace, nested
+from .emit import Emit
+from .graph import Loop, LoopInput, LoopOutput, Value
+from .scans import Steps
+
+if TYPE_CHECKING:
+    from .recurrences import Call
+
+
+def write_step(
+    b: AtenNet, call: Call, where: str, x: Sequence[Value], states: Sequence[Value],
+    nodes: tuple[Sequence[FxNode], Sequence[FxNode], Sequence[FxNode]], steps: Steps,
+) -> tuple[list[Value], list[Value]]:  # fmt: skip
+    """A loop around the whole step; takes and gives what `write_plan` does. `nodes` are those of x, the
+    states and the weights in the trace around.
+
+    Raises:
+        IRError: the step cannot be traced, or calls what cannot be written.
+    """
+    x_nodes, state_nodes, weight_nodes = nodes
+    shapes = [[s for i, s in enumerate(b.shape(n)) if i != steps.time] for n in x_nodes]
+    shapes += [b.shape(n) for n in state_nodes]
+    examples = [*(leaf.select(call.axis, 0) for leaf in call.x), *call.state]
+    trace = BodyTrace(b, where, shapes, examples, weight_nodes, call.weights)
+
+    def run(leaves: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
+        step = StepBody(call.body.step, call.body.x_spec, call.body.state_spec)
+        with warnings.catch_warnings(), replaced(nested(b, where)):
+            y, new = step.call(leaves[: len(x)], leaves[len(x) :])
+        return [*flatten(y)[0], *new]
+
+    program = trace.traced(run, call.body.step)
+    body = b.emit.graph.body(f"{call.body.name} body")
+    inner = AtenNet(Emit(body), where)
+    inputs: list[LoopInput] = []
+    arguments: list[Value] = []
+    for i, value in enumerate(x):
+        part = trace.parameter(body, i, call.body.x_names[i], steps.time)
+        inputs.append(LoopInput(value, part, **steps.cut()))
+        # not a squeeze: a runtime may let it share memory with the slice, and write the next state there
+        arguments.append(inner.emit.take(part, inner.emit.scalar(0), steps.time))
+    carried = []
+    for i, value in enumerate(states):
+        carried.append(trace.parameter(body, len(x) + i, call.body.state_names[i]))
+        inputs.append(LoopInput(value, carried[-1]))
+    inputs += trace.rest(body, "shared_{}")
+    arguments += [i.parameter for i in inputs[len(x) :]]
+    out = [inner.emit.copied(value) for value in inner.run(program, arguments)]
+    results = [body.result(value) for value in out[len(call.y) :]]
+    joined = [body.result(inner.emit.unsqueeze(value, steps.time)) for value in out[: len(call.y)]]
+    outputs = [*(LoopOutput(r, **steps.cut()) for r in joined), *(LoopOutput(r) for r in results)]
+    edges = tuple(zip(results, carried, strict=True))
+    made = b.emit.graph.loop(Loop(body, tuple(inputs), tuple(outputs), edges), call.body.name)
+    return list(made[: len(call.y)]), list(made[len(call.y) :])

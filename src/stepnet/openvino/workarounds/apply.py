@@ -1,0 +1,32 @@
+"""Nets in forms that OpenVINO runs right."""
+
+from __future__ import annotations
+
+from stepnet.openvino.records import Net
+from stepnet.openvino.writing.edit import Editor, all_nets, copied
+
+from .dropped_slices import told_count
+from .old_cells import plain_cells
+from .ranges import whole_ranges
+from .shared_memory import keep_apart
+from .shared_ports import one_port_each
+
+
+def worked_around(net: Net) -> Net:
+    """A net that computes the same, and that OpenVINO computes right; the original stays as it is."""
+    net = copied(net)
+    for inner in all_nets(net):
+        edit = Editor(inner)
+        plain_cells(edit)
+        for layer in list(inner.layers.values()):
+            if layer.bodies:
+                one_port_each(edit, layer)
+            if layer.bodies and layer.type != "If":
+                whole_ranges(edit, layer)
+        for layer in list(inner.layers.values()):
+            if layer.type == "TensorIterator":
+                told_count(edit, layer)
+            if layer.type in ("TensorIterator", "Loop"):
+                keep_apart(layer)
+        edit.done()
+    return net

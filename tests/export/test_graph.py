@@ -1,0 +1,135 @@
+"""Graphs of no format: what a module becomes, and that each format has a rule for every op."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import stepnet
+from stepnet import LoDTensor, cells
+from stepnet.errors import IRError
+from stepnet.export import Target, module_graph
+from stepnet.export.graph import OPS, Cell, Loop
+from stepnet.openvino.writing.from_graph import LAYERS
+
+TARGET = Target("Clay", "tablet", "what is burnt", "a loop in a loop", {"atan2": "it has no fingers"})
+EXPORT = Path(stepnet.__file__).parent / "export"
+BY_HAND = {"parameter", "constant", "result", "loop", "cell", "copy", "conv"}  # not by a row of a table
+
+
+def graph_of(module, *example, **options):
+    torch.manual_seed(0)
+    return module_graph(module.eval(), example, TARGET, **options)
+
+
+def contents(graph, kind):
+    return [node.content for node in graph.nodes if isinstance(node.content, kind)]
+
+
+def ops(graph):
+    return [node.op for node in graph.nodes]
+
+
+def test_openvino_has_a_row_for_every_op_and_none_besides():
+    assert set(LAYERS) | BY_HAND == OPS
+    assert not set(LAYERS) & BY_HAND
+
+
+def test_no_file_knows_a_format():
+    for path in EXPORT.glob("*.py"):
+        code = re.sub(r'"""(?s:.*?)"""|#.*', "", path.read_text(encoding="utf-8"))
+        assert not re.search(r"openvino|onnx", code, re.IGNORECASE), path.name
+
+
+def test_a_known_cell_is_one_node():
+    graph = graph_of(stepnet.Recurrent(cells.GRU(3, 4)), torch.randn(5, 2, 3))
+    (cell,) = contents(graph, Cell)
+    assert (cell.kind, cell.time, cell.reverse, cell.linear_before_reset) == ("gru", 0, False, True)
+    assert (cell.w.shape, cell.r.shape, cell.b.shape) == ((12, 3), (12, 4), (16,))
+    assert "matmul" not in ops(graph)
+
+
+def test_a_loop_holds_only_what_depends_on_the_state():
+    graph = graph_of(stepnet.Recurrent(cells.PeepholeLSTM(3, 4)), torch.randn(5, 2, 3))
+    (loop,) = contents(graph, Loop)
+    assert ops(loop.body).count("matmul") == ops(graph).count("matmul") == 1
+    assert len(loop.back_edges) == 2
+    assert [port.axis for port in loop.inputs if port.axis is not None] == [0]
+
+
+def test_a_loop_without_slices_says_what_counts_it():
+    module = stepnet.Recurrent(lambda x, h: (h, 0.5 * h))
+    graph = graph_of(module, torch.randn(5, 2, 3), torch.randn(2, 3))
+    (loop,) = contents(graph, Loop)
+    value, axis = loop.count
+    assert graph.nodes[value.node].op == "parameter"
+    assert axis == 0
+
+
+def test_a_while_loop_computes_its_condition():
+    class Halved(nn.Module):
+        def forward(self, x):
+            (y,) = stepnet.while_loop(lambda v: v.sum() > 1, lambda v: (v / 2,), (x,))
+            return y
+
+    graph = graph_of(Halved(), torch.rand(4, 3) + 1)
+    (loop,) = contents(graph, Loop)
+    assert loop.condition is not None
+    assert loop.body.nodes[loop.goes_on].op == "result"
+    assert loop.body.dtype(loop.body.nodes[loop.goes_on].inputs[0]) == torch.bool
+
+
+def test_ragged_sequences_are_padded_and_come_with_lengths():
+    x = LoDTensor.from_lengths(torch.randn(5, 3), [[2, 3]])
+    graph = graph_of(stepnet.Recurrent(cells.LSTM(3, 4)), x)
+    inputs = {node.name: node.attributes["shape"] for node in graph.nodes if node.op == "parameter"}
+    assert inputs == {"x": (-1, -1, 3), "lengths": (-1,)}
+
+
+class Everything(nn.Module):
+    """Calls whose dtype is not that of their first operand."""
+
+    def forward(self, x, i):
+        top, at = x.topk(2, -1)
+        return {
+            "sums": (x > 0).sum(-1), "mixed": i * 0.5, "cut": x.int() + i, "mask": torch.where(x > 0, x, 1.0),
+            "top": top, "at": at + 1, "sizes": torch.arange(x.shape[0]) * x.shape[1], "half": x.half() + 1,
+            "logic": (x > 0) & (i > 1), "mean": i.float().mean(), "wide": x.double().exp(),
+        }  # fmt: skip
+
+
+def test_a_graph_knows_the_dtypes_that_torch_has():
+    example = torch.randn(4, 3), torch.randint(3, (4, 3))
+    graph = graph_of(Everything(), *example)
+    results = {node.attributes["names"][0]: node.dtypes[0] for node in graph.nodes if node.op == "result"}
+    assert results == {name: value.dtype for name, value in Everything()(*example).items()}
+
+
+def test_errors_are_in_the_words_of_the_format():
+    def step(x, s):
+        return x, torch.linalg.qr(x.unsqueeze(-1)).R.squeeze(-1) + s
+
+    with pytest.raises(IRError, match=r"linalg_qr.*has no Clay tablet here"):
+        graph_of(stepnet.Recurrent(step), torch.randn(5, 2, 3), torch.randn(2, 1))
+    ragged = LoDTensor.from_lengths(torch.randn(5, 3), [[2, 3]])
+    with pytest.raises(IRError, match=r"'atan2'.*has no Clay tablet here: it has no fingers"):
+        graph_of(stepnet.Recurrent(lambda x, s: (torch.atan2(x, s), s + x)), ragged, torch.randn(2, 3))
+
+
+def test_rows_of_ragged_sequences_are_not_made_from_nothing():
+    class Made(nn.Module):
+        def __init__(self, make):
+            super().__init__()
+            self.make = make
+
+        def forward(self, x):
+            return x.with_values(x.values + self.make(x.values))
+
+    x = LoDTensor.from_lengths(torch.randn(5, 3), [[2, 3]])
+    assert "expand" in ops(graph_of(Made(torch.ones_like), x))
+    with pytest.raises(IRError, match="makes rows of ragged sequences from nothing"):
+        graph_of(Made(lambda rows: torch.ones(rows.shape[0], 3)), x)
