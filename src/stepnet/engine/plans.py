@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 
 from stepnet.compiler.iteration import code_of
 from stepnet.data.modes import autocast_dtype, default_device
-from stepnet.data.tree import unflatten
+from stepnet.data.tree import LEAF, unflatten
 from stepnet.errors import NoCompiler, SlowPathWarning, StepError, TorchOpsWarning, Unsupported
 from stepnet.executors.autograd import Call
 from stepnet.executors.autograd import run as run_plan
@@ -69,7 +69,11 @@ def run(loop: Loop, feeds: Mapping[str, Any], *, backend: str, warn: int = 5) ->
     call = Call(entry.ready, sequences.layout, entry.compiled.constants, plain)
     out = run_plan(call, x_rows, states, weights)
     n_y = len(entry.ready.plan.y)
-    outputs = unflatten(entry.y_spec, [sequences.restore(rows) for rows in out[:n_y]])
+    y = [sequences.restore(rows) for rows in out[:n_y]]
+    if entry.y_spec.children == (LEAF,):
+        outputs = {entry.y_spec.keys[0]: y[0]}
+    else:
+        outputs = unflatten(entry.y_spec, y)
     for output, place in loop.finals:
         outputs[output] = out[n_y + place]
     return outputs

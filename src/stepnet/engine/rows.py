@@ -41,9 +41,9 @@ def as_rows(loop: Loop, feeds: Mapping[str, Any]) -> Sequences:
     if reason is not None:
         raise Unsupported(reason)
     layout, x_rows, restore = _as_table(leaves, loop.sweep)
-    for port, state in zip(loop.merged, states, strict=True):
+    for place, state in enumerate(states):
         if state.dim() == 0 or state.shape[0] != layout.sequences:
-            raise Unsupported(f"{port.parameter} does not have one row per sequence")
+            raise Unsupported(f"{loop.merged[place].parameter} does not have one row per sequence")
     return Sequences(layout, x_rows, restore, states, shared)
 
 

@@ -266,9 +266,11 @@ def as_loop(
     axis: int,
 ) -> tuple[Loop, dict[str, Any]]:  # fmt: skip
     """A call of `recurrent` as a loop, and what it is fed."""
-    ragged = any(isinstance(leaf, LoDTensor) for leaf in x_leaves)
+    ragged = isinstance(x_leaves[0], LoDTensor) or any(isinstance(leaf, LoDTensor) for leaf in x_leaves)
     loop = loop_over(body, reverse=reverse, level=level if ragged else None, axis=axis)
-    return loop, dict(zip(body.parameters, (*x_leaves, *state_leaves), strict=True))
+    feeds = dict(zip(body.x_names, x_leaves, strict=True))
+    feeds.update(zip(body.state_names, state_leaves, strict=True))
+    return loop, feeds
 
 
 def loop_over(body: StepBody, *, reverse: bool, level: int | None, axis: int) -> Loop:
