@@ -17,6 +17,13 @@ UNSUPPORTED = {
     "gather": "a gather by index",
     "shift": "a value carried outside the scan",
 }
+# Of torch calls, by a part of their names: what compiles in their place.
+REWRITES = {
+    "cumsum": "x.cumsum(-1) of n features is x @ torch.ones(n, n).triu(), which compiles",
+    "complex": "hold real and imaginary parts as two real values, whose arithmetic compiles",
+    "fft": "torch.fft.fft(x) of n features is x @ f.real and x @ f.imag with f = torch.fft.fft(torch.eye(n)) "
+    "made once; these compile",
+}
 # Every op that no loop of generated C holds, and why. Outside of loops torch runs it.
 REFUSED = {
     "atan2": "`sn_math.h` has no function for it",
@@ -62,8 +69,12 @@ def fits(body: Graph, node: Node) -> bool:
 def _check_node(body: Graph, node: Node) -> None:
     stage, values = OPS[node.op].stage, body.values
     if node.op in UNSUPPORTED or stage is Stage.OPAQUE:
-        what = UNSUPPORTED.get(node.op) or f"the torch call {node.attr('target')}"
-        raise Unsupported(f"the loop holds {what}, which generated C does not do", line=node.line)
+        target = str(node.attr("target")) if node.op not in UNSUPPORTED else ""
+        what = UNSUPPORTED.get(node.op) or f"the torch call {target}"
+        remedy = next((rewrite for part, rewrite in REWRITES.items() if part in target), None)
+        raise Unsupported(
+            f"the loop holds {what}, which generated C does not do", line=node.line, remedy=remedy
+        )
     if stage is Stage.MATMUL and values[node.inputs[1]].kind == "row":
         _check_product(body, node)
     if stage is Stage.SOURCE and node.op != "full":
