@@ -57,13 +57,14 @@ def check(loop: LoopPlan, region: Region) -> str:
     return dtypes.pop() if dtypes else "float32"
 
 
-def fits(body: Graph, node: Node) -> bool:
+def fits(loop: LoopPlan, region: Region, node: Node) -> bool:
     """Whether an op may stand in a scan of generated C."""
     try:
-        _check_node(body, node)
+        _check_node(loop.body, node)
     except Unsupported:
         return False
-    return True
+    types = {loop.body.values[name].dtype for name in (*node.inputs, *node.outputs)}
+    return types - {"bool", "int64"} <= floating_types(loop, region)
 
 
 def _check_node(body: Graph, node: Node) -> None:
