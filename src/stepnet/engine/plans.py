@@ -58,8 +58,12 @@ def run_compiled(
         if warn and backend == AUTO:
             _tell(SlowPathWarning, body, reads, refusal, warn)
         raise refusal.fresh()
-    if warn and backend == AUTO and entry.ready.executor.in_torch and _on_cpu(sequences, state_leaves):
-        _tell(TorchOpsWarning, body, reads, _reason(entry), warn)
+    in_torch = entry.ready.executor.in_torch and _on_cpu(sequences, state_leaves)
+    if warn and backend == AUTO and in_torch and entry.refusals:
+        refusal = _reason(entry)
+        told = refusal.line is not None or isinstance(refusal, NoCompiler)  # not a dtype: the caller chose it
+        if told:
+            _tell(TorchOpsWarning, body, reads, refusal, warn)
     weights = [reads.tensors[place] for place in entry.weights]
     x_rows = [rows.contiguous() for rows in sequences.x_rows]
     states = [state.contiguous() for state in state_leaves]
