@@ -95,6 +95,7 @@ def recurrent(
 
     Warns:
         SlowPathWarning: once for a step that cannot be compiled and runs by the plain loop.
+        TorchOpsWarning: once for a step that generated C declines and that runs by torch ops.
 
     >>> import torch
     >>> x = LoDTensor.from_lengths(torch.ones(4, 1), [[3, 1]])

@@ -60,8 +60,12 @@ def run(loop: Loop, feeds: Mapping[str, Any], *, backend: str, warn: int = 5) ->
         if warn and backend == AUTO:
             _tell(SlowPathWarning, loop, reads, refusal, warn)
         raise refusal.fresh()
-    if warn and backend == AUTO and entry.ready.executor.in_torch and _on_cpu(sequences):
-        _tell(TorchOpsWarning, loop, reads, _reason(entry), warn)
+    in_torch = entry.ready.executor.in_torch and _on_cpu(sequences)
+    if warn and backend == AUTO and in_torch and entry.refusals:
+        refusal = _reason(entry)
+        told = refusal.line is not None or isinstance(refusal, NoCompiler)  # not a dtype: the caller chose it
+        if told:
+            _tell(TorchOpsWarning, loop, reads, refusal, warn)
     weights = [reads.tensors[place] for place in entry.weights]
     x_rows = [rows.contiguous() for rows in sequences.x_rows]
     states = [state.contiguous() for state in sequences.states]

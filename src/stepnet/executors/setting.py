@@ -20,7 +20,8 @@ def set_backend(backend: str) -> None:
 
     Args:
         backend: `"auto"` takes the first that accepts the step, of generated C, torch ops and the plain
-            loop; each of these, and what `register` added, can be asked for by name.
+            loop, unless another is timed faster; each of these, and what `register` added, can be asked for
+            by name.
 
     Raises:
         StepError: there is no such backend.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from stepnet.executors.base import Executor
 from stepnet.executors.loop import Scan
 from stepnet.executors.schedule.adopt import adopt
@@ -29,7 +31,7 @@ class GeneratedC(Executor):
         return is_surely_faster(plan, sequences)
 
     def prepare(self, loop: LoopPlan) -> LoopPlan:
-        return adopt(gather_wide(loop, lambda node: fits(loop.body, node)))
+        return adopt(gather_wide(loop, functools.partial(fits, loop)))
 
     def scan(self, loop: LoopPlan, region: Region) -> CScan:
         return CScan(loop, region)

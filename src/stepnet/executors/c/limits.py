@@ -17,6 +17,11 @@ _MOST_PRODUCTS, _MOST_DOTS = 1 << 19, 1 << 15
 UNSUPPORTED = {
     "shift": "a value carried outside the scan",
 }
+# Of torch calls, by a part of their names: what compiles in their place.
+REWRITES = {
+    "fft": "torch.fft.fft(x) of n features is x @ f.real and x @ f.imag with f = torch.fft.fft(torch.eye(n)) "
+    "made once; these compile",
+}
 # Every op that no loop of generated C holds, and why. Outside of loops torch runs it.
 REFUSED = {
     **dict.fromkeys(("shift", "spread"), "it moves values between steps, so it never stands inside a loop"),
@@ -51,20 +56,25 @@ def check(loop: LoopPlan, region: Region) -> str:
     return dtypes.pop() if dtypes else "float32"
 
 
-def fits(body: Graph, node: Node) -> bool:
+def fits(loop: LoopPlan, region: Region, node: Node) -> bool:
     """Whether an op may stand in a scan of generated C."""
     try:
-        _check_node(body, node)
+        _check_node(loop.body, node)
     except Unsupported:
         return False
-    return True
+    types = {loop.body.values[name].dtype for name in (*node.inputs, *node.outputs)}
+    return types - {"bool", "int64"} <= floating_types(loop, region)
 
 
 def _check_node(body: Graph, node: Node) -> None:
     stage, values = OPS[node.op].stage, body.values
     if node.op in UNSUPPORTED or stage is Stage.OPAQUE:
-        what = UNSUPPORTED.get(node.op) or f"the torch call {node.attr('target')}"
-        raise Unsupported(f"the loop holds {what}, which generated C does not do", line=node.line)
+        target = str(node.attr("target")) if node.op not in UNSUPPORTED else ""
+        what = UNSUPPORTED.get(node.op) or f"the torch call {target}"
+        remedy = next((rewrite for part, rewrite in REWRITES.items() if part in target), None)
+        raise Unsupported(
+            f"the loop holds {what}, which generated C does not do", line=node.line, remedy=remedy
+        )
     if stage is Stage.MATMUL and values[node.inputs[1]].kind != "shared":
         _check_product(body, node)
     if stage is Stage.SOURCE and node.op != "full":

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from stepnet.executors.base import floating_types
 from stepnet.ir.graph import Node, in_order
 from stepnet.ir.ops import OPS, Stage
 from stepnet.ir.plan import LoopPlan, Region
@@ -22,7 +21,7 @@ from .views import VIEWS
 _LEAST = 128  # numbers of a matrix that is better made where it is read
 
 
-def gather_wide(loop: LoopPlan, fits: Callable[[Node], bool]) -> LoopPlan:
+def gather_wide(loop: LoopPlan, fits: Callable[[Region, Node], bool]) -> LoopPlan:
     """The loop with such ops moved into the scans they border on, as far as `fits` lets them stand there."""
     regions = list(loop.regions)
     at = 0
@@ -40,9 +39,8 @@ def gather_wide(loop: LoopPlan, fits: Callable[[Node], bool]) -> LoopPlan:
 
 
 class _Move:
-    def __init__(self, loop: LoopPlan, scan: Region, fits: Callable[[Node], bool]) -> None:
+    def __init__(self, loop: LoopPlan, scan: Region, fits: Callable[[Region, Node], bool]) -> None:
         self.body, self.scan, self.fits = loop.body, scan, fits
-        self.types = floating_types(loop, scan)
 
     def run(self, before: Region | None, after: Region | None) -> list[Region] | None:
         """The map before, the scan and the map after with nodes moved; None: none is."""
@@ -107,8 +105,7 @@ class _Move:
         product = node.op == "matmul" and values[node.inputs[1]].kind == "row"
         if not (looped or product) or not any(map(self._is_matrix, names)):
             return False
-        floats = {values[name].dtype for name in names} - {"bool", "int64"}
-        return floats <= self.types and self.fits(node)
+        return self.fits(self.scan, node)
 
     def _is_matrix(self, name: str) -> bool:
         value = self.body.values[name]
