@@ -152,6 +152,30 @@ def _matrix_exp(matrix: Tensor) -> Any:
     return _MatrixExp.apply(matrix) if not matrix.is_complex() else NotImplemented
 
 
+class _Determinant(torch.autograd.Function):
+    """Its gradient as torch has it, in the matrix's own dtype: torch's trace mixes in the default one."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor) -> Tensor:
+        found, factors, swaps = torch.ops.aten._linalg_det(matrix)
+        ctx.save_for_backward(found, factors, swaps)
+        ctx.adjoint = not matrix.is_contiguous()  # torch factors the transpose of what is
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        found, factors, swaps = ctx.saved_tensors
+        diagonal = factors.diagonal(dim1=-2, dim2=-1)
+        least = torch.full_like(diagonal, torch.finfo(factors.dtype).eps)
+        lifted = torch.where(diagonal == 0, least, torch.zeros_like(diagonal))
+        right = torch.diag_embed((grad * found).unsqueeze(-1).expand_as(diagonal))
+        return torch.linalg.lu_solve(factors + torch.diag_embed(lifted), swaps, right, adjoint=ctx.adjoint)
+
+
+def _determinant(matrix: Tensor) -> Any:
+    return NotImplemented if matrix.is_complex() or matrix.dim() < 2 else _Determinant.apply(matrix)
+
+
 def _attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
@@ -226,6 +250,9 @@ SIMPLER: dict[Any, Callable[..., Any]] = {
     torch.take_along_dim: _take_along_dim,
     Tensor.take_along_dim: _take_along_dim,
     torch.linalg.solve: _solve,
+    torch.det: _determinant,
+    torch.linalg.det: _determinant,
+    Tensor.det: _determinant,
     torch.matrix_exp: _matrix_exp,
     torch.linalg.matrix_exp: _matrix_exp,
     Tensor.matrix_exp: _matrix_exp,
