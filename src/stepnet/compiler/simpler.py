@@ -120,6 +120,10 @@ def _take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> A
     return input.expand(here).gather(dim, indices.remainder(input.shape[dim]).expand(there))
 
 
+def _solve_ex(a: Tensor, b: Tensor, **how: Any) -> Any:
+    return torch.ops.aten._linalg_solve_ex(a, b, check_errors=True, **how)
+
+
 def _solve(A: Tensor, B: Tensor, *, left: bool = True) -> Any:
     """With a vector as a matrix of one column; torch asks whether it is one by the number of rows."""
     if A.dim() < 2 or not all(type(n) is int for n in A.shape[-2:]):
@@ -127,11 +131,11 @@ def _solve(A: Tensor, B: Tensor, *, left: bool = True) -> Any:
     if B.dim() == A.dim() - 1 and type(B.shape[0]) is type(A.shape[0]):
         if not left or B.shape[-1] != A.shape[-1]:
             return NotImplemented
-        return torch._linalg_solve_ex(A, B.unsqueeze(-1), check_errors=True)[0].squeeze(-1)
+        return _solve_ex(A, B.unsqueeze(-1))[0].squeeze(-1)
     if B.dim() != A.dim() or any(type(a) is not type(b) for a, b in zip(A.shape, B.shape, strict=True)):
         shape = (*(A if A.dim() > B.dim() else B).shape[:-2],)
         A, B = A.expand(*shape, *A.shape[-2:]), B.expand(*shape, *B.shape[-2:])
-    return torch._linalg_solve_ex(A, B, left=left, check_errors=True)[0]
+    return _solve_ex(A, B, left=left)[0]
 
 
 class _MatrixExp(torch.autograd.Function):
@@ -183,8 +187,8 @@ def _attention(
     """Products and a softmax; 0 where a mask leaves nothing to attend to."""
     if dropout_p or enable_gqa or query.dim() < 3 or query.dim() != key.dim():
         return NotImplemented
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = (query * scale) @ key.transpose(-2, -1)
+    factor: float = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = (query * factor) @ key.transpose(-2, -1)
     if is_causal:
         places = torch.arange(query.shape[-2])[:, None], torch.arange(key.shape[-2])
         attn_mask = places[0] >= places[1]
