@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from plans import BACKENDS, ops, plan_of
 from stepnet import cells
 from stepnet.api import recurrent
-from stepnet.errors import StepError
+from stepnet.errors import StepError, Unsupported
 from stepnet.testing import check_step
 
 DTYPE = torch.float64
@@ -203,7 +203,7 @@ def drawn(x, h):
         "one": torch.multinomial(odds, 1),
         "two": torch.multinomial(odds, 2),
         "again": torch.multinomial(odds, 3, replacement=True),
-        "category": torch.distributions.Categorical(logits=odds.log()).sample(),
+        "category": torch.distributions.Categorical(probs=odds, validate_args=False).sample(),
         "gumbel": F.gumbel_softmax(odds.log(), tau=0.5, hard=True),
         "exponential": torch.empty_like(h).exponential_(2.0),
         "uniform": torch.empty_like(h).uniform_(-1, 3),
@@ -237,6 +237,16 @@ def test_draws_follow_their_odds(backend):
     close(y["filled"].std(), torch.tensor(2.0), 2.0, count * D)
     close(torch.bincount(y["whole"].flatten() + 2) / y["whole"].numel(), torch.tensor(1 / 6), 0.4, count * 5)
     assert y["whole"].dtype == torch.int64
+
+
+def test_a_distribution_that_checks_its_arguments(monkeypatch):
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
+
+    def step(x, h):
+        return torch.distributions.Categorical(probs=h).sample(), h
+
+    with pytest.raises(Unsupported, match=r"checks its arguments \(test_noise(?s:.*)validate_args=False"):
+        recurrent(step, torch.ones(2, 2, 4), torch.full((2, 4), 0.25), backend="c")
 
 
 def test_odds_that_are_none():
