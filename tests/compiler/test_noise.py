@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from plans import BACKENDS, ops, plan_of
 from stepnet import cells
 from stepnet.api import recurrent
-from stepnet.errors import StepError
+from stepnet.errors import StepError, Unsupported
 from stepnet.testing import check_step
 
 DTYPE = torch.float64
@@ -191,3 +191,70 @@ def test_its_gradient_cannot_be_differentiated_again(backend):
         torch.autograd.grad(y.sum(), x, create_graph=True)
     assert "step 'dropped'" in str(caught.value)
     assert "backend='naive'" in str(caught.value)
+
+
+ODDS = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=DTYPE)
+
+
+def drawn(x, h):
+    """Every kind of noise; the state makes the odds, so that what is drawn stands in the loop."""
+    odds = ODDS * h[:, :1]
+    y = {
+        "one": torch.multinomial(odds, 1),
+        "two": torch.multinomial(odds, 2),
+        "again": torch.multinomial(odds, 3, replacement=True),
+        "category": torch.distributions.Categorical(probs=odds, validate_args=False).sample(),
+        "gumbel": F.gumbel_softmax(odds.log(), tau=0.5, hard=True),
+        "exponential": torch.empty_like(h).exponential_(2.0),
+        "uniform": torch.empty_like(h).uniform_(-1, 3),
+        "normal": torch.normal(3 * h, 0.5),
+        "filled": torch.empty_like(h).normal_(1.0, 2.0),
+        "whole": torch.randint(-2, 4, (x.shape[0], 5)),
+    }
+    return y, h.clamp(max=1 + (y["one"].to(h.dtype) < -5))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_draws_follow_their_odds(backend):
+    torch.manual_seed(4)
+    y, _ = recurrent(drawn, ones(), torch.ones(B, D, dtype=DTYPE), backend=backend)
+    count = T * B
+
+    def close(share, expected, spread, number=count):
+        assert (share - expected).abs().max() < 5 * spread / number**0.5
+
+    for name in ("one", "again", "category", "gumbel"):
+        given = y[name].argmax(-1) if name == "gumbel" else y[name]
+        close(torch.bincount(given.flatten(), minlength=4) / given.numel(), ODDS, 0.5, given.numel())
+    assert set(y["gumbel"].unique().tolist()) == {0.0, 1.0}
+    assert (y["two"][..., 0] != y["two"][..., 1]).all()
+    close(torch.bincount(y["two"][..., 0].flatten(), minlength=4) / count, ODDS, 0.5)
+    close(y["exponential"].mean(), torch.tensor(0.5), 0.5, count * D)
+    close(y["uniform"].mean(), torch.tensor(1.0), 1.2, count * D)
+    assert y["uniform"].min() >= -1
+    assert y["uniform"].max() < 3
+    close(y["normal"].mean(), torch.tensor(3.0), 0.5, count * D)
+    close(y["filled"].std(), torch.tensor(2.0), 2.0, count * D)
+    close(torch.bincount(y["whole"].flatten() + 2) / y["whole"].numel(), torch.tensor(1 / 6), 0.4, count * 5)
+    assert y["whole"].dtype == torch.int64
+
+
+def test_a_distribution_that_checks_its_arguments(monkeypatch):
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
+
+    def step(x, h):
+        return torch.distributions.Categorical(probs=h).sample(), h
+
+    with pytest.raises(Unsupported, match=r"checks its arguments \(test_noise(?s:.*)validate_args=False"):
+        recurrent(step, torch.ones(2, 2, 4), torch.full((2, 4), 0.25), backend="c")
+
+
+def test_odds_that_are_none():
+    def step(x, h):
+        return torch.multinomial(h * x, 1), h
+
+    x = torch.stack([torch.ones(2, 4), torch.zeros(2, 4), -torch.ones(2, 4), torch.full((2, 4), torch.nan)])
+    recurrent(step, torch.ones(4, 2, 4), torch.ones(2, 4), backend="c")  # such rows it is tried on
+    y, _ = recurrent(step, x, torch.ones(2, 4), backend="c")
+    assert (y[0] >= 0).all()
+    assert (y[1:] == -1).all()

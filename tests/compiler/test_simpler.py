@@ -73,8 +73,7 @@ def test_a_function(name):
         y = function(x * (1 + h.reshape(-1, *(1,) * len(shape))))
         return y, torch.tanh(h + y.flatten(1).mean(1, keepdim=True))
 
-    backend = "eager" if "strides" in name else "c"  # slices with steps are torch's, backward
-    check(step, torch.randn(T, B, *shape, dtype=D, requires_grad=True), backend)
+    check(step, torch.randn(T, B, *shape, dtype=D, requires_grad=True))
 
 
 @pytest.mark.parametrize("name", LOOKUPS)

@@ -57,7 +57,7 @@ CASES = {
     "batch_dependent": (batch_dependent, "naive", "compiler", "depends on how many rows", None),
     "counts": (counts, "naive", "compiler", "in place", None),
     "mixes": (mixes, "naive", "compiler", "row", "x.mean(0)"),
-    "kalman": (steps.kalman, "eager", "c", "torch call", "linalg.solve"),
+    "least squares": (steps.least_squares, "eager", "c", "torch call", "linalg.pinv"),
 }
 
 
@@ -136,11 +136,11 @@ def test_random_numbers_are_left_alone():
 
 def test_a_backend_asked_for_by_name_that_declines():
     x, state = torch.randn(T, B, 3), torch.zeros(B, 3)
-    told = explain(steps.kalman, x, state, backend="c")
+    told = explain(steps.least_squares, x, state, backend="c")
     assert (told.executor, told.loops) == ("refused", ())
     assert "raises Unsupported" in str(told)
     with pytest.raises(Unsupported, match="torch call"):
-        stepnet.recurrent(steps.kalman, x, state, backend="c")
+        stepnet.recurrent(steps.least_squares, x, state, backend="c")
 
 
 @pytest.mark.parametrize(

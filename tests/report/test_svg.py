@@ -42,9 +42,11 @@ TOLD = {
     "MinGRU": lambda: explain(MinGRU(I, H), torch.zeros(T, B, I)),
     "torch.nn.LSTMCell": lambda: explain(nn.LSTMCell(I, H), torch.zeros(T, B, I)),
     "stacked": stacked,
-    "kalman": lambda: explain(steps.kalman, torch.zeros(T, B, 3), torch.zeros(B, 3)),
+    "least squares": lambda: explain(steps.least_squares, torch.zeros(T, B, 3), torch.zeros(B, 3)),
     "refused": lambda: explain(steps.branching, torch.zeros(T, B, I), torch.zeros(B, H)),
-    "refused by name": lambda: explain(steps.kalman, torch.zeros(T, B, 3), torch.zeros(B, 3), backend="c"),
+    "refused by name": lambda: explain(
+        steps.least_squares, torch.zeros(T, B, 3), torch.zeros(B, 3), backend="c"
+    ),
     "plain": lambda: explain(LSTM(I, H), torch.zeros(T, B, I), backend="naive"),
     "no state": lambda: explain(lambda x, _: (2 * x, ()), torch.zeros(T, B, I), ()),
     "markup": lambda: explain(markup, torch.zeros(T, B, I), torch.zeros(B, I)),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -197,11 +198,11 @@ def trace(
     except Unsupported:
         raise
     except Exception as error:
-        raise Unsupported(
-            _why(error),
-            line=next((n for n in reversed(lines) if n), None),
-            remedy="write the step with torch ops on whole rows; stepnet runs it by the plain loop",
-        ) from error
+        remedy = "write the step with torch ops on whole rows; stepnet runs it by the plain loop"
+        if "torch.distributions" in (why := _why(error)):
+            remedy = "make the distribution with validate_args=False"
+        line = next((n for n in reversed(lines) if n), None)
+        raise Unsupported(why, line=line, remedy=remedy) from error
     _check_guards(env, batch)
     graph: FxGraph = module.graph
     _strip_effects(graph)
@@ -381,9 +382,21 @@ def _harmless(expr: Any, symbol: Any) -> bool:
         return False
 
 
+def _checked_by_a_distribution(error: BaseException | None) -> bool:
+    """Whether an error comes from the check of its arguments that a distribution makes."""
+    while error is not None:
+        frames = traceback.extract_tb(error.__traceback__)
+        if any(f.name == "__init__" and f.filename.endswith("distributions/distribution.py") for f in frames):
+            return True
+        error = error.__cause__
+    return False
+
+
 def _why(error: Exception) -> str:
     kind = type(error).__name__
     text = str(error)
+    if _checked_by_a_distribution(error):
+        return "a distribution of torch.distributions checks its arguments"
     if "DataDependent" in kind or "data-dependent" in text:
         return "Python control flow or .item() depends on the values of a tensor"
     if "DynamicOutputShape" in kind or "dynamic shape" in text:

@@ -33,7 +33,7 @@ class _Real(NamedTuple):
     dtype: torch.dtype
 
 
-_REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+_REAL: dict[torch.dtype, torch.dtype] = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 _OF_BOTH = frozenset(
     """view reshape _unsafe_view _reshape_copy view_copy permute permute_copy t transpose expand expand_copy
     squeeze unsqueeze squeeze_copy unsqueeze_copy slice select split_with_sizes constant_pad_nd slice_scatter
@@ -80,7 +80,8 @@ def complex_call(b: Builder, name: str, args: Sequence[Any], kwargs: dict[str, A
 def _real_meta(meta: Any) -> Any:
     if isinstance(meta, (tuple, list)):
         return [_real_meta(m) for m in meta]
-    return _Real(meta.shape, _REAL.get(meta.dtype, meta.dtype))
+    dtype: torch.dtype = meta.dtype
+    return _Real(meta.shape, _REAL.get(dtype, dtype))
 
 
 def _both(b: Builder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

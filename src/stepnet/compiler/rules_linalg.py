@@ -189,7 +189,8 @@ def _product(b: Builder, name: str) -> str:
 
 def _lu_as_torch(b: Builder, a: Ref) -> str:
     """The factors that gradients of a determinant read: torch factors the transpose of what is contiguous."""
-    if b.node is not None and b.node.args[0].meta["val"].is_contiguous():
+    traced: Any = b.node.args[0] if b.node is not None else None
+    if traced is not None and traced.meta["val"].is_contiguous():
         a = Ref(_swapped(b, a.name), a.bdim, a.fold)
     return _lu(b, a, False)
 

@@ -71,6 +71,16 @@ def _isnan(b: Builder, x: Ref) -> Any:
     return b.pointwise("isnan", [x], b.values[x.name].dtype)
 
 
+@rule("isinf")
+def _isinf(b: Builder, x: Ref) -> Any:
+    value = b.values[x.name]
+    if not value.dtype.startswith("float"):
+        return NotImplemented
+    size = b.emit("abs", (x.name,), value.shape, value.dtype)
+    most = b.full(math.inf, (), value.dtype)
+    return b.result(b.emit("eq", (size, most), value.shape, "bool"), x.bdim, x.fold)
+
+
 @rule("round.default")
 def _round(b: Builder, x: Ref) -> Any:
     return b.pointwise("round", [x])

@@ -134,6 +134,10 @@ def _take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> A
     return input.expand(here).gather(dim, indices.remainder(input.shape[dim]).expand(there))
 
 
+def _solve_ex(a: Tensor, b: Tensor, **how: Any) -> Any:
+    return torch.ops.aten._linalg_solve_ex(a, b, check_errors=True, **how)
+
+
 def _solve(A: Tensor, B: Tensor, *, left: bool = True) -> Any:
     """With a vector as a matrix of one column; torch asks whether it is one by the number of rows."""
     if A.dim() < 2 or not all(type(n) is int for n in A.shape[-2:]):
@@ -141,11 +145,11 @@ def _solve(A: Tensor, B: Tensor, *, left: bool = True) -> Any:
     if B.dim() == A.dim() - 1 and type(B.shape[0]) is type(A.shape[0]):
         if not left or B.shape[-1] != A.shape[-1]:
             return NotImplemented
-        return torch._linalg_solve_ex(A, B.unsqueeze(-1), check_errors=True)[0].squeeze(-1)
+        return _solve_ex(A, B.unsqueeze(-1))[0].squeeze(-1)
     if B.dim() != A.dim() or any(type(a) is not type(b) for a, b in zip(A.shape, B.shape, strict=True)):
         shape = (*(A if A.dim() > B.dim() else B).shape[:-2],)
         A, B = A.expand(*shape, *A.shape[-2:]), B.expand(*shape, *B.shape[-2:])
-    return torch._linalg_solve_ex(A, B, left=left, check_errors=True)[0]
+    return _solve_ex(A, B, left=left)[0]
 
 
 class _MatrixExp(torch.autograd.Function):
@@ -166,6 +170,30 @@ def _matrix_exp(matrix: Tensor) -> Any:
     return _MatrixExp.apply(matrix) if not matrix.is_complex() else NotImplemented
 
 
+class _Determinant(torch.autograd.Function):
+    """Its gradient as torch has it, in the matrix's own dtype: torch's trace mixes in the default one."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor) -> Tensor:
+        found, factors, swaps = torch.ops.aten._linalg_det(matrix)
+        ctx.save_for_backward(found, factors, swaps)
+        ctx.adjoint = not matrix.is_contiguous()  # torch factors the transpose of what is
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        found, factors, swaps = ctx.saved_tensors
+        diagonal = factors.diagonal(dim1=-2, dim2=-1)
+        least = torch.full_like(diagonal, torch.finfo(factors.dtype).eps)
+        lifted = torch.where(diagonal == 0, least, torch.zeros_like(diagonal))
+        right = torch.diag_embed((grad * found).unsqueeze(-1).expand_as(diagonal))
+        return torch.linalg.lu_solve(factors + torch.diag_embed(lifted), swaps, right, adjoint=ctx.adjoint)
+
+
+def _determinant(matrix: Tensor) -> Any:
+    return NotImplemented if matrix.is_complex() or matrix.dim() < 2 else _Determinant.apply(matrix)
+
+
 def _attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
@@ -173,8 +201,8 @@ def _attention(
     """Products and a softmax; 0 where a mask leaves nothing to attend to."""
     if dropout_p or enable_gqa or query.dim() < 3 or query.dim() != key.dim():
         return NotImplemented
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = (query * scale) @ key.transpose(-2, -1)
+    factor: float = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = (query * factor) @ key.transpose(-2, -1)
     if is_causal:
         places = torch.arange(query.shape[-2])[:, None], torch.arange(key.shape[-2])
         attn_mask = places[0] >= places[1]
@@ -242,6 +270,9 @@ SIMPLER: dict[Any, Callable[..., Any]] = {
     torch.take_along_dim: _take_along_dim,
     Tensor.take_along_dim: _take_along_dim,
     torch.linalg.solve: _solve,
+    torch.det: _determinant,
+    torch.linalg.det: _determinant,
+    Tensor.det: _determinant,
     torch.matrix_exp: _matrix_exp,
     torch.linalg.matrix_exp: _matrix_exp,
     Tensor.matrix_exp: _matrix_exp,

@@ -115,7 +115,10 @@ def load(
         _check(len(joint.results) == outputs + (inputs if training else 0), "how many results there are")
         for rows in (joint.flow, joint.requires):
             _check(_flow_fits(rows, outputs, inputs if training else 0), "how gradients flow")
-        _check(training == any(name.startswith("d_") for name in joint.graph.parameters), "its gradients")
+        tangents = {name for name in joint.graph.parameters if name.startswith("d_")}
+        _check(training == bool(tangents), "its gradients")
+        forward = joint.graph.needed([name for name in joint.results[:outputs] if name is not None])
+        _check(all(tangents.isdisjoint(node.inputs) for node in forward), "what the forward loop reads")
         verify(joint.graph, "joint")
         if any(node.op == "opaque" for node in joint.graph.nodes):
             _try(joint, weights, bind, sample)

@@ -199,7 +199,7 @@ def _fault(p: Program, number: int) -> Exception:
     """What a scan found wrong, by the number of it."""
     if number == 2:
         lines = ", ".join(node.line for node in p.faults if node.op in ("lu", "cholesky") and node.line)
-        return torch.linalg.LinAlgError(
+        return torch.linalg.LinAlgError(  # pyright: ignore[reportPrivateImportUsage]
             "linalg: a matrix of a row has no inverse, or is not positive-definite"
             + (f" ({lines})" if lines else "")
         )

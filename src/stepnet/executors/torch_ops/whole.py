@@ -46,7 +46,7 @@ def bind_whole(graph: Graph, node: Node) -> Run:
 def _lu(a: Tensor, check: bool) -> Tensor:
     factors, swaps, wrong = torch.linalg.lu_factor_ex(a)
     if check:
-        torch._linalg_check_errors(wrong, "linalg.solve", is_matrix=a.dim() == 2)
+        torch.ops.aten._linalg_check_errors(wrong, "linalg.solve", is_matrix=a.dim() == 2)
     return torch.cat([factors, swaps.to(a.dtype).unsqueeze(-2)], -2)
 
 

@@ -1,0 +1,91 @@
+"""Complex states, inputs and weights: pairs of real numbers in the graph, complex numbers outside."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from stepnet import LoDTensor, recurrent
+from stepnet.errors import Unsupported
+from stepnet.testing import check_step
+
+C = torch.complex128
+W = torch.randn(4, 4, dtype=C, generator=torch.Generator().manual_seed(2)).requires_grad_()
+PAIRS = torch.randn(4, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).requires_grad_()
+TURN = torch.polar(torch.ones(4, dtype=torch.float64), torch.arange(4.0, dtype=torch.float64))
+
+
+def everything(x, h):
+    z = 0.3 * (h * TURN + x)
+    arithmetic = (
+        z * x + z.conj() + z.real * 1j - z / (x + 2) + 1 / (z + 3) + z**2 + z**3 + z**0.3 - 2 * z.imag
+    )
+    functions = (
+        z.exp() + z.sin() + z.cos() + z.sqrt() + z.log() + z.tanh() + torch.sigmoid(z) + z.sgn() + z.sinh()
+    )
+    products = z @ W + torch.einsum("bi,ij->bj", x, W.conj()) + torch.einsum("bi,bj->bij", z, x).sum(-1)
+    moved = torch.cat([z, x], 1).flip(1)[:, ::2] + torch.stack([z, x], 1).mean(1) + z[:, :1].expand(-1, 4)
+    chosen = torch.where(z.real > 0, z, x) + torch.polar(z.abs(), x.angle()) + torch.view_as_complex(PAIRS)
+    real = torch.view_as_real(z).sum(-1) + (z * x.conj()).real
+    parts = arithmetic + functions + products + moved + chosen
+    return (parts, real, z.abs()), 0.1 * parts + z
+
+
+@pytest.mark.parametrize("backend", ["c", "eager"])
+def test_as_the_plain_loop(backend):
+    torch.manual_seed(1)
+    x = LoDTensor.from_lengths(torch.randn(8, 4, dtype=C, requires_grad=True), [[3, 0, 1, 4]])
+    h = torch.randn(4, 4, dtype=C, requires_grad=True)
+    (y, real, size), final = recurrent(everything, x, h, backend=backend)
+    expected = recurrent(everything, x, h, backend="naive")
+    ours = [y.values, real.values, size.values, final]
+    plain = [*(t.values for t in expected[0]), expected[1]]
+    assert [t.dtype for t in ours] == [t.dtype for t in plain]
+    for a, b in zip(ours, plain, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+    wanted = [x.values, h, W, PAIRS]
+    losses = [sum(t.abs().square().sum() for t in some) for some in (ours, plain)]
+    for a, b in zip(*(torch.autograd.grad(loss, wanted) for loss in losses), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-8)
+
+
+def rotated(x, h):
+    h = h * TURN + x @ W
+    return h.real, h
+
+
+def test_results_are_the_callers_own():
+    x, h = torch.randn(5, 2, 4, dtype=C), torch.zeros(2, 4, dtype=C)
+    check_step(rotated, x, h, weights={"W": W}, backend="c")
+    y, final = recurrent(rotated, x, h, backend="c")
+    before = final.clone()
+    y.zero_()
+    final += 1
+    assert torch.equal(final, before + 1)
+    again, other = recurrent(rotated, x, h.conj(), backend="c")
+    assert other.dtype == C
+    assert torch.equal(other, before)
+    assert again.any()
+
+
+def test_a_gradient_of_a_gradient():
+    x, h = torch.randn(3, 2, 4, dtype=C, requires_grad=True), torch.zeros(2, 4, dtype=C)
+
+    def penalty(backend):
+        y, _ = recurrent(rotated, x, h, backend=backend)
+        (first,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        return torch.autograd.grad(first.abs().square().sum(), x)[0]
+
+    torch.testing.assert_close(penalty("c"), penalty("naive"))
+
+
+def test_what_is_not_written_out_is_named():
+    with pytest.raises(
+        Unsupported, match=r"'linalg_inv_ex' of complex numbers is not compiled \(test_complex"
+    ):
+        recurrent(
+            lambda x, h: (h, torch.linalg.inv(h + x)),
+            torch.randn(3, 2, 2, 2, dtype=C),
+            torch.eye(2, dtype=C).expand(2, 2, 2).clone(),
+            backend="c",
+        )
