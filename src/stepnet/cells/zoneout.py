@@ -62,11 +62,9 @@ class Zoneout(Wrapper):
                 remedy="zone out h alone: p=(0.1, 0, 0, 0)",
             )
         inside = innermost(self.cell)
-        if isinstance(inside, (MLSTM, RWKVTimeMix)) and any(
-            self.p if isinstance(self.p, tuple) else (self.p,)
-        ):
+        if isinstance(inside, (MLSTM, RWKVTimeMix)) and any(self.p if isinstance(self.p, tuple) else (p,)):
             raise StepError(
-                f"Zoneout cannot keep units of one tensor of an {type(inside).__name__}'s state without the others",
+                f"Zoneout cannot keep a part of an {type(inside).__name__}'s state without the rest",
                 got=f"p={p}",
                 remedy="its state has no h to zone out: p=0 alone is possible",
             )
