@@ -406,7 +406,12 @@ ERRORS = {
         StepError,
         r"the reset state of step 'Start' must be like its state\n.*\*: .*\n.*\(\*, \*\)",
     ),
-    "rows of the state": (
+    "rows of the initial state": (
+        lambda: recurrent(CELL, X, CELL.initial_state(2), resets=DONE),
+        StepError,
+        "the initial state of step 'Start' must have one row per sequence\n.*\n.*3 rows",
+    ),
+    "rows of the reset state": (
         lambda: recurrent(CELL, X, resets=Resets(done=DONE, state=CELL.initial_state(2))),
         StepError,
         "must be like its state",

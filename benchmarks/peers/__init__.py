@@ -17,13 +17,14 @@ from benchmarks.work import Setting
 PEERS: dict[str, tuple[str, ...]] = {
     "torch_nn": ("torch",),
     "eager_loop": ("torch",),
+    "compiled_step": ("torch",),
     "jax_scan": ("jax",),
     "openvino_op": ("openvino", "onnx"),
     "onnxruntime_op": ("onnxruntime", "onnx"),
     "unrolled_loop": ("torch",),
     "ours": ("stepnet",),
 }
-ON_REQUEST = ("unrolled_loop",)  # it takes minutes to compile
+ON_REQUEST = ("unrolled_loop", "compiled_step")  # they take long to compile
 
 # The names of contenders, in the order of tables and pictures.
 FIVE_LINES = "five lines"

@@ -22,6 +22,8 @@ import jax
 import jax.numpy as jnp
 from jax.nn import log_sigmoid, sigmoid
 
+from . import jax_linear
+
 Weights = Mapping[str, Any]
 
 
@@ -106,6 +108,7 @@ STEPS: dict[str, Callable[[Weights, Any, Any], Any]] = {
     "slstm": _slstm,
     "min_gru": _min_gru,
     "window_lstm": _window_lstm,
+    **jax_linear.STEPS,
 }
 
 

@@ -97,7 +97,7 @@ def run_with_resets(
     asked = as_resets(resets)
     rows = _rows(x, level, axis)
     marks = rows.aligned(asked.marks)
-    given = boot_state(function, rows.n) if state is None else state
+    given = boot_state(function, rows.n) if state is None else _one_a_sequence(function, state, rows.n)
     at_ends = asked.is_init is None
     numbers = None if look or traced() or not rows.movable else bools(marks)
     if numbers is None:
@@ -149,6 +149,18 @@ def _renewed(state: Any, fresh: Any, marks: Tensor) -> Any:
         return torch.where((marks != 0).reshape(-1, *(1,) * (old.dim() - 1)), new, old)
 
     return _map(renew, state, fresh)
+
+
+def _one_a_sequence(step: Callable[..., Any], state: Any, n: int) -> Any:
+    for leaf in flatten(state)[0]:
+        if not isinstance(leaf, Tensor) or leaf.dim() == 0 or leaf.shape[0] != n:
+            raise StepError(
+                f"the initial state of step '{step_name(step)}' must have one row per sequence",
+                got=describe_leaf(leaf),
+                expected=f"{n} rows",
+                remedy="the first dimension of every state counts sequences, in the order of x",
+            )
+    return state
 
 
 def _fresh(

@@ -18,6 +18,7 @@ from stepnet.errors import StepError
 FEATURES, DTYPE = 4, torch.float64
 CELLS = {
     "RGLRU": lambda **how: cells.RGLRU(FEATURES, **how),
+    "RWKVTimeMix": lambda **how: cells.RWKVTimeMix(FEATURES, 0.5, **how),
     "MLSTM": lambda **how: cells.MLSTM(FEATURES, 3, **how),
     "MLSTM of heads": lambda **how: cells.MLSTM(FEATURES, 6, 2, **how),
     "SelectiveSSM": lambda **how: cells.SelectiveSSM(FEATURES, 3, 2, **how),
@@ -48,7 +49,10 @@ def made(name):
 
 def some_state(cell, n, grad=False):
     leaves, spec = flatten(cell.initial_state(n))
-    return unflatten(spec, [torch.randn_like(leaf).requires_grad_(grad) for leaf in leaves])
+    leaves = [torch.randn_like(leaf) for leaf in leaves]
+    if isinstance(cell, cells.RWKVTimeMix):
+        leaves[2] = leaves[2].abs() + 0.5  # a sum of exponentials
+    return unflatten(spec, [leaf.requires_grad_(grad) for leaf in leaves])
 
 
 # --- the equations
@@ -84,6 +88,19 @@ def rg_lru(cell, p, x, h):
     a = sigmoid(p["decay"]) ** (8 * r)
     h = a * h + np.sqrt(1 - a**2) * (i * x)
     return h, [h]
+
+
+def rwkv(cell, p, x, last, a, b, m):
+    """Without the stabiliser: A and B as they are, not divided by exp(p)."""
+
+    def projected(name, mix):
+        return p[f"{name}.weight"] @ (p[mix] * x + (1 - p[mix]) * last)
+
+    r, k, v = projected("receptance", "mix_r"), projected("key", "mix_k"), projected("value", "mix_v")
+    a, b, now = a * np.exp(m), b * np.exp(m), np.exp(p["bonus"] + k)
+    y = p["output.weight"] @ (sigmoid(r) * (a + now * v) / (b + now))
+    kept = np.exp(-np.exp(p["decay"]))
+    return y, [x, kept * a + np.exp(k) * v, kept * b + np.exp(k)]
 
 
 def mlstm(cell, p, x, c, n, m):
@@ -142,6 +159,7 @@ def gla(cell, p, x, s):
 
 FORMULAS = {
     "RGLRU": rg_lru,
+    "RWKVTimeMix": rwkv,
     "MLSTM": mlstm,
     "MLSTM of heads": mlstm,
     "SelectiveSSM": selective_ssm,
@@ -162,6 +180,9 @@ def test_equals_the_formula(name):
         c, n, m = found
         found = [c * m.exp()[..., None, None], n * m.exp()[..., None]]
         assert (m >= 0).all()
+    if isinstance(cell, cells.RWKVTimeMix):
+        last, a, b, m = found
+        found = [last, a * m.exp(), b * m.exp()]
     p = {key: values.numpy() for key, values in cell.state_dict().items()}
     by_row = [
         FORMULAS[name](cell, p, x[b].numpy(), *(leaf[b].numpy() for leaf in flatten(state)[0]))
@@ -284,7 +305,8 @@ def test_initial_state_fits_its_cell(name):
         assert spec == new_spec
         assert [(v.shape, v.dtype) for v in new_leaves] == [(v.shape, v.dtype) for v in state]
         assert y.shape == (n, cell.hidden_size)
-        assert not any(v.any() or v.requires_grad for v in state)
+        assert not any(v.requires_grad for v in state)
+        assert all(v.eq(-1e4 if k == 3 else 0).all() for k, v in enumerate(state))  # p of RWKV is the fourth
 
 
 @pytest.mark.parametrize("name", CELLS)
@@ -356,7 +378,7 @@ def test_decays_of_gated_delta_net_start_as_mamba2():
     assert time.max() < 0.101
 
 
-@pytest.mark.parametrize("name", [n for n in CELLS if n != "SelectiveSSM"])
+@pytest.mark.parametrize("name", [n for n in CELLS if n not in ("SelectiveSSM", "RWKVTimeMix")])
 def test_without_bias_fewer_parameters(name):
     with_bias, without = CELLS[name](), CELLS[name](bias=False)
     kept = {
@@ -381,7 +403,28 @@ def test_in_a_stack():
     assert len(states) == 4
 
 
+def test_rwkv_starts_as_its_authors_have_it():
+    first, last = cells.RWKVTimeMix(4), cells.RWKVTimeMix(4, depth=1.0)
+    torch.testing.assert_close(first.mix_k.detach(), torch.tensor([0, 0.25, 0.5, 0.75]))
+    torch.testing.assert_close(last.mix_v.detach(), torch.full((4,), 1.3))
+    torch.testing.assert_close(first.mix_r.detach(), torch.tensor([0, 0.25, 0.5, 0.75]).sqrt())
+    torch.testing.assert_close(last.decay.detach(), 8 * torch.tensor([0, 1 / 9, 4 / 9, 1]) - 5)
+    bonus = np.log(0.3) + torch.tensor([0, 0.5, -0.5, 0])
+    torch.testing.assert_close(first.bonus.detach(), bonus.float())
+
+
+def test_rwkv_of_the_first_step_is_its_value():
+    cell = cells.RWKVTimeMix(4)
+    with torch.no_grad():
+        cell.key.weight.fill_(-100)  # exp(k) is no float32
+    x = torch.rand(2, 4) + 1
+    y, _ = cell(x, cell.initial_state(2))
+    wkv = cell.value(x * cell.mix_v)
+    torch.testing.assert_close(y, cell.output(torch.sigmoid(cell.receptance(x * cell.mix_r)) * wkv))
+
+
 ERRORS = {
+    "depth": (lambda: cells.RWKVTimeMix(3, 2), "'depth' must be a share of the network"),
     "size": (lambda: cells.RGLRU(0), "RGLRU 'size' must be a positive whole number"),
     "state_size": (lambda: cells.SelectiveSSM(3, 0), "SelectiveSSM 'state_size' must be a positive"),
     "dt_rank": (lambda: cells.SelectiveSSM(3, 2, 0.5), "SelectiveSSM 'dt_rank' must be a positive"),

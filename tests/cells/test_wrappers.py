@@ -171,7 +171,8 @@ ZONEOUT_ERRORS = {
         lambda: cells.Zoneout(cells.AllStates(cells.SLSTM(2, 3)), p=(0, 0, 0, 0.1)),
         "zone out h alone",
     ),
-    "mLSTM": (lambda: cells.Zoneout(cells.MLSTM(2, 3), p=0.1), "C, n or m of an MLSTM.*\n.*\n.*p=0 alone"),
+    "mLSTM": (lambda: cells.Zoneout(cells.MLSTM(2, 3), p=0.1), "an MLSTM's state without.*\n.*\n.*p=0 alone"),
+    "RWKV": (lambda: cells.Zoneout(cells.RWKVTimeMix(3), p=(0, 0, 0, 0.1)), "an RWKVTimeMix's state"),
     "count": (
         lambda: recurrent(cells.Zoneout(cells.GRU(2, 3), p=(0.1, 0.2)), torch.zeros(1, 1, 2)),
         "2 for 1 tensors",

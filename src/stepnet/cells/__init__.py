@@ -17,6 +17,7 @@ from .mlstm import MLSTM as MLSTM
 from .peephole_lstm import PeepholeLSTM as PeepholeLSTM
 from .rg_lru import RGLRU as RGLRU
 from .rnn import RNN as RNN
+from .rwkv import RWKVTimeMix as RWKVTimeMix
 from .selective_ssm import SelectiveSSM as SelectiveSSM
 from .slstm import SLSTM as SLSTM
 from .variational_dropout import VariationalDropout as VariationalDropout

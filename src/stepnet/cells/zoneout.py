@@ -13,6 +13,7 @@ from stepnet.errors import StepError
 from stepnet.front.step import step_name
 
 from .mlstm import MLSTM
+from .rwkv import RWKVTimeMix
 from .slstm import SLSTM
 from .wrapper import Wrapper, check_probability, innermost
 
@@ -36,7 +37,7 @@ class Zoneout(Wrapper):
 
     Raises:
         StepError: p is no probability, or there is not one for each tensor of the state; or p would mix the
-            tensors c, n and m of an SLSTM or an MLSTM, which mean something only together.
+            tensors of an SLSTM, MLSTM or RWKVTimeMix that mean something only together.
 
     >>> import torch
     >>> from stepnet.cells import LSTM
@@ -60,11 +61,10 @@ class Zoneout(Wrapper):
                 got=f"p={p}",
                 remedy="zone out h alone: p=(0.1, 0, 0, 0)",
             )
-        if isinstance(innermost(self.cell), MLSTM) and any(
-            self.p if isinstance(self.p, tuple) else (self.p,)
-        ):
+        inside = innermost(self.cell)
+        if isinstance(inside, (MLSTM, RWKVTimeMix)) and any(self.p if isinstance(self.p, tuple) else (p,)):
             raise StepError(
-                "Zoneout cannot keep a unit's C, n or m of an MLSTM without the others",
+                f"Zoneout cannot keep a part of an {type(inside).__name__}'s state without the rest",
                 got=f"p={p}",
                 remedy="its state has no h to zone out: p=0 alone is possible",
             )
