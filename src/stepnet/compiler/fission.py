@@ -116,11 +116,12 @@ def components(before: Mapping[str, Iterable[str]]) -> list[set[str]]:
     return list(nx.strongly_connected_components(nx.DiGraph(dict(before))))
 
 
+_FUSIBLE = ("float32", "float64", "bfloat16", "float16", "bool")
+
+
 def _fusible(body: Graph, node: Node) -> bool:
     cheap = is_cheap(node.op) or node.op == "sum_rows"
-    floats = all(
-        body.values[n].dtype in ("float32", "float64", "bool") for n in (*node.inputs, *node.outputs)
-    )
+    floats = all(body.values[n].dtype in _FUSIBLE for n in (*node.inputs, *node.outputs))
     return cheap and floats
 
 

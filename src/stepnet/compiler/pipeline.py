@@ -16,6 +16,7 @@ from stepnet.ir.plan import LoopPlan, Plan
 from .capture import Example, trace
 from .fission import fission
 from .normal import Joint, normalise
+from .precision import holds_rounded, widened
 from .probe import ROWS, check_opaque
 from .reassociate import reassociate
 from .split import Halves, split
@@ -121,11 +122,18 @@ def finish(
     tangents = joint.graph.parameters[len(names) : len(joint.graph.parameters) - len(joint.constants)]
     tangent_of = [int(name.removeprefix("d_")) for name in tangents]
     wanted = [*(e.grad for e in signature.x), *signature.boots, *(grad for _, _, grad in weights)]
-    halves = split(
-        joint, signature.x_names, signature.state_names, weight_names, y_spec.count, tangent_of, wanted
-    )
+
+    def halves_of(joint: Joint) -> Halves:
+        return split(
+            joint, signature.x_names, signature.state_names, weight_names, y_spec.count, tangent_of, wanted
+        )
+
+    halves = mixed = halves_of(joint)
+    if holds_rounded(joint.graph):  # for torch ops it stays as traced: each cast of a step costs a dispatch
+        wide = widened(joint, signature.state_names, y_spec.count)
+        mixed = halves_of(replace(wide, graph=reassociate(wide.graph, signature.state_names)))
     return Compiled(
-        fused=_plan(signature, weight_names, joint, halves, y_spec.count, fuse=True),
+        fused=_plan(signature, weight_names, joint, mixed, y_spec.count, fuse=True),
         hoisted=_plan(signature, weight_names, joint, halves, y_spec.count, fuse=False),
         joint=joint,
         constants=joint.constants,

@@ -96,6 +96,13 @@ def _same_dtype(values: Inputs, out: Value) -> Iterator[str]:
         yield f"gives {out.dtype} from {', '.join(sorted(found))}"
 
 
+def _product_dtype(values: Inputs, out: Value) -> Iterator[str]:
+    """A product of numbers of 16 bits may be summed in float32."""
+    wide = out.dtype == "float32" and {v.dtype for v in values} in ({"bfloat16"}, {"float16"})
+    if not wide:
+        yield from _same_dtype(values, out)
+
+
 def _shape(out: Value, expected: tuple[int, ...] | None, inputs: Inputs) -> Iterator[str]:
     if expected != out.shape:
         given = ", ".join(str(list(v.shape)) for v in inputs)
@@ -228,7 +235,7 @@ def _matmul(node: Node, inputs: Inputs, out: Value) -> Iterator[str]:
     lead = broadcast([a.shape[:-2], b.shape[:-2]])
     expected = None if lead is None else (*lead, *a.shape[-2:-1], b.shape[-1])
     yield from _shape(out, expected, inputs)
-    yield from _same_dtype(inputs, out)
+    yield from _product_dtype(inputs, out)
 
 
 def _matmul_tn(node: Node, inputs: Inputs, out: Value) -> Iterator[str]:
@@ -238,7 +245,7 @@ def _matmul_tn(node: Node, inputs: Inputs, out: Value) -> Iterator[str]:
         return
     heads = a.shape[:1] if node.attr("batch") else ()
     yield from _shape(out, (*heads, a.shape[-1], b.shape[-1]), inputs)
-    yield from _same_dtype(inputs, out)
+    yield from _product_dtype(inputs, out)
 
 
 def _embed_grad(node: Node, inputs: Inputs, out: Value) -> Iterator[str]:
