@@ -21,7 +21,7 @@ from .batch import Batch, on_rows
 
 
 class LayerStep:
-    """One direction of one layer as a step: `function(x, state, **weights)`, its y in `dtype` if there is one.
+    """One direction of one layer as a step: `function(x, state, **weights)`, and y cast to `dtype`.
 
     It holds the weights, under the names they have in their module, and nothing else of it: what a step
     reaches is walked at every call.

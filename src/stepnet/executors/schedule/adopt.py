@@ -44,6 +44,7 @@ def _products(body: Graph, region: Region) -> list[Node]:
     if region.kind != "map":
         return []
     found = []
+    rounded = {name for node in region.nodes if node.op == "cast" for name in node.outputs}
     for node in region.nodes:
         if node.op != "matmul":
             continue
@@ -51,7 +52,7 @@ def _products(body: Graph, region: Region) -> list[Node]:
         plain = (
             row.kind == "row" and weight.kind == "shared" and len(row.shape) == 1 and len(weight.shape) == 2
         )
-        made_here = node.inputs[0] in region.made
+        made_here = node.inputs[0] in region.made - rounded
         if plain and not made_here and weight.bytes <= MOST_BYTES and row.dtype in _DTYPES:
             found.append(node)
     return found

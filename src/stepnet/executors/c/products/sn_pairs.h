@@ -12,6 +12,11 @@
 #ifndef SN_PAIRS_H
 #define SN_PAIRS_H
 
+#if SN_TILES == 1 && !defined(__AMX_BF16__) /* the CPU has them, the compiler does not know them */
+#undef SN_TILES
+#define SN_TILES 0
+#endif
+
 typedef struct {
     uint16_t *base;
     int64_t stride; /* in elements */
