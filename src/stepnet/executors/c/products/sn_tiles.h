@@ -15,6 +15,8 @@
 #if SN_TILES == 1
 #include <immintrin.h>
 
+/* Compilers do not know how much memory these instructions read and write: all of it, as far as they can tell. */
+#define SN_TILE_SEEN(p) __asm__ volatile("" : : "r"(p) : "memory")
 SN_INLINE void sn_tile_begin(void) {
     struct {
         uint8_t palette, start, reserved[14];
@@ -25,13 +27,22 @@ SN_INLINE void sn_tile_begin(void) {
         shape.bytes[t] = 64;
         shape.rows[t] = 16;
     }
+    SN_TILE_SEEN(&shape);
     _tile_loadconfig(&shape);
 }
 #define SN_TILE_BEGIN() sn_tile_begin()
 #define SN_TILE_END() _tile_release()
 #define SN_TILE_ZERO(t) _tile_zero(t)
-#define SN_TILE_LOAD(t, base, bytes) _tile_loadd(t, base, bytes)
-#define SN_TILE_STORE(t, base, bytes) _tile_stored(t, base, bytes)
+#define SN_TILE_LOAD(t, base, bytes)                                                                                  \
+    do {                                                                                                              \
+        SN_TILE_SEEN(base);                                                                                           \
+        _tile_loadd(t, base, bytes);                                                                                  \
+    } while (0)
+#define SN_TILE_STORE(t, base, bytes)                                                                                 \
+    do {                                                                                                              \
+        _tile_stored(t, base, bytes);                                                                                 \
+        SN_TILE_SEEN(base);                                                                                           \
+    } while (0)
 #define SN_TILE_MULTIPLY(c, a, b) _tile_dpbf16ps(c, a, b)
 #else
 
