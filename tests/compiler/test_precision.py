@@ -353,6 +353,7 @@ def test_training_gets_as_far_as_in_float32():
         x = torch.randn(12, 16, 3)
         target = x.cumsum(0)[..., :1].tanh()
         optimizer = torch.optim.Adam(net.parameters(), 0.02)
+        loss = torch.zeros(())
         for _ in range(60):
             with torch.autocast("cpu", torch.bfloat16, enabled=lower):
                 loss = F.mse_loss(net(x).float(), target)
