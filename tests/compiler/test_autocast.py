@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import warnings
 
 import pytest
@@ -14,8 +15,11 @@ from stepnet.errors import StepError
 F_IN, H = 3, 4
 
 
-def autocast(dtype=torch.bfloat16, **how):
-    return torch.autocast("cpu", dtype, **how)
+SWITCHED_OFF = contextvars.ContextVar("SWITCHED_OFF", default=False)
+
+
+def autocast(dtype=torch.bfloat16, enabled=True):
+    return torch.autocast("cpu", dtype, enabled=enabled and not SWITCHED_OFF.get())
 
 
 def plain(x, h, u, w):
@@ -64,26 +68,37 @@ def test_every_executor_casts_as_the_plain_loop(step, around):
     if around == "float16" and step in (nested, inside):
         pytest.skip("torch itself does not mix both")
     x = LoDTensor.from_lengths(torch.randn(6, F_IN), [[2, 0, 1, 3]])
-    results = {}
-    for backend in ("naive", "eager", "auto"):
-        torch.manual_seed(1)
-        u, w = (torch.randn(n, H, requires_grad=True) for n in (F_IN, H))
-        h0 = torch.zeros(4, H, requires_grad=True)
-        outer = autocast() if around == "off in on" else contextlib.nullcontext()
-        with warnings.catch_warnings(), outer, AROUND[around]():
-            warnings.simplefilter("error")
-            y, h = recurrent(lambda x, h, u=u, w=w: step(x, h, u, w), x, h0, backend=backend)
-        loss = y.values.float().square().sum() + h.float().sum()
-        results[backend] = [y.values, h, *torch.autograd.grad(loss, [u, w, h0])]
+    results = {backend: run(step, around, x, backend) for backend in ("naive", "eager", "auto")}
+    switched = SWITCHED_OFF.set(True)
+    exact = run(step, "none", x, "naive")
+    SWITCHED_OFF.reset(switched)
     assert results["naive"][1].dtype == torch.float32
+    half = around in ("bfloat16", "float16") or step in (nested, inside)
     for backend in ("eager", "auto"):
-        for got, expected in zip(results[backend], results["naive"], strict=True):
+        for got, expected, true in zip(results[backend], results["naive"], exact, strict=True):
             assert got.dtype == expected.dtype
-            half = around in ("bfloat16", "float16") or step in (nested, inside)
-            close = (0.02 if half else 1e-5) * float(
-                expected.detach().abs().max()
-            )  # sums of many in low precision
-            torch.testing.assert_close(got, expected, rtol=0, atol=close)
+            # sums of many in low precision
+            close = (0.02 if half else 1e-5) * float(expected.detach().abs().max())
+            if half and backend == "auto":  # generated C rounds less: it is held against what nobody rounds
+                torch.testing.assert_close(got.float(), true, rtol=0, atol=close + distance(expected, true))
+            else:
+                torch.testing.assert_close(got, expected, rtol=0, atol=close)
+
+
+def distance(a, b):
+    return float((a.detach().float() - b.detach()).abs().max())
+
+
+def run(step, around, x, backend):
+    torch.manual_seed(1)
+    u, w = (torch.randn(n, H, requires_grad=True) for n in (F_IN, H))
+    h0 = torch.zeros(4, H, requires_grad=True)
+    outer = autocast() if around == "off in on" else contextlib.nullcontext()
+    with warnings.catch_warnings(), outer, AROUND[around]():
+        warnings.simplefilter("error")
+        y, h = recurrent(lambda x, h, u=u, w=w: step(x, h, u, w), x, h0, backend=backend)
+    loss = y.values.float().square().sum() + h.float().sum()
+    return [y.values, h, *torch.autograd.grad(loss, [u, w, h0])]
 
 
 @pytest.mark.parametrize("backend", ["naive", "eager", "auto"])

@@ -159,22 +159,23 @@ def test_autocast():
     torch.testing.assert_close(results["eager"][0].float(), plain.values, rtol=0.05, atol=0.05)
 
 
-def test_generated_c_refuses_autocast_with_the_dtypes():
+def test_generated_c_takes_autocast_with_the_dtypes_of_the_plain_loop():
     cell, x = cell_of("LSTM", torch.float32), rows((4, 0, 6), torch.float32)
-    with torch.autocast("cpu", torch.bfloat16), pytest.raises(Unsupported, match="bfloat16"):
-        recurrent(cell, x, backend="c")
+    with torch.autocast("cpu", torch.bfloat16):
+        y, final = recurrent(cell, x, backend="c")
+        expected, expected_final = recurrent(cell, x, backend="naive")
+    for a, b in zip((y.values, *final), (expected.values, *expected_final), strict=True):
+        torch.testing.assert_close(a, b, rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_precision(dtype):
     cell, x = cell_of("GRU", dtype), rows((3, 0, 2), dtype)
     expected, _ = recurrent(cell, x, backend="naive")
-    for backend in ("eager", "auto"):
+    for backend in ("eager", "auto", "c"):
         y, h = recurrent(cell, x, backend=backend)
         assert y.values.dtype == h.dtype == dtype
         torch.testing.assert_close(y.values.float(), expected.values.float(), rtol=0.02, atol=0.02)
-    with pytest.raises(Unsupported, match="generated C does one of float32, float64"):
-        recurrent(cell, x, backend="c")
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import pickle
 
 import pytest
@@ -179,8 +180,43 @@ def test_autocast(name):
     with torch.autocast("cpu", torch.bfloat16):
         for given in (x, x.bfloat16()):
             y, final = module(given)
-            assert {state.dtype for state in states(final)} == {given.dtype}
+            keeps = given.dtype if name == "GRU" else torch.bfloat16  # as torch.nn's: see below
+            assert {state.dtype for state in states(final)} == {y.dtype} == {keeps}
             torch.testing.assert_close(y.float(), expected, rtol=0, atol=0.03)
+
+
+@pytest.mark.parametrize("lower", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", MODULES)
+def test_autocast_gives_the_dtypes_of_torch(name, lower):
+    module, theirs = MODULES[name](2, 4), getattr(torch.nn, name)(2, 4)
+    theirs.load_state_dict(module.state_dict())
+    compared = 0
+    for given, state, grad in itertools.product((torch.float32, lower), (None, torch.float32, lower), (0, 1)):
+        x = torch.randn(3, 2, 2).to(given)
+        hx = None if state is None else torch.zeros(1, 2, 4, dtype=state)
+        hx = (hx, hx) if name == "LSTM" and hx is not None else hx
+        with torch.autocast("cpu", lower), torch.set_grad_enabled(bool(grad)):
+            y, final = module(x, hx)
+            try:
+                expected, expected_final = theirs(x, hx)
+            except RuntimeError:  # it has no kernel for float16, or for this CPU
+                continue
+        assert [y.dtype, *(s.dtype for s in states(final))] == [
+            expected.dtype,
+            *(s.dtype for s in states(expected_final)),
+        ], (given, state, grad)
+        torch.testing.assert_close(y.float(), expected.float(), rtol=0, atol=0.03)
+        compared += 1
+    assert compared or name == "LSTM"
+
+
+def test_autocast_leaves_doubles_as_they_are():
+    module = ours.LSTM(2, 4, dtype=torch.float64)
+    x = torch.randn(3, 2, 2, dtype=torch.float64)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, final = module(x)
+    assert {y.dtype, *(s.dtype for s in states(final))} == {torch.float64}
+    torch.testing.assert_close(y, module(x)[0], rtol=0, atol=0)
 
 
 # --- errors

@@ -41,6 +41,13 @@ _EXTRA = (
 )
 
 
+# Casts that a step writes are marked: torch's own, under autocast and in what it computes with, are not.
+WRITTEN = "stepnet_written"
+_CASTS = {
+    Tensor.to, Tensor.type, Tensor.type_as, Tensor.float, Tensor.double, Tensor.half, Tensor.bfloat16,
+}  # fmt: skip
+
+
 @functools.cache
 def _decompositions() -> dict[Any, Any]:
     from torch._decomp import core_aten_decompositions, get_decompositions
@@ -127,7 +134,9 @@ class _Swap(Replaced):
                 line=line,
                 remedy="write x.shape[0] where tensors are made; do not compute with the number of rows",
             )
-        result = func(*args, **kwargs)
+        written = func in _CASTS
+        with fx_traceback.annotate({WRITTEN: True}) if written else contextlib.nullcontext():
+            result = func(*args, **kwargs)
         bases = [t._base for t in leaves((args, kwargs), Tensor) if _is_cut_view(t)]
         for t in leaves(result, Tensor) if bases else ():
             if t.grad_fn is not None:

@@ -193,11 +193,12 @@ def _spread(body: Graph, maps: list[list[Node]]) -> Graph:
     return replace(body, values=values)
 
 
+_FUSIBLE = ("float32", "float64", "bfloat16", "float16", "bool")
+
+
 def _fusible(body: Graph, node: Node, pulled: Set[str] = frozenset()) -> bool:
     cheap = is_cheap(node.op) or node.op == "sum_rows" or node.outputs[0] in pulled
-    floats = all(
-        body.values[n].dtype in ("float32", "float64", "bool") for n in (*node.inputs, *node.outputs)
-    )
+    floats = all(body.values[n].dtype in _FUSIBLE for n in (*node.inputs, *node.outputs))
     return cheap and floats
 
 

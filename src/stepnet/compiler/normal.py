@@ -23,7 +23,7 @@ from stepnet.ir.graph import Graph, Kind, Node, Value
 from stepnet.ir.ops import OPS, Stage
 
 from .assertions import drop_proved
-from .capture import Captured
+from .capture import WRITTEN, Captured
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class _Batch:
 
 
 BATCH = _Batch()
+ROUNDED = frozenset({"bfloat16", "float16"})
 
 
 class RowNumbers:
@@ -85,6 +86,7 @@ class Builder:
         self.meta: Any = None  # the traced result of the node at hand
         self.node: FxNode | None = None  # which is that one
         self.checked = False  # whether the step asks that the call at hand does not fail
+        self.written = False  # whether the node at hand is a cast that the step writes
         self._known: dict[Any, str] = {}
         self._made: dict[str, Node] = {}
 
@@ -273,7 +275,13 @@ class Builder:
                 both = [self.full(side.attr("value"), (), dtype) for side in sides if side is not None]
                 name = self.emit("where", (made.inputs[0], *both), value.shape, dtype, value.kind)
                 return replace(ref, name=name)
-        return replace(ref, name=self.emit("cast", (ref.name,), value.shape, dtype))
+        written = self.written and bool(ROUNDED.intersection((value.dtype, dtype)))
+        name = (
+            self.emit("cast", (ref.name,), value.shape, dtype, written=1)
+            if written
+            else self.emit("cast", (ref.name,), value.shape, dtype)
+        )
+        return replace(ref, name=name)
 
     def reshape(self, name: str, shape: Sequence[int]) -> str:
         """Reshape a row (or shared) value."""
@@ -424,6 +432,7 @@ def normalise(captured: Captured, names: Sequence[str]) -> Joint:
         builder.line = node.meta.get("stepnet_line")
         meta = node.meta.get("val")
         builder.meta = meta
+        builder.written = WRITTEN in node.meta.get("custom", ())
         if node.op == "placeholder":
             env[node] = _parameter(builder, next(inputs), meta)
             parameters.append(env[node].name)

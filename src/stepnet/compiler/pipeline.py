@@ -20,6 +20,7 @@ from .iteration import iteration
 from .narrow import narrow
 from .normal import Joint, normalise
 from .per_sequence import per_sequence
+from .precision import holds_rounded, widened
 from .probe import ROWS, check_opaque
 from .reassociate import reassociate
 from .split import Halves, split
@@ -136,13 +137,20 @@ def finish(
     tangents = joint.graph.parameters[len(names) : len(joint.graph.parameters) - len(joint.constants)]
     tangent_of = [int(name.removeprefix("d_")) for name in tangents]
     wanted = [*(e.grad for e in signature.x), *signature.boots, *(grad for _, _, grad in weights)]
-    whole = per_sequence(joint, signature.state_names, len(signature.x), y_spec.count, tangent_of)
-    halves = split(
-        whole, signature.x_names, signature.state_names, weight_names, y_spec.count, tangent_of, wanted
-    )
+
+    def halves_of(joint: Joint) -> tuple[Joint, Halves]:
+        whole = per_sequence(joint, signature.state_names, len(signature.x), y_spec.count, tangent_of)
+        return whole, split(
+            whole, signature.x_names, signature.state_names, weight_names, y_spec.count, tangent_of, wanted
+        )
+
+    traced = mixed = halves_of(joint)
+    if holds_rounded(joint.graph):  # for torch ops it stays as traced: each cast of a step costs a dispatch
+        wide = widened(joint, signature.state_names, y_spec.count)
+        mixed = halves_of(replace(wide, graph=reassociate(wide.graph, signature.state_names)))
     return Compiled(
-        fused=_plan(signature, weight_names, whole, halves, y_spec.count, fuse=True),
-        hoisted=_plan(signature, weight_names, whole, halves, y_spec.count, fuse=False),
+        fused=_plan(signature, weight_names, *mixed, y_spec.count, fuse=True),
+        hoisted=_plan(signature, weight_names, *traced, y_spec.count, fuse=False),
         joint=joint,
         constants=joint.constants,
         y_spec=y_spec,

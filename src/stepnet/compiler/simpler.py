@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from stepnet.data.modes import autocast_dtype
+
 _MOST_TAPS = 128  # of a convolution that is written out
 
 
@@ -280,3 +282,14 @@ SIMPLER: dict[Any, Callable[..., Any]] = {
     torch.conv2d: _convolution(2),
     torch.conv3d: _convolution(3),
 }
+
+_MULTIPLIED = {torch.conv1d, torch.conv2d, torch.conv3d}
+_NORMS = {F.batch_norm, F.group_norm}
+
+
+def under_autocast(function: Any, first: Tensor) -> torch.dtype | None:
+    """What autocast makes of the result of one of these, given its first argument; None: what comes of it."""
+    dtype = autocast_dtype("cpu")
+    if dtype is None or first.dtype == torch.float64:
+        return None
+    return dtype if function in _MULTIPLIED else first.dtype if function in _NORMS else None

@@ -269,6 +269,8 @@ def _node(entry: Any, values: dict[str, Value]) -> Node:
     op, inputs, outputs, attrs, line = entry
     _check(isinstance(op, str) and op in OPS and op not in RANDOM, "an op")
     kinds = _ATTRS.get(op, {})
+    if op == "cast" and attrs == {"written": 1}:
+        kinds = {"written": "place"}
     _check(isinstance(attrs, dict) and tuple(attrs) == tuple(kinds), f"the attributes of '{op}'")
     node = Node(
         op,

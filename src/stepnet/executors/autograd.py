@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from stepnet.data.dtypes import dtype_of
 from stepnet.errors import StepError
 from stepnet.ir.plan import Plan
 
@@ -44,6 +45,16 @@ class Ready:
         """The gradients that the backward loop carries from step to step."""
         loop = self.plan.backward
         return frozenset() if loop is None else frozenset(carry.parameter for carry in loop.carries)
+
+    @cached_property
+    def carried_as(self) -> dict[str, torch.dtype]:
+        """The type that the loops carry each state in, and its gradient. Callers may have fewer bits."""
+        plan, found = self.plan, {}
+        names = (*plan.states, *(t for t in plan.tangents[len(plan.y) :] if t is not None))
+        for name in names:
+            body = plan.forward.body if name in plan.states or plan.backward is None else plan.backward.body
+            found[name] = dtype_of(body.values[name].dtype)
+        return found
 
 
 class Call(NamedTuple):
@@ -97,10 +108,11 @@ def _forward(call: Call, tensors: Sequence[Tensor]) -> tuple[list[Tensor], dict[
     plan = call.ready.plan
     names = (*plan.x, *plan.states, *plan.weights)
     at_hand = {**dict(zip(names, tensors, strict=False)), **call.constants}
-    states = {name: at_hand.pop(name) for name in plan.states}
+    given = {name: at_hand.pop(name) for name in plan.states}
+    states = {name: tensor.to(call.ready.carried_as[name]) for name, tensor in given.items()}
     values, finals = call.ready.forward.run(at_hand, states, call.layout)
-    out = distinct([*(values[n] for n in plan.y), *(finals[n] for n in plan.states)], tensors)
-    return out, values
+    last_states = [finals[n].to(given[n].dtype) for n in plan.states]
+    return distinct([*(values[n] for n in plan.y), *last_states], tensors), values
 
 
 def distinct(out: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -165,7 +177,7 @@ class _Loop(torch.autograd.Function):
                 continue
             tangent = torch.zeros_like(like) if grad is None else grad.contiguous()
             if name in call.ready.carried:
-                states[name] = tangent
+                states[name] = tangent.to(call.ready.carried_as[name])
             else:
                 values[name] = tangent
         done, finals = {}, {}
@@ -204,11 +216,11 @@ def _state_gradient(
         parts = [part for part in (of_final, None if own is None else done[own]) if part is not None]
         return sum(parts[1:], parts[0]) if parts else torch.zeros_like(like)
     if tangent is not None:
-        return finals[tangent]
+        return finals[tangent].to(like.dtype)
     passed = torch.zeros_like(like) if of_final is None else of_final
     name = plan.gradients[len(plan.x) + place]
     rows = done[name] if name is not None else like.new_zeros((layout.rows, *like.shape[1:]))
-    return last(rows, passed, layout.backward)
+    return last(rows, passed, layout.backward).to(like.dtype)
 
 
 def _is_plain(grad: Tensor) -> bool:

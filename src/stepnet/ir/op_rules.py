@@ -103,6 +103,13 @@ def _list(kinds: set[str]) -> str:
     return " or ".join(sorted(kinds)) or "no"
 
 
+def _product_dtype(values: Inputs, out: Value) -> Iterator[str]:
+    """A product of numbers of 16 bits may be summed in float32."""
+    wide = out.dtype == "float32" and {v.dtype for v in values} in ({"bfloat16"}, {"float16"})
+    if not wide:
+        yield from _same_dtype(values, out)
+
+
 def _pointwise(node: Node, inputs: Inputs, out: Value) -> Iterator[str]:
     yield from _shape(out, broadcast([v.shape for v in inputs]), inputs)
     if node.op in _TO_BOOL:
@@ -217,7 +224,7 @@ def _matmul(node: Node, inputs: Inputs, out: Value) -> Iterator[str]:
     lead = broadcast([a.shape[:-2], b.shape[:-2]])
     expected = None if lead is None else (*lead, *a.shape[-2:-1], b.shape[-1])
     yield from _shape(out, expected, inputs)
-    yield from _same_dtype(inputs, out)
+    yield from _product_dtype(inputs, out)
 
 
 def _matmul_tn(node: Node, inputs: Inputs, out: Value) -> Iterator[str]:
@@ -227,7 +234,7 @@ def _matmul_tn(node: Node, inputs: Inputs, out: Value) -> Iterator[str]:
         return
     heads = a.shape[:1] if node.attr("batch") else ()
     yield from _shape(out, (*heads, a.shape[-1], b.shape[-1]), inputs)
-    yield from _same_dtype(inputs, out)
+    yield from _product_dtype(inputs, out)
 
 
 def _embed_grad(node: Node, inputs: Inputs, out: Value) -> Iterator[str]:

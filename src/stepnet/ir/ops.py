@@ -38,7 +38,7 @@ def _ops(stage: Stage, arity: int, names: str, costly: bool = False) -> dict[str
 
 
 OPS: dict[str, Op] = {
-    # pointwise, one input; `cast` takes the dtype of its result
+    # pointwise, one input; `cast` takes the dtype of its result; written: a step's own, which rounds
     **_ops(Stage.POINTWISE, 1, "neg abs sign relu floor ceil round trunc not isnan cast copy reciprocal"),
     **_ops(Stage.POINTWISE, 1, "exp expm1 log log1p sqrt rsqrt sin cos tanh sigmoid erf", costly=True),
     **_ops(Stage.POINTWISE, 1, "tan asin acos atan sinh cosh asinh acosh atanh exp2 log2 log10", costly=True),

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from stepnet.api import recurrent
 from stepnet.cells.cell import check_size, draw
+from stepnet.data.modes import autocast_dtype
 from stepnet.data.recording import UNKNOWN, recorded_in_frames
+from stepnet.data.tree import map_leaves
 from stepnet.errors import StepError
 from stepnet.resets import as_resets
 
@@ -21,22 +23,29 @@ from .batch import Batch, on_rows
 
 
 class LayerStep:
-    """One direction of one layer as a step: `function(x, state, **weights)`.
+    """One direction of one layer as a step: `function(x, state, **weights)`, and y cast to `dtype`.
 
     It holds the weights, under the names they have in their module, and nothing else of it: what a step
     reaches is walked at every call.
     """
 
     def __init__(
-        self, name: str, suffix: str, function: Callable[..., Any], weights: Mapping[str, Tensor]
+        self,
+        name: str,
+        suffix: str,
+        function: Callable[..., Any],
+        weights: Mapping[str, Tensor],
+        dtype: torch.dtype | None = None,
     ) -> None:
         self.__name__ = name
         self.function = function
+        self.dtype = dtype
         self.places = {keyword: f"{keyword}_{suffix}" for keyword in weights}
         self.__dict__.update((self.places[keyword], weight) for keyword, weight in weights.items())
 
     def __call__(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        return self.function(x, state, **{k: getattr(self, place) for k, place in self.places.items()})
+        y, new = self.function(x, state, **{k: getattr(self, place) for k, place in self.places.items()})
+        return (y if self.dtype is None else y.to(self.dtype)), new
 
 
 class RNNBase(nn.Module):
@@ -160,14 +169,23 @@ class RNNBase(nn.Module):
                 x = on_rows(lambda rows: F.dropout(rows, self.dropout, self.training), x)
             ys = []
             for suffix, reverse in zip(self._suffixes(layer), (False, True), strict=False):
-                step = LayerStep(f"{type(self).__name__} {suffix}", suffix, self.step, self.weights(suffix))
                 k = len(finals)
+                dtype = self._result_dtype(batch.rows, given[k])
+                name = f"{type(self).__name__} {suffix}"
+                step = LayerStep(name, suffix, self.step, self.weights(suffix), dtype)
                 again = None if asked is None else replace(asked, state=fresh[k])
                 y, final = recurrent(step, x, given[k], reverse=reverse, axis=batch.axis, resets=again)
                 ys.append(y)
-                finals.append(final)
+                finals.append(
+                    final if dtype is None else map_leaves(final, Tensor, lambda t, d=dtype: t.to(d))
+                )
             x = on_rows(lambda *rows: torch.cat(rows, -1), *ys) if len(ys) > 1 else ys[0]
         return batch.close(x), self._join(batch, finals)
+
+    def _result_dtype(self, rows: Tensor, state: Any) -> torch.dtype | None:
+        """What autocast makes of the results, as of those of torch.nn's modules; None: nothing."""
+        dtype = autocast_dtype(rows.device.type)
+        return None if rows.dtype == torch.float64 else dtype  # which autocast leaves as it is
 
     def _given(self, batch: Batch, hx: Any) -> list[Any]:
         """The initial state of each direction of each layer."""
@@ -209,6 +227,10 @@ class RNNBase(nn.Module):
         }
         shown = [f"{k}={getattr(self, k)}" for k, v in defaults.items() if getattr(self, k) != v]
         return ", ".join([f"{self.input_size}, {self.hidden_size}", *shown])
+
+
+def _cast(state: Any, dtype: torch.dtype) -> Any:
+    return map_leaves(state, Tensor, lambda leaf: leaf.to(dtype))
 
 
 def _stacked(leaves: Sequence[Tensor]) -> Tensor:

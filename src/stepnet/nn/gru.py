@@ -50,6 +50,10 @@ class GRU(RNNBase):
         """`step(x, h, weight_ih=..., weight_hh=..., ...)`: one step of any layer and direction."""
         return _step
 
+    def _result_dtype(self, rows: Tensor, state: Tensor) -> torch.dtype | None:
+        """None: the update mixes h itself into the result, which so keeps the dtype of the state."""
+        return None
+
 
 def _step(x: Tensor, h: Tensor, **weights: Tensor) -> tuple[Tensor, Tensor]:
     h = gru_step(x, h, **weights)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import torch  # noqa: F401  (the docstring's example is run)
+import torch
 from torch import Tensor
 
 from stepnet.cells.lstm import lstm_step
@@ -60,6 +60,12 @@ class LSTM(RNNBase):
     def step(self) -> Callable[..., tuple[Tensor, tuple[Tensor, Tensor]]]:
         """`step(x, (h, c), weight_ih=..., weight_hh=..., ...)`: one step of any layer and direction."""
         return _step
+
+    def _result_dtype(self, rows: Tensor, state: tuple[Tensor, Tensor]) -> torch.dtype | None:
+        dtype = super()._result_dtype(rows, state)
+        if dtype == rows.dtype == torch.float16:  # torch has no kernel for it: there c says it
+            return state[1].dtype
+        return dtype
 
 
 def _step(x: Tensor, state: tuple[Tensor, Tensor], **weights: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:

@@ -4,7 +4,7 @@ What is built is kept under the hash of its source, the flags and everything the
 and this CPU (`cache_folder`). Any number of processes may build one source at once. Each build trims the
 folder (`cache_trim`).
 
-The products (`sn_matmul.h`) are most of what there is to compile, and the same for all steps: they are
+The products (`products/`) are most of what there is to compile, and the same for all steps: they are
 compiled once into an object file for each type, which every library is linked with. Math stays a header,
 because its functions are vectorised inside the loops that call them.
 """
@@ -30,7 +30,7 @@ from pathlib import Path
 from stepnet.errors import BuildError
 from stepnet.executors import cache_folder, cache_trim
 
-_CTYPE = {"f32": "float", "f64": "double"}
+from .products import Product, common, with_sums
 
 # -ffp-contract=fast: multiply-add as one instruction. Never -ffast-math: it would break sn_math.h.
 _FLAGS = ("-std=c11", "-O2", "-fPIC", "-pthread", "-fopenmp-simd")
@@ -81,7 +81,7 @@ class Library:
 
 
 def preamble(*dtypes: str, linked: bool = False) -> str:
-    """The text generated code starts with: math, matmul for each dtype ("f32", "f64"), and threads.
+    """The text generated code starts with: math, matmul for each dtype ("f32", "f64", "bf16"), and threads.
 
     With `linked` the larger functions of the products are declared only, and `build` is told their types.
 
@@ -89,14 +89,10 @@ def preamble(*dtypes: str, linked: bool = False) -> str:
     True
     """
     parts = ["#define SN_LINKED"] if linked else []
-    parts.append(header("sn_math.h"))
-    parts += [_products(dtype) for dtype in dtypes]
+    parts.append(common())
+    parts += [product.text for product in with_sums(dtypes)]
     parts.append(header("sn_parallel.h"))
     return "\n".join(parts)
-
-
-def _products(dtype: str) -> str:
-    return f"#define SN_REAL {_CTYPE[dtype]}\n#define SN_(name) name##_{dtype}\n{header('sn_matmul.h')}"
 
 
 def available() -> str | None:
@@ -119,7 +115,7 @@ def compiler() -> Compiler:
 def build(source: str, *linked: str) -> Library:
     """Compile C source to a shared library and load it; from memory or from the disk cache where possible.
 
-    `linked` are the types ("f32", "f64") whose products the source declares only.
+    `linked` are the types ("f32", "f64", "bf16") whose products the source declares only.
 
     Raises BuildError when there is no compiler, when it rejects the source, or when nothing can be written.
 
@@ -246,7 +242,7 @@ def _first_lines(text: str, count: int) -> str:
 
 def _compile(cc: Compiler, key: str, source: str, linked: tuple[str, ...]) -> Library:
     started = time.perf_counter()
-    objects = [_object(cc, dtype) for dtype in linked]
+    objects = [_object(cc, product) for product in with_sums(linked)]
     path, _ = _made(cc, key, "step.so", source, objects, ("-shared",), ("-lm",))
     try:
         handle = ctypes.CDLL(str(path))
@@ -256,9 +252,9 @@ def _compile(cc: Compiler, key: str, source: str, linked: tuple[str, ...]) -> Li
     return Library(path, time.perf_counter() - started, handle)
 
 
-def _object(cc: Compiler, dtype: str) -> bytes:
+def _object(cc: Compiler, product: Product) -> bytes:
     """The products of a type as an object file; built once a machine and compiler."""
-    source = f"#define SN_BUILT_ONCE\n{_products(dtype)}"
+    source = product.object_text
     key = _key(cc, source)
     with _object_lock:
         if key not in _objects:

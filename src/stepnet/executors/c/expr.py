@@ -14,7 +14,7 @@ from stepnet.ir.graph import Node
 from stepnet.ir.ops import OPS, Stage
 
 from .numbers import CALLS, ENDS, INFIX, KINDS, START, WHOLE_NUMBERS, literal
-from .places import Places
+from .places import HALVES, Places
 from .whole import call_text
 
 
@@ -202,7 +202,7 @@ class _LoopText:
             return w.c(seen.base)
         if seen.base in w.here and w.p.value(seen.base).size == 1 and not is_stored(w.made[seen.base]):
             return w.c(seen.base)
-        return f"{w.pointer(seen.base, None)}[{self._index(seen)}]"
+        return w.loaded(seen.base, f"{w.pointer(seen.base, None)}[{self._index(seen)}]")
 
     def _node(self, node: Node) -> None:
         w, p = self.w, self.w.p
@@ -261,7 +261,7 @@ class _LoopText:
         text = f"const int64_t {at} = sn_lookup({self._operand(index, walk)}, {rows}, &wrong);"
         (self.before if alone and self.dims else self.body).append(text)
         inside = "0" if column is None else self._index(column)
-        return f"{w.pointer(table, None)}[{at} * {prod(row)} + {inside}]"
+        return w.loaded(table, f"{w.pointer(table, None)}[{at} * {prod(row)} + {inside}]")
 
     def _expression(self, node: Node, given: list[str]) -> str:
         op, w = node.op, self.w
@@ -287,6 +287,8 @@ class _LoopText:
             to = w.p.value(node.output).dtype
             if to == "bool":
                 return f"{given[0]} != 0"
+            if to in HALVES:
+                return f"sn_round_{HALVES[to]}({given[0]})"
             source = w.p.value(node.inputs[0]).dtype
             return f"({KINDS.get(to, w.real)}){given[0]}" if source != to else given[0]
         if op == "full":
@@ -296,6 +298,7 @@ class _LoopText:
 
     def _store(self, node: Node, text: str, add: Callable[[str], Any], seen: Access | None) -> None:
         w = self.w
+        text = w.stored(node.output, text)
         index = "0" if seen is None else self._index(seen)
         for home in w.homes.get(node.output, []):
             add(f"{w.pointer(node.output, home)}[{index}] = {text};")

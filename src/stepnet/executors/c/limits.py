@@ -14,6 +14,7 @@ from stepnet.ir.plan import LoopPlan, Region
 DTYPES = ("float32", "float64")
 # Products of the numbers of two matrices of one row: of a pass over whole vectors, and of sums one by one.
 _MOST_PRODUCTS, _MOST_DOTS = 1 << 19, 1 << 15
+STORED = ("bfloat16", "float16")  # beside float32: what numbers are rounded to, and read from
 UNSUPPORTED = {
     "shift": "a value carried outside the scan",
 }
@@ -39,6 +40,8 @@ INTEGER_OPS = VIEWS | {
     "topk", "cumargmax", "cumargmin",
 }  # fmt: skip
 
+_MOVES = VIEWS | {"copy", "cast", "cat", "embed", "full"}
+
 
 def check(loop: LoopPlan, region: Region) -> str:
     """The type of the numbers of a scan that generated C does.
@@ -48,10 +51,12 @@ def check(loop: LoopPlan, region: Region) -> str:
     """
     for node in region.nodes:
         _check_node(loop.body, node)
-    dtypes = floating_types(loop, region)
-    if len(dtypes) > 1 or not dtypes <= set(DTYPES):
+    found = floating_types(loop, region)
+    stored = found.intersection(STORED)
+    dtypes = found - stored
+    if len(dtypes) > 1 or not dtypes <= set(DTYPES) or (stored and dtypes == {"float64"}):
         raise Unsupported(
-            f"the loop computes in {', '.join(sorted(dtypes))}; generated C does one of {', '.join(DTYPES)}"
+            f"the loop computes in {', '.join(sorted(found))}; generated C does one of {', '.join(DTYPES)}"
         )
     return dtypes.pop() if dtypes else "float32"
 
@@ -82,6 +87,7 @@ def _check_node(body: Graph, node: Node) -> None:
     if node.op in ("matmul_tn", "embed_grad"):
         raise Unsupported(f"the loop holds '{node.op}'", line=node.line)
     _check_integers(body, node)
+    _check_stored(body, node)
 
 
 def _check_product(body: Graph, node: Node) -> None:
@@ -94,6 +100,14 @@ def _check_product(body: Graph, node: Node) -> None:
             f"the loop multiplies two matrices of each row, [{m}, {k}] by [{k}, {n}]: torch is faster",
             line=node.line,
         )
+
+
+def _check_stored(body: Graph, node: Node) -> None:
+    """Numbers of 16 bits are moved, rounded and multiplied; all else is done in float32."""
+    dtypes = {body.values[n].dtype for n in (*node.inputs, *node.outputs)}.intersection(STORED)
+    product = node.op == "matmul" and dtypes == {"bfloat16"} and body.values[node.output].dtype == "float32"
+    if dtypes and not product and node.op not in _MOVES:
+        raise Unsupported(f"the loop does '{node.op}' in {', '.join(sorted(dtypes))}", line=node.line)
 
 
 def _check_integers(body: Graph, node: Node) -> None:

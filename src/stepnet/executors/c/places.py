@@ -12,10 +12,14 @@ from stepnet.ir.agreement import INTEGERS
 from stepnet.ir.graph import ITEM_SIZE, Node
 from stepnet.ir.plan import LoopPlan
 
+from .products import BY_DTYPE, Product
 from .text import identifier
 
 # What is appended to the name of a value.
 _DERIVED = re.compile(r"_(at|best|boot|final|line|new|next|now|packed|part|row|rows|stride_[knh]|sum|whole)$")
+
+_STORED_AS = {"bool": "uint8_t", "bfloat16": "uint16_t", "float16": "uint16_t"}
+HALVES = {"bfloat16": "bf16", "float16": "f16"}
 
 
 class Places:
@@ -55,7 +59,21 @@ class Places:
     def ctype(self, value: str) -> str:
         """The C type a value is stored as."""
         dtype = self.p.value(value).dtype
-        return "uint8_t" if dtype == "bool" else f"{dtype}_t" if dtype in INTEGERS else self.real
+        return f"{dtype}_t" if dtype in INTEGERS else _STORED_AS.get(dtype, self.real)
+
+    def loaded(self, value: str, text: str) -> str:
+        """A stored element as what C computes with."""
+        suffix = HALVES.get(self.p.value(value).dtype)
+        return text if suffix is None else f"sn_load_{suffix}({text})"
+
+    def stored(self, value: str, text: str) -> str:
+        """The way back; a number of 16 bits is rounded already."""
+        suffix = HALVES.get(self.p.value(value).dtype)
+        return text if suffix is None else f"sn_store_{suffix}({text})"
+
+    def product(self, matrix: str) -> Product:
+        """How rows are multiplied by a matrix."""
+        return BY_DTYPE[self.p.value(matrix).dtype]
 
     def shared(self, value: str) -> str:
         """The member that an element of a shared value is read from; a matrix's own member has strides."""

@@ -20,6 +20,7 @@ from stepnet.ir.plan import LoopPlan, Region
 
 from . import build as c_build
 from . import threads as c_threads
+from .products import BY_DTYPE
 from .source import FIXED, Source, write
 from .tables import new_table
 from .whole import headers
@@ -53,7 +54,8 @@ class CScan:
     def __init__(self, loop: LoopPlan, region: Region) -> None:
         self.source: Source = write(loop, region, "run")
         p = self.source.program
-        suffix = {"float32": "f32", "float64": "f64"}[p.real]
+        products = {BY_DTYPE[p.value(name).dtype].suffix for name in p.matrices}
+        suffixes = sorted(products | {BY_DTYPE[p.real].suffix})
         reason = c_build.available()
         if reason is not None:
             raise NoCompiler(reason, remedy="install a C compiler, or stepnet[compiler]")
@@ -62,19 +64,18 @@ class CScan:
         except BuildError as error:
             raise NoCompiler(str(error), remedy="set STEPNET_CACHE_DIR to a folder of your own") from error
         try:
-            before = c_build.preamble(suffix, linked=True) + headers(p)
-            library = c_build.build(before + self.source.text, suffix)
+            before = c_build.preamble(*suffixes, linked=True) + headers(p)
+            library = c_build.build(before + self.source.text, *suffixes)
         except BuildError as error:
             raise Unsupported(str(error)) from error
         self.run = library.function("run", ctypes.POINTER(c_threads.Pool), ctypes.c_void_p)
-        self.dtype = dtype_of(p.real)
         self.spaces: list[Tensor] = []  # workspaces at rest; list.pop and append are atomic
-        item = self.dtype.itemsize
         early = {node.inputs[1] for node in (*p.early, *p.late)}
-        self.step_bytes = sum(h * k * n * item for name, h, k, n in self.source.packed if name not in early)
+        self.step_bytes = sum(p.value(name).bytes for name, *_ in self.source.packed if name not in early)
         self._row_work = self.source.space[1] + sum(h * k * n for _, h, k, n in self.source.packed)
         self.packed_bytes = [
-            _padded(heads * _packed_elements(k, n, item) * item) for _, heads, k, n in self.source.packed
+            _padded(heads * BY_DTYPE[p.value(name).dtype].packed_bytes(k, n))
+            for name, heads, k, n in self.source.packed
         ]
         made = [entry.value for entry in self.source.fields if entry.role in ("out", "sum", "total")]
         self._made = {n: (p.value(n).shape, dtype_of(p.value(n).dtype)) for n in made}
@@ -233,8 +234,3 @@ def _pointer(tensor: Tensor, alive: list[Tensor]) -> int:
 def _padded(size: int) -> int:
     """A size or an address moved up to the next line of the cache."""
     return (size + 63) // 64 * 64
-
-
-def _packed_elements(k: int, n: int, item: int) -> int:
-    lanes = 64 // item  # the widest vectors; narrower ones need no more
-    return k * -(-n // lanes) * lanes

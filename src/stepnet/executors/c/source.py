@@ -142,11 +142,11 @@ class _Writer:
             member("shared", name, f"const {w.ctype(name)} *{w.shared(name)}")
         for name in p.matrices:
             c = w.c(name)
-            member("matrix", name, f"const {w.real} *{c}")
+            member("matrix", name, f"const {w.ctype(name)} *{c}")
             member("stride_k", name, f"int64_t {c}_stride_k")
             member("stride_n", name, f"int64_t {c}_stride_n")
             member("stride_h", name, f"int64_t {c}_stride_h")
-            member("packed", name, f"{w.real} *{c}_packed")
+            member("packed", name, f"{w.ctype(name)} *{c}_packed")
         for carry in p.carries:
             c = w.c(carry.parameter)
             member("boot", carry.parameter, f"const {w.ctype(carry.parameter)} *{c}_boot")
@@ -170,7 +170,7 @@ class _Writer:
 
     def _pack(self, number: int, name: str, heads: int, k: int, n: int) -> str:
         """Pack a matrix, the `number`th; one with heads, head by head."""
-        c, suffix = self.w.c(name), self.w.suffix
+        c, suffix = self.w.c(name), self.w.product(name).suffix
 
         def pack(to: str, source: str) -> str:
             return (
@@ -201,16 +201,18 @@ class _Writer:
         operand, offset = (node.inputs[0], 0) if seen is None else (seen.base, seen.offset)
         shift = f" + {offset}" if offset else ""
         to = f"{w.c(node.output)}_rows" if node.output in w.ahead else f"a->{w.c(node.output)}"
-        rows, wide, made = f"sn_rows_{w.suffix}", p.value(operand).size, p.value(node.output).size
+        wide, made = p.value(operand).size, p.value(node.output).size
+        product = w.product(node.inputs[1])
+        deep, kind = product.deep(k), f"sn_rows_{product.suffix}"
         inputs = ", ".join(map(_shown, node.inputs))
         return (
             f"/* {_shown(node.output)} = matmul({inputs})  [{k}] x [{k}, {n}], rows of these steps */\n"
             "{\n"
             f"    {self._columns(n)}\n"
-            f"    if (c1 > c0) sn_matmul_{w.suffix}("
-            f"({rows}){{{to} + c0, {made}, {target}}}, ({rows}){{0, 0, 0}}, "
-            f"({rows}){{({w.real} *)a->{w.c(operand)}{shift}, {wide}, chunk_row}}, "
-            f"a->{w.c(node.inputs[1])}_packed + c0 * {k}, rows, {k}, c1 - c0);\n"
+            f"    if (c1 > c0) sn_matmul_{product.suffix}("
+            f"(sn_rows_{w.suffix}){{{to} + c0, {made}, {target}}}, (sn_rows_{w.suffix}){{0, 0, 0}}, "
+            f"({kind}){{({product.element} *)a->{w.c(operand)}{shift}, {wide}, chunk_row}}, "
+            f"a->{w.c(node.inputs[1])}_packed + c0 * {deep}, rows, {k}, c1 - c0);\n"
             "}"
         )
 
@@ -240,10 +242,14 @@ class _Writer:
         note = f"/* {_shown(node.output)} = matmul({inputs})  [{k}] x [{k}, {n}] */"
         out = ["        " + note]
 
+        product = w.product(node.inputs[1])
+        deep = product.deep(k)
+
         def rows(base: str, width: int, shift: str) -> str:
-            place = w.place(base)
+            place, element = w.place(base), w.ctype(base)
             index = "row" if w.by_table(base) else "0"
-            return f"(sn_rows_{w.suffix}){{({w.real} *){place}{shift}, {width}, {index}}}"
+            suffix = product.suffix if base == operand else w.suffix
+            return f"(sn_rows_{suffix}){{({element} *){place}{shift}, {width}, {index}}}"
 
         none = f"(sn_rows_{w.suffix}){{0, 0, 0}}"
         shift = f" + {offset}" if offset else ""
@@ -251,18 +257,18 @@ class _Writer:
             out += [
                 "        {",
                 f"            {self._columns(n)}",
-                f"            if (c1 > c0) sn_matmul_{w.suffix}("
+                f"            if (c1 > c0) sn_matmul_{product.suffix}("
                 f"{rows(node.output, size, ' + c0')}, {none}, "
-                f"{rows(operand, wide, shift)}, {packed} + c0 * {k}, active, {k}, c1 - c0);",
+                f"{rows(operand, wide, shift)}, {packed} + c0 * {deep}, active, {k}, c1 - c0);",
                 "        }",
             ]
             return out
         # one product for each leading index: of its own matrix, or all of the same
-        block = f"sn_packed_{w.suffix}({k}, {n}, 1)"
+        block = f"sn_packed_{product.suffix}({k}, {n}, 1)"
         out.append(f"        for (int64_t h = member; h < {times}; h += members)")
         matrix = f"{packed} + h * {block}" if heads > 1 else packed
         out.append(
-            f"            sn_matmul_{w.suffix}({rows(node.output, size, f' + h * {n}')}, {none}, "
+            f"            sn_matmul_{product.suffix}({rows(node.output, size, f' + h * {n}')}, {none}, "
             f"{rows(operand, wide, f'{shift} + h * {k}')}, {matrix}, active, {k}, {n});"
         )
         return out

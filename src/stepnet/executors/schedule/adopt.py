@@ -12,6 +12,7 @@ from dataclasses import replace
 from stepnet.ir.graph import Graph, Node
 from stepnet.ir.plan import LoopPlan, Region
 
+_DTYPES = ("float32", "float64", "bfloat16")
 MOST_BYTES = 1 << 22  # of a weight; above it the matmul of all rows at once is as fast
 
 
@@ -43,6 +44,7 @@ def _products(body: Graph, region: Region) -> list[Node]:
     if region.kind != "map":
         return []
     found = []
+    rounded = {name for node in region.nodes if node.op == "cast" for name in node.outputs}
     for node in region.nodes:
         if node.op != "matmul":
             continue
@@ -50,8 +52,8 @@ def _products(body: Graph, region: Region) -> list[Node]:
         plain = (
             row.kind == "row" and weight.kind == "shared" and len(row.shape) == 1 and len(weight.shape) == 2
         )
-        made_here = node.inputs[0] in region.made
-        if plain and not made_here and weight.bytes <= MOST_BYTES and row.dtype in ("float32", "float64"):
+        made_here = node.inputs[0] in region.made - rounded
+        if plain and not made_here and weight.bytes <= MOST_BYTES and row.dtype in _DTYPES:
             found.append(node)
     return found
 

@@ -145,7 +145,10 @@ def _shape(graph: Graph, node: Node) -> Run:
 
 
 def _matmul(graph: Graph, node: Node) -> Run:
-    (a, b), _ = _values(graph, node)
+    (a, b), out = _values(graph, node)
+    if out.dtype != a.dtype:  # torch sums such products in float32, and rounds the sum
+        dtype = dtype_of(out.dtype)
+        return lambda x, w, rows: torch.matmul(x, w).to(dtype)
     if _is_row(a) and not _is_row(b) and len(a.shape) == 1:
         return lambda x, w, rows: torch.mm(x, w)
     return lambda x, w, rows: torch.matmul(x, w)
@@ -156,12 +159,8 @@ def _rows(graph: Graph, node: Node) -> Run:
     if node.op == "sum_rows":
         return lambda a, rows: a.sum(0)
     if node.op == "matmul_tn":
-        if node.attr("batch"):
-            return lambda a, b, rows: torch.matmul(a.permute(1, 2, 0), b.transpose(0, 1))
-        if len(ins[0].shape) == len(ins[1].shape) == 1:
-            return lambda a, b, rows: torch.mm(a.t(), b)
-        k, n = ins[0].shape[-1], ins[1].shape[-1]
-        return lambda a, b, rows: torch.mm(a.reshape(-1, k).t(), b.reshape(-1, n))
+        product, dtype = _product_over_rows(node, ins), dtype_of(out.dtype)
+        return product if out.dtype == ins[0].dtype else lambda a, b, rows: product(a, b, rows).to(dtype)
     padding, count, dtype = node.attr("padding"), out.shape, dtype_of(out.dtype)
 
     def embed_grad(grad: Tensor, index: Tensor, rows: int) -> Tensor:
@@ -172,6 +171,15 @@ def _rows(graph: Graph, node: Node) -> Run:
         return torch.zeros(count, dtype=dtype, device=grad.device).index_add_(0, flat, grad)
 
     return embed_grad
+
+
+def _product_over_rows(node: Node, ins: Sequence[Value]) -> Run:
+    if node.attr("batch"):
+        return lambda a, b, rows: torch.matmul(a.permute(1, 2, 0), b.transpose(0, 1))
+    if len(ins[0].shape) == len(ins[1].shape) == 1:
+        return lambda a, b, rows: torch.mm(a.t(), b)
+    k, n = ins[0].shape[-1], ins[1].shape[-1]
+    return lambda a, b, rows: torch.mm(a.reshape(-1, k).t(), b.reshape(-1, n))
 
 
 def _source(graph: Graph, node: Node) -> Run:

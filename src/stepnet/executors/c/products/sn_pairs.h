@@ -1,0 +1,260 @@
+/* C = A B, or C = addend + A B, with A and B in bfloat16 and sums in float: `sn_matmul_bf16`, as `sn_matmul_f32`.
+ *
+ *     pairs     B is packed in panels as sn_matmul.h has it, of pairs: elements k and k + 1 of a column side by side, K
+ *               filled up with zeros to whole tiles. One packed form serves all three ways to multiply:
+ *     tiles     AMX, where SN_TILES says so and rows are not few: 2 x 2 tiles of sums
+ *     vdpbf16   AVX512-BF16: an instruction adds two products of pairs to each of 16 sums
+ *     floats    elsewhere: both halves of a pair are widened, and multiplied as floats
+ *
+ * Products are exact in each; the orders of their sums differ. As in sn_matmul.h the result for a row does not depend on
+ * which other rows are computed with it, but for the choice of tiles, which depends on their number.
+ */
+#ifndef SN_PAIRS_H
+#define SN_PAIRS_H
+
+#if SN_TILES == 1 && !defined(__AMX_BF16__) /* the CPU has them, the compiler does not know them */
+#undef SN_TILES
+#define SN_TILES 0
+#endif
+
+typedef struct {
+    uint16_t *base;
+    int64_t stride; /* in elements */
+    const int64_t *index;
+} sn_rows_bf16;
+
+enum { sn_lanes_bf16 = sn_lanes_f32, SN_DEPTH_BF16 = 32, SN_FEW_ROWS = 4 };
+
+SN_INLINE int64_t sn_depth_bf16(int64_t K) { return (K + SN_DEPTH_BF16 - 1) / SN_DEPTH_BF16 * SN_DEPTH_BF16; }
+SN_INLINE int64_t sn_packed_bf16(int64_t K, int64_t n, int64_t groups) {
+    return sn_packed_f32(sn_depth_bf16(K), n, groups);
+}
+SN_INLINE const uint16_t *sn_row_bf16(sn_rows_bf16 rows, int64_t r) {
+    return rows.base + (rows.index ? rows.index[r] : r) * rows.stride;
+}
+
+/* Pack B[k, u] = source[k * stride_k + u * stride_n], k < K, u < n, in panels of `width` vectors of columns. `packed`
+ * holds sn_packed_bf16(K, n, 1) elements. */
+SN_SHARED void sn_pack_bf16(uint16_t *restrict packed, const uint16_t *restrict source, int64_t stride_k,
+                            int64_t stride_n, int64_t K, int64_t n, int64_t groups, int64_t width);
+SN_SHARED void sn_matmul_bf16(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, const uint16_t *packed, int64_t rows,
+                              int64_t K, int64_t N);
+#ifndef SN_LINKED
+
+#if SN_TILES
+#include "sn_tiles.h"
+#endif
+
+void sn_pack_bf16(uint16_t *restrict packed, const uint16_t *restrict source, int64_t stride_k, int64_t stride_n,
+                  int64_t K, int64_t n, int64_t groups, int64_t width) {
+    (void)groups; /* 1 */
+    const int64_t L = sn_lanes_bf16, depth = sn_depth_bf16(K);
+    for (int64_t first = 0; first < sn_blocks_f32(n); first += width) {
+        const int64_t blocks = sn_blocks_f32(n) - first < width ? sn_blocks_f32(n) - first : width;
+        const int64_t W = blocks * L, units = n - first * L < W ? n - first * L : W;
+        uint16_t *panel = packed + first * L * depth; /* pair k, unit u: panel[(k * W + u) * 2] */
+        const uint16_t *from = source + first * L * stride_n;
+        if (units < W || K < depth) memset(panel, 0, (size_t)(depth * W) * sizeof(uint16_t));
+        int64_t pairs = K / 2, k0 = 0, turned = 0;
+#if SN_TURN
+        if (stride_k == 1 && stride_n % 2 == 0 && (uintptr_t)from % 4 == 0) /* pairs are side by side: words change places */
+            for (turned = units / L * L; k0 + L <= pairs; k0 += L)
+                for (int64_t u = 0; u < turned; u += L)
+                    sn_turn_f32((float *)(panel + (k0 * W + u) * 2), W, (const float *)(from + 2 * k0 + u * stride_n),
+                                stride_n / 2);
+#endif
+        for (int64_t k = 0; k < pairs; ++k) {
+            const uint16_t *even = from + 2 * k * stride_k, *odd = even + stride_k;
+            uint16_t *to = panel + k * W * 2;
+            if (stride_n == 1) {
+                for (int64_t u = 0; u < units; ++u) {
+                    to[2 * u] = even[u];
+                    to[2 * u + 1] = odd[u];
+                }
+            } else {
+                for (int64_t u = k < k0 ? turned : 0; u < units; ++u) {
+                    to[2 * u] = even[u * stride_n];
+                    to[2 * u + 1] = odd[u * stride_n];
+                }
+            }
+        }
+        if (K & 1)
+            for (int64_t u = 0; u < units; ++u) panel[(pairs * W + u) * 2] = from[(K - 1) * stride_k + u * stride_n];
+    }
+}
+
+typedef uint32_t sn_words __attribute__((vector_size(SN_VECTOR_BYTES)));
+typedef uint32_t sn_words_u __attribute__((vector_size(SN_VECTOR_BYTES), aligned(2), may_alias));
+typedef struct {
+    uint32_t pair;
+} __attribute__((packed, may_alias)) sn_pair;
+
+#if defined(__AVX512BF16__) && SN_VECTOR_BYTES == 64
+#include <immintrin.h>
+SN_INLINE sn_vec_f32 sn_add_pairs(sn_vec_f32 sum, sn_words a, sn_words b) {
+    return (sn_vec_f32)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+}
+#else
+SN_INLINE sn_vec_f32 sn_add_pairs(sn_vec_f32 sum, sn_words a, sn_words b) {
+    sum += (sn_vec_f32)(a << 16) * (sn_vec_f32)(b << 16);
+    sum += (sn_vec_f32)(a & 0xffff0000u) * (sn_vec_f32)(b & 0xffff0000u);
+    return sum;
+}
+#endif
+
+/* sum[rows][nv] += pairs[rows] panel[nv], one pair of each row. */
+SN_INLINE void sn_one_pair(sn_vec_f32 (*sum)[SN_WIDTH], const int rows, const int nv, const uint32_t *pair,
+                           const uint16_t *panel) {
+    sn_words b[SN_WIDTH];
+    SN_UNROLL for (int v = 0; v < nv; ++v) {
+        b[v] = *(const sn_words_u *)(panel + v * 2 * sn_lanes_bf16);
+        if (rows > 1) SN_KEEP(b[v]);
+    }
+    SN_UNROLL for (int i = 0; i < rows; ++i)
+        SN_UNROLL for (int v = 0; v < nv; ++v) sum[i][v] = sn_add_pairs(sum[i][v], (sn_words){0} + pair[i], b[v]);
+}
+
+/* The micro-kernel: tile[rows][nv][lanes] = A[r .. r+rows, K] panel. */
+SN_INLINE void sn_kernel_bf16(float *tile, const int rows, const int nv, sn_rows_bf16 A, int64_t r,
+                              const uint16_t *panel, int64_t K) {
+    sn_vec_f32 sum[12][SN_WIDTH];
+    const uint16_t *a[12];
+    uint32_t pair[12];
+    SN_UNROLL for (int i = 0; i < rows; ++i) {
+        a[i] = sn_row_bf16(A, r + i);
+        SN_UNROLL for (int v = 0; v < nv; ++v) sum[i][v] = (sn_vec_f32){0};
+    }
+    for (int64_t k = 0; k < K / 2; ++k) {
+        SN_UNROLL for (int i = 0; i < rows; ++i) pair[i] = ((const sn_pair *)(a[i] + 2 * k))->pair;
+        sn_one_pair(sum, rows, nv, pair, panel + k * nv * 2 * sn_lanes_bf16);
+    }
+    if (K & 1) {
+        SN_UNROLL for (int i = 0; i < rows; ++i) pair[i] = a[i][K - 1];
+        sn_one_pair(sum, rows, nv, pair, panel + K / 2 * nv * 2 * sn_lanes_bf16);
+    }
+    SN_UNROLL for (int i = 0; i < rows; ++i)
+        SN_UNROLL for (int v = 0; v < nv; ++v) *(sn_vec_u_f32 *)(tile + (i * nv + v) * sn_lanes_f32) = sum[i][v];
+}
+
+#define SN_CASE(m, nv)                                                                                                \
+    case m:                                                                                                           \
+        if (m <= SN_MAX_ROWS(nv)) sn_kernel_bf16(tile, m, nv, A, r, panel, K);                                        \
+        return;
+#define SN_STRIP(nv)                                                                                                  \
+    static __attribute__((noinline)) void sn_strip##nv##_bf16(float *tile, int64_t rows, sn_rows_bf16 A, int64_t r,   \
+                                                              const uint16_t *panel, int64_t K) {                     \
+        switch (rows) {                                                                                               \
+            SN_CASE(1, nv) SN_CASE(2, nv) SN_CASE(3, nv) SN_CASE(4, nv) SN_CASE(5, nv) SN_CASE(6, nv)                 \
+            SN_CASE(7, nv) SN_CASE(8, nv) SN_CASE(9, nv) SN_CASE(10, nv) SN_CASE(11, nv) SN_CASE(12, nv)              \
+        }                                                                                                             \
+    }
+SN_STRIP(1)
+SN_STRIP(2)
+SN_STRIP(3)
+SN_STRIP(4)
+#undef SN_CASE
+#undef SN_STRIP
+
+/* Rows r0 .. r1 of C in one panel of nv vectors, from `column` on. */
+SN_INLINE void sn_panel_bf16(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, const uint16_t *panel, int64_t r0,
+                             int64_t r1, int64_t K, int64_t column, int64_t n, int64_t nv) {
+    float tile[12 * SN_WIDTH * sn_lanes_f32] __attribute__((aligned(64)));
+    const int64_t most = nv == 4 ? SN_MAX_ROWS(4) : nv == 3 ? SN_MAX_ROWS(3) : nv == 2 ? SN_MAX_ROWS(2) : SN_MAX_ROWS(1);
+    for (int64_t r = r0, m; r < r1; r += m) {
+        m = sn_split(r1 - r, most);
+        switch (nv) {
+            case 1: sn_strip1_bf16(tile, m, A, r, panel, K); break;
+            case 2: sn_strip2_bf16(tile, m, A, r, panel, K); break;
+            case 3: sn_strip3_bf16(tile, m, A, r, panel, K); break;
+            case 4: sn_strip4_bf16(tile, m, A, r, panel, K); break;
+        }
+        for (int64_t i = 0; i < m; ++i)
+            sn_put_f32(sn_row_f32(C, r + i) + column, tile + i * nv * sn_lanes_f32,
+                       addend.base ? sn_row_f32(addend, r + i) + column : 0, n);
+    }
+}
+
+#if SN_TILES
+/* Rows of A as tiles: up to 32 rows, 32 columns from k on, zeros where there are none. */
+SN_INLINE void sn_gather_tiles(uint16_t (*to)[SN_DEPTH_BF16], sn_rows_bf16 A, int64_t r, int64_t m, int64_t k,
+                               int64_t K) {
+    const int64_t n = K - k < SN_DEPTH_BF16 ? K - k : SN_DEPTH_BF16;
+    memset(to, 0, 32 * sizeof *to);
+    for (int64_t i = 0; i < m; ++i) memcpy(to[i], sn_row_bf16(A, r + i) + k, (size_t)n * sizeof(uint16_t));
+}
+
+/* The same as sn_panel_bf16 by tiles, 32 rows and two vectors at a time. A thread has its tiles set up. */
+#define SN_TILE_COLUMNS(a_low, a_high, bytes)                                                                         \
+    const uint16_t *b = panel + (k * nv / 2 + v) * 2 * sn_lanes_bf16;                                                 \
+    SN_TILE_LOAD(4, a_low, bytes);                                                                                    \
+    SN_TILE_LOAD(6, b, nv * 64);                                                                                      \
+    SN_TILE_MULTIPLY(0, 4, 6);                                                                                        \
+    if (tall) {                                                                                                       \
+        SN_TILE_LOAD(5, a_high, bytes);                                                                               \
+        SN_TILE_MULTIPLY(2, 5, 6);                                                                                    \
+    }                                                                                                                 \
+    if (wide) {                                                                                                       \
+        SN_TILE_LOAD(7, b + 2 * sn_lanes_bf16, nv * 64);                                                              \
+        SN_TILE_MULTIPLY(1, 4, 7);                                                                                    \
+        if (tall) SN_TILE_MULTIPLY(3, 5, 7);                                                                          \
+    }
+static __attribute__((noinline)) void sn_tiles_bf16(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A,
+                                                    const uint16_t *panel, int64_t r0, int64_t r1, int64_t K,
+                                                    int64_t column, int64_t n, int64_t nv) {
+    float sums[32][32] __attribute__((aligned(64)));
+    uint16_t rows[32][SN_DEPTH_BF16] __attribute__((aligned(64)));
+    SN_TILE_BEGIN();
+    for (int64_t v = 0; v < nv; v += 2)
+        for (int64_t r = r0, m; r < r1; r += m) {
+            m = r1 - r < 32 ? r1 - r : 32;
+            const int tall = m > 16, wide = v + 1 < nv, apart = A.index != 0 || m % 16 != 0;
+            SN_TILE_ZERO(0);
+            SN_TILE_ZERO(1);
+            SN_TILE_ZERO(2);
+            SN_TILE_ZERO(3);
+            for (int64_t k = 0; k < K; k += SN_DEPTH_BF16) {
+                if (apart || K - k < SN_DEPTH_BF16) {
+                    sn_gather_tiles(rows, A, r, m, k, K);
+                    SN_TILE_COLUMNS(rows, rows + 16, sizeof *rows)
+                } else {
+                    const uint16_t *a = A.base + r * A.stride + k;
+                    SN_TILE_COLUMNS(a, a + 16 * A.stride, A.stride * (int64_t)sizeof *a)
+                }
+            }
+            SN_TILE_STORE(0, &sums[0][0], sizeof *sums);
+            SN_TILE_STORE(1, &sums[0][16], sizeof *sums);
+            SN_TILE_STORE(2, &sums[16][0], sizeof *sums);
+            SN_TILE_STORE(3, &sums[16][16], sizeof *sums);
+            const int64_t at = column + v * sn_lanes_f32, left = n - v * sn_lanes_f32;
+            for (int64_t i = 0; i < m; ++i)
+                sn_put_f32(sn_row_f32(C, r + i) + at, sums[i], addend.base ? sn_row_f32(addend, r + i) + at : 0,
+                           left < 32 ? left : 32);
+        }
+    SN_TILE_END();
+}
+#undef SN_TILE_COLUMNS
+_Static_assert(sn_lanes_f32 == 16, "a tile holds 16 sums in a row");
+#endif
+
+void sn_matmul_bf16(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, const uint16_t *packed, int64_t rows,
+                    int64_t K, int64_t N) {
+    const int64_t most_rows = 96; /* so that A stays in the first cache while the panels go by */
+    for (int64_t r0 = 0; r0 < rows; r0 += most_rows) {
+        const int64_t r1 = r0 + most_rows < rows ? r0 + most_rows : rows;
+        for (int64_t first = 0; first < sn_blocks_f32(N); first += SN_WIDTH) {
+            const int64_t nv = sn_blocks_f32(N) - first < SN_WIDTH ? sn_blocks_f32(N) - first : SN_WIDTH;
+            const int64_t column = first * sn_lanes_f32;
+            const int64_t n = N - column < nv * sn_lanes_f32 ? N - column : nv * sn_lanes_f32;
+            const uint16_t *panel = packed + column * sn_depth_bf16(K);
+#if SN_TILES
+            if (r1 - r0 >= SN_FEW_ROWS) {
+                sn_tiles_bf16(C, addend, A, panel, r0, r1, K, column, n, nv);
+                continue;
+            }
+#endif
+            sn_panel_bf16(C, addend, A, panel, r0, r1, K, column, n, nv);
+        }
+    }
+}
+#endif
+#endif

@@ -1,0 +1,75 @@
+/* The tile instructions of AMX, or a plain C twin of them.
+ *
+ * SN_TILES is 1 for the instructions, 2 for the twin, which every machine can run. A tile holds 16 rows of 64 bytes.
+ *
+ *     SN_TILE_BEGIN()                  once a thread, before the first of them; SN_TILE_END() after the last
+ *     SN_TILE_ZERO(t)                  t, a constant from 0 to 7, is all zeros
+ *     SN_TILE_LOAD(t, base, bytes)     row i of t is the 64 bytes at base + i * bytes
+ *     SN_TILE_STORE(t, base, bytes)    the way back
+ *     SN_TILE_MULTIPLY(c, a, b)        c[i][j] += a[i][2k] b[k][2j] + a[i][2k+1] b[k][2j+1], summed over k = 0 .. 15:
+ *                                      floats in c, bfloat16 in a and b
+ */
+#ifndef SN_TILES_H
+#define SN_TILES_H
+
+#if SN_TILES == 1
+#include <immintrin.h>
+
+/* Compilers do not know how much memory these instructions read and write: all of it, as far as they can tell. */
+#define SN_TILE_SEEN(p) __asm__ volatile("" : : "r"(p) : "memory")
+SN_INLINE void sn_tile_begin(void) {
+    struct {
+        uint8_t palette, start, reserved[14];
+        uint16_t bytes[16];
+        uint8_t rows[16];
+    } shape __attribute__((aligned(64))) = {1, 0, {0}, {0}, {0}};
+    for (int t = 0; t < 8; ++t) {
+        shape.bytes[t] = 64;
+        shape.rows[t] = 16;
+    }
+    SN_TILE_SEEN(&shape);
+    _tile_loadconfig(&shape);
+}
+#define SN_TILE_BEGIN() sn_tile_begin()
+#define SN_TILE_END() _tile_release()
+#define SN_TILE_ZERO(t) _tile_zero(t)
+#define SN_TILE_LOAD(t, base, bytes)                                                                                  \
+    do {                                                                                                              \
+        SN_TILE_SEEN(base);                                                                                           \
+        _tile_loadd(t, base, bytes);                                                                                  \
+    } while (0)
+#define SN_TILE_STORE(t, base, bytes)                                                                                 \
+    do {                                                                                                              \
+        _tile_stored(t, base, bytes);                                                                                 \
+        SN_TILE_SEEN(base);                                                                                           \
+    } while (0)
+#define SN_TILE_MULTIPLY(c, a, b) _tile_dpbf16ps(c, a, b)
+#else
+
+typedef union {
+    float sums[16][16];
+    uint16_t halves[16][32];
+} sn_tile_twin;
+
+SN_INLINE void sn_tile_copy(char *to, const char *from, int64_t bytes_to, int64_t bytes_from) {
+    for (int i = 0; i < 16; ++i) memcpy(to + i * bytes_to, from + i * bytes_from, 64);
+}
+/* Numbers too small to be normal count as zero. */
+SN_INLINE float sn_tile_number(uint16_t x) { return x & 0x7f80u ? sn_load_bf16(x) : 0.0f; }
+static __attribute__((noinline, unused)) void sn_tile_multiply(sn_tile_twin *c, const sn_tile_twin *a,
+                                                               const sn_tile_twin *b) {
+    for (int i = 0; i < 16; ++i)
+        for (int k = 0; k < 16; ++k)
+            for (int j = 0; j < 16; ++j) {
+                c->sums[i][j] += sn_tile_number(a->halves[i][2 * k]) * sn_tile_number(b->halves[k][2 * j]);
+                c->sums[i][j] += sn_tile_number(a->halves[i][2 * k + 1]) * sn_tile_number(b->halves[k][2 * j + 1]);
+            }
+}
+#define SN_TILE_BEGIN() sn_tile_twin sn_twins[8]
+#define SN_TILE_END() (void)sn_twins
+#define SN_TILE_ZERO(t) memset(&sn_twins[t], 0, sizeof sn_twins[t])
+#define SN_TILE_LOAD(t, base, bytes) sn_tile_copy((char *)&sn_twins[t], (const char *)(base), 64, bytes)
+#define SN_TILE_STORE(t, base, bytes) sn_tile_copy((char *)(base), (const char *)&sn_twins[t], bytes, 64)
+#define SN_TILE_MULTIPLY(c, a, b) sn_tile_multiply(&sn_twins[c], &sn_twins[a], &sn_twins[b])
+#endif
+#endif

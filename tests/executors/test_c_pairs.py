@@ -1,0 +1,293 @@
+"""Products of bfloat16 against float64, by every set of instructions: all tails, all ways to address rows,
+nothing touched outside. Numbers of 16 bits against torch's."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from stepnet.executors.c import build as c_build
+from stepnet.executors.c.products import BY_DTYPE, common, cpu, paired
+
+BF16 = BY_DTYPE["bfloat16"]
+WAYS = {  # what the text begins with, and its tiles
+    "of this CPU": ("", 0),
+    "floats": ("#undef __AVX512BF16__\n", 0),
+    "twin of tiles": ("", 2),
+    "twin of tiles, few rows by floats": ("#undef __AVX512BF16__\n", 2),
+}
+SHAPES = [  # rows, K, N
+    (0, 3, 5), (1, 1, 1), (1, 64, 256), (2, 7, 16), (3, 17, 31), (4, 32, 32), (5, 64, 64), (6, 5, 65),
+    (7, 33, 48), (16, 64, 100), (17, 95, 17), (31, 2, 130), (32, 96, 64), (33, 31, 80), (97, 3, 17),
+    (200, 11, 80),
+]  # fmt: skip
+
+ENTRY = """
+typedef struct { void *base; int64_t stride; const int64_t *index; } table;
+int64_t packed_size(int64_t K, int64_t n) { return sn_packed_bf16(K, n, 1); }
+void pack(uint16_t *to, const uint16_t *from, int64_t stride_k, int64_t stride_n, int64_t K, int64_t n) {
+    sn_pack_bf16(to, from, stride_k, stride_n, K, n, 1, SN_WIDTH);
+}
+void matmul(const table *c, const table *d, const table *a, const uint16_t *packed, int64_t rows, int64_t K,
+            int64_t N) {
+    sn_matmul_bf16((sn_rows_f32){c->base, c->stride, c->index}, (sn_rows_f32){d->base, d->stride, d->index},
+                   (sn_rows_bf16){a->base, a->stride, a->index}, packed, rows, K, N);
+}
+#define EACH for (int64_t i = 0; i < n; ++i)
+void round_bf16(float *x, int64_t n) { EACH x[i] = sn_round_bf16(x[i]); }
+void round_f16(float *x, int64_t n) { EACH x[i] = sn_round_f16(x[i]); }
+void load_bf16(float *x, const uint16_t *u, int64_t n) { EACH x[i] = sn_load_bf16(u[i]); }
+void load_f16(float *x, const uint16_t *u, int64_t n) { EACH x[i] = sn_load_f16(u[i]); }
+void store_bf16(uint16_t *u, const float *x, int64_t n) { EACH u[i] = sn_store_bf16(x[i]); }
+void store_f16(uint16_t *u, const float *x, int64_t n) { EACH u[i] = sn_store_f16(x[i]); }
+"""
+
+
+def text(way: str) -> str:
+    head, tiles = WAYS[way]
+    return "\n".join((head, common(), BY_DTYPE["float32"].text, paired(tiles)))
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
+    return c_build.build(text(request.param) + ENTRY).handle
+
+
+class Table(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("stride", ctypes.c_int64), ("index", ctypes.c_void_p))
+
+
+class Rows:
+    """rows x width numbers in a larger buffer of NaN, addressed by a stride or by an index per row."""
+
+    def __init__(self, rows: int, width: int, layout: str, dtype: torch.dtype) -> None:
+        stride = {"dense": width, "strided": width + 3, "indexed": width + 5}[layout]
+        self.index = torch.randperm(3 * rows)[:rows] if layout == "indexed" else torch.arange(rows)
+        self.buffer = torch.full((64 + (3 * rows + 1) * stride + 64,), float("nan"), dtype=dtype)
+        self.places = 64 + self.index[:, None] * stride + torch.arange(width)
+        self.buffer[self.places] = torch.randn(rows, width).to(dtype)
+        address = self.buffer.data_ptr() + 64 * self.buffer.itemsize
+        self.c = Table(address, stride, self.index.data_ptr() if layout == "indexed" else None)
+
+    @property
+    def values(self) -> torch.Tensor:
+        return self.buffer[self.places].double()
+
+    def outside_is_poison(self) -> bool:
+        outside = torch.ones(self.buffer.shape, dtype=torch.bool)
+        outside[self.places.flatten()] = False
+        return bool(self.buffer[outside].isnan().all())
+
+
+def packed_of(library: ctypes.CDLL, matrix: torch.Tensor) -> torch.Tensor:
+    """A matrix packed, in a buffer of NaN that is a little too long."""
+    K, N = matrix.shape
+    library.packed_size.restype = ctypes.c_int64
+    size = library.packed_size(ctypes.c_int64(K), ctypes.c_int64(N))
+    assert size * 2 <= BF16.packed_bytes(K, N)
+    packed = torch.full((size + 32,), float("nan"), dtype=torch.bfloat16)
+    strides = map(ctypes.c_int64, (*matrix.stride(), K, N))
+    library.pack(ctypes.c_void_p(packed.data_ptr()), ctypes.c_void_p(matrix.data_ptr()), *strides)
+    assert not packed[:size].isnan().any()
+    assert packed[size:].isnan().all()
+    return packed
+
+
+def multiply(library, c, d, a, matrix) -> None:
+    packed = packed_of(library, matrix)
+    sizes = map(ctypes.c_int64, (a.places.shape[0], *matrix.shape))
+    library.matmul(*(ctypes.byref(t) for t in (c.c, d, a.c)), ctypes.c_void_p(packed.data_ptr()), *sizes)
+
+
+NOTHING = Table(None, 0, None)
+
+
+@pytest.mark.parametrize("layout", ["dense", "strided", "indexed"])
+@pytest.mark.parametrize(("rows", "K", "N"), SHAPES)
+def test_matmul(library, rows, K, N, layout):
+    a, c = Rows(rows, K, layout, torch.bfloat16), Rows(rows, N, layout, torch.float32)
+    d = Rows(rows, N, "strided", torch.float32)
+    turned = torch.randn(N, K).bfloat16().t()
+    odd = torch.randn(N, K + 1).bfloat16()[:, 1:].t()  # pairs that do not stand on words
+    for matrix in (torch.randn(K, N).bfloat16(), turned, odd):
+        exact = a.values @ matrix.double()
+        close = (K + 2) * np.finfo(np.float32).eps * (a.values.abs() @ matrix.double().abs() + 3)
+        for addend in (None, d):
+            multiply(library, c, NOTHING if addend is None else addend.c, a, matrix)
+            wanted = exact if addend is None else exact + addend.values
+            assert ((c.values - wanted).abs() <= close).all()
+    before = c.values
+    multiply(library, c, c.c, a, turned)  # the addend may be the result itself
+    torch.testing.assert_close(c.values, before + a.values @ turned.double(), rtol=1e-4, atol=1e-3)
+    assert c.outside_is_poison()
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("-inf"), float("nan"), 1e-38, -0.0, 3e38])
+def test_special_values_stay_in_their_rows_and_columns(library, number):
+    a, c = Rows(18, 40, "dense", torch.bfloat16), Rows(18, 40, "dense", torch.float32)
+    a.buffer[a.places[7, 3]] = number
+    matrix = torch.randn(40, 40).bfloat16()
+    multiply(library, c, NOTHING, a, matrix)
+    wanted = (a.values @ matrix.double()).float().double()
+    other = torch.arange(18) != 7
+    torch.testing.assert_close(c.values[other], wanted[other], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(c.values[7], wanted[7], rtol=1e-2, atol=1e-4, equal_nan=True)
+
+
+def test_a_row_does_not_depend_on_other_rows(library, request):
+    """But where few rows are multiplied by other instructions than many."""
+    tiles = "twin" in request.node.callspec.params["library"]
+    a, c = Rows(40, 70, "dense", torch.bfloat16), Rows(40, 50, "dense", torch.float32)
+    matrix = torch.randn(70, 50).bfloat16()
+    multiply(library, c, NOTHING, a, matrix)
+    whole = c.values
+    for rows in (4, 7, 16, 23) if tiles else (1, 2, 7, 16):
+        a.places, c.places = a.places[:rows], c.places[:rows]
+        multiply(library, c, NOTHING, a, matrix)
+        assert torch.equal(c.values, whole[:rows])
+        a.places = 64 + torch.arange(40)[:, None] * 70 + torch.arange(70)
+        c.places = 64 + torch.arange(40)[:, None] * 50 + torch.arange(50)
+
+
+# --- numbers of 16 bits
+
+
+def _floats() -> torch.Tensor:
+    every = torch.arange(1 << 16, dtype=torch.int32) << 16
+    near = torch.randint(-(1 << 31), (1 << 31) - 1, (1 << 18,), dtype=torch.int64).to(torch.int32)
+    ties = torch.cat([every + at for at in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFF, 0x1000, 0x1001, 0x3000)])
+    subnormal = torch.randn(1 << 16) * 2.0 ** torch.randint(-30, -12, (1 << 16,)).float()
+    return torch.cat([near.view(torch.float32), ties.view(torch.float32), subnormal])
+
+
+@pytest.mark.parametrize(("suffix", "dtype"), [("bf16", torch.bfloat16), ("f16", torch.float16)])
+def test_numbers_of_16_bits(library, suffix, dtype):
+    def call(name: str, *tensors: torch.Tensor) -> None:
+        size = ctypes.c_int64(tensors[0].numel())
+        library[f"{name}_{suffix}"](*(ctypes.c_void_p(t.data_ptr()) for t in tensors), size)
+
+    x = _floats()
+    rounded = x.clone()
+    call("round", rounded)
+    wanted = x.to(dtype)
+    assert_same_numbers(rounded, wanted.float())
+    stored = torch.empty(x.shape, dtype=dtype)
+    call("store", stored, rounded)
+    assert_same_numbers(stored.float(), wanted.float())
+    every = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(dtype)
+    loaded = torch.empty(every.shape)
+    call("load", loaded, every)
+    assert_same_numbers(loaded, every.float())
+
+
+def assert_same_numbers(a: torch.Tensor, b: torch.Tensor) -> None:
+    """Bit for bit, but that one NaN is as good as another."""
+    nan = b.isnan()
+    assert torch.equal(a.isnan(), nan)
+    assert torch.equal(a[~nan].view(torch.int32), b[~nan].view(torch.int32))
+
+
+# --- which instructions
+
+
+def test_tiles_are_not_asked_for_where_there_are_none(monkeypatch):
+    monkeypatch.setattr(cpu, "_flags", lambda: ["avx512f", "amx_tile"])
+    assert not cpu.has_tiles.__wrapped__()
+
+
+def test_tiles_need_the_permission_of_the_system(monkeypatch):
+    asked = []
+
+    class System:
+        def syscall(self, *numbers: int) -> int:
+            asked.append(numbers)
+            return answer
+
+    monkeypatch.setattr(cpu, "_flags", lambda: ["avx512f", "amx_tile", "amx_bf16"])
+    monkeypatch.setattr(cpu, "sys", type("system", (), {"platform": "linux"}))
+    monkeypatch.setattr(cpu.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(cpu.ctypes, "CDLL", lambda *_, **__: System())
+    for answer in (0, -1):
+        assert cpu.has_tiles.__wrapped__() is (answer == 0)
+    assert asked == [(158, 0x1023, 18)] * 2
+
+
+def test_a_library_says_by_what_it_multiplies():
+    """Its key is the hash of its text, so that a machine with tiles has libraries of its own."""
+    assert len({paired(tiles) for tiles in (0, 1, 2)}) == 3
+
+
+def test_tile_instructions_compile(tmp_path: Path):
+    """On any machine whose compiler knows them; and where it does not, the text does without."""
+    source = tmp_path / "tiles.c"
+    source.write_text("\n".join((common(), BY_DTYPE["float32"].text, paired(1), ENTRY)))
+    cc = c_build.compiler()
+    plain = [*cc.command, *cc.flags, "-c", str(source), "-o", str(tmp_path / "tiles.o")]
+    subprocess.run(plain, check=True, capture_output=True)
+    wide = ["-mavx512f", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"]
+    probe = subprocess.run([*plain, *wide, "-E"], capture_output=True, check=False)
+    if probe.returncode:
+        pytest.skip("the compiler does not know these instructions")
+    done = subprocess.run([*plain, *wide, "-S"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "tdpbf16ps" in (tmp_path / "tiles.o").read_text()
+
+
+# --- memory
+
+CHECK = """
+static int check(int64_t rows, int64_t K, int64_t N, int turned) {
+    uint16_t *A = malloc((size_t)(rows * K) * 2), *B = malloc((size_t)(K * N) * 2);
+    float *C = malloc((size_t)(rows * N) * 4), *D = malloc((size_t)(rows * N) * 4);
+    uint16_t *packed = malloc((size_t)sn_packed_bf16(K, N, 1) * 2);
+    int bad = 0;
+    for (int64_t i = 0; i < rows * K; ++i) A[i] = sn_store_bf16((float)((i * 7) % 11 - 5));
+    for (int64_t i = 0; i < K * N; ++i) B[i] = sn_store_bf16((float)((i * 5) % 13 - 6));
+    for (int64_t i = 0; i < rows * N; ++i) D[i] = (float)(i % 3);
+    const int64_t stride_k = turned ? 1 : N, stride_n = turned ? K : 1;
+    sn_pack_bf16(packed, B, stride_k, stride_n, K, N, 1, SN_WIDTH);
+    sn_matmul_bf16((sn_rows_f32){C, N, 0}, (sn_rows_f32){D, N, 0}, (sn_rows_bf16){A, K, 0}, packed, rows, K,
+                   N);
+    for (int64_t r = 0; r < rows; ++r)
+        for (int64_t n = 0; n < N; ++n) {
+            float want = D[r * N + n];
+            for (int64_t k = 0; k < K; ++k)
+                want += sn_load_bf16(A[r * K + k]) * sn_load_bf16(B[k * stride_k + n * stride_n]);
+            bad += C[r * N + n] != want;
+        }
+    free(A), free(B), free(C), free(D), free(packed);
+    return bad;
+}
+int main(void) {
+    int64_t rows[] = {1, 3, 4, 7, 16, 33, 100}, K[] = {1, 2, 17, 32, 65}, N[] = {1, 7, 16, 33, 64, 100};
+    int bad = 0;
+    for (int i = 0; i < 7; ++i)
+        for (int j = 0; j < 5; ++j)
+            for (int l = 0; l < 6; ++l)
+                for (int turned = 0; turned < 2; ++turned) bad += check(rows[i], K[j], N[l], turned);
+    return bad != 0;
+}
+"""
+
+
+def test_no_byte_outside_is_read_or_written(tmp_path: Path):
+    """The kernels under the address and undefined-behaviour sanitizers, on buffers of exact size."""
+    source, program, hello = tmp_path / "main.c", tmp_path / "main", tmp_path / "hello.c"
+    source.write_text("#include <stdlib.h>\n" + text("twin of tiles, few rows by floats") + CHECK)
+    cc = c_build.compiler()
+    sanitize = ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    hello.write_text("int main(void) { return 0; }")
+    probe = subprocess.run(
+        [*cc.command, *sanitize, str(hello), "-o", str(program)], capture_output=True, check=False
+    )
+    if probe.returncode or subprocess.run([program], capture_output=True, check=False).returncode:
+        pytest.skip("the sanitizers' runtime does not work here")
+    command = [*cc.command, *cc.flags, *sanitize, str(source), "-o", str(program), "-lm"]
+    subprocess.run(command, check=True, capture_output=True)
+    done = subprocess.run([program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
