@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from stepnet.data.lod import LoDTensor
@@ -53,7 +53,11 @@ def run_compiled(
         if isinstance(refusal, FailsOnSamples):
             if backend != AUTO and not isinstance(refusal.error, StepError):
                 raise refusal.error
-            raise refusal.fresh()  # not told: the plain loop meets it, too
+            told = (reads.root, body.name, "static")
+            if warn and backend == AUTO and told not in _told and _one_per_sequence(reads, sequences):
+                _told.add(told)
+                warnings.warn(SlowPathWarning(body.name, _ONE_PER_SEQUENCE), stacklevel=warn)
+            raise refusal.fresh()  # not told otherwise: the plain loop meets it, too
         told = (reads.root, body.name, refusal.reason)
         if warn and backend == AUTO and told not in _told:
             if len(_told) > _LIMIT:
@@ -139,6 +143,19 @@ def lookup(
         _misses[family] = missed + 1
         _keep(key, entry)
     return entry
+
+
+_ONE_PER_SEQUENCE = Unsupported(
+    "the step reads a tensor that has one row for each sequence, so it runs on no other number of rows",
+    remedy="recurrent(step, x, state, static=tensor) hands it to the step, as step(x_t, state, tensor)",
+)
+
+
+def _one_per_sequence(reads: Reads, sequences: Sequences) -> bool:
+    """Whether a step that fails on a few rows may do so for a tensor with a row for each sequence."""
+    layout = sequences.layout
+    weights = (t for t in reads.tensors if not isinstance(t, nn.Parameter))
+    return len(layout.ends) == 1 and any(t.dim() > 1 and t.shape[0] == layout.sequences for t in weights)
 
 
 _UNSTEADY = Unsupported(
