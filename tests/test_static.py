@@ -202,9 +202,14 @@ def cut(x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, 
     return carried(x, (h, memory))[0], (h, memory.detach())
 
 
+def cut_and_unused(x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    h, memory = state
+    return x[:, :1] * h, (h + 1, memory.detach())
+
+
 @pytest.mark.parametrize("backend", ["eager", "c"])
 @pytest.mark.parametrize("used", [("y",), ("memory",), ("y", "memory")])
-@pytest.mark.parametrize("step", [carried, turned, cut])
+@pytest.mark.parametrize("step", [carried, turned, cut, cut_and_unused])
 def test_a_state_that_is_handed_on_gets_the_gradient_of_every_way(step, used, backend):
     def run(backend: str) -> list[Tensor | None]:
         x, h = data([2, 0, 3])
