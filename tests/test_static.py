@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from stepnet import Explanation, LoDTensor, Recurrent, explain, recurrent
-from stepnet.errors import StepError
+from stepnet.engine import plans
+from stepnet.errors import SlowPathWarning, StepError
 from stepnet.front.static import Padded, length_of_padded
 
 F64 = torch.float64
@@ -201,9 +202,14 @@ def cut(x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, 
     return carried(x, (h, memory))[0], (h, memory.detach())
 
 
+def cut_and_unused(x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    h, memory = state
+    return x[:, :1] * h, (h + 1, memory.detach())
+
+
 @pytest.mark.parametrize("backend", ["eager", "c"])
 @pytest.mark.parametrize("used", [("y",), ("memory",), ("y", "memory")])
-@pytest.mark.parametrize("step", [carried, turned, cut])
+@pytest.mark.parametrize("step", [carried, turned, cut, cut_and_unused])
 def test_a_state_that_is_handed_on_gets_the_gradient_of_every_way(step, used, backend):
     def run(backend: str) -> list[Tensor | None]:
         x, h = data([2, 0, 3])
@@ -236,7 +242,7 @@ def test_again_with_other_values_shapes_and_without_gradients():
 def test_tensors_and_the_module():
     step = Decoder("additive")
     x, h, memory = torch.randn(6, 3, E).double(), torch.zeros(3, H).double(), torch.randn(3, L, H).double()
-    y, last = Recurrent(step, backend="c")(x, h, memory)
+    y, last = Recurrent(step, backend="c")(x, h, static=memory)
     expected, final = Recurrent(step, backend="naive")(x, h, static=memory)
     torch.testing.assert_close(y["h"], expected["h"])
     torch.testing.assert_close(last, final)
@@ -292,6 +298,21 @@ def test_what_does_not_fit_is_told(static, words):
     with pytest.raises(StepError, match=r"static\['m'\] of step 'Decoder'") as caught:
         recurrent(Decoder(), x, h, static={"m": static})
     assert words in str(caught.value)
+
+
+def test_a_memory_that_a_step_closes_over_is_told_of():
+    plans.forget()
+    memory, x, h = torch.randn(3, L, H), torch.randn(6, 3, E), torch.zeros(3, H)
+
+    def closes_over(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(h + torch.bmm(memory.transpose(1, 2), memory).sum(1) + x[:, :1])
+        return h, h
+
+    with pytest.warns(SlowPathWarning, match="one row for each sequence"):
+        y, _ = recurrent(closes_over, x, h)
+    expected, _ = recurrent(lambda x, h, memory: closes_over(x, h), x, h, static=memory, backend="naive")
+    torch.testing.assert_close(y, expected)
+    recurrent(closes_over, x, h)  # told once
 
 
 def test_a_changed_structure_is_told_without_it():

@@ -25,6 +25,7 @@ from .executors.autograd import distinct
 from .executors.naive import PLAIN
 from .executors.registry import AUTO
 from .executors.setting import check_backend, only_plain
+from .front.clock import clock
 from .front.meta import OnMeta
 from .front.scope import Scope
 from .front.static import with_static
@@ -33,7 +34,7 @@ from .ir.loop import Loop
 from .resets import run_with_resets
 
 
-def _like(step: Any, x: Any, state: Any = None, **how: Any) -> Any:
+def _like(step: Any, x: Any = None, state: Any = None, **how: Any) -> Any:
     """What `recurrent` gives for tensors without data."""
     with OnMeta():
         return recurrent(step, x, state, **{**how, "backend": PLAIN.name, "scopes": False})
@@ -42,9 +43,10 @@ def _like(step: Any, x: Any, state: Any = None, **how: Any) -> Any:
 @recorded_in_frames(_like, parts=2)
 def recurrent(
     step: Any,
-    x: Any,
+    x: Any = None,
     state: Any = None,
     *,
+    steps: Any = None,
     static: Any = None,
     reverse: bool = False,
     level: int = -1,
@@ -69,6 +71,8 @@ def recurrent(
             `axis`); one of them, or nested tuples, lists or dicts of them. y is of the same kind.
         state: initial state, one row per sequence in the order of x; tensors or a nesting of them. None:
             the cell's `initial_state(n)`, zeros for a torch.nn cell. `()` for a step without a state.
+        steps: in place of x, for a step without an input, which is called as `step(None, state)`: how many
+            steps, y being [steps, n, ...]; or a number for each sequence, y being a LoDTensor.
         static: what every step sees whole, one for each sequence: tensors [n, ...] or LoDTensors with a
             sequence of rows for each, or a nesting of them. The step is then `step(x_t, state, static_t)`,
             static_t with the rows of the sequences still running; of a LoDTensor a `Padded`, [n, L, ...] and
@@ -103,6 +107,8 @@ def recurrent(
     >>> y.values.flatten().tolist(), total.flatten().tolist()
     ([1.0, 2.0, 3.0, 1.0], [3.0, 1.0])
     """
+    if steps is not None:
+        x = clock(x, state, steps, axis)
     compiling = torch.compiler.is_compiling()  # a compiled loop is one call out of the compiled region
     if static is not None:
         together: Any = torch.compiler.disable(state_with_static) if compiling else state_with_static
@@ -315,11 +321,14 @@ class Recurrent(nn.Module):
         self.scopes = scopes
         self.backend = backend
 
-    def forward(self, x: Any, state: Any = None, resets: Any = None, static: Any = None) -> Any:
+    def forward(
+        self, x: Any = None, state: Any = None, resets: Any = None, *, steps: Any = None, static: Any = None
+    ) -> Any:
         return recurrent(
             self.step,
             x,
             state,
+            steps=steps,
             resets=resets,
             static=static,
             reverse=self.reverse,

@@ -18,6 +18,7 @@ from stepnet.ir.ops import OPS, RANDOM, Stage
 from .normal import Joint
 
 _MOVES = frozenset({"reshape", "permute", "expand", "flip", "neg", "copy"})
+_COUNTS = frozenset({"int64", "int32", "int16", "int8", "uint8", "bool"})  # they have no gradient
 _SHRINKS = frozenset({"sum", "slice"})  # what they read is larger: summed only where it is summed anyway
 
 
@@ -47,8 +48,8 @@ def per_sequence(joint: Joint, states: Sequence[str], n_x: int, n_y: int, tangen
             if cut is None:
                 continue
             nodes, results[place] = cut
-        elif len(results) > place and results[place] is not None:
-            continue  # the gradient of the first step alone
+        elif len(results) > place and values[name].dtype not in _COUNTS:
+            continue  # it is cut off from step to step: what comes in is that of sequences without steps
         held.append(name)
     if not held:
         return joint

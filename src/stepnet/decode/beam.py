@@ -7,11 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stepnet.data.array import TensorArray
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import Spec
 from stepnet.errors import StepError
-from stepnet.repeat import while_loop
 
 from .words import WordStep, check_count, checked_state, log_probabilities
 
@@ -20,8 +18,7 @@ class _Ended(NamedTuple):
     """The best K sequences that ended, of each row: [B, K] each, best first."""
 
     score: Tensor  # normalised; -inf where there is none
-    length: Tensor  # words without eos
-    beam: Tensor  # whose words they are, after so many steps
+    place: Tensor  # K times the number of words without eos, and the beam whose words they are then
 
 
 def beam_search(
@@ -75,81 +72,102 @@ def beam_search(
     if rows == 0:
         nothing = torch.zeros(0, device=device)
         return LoDTensor(nothing.long(), [[0], [0]]), LoDTensor(nothing, [[0]])
-    search = _Search(step, spec, eos, beam_size, max_length, length_penalty, n_best)
     with torch.no_grad():
-        start = torch.full((rows, beam_size), bos, dtype=torch.int64, device=device)
-        scores = torch.full((rows, beam_size), -torch.inf, dtype=search.dtype(start, leaves), device=device)
-        ended = _Ended(scores, torch.zeros_like(start), torch.zeros_like(start))
-        scores = scores.clone()
-        scores[:, 0] = 0  # one beam at first: all would be the same
-        beams = [v.unsqueeze(1).expand(-1, beam_size, *v.shape[1:]) for v in leaves]
-        first = (torch.tensor(0), start, scores, beams, ended, TensorArray(), TensorArray())
-        _, _, scores, _, ended, words, parents = while_loop(search.going, search.body, first)
-        return _read_out(ended, n_best, words, parents)
+        search = _Search(step, spec, eos, beam_size, max_length, length_penalty)
+        ended, words, parents = search.run(leaves, bos, n_best)
+        return _read_out(ended, beam_size, n_best, words, parents)
 
 
 class _Search:
     def __init__(
-        self, step: WordStep, spec: Spec, eos: int, beam_size: int, max_length: int, penalty: float,
-        n_best: int,
-    ) -> None:  # fmt: skip
+        self, step: WordStep, spec: Spec, eos: int, beam_size: int, max_length: int, penalty: float
+    ) -> None:
         self.step, self.spec, self.eos = step, spec, eos
-        self.beam_size, self.max_length, self.penalty, self.n_best = beam_size, max_length, penalty, n_best
+        self.beam_size, self.max_length, self.penalty = beam_size, max_length, penalty
 
-    def dtype(self, start: Tensor, leaves: list[Tensor]) -> torch.dtype:
-        return log_probabilities(self.step, start[:, 0], leaves, self.spec, self.eos)[0].dtype
+    def run(self, leaves: list[Tensor], bos: int, n_best: int) -> tuple[_Ended, Tensor, Tensor]:
+        """What ended, and the words and the parents of all beams: [steps, B, K]."""
+        (rows, k), device = (len(leaves[0]), self.beam_size), leaves[0].device
+        shape = (self.max_length, rows, k)
+        words = torch.zeros(shape, dtype=torch.int64, device=device)
+        parents = torch.zeros_like(words)
+        done = None  # what ended in rows that are done
+        running: Tensor | None = None  # the rows that are not; None: all of them
+        last = torch.full((rows * k,), bos, dtype=torch.int64, device=device)
+        beams = [v.repeat_interleave(k, 0) for v in leaves]
+        own = torch.arange(k, device=device).repeat(rows, 1)
+        first = torch.arange(rows, device=device)[:, None] * k  # the first beam of each row
+        scores = ended = None
+        for steps in range(1, self.max_length + 1):
+            log_p, new = log_probabilities(self.step, last, beams, self.spec, self.eos)
+            n, size = len(own), log_p.shape[1]
+            if scores is None or ended is None:
+                scores = log_p.new_full((n, k), -torch.inf)
+                ended = _Ended(scores, torch.zeros_like(own))
+                scores = scores.clone()
+                scores[:, 0] = 0  # one beam at first: all would be the same
+            total = scores[:, :, None] + log_p.view(n, k, size)
+            ended = self._merge(ended, total[:, :, self.eos], own + k * (steps - 1), steps)
+            total[:, :, self.eos] = -torch.inf
+            scores, place = total.view(n, -1).topk(k, 1)
+            parent, word = place // size, place % size
+            at = slice(None) if running is None else running
+            words[steps - 1, at] = word
+            parents[steps - 1, at] = parent
+            if steps == self.max_length:  # what is left ends here
+                ended = self._merge(ended, scores, own + k * steps, steps)
+                break
+            from_rows = (first[:n] + parent).view(-1)
+            hope = self._normal(scores.max(1).values, self.max_length)  # scores only fall, and are negative
+            going = hope > ended.score[:, n_best - 1]
+            if bool(going.all()):
+                last = word.view(-1)
+                beams = [v.index_select(0, from_rows) for v in new]
+                continue
+            done = _kept(done, ended, running, rows)
+            left = going.nonzero().squeeze(1)
+            running = left if running is None else running[left]
+            if not len(left):
+                return done, words[:steps], parents[:steps]
+            ended = _Ended(*(part[left] for part in ended))
+            last, scores, own = word[left].view(-1), scores[left], own[left]
+            chosen = from_rows.view(n, k)[left].view(-1)
+            beams = [v.index_select(0, chosen) for v in new]
+        assert ended is not None
+        return _kept(done, ended, running, rows), words, parents
 
-    def normal(self, score: Tensor, words: int) -> Tensor:
+    def _normal(self, score: Tensor, words: int) -> Tensor:
         """A score by the number of words, eos counted."""
-        return score / ((5 + words) / 6) ** self.penalty
+        return score / ((5 + words) / 6) ** self.penalty if self.penalty else score
 
-    def going(self, steps: Tensor, _: Any, scores: Tensor, __: Any, ended: _Ended, *arrays: Any) -> Tensor:
-        """True for rows in which a sequence that goes on may still come among the n best."""
-        hope = self.normal(scores.max(1).values, self.max_length)  # scores only fall, and are negative
-        return (hope > ended.score[:, self.n_best - 1]) & (steps < self.max_length)
-
-    def body(
-        self, steps: Tensor, last: Tensor, scores: Tensor, beams: list[Tensor], ended: _Ended,
-        words: TensorArray, parents: TensorArray,
-    ) -> tuple[Any, ...]:  # fmt: skip
-        n, k, done = len(last), self.beam_size, int(steps) + 1
-        log_p, new = log_probabilities(
-            self.step, last.reshape(-1), [v.reshape(n * k, *v.shape[2:]) for v in beams], self.spec, self.eos
-        )
-        total = scores[:, :, None] + log_p.view(n, k, -1)
-        size = total.shape[2]
-        own = torch.arange(k, device=last.device).expand(n, k)
-        ended = self._merge(ended, total[:, :, self.eos], torch.full_like(last, done - 1), own, done)
-        total[:, :, self.eos] = -torch.inf
-        best, place = total.view(n, -1).topk(k, 1)
-        parent, word = place // size, place % size
-        words.write(steps, word)
-        parents.write(steps, parent)
-        from_rows = (torch.arange(n, device=last.device)[:, None] * k + parent).flatten()
-        beams = [v.index_select(0, from_rows).view(n, k, *v.shape[1:]) for v in new]
-        if done == self.max_length:  # what is left ends here
-            ended = self._merge(ended, best, torch.full_like(last, done), own, done)
-        return steps + 1, word, best, beams, ended, words, parents
-
-    def _merge(self, ended: _Ended, score: Tensor, length: Tensor, beam: Tensor, words: int) -> _Ended:
+    def _merge(self, ended: _Ended, score: Tensor, place: Tensor, words: int) -> _Ended:
         """The best K of those that ended before and those that end now."""
-        all_scores = torch.cat([ended.score, self.normal(score, words)], 1)
-        best, place = all_scores.topk(self.beam_size, 1)
-        lengths, beams = torch.cat([ended.length, length], 1), torch.cat([ended.beam, beam], 1)
-        return _Ended(best, lengths.gather(1, place), beams.gather(1, place))
+        best, chosen = torch.cat([ended.score, self._normal(score, words)], 1).topk(self.beam_size, 1)
+        return _Ended(best, torch.cat([ended.place, place], 1).gather(1, chosen))
+
+
+def _kept(done: _Ended | None, ended: _Ended, running: Tensor | None, rows: int) -> _Ended:
+    """What ended in all rows, that of the running ones put in its place."""
+    if running is None:
+        return ended
+    assert done is not None
+    for whole, part in zip(done, ended, strict=True):
+        whole[running] = part
+    return done
 
 
 def _read_out(
-    ended: _Ended, n_best: int, words: TensorArray, parents: TensorArray
+    ended: _Ended, beam_size: int, n_best: int, words: Tensor, parents: Tensor
 ) -> tuple[LoDTensor, LoDTensor]:
     """Follow the parents back from where each sequence ended."""
-    score, length, beam = (v[:, :n_best] for v in ended)
-    steps = words.size()
+    score, place = (v[:, :n_best] for v in ended)
+    length, beam = place // beam_size, place % beam_size
+    steps = len(words)
     table = torch.zeros((steps, *length.shape), dtype=torch.int64, device=length.device)
     for t in reversed(range(steps)):
         running = t < length
-        table[t] = words.read(t).gather(1, beam)
-        beam = torch.where(running, parents.read(t).gather(1, beam), beam)
+        table[t] = words[t].gather(1, beam)
+        beam = torch.where(running, parents[t].gather(1, beam), beam)
     there = score > -torch.inf
     counts, lengths = there.sum(1), length[there]
     columns = table.movedim(0, -1)[there]  # [sequences, steps], row after row, best first

@@ -37,7 +37,7 @@ class GreedyStep:
     def __init__(self, step: WordStep, spec: Spec, eos: int) -> None:
         self.step, self.spec, self.eos = step, spec, eos
 
-    def __call__(self, _: Tensor, at: Running) -> tuple[Tensor, Running]:
+    def __call__(self, _: None, at: Running) -> tuple[Tensor, Running]:
         log_p, new = log_probabilities(self.step, at.word, at.leaves, self.spec, self.eos)
         return self.taken(log_p, new, at)
 
@@ -77,9 +77,8 @@ def in_blocks(step: GreedyStep, first: Running, max_length: int) -> tuple[Tensor
         if not len(rows):
             break
         steps = min(block, max_length - done)
-        clock = at.score.new_zeros(steps, len(rows), 1)
         try:
-            found, at = recurrent(step, clock, at, backend=_EXECUTOR)
+            found, at = recurrent(step, steps=steps, state=at, backend=_EXECUTOR)
         except Exception:  # whatever it is, the plain loop may do without, or tells it in its own words
             return None
         words[done : done + steps, rows] = found

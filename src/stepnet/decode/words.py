@@ -37,23 +37,26 @@ def log_probabilities(
 ) -> tuple[Tensor, list[Tensor]]:
     """One call of the step: log probabilities [n, V] of the next word, and the leaves of the new state."""
     result = step(words, unflatten(spec, leaves))
-    name = step_name(step)
     if not (isinstance(result, tuple) and len(result) == 2):
-        raise StepError(f"step '{name}' must return a pair (scores, new_state)", got=type(result).__name__)
+        raise StepError(
+            f"step '{step_name(step)}' must return a pair (scores, new_state)", got=type(result).__name__
+        )
     scores, state = result
     if not isinstance(scores, Tensor) or scores.dim() != 2 or scores.shape[0] != words.shape[0]:
         raise StepError(
-            f"step '{name}' must return a score for each word of the vocabulary",
+            f"step '{step_name(step)}' must return a score for each word of the vocabulary",
             got=describe_leaf(scores),
             expected=f"float[{len(words)}, V]",
         )
     if not 0 <= eos < scores.shape[1]:
         raise StepError(
-            f"eos is not in the vocabulary of step '{name}'", got=f"eos={eos}, V={scores.shape[1]}"
+            f"eos is not in the vocabulary of step '{step_name(step)}'", got=f"eos={eos}, V={scores.shape[1]}"
         )
     new, new_spec = flatten(state)
     if new_spec != spec:
-        raise StepError(f"step '{name}' changed the structure of the state", got=new_spec, expected=spec)
+        raise StepError(
+            f"step '{step_name(step)}' changed the structure of the state", got=new_spec, expected=spec
+        )
     return torch.log_softmax(scores, 1), new
 
 

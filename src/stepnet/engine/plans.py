@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import nn
 from torch.autograd import forward_ad
 
 from stepnet.compiler.iteration import code_of
@@ -56,7 +57,9 @@ def run(loop: Loop, feeds: Mapping[str, Any], *, backend: str, warn: int = 5) ->
         if isinstance(refusal, FailsOnSamples):
             if backend != AUTO and not isinstance(refusal.error, StepError):
                 raise refusal.error
-            raise refusal.fresh()  # not told: the plain loop meets it, too
+            if warn and backend == AUTO and _one_per_sequence(reads, sequences):
+                _tell(SlowPathWarning, loop, reads, _ONE_PER_SEQUENCE, warn)
+            raise refusal.fresh()  # not told otherwise: the plain loop meets it, too
         if warn and backend == AUTO:
             _tell(SlowPathWarning, loop, reads, refusal, warn)
         raise refusal.fresh()
@@ -161,6 +164,19 @@ def lookup(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entr
         _misses[family] = missed + 1
         _keep(key, entry)
     return entry
+
+
+_ONE_PER_SEQUENCE = Unsupported(
+    "the step reads a tensor that has one row for each sequence, so it runs on no other number of rows",
+    remedy="recurrent(step, x, state, static=tensor) hands it to the step, as step(x_t, state, tensor)",
+)
+
+
+def _one_per_sequence(reads: Reads, sequences: Sequences) -> bool:
+    """Whether a step that fails on a few rows may do so for a tensor with a row for each sequence."""
+    layout = sequences.layout
+    weights = (t for t in reads.tensors if not isinstance(t, nn.Parameter))
+    return len(layout.ends) == 1 and any(t.dim() > 1 and t.shape[0] == layout.sequences for t in weights)
 
 
 _UNSTEADY = Unsupported(

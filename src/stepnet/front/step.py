@@ -49,6 +49,12 @@ class WithStatic(NamedTuple):
     static: Any
 
 
+class Clock(NamedTuple):
+    """Steps without an input, of which a step is given None; the rows hold nothing."""
+
+    rows: Any
+
+
 class StepBody:
     """`step(x_t, state) -> (y_t, new_state)` as a loop body; `step(x_t, state, static)` for a `WithStatic`.
 
@@ -92,6 +98,8 @@ class StepBody:
     def call(self, x_leaves: Sequence[Any], state_leaves: Sequence[Any]) -> tuple[Any, list[Any]]:
         """Run the step once on leaves; returns y and the leaves of the new state, checked."""
         x = unflatten(self.x_spec, list(x_leaves))
+        if isinstance(x, Clock):
+            x = None
         state = unflatten(self.state_spec, list(state_leaves))
         try:
             if isinstance(state, WithStatic):

@@ -1,0 +1,49 @@
+"""Steps without an input: as many as the caller says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepnet.data.lod import LoDTensor
+from stepnet.data.tree import flatten
+from stepnet.errors import StepError
+
+from .step import Clock
+
+
+def clock(x: Any, state: Any, steps: Any, axis: int) -> Clock:
+    """The input of a loop that has none, for the sequences of a state.
+
+    Args:
+        x: must be None.
+        state: the initial state, one row per sequence.
+        steps: how many for all sequences, or a number for each.
+        axis: the time axis of a y of tensors.
+
+    Raises:
+        StepError: the arguments do not fit.
+    """
+    leaves = [leaf for leaf in flatten(state)[0] if isinstance(leaf, Tensor) and leaf.dim()]
+    if x is not None or not leaves:
+        raise StepError(
+            "steps= is for a step without an input, with an initial state",
+            got="x besides" if x is not None else "no state, which would say how many sequences there are",
+            remedy="recurrent(step, steps=n, state=...) calls step(None, state)",
+        )
+    like = leaves[0]
+    if isinstance(steps, int) and not isinstance(steps, bool) and steps >= 0:
+        rows = torch.zeros(steps, like.shape[0], 1, device=like.device)
+        return Clock(rows.movedim(0, axis) if axis else rows)
+    if not isinstance(steps, (Tensor, list, tuple)):
+        raise StepError("steps must be a number, or one for each sequence", got=repr(steps))
+    lengths = torch.as_tensor(steps)
+    if lengths.dim() != 1 or len(lengths) != like.shape[0] or lengths.is_floating_point():
+        raise StepError(
+            "steps must be a number, or one for each sequence",
+            got=repr(steps),
+            expected=f"{like.shape[0]} whole numbers",
+        )
+    return Clock(LoDTensor.from_lengths(torch.zeros(int(lengths.sum()), 1, device=like.device), [lengths]))
