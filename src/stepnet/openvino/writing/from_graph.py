@@ -18,6 +18,7 @@ OPENVINO = Target(
     ops="ops that IR has",
     nested="a TensorIterator inside a TensorIterator, which OpenVINO refuses",
     refused={"atan2": "IR has no layer for it"},
+    takes=lambda cell: not cell.ragged,  # a mask in the body undoes the fusion that the layer is for
 )
 
 # The layer of each op, with the opset if it is not the first.
@@ -61,7 +62,7 @@ _ATTRIBUTES: dict[str, tuple[str, ...] | Callable[[Node], Mapping[str, Any]]] = 
     "normalize": lambda node: {
         "normalize_variance": True, "eps": node.attributes["eps"], "eps_mode": "INSIDE_SQRT"
     },
-    "matmul": lambda node: {"transpose_a": False, "transpose_b": node.attributes["transposed"]},
+    "matmul": lambda node: {"transpose_a": False, "transpose_b": bool(node.attributes["transposed"])},
     "reshape": lambda node: {"special_zero": node.attributes["zero_keeps"]},
     "expand": lambda _: {"mode": "bidirectional"},
     "pad": lambda _: {"pad_mode": "constant"},
