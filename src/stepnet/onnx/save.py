@@ -67,11 +67,11 @@ def save(
             f"{place.name or place}: the name must end in .onnx", got=str(path), expected="NAME.onnx"
         )
     graph = module_graph(module, example_inputs, ONNX, dynamic=dynamic, name=place.stem)
-    _write(model_of(graph, f16=f16), place)
+    replace_file(model_of(graph, f16=f16), place)
 
 
-def model_of(graph: Graph, *, f16: bool = False) -> ir.Model:
-    """The ONNX model of a graph."""
+def model_of(graph: Graph, *, f16: bool = False, metadata: Mapping[str, str] | None = None) -> ir.Model:
+    """The ONNX model of a graph; `metadata` besides that of the states."""
     writer = GraphWriter(graph, {}, f16)
     pairs = state_pairs(graph)
     after = {result: f"{graph.nodes[parameter].name}_out" for parameter, result in pairs.items()}
@@ -97,8 +97,9 @@ def model_of(graph: Graph, *, f16: bool = False) -> ir.Model:
     )  # fmt: skip
     states = {str(graph.nodes[parameter].name): after[result] for parameter, result in pairs.items()}
     model = ir.Model(
-        made, ir_version=IR_VERSION, producer_name="stepnet", metadata_props={STATES: json.dumps(states)}
-    )
+        made, ir_version=IR_VERSION, producer_name="stepnet",
+        metadata_props={STATES: json.dumps(states), **(metadata or {})},
+    )  # fmt: skip
     RemoveUnusedNodesPass()(model)
     for part in model.graphs():  # the pass leaves those of bodies
         for name in [name for name, value in part.initializers.items() if not value.uses()]:
@@ -106,7 +107,7 @@ def model_of(graph: Graph, *, f16: bool = False) -> ir.Model:
     return model
 
 
-def _write(model: ir.Model, path: Path) -> None:
+def replace_file(model: ir.Model, path: Path) -> None:
     """Write the files beside the older ones, and put them in their places when they are complete."""
     weights = model.graph.initializers.values()
     size = sum(0 if value.const_value is None else value.const_value.nbytes for value in weights)
