@@ -48,6 +48,21 @@ def test_large_weights_have_a_file_of_their_own(check, tmp_path, monkeypatch):
     assert (tmp_path / "m.onnx").stat().st_size < 5000 < (tmp_path / "m.onnx.data").stat().st_size
 
 
+def test_names_are_taken_once(check):
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = stepnet.Recurrent(lambda x, y: (x + torch.sin(y), torch.sin(y) + x))
+
+        def forward(self, x, add):
+            y, h = self.rnn(x, add)
+            return {"x": y + 1, "add": h * 2, "sin": y, "x_out": y * 3, "scan": h}
+
+    written = check(Named(), lambda t, b: (torch.randn(t, b, 3), torch.randn(b, 3)))
+    assert written.inputs == ["x", "add"]
+    assert written.outputs == ["x_out", "add_out_out", "sin", "x_out_out", "add_out"]
+
+
 def test_an_older_file_stays_if_the_new_one_cannot_be_written(check, tmp_path):
     check(nn.Linear(3, 2), steps)
     before = (tmp_path / "m.onnx").read_bytes()

@@ -60,7 +60,7 @@ class GraphWriter:
     """Adds the nodes of a graph, or of the body of a loop, to a list.
 
     Args:
-        names: how often a name was given; shared by the graphs of a model.
+        names: how often a name was taken; shared by the graphs of a model.
         f16: whether weights of float32 are stored as float16.
         outer: the values of parameters of a body that are values of the graph around it.
     """
@@ -69,7 +69,7 @@ class GraphWriter:
         self, graph: Graph, names: dict[str, int], f16: bool, outer: dict[int, ir.Value] | None = None
     ) -> None:
         self.graph, self.names, self.f16 = graph, names, f16
-        self.outer = outer or {}
+        self.outer = outer
         self.nodes: list[ir.Node] = []
         self.initializers: list[ir.Value] = []
         self.inputs: list[ir.Value] = []
@@ -134,7 +134,7 @@ class GraphWriter:
 
     def _nodes(self, node: Node, inputs: list[ir.Value]) -> Any:
         number, content = len(self._made), node.content
-        if number in self.outer:
+        if self.outer is not None and number in self.outer:
             return self.outer[number]
         if isinstance(content, Loop):
             return loop_nodes(self, content, node)
@@ -157,7 +157,7 @@ class GraphWriter:
         return RULES[node.op](self, node, inputs)
 
     def _input(self, node: Node) -> ir.Value:
-        name = self.name(str(node.name))
+        name = str(node.name) if self.outer is None else self.name(str(node.name))
         shape = [f"{name}_{i}" if size < 0 else size for i, size in enumerate(node.attributes["shape"])]
         made = ir.val(name, from_torch_dtype(node.dtypes[0]), ir.Shape(shape))
         self.inputs.append(made)

@@ -72,22 +72,21 @@ def save(
 
 def model_of(graph: Graph, *, f16: bool = False, metadata: Mapping[str, str] | None = None) -> ir.Model:
     """The ONNX model of a graph; `metadata` besides that of the states."""
-    writer = GraphWriter(graph, {}, f16)
     pairs = state_pairs(graph)
-    after = {result: f"{graph.nodes[parameter].name}_out" for parameter, result in pairs.items()}
-    taken = {str(node.name) for node in graph.nodes if node.op == "parameter"} | set(after.values())
-    names = {
-        number: after.get(number, node.attributes["names"][0])
-        for number, node in enumerate(graph.nodes)
-        if node.op == "result"
-    }
-    for name in {*taken, *names.values()}:
-        writer.names[name] = 0
+    inputs = {number: str(node.name) for number, node in enumerate(graph.nodes) if node.op == "parameter"}
+    wanted = {result: f"{inputs[parameter]}_out" for parameter, result in pairs.items()}
+    results = {i: node.attributes["names"][0] for i, node in enumerate(graph.nodes) if node.op == "result"}
+    names: dict[int, str] = {}  # of the results: unlike those of all inputs, and of each other
+    for number, name in {**wanted, **{i: name for i, name in results.items() if i not in wanted}}.items():
+        while name in (*inputs.values(), *names.values()):
+            name += "_out"
+        names[number] = name
+    writer = GraphWriter(graph, dict.fromkeys((*inputs.values(), *names.values()), 1), f16)
     writer.write(graph.nodes)
     outputs = []
-    for number, name in names.items():
-        value = writer.call("Identity", writer.results[number])
-        value.name, value.dtype = name, writer.results[number].dtype
+    for number in results:
+        name, value = names[number], writer.call("Identity", writer.results[number])
+        value.name, value.type = name, writer.results[number].type
         sizes = graph.nodes[number].attributes["shape"]
         value.shape = ir.Shape([f"{name}_{i}" if size < 0 else size for i, size in enumerate(sizes)])
         outputs.append(value)
@@ -95,7 +94,7 @@ def model_of(graph: Graph, *, f16: bool = False, metadata: Mapping[str, str] | N
         writer.inputs, outputs, nodes=writer.nodes, initializers=writer.initializers,
         opset_imports={"": OPSET}, name=graph.name,
     )  # fmt: skip
-    states = {str(graph.nodes[parameter].name): after[result] for parameter, result in pairs.items()}
+    states = {inputs[parameter]: names[result] for parameter, result in pairs.items()}
     model = ir.Model(
         made, ir_version=IR_VERSION, producer_name="stepnet",
         metadata_props={STATES: json.dumps(states), **(metadata or {})},
