@@ -164,6 +164,17 @@ def test_blocks_of_two_steps(stride, check):
     check(loop, lambda t, b: (torch.randn(2 * t + 1, b, 3), torch.randn(1, b, 3)))
 
 
+@pytest.mark.parametrize("cut", [{"start": 0, "end": 4}, {"start": 4, "end": 0, "stride": -1}, {}])
+def test_a_tensor_iterator_without_slices(cut, check):
+    loop = TensorIterator(
+        lambda a, b: (a + b, b, b.unsqueeze(0)),
+        [InputPort("a", "a"), InputPort("b", "b"), OutputPort("sum", 0), OutputPort("all", 2, axis=0, **cut)],
+        [BackEdge(1, "a"), BackEdge(0, "b")],
+    )  # fmt: skip
+    written = check(loop, lambda t, b: (torch.randn(t, b, 3), torch.randn(t, b, 3)))
+    assert loops(written) == ["Scan"]
+
+
 # states
 
 

@@ -45,8 +45,8 @@ class _Body:
         joined = [port for port in self.loop.outputs if port.axis is not None or port.result not in finals]
         slices = [_cut(self.w, port) for port in self.sliced]
         parts = [self.body.at(port.parameter) for port in self.sliced]
-        if self.loop.count is not None:
-            slices, parts = [self._steps()], [self._step()]
+        if not slices:
+            slices, parts = [self._steps()], [ir.val(self.w.name("step"), ir.DataType.INT64, [])]
         rows = [self._own(self.body.results[port.result]) for port in joined]
         axes = [port.axis if port.axis is not None else 0 for port in self.sliced] or [0]
         body = self._graph([*self.states, *parts], [*self.new, *rows])
@@ -97,14 +97,14 @@ class _Body:
         return value
 
     def _steps(self) -> ir.Value:
-        """As many numbers as there are steps, for a loop that reads no slice."""
-        assert self.loop.count is not None
+        """As many numbers as there are steps, for a loop that reads no slice: as its outputs say, or one."""
+        if self.loop.count is None:
+            ends = [(p.start, p.end, p.stride) for p in self.loop.outputs if p.axis is not None]
+            known = [abs((end - start) // stride) for start, end, stride in ends if min(start, end) >= 0]
+            return self.w.numbers([0] * (known or [1])[0])
         like, axis = self.loop.count
         size = self.w.call("Shape", self.w.at(like), start=axis, end=axis + 1)
         return self.w.call("Expand", self.w.numbers([0]), size)
-
-    def _step(self) -> ir.Value:
-        return ir.val(self.w.name("step"), ir.DataType.INT64, [])
 
 
 def _directions(joined: list[LoopOutput]) -> dict[str, list[int]]:
