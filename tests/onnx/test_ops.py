@@ -97,6 +97,19 @@ def test_calls_of_torch(name, check):
     check(Calls(run, *modules), lambda t, b: (torch.randn(b, t, 4),))
 
 
+def test_a_bias_is_added_with_the_product(check):
+    written = check(Calls(lambda x, m: m(x), nn.Linear(4, 3)), lambda t, b: (torch.randn(b, t, 4),))
+    assert "Gemm" in written.types
+    assert not {"MatMul", "Add"} & set(written.types)
+    weight, bias = torch.randn(4, 3), torch.randn(3)
+
+    def both(x):
+        y = x @ weight
+        return y, y + bias, x.sum(-1, keepdim=True) + bias
+
+    assert "Gemm" not in check(Calls(both), lambda t, b: (torch.randn(b, t, 4),)).types
+
+
 @pytest.mark.parametrize("how", ["sum", "mean", "sqrt", "max", "first", "last"])
 def test_pooled_sequences(how, check_ragged):
     def make(lengths):

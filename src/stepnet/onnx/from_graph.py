@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -34,7 +35,7 @@ OPS: dict[str, tuple[str, dict[str, Any]]] = {
             "sin": "Sin", "cos": "Cos", "tan": "Tan", "tanh": "Tanh", "sigmoid": "Sigmoid", "erf": "Erf",
             "sinh": "Sinh", "cosh": "Cosh", "atan": "Atan", "asin": "Asin", "acos": "Acos",
             "hardswish": "HardSwish", "mish": "Mish", "softplus": "Softplus", "copy": "Identity",
-            "add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div", "floor_divide": "Div", "pow": "Pow",
+            "sub": "Sub", "mul": "Mul", "div": "Div", "floor_divide": "Div", "pow": "Pow",
             "maximum": "Max", "minimum": "Min", "eq": "Equal", "lt": "Less", "le": "LessOrEqual",
             "gt": "Greater", "ge": "GreaterOrEqual", "and": "And", "or": "Or", "xor": "Xor",
             "prelu": "PRelu", "cumsum": "CumSum", "expand": "Expand", "tile": "Tile",
@@ -74,6 +75,7 @@ class GraphWriter:
         self.initializers: list[ir.Value] = []
         self.inputs: list[ir.Value] = []
         self.results: dict[int, ir.Value] = {}
+        self.uses = Counter(value for node in graph.nodes for value in node.inputs)
         self._made: list[tuple[ir.Value, ...]] = []
         self._numbers: dict[str, ir.Value] = {}
 
@@ -178,6 +180,31 @@ def _rule(*ops: str) -> Callable[[Rule], Rule]:
 @_rule("cast")
 def _cast(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
     return w.call("Cast", *inputs, to=from_torch_dtype(node.dtypes[0]))
+
+
+@_rule("add")
+def _add(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
+    made = None if w.outer is not None else _product_and_bias(w, *node.inputs)
+    return w.call("Add", *inputs) if made is None else made
+
+
+def _product_and_bias(w: GraphWriter, product: Value, bias: Value) -> ir.Value | None:
+    """x W + b as a Gemm over all rows: a sum of its own would be one more pass over memory."""
+    nodes = w.graph.nodes
+    made, added = nodes[product.node], nodes[bias.node].content
+    if made.op != "matmul" or w.uses[product] > 1 or not isinstance(added, Tensor) or added.dim() != 1:
+        return None
+    weight = nodes[made.inputs[1].node].content
+    if not isinstance(weight, Tensor) or weight.dim() != 2:
+        return None
+    turned, x = bool(made.attributes["transposed"]), w.at(made.inputs[0])
+    inner, width = weight.shape[::-1] if turned else weight.shape
+    if added.shape[0] != width or not added.is_floating_point():
+        return None
+    rows = w.call("Reshape", x, w.numbers([-1, inner]))
+    out = w.call("Gemm", rows, w.at(made.inputs[1]), w.at(bias), transB=int(turned))
+    lead = w.call("Shape", x, start=0, end=-1)
+    return w.call("Reshape", out, w.call("Concat", lead, w.numbers([width]), axis=0))
 
 
 @_rule("ne")
