@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import tempfile
@@ -9,6 +10,9 @@ import tempfile
 import pytest
 
 _made: list[str] = []
+
+# What an extra brings is not tested without it.
+collect_ignore_glob = [] if importlib.util.find_spec("onnx_ir") else ["src/stepnet/onnx/*"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

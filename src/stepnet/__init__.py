@@ -42,10 +42,10 @@ from .tape import Topology as Topology
 
 
 def __getattr__(name: str) -> Any:
-    """`stepnet.openvino` and `load` are imported when first used: they bring torch's tracing machinery."""
+    """`onnx`, `openvino` and `load` are imported when first used: they bring torch's tracing machinery."""
     import importlib
 
-    if name in ("openvino", "saving"):
+    if name in ("onnx", "openvino", "saving"):
         return importlib.import_module(f".{name}", __name__)
     if name == "load":
         return importlib.import_module(".saving", __name__).load

@@ -16,7 +16,9 @@ from stepnet.export import Target, module_graph
 from stepnet.export.graph import OPS, Cell, Loop
 from stepnet.openvino.writing.from_graph import LAYERS
 
-TARGET = Target("Clay", "tablet", "what is burnt", "a loop in a loop", {"atan2": "it has no fingers"})
+TARGET = Target(
+    "Clay", "tablet", "what is burnt", "a loop in a loop", {"atan2": "it has no fingers"}, lambda cell: True
+)
 EXPORT = Path(stepnet.__file__).parent / "export"
 BY_HAND = {"parameter", "constant", "result", "loop", "cell", "copy", "conv"}  # not by a row of a table
 

@@ -54,6 +54,23 @@ def in_openvino(path, types, outputs):
     """What runs the file by OpenVINO itself, called with LoDTensors and tensors by name."""
     openvino = pytest.importorskip("openvino", reason="OpenVINO is not installed: pip install openvino")
     compiled = openvino.Core().compile_model(str(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    return elsewhere(compiled, types, outputs)
+
+
+def in_onnx_runtime(path, types, outputs):
+    """The same by ONNX Runtime."""
+    runtime = pytest.importorskip("onnxruntime")
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3
+    session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return elsewhere(
+        lambda tensors: dict(zip(names, session.run(None, tensors), strict=True)), types, outputs
+    )
+
+
+def elsewhere(compiled, types, outputs):
+    """A runtime of padded arrays by name, called with LoDTensors and tensors by name."""
 
     def run(**feeds):
         tensors = {}
@@ -194,3 +211,12 @@ def test_the_same_numbers_at_other_lengths_in_openvino(saved):
     types = stepnet.load(path).types
     outputs = [Leaf(item.name, item.lod_level) for item in items]
     check(net, types, in_openvino(path, types, outputs))
+
+
+def test_the_same_numbers_at_other_lengths_in_onnx_runtime(saved, tmp_path):
+    pytest.importorskip("onnx_ir")
+    net, items, path = saved
+    net.save(tmp_path / "net.onnx")
+    outputs = [Leaf(item.name, item.lod_level) for item in items]
+    types = stepnet.load(path).types
+    check(net, types, in_onnx_runtime(tmp_path / "net.onnx", types, outputs))

@@ -233,7 +233,8 @@ def _layer_norm(
 ) -> Value:
     rank = len(b.shape(x))
     axes = [b.axis(x, d) for d in range(rank - len(size), rank)]
-    out = b.emit.call("normalize", b.out(x), b.emit.ints(axes), eps=float(eps))
+    sizes = tuple(size) if all(isinstance(s, int) for s in size) else ()
+    out = b.emit.call("normalize", b.out(x), b.emit.ints(axes), eps=float(eps), sizes=sizes)
     if weight is not None:
         out = b.emit.call("mul", out, b.out(weight))
     return out if bias is None else b.emit.call("add", out, b.out(bias))
@@ -260,8 +261,8 @@ def _batch_norm(
 # products
 
 
-def matmul(b: AtenNet, x: Value, y: Value, *, transposed: bool = False) -> Value:
-    """x @ y, or x @ y^T."""
+def matmul(b: AtenNet, x: Value, y: Value, *, transposed: int = 0) -> Value:
+    """x @ y, or x @ y^T for a y of `transposed` dimensions."""
     return b.emit.call("matmul", x, y, transposed=transposed)
 
 
@@ -274,7 +275,7 @@ def _matmul(b: AtenNet, x: Any, y: Any) -> Any:
 
 @rule("linear")
 def _linear(b: AtenNet, x: Any, weight: Any, bias: Any = None) -> Value:
-    out = matmul(b, b.out(x), b.out(weight), transposed=True)
+    out = matmul(b, b.out(x), b.out(weight), transposed=len(b.shape(weight)))
     return out if bias is None else b.emit.call("add", out, b.out(bias))
 
 
@@ -325,7 +326,7 @@ def _attention(
         return NotImplemented
     factor = 1 / math.sqrt(width) if scale is None else scale
     query = b.emit.call("mul", b.out(q), b.out(factor, b.dtype()))
-    scores = matmul(b, query, b.out(k), transposed=True)
+    scores = matmul(b, query, b.out(k), transposed=len(b.shape(k)))
     if mask is not None:
         if b.dtype(mask) == torch.bool:
             return NotImplemented

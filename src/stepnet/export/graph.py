@@ -6,7 +6,7 @@ bounds are int64 values, as sizes may be computed; what else is known as a model
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -26,11 +26,12 @@ OPS = _ops(
     "asin acos hardswish hardsigmoid mish silu softplus gelu elu cast copy",
     # x, y of one dtype, which broadcast; prelu: x, slopes; where: condition, x, y
     "add sub mul div floor_divide maximum minimum pow remainder eq ne lt le gt ge and or xor prelu where",
-    # x, axes; attribute keepdim; normalize: eps
+    # x, axes; attribute keepdim; normalize: eps, and the sizes of the axes if known, and these are the last
     "sum mean amax amin prod normalize",
     # x; attribute axis; cumsum: x, axis; topk: x, how many, attributes axis and mode (max or min)
     "softmax log_softmax cumsum topk",
-    # x, y; attribute transposed (y); conv: x, kernel, attributes as those of torch, and the kernel's shape
+    # x, y; attribute transposed: the rank of y where its last two axes change places, or 0; conv: x, kernel,
+    # attributes as those of torch, and the shape of the kernel
     "matmul conv",
     # x, shape; attribute zero_keeps: 0 keeps a dimension; expand: to what both shapes broadcast to
     "reshape expand tile",
@@ -51,7 +52,8 @@ class Target:
     """The format that a graph is for, as errors call it.
 
     `unit` is one op of it, `ops` all of them, `nested` what it cannot hold where a loop has another in its
-    body. `refused` says of ops of `stepnet.ir.ops` why the format has none.
+    body. `refused` says of ops of `stepnet.ir.ops` why the format has none, `takes` whether it has an op, or
+    a fast form, for a known cell; others are loops like any.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Target:
     ops: str
     nested: str
     refused: Mapping[str, str]
+    takes: Callable[[Cell], bool]
 
 
 @dataclass(frozen=True)
@@ -120,8 +123,9 @@ class Cell:
     """A loop around a known cell alone.
 
     `kind` is lstm, gru or rnn; `w`, `r` and `b` are its weights, gates in the order f i c o or z r h. Of the
-    inputs of its node the first is x, cut along `time`, the others are the initial states; it gives the rows
-    of the states that are in `joined`, then the last value of each.
+    inputs of its node the first is x, cut along `time`, the others are the initial states, and the lengths
+    [batch] if it is `ragged`; it gives the rows of the states in `joined`, then the last value of each. What
+    rows past the end of a sequence are is not said.
     """
 
     kind: str
@@ -131,6 +135,7 @@ class Cell:
     time: int
     reverse: bool
     joined: tuple[int, ...]
+    ragged: bool
     linear_before_reset: bool = False
     activation: str | None = None
 
@@ -151,7 +156,9 @@ class Node:
 class Graph:
     """Nodes in the order that they were made, each after what feeds it.
 
-    >>> graph = Graph("double", Target("ONNX", "op", "ONNX ops", "a loop", {}))
+    `carried` has for the final value of each state of a recurrence the initial one.
+
+    >>> graph = Graph("double", Target("ONNX", "op", "ONNX ops", "a loop", {}, lambda cell: True))
     >>> x = graph.parameter("x", torch.float32, (-1, 3))
     >>> y = graph.node("mul", [x, graph.constant(torch.tensor(2.0))], [torch.float32])[0]
     >>> graph.result(y, ("y",))
@@ -163,6 +170,7 @@ class Graph:
     name: str
     target: Target
     nodes: list[Node] = field(default_factory=list)
+    carried: dict[Value, Value] = field(default_factory=dict)
 
     def parameter(self, name: str, dtype: torch.dtype, shape: Sequence[int]) -> Value:
         """An input; -1 in `shape` is a size that is left open."""
@@ -186,14 +194,18 @@ class Graph:
         dtypes = tuple(loop.body.nodes[out.result].dtypes[0] for out in loop.outputs)
         return self._add(Node("loop", tuple(inputs), {}, dtypes, name, loop))
 
-    def cell(self, cell: Cell, x: Value, states: Sequence[Value], name: str) -> tuple[Value, ...]:
+    def cell(
+        self, cell: Cell, x: Value, states: Sequence[Value], lengths: Value | None, name: str
+    ) -> tuple[Value, ...]:
         """A loop around a known cell; its outputs."""
         dtypes = (cell.w.dtype,) * (len(cell.joined) + len(states))
-        return self._add(Node("cell", (x, *states), {}, dtypes, name, cell))
+        inputs = (x, *states) if lengths is None else (x, *states, lengths)
+        return self._add(Node("cell", inputs, {}, dtypes, name, cell))
 
-    def result(self, value: Value, names: Sequence[str] = ()) -> int:
-        """An output of the graph; the number of its node."""
-        self._add(Node("result", (value,), {"names": tuple(names)}, (self.dtype(value),)))
+    def result(self, value: Value, names: Sequence[str] = (), shape: Sequence[int] = ()) -> int:
+        """An output of the graph; the number of its node. Those of a body need no name and no shape."""
+        attributes = {"names": tuple(names), "shape": tuple(shape)}
+        self._add(Node("result", (value,), attributes, (self.dtype(value),)))
         return len(self.nodes) - 1
 
     def body(self, name: str) -> Graph:

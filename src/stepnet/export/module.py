@@ -156,9 +156,7 @@ def _graph(graph: Graph, trace: _Trace, outputs: list[str], batch: int) -> Graph
     made = trace.program()
     inputs: list[Value] = []
     for i, node in zip(trace.tensors, made.inputs, strict=False):
-        shape = [s if isinstance(s, int) else -1 for s in sizes_of(node.meta["val"], batch)]
-        if i.lod is not None:
-            shape = [-1, -1, *shape[1:]]
+        shape = _shape(node, batch, i.lod is not None)
         inputs.append(graph.parameter(i.name, node.meta["val"].dtype, shape))
     ragged: dict[str, Value] = {}
     for k, _ in enumerate(trace.lods):
@@ -171,8 +169,14 @@ def _graph(graph: Graph, trace: _Trace, outputs: list[str], batch: int) -> Graph
     aten.batch = batch
     aten.must_be_open = trace.dynamic is None
     for value, node, text in zip(aten.run(made, inputs), made.outputs, outputs, strict=True):
-        graph.result(_ended(aten, node, value), (text,))
+        graph.result(_ended(aten, node, value), (text,), _shape(node, batch, aten.is_ragged(node)))
     return graph
+
+
+def _shape(node: Any, batch: int, ragged: bool) -> list[int]:
+    """The shape of a traced tensor, -1 where it is open; rows of ragged sequences are padded."""
+    shape = [size if isinstance(size, int) else -1 for size in sizes_of(node.meta["val"], batch)]
+    return [-1, -1, *shape[1:]] if ragged else shape
 
 
 def _ended(aten: AtenNet, node: Any, out: Value) -> Value:

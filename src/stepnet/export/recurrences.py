@@ -213,6 +213,17 @@ def _written(
     lengths: Sequence[FxNode],
 ) -> list[Value]:  # fmt: skip
     call: Call = call_of(number)
+    y, finals = _lowered(b, call, x, state, weights, lengths)
+    for node, final in zip(state, finals, strict=True):
+        if final != b.out(node):
+            b.emit.graph.carried[final] = b.out(node)
+    return [*y, *finals]
+
+
+def _lowered(
+    b: AtenNet, call: Call, x: Sequence[FxNode], state: Sequence[FxNode], weights: Sequence[FxNode],
+    lengths: Sequence[FxNode],
+) -> tuple[list[Value], list[Value]]:  # fmt: skip
     where = f"the recurrence of step '{call.body.name}' ({call.line})"
     steps = Steps(1 if call.ragged or call.axis == 1 else 0, call.reverse, _lengths(b, call, x))
     _check_open(b, call, x, where)
@@ -224,8 +235,7 @@ def _written(
     if call.compiled is not None and _fixed(b, x, state, weights, call):
         try:
             plan = call.compiled.hoisted
-            y, finals = write_plan(b.emit, plan, call.compiled.constants, given, states, values, steps)
-            return [*y, *finals]
+            return write_plan(b.emit, plan, call.compiled.constants, given, states, values, steps)
         except Unsupported as error:
             if call.ragged:  # else the step is written whole
                 raise unwritable(b.emit.graph.target, where, error.reason, error.line) from error
@@ -234,8 +244,7 @@ def _written(
             f"{where} cannot be written over ragged sequences: {call.refusal}",
             expected="a step whose rows are proved not to mix",
         )
-    y, finals = write_step(b, call, where, given, states, (x, state, weights), steps)
-    return [*y, *finals]
+    return write_step(b, call, where, given, states, (x, state, weights), steps)
 
 
 def _lengths(b: AtenNet, call: Call, x: Sequence[FxNode]) -> Value | None:

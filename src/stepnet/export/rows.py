@@ -107,7 +107,10 @@ class RowNet:
         if norm is not None:
             source, dims, eps = norm
             axes = self.emit.ints([d + LEAD for d in dims])
-            self.known[node.output] = self.emit.call("normalize", self.known[source], axes, eps=eps)
+            shape, value = self.value(source).shape, self.known[source]
+            last = dims == tuple(range(len(shape) - len(dims), len(shape)))
+            sizes = shape[len(shape) - len(dims) :] if last else ()
+            self.known[node.output] = self.emit.call("normalize", value, axes, eps=eps, sizes=sizes)
             return
         rule = self.rules.get(node.op)
         if rule is None or node.op in self.emit.graph.target.refused:
@@ -344,9 +347,9 @@ def _matmul(b: RowNet, node: Node) -> Value:
         a, w = b.lifted(first, rank), b.lifted(second, rank)
     elif b.is_row(first) and len(b.value(second).shape) > 2 and len(b.value(first).shape) < 2:
         a = b.emit.unsqueeze(a, *range(LEAD, LEAD + len(b.value(second).shape) - 1))
-        out = b.emit.call("matmul", a, w, transposed=False)
+        out = b.emit.call("matmul", a, w, transposed=0)
         return b.emit.reshape(out, (0,) * LEAD + b.value(node.output).shape)
-    return b.emit.call("matmul", a, w, transposed=False)
+    return b.emit.call("matmul", a, w, transposed=0)
 
 
 @_rule("full")

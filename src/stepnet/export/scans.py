@@ -123,8 +123,12 @@ class _Recurrence:
         for region in self.loop.regions:
             if region.kind != "scan":
                 continue
-            cell = recognise(self.loop, self.constants) if self.steps.lengths is None else None
-            finals |= self._scan(region) if cell is None else self._cell(region, cell)
+            known = recognise(self.loop, self.constants)
+            cell = None if known is None else self._known(region, known)
+            if known is not None and cell is not None and self.emit.graph.target.takes(cell):
+                finals |= self._cell(region, known, cell)
+            else:
+                finals |= self._scan(region)
         for carry in self.loop.carries:
             if carry.parameter == carry.result:
                 finals[carry.parameter] = self.states[carry.parameter]
@@ -191,15 +195,19 @@ class _Recurrence:
         turning = [c.parameter for c in region.carries if c.parameter != c.result]
         return {n: self.emit.squeeze(out, self.steps.time) for n, out in zip(turning, carried, strict=True)}
 
-    def _cell(self, region: Region, known: Known) -> dict[str, Value]:
+    def _known(self, region: Region, known: Known) -> Cell:
+        """A recognised cell with the steps of this recurrence."""
+        by_result = {c.result: c.parameter for c in region.carries}
+        joined = tuple(known.states.index(by_result[name]) for name in self.loop.outputs(region))
+        time, reverse, lengths = self.steps.time, self.steps.reverse, self.steps.lengths
+        return Cell(time=time, reverse=reverse, joined=joined, ragged=lengths is not None, **known.weights)
+
+    def _cell(self, region: Region, known: Known, cell: Cell) -> dict[str, Value]:
         """A loop around one cell."""
         x = self.emit.concat([self.outer.full(n) for n in known.inputs], LEAD)
         outputs = self.loop.outputs(region)
-        by_result = {c.result: c.parameter for c in region.carries}
-        joined = tuple(known.states.index(by_result[name]) for name in outputs)
-        cell = Cell(time=self.steps.time, reverse=self.steps.reverse, joined=joined, **known.weights)
         states = [self.states[name] for name in known.states]
-        made = self.emit.graph.cell(cell, x, states, self.plan.name)
+        made = self.emit.graph.cell(cell, x, states, self.steps.lengths, self.plan.name)
         self.outer.known |= dict(zip(outputs, made, strict=False))
         return dict(zip(known.states, made[len(outputs) :], strict=True))
 

@@ -1,4 +1,4 @@
-"""Topologies to OpenVINO IR."""
+"""Topologies to OpenVINO IR and ONNX."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from stepnet.errors import TapeError
-from stepnet.export import module_graph
-from stepnet.openvino.records import Net
+from stepnet.export import Graph, Target, module_graph
 from stepnet.openvino.writing.from_graph import OPENVINO, net_of
 from stepnet.openvino.writing.xml_writer import write
 from stepnet.tape.creation import Ref
@@ -27,7 +26,7 @@ from .check import check_numbers
 from .dense import DenseTopology
 from .padded import Padded
 
-KEY = "stepnet"  # of what is noted in rt_info
+KEY = "stepnet"  # of what is noted in rt_info, or in the metadata
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,19 @@ class IR:
 
 
 def save(topology: Topology, path: str | os.PathLike[str]) -> None:
-    """Write a topology as OpenVINO IR; see `Topology.save`."""
-    write(topology_net(topology, Path(path).stem), Path(path))
+    """Write a topology as OpenVINO IR or as ONNX; see `Topology.save`."""
+    place = Path(path)
+    if place.suffix == ".onnx":
+        from stepnet.onnx.from_graph import ONNX  # which needs an extra
+        from stepnet.onnx.save import model_of, replace_file
+
+        graph, notes = topology_graph(topology, ONNX, place.stem)
+        replace_file(model_of(graph, metadata={KEY: json.dumps(notes)}), place)
+        return
+    graph, notes = topology_graph(topology, OPENVINO, place.stem)
+    net = net_of(graph).net()
+    net.rt_info[KEY] = notes
+    write(net, place)
 
 
 def to_ir(topology: Topology) -> IR:
@@ -51,8 +61,8 @@ def to_ir(topology: Topology) -> IR:
         return IR(path.read_bytes(), path.with_suffix(".bin").read_bytes())
 
 
-def topology_net(topology: Topology, name: str) -> Net:
-    """A topology as a net: what its outputs need, in the mode of inference.
+def topology_graph(topology: Topology, target: Target, name: str) -> tuple[Graph, dict[str, Any]]:
+    """A topology as a graph: what its outputs need, in the mode of inference; and what a file says of it.
 
     Raises:
         TapeError: a layer has no meaning on padded sequences.
@@ -70,10 +80,8 @@ def topology_net(topology: Topology, name: str) -> Net:
             for leaf in dense.inputs
             for text, value in zip(leaf.tensors, (examples[t] for t in leaf.tensors), strict=True)
         }
-        graph = module_graph(_ByName(dense), examples, OPENVINO, dynamic=dynamic, name=name)
-        net = net_of(graph).net()
-    net.rt_info[KEY] = _notes(topology, dense)
-    return net
+        graph = module_graph(_ByName(dense), examples, target, dynamic=dynamic, name=name)
+    return graph, _notes(topology, dense)
 
 
 class _ByName(nn.Module):

@@ -284,19 +284,19 @@ class Topology(nn.Module):
         return Metrics(self._evaluators)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write what the outputs need as OpenVINO IR: `path`, NAME.xml, and NAME.bin with the weights.
+        """Write what the outputs need: NAME.xml as OpenVINO IR, with the weights in NAME.bin, or NAME.onnx.
 
-        OpenVINO runs the file, at any number and length of sequences, and `stepnet.load` reads it. Sequences
-        are padded: the input `words` with two levels of sequences is `words` [n, longest, longest, ...], and
-        `words.lengths_0` [n] and `words.lengths_1` [n, longest] say what is no padding; outputs alike. Layers
-        are written in the mode of inference.
+        OpenVINO, or ONNX Runtime, runs the file at any number and length of sequences; `stepnet.load` reads
+        IR. Sequences are padded: the input `words` with two levels of sequences is `words` [n, longest,
+        longest, ...], and `words.lengths_0` [n] and `words.lengths_1` [n, longest] say what is no padding;
+        outputs alike. Layers are written in the mode of inference.
 
-        The section `stepnet` of the file's rt_info tells the type of each data layer, the nesting of the
-        outputs, and the evaluators of the topology, which are not run.
+        The section `stepnet` of the file's rt_info (or metadata) tells the type of each data layer, the
+        nesting of the outputs, and the evaluators of the topology, which are not run.
 
         Raises:
             TapeError: a layer has no meaning on padded sequences, as one that mixes rows of all sequences.
-            IRError: OpenVINO has no form for a layer, or the file cannot be written.
+            IRError: the format has no form for a layer, or the file cannot be written.
 
         `stepnet.load` has an example.
         """

@@ -43,6 +43,7 @@ OPENVINO = Target(
         ("atan2", *RARE.keys() - LAYERS.keys(), "copysign", "fmod", "hypot", "trigamma"),
         "IR has no layer for it",
     ),
+    takes=lambda cell: not cell.ragged,  # a mask in the body undoes the fusion that the layer is for
 )
 
 _FEW = 16  # whole numbers: an axis, a shape
@@ -65,7 +66,7 @@ _ATTRIBUTES: dict[str, tuple[str, ...] | Callable[[Node], Mapping[str, Any]]] = 
     "normalize": lambda node: {
         "normalize_variance": True, "eps": node.attributes["eps"], "eps_mode": "INSIDE_SQRT"
     },
-    "matmul": lambda node: {"transpose_a": False, "transpose_b": node.attributes["transposed"]},
+    "matmul": lambda node: {"transpose_a": False, "transpose_b": bool(node.attributes["transposed"])},
     "reshape": lambda node: {"special_zero": node.attributes["zero_keeps"]},
     "expand": lambda _: {"mode": "bidirectional"},
     "pad": lambda _: {"pad_mode": "constant"},

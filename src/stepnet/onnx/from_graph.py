@@ -1,0 +1,322 @@
+"""Graphs as ONNX graphs: a node for each op, by a table with one row per op."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from onnx_ir.tensor_adapters import TorchTensor, from_torch_dtype
+from torch import Tensor
+
+from stepnet.export.graph import Cell, Graph, Loop, Node, Target, Value
+
+from .loop_form import cell_nodes, loop_nodes
+
+ONNX = Target(
+    name="ONNX",
+    unit="op",
+    ops="ops that ONNX has",
+    nested="a recurrence in the step of another",
+    refused={"atan2": "ONNX has no op for it"},
+    # ONNX Runtime has its LSTM, GRU and RNN for float32 alone, and none gives the rows of c.
+    takes=lambda cell: cell.w.dtype == torch.float32 and set(cell.joined) <= {0},
+)
+
+# The op of each op that takes the same operands, with what attributes it always has.
+OPS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{
+        name: (kind, {})
+        for name, kind in {
+            "neg": "Neg", "abs": "Abs", "sign": "Sign", "relu": "Relu", "floor": "Floor", "ceil": "Ceil",
+            "round": "Round", "not": "Not", "isnan": "IsNaN", "exp": "Exp", "log": "Log", "sqrt": "Sqrt",
+            "sin": "Sin", "cos": "Cos", "tan": "Tan", "tanh": "Tanh", "sigmoid": "Sigmoid", "erf": "Erf",
+            "sinh": "Sinh", "cosh": "Cosh", "atan": "Atan", "asin": "Asin", "acos": "Acos",
+            "hardswish": "HardSwish", "mish": "Mish", "softplus": "Softplus", "copy": "Identity",
+            "sub": "Sub", "mul": "Mul", "div": "Div", "floor_divide": "Div", "pow": "Pow",
+            "maximum": "Max", "minimum": "Min", "eq": "Equal", "lt": "Less", "le": "LessOrEqual",
+            "gt": "Greater", "ge": "GreaterOrEqual", "and": "And", "or": "Or", "xor": "Xor",
+            "prelu": "PRelu", "cumsum": "CumSum", "expand": "Expand", "tile": "Tile",
+            "squeeze": "Squeeze", "unsqueeze": "Unsqueeze", "shape": "Shape", "range": "Range",
+        }.items()
+    },
+    "hardsigmoid": ("HardSigmoid", {"alpha": 1 / 6, "beta": 0.5}),
+}  # fmt: skip
+REDUCTIONS = {"sum": "ReduceSum", "mean": "ReduceMean", "amax": "ReduceMax", "amin": "ReduceMin",
+           "prod": "ReduceProd"}  # fmt: skip
+ALONG_AN_AXIS = {
+    "softmax": "Softmax",
+    "log_softmax": "LogSoftmax",
+    "cat": "Concat",
+    "gather": "GatherElements",
+}
+
+Rule = Callable[["GraphWriter", Node, "list[ir.Value]"], "ir.Value | tuple[ir.Value, ...]"]
+RULES: dict[str, Rule] = {}  # of ops that take something else
+
+
+class GraphWriter:
+    """Adds the nodes of a graph, or of the body of a loop, to a list.
+
+    Args:
+        names: how often a name was taken; shared by the graphs of a model.
+        f16: whether weights of float32 are stored as float16.
+        outer: the values of parameters of a body that are values of the graph around it.
+    """
+
+    def __init__(
+        self, graph: Graph, names: dict[str, int], f16: bool, outer: dict[int, ir.Value] | None = None
+    ) -> None:
+        self.graph, self.names, self.f16 = graph, names, f16
+        self.outer = outer
+        self.nodes: list[ir.Node] = []
+        self.initializers: list[ir.Value] = []
+        self.inputs: list[ir.Value] = []
+        self.results: dict[int, ir.Value] = {}
+        self.uses = Counter(value for node in graph.nodes for value in node.inputs)
+        self._made: list[tuple[ir.Value, ...]] = []
+        self._numbers: dict[str, ir.Value] = {}
+
+    def write(self, nodes: Iterable[Node]) -> None:
+        """The nodes of nodes, in order."""
+        for node in nodes:
+            inputs = [self.at(value) for value in node.inputs]
+            made = self._nodes(node, inputs)
+            made = made if isinstance(made, tuple) else (made,)
+            for value, dtype in zip(made, node.dtypes, strict=True):
+                value.dtype = from_torch_dtype(dtype)
+            self._made.append(made)
+
+    def at(self, value: Value) -> ir.Value:
+        """What holds a value."""
+        return self._made[value.node][value.index]
+
+    def call(self, kind: str, *inputs: ir.Value | None, outputs: int = 1, **attributes: Any) -> Any:
+        """An ONNX op; its output, or a tuple of them."""
+        node = ir.node(kind, inputs, attributes, num_outputs=outputs, name=self.name(kind))
+        for value in node.outputs:
+            value.name = self.name(kind.lower())
+        self.nodes.append(node)
+        return node.outputs[0] if outputs == 1 else tuple(node.outputs)
+
+    def numbers(self, values: int | Sequence[int]) -> ir.Value:
+        """Whole numbers, as an int64 constant."""
+        if repr(values) not in self._numbers:
+            self._numbers[repr(values)] = self.constant(torch.tensor(values, dtype=torch.int64))
+        return self._numbers[repr(values)]
+
+    def constant(self, tensor: Tensor) -> ir.Value:
+        """A constant."""
+        small = self.f16 and tensor.dtype == torch.float32 and tensor.numel() >= _FEW
+        stored = tensor.half() if small else tensor
+        if small and bool((stored.isinf() & ~tensor.isinf()).any()):
+            small, stored = False, tensor
+        name = self.name("constant")
+        data = TorchTensor(stored.detach().cpu().contiguous(), name=name)
+        value = ir.Value(name=name, type=ir.TensorType(data.dtype), shape=data.shape, const_value=data)
+        self.initializers.append(value)
+        return self.call("Cast", value, to=ir.DataType.FLOAT) if small else value
+
+    def known(self, value: Value) -> list[Any]:
+        """The numbers of a constant that ONNX takes as an attribute."""
+        content = value.graph.nodes[value.node].content
+        assert isinstance(content, Tensor)
+        return content.reshape(-1).tolist()
+
+    def name(self, stem: str) -> str:
+        """A name that no other value or node of the model has."""
+        count = self.names[stem] = self.names.get(stem, 0) + 1
+        return stem if count == 1 else self.name(f"{stem}_{count - 1}")
+
+    def body(self, graph: Graph, outer: dict[int, ir.Value]) -> GraphWriter:
+        """A writer for the body of a loop."""
+        return GraphWriter(graph, self.names, self.f16, outer)
+
+    def _nodes(self, node: Node, inputs: list[ir.Value]) -> Any:
+        number, content = len(self._made), node.content
+        if self.outer is not None and number in self.outer:
+            return self.outer[number]
+        if isinstance(content, Loop):
+            return loop_nodes(self, content, node)
+        if isinstance(content, Cell):
+            return cell_nodes(self, content, inputs)
+        if isinstance(content, Tensor):
+            return self.constant(content)
+        if node.op == "parameter":
+            return self._input(node)
+        if node.op == "result":
+            self.results[number] = inputs[0]
+            return inputs[0]
+        if node.op in OPS:
+            kind, attributes = OPS[node.op]
+            return self.call(kind, *inputs, **attributes)
+        if node.op in REDUCTIONS:
+            return self.call(REDUCTIONS[node.op], *inputs, keepdims=int(node.attributes["keepdim"]))
+        if node.op in ALONG_AN_AXIS:
+            return self.call(ALONG_AN_AXIS[node.op], *inputs, axis=node.attributes["axis"])
+        return RULES[node.op](self, node, inputs)
+
+    def _input(self, node: Node) -> ir.Value:
+        name = str(node.name) if self.outer is None else self.name(str(node.name))
+        shape = [f"{name}_{i}" if size < 0 else size for i, size in enumerate(node.attributes["shape"])]
+        made = ir.val(name, from_torch_dtype(node.dtypes[0]), ir.Shape(shape))
+        self.inputs.append(made)
+        return made
+
+
+_FEW = 16  # constants of fewer numbers stay as they are
+
+
+def _rule(*ops: str) -> Callable[[Rule], Rule]:
+    def register(fn: Rule) -> Rule:
+        RULES.update(dict.fromkeys(ops, fn))
+        return fn
+
+    return register
+
+
+@_rule("cast")
+def _cast(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
+    return w.call("Cast", *inputs, to=from_torch_dtype(node.dtypes[0]))
+
+
+@_rule("add")
+def _add(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
+    made = None if w.outer is not None else _product_and_bias(w, *node.inputs)
+    return w.call("Add", *inputs) if made is None else made
+
+
+def _product_and_bias(w: GraphWriter, product: Value, bias: Value) -> ir.Value | None:
+    """x W + b as a Gemm over all rows: a sum of its own would be one more pass over memory."""
+    nodes = w.graph.nodes
+    made, added = nodes[product.node], nodes[bias.node].content
+    if made.op != "matmul" or w.uses[product] > 1 or not isinstance(added, Tensor) or added.dim() != 1:
+        return None
+    weight = nodes[made.inputs[1].node].content
+    if not isinstance(weight, Tensor) or weight.dim() != 2:
+        return None
+    turned, x = bool(made.attributes["transposed"]), w.at(made.inputs[0])
+    inner, width = weight.shape[::-1] if turned else weight.shape
+    if added.shape[0] != width or not added.is_floating_point():
+        return None
+    rows = w.call("Reshape", x, w.numbers([-1, inner]))
+    out = w.call("Gemm", rows, w.at(made.inputs[1]), w.at(bias), transB=int(turned))
+    lead = w.call("Shape", x, start=0, end=-1)
+    return w.call("Reshape", out, w.call("Concat", lead, w.numbers([width]), axis=0))
+
+
+@_rule("ne")
+def _ne(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
+    return w.call("Not", w.call("Equal", *inputs))
+
+
+@_rule("where")
+def _where(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
+    condition, x, y = inputs
+    if node.dtypes[0] != torch.bool:  # for which ONNX Runtime has none
+        return w.call("Where", condition, x, y)
+    return w.call("Or", w.call("And", condition, x), w.call("And", w.call("Not", condition), y))
+
+
+@_rule("silu")
+def _silu(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
+    return w.call("Mul", *inputs, w.call("Sigmoid", *inputs))
+
+
+@_rule("gelu")
+def _gelu(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
+    return w.call("Gelu", *inputs, approximate=node.attributes["approximate"])
+
+
+@_rule("elu")
+def _elu(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
+    return w.call("Elu", *inputs, alpha=node.attributes["alpha"])
+
+
+@_rule("remainder")
+def _remainder(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
+    x, y = inputs
+    if not node.dtypes[0].is_floating_point:
+        return w.call("Mod", x, y)
+    return w.call("Sub", x, w.call("Mul", w.call("Floor", w.call("Div", x, y)), y))
+
+
+@_rule("normalize")
+def _normalize(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
+    (x, axes), sizes, dtype = inputs, node.attributes["sizes"], node.dtypes[0]
+    if sizes:
+        one = w.constant(torch.ones(sizes, dtype=dtype))
+        return w.call("LayerNormalization", x, one, axis=-len(sizes), epsilon=node.attributes["eps"])
+    centred = w.call("Sub", x, w.call("ReduceMean", x, axes, keepdims=1))
+    variance = w.call("ReduceMean", w.call("Mul", centred, centred), axes, keepdims=1)
+    eps = w.constant(torch.tensor(node.attributes["eps"], dtype=dtype))
+    return w.call("Div", centred, w.call("Sqrt", w.call("Add", variance, eps)))
+
+
+@_rule("matmul")
+def _matmul(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
+    (x, y), rank = inputs, node.attributes["transposed"]
+    if rank:
+        content = node.inputs[1].graph.nodes[node.inputs[1].node].content
+        if isinstance(content, Tensor):
+            y = w.constant(content.transpose(-2, -1))
+        else:
+            y = w.call("Transpose", y, perm=[*range(rank - 2), rank - 1, rank - 2])
+    return w.call("MatMul", x, y)
+
+
+@_rule("conv")
+def _conv(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
+    said = node.attributes
+    return w.call(
+        "Conv", *inputs, strides=said["strides"], dilations=said["dilations"], group=said["groups"],
+        pads=[*said["pads_begin"], *said["pads_end"]],
+    )  # fmt: skip
+
+
+@_rule("reshape")
+def _reshape(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
+    return w.call("Reshape", *inputs, allowzero=int(not node.attributes["zero_keeps"]))
+
+
+@_rule("permute")
+def _permute(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
+    return w.call("Transpose", inputs[0], perm=w.known(node.inputs[1]))
+
+
+@_rule("pad")
+def _pad(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
+    x, before, after, number = inputs
+    return w.call("Pad", x, w.call("Concat", before, after, axis=0), number)
+
+
+@_rule("slice")
+def _slice(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
+    x, starts, ends, steps, axes = inputs
+    return w.call("Slice", x, starts, ends, axes, steps)
+
+
+@_rule("split")
+def _split(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> tuple[ir.Value, ...]:
+    x, _, sizes = inputs
+    (axis,) = w.known(node.inputs[1])
+    return w.call("Split", x, sizes, axis=axis, outputs=len(node.dtypes))
+
+
+@_rule("take")
+def _take(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
+    x, index, _ = inputs
+    (axis,) = w.known(node.inputs[2])
+    if not node.attributes["batch_dims"]:
+        return w.call("Gather", x, index, axis=axis)
+    assert axis == node.attributes["batch_dims"] == 1
+    return w.call("GatherND", x, w.call("Unsqueeze", index, w.numbers([-1])), batch_dims=1)
+
+
+@_rule("topk")
+def _topk(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> tuple[ir.Value, ...]:
+    count = w.numbers(w.known(node.inputs[1]))
+    largest = int(node.attributes["mode"] == "max")
+    return w.call("TopK", inputs[0], count, axis=node.attributes["axis"], largest=largest, outputs=2)

@@ -1,0 +1,189 @@
+"""Loops of a graph as LSTM, GRU, RNN, Scan and Loop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+import torch
+from torch import Tensor
+
+from stepnet.export.graph import Cell, Loop, LoopInput, LoopOutput, Node, Value
+
+if TYPE_CHECKING:
+    from .from_graph import GraphWriter
+
+END = 2**63 - 1
+
+
+def loop_nodes(w: GraphWriter, loop: Loop, node: Node) -> tuple[ir.Value, ...]:
+    """A Scan, or a Loop if there is a condition."""
+    return _Body(w, loop, node).written()
+
+
+class _Body:
+    """A loop on its way. Its invariants are values of the graph around it; a result that is neither carried
+    nor joined is joined, and its last one taken."""
+
+    def __init__(self, w: GraphWriter, loop: Loop, node: Node) -> None:
+        self.w, self.loop, self.node = w, loop, node
+        carried = {parameter.node for _, parameter in loop.back_edges}
+        self.whole = {port.parameter.node: w.at(port.value) for port in loop.inputs if port.axis is None}
+        self.sliced = [port for port in loop.inputs if port.axis is not None]
+        invariant = {number: value for number, value in self.whole.items() if number not in carried}
+        self.body = w.body(loop.body, invariant)
+        self.body.write(loop.body.nodes)
+        self.states = [self.body.at(parameter) for _, parameter in loop.back_edges]
+        self.first = [self.whole[parameter.node] for _, parameter in loop.back_edges]
+        self.used: set[ir.Value] = set()
+        self.new = [self._own(self.body.results[result]) for result, _ in loop.back_edges]
+
+    def written(self) -> tuple[ir.Value, ...]:
+        if self.loop.condition is not None:
+            return self._loop()
+        finals = {result: i for i, (result, _) in enumerate(self.loop.back_edges)}
+        joined = [port for port in self.loop.outputs if port.axis is not None or port.result not in finals]
+        slices = [_cut(self.w, port) for port in self.sliced]
+        parts = [self.body.at(port.parameter) for port in self.sliced]
+        if not slices:
+            slices, parts = [self._steps()], [ir.val(self.w.name("step"), ir.DataType.INT64, [])]
+        rows = [self._own(self.body.results[port.result]) for port in joined]
+        axes = [port.axis if port.axis is not None else 0 for port in self.sliced] or [0]
+        body = self._graph([*self.states, *parts], [*self.new, *rows])
+        made = self.w.call(
+            "Scan", *self.first, *slices, body=body, num_scan_inputs=len(slices),
+            scan_input_axes=axes, scan_input_directions=[int(p.stride < 0) for p in self.sliced] or [0],
+            outputs=len(self.new) + len(rows), **_directions(joined),
+        )  # fmt: skip
+        made = made if isinstance(made, tuple) else (made,)
+        for value, inside in zip(made, [*self.new, *rows], strict=True):
+            value.type = inside.type
+        found = dict(zip(map(id, joined), made[len(self.new) :], strict=True))
+        return tuple(
+            made[finals[port.result]] if id(port) not in found else _joined(self.w, port, found[id(port)])
+            for port in self.loop.outputs
+        )
+
+    def _loop(self) -> tuple[ir.Value, ...]:
+        """A Loop that computes its condition."""
+        loop = self.loop
+        assert loop.goes_on is not None
+        assert loop.trips is not None
+        assert loop.condition is not None
+        number = ir.val(self.w.name("step"), ir.DataType.INT64, [])
+        goes = ir.val(self.w.name("goes"), ir.DataType.BOOL, [])
+        going = self._own(self.body.results[loop.goes_on])
+        body = self._graph([number, goes, *self.states], [going, *self.new])
+        trips = None if self.w.known(loop.trips) == [-1] else self.w.at(loop.trips)
+        first = (self.w.at(loop.condition), *self.first)
+        made = self.w.call("Loop", trips, *first, body=body, outputs=len(self.new))
+        made = made if isinstance(made, tuple) else (made,)
+        order = {result: value for (result, _), value in zip(loop.back_edges, made, strict=True)}
+        return tuple(order[port.result] for port in loop.outputs)
+
+    def _graph(self, inputs: list[ir.Value], outputs: list[ir.Value]) -> ir.Graph:
+        return ir.Graph(
+            inputs, outputs, nodes=self.body.nodes, initializers=self.body.initializers,
+            name=self.w.name(self.loop.body.name),
+        )  # fmt: skip
+
+    def _own(self, value: ir.Value) -> ir.Value:
+        """A value that is an output of the body once, and made in it."""
+        producer = value.producer()
+        if value in self.used or producer is None or all(producer is not n for n in self.body.nodes):
+            kind, value = value.type, self.body.call("Identity", value)
+            value.type = kind
+        self.used.add(value)
+        return value
+
+    def _steps(self) -> ir.Value:
+        """As many numbers as there are steps, for a loop that reads no slice: as its outputs say, or one."""
+        if self.loop.count is None:
+            ends = [(p.start, p.end, p.stride) for p in self.loop.outputs if p.axis is not None]
+            known = [abs((end - start) // stride) for start, end, stride in ends if min(start, end) >= 0]
+            return self.w.numbers([0] * (known or [1])[0])
+        like, axis = self.loop.count
+        size = self.w.call("Shape", self.w.at(like), start=axis, end=axis + 1)
+        return self.w.call("Expand", self.w.numbers([0]), size)
+
+
+def _directions(joined: list[LoopOutput]) -> dict[str, list[int]]:
+    if not joined:
+        return {}
+    return {
+        "scan_output_axes": [port.axis or 0 for port in joined],
+        "scan_output_directions": [int(port.stride < 0) for port in joined],
+    }
+
+
+def _cut(w: GraphWriter, port: LoopInput[Value]) -> ir.Value:
+    """An input with an axis of steps before that of a slice, which is as long as a slice."""
+    value, axis, size = w.at(port.value), port.axis, abs(port.stride)
+    assert axis is not None
+    low, high = (port.start, port.end) if port.stride > 0 else (port.end, port.start)
+    if (low, high) != (0, -1):  # an end of -1 is behind the last element here, and the last one in a Slice
+        bounds = [v if v >= 0 else v + 1 or END for v in (low, high)]
+        value = w.call("Slice", value, *(w.numbers([v]) for v in (*bounds, axis)))
+    if size == 1:
+        return w.call("Unsqueeze", value, w.numbers([axis + 1]))
+    return _reshaped(w, value, axis, axis + 1, [-1, size])
+
+
+def _reshaped(w: GraphWriter, value: ir.Value, start: int, end: int, sizes: list[int]) -> ir.Value:
+    """A value with other axes in place of some."""
+    before, after = w.call("Shape", value, start=0, end=start), w.call("Shape", value, start=end)
+    return w.call("Reshape", value, w.call("Concat", before, w.numbers(sizes), after, axis=0))
+
+
+def _joined(w: GraphWriter, port: LoopOutput, rows: ir.Value) -> ir.Value:
+    """The rows of a Scan, which have an axis of steps before that which they are joined along."""
+    if port.axis is None:
+        return w.call("Gather", rows, w.numbers(-1), axis=0)
+    if abs(port.stride) == 1:
+        return w.call("Squeeze", rows, w.numbers([port.axis + 1]))
+    return _reshaped(w, rows, port.axis, port.axis + 2, [-1])
+
+
+_GATES = {"lstm": (1, 3, 0, 2), "gru": (0, 1, 2), "rnn": (0,)}  # i o f c of f i c o; z r h
+_KINDS = {"lstm": "LSTM", "gru": "GRU", "rnn": "RNN"}
+_ACTIVATIONS = {"tanh": "Tanh", "relu": "Relu", "sigmoid": "Sigmoid"}
+
+
+def cell_nodes(w: GraphWriter, cell: Cell, inputs: list[ir.Value]) -> tuple[ir.Value, ...]:
+    """The op of a known cell, time first: ONNX Runtime has no other."""
+    (x, *states), lengths = inputs, None
+    if cell.ragged:
+        *states, lengths = states
+    swap = [1, 0, 2]
+    gates, hidden = _GATES[cell.kind], cell.r.shape[1]
+    weights = [_ordered(t, gates).unsqueeze(0) for t in (cell.w, cell.r)]
+    biases = list(cell.b.split(hidden))
+    own = torch.cat([biases[g] for g in gates])
+    again = torch.zeros_like(own)
+    if len(biases) > len(gates):
+        again[-hidden:] = biases[-1]
+    attributes: dict[str, object] = {
+        "hidden_size": hidden, "direction": "reverse" if cell.reverse else "forward"
+    }  # fmt: skip
+    if cell.kind == "gru":
+        attributes["linear_before_reset"] = int(cell.linear_before_reset)
+    if cell.activation is not None:
+        attributes["activations"] = [_ACTIVATIONS[cell.activation]]
+    y, *finals = w.call(
+        _KINDS[cell.kind],
+        x if cell.time == 0 else w.call("Transpose", x, perm=swap),
+        *(w.constant(t) for t in weights),
+        w.constant(torch.cat([own, again]).unsqueeze(0)),
+        None if lengths is None else w.call("Cast", lengths, to=ir.DataType.INT32),
+        *(w.call("Unsqueeze", state, w.numbers([0])) for state in states),
+        outputs=1 + len(states),
+        **attributes,
+    )
+    y = w.call("Squeeze", y, w.numbers([1]))
+    y = y if cell.time == 0 else w.call("Transpose", y, perm=swap)
+    return (*[y] * len(cell.joined), *(w.call("Squeeze", final, w.numbers([0])) for final in finals))
+
+
+def _ordered(weight: Tensor, gates: tuple[int, ...]) -> Tensor:
+    parts = weight.chunk(len(gates))
+    return torch.cat([parts[g] for g in gates])

@@ -1,0 +1,217 @@
+"""Recurrences in ONNX files compute the same in ONNX Runtime, at other lengths and batch sizes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import stepnet
+from stepnet import BackEdge, InputPort, LoDTensor, OutputPort, TensorIterator, cells
+
+CELLS = ["LSTM", "GRU", "RNN", "LayerNormLSTM", "PeepholeLSTM", "MinGRU", "SLSTM"]
+WRAPPED = {
+    "Zoneout": lambda: cells.Zoneout(cells.LSTM(3, 4), 0.2),
+    "AllStates": lambda: cells.AllStates(cells.LSTM(3, 4)),
+    "LearnedInitialState": lambda: cells.LearnedInitialState(cells.GRU(3, 4)),
+    "RNN relu": lambda: cells.RNN(3, 4, nonlinearity="relu"),
+    "torch LSTMCell": lambda: nn.LSTMCell(3, 4),
+    "torch GRUCell": lambda: nn.GRUCell(3, 4),
+}
+KNOWN = ("LSTM", "GRU", "RNN")
+
+
+def rows(lengths, features=3):
+    return LoDTensor.from_lengths(torch.randn(sum(lengths), features), [lengths])
+
+
+def loops(written):
+    return [kind for kind in written.types if kind in (*KNOWN, "Scan", "Loop")]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", CELLS)
+def test_a_cell(name, reverse, check):
+    module = stepnet.Recurrent(getattr(cells, name)(3, 4), reverse=reverse)
+    written = check(module, lambda t, b: (torch.randn(t, b, 3),))
+    assert loops(written) == [name if name in KNOWN else "Scan"]
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_a_cell_of_another_make(name, check):
+    check(stepnet.Recurrent(WRAPPED[name](), axis=1), lambda t, b: (torch.randn(b, t, 3),))
+
+
+def test_in_double_precision_a_known_cell_is_a_loop(check):
+    module = stepnet.Recurrent(cells.LSTM(3, 4)).double()
+    written = check(module, lambda t, b: (torch.randn(t, b, 3, dtype=torch.float64),), tolerance=1e-12)
+    assert loops(written) == ["Scan"]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", CELLS)
+def test_a_cell_over_ragged_sequences(name, reverse, check_ragged):
+    module = stepnet.Recurrent(getattr(cells, name)(3, 4), reverse=reverse)
+    written = check_ragged(module, lambda lengths: (rows(lengths),))
+    assert loops(written) == [name if name in KNOWN else "Scan"]
+    assert written.inputs == ["x", "lengths"]
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_layers_in_two_directions(name, check, check_ragged):
+    module = getattr(stepnet.nn, name)(3, 4, num_layers=2, bidirectional=True)
+    assert loops(check(module, lambda t, b: (torch.randn(t, b, 3),))) == [name] * 4
+    assert loops(check_ragged(module, lambda lengths: (rows(lengths),))) == [name] * 4
+
+
+def test_only_what_depends_on_the_state_stands_in_the_loop(check):
+    weight = torch.randn(4, 5)
+
+    def step(x, h):
+        h = torch.tanh(torch.tanh(x) + 0.5 * h)
+        return h @ weight, h
+
+    written = check(stepnet.Recurrent(step), lambda t, b: (torch.randn(t, b, 4), torch.randn(b, 4)))
+    assert written.types.index("Tanh") < written.types.index("Scan") < written.types.index("MatMul")
+    assert written.bodies == [["Mul", "Add", "Tanh", "Identity"]]
+
+
+STEPS = {
+    "whole": lambda x, h: (x, (x + h).cumsum(-1).sin()),
+    "no loop at all": lambda x, h: (h + 1, x),
+    "a state that stays": lambda x, h: (x * h, h),
+    "no input": lambda x, h: (h, h * 0.5),
+    "the largest": lambda x, h: ((x + h).topk(2)[0], torch.tanh(x - h)),
+    "picks": lambda x, h: (h.gather(1, (x > 0).long()), torch.cat([h[:, 1:], x[:, :1]], 1).flip(1)),
+    "one result twice": lambda x, h: ((h + x, h + x), h + x),
+}
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step(name, reverse, check):
+    def make(t, b):
+        shape = (b, t, 4) if reverse else (t, b, 4)
+        return torch.randn(*shape), torch.randn(b, 4)
+
+    check(stepnet.Recurrent(STEPS[name], reverse=reverse, axis=int(reverse)), make)
+
+
+@pytest.mark.parametrize("name", ["no loop at all", "a state that stays", "no input"])
+def test_a_step_over_ragged_sequences(name, check_ragged):
+    module = stepnet.Recurrent(STEPS[name], reverse=True)
+    check_ragged(module, lambda lengths: (rows(lengths, 4), torch.randn(len(lengths), 4)))
+
+
+def test_states_that_change_places(check):
+    def make(t, b):
+        return torch.randn(t, b, 4), (torch.randn(b, 4), torch.randn(b, 4))
+
+    check(stepnet.Recurrent(lambda x, s: (s[0] + s[1], (s[1], s[0] + x))), make)
+    check(stepnet.Recurrent(lambda x, s: (s[0], (s[1], s[0]))), make)
+
+
+@pytest.mark.parametrize("most", [None, 30])
+def test_a_while_loop(most, check):
+    class Halved(nn.Module):
+        def forward(self, x):
+            return stepnet.while_loop(
+                lambda v, i: (v.abs().sum() > 0.1) & (i < 20), lambda v, i: (v / 2, i + x.shape[0]),
+                (x, torch.tensor(0)), max_steps=most,
+            )  # fmt: skip
+
+    written = check(Halved(), lambda t, b: (torch.randn(t, b, 3),))
+    assert loops(written) == ["Loop"]
+
+
+# TensorIterators
+
+
+def _body(x_t, h):
+    h = torch.tanh(0.5 * h + x_t.squeeze(1))
+    return h, h.unsqueeze(1)
+
+
+@pytest.mark.parametrize("cut", [{}, {"start": -1, "end": 0, "stride": -1}, {"start": 1, "end": -2}])
+def test_a_tensor_iterator(cut, check):
+    joined = cut if "stride" in cut else {}
+    loop = TensorIterator(
+        _body,
+        [InputPort("x", "x_t", axis=1, **cut), InputPort("h0", "h"), OutputPort("y", 1, axis=1, **joined),
+         OutputPort("h", 0), OutputPort("last", 1)],
+        [BackEdge(0, "h")],
+    )  # fmt: skip
+    written = check(loop, lambda t, b: (torch.randn(b, t + 2, 3), torch.randn(b, 3)))
+    assert written.inputs == ["x", "h0"]
+
+
+@pytest.mark.parametrize("stride", [2, -2])
+def test_blocks_of_two_steps(stride, check):
+    def body(pair, h):
+        h = h + pair.sum(0, keepdim=True)
+        return {"h": h, "rows": pair * h}
+
+    ends = {"start": 1} if stride > 0 else {"start": -1, "end": 1}
+    out = {} if stride > 0 else {"start": -1, "end": 0}
+    loop = TensorIterator(
+        body,
+        [InputPort("x", "pair", axis=0, stride=stride, part_size=2, **ends), InputPort("h0", "h"),
+         OutputPort("h", "h"), OutputPort("rows", "rows", axis=0, stride=stride, part_size=2, **out)],
+        [BackEdge("h", "h")],
+    )  # fmt: skip
+    check(loop, lambda t, b: (torch.randn(2 * t + 1, b, 3), torch.randn(1, b, 3)))
+
+
+@pytest.mark.parametrize("cut", [{"start": 0, "end": 4}, {"start": 4, "end": 0, "stride": -1}, {}])
+def test_a_tensor_iterator_without_slices(cut, check):
+    loop = TensorIterator(
+        lambda a, b: (a + b, b, b.unsqueeze(0)),
+        [InputPort("a", "a"), InputPort("b", "b"), OutputPort("sum", 0), OutputPort("all", 2, axis=0, **cut)],
+        [BackEdge(1, "a"), BackEdge(0, "b")],
+    )  # fmt: skip
+    written = check(loop, lambda t, b: (torch.randn(t, b, 3), torch.randn(t, b, 3)))
+    assert loops(written) == ["Scan"]
+
+
+# states
+
+
+def test_a_model_streams_by_its_states(check):
+    module = stepnet.nn.LSTM(3, 4, num_layers=2)
+
+    def make(t, b):
+        return torch.randn(t, b, 3), (torch.randn(2, b, 4), torch.randn(2, b, 4))
+
+    written = check(module, make)
+    (entry,) = [p.value for p in written.model.metadata_props if p.key == "stepnet.states"]
+    pairs = json.loads(entry)
+    assert pairs == {"hx[0]": "hx[0]_out", "hx[1]": "hx[1]_out"}
+    x, (h, c) = make(6, 2)
+    whole = written(x, h, c)
+    state, pieces = {"hx[0]": h, "hx[1]": c}, []
+    for part in x.split(2):
+        out = dict(zip(written.outputs, written(part, *state.values()), strict=True))
+        pieces.append(out["y[0]"])
+        state = {name: out[after] for name, after in pairs.items()}
+    torch.testing.assert_close(torch.cat(pieces), whole[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(list(state.values()), whole[1:], rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_no_state_has_no_pair(check):
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = (stepnet.Recurrent(cells.GRU(3, 3)) for _ in range(2))
+
+        def forward(self, x, h, g):
+            y, h = self.first(x, h)
+            z, _ = self.second(y, h)  # from the other's state on
+            return {"z": z, "h": h, "sum": h + g, "same": g}
+
+    def make(t, b):
+        return torch.randn(t, b, 3), torch.randn(b, 3), torch.randn(b, 3)
+
+    written = check(Two(), make)
+    assert written.outputs == ["z", "h_out", "sum", "same"]
