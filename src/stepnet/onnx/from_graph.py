@@ -11,19 +11,10 @@ import torch
 from onnx_ir.tensor_adapters import TorchTensor, from_torch_dtype
 from torch import Tensor
 
+from stepnet.compiler.torch_names import RARE
 from stepnet.export.graph import Cell, Graph, Loop, Node, Target, Value
 
 from .loop_form import cell_nodes, loop_nodes
-
-ONNX = Target(
-    name="ONNX",
-    unit="op",
-    ops="ops that ONNX has",
-    nested="a recurrence in the step of another",
-    refused={"atan2": "ONNX has no op for it"},
-    # ONNX Runtime has its LSTM, GRU and RNN for float32 alone, and none gives the rows of c.
-    takes=lambda cell: cell.w.dtype == torch.float32 and set(cell.joined) <= {0},
-)
 
 # The op of each op that takes the same operands, with what attributes it always has.
 OPS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -34,6 +25,7 @@ OPS: dict[str, tuple[str, dict[str, Any]]] = {
             "round": "Round", "not": "Not", "isnan": "IsNaN", "exp": "Exp", "log": "Log", "sqrt": "Sqrt",
             "sin": "Sin", "cos": "Cos", "tan": "Tan", "tanh": "Tanh", "sigmoid": "Sigmoid", "erf": "Erf",
             "sinh": "Sinh", "cosh": "Cosh", "atan": "Atan", "asin": "Asin", "acos": "Acos",
+            "asinh": "Asinh", "acosh": "Acosh", "atanh": "Atanh",
             "hardswish": "HardSwish", "mish": "Mish", "softplus": "Softplus", "copy": "Identity",
             "sub": "Sub", "mul": "Mul", "div": "Div", "floor_divide": "Div", "pow": "Pow",
             "maximum": "Max", "minimum": "Min", "eq": "Equal", "lt": "Less", "le": "LessOrEqual",
@@ -52,6 +44,18 @@ ALONG_AN_AXIS = {
     "cat": "Concat",
     "gather": "GatherElements",
 }
+
+ONNX = Target(
+    name="ONNX",
+    unit="op",
+    ops="ops that ONNX has",
+    nested="a recurrence in the step of another",
+    refused=dict.fromkeys(
+        ("atan2", *RARE.keys() - OPS.keys(), "copysign", "fmod", "hypot", "trigamma"), "ONNX has no op for it"
+    ),
+    # ONNX Runtime has its LSTM, GRU and RNN for float32 alone, and none gives the rows of c.
+    takes=lambda cell: cell.w.dtype == torch.float32 and set(cell.joined) <= {0},
+)
 
 Rule = Callable[["GraphWriter", Node, "list[ir.Value]"], "ir.Value | tuple[ir.Value, ...]"]
 RULES: dict[str, Rule] = {}  # of ops that take something else
