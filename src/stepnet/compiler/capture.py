@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from stepnet.data.tree import leaves, map_leaves
 from stepnet.errors import Unsupported
 
+from .applied import applied
 from .decompositions import Exact, exact
 from .joint import joint_graph
 
@@ -99,6 +100,15 @@ class Replaced(TorchFunctionMode):
     def __init__(self, swap: dict[int, Tensor]) -> None:
         super().__init__()
         self.swap = swap
+        self._functions = applied(self.replaced)
+
+    def __enter__(self) -> Any:
+        self._functions.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._functions.__exit__(*error)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = self.replaced(args, kwargs)
@@ -121,8 +131,12 @@ class _Swap(Replaced):
         self.here = here
         self.notes = notes
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def replaced(self, args: Any, kwargs: Any) -> Any:
+        """The same, and notes which tensors it met."""
         self.followed |= {id(t) for t in leaves((args, kwargs), Tensor) if id(t) in self.swap}
+        return super().replaced(args, kwargs)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = self.replaced(args, kwargs)
         line = self.here()
         if line is not None:

@@ -23,6 +23,7 @@ from stepnet.data.modes import autocast_dtype
 from stepnet.data.tree import leaves
 from stepnet.errors import Unsupported
 
+from .applied import applied
 from .reach import reach
 from .survey import Same
 from .trust import BY_VALUE, is_trusted_class, is_trusted_code
@@ -50,7 +51,7 @@ def record(run: Callable[[], tuple[Any, list[Any]]], given: Sequence[Tensor]) ->
             object that nothing is known of.
     """
     mode = _Recorder(given)
-    with mode:
+    with mode, applied(mode.met):
         spec, results = run()
     mode.key.append(("gives", spec, tuple(mode.coded(result) for result in results)))
     for kind in _own_functions(results):
@@ -65,7 +66,7 @@ def tensors_used(run: Callable[[], Any], given: Sequence[Tensor]) -> list[Tensor
         Unsupported: the step changes one of them in place; it is stopped before it does.
     """
     mode = _Reader(given)
-    with mode:
+    with mode, applied(mode.met):
         run()
     return mode.tensors
 
@@ -108,6 +109,11 @@ class _Reader(TorchFunctionMode):
             self.read.add(id(tensor))
             self.tensors.append(tensor)
 
+    def met(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The arguments of a custom Function, as they are."""
+        _Reader.note(self, None, args, kwargs)
+        return args, kwargs
+
     def note(self, func: Any, args: Any, kwargs: Any) -> None:
         for tensor in leaves((args, kwargs), Tensor):
             self.meet(tensor)
@@ -143,6 +149,11 @@ class _Recorder(_Reader):
     def __init__(self, given: Sequence[Tensor]) -> None:
         super().__init__(given)
         self.key: list[Any] = []
+
+    def met(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The same, and notes the call."""
+        self.key.append(("apply", tuple(map(self.coded, args))))
+        return args, kwargs
 
     def note(self, func: Any, args: Any, kwargs: Any) -> None:
         self.key.append(

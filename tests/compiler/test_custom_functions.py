@@ -1,0 +1,126 @@
+"""Custom autograd Functions of a step that are handed tensors which the step did not make."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from stepnet.api import Recurrent, recurrent
+from stepnet.compiler.applied import applied
+
+D = torch.float64
+
+
+class Product(torch.autograd.Function):
+    """With other gradients than the product has, so that its backward shows."""
+
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return a * b
+
+    @staticmethod
+    def backward(ctx, grad):
+        a, b = ctx.saved_tensors
+        return 2 * grad * b, (3 * grad * a).sum(0)
+
+
+class First(torch.autograd.Function):
+    """Reads its second argument in backward only, and gives it nothing."""
+
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(b)
+        return a.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        (b,) = ctx.saved_tensors
+        return grad * b, None
+
+
+class Cell(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.weight = nn.Parameter(torch.randn(3, dtype=D))
+
+    def forward(self, x, h):
+        y = self.function.apply(x, self.weight)
+        return y, torch.tanh(h + y)
+
+
+def _outcome(cell, backend, wants, order=1):
+    g = torch.Generator().manual_seed(1)
+    x = torch.randn(4, 2, 3, dtype=D, generator=g, requires_grad=wants)
+    y, new = recurrent(cell, x, torch.zeros(2, 3, dtype=D), backend=backend)
+    asked = [t for t in (x, cell.weight) if t.requires_grad]
+    loss = y.square().sum() + new.sum()
+    found = torch.autograd.grad(loss, asked, create_graph=order > 1, allow_unused=True)
+    if order > 1:
+        loss = sum(t.square().sum() for t in found if t is not None)
+        found = torch.autograd.grad(loss, asked, allow_unused=True)
+    values = [y.detach(), new.detach(), *(t for t in found if t is not None)]
+    return [y.requires_grad, new.requires_grad, *(t is None for t in found)], values
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("wants", [False, True])
+@pytest.mark.parametrize("backend", ["eager", "c"])
+@pytest.mark.parametrize("function", [Product, First])
+def test_a_weight_handed_to_a_function(function, backend, wants, order):
+    cell = Cell(function)
+    for _ in range(2):  # another weight the second time
+        if order > 1 and function is First and not wants:
+            break  # torch has nothing to differentiate again
+        flags, values = _outcome(cell, backend, wants, order)
+        plain_flags, plain = _outcome(cell, "naive", wants, order)
+        assert flags == plain_flags
+        torch.testing.assert_close(values, plain)
+        with torch.no_grad():
+            cell.weight.add_(1)
+
+
+def test_functional_call():
+    module = Recurrent(Cell(Product))
+    x = torch.randn(4, 2, 3, dtype=D)
+
+    def gradients(backend):
+        module.backend = backend
+        weight = torch.linspace(-1, 1, 3, dtype=D).requires_grad_()
+        y, new = functional_call(module, {"step.weight": weight}, (x, torch.zeros(2, 3, dtype=D)))
+        return torch.autograd.grad(y.sum() + new.sum(), weight)
+
+    torch.testing.assert_close(gradients("c"), gradients("naive"))
+
+
+def test_other_threads_and_later_calls_see_torch_as_it_is():
+    before = torch.autograd.Function.__dict__["apply"]
+    met = []
+    a = torch.ones(1, requires_grad=True)
+
+    def see(args, kwargs):
+        met.append(threading.current_thread())
+        return args, kwargs
+
+    with applied(see):
+        thread = threading.Thread(target=Product.apply, args=(a, a))
+        thread.start()
+        thread.join()
+        assert not met
+        with applied(see):
+            Product.apply(a, a)
+        assert len(met) == 2
+    assert torch.autograd.Function.__dict__["apply"] is before
+    with pytest.raises(RuntimeError, match="deliberate"):
+        recurrent(_failing, torch.randn(4, 2, 3, dtype=D), torch.zeros(2, 3, dtype=D))
+    assert torch.autograd.Function.__dict__["apply"] is before
+
+
+def _failing(x, h):
+    Product.apply(x, h)
+    raise RuntimeError("deliberate")
