@@ -11,6 +11,7 @@ from torch.func import functional_call
 
 from stepnet.api import Recurrent, recurrent
 from stepnet.compiler.applied import applied
+from stepnet.errors import StepError
 
 D = torch.float64
 
@@ -116,7 +117,7 @@ def test_other_threads_and_later_calls_see_torch_as_it_is():
             Product.apply(a, a)
         assert len(met) == 2
     assert torch.autograd.Function.__dict__["apply"] is before
-    with pytest.raises(RuntimeError, match="deliberate"):
+    with pytest.raises(StepError, match="deliberate"):
         recurrent(_failing, torch.randn(4, 2, 3, dtype=D), torch.zeros(2, 3, dtype=D))
     assert torch.autograd.Function.__dict__["apply"] is before
 
