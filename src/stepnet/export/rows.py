@@ -229,7 +229,7 @@ def _rule(*ops: str) -> Callable[[Rule], Rule]:
 _POINTWISE = tuple(op for op, facts in OPS.items() if facts.stage is Stage.POINTWISE)
 
 
-@_rule(*_POINTWISE)
+@_rule(*_POINTWISE)  # but for those that have rules below
 def _pointwise(b: RowNet, node: Node) -> Value:
     rank = len(b.value(node.output).shape)
     operands = [b.lifted(name, rank) for name in node.inputs]
