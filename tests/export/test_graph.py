@@ -135,3 +135,9 @@ def test_rows_of_ragged_sequences_are_not_made_from_nothing():
     assert "expand" in ops(graph_of(Made(torch.ones_like), x))
     with pytest.raises(IRError, match="makes rows of ragged sequences from nothing"):
         graph_of(Made(lambda rows: torch.ones(rows.shape[0], 3)), x)
+
+
+def test_weights_without_data_cannot_be_written():
+    module = stepnet.Recurrent(cells.PeepholeLSTM(3, 4)).to("meta")
+    with pytest.raises(IRError, match="a constant has no data"):
+        graph_of(module, torch.randn(4, 2, 3, device="meta"))

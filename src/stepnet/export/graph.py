@@ -13,6 +13,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from stepnet.errors import IRError
+
 V = TypeVar("V")
 
 
@@ -177,7 +179,13 @@ class Graph:
         return self._add(Node("parameter", (), {"shape": tuple(shape)}, (dtype,), name))[0]
 
     def constant(self, tensor: Tensor) -> Value:
-        """A constant. The tensor is kept, not copied."""
+        """A constant. The tensor is kept, not copied.
+
+        Raises:
+            IRError: it is a meta tensor.
+        """
+        if tensor.is_meta:
+            raise IRError(f"{self.name}: a constant has no data", expected="a tensor with values")
         return self._add(Node("constant", (), {}, (tensor.dtype,), content=tensor.detach()))[0]
 
     def node(

@@ -7,7 +7,6 @@ all rows and a step of a loop are the same nodes, and no shape has to be compute
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from stepnet.ir.ops import OPS, RANDOM, Stage
 
 from .emit import Emit
 from .graph import Target, Value
+from .patterns import norms, whole_splits
 
 LEAD = 2
 Rule = Callable[["RowNet", Node], Value]
@@ -50,8 +50,8 @@ class RowNet:
         self.known: dict[str, Value] = {}
         self.thin: set[str] = set()  # row values that are still [1, .., *s] or alike: they broadcast
         self.reference: Value | None = None  # a value whose first two dimensions are those of all rows
-        self.norms = {} if not self.makers else _norms(graph, self.makers)
-        self._slices = _slices(self.makers.values())
+        self.norms = {} if not self.makers else norms(graph, self.makers)
+        self._slices = whole_splits(self.makers.values())
 
     def value(self, name: str) -> BodyValue:
         """What the body says of a value."""
@@ -135,86 +135,6 @@ def _shown(node: Node) -> str:
     return str(node.attr("target")) if node.op == "opaque" else node.op
 
 
-def _slices(nodes: Iterable[Node]) -> dict[tuple[str, int], list[Node]]:
-    found: dict[tuple[str, int], list[Node]] = {}
-    for node in nodes:
-        if node.op == "slice":
-            found.setdefault((node.inputs[0], node.attr("dim")), []).append(node)
-    whole = {}
-    for key, parts in found.items():
-        parts = sorted(set(parts), key=lambda n: n.attr("start"))
-        joined = all(a.attr("end") == b.attr("start") for a, b in pairwise(parts))
-        plain = parts[0].attr("start") == 0 and all(n.attr("step") == 1 for n in parts)
-        if len(parts) > 1 and joined and plain:
-            whole[key] = parts
-    return whole
-
-
-def _norms(graph: Graph, makers: Mapping[str, Node]) -> dict[str, tuple[str, tuple[int, ...], float]]:
-    """Results of (x - mean) * rsqrt(variance + eps): x, the dimensions, eps."""
-    found = {}
-
-    def number(name: str) -> float | None:
-        node = producers.get(name)
-        return node.attr("value") if node is not None and node.op == "full" else None
-
-    producers = graph.producers
-
-    def average_of(name: str) -> tuple[str, tuple[int, ...]] | None:
-        """sum(x) / n, or times 1 / n"""
-        node = producers.get(name)
-        if node is None or node.op not in ("mul", "div"):
-            return None
-        for total, scale in (node.inputs, node.inputs[::-1]) if node.op == "mul" else (node.inputs,):
-            made, factor = producers.get(total), number(scale)
-            if made is None or made.op != "sum" or factor is None:
-                continue
-            x, dims = made.inputs[0], made.attr("dims")
-            count = 1
-            for d in dims:
-                count *= graph.values[x].shape[d]
-            if graph.values[x].kind == "row" and factor == (count if node.op == "div" else 1.0 / count):
-                return x, tuple(dims)
-        return None
-
-    def mean_of(name: str) -> tuple[str, tuple[int, ...]] | None:
-        """The average of x, or a + the average of x - a for an a that has no such dimensions"""
-        node = producers.get(name)
-        if node is None or node.op != "add":
-            return average_of(name)
-        for base, rest in (node.inputs, node.inputs[::-1]):
-            found = average_of(rest)
-            shifted = None if found is None else producers.get(found[0])
-            if found is None or shifted is None or shifted.op != "sub" or shifted.inputs[1] != base:
-                continue
-            (x, _), dims, shape = shifted.inputs, found[1], graph.values[base].shape
-            if len(shape) == len(graph.values[x].shape) and all(shape[d] == 1 for d in dims):
-                return x, dims
-        return None
-
-    for node in makers.values():
-        if node.op != "mul":
-            continue
-        for centred, scale in (node.inputs, node.inputs[::-1]):
-            minus, root = producers.get(centred), producers.get(scale)
-            if minus is None or root is None or minus.op != "sub" or root.op != "rsqrt":
-                continue
-            mean = mean_of(minus.inputs[1])
-            if mean is None or mean[0] != minus.inputs[0]:
-                continue
-            sum_eps = producers.get(root.inputs[0])
-            if sum_eps is None or sum_eps.op != "add":
-                continue
-            for var, eps in (sum_eps.inputs, sum_eps.inputs[::-1]):
-                small, variance = number(eps), average_of(var)
-                if small is None or variance is None or variance[1] != mean[1]:
-                    continue
-                square = producers.get(variance[0])
-                if square is not None and square.op == "mul" and square.inputs == (centred, centred):
-                    found[node.output] = (mean[0], mean[1], small)
-    return found
-
-
 RULES: dict[str, Rule] = {}
 
 
@@ -229,7 +149,7 @@ def _rule(*ops: str) -> Callable[[Rule], Rule]:
 _POINTWISE = tuple(op for op, facts in OPS.items() if facts.stage is Stage.POINTWISE)
 
 
-@_rule(*_POINTWISE)
+@_rule(*_POINTWISE)  # but for those that have rules below
 def _pointwise(b: RowNet, node: Node) -> Value:
     rank = len(b.value(node.output).shape)
     operands = [b.lifted(name, rank) for name in node.inputs]

@@ -47,32 +47,23 @@ OPENVINO = Target(
 )
 
 _FEW = 16  # whole numbers: an axis, a shape
-_AXIS, _GELU = ("axis",), {"none": "ERF", "tanh": "TANH"}
-# The attributes of a layer: those of the op that it has by the same name, or all from those of the op.
-_ATTRIBUTES: dict[str, tuple[str, ...] | Callable[[Node], Mapping[str, Any]]] = {
-    "round": lambda _: {"mode": "half_to_even"},
-    "cast": lambda node: {"destination_type": node.dtypes[0]},
-    "gelu": lambda node: {"approximation_mode": _GELU[node.attributes["approximate"]]},
-    "elu": ("alpha",),
-    "floor_divide": lambda _: {"m_pythondiv": True},
-    **dict.fromkeys(
-        ("sum", "mean", "amax", "amin", "prod"), lambda node: {"keep_dims": node.attributes["keepdim"]}
-    ),
-    **dict.fromkeys(("softmax", "log_softmax", "cat", "gather"), _AXIS),
-    "topk": lambda node: {
-        "axis": node.attributes["axis"], "mode": node.attributes["mode"], "sort": "value",
-        "index_element_type": "i64", "stable": True,
-    },
-    "normalize": lambda node: {
-        "normalize_variance": True, "eps": node.attributes["eps"], "eps_mode": "INSIDE_SQRT"
-    },
-    "matmul": lambda node: {"transpose_a": False, "transpose_b": bool(node.attributes["transposed"])},
-    "reshape": lambda node: {"special_zero": node.attributes["zero_keeps"]},
-    "expand": lambda _: {"mode": "bidirectional"},
-    "pad": lambda _: {"pad_mode": "constant"},
-    "take": ("batch_dims",),
-    **dict.fromkeys(("shape", "range"), lambda _: {"output_type": "i64"}),
-}  # fmt: skip
+_GELU = {"none": "ERF", "tanh": "TANH"}
+
+# The attributes of a layer from those of its op, where they are not the same.
+_ATTRIBUTES: dict[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
+    "round": lambda a: {"mode": "half_to_even"},
+    "cast": lambda a: {"destination_type": a["dtype"]},
+    "gelu": lambda a: {"approximation_mode": _GELU[a["approximate"]]},
+    "floor_divide": lambda a: {"m_pythondiv": True},
+    **dict.fromkeys(("sum", "mean", "amax", "amin", "prod"), lambda a: {"keep_dims": a["keepdim"]}),
+    "topk": lambda a: {**a, "sort": "value", "index_element_type": "i64", "stable": True},
+    "normalize": lambda a: {"normalize_variance": True, "eps": a["eps"], "eps_mode": "INSIDE_SQRT"},
+    "matmul": lambda a: {"transpose_a": False, "transpose_b": bool(a["transposed"])},
+    "reshape": lambda a: {"special_zero": a["zero_keeps"]},
+    "expand": lambda a: {"mode": "bidirectional"},
+    "pad": lambda a: {"pad_mode": "constant"},
+    **dict.fromkeys(("shape", "range"), lambda a: {"output_type": "i64"}),
+}
 
 
 def net_of(graph: Graph) -> NetBuilder:
@@ -160,11 +151,7 @@ class NetWriter:
             return self.net.layer(kind, [*inputs, *inputs], outputs=node.dtypes)
         if node.op == "conv":
             return self._conv(node, *inputs)
-        attributes = _ATTRIBUTES.get(node.op, ())
-        if isinstance(attributes, tuple):
-            attributes = {name: node.attributes[name] for name in attributes}
-        else:
-            attributes = attributes(node)
+        attributes = _ATTRIBUTES.get(node.op, dict)(node.attributes)
         kind, _, opset = LAYERS[node.op].partition("@")
         return self.net.layer(kind, inputs, attributes, version=f"opset{opset or 1}", outputs=node.dtypes)
 
