@@ -178,8 +178,9 @@ def test_half_precision(dtype):
         torch.testing.assert_close(y.values.float(), expected.values.float(), rtol=0.02, atol=0.02)
 
 
+@pytest.mark.parametrize("backend", COMPILED)
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
-def test_complex_numbers(dtype):
+def test_complex_numbers(dtype, backend):
     u = torch.randn(H, H, dtype=dtype) / 3
 
     def step(x, h):
@@ -188,12 +189,8 @@ def test_complex_numbers(dtype):
 
     x, h0 = torch.randn(3, 2, H, dtype=dtype), torch.randn(2, H, dtype=dtype)
     expected = recurrent(step, x, h0, backend="naive")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SlowPathWarning)
-        found = recurrent(step, x, h0, backend="auto")
+    found = recurrent(step, x, h0, backend=backend)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    with pytest.raises(Unsupported, match=r"complex|_conj"):
-        recurrent(step, x, h0, backend="c")
 
 
 @pytest.mark.parametrize("backend", COMPILED)

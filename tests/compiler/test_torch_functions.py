@@ -96,15 +96,12 @@ IN_C = {
     "cosine of two rows": lambda h, x: h + ((h * x).sum(1) / ((h * h).sum(1) + 1).sqrt())[:, None],
     "triu": lambda h, x: torch.triu(h.view(-1, 2, 3)).view(-1, D) + x,
 }  # fmt: skip
-# What generated C leaves to torch: in the loop it is refused.
 IN_C |= {
     "remainder": lambda h, x: torch.remainder(h, 2.5) + x,
     "tile": lambda h, x: h[:, :2].tile(1, 3) + x,
     "matmul of rows": lambda h, x: torch.bmm(h.view(-1, 2, 3), x.view(-1, 3, 2)).sum(-1).repeat(1, 3),
     "roll": lambda h, x: h.roll(2, 1) + x,
     "group_norm": lambda h, x: F.group_norm(h + x, 2, ROW, ROW),
-}
-NOT_IN_C = {
     "log2, log10": lambda h, x: torch.log2(h**2 + 2) - torch.log10(x**2 + 1),
     "tan, sinh, cosh": lambda h, x: torch.tan(h.sigmoid()) * 0.1 + torch.sinh(0.1 * x) + torch.cosh(0.1 * h),
     "asinh, atan": lambda h, x: torch.asinh(h) + torch.atan(h + x),
@@ -118,12 +115,18 @@ NOT_IN_C = {
     "index_select of features": lambda h, x: h.index_select(1, torch.tensor([3, 0, 1, 5, 4, 2])) + x,
     "features by a list": lambda h, x: h[:, [3, 0, 1, 5, 4, 2]] + x,
     "prod": lambda h, x: h.sigmoid().prod(-1, keepdim=True) * x,
-    "cdist": lambda h, x: h + torch.cdist(h.view(-1, 3, 2), x.view(-1, 3, 2)).sum(-1).repeat(1, 2),
     "inverse": lambda h, x: torch.linalg.inv(EYE * 4 + h[:, :4].view(-1, 2, 2)).sum((1, 2))[:, None] * x,
-}
-# What the trace writes with the number of rows.
-PLAIN_LOOP_ONLY = {
     "take_along_dim": lambda h, x: torch.take_along_dim(h, (x > 0).long(), 1) + x,
+}
+# What generated C leaves to torch: in the loop it is refused.
+NOT_IN_C = {
+    "cdist": lambda h, x: h + torch.cdist(h.view(-1, 3, 2), x.view(-1, 3, 2)).sum(-1).repeat(1, 2),
+    "i0": lambda h, x: torch.special.i0(0.1 * h) * x,
+    "qr": lambda h, x: torch.linalg.qr(EYE * 4 + h[:, :4].view(-1, 2, 2)).R.sum((1, 2))[:, None] * x,
+}
+# What mixes rows, as far as the trace can tell.
+PLAIN_LOOP_ONLY = {
+    "an index of rows": lambda h, x: h[torch.arange(h.shape[0])] + x,
 }
 
 
