@@ -118,13 +118,13 @@ def main() -> None:
     torch.save(way.values((y, *grads)), path)
 
     compiled = []
-    compile_step = make.compile_step
+    compile_loop = make.compile_loop
 
     def counted(*arguments: Any) -> Any:
         compiled.append(arguments)
-        return compile_step(*arguments)
+        return compile_loop(*arguments)
 
-    make.compile_step = counted
+    make.compile_loop = counted
     built = set(folder.iterdir())
     for size in OTHERS:
         for ragged in (False, True):

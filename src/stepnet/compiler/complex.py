@@ -42,6 +42,11 @@ _OF_BOTH = frozenset(
     new_zeros zeros empty_like new_empty empty empty_strided new_empty_strided""".split()  # noqa: SIM905
 )
 _SAME = frozenset({"resolve_conj", "resolve_neg"})
+# Of calls that are not compiled, by a part of their names: what is, in their place.
+REWRITES = {
+    "fft": "torch.fft.fft(x) of n features is x @ f.real and x @ f.imag with f = torch.fft.fft(torch.eye(n)) "
+    "made once; these compile",
+}
 _CONJUGATES = frozenset({"conj", "_conj", "_conj_physical", "conj_physical"})
 
 
@@ -72,9 +77,7 @@ def complex_call(b: Builder, name: str, args: Sequence[Any], kwargs: dict[str, A
         return _both(b, name, args, kwargs)
     found = _COMPLEX.get(packet)
     out = found(b, *args, **kwargs) if found is not None else NotImplemented
-    if out is NotImplemented:
-        raise Unsupported(f"'{packet}' of complex numbers is not compiled", line=b.line)
-    return out
+    return _refused(b, packet) if out is NotImplemented else out
 
 
 def _real_meta(meta: Any) -> Any:
@@ -101,7 +104,8 @@ def _both(b: Builder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) ->
 
 
 def _refused(b: Builder, name: str) -> Any:
-    raise Unsupported(f"'{name}' of complex numbers is not compiled", line=b.line)
+    remedy = next((rewrite for part, rewrite in REWRITES.items() if part in name), None)
+    raise Unsupported(f"'{name}' of complex numbers is not compiled", line=b.line, remedy=remedy)
 
 
 def _part(b: Builder, arg: Any, which: str) -> Any:

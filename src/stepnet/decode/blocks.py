@@ -13,13 +13,12 @@ from torch import Tensor
 
 from stepnet.api import recurrent
 from stepnet.data.tree import Spec
-from stepnet.executors.registry import AUTO
+from stepnet.executors.registry import AUTO, tried
 from stepnet.executors.setting import check_backend
 
 from .words import WordStep, log_probabilities
 
 _FIRST = 16  # steps of the first block
-_EXECUTOR = "c"  # step by step in torch nothing is gained
 
 
 class Running(NamedTuple):
@@ -61,7 +60,8 @@ def in_blocks(step: GreedyStep, first: Running, max_length: int) -> tuple[Tensor
     Returns:
         None where generated C does not run the step: the plain loop does, or tells what is wrong with it.
     """
-    if check_backend(None) not in (AUTO, _EXECUTOR):
+    best = tried(AUTO)[0].name  # by another one, step by step, nothing is gained
+    if check_backend(None) not in (AUTO, best):
         return None
     words = torch.full((max_length, len(first.word)), step.eos, device=first.word.device)
     words[0] = torch.where(first.alive, first.word, step.eos)
@@ -78,7 +78,7 @@ def in_blocks(step: GreedyStep, first: Running, max_length: int) -> tuple[Tensor
             break
         steps = min(block, max_length - done)
         try:
-            found, at = recurrent(step, steps=steps, state=at, backend=_EXECUTOR)
+            found, at = recurrent(step, steps=steps, state=at, backend=best)
         except Exception:  # whatever it is, the plain loop may do without, or tells it in its own words
             return None
         words[done : done + steps, rows] = found

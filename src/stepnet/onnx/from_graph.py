@@ -25,7 +25,7 @@ OPS: dict[str, tuple[str, dict[str, Any]]] = {
             "round": "Round", "not": "Not", "isnan": "IsNaN", "exp": "Exp", "log": "Log", "sqrt": "Sqrt",
             "sin": "Sin", "cos": "Cos", "tan": "Tan", "tanh": "Tanh", "sigmoid": "Sigmoid", "erf": "Erf",
             "sinh": "Sinh", "cosh": "Cosh", "atan": "Atan", "asin": "Asin", "acos": "Acos",
-            "asinh": "Asinh", "acosh": "Acosh", "atanh": "Atanh",
+
             "hardswish": "HardSwish", "mish": "Mish", "softplus": "Softplus", "copy": "Identity",
             "sub": "Sub", "mul": "Mul", "div": "Div", "floor_divide": "Div", "pow": "Pow",
             "maximum": "Max", "minimum": "Min", "eq": "Equal", "lt": "Less", "le": "LessOrEqual",

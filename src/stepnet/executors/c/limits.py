@@ -18,11 +18,6 @@ STORED = ("bfloat16", "float16")  # beside float32: what numbers are rounded to,
 UNSUPPORTED = {
     "shift": "a value carried outside the scan",
 }
-# Of torch calls, by a part of their names: what compiles in their place.
-REWRITES = {
-    "fft": "torch.fft.fft(x) of n features is x @ f.real and x @ f.imag with f = torch.fft.fft(torch.eye(n)) "
-    "made once; these compile",
-}
 # Every op that no loop of generated C holds, and why. Outside of loops torch runs it.
 REFUSED = {
     **dict.fromkeys(("shift", "spread"), "it moves values between steps, so it never stands inside a loop"),
@@ -74,12 +69,8 @@ def fits(loop: LoopPlan, region: Region, node: Node) -> bool:
 def _check_node(body: Graph, node: Node) -> None:
     stage, values = OPS[node.op].stage, body.values
     if node.op in UNSUPPORTED or stage is Stage.OPAQUE:
-        target = str(node.attr("target")) if node.op not in UNSUPPORTED else ""
-        what = UNSUPPORTED.get(node.op) or f"the torch call {target}"
-        remedy = next((rewrite for part, rewrite in REWRITES.items() if part in target), None)
-        raise Unsupported(
-            f"the loop holds {what}, which generated C does not do", line=node.line, remedy=remedy
-        )
+        what = UNSUPPORTED.get(node.op) or f"the torch call {node.attr('target')}"
+        raise Unsupported(f"the loop holds {what}, which generated C does not do", line=node.line)
     if stage is Stage.MATMUL and values[node.inputs[1]].kind != "shared":
         _check_product(body, node)
     if stage is Stage.SOURCE and node.op != "full":

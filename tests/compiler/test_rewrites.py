@@ -1,4 +1,4 @@
-"""What the refusals of generated C say compiles instead: it does, and gives the same numbers."""
+"""What refusals say compiles instead: it does, and gives the same numbers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from stepnet import recurrent
-from stepnet.errors import TorchOpsWarning, Unsupported
-from stepnet.executors.c.limits import REWRITES
+from stepnet.compiler.complex import REWRITES
+from stepnet.errors import SlowPathWarning, Unsupported
 
 N = 6
 SPECTRUM = torch.fft.fft(torch.eye(N, dtype=torch.float64))
@@ -51,5 +51,5 @@ def test_a_refusal_and_a_warning_name_the_rewrite():
     with pytest.raises(Unsupported) as refused:
         outcome(spectrum, "c")
     assert refused.value.remedy == REWRITES["fft"]
-    with pytest.warns(TorchOpsWarning, match="torch.eye"):
+    with pytest.warns(SlowPathWarning, match="torch.eye"):
         outcome(lambda x, h: spectrum(x, h), "auto")
