@@ -183,6 +183,27 @@ def test_by_generated_c(names):
     check_step(side_by_side(names), rows(), state, weights={"MATRIX": MATRIX, "ROW": ROW}, backend="c")
 
 
+def unchanged(names):
+    """The functions of a state that no step changes, beside the rows and by itself."""
+    functions = {name: (IN_C | NOT_IN_C)[name] for name in names}
+
+    def step(x, states):
+        y = {
+            name: (torch.tanh(0.5 * f(states[name], x)), f(states[name], 0.5 * states[name].flip(1)))
+            for name, f in functions.items()
+        }
+        return y, states
+
+    return step
+
+
+@pytest.mark.parametrize("backend", ["eager", "c"])
+@pytest.mark.parametrize("names", GROUPS_IN_C, ids="; ".join)
+def test_of_a_state_that_stays(names, backend):
+    state = {name: boot() for name in names}
+    check_step(unchanged(names), rows(), state, weights={"MATRIX": MATRIX, "ROW": ROW}, backend=backend)
+
+
 @pytest.mark.parametrize("name", NOT_IN_C)
 def test_left_to_torch_with_the_line(name):
     assert entry_of(STEPS[name], rows(), boot(), backend="auto").ready.executor.name == "eager"

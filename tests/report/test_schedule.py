@@ -27,6 +27,7 @@ CELLS = {
     "LayerNormLSTM": (lambda: LayerNormLSTM(I, H), {"weight_ih"}, {"weight_hh"}, ()),
     "SLSTM": (lambda: cells.SLSTM(I, H), {"weight_ih"}, {"weight_hh"}, ()),
     "MinGRU": (lambda: MinGRU(I, H), {"weight_ih"}, set(), ("state",)),
+    "MinLSTM": (lambda: cells.MinLSTM(I, H), {"weight_ih"}, set(), ("state",)),
     "torch.nn.LSTMCell": (lambda: nn.LSTMCell(I, H), {"weight_ih"}, {"weight_hh"}, ()),
     "torch.nn.GRUCell": (lambda: nn.GRUCell(I, H), {"weight_ih"}, {"weight_hh"}, ()),
 }

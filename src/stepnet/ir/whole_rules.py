@@ -18,7 +18,7 @@ def _along(node: Node, inputs: Inputs) -> Iterator[str]:
 
 def _one_kind(inputs: Inputs) -> Iterator[str]:
     kinds = [v.kind for v in inputs]
-    if len(set(kinds) - {"sum"}) > 1:
+    if len({"row" if kind == "sequence" else kind for kind in kinds} - {"sum"}) > 1:
         yield f"reads {' and '.join(kinds)} values"
 
 

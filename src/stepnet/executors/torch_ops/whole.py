@@ -20,7 +20,7 @@ def bind_whole(graph: Graph, node: Node) -> Run:
     if op in _MATRICES:
         matrix, settings = _MATRICES[op], dict(node.attrs)
         return lambda *args, rows: matrix(*args, **settings)
-    dim = node.attr("dim") + (graph.values[node.output].kind == "row")
+    dim = node.attr("dim") + (graph.values[node.output].kind in ("row", "sequence"))
     if op == "gather":
         return lambda a, index, rows: a.gather(dim, index)
     if op in ("scatter", "scatter_add"):
