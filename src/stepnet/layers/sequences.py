@@ -99,8 +99,8 @@ def expand_rows(x: Any, like: LoDTensor, level: int) -> LoDTensor:
 class Layer(Recurrent):
     """A cell over the sequences of the last level, of which a layer keeps the outputs alone."""
 
-    def forward(self, x: Any, state: Any = None, resets: Any = None) -> Any:
-        return super().forward(x, state, resets)[0]
+    def forward(self, *args: Any, **how: Any) -> Any:
+        return super().forward(*args, **how)[0]
 
 
 def lstm(
