@@ -140,7 +140,10 @@ def _joined(results: Results) -> list[Tensor]:
 def _nudged(tensor: Tensor, by: float) -> Tensor:
     """A tensor with other last digits."""
     tensor = tensor.detach()
-    return tensor * (1 + by * torch.finfo(tensor.dtype).eps) if tensor.is_floating_point() else tensor
+    if not tensor.is_floating_point():
+        return tensor
+    by *= torch.finfo(tensor.dtype).eps
+    return tensor * (1 + by) + by  # zeros, too
 
 
 def _gradients(results: Sequence[Tensor], seeds: Sequence[Tensor], wanted: Sequence[Tensor]) -> list[Tensor]:
