@@ -1,8 +1,9 @@
 # setup | test | coverage | fuzz | lint | demo | bench | docs | clean.  Needs python3.11, a C compiler and make; nothing else.
 PYTHON ?= python3.11
 BIN := .venv/bin
-# Files in their order, which ends with the shortest ones (docstrings): so both processes end at one time.
-TWO := --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# Files in their order, which ends with the shortest ones (docstrings): so both processes end at one time. A process
+# that dies ends the run: pytest-xdist 3.8 hands its files out again in a way that then waits for ever.
+TWO := --numprocesses 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 DEPENDENCIES := pyproject.toml constraints.txt
 
 .PHONY: setup test coverage fuzz lint demo bench docs clean

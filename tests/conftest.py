@@ -9,6 +9,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+import signal_stack
+
 TESTS = Path(__file__).parent
 MADE_ANEW = ("compiler", "fuzz", "test_modes.py")
 
@@ -23,6 +25,12 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _signal_stack():
+    with signal_stack.kept():
+        yield
 
 
 @pytest.fixture(autouse=True)
