@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 import os
+import subprocess
 import sys
 import types
 import warnings
@@ -18,6 +19,7 @@ from torch import nn
 
 import ways_to_read
 from stepnet import cells, recurrent
+from stepnet.compiler.reach import reach
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import SlowPathWarning
 from ways_to_read import CONTEXT, DTYPE, UNDO, WAYS, D, patch, set_global
@@ -160,3 +162,25 @@ def test_torch_itself_may_be_changed(name):
                 torch.testing.assert_close(results(step, x, h, "auto"), expected, rtol=0, atol=1e-12)
             assert before is None or not all(map(torch.equal, before, expected))
             before = expected
+
+
+def test_what_nobody_names_of_an_installed_module_is_left_alone():
+    """A step tried on sample rows is undone; what torch imports as it traces is not the step's doing."""
+
+    def step(x, h):
+        return x * float(os.environ.get("OF_THE_TEST", "2")), torch.tanh(h)
+
+    holders = reach(step, everything=True).holders
+    assert any(holder is os.environ for holder in holders)
+    assert not any(holder is sys.modules for holder in holders)
+
+
+def test_the_first_step_of_a_process_may_read_its_environment():
+    program = (
+        "import os, torch\n"
+        "from stepnet import recurrent\n"
+        "step = lambda x, h: (x * len(os.environ['HOME']), torch.tanh(x + h))\n"
+        "x = torch.randn(3, 2, 1, requires_grad=True)\n"
+        "recurrent(step, x, torch.zeros(2, 1), backend='eager')[0].sum().backward()\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

@@ -252,6 +252,13 @@ def trace(
     )
 
 
+@functools.cache
+def warm() -> None:
+    """Trace something once: torch imports what it traces with, and sets environment variables of its own."""
+    row = Example((1,), torch.float32, True)
+    trace(lambda x, states: (None, [x[0] * 2], []), [row], [], [], here=lambda: None)
+
+
 def _blank(shape: Sequence[Any], dtype: torch.dtype, grad: bool) -> Tensor:
     """An input of the trace; complex numbers as pairs of real ones."""
     pair = (2,) if dtype.is_complex else ()

@@ -82,6 +82,14 @@ def is_trusted_module(module: types.ModuleType) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
+def is_installed(name: str, file: str | None) -> bool:
+    """True for modules of Python itself and of installed packages: what of them nobody names is their own."""
+    return name.partition(".")[0] in sys.stdlib_module_names or (
+        file is not None and not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
+    )
+
+
+@functools.lru_cache(maxsize=4096)
 def is_trusted_class(kind: type) -> bool:
     """True for classes of torch, stepnet and Python itself; not of what calls itself so."""
     name = kind.__module__ if isinstance(kind.__module__, str) else ""

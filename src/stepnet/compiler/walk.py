@@ -28,6 +28,7 @@ from .kinds import MISSING, Names, more_than_attributes, read_whole, slot_values
 from .survey import Same, Survey, survey
 from .trust import (
     BY_VALUE,
+    is_installed,
     is_stateful,
     is_trusted_builtin,
     is_trusted_class,
@@ -402,7 +403,8 @@ class Walk:
             self._trusted_space(module, frozenset(names))
             return
         self.key.append(Same(module))
-        found = list(space) if self.everything else sorted(names)
+        own = self.everything and not is_installed(module.__name__, getattr(module, "__file__", None))
+        found = list(space) if own else sorted(names)
         self.holders.append(Names(space, tuple(found)))
         for name in found:
             held = space.get(name, MISSING)

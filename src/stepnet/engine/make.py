@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from stepnet.compiler import stored
-from stepnet.compiler.capture import Example, without_modes
+from stepnet.compiler.capture import Example, warm, without_modes
 from stepnet.compiler.iteration import code_of, iteration
 from stepnet.compiler.pipeline import Compiled, Signature, compile_loop
 from stepnet.compiler.portable import digest
@@ -59,7 +60,10 @@ def make(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry:
     """The entry of a run's signature."""
     entry = Entry()
     grad = torch.is_grad_enabled()
-    snapshot = Snapshot(reach(code_of(loop).function, everything=True).holders)
+    holders = reach(code_of(loop).function, everything=True).holders
+    if any(holder is os.environ for holder in holders):
+        warm()
+    snapshot = Snapshot(holders)
     try:
         with (  # a plan outlives the modes and hooks it is made under
             for_plans(),
