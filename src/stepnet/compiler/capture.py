@@ -347,6 +347,21 @@ def without_modes() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def without_hooks() -> Iterator[None]:
+    """Set aside the hooks on saved tensors around: they are for the caller's tensors."""
+    autograd: Any = torch._C._autograd
+    aside: list[Any] = []
+    while (pair := autograd._top_saved_tensors_default_hooks(True)) is not None:
+        aside.append(pair)
+        autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pair in reversed(aside):
+            autograd._push_saved_tensors_default_hooks(*pair)
+
+
+@contextlib.contextmanager
 def _clean_modes() -> Iterator[None]:
     """Trace as if nothing was around: no autocast cache, no outer compile."""
     with torch.autocast("cpu", enabled=torch.is_autocast_enabled("cpu"), cache_enabled=False):

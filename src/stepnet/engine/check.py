@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,18 +43,30 @@ def plain_loop(
     ) -> Results:
         if weights is None or reads is None:
             return _run(loop, sequences, x, states)
-        now = read(loop, x, states, sequences.shared)
-        if now.refusal is not None or now.key != reads.key:
-            raise StepError(
-                f"step '{loop.body.name}' reads something else by now than when it ran, "
-                "so its gradient cannot be differentiated again",
-                remedy="change what the step reads after the last backward; or backend='naive'",
-            )
+        now = read_again(loop, sequences, reads, x, states)
         swap = {id(now.tensors[place]): w for place, w in zip(places, weights, strict=True)}
         with Replaced(swap):
             return _run(loop, sequences, x, states)
 
     return plain
+
+
+def read_again(
+    loop: Loop, sequences: Sequences, reads: Reads, x: Sequence[Tensor], states: Sequence[Tensor]
+) -> Reads:
+    """What a loop reads now, which is what it read before, perhaps in other tensors.
+
+    Raises:
+        StepError: it is something else.
+    """
+    now = read(loop, x, states, sequences.shared)
+    if now.refusal is not None or now.key != reads.key:
+        raise StepError(
+            f"step '{loop.body.name}' reads something else by now than when it ran, "
+            "so its gradient cannot be differentiated again",
+            remedy="change what the step reads after the last backward; or backend='naive'",
+        )
+    return now
 
 
 def _run(loop: Loop, sequences: Sequences, x: Sequence[Tensor], states: Sequence[Tensor]) -> Results:
@@ -73,6 +86,23 @@ def _run(loop: Loop, sequences: Sequences, x: Sequence[Tensor], states: Sequence
     return y, [out[f"last {port.parameter}"] for port in loop.merged]
 
 
+def sample_layout() -> Layout:
+    """Four sequences of six rows, one of them empty."""
+    return Layout.ragged(torch.tensor([0, 2, 2, 5, 6]), reverse=False)
+
+
+def sampled(table: Tensor, n: int, spread: float, generator: torch.Generator) -> Tensor:
+    """n rows of a table, with noise."""
+    rows = few(table, n)
+    if table.shape[0]:
+        chosen = torch.randint(table.shape[0], (n,), generator=generator)
+        rows = table.detach()[chosen.to(table.device)].clone()
+    if rows.dtype.is_floating_point:
+        noise = torch.randn(rows.shape, generator=generator, dtype=torch.float64)
+        rows = rows + spread * noise.to(rows)
+    return rows
+
+
 def self_check(
     loop: Loop, ready: Ready, compiled: Compiled, sequences: Sequences, weights: Sequence[Tensor]
 ) -> None:  # fmt: skip
@@ -81,25 +111,26 @@ def self_check(
     Raises:
         Unsupported: they differ.
     """
-    layout = Layout.ragged(torch.tensor([0, 2, 2, 5, 6]), reverse=False)
+    layout = sample_layout()
     generator = torch.Generator().manual_seed(20)
 
     def sample(table: Tensor, n: int, spread: float) -> Tensor:
-        rows = few(table, n)
-        if table.shape[0]:
-            chosen = torch.randint(table.shape[0], (n,), generator=generator)
-            rows = table.detach()[chosen.to(table.device)].clone()
-        if rows.dtype.is_floating_point:
-            noise = torch.randn(rows.shape, generator=generator, dtype=torch.float64)
-            rows = rows + spread * noise.to(rows)
+        rows = sampled(table, n, spread, generator)
         return rows.requires_grad_(table.requires_grad and ready.backward is not None)
 
     x = [sample(t, 6, 0.0) for t in sequences.x_rows]
     boot = [sample(t, 4, 0.1) for t in sequences.states]
-    plain = plain_loop(loop, sequences._replace(layout=layout))
-    wanted = [t for t in (*x, *boot, *weights) if t.requires_grad]
+    # aliases: one weight may be made from another, and that history is the caller's
+    own = [w.view_as(w) if w.requires_grad else w for w in weights]
+    with_weights = plain_loop(loop, sequences._replace(layout=layout))
+
+    def plain(x: Sequence[Tensor], states: Sequence[Tensor], *_: Any) -> Results:
+        with Replaced({id(w): t for w, t in zip(weights, own, strict=True)}):
+            return with_weights(x, states)
+
+    wanted = [t for t in (*x, *boot, *own) if t.requires_grad]
     with torch.random.fork_rng(devices=[]):
-        ours = run(Call(ready, layout, compiled.constants, plain), x, boot, list(weights))
+        ours = run(Call(ready, layout, compiled.constants, plain), x, boot, own)
         theirs = _joined(plain(x, boot))
     names = [*(f"y{i}" for i in range(len(theirs) - len(boot))), *loop.carried.values()]
     names += [f"gradient of a {tuple(t.shape)}" for t in wanted]
@@ -115,11 +146,11 @@ def self_check(
         moved = [_nudged(t, by).requires_grad_(t.requires_grad) for t in (*x, *boot)]
         with torch.random.fork_rng(devices=[]):
             results = _joined(plain(moved[: len(x)], moved[len(x) :]))
-        return all_of(results, [t for t in (*moved, *weights) if t.requires_grad])
+        return all_of(results, [t for t in (*moved, *own) if t.requires_grad])
 
-    loose = _looseness(compiled)
+    loose = looseness(compiled)
     pairs = list(zip(all_of(ours), all_of(theirs), strict=False))
-    far = [at for at, (a, b) in enumerate(pairs) if not _same(names[at], a, b, loose)]
+    far = [at for at, (a, b) in enumerate(pairs) if not same(names[at], a, b, loose)]
     if far and torch.is_autocast_enabled("cpu"):  # who of both is far from what nobody rounds?
         with contextlib.suppress(StepError, RuntimeError), torch.autocast("cpu", enabled=False):
             exact = all_of(_joined(plain(x, boot)))
@@ -165,7 +196,7 @@ def _weighed(asked: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     return torch.stack([part.float() for part in parts]).sum()
 
 
-def _looseness(compiled: Compiled) -> float:
+def looseness(compiled: Compiled) -> float:
     """How far numbers may be apart in a step of these dtypes, the least precise of them."""
     dtypes = {value.dtype for value in compiled.joint.graph.values.values()}
     if torch.is_autocast_enabled("cpu") or dtypes & {"float16", "bfloat16"}:
@@ -173,7 +204,7 @@ def _looseness(compiled: Compiled) -> float:
     return 2e-4 if dtypes & {"float32", "complex64"} else 1e-9
 
 
-def _same(name: str, a: Tensor, b: Tensor, loose: float) -> bool:
+def same(name: str, a: Tensor, b: Tensor, loose: float) -> bool:
     """Whether two tensors hold the same numbers, as far as rounding goes.
 
     Raises:
@@ -185,6 +216,11 @@ def _same(name: str, a: Tensor, b: Tensor, loose: float) -> bool:
         )
     if not (a.is_floating_point() or a.is_complex()):
         return torch.equal(a, b)
+    return close(a, b, loose)
+
+
+def close(a: Tensor, b: Tensor, loose: float) -> bool:
+    """Whether the numbers of a are about those of b."""
     return torch.allclose(a, b, rtol=loose, atol=loose * max(_scale(b), 1e-3), equal_nan=True)
 
 

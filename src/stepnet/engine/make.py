@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from stepnet.compiler import stored
-from stepnet.compiler.capture import Example, warm, without_modes
+from stepnet.compiler.capture import Example, warm, without_hooks, without_modes
 from stepnet.compiler.iteration import code_of, iteration
 from stepnet.compiler.pipeline import Compiled, Signature, compile_loop
 from stepnet.compiler.portable import digest
@@ -53,6 +53,7 @@ class Entry:
     notes: list[str] = field(default_factory=list)
     wrong: bool = False  # an executor did not pass the self-check
     changes: bool = False  # the step changed what it reads
+    twice: bool | None = None  # of a derivative's plan: whether second derivatives by it are right
     family: Any = None  # what entries of the same code, with other values, have in common
 
 
@@ -68,7 +69,7 @@ def make(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry:
         with (  # a plan outlives the modes and hooks it is made under
             for_plans(),
             torch.set_grad_enabled(grad),
-            torch.autograd.graph.saved_tensors_hooks(_same, _same),
+            without_hooks(),
             without_modes(),
         ):
             _compile(entry, snapshot, loop, reads, sequences, backend)
@@ -257,10 +258,6 @@ def _accepted(
         else:
             return ready
     return None
-
-
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 def _versions(reads: Reads) -> list[int]:

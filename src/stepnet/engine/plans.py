@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import warnings
 from collections import OrderedDict
@@ -23,6 +24,7 @@ from stepnet.ir.loop import Loop
 
 from .check import plain_loop
 from .choice import Slower
+from .directions import RunsAlong
 from .make import Entry, make
 from .reads import CHANGES, FailsOnSamples, Reads, read
 from .rows import Sequences, as_rows
@@ -73,7 +75,10 @@ def run(loop: Loop, feeds: Mapping[str, Any], *, backend: str, warn: int = 5) ->
     x_rows = [rows.contiguous() for rows in sequences.x_rows]
     states = [state.contiguous() for state in sequences.states]
     plain = plain_loop(loop, sequences, reads, entry.weights)
-    call = Call(entry.ready, sequences.layout, entry.compiled.constants, plain)
+    along = RunsAlong(
+        loop, entry.ready, sequences, reads, entry.weights, functools.partial(lookup, backend=backend)
+    )
+    call = Call(entry.ready, sequences.layout, entry.compiled.constants, plain, along)
     out = run_plan(call, x_rows, states, weights)
     n_y = len(entry.ready.plan.y)
     y = [sequences.restore(rows) for rows in out[:n_y]]

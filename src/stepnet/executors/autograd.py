@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from stepnet.data.dtypes import dtype_of
-from stepnet.errors import StepError
 from stepnet.ir.plan import Plan
 
 from .base import Executor
 from .flow import carry_gradients, reached
 from .layout import Layout
 from .loop import Loop, last, shift
+from .twice import Along, again, differentiable, is_plain
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,14 @@ class Ready:
 
 
 class Call(NamedTuple):
-    """One run: the plan, where the rows stand, constants, and the plain loop on the same inputs."""
+    """One run: the plan, where the rows stand, constants, and the plain loop on the same inputs; perhaps what
+    runs the derivative of the same loop along directions of its inputs."""
 
     ready: Ready
     layout: Layout
     constants: dict[str, Tensor]
     plain: Callable[..., tuple[list[Tensor], list[Tensor]]]  # of x, states and weights
+    along: Along | None = None
 
 
 def run(call: Call, x: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
@@ -73,7 +75,8 @@ def run(call: Call, x: Sequence[Tensor], states: Sequence[Tensor], weights: Sequ
     if paired or any(t.is_complex() for t in tensors):
         of_pairs = [t.is_complex() for t in tensors]
         tensors = tuple(torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in tensors)
-        out = _run(call._replace(plain=_of_pairs(call.plain, of_pairs)), tensors, len(x), len(states))
+        of_numbers = call._replace(plain=_of_pairs(call.plain, of_pairs), along=None)
+        out = _run(of_numbers, tensors, len(x), len(states))
         return [torch.view_as_complex(t) if i in paired else t for i, t in enumerate(out)]
     return _run(call, tensors, len(x), len(states))
 
@@ -156,56 +159,71 @@ class _Loop(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         call: Call = ctx.call
-        plan = call.ready.plan
         saved = ctx.saved_tensors
         tensors = saved[: ctx.count]
-        if torch.is_grad_enabled() or not all(g is None or _is_plain(g) for g in grads):
-            return (None, *_again(call, tensors, grads, ctx.needs_input_grad[1:]))
-        layout = call.layout
-        y = saved[ctx.count : ctx.count + len(plan.y)]
-        extra = dict(zip(call.ready.extra, saved[ctx.count + len(plan.y) :], strict=True))
-        names = (*plan.x, *plan.states, *plan.weights)
-        inputs = dict(zip(names, tensors, strict=False)) | call.constants
-        results = dict(zip(plan.y, y, strict=True))
-        values = {name: inputs[name] for name in plan.weights}
-        for name in plan.kept:
-            if name in extra:
-                values[name] = extra[name]
-            elif name in plan.shifted:
-                result = plan.new_states[plan.states.index(name)]
-                values[name] = shift(results[result], inputs[name], layout)
-            else:
-                values[name] = results[name] if name in results else inputs[name]
-        states = {}
-        for name, grad, like in zip(plan.tangents, grads, (*y, *tensors[len(plan.x) :]), strict=False):
-            if name is None:
-                continue
-            tangent = torch.zeros_like(like) if grad is None else grad.contiguous()
-            if name in call.ready.carried:
-                states[name] = tangent.to(call.ready.carried_as[name])
-            else:
-                values[name] = tangent
-        done, finals = {}, {}
-        if call.ready.backward is not None:  # else initial states alone get one, of sequences of no steps
-            done, finals = call.ready.backward.run(values, states, layout.backward)
-        got = reached(plan, layout, [grad is not None for grad in grads])
-        out: list[Tensor | None] = []
-        for k, name in enumerate(plan.gradients):
-            if not ctx.needs_input_grad[k + 1] or not got[k]:
-                out.append(None)
-            elif len(plan.x) <= k < len(plan.x) + len(plan.states):
-                place = k - len(plan.x)
-                own = grads[len(plan.y) + place]
-                out.append(_state_gradient(plan, place, done, finals, layout, tensors[k], own))
-            elif name is None:
-                out.append(None)
-            else:
-                gradient, shape = done[name], tensors[k].shape  # a view would be copied below
-                out.append(gradient if gradient.shape == shape else gradient.reshape(shape))
-        given = [g for g in out if g is not None]
-        own = iter(distinct(given, (*saved, *(g for g in grads if g is not None))))
-        out = [None if g is None else next(own) for g in out]
-        return (None, *out, *(None,) * (ctx.count - len(out)))
+        needed = ctx.needs_input_grad[1:]
+        if not all(map(is_plain, grads)):
+            return (None, *again(call, tensors, grads, needed))
+
+        def compute() -> list[Tensor | None]:
+            return _gradients(call, tensors, saved[ctx.count :], grads, needed)
+
+        if torch.is_grad_enabled():
+            return (None, *differentiable(call, compute, tensors, grads, needed))
+        return (None, *compute())
+
+
+def _gradients(
+    call: Call, tensors: Sequence[Tensor], kept: Sequence[Tensor], grads: Sequence[Tensor | None],
+    needed: Sequence[bool],
+) -> list[Tensor | None]:  # fmt: skip
+    """The gradient of each tensor, by the plan. `kept`: the rows of y, then the plan's `extra`."""
+    plan, layout = call.ready.plan, call.layout
+    y = kept[: len(plan.y)]
+    extra = dict(zip(call.ready.extra, kept[len(plan.y) :], strict=True))
+    names = (*plan.x, *plan.states, *plan.weights)
+    inputs = dict(zip(names, tensors, strict=False)) | call.constants
+    results = dict(zip(plan.y, y, strict=True))
+    values = {name: inputs[name] for name in plan.weights}
+    for name in plan.kept:
+        if name in extra:
+            values[name] = extra[name]
+        elif name in plan.shifted:
+            result = plan.new_states[plan.states.index(name)]
+            values[name] = shift(results[result], inputs[name], layout)
+        else:
+            values[name] = results[name] if name in results else inputs[name]
+    states = {}
+    for name, grad, like in zip(plan.tangents, grads, (*y, *tensors[len(plan.x) :]), strict=False):
+        if name is None:
+            continue
+        tangent = torch.zeros_like(like) if grad is None else grad.contiguous()
+        if name in call.ready.carried:
+            states[name] = tangent.to(call.ready.carried_as[name])
+        else:
+            values[name] = tangent
+    done, finals = {}, {}
+    if call.ready.backward is not None:  # else initial states alone get one, of sequences of no steps
+        done, finals = call.ready.backward.run(values, states, layout.backward)
+    got = reached(plan, layout, [grad is not None for grad in grads])
+    out: list[Tensor | None] = []
+    for k, name in enumerate(plan.gradients):
+        if not needed[k] or not got[k]:
+            out.append(None)
+        elif len(plan.x) <= k < len(plan.x) + len(plan.states):
+            place = k - len(plan.x)
+            own = grads[len(plan.y) + place]
+            out.append(_state_gradient(plan, place, done, finals, layout, tensors[k], own))
+        elif name is None:
+            out.append(None)
+        else:
+            gradient, shape = done[name], tensors[k].shape  # a view would be copied below
+            out.append(gradient if gradient.shape == shape else gradient.reshape(shape))
+    given = [g for g in out if g is not None]
+    taken = (*tensors, *kept, *(g for g in grads if g is not None))
+    own = iter(distinct(given, taken))
+    out = [None if g is None else next(own) for g in out]
+    return out + [None] * (len(tensors) - len(out))
 
 
 def _state_gradient(
@@ -226,47 +244,3 @@ def _state_gradient(
     name = plan.gradients[len(plan.x) + place]
     rows = done[name] if name is not None else like.new_zeros((layout.rows, *like.shape[1:]))
     return last(rows, passed, layout.backward).to(like.dtype)
-
-
-def _is_plain(grad: Tensor) -> bool:
-    """Whether generated code may read it: no batch of gradients, nothing dispatched by rules of its own."""
-    return type(grad) is Tensor and torch._C._has_storage(grad)
-
-
-def _again(
-    call: Call, tensors: Sequence[Tensor], grads: Sequence[Tensor | None], needed: Sequence[bool]
-) -> list[Tensor | None]:
-    """Gradients by the plain loop, recorded by autograd: where they are to be differentiated again, or are
-    many at once.
-
-    The loop runs on aliases of its inputs, and they are what is differentiated: an input may depend on
-    another one (a state on a weight that also made x), and only what the loop does with it is its gradient.
-    """
-    plan = call.ready.plan
-    if plan.random:
-        raise StepError(
-            f"step '{plan.name}' draws noise, so its gradient cannot be differentiated again",
-            remedy="backend='naive' keeps the noise for double backward",
-        )
-    n_x, n_s = len(plan.x), len(plan.states)
-    create_graph = torch.is_grad_enabled()
-    with torch.enable_grad():
-        own = [t.view_as(t) if need else t.detach() for t, need in zip(tensors, needed, strict=True)]
-        y, finals = call.plain(own[:n_x], own[n_x : n_x + n_s], own[n_x + n_s :])
-        pairs = [
-            (o, g) for o, g in zip((*y, *finals), grads, strict=True) if g is not None and o.requires_grad
-        ]
-        wanted = [i for i, need in enumerate(needed) if need]
-        if not pairs:
-            return [None] * len(tensors)
-        found = torch.autograd.grad(
-            [o for o, _ in pairs],
-            [own[i] for i in wanted],
-            [g for _, g in pairs],
-            create_graph=create_graph,
-            allow_unused=True,
-        )
-    out: list[Tensor | None] = [None] * len(tensors)
-    for i, gradient in zip(wanted, found, strict=True):
-        out[i] = gradient
-    return out

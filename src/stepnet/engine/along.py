@@ -1,0 +1,153 @@
+"""The directional derivative of a loop, as a loop of its own.
+
+    h[t] = f(x[t], h[t-1])    ->    h[t], dh[t] = f(x[t], h[t-1]), f'(x[t], h[t-1]) (dx[t], dh[t-1])
+
+It is compiled as any other loop. Second derivatives are its gradient: for results F and numbers g and v,
+
+    d/dx <v, d/dx <g, F(x)>>  =  d/dx <g, F'(x) v>         (second derivatives do not depend on their order)
+    d/dg <v, d/dx <g, F(x)>>  =  F'(x) v
+
+Source: B. Pearlmutter, "Fast exact multiplication by the Hessian", Neural Computation 6, 1994.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepnet.compiler.capture import Replaced
+from stepnet.data.tree import flatten
+from stepnet.ir.loop import BackEdge, Code, Concat, Last, Loop, Merged, Slice
+
+from .norms import by_small_steps
+
+
+class Along:
+    """A body beside its derivative along directions of some of its parameters and of tensors that it reads.
+
+    Args:
+        body: the body.
+        moved: the parameters that have a direction, each a further parameter.
+        joined: its results that are joined. In their place are the derivatives of their leaves.
+        carried: for each carried parameter its result.
+        weights, directions: tensors that the body reads, and where they move.
+    """
+
+    def __init__(
+        self, body: Code, moved: tuple[str, ...], joined: tuple[str, ...], carried: dict[str, str],
+        weights: Sequence[Tensor], directions: Sequence[Tensor],
+    ) -> None:  # fmt: skip
+        self.body, self.moved, self.joined, self.carried = body, moved, joined, carried
+        self.weights, self.directions = tuple(weights), tuple(directions)
+        self.name = f"derivative of {body.name}"
+        self.order: int = body.order + 1 if isinstance(body, Along) else 1
+        self.parameters = (*body.parameters, *map(self.along, moved))
+        self.states = tuple(name for name in moved if name in carried)
+        new = [carried[name] for name in self.states]
+        self.results = (*carried.values(), *map(self.along, (*joined, *new)))
+
+    def along(self, name: str) -> str:
+        """What the derivative of a value is called."""
+        return f"{name}'{self.order}"
+
+    @property
+    def function(self) -> Any:
+        """Whatever is read: by the body, and the directions."""
+        return partial(self.body.function, self.weights, self.directions)
+
+    @property
+    def form(self) -> Any:
+        return "along", self.moved, len(self.weights), self.body.form
+
+    def fresh(self) -> Along:
+        body: Any = self.body.fresh()
+        return Along(body, self.moved, self.joined, self.carried, self.weights, self.directions)
+
+    def __call__(self, *values: Any) -> tuple[Any, ...]:
+        n = len(self.body.parameters)
+        given = dict(zip(self.body.parameters, values[:n], strict=True))
+        recorded = torch.is_grad_enabled()
+        with torch.enable_grad():
+            own = {name: _alias(given[name]) for name in self.moved}
+            weights = [_alias(w) for w in self.weights]
+            swap = {id(w): t for w, t in zip(self.weights, weights, strict=True)}
+            at = given | own
+            with Replaced(swap), by_small_steps():
+                results = self.body(*(at[name] for name in self.body.parameters))
+            named = dict(zip(self.body.results, results, strict=True))
+            leaves = [flatten(named[name])[0] for name in self.joined]
+            moving = [t for part in leaves for t in part if differs(t)]
+            moving += [named[self.carried[name]] for name in self.states]
+            # through operations, so that whoever watches or replaces tensors sees them
+            directions = (*values[n:], *(d.view_as(d) for d in self.directions))
+            found = iter(_derivative(moving, (*own.values(), *weights), directions, recorded))
+        joined = [[next(found) for t in part if differs(t)] for part in leaves]
+        back = {id(own[name]): given[name] for name in own}
+        new = [back.get(id(named[name]), named[name]) for name in self.carried.values()]
+        return (*(t if recorded else t.detach() for t in new), *joined, *found)
+
+
+def _alias(tensor: Tensor) -> Tensor:
+    """A tensor to be differentiated by: what is done with it here, and not what others do."""
+    return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_()
+
+
+def differs(value: Any) -> bool:
+    """Whether a value has derivatives."""
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _derivative(
+    results: Sequence[Tensor], points: Sequence[Tensor], directions: Sequence[Tensor], recorded: bool
+) -> list[Tensor]:
+    """The derivative of results by points along directions, by the gradient of the gradient: the gradient
+    `J' u` is linear in u, and its own gradient is J. So it is what autograd says, of a detached value as of
+    a Function of the user's."""
+    zeros = [torch.zeros_like(t) for t in results]
+    follow = [i for i, t in enumerate(results) if t.requires_grad]
+    if not follow:
+        return zeros
+    u = [torch.zeros_like(results[i], requires_grad=True) for i in follow]
+    pulled = torch.autograd.grad(
+        [results[i] for i in follow], points, u, create_graph=True, allow_unused=True
+    )
+    pairs = [(p, v) for p, v in zip(pulled, directions, strict=True) if p is not None and p.requires_grad]
+    if pairs:
+        found = torch.autograd.grad(
+            [p for p, _ in pairs], u, [v for _, v in pairs], create_graph=recorded, allow_unused=True
+        )
+        for i, derivative in zip(follow, found, strict=True):
+            zeros[i] = zeros[i] if derivative is None else derivative
+    return zeros
+
+
+def loop_along(
+    loop: Loop, moved: Sequence[str], weights: Sequence[Tensor], directions: Sequence[Tensor]
+) -> Loop:
+    """The loop of `Along`: beside what a loop carries, the derivatives of its results.
+
+    Args:
+        loop: a sweep.
+        moved: those of its cut and carried parameters that have a direction.
+        weights, directions: tensors that its body reads, and where they move.
+    """
+    body: Any = loop.body
+    inner = Along(body, tuple(moved), tuple(p.result for p in loop.joined), loop.carried, weights, directions)
+    along = inner.along
+    inputs = [*loop.inputs]
+    for port in loop.inputs:
+        if isinstance(port, Slice) and port.parameter in moved:
+            cut = (port.axis, port.level, port.start, port.end, port.stride, port.part_size)
+            inputs.append(Slice(along(port.parameter), along(port.parameter), *cut))
+    inputs += [Merged(along(name), along(name)) for name in inner.states]
+    outputs: list[Any] = []
+    for port in loop.joined:
+        cut = (port.axis, port.level, port.start, port.end, port.stride, port.part_size)
+        outputs.append(Concat(along(port.result), along(port.output), *cut))
+    outputs += [Last(along(loop.carried[name]), along(f"last {name}")) for name in inner.states]
+    edges = [BackEdge(along(loop.carried[name]), along(name)) for name in inner.states]
+    return Loop(inner, inputs, outputs, (*loop.back_edges, *edges))

@@ -1,0 +1,139 @@
+"""The derivative of a run along directions of its inputs, by a plan of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from stepnet.data.dtypes import dtype_of
+from stepnet.errors import Unsupported
+from stepnet.executors.autograd import Call, Ready
+from stepnet.executors.autograd import run as run_plan
+from stepnet.executors.twice import by_along, by_plain_loop
+from stepnet.ir.loop import Loop
+
+from .along import differs, loop_along
+from .check import close, looseness, plain_loop, read_again, sample_layout, sampled
+from .make import Entry
+from .reads import Reads, read
+from .rows import Sequences
+
+Find = Callable[[Loop, Reads, Sequences], Entry]
+
+
+@dataclass(frozen=True, eq=False)
+class RunsAlong:
+    """Runs the derivative of a loop on rows that lie as those of a call.
+
+    Attributes:
+        loop, ready, sequences, reads: of the call.
+        places: which of the tensors that were found are the plan's weights.
+        find: gives the entry of a loop, of what it reads and of its rows.
+        check: whether second derivatives by a new plan are held against those of the plain loop.
+    """
+
+    loop: Loop
+    ready: Ready
+    sequences: Sequences
+    reads: Reads
+    places: Sequence[int]
+    find: Find
+    check: bool = True
+
+    def same_step(self, tensors: Sequence[Tensor]) -> Reads:
+        """What the step reads now.
+
+        Raises:
+            StepError: it is something else than at the call.
+        """
+        n_x, n_s = len(self.sequences.x_rows), len(self.sequences.states)
+        return read_again(self.loop, self.sequences, self.reads, tensors[:n_x], tensors[n_x : n_x + n_s])
+
+    def __call__(self, tensors: Sequence[Tensor], directions: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The derivative of each result: y leaves, then last states; None for what has none.
+
+        Args:
+            tensors: x, states and weights.
+            directions: one for each; None where it stays.
+
+        Raises:
+            StepError: the step reads something else than at the call.
+            Unsupported: there is no plan for it, or the plan is not right.
+        """
+        n_x, n_s = len(self.sequences.x_rows), len(self.sequences.states)
+        x, states, weights = tensors[:n_x], tensors[n_x : n_x + n_s], tensors[n_x + n_s :]
+        now = self.same_step(tensors)
+        own = [now.tensors[place] for place in self.places]
+        cut = [(p.parameter, v) for p, v in zip(self.loop.slices, directions, strict=False) if v is not None]
+        carried = [
+            (p.parameter, torch.zeros_like(t) if v is None else v)
+            for p, t, v in zip(self.loop.merged, states, directions[n_x:], strict=False)
+            if differs(t)
+        ]
+        moving = [(w, v) for w, v in zip(own, directions[n_x + n_s :], strict=True) if v is not None]
+        names = [name for name, _ in (*cut, *carried)]
+        twin = loop_along(self.loop, names, [w for w, _ in moving], [v for _, v in moving])
+        beside = self.sequences._replace(
+            x_rows=[t.contiguous() for t in (*x, *(v for _, v in cut))],
+            states=[t.contiguous() for t in (*states, *(v for _, v in carried))],
+        )
+        found = read(twin, beside.x_rows, beside.states, beside.shared)
+        entry = self.find(twin, found, beside)
+        ready, compiled = entry.ready, entry.compiled
+        if ready is None or compiled is None:
+            raise Unsupported("no plan runs its derivative")
+        if self.check and entry.twice is None:
+            entry.twice = self._agrees(own, now, directions, looseness(compiled))
+        if self.check and not entry.twice:
+            raise Unsupported("self-check: its second derivatives differ from those of the plain loop")
+        plain = plain_loop(twin, beside, found, entry.weights)
+        further = RunsAlong(twin, ready, beside, found, entry.weights, self.find)
+        call = Call(ready, beside.layout, compiled.constants, plain, further)
+        alias = {id(w): t for w, t in zip(own, weights, strict=True)}
+        used = [found.tensors[place] for place in entry.weights]
+        out = run_plan(call, beside.x_rows, beside.states, [alias.get(id(t), t) for t in used])
+        n_y = len(ready.plan.y)
+        of_y, of_states = iter(out[:n_y]), iter(out[n_y + n_s :])
+        kinds = self.ready.plan.forward.body.values
+        floats = [dtype_of(kinds[name].dtype).is_floating_point for name in self.ready.plan.y]
+        return [
+            *(next(of_y) if has else None for has in floats),
+            *(next(of_states) if differs(t) else None for t in states),
+        ]
+
+    def _agrees(
+        self, weights: Sequence[Tensor], now: Reads, directions: Sequence[Tensor | None], loose: float
+    ) -> bool:
+        """Whether second derivatives along directions like these are the plain loop's, on a few rows."""
+        generator = torch.Generator().manual_seed(21)
+
+        def noise(like: Tensor) -> Tensor:
+            return torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like)
+
+        few = self.sequences._replace(layout=sample_layout())
+        rows = [sampled(t, 6, 0.1, generator) for t in few.x_rows]
+        boot = [sampled(t, 4, 0.1, generator) for t in few.states]
+        like = (*few.x_rows, *few.states, *weights)
+        copies = [t.detach() for t in (*rows, *boot, *weights)]
+        own = [t.requires_grad_(of.requires_grad) for t, of in zip(copies, like, strict=True)]
+        moved = [
+            None if v is None else noise(t).requires_grad_(v.requires_grad)
+            for t, v in zip(own, directions, strict=True)
+        ]
+        plain = plain_loop(self.loop, few, now, self.places)
+        along = replace(self, sequences=few, reads=now, check=False)
+        call = Call(self.ready, few.layout, {}, plain, along)
+        y, finals = plain(
+            own[: len(rows)], own[len(rows) : len(rows) + len(boot)], own[len(rows) + len(boot) :]
+        )
+        seeds = [noise(t).requires_grad_() if differs(t) and t.requires_grad else None for t in (*y, *finals)]
+        needed = [t.requires_grad for t in own]
+        how = (call, own, seeds, needed, moved, [*needed, *(seed is not None for seed in seeds)], False)
+        nothing = torch.zeros(())
+        pairs = zip(by_along(*how), by_plain_loop(*how), strict=True)
+        return all(
+            close(nothing if a is None else a, nothing if b is None else b, 10 * loose) for a, b in pairs
+        )

@@ -1,0 +1,60 @@
+"""Norms written out in small steps.
+
+torch differentiates them twice by formulas that take their mean and spread for constants, so what is made by
+differentiating those once more is wrong (layer_norm of torch 2.13 and before).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+
+def _scaled(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    x = x if weight is None else x * weight
+    return x if bias is None else x + bias
+
+
+def _layer_norm(
+    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
+    eps: float = 1e-5, *_: Any,
+) -> Tensor:  # fmt: skip
+    dims = tuple(range(-len(normalized_shape), 0))
+    centred = x - x.mean(dims, keepdim=True)
+    return _scaled(centred * (centred.square().mean(dims, keepdim=True) + eps).rsqrt(), weight, bias)
+
+
+def _group_norm(
+    x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
+    *_: Any,
+) -> Tensor:  # fmt: skip
+    groups = x.reshape(x.shape[0], num_groups, -1)
+    y = _layer_norm(groups, groups.shape[-1:], eps=eps).reshape(x.shape)
+    each = (-1, *(1,) * (x.dim() - 2))
+    return _scaled(y, *(None if t is None else t.reshape(each) for t in (weight, bias)))
+
+
+_WRITTEN_OUT: dict[Any, Any] = {
+    F.layer_norm: _layer_norm,
+    torch.layer_norm: _layer_norm,
+    F.group_norm: _group_norm,
+    torch.group_norm: _group_norm,
+}
+
+
+class _BySmallSteps(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _WRITTEN_OUT.get(func, func)(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def by_small_steps() -> Iterator[None]:
+    """Where norms are written out."""
+    with _BySmallSteps():
+        yield

@@ -1,0 +1,172 @@
+"""Gradients of a compiled loop that are to be differentiated again, or that are many at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from stepnet.errors import StepError, Unsupported
+
+if TYPE_CHECKING:
+    from .autograd import Call
+
+
+class Along(Protocol):
+    """What runs the derivative of a loop along directions of its inputs."""
+
+    def same_step(self, tensors: Sequence[Tensor]) -> Any:
+        """Raises StepError if the step reads something else than at the call."""
+        ...
+
+    def __call__(self, tensors: Sequence[Tensor], directions: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Of x, states and weights, and a direction for each that moves, the derivative of each result: y
+        leaves, then last states; None for what has none. Raises Unsupported where no plan runs it."""
+        ...
+
+
+def differentiable(
+    call: Call, compute: Callable[[], list[Tensor | None]], tensors: Sequence[Tensor],
+    grads: Sequence[Tensor | None], needed: Sequence[bool],
+) -> Sequence[Tensor | None]:  # fmt: skip
+    """What `compute` gives, with a history: the loop's derivative along what comes in, or the plain loop.
+
+    Raises:
+        StepError: the step draws noise, or reads something else by now.
+    """
+    if call.ready.plan.random:
+        raise StepError(
+            f"step '{call.ready.plan.name}' draws noise, so its gradient cannot be differentiated again",
+            remedy="backend='naive' keeps the noise for double backward",
+        )
+    if call.along is None:
+        return again(call, tensors, grads, needed)
+    call.along.same_step(tensors)
+    return _Gradient.apply(call, compute, tuple(needed), *tensors, *grads)  # pyright: ignore[reportReturnType]
+
+
+class _Gradient(torch.autograd.Function):
+    """The gradient of a loop as a node of its own."""
+
+    @staticmethod
+    def forward(  # pyright: ignore
+        ctx: Any, call: Call, compute: Callable[[], list[Tensor | None]], needed: tuple[bool, ...],
+        *given: Tensor | None,
+    ) -> tuple[Tensor | None, ...]:  # fmt: skip
+        ctx.call, ctx.needed = call, needed
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*given)
+        return tuple(compute())
+
+    @staticmethod
+    def backward(ctx: Any, *directions: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
+        n = len(ctx.needed)
+        given = ctx.saved_tensors
+        tensors, grads, wanted = given[:n], given[n:], ctx.needs_input_grad[3:]
+        if all(v is None for v in directions):
+            return (None,) * (3 + len(given))
+        create_graph = torch.is_grad_enabled()
+        with torch.enable_grad():
+            own = [t.view_as(t) if w else t.detach() for t, w in zip(tensors, wanted, strict=False)]
+            how = (ctx.call, own, grads, ctx.needed, directions, wanted, create_graph)
+            try:
+                out = by_along(*how) if all(map(is_plain, directions)) else by_plain_loop(*how)
+            except Unsupported:
+                out = by_plain_loop(*how)
+        return (None, None, None, *out)
+
+
+def is_plain(grad: Tensor | None) -> bool:
+    """Whether generated code may read it: no batch of gradients, nothing dispatched by rules of its own."""
+    return grad is None or (type(grad) is Tensor and torch._C._has_storage(grad))
+
+
+def by_along(
+    call: Call, own: Sequence[Tensor], grads: Sequence[Tensor | None], needed: Sequence[bool],
+    directions: Sequence[Tensor | None], wanted: Sequence[bool], create_graph: bool,
+) -> list[Tensor | None]:  # fmt: skip
+    """The gradients of the gradient, of each tensor and each of `grads`, by the loop's derivative.
+
+    Args:
+        call: the call.
+        own: the inputs of the loop, of which nobody else's history leads here.
+        grads: what came in for each result.
+        needed: which inputs have a gradient.
+        directions: what comes in for each gradient.
+        wanted: of own and grads, which want one.
+        create_graph: whether they are to be differentiated again.
+
+    Raises:
+        Unsupported: there is no plan for it.
+    """
+    assert call.along is not None
+    moved = call.along(own, directions)
+    pairs = [(m, g) for m, g in zip(moved, grads, strict=True) if m is not None and g is not None]
+    sources = [t for t, w in zip(own, wanted, strict=False) if w]
+    found = _grad([m for m, _ in pairs], sources, [g for _, g in pairs], create_graph)
+    first = [next(found) if w else None for w in wanted[: len(own)]]
+    rest = [m if w else None for m, w in zip(moved, wanted[len(own) :], strict=True)]
+    return [*first, *(m if m is None or create_graph else m.detach() for m in rest)]
+
+
+def _grad(
+    results: Sequence[Tensor], inputs: Sequence[Tensor], grads: Sequence[Tensor], create_graph: bool
+) -> Any:
+    """The gradients of inputs, None for one that gets none."""
+    pairs = [(r, g) for r, g in zip(results, grads, strict=True) if r.requires_grad]
+    if not pairs or not inputs:
+        return iter([None] * len(inputs))
+    return iter(
+        torch.autograd.grad(
+            [r for r, _ in pairs], inputs, [g for _, g in pairs], create_graph=create_graph, allow_unused=True
+        )
+    )
+
+
+def by_plain_loop(
+    call: Call, own: Sequence[Tensor], grads: Sequence[Tensor | None], needed: Sequence[bool],
+    directions: Sequence[Tensor | None], wanted: Sequence[bool], create_graph: bool,
+) -> list[Tensor | None]:  # fmt: skip
+    """The gradients of the gradient, by differentiating the plain loop twice."""
+    own = [
+        t if t.requires_grad or not need else t.requires_grad_() for t, need in zip(own, needed, strict=True)
+    ]
+    seeds = [None if g is None else g.view_as(g) for g in grads]
+    first = _of_plain_loop(call, own, seeds, needed, create_graph=True)
+    pairs = [(f, v) for f, v in zip(first, directions, strict=True) if f is not None and v is not None]
+    sources = [t for t, w in zip((*own, *seeds), wanted, strict=True) if w and t is not None]
+    found = _grad([f for f, _ in pairs], sources, [v for _, v in pairs], create_graph)
+    return [next(found) if w and t is not None else None for t, w in zip((*own, *seeds), wanted, strict=True)]
+
+
+def again(
+    call: Call, tensors: Sequence[Tensor], grads: Sequence[Tensor | None], needed: Sequence[bool]
+) -> list[Tensor | None]:
+    """Gradients by the plain loop, recorded by autograd.
+
+    The loop runs on aliases of its inputs, and they are what is differentiated: an input may depend on
+    another one (a state on a weight that also made x), and only what the loop does with it is its gradient.
+    """
+    if call.ready.plan.random:
+        raise StepError(
+            f"step '{call.ready.plan.name}' draws noise, so its gradient cannot be differentiated again",
+            remedy="backend='naive' keeps the noise for double backward",
+        )
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        own = [t.view_as(t) if need else t.detach() for t, need in zip(tensors, needed, strict=True)]
+        return _of_plain_loop(call, own, grads, needed, create_graph)
+
+
+def _of_plain_loop(
+    call: Call, own: Sequence[Tensor], grads: Sequence[Tensor | None], needed: Sequence[bool],
+    create_graph: bool,
+) -> list[Tensor | None]:  # fmt: skip
+    n_x, n_s = len(call.ready.plan.x), len(call.ready.plan.states)
+    y, finals = call.plain(own[:n_x], own[n_x : n_x + n_s], own[n_x + n_s :])
+    pairs = [(o, g) for o, g in zip((*y, *finals), grads, strict=True) if g is not None]
+    wanted = [t for t, need in zip(own, needed, strict=True) if need]
+    found = _grad([o for o, _ in pairs], wanted, [g for _, g in pairs], create_graph)
+    return [next(found) if need else None for need in needed]
