@@ -219,7 +219,7 @@ def trace(
     try:
         with warnings.catch_warnings(), _clean_modes(), fx_traceback.preserve_node_meta():
             warnings.simplefilter("ignore")
-            module: Any = joint_graph(flat, rows + shared, with_grad, _decompositions(), fake)
+            graph, constants = joint_graph(flat, rows + shared, with_grad, _decompositions(), fake)
     except Unsupported:
         raise
     except Exception as error:
@@ -229,7 +229,6 @@ def trace(
         line = next((n for n in reversed(lines) if n), None)
         raise Unsupported(why, line=line, remedy=remedy) from error
     _check_guards(env, batch)
-    graph: FxGraph = module.graph
     _strip_effects(graph)
     _note_lines(graph)
     tangents = [i for i, grad in enumerate(seen["grad"]) if grad] if with_grad else []
@@ -239,7 +238,7 @@ def trace(
     y_spec, n_y = seen["y"]
     return Captured(
         graph=graph,
-        constants={n.target: getattr(module, n.target) for n in graph.nodes if n.op == "get_attr"},
+        constants=constants,
         weights=[place for place, _, _ in weights],
         n_x=len(x),
         n_state=len(state),
