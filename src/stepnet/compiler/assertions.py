@@ -13,7 +13,7 @@ from torch.fx import Node as FxNode
 
 _SAME_VALUES = frozenset(
     {"alias", "clone", "detach", "view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "permute",
-     "expand", "slice", "select", "_to_copy"}
+     "t", "transpose", "expand", "slice", "select", "_to_copy"}
 )  # fmt: skip
 
 

@@ -28,6 +28,7 @@ from stepnet.errors import Unsupported
 from .applied import applied
 from .decompositions import Exact, exact
 from .joint import joint_graph
+from .whole_calls import keep_whole
 
 _EXTRA = (
     "native_layer_norm native_layer_norm_backward _softmax _log_softmax _softmax_backward_data "
@@ -63,7 +64,7 @@ def _decompositions() -> dict[Any, Any]:
     )  # normal form has rules for them
     for overload in [o for o in table if getattr(o, "overloadpacket", None) in kept]:
         del table[overload]
-    return table | exact()
+    return keep_whole(table | exact())
 
 
 @dataclass(frozen=True)
@@ -184,6 +185,7 @@ def trace(
     with_grad = any(e.grad for e in (*x, *state)) or any(grad for _, _, grad in weights)
     env = ShapeEnv()
     fake = FakeTensorMode(shape_env=env)
+    fake.cache_enabled = False  # a trace meets few calls twice, and keeping each takes as long as running it
     seed = fake.from_tensor(
         torch.empty(7, 1),
         symbolic_context=StatelessSymbolicContext([DimDynamic.DYNAMIC, DimDynamic.STATIC]),
@@ -217,7 +219,7 @@ def trace(
     try:
         with warnings.catch_warnings(), _clean_modes(), fx_traceback.preserve_node_meta():
             warnings.simplefilter("ignore")
-            module: Any = joint_graph(flat, rows + shared, with_grad, _decompositions(), fake)
+            graph, constants = joint_graph(flat, rows + shared, with_grad, _decompositions(), fake)
     except Unsupported:
         raise
     except Exception as error:
@@ -227,7 +229,6 @@ def trace(
         line = next((n for n in reversed(lines) if n), None)
         raise Unsupported(why, line=line, remedy=remedy) from error
     _check_guards(env, batch)
-    graph: FxGraph = module.graph
     _strip_effects(graph)
     _note_lines(graph)
     tangents = [i for i, grad in enumerate(seen["grad"]) if grad] if with_grad else []
@@ -237,7 +238,7 @@ def trace(
     y_spec, n_y = seen["y"]
     return Captured(
         graph=graph,
-        constants={n.target: getattr(module, n.target) for n in graph.nodes if n.op == "get_attr"},
+        constants=constants,
         weights=[place for place, _, _ in weights],
         n_x=len(x),
         n_state=len(state),

@@ -1,17 +1,22 @@
 """The joint graph of a function and of its gradients, as torch's tracer records it.
 
-One run records a function whose ops write nowhere. One that writes into what it made (`h[:, 0] = 1`) is
-recorded by torch's ahead-of-time machinery, which makes new values of writes for twice the time.
+Most functions are recorded by `recorder`, what that does not know by torch's `make_fx`. One that writes into
+what it made (`h[:, 0] = 1`) is recorded by torch's ahead-of-time machinery, which makes new values of writes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
+
+from stepnet.errors import Unsupported
+
+from .recorder import Writes, recorded
 
 Flat = Callable[..., tuple[Tensor, ...]]
 Decompositions = dict[Any, Callable[..., Any]]
@@ -35,8 +40,9 @@ def _tangent(result: Tensor) -> Tensor:
 
 def joint_graph(
     run: Flat, inputs: Sequence[Tensor], with_gradients: bool, decompositions: Decompositions, fake: Any
-) -> GraphModule:
-    """A graph of (inputs, tangents of the results that need a gradient) -> (results, gradients of inputs).
+) -> tuple[Graph, dict[str, Tensor]]:
+    """A graph of (inputs, tangents of the results that need a gradient) -> (results, gradients of inputs),
+    and the constants that it reads.
 
     Args:
         run: a function of tensors; its results share no memory with its inputs.
@@ -45,39 +51,41 @@ def joint_graph(
         decompositions: what each op is replaced with.
         fake: the mode that made the inputs.
     """
-    module = _recorded(run, inputs, with_gradients, decompositions, fake)
-    if not _without_copies(module.graph):
+    function = _joint(run) if with_gradients else run
+    constants: dict[str, Tensor] = {}
+    graph = None
+    try:
+        with _as_traced(with_gradients, fake):
+            graph = recorded(function, inputs, decompositions)
+    except Unsupported:
+        raise
+    except Writes:
+        pass
+    except Exception:  # unusual, or an error: torch's tracer knows, or tells it in its own words
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        with _as_traced(with_gradients, fake):
+            module = make_fx(function, decompositions)(*inputs)
+        graph, constants = module.graph, _constants(module)
+    if graph is None or not _without_copies(graph):
         from torch._functorch.aot_autograd import aot_export_joint_simple
 
-        return aot_export_joint_simple(
+        module: Any = aot_export_joint_simple(
             run, tuple(inputs), trace_joint=with_gradients, decompositions=decompositions
-        )  # pyright: ignore[reportReturnType]
-    _as_inputs(
-        module.graph, [n for n in module.graph.nodes if n.target is torch.ops.stepnet_joint.tangent.default]
-    )
-    module.graph.eliminate_dead_code()
-    return module
+        )
+        return module.graph, _constants(module)
+    _as_inputs(graph, [n for n in graph.nodes if n.target is torch.ops.stepnet_joint.tangent.default])
+    graph.eliminate_dead_code()
+    return graph, constants
 
 
-def _recorded(
-    run: Flat, inputs: Sequence[Tensor], with_gradients: bool, decompositions: Decompositions, fake: Any
-) -> GraphModule:
+def _constants(module: GraphModule) -> dict[str, Tensor]:
+    return {n.target: getattr(module, n.target) for n in module.graph.nodes if n.op == "get_attr"}
+
+
+@contextlib.contextmanager
+def _as_traced(with_gradients: bool, fake: Any) -> Iterator[None]:
     from torch._dispatch.python import enable_python_dispatcher
-    from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    def joint(*given: Tensor) -> tuple[Tensor | None, ...]:
-        results = run(*given)
-        wanted = [t for t in given if t.requires_grad]
-        follow = [t for t in results if t.requires_grad]
-        with torch.no_grad():
-            tangents = [torch.ops.stepnet_joint.tangent(t) for t in follow]
-        found: Any = ()
-        if follow and wanted:
-            setup_stacktrace_preservation_hooks([t.grad_fn for t in follow if t.grad_fn is not None])
-            found = torch.autograd.grad(follow, wanted, tangents, allow_unused=True)
-        gradients = iter(found)
-        return (*results, *(next(gradients, None) if t.requires_grad else None for t in given))
 
     with (
         torch.set_grad_enabled(with_gradients),
@@ -87,7 +95,27 @@ def _recorded(
         fake,
         enable_python_dispatcher(),
     ):
-        return make_fx(joint if with_gradients else run, decompositions)(*inputs)
+        yield
+
+
+def _joint(run: Flat) -> Callable[..., tuple[Tensor | None, ...]]:
+    """A function that gives the results of another one and the gradients of its inputs."""
+    from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks
+
+    def joint(*inputs: Tensor) -> tuple[Tensor | None, ...]:
+        results = run(*inputs)
+        wanted = [t for t in inputs if t.requires_grad]
+        follow = [t for t in results if t.requires_grad]
+        with torch.no_grad():
+            tangents = [torch.ops.stepnet_joint.tangent(t) for t in follow]
+        parts: Any = ()
+        if follow and wanted:
+            setup_stacktrace_preservation_hooks([t.grad_fn for t in follow if t.grad_fn is not None])
+            parts = torch.autograd.grad(follow, wanted, tangents, allow_unused=True)
+        gradients = iter(parts)
+        return (*results, *(next(gradients, None) if t.requires_grad else None for t in inputs))
+
+    return joint
 
 
 def _without_copies(graph: Graph) -> bool:

@@ -381,7 +381,7 @@ def arguments(
             return env[arg]
         if isinstance(arg, (list, tuple)):
             return [convert(a) for a in arg]
-        return arg
+        return _size(builder, arg) if isinstance(arg, torch.SymInt) else arg
 
     return tuple(convert(a) for a in node.args), {k: convert(v) for k, v in node.kwargs.items()}
 
@@ -521,8 +521,10 @@ def _has_tensor(node: FxNode) -> bool:
 
 def _number(builder: Builder, node: FxNode) -> Any:
     meta = node.meta["val"]
-    if isinstance(meta, (int, float, bool)):
-        return meta
-    if str(meta.node.expr) == builder.batch:
+    return meta if isinstance(meta, (int, float, bool)) else _size(builder, meta)
+
+
+def _size(builder: Builder, size: Any) -> Any:
+    if str(size.node.expr) == builder.batch:
         return BATCH
-    return meta  # an expression of the batch size: only shapes that are checked elsewhere may use it
+    return size  # an expression of the batch size: only shapes that are checked elsewhere may use it

@@ -106,6 +106,23 @@ def _sub(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Any:
     return b.pointwise("sub", [x, _scaled(b, y, alpha)])
 
 
+@rule("rsub")
+def _rsub(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Any:
+    return _sub(b, y, x, alpha)
+
+
+@rule("sigmoid_backward")
+def _sigmoid_backward(b: Builder, grad: Ref, y: Ref) -> Any:
+    slope = b.pointwise("mul", [y, b.pointwise("sub", [1, y])])
+    return b.pointwise("mul", [grad, slope])
+
+
+@rule("tanh_backward")
+def _tanh_backward(b: Builder, grad: Ref, y: Ref) -> Any:
+    slope = b.pointwise("sub", [1, b.pointwise("mul", [y, y])])
+    return b.pointwise("mul", [grad, slope])
+
+
 @rule("mul")
 def _mul(b: Builder, x: Any, y: Any) -> Any:
     if y is BATCH or x is BATCH:

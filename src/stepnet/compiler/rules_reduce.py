@@ -219,6 +219,11 @@ def _mm(b: Builder, x: Ref, y: Ref) -> Any:
     raise Unsupported("a matmul of rows with rows: the step mixes rows", line=b.line)
 
 
+@rule("addmm")
+def _addmm(b: Builder, bias: Ref, x: Ref, y: Ref) -> Any:
+    return b.pointwise("add", [_mm(b, x, y), bias])
+
+
 @rule("bmm")
 def _bmm(b: Builder, x: Ref, y: Ref) -> Any:
     xv, yv, dtype = b.values[x.name], b.values[y.name], b.meta_dtype()

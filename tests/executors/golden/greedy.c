@@ -1,15 +1,15 @@
 /* scan of forward
- *   carry state <- v21
+ *   carry state <- v20
  *   v9: row[1] int64 = argmax(state) {'dim': 0}  # test_golden.py:26
  *   v10: row[] int64 = reshape(v9) {}  # test_golden.py:26
  *   v11: row[2] float32 = embed(w0, v10) {}  # test_golden.py:26
  *   v12: row[2] float32 = add(x, v11) {}  # test_golden.py:26
  *   v14: row[3] float32 = matmul(v12, v13) {}  # test_golden.py:26
- *   v18: row[3] float32 = matmul(state, v17) {}  # test_golden.py:26
- *   v20_s36: row[3] float32 = add(v14, w2_s35) {}  # test_golden.py:26
- *   v20: row[3] float32 = add(v20_s36, v18) {}  # test_golden.py:26
- *   v21: row[3] float32 = tanh(v20) {}  # test_golden.py:26
- *   out v12, v21
+ *   v17: row[3] float32 = matmul(state, v16) {}  # test_golden.py:26
+ *   v19_s36: row[3] float32 = add(v14, w2_s35) {}  # test_golden.py:26
+ *   v19: row[3] float32 = add(v19_s36, v17) {}  # test_golden.py:26
+ *   v20: row[3] float32 = tanh(v19) {}  # test_golden.py:26
+ *   out v12, v20
  */
 typedef struct {
     int64_t sequences, shares, steps, stride; /* row of sequence b at step t: start[b] + t * stride */
@@ -27,15 +27,15 @@ typedef struct {
     int64_t v13_stride_n;
     int64_t v13_stride_h;
     float *v13_packed;
-    const float *v17;
-    int64_t v17_stride_k;
-    int64_t v17_stride_n;
-    int64_t v17_stride_h;
-    float *v17_packed;
+    const float *v16;
+    int64_t v16_stride_k;
+    int64_t v16_stride_n;
+    int64_t v16_stride_h;
+    float *v16_packed;
     const float *state_boot;
     float *state_final;
     float *v12;
-    float *v21;
+    float *v20;
     int64_t *wrong;
 } arguments;
 
@@ -66,7 +66,7 @@ static void run_share(const arguments *a, int64_t index, int64_t slot, int64_t m
     float *state = TAKE(float, count * 3);
     float *state_next = TAKE(float, count * 3);
     float *v14_rows = TAKE(float, count * 3);
-    float *v18_rows = TAKE(float, count * 3);
+    float *v17_rows = TAKE(float, count * 3);
 #undef TAKE
     for (int64_t i = member; i < count; i += members) {
         const int64_t b = a->order[index + i * shares];
@@ -109,26 +109,26 @@ static void run_share(const arguments *a, int64_t index, int64_t slot, int64_t m
             const int64_t c0 = first_column(3, member, members, SN_WIDTH * sn_lanes_f32), c1 = first_column(3, member + 1, members, SN_WIDTH * sn_lanes_f32);
             if (c1 > c0) sn_matmul_f32((sn_rows_f32){(float *)v14_rows + c0, 3, 0}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)a->v12, 2, row}, a->v13_packed + c0 * 2, active, 2, c1 - c0);
         }
-        /* v18 = matmul(state, v17)  [3] x [3, 3] */
+        /* v17 = matmul(state, v16)  [3] x [3, 3] */
         {
             const int64_t c0 = first_column(3, member, members, SN_WIDTH * sn_lanes_f32), c1 = first_column(3, member + 1, members, SN_WIDTH * sn_lanes_f32);
-            if (c1 > c0) sn_matmul_f32((sn_rows_f32){(float *)v18_rows + c0, 3, 0}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)state, 3, 0}, a->v17_packed + c0 * 3, active, 3, c1 - c0);
+            if (c1 > c0) sn_matmul_f32((sn_rows_f32){(float *)v17_rows + c0, 3, 0}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)state, 3, 0}, a->v16_packed + c0 * 3, active, 3, c1 - c0);
         }
         MEET;
-        /* row by row: v20_s36, v20, v21 */
+        /* row by row: v19_s36, v19, v20 */
         for (int64_t i = member; i < active; i += members) {
             float *restrict v14_at = v14_rows + i * 3;
             const float *restrict w2_s35_at = a->w2_s35;
-            float *restrict v18_at = v18_rows + i * 3;
-            float *restrict v21_at = a->v21 + row[i] * 3;
+            float *restrict v17_at = v17_rows + i * 3;
+            float *restrict v20_at = a->v20 + row[i] * 3;
             float *restrict state_new = state_next + i * 3;
             #pragma omp simd
             for (int64_t j = 0; j < 3; ++j) {
-                const float v20_s36 = v14_at[j] + w2_s35_at[j];
-                const float v20 = v20_s36 + v18_at[j];
-                const float v21 = sn_tanh_f32(v20);
-                v21_at[j] = v21;
-                state_new[j] = v21;
+                const float v19_s36 = v14_at[j] + w2_s35_at[j];
+                const float v19 = v19_s36 + v17_at[j];
+                const float v20 = sn_tanh_f32(v19);
+                v20_at[j] = v20;
+                state_new[j] = v20;
             }
         }
         for (int64_t i = active; i-- > 0;) { /* sequences that end here */
@@ -148,7 +148,7 @@ static void pack(void *data, int64_t index, int64_t count) {
     const arguments *a = (const arguments *)data;
     (void)count;
     if (index == 0) sn_pack_f32(a->v13_packed, a->v13, a->v13_stride_k, a->v13_stride_n, 2, 3, 1, SN_WIDTH);
-    if (index == 1) sn_pack_f32(a->v17_packed, a->v17, a->v17_stride_k, a->v17_stride_n, 3, 3, 1, SN_WIDTH);
+    if (index == 1) sn_pack_f32(a->v16_packed, a->v16, a->v16_stride_k, a->v16_stride_n, 3, 3, 1, SN_WIDTH);
 }
 
 typedef struct {
@@ -174,10 +174,10 @@ void run(const sn_pool *pool, const arguments *a) {
 
 /* scan of backward
  *   carry d_1 <- v26
- *   v22: row[3] float32 = add(d_1, d_0) {}  # test_golden.py:26
- *   v23: row[3] float32 = mul(v21, v21) {}  # test_golden.py:26
- *   v24: row[3] float32 = sub(v15, v23) {}  # test_golden.py:26
- *   v25: row[3] float32 = mul(v22, v24) {}  # test_golden.py:26
+ *   v21: row[3] float32 = add(d_1, d_0) {}  # test_golden.py:26
+ *   v22: row[3] float32 = mul(v20, v20) {}  # test_golden.py:26
+ *   v24: row[3] float32 = sub(v23, v22) {}  # test_golden.py:26
+ *   v25: row[3] float32 = mul(v21, v24) {}  # test_golden.py:26
  *   v26: row[3] float32 = matmul(v25, w3) {}  # test_golden.py:26
  *   v29: sum[3] float32 = sum_rows(v25) {}  # test_golden.py:26
  *   v31: row[2] float32 = matmul(v25, w1) {}  # test_golden.py:26
@@ -192,7 +192,7 @@ typedef struct {
     char *space; /* workspace, space_bytes for each slot */
     int64_t space_bytes;
     const float *d_0;
-    const float *v21;
+    const float *v20;
     const float *w3;
     int64_t w3_stride_k;
     int64_t w3_stride_n;
@@ -255,18 +255,18 @@ static void run_share(const arguments *a, int64_t index, int64_t slot, int64_t m
         if (active == 0) break;
         for (int64_t i = 0; i < active; ++i)
             row[i] = a->start[a->order[index + i * shares]] + t * a->stride;
-        /* row by row: v22, v23, v24, v25, v29 */
+        /* row by row: v21, v22, v24, v25, v29 */
         for (int64_t i = member; i < active; i += members) {
             const float *restrict d_1_at = d_1 + i * 3;
             const float *restrict d_0_at = a->d_0 + row[i] * 3;
-            const float *restrict v21_at = a->v21 + row[i] * 3;
+            const float *restrict v20_at = a->v20 + row[i] * 3;
             float *restrict v25_at = a->v25 + row[i] * 3;
             #pragma omp simd
             for (int64_t j = 0; j < 3; ++j) {
-                const float v22 = d_1_at[j] + d_0_at[j];
-                const float v23 = v21_at[j] * v21_at[j];
-                const float v24 = 1.0f - v23;
-                const float v25 = v22 * v24;
+                const float v21 = d_1_at[j] + d_0_at[j];
+                const float v22 = v20_at[j] * v20_at[j];
+                const float v24 = 1.0f - v22;
+                const float v25 = v21 * v24;
                 v25_at[j] = v25;
                 v29_part[j] += v25;
             }

@@ -1,23 +1,23 @@
 /* scan of forward
- *   carry state <- v30
+ *   carry state <- v29
  *   v9: row[3] float32 = matmul(x, v8) {}  # test_golden.py:33
- *   v13: row[3] float32 = matmul(state, v12) {}  # test_golden.py:33
- *   v15_s52: row[3] float32 = add(v9, w1_s51) {}  # test_golden.py:33
- *   v15: row[3] float32 = add(v15_s52, v13) {}  # test_golden.py:33
- *   v16: row[3] float32 = tanh(v15) {}  # test_golden.py:33
- *   v17: row[1] float32 = slice(v16) {'dim': 0, 'start': 0, 'end': 1, 'step': 1}  # test_golden.py:34
- *   v18: row[3] float32 = sub(v16, v17) {}  # test_golden.py:34
- *   v19: row[1] float32 = sum(v18) {'dims': (0,)}  # test_golden.py:34
- *   v21: row[1] float32 = div(v19, v20) {}  # test_golden.py:34
- *   v22: row[1] float32 = add(v17, v21) {}  # test_golden.py:34
- *   v23: row[3] float32 = sub(v16, v22) {}  # test_golden.py:34
- *   v24: row[3] float32 = mul(v23, v23) {}  # test_golden.py:34
- *   v25: row[1] float32 = sum(v24) {'dims': (0,)}  # test_golden.py:34
- *   v26: row[1] float32 = div(v25, v20) {}  # test_golden.py:34
- *   v28: row[1] float32 = add(v26, v27) {}  # test_golden.py:34
- *   v29: row[1] float32 = rsqrt(v28) {}  # test_golden.py:34
- *   v30: row[3] float32 = mul(v23, v29) {}  # test_golden.py:34
- *   out v16, v30
+ *   v12: row[3] float32 = matmul(state, v11) {}  # test_golden.py:33
+ *   v14_s52: row[3] float32 = add(v9, w1_s51) {}  # test_golden.py:33
+ *   v14: row[3] float32 = add(v14_s52, v12) {}  # test_golden.py:33
+ *   v15: row[3] float32 = tanh(v14) {}  # test_golden.py:33
+ *   v16: row[1] float32 = slice(v15) {'dim': 0, 'start': 0, 'end': 1, 'step': 1}  # test_golden.py:34
+ *   v17: row[3] float32 = sub(v15, v16) {}  # test_golden.py:34
+ *   v18: row[1] float32 = sum(v17) {'dims': (0,)}  # test_golden.py:34
+ *   v20: row[1] float32 = div(v18, v19) {}  # test_golden.py:34
+ *   v21: row[1] float32 = add(v16, v20) {}  # test_golden.py:34
+ *   v22: row[3] float32 = sub(v15, v21) {}  # test_golden.py:34
+ *   v23: row[3] float32 = mul(v22, v22) {}  # test_golden.py:34
+ *   v24: row[1] float32 = sum(v23) {'dims': (0,)}  # test_golden.py:34
+ *   v25: row[1] float32 = div(v24, v19) {}  # test_golden.py:34
+ *   v27: row[1] float32 = add(v25, v26) {}  # test_golden.py:34
+ *   v28: row[1] float32 = rsqrt(v27) {}  # test_golden.py:34
+ *   v29: row[3] float32 = mul(v22, v28) {}  # test_golden.py:34
+ *   out v15, v29
  */
 typedef struct {
     int64_t sequences, shares, steps, stride; /* row of sequence b at step t: start[b] + t * stride */
@@ -34,15 +34,15 @@ typedef struct {
     int64_t v8_stride_n;
     int64_t v8_stride_h;
     float *v8_packed;
-    const float *v12;
-    int64_t v12_stride_k;
-    int64_t v12_stride_n;
-    int64_t v12_stride_h;
-    float *v12_packed;
+    const float *v11;
+    int64_t v11_stride_k;
+    int64_t v11_stride_n;
+    int64_t v11_stride_h;
+    float *v11_packed;
     const float *state_boot;
     float *state_final;
-    float *v16;
-    float *v30;
+    float *v15;
+    float *v29;
 } arguments;
 
 /* Where a member's columns of a product begin: whole panels. */
@@ -69,7 +69,7 @@ static void run_share(const arguments *a, int64_t index, int64_t slot, int64_t m
     int64_t *chunk_slot = TAKE(int64_t, count * a->chunk * members);
     chunk_slot += member * count * a->chunk;
     float *v9_rows = TAKE(float, count * a->chunk * 3);
-    float *v13_rows = TAKE(float, count * 3);
+    float *v12_rows = TAKE(float, count * 3);
 #undef TAKE
     for (int64_t i = member; i < count; i += members) {
         const int64_t b = a->order[index + i * shares];
@@ -101,52 +101,52 @@ static void run_share(const arguments *a, int64_t index, int64_t slot, int64_t m
         for (int64_t i = 0; i < active; ++i)
             row[i] = a->start[a->order[index + i * shares]] + t * a->stride;
         MEET;
-        /* v13 = matmul(state, v12)  [3] x [3, 3] */
+        /* v12 = matmul(state, v11)  [3] x [3, 3] */
         {
             const int64_t c0 = first_column(3, member, members, SN_WIDTH * sn_lanes_f32), c1 = first_column(3, member + 1, members, SN_WIDTH * sn_lanes_f32);
-            if (c1 > c0) sn_matmul_f32((sn_rows_f32){(float *)v13_rows + c0, 3, 0}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)state, 3, 0}, a->v12_packed + c0 * 3, active, 3, c1 - c0);
+            if (c1 > c0) sn_matmul_f32((sn_rows_f32){(float *)v12_rows + c0, 3, 0}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)state, 3, 0}, a->v11_packed + c0 * 3, active, 3, c1 - c0);
         }
         MEET;
-        /* row by row: v15_s52, v15, v16, v18, v19, v21, v22, v23, v24, v25, v26, v28, v29, v30 */
+        /* row by row: v14_s52, v14, v15, v17, v18, v20, v21, v22, v23, v24, v25, v27, v28, v29 */
         for (int64_t i = member; i < active; i += members) {
-            float v23_line[3] __attribute__((aligned(64)));
+            float v22_line[3] __attribute__((aligned(64)));
             const float *restrict v9_at = v9_rows + ((t - t0) * count + i) * 3;
             const float *restrict w1_s51_at = a->w1_s51;
-            float *restrict v13_at = v13_rows + i * 3;
-            float *restrict v16_at = a->v16 + row[i] * 3;
-            float *restrict v30_at = a->v30 + row[i] * 3;
+            float *restrict v12_at = v12_rows + i * 3;
+            float *restrict v15_at = a->v15 + row[i] * 3;
+            float *restrict v29_at = a->v29 + row[i] * 3;
             float *restrict state_new = state_next + i * 3;
             #pragma omp simd
             for (int64_t j = 0; j < 3; ++j) {
-                const float v15_s52 = v9_at[j] + w1_s51_at[j];
-                const float v15 = v15_s52 + v13_at[j];
-                const float v16 = sn_tanh_f32(v15);
-                v16_at[j] = v16;
+                const float v14_s52 = v9_at[j] + w1_s51_at[j];
+                const float v14 = v14_s52 + v12_at[j];
+                const float v15 = sn_tanh_f32(v14);
+                v15_at[j] = v15;
             }
-            float v19 = 0;
-            #pragma omp simd reduction(+ : v19)
+            float v18 = 0;
+            #pragma omp simd reduction(+ : v18)
             for (int64_t j = 0; j < 3; ++j) {
-                const float v18 = v16_at[j] - v16_at[0];
-                v19 += v18;
+                const float v17 = v15_at[j] - v15_at[0];
+                v18 += v17;
             }
-            const float v21 = v19 / 3.0f;
-            const float v22 = v16_at[0] + v21;
-            float v25 = 0;
-            #pragma omp simd reduction(+ : v25)
+            const float v20 = v18 / 3.0f;
+            const float v21 = v15_at[0] + v20;
+            float v24 = 0;
+            #pragma omp simd reduction(+ : v24)
             for (int64_t j = 0; j < 3; ++j) {
-                const float v23 = v16_at[j] - v22;
-                v23_line[j] = v23;
-                const float v24 = v23 * v23;
-                v25 += v24;
+                const float v22 = v15_at[j] - v21;
+                v22_line[j] = v22;
+                const float v23 = v22 * v22;
+                v24 += v23;
             }
-            const float v26 = v25 / 3.0f;
-            const float v28 = v26 + 1e-05f;
-            const float v29 = sn_rsqrt_f32(v28);
+            const float v25 = v24 / 3.0f;
+            const float v27 = v25 + 1e-05f;
+            const float v28 = sn_rsqrt_f32(v27);
             #pragma omp simd
             for (int64_t j = 0; j < 3; ++j) {
-                const float v30 = v23_line[j] * v29;
-                v30_at[j] = v30;
-                state_new[j] = v30;
+                const float v29 = v22_line[j] * v28;
+                v29_at[j] = v29;
+                state_new[j] = v29;
             }
         }
         for (int64_t i = active; i-- > 0;) { /* sequences that end here */
@@ -166,7 +166,7 @@ static void pack(void *data, int64_t index, int64_t count) {
     const arguments *a = (const arguments *)data;
     (void)count;
     if (index == 0) sn_pack_f32(a->v8_packed, a->v8, a->v8_stride_k, a->v8_stride_n, 2, 3, 1, SN_WIDTH);
-    if (index == 1) sn_pack_f32(a->v12_packed, a->v12, a->v12_stride_k, a->v12_stride_n, 3, 3, 1, SN_WIDTH);
+    if (index == 1) sn_pack_f32(a->v11_packed, a->v11, a->v11_stride_k, a->v11_stride_n, 3, 3, 1, SN_WIDTH);
 }
 
 typedef struct {
@@ -192,31 +192,31 @@ void run(const sn_pool *pool, const arguments *a) {
 
 /* scan of backward
  *   carry d_1 <- v44
- *   v31: row[3] float32 = add(d_1, d_0) {}  # test_golden.py:34
- *   v32: row[3] float32 = mul(v31, v20) {}  # test_golden.py:34
- *   v33: row[1] float32 = sum(v31) {'dims': (0,)}  # test_golden.py:34
- *   v17: row[1] float32 = slice(v16) {'dim': 0, 'start': 0, 'end': 1, 'step': 1}  # test_golden.py:34
- *   v18: row[3] float32 = sub(v16, v17) {}  # test_golden.py:34
- *   v19: row[1] float32 = sum(v18) {'dims': (0,)}  # test_golden.py:34
- *   v21: row[1] float32 = div(v19, v20) {}  # test_golden.py:34
- *   v22: row[1] float32 = add(v17, v21) {}  # test_golden.py:34
- *   v23: row[3] float32 = sub(v16, v22) {}  # test_golden.py:34
- *   v24: row[3] float32 = mul(v23, v23) {}  # test_golden.py:34
- *   v25: row[1] float32 = sum(v24) {'dims': (0,)}  # test_golden.py:34
- *   v26: row[1] float32 = div(v25, v20) {}  # test_golden.py:34
- *   v28: row[1] float32 = add(v26, v27) {}  # test_golden.py:34
- *   v29: row[1] float32 = rsqrt(v28) {}  # test_golden.py:34
- *   v30: row[3] float32 = mul(v23, v29) {}  # test_golden.py:34
- *   v34: row[3] float32 = mul(v31, v30) {}  # test_golden.py:34
- *   v35: row[1] float32 = sum(v34) {'dims': (0,)}  # test_golden.py:34
- *   v36: row[3] float32 = mul(v30, v35) {}  # test_golden.py:34
- *   v37: row[3] float32 = sub(v32, v33) {}  # test_golden.py:34
- *   v38: row[3] float32 = sub(v37, v36) {}  # test_golden.py:34
- *   v39: row[1] float32 = div(v29, v20) {}  # test_golden.py:34
- *   v40: row[3] float32 = mul(v39, v38) {}  # test_golden.py:34
- *   v41: row[3] float32 = mul(v16, v16) {}  # test_golden.py:33
- *   v42: row[3] float32 = sub(v10, v41) {}  # test_golden.py:33
- *   v43: row[3] float32 = mul(v40, v42) {}  # test_golden.py:33
+ *   v30: row[3] float32 = add(d_1, d_0) {}  # test_golden.py:34
+ *   v31: row[3] float32 = mul(v30, v19) {}  # test_golden.py:34
+ *   v32: row[1] float32 = sum(v30) {'dims': (0,)}  # test_golden.py:34
+ *   v16: row[1] float32 = slice(v15) {'dim': 0, 'start': 0, 'end': 1, 'step': 1}  # test_golden.py:34
+ *   v17: row[3] float32 = sub(v15, v16) {}  # test_golden.py:34
+ *   v18: row[1] float32 = sum(v17) {'dims': (0,)}  # test_golden.py:34
+ *   v20: row[1] float32 = div(v18, v19) {}  # test_golden.py:34
+ *   v21: row[1] float32 = add(v16, v20) {}  # test_golden.py:34
+ *   v22: row[3] float32 = sub(v15, v21) {}  # test_golden.py:34
+ *   v23: row[3] float32 = mul(v22, v22) {}  # test_golden.py:34
+ *   v24: row[1] float32 = sum(v23) {'dims': (0,)}  # test_golden.py:34
+ *   v25: row[1] float32 = div(v24, v19) {}  # test_golden.py:34
+ *   v27: row[1] float32 = add(v25, v26) {}  # test_golden.py:34
+ *   v28: row[1] float32 = rsqrt(v27) {}  # test_golden.py:34
+ *   v29: row[3] float32 = mul(v22, v28) {}  # test_golden.py:34
+ *   v33: row[3] float32 = mul(v30, v29) {}  # test_golden.py:34
+ *   v34: row[1] float32 = sum(v33) {'dims': (0,)}  # test_golden.py:34
+ *   v35: row[3] float32 = mul(v29, v34) {}  # test_golden.py:34
+ *   v36: row[3] float32 = sub(v31, v32) {}  # test_golden.py:34
+ *   v37: row[3] float32 = sub(v36, v35) {}  # test_golden.py:34
+ *   v38: row[1] float32 = div(v28, v19) {}  # test_golden.py:34
+ *   v39: row[3] float32 = mul(v38, v37) {}  # test_golden.py:34
+ *   v40: row[3] float32 = mul(v15, v15) {}  # test_golden.py:33
+ *   v42: row[3] float32 = sub(v41, v40) {}  # test_golden.py:33
+ *   v43: row[3] float32 = mul(v39, v42) {}  # test_golden.py:33
  *   v44: row[3] float32 = matmul(v43, w2) {}  # test_golden.py:33
  *   v47: sum[3] float32 = sum_rows(v43) {}  # test_golden.py:33
  *   out v43, v47
@@ -230,7 +230,7 @@ typedef struct {
     char *space; /* workspace, space_bytes for each slot */
     int64_t space_bytes;
     const float *d_0;
-    const float *v16;
+    const float *v15;
     const float *w2;
     int64_t w2_stride_k;
     int64_t w2_stride_n;
@@ -276,57 +276,57 @@ static void run_share(const arguments *a, int64_t index, int64_t slot, int64_t m
         if (active == 0) break;
         for (int64_t i = 0; i < active; ++i)
             row[i] = a->start[a->order[index + i * shares]] + t * a->stride;
-        /* row by row: v31, v32, v33, v18, v19, v21, v22, v23, v24, v25, v26, v28, v29, v30, v34, v35, v36, v37, v38, v39, v40, v41, v42, v43, v47 */
+        /* row by row: v30, v31, v32, v17, v18, v20, v21, v22, v23, v24, v25, v27, v28, v29, v33, v34, v35, v36, v37, v38, v39, v40, v42, v43, v47 */
         for (int64_t i = member; i < active; i += members) {
-            float v31_line[3] __attribute__((aligned(64)));
-            float v23_line[3] __attribute__((aligned(64)));
             float v30_line[3] __attribute__((aligned(64)));
+            float v22_line[3] __attribute__((aligned(64)));
+            float v29_line[3] __attribute__((aligned(64)));
             const float *restrict d_1_at = d_1 + i * 3;
             const float *restrict d_0_at = a->d_0 + row[i] * 3;
-            const float *restrict v16_at = a->v16 + row[i] * 3;
+            const float *restrict v15_at = a->v15 + row[i] * 3;
             float *restrict v43_at = a->v43 + row[i] * 3;
-            float v33 = 0;
-            float v19 = 0;
-            #pragma omp simd reduction(+ : v33, v19)
+            float v32 = 0;
+            float v18 = 0;
+            #pragma omp simd reduction(+ : v32, v18)
             for (int64_t j = 0; j < 3; ++j) {
-                const float v31 = d_1_at[j] + d_0_at[j];
-                v31_line[j] = v31;
-                v33 += v31;
-                const float v18 = v16_at[j] - v16_at[0];
-                v19 += v18;
-            }
-            const float v21 = v19 / 3.0f;
-            const float v22 = v16_at[0] + v21;
-            float v25 = 0;
-            #pragma omp simd reduction(+ : v25)
-            for (int64_t j = 0; j < 3; ++j) {
-                const float v23 = v16_at[j] - v22;
-                v23_line[j] = v23;
-                const float v24 = v23 * v23;
-                v25 += v24;
-            }
-            const float v26 = v25 / 3.0f;
-            const float v28 = v26 + 1e-05f;
-            const float v29 = sn_rsqrt_f32(v28);
-            float v35 = 0;
-            #pragma omp simd reduction(+ : v35)
-            for (int64_t j = 0; j < 3; ++j) {
-                const float v30 = v23_line[j] * v29;
+                const float v30 = d_1_at[j] + d_0_at[j];
                 v30_line[j] = v30;
-                const float v34 = v31_line[j] * v30;
-                v35 += v34;
+                v32 += v30;
+                const float v17 = v15_at[j] - v15_at[0];
+                v18 += v17;
             }
-            const float v39 = v29 / 3.0f;
+            const float v20 = v18 / 3.0f;
+            const float v21 = v15_at[0] + v20;
+            float v24 = 0;
+            #pragma omp simd reduction(+ : v24)
+            for (int64_t j = 0; j < 3; ++j) {
+                const float v22 = v15_at[j] - v21;
+                v22_line[j] = v22;
+                const float v23 = v22 * v22;
+                v24 += v23;
+            }
+            const float v25 = v24 / 3.0f;
+            const float v27 = v25 + 1e-05f;
+            const float v28 = sn_rsqrt_f32(v27);
+            float v34 = 0;
+            #pragma omp simd reduction(+ : v34)
+            for (int64_t j = 0; j < 3; ++j) {
+                const float v29 = v22_line[j] * v28;
+                v29_line[j] = v29;
+                const float v33 = v30_line[j] * v29;
+                v34 += v33;
+            }
+            const float v38 = v28 / 3.0f;
             #pragma omp simd
             for (int64_t j = 0; j < 3; ++j) {
-                const float v32 = v31_line[j] * 3.0f;
-                const float v36 = v30_line[j] * v35;
-                const float v37 = v32 - v33;
-                const float v38 = v37 - v36;
-                const float v40 = v39 * v38;
-                const float v41 = v16_at[j] * v16_at[j];
-                const float v42 = 1.0f - v41;
-                const float v43 = v40 * v42;
+                const float v31 = v30_line[j] * 3.0f;
+                const float v35 = v29_line[j] * v34;
+                const float v36 = v31 - v32;
+                const float v37 = v36 - v35;
+                const float v39 = v38 * v37;
+                const float v40 = v15_at[j] * v15_at[j];
+                const float v42 = 1.0f - v40;
+                const float v43 = v39 * v42;
                 v43_at[j] = v43;
                 v47_part[j] += v43;
             }

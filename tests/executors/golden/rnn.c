@@ -1,11 +1,11 @@
 /* scan of forward
- *   carry state <- v16
+ *   carry state <- v15
  *   v9: row[3] float32 = matmul(x, v8) {}  # rnn.py:32
- *   v13: row[3] float32 = matmul(state, v12) {}  # rnn.py:32
- *   v15_s29: row[3] float32 = add(v9, w1_s28) {}  # rnn.py:32
- *   v15: row[3] float32 = add(v15_s29, v13) {}  # rnn.py:32
- *   v16: row[3] float32 = tanh(v15) {}  # rnn.py:31
- *   out v16
+ *   v12: row[3] float32 = matmul(state, v11) {}  # rnn.py:32
+ *   v14_s29: row[3] float32 = add(v9, w1_s28) {}  # rnn.py:32
+ *   v14: row[3] float32 = add(v14_s29, v12) {}  # rnn.py:32
+ *   v15: row[3] float32 = tanh(v14) {}  # rnn.py:31
+ *   out v15
  */
 typedef struct {
     int64_t sequences, shares, steps, stride; /* row of sequence b at step t: start[b] + t * stride */
@@ -22,14 +22,14 @@ typedef struct {
     int64_t v8_stride_n;
     int64_t v8_stride_h;
     float *v8_packed;
-    const float *v12;
-    int64_t v12_stride_k;
-    int64_t v12_stride_n;
-    int64_t v12_stride_h;
-    float *v12_packed;
+    const float *v11;
+    int64_t v11_stride_k;
+    int64_t v11_stride_n;
+    int64_t v11_stride_h;
+    float *v11_packed;
     const float *state_boot;
     float *state_final;
-    float *v16;
+    float *v15;
 } arguments;
 
 /* Where a member's columns of a product begin: whole panels. */
@@ -56,7 +56,7 @@ static void run_share(const arguments *a, int64_t index, int64_t slot, int64_t m
     int64_t *chunk_slot = TAKE(int64_t, count * a->chunk * members);
     chunk_slot += member * count * a->chunk;
     float *v9_rows = TAKE(float, count * a->chunk * 3);
-    float *v13_rows = TAKE(float, count * 3);
+    float *v12_rows = TAKE(float, count * 3);
 #undef TAKE
     for (int64_t i = member; i < count; i += members) {
         const int64_t b = a->order[index + i * shares];
@@ -88,26 +88,26 @@ static void run_share(const arguments *a, int64_t index, int64_t slot, int64_t m
         for (int64_t i = 0; i < active; ++i)
             row[i] = a->start[a->order[index + i * shares]] + t * a->stride;
         MEET;
-        /* v13 = matmul(state, v12)  [3] x [3, 3] */
+        /* v12 = matmul(state, v11)  [3] x [3, 3] */
         {
             const int64_t c0 = first_column(3, member, members, SN_WIDTH * sn_lanes_f32), c1 = first_column(3, member + 1, members, SN_WIDTH * sn_lanes_f32);
-            if (c1 > c0) sn_matmul_f32((sn_rows_f32){(float *)v13_rows + c0, 3, 0}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)state, 3, 0}, a->v12_packed + c0 * 3, active, 3, c1 - c0);
+            if (c1 > c0) sn_matmul_f32((sn_rows_f32){(float *)v12_rows + c0, 3, 0}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)state, 3, 0}, a->v11_packed + c0 * 3, active, 3, c1 - c0);
         }
         MEET;
-        /* row by row: v15_s29, v15, v16 */
+        /* row by row: v14_s29, v14, v15 */
         for (int64_t i = member; i < active; i += members) {
             const float *restrict v9_at = v9_rows + ((t - t0) * count + i) * 3;
             const float *restrict w1_s28_at = a->w1_s28;
-            float *restrict v13_at = v13_rows + i * 3;
-            float *restrict v16_at = a->v16 + row[i] * 3;
+            float *restrict v12_at = v12_rows + i * 3;
+            float *restrict v15_at = a->v15 + row[i] * 3;
             float *restrict state_new = state_next + i * 3;
             #pragma omp simd
             for (int64_t j = 0; j < 3; ++j) {
-                const float v15_s29 = v9_at[j] + w1_s28_at[j];
-                const float v15 = v15_s29 + v13_at[j];
-                const float v16 = sn_tanh_f32(v15);
-                v16_at[j] = v16;
-                state_new[j] = v16;
+                const float v14_s29 = v9_at[j] + w1_s28_at[j];
+                const float v14 = v14_s29 + v12_at[j];
+                const float v15 = sn_tanh_f32(v14);
+                v15_at[j] = v15;
+                state_new[j] = v15;
             }
         }
         for (int64_t i = active; i-- > 0;) { /* sequences that end here */
@@ -127,7 +127,7 @@ static void pack(void *data, int64_t index, int64_t count) {
     const arguments *a = (const arguments *)data;
     (void)count;
     if (index == 0) sn_pack_f32(a->v8_packed, a->v8, a->v8_stride_k, a->v8_stride_n, 2, 3, 1, SN_WIDTH);
-    if (index == 1) sn_pack_f32(a->v12_packed, a->v12, a->v12_stride_k, a->v12_stride_n, 3, 3, 1, SN_WIDTH);
+    if (index == 1) sn_pack_f32(a->v11_packed, a->v11, a->v11_stride_k, a->v11_stride_n, 3, 3, 1, SN_WIDTH);
 }
 
 typedef struct {
@@ -153,10 +153,10 @@ void run(const sn_pool *pool, const arguments *a) {
 
 /* scan of backward
  *   carry d_1 <- v21
- *   v17: row[3] float32 = add(d_1, d_0) {}  # rnn.py:34
- *   v18: row[3] float32 = mul(v16, v16) {}  # rnn.py:31
- *   v19: row[3] float32 = sub(v10, v18) {}  # rnn.py:31
- *   v20: row[3] float32 = mul(v17, v19) {}  # rnn.py:31
+ *   v16: row[3] float32 = add(d_1, d_0) {}  # rnn.py:34
+ *   v17: row[3] float32 = mul(v15, v15) {}  # rnn.py:31
+ *   v19: row[3] float32 = sub(v18, v17) {}  # rnn.py:31
+ *   v20: row[3] float32 = mul(v16, v19) {}  # rnn.py:31
  *   v21: row[3] float32 = matmul(v20, w2) {}  # rnn.py:32
  *   v24: sum[3] float32 = sum_rows(v20) {}  # rnn.py:32
  *   out v20, v24
@@ -170,7 +170,7 @@ typedef struct {
     char *space; /* workspace, space_bytes for each slot */
     int64_t space_bytes;
     const float *d_0;
-    const float *v16;
+    const float *v15;
     const float *w2;
     int64_t w2_stride_k;
     int64_t w2_stride_n;
@@ -216,18 +216,18 @@ static void run_share(const arguments *a, int64_t index, int64_t slot, int64_t m
         if (active == 0) break;
         for (int64_t i = 0; i < active; ++i)
             row[i] = a->start[a->order[index + i * shares]] + t * a->stride;
-        /* row by row: v17, v18, v19, v20, v24 */
+        /* row by row: v16, v17, v19, v20, v24 */
         for (int64_t i = member; i < active; i += members) {
             const float *restrict d_1_at = d_1 + i * 3;
             const float *restrict d_0_at = a->d_0 + row[i] * 3;
-            const float *restrict v16_at = a->v16 + row[i] * 3;
+            const float *restrict v15_at = a->v15 + row[i] * 3;
             float *restrict v20_at = a->v20 + row[i] * 3;
             #pragma omp simd
             for (int64_t j = 0; j < 3; ++j) {
-                const float v17 = d_1_at[j] + d_0_at[j];
-                const float v18 = v16_at[j] * v16_at[j];
-                const float v19 = 1.0f - v18;
-                const float v20 = v17 * v19;
+                const float v16 = d_1_at[j] + d_0_at[j];
+                const float v17 = v15_at[j] * v15_at[j];
+                const float v19 = 1.0f - v17;
+                const float v20 = v16 * v19;
                 v20_at[j] = v20;
                 v24_part[j] += v20;
             }
