@@ -101,6 +101,35 @@ def test_fully_shard(rnn):
         check_gradients(net, twin)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("rnn", RNNS)
+@pytest.mark.parametrize("output", [None, torch.float32], ids=["bfloat16 out", "float32 out"])
+def test_fully_shard_with_mixed_precision(rnn, output):
+    """It casts weights and inputs to bfloat16; beside a model whose weights and inputs are bfloat16."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    net, twin = twins(RNNS[rnn])
+    twin = twin.to(torch.bfloat16)
+    mesh = init_device_mesh("cpu", (1,))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=output)
+    for part in (net.rnn, net.head, net):
+        fully_shard(part, mesh=mesh, mp_policy=policy)
+    for _ in range(2):
+        x = rows()
+        (y, others), (y_twin, others_twin) = net(x), twin(x.bfloat16())
+        assert y.dtype == others["h"].dtype == (output or torch.bfloat16)
+        torch.testing.assert_close(y.values.float(), y_twin.values.float(), rtol=0.02, atol=0.02)
+        (y.values.float().square().sum() + others["h"].float().sum()).backward()
+        (y_twin.values.float().square().sum() + others_twin["h"].float().sum()).backward()
+        for (name, a), b in zip(net.named_parameters(), twin.parameters(), strict=True):
+            if b.grad is not None:
+                grad = a.grad.full_tensor()
+                assert grad.dtype == torch.float32
+                torch.testing.assert_close(grad, b.grad.float(), rtol=0.1, atol=0.1, msg=name)
+            a.grad = b.grad = None
+
+
 def test_memory_that_was_freed_is_told():
     """As fully_shard does where it does not find the results."""
     w = nn.Parameter(torch.randn(H, H))

@@ -16,9 +16,11 @@ from stepnet.errors import LoDError, RowMixError
 
 
 def test_every_name_of_the_table_is_a_torch_function() -> None:
-    names = [name for _, names in row_functions.TABLE for name in names.split()]
-    assert [name for name in names if not any(hasattr(s, name) for s in row_functions._SPACES)] == []
-    assert len(names) == len(set(names))
+    rows = [(place, name) for place, name, _ in row_functions._rows()]
+    by_name = row_functions._SPACES_BY_NAME
+    spaces_of = [((by_name[place],) if place else row_functions._SPACES, name) for place, name in rows]
+    assert [name for spaces, name in spaces_of if not any(hasattr(s, name) for s in spaces)] == []
+    assert len(rows) == len(set(rows))
     remedied = {name for names in row_functions.REMEDIES.values() for name in names.split()}
     spaces = (*row_functions._SPACES, torch._VF)
     assert [n for n in remedied if not any(hasattr(s, n) for s in spaces)] == []
@@ -65,6 +67,17 @@ def permuted(given: Any, order: Tensor, plain_too: bool) -> Any:
     return given[order] if plain_too and isinstance(given, Tensor) else given
 
 
+def other_row(given: Any) -> Any:
+    """The same with other numbers in row 0."""
+    if isinstance(given, list):
+        return [other_row(g) for g in given]
+    if not isinstance(given, LoDTensor):
+        return given
+    values = given.values.clone()
+    values[0] = 1 - values[0] if values.is_floating_point() else 2 - values[0]
+    return given.with_values(values)
+
+
 def readings(args: tuple[Any, ...], order: Tensor, ndim: int) -> Iterator[tuple[Any, ...]]:
     """The arguments with rows reordered; a plain tensor of as many dimensions may be rows or weights."""
     choices = [(False, True) if isinstance(a, Tensor) and a.ndim == ndim else (False,) for a in args]
@@ -83,7 +96,17 @@ def attempt(function: Callable, args: tuple[Any, ...]) -> list[Any] | None:
         return None
 
 
-BY_CHANCE = {"bernoulli", "dropout", "alpha_dropout", "rrelu", "multinomial", "gumbel_softmax", "empty_like"}
+BY_CHANCE = {
+    "poisson",
+    "binomial",
+    "feature_dropout",
+    "feature_alpha_dropout",
+    "dropout1d",
+    "dropout2d",
+    "dropout3d",
+}
+BY_CHANCE |= {"cauchy_", "geometric_", "log_normal_"}
+BY_CHANCE |= {"bernoulli", "dropout", "alpha_dropout", "rrelu", "multinomial", "gumbel_softmax", "empty_like"}
 BY_CHANCE |= {"rand_like", "randn_like", "randint_like", "normal_", "uniform_", "exponential_", "random_"}
 
 

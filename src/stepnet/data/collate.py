@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from stepnet.data.lod import LoDTensor
 from stepnet.data.offsets import brief
@@ -98,7 +99,7 @@ def _check_parts(parts: list[list[Any]], where: str) -> None:
             )
 
 
-def _nested(samples: list[LoDTensor]) -> LoDTensor:
+def _nested(samples: list[LoDTensor], **_: Any) -> LoDTensor:
     """One level more, with a sequence for each sample."""
     joined = LoDTensor.cat(samples)
     counts = [[len(sample) for sample in samples]]
@@ -130,3 +131,7 @@ def _leaves(node: Any) -> Any:
             yield from _leaves(child)
     else:
         yield node
+
+
+# torch's default_collate joins LoDTensors in the same way; its registry has no public name up to torch 2.13.
+default_collate_fn_map[LoDTensor] = _nested

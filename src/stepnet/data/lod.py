@@ -6,25 +6,24 @@ import copy
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, final
+from weakref import WeakValueDictionary
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.data import convert, pieces, pytree
+from stepnet.data.display import html
 from stepnet.data.dtypes import dtype_name
 from stepnet.data.modes import beside
 from stepnet.data.offsets import LoD, brief, integers
-from stepnet.data.row_functions import call_by_rows
+from stepnet.data.row_wise import RowWise
 from stepnet.errors import FrozenError, LoDError, LoDIndexError, RowMixError
 
 from .recording import recorded_in_frames
 
-# What modules ask of a tensor before they use it.
-ABOUT_ATTRIBUTES = frozenset({"is_nested", "is_cuda", "is_cpu", "is_leaf", "is_sparse", "layout"})
+_TO_BE_FILLED: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
 @dataclass
@@ -33,34 +32,8 @@ class _Fields:
     lod: tuple[Tensor, ...]
 
 
-def _operator(name: str) -> Callable[[Any, Any], LoDTensor]:
-    method = getattr(Tensor, name)
-
-    def call(self: LoDTensor, other: Any) -> LoDTensor:
-        if isinstance(other, np.ndarray):
-            raise RowMixError(
-                "a LoDTensor meets tensors, not numpy arrays",
-                got=brief(other),
-                remedy="torch.as_tensor(array)",
-            )
-        return call_by_rows(LoDTensor, method, (self, other), {})
-
-    call.__name__ = name
-    return call
-
-
-def _unary(name: str) -> Callable[[Any], LoDTensor]:
-    method = getattr(Tensor, name)
-
-    def call(self: LoDTensor) -> LoDTensor:
-        return call_by_rows(LoDTensor, method, (self,), {})
-
-    call.__name__ = name
-    return call
-
-
 @final
-class LoDTensor:
+class LoDTensor(RowWise):
     """Rows of all sequences one after the other, and the nested offsets that cut them into sequences.
 
     ``values`` is [rows, ...]; ``lod`` is a list of offsets per level, outermost level first. A level of n
@@ -98,7 +71,6 @@ class LoDTensor:
     # DistributedDataParallel and fully_shard look for tensors in dataclasses, not in pytrees.
     __dataclass_fields__: ClassVar[Any] = _Fields.__dataclass_fields__
     __dataclass_params__: ClassVar[Any] = vars(_Fields)["__dataclass_params__"]
-    __array_ufunc__ = None  # a numpy array on the left leaves the operator to us
 
     def __init__(self, values: Tensor, lod: Sequence[Any]) -> None:
         structure = LoD(lod)
@@ -117,10 +89,20 @@ class LoDTensor:
         return x
 
     def __setattr__(self, name: str, value: object) -> None:
+        if _TO_BE_FILLED.get(id(self)) is self and name in ("values", "lod"):
+            return self._refill(name, value)
         raise FrozenError(
             f"a LoDTensor is immutable: cannot set '{name}'",
             remedy="x.with_values(v) gives a new one with the same LoD",
         )
+
+    def _refill(self, name: str, value: Any) -> None:
+        """Set a field of a copy that is made field by field; it is checked with the last one."""
+        if name == "values":
+            object.__setattr__(self, "_values", value)
+        else:
+            del _TO_BE_FILLED[id(self)]
+            self.__init__(self._values, value)
 
     def __delattr__(self, name: str) -> None:
         raise FrozenError(f"a LoDTensor is immutable: cannot delete '{name}'")
@@ -296,6 +278,9 @@ class LoDTensor:
     def __bool__(self) -> bool:
         raise LoDError("the truth of a LoDTensor is ambiguous", remedy="len(x) > 0, or x.values.any()")
 
+    def __contains__(self, value: Any) -> bool:
+        raise LoDError("whether a LoDTensor holds something is ambiguous", remedy="(x.values == v).any()")
+
     def __getitem__(self, index: Any) -> Any:
         """Sequence ``index`` of the outermost level, or those of a slice."""
         if isinstance(index, slice):
@@ -414,11 +399,12 @@ class LoDTensor:
         return LoDTensor._make(self._values.detach(), self._lod)
 
     def to(self, *args: Any, **kwargs: Any) -> LoDTensor:
-        """``values.to(...)``: another device or dtype. The LoD stays on the CPU.
+        """``values.to(...)``: another device or dtype, or those of a tensor. The LoD stays on the CPU.
 
         >>> LoDTensor(torch.ones(3), [[0, 2, 3]]).to(torch.float64).dtype
         torch.float64
         """
+        args = tuple(a._values if isinstance(a, LoDTensor) else a for a in args)
         return LoDTensor._make(self._values.to(*args, **kwargs), self._lod)
 
     def pin_memory(self) -> LoDTensor:
@@ -457,56 +443,16 @@ class LoDTensor:
         """Whether the values require grad."""
         return self._values.requires_grad
 
-    # Torch functions, methods and operators
-
-    @classmethod
-    def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        return call_by_rows(cls, func, args, kwargs or {})
-
-    def __getattr__(self, name: str) -> Any:
-        """The methods of Tensor, by the same rules as torch functions."""
-        if name in ABOUT_ATTRIBUTES:
-            return getattr(self._values, name)
-        method = None if name.startswith("_") else getattr(Tensor, name, None)
-        if not callable(method):
-            raise AttributeError(
-                f"'LoDTensor' object has no attribute '{name}'; its rows are a tensor, x.values"
-            )
-        return partial(_method, method, self)
-
-    __add__, __radd__ = _operator("__add__"), _operator("__radd__")
-    __sub__, __rsub__ = _operator("__sub__"), _operator("__rsub__")
-    __mul__, __rmul__ = _operator("__mul__"), _operator("__rmul__")
-    __truediv__, __rtruediv__ = _operator("__truediv__"), _operator("__rtruediv__")
-    __floordiv__, __rfloordiv__ = _operator("__floordiv__"), _operator("__rfloordiv__")
-    __mod__, __rmod__ = _operator("__mod__"), _operator("__rmod__")
-    __pow__, __rpow__ = _operator("__pow__"), _operator("__rpow__")
-    __matmul__, __rmatmul__ = _operator("__matmul__"), _operator("__rmatmul__")
-    __and__, __rand__ = _operator("__and__"), _operator("__rand__")
-    __or__, __ror__ = _operator("__or__"), _operator("__ror__")
-    __xor__, __rxor__ = _operator("__xor__"), _operator("__rxor__")
-    __lshift__, __rlshift__ = _operator("__lshift__"), _operator("__rlshift__")
-    __rshift__, __rrshift__ = _operator("__rshift__"), _operator("__rrshift__")
-    __lt__, __le__ = _operator("__lt__"), _operator("__le__")
-    __gt__, __ge__ = _operator("__gt__"), _operator("__ge__")
-    __eq__, __ne__ = _operator("__eq__"), _operator("__ne__")  # pyright: ignore[reportAssignmentType]
-    __neg__, __pos__ = _unary("__neg__"), _unary("__pos__")
-    __abs__, __invert__ = _unary("__abs__"), _unary("__invert__")
-    __hash__ = object.__hash__
-
     # Copies, files and text
 
     def __copy__(self) -> LoDTensor:
         return LoDTensor._make(self._values, self._lod)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LoDTensor:
-        return LoDTensor._make(copy.deepcopy(self._values, memo), self._lod)
+        twin = LoDTensor._make(copy.deepcopy(self._values, memo), self._lod)
+        if twin._values is self._values:  # a copy without its fields, which will be set: Lightning does so
+            _TO_BE_FILLED[id(twin)] = twin
+        return twin
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Through the constructor: what comes out of a file is checked like anything else.
@@ -524,9 +470,8 @@ class LoDTensor:
             f"values {list(v.shape)} {dtype_name(v.dtype)}{tail})"
         )
 
-
-def _method(method: Callable[..., Any], x: LoDTensor, *args: Any, **kwargs: Any) -> Any:
-    return call_by_rows(LoDTensor, method, (x, *args), kwargs)
+    def _repr_html_(self) -> str:
+        return html(self)
 
 
 def _place(index: Any, n: int) -> int:

@@ -131,24 +131,40 @@ def pointwise(call: Call) -> None:
     """
     _one_ndim(call)
     for plain in _plains(call):
-        if plain.ndim > call.ndim:
-            call.refuse(
-                f"a plain tensor of shape {list(plain.shape)} has more dimensions than the values",
-                remedy="give it at most as many dimensions as the values",
-            )
-        if plain.ndim == call.ndim and plain.shape[0] not in (1, call.rows):
-            call.refuse(
-                f"a plain tensor of shape {list(plain.shape)}",
-                expected=f"1 or {call.rows} in its dimension 0, or fewer dimensions (then it meets features)",
-                remedy="stepnet.sequence_expand(t, x) repeats one entry per sequence to the rows of x",
-            )
+        _meets_features(call, plain)
+
+
+def _meets_features(call: Call, plain: Tensor) -> None:
+    """A plain tensor broadcasts, but not along dimension 0 of the values."""
+    if plain.ndim > call.ndim:
+        call.refuse(
+            f"a plain tensor of shape {list(plain.shape)} has more dimensions than the values",
+            remedy="give it at most as many dimensions as the values",
+        )
+    if plain.ndim == call.ndim and plain.shape[0] not in (1, call.rows):
+        call.refuse(
+            f"a plain tensor of shape {list(plain.shape)}",
+            expected=f"1 or {call.rows} in its dimension 0, or fewer dimensions (then it meets features)",
+            remedy="stepnet.sequence_expand(t, x) repeats one entry per sequence to the rows of x",
+        )
 
 
 def in_place(call: Call) -> None:
     """Pointwise, and what is written to is a LoDTensor."""
     pointwise(call)
+    writes(call)
+
+
+def writes(call: Call) -> None:
+    """What is written to, the first operand, is a LoDTensor."""
     if not isinstance(next(call.operands()), call.kind):
         call.refuse("writes rows into a plain tensor", remedy="write to a LoDTensor, or use x.values")
+
+
+def by_first(call: Call) -> None:
+    """The first operand, whose numbers the result has, is a LoDTensor."""
+    if not isinstance(next(call.operands()), call.kind):
+        call.refuse("the numbers are those of a plain tensor", remedy="give it x.values")
 
 
 def all_of(*several: Rule) -> Rule:
@@ -162,16 +178,23 @@ def all_of(*several: Rule) -> Rule:
 
 
 def feature_dims(
-    at: int, name: str = "dim", default: Any = REQUIRED, *, new: int = 0, by_rows: int = 1, also: str = ""
+    at: int,
+    name: str = "dim",
+    default: Any = REQUIRED,
+    *,
+    new: int = 0,
+    by_rows: int = 1,
+    shared: int = 0,
+    also: str = "",
 ) -> Rule:
     """The dims named by an argument must not hold dimension 0; without that argument the call is refused.
 
-    ``new``: dims are counted after this many are added (unsqueeze, stack). ``by_rows``: see `leading`.
-    ``also``: the name of a second such argument, one place later.
+    ``new``: dims are counted after this many are added (unsqueeze, stack). ``by_rows`` and
+    ``shared``: see `_check_operands`. ``also``: the name of a second such argument, one place later.
     """
 
     def rule(call: Call) -> None:
-        _check_operands(call, by_rows)
+        _check_operands(call, by_rows, shared)
         for place, key, fallback in ((at, name, default), *(((at + 1, also, REQUIRED),) if also else ())):
             given = call.argument(place, key, call.kwargs.get("axis", fallback))
             dims = call.args[place:] if len(call.args) > place + 1 and name == "dims" else given
@@ -209,6 +232,56 @@ def leading(least: int, exactly: bool = False, *, by_rows: int = 1) -> Rule:
     return rule
 
 
+def alone(least: int) -> Rule:
+    """Dimension 0 of the only tensor of the call is a batch, if it has ``least`` dimensions."""
+    first = leading(least)
+
+    def rule(call: Call) -> None:
+        first(call)
+        if len(list(call.operands())) > 1:
+            call.refuse("a second tensor", expected="one")
+
+    return rule
+
+
+def batches(least: int, by_rows: int = ALL) -> Rule:
+    """Dimension 0 of the first ``by_rows`` operands is one batch; they have ``least`` dimensions or more.
+    Other plain tensors broadcast over features."""
+
+    def rule(call: Call) -> None:
+        _check_operands(call, by_rows)
+        for i, operand in enumerate(call.operands()):
+            if i >= by_rows:
+                _meets_features(call, operand)
+            elif operand.ndim < least or operand.ndim != call.ndim:
+                call.refuse(
+                    f"an operand of {operand.ndim} dimensions",
+                    expected=f"{least} or more, and equally many of all, so that dimension 0 is the batch",
+                )
+
+    return rule
+
+
+def einsum(call: Call) -> None:
+    """Row-wise where one letter counts the rows of every LoDTensor and of the result, always as the first."""
+    equation = call.argument(0, "equation")
+    given = list(call.operands())
+    letters = equation.replace(" ", "") if isinstance(equation, str) else ""
+    inputs, arrow, out = letters.partition("->")
+    terms = inputs.split(",")
+    if not arrow or "." in letters or len(terms) != len(given):
+        call.refuse(f"equation {equation!r}", expected="a term for each operand, '->', and no '...'")
+    row = {term[:1] for term, operand in zip(terms, given, strict=True) if isinstance(operand, call.kind)}
+    first = "".join(row)
+    if row != {out[:1]} or not first or any(first in term[1:] for term in (*terms, out)):
+        call.refuse(
+            f"equation {equation!r}", expected="one first letter of every LoDTensor and of the result"
+        )
+    for term, operand in zip(terms, given, strict=True):
+        if term.startswith(first) and operand.shape[0] != call.rows:
+            call.refuse(f"a plain tensor of shape {list(operand.shape)}", expected=f"{call.rows} rows")
+
+
 def matmul(call: Call) -> None:
     """Rows are the free dimension of the left operand, or a batch dimension of either."""
     a, b = call.operands()
@@ -244,7 +317,8 @@ def loss(rule: Rule) -> Rule:
 
 
 def keeps_rows(sizes_at: int, name: str, how: str) -> Rule:
-    """A list of sizes that leaves dimension 0 alone: ``reshape``, ``expand``, ``repeat``, ``permute``."""
+    """A list of sizes that leaves dimension 0 alone: ``reshape``, ``expand``, ``repeat``, ``tile``,
+    ``permute``."""
 
     def rule(call: Call) -> None:
         _check_operands(call, 1)
@@ -256,6 +330,7 @@ def keeps_rows(sizes_at: int, name: str, how: str) -> Rule:
             "reshape": first == rows or (first == -1 and prod(sizes[1:]) == prod(features)),
             "expand": len(sizes) == call.ndim and first in (-1, rows),
             "repeat": len(sizes) == call.ndim and first == 1,
+            "tile": len(sizes) < call.ndim or (len(sizes) == call.ndim and first == 1),
             "permute": first in (0, -call.ndim),
         }[how]
         if not fits:
@@ -291,6 +366,21 @@ def batch_norm(call: Call) -> None:
         call.refuse("training=True takes the statistics of all rows")
 
 
+def instance_norm(call: Call) -> None:
+    """Row-wise, where it does not also keep statistics of all rows."""
+    leading(3)(call)
+    if call.argument(1, "running_mean") is not None and call.argument(5, "use_input_stats", True):
+        call.refuse("running statistics are taken from all rows")
+
+
+def quantile(call: Call) -> None:
+    """Row-wise for one quantile; several would be a dimension before the rows."""
+    feature_dims(2)(call)
+    q = call.argument(1, "q")
+    if isinstance(q, Tensor) and q.ndim:
+        call.refuse(f"q of shape {list(q.shape)}", expected="one number")
+
+
 def one_hot(call: Call) -> None:
     """Row-wise once the number of classes does not depend on the rows."""
     leading(1)(call)
@@ -319,13 +409,15 @@ def _one_ndim(call: Call) -> None:
             )
 
 
-def _check_operands(call: Call, by_rows: int) -> None:
-    """The first ``by_rows`` operands have rows; the others must not be LoDTensors."""
+def _check_operands(call: Call, by_rows: int, shared: int = 0) -> None:
+    """The first ``by_rows`` operands have rows, but for the one at ``shared``, if that is not 0; the others
+    must not be LoDTensors."""
     for i, operand in enumerate(call.operands()):
         is_ragged = isinstance(operand, call.kind)
-        if i >= by_rows and is_ragged:
+        has_rows = i < by_rows and not (i and i == shared)
+        if not has_rows and is_ragged:
             call.refuse("a LoDTensor in the place of a tensor that all rows share")
-        if i < by_rows and not is_ragged and (operand.ndim == 0 or operand.shape[0] != call.rows):
+        if has_rows and not is_ragged and (operand.ndim == 0 or operand.shape[0] != call.rows):
             call.refuse(
                 f"a plain tensor of shape {list(operand.shape)}",
                 expected=f"{call.rows} rows, as in the values",

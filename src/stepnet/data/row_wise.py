@@ -1,0 +1,104 @@
+"""Torch functions, methods of Tensor and operators on a LoDTensor: row by row, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from stepnet.data.offsets import brief
+from stepnet.data.row_functions import ATTRIBUTES, call_by_rows
+from stepnet.errors import RowMixError
+
+if TYPE_CHECKING:
+    from stepnet.data.lod import LoDTensor
+
+# What modules ask of a tensor before they use it.
+ABOUT_ATTRIBUTES = frozenset(
+    {"is_nested", "is_cuda", "is_cpu", "is_meta", "is_leaf", "is_sparse", "is_quantized"}
+    | {"layout", "itemsize", "nbytes", "grad_fn"}
+)
+
+
+def _operator(name: str) -> Callable[[Any, Any], LoDTensor]:
+    method = getattr(Tensor, name)
+
+    def call(self: RowWise, other: Any) -> Any:
+        if isinstance(other, np.ndarray):
+            raise RowMixError(
+                "a LoDTensor meets tensors, not numpy arrays",
+                got=brief(other),
+                remedy="torch.as_tensor(array)",
+            )
+        return call_by_rows(type(self), method, (self, other), {})
+
+    call.__name__ = name
+    return call
+
+
+def _unary(name: str) -> Callable[[Any], LoDTensor]:
+    method = getattr(Tensor, name)
+
+    def call(self: RowWise) -> Any:
+        return call_by_rows(type(self), method, (self,), {})
+
+    call.__name__ = name
+    return call
+
+
+class RowWise:
+    """Torch functions, methods and operators on `values`, by the table of row_functions.py."""
+
+    __slots__ = ()
+    _values: Tensor
+    __array_ufunc__ = None  # a numpy array on the left leaves the operator to us
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        return call_by_rows(cls, func, args, kwargs or {})
+
+    def __getattr__(self, name: str) -> Any:
+        """The methods of Tensor, by the same rules as torch functions."""
+        if name in ABOUT_ATTRIBUTES:
+            return getattr(self._values, name)
+        if name in ATTRIBUTES:
+            return call_by_rows(type(self), ATTRIBUTES[name][0], (self,), {})
+        method = None if name.startswith("_") else getattr(Tensor, name, None)
+        if not callable(method):
+            raise AttributeError(
+                f"'LoDTensor' object has no attribute '{name}'; its rows are a tensor, x.values"
+            )
+        return partial(_method, method, self)
+
+    __add__, __radd__ = _operator("__add__"), _operator("__radd__")
+    __sub__, __rsub__ = _operator("__sub__"), _operator("__rsub__")
+    __mul__, __rmul__ = _operator("__mul__"), _operator("__rmul__")
+    __truediv__, __rtruediv__ = _operator("__truediv__"), _operator("__rtruediv__")
+    __floordiv__, __rfloordiv__ = _operator("__floordiv__"), _operator("__rfloordiv__")
+    __mod__, __rmod__ = _operator("__mod__"), _operator("__rmod__")
+    __pow__, __rpow__ = _operator("__pow__"), _operator("__rpow__")
+    __matmul__, __rmatmul__ = _operator("__matmul__"), _operator("__rmatmul__")
+    __and__, __rand__ = _operator("__and__"), _operator("__rand__")
+    __or__, __ror__ = _operator("__or__"), _operator("__ror__")
+    __xor__, __rxor__ = _operator("__xor__"), _operator("__rxor__")
+    __lshift__, __rlshift__ = _operator("__lshift__"), _operator("__rlshift__")
+    __rshift__, __rrshift__ = _operator("__rshift__"), _operator("__rrshift__")
+    __lt__, __le__ = _operator("__lt__"), _operator("__le__")
+    __gt__, __ge__ = _operator("__gt__"), _operator("__ge__")
+    __eq__, __ne__ = _operator("__eq__"), _operator("__ne__")  # pyright: ignore[reportAssignmentType]
+    __neg__, __pos__ = _unary("__neg__"), _unary("__pos__")
+    __abs__, __invert__ = _unary("__abs__"), _unary("__invert__")
+    __hash__ = object.__hash__
+
+
+def _method(method: Callable[..., Any], x: RowWise, *args: Any, **kwargs: Any) -> Any:
+    return call_by_rows(type(x), method, (x, *args), kwargs)
