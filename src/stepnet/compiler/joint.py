@@ -75,7 +75,8 @@ def _recorded(
         found: Any = ()
         if follow and wanted:
             setup_stacktrace_preservation_hooks([t.grad_fn for t in follow if t.grad_fn is not None])
-            found = torch.autograd.grad(follow, wanted, tangents, allow_unused=True)
+            with torch.autocast("cpu", enabled=False):  # a loss is differentiated outside of it
+                found = torch.autograd.grad(follow, wanted, tangents, allow_unused=True)
         gradients = iter(found)
         return (*results, *(next(gradients, None) if t.requires_grad else None for t in given))
 
