@@ -290,7 +290,7 @@ _FLOAT32 = {torch.linalg.solve}
 
 
 def simpler_call(function: Callable[..., Any], replaced: Any, args: Any, kwargs: Any) -> Any:
-    """A simpler function on what autocast would hand to the `replaced` one; without autocast, as that runs."""
+    """A simpler function on what autocast would hand to the `replaced` one; not under autocast, as that."""
     low = autocast_dtype("cpu")
     if low is None or replaced not in _LOW | _FLOAT32:
         return function(*args, **kwargs)
