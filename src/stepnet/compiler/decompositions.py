@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from .simpler import SIMPLER, one_hot, under_autocast
+from .simpler import SIMPLER, one_hot, simpler_call
 
 _SIXTH = 0.16666667163372040  # torch's kernel multiplies by 1/6 in float32, for doubles too
 
@@ -102,11 +102,8 @@ class Exact(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         simpler = self.simpler.get(func)
         if simpler is not None:
-            result = simpler(*args, **(kwargs or {}))
-            if result is NotImplemented:
-                return func(*args, **(kwargs or {}))
-            dtype = under_autocast(func, (args or tuple((kwargs or {}).values()))[0])
-            return result if dtype is None else result.to(dtype)
+            result = simpler_call(simpler, func, args, kwargs or {})
+            return func(*args, **(kwargs or {})) if result is NotImplemented else result
         ours = _EARLY.get(func)
         if ours is None:
             return func(*args, **(kwargs or {}))

@@ -109,6 +109,7 @@ def _joined(names: list[str], like: Value, values: dict[str, Value], out: list[N
 
 
 def _declare(base: str, number: int, like: Value, kind: str, values: dict[str, Value]) -> str:
-    name = f"{base}_s{number}"
+    while (name := f"{base}_s{number}") in values:  # of an earlier pass, before the graph lost values
+        number += 1
     values[name] = Value(name, kind, like.shape, like.dtype)  # pyright: ignore[reportArgumentType]
     return name

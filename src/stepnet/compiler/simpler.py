@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stepnet.data.modes import autocast_dtype
+from stepnet.data.tree import map_leaves
 
 _MOST_TAPS = 128  # of a convolution that is written out
 
@@ -33,7 +34,7 @@ def _batch_norm(
     scale = torch.rsqrt(running_var + eps)
     scale = scale if weight is None else scale * weight
     result = (input - channels(running_mean)) * channels(scale)
-    return result if bias is None else result + channels(bias)
+    return (result if bias is None else result + channels(bias)).to(input.dtype)
 
 
 def _group_norm(
@@ -54,7 +55,7 @@ def _group_norm(
     result = groups.reshape(input.shape)
     wide = (-1, *(1,) * (input.dim() - 2))
     result = result if weight is None else result * weight.reshape(wide)
-    return result if bias is None else result + bias.reshape(wide)
+    return (result if bias is None else result + bias.reshape(wide)).to(input.dtype)
 
 
 def _rows_of_a_table(table: Tensor, index: Any) -> Any:
@@ -283,13 +284,22 @@ SIMPLER: dict[Any, Callable[..., Any]] = {
     torch.conv3d: _convolution(3),
 }
 
-_MULTIPLIED = {torch.conv1d, torch.conv2d, torch.conv3d}
-_NORMS = {F.batch_norm, F.group_norm}
+# Those on autocast's lists. What they are written with here is on none, so the casts are made first.
+_LOW = {torch.conv1d, torch.conv2d, torch.conv3d, F.scaled_dot_product_attention}
+_FLOAT32 = {torch.linalg.solve}
 
 
-def under_autocast(function: Any, first: Tensor) -> torch.dtype | None:
-    """What autocast makes of the result of one of these, given its first argument; None: what comes of it."""
-    dtype = autocast_dtype("cpu")
-    if dtype is None or first.dtype == torch.float64:
-        return None
-    return dtype if function in _MULTIPLIED else first.dtype if function in _NORMS else None
+def simpler_call(function: Callable[..., Any], replaced: Any, args: Any, kwargs: Any) -> Any:
+    """A simpler function on what autocast would hand to the `replaced` one; not under autocast, as that."""
+    low = autocast_dtype("cpu")
+    if low is None or replaced not in _LOW | _FLOAT32:
+        return function(*args, **kwargs)
+    dtype = low if replaced in _LOW else torch.float32
+
+    def cast(tensor: Tensor) -> Tensor:
+        eligible = tensor.is_floating_point() and tensor.dtype != torch.float64
+        return tensor.to(dtype) if eligible else tensor
+
+    args, kwargs = map_leaves((args, kwargs), Tensor, cast)
+    with torch.autocast("cpu", enabled=False):
+        return function(*args, **kwargs)

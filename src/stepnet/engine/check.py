@@ -182,7 +182,8 @@ def _gradients(results: Sequence[Tensor], seeds: Sequence[Tensor], wanted: Seque
     pairs = [(r, s.to(r.dtype)) for r, s in zip(results, seeds, strict=True) if r.requires_grad]
     if not pairs:
         return []
-    found = torch.autograd.grad(_weighed(pairs), wanted, allow_unused=True)
+    with torch.autocast("cpu", enabled=False):  # as the trace has it: some gradients of torch fail in it
+        found = torch.autograd.grad(_weighed(pairs), wanted, allow_unused=True)
     return [torch.zeros_like(t) if g is None else g for t, g in zip(wanted, found, strict=True)]
 
 
