@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from stepnet.executors.c import build as c_build
-from stepnet.executors.c.products import BY_DTYPE, common, cpu, paired
+from stepnet.executors.c.products import BY_DTYPE, BY_SUFFIX, common, cpu, paired
 
 BF16 = BY_DTYPE["bfloat16"]
 WAYS = {  # what the text begins with, and its tiles
@@ -50,7 +50,7 @@ void store_f16(uint16_t *u, const float *x, int64_t n) { EACH u[i] = sn_store_f1
 
 def text(way: str) -> str:
     head, tiles = WAYS[way]
-    return "\n".join((head, common(), BY_DTYPE["float32"].text, paired(tiles)))
+    return "\n".join((head, common(), BY_SUFFIX["f32"].text, paired(tiles)))
 
 
 @pytest.fixture(scope="module", params=WAYS)
@@ -225,7 +225,7 @@ def test_a_library_says_by_what_it_multiplies():
 def test_tile_instructions_compile(tmp_path: Path):
     """On any machine whose compiler knows them; and where it does not, the text does without."""
     source = tmp_path / "tiles.c"
-    source.write_text("\n".join((common(), BY_DTYPE["float32"].text, paired(1), ENTRY)))
+    source.write_text("\n".join((common(), BY_SUFFIX["f32"].text, paired(1), ENTRY)))
     cc = c_build.compiler()
     plain = [*cc.command, *cc.flags, "-c", str(source), "-o", str(tmp_path / "tiles.o")]
     subprocess.run(plain, check=True, capture_output=True)
