@@ -56,8 +56,8 @@ class Source:
 
 
 FIXED = (
-    "sequences", "shares", "steps", "stride", "slots", "chunk", "together", "split", "start", "length", "order",
-    "space", "space_bytes",
+    "sequences", "shares", "steps", "stride", "slots", "chunk", "together", "split", "start", "length",
+    "order", "space", "space_bytes",
 )  # fmt: skip
 PACKED_ALONE = 1 << 18  # bytes of matrices that one thread packs faster than another one wakes
 

@@ -98,7 +98,9 @@ class Product:
         if not self.needs:
             return f"#define SN_BUILT_ONCE\n{self.text}"
         others = "\n".join(BY_SUFFIX[suffix].text for suffix in self.needs)
-        return f"{common()}\n#define SN_LINKED\n{others}\n#undef SN_LINKED\n#define SN_BUILT_ONCE\n{self.text}"
+        return (
+            f"{common()}\n#define SN_LINKED\n{others}\n#undef SN_LINKED\n#define SN_BUILT_ONCE\n{self.text}"
+        )
 
 
 def paired(tiles: int) -> str:
@@ -109,7 +111,7 @@ def paired(tiles: int) -> str:
 
 
 def split(is_fast: bool) -> str:
-    """The C of products of floats that may be split, behind that of floats and, where `is_fast`, of bfloat16."""
+    """The C of products of floats that may be split, behind that of floats; where `is_fast`, of bfloat16, too."""
     return f"#define SN_SPLIT {int(is_fast)}\n{_file('sn_split.h')}"
 
 

@@ -186,7 +186,7 @@ static __attribute__((noinline)) void sn_tiles_split(sn_rows_f32 C, sn_rows_f32 
             SN_TILE_ZERO(1);
             SN_TILE_ZERO(2);
             SN_TILE_ZERO(3);
-            for (int64_t k = 0; k < K; k += SN_DEPTH_BF16) {
+            for (int64_t k = 0; k < K; k += SN_DEPTH_BF16) { /* what is small, first of all */
                 SN_TILE_ROWS(0);
                 if (parts == 3) {
                     SN_TILE_COLUMNS(2);
@@ -202,7 +202,10 @@ static __attribute__((noinline)) void sn_tiles_split(sn_rows_f32 C, sn_rows_f32 
                     SN_TILE_ROWS(2);
                     SN_TILE_ADD();
                 }
+            }
+            for (int64_t k = 0; k < K; k += SN_DEPTH_BF16) {
                 SN_TILE_ROWS(0);
+                SN_TILE_COLUMNS(0);
                 SN_TILE_ADD();
             }
             SN_TILE_STORE(0, &sums[0][0], sizeof *sums);
