@@ -111,7 +111,7 @@ def paired(tiles: int) -> str:
 
 
 def split(is_fast: bool) -> str:
-    """The C of products of floats that may be split, behind that of floats; where `is_fast`, of bfloat16, too."""
+    """The C of products of floats that may be split, behind that of floats, and of bfloat16 if `is_fast`."""
     return f"#define SN_SPLIT {int(is_fast)}\n{_file('sn_split.h')}"
 
 
