@@ -111,7 +111,8 @@ def _joint(run: Flat) -> Callable[..., tuple[Tensor | None, ...]]:
         parts: Any = ()
         if follow and wanted:
             setup_stacktrace_preservation_hooks([t.grad_fn for t in follow if t.grad_fn is not None])
-            parts = torch.autograd.grad(follow, wanted, tangents, allow_unused=True)
+            with torch.autocast("cpu", enabled=False):  # a loss is differentiated outside of it
+                parts = torch.autograd.grad(follow, wanted, tangents, allow_unused=True)
         gradients = iter(parts)
         return (*results, *(next(gradients, None) if t.requires_grad else None for t in inputs))
 

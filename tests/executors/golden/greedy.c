@@ -16,6 +16,7 @@ typedef struct {
     int64_t slots; /* threads that deal the shares out, slots at a time; each has a workspace */
     int64_t chunk; /* steps at a time */
     int64_t together; /* 1: all threads on one share */
+    int64_t split; /* numbers of bfloat16 that a float is split in for products, see sn_split.h; 0: none */
     const int64_t *start, *length, *order; /* order: longest first */
     char *space; /* workspace, space_bytes for each slot */
     int64_t space_bytes;
@@ -107,12 +108,12 @@ static void run_share(const arguments *a, int64_t index, int64_t slot, int64_t m
         /* v14 = matmul(v12, v13)  [2] x [2, 3] */
         {
             const int64_t c0 = first_column(3, member, members, SN_WIDTH * sn_lanes_f32), c1 = first_column(3, member + 1, members, SN_WIDTH * sn_lanes_f32);
-            if (c1 > c0) sn_matmul_f32((sn_rows_f32){(float *)v14_rows + c0, 3, 0}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)a->v12, 2, row}, a->v13_packed + c0 * 2, active, 2, c1 - c0);
+            if (c1 > c0) sn_matmul_split((sn_rows_f32){(float *)v14_rows + c0, 3, 0}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)a->v12, 2, row}, a->v13_packed + c0 * sn_deep_split(2, a->split), active, 2, c1 - c0, a->split);
         }
         /* v17 = matmul(state, v16)  [3] x [3, 3] */
         {
             const int64_t c0 = first_column(3, member, members, SN_WIDTH * sn_lanes_f32), c1 = first_column(3, member + 1, members, SN_WIDTH * sn_lanes_f32);
-            if (c1 > c0) sn_matmul_f32((sn_rows_f32){(float *)v17_rows + c0, 3, 0}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)state, 3, 0}, a->v16_packed + c0 * 3, active, 3, c1 - c0);
+            if (c1 > c0) sn_matmul_split((sn_rows_f32){(float *)v17_rows + c0, 3, 0}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)state, 3, 0}, a->v16_packed + c0 * sn_deep_split(3, a->split), active, 3, c1 - c0, a->split);
         }
         MEET;
         /* row by row: v19_s36, v19, v20 */
@@ -147,8 +148,8 @@ static void run_share(const arguments *a, int64_t index, int64_t slot, int64_t m
 static void pack(void *data, int64_t index, int64_t count) {
     const arguments *a = (const arguments *)data;
     (void)count;
-    if (index == 0) sn_pack_f32(a->v13_packed, a->v13, a->v13_stride_k, a->v13_stride_n, 2, 3, 1, SN_WIDTH);
-    if (index == 1) sn_pack_f32(a->v16_packed, a->v16, a->v16_stride_k, a->v16_stride_n, 3, 3, 1, SN_WIDTH);
+    if (index == 0) sn_pack_split(a->v13_packed, a->v13, a->v13_stride_k, a->v13_stride_n, 2, 3, a->split);
+    if (index == 1) sn_pack_split(a->v16_packed, a->v16, a->v16_stride_k, a->v16_stride_n, 3, 3, a->split);
 }
 
 typedef struct {
@@ -188,6 +189,7 @@ typedef struct {
     int64_t slots; /* threads that deal the shares out, slots at a time; each has a workspace */
     int64_t chunk; /* steps at a time */
     int64_t together; /* 1: all threads on one share */
+    int64_t split; /* numbers of bfloat16 that a float is split in for products, see sn_split.h; 0: none */
     const int64_t *start, *length, *order; /* order: longest first */
     char *space; /* workspace, space_bytes for each slot */
     int64_t space_bytes;
@@ -275,7 +277,7 @@ static void run_share(const arguments *a, int64_t index, int64_t slot, int64_t m
         /* v26 = matmul(v25, w3)  [3] x [3, 3] */
         {
             const int64_t c0 = first_column(3, member, members, SN_WIDTH * sn_lanes_f32), c1 = first_column(3, member + 1, members, SN_WIDTH * sn_lanes_f32);
-            if (c1 > c0) sn_matmul_f32((sn_rows_f32){(float *)d_1_next + c0, 3, 0}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)a->v25, 3, row}, a->w3_packed + c0 * 3, active, 3, c1 - c0);
+            if (c1 > c0) sn_matmul_split((sn_rows_f32){(float *)d_1_next + c0, 3, 0}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)a->v25, 3, row}, a->w3_packed + c0 * sn_deep_split(3, a->split), active, 3, c1 - c0, a->split);
         }
         MEET;
         for (int64_t i = active; i-- > 0;) { /* sequences that end here */
@@ -293,7 +295,7 @@ static void run_share(const arguments *a, int64_t index, int64_t slot, int64_t m
     /* v31 = matmul(v25, w1)  [3] x [3, 2], rows of these steps */
     {
         const int64_t c0 = first_column(2, member, members, SN_WIDTH * sn_lanes_f32), c1 = first_column(2, member + 1, members, SN_WIDTH * sn_lanes_f32);
-        if (c1 > c0) sn_matmul_f32((sn_rows_f32){a->v31 + c0, 2, chunk_row}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)a->v25, 3, chunk_row}, a->w1_packed + c0 * 3, rows, 3, c1 - c0);
+        if (c1 > c0) sn_matmul_split((sn_rows_f32){a->v31 + c0, 2, chunk_row}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)a->v25, 3, chunk_row}, a->w1_packed + c0 * sn_deep_split(3, a->split), rows, 3, c1 - c0, a->split);
     }
     }
     for (int64_t j = 0; j < 3; ++j) { v29_sum[j] += v29_part[j]; v29_part[j] = 0; }
@@ -304,8 +306,8 @@ static void run_share(const arguments *a, int64_t index, int64_t slot, int64_t m
 static void pack(void *data, int64_t index, int64_t count) {
     const arguments *a = (const arguments *)data;
     (void)count;
-    if (index == 0) sn_pack_f32(a->w3_packed, a->w3, a->w3_stride_k, a->w3_stride_n, 3, 3, 1, SN_WIDTH);
-    if (index == 1) sn_pack_f32(a->w1_packed, a->w1, a->w1_stride_k, a->w1_stride_n, 3, 2, 1, SN_WIDTH);
+    if (index == 0) sn_pack_split(a->w3_packed, a->w3, a->w3_stride_k, a->w3_stride_n, 3, 3, a->split);
+    if (index == 1) sn_pack_split(a->w1_packed, a->w1, a->w1_stride_k, a->w1_stride_n, 3, 2, a->split);
 }
 
 typedef struct {

@@ -12,6 +12,7 @@ typedef struct {
     int64_t slots; /* threads that deal the shares out, slots at a time; each has a workspace */
     int64_t chunk; /* steps at a time */
     int64_t together; /* 1: all threads on one share */
+    int64_t split; /* numbers of bfloat16 that a float is split in for products, see sn_split.h; 0: none */
     const int64_t *start, *length, *order; /* order: longest first */
     char *space; /* workspace, space_bytes for each slot */
     int64_t space_bytes;
@@ -79,7 +80,7 @@ static void run_share(const arguments *a, int64_t index, int64_t slot, int64_t m
     /* v9 = matmul(x, v8)  [2] x [2, 3], rows of these steps */
     {
         const int64_t c0 = first_column(3, member, members, SN_WIDTH * sn_lanes_f32), c1 = first_column(3, member + 1, members, SN_WIDTH * sn_lanes_f32);
-        if (c1 > c0) sn_matmul_f32((sn_rows_f32){v9_rows + c0, 3, chunk_slot}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)a->x, 2, chunk_row}, a->v8_packed + c0 * 2, rows, 2, c1 - c0);
+        if (c1 > c0) sn_matmul_split((sn_rows_f32){v9_rows + c0, 3, chunk_slot}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)a->x, 2, chunk_row}, a->v8_packed + c0 * sn_deep_split(2, a->split), rows, 2, c1 - c0, a->split);
     }
     MEET;
     for (int64_t t = t0; t < t1; ++t) {
@@ -91,7 +92,7 @@ static void run_share(const arguments *a, int64_t index, int64_t slot, int64_t m
         /* v12 = matmul(state, v11)  [3] x [3, 3] */
         {
             const int64_t c0 = first_column(3, member, members, SN_WIDTH * sn_lanes_f32), c1 = first_column(3, member + 1, members, SN_WIDTH * sn_lanes_f32);
-            if (c1 > c0) sn_matmul_f32((sn_rows_f32){(float *)v12_rows + c0, 3, 0}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)state, 3, 0}, a->v11_packed + c0 * 3, active, 3, c1 - c0);
+            if (c1 > c0) sn_matmul_split((sn_rows_f32){(float *)v12_rows + c0, 3, 0}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)state, 3, 0}, a->v11_packed + c0 * sn_deep_split(3, a->split), active, 3, c1 - c0, a->split);
         }
         MEET;
         /* row by row: v14_s29, v14, v15 */
@@ -126,8 +127,8 @@ static void run_share(const arguments *a, int64_t index, int64_t slot, int64_t m
 static void pack(void *data, int64_t index, int64_t count) {
     const arguments *a = (const arguments *)data;
     (void)count;
-    if (index == 0) sn_pack_f32(a->v8_packed, a->v8, a->v8_stride_k, a->v8_stride_n, 2, 3, 1, SN_WIDTH);
-    if (index == 1) sn_pack_f32(a->v11_packed, a->v11, a->v11_stride_k, a->v11_stride_n, 3, 3, 1, SN_WIDTH);
+    if (index == 0) sn_pack_split(a->v8_packed, a->v8, a->v8_stride_k, a->v8_stride_n, 2, 3, a->split);
+    if (index == 1) sn_pack_split(a->v11_packed, a->v11, a->v11_stride_k, a->v11_stride_n, 3, 3, a->split);
 }
 
 typedef struct {
@@ -166,6 +167,7 @@ typedef struct {
     int64_t slots; /* threads that deal the shares out, slots at a time; each has a workspace */
     int64_t chunk; /* steps at a time */
     int64_t together; /* 1: all threads on one share */
+    int64_t split; /* numbers of bfloat16 that a float is split in for products, see sn_split.h; 0: none */
     const int64_t *start, *length, *order; /* order: longest first */
     char *space; /* workspace, space_bytes for each slot */
     int64_t space_bytes;
@@ -236,7 +238,7 @@ static void run_share(const arguments *a, int64_t index, int64_t slot, int64_t m
         /* v21 = matmul(v20, w2)  [3] x [3, 3] */
         {
             const int64_t c0 = first_column(3, member, members, SN_WIDTH * sn_lanes_f32), c1 = first_column(3, member + 1, members, SN_WIDTH * sn_lanes_f32);
-            if (c1 > c0) sn_matmul_f32((sn_rows_f32){(float *)d_1_next + c0, 3, 0}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)a->v20, 3, row}, a->w2_packed + c0 * 3, active, 3, c1 - c0);
+            if (c1 > c0) sn_matmul_split((sn_rows_f32){(float *)d_1_next + c0, 3, 0}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)a->v20, 3, row}, a->w2_packed + c0 * sn_deep_split(3, a->split), active, 3, c1 - c0, a->split);
         }
         MEET;
         for (int64_t i = active; i-- > 0;) { /* sequences that end here */
@@ -258,7 +260,7 @@ static void run_share(const arguments *a, int64_t index, int64_t slot, int64_t m
 static void pack(void *data, int64_t index, int64_t count) {
     const arguments *a = (const arguments *)data;
     (void)count;
-    if (index == 0) sn_pack_f32(a->w2_packed, a->w2, a->w2_stride_k, a->w2_stride_n, 3, 3, 1, SN_WIDTH);
+    if (index == 0) sn_pack_split(a->w2_packed, a->w2, a->w2_stride_k, a->w2_stride_n, 3, 3, a->split);
 }
 
 typedef struct {

@@ -30,7 +30,7 @@ from pathlib import Path
 from stepnet.errors import BuildError
 from stepnet.executors import cache_folder, cache_trim
 
-from .products import Product, common, with_sums
+from .products import Product, common, with_needs
 
 # -ffp-contract=fast: multiply-add as one instruction. Never -ffast-math: it would break sn_math.h.
 _FLAGS = ("-std=c11", "-O2", "-fPIC", "-pthread", "-fopenmp-simd")
@@ -90,7 +90,7 @@ def preamble(*dtypes: str, linked: bool = False) -> str:
     """
     parts = ["#define SN_LINKED"] if linked else []
     parts.append(common())
-    parts += [product.text for product in with_sums(dtypes)]
+    parts += [product.text for product in with_needs(dtypes)]
     parts.append(header("sn_parallel.h"))
     return "\n".join(parts)
 
@@ -242,7 +242,7 @@ def _first_lines(text: str, count: int) -> str:
 
 def _compile(cc: Compiler, key: str, source: str, linked: tuple[str, ...]) -> Library:
     started = time.perf_counter()
-    objects = [_object(cc, product) for product in with_sums(linked)]
+    objects = [_object(cc, product) for product in with_needs(linked)]
     path, _ = _made(cc, key, "step.so", source, objects, ("-shared",), ("-lm",))
     try:
         handle = ctypes.CDLL(str(path))

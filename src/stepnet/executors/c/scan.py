@@ -20,7 +20,7 @@ from stepnet.ir.plan import LoopPlan, Region
 
 from . import build as c_build
 from . import threads as c_threads
-from .products import BY_DTYPE
+from .products import BY_DTYPE, float_parts
 from .source import FIXED, Source, write
 from .tables import new_table
 from .whole import headers
@@ -35,8 +35,8 @@ class _Placed(NamedTuple):
     """The arguments that do not depend on values; offsets and sizes are bytes of the workspace."""
 
     layout: Layout
-    threads: int
-    used: int  # of those
+    key: tuple[int, int]  # threads there are, and numbers that a float32 is split in
+    used: int  # of those threads
     head: tuple[int, ...]
     share_bytes: int
     packed_at: tuple[int, ...]
@@ -55,7 +55,7 @@ class CScan:
         self.source: Source = write(loop, region, "run")
         p = self.source.program
         products = {BY_DTYPE[p.value(name).dtype].suffix for name in p.matrices}
-        suffixes = sorted(products | {BY_DTYPE[p.real].suffix})
+        suffixes = sorted(products | {BY_DTYPE[p.real].sums})
         reason = c_build.available()
         if reason is not None:
             raise NoCompiler(reason, remedy="install a C compiler, or stepnet[compiler]")
@@ -73,10 +73,7 @@ class CScan:
         early = {node.inputs[1] for node in (*p.early, *p.late)}
         self.step_bytes = sum(p.value(name).bytes for name, *_ in self.source.packed if name not in early)
         self._row_work = self.source.space[1] + sum(h * k * n for _, h, k, n in self.source.packed)
-        self.packed_bytes = [
-            _padded(heads * BY_DTYPE[p.value(name).dtype].packed_bytes(k, n))
-            for name, heads, k, n in self.source.packed
-        ]
+        self._splits = any(BY_DTYPE[p.value(name).dtype].is_split for name in p.matrices)
         made = [entry.value for entry in self.source.fields if entry.role in ("out", "sum", "total")]
         self._made = {n: (p.value(n).shape, dtype_of(p.value(n).dtype)) for n in made}
         self._placed: _Placed | None = None
@@ -85,9 +82,10 @@ class CScan:
         self, region: Region, values: dict[str, Tensor], states: Mapping[str, Tensor], layout: Layout
     ) -> dict[str, Tensor]:
         threads = torch.get_num_threads()
+        split = float_parts() if self._splits else 0
         placed = self._placed
-        if placed is None or placed.layout is not layout or placed.threads != threads:
-            placed = self._placed = self._place(layout, threads)
+        if placed is None or placed.key != (threads, split) or placed.layout is not layout:
+            placed = self._placed = self._place(layout, threads, split)
         space = self._take(placed.size)
         base = _padded(space.data_ptr())
         finals: dict[str, Tensor] = {}
@@ -148,7 +146,7 @@ class CScan:
             finals[name] = states[name]
         return finals
 
-    def _place(self, layout: Layout, threads: int) -> _Placed:
+    def _place(self, layout: Layout, threads: int, split: int) -> _Placed:
         """What the arguments of a call are for these sequences, on so many threads."""
         source = self.source
         members = self._members(threads, layout.sequences)
@@ -163,17 +161,18 @@ class CScan:
         share_bytes = _padded(source.space[0] + count * (8 * members + source.space[1] + chunk * row_bytes))
         packed_at, at = [], share_bytes * slots
         shares = slots * max(turns, 1)
-        for size in self.packed_bytes:
+        for name, heads, k, n in source.packed:
             packed_at.append(at)
-            at += size
+            product = BY_DTYPE[source.program.value(name).dtype]
+            at += _padded(heads * product.packed_bytes(k, n, split))
         head = (
-            layout.sequences, shares, layout.steps, layout.stride, slots, chunk, int(together),
+            layout.sequences, shares, layout.steps, layout.stride, slots, chunk, int(together), split,
             layout.starts.data_ptr(), layout.lengths.data_ptr(), layout.order.data_ptr(),
         )  # fmt: skip
         assert len(head) + 2 == len(FIXED)
         return _Placed(
             layout,
-            threads,
+            (threads, split),
             members if together else threads,
             head,
             share_bytes,

@@ -56,8 +56,8 @@ class Source:
 
 
 FIXED = (
-    "sequences", "shares", "steps", "stride", "slots", "chunk", "together", "start", "length", "order",
-    "space", "space_bytes",
+    "sequences", "shares", "steps", "stride", "slots", "chunk", "together", "split", "start", "length",
+    "order", "space", "space_bytes",
 )  # fmt: skip
 PACKED_ALONE = 1 << 18  # bytes of matrices that one thread packs faster than another one wakes
 
@@ -170,17 +170,17 @@ class _Writer:
 
     def _pack(self, number: int, name: str, heads: int, k: int, n: int) -> str:
         """Pack a matrix, the `number`th; one with heads, head by head."""
-        c, suffix = self.w.c(name), self.w.product(name).suffix
+        c, product = self.w.c(name), self.w.product(name)
 
         def pack(to: str, source: str) -> str:
             return (
-                f"sn_pack_{suffix}(a->{c}_packed{to}, a->{c}{source}, a->{c}_stride_k, a->{c}_stride_n, "
-                f"{k}, {n}, 1, SN_WIDTH);"
+                f"sn_pack_{product.suffix}(a->{c}_packed{to}, a->{c}{source}, a->{c}_stride_k, "
+                f"a->{c}_stride_n, {k}, {n}, {product.packing});"
             )
 
         if heads == 1:
             return f"if (index == {number}) {pack('', '')}"
-        size = f"sn_packed_{suffix}({k}, {n}, 1)"
+        size = product.packed(k, n)
         return (
             f"for (int64_t h = 0; index == {number} && h < {heads}; ++h)\n"
             f"    {pack(f' + h * {size}', f' + h * a->{c}_stride_h')}"
@@ -203,7 +203,7 @@ class _Writer:
         to = f"{w.c(node.output)}_rows" if node.output in w.ahead else f"a->{w.c(node.output)}"
         wide, made = p.value(operand).size, p.value(node.output).size
         product = w.product(node.inputs[1])
-        deep, kind = product.deep(k), f"sn_rows_{product.suffix}"
+        deep, kind = product.deep(k), f"sn_rows_{product.rows}"
         inputs = ", ".join(map(_shown, node.inputs))
         return (
             f"/* {_shown(node.output)} = matmul({inputs})  [{k}] x [{k}, {n}], rows of these steps */\n"
@@ -212,7 +212,7 @@ class _Writer:
             f"    if (c1 > c0) sn_matmul_{product.suffix}("
             f"(sn_rows_{w.suffix}){{{to} + c0, {made}, {target}}}, (sn_rows_{w.suffix}){{0, 0, 0}}, "
             f"({kind}){{({product.element} *)a->{w.c(operand)}{shift}, {wide}, chunk_row}}, "
-            f"a->{w.c(node.inputs[1])}_packed + c0 * {deep}, rows, {k}, c1 - c0);\n"
+            f"a->{w.c(node.inputs[1])}_packed + c0 * {deep}, rows, {k}, c1 - c0{product.last});\n"
             "}"
         )
 
@@ -248,7 +248,7 @@ class _Writer:
         def rows(base: str, width: int, shift: str) -> str:
             place, element = w.place(base), w.ctype(base)
             index = "row" if w.by_table(base) else "0"
-            suffix = product.suffix if base == operand else w.suffix
+            suffix = product.rows if base == operand else w.suffix
             return f"(sn_rows_{suffix}){{({element} *){place}{shift}, {width}, {index}}}"
 
         none = f"(sn_rows_{w.suffix}){{0, 0, 0}}"
@@ -259,17 +259,17 @@ class _Writer:
                 f"            {self._columns(n)}",
                 f"            if (c1 > c0) sn_matmul_{product.suffix}("
                 f"{rows(node.output, size, ' + c0')}, {none}, "
-                f"{rows(operand, wide, shift)}, {packed} + c0 * {deep}, active, {k}, c1 - c0);",
+                f"{rows(operand, wide, shift)}, {packed} + c0 * {deep}, active, {k}, c1 - c0{product.last});",
                 "        }",
             ]
             return out
         # one product for each leading index: of its own matrix, or all of the same
-        block = f"sn_packed_{product.suffix}({k}, {n}, 1)"
+        block = product.packed(k, n)
         out.append(f"        for (int64_t h = member; h < {times}; h += members)")
         matrix = f"{packed} + h * {block}" if heads > 1 else packed
         out.append(
             f"            sn_matmul_{product.suffix}({rows(node.output, size, f' + h * {n}')}, {none}, "
-            f"{rows(operand, wide, f'{shift} + h * {k}')}, {matrix}, active, {k}, {n});"
+            f"{rows(operand, wide, f'{shift} + h * {k}')}, {matrix}, active, {k}, {n}{product.last});"
         )
         return out
 

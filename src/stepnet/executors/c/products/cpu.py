@@ -8,7 +8,8 @@ import platform
 import sys
 from pathlib import Path
 
-_NEEDED = {"amx_tile", "amx_bf16", "avx512f"}
+_TILES = {"amx_tile", "amx_bf16", "avx512f"}
+_PAIRS = {"avx512f", "avx512_bf16"}
 _ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18  # asks for the large state of tiles, once a process
 
 
@@ -20,9 +21,15 @@ def has_tiles() -> bool:
     """
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return False
-    if not set(_flags()) >= _NEEDED:
+    if not set(_flags()) >= _TILES:
         return False
     return ctypes.CDLL(None, use_errno=True).syscall(_ARCH_PRCTL, _REQUEST, _TILE_DATA) == 0
+
+
+@functools.cache
+def has_pairs() -> bool:
+    """Whether an instruction multiplies pairs of bfloat16, faster than others multiply floats."""
+    return sys.platform == "linux" and platform.machine() == "x86_64" and set(_flags()) >= _PAIRS
 
 
 def _flags() -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .cpu import has_tiles
+from .cpu import has_pairs, has_tiles
 
 _HERE = Path(__file__).parent
 _LANES_BYTES = 64  # of the widest vectors; narrower ones need no more
@@ -18,37 +18,75 @@ class Product:
     """One element type: what its functions in C are called, and what they are given.
 
     Attributes:
-        suffix: of `sn_pack_*`, `sn_matmul_*` and `sn_rows_*`.
+        suffix: of `sn_pack_*`, `sn_packed_*` and `sn_matmul_*`.
+        rows: of `sn_rows_*`.
         element: the C type of rows and of the matrix.
         bytes: of an element.
         sums: the suffix of the type that results have.
         sum_bytes: of such a number.
         depth: the rows of a packed matrix are filled up to a multiple of it.
+        is_split: whether its functions are told into how many numbers of 16 bits to split an element.
     """
 
     suffix: str
+    rows: str
     element: str
     bytes: int
     sums: str
     sum_bytes: int
     depth: int = 1
+    is_split: bool = False
 
-    def deep(self, k: int) -> int:
-        """The rows of a packed matrix of k rows.
+    def packed_bytes(self, k: int, n: int, split: int = 0) -> int:
+        """The most that a packed matrix [k, n] takes, on any machine.
 
-        >>> BY_DTYPE["bfloat16"].deep(33), BY_DTYPE["float32"].deep(33)
-        (64, 33)
+        >>> BY_DTYPE["bfloat16"].packed_bytes(33, 16), BY_DTYPE["float32"].packed_bytes(33, 16)
+        (2048, 2112)
         """
-        return -(-k // self.depth) * self.depth
-
-    def packed_bytes(self, k: int, n: int) -> int:
-        """What a packed matrix [k, n] takes, on any machine."""
         lanes = _LANES_BYTES // self.sum_bytes
-        return self.deep(k) * -(-n // lanes) * lanes * self.bytes
+        deep = -(-k // self.depth) * self.depth * self.bytes
+        if self.is_split and split:
+            deep += split * BY_DTYPE["bfloat16"].packed_bytes(k, 1) // lanes + self.bytes
+        return deep * -(-n // lanes) * lanes
+
+    # What generated code writes; a->split is the number of this call.
+
+    @property
+    def last(self) -> str:
+        """The last argument of a product."""
+        return ", a->split" if self.is_split else ""
+
+    @property
+    def packing(self) -> str:
+        """The last arguments of `sn_pack_*`."""
+        return "a->split" if self.is_split else "1, SN_WIDTH"
+
+    def packed(self, k: int, n: int) -> str:
+        """The elements of a packed matrix [k, n]."""
+        return f"sn_packed_{self.suffix}({k}, {n}, {'a->split' if self.is_split else 1})"
+
+    def deep(self, k: int) -> str:
+        """The elements that a column of a packed matrix of k rows takes.
+
+        >>> BY_DTYPE["bfloat16"].deep(33), BY_DTYPE["float64"].deep(33), BY_DTYPE["float32"].deep(33)
+        ('64', '33', 'sn_deep_split(33, a->split)')
+        """
+        if self.is_split:
+            return f"sn_deep_split({k}, a->split)"
+        return str(-(-k // self.depth) * self.depth)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The suffixes of those whose C it stands on, the first ones first."""
+        if not self.is_split:
+            return () if self.suffix == self.sums else (self.sums,)
+        return ("f32", "bf16") if has_pairs() or has_tiles() else ("f32",)
 
     @property
     def text(self) -> str:
-        """The C of it, behind `common` and that of its sums."""
+        """The C of it, behind `common` and that of what it needs."""
+        if self.is_split:
+            return split(is_fast="bf16" in self.needs)
         if self.suffix == self.sums:
             head = f"#define SN_REAL {self.element}\n#define SN_(name) name##_{self.suffix}"
             return f"{head}\n{_file('sn_matmul.h', _HERE.parent)}"
@@ -57,10 +95,12 @@ class Product:
     @property
     def object_text(self) -> str:
         """The source of an object file that holds its larger functions."""
-        if self.suffix == self.sums:
+        if not self.needs:
             return f"#define SN_BUILT_ONCE\n{self.text}"
-        sums = _BY_SUFFIX[self.sums].text
-        return f"{common()}\n#define SN_LINKED\n{sums}\n#undef SN_LINKED\n#define SN_BUILT_ONCE\n{self.text}"
+        others = "\n".join(BY_SUFFIX[suffix].text for suffix in self.needs)
+        return (
+            f"{common()}\n#define SN_LINKED\n{others}\n#undef SN_LINKED\n#define SN_BUILT_ONCE\n{self.text}"
+        )
 
 
 def paired(tiles: int) -> str:
@@ -70,25 +110,29 @@ def paired(tiles: int) -> str:
     return f"#define SN_TILES {tiles}\n{pairs}"
 
 
+def split(is_fast: bool) -> str:
+    """The C of products of floats that may be split, behind that of floats, and of bfloat16 if `is_fast`."""
+    return f"#define SN_SPLIT {int(is_fast)}\n{_file('sn_split.h')}"
+
+
 def common() -> str:
     """The C that all of it, and generated code, stands on: functions of numbers, and numbers of 16 bits."""
     return f"{_file('sn_math.h', _HERE.parent)}\n{_file('sn_half.h')}"
 
 
 BY_DTYPE = {
-    "float32": Product("f32", "float", 4, "f32", 4),
-    "float64": Product("f64", "double", 8, "f64", 8),
-    "bfloat16": Product("bf16", "uint16_t", 2, "f32", 4, depth=32),
+    "float32": Product("split", "f32", "float", 4, "f32", 4, is_split=True),
+    "float64": Product("f64", "f64", "double", 8, "f64", 8),
+    "bfloat16": Product("bf16", "bf16", "uint16_t", 2, "f32", 4, depth=32),
 }
+_FLOATS = Product("f32", "f32", "float", 4, "f32", 4)
+BY_SUFFIX = {product.suffix: product for product in (_FLOATS, *BY_DTYPE.values())}
 
 
-_BY_SUFFIX = {product.suffix: product for product in BY_DTYPE.values()}
-
-
-def with_sums(suffixes: Iterable[str]) -> list[Product]:
-    """The products of these suffixes, behind those whose sums they need."""
-    wanted = [_BY_SUFFIX[suffix] for suffix in suffixes]
-    return list(dict.fromkeys(p for product in wanted for p in (_BY_SUFFIX[product.sums], product)))
+def with_needs(suffixes: Iterable[str]) -> list[Product]:
+    """The products of these suffixes, behind those they need."""
+    wanted = [name for suffix in suffixes for name in (*BY_SUFFIX[suffix].needs, suffix)]
+    return [BY_SUFFIX[suffix] for suffix in dict.fromkeys(wanted)]
 
 
 @functools.cache

@@ -39,11 +39,13 @@ SN_SHARED void sn_pack_bf16(uint16_t *restrict packed, const uint16_t *restrict 
                             int64_t stride_n, int64_t K, int64_t n, int64_t groups, int64_t width);
 SN_SHARED void sn_matmul_bf16(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, const uint16_t *packed, int64_t rows,
                               int64_t K, int64_t N);
-#ifndef SN_LINKED
-
+/* Rows r0 .. r1 of C in one panel of nv vectors, from `column` on: n columns. */
+SN_SHARED void sn_columns_bf16(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, const uint16_t *panel, int64_t r0,
+                               int64_t r1, int64_t K, int64_t column, int64_t n, int64_t nv);
 #if SN_TILES
 #include "sn_tiles.h"
 #endif
+#ifndef SN_LINKED
 
 void sn_pack_bf16(uint16_t *restrict packed, const uint16_t *restrict source, int64_t stride_k, int64_t stride_n,
                   int64_t K, int64_t n, int64_t groups, int64_t width) {
@@ -155,7 +157,7 @@ SN_STRIP(4)
 #undef SN_CASE
 #undef SN_STRIP
 
-/* Rows r0 .. r1 of C in one panel of nv vectors, from `column` on. */
+/* The same by vectors. */
 SN_INLINE void sn_panel_bf16(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, const uint16_t *panel, int64_t r0,
                              int64_t r1, int64_t K, int64_t column, int64_t n, int64_t nv) {
     float tile[12 * SN_WIDTH * sn_lanes_f32] __attribute__((aligned(64)));
@@ -236,6 +238,17 @@ static __attribute__((noinline)) void sn_tiles_bf16(sn_rows_f32 C, sn_rows_f32 a
 _Static_assert(sn_lanes_f32 == 16, "a tile holds 16 sums in a row");
 #endif
 
+void sn_columns_bf16(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, const uint16_t *panel, int64_t r0, int64_t r1,
+                     int64_t K, int64_t column, int64_t n, int64_t nv) {
+#if SN_TILES
+    if (r1 - r0 >= SN_FEW_ROWS) {
+        sn_tiles_bf16(C, addend, A, panel, r0, r1, K, column, n, nv);
+        return;
+    }
+#endif
+    sn_panel_bf16(C, addend, A, panel, r0, r1, K, column, n, nv);
+}
+
 void sn_matmul_bf16(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, const uint16_t *packed, int64_t rows,
                     int64_t K, int64_t N) {
     const int64_t most_rows = 96; /* so that A stays in the first cache while the panels go by */
@@ -245,14 +258,7 @@ void sn_matmul_bf16(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, const uin
             const int64_t nv = sn_blocks_f32(N) - first < SN_WIDTH ? sn_blocks_f32(N) - first : SN_WIDTH;
             const int64_t column = first * sn_lanes_f32;
             const int64_t n = N - column < nv * sn_lanes_f32 ? N - column : nv * sn_lanes_f32;
-            const uint16_t *panel = packed + column * sn_depth_bf16(K);
-#if SN_TILES
-            if (r1 - r0 >= SN_FEW_ROWS) {
-                sn_tiles_bf16(C, addend, A, panel, r0, r1, K, column, n, nv);
-                continue;
-            }
-#endif
-            sn_panel_bf16(C, addend, A, panel, r0, r1, K, column, n, nv);
+            sn_columns_bf16(C, addend, A, packed + column * sn_depth_bf16(K), r0, r1, K, column, n, nv);
         }
     }
 }

@@ -54,16 +54,22 @@ typedef union {
 SN_INLINE void sn_tile_copy(char *to, const char *from, int64_t bytes_to, int64_t bytes_from) {
     for (int i = 0; i < 16; ++i) memcpy(to + i * bytes_to, from + i * bytes_from, 64);
 }
-/* Numbers too small to be normal count as zero. */
-SN_INLINE float sn_tile_number(uint16_t x) { return x & 0x7f80u ? sn_load_bf16(x) : 0.0f; }
+/* Numbers too small to be normal count as zero, before and after each operation; multiply and add round once. */
+SN_INLINE float sn_tile_flushed(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x; }
+SN_INLINE float sn_tile_number(uint16_t x) { return sn_tile_flushed(sn_load_bf16(x)); }
 static __attribute__((noinline, unused)) void sn_tile_multiply(sn_tile_twin *c, const sn_tile_twin *a,
                                                                const sn_tile_twin *b) {
-    for (int i = 0; i < 16; ++i)
+    for (int i = 0; i < 16; ++i) {
+        float even[16] = {0}, odd[16] = {0};
         for (int k = 0; k < 16; ++k)
             for (int j = 0; j < 16; ++j) {
-                c->sums[i][j] += sn_tile_number(a->halves[i][2 * k]) * sn_tile_number(b->halves[k][2 * j]);
-                c->sums[i][j] += sn_tile_number(a->halves[i][2 * k + 1]) * sn_tile_number(b->halves[k][2 * j + 1]);
+                const uint16_t *x = &a->halves[i][2 * k], *y = &b->halves[k][2 * j];
+                even[j] = sn_tile_flushed(fmaf(sn_tile_number(x[0]), sn_tile_number(y[0]), even[j]));
+                odd[j] = sn_tile_flushed(fmaf(sn_tile_number(x[1]), sn_tile_number(y[1]), odd[j]));
             }
+        for (int j = 0; j < 16; ++j)
+            c->sums[i][j] = sn_tile_flushed(sn_tile_flushed(c->sums[i][j]) + sn_tile_flushed(even[j] + odd[j]));
+    }
 }
 #define SN_TILE_BEGIN() sn_tile_twin sn_twins[8]
 #define SN_TILE_END() (void)sn_twins

@@ -1,0 +1,92 @@
+"""Tables that C works on, and programs in C: under the sanitizers, with tile instructions on any x86 CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from stepnet.executors.c import build as c_build
+from stepnet.executors.c.products import cpu
+
+TILE_FLAGS = ("-mamx-tile", "-mamx-bf16")
+_SANITIZE = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+_EMULATOR = Path(__file__).parent / "tile_emulator.c"
+
+
+class Table(ctypes.Structure):
+    """`sn_rows_*`."""
+
+    _fields_ = (("base", ctypes.c_void_p), ("stride", ctypes.c_int64), ("index", ctypes.c_void_p))
+
+
+NOTHING = Table(None, 0, None)
+
+
+class Rows:
+    """rows x width numbers in a larger buffer of NaN, addressed by a stride or by an index per row."""
+
+    def __init__(self, rows: int, width: int, layout: str, dtype: torch.dtype) -> None:
+        stride = {"dense": width, "strided": width + 3, "indexed": width + 5}[layout]
+        self.index = torch.randperm(3 * rows)[:rows] if layout == "indexed" else torch.arange(rows)
+        self.buffer = torch.full((64 + (3 * rows + 1) * stride + 64,), float("nan"), dtype=dtype)
+        self.places = 64 + self.index[:, None] * stride + torch.arange(width)
+        self.buffer[self.places] = torch.randn(rows, width).to(dtype)
+        address = self.buffer.data_ptr() + 64 * self.buffer.itemsize
+        self.c = Table(address, stride, self.index.data_ptr() if layout == "indexed" else None)
+
+    @property
+    def values(self) -> torch.Tensor:
+        return self.buffer[self.places].double()
+
+    def outside_is_poison(self) -> bool:
+        outside = torch.ones(self.buffer.shape, dtype=torch.bool)
+        outside[self.places.flatten()] = False
+        return bool(self.buffer[outside].isnan().all())
+
+
+def can_emulate_tiles(folder: Path) -> bool:
+    """Whether tile instructions can be compiled, and the CPU knows those around them."""
+    if platform.system() != "Linux" or platform.machine() != "x86_64" or "avx512f" not in cpu._flags():
+        return False
+    source, cc = folder / "probe.c", c_build.compiler()
+    source.write_text("#include <immintrin.h>\nint main(void) { _tile_release(); return 0; }\n")
+    command = [*cc.command, *cc.flags, *TILE_FLAGS, str(source), "-o", str(folder / "probe")]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def emulator_library(folder: Path) -> Path:
+    """What a process preloads to have tiles."""
+    cc, library = c_build.compiler(), folder / "tiles.so"
+    command = [*cc.command, *cc.flags, "-shared", "-o", str(library), str(_EMULATOR), "-lm"]
+    subprocess.run(command, check=True, capture_output=True)
+    return library
+
+
+def run_sanitized(folder: Path, text: str, has_tiles: bool = False) -> str:
+    """Build and run a program under the address and undefined-behaviour sanitizers; what it says at its end.
+
+    With `has_tiles` it is compiled for AMX, and each of those instructions is checked as it runs.
+    """
+    source, program, hello = folder / "main.c", folder / "main", folder / "hello.c"
+    source.write_text("#include <stdlib.h>\n" + text)
+    cc = c_build.compiler()
+    hello.write_text("int main(void) { return 0; }")
+    probe = [*cc.command, *_SANITIZE, str(hello), "-o", str(program)]
+    if (
+        subprocess.run(probe, capture_output=True, check=False).returncode
+        or subprocess.run([program], capture_output=True, check=False).returncode
+    ):
+        pytest.skip("the sanitizers' runtime does not work here")
+    extra = [*TILE_FLAGS, str(_EMULATOR)] if has_tiles else []
+    command = [*cc.command, *cc.flags, *_SANITIZE, str(source), *extra, "-o", str(program), "-lm"]
+    subprocess.run(command, check=True, capture_output=True)
+    environment = {**os.environ, "EMULATED_TILES_COUNT": "1"}
+    done = subprocess.run([program], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stderr

@@ -1,0 +1,245 @@
+"""Products of floats by way of bfloat16 against float64: no less exact than torch's own, unless asked for."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from c_programs import NOTHING, Rows, can_emulate_tiles, run_sanitized
+from stepnet.executors.c import build as c_build
+from stepnet.executors.c.products import BY_DTYPE, BY_SUFFIX, common, paired, precision, split
+
+FLOAT = BY_DTYPE["float32"]
+UNIT = 2.0**-24  # what rounding to a float may lose
+EXACT = {0: 40 * UNIT, 1: 2.0**-7.9, 2: 2.0**-15.9, 3: 40 * UNIT}  # of the sum of sizes of products
+WAYS = {"floats": (0, 0), "pairs of this CPU": (0, 1), "twin of tiles": (2, 1)}  # tiles, split
+SHAPES = [  # rows, K, N
+    (0, 64, 5), (1, 32, 33), (5, 31, 31), (6, 64, 64), (12, 63, 65), (16, 64, 100), (17, 257, 17),
+    (33, 65, 130), (70, 129, 70), (13, 800, 20),
+]  # fmt: skip
+
+ENTRY = """
+typedef struct { void *base; int64_t stride; const int64_t *index; } table;
+int64_t packed_size(int64_t K, int64_t n, int64_t split) { return sn_packed_split(K, n, split); }
+void pack(float *to, const float *from, int64_t stride_k, int64_t stride_n, int64_t K, int64_t n,
+          int64_t split) {
+    sn_pack_split(to, from, stride_k, stride_n, K, n, split);
+}
+void matmul(const table *c, const table *d, const table *a, const float *packed, int64_t rows, int64_t K,
+            int64_t N, int64_t split) {
+    sn_matmul_split((sn_rows_f32){c->base, c->stride, c->index}, (sn_rows_f32){d->base, d->stride, d->index},
+                    (sn_rows_f32){a->base, a->stride, a->index}, packed, rows, K, N, split);
+}
+"""
+
+
+def text(tiles: int, is_fast: bool) -> str:
+    pairs = [paired(tiles)] if is_fast else []
+    return "\n".join((common(), BY_SUFFIX["f32"].text, *pairs, split(is_fast)))
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
+    tiles, is_fast = WAYS[request.param]
+    return c_build.build(text(tiles, bool(is_fast)) + ENTRY).handle
+
+
+@pytest.fixture(scope="module")
+def tiles() -> ctypes.CDLL:
+    return c_build.build(text(2, True) + ENTRY).handle
+
+
+def multiply(library, c, d, a, matrix, parts: int) -> None:
+    rows, (K, N) = a.places.shape[0], matrix.shape
+    library.packed_size.restype = ctypes.c_int64
+    size = library.packed_size(*map(ctypes.c_int64, (K, N, parts)))
+    assert size * 4 <= FLOAT.packed_bytes(K, N, parts)
+    packed = torch.full((size + 32,), float("nan"))
+    strides = map(ctypes.c_int64, (*matrix.stride(), K, N, parts))
+    library.pack(ctypes.c_void_p(packed.data_ptr()), ctypes.c_void_p(matrix.data_ptr()), *strides)
+    assert packed[size:].isnan().all()
+    tables = (ctypes.byref(t) for t in (c.c, d, a.c))
+    library.matmul(*tables, ctypes.c_void_p(packed.data_ptr()), *map(ctypes.c_int64, (rows, K, N, parts)))
+
+
+def product(library, rows: torch.Tensor, matrix: torch.Tensor, parts: int) -> torch.Tensor:
+    a, c = (Rows(len(rows), width, "dense", torch.float32) for width in matrix.shape)
+    a.buffer[a.places] = rows
+    multiply(library, c, NOTHING, a, matrix, parts)
+    assert c.outside_is_poison()
+    return c.buffer[c.places]
+
+
+@pytest.mark.parametrize("parts", [0, 1, 2, 3])
+@pytest.mark.parametrize("layout", ["dense", "strided", "indexed"])
+@pytest.mark.parametrize(("rows", "K", "N"), SHAPES)
+def test_matmul(library, rows, K, N, layout, parts):
+    a, c = Rows(rows, K, layout, torch.float32), Rows(rows, N, layout, torch.float32)
+    d = Rows(rows, N, "strided", torch.float32)
+    for matrix in (torch.randn(K, N), torch.randn(N, K).t()):
+        exact, sizes = a.values @ matrix.double(), a.values.abs() @ matrix.double().abs()
+        for addend in (None, d):
+            multiply(library, c, NOTHING if addend is None else addend.c, a, matrix, parts)
+            wanted = exact if addend is None else exact + addend.values
+            assert ((c.values - wanted).abs() <= EXACT[parts] * (sizes + 3)).all()
+        before = c.values
+        multiply(library, c, c.c, a, matrix, parts)  # the addend may be the result itself
+        assert ((c.values - before - exact).abs() <= EXACT[parts] * (sizes + before.abs())).all()
+    assert c.outside_is_poison()
+
+
+def scaled(kind: str, shape: tuple[int, int]) -> torch.Tensor:
+    x = torch.randn(shape)
+    if kind == "of many sizes":
+        x *= 2.0 ** torch.randint(-20, 20, shape)
+    elif kind == "rows of many sizes":
+        x *= 2.0 ** torch.randint(-40, 40, (shape[0], 1))
+    elif kind == "sparse":
+        x *= torch.rand(shape) < 0.1
+    elif kind == "of few digits":
+        x = x.bfloat16().float()
+    elif kind == "positive":
+        x = x.abs()
+    elif kind in ("tiny", "huge", "subnormal"):
+        x *= {"tiny": 1e-30, "huge": 1e30, "subnormal": 1e-40}[kind]
+    return x
+
+
+KINDS = (
+    "plain", "of many sizes", "rows of many sizes", "sparse", "of few digits", "positive", "tiny", "huge",
+    "subnormal",
+)  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(12, 70), K=st.integers(64, 300), N=st.integers(1, 100),
+    kinds=st.tuples(*[st.sampled_from(KINDS)] * 2),
+    cancels=st.booleans(), seed=st.integers(0, 1 << 30),
+)  # fmt: skip
+def test_three_parts_are_as_exact_as_floats(tiles, rows, K, N, kinds, cancels, seed):
+    """Errors of all elements together, each counted in what its products add up to in size."""
+    torch.manual_seed(seed)
+    a, b = scaled(kinds[0], (rows, K)), scaled(kinds[1], (K, N))
+    if cancels:  # the second half takes away what the first one adds, but for one term
+        half = K // 2
+        a[:, half : 2 * half], b[half : 2 * half] = a[:, :half], -b[:half]
+        a[:, half] *= 1 + 2.0**-20
+        order = torch.randperm(K)
+        a, b = a[:, order].contiguous(), b[order].contiguous()
+    exact, sizes = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+    ours, floats = product(tiles, a, b, 3), product(tiles, a, b, 0)
+    some = (sizes > 2.0**-100) & (
+        sizes < 2.0**126
+    )  # below, a float has fewer digits, and above there are none
+
+    def off(found: torch.Tensor) -> float:
+        return float(((found.double() - exact)[some] / sizes[some]).pow(2).mean().sqrt())
+
+    if some.any():
+        assert off(ours) <= 1.1 * off(floats) + UNIT / 20  # one term alone is rounded as floats are
+    if (sizes < 2.0**126).all():
+        assert ours.isfinite().all()
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+@pytest.mark.parametrize(
+    "number", [float("inf"), float("-inf"), float("nan"), 1e-40, -1e-36, 3.4e38, -0.0, 1e19]
+)
+def test_special_numbers_are_those_of_products_of_floats(library, number, parts):
+    a, b = torch.randn(20, 96), torch.randn(96, 130)
+    row, column = a[7], b[:, 70]
+    for place in (row, column):
+        place[5] = number
+        found, floats = product(library, a, b, parts), product(library, a, b, 0)
+        if number != number or number in (1e-40, -1e-36, 3.4e38) or abs(number) == float("inf"):
+            some = slice(None) if place is row else slice(64, 128)  # the panels that meet it
+            torch.testing.assert_close(found[:, some], floats[:, some], rtol=0, atol=0, equal_nan=True)
+        others = torch.arange(20) != 7 if place is row else slice(None), slice(None, 64)
+        assert found[others].isfinite().all()
+        place[5] = 1.0
+
+
+def test_all_zeros(library):
+    zeros = torch.zeros(20, 64)
+    for parts in (1, 2, 3):
+        assert not product(library, zeros, torch.randn(64, 40), parts).any()
+        assert not product(library, zeros, torch.zeros(64, 40), parts).any()
+
+
+# --- who asks for what
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    def has(tiles: bool, pairs: bool) -> None:
+        monkeypatch.setattr(precision, "has_tiles", lambda: tiles)
+        monkeypatch.setattr(precision, "has_pairs", lambda: pairs)
+
+    before = torch.get_float32_matmul_precision()
+    yield has
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize(
+    ("tiles", "pairs", "wanted"),
+    [(True, True, [3, 2, 1]), (True, False, [3, 2, 1]), (False, True, [0, 0, 1]), (False, False, [0, 0, 0])],
+)
+def test_the_switch_of_torch(machine, tiles, pairs, wanted):
+    machine(tiles, pairs)
+    for name, parts in zip(("highest", "high", "medium"), wanted, strict=True):
+        torch.set_float32_matmul_precision(name)
+        assert precision.float_parts() == parts
+
+
+# --- memory
+
+CHECK = """
+static int check(int64_t rows, int64_t K, int64_t N, int turned, int64_t split) {
+    float *A = malloc((size_t)(rows * K) * 4), *B = malloc((size_t)(K * N) * 4);
+    float *C = malloc((size_t)(rows * N) * 4), *D = malloc((size_t)(rows * N) * 4);
+    float *packed = aligned_alloc(64, (size_t)sn_packed_split(K, N, split) * 4);
+    int bad = 0;
+    for (int64_t i = 0; i < rows * K; ++i) A[i] = (float)((i * 7) % 11 - 5) + (i % 5 == 0 ? 0x1p-10f : 0.0f);
+    for (int64_t i = 0; i < K * N; ++i) B[i] = (float)((i * 5) % 13 - 6);
+    for (int64_t i = 0; i < rows * N; ++i) D[i] = (float)(i % 3);
+    const int64_t stride_k = turned ? 1 : N, stride_n = turned ? K : 1;
+    sn_pack_split(packed, B, stride_k, stride_n, K, N, split);
+    sn_matmul_split((sn_rows_f32){C, N, 0}, (sn_rows_f32){D, N, 0}, (sn_rows_f32){A, K, 0}, packed, rows, K,
+                    N, split);
+    for (int64_t r = 0; r < rows; ++r)
+        for (int64_t n = 0; n < N; ++n) {
+            float want = D[r * N + n]; /* all of it is exact in a float */
+            for (int64_t k = 0; k < K; ++k)
+                want += (split == 1 ? sn_round_bf16(A[r * K + k]) : A[r * K + k]) *
+                        B[k * stride_k + n * stride_n];
+            bad += C[r * N + n] != want;
+        }
+    free(A), free(B), free(C), free(D), free(packed);
+    return bad;
+}
+int main(void) {
+    int64_t rows[] = {1, 12, 33}, K[] = {64, 77}, N[] = {1, 33, 100};
+    int bad = 0;
+    for (int split = 1; split < 4; ++split) {
+        for (int i = 0; i < 3; ++i)
+            for (int j = 0; j < 2; ++j)
+                for (int l = 0; l < 3; ++l) bad += check(rows[i], K[j], N[l], (i + j + l) & 1, split);
+        bad += check(70, 290, 16, 0, split);
+    }
+    return bad != 0;
+}
+"""
+
+
+def test_no_byte_outside_is_read_or_written(tmp_path: Path):
+    """Under the sanitizers, as compiled for AMX, each of those instructions checked; else by their twin."""
+    if can_emulate_tiles(tmp_path):
+        assert " products of tiles" in run_sanitized(tmp_path, text(1, True) + CHECK, has_tiles=True)
+    else:
+        run_sanitized(tmp_path, text(2, True) + CHECK)
