@@ -36,6 +36,9 @@ from .report import Explanation as Explanation
 from .report import ModelExplanation as ModelExplanation
 from .report import explain as explain
 from .resets import Resets as Resets
+from .streams import Stream as Stream
+from .streams import stream as stream
+from .streams import truncated as truncated
 from .tape import Tape as Tape
 from .tape import TapeItem as TapeItem
 from .tape import Topology as Topology
