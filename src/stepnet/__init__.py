@@ -5,6 +5,7 @@ from typing import Any
 from . import cells as cells
 from . import datasets as datasets
 from . import decode as decode
+from . import distributed as distributed
 from . import layers as layers
 from . import nn as nn
 from . import ops as ops

@@ -1,7 +1,8 @@
 """Long recurrences in windows: `recurrent(..., checkpoint=, detach_every=)`.
 
 All sequences are cut into windows of k steps, and the recurrence runs window after window. With `checkpoint`,
-what backward needs of a window is computed again when it gets there, from the state that it began with. With `detach_every`, no gradient goes from a window to the one before.
+what backward needs of a window is computed again when it gets there, from the state that it began with. With
+`detach_every`, no gradient goes from a window to the one before.
 """
 
 from __future__ import annotations
