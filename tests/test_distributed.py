@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import stepnet
 from stepnet import LoDTensor, Recurrent, recurrent
-from stepnet.errors import StepError
+from stepnet.errors import LoDError, StepError
 
 F_IN, H = 3, 4
 
@@ -149,6 +149,20 @@ def test_a_dataclass_to_those_who_ask():
     assert isinstance(doubled, LoDTensor)
     assert doubled.values.tolist() == [0.0, 2.0, 4.0]
     assert doubled.recursive_sequence_lengths() == x.recursive_sequence_lengths()
+
+
+def test_row_mean_of_one_process():
+    assert stepnet.distributed.row_mean(torch.tensor(6.0), torch.tensor(4)).item() == 1.5
+    assert stepnet.distributed.row_mean(torch.tensor(0.0), 0).isnan()
+    loss = torch.tensor(3.0, dtype=torch.bfloat16, requires_grad=True)
+    mean = stepnet.distributed.row_mean(loss, 2.0)
+    assert mean.dtype == torch.bfloat16
+    mean.backward()
+    assert loss.grad is not None
+    assert loss.grad.item() == 0.5
+    for rows in (-1, [1, 2], float("nan")):
+        with pytest.raises(LoDError, match="'rows' must be one number"):
+            stepnet.distributed.row_mean(torch.tensor(1.0), rows)
 
 
 def test_two_processes_train_as_one(tmp_path):

@@ -59,6 +59,27 @@ def check(net: nn.Module, kind: str, steps: tuple[int, ...]) -> None:
         p.grad = None
 
 
+def check_row_mean(rank: int) -> None:
+    """Ten steps of training on unequal rows, as one process takes them on all rows."""
+    net, alone = made("module"), made("module")
+    parallel = DistributedDataParallel(net, find_unused_parameters=True)
+    optimizers = [torch.optim.SGD(each.parameters(), 0.1, momentum=0.9) for each in (net, alone)]
+    for step in range(10):
+        x = batch(step % 4, rank)
+        own = stepnet.distributed.row_mean(parallel(x).values.square().sum(), len(x.values))
+        whole = LoDTensor.cat([batch(step % 4, each) for each in range(WORLD)])
+        mean = alone(whole).values.square().mean(-1).mean() * 2
+        parts = own.detach().clone()
+        dist.all_reduce(parts)
+        torch.testing.assert_close(parts / WORLD, mean.detach())
+        for optimizer, value in zip(optimizers, (own, mean), strict=True):
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+        for p, q in zip(net.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
+
+
 def main(rank: int, store: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
@@ -78,6 +99,7 @@ def main(rank: int, store: str) -> None:
         for step in range(3):
             loss(sharded, step, rank).backward()
             check(sharded, kind, (step,))
+    check_row_mean(rank)
     dist.destroy_process_group()
 
 

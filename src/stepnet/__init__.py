@@ -5,6 +5,7 @@ from typing import Any
 from . import cells as cells
 from . import datasets as datasets
 from . import decode as decode
+from . import distributed as distributed
 from . import layers as layers
 from . import nn as nn
 from . import ops as ops
@@ -36,6 +37,9 @@ from .report import Explanation as Explanation
 from .report import ModelExplanation as ModelExplanation
 from .report import explain as explain
 from .resets import Resets as Resets
+from .streams import Stream as Stream
+from .streams import stream as stream
+from .streams import truncated as truncated
 from .tape import Tape as Tape
 from .tape import TapeItem as TapeItem
 from .tape import Topology as Topology

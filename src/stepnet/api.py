@@ -32,6 +32,7 @@ from .front.static import with_static
 from .front.step import StepBody, WithStatic, as_loop, as_step, boot_state, describe_leaf, step_name
 from .ir.loop import Loop
 from .resets import run_with_resets
+from .windows import check_windows, run_in_windows
 
 
 def _like(step: Any, x: Any = None, state: Any = None, **how: Any) -> Any:
@@ -54,6 +55,8 @@ def recurrent(
     scopes: bool = False,
     backend: str | None = None,
     resets: Any = None,
+    checkpoint: int | bool | None = None,
+    detach_every: int | None = None,
 ) -> Any:
     """Run a step over sequences: `y[t], state = step(x[t], state)` for every t.
 
@@ -86,6 +89,11 @@ def recurrent(
         resets: a truth value per row of x, true at the first row of an episode (torchrl's `is_init`), which
             starts from the step's `initial_state(n)`; `Resets(done=...)` takes gym's, true at the last row.
             Episodes run as sequences of their own, side by side; final_state is that of the last one.
+        checkpoint: a number of steps k: backward computes the steps between every k-th and the next again,
+            and forward keeps no more of them than the state they begin with. True: k is near the root of the
+            longest length.
+        detach_every: a number of steps k: no gradient flows from a step to the one before at every k-th step,
+            counted from the end that the loop begins at (truncated back-propagation).
 
     Returns:
         `(y, final_state)`, and the scopes if asked for. y is cut and ordered as x is; final_state holds
@@ -107,20 +115,41 @@ def recurrent(
     >>> y.values.flatten().tolist(), total.flatten().tolist()
     ([1.0, 2.0, 3.0, 1.0], [3.0, 1.0])
     """
+    compiling = torch.compiler.is_compiling()  # a compiled loop is one call out of the compiled region
+    if not compiling and _keeper.get() is not None:
+        asked: Any = {"steps": steps, "static": static, "reverse": reverse, "level": level, "axis": axis}
+        return _kept(step, x, state, resets=resets, scopes=scopes, backend=backend, **asked)
     if steps is not None:
         x = clock(x, state, steps, axis)
-    compiling = torch.compiler.is_compiling()  # a compiled loop is one call out of the compiled region
     if static is not None:
         together: Any = torch.compiler.disable(state_with_static) if compiling else state_with_static
         state = together(step, x, state, static, level, axis)
     instead = _instead.get()
     how: Any = {"reverse": reverse, "level": level, "axis": axis, "scopes": scopes}
+    windowed = checkpoint is not None or detach_every is not None
+    if windowed:
+        check_windows(checkpoint, detach_every, scopes)
     if resets is not None:
+        if windowed:
+            how |= {"checkpoint": checkpoint, "detach_every": detach_every}
         again: Any = torch.compiler.disable(run_with_resets) if compiling else run_with_resets
         look = instead is not None
         out = again(recurrent, step, x, state, resets, look=look, backend=backend, **how)
     elif instead is not None:
         out = instead(step, x, state, **how)
+    elif checkpoint or detach_every:
+        parts: Any = torch.compiler.disable(run_in_windows) if compiling else run_in_windows
+        del how["scopes"]
+        out = parts(
+            recurrent,
+            step,
+            x,
+            state,
+            checkpoint=checkpoint,
+            detach_every=detach_every,
+            backend=backend,
+            **how,
+        )
     elif compiling:
         outside: Any = torch.compiler.disable(_recurrent)
         out = outside(step, x, state, reverse, level, axis, scopes, backend)
@@ -156,6 +185,27 @@ def instead() -> Callable[..., Any] | None:
     return _instead.get()
 
 
+_keeper: ContextVar[Callable[..., Any] | None] = ContextVar("stepnet_keeper", default=None)
+
+
+@contextlib.contextmanager
+def kept_by(keeper: Callable[..., Any] | None) -> Iterator[None]:
+    """Let `keeper`, which keeps states between calls, answer the calls of `recurrent` in here, as they were
+    made; not those that it makes itself, nor those of their steps."""
+    token = _keeper.set(keeper)
+    try:
+        yield
+    finally:
+        _keeper.reset(token)
+
+
+def _kept(step: Any, x: Any, state: Any, **how: Any) -> Any:
+    keeper = _keeper.get()
+    assert keeper is not None
+    with kept_by(None):
+        return keeper(step, x, state, **how)
+
+
 _watch: ContextVar[Callable[..., None] | None] = ContextVar("stepnet_watch", default=None)
 
 
@@ -179,6 +229,9 @@ def watching() -> Callable[..., None] | None:
 def _recurrent(
     step: Any, x: Any, state: Any, reverse: bool, level: int, axis: int, scopes: bool, backend: str | None
 ) -> Any:
+    if _keeper.get() is not None:  # out of a compiled region
+        how: Any = {"steps": None, "static": None, "reverse": reverse, "level": level, "axis": axis}
+        return _kept(step, x, state, resets=None, scopes=scopes, backend=backend, **how)
     if type(x) is not Tensor and type(x) is not LoDTensor:
         packed = next((leaf for leaf in flatten(x)[0] if isinstance(leaf, PackedSequence)), None)
     else:
@@ -312,14 +365,19 @@ class Recurrent(nn.Module):
         axis: int = 0,
         scopes: bool = False,
         backend: str | None = None,
+        checkpoint: int | bool | None = None,
+        detach_every: int | None = None,
     ) -> None:
         super().__init__()
+        check_windows(checkpoint, detach_every, scopes)
         self.step = as_step(step)
         self.reverse = reverse
         self.level = level
         self.axis = axis
         self.scopes = scopes
         self.backend = backend
+        self.checkpoint = checkpoint
+        self.detach_every = detach_every
 
     def forward(
         self, x: Any = None, state: Any = None, resets: Any = None, *, steps: Any = None, static: Any = None
@@ -336,10 +394,13 @@ class Recurrent(nn.Module):
             axis=self.axis,
             scopes=self.scopes,
             backend=self.backend,
+            checkpoint=self.checkpoint,
+            detach_every=self.detach_every,
         )
 
     def extra_repr(self) -> str:
         shown = {"reverse": False, "level": -1, "axis": 0, "scopes": False, "backend": None}
+        shown |= {"checkpoint": None, "detach_every": None}
         return ", ".join(f"{k}={getattr(self, k)!r}" for k, v in shown.items() if getattr(self, k) != v)
 
 

@@ -65,6 +65,16 @@ class StepIndexError(StepError, IndexError):
     """A step looked up a row that is not there."""
 
 
+class StreamError(StepnetError, ValueError):
+    """A stream that cannot be opened, or a module or chunk that cannot be run chunk by chunk; says why."""
+
+
+class UnknownStream(StreamError, KeyError):
+    """No stream of that id is open."""
+
+    __str__ = Exception.__str__  # a KeyError's own is a repr, all on one line
+
+
 class LoopError(StepnetError, ValueError):
     """A loop (TensorIterator) whose ports, back edges or body do not fit together."""
 

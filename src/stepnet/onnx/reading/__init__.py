@@ -1,0 +1,1 @@
+"""ONNX files as torch modules: one table of operators, a function for each."""

@@ -1,0 +1,224 @@
+"""LSTM, GRU and RNN: a step of each, run by `recurrent`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepnet.api import recurrent
+from stepnet.data.lod import LoDTensor
+
+from .elementwise import UNARY, activation
+from .info import Info, Misfit, Run, op
+
+Activation = Callable[[Tensor], Tensor]
+_NAMES = (
+    "Affine",
+    "Celu",
+    "Elu",
+    "HardSigmoid",
+    "LeakyRelu",
+    "ScaledTanh",
+    "Selu",
+    "ThresholdedRelu",
+    *UNARY,
+)
+_CANONICAL = {name.lower(): name for name in _NAMES}
+_ALPHA = {"Affine", "Celu", "Elu", "HardSigmoid", "LeakyRelu", "ScaledTanh", "Selu", "ThresholdedRelu"}
+_BETA = {"Affine", "HardSigmoid", "ScaledTanh"}
+
+
+class Cell:
+    """What the three operators share: directions, layouts, lengths, activations.
+
+    Args:
+        node: the node.
+        gates: how many blocks of rows the weights have.
+        activations: the names of those of one direction, where the node names none.
+        states: how many states are carried.
+    """
+
+    def __init__(self, node: Info, gates: int, activations: Sequence[str], states: int) -> None:
+        self.node, self.gates, self.states = node, gates, states
+        direction = node.get("direction", "forward")
+        kinds = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
+        if direction not in kinds:
+            raise Misfit("no such direction", direction, ", ".join(kinds))
+        self.reversed = kinds[direction]
+        self.layout = node.get("layout", 0)
+        self.clip = node.get("clip")
+        self.functions = self._activations(list(activations))
+
+    def _activations(self, default: list[str]) -> list[list[Activation]]:
+        names = node_names = self.node.get("activations", default * len(self.reversed))
+        if len(names) != len(default) * len(self.reversed):
+            raise Misfit("there must be activations for each direction", node_names, default)
+        alphas: Iterator[float] = iter(self.node.get("activation_alpha", []))
+        betas: Iterator[float] = iter(self.node.get("activation_beta", []))
+        found = []
+        for name in names:
+            known = _CANONICAL.get(str(name).lower())
+            if known is None:
+                raise Misfit("no such activation", name, ", ".join(sorted(_NAMES)))
+            numbers = {}
+            if known in _ALPHA:
+                numbers["alpha"] = next(alphas, None)
+            if known in _BETA:
+                numbers["beta"] = next(betas, None)
+            found.append(
+                self._clipped(
+                    activation(known, lambda n, d, own=numbers: d if own.get(n) is None else own[n])
+                )
+            )
+        size = len(default)
+        return [found[k : k + size] for k in range(0, len(found), size)]
+
+    def _clipped(self, function: Activation) -> Activation:
+        clip = self.clip
+        return function if clip is None else lambda x: function(x.clamp(-clip, clip))
+
+    def run(
+        self, step_of: Callable[..., Any], inputs: Sequence[Any], first: Sequence[Any], lengths: Any
+    ) -> Any:
+        """Run the steps of all directions.
+
+        Args:
+            step_of: `step_of(d, inputs)` gives the step of direction d.
+            inputs: of the node.
+            first: the initial states, [directions, batch, hidden] or None.
+            lengths: of the sequences; None: all are whole.
+        """
+        x, r = inputs[0], inputs[2]
+        x = x.transpose(0, 1) if self.layout else x
+        if x.dim() != 3 or r.dim() != 3 or r.shape[0] != len(self.reversed):
+            raise Misfit(
+                "x must be [steps, batch, features] and R [directions, gates, hidden]", list(r.shape)
+            )
+        batch, hidden = x.shape[1], r.shape[2]
+        if r.shape[1] != self.gates * hidden or inputs[1].shape[1:] != (self.gates * hidden, x.shape[2]):
+            raise Misfit("the weights do not fit", [list(inputs[1].shape), list(r.shape)], list(x.shape))
+        ys, finals = [], []
+        for d, reverse in enumerate(self.reversed):
+            states = [self._first(s, d, x, batch, hidden) for s in first]
+            state = tuple(states) if self.states > 1 else states[0]
+            step = step_of(d, inputs)
+            if lengths is None:
+                y, last = recurrent(step, x, state, reverse=reverse)
+            else:
+                rows, last = recurrent(
+                    step, LoDTensor.from_padded(x, lengths, batch_first=False), state, reverse=reverse
+                )
+                y = rows.to_padded(batch_first=False)[0]
+                y = torch.cat([y, y.new_zeros(x.shape[0] - y.shape[0], *y.shape[1:])])
+            ys.append(y)
+            finals.append(last if self.states > 1 else (last,))
+        y = torch.stack(ys, 1)
+        last = [torch.stack(leaves) for leaves in zip(*finals, strict=True)]
+        if self.layout:
+            y, last = y.permute(2, 0, 1, 3), [leaf.transpose(0, 1) for leaf in last]
+        return (y, *last)[: self.node.count]
+
+    def _first(self, state: Any, d: int, x: Tensor, batch: int, hidden: int) -> Tensor:
+        if state is None:
+            return x.new_zeros(batch, hidden)
+        return (state.transpose(0, 1) if self.layout else state)[d]
+
+
+def _weights(inputs: Sequence[Any], d: int) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """W and R of a direction, and the biases of each."""
+    w, r = inputs[1][d], inputs[2][d]
+    b = inputs[3] if len(inputs) > 3 else None
+    if b is None:
+        return w, r, None, None
+    if b.shape[1] != 2 * w.shape[0]:
+        raise Misfit("B must be [directions, 2 gates]", list(b.shape))
+    return w, r, *b[d].split(w.shape[0])
+
+
+def _product(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+    return torch.nn.functional.linear(x, w, b)
+
+
+def _at(inputs: Sequence[Any], index: int) -> Any:
+    return inputs[index] if index < len(inputs) else None
+
+
+def _lengths(inputs: Sequence[Any]) -> Any:
+    """Input 4; None where all sequences are as long as x."""
+    return _at(inputs, 4)
+
+
+@op("RNN", inputs=(3, 6))
+def _rnn(node: Info) -> Run:
+    cell = Cell(node, 1, ["Tanh"], 1)
+
+    def step_of(d: int, inputs: Sequence[Any]) -> Any:
+        w, r, b, c = _weights(inputs, d)
+        (function,) = cell.functions[d]
+
+        def step(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+            h = function(_product(x, w, b) + _product(h, r, c))
+            return h, h
+
+        return step
+
+    return lambda *inputs: cell.run(step_of, inputs, [_at(inputs, 5)], _lengths(inputs))
+
+
+@op("GRU", inputs=(3, 6))
+def _gru(node: Info) -> Run:
+    cell = Cell(node, 3, ["Sigmoid", "Tanh"], 1)
+    before = node.get("linear_before_reset", 0)
+
+    def step_of(d: int, inputs: Sequence[Any]) -> Any:
+        w, r, b, c = _weights(inputs, d)
+        f, g = cell.functions[d]
+        hidden = r.shape[1]
+        r_gates, r_new = r[: 2 * hidden], r[2 * hidden :]
+        c_gates, c_new = (None, None) if c is None else (c[: 2 * hidden], c[2 * hidden :])
+
+        def step(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+            x_z, x_r, x_h = _product(x, w, b).chunk(3, -1)
+            h_z, h_r = _product(h, r_gates, c_gates).chunk(2, -1)
+            z, reset = f(x_z + h_z), f(x_r + h_r)
+            if before:
+                new = g(x_h + reset * _product(h, r_new, c_new))
+            else:
+                new = g(x_h + _product(reset * h, r_new, c_new))
+            h = (1 - z) * new + z * h
+            return h, h
+
+        return step
+
+    return lambda *inputs: cell.run(step_of, inputs, [_at(inputs, 5)], _lengths(inputs))
+
+
+@op("LSTM", inputs=(3, 8))
+def _lstm(node: Info) -> Run:
+    cell = Cell(node, 4, ["Sigmoid", "Tanh", "Tanh"], 2)
+    coupled = node.get("input_forget", 0)
+
+    def step_of(d: int, inputs: Sequence[Any]) -> Any:
+        w, r, b, c_bias = _weights(inputs, d)
+        f, g, out = cell.functions[d]
+        p = _at(inputs, 7)
+        peep = (None,) * 3 if p is None else p[d].chunk(3)
+
+        def peeped(gate: Tensor, c: Tensor, weight: Tensor | None) -> Tensor:
+            return gate if weight is None else gate + weight * c
+
+        def step(x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            h, c = state
+            i, o, forget, new = (_product(x, w, b) + _product(h, r, c_bias)).chunk(4, -1)
+            i = f(peeped(i, c, peep[0]))
+            forget = 1 - i if coupled else f(peeped(forget, c, peep[2]))
+            c = forget * c + i * g(new)
+            h = f(peeped(o, c, peep[1])) * out(c)
+            return h, (h, c)
+
+        return step
+
+    return lambda *inputs: cell.run(step_of, inputs, [_at(inputs, 5), _at(inputs, 6)], _lengths(inputs))

@@ -1,0 +1,189 @@
+"""A graph of a file, ready to run: its nodes in order, each with its function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import Tensor
+
+from stepnet.errors import IRError, StepnetError
+from stepnet.ir.last_uses import last_uses
+
+from . import cells, control, elementwise, sequences, shapes, sums
+from .info import TABLE, Info, Misfit, error
+
+OPERATORS = (elementwise, shapes, sums, cells, sequences, control)  # which fill the table
+# What torch raises for inputs that an operator does not take.
+ERRORS = (RuntimeError, ValueError, IndexError, TypeError, OverflowError, ArithmeticError, AssertionError,
+          AttributeError, KeyError, MemoryError)  # fmt: skip
+_LONGEST = 2**16  # numbers in a constant that is read as sizes or positions
+DOMAINS = ("", "ai.onnx")
+
+
+@dataclass
+class Step:
+    """A node that runs: where its inputs and outputs are among the values."""
+
+    where: str
+    run: Callable[..., Any]
+    inputs: tuple[ir.Value | None, ...]
+    outputs: tuple[ir.Value, ...]
+    bodies: Mapping[str, Graph]
+    done: tuple[ir.Value, ...] = ()
+
+    def call(self, arguments: Sequence[Any]) -> Sequence[Any]:
+        """Run, and give one result for each output.
+
+        Raises:
+            IRError: the inputs do not fit.
+        """
+        try:
+            result = self.run(*arguments)
+        except Misfit as misfit:
+            raise error(self.where, misfit) from misfit
+        except IRError:
+            raise
+        except StepnetError as problem:
+            raise IRError(f"{self.where}: {problem.args[0]}") from problem
+        except ERRORS as problem:
+            raise error(self.where, problem, arguments) from problem
+        result = result if isinstance(result, tuple) else (result,)  # a list is one sequence
+        if len(result) < len(self.outputs):
+            raise IRError(f"{self.where}: has more outputs than its operator", got=len(self.outputs))
+        return result
+
+
+class Graph:
+    """The nodes of a graph. Values of the graphs around, and all constants, are what it captures.
+
+    Args:
+        graph: the graph.
+        constants: the tensors of all constants so far, by their values; those of this graph are added.
+        opset: the version of the operators.
+        where: the file, for errors.
+
+    Raises:
+        IRError: a node cannot run; all operators that are unknown are in one error.
+    """
+
+    def __init__(
+        self, graph: ir.Graph, constants: dict[ir.Value, Tensor], opset: int, where: str, known: set[ir.Value]
+    ) -> None:
+        self.inputs = inputs_of(graph)
+        self.outputs = list(graph.outputs)
+        self.where = where
+        own = set(self.inputs)
+        for value in graph.initializers.values():
+            if value.const_value is not None and value not in own:
+                constants[value] = tensor_of(value.const_value, f"{where}: constant '{value.name}'")
+        self.steps: list[Step] = []
+        captured: dict[ir.Value, None] = {}
+        around = known | own
+        made = set(own)
+        for number, node in enumerate(graph):
+            place = f"{where}: node {number} '{(node.name or '')[:100]}' ({node.op_type[:100]})"
+            for value in node.inputs:
+                if value is not None and value not in around and value not in constants:
+                    raise IRError(
+                        f"{place}: reads '{(value.name or '')[:100]}', which nothing before it makes",
+                        remedy="nodes must be in the order that they run",
+                    )
+            if node.op_type == "Constant" and node.domain in DOMAINS:
+                constants[node.outputs[0]] = _constant(node, place)
+                continue
+            step = self._step(node, place, constants, opset, around)
+            captured.update(dict.fromkeys(v for v in step.inputs if v is not None and v not in made))
+            around |= set(node.outputs)
+            made |= set(node.outputs)
+            self.steps.append(step)
+        for value in self.outputs:
+            if value not in around and value not in constants:
+                raise IRError(f"{where}: nothing makes the output '{(value.name or '')[:100]}'")
+            if value not in made:
+                captured[value] = None
+        self.captured = list(captured)
+        kept = {*self.outputs, *self.captured}
+        uses = [[v for v in (*step.inputs, *step.outputs) if v is not None] for step in self.steps]
+        for step, done in zip(self.steps, last_uses(uses, kept), strict=True):
+            step.done = done
+
+    def _step(
+        self, node: ir.Node, place: str, constants: dict[ir.Value, Tensor], opset: int, around: set[ir.Value]
+    ) -> Step:
+        row = TABLE[node.op_type]
+        if not row.least <= len(node.inputs) <= row.most:
+            raise IRError(f"{place}: has {len(node.inputs)} inputs", expected=f"{row.least} to {row.most}")
+        bodies = {
+            name: Graph(a.as_graph(), constants, opset, f"{place}, {name}", around)
+            for name, a in node.attributes.items()
+            if a.type == ir.AttributeType.GRAPH
+        }
+        outer = tuple(dict.fromkeys(value for body in bodies.values() for value in body.captured))
+        known = {
+            k: constants[value].tolist()
+            for k, value in enumerate(node.inputs)
+            if value in constants
+            and constants[value].numel() <= _LONGEST
+            and not constants[value].is_floating_point()
+        }
+        try:
+            run = row.make(Info(node, opset, place, known, bodies, outer))
+        except Misfit as misfit:
+            raise error(place, misfit) from misfit
+        except ERRORS as problem:
+            raise error(place, problem) from problem
+        return Step(place, run, (*node.inputs, *outer), tuple(node.outputs), bodies)
+
+    def run(self, arguments: Sequence[Any], around: Mapping[ir.Value, Any]) -> tuple[Any, ...]:
+        """The outputs, for the inputs and what it captures."""
+        values: dict[ir.Value | None, Any] = {None: None}
+        values.update((value, around[value]) for value in self.captured)
+        values.update(zip(self.inputs, arguments, strict=True))
+        for step in self.steps:
+            results = step.call([values[value] for value in step.inputs])
+            values.update(zip(step.outputs, results, strict=False))
+            for value in step.done:
+                del values[value]
+        return tuple(values[value] for value in self.outputs)
+
+
+def inputs_of(graph: ir.Graph) -> list[ir.Value]:
+    """The inputs of a graph that are no constants, which older files list among them."""
+    return [value for value in graph.inputs if value.const_value is None]
+
+
+def tensor_of(data: ir.TensorProtocol, where: str) -> Tensor:
+    """The numbers of a constant, in memory of its own.
+
+    Raises:
+        IRError: they do not fit its shape, or are of a type that torch does not have.
+    """
+    try:
+        array = data.numpy()
+        if array.dtype.kind not in "biufcV" and "float" not in array.dtype.name:
+            raise Misfit("is of a type that torch does not have", array.dtype.name)
+        if array.dtype.name == "bfloat16":
+            return torch.from_numpy(array.view("int16").copy()).view(torch.bfloat16)
+        return torch.from_numpy(array.copy())
+    except Misfit as misfit:
+        raise error(where, misfit) from misfit
+    except (*ERRORS, OSError) as problem:
+        raise error(where, problem) from problem
+
+
+def _constant(node: ir.Node, place: str) -> Tensor:
+    kinds = {"value_float": torch.float32, "value_floats": torch.float32, "value_int": torch.int64,
+             "value_ints": torch.int64}  # fmt: skip
+    for name, attribute in node.attributes.items():
+        if name == "value" and attribute.type == ir.AttributeType.TENSOR:
+            return tensor_of(attribute.as_tensor(), place)
+        if name in kinds:
+            try:
+                return torch.tensor(attribute.value, dtype=kinds[name])
+            except ERRORS as problem:
+                raise error(place, problem) from problem
+    raise IRError(f"{place}: holds no constant that torch has", got=", ".join(node.attributes))

@@ -1,0 +1,179 @@
+"""A node of a file, as the function that makes its operator sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from onnx_ir.tensor_adapters import to_torch_dtype
+from torch import Tensor
+
+from stepnet.errors import IRError
+
+MOST = 2**28  # numbers in a tensor whose size a file says
+
+
+class Misfit(Exception):
+    """An attribute or an input does not fit; the error names the node."""
+
+    def __init__(self, what: str, got: object = None, expected: object = None) -> None:
+        super().__init__(what)
+        self.what, self.got, self.expected = what, got, expected
+
+
+@dataclass
+class Info:
+    """What is known of a node before anything runs.
+
+    Attributes:
+        node: the node.
+        opset: the version of the operators.
+        where: the file and the node, for errors.
+        known: the numbers of inputs that are constants, as nested lists.
+        bodies: the graphs in its attributes.
+        outer: the values that they read from around, which follow the inputs of a call.
+    """
+
+    node: ir.Node
+    opset: int
+    where: str
+    known: dict[int, Any] = field(default_factory=dict)
+    bodies: dict[str, Any] = field(default_factory=dict)
+    outer: tuple[ir.Value, ...] = ()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """An attribute: a number, a text, or a list of them."""
+        found = self.node.attributes.get(name)
+        if found is None:
+            return default
+        value = found.value
+        if isinstance(value, (ir.Graph, ir.TensorProtocol)):
+            return value
+        value = list(value) if isinstance(value, (tuple, list)) else value
+        if default is not None and not _alike(value, default):
+            raise Misfit(f"attribute '{name}' is of another type", value, f"as {default!r}")
+        return value
+
+    def has(self, index: int) -> bool:
+        """Whether an input is connected."""
+        return index < len(self.node.inputs) and self.node.inputs[index] is not None
+
+    def numbers(self, index: int, name: str | None = None) -> Callable[[Sequence[Any]], Any]:
+        """A function from the inputs of a call to the numbers of one: an input of recent operator sets, the
+        attribute `name` of older ones; None where there is neither."""
+        if name is not None and name in self.node.attributes:
+            fixed = self.get(name)
+            return lambda inputs: fixed
+        if index in self.known:
+            known = self.known[index]
+            return lambda inputs: known
+        if not self.has(index):
+            return lambda inputs: None
+        return lambda inputs: numbers_of(inputs[index])
+
+    def listed(self, index: int, name: str | None = None) -> Callable[[Sequence[Any]], list[int] | None]:
+        """`numbers`, of which one alone is a list, too."""
+        found = self.numbers(index, name)
+
+        def run(inputs: Sequence[Any]) -> list[int] | None:
+            got = found(inputs)
+            return got if got is None or isinstance(got, list) else [got]
+
+        return run
+
+    @property
+    def count(self) -> int:
+        """How many outputs the node has."""
+        return len(self.node.outputs)
+
+    def wants(self, index: int) -> bool:
+        """Whether anything may read an output."""
+        return index < self.count and bool(self.node.outputs[index].name)
+
+
+def _alike(value: Any, default: Any) -> bool:
+    if isinstance(default, float):
+        return isinstance(value, (int, float))
+    return isinstance(value, type(default))
+
+
+def numbers_of(value: Any) -> Any:
+    """The numbers of a tensor.
+
+    Raises:
+        Misfit: there are too many for sizes or positions.
+    """
+    if not isinstance(value, Tensor):
+        raise Misfit("a tensor of numbers is needed", type(value).__name__)
+    if value.numel() > 2**16:
+        raise Misfit("too many numbers for sizes or positions", value.numel(), f"at most {2**16}")
+    return value.tolist()
+
+
+def check_size(shape: Sequence[int]) -> list[int]:
+    """The shape, which a file or its inputs say, of a tensor that is to be made.
+
+    Raises:
+        Misfit: no tensor of it is made.
+    """
+    count = 1
+    for size in shape:
+        if size < 0:
+            raise Misfit("a size is negative", list(shape))
+        count *= size
+    if count > MOST:
+        raise Misfit("the result would be too large", list(shape), f"at most {MOST} numbers")
+    return list(shape)
+
+
+def dtype_of(number: int) -> torch.dtype:
+    """The type of torch for that of ONNX.
+
+    Raises:
+        Misfit: torch has none.
+    """
+    try:
+        return to_torch_dtype(ir.DataType(number))
+    except (ValueError, TypeError, KeyError) as error:
+        raise Misfit("torch has no such element type", number) from error
+
+
+Run = Callable[..., Any]
+Make = Callable[[Info], Run]
+
+
+@dataclass(frozen=True)
+class Row:
+    """An operator: what makes its function, and how many inputs it takes."""
+
+    make: Make
+    least: int
+    most: int
+
+
+TABLE: dict[str, Row] = {}
+
+
+def op(*names: str, inputs: tuple[int, int] = (1, 1)) -> Callable[[Make], Make]:
+    """Put what makes the functions of operators into the table."""
+
+    def register(make: Make) -> Make:
+        TABLE.update({name: Row(make, *inputs) for name in names})
+        return make
+
+    return register
+
+
+def error(where: str, problem: BaseException, inputs: Sequence[Any] = ()) -> IRError:
+    """An IRError that names a node."""
+    if isinstance(problem, Misfit):
+        return IRError(f"{where}: {problem.what}", got=problem.got, expected=problem.expected)
+    text = str(problem).strip().splitlines()
+    shown = ", ".join(
+        f"{str(v.dtype).removeprefix('torch.')}{list(v.shape)}" if isinstance(v, Tensor) else str(v)[:80]
+        for v in inputs
+    )
+    return IRError(f"{where}: {text[0][:300] if text else type(problem).__name__}", got=shown or None)

@@ -1,0 +1,254 @@
+"""A model read from an ONNX file, as a torch module."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from onnx_ir.tensor_adapters import to_torch_dtype
+from torch import Tensor, nn
+
+from stepnet.data.dtypes import dtype_name
+from stepnet.data.outputs import Outputs
+from stepnet.errors import IRError
+
+from .control import LoopReport
+from .graph import DOMAINS, Graph, inputs_of
+from .info import TABLE
+
+OLDEST = 7  # of the sets of operators that are read
+
+
+@dataclass(frozen=True)
+class Socket:
+    """An input or output of a model: -1 in `shape` is any size; None: any rank; no dtype: no tensor."""
+
+    name: str
+    shape: tuple[int, ...] | None
+    dtype: torch.dtype | None
+
+    def __str__(self) -> str:
+        shape = "..." if self.shape is None else ", ".join("?" if d < 0 else str(d) for d in self.shape)
+        return f"{self.name}: {'any' if self.dtype is None else dtype_name(self.dtype)}[{shape}]"
+
+
+class ONNXModel(nn.Module):
+    """A model read from ONNX; `load` makes one.
+
+    Call it with its inputs by position, in the order of `inputs`, or by name. It returns `Outputs`: by name,
+    by number, or unpacked in order.
+
+    Attributes:
+        inputs: name, shape and dtype of each input, in the order of the file.
+        outputs: the same of each output.
+        metadata: what the file notes of itself, text by key.
+    """
+
+    takes_sequences = True
+
+    def __init__(self, model: ir.Model, where: str, *, trainable: bool) -> None:
+        super().__init__()
+        self.name, self.metadata, self._where = model.graph.name or "", dict(model.metadata_props), where
+        opset = max((v for d, v in model.opset_imports.items() if d in DOMAINS), default=0)
+        if opset < OLDEST:
+            raise IRError(
+                f"{where}: of a set of operators that is not read", got=opset, expected=f"{OLDEST} on"
+            )
+        constants: dict[ir.Value, Tensor] = {}
+        self.graph = Graph(model.graph, constants, opset, where, set())
+        self.inputs = tuple(_socket(value) for value in inputs_of(model.graph))
+        self.outputs = tuple(_socket(value) for value in model.graph.outputs)
+        for sockets in (self.inputs, self.outputs):
+            names = [socket.name for socket in sockets]
+            if len(set(names)) < len(names):
+                raise IRError(f"{where}: two inputs or outputs have one name", got=names)
+        self._constants: dict[ir.Value, str] = {}
+        for value in self.graph.captured:
+            name = f"constant_{len(self._constants)}"
+            self._constants[value] = name
+            data = constants[value]
+            if trainable and data.dtype.is_floating_point:
+                self.register_parameter(name, nn.Parameter(data))
+            else:
+                self.register_buffer(name, data)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Outputs:
+        """Run the model on tensors or numpy arrays; on lists of them where an input is a sequence.
+
+        Raises:
+            IRError: an input is missing, unknown, or of another type or shape than the file declares; or a
+                node cannot run on what it is given.
+        """
+        given = self._by_position(args, kwargs)
+        checked = [self._checked(socket, value) for socket, value in zip(self.inputs, given, strict=True)]
+        around = {value: getattr(self, name) for value, name in self._constants.items()}
+        return Outputs(tuple(s.name for s in self.outputs), tuple(self.graph.run(checked, around)))
+
+    @property
+    def loops(self) -> tuple[LoopReport, ...]:
+        """How each Scan ran last: compiled, or by the plain loop and why."""
+        return tuple(_reports(self.graph))
+
+    def extra_repr(self) -> str:
+        return f"{self.name}: ({', '.join(map(str, self.inputs))}) -> ({', '.join(map(str, self.outputs))})"
+
+    def _by_position(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        names = [socket.name for socket in self.inputs]
+        where = f"{self._where}: the model"
+        if len(args) > len(names):
+            raise IRError(f"{where} has {len(names)} inputs", got=f"{len(args)} by position", expected=names)
+        values: dict[str, Any] = dict(zip(names, args, strict=False))
+        for name, value in kwargs.items():
+            if name not in names:
+                raise IRError(f"{where} has no input '{name[:100]}'", got=name, expected=names)
+            if name in values:
+                raise IRError(f"{where} is given input '{name}' twice")
+            values[name] = value
+        missing = [name for name in names if name not in values]
+        if missing:
+            raise IRError(f"{where} is not given input '{missing[0]}'", got=list(values), expected=names)
+        return [values[name] for name in names]
+
+    def _checked(self, socket: Socket, value: Any) -> Any:
+        if isinstance(value, (np.ndarray, np.generic)):
+            value = torch.from_numpy(np.array(value))
+        if socket.dtype is None:
+            return list(value) if isinstance(value, (list, tuple)) else value
+        where = f"{self._where}: input '{socket.name}'"
+        if not isinstance(value, Tensor):
+            raise IRError(f"{where} must be a tensor or an array", got=type(value).__name__, expected=socket)
+        fits = socket.shape is None or (
+            value.dim() == len(socket.shape)
+            and all(d in (-1, n) for n, d in zip(value.shape, socket.shape, strict=True))
+        )
+        moved = value.is_floating_point() and socket.dtype.is_floating_point and value.dtype in self._kinds()
+        if not fits or (value.dtype != socket.dtype and not moved):
+            got = f"{dtype_name(value.dtype)}{list(value.shape)}"
+            raise IRError(f"{where} does not fit", got=got, expected=socket)
+        return value
+
+    def _kinds(self) -> set[torch.dtype]:
+        """The floating types that the constants were taken to (`model.double()`)."""
+        return {t.dtype for t in (*self.parameters(), *self.buffers()) if t.is_floating_point()}
+
+
+def _reports(graph: Graph) -> Iterator[LoopReport]:
+    for step in graph.steps:
+        report = getattr(step.run, "reports", None)
+        if report is not None:
+            yield report
+        for body in step.bodies.values():
+            yield from _reports(body)
+
+
+def _socket(value: ir.Value) -> Socket:
+    dtype = None
+    if isinstance(value.type, ir.TensorType):
+        try:
+            dtype = to_torch_dtype(value.dtype) if value.dtype is not None else None
+        except (TypeError, ValueError, KeyError) as problem:
+            raise IRError(f"'{value.name}': torch has no such element type", got=value.dtype) from problem
+    shape = None if value.shape is None else tuple(d if isinstance(d, int) else -1 for d in value.shape)
+    return Socket(value.name or "", shape, dtype)
+
+
+def load(path: str | os.PathLike[str], *, trainable: bool = False) -> ONNXModel:
+    """Read a model from an ONNX file.
+
+    LSTM, GRU, RNN and Scan run as recurrences do, compiled where their bodies treat each row of the batch
+    alike; If, Loop and the operators on sequences run as they are written. `supported_types()` lists the
+    operators. Constants outside the file are read from its folder alone, and nothing is allocated for a size
+    that a file merely declares.
+
+    Args:
+        path: NAME.onnx.
+        trainable: make floating-point constants parameters instead of buffers.
+
+    Returns:
+        The model, a torch.nn.Module.
+
+    Raises:
+        IRError: the file is no model, or breaks a rule; says the file, the node, what was found and what is
+            expected. Operators that are not known are all listed in one error.
+
+    >>> load("missing.onnx")
+    Traceback (most recent call last):
+    stepnet.errors.IRError: missing.onnx: cannot be read: No such file or directory
+    ...
+    """
+    place = Path(path)
+    where = place.name
+    try:
+        place.open("rb").close()
+    except OSError as problem:
+        raise IRError(f"{where}: cannot be read: {problem.strerror}", expected="an ONNX file") from problem
+    try:
+        model = ir.load(place)
+        if model.functions:
+            from onnx_ir.passes.common import InlinePass
+
+            InlinePass()(model)
+    except Exception as problem:  # of protobuf and of onnx-ir, which name no common class
+        text = str(problem).strip().splitlines()
+        raise IRError(
+            f"{where}: cannot be read: {text[0][:300] if text else type(problem).__name__}",
+            expected="an ONNX file",
+        ) from problem
+    _check_operators(model, where)
+    _check_outside(model, place)
+    return ONNXModel(model, where, trainable=trainable)
+
+
+def supported_types() -> list[str]:
+    """Every operator that runs.
+
+    >>> "Scan" in supported_types()
+    True
+    """
+    return sorted([*TABLE, "Constant"])
+
+
+def _check_operators(model: ir.Model, where: str) -> None:
+    unknown = [
+        f"{node.domain + '.' if node.domain not in DOMAINS else ''}{node.op_type}"[:100]
+        for node in model.graph.all_nodes()
+        if node.domain not in DOMAINS or (node.op_type not in TABLE and node.op_type != "Constant")
+    ]
+    if unknown:
+        raise IRError(
+            f"{where}: {len(unknown)} node(s) of operators that are not read",
+            got=", ".join(sorted(set(unknown))[:50]),
+            expected="operators that stepnet.onnx.supported_types() lists",
+        )
+
+
+def _check_outside(model: ir.Model, place: Path) -> None:
+    """Refuse constants that lie outside the folder of the model, or behind the end of their file."""
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            data = value.const_value
+            if not isinstance(data, ir.ExternalTensor):
+                continue
+            location, folder = str(data.location), place.parent.resolve()
+            named = PurePosixPath(location)
+            file = folder / location
+            if named.is_absolute() or ".." in named.parts or not file.resolve().is_relative_to(folder):
+                raise IRError(
+                    f"{place.name}: constant '{value.name}' lies outside the folder of the model",
+                    got=location,
+                )
+            if not file.is_file():
+                raise IRError(f"{place.name}: the file of constant '{value.name}' is not there", got=location)
+            end = (data.offset or 0) + (data.length or 0)
+            if min(data.offset or 0, data.length or 0) < 0 or end > file.stat().st_size:
+                raise IRError(
+                    f"{place.name}: constant '{value.name}' lies behind the end of its file",
+                    got=f"bytes up to {end}",
+                    expected=f"at most {file.stat().st_size}",
+                )

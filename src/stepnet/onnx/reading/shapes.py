@@ -1,0 +1,352 @@
+"""Operators that move numbers: shapes, slices, joins, lookups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .info import Info, Misfit, Run, check_size, dtype_of, op
+
+
+@op("Shape")
+def _shape(node: Info) -> Run:
+    start, end = node.get("start", 0), node.get("end")
+
+    def shape(x: Tensor) -> Tensor:
+        return torch.tensor(list(x.shape)[start:end], dtype=torch.int64)
+
+    return shape
+
+
+@op("Size")
+def _size(node: Info) -> Run:
+    return lambda x: torch.tensor(x.numel())
+
+
+@op("Reshape", inputs=(1, 2))
+def _reshape(node: Info) -> Run:
+    sizes, zero = node.numbers(1, "shape"), node.get("allowzero", 0)
+
+    def reshape(*inputs: Any) -> Tensor:
+        x, wanted = inputs[0], sizes(inputs)
+        if not zero:
+            wanted = [x.shape[i] if size == 0 else size for i, size in enumerate(wanted)]
+        return x.reshape(wanted)
+
+    return reshape
+
+
+@op("Flatten")
+def _flatten(node: Info) -> Run:
+    axis = node.get("axis", 1)
+
+    def flatten(x: Tensor) -> Tensor:
+        rows = 1
+        for size in x.shape[: axis if axis >= 0 else x.dim() + axis]:
+            rows *= size
+        return x.reshape(rows, x.numel() // rows if rows else -1)
+
+    return flatten
+
+
+@op("Transpose")
+def _transpose(node: Info) -> Run:
+    order = node.get("perm")
+    return lambda x: x.permute(order if order is not None else list(range(x.dim()))[::-1])
+
+
+@op("Squeeze", inputs=(1, 2))
+def _squeeze(node: Info) -> Run:
+    axes = node.listed(1, "axes")
+
+    def squeeze(*inputs: Any) -> Tensor:
+        x, wanted = inputs[0], axes(inputs)
+        if wanted is None:
+            return x.squeeze()
+        for axis in wanted:
+            if x.shape[axis] != 1:
+                raise Misfit("an axis that goes must have one element", x.shape[axis], 1)
+        return x.squeeze(tuple(wanted))
+
+    return squeeze
+
+
+@op("Unsqueeze", inputs=(1, 2))
+def _unsqueeze(node: Info) -> Run:
+    axes = node.listed(1, "axes")
+
+    def unsqueeze(*inputs: Any) -> Tensor:
+        x, wanted = inputs[0], axes(inputs) or []
+        rank = x.dim() + len(wanted)
+        for axis in sorted(axis % rank for axis in wanted):
+            x = x.unsqueeze(axis)
+        return x
+
+    return unsqueeze
+
+
+@op("Concat", inputs=(1, 2**16))
+def _concat(node: Info) -> Run:
+    axis = node.get("axis", 0)
+
+    def concat(*xs: Tensor) -> Tensor:
+        if any(x.dim() != xs[0].dim() for x in xs):  # torch would pass over some of one axis
+            raise Misfit("all inputs must have as many axes", [list(x.shape) for x in xs])
+        return torch.cat(xs, axis)
+
+    return concat
+
+
+@op("Split", inputs=(1, 2))
+def _split(node: Info) -> Run:
+    axis, sizes, count = node.get("axis", 0), node.numbers(1, "split"), node.count
+
+    def split(*inputs: Any) -> Any:
+        x, wanted = inputs[0], sizes(inputs)
+        if wanted is None:
+            size = -(-x.shape[axis] // count)
+            wanted = [max(min(size, x.shape[axis] - k * size), 0) for k in range(count)]
+        return x.split(wanted, axis)
+
+    return split
+
+
+@op("Slice", inputs=(1, 5))
+def _slice(node: Info) -> Run:
+    starts, ends = node.listed(1, "starts"), node.listed(2, "ends")
+    axes, steps = node.listed(3, "axes"), node.listed(4)
+
+    def cut(*inputs: Any) -> Tensor:
+        x, low, high = inputs[0], starts(inputs) or [], ends(inputs) or []
+        along = axes(inputs) or list(range(len(low)))
+        for axis, start, end, step in zip(along, low, high, steps(inputs) or [1] * len(low), strict=True):
+            x = _cut(x, axis, start, end, step)
+        return x
+
+    return cut
+
+
+def _cut(x: Tensor, axis: int, start: int, end: int, step: int) -> Tensor:
+    size = x.shape[axis]
+    if step == 0:
+        raise Misfit("a step of a slice is 0")
+    if step > 0:
+        low, high, step = slice(start, end, step).indices(size)
+        return x[(slice(None),) * (axis % x.dim()) + (slice(low, max(high, low), step),)]
+    taken = range(*slice(start, end if end >= -size else None, step).indices(size))
+    return x.index_select(axis, torch.tensor(list(taken), dtype=torch.int64, device=x.device))
+
+
+@op("Gather", inputs=(2, 2))
+def _gather(node: Info) -> Run:
+    axis = node.get("axis", 0)
+    known = node.known.get(1)
+
+    def gather(x: Tensor, index: Tensor) -> Tensor:
+        if isinstance(known, int):
+            return x.select(axis, known)
+        rows = index.reshape(-1)
+        rows = torch.where(rows < 0, rows + x.shape[axis], rows)
+        at = axis % x.dim()
+        out = x.index_select(at, rows)
+        return out.reshape(*x.shape[:at], *index.shape, *x.shape[at + 1 :])
+
+    return gather
+
+
+@op("GatherElements", inputs=(2, 2))
+def _gather_elements(node: Info) -> Run:
+    axis = node.get("axis", 0)
+    return lambda x, index: torch.gather(x, axis, torch.where(index < 0, index + x.shape[axis], index))
+
+
+@op("GatherND", inputs=(2, 2))
+def _gather_nd(node: Info) -> Run:
+    batch = node.get("batch_dims", 0)
+
+    def gather(x: Tensor, index: Tensor) -> Tensor:
+        lead = x.shape[:batch]
+        flat, places = x.reshape(-1, *x.shape[batch:]), index.reshape(-1, *index.shape[batch:])
+        rows = [one[tuple(at.unbind(-1))] for one, at in zip(flat, places, strict=True)]
+        out = torch.stack(rows)
+        return out.reshape(*lead, *out.shape[1:])
+
+    return gather
+
+
+@op("ScatterElements", "Scatter", inputs=(3, 3))
+def _scatter(node: Info) -> Run:
+    axis, how = node.get("axis", 0), node.get("reduction", "none")
+    kinds = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
+
+    def scatter(x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
+        index = torch.where(index < 0, index + x.shape[axis], index)
+        if how == "none":
+            return x.scatter(axis, index, updates)
+        return x.scatter_reduce(axis, index, updates, kinds[how])
+
+    return scatter
+
+
+@op("ScatterND", inputs=(3, 3))
+def _scatter_nd(node: Info) -> Run:
+    if node.get("reduction", "none") not in ("none", "add"):
+        raise Misfit("no such reduction runs", node.get("reduction"), "none, add")
+    add = node.get("reduction", "none") == "add"
+
+    def scatter(x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
+        return x.index_put(tuple(index.unbind(-1)), updates, accumulate=add)
+
+    return scatter
+
+
+@op("Expand", inputs=(2, 2))
+def _expand(node: Info) -> Run:
+    sizes = node.numbers(1)
+
+    def expand(*inputs: Any) -> Tensor:
+        x = inputs[0]
+        return x.expand(check_size(torch.broadcast_shapes(x.shape, sizes(inputs))))
+
+    return expand
+
+
+@op("Tile", inputs=(2, 2))
+def _tile(node: Info) -> Run:
+    times = node.numbers(1)
+
+    def tile(*inputs: Any) -> Tensor:
+        x, wanted = inputs[0], times(inputs)
+        check_size([size * n for size, n in zip(x.shape, wanted, strict=True)])
+        return x.repeat(wanted)
+
+    return tile
+
+
+@op("Pad", inputs=(1, 4))
+def _pad(node: Info) -> Run:
+    mode, sizes, axes = node.get("mode", "constant"), node.numbers(1, "pads"), node.numbers(3)
+    fill = node.get("value", 0.0)
+    if mode not in ("constant", "reflect", "edge"):
+        raise Misfit("no such padding runs", mode, "constant, reflect, edge")
+
+    def pad(*inputs: Any) -> Tensor:
+        x, wanted = inputs[0], sizes(inputs)
+        number = inputs[2].item() if len(inputs) > 2 and inputs[2] is not None else fill
+        along = axes(inputs) or list(range(x.dim()))
+        if len(wanted) != 2 * len(along):
+            raise Misfit("there must be two sizes for each axis", wanted)
+        before, after = [0] * x.dim(), [0] * x.dim()
+        for k, axis in enumerate(along):
+            before[axis], after[axis] = wanted[k], wanted[k + len(along)]
+        check_size([max(a + n + b, 0) for a, n, b in zip(before, x.shape, after, strict=True)])
+        if mode == "constant":
+            flat = [size for pair in zip(reversed(before), reversed(after), strict=True) for size in pair]
+            return F.pad(x, flat, value=number)
+        for axis, (a, b) in enumerate(zip(before, after, strict=True)):
+            x = x if a == b == 0 else x.index_select(axis, _mirrored(x.shape[axis], a, b, mode))
+        return x
+
+    return pad
+
+
+def _mirrored(size: int, before: int, after: int, mode: str) -> Tensor:
+    index = torch.arange(-before, size + after)
+    if mode == "edge":
+        return index.clamp(0, size - 1)
+    index = index.abs()
+    return torch.where(index >= size, 2 * (size - 1) - index, index)
+
+
+@op("ConstantOfShape")
+def _constant_of_shape(node: Info) -> Run:
+    sizes, content = node.numbers(0), node.get("value")
+    value = torch.zeros(1) if content is None else torch.from_numpy(content.numpy().copy())
+    return lambda *inputs: value.reshape(()).expand(check_size(sizes(inputs))).clone()
+
+
+@op("Range", inputs=(3, 3))
+def _range(node: Info) -> Run:
+    def count(start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
+        low, high, step = (value.reshape(()).item() for value in (start, limit, delta))
+        if step == 0:
+            raise Misfit("the step of a range is 0")
+        check_size([max(int((high - low) / step), 0)])
+        if (high - low) * step <= 0:
+            return torch.empty(0, dtype=start.dtype)
+        return torch.arange(low, high, step, dtype=start.dtype)
+
+    return count
+
+
+@op("OneHot", inputs=(3, 3))
+def _one_hot(node: Info) -> Run:
+    axis = node.get("axis", -1)
+
+    def one_hot(index: Tensor, depth: Tensor, values: Tensor) -> Tensor:
+        size = int(depth.reshape(()).item())
+        check_size([size, *index.shape])
+        index = index.long()
+        index = torch.where(index < 0, index + size, index)
+        marks = index.unsqueeze(-1) == torch.arange(size)
+        return torch.where(marks, values[1], values[0]).movedim(-1, axis)
+
+    return one_hot
+
+
+@op("Trilu", inputs=(1, 2))
+def _trilu(node: Info) -> Run:
+    upper, shift = node.get("upper", 1), node.numbers(1)
+
+    def trilu(*inputs: Any) -> Tensor:
+        k = shift(inputs)
+        k = 0 if k is None else k if isinstance(k, int) else k[0]
+        return torch.triu(inputs[0], k) if upper else torch.tril(inputs[0], k)
+
+    return trilu
+
+
+@op("NonZero")
+def _nonzero(node: Info) -> Run:
+    return lambda x: x.nonzero().t()
+
+
+@op("Compress", inputs=(2, 2))
+def _compress(node: Info) -> Run:
+    axis = node.get("axis")
+
+    def compress(x: Tensor, condition: Tensor) -> Tensor:
+        x = x.reshape(-1) if axis is None else x
+        return x.index_select(axis or 0, condition.nonzero()[:, 0])
+
+    return compress
+
+
+@op("EyeLike")
+def _eye_like(node: Info) -> Run:
+    shift = node.get("k", 0)
+    dtype = dtype_of(node.get("dtype")) if node.get("dtype") else None
+
+    def eye(x: Tensor) -> Tensor:
+        return torch.diag_embed(torch.ones(max(x.shape)), shift)[: x.shape[0], : x.shape[1]].to(
+            dtype or x.dtype
+        )
+
+    return eye
+
+
+@op("ReverseSequence", inputs=(2, 2))
+def _reverse_sequence(node: Info) -> Run:
+    time, batch = node.get("time_axis", 0), node.get("batch_axis", 1)
+
+    def reverse(x: Tensor, lengths: Tensor) -> Tensor:
+        x = x.movedim((time, batch), (0, 1))
+        place = torch.arange(x.shape[0], device=x.device)[:, None]
+        index = torch.where(place < lengths, lengths - 1 - place, place)
+        index = index.reshape(*index.shape, *(1,) * (x.dim() - 2)).expand(x.shape)
+        return x.gather(0, index).movedim((0, 1), (time, batch))
+
+    return reverse

@@ -1,0 +1,218 @@
+"""Operators over many numbers: reductions, products, norms, convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .info import Info, Misfit, Run, op
+
+Axes = list[int]
+REDUCTIONS: dict[str, Callable[[Tensor, Axes, bool], Tensor]] = {
+    "ReduceSum": lambda x, axes, keep: x.sum(axes, keep, dtype=x.dtype),
+    "ReduceMean": lambda x, axes, keep: x.mean(axes, keep),
+    "ReduceMax": lambda x, axes, keep: x.amax(axes, keep),
+    "ReduceMin": lambda x, axes, keep: x.amin(axes, keep),
+    "ReduceProd": lambda x, axes, keep: _product(x, axes, keep),
+    "ReduceL1": lambda x, axes, keep: x.abs().sum(axes, keep, dtype=x.dtype),
+    "ReduceL2": lambda x, axes, keep: (x * x).sum(axes, keep, dtype=x.dtype).sqrt().to(x.dtype),
+    "ReduceLogSum": lambda x, axes, keep: x.sum(axes, keep).log(),
+    "ReduceLogSumExp": lambda x, axes, keep: x.logsumexp(axes, keep),
+    "ReduceSumSquare": lambda x, axes, keep: (x * x).sum(axes, keep, dtype=x.dtype),
+}
+
+
+def _product(x: Tensor, axes: Axes, keep: bool) -> Tensor:
+    for axis in sorted((axis % x.dim() for axis in axes), reverse=True):
+        x = x.prod(axis, keepdim=keep, dtype=x.dtype)
+    return x
+
+
+@op(*REDUCTIONS, inputs=(1, 2))
+def _reduction(node: Info) -> Run:
+    axes, keep = node.listed(1, "axes"), bool(node.get("keepdims", 1))
+    none, reduce = node.get("noop_with_empty_axes", 0), REDUCTIONS[node.node.op_type]
+
+    def run(*inputs: Any) -> Tensor:
+        x, along = inputs[0], axes(inputs)
+        if not along and none:
+            return x
+        along = along or list(range(x.dim()))
+        if x.dtype == torch.bool:
+            return x.all(tuple(along), keep) if "Min" in node.node.op_type else x.any(tuple(along), keep)
+        return reduce(x, along, keep) if x.dim() else x.clone()
+
+    return run
+
+
+@op("ArgMax", "ArgMin")
+def _arg(node: Info) -> Run:
+    axis, keep = node.get("axis", 0), bool(node.get("keepdims", 1))
+    last, best = node.get("select_last_index", 0), node.node.op_type == "ArgMax"
+
+    def arg(x: Tensor) -> Tensor:
+        y = x.flip(axis) if last else x
+        found = y.argmax(axis, keep) if best else y.argmin(axis, keep)
+        return x.shape[axis] - 1 - found if last else found
+
+    return arg
+
+
+@op("Softmax", "LogSoftmax", "Hardmax")
+def _softmax(node: Info) -> Run:
+    kind, old = node.node.op_type, node.opset < 13
+    axis = node.get("axis", 1 if old else -1)
+
+    def along(x: Tensor, at: int) -> Tensor:
+        if kind == "Hardmax":
+            return F.one_hot(x.argmax(at), x.shape[at]).movedim(-1, at).to(x.dtype)
+        return x.softmax(at) if kind == "Softmax" else x.log_softmax(at)
+
+    def softmax(x: Tensor) -> Tensor:
+        if not old:
+            return along(x, axis)
+        return along(x.flatten(axis % x.dim()), -1).reshape(x.shape)  # over all axes from this one on
+
+    return softmax
+
+
+@op("CumSum", inputs=(2, 2))
+def _cumsum(node: Info) -> Run:
+    exclusive, reverse, axis = node.get("exclusive", 0), node.get("reverse", 0), node.numbers(1)
+
+    def cumsum(*inputs: Any) -> Tensor:
+        x, at = inputs[0], axis(inputs)
+        at = at if isinstance(at, int) else at[0]
+        y = x.flip(at) if reverse else x
+        out = y.cumsum(at, dtype=x.dtype)
+        out = out - y if exclusive else out
+        return out.flip(at) if reverse else out
+
+    return cumsum
+
+
+@op("TopK", inputs=(1, 2))
+def _topk(node: Info) -> Run:
+    axis, largest, count = node.get("axis", -1), bool(node.get("largest", 1)), node.numbers(1, "k")
+
+    def topk(*inputs: Any) -> tuple[Tensor, Tensor]:
+        x, k = inputs[0], count(inputs)
+        k = k if isinstance(k, int) else k[0]
+        index = x.argsort(axis, descending=largest, stable=True).narrow(axis, 0, k)
+        return x.gather(axis, index), index
+
+    return topk
+
+
+@op("MatMul", inputs=(2, 2))
+def _matmul(node: Info) -> Run:
+    return torch.matmul
+
+
+@op("Gemm", inputs=(2, 3))
+def _gemm(node: Info) -> Run:
+    alpha, beta = node.get("alpha", 1.0), node.get("beta", 1.0)
+    turn_a, turn_b = node.get("transA", 0), node.get("transB", 0)
+
+    def gemm(a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
+        out = (a.t() if turn_a else a) @ (b.t() if turn_b else b)
+        out = out if alpha == 1 else out * alpha
+        return out if c is None else out + (c if beta == 1 else c * beta)
+
+    return gemm
+
+
+@op("Einsum", inputs=(1, 2**16))
+def _einsum(node: Info) -> Run:
+    equation = node.get("equation", "")
+    return lambda *xs: torch.einsum(equation, *xs)
+
+
+@op("Conv", inputs=(2, 3))
+def _conv(node: Info) -> Run:
+    strides, dilations, pads = node.get("strides"), node.get("dilations"), node.get("pads")
+    group, auto = node.get("group", 1), node.get("auto_pad", "NOTSET")
+
+    def conv(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        rank = x.dim() - 2
+        if not 1 <= rank <= 3:
+            raise Misfit("a convolution has one to three axes of space", list(x.shape))
+        stride, dilation = strides or [1] * rank, dilations or [1] * rank
+        sizes = pads or [0] * 2 * rank
+        if auto.startswith("SAME"):
+            sizes = _same(x.shape[2:], w.shape[2:], stride, dilation, auto == "SAME_LOWER")
+        flat = [size for k in reversed(range(rank)) for size in (sizes[k], sizes[k + rank])]
+        run: Any = (F.conv1d, F.conv2d, F.conv3d)[rank - 1]
+        return run(F.pad(x, flat), w, b, stride, 0, dilation, group)
+
+    return conv
+
+
+def _same(sizes: Any, kernel: Any, stride: Any, dilation: Any, lower: bool) -> list[int]:
+    before, after = [], []
+    for n, k, s, d in zip(sizes, kernel, stride, dilation, strict=True):
+        total = max((-(-n // s) - 1) * s + d * (k - 1) + 1 - n, 0)
+        small, large = total // 2, total - total // 2
+        before.append(large if lower else small)
+        after.append(small if lower else large)
+    return before + after
+
+
+@op("LayerNormalization", inputs=(2, 3))
+def _layer_norm(node: Info) -> Run:
+    axis, eps = node.get("axis", -1), node.get("epsilon", 1e-5)
+
+    def norm(x: Tensor, scale: Tensor, bias: Tensor | None = None) -> Any:
+        along = list(range(axis % x.dim(), x.dim()))
+        mean = x.mean(along, True)
+        inverse = ((x - mean).square().mean(along, True) + eps).rsqrt()
+        y = (x - mean) * inverse * scale
+        y = y if bias is None else y + bias
+        return (y, mean, inverse)[: node.count] if node.count > 1 else y
+
+    return norm
+
+
+@op("RMSNormalization", inputs=(2, 2))
+def _rms_norm(node: Info) -> Run:
+    axis, eps = node.get("axis", -1), node.get("epsilon", 1e-5)
+
+    def norm(x: Tensor, scale: Tensor) -> Tensor:
+        along = list(range(axis % x.dim(), x.dim()))
+        return x * (x.square().mean(along, True) + eps).rsqrt() * scale
+
+    return norm
+
+
+@op("BatchNormalization", inputs=(5, 5))
+def _batch_norm(node: Info) -> Run:
+    eps = node.get("epsilon", 1e-5)
+    if node.get("training_mode", 0):
+        raise Misfit("a batch norm in training mode changes the model")
+    return lambda x, scale, bias, mean, var: F.batch_norm(x, mean, var, scale, bias, eps=eps)
+
+
+@op("InstanceNormalization", inputs=(3, 3))
+def _instance_norm(node: Info) -> Run:
+    eps = node.get("epsilon", 1e-5)
+    return lambda x, scale, bias: F.instance_norm(x, weight=scale, bias=bias, eps=eps)
+
+
+@op("GlobalAveragePool")
+def _average(node: Info) -> Run:
+    return lambda x: x.mean(tuple(range(2, x.dim())), True)
+
+
+@op("LpNormalization")
+def _lp_norm(node: Info) -> Run:
+    axis, p = node.get("axis", -1), node.get("p", 2)
+
+    def norm(x: Tensor) -> Tensor:
+        size = x.norm(p, axis, True)
+        return torch.where(size == 0, torch.zeros_like(x), x / size)
+
+    return norm

@@ -1,0 +1,173 @@
+"""What answers the recurrences of a module during one push: each starts where its streams were left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from stepnet.api import kept_by, recurrent, watched
+from stepnet.data import sequence
+from stepnet.data.lod import LoDTensor
+from stepnet.data.tree import flatten, unflatten
+from stepnet.errors import StreamError
+from stepnet.front.step import WithStatic, as_step, boot_state, describe_leaf, step_name
+from stepnet.ir.loop import Loop
+from stepnet.resets import as_resets
+
+from .states import States
+
+
+class Keeper:
+    """Runs the recurrences of one push, and notes the states that they leave.
+
+    Args:
+        states: of all streams.
+        slots: the rows of the streams of this push.
+        begun: which of them had rows before.
+        levels: the offsets of the batch of chunks, outermost first.
+    """
+
+    def __init__(
+        self, states: States, slots: Tensor, begun: Sequence[bool], levels: Sequence[Tensor]
+    ) -> None:
+        self.states, self.slots, self.levels = states, slots, levels
+        self.n = len(begun)
+        self.all_begun, self.none_begun = all(begun), not any(begun)
+        self.begun = torch.tensor([k for k, goes_on in enumerate(begun) if goes_on])
+        self.left: list[tuple[str, Any]] = []
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Let it answer for what a module does in here."""
+        with ExitStack() as stack:
+            stack.enter_context(kept_by(self.run))
+            stack.enter_context(watched(_refuse_loop))
+            stack.callback(sequence.INSTEAD.reset, sequence.INSTEAD.set(_of_whole_sequences))
+            yield
+
+    def run(
+        self, step: Any, x: Any, state: Any, *, steps: Any, resets: Any, reverse: bool, level: int, **how: Any
+    ) -> Any:
+        """A call of `recurrent`: as it was made, but for the state that it starts from."""
+        token = sequence.INSTEAD.set(None)
+        try:
+            with watched(None):
+                how |= {"steps": steps, "reverse": reverse, "level": level}
+                if not self._goes_on(step, x, steps, level):
+                    return recurrent(step, x, state, resets=resets, **how)
+                if reverse:
+                    raise _backwards(step_name(as_step(step)))
+                return self._run(as_step(step), x, state, resets, how)
+        finally:
+            sequence.INSTEAD.reset(token)
+
+    def _run(self, step: Any, x: Any, state: Any, resets: Any, how: dict[str, Any]) -> Any:
+        name = step_name(step)
+        if isinstance(state, WithStatic):
+            raise StreamError(
+                f"the recurrence over '{name}' is in a compiled region, and its step sees a memory (static=)",
+                remedy="stream the module as it was before torch.compile",
+            )
+        if resets is not None:
+            resets = as_resets(resets)
+            if resets.state is None and not hasattr(step, "initial_state"):
+                resets = replace(resets, state=state)  # not the one that is carried on
+        out = recurrent(step, x, self._start(step, name, state), resets=resets, **how)
+        self.left.append((name, out[1]))
+        return out
+
+    def _start(self, step: Any, name: str, state: Any) -> Any:
+        """The states of streams that go on, and the initial ones of those that begin."""
+        at = len(self.left)
+        if self.none_begun:
+            return boot_state(step, self.n) if state is None else state
+        if at >= len(self.states.calls):
+            raise StreamError(
+                f"the module runs a recurrence over '{name}' that it did not run at earlier pushes",
+                remedy="a module that streams runs the same recurrences, in the same order, at every push",
+            )
+        kept = self.states.calls[at]
+        if self.all_begun:
+            if state is not None or name != kept.name:
+                kept.check(name, kept.of(self.slots) if state is None else state, at)
+            return kept.of(self.slots)
+        first = kept.check(name, boot_state(step, self.n) if state is None else state, at)
+        carried = flatten(kept.of(self.slots[self.begun]))[0]
+        leaves = [a.index_copy(0, self.begun.to(a.device), b) for a, b in zip(first, carried, strict=True)]
+        return unflatten(kept.spec, leaves)
+
+    def _goes_on(self, step: Any, x: Any, steps: Any, level: int) -> bool:
+        """Whether a recurrence is over the streams; else over sequences that lie inside one step of theirs.
+
+        Raises:
+            StreamError: it is over something that this cannot be told of.
+        """
+        if isinstance(steps, int):
+            return False
+        leaf = next(iter(flatten(x)[0]), None)
+        if isinstance(leaf, PackedSequence):
+            leaf = LoDTensor.from_packed(leaf)
+        if not isinstance(leaf, LoDTensor) or steps is not None:
+            raise StreamError(
+                f"the recurrence over '{step_name(as_step(step))}' is not over the streams",
+                got="steps=, a number for each sequence" if leaf is None else describe_leaf(leaf),
+                expected="LoDTensors with a sequence for each stream",
+                remedy="a module that streams gets a LoDTensor, and hands LoDTensors from layer to layer",
+            )
+        own: Sequence[Tensor] = leaf._lod.levels
+        if level % len(own):
+            return False
+        if len(self.levels) > 1 and own[0] is not self.levels[0] and own[0] is self.levels[1]:
+            return False  # the outer level was dropped
+        if own[0] is self.levels[0] or torch.equal(own[0], self.levels[0]):
+            return True
+        if len(self.levels) > 1:
+            return False
+        raise StreamError(
+            f"the recurrence over '{step_name(as_step(step))}' is not over the streams",
+            got=f"lengths {leaf._lod.show()}",
+            expected=f"{self.levels[0].diff().tolist()}, those of the chunks",
+            remedy="what makes rows longer or shorter, as a strided convolution, cannot be cut anywhere",
+        )
+
+
+def _refuse_loop(loop: Loop | str, *_: Any, **__: Any) -> None:
+    name = loop if isinstance(loop, str) else loop.body.name
+    raise StreamError(
+        f"the module runs a loop over '{name}' that is no recurrence, and keeps no state between chunks",
+        remedy="write it as a step: stepnet.recurrent(step, x, state)",
+    )
+
+
+def _of_whole_sequences(name: Any, of: LoDTensor, x: Tensor, fill: float) -> Any:
+    """Pooling and softmax inside one step of a stream, and what is no such thing.
+
+    Raises:
+        StreamError: they are over streams, which have not ended.
+    """
+    token = sequence.INSTEAD.set(None)
+    try:
+        if name == "expand":
+            return sequence.sequence_expand(x, of).values
+        if of.lod_level > 1:
+            softmax = name == "softmax"
+            return sequence.sequence_softmax(of).values if softmax else sequence.sequence_pool(of, name, fill)
+    finally:
+        sequence.INSTEAD.reset(token)
+    raise StreamError(
+        f"the module takes '{name}' of the rows of a stream, of which it sees a chunk at a time",
+        remedy="stream the part of the module before it, or carry the value as the state of a step",
+    )
+
+
+def _backwards(name: str) -> StreamError:
+    return StreamError(
+        f"the module runs '{name}' backwards, from the end of sequences that have not ended",
+        remedy="a bidirectional module needs whole sequences; stream one that runs forwards",
+    )

@@ -1,0 +1,102 @@
+"""The states of all open streams: a table for each state of each recurrence, a row for each stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from stepnet.data.tree import Spec, flatten, names, unflatten
+from stepnet.errors import StreamError
+from stepnet.front.step import describe_leaf
+
+_FIRST = 16  # rows of a new table
+
+
+@dataclass
+class Kept:
+    """The states of one recurrence of the module: its step's name, how a state is nested, its tables."""
+
+    name: str
+    spec: Spec
+    tables: list[Tensor]
+
+    def of(self, slots: Tensor) -> Any:
+        """The state of the streams in these rows, in memory of its own."""
+        return unflatten(self.spec, [table.index_select(0, slots.to(table.device)) for table in self.tables])
+
+    def check(self, name: str, state: Any, at: int) -> list[Tensor]:
+        """The leaves of a state that is to start or to follow the ones kept.
+
+        Raises:
+            StreamError: it is of another recurrence, or nested, shaped or typed in another way.
+        """
+        leaves, spec = flatten(state)
+        alike = spec == self.spec and name == self.name
+        if alike and all(a.shape[1:] == t.shape[1:] and a.dtype == t.dtype for a, t in self._pairs(leaves)):
+            return leaves
+        labels = names(spec, "state")
+        raise StreamError(
+            f"recurrence {at} of the module is not the one that it ran at earlier pushes",
+            got=f"step '{name}', {_show(labels, leaves)}",
+            expected=f"step '{self.name}', {_show(names(self.spec, 'state'), self.tables)}, a row per stream",
+            remedy="a module that streams runs the same recurrences, in the same order, at every push",
+        )
+
+    def _pairs(self, leaves: Sequence[Tensor]) -> zip[tuple[Tensor, Tensor]]:
+        return zip(leaves, self.tables, strict=True)
+
+
+def _show(labels: Sequence[str], leaves: Sequence[Any]) -> str:
+    return ", ".join(f"{n} {describe_leaf(v)}" for n, v in zip(labels, leaves, strict=True)) or "no state"
+
+
+class States:
+    """What is kept for each recurrence of a module, in the order that it runs them."""
+
+    def __init__(self) -> None:
+        self.calls: list[Kept] = []
+
+    def write(self, slots: Tensor, rows: int, states: Sequence[tuple[str, Any]]) -> None:
+        """Keep the states that the recurrences of a push left: all of them, or none where one does not fit.
+
+        Args:
+            slots: the row of each stream.
+            rows: how many rows the tables need.
+            states: of each recurrence, the name of its step and its state.
+
+        Raises:
+            StreamError: they are not those of the pushes before.
+        """
+        if not self.calls:
+            self.calls = [_kept(name, state) for name, state in states]
+        elif len(states) != len(self.calls):
+            raise StreamError(
+                "the module ran another number of recurrences than at earlier pushes",
+                got=len(states),
+                expected=len(self.calls),
+                remedy="a module that streams runs the same recurrences, in the same order, at every push",
+            )
+        pairs = zip(self.calls, states, strict=True)
+        found = [kept.check(name, state, k) for k, (kept, (name, state)) in enumerate(pairs)]
+        grown = [[_grown(table, rows) for table in kept.tables] for kept in self.calls]
+        for kept, tables, leaves in zip(self.calls, grown, found, strict=True):
+            kept.tables = tables
+            for table, leaf in zip(tables, leaves, strict=True):
+                table.index_copy_(0, slots.to(table.device), leaf)
+
+
+def _kept(name: str, state: Any) -> Kept:
+    leaves, spec = flatten(state)
+    return Kept(name, spec, [leaf.new_empty(0, *leaf.shape[1:]) for leaf in leaves])
+
+
+def _grown(table: Tensor, rows: int) -> Tensor:
+    """A table of at least so many rows."""
+    if len(table) >= rows:
+        return table
+    larger = table.new_zeros(max(rows, 2 * len(table), _FIRST), *table.shape[1:])
+    larger[: len(table)] = table
+    return larger

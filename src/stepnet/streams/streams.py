@@ -1,0 +1,335 @@
+"""Streams: sequences that arrive in chunks, run by a module that is written for whole ones."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stepnet.api import Recurrent
+from stepnet.data.lod import LoDTensor
+from stepnet.data.offsets import LoD, offsets_of
+from stepnet.data.pieces import one_after_the_other
+from stepnet.data.tree import LEAF, Spec, flatten, names, unflatten
+from stepnet.errors import StreamError, UnknownStream
+from stepnet.front.step import describe_leaf, step_name
+
+from .keeper import Keeper
+from .states import Kept, States
+
+
+@dataclass
+class _Open:
+    """An open stream: the row of its states, whether it had rows, when it was last pushed to."""
+
+    slot: int
+    begun: bool
+    used: float
+
+
+def stream(
+    module: Callable[[Any], Any], *, max_streams: int | None = None, idle_seconds: float | None = None
+) -> Stream:
+    """Run a module over sequences that arrive in chunks; see `Stream` for what it may be and what it does.
+
+    >>> from stepnet import cells
+    >>> live = stream(Recurrent(cells.GRU(3, 4)), max_streams=100)
+    >>> a, b = live.open(), live.open("b")
+    >>> out = live.push({a: torch.zeros(2, 3), b: torch.zeros(5, 3)})
+    >>> out[a].shape, live.push({b: torch.zeros(1, 3)})["b"].shape
+    (torch.Size([2, 4]), torch.Size([1, 4]))
+    >>> live.close(a)
+    >>> live.ids
+    ['b']
+    """
+    return Stream(module, max_streams=max_streams, idle_seconds=idle_seconds)
+
+
+class Stream:
+    """A module and the states of the streams that are open; made by `stepnet.stream`.
+
+    However streams are cut into pushes, the outputs are those of whole sequences::
+
+        whole = module(LoDTensor.from_sequences([rows]))[0]
+        cut = torch.cat([stream.push({id: chunk})[id] for chunk in rows.split(k)])
+        assert torch.equal(whole, cut)  # but for rounding
+
+    A push is one call of the module, on one LoDTensor of the chunks, with gradients off. What its recurrences
+    leave is kept, a row per stream, and the next push starts there; recurrences inside a step, and over the
+    inner levels of nested chunks, lie within a push. A push that fails leaves all streams as they were.
+    Pushes of several threads run one after the other.
+
+    Args:
+        module: a module, or a function, of one LoDTensor, or of the nesting of them that the chunks have. It
+            gives LoDTensors with a row for each row; of a tuple `(y, states)`, y. It may hold any number of
+            recurrences that run forwards, by `recurrent` or what is made of it, and layers that treat every
+            row alike. Dropout draws as it does elsewhere: see `module.eval()`.
+        max_streams: how many may be open at once; None: any number.
+        idle_seconds: a stream that got no push for so long is closed when one is opened or pushed to.
+
+    Raises:
+        StreamError: the module runs backwards, or holds a torch.nn recurrence, whose state is not seen.
+    """
+
+    def __init__(
+        self,
+        module: Callable[[Any], Any],
+        *,
+        max_streams: int | None = None,
+        idle_seconds: float | None = None,
+    ) -> None:
+        _check(module)
+        self.module = module
+        self.max_streams = max_streams
+        self.idle_seconds = idle_seconds
+        self._states = States()
+        self._open: dict[Hashable, _Open] = {}
+        self._free: list[int] = []
+        self._rows = 0  # of the tables, free ones too
+        self._next = 0  # the id that `open` tries first
+        self._lock = threading.Lock()
+
+    @property
+    def ids(self) -> list[Hashable]:
+        """The open streams, in the order they were opened."""
+        with self._lock:
+            return list(self._open)
+
+    def __len__(self) -> int:
+        """How many streams are open."""
+        return len(self._open)
+
+    def __contains__(self, id: Hashable) -> bool:
+        return id in self._open
+
+    def open(self, id: Hashable | None = None) -> Hashable:
+        """Open a stream and return its id: the one that is passed, or else a number.
+
+        Raises:
+            StreamError: the id is open, or no more streams may be.
+        """
+        with self._lock:
+            self._close_idle()
+            if id is None:
+                while self._next in self._open:
+                    self._next += 1
+                id = self._next
+                self._next += 1
+            elif id in self._open:
+                raise StreamError(
+                    f"stream {id!r} is open", remedy="reset(id) starts it anew, close(id) ends it"
+                )
+            if self.max_streams is not None and len(self._open) >= self.max_streams:
+                raise StreamError(
+                    "no more streams may be open",
+                    got=f"{len(self._open)} open",
+                    expected=f"max_streams={self.max_streams}",
+                    remedy="close(id) those that have ended",
+                )
+            slot = self._free.pop() if self._free else self._rows
+            self._rows = max(self._rows, slot + 1)
+            self._open[id] = _Open(slot, False, monotonic())
+            return id
+
+    def close(self, id: Hashable) -> None:
+        """End a stream; its place is free for another.
+
+        Raises:
+            UnknownStream: it is not open.
+        """
+        with self._lock:
+            self._free.append(self._found(id).slot)
+            del self._open[id]
+
+    def reset(self, id: Hashable) -> None:
+        """Let a stream start anew, from the initial states, at its next push.
+
+        Raises:
+            UnknownStream: it is not open.
+        """
+        with self._lock:
+            self._found(id).begun = False
+
+    def push(self, chunks: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
+        """The outputs for the next rows of some streams, by their ids.
+
+        Args:
+            chunks: of each stream, [rows, ...], or a LoDTensor of the sequences that its next elements are;
+                or a nesting of them, the same for all. Lengths may differ, and be 0.
+
+        Raises:
+            UnknownStream: a stream is not open.
+            StreamError: the chunks are not alike, or the module cannot be run chunk by chunk.
+        """
+        with self._lock:
+            self._close_idle()
+            streams = [self._found(id) for id in chunks]
+            if not streams:
+                return {}
+            x, levels = _joined(chunks)
+            slots = torch.tensor([each.slot for each in streams])
+            keeper = Keeper(self._states, slots, [each.begun for each in streams], levels)
+            with torch.inference_mode(False), torch.no_grad():
+                with keeper.answering():
+                    y = self.module(x)
+                out = _parted(y, len(streams), self.module)
+                self._states.write(slots, self._rows, keeper.left)
+            now = monotonic()
+            for each in streams:
+                each.begun, each.used = True, now
+            return dict(zip(chunks, out, strict=True))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The open streams and their states, for `torch.save`; not the module."""
+        with self._lock:
+            slots = torch.tensor([each.slot for each in self._open.values()], dtype=torch.int64)
+            return {
+                "ids": list(self._open),
+                "begun": [each.begun for each in self._open.values()],
+                "recurrences": [
+                    (kept.name, kept.spec, [table[slots.to(table.device)] for table in kept.tables])
+                    for kept in self._states.calls
+                ],
+            }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Open the streams that another `Stream` of this module had open, as it left them; close all others.
+
+        Raises:
+            StreamError: there are more than `max_streams`.
+        """
+        ids, begun = state["ids"], state["begun"]
+        if self.max_streams is not None and len(ids) > self.max_streams:
+            raise StreamError(
+                "no more streams may be open", got=len(ids), expected=f"max_streams={self.max_streams}"
+            )
+        with self._lock:
+            now = monotonic()
+            self._states, self._free, self._rows = States(), [], len(ids)
+            self._states.calls = [
+                Kept(name, spec, [table.clone() for table in tables])
+                for name, spec, tables in state["recurrences"]
+            ]
+            self._open = {id: _Open(k, b, now) for k, (id, b) in enumerate(zip(ids, begun, strict=True))}
+
+    def _found(self, id: Hashable) -> _Open:
+        found = self._open.get(id)
+        if found is None:
+            idle = "" if self.idle_seconds is None else f", or had no push for {self.idle_seconds} seconds"
+            raise UnknownStream(
+                f"stream {id!r} is not open",
+                got=f"{len(self._open)} open streams",
+                remedy=f"it was never opened, or was closed{idle}: open(id)",
+            )
+        return found
+
+    def _close_idle(self) -> None:
+        if self.idle_seconds is None:
+            return
+        last = monotonic() - self.idle_seconds
+        for id, each in [(id, each) for id, each in self._open.items() if each.used < last]:
+            self._free.append(each.slot)
+            del self._open[id]
+
+
+def _check(module: Any) -> None:
+    parts = module.modules() if isinstance(module, nn.Module) else ()
+    for part in parts:
+        if isinstance(part, nn.RNNBase):
+            raise StreamError(
+                f"the module holds a torch.nn.{type(part).__name__}, which keeps no state between chunks",
+                remedy=f"stepnet.nn.{type(part).__name__} has the same parameters",
+            )
+        if (isinstance(part, Recurrent) and part.reverse) or getattr(part, "bidirectional", False) is True:
+            raise StreamError(
+                f"the module holds a {type(part).__name__} that runs backwards, from the end of sequences "
+                "that have not ended",
+                remedy="a bidirectional module needs whole sequences; stream one that runs forwards",
+            )
+    if hasattr(module, "initial_state") or isinstance(module, nn.RNNCellBase):
+        raise StreamError(
+            f"'{step_name(module)}' is a step, which runs one row of each stream",
+            remedy="stream(Recurrent(step))",
+        )
+
+
+def _joined(chunks: Mapping[Hashable, Any]) -> tuple[Any, tuple[Tensor, ...]]:
+    """The chunks as one batch, leaf by leaf, and the offsets of the first leaf.
+
+    Raises:
+        StreamError: they are not alike.
+    """
+    first_chunk = next(iter(chunks.values()))
+    first, spec = flatten(first_chunk)
+    parts: list[list[Any]] = [[] for _ in first]
+    for id, chunk in chunks.items():
+        leaves, own = flatten(chunk)
+        if own != spec or not leaves or any(map(_differ, leaves, first)):
+            raise StreamError(
+                f"the chunk of stream {id!r} must be rows, like those of the others",
+                got=_show(leaves, own),
+                expected="[rows, ...], or a LoDTensor" if chunk is first_chunk else _show(first, spec),
+            )
+        for part, leaf in zip(parts, leaves, strict=True):
+            part.append(leaf)
+    batches = list(map(_batch, parts))
+    return unflatten(spec, batches), batches[0]._lod.levels
+
+
+def _differ(a: Any, b: Any) -> bool:
+    """Whether two chunks cannot be of one batch."""
+    if isinstance(a, LoDTensor) and isinstance(b, LoDTensor):
+        return a.lod_level != b.lod_level or _differ(a.values, b.values)
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.dim() == 0:
+        return True
+    if a is b:
+        return False
+    return a.shape[1:] != b.shape[1:] or a.dtype != b.dtype or a.device != b.device
+
+
+def _show(leaves: Sequence[Any], spec: Spec) -> str:
+    labels = names(spec, "chunk")
+    shown = (f"{name} {describe_leaf(leaf)}" for name, leaf in zip(labels, leaves, strict=True))
+    return ", ".join(shown) or "nothing"
+
+
+def _batch(parts: list[Any]) -> LoDTensor:
+    lengths = torch.tensor([part.shape[0] if isinstance(part, Tensor) else len(part) for part in parts])
+    if isinstance(parts[0], LoDTensor):
+        below = one_after_the_other([part._lod for part in parts])
+        lod = LoD.trusted((offsets_of(lengths), *below.levels), below.rows)
+        parts = [part.values for part in parts]
+    else:
+        lod = LoD.trusted((offsets_of(lengths),))
+    return LoDTensor._make(torch.cat(parts) if len(parts) > 1 else parts[0], lod)
+
+
+def _parted(y: Any, n: int, module: Any) -> Sequence[Any]:
+    """The output of each stream.
+
+    Raises:
+        StreamError: it is not of n sequences.
+    """
+    leaves, spec = flatten(y)
+    if isinstance(y, tuple) and y and not all(isinstance(leaf, LoDTensor) for leaf in leaves):
+        rest = flatten(y[1:])[0]
+        if not any(isinstance(leaf, LoDTensor) for leaf in rest):
+            leaves, spec = flatten(y[0])
+    if not leaves or any(not isinstance(leaf, LoDTensor) or len(leaf) != n for leaf in leaves):
+        raise StreamError(
+            f"'{step_name(module)}' must give a sequence of rows for each stream",
+            got=_show(leaves, spec),
+            expected=f"LoDTensors of {n} sequences, or a tuple (y, states) of them and of states",
+            remedy="what is asked of whole streams, as their mean, is no output of a chunk",
+        )
+    parted = [_sequences(leaf) for leaf in leaves]
+    return parted[0] if spec == LEAF else [unflatten(spec, parts) for parts in zip(*parted, strict=True)]
+
+
+def _sequences(x: LoDTensor) -> Sequence[Any]:
+    return list(x) if x.lod_level > 1 else x.values.split(x.lengths().tolist())

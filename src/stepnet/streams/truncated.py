@@ -1,0 +1,212 @@
+"""Truncated back-propagation: long sequences trained piece by piece, gradients cut between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from stepnet.data.lod import LoDTensor
+from stepnet.data.modes import beside
+from stepnet.data.tree import Spec, flatten, unflatten
+from stepnet.data.windows import part
+from stepnet.errors import LoDError, StepError
+from stepnet.front.step import describe_leaf
+
+
+@dataclass
+class Piece:
+    """Some steps of some sequences.
+
+    Attributes:
+        x: the steps, cut as x is: a LoDTensor of the sequences here, or a tensor of all.
+        state: what they start from, a row per sequence here. Set it to the state that they end with.
+        sequences: which sequences of the batch they are.
+        starts: at which step each is.
+    """
+
+    x: Any
+    state: Any
+    sequences: Tensor
+    starts: Tensor
+
+
+class Truncated:
+    """The pieces of a batch, in turn; made by `truncated`."""
+
+    def __init__(self, x: Any, state: Any, rows: int, at_once: int | None, axis: int) -> None:
+        for name, value in {"rows": rows, "at_once": at_once}.items():
+            if isinstance(value, bool) or not (
+                (isinstance(value, int) and value > 0) or value is at_once is None
+            ):
+                raise StepError(f"truncated: '{name}' must be a number from 1", got=repr(value))
+        self._leaves, self._spec, self._lengths = _checked(x, axis)
+        self._rows, self._axis = rows, axis
+        self._at_once = len(self._lengths) if at_once is None else at_once
+        if state is None and self._at_once < len(self._lengths):
+            raise StepError(
+                "truncated: at_once= needs the state that sequences enter with",
+                got="state=None",
+                remedy="state=cell.initial_state(n), a row for each sequence of x",
+            )
+        self._state = state
+        self._last: list[Tensor] | None = None
+        self._state_spec: Spec | None = None
+        if state is not None:
+            self._keep(torch.arange(len(self._lengths)), state)
+
+    @property
+    def state(self) -> Any:
+        """The last state of every sequence that a piece held, in the order of x, without a gradient."""
+        if self._last is None or self._state_spec is None:
+            return None
+        return unflatten(self._state_spec, self._last)
+
+    def __iter__(self) -> Iterator[Piece]:
+        lengths, n = self._lengths, len(self._lengths)
+        at = torch.zeros(n, dtype=torch.int64)
+        entered = min(self._at_once, n)
+        running = torch.arange(entered)
+        fresh = running
+        while len(running):
+            starts = at[running]
+            counts = (lengths[running] - starts).clamp(max=self._rows)
+            piece = Piece(self._cut(running, starts, counts), self._start(running, fresh), running, starts)
+            before = piece.state
+            yield piece
+            if piece.state is before and (before is None or flatten(before)[0]):
+                raise StepError(
+                    "truncated: the state that a piece ends with was not handed on",
+                    remedy="for piece in ...: y, piece.state = recurrent(step, piece.x, piece.state)",
+                )
+            self._keep(running, piece.state)
+            at[running] = starts + counts
+            running = running[at[running] < lengths[running]]
+            fresh = torch.arange(entered, min(n, entered + self._at_once - len(running)))
+            entered += len(fresh)
+            running = torch.cat([running, fresh])
+
+    def _start(self, running: Tensor, fresh: Tensor) -> Any:
+        """States that go on, without their gradient, and those that begin, with it."""
+        first = self._state
+        if len(fresh) == len(running):
+            if first is None or len(running) == len(self._lengths):
+                return first
+            return _rows(first, running)
+        carried = _rows(self.state, running)
+        if not len(fresh):
+            return carried
+        (old, spec), (new, _) = flatten(carried), flatten(_rows(first, fresh))
+        kept = len(running) - len(fresh)
+        return unflatten(spec, [torch.cat([a[:kept], b]) for a, b in zip(old, new, strict=True)])
+
+    def _keep(self, sequences: Tensor, state: Any) -> None:
+        leaves, spec = flatten(state)
+        for leaf in leaves:
+            if not isinstance(leaf, Tensor) or leaf.dim() == 0 or leaf.shape[0] != len(sequences):
+                raise StepError(
+                    "truncated: a state must have one row per sequence",
+                    got=describe_leaf(leaf),
+                    expected=f"{len(sequences)} rows",
+                )
+        if self._last is None:
+            self._last = [leaf.new_zeros(len(self._lengths), *leaf.shape[1:]) for leaf in leaves]
+            self._state_spec = spec
+        if spec != self._state_spec:
+            raise StepError(
+                "truncated: the state that is handed on is nested in another way",
+                got=str(spec),
+                expected=str(self._state_spec),
+            )
+        self._last = [
+            old.index_copy(0, beside(sequences, old), leaf.detach().to(old.dtype))
+            for old, leaf in zip(self._last, leaves, strict=True)
+        ]
+
+    def _cut(self, sequences: Tensor, starts: Tensor, counts: Tensor) -> Any:
+        cut = []
+        for leaf in self._leaves:
+            if isinstance(leaf, Tensor):
+                cut.append(leaf.narrow(self._axis, int(starts[0]), int(counts[0])))
+            elif isinstance(leaf, PackedSequence):
+                cut.append(part(LoDTensor.from_packed(leaf), sequences, starts, counts).to_packed())
+            else:
+                cut.append(part(leaf, sequences, starts, counts))
+        return unflatten(self._spec, cut)
+
+
+def truncated(
+    x: Any, state: Any = None, *, rows: int, at_once: int | None = None, axis: int = 0
+) -> Truncated:
+    """Cut a batch into pieces of at most so many steps of each sequence, for training step by step.
+
+    Means, for each sequence::
+
+        for start in range(0, len(x), rows):
+            y, state = model(x[start : start + rows], state)
+            state = state.detach()
+
+    The loop sets `piece.state` to the state that the piece ended with; the next piece starts from it, without
+    its gradient. Sequences that have ended are in no further piece.
+
+    Args:
+        x: LoDTensors, PackedSequences, or tensors of equal lengths; or a nesting of them. Of LoDTensors,
+            the outermost sequences are cut.
+        state: the initial state, a row per sequence in the order of x; None: that of the model, whose first
+            piece gets None.
+        rows: how many steps of a sequence a piece holds.
+        at_once: how many sequences a piece holds; when one has ended, the next of x enters in its place, from
+            its initial state. None: all.
+        axis: the time axis of tensors.
+
+    Raises:
+        StepError: an argument does not fit; the state of a piece was not handed on.
+        LoDError: two inputs have different lengths.
+
+    >>> from stepnet import recurrent
+    >>> x = LoDTensor.from_lengths(torch.ones(7, 1), [[5, 2]])
+    >>> pieces = truncated(x, torch.zeros(2, 1), rows=2)
+    >>> for piece in pieces:
+    ...     y, piece.state = recurrent(lambda x, s: (s + x, s + x), piece.x, piece.state)
+    ...     print(piece.sequences.tolist(), y.values.flatten().tolist())
+    [0, 1] [1.0, 2.0, 1.0, 2.0]
+    [0] [3.0, 4.0]
+    [0] [5.0]
+    >>> pieces.state
+    tensor([[5.],
+            [2.]])
+    """
+    return Truncated(x, state, rows, at_once, axis)
+
+
+def _checked(x: Any, axis: int) -> tuple[list[Any], Spec, Tensor]:
+    """The leaves of x, their nesting, and how many steps each sequence has."""
+    leaves, spec = flatten(x)
+    if not leaves or any(not isinstance(leaf, (Tensor, LoDTensor, PackedSequence)) for leaf in leaves):
+        raise StepError("truncated cuts tensors, LoDTensors and PackedSequences", got=describe_leaf(x))
+    lengths = [_lengths(leaf, axis) for leaf in leaves]
+    if any(not torch.equal(each, lengths[0]) for each in lengths[1:]):
+        raise LoDError(
+            "two inputs of truncated must have sequences of the same lengths",
+            got=" and ".join(str(each.tolist()) for each in lengths),
+        )
+    return leaves, spec, lengths[0]
+
+
+def _lengths(leaf: Any, axis: int) -> Tensor:
+    if isinstance(leaf, PackedSequence):
+        leaf = LoDTensor.from_packed(leaf)
+    if isinstance(leaf, LoDTensor):
+        return leaf.lengths(0)
+    if leaf.dim() < 2 or not -leaf.dim() <= axis < leaf.dim():
+        raise StepError("truncated: x has no dimensions of time and sequences", got=describe_leaf(leaf))
+    return torch.full((leaf.shape[1 if axis % leaf.dim() == 0 else 0],), leaf.shape[axis])
+
+
+def _rows(state: Any, sequences: Tensor) -> Any:
+    leaves, spec = flatten(state)
+    return unflatten(spec, [leaf.index_select(0, beside(sequences, leaf)) for leaf in leaves])

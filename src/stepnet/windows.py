@@ -1,0 +1,219 @@
+"""Long recurrences in windows: `recurrent(..., checkpoint=, detach_every=)`.
+
+All sequences are cut into windows of k steps, and the recurrence runs window after window. With `checkpoint`,
+what backward needs of a window is computed again when it gets there, from the state that it began with. With
+`detach_every`, no gradient goes from a window to the one before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils.checkpoint import checkpoint as recomputed
+
+from .data.convert import pack_like
+from .data.lod import LoDTensor
+from .data.modes import beside, traced
+from .data.offsets import LoD
+from .data.tree import flatten, unflatten
+from .data.windows import Windows, windows
+from .errors import StepError
+from .front.step import WithStatic, as_step, boot_state, describe_leaf
+
+_LEAST = 1 << 16  # numbers of states in a window; with fewer, beginning one costs as much as its steps
+
+
+def check_windows(checkpoint: Any, detach_every: Any, scopes: bool) -> None:
+    """Refuse what says no number of steps.
+
+    Raises:
+        StepError: it is none.
+    """
+    for name, value in {"checkpoint": checkpoint, "detach_every": detach_every}.items():
+        none = value is None or value is False or (value is True and name == "checkpoint")
+        if not none and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            other = "None, True, or" if name == "checkpoint" else "None or"
+            raise StepError(f"{name} must be {other} a number of steps from 1", got=repr(value))
+    if scopes and (checkpoint or detach_every):
+        raise StepError(
+            "scopes=True cannot be joined with checkpoint= or detach_every=: they keep steps, and drop them"
+        )
+
+
+def run_in_windows(
+    run: Callable[..., Any],
+    step: Any,
+    x: Any,
+    state: Any,
+    *,
+    checkpoint: int | bool | None,
+    detach_every: int | None,
+    level: int,
+    axis: int,
+    reverse: bool,
+    **how: Any,
+) -> tuple[Any, Any]:
+    """`run` is `recurrent` itself: called on window after window; or on all at once, where no gradient is
+    recorded, or torch lets nothing be computed again (torch.func, a trace).
+
+    Raises:
+        StepError: x mixes tensors and LoDTensors.
+    """
+    how |= {"axis": axis, "reverse": reverse}
+    again = not detach_every
+    hidden = traced() or torch._C._are_functorch_transforms_active()
+    if not torch.is_grad_enabled() or (again and hidden):
+        return run(step, x, state, level=level, **how)
+    if detach_every:
+        how["checkpoint"] = checkpoint
+    leaves, spec = flatten(x)
+    packed = next((leaf for leaf in leaves if isinstance(leaf, PackedSequence)), None)
+    leaves = [LoDTensor.from_packed(leaf) if isinstance(leaf, PackedSequence) else leaf for leaf in leaves]
+    cuts = _cuts(leaves, level, axis, reverse)
+    if cuts is None:
+        return run(step, x, state, level=level, **how)
+    function = as_step(step)
+    state = boot_state(function, cuts.n) if state is None else state
+    size = detach_every or _size(checkpoint, cuts.longest, state)
+    if cuts.longest <= size:
+        return run(step, x, state, level=level, **how)
+
+    def window(own: list[Any], before: Any) -> tuple[Any, Any]:
+        return run(function, unflatten(spec, own), before, level=0, **how)
+
+    def lone(own: list[Any], before: Any) -> tuple[Any, Any]:
+        return recomputed(window, own, before, use_reentrant=False)  # pyright: ignore[reportReturnType]
+
+    y, final = cuts.run(size, lone if again else window, state, _same if again else _detached)
+    return _map(lambda leaf: pack_like(packed, leaf.values), y) if packed is not None else y, final
+
+
+Window = Callable[[list[Any], Any], tuple[Any, Any]]
+
+
+def _size(checkpoint: int | bool | None, longest: int, state: Any) -> int:
+    if checkpoint is not True:
+        return int(checkpoint or longest)
+    numbers = sum(leaf.numel() for leaf in flatten(state)[0] if isinstance(leaf, Tensor))
+    return max(math.isqrt(longest), _LEAST // max(numbers, 1))
+
+
+def _same(state: Any) -> Any:
+    return state
+
+
+def _detached(state: Any) -> Any:
+    if isinstance(state, WithStatic):
+        return WithStatic(_detached(state.state), state.static)
+    return _map(lambda leaf: leaf.detach(), state)
+
+
+def _cuts(leaves: list[Any], level: int, axis: int, reverse: bool) -> _Ragged | _Dense | None:
+    """How to cut x; None where its leaves do not fit, which `recurrent` tells."""
+    ragged = [leaf for leaf in leaves if isinstance(leaf, LoDTensor)]
+    if ragged:
+        if len(ragged) < len(leaves):
+            raise StepError(
+                "x must be tensors, or all LoDTensors, where it runs in windows",
+                got=", ".join(map(describe_leaf, leaves)),
+            )
+        if not all(-leaf.lod_level <= level < leaf.lod_level for leaf in leaves):
+            return None
+        first = ragged[0]._lod.levels
+        levels = first[: level % len(first) + 1]
+        below = [_dropped(leaf, level % leaf.lod_level) for leaf in ragged]
+        if not all(torch.equal(leaf._lod.levels[0], levels[-1]) for leaf in below):
+            return None
+        return _Ragged(below, levels, reverse)
+    if not leaves or not all(
+        isinstance(leaf, Tensor) and -leaf.dim() <= axis < leaf.dim() for leaf in leaves
+    ):
+        return None
+    if len({leaf.shape[axis] for leaf in leaves}) > 1:
+        return None
+    return _Dense(leaves, axis, reverse)
+
+
+def _dropped(x: LoDTensor, count: int) -> LoDTensor:
+    return LoDTensor._make(x._values, LoD.trusted(x._lod.levels[count:], x._lod.rows))
+
+
+class _Dense:
+    """x of tensors, cut along the axis of time."""
+
+    def __init__(self, leaves: list[Tensor], axis: int, reverse: bool) -> None:
+        self.leaves, self.axis, self.reverse = leaves, axis, reverse
+        first = leaves[0]
+        self.longest = first.shape[axis]
+        rest = [size for k, size in enumerate(first.shape) if k != axis % first.dim()]
+        self.n = rest[0] if rest else 1
+
+    def run(self, size: int, window: Window, state: Any, between: Callable[[Any], Any]) -> tuple[Any, Any]:
+        """Run `window` on each window in turn; the results as those of one run."""
+        sizes = [size] * (self.longest // size) + [self.longest % size] * bool(self.longest % size)
+        sizes = sizes[::-1] if self.reverse else sizes
+        parts = [leaf.split(sizes, self.axis) for leaf in self.leaves]
+        count, ys = len(sizes), []
+        for k in reversed(range(count)) if self.reverse else range(count):
+            y, state = window([part[k] for part in parts], between(state) if ys else state)
+            ys.append(y)
+        return _joined(ys[::-1] if self.reverse else ys, lambda leaves: torch.cat(leaves, self.axis)), state
+
+
+class _Ragged:
+    """x of LoDTensors, cut along the sequences of one level; `levels` are those down to it."""
+
+    def __init__(self, leaves: list[LoDTensor], levels: tuple[Tensor, ...], reverse: bool) -> None:
+        self.leaves, self.levels, self.reverse = leaves, levels, reverse
+        self.n = len(levels[-1]) - 1
+        self.longest = int(levels[-1].diff().max()) if self.n else 0
+
+    def run(self, size: int, window: Window, state: Any, between: Callable[[Any], Any]) -> tuple[Any, Any]:
+        """Run `window` on each window in turn; the results as those of one run."""
+        cut = windows(self.levels[-1], size, self.reverse)
+        parts = zip(*map(cut.cut, self.leaves), strict=True)
+        before, ys, ended = cut.sequences[0], [], []
+        for own, part in zip(cut.sequences, parts, strict=True):
+            if len(own) < len(before):
+                goes_on = torch.isin(before, own)
+                ended.append((before[~goes_on], _rows(state, ~goes_on)))
+                state = _rows(state, goes_on)
+            y, state = window(list(part), between(state) if ys else state)
+            ys.append(y)
+            before = own
+        ended.append((before, state))
+        y = _joined(ys, lambda leaves: self._whole(cut, leaves))
+        if len(ended) == 1:
+            return y, state
+        order = torch.cat([sequences for sequences, _ in ended]).argsort()
+        return y, _joined(
+            [states for _, states in ended],
+            lambda leaves: torch.cat(leaves).index_select(0, beside(order, leaves[0])),
+        )
+
+    def _whole(self, cut: Windows, leaves: list[LoDTensor]) -> LoDTensor:
+        y = cut.join(leaves, self.levels[-1])
+        return LoDTensor._make(y._values, LoD.trusted((*self.levels[:-1], *y._lod.levels), y._lod.rows))
+
+
+def _rows(state: Any, kept: Tensor) -> Any:
+    index = kept.nonzero()[:, 0]
+    return _map(lambda leaf: leaf.index_select(0, beside(index, leaf)), state)
+
+
+def _map(change: Callable[[Any], Any], tree: Any) -> Any:
+    leaves, spec = flatten(tree)
+    return unflatten(spec, list(map(change, leaves)))
+
+
+def _joined(trees: Sequence[Any], join: Callable[[list[Any]], Any]) -> Any:
+    """Trees of one structure, joined leaf by leaf."""
+    flat = [flatten(tree) for tree in trees]
+    return unflatten(
+        flat[0][1], [join(list(parts)) for parts in zip(*(leaves for leaves, _ in flat), strict=True)]
+    )

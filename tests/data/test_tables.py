@@ -1,0 +1,162 @@
+"""LoDTensors to and from Arrow, awkward arrays and pandas."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+
+from stepnet import LoDTensor
+from stepnet.data import from_arrow, from_awkward, from_pandas, tables, to_arrow, to_awkward, to_pandas
+from stepnet.errors import LoDError, MissingExtraError
+from strategies import lod_tensors, nested_rows
+
+X = LoDTensor.from_lengths(torch.arange(18.0).view(9, 2), [[2, 0, 1], [3, 2, 4]])
+
+
+def same(a, b):
+    assert a.recursive_sequence_lengths() == b.recursive_sequence_lengths()
+    assert a.values.dtype == b.values.dtype
+    torch.testing.assert_close(a.values, b.values, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("library", ["pyarrow", "awkward"])
+@pytest.mark.parametrize("features", [(), (3,), (2, 3)], ids=str)
+def test_there_and_back(library, features):
+    pytest.importorskip(library)
+    there, back = (to_arrow, from_arrow) if library == "pyarrow" else (to_awkward, from_awkward)
+
+    @settings(max_examples=30)
+    @given(lod_tensors(features=features))
+    def law(x):
+        table = there(x)
+        same(back(table), x)
+        assert len(table) == len(x)
+        if not features:
+            lists = table.to_pylist() if library == "pyarrow" else table.to_list()
+            assert lists == nested_rows(x.values, x.recursive_sequence_lengths())
+
+    law()
+
+
+DTYPES = [torch.float32, torch.float16, torch.int64, torch.int8, torch.uint8, torch.bool]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("library", ["pyarrow", "awkward"])
+def test_types(library, dtype):
+    pytest.importorskip(library)
+    there, back = (to_arrow, from_arrow) if library == "pyarrow" else (to_awkward, from_awkward)
+    x = LoDTensor.from_lengths(torch.tensor([0, 1, 2, 0]).to(dtype), [[1, 3]])
+    same(back(there(x)), x)
+
+
+def test_memory_is_shared():
+    arrow = pytest.importorskip("pyarrow")
+    column = arrow.array([[1.0, 2.0], [], [3.0]])
+    assert from_arrow(column).values.data_ptr() == column.values.buffers()[1].address
+    assert to_arrow(X).values.flatten().flatten().buffers()[1].address == X.values.data_ptr()
+    ak = pytest.importorskip("awkward")
+    array = ak.Array([[1.0, 2.0], [], [3.0]])
+    data = array.layout.content.data
+    assert (
+        from_awkward(array).values.data_ptr() == data.__array_interface__["data"][0]
+        or not data.flags.writeable
+    )
+
+
+def test_slices_and_chunks_of_arrow():
+    arrow = pytest.importorskip("pyarrow")
+    column = arrow.chunked_array([[[1, 2], [3]], [[], [4, 5, 6]]])
+    same(from_arrow(column), LoDTensor.from_sequences([[1, 2], [3], [], [4, 5, 6]]))
+    same(from_arrow(column[1:]), LoDTensor.from_sequences([[3], [], [4, 5, 6]]))
+    same(from_arrow(column.combine_chunks()[2:]), LoDTensor.from_sequences([[], [4, 5, 6]]))
+    assert len(from_arrow(arrow.chunked_array([], arrow.list_(arrow.int64())))) == 0
+    nested = arrow.array([[[1], [2, 3]], [], [[4]]])[1:]
+    same(from_arrow(nested), LoDTensor(torch.tensor([4]), [[0, 0, 1], [0, 1]]))
+
+
+def test_awkward_arrays_as_they_come():
+    ak = pytest.importorskip("awkward")
+    array = ak.Array([[[1, 2], []], [], [[3], [4, 5, 6]]])
+    same(from_awkward(array[::-1]), LoDTensor.from_sequences([[[3], [4, 5, 6]], [], [[1, 2], []]]))
+    assert from_awkward(ak.Array([[1, 2], [], [3]])[1:]).recursive_sequence_lengths() == [[0, 1]]
+    pairs = ak.from_regular(ak.Array(np.arange(6).reshape(2, 3)), axis=1)
+    assert from_awkward(pairs).recursive_sequence_lengths() == [[3, 3]]
+
+
+def test_groups_of_pandas():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(
+        {"user": ["b", "a", "b", None, "a", "b"], "day": [2, 1, 1, 1, 1, 2], "p": range(6), "q": 0.5}
+    )
+    x, keys = from_pandas(frame, "user", ["p", "q"])
+    assert x.recursive_sequence_lengths() == [[3, 2, 1]]
+    assert x.values.tolist() == [[0, 0.5], [2, 0.5], [5, 0.5], [1, 0.5], [4, 0.5], [3, 0.5]]
+    assert keys["user"].tolist()[:2] == ["b", "a"]
+    y, keys = from_pandas(frame, ["user", "day"], "p")
+    assert y.recursive_sequence_lengths() == [[2, 1, 1], [2, 1, 2, 1]]
+    assert y.values.tolist() == [0, 5, 2, 1, 4, 3]
+    assert keys["day"].tolist() == [2, 1, 1, 1]
+    none, keys = from_pandas(frame[:0], ["user", "day"], "q")
+    assert none.recursive_sequence_lengths() == [[], []]
+    assert len(keys) == 0
+
+
+def test_to_pandas():
+    pytest.importorskip("pandas")
+    frame = to_pandas(X, ["p", "q"], by=["document", "sentence"])
+    assert list(frame.columns) == ["document", "sentence", "p", "q"]
+    assert frame["document"].tolist() == [0] * 5 + [2] * 4
+    assert frame["sentence"].tolist() == [0] * 3 + [1] * 2 + [2] * 4
+    back, _ = from_pandas(frame, ["document", "sentence"], ["p", "q"])
+    assert back.recursive_sequence_lengths() == [[2, 1], [3, 2, 4]]  # who has no rows is in no table
+    assert torch.equal(back.values, X.values)
+    assert to_pandas(LoDTensor(torch.zeros(2), [[0, 2]]), "p").shape == (2, 2)
+    with pytest.raises(LoDError, match="a name for each feature"):
+        to_pandas(X, "p")
+
+
+def test_what_no_lod_tensor_can_hold():
+    arrow = pytest.importorskip("pyarrow")
+    for column, text in (
+        (arrow.array([[1, None]]), "the rows hold nulls"),
+        (arrow.array([[1], None]), "the lists of level 0 hold nulls"),
+        (arrow.array([["a"]]), "takes lists of numbers"),
+        (arrow.array([1, 2]), "no lists of any length"),
+        (arrow.array([[0]], arrow.list_(arrow.date32())), "takes numbers"),
+        ([[1]], "takes an Array or a ChunkedArray"),
+    ):
+        with pytest.raises(LoDError, match=text):
+            from_arrow(column)
+
+
+def test_what_no_lod_tensor_can_hold_of_others():
+    ak, pandas = pytest.importorskip("awkward"), pytest.importorskip("pandas")
+    for array, text in (
+        (ak.Array([[1, None]]), "takes lists of numbers"),
+        (ak.Array([["a"]]), "takes lists of numbers"),
+        (ak.Array([1, 2]), "no lists of any length"),
+    ):
+        with pytest.raises(LoDError, match=text):
+            from_awkward(array)
+    frame = pandas.DataFrame({"a": [1], "b": ["x"]})
+    with pytest.raises(LoDError, match="no such column"):
+        from_pandas(frame, "a", "c")
+    with pytest.raises(LoDError, match="takes columns of numbers"):
+        from_pandas(frame, "a", "b")
+
+
+@pytest.mark.parametrize("name", ["pyarrow", "awkward", "pandas"])
+def test_a_library_that_is_missing(name, monkeypatch):
+    monkeypatch.setitem(sys.modules, name, None)
+    call = {
+        "pyarrow": lambda: to_arrow(X),
+        "awkward": lambda: tables.to_awkward(X),
+        "pandas": lambda: to_pandas(X, ["p", "q"]),
+    }[name]
+    with pytest.raises(MissingExtraError, match=r"pip install 'stepnet\[tables\]'"):
+        call()

@@ -1,0 +1,119 @@
+"""Truncated back-propagation in pieces: the loop by hand over each sequence says what is right."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_sequence
+
+from stepnet import LoDTensor, cells, recurrent, truncated
+from stepnet.errors import LoDError, StepError
+
+DTYPE = torch.float64
+F, H = 2, 3
+CELL = cells.GRU(F, H, dtype=DTYPE)
+LENGTHS = {"unsorted": [7, 0, 1, 4, 6], "one": [5], "none": [], "empty": [0, 0], "short": [1, 2]}
+
+
+def by_hand(sequences, h0, k):
+    """The loss, the last states and all gradients, a sequence at a time."""
+    loss, finals = torch.zeros((), dtype=DTYPE), []
+    for b, rows in enumerate(sequences):
+        h = h0[b : b + 1]
+        for t in range(len(rows)):
+            if t and t % k == 0:
+                h = h.detach()
+            y, h = CELL(rows[t : t + 1], h)
+            loss = loss + (y**3).sum()
+        finals.append(h.detach())
+    grads = torch.autograd.grad(
+        loss + 0 * h0.sum() + 0 * sum(p.sum() for p in CELL.parameters()), [h0, *CELL.parameters()]
+    )
+    return loss, torch.cat([h0.detach()[:0], *finals]), grads
+
+
+@pytest.mark.parametrize("at_once", [None, 1, 2, 9], ids=str)
+@pytest.mark.parametrize("rows", [1, 3, 50])
+@pytest.mark.parametrize("case", LENGTHS)
+def test_pieces_equal_the_loop_by_hand(case, rows, at_once):
+    lengths = LENGTHS[case]
+    x = LoDTensor.from_lengths(torch.randn(sum(lengths), F, dtype=DTYPE), [lengths])
+    h0 = torch.randn(len(lengths), H, dtype=DTYPE, requires_grad=True)
+    loss, finals, expected = by_hand(list(x), h0, rows)
+    CELL.zero_grad()
+    pieces, total = truncated(x, h0, rows=rows, at_once=at_once), 0.0
+    for piece in pieces:
+        assert len(piece.sequences) <= (at_once or len(lengths))
+        y, piece.state = recurrent(CELL, piece.x, piece.state)
+        own = (y.values**3).sum()
+        if own.requires_grad:
+            own.backward()
+        total += own.item()
+    assert total == pytest.approx(loss.item(), rel=1e-9)
+    torch.testing.assert_close(pieces.state, finals, rtol=0, atol=1e-10)
+    for leaf, grad in zip([h0, *CELL.parameters()], expected, strict=True):
+        torch.testing.assert_close(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad, grad)
+
+
+def test_which_sequences_are_in_a_piece():
+    x = LoDTensor.from_lengths(torch.arange(9.0)[:, None], [[2, 5, 2]])
+    seen = []
+    for piece in truncated(x, torch.zeros(3, 1), rows=2, at_once=2):
+        y, piece.state = recurrent(lambda x, s: (x, s + x), piece.x, piece.state)
+        seen.append((piece.sequences.tolist(), piece.starts.tolist(), y.values.flatten().tolist()))
+    assert seen == [
+        ([0, 1], [0, 0], [0.0, 1.0, 2.0, 3.0]),
+        ([1, 2], [2, 0], [4.0, 5.0, 7.0, 8.0]),
+        ([1], [4], [6.0]),
+    ]
+
+
+def test_nested_sequences_are_cut_by_their_outermost():
+    x = LoDTensor.from_lengths(torch.arange(8.0)[:, None], [[3, 1], [2, 0, 3, 3]])
+    got = [piece_of(p) for p in truncated(x, (), rows=2)]
+    assert got == [([[2, 1], [2, 0, 3]], [0, 1, 5, 6, 7]), ([[1], [3]], [2, 3, 4])]
+
+
+def piece_of(piece):
+    return piece.x.recursive_sequence_lengths(), piece.x.values.flatten().int().tolist()
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_tensors_and_packed_sequences(axis):
+    x = torch.randn(2, 5, F, dtype=DTYPE) if axis else torch.randn(5, 2, F, dtype=DTYPE)
+    rows = list(x) if axis else list(x.unbind(1))
+    model = nn.GRU(F, H, batch_first=bool(axis)).to(DTYPE)
+    packed = pack_sequence(rows)
+    expected, h = model(x)
+    got = []
+    for given in (x, packed):
+        pieces, ys = truncated({"x": given}, rows=2, axis=axis), []
+        for piece in pieces:
+            before = None if piece.state is None else piece.state[None]
+            y, after = model(piece.x["x"], before)
+            piece.state = after[0]
+            ys.append(y if given is x else nn.utils.rnn.pad_packed_sequence(y, bool(axis))[0])
+        got.append((torch.cat(ys, axis), pieces.state))
+    for y, state in got:
+        torch.testing.assert_close(y, expected)
+        torch.testing.assert_close(state, h[0].detach())
+        assert not state.requires_grad
+
+
+WRONG = {
+    "rows": (lambda x: truncated(x, rows=0), StepError, "'rows' must be a number from 1"),
+    "at_once": (lambda x: truncated(x, rows=2, at_once=True), StepError, "'at_once' must be a number"),
+    "no state": (lambda x: truncated(x, rows=2, at_once=1), StepError, "at_once= needs the state"),
+    "x": (lambda x: truncated([1], rows=2), StepError, "cuts tensors, LoDTensors and PackedSequences"),
+    "state": (lambda x: truncated(x, torch.zeros(3, 1), rows=2), StepError, "one row per sequence"),
+    "lengths": (lambda x: truncated((x, x[:1]), rows=2), LoDError, "the same lengths"),
+    "not handed on": (lambda x: list(truncated(x, torch.zeros(2, 1), rows=1)), StepError, "not handed on"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_mistakes(name):
+    call, kind, text = WRONG[name]
+    with pytest.raises(kind, match=text):
+        call(LoDTensor.from_lengths(torch.zeros(4, 1), [[3, 1]]))

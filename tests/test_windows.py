@@ -1,0 +1,289 @@
+"""`checkpoint=` and `detach_every=`: values and gradients of the loop by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.utils.rnn import pack_sequence
+
+import stepnet
+from stepnet import LoDTensor, Recurrent, Resets, cells, recurrent
+from stepnet import windows as file
+from stepnet.errors import LoDError, StepError
+
+DTYPE = torch.float64
+F, H = 2, 3
+CLOSE = {"rtol": 0, "atol": 1e-10}
+CELL = cells.LSTM(F, H, dtype=DTYPE)
+BACKENDS = ["naive", "eager", "c"]
+
+
+def by_hand(sequences, state, every, reverse):
+    """Cut states every so many steps, a sequence at a time; None cuts none."""
+    ys, finals = [], []
+    for b, rows in enumerate(sequences):
+        s, y = tuple(leaf[b : b + 1] for leaf in state), [None] * len(rows)
+        for k, t in enumerate(reversed(range(len(rows))) if reverse else range(len(rows))):
+            if every and k and k % every == 0:
+                s = tuple(leaf.detach() for leaf in s)
+            y[t], s = CELL(rows[t : t + 1], s)
+        ys += y
+        finals.append(s)
+    empty = torch.zeros(0, H, dtype=DTYPE)
+    return torch.cat([empty, *ys]), *(torch.cat([empty, *leaves]) for leaves in zip(*finals, strict=True))
+
+
+def gradients(outputs, inputs):
+    generator = torch.Generator().manual_seed(3)
+    weighed = [(v * torch.randn(v.shape, generator=generator, dtype=DTYPE)).sum() for v in outputs]
+    return torch.autograd.grad(sum(weighed), inputs, retain_graph=True, materialize_grads=True)
+
+
+def inputs(lengths, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def leaf(*shape):
+        return torch.randn(*shape, dtype=DTYPE, generator=generator).requires_grad_()
+
+    return leaf(sum(lengths), F), (leaf(len(lengths), H), leaf(len(lengths), H))
+
+
+def check(out, expected, leaves):
+    for a, b in zip(out, expected, strict=True):
+        torch.testing.assert_close(a, b, **CLOSE)
+    for a, b in zip(gradients(out, leaves), gradients(expected, leaves), strict=True):
+        torch.testing.assert_close(a, b, **CLOSE)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_law(backend):
+    @settings(max_examples=25)
+    @given(
+        st.lists(st.integers(0, 7), min_size=1, max_size=4),
+        st.integers(1, 8),
+        st.sampled_from(["checkpoint", "detach_every", "both"]),
+        st.booleans(),
+    )
+    def law(lengths, size, how, reverse):
+        rows, state = inputs(lengths)
+        x = LoDTensor.from_lengths(rows, [lengths])
+        asked = {"checkpoint": size, "detach_every": size} if how == "both" else {how: size}
+        if how == "both":
+            asked["checkpoint"] = 2
+        y, final = recurrent(CELL, x, state, reverse=reverse, backend=backend, **asked)
+        expected = by_hand(list(x), state, asked.get("detach_every"), reverse)
+        check((y.values, *final), expected, [rows, *state, *CELL.parameters()])
+
+    law()
+
+
+@pytest.mark.parametrize("how", ["checkpoint", "detach_every"])
+@pytest.mark.parametrize("kind", ["tensor", "axis 1", "packed", "reset", "inner level", "outer level"])
+def test_all_that_a_recurrence_takes(kind, how):
+    """In one window, and in several: the same values, and for a checkpoint the same gradients."""
+    rows, state = inputs([12])
+    options = {"state": tuple(leaf.expand(4, H) for leaf in state)}
+    if kind == "tensor":
+        x = rows.view(3, 4, F)
+    elif kind == "axis 1":
+        x, options["axis"] = rows.view(4, 3, F), 1
+    elif kind == "packed":
+        x = pack_sequence(list(rows.split([4, 1, 5, 2])), enforce_sorted=False)
+    elif kind == "reset":
+        x = LoDTensor(rows, [[0, 5, 5, 6, 12]])
+        options["resets"] = Resets(done=torch.arange(12) % 5 == 3)
+    elif kind == "inner level":
+        x = LoDTensor(rows, [[0, 2, 4], [0, 5, 5, 6, 12]])
+    else:
+        x = LoDTensor(rows, [[0, 3, 3, 4, 6], [0, 2, 5, 5, 6, 10, 12]])
+        options["level"] = 0
+
+    def step(x_t, s):
+        return CELL(stepnet.sequence_pool(x_t, "sum"), s)
+
+    run = step if kind == "outer level" else CELL
+    plain, cut = (recurrent(run, x, **options, **more) for more in ({}, {how: 2}))
+    outs = [[y if isinstance(y, torch.Tensor) else (y.data if kind == "packed" else y.values), *s]
+            for y, s in (plain, cut)]  # fmt: skip
+    assert type(plain[0]) is type(cut[0])
+    if isinstance(plain[0], LoDTensor):
+        assert plain[0].recursive_sequence_lengths() == cut[0].recursive_sequence_lengths()
+    if how == "checkpoint":
+        check(outs[1], outs[0], [rows, *state, *CELL.parameters()])
+    else:
+        for a, b in zip(*outs, strict=True):
+            torch.testing.assert_close(a, b, **CLOSE)
+
+
+@pytest.mark.parametrize("how", ["checkpoint", "detach_every"])
+def test_what_all_steps_see_and_steps_without_input(how):
+    memory = torch.randn(2, H, dtype=DTYPE, requires_grad=True)
+    h = torch.randn(2, H, dtype=DTYPE, requires_grad=True)
+
+    def step(x, h, m):
+        h = torch.tanh(h + m + (0 if x is None else x))
+        return h, h
+
+    x = LoDTensor(torch.randn(7, H, dtype=DTYPE), [[0, 5, 7]])
+    for asked in ({"x": x}, {"steps": 5}, {"steps": [5, 2]}):
+        plain, cut = (recurrent(step, state=h, static=memory, **asked, **more) for more in ({}, {how: 2}))
+        values = [[getattr(y, "values", y) if isinstance(y, LoDTensor) else y, s] for y, s in (plain, cut)]
+        if how == "checkpoint":
+            check(values[1], values[0], [h, memory])
+        else:
+            for a, b in zip(*values, strict=True):
+                torch.testing.assert_close(a, b, **CLOSE)
+            assert gradients(values[1], [memory])[0].abs().sum() > 0  # a memory is no state
+
+
+def test_the_first_call_of_a_cell():
+    """It checks its plan against the plain loop, inside what is computed again."""
+    cell = cells.GRU(F, 5, dtype=DTYPE)
+    x = torch.randn(9, 2, F, dtype=DTYPE, requires_grad=True)
+    y, _ = recurrent(cell, x, checkpoint=4, backend="c")
+    expected, _ = recurrent(cell, x, backend="naive")
+    check([y], [expected], [x, *cell.parameters()])
+
+
+def test_noise_is_drawn_once():
+    """Backward computes with the noise that forward drew."""
+
+    def step(x, s):
+        s = torch.dropout(s + x, 0.5, True)
+        return s, s
+
+    x = torch.rand(20, 3, 4, dtype=DTYPE).add(0.5).requires_grad_()
+    y, _ = recurrent(step, x, torch.zeros(3, 4, dtype=DTYPE), checkpoint=4)
+    (grad,) = torch.autograd.grad(y[-1].sum(), x)
+    kept = (y != 0).flip(0).cumprod(0).flip(0).bool()  # until the end, from here on
+    powers = 2.0 ** torch.arange(20, 0, -1, dtype=DTYPE)[:, None, None]
+    torch.testing.assert_close(grad, torch.where(kept, powers, 0.0))
+
+
+def test_backward_twice_and_of_a_gradient():
+    rows, state = inputs([6, 3])
+    x = LoDTensor.from_lengths(rows, [[6, 3]])
+    grads = []
+    for more in ({}, {"checkpoint": 2}):
+        y, _ = recurrent(CELL, x, state, backend="naive", **more)
+        loss = (y.values**2).sum()
+        first = torch.autograd.grad(loss, rows, retain_graph=True)[0]
+        again = torch.autograd.grad(loss, rows, create_graph=True)[0]
+        second = torch.autograd.grad(again.square().sum(), [rows, *CELL.parameters()])
+        grads.append([first, again, *second])
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, **CLOSE)
+
+
+def test_what_is_kept():
+    """Forward keeps the inputs, the states between windows, and results; not the gates."""
+    cell, x = cells.LSTM(4, 8), torch.randn(600, 2, 4)
+
+    def kept(**more):
+        numbers = []
+
+        def keep(tensor):
+            numbers.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            recurrent(cell, x, **more)
+        return sum(numbers)
+
+    assert kept(checkpoint=50) < kept() / 4
+
+
+def test_a_number_of_steps_near_the_root(monkeypatch):
+    sizes, windows = [], file.windows
+
+    def noted(offsets, size, reverse):
+        sizes.append(size)
+        return windows(offsets, size, reverse)
+
+    monkeypatch.setattr(file, "windows", noted)
+    large, small = torch.zeros(1, 1 << 12), torch.zeros(1, 4)
+    for state, rows in ((large, 2500), (small, 2500), (small, 40_000)):
+        x = LoDTensor(torch.zeros(rows, 1), [[0, rows]])
+        recurrent(lambda x, s: (x, s * 2), x, state.requires_grad_(), checkpoint=True)
+    assert sizes == [50, 1 << 14]  # of few numbers, one window as long as 16384 steps
+
+
+MODES = {
+    "no_grad": torch.no_grad,
+    "inference": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("how", ["checkpoint", "detach_every"])
+def test_modes(mode, how):
+    cell, x = cells.GRU(F, H), torch.randn(7, 2, F)
+    with MODES[mode]():
+        plain, cut = recurrent(cell, x)[0], recurrent(cell, x, **{how: 3})[0]
+    torch.testing.assert_close(cut, plain)
+    if mode == "autocast":
+        if how == "checkpoint":
+            grads = [torch.autograd.grad(y.sum(), list(cell.parameters())) for y in (plain, cut)]
+            for a, b in zip(*grads, strict=True):
+                torch.testing.assert_close(a, b, rtol=0.05, atol=0.05)
+    else:
+        assert not cut.requires_grad
+
+
+@pytest.mark.parametrize("how", ["checkpoint", "detach_every"])
+def test_functional_gradients(how):
+    x = torch.randn(5, 2, F, dtype=DTYPE)
+
+    def loss(x, **more):
+        return (recurrent(CELL, x, backend="naive", **more)[0] ** 2).sum()
+
+    if how == "checkpoint":
+        got = torch.func.grad(lambda x: loss(x, checkpoint=2))(x)
+        torch.testing.assert_close(got, torch.func.grad(loss)(x), **CLOSE)
+    else:
+        leaf = x.clone().requires_grad_()
+        (expected,) = torch.autograd.grad(loss(leaf, detach_every=2), leaf)
+        torch.testing.assert_close(torch.func.grad(lambda x: loss(x, detach_every=2))(x), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("how", ["checkpoint", "detach_every"])
+def test_no_sequences_and_no_rows(how):
+    none = torch.zeros(0, F, dtype=DTYPE)
+    for x in (LoDTensor(none, [[0]]), LoDTensor(none, [[0, 0]])):
+        y, (h, _) = recurrent(CELL, x, **{how: 2})
+        assert y.values.shape == (0, H)
+        assert h.shape == (len(x), H)
+    y, _ = recurrent(CELL, torch.zeros(0, 2, F, dtype=DTYPE), **{how: 2})
+    assert y.shape == (0, 2, H)
+
+
+def test_as_a_module():
+    module = Recurrent(nn.GRUCell(F, H), checkpoint=3, detach_every=6).to(DTYPE)
+    assert "checkpoint=3, detach_every=6" in repr(module)
+    x = torch.randn(14, 2, F, dtype=DTYPE, requires_grad=True)
+    (grad,) = torch.autograd.grad(module(x)[0][-1].sum(), x)
+    assert grad[:12].abs().sum() == 0
+    assert grad[12:].abs().sum() > 0
+
+
+WRONG = {
+    "checkpoint": ({"checkpoint": 0}, StepError, "checkpoint must be None, True, or a number"),
+    "detach_every": ({"detach_every": True}, StepError, "detach_every must be None or a number"),
+    "scopes": ({"checkpoint": 2, "scopes": True}, StepError, "scopes=True cannot be joined"),
+    "lengths": ({"x": 1, "checkpoint": 2}, LoDError, "lengths"),
+    "mixed": ({"x": 2, "checkpoint": 2}, StepError, "x must be tensors, or all LoDTensors"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_mistakes(name):
+    more, kind, text = WRONG[name]
+    a, b = (LoDTensor.from_lengths(torch.zeros(4, 1), [n]) for n in ([3, 1], [2, 2]))
+    x = {1: (a, b), 2: (a, torch.zeros(4, 1))}.get(more.get("x"), a)
+    more = {k: v for k, v in more.items() if k != "x"}
+    with pytest.raises(kind, match=text):
+        recurrent(lambda x, s: (s, s), x, torch.zeros(2, 1, requires_grad=True), **more)
