@@ -12,52 +12,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import stepnet
 from stepnet import LoDTensor, Recurrent, cells, recurrent
-from stepnet.data.tree import flatten
 
-LENGTHS = ([2, 5], [3, 0, 1, 4], [4, 2, 7], [6, 2])
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-def leaves_of(result: Any) -> list[Tensor]:
-    """The tensors of a result."""
-    return [leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in flatten(result)[0]]
-
-
-def ragged(lengths: Sequence[int], features: int = 3) -> LoDTensor:
-    """Random rows, double, that want a gradient."""
-    rows = torch.randn(sum(lengths), features, dtype=torch.float64, requires_grad=True)
-    return LoDTensor.from_lengths(rows, [lengths])
-
-
-def dense(steps: int, n: int, features: int = 3) -> Tensor:
-    return torch.randn(steps, n, features, dtype=torch.float64, requires_grad=True)
-
-
-def gradients(model: nn.Module, call: Callable[..., Any], args: Sequence[Any]) -> list[Tensor | None]:
-    """Values, then the gradients of the arguments and of the parameters."""
-    outs = leaves_of(call(*args))
-    wanted = [t for t in (*leaves_of(list(args)), *model.parameters()) if t.requires_grad]
-    weights = [torch.linspace(0.5, 1.5, t.numel(), dtype=t.dtype).view_as(t) for t in outs]
-    loss = torch.stack([(t * w).sum() for t, w in zip(outs, weights, strict=True)]).sum()
-    grads = torch.autograd.grad(loss, wanted, allow_unused=True) if torch.is_grad_enabled() else ()
-    return [*(t.detach() for t in outs), *grads]
-
-
-def assert_alike(model: nn.Module, compiled: Any, args: Sequence[Any]) -> None:
-    """Values and gradients of a compiled model are those of the model."""
-    expected, found = gradients(model, model, args), gradients(model, compiled, args)
-    assert len(expected) == len(found)
-    for a, b in zip(expected, found, strict=True):
-        zero = b is not None and a is None and not b.any()
-        assert zero or (a is None) == (b is None)
-        if a is not None and b is not None:
-            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9, equal_nan=True)
+from .models import LENGTHS, assert_alike, dense, ragged, state
 
 
 class Closure(nn.Module):
@@ -158,10 +114,6 @@ class Nested(nn.Module):
             return h, h
 
         return recurrent(step, x, h)
-
-
-def state(n: int, *sizes: int) -> Tensor:
-    return torch.randn(n, *(sizes or (4,)), dtype=torch.float64, requires_grad=True)
 
 
 CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[list[int]], Sequence[Any]]]] = {

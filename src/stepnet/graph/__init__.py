@@ -1,5 +1,6 @@
 """Recurrences as nodes of torch's graphs: what `torch.compile` and `torch.export` see of a call."""
 
+from . import sequences as sequences
 from .capture import CAN_CAPTURE as CAN_CAPTURE
 from .capture import TAKES as TAKES
 from .capture import apart as apart

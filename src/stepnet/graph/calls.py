@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -26,6 +26,7 @@ class Call(Protocol):
 
 
 _CALLS: dict[str, Call] = {}
+_KINDS: dict[str, Callable[[str], Call]] = {}
 
 
 def add(text: str, call: Call) -> None:
@@ -33,11 +34,20 @@ def add(text: str, call: Call) -> None:
     _CALLS[text] = call
 
 
+def add_kind(kind: str, load: Callable[[str], Call]) -> None:
+    """Let `load` read texts that begin with a word: what follows it says all of the call."""
+    _KINDS[kind] = load
+
+
 def find(text: str) -> Call:
     """The call that a text stands for."""
-    return _CALLS[text]
+    call = _CALLS.get(text)
+    if call is None:
+        kind, rest = text.split(" ", 1)
+        call = _CALLS[text] = _KINDS[kind](rest)
+    return call
 
 
 def is_known(text: str) -> bool:
-    """Whether a text stands for a call by now."""
+    """Whether a text was added."""
     return text in _CALLS
