@@ -29,9 +29,19 @@ from .front.clock import clock
 from .front.meta import OnMeta
 from .front.scope import Scope
 from .front.static import with_static
-from .front.step import StepBody, WithStatic, as_loop, as_step, boot_state, describe_leaf, step_name
+from .front.step import (
+    StepBody,
+    TorchCell,
+    WithStatic,
+    as_loop,
+    as_step,
+    boot_state,
+    describe_leaf,
+    step_name,
+)
+from .graph import CAN_CAPTURE, TAKES, answer_with, apart, can_be_node, captured, first_leaf
 from .ir.loop import Loop
-from .resets import run_with_resets
+from .resets import Resets, run_with_resets
 from .windows import check_windows, run_in_windows
 
 
@@ -115,10 +125,61 @@ def recurrent(
     >>> y.values.flatten().tolist(), total.flatten().tolist()
     ([1.0, 2.0, 3.0, 1.0], [3.0, 1.0])
     """
+    how: Any = {
+        "steps": steps, "static": static, "reverse": reverse, "level": level, "axis": axis, "scopes": scopes,
+        "backend": backend, "resets": resets, "checkpoint": checkpoint, "detach_every": detach_every,
+    }  # fmt: skip
+    if CAN_CAPTURE and torch.compiler.is_dynamo_compiling():
+        return _in_graph(step, x, state, **how)
+    if _keeper.get() is not None and not torch.compiler.is_compiling():
+        del how["checkpoint"], how["detach_every"]
+        return _kept(step, x, state, **how)
+    return _outside(step, x, state, **how)
+
+
+def _in_graph(
+    step: Any, x: Any, state: Any, *, steps: Any, static: Any, reverse: bool, level: int, axis: int,
+    scopes: bool, backend: str | None, resets: Any, checkpoint: int | bool | None, detach_every: int | None,
+) -> Any:  # fmt: skip
+    """A call in a region that Dynamo follows: one node of its graph, if it can be one."""
+
+    def outside() -> Any:
+        return _outside(
+            step, x, state, steps=steps, static=static, reverse=reverse, level=level, axis=axis,
+            scopes=scopes, backend=backend, resets=resets, checkpoint=checkpoint, detach_every=detach_every,
+        )  # fmt: skip
+
+    if checkpoint is not None or detach_every is not None:
+        return apart(outside, "stepnet: checkpoint= and detach_every= are no part of a graph")
+    if scopes or not (steps is None or isinstance(steps, int)):
+        return apart(outside, "stepnet: scopes= and steps= with a list are no part of a graph")
+    function = TorchCell(step) if isinstance(step, nn.RNNCellBase) else step
+    rows = clock(x, state, steps, axis).rows if steps is not None else x
+    if not can_be_node(rows, static, level):
+        return apart(outside, f"stepnet: a recurrence in a graph takes {TAKES}")
+    n = _sequences(first_leaf(rows), level, axis)
+    boots = hasattr(function, "initial_state")
+    marks = fresh = None
+    kind = ""
+    if resets is not None:
+        asked = resets if isinstance(resets, Resets) else Resets(is_init=resets)
+        marks, fresh, kind = asked.marks, asked.state, "done" if asked.is_init is None else "is_init"
+        if fresh is None and boots:
+            fresh = boot_state(function, n)
+    if state is None:
+        state = boot_state(function, n)
+    return captured(
+        outside, function, rows, state, static, marks, fresh,
+        clocked=steps is not None, resets=kind, reverse=reverse, axis=axis, backend=backend,
+    )  # fmt: skip
+
+
+def _outside(
+    step: Any, x: Any, state: Any, *, steps: Any, static: Any, reverse: bool, level: int, axis: int,
+    scopes: bool, backend: str | None, resets: Any, checkpoint: int | bool | None, detach_every: int | None,
+) -> Any:  # fmt: skip
+    """A call that runs at once."""
     compiling = torch.compiler.is_compiling()  # a compiled loop is one call out of the compiled region
-    if not compiling and _keeper.get() is not None:
-        asked: Any = {"steps": steps, "static": static, "reverse": reverse, "level": level, "axis": axis}
-        return _kept(step, x, state, resets=resets, scopes=scopes, backend=backend, **asked)
     if steps is not None:
         x = clock(x, state, steps, axis)
     if static is not None:
@@ -140,16 +201,8 @@ def recurrent(
     elif checkpoint or detach_every:
         parts: Any = torch.compiler.disable(run_in_windows) if compiling else run_in_windows
         del how["scopes"]
-        out = parts(
-            recurrent,
-            step,
-            x,
-            state,
-            checkpoint=checkpoint,
-            detach_every=detach_every,
-            backend=backend,
-            **how,
-        )
+        windows: Any = {"checkpoint": checkpoint, "detach_every": detach_every}
+        out = parts(recurrent, step, x, state, backend=backend, **windows, **how)
     elif compiling:
         outside: Any = torch.compiler.disable(_recurrent)
         out = outside(step, x, state, reverse, level, axis, scopes, backend)
@@ -262,7 +315,7 @@ def _run(
                 once = _lifted(lifting.Inner(loop, feeds, booted, chosen), body)
                 if once is not None:
                     return once[0], unflatten(body.state_spec, once[1])
-            out = run(loop, feeds, backend=chosen, warn=6)
+            out = run(loop, feeds, backend=chosen, warn=7)
             return out["y"], unflatten(body.state_spec, [out[name] for name in body.new_state_names])
         except Unsupported:
             if chosen != AUTO:
@@ -532,3 +585,11 @@ class _Locals:
 
 def _values(leaf: Any) -> Tensor:
     return leaf.values if isinstance(leaf, LoDTensor) else leaf
+
+
+def _from_graph(step: Any, x: Any, state: Any, *, resets: dict[str, Any] | None = None, **how: Any) -> Any:
+    """A call that a graph holds."""
+    return recurrent(step, x, state, resets=None if resets is None else Resets(**resets), **how)
+
+
+answer_with(_from_graph)

@@ -8,6 +8,8 @@ from contextvars import ContextVar
 from types import CellType, FunctionType
 from typing import Any, TypeVar
 
+from torch.compiler import is_dynamo_compiling
+
 Recorder = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 RECORDER: ContextVar[Recorder | None] = ContextVar("recorder of TensorArray calls", default=None)
 
@@ -82,7 +84,7 @@ def recorded_in_frames(like: Callable[..., Any] | None = None, parts: int = 0) -
     def decorate(function: Method) -> Method:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if RECORDER.get() is not None:
+            if not is_dynamo_compiling() and RECORDER.get() is not None:  # Dynamo reads no ContextVar
                 for leaf in inside((args, kwargs)):
                     return leaf.record(call, args, kwargs)
             return function(*args, **kwargs)

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from stepnet.data import in_graph
 from stepnet.data.convert import check_fill
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import beside, outside_modes
@@ -51,6 +52,10 @@ def sequence_pool(x: LoDTensor, pooling: Pooling, pad_value: float = 0.0) -> Any
         raise LoDError(
             "sequence_pool: no such pooling", got=repr(pooling), expected=", ".join(get_args(Pooling))
         )
+    if in_graph.is_followed():
+        (pooled,) = in_graph.call("pool", [x._values], [x._lod], pooling, pad_value)
+        levels = x._lod.levels[:-1]
+        return LoDTensor._make(pooled, LoD.trusted(levels, pooled.shape[0])) if levels else pooled
     instead = INSTEAD.get()
     if instead is not None:
         return instead(pooling, x, x.values, pad_value)
@@ -78,6 +83,8 @@ def sequence_softmax(x: LoDTensor) -> LoDTensor:
     _check_ragged(x, "sequence_softmax")
     if not x.dtype.is_floating_point:
         raise LoDError("sequence_softmax takes floating point values", got=x.dtype, remedy="x.float()")
+    if in_graph.is_followed():
+        return LoDTensor._make(in_graph.call("softmax", [x._values], [x._lod])[0], x._lod)
     instead = INSTEAD.get()
     if instead is not None:
         return x.with_values(instead("softmax", x, x.values, 0.0))
@@ -108,6 +115,8 @@ def sequence_expand(x: Tensor | LoDTensor, y: LoDTensor, ref_level: int = -1) ->
     tensor([10, 10, 30, 30, 30])
     """
     _check_ragged(y, "sequence_expand", "y")
+    if in_graph.is_followed():
+        return _expanded_in_graph(x, y, ref_level)
     instead = INSTEAD.get()
     if instead is not None and isinstance(x, Tensor) and y.lod_level == 1:
         return y.with_values(instead("expand", y, x, 0.0))
@@ -134,6 +143,16 @@ def sequence_expand(x: Tensor | LoDTensor, y: LoDTensor, ref_level: int = -1) ->
     return LoDTensor._make(x.index_select(0, beside(repeats, x)), lod)
 
 
+def _expanded_in_graph(x: Tensor | LoDTensor, y: LoDTensor, ref_level: int) -> LoDTensor:
+    if isinstance(x, LoDTensor):
+        values, *levels = in_graph.call("repeat", [x._values, y._values], [x._lod, y._lod], ref_level)
+        return LoDTensor._make(values, LoD.trusted(tuple(levels), values.shape[0]))
+    (values,) = in_graph.call("expand", [x, y._values], [y._lod], ref_level)
+    levels = y._lod.levels[: ref_level % y.lod_level + 1]
+    lod = y._lod if len(levels) == y.lod_level else LoD.trusted(levels, values.shape[0])
+    return LoDTensor._make(values, lod)
+
+
 @recorded_in_frames()
 def sequence_concat(xs: Sequence[LoDTensor]) -> LoDTensor:
     """Join sequence i of every LoDTensor in turn, for each i of the last level.
@@ -152,6 +171,9 @@ def sequence_concat(xs: Sequence[LoDTensor]) -> LoDTensor:
     for i, x in enumerate(xs):
         _check_ragged(x, "sequence_concat", f"[{i}]")
     first = xs[0]
+    if in_graph.is_followed():
+        values, last = in_graph.call("concat", [x._values for x in xs], [x._lod for x in xs])
+        return LoDTensor._make(values, LoD.trusted((*first._lod.levels[:-1], last), values.shape[0]))
     for i, x in enumerate(xs[1:], 1):
         _check_joins(first, x, i)
     lod, rows = _concat([x._lod for x in xs])
@@ -177,6 +199,8 @@ def sequence_reverse(x: LoDTensor) -> LoDTensor:
     tensor([3, 2, 1, 4])
     """
     _check_ragged(x, "sequence_reverse")
+    if in_graph.is_followed():
+        return LoDTensor._make(in_graph.call("reverse", [x._values], [x._lod])[0], x._lod)
     return LoDTensor._make(x.values.index_select(0, beside(_mirrored(x._lod), x.values)), x._lod)
 
 

@@ -1,0 +1,53 @@
+"""What an op of a graph stands for: a table of calls, found by their text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Call(Protocol):
+    """What is called where `stepnet::run` stands in a graph."""
+
+    def run(self, tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+        """The results for these inputs; autograd records them as any code that runs."""
+        ...
+
+    def empty(self, tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+        """New tensors of the shapes of the results, whatever numbers they hold."""
+        ...
+
+    @property
+    def random(self) -> bool:
+        """Whether it draws noise, so that another run gives something else."""
+        ...
+
+
+_CALLS: dict[str, Call] = {}
+_KINDS: dict[str, Callable[[str], Call]] = {}
+
+
+def add(text: str, call: Call) -> None:
+    """Let a text stand for a call in graphs of this process."""
+    _CALLS[text] = call
+
+
+def add_kind(kind: str, load: Callable[[str], Call]) -> None:
+    """Let `load` read texts that begin with a word: what follows it says all of the call."""
+    _KINDS[kind] = load
+
+
+def find(text: str) -> Call:
+    """The call that a text stands for."""
+    call = _CALLS.get(text)
+    if call is None:
+        kind, rest = text.split(" ", 1)
+        call = _CALLS[text] = _KINDS[kind](rest)
+    return call
+
+
+def is_known(text: str) -> bool:
+    """Whether a text was added."""
+    return text in _CALLS

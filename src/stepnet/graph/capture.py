@@ -1,0 +1,311 @@
+"""A call of `recurrent` as Dynamo meets it: the step is traced, and the call becomes one node.
+
+The node is a higher-order operator around a body that Dynamo speculates, as torch's own scan does it: what
+the step reads (weights, closures, globals) is guarded, and its tensors become inputs of the node. The body is
+the step between two markers: `stepnet::rows` gives it rows, of which nobody knows how many, and
+`stepnet::tables` makes of its results what the call gives. When the graph is run or traced on, the node turns
+into `stepnet::run`, which is an operator like any other.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import operator
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils import _pytree
+
+from stepnet.data.lod import LoDTensor
+from stepnet.front.step import TorchCell
+
+from . import calls
+from .ops import LIBRARY
+from .recurrence import Leaf, Recurrence, Way, autocast_now
+
+try:  # private, and not there before torch 2.7
+    from torch._higher_order_ops import BaseHOP
+
+    CAN_CAPTURE = True
+except ImportError:
+    BaseHOP: Any = object
+    CAN_CAPTURE = False
+
+LIBRARY.define("rows(Tensor[] x, Tensor[] states, int batch) -> Tensor[]")
+LIBRARY.define(
+    "tables(Tensor[] y, Tensor[] new, Tensor[] x, Tensor[] states, Tensor[] static, Tensor[] beside, "
+    "int axis, int levels) -> Tensor[]"
+)
+
+
+def _rows(x: list[Tensor], states: list[Tensor], batch: int) -> list[Tensor]:
+    """One step of x, whose dimension `batch` counts time and the batch, and of the states."""
+    n: Any = torch.library.get_ctx().new_dynamic_size()
+    return [
+        *(t.new_empty((n, *t.shape[batch:])) for t in x),
+        *(t.new_empty((n, *t.shape[1:])) for t in states),
+    ]
+
+
+def _tables(
+    y: list[Tensor], new: list[Tensor], x: list[Tensor], states: list[Tensor], static: list[Tensor],
+    beside: list[Tensor], axis: int, levels: int,
+) -> list[Tensor]:  # fmt: skip
+    leaves = tuple(Leaf(tuple(t.shape[1:]), t.dtype) for t in y)
+    call = Recurrence(Way("", axis=axis, levels=levels), _no_step, (len(x), len(states), 0, 0), leaves)
+    return call.empty([*x, *states], [])
+
+
+def _no_step(*_: Tensor) -> Sequence[Tensor]:
+    raise NotImplementedError
+
+
+torch.library.register_fake("stepnet::rows", _rows, lib=LIBRARY)
+torch.library.register_fake("stepnet::tables", _tables, lib=LIBRARY)
+
+
+class _Node(BaseHOP):
+    """A recurrence in a graph of Dynamo."""
+
+    def __init__(self) -> None:
+        super().__init__("stepnet_recurrence")
+
+    def __call__(self, subgraph: Any, *operands: Any, **way: Any) -> Any:
+        if not isinstance(subgraph, fx.GraphModule):  # Dynamo gave up on it
+            run: Any = torch.compiler.disable(subgraph)
+            return run()
+        return _lower(subgraph, operands, way)
+
+
+if CAN_CAPTURE:
+    _node = _Node()
+
+
+def captured(
+    outside: Callable[[], Any], step: Callable[..., Any], x: Any, state: Any, static: Any, marks: Any,
+    fresh: Any, *, clocked: bool, resets: str, reverse: bool, axis: int, backend: str | None,
+) -> Any:  # fmt: skip
+    """A call of `recurrent` as one node of the graph that Dynamo is making.
+
+    Args:
+        outside: the call itself; it is made where Dynamo cannot follow the step.
+        step: `step(x_t, state)`, or with what is static.
+        marks, fresh: of resets, or None.
+        clocked: the step is given None in place of its x.
+
+    Returns:
+        y and the final state.
+    """
+    x_leaves, x_spec = _pytree.tree_flatten(x, is_leaf=_is_ragged)
+    state_leaves, state_spec = _pytree.tree_flatten(state)
+    static_leaves, static_spec = _pytree.tree_flatten(() if static is None else static)
+    fresh_leaves = _pytree.tree_leaves(() if fresh is None else fresh)
+    first = x_leaves[0]
+    ragged = isinstance(first, LoDTensor)
+    levels = len(first._lod.levels) if ragged else 0
+    values = [leaf._values if isinstance(leaf, LoDTensor) else leaf for leaf in x_leaves]
+    offsets = [t for leaf in x_leaves for t in leaf._lod.levels] if ragged else []
+    if isinstance(marks, LoDTensor):
+        marks = marks._values
+    beside = offsets if marks is None else [*offsets, marks, *fresh_leaves]
+    n_x, n_state = len(values), len(state_leaves)
+    autocast = autocast_now()
+
+    def body() -> Any:
+        if not torch.compiler.is_dynamo_compiling():
+            y, final = outside()
+            y_leaves, y_spec = _pytree.tree_flatten(y, is_leaf=_is_ragged)
+            tables = [leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in y_leaves]
+            return _pytree.tree_unflatten(tables, y_spec), final
+        rows = torch.ops.stepnet.rows(values, [*state_leaves, *static_leaves], 1 if ragged else 2)
+        x_t = None if clocked else _pytree.tree_unflatten(rows[:n_x], x_spec)
+        state_t = _pytree.tree_unflatten(rows[n_x : n_x + n_state], state_spec)
+        if static is None:
+            y, new = step(x_t, state_t)
+        else:
+            y, new = step(x_t, state_t, _pytree.tree_unflatten(rows[n_x + n_state :], static_spec))
+        y_leaves, y_spec = _pytree.tree_flatten(y)
+        new_leaves, new_spec = _pytree.tree_flatten(new)
+        if new_spec != state_spec:
+            torch._dynamo.graph_break()  # the loop tells it
+        tables = torch.ops.stepnet.tables(
+            y_leaves, new_leaves, values, state_leaves, static_leaves, beside, axis, levels
+        )
+        last = tables[len(y_leaves) :]
+        return _pytree.tree_unflatten(tables[: len(y_leaves)], y_spec), _pytree.tree_unflatten(
+            last, state_spec
+        )
+
+    y, final = _node(
+        body, name=_name(step), reverse=reverse, axis=axis, levels=levels, backend=backend, autocast=autocast,
+        resets=resets,
+    )  # fmt: skip
+    if ragged:
+        y = _pytree.tree_map(lambda table: LoDTensor._make(table, first._lod), y)
+    return y, final
+
+
+TAKES = "tensors, or LoDTensors cut into rows, and static tensors"
+
+
+def apart(outside: Callable[[], Any], why: str) -> Any:
+    """Make a call out of the region that Dynamo follows."""
+    torch._dynamo.graph_break(msg=why)
+    run: Any = torch.compiler.disable(outside)
+    return run()
+
+
+def can_be_node(x: Any, static: Any, level: int) -> bool:
+    """Whether a call cuts tensors of equal lengths, or LoDTensors into rows, beside static tensors."""
+    leaves = _pytree.tree_leaves(x, is_leaf=_is_whole)
+    for leaf in leaves:
+        if isinstance(leaf, LoDTensor):
+            above = (level + 1) % len(leaf._lod.levels) != 0
+            if above or not isinstance(leaves[0], LoDTensor):
+                return False
+            if len(leaf._lod.levels) != len(leaves[0]._lod.levels):
+                return False
+        elif not isinstance(leaf, Tensor) or leaf.dim() < 2 or isinstance(leaves[0], LoDTensor):
+            return False
+    beside = _pytree.tree_leaves(() if static is None else static, is_leaf=_is_whole)
+    return bool(leaves) and all(isinstance(leaf, Tensor) for leaf in beside)
+
+
+def first_leaf(x: Any) -> Any:
+    """The first leaf of a nesting of tensors and LoDTensors."""
+    return _pytree.tree_leaves(x, is_leaf=_is_ragged)[0]
+
+
+def _is_ragged(leaf: Any) -> bool:
+    return isinstance(leaf, LoDTensor)
+
+
+def _is_whole(leaf: Any) -> bool:
+    return isinstance(leaf, (LoDTensor, PackedSequence))
+
+
+def _name(step: Any) -> str:
+    """As `step_name`, of what Dynamo follows."""
+    if isinstance(step, TorchCell):
+        return type(step.cell).__name__
+    return type(step).__name__ if isinstance(step, nn.Module) else getattr(step, "__name__", "step")
+
+
+_CALLED = "_stepnet_call"
+_ordinals = itertools.count()
+
+
+def _lower(subgraph: fx.GraphModule, operands: Sequence[Any], way: dict[str, Any]) -> Any:
+    """The node as `stepnet::run` on its operands."""
+    lowered = subgraph.__dict__.get(_CALLED)
+    if lowered is None:
+        lowered = subgraph.__dict__[_CALLED] = _Lowered(subgraph, Way(**way))
+    return lowered(operands)
+
+
+class _Lowered:
+    """A body of Dynamo without its markers, as an entry of the table of calls."""
+
+    def __init__(self, subgraph: fx.GraphModule, way: Way) -> None:
+        nodes = [*subgraph.graph.nodes]
+        (rows,) = (n for n in nodes if n.target is torch.ops.stepnet.rows)
+        (tables,) = (n for n in nodes if n.target is torch.ops.stepnet.tables)
+        y, new, x, states, static, beside, *_ = tables.args
+        operands = [n for n in nodes if n.op == "placeholder"]
+        graph = fx.Graph()
+        given = [graph.placeholder(f"row_{i}") for i in range(len(x) + len(states) + len(static))]
+        known = {n: graph.placeholder(n.name) for n in operands}
+        for n in nodes[len(operands) :]:
+            if n.target is operator.getitem and n.args[0] is rows:
+                known[n] = given[n.args[1]]
+            elif n is tables:
+                graph.output(tuple(known[n] for n in (*y, *new)))
+                break
+            elif n.target is _node:
+                inner = _Lowered(getattr(subgraph, n.args[0].target), Way(**n.kwargs))
+                known[n] = graph.call_function(inner.inside(), tuple(known[m] for m in n.args[1:]))
+            elif n.target is torch.ops.aten.sym_size.int:
+                known[n] = graph.call_method("size", (known[n.args[0]], n.args[1]))
+            elif n is not rows and not _is_size_check(n):
+                known[n] = graph.node_copy(n, known.__getitem__)
+        graph.eliminate_dead_code()
+        for n in graph.nodes:
+            n.target = _PUBLIC.get(n.target, n.target)
+        place = {n: i for i, n in enumerate(operands)}
+        reads = [n for n in operands if known[n].users]
+        for n in operands:
+            if not known[n].users:
+                graph.erase_node(known[n])
+        code = graph.python_code("self")
+        self._inputs = [place[n] for n in (*x, *states, *static, *beside)]
+        self._reads = [place[n] for n in reads]
+        (out,) = nodes[-1].args
+        self._results = [n.args[1] for n in out]
+        leaves = tuple(Leaf(tuple(t.shape[1:]), t.dtype) for t in (n.meta["example_value"] for n in y))
+        n_fresh = len(beside) - len(x) * way.levels - bool(way.resets)
+        counts = len(x), len(states), len(static), n_fresh
+        random = any(_NOISE.search(str(n.target)) for n in graph.nodes)
+        self._recurrence = Recurrence(way, _function(code), counts, leaves, random)
+        self._digest = hashlib.sha256(repr((code.src, way)).encode()).hexdigest()[:16]
+        self._what = f"recurrence {self._digest}#{next(_ordinals)}"  # two calls stay two, however alike
+
+    def __call__(self, operands: Sequence[Any]) -> Any:
+        """Its results for the operands of the node, as one operator."""
+        if not calls.is_known(self._what):
+            calls.add(self._what, self._recurrence)
+        return self._results_of(torch.ops.stepnet.run.default(*self._arguments(operands), self._what))
+
+    def inside(self) -> Callable[..., Any]:
+        """A function of its operands, for the step of another one."""
+
+        def recurrence(*operands: Any) -> Any:
+            return self._results_of(self._recurrence.run(*self._arguments(operands)))
+
+        recurrence.__name__ += f"_{self._digest}"
+        return recurrence
+
+    def _arguments(self, operands: Sequence[Any]) -> tuple[list[Tensor], list[int]]:
+        reads = [operands[i] for i in self._reads]
+        tensors = [*(operands[i] for i in self._inputs), *(t for t in reads if isinstance(t, Tensor))]
+        return tensors, [t for t in reads if not isinstance(t, Tensor)]
+
+    def _results_of(self, results: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return tuple(results[i] for i in self._results)
+
+
+def _function(code: Any) -> Callable[..., Any]:
+    """The code of a graph as a function by itself."""
+    space = dict(code.globals)
+    exec(compile(_PRIVATE.sub(_public, code.src), "<step in a graph>", "exec"), space)
+    return functools.partial(space["forward"], None)
+
+
+def _is_size_check(node: fx.Node) -> bool:
+    """Whether a node tells that the number of rows is not negative."""
+    if node.target is not torch.ops.aten._assert_scalar.default:
+        return False
+    (holds, *_) = node.args
+    return isinstance(holds, fx.Node) and holds.target is operator.ge and holds.args[1:] == (0,)
+
+
+_PRIVATE = re.compile(r"torch\._C\._nn\.(\w+)")
+
+
+def _public(match: re.Match[str]) -> str:
+    """A function by the name that users know, which tells what is run."""
+    name = match[1]
+    private: Any = torch._C._nn  # pyright: ignore[reportAttributeAccessIssue]
+    known = getattr(torch.nn.functional, name, None) is getattr(private, name)
+    return f"torch.nn.functional.{name}" if known else match[0]
+
+
+_PUBLIC = {torch._C._set_grad_enabled: torch.set_grad_enabled}
+_NOISE = re.compile(
+    "rand|drop|bernoulli|multinomial|normal|exponential|cauchy|geometric|poisson|rrelu|gumbel"
+)

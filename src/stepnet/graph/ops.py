@@ -1,0 +1,270 @@
+"""The operators that stand for calls in graphs: `stepnet::run`, and the pair that it becomes where gradients
+are asked for.
+
+A call is run under autograd, and the graph that autograd records is kept for backward. It is found again by
+the number in a tensor that is saved along with it: once that tensor is gone, so is the record, and backward
+runs the call anew. Inputs and results are not kept in it, as a compiler may use their memory for something
+else: backward is handed them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from stepnet.errors import StepError
+
+from .calls import find
+
+LIBRARY = torch.library.Library("stepnet", "FRAGMENT")
+_TAGS = (torch.Tag.pt2_compliant_tag,)
+LIBRARY.define("run(Tensor[] tensors, SymInt[] sizes, str what) -> Tensor[]", tags=_TAGS)
+LIBRARY.define(
+    "run_keeping(Tensor[] tensors, SymInt[] sizes, bool[] needs, str what) -> Tensor[]", tags=_TAGS
+)
+LIBRARY.define(
+    "run_backward(Tensor[] gradients, int[] places, Tensor[] tensors, Tensor[] results, Tensor kept, "
+    "SymInt[] sizes, bool[] needs, str what) -> Tensor[]",
+    tags=_TAGS,
+)
+
+
+class _Place(NamedTuple):
+    """Where a tensor that autograd saves lies in the memory of an input or a result."""
+
+    number: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int  # from its first element
+
+
+class _Record:
+    """A call that ran under autograd: its inputs and results there, and what stands for them at backward."""
+
+    def __init__(
+        self, what: str, tensors: Sequence[Tensor], sizes: Sequence[int], needs: Sequence[bool]
+    ) -> None:
+        call = find(what)
+        self.needs = needs
+        self.memory: list[Tensor] = []
+        own = [t.detach().requires_grad_(need) for t, need in zip(tensors, needs, strict=True)]
+        saved: list[list[Any]] = []
+
+        def pack(tensor: Tensor) -> Any:
+            entry = [tensor.detach(), None]
+            saved.append(entry)
+            return entry
+
+        with _recording(), torch.enable_grad(), saved_tensors_hooks(pack, self._unpack):
+            results = call.run(own, sizes)
+        self.inputs = [t for t, need in zip(own, needs, strict=True) if need]
+        self.outputs = results
+        self.results = [t.detach() for t in results]
+        whole = [*own, *self.results]
+        places = {t.untyped_storage()._cdata: i for i, t in reversed([*enumerate(whole)])}
+        for entry in saved:
+            number = places.get(entry[0].untyped_storage()._cdata)
+            if number is not None and entry[0].dtype is whole[number].dtype:
+                tensor = entry[0]
+                offset = tensor.storage_offset() - whole[number].storage_offset()
+                entry[:] = None, _Place(number, tuple(tensor.shape), tensor.stride(), offset)
+        self.strides = [t.stride() for t in whole]
+
+    def _unpack(self, entry: Any) -> Tensor:
+        tensor, place = entry
+        if place is None:
+            return tensor
+        whole, stride = self.memory[place.number], self.strides[place.number]
+        if whole.stride() != stride:
+            whole = torch.empty_strided(whole.shape, stride, dtype=whole.dtype, device=whole.device).copy_(
+                whole
+            )
+        return whole.as_strided(place.size, place.stride, whole.storage_offset() + place.offset)
+
+    def gradients(
+        self, memory: Sequence[Tensor], grads: Sequence[Tensor], places: Sequence[int]
+    ) -> list[Tensor]:
+        """The gradient of each input that needs one."""
+        self.memory = [*memory]
+        chosen = [(self.outputs[k], g) for k, g in zip(places, grads, strict=True)]
+        chosen = [(o, g) for o, g in chosen if o.requires_grad]
+        try:
+            if not chosen:
+                return [torch.zeros_like(t) for t in self.inputs]
+            with _recording():
+                found = torch.autograd.grad(
+                    [o for o, _ in chosen],
+                    self.inputs,
+                    [g for _, g in chosen],
+                    allow_unused=True,
+                    retain_graph=True,
+                )
+        finally:
+            self.memory = []
+        return [torch.zeros_like(t) if g is None else g for t, g in zip(self.inputs, found, strict=True)]
+
+
+_RECORDS: dict[int, _Record] = {}
+_numbers = itertools.count(1)
+
+
+@contextlib.contextmanager
+def _recording() -> Iterator[None]:
+    """Below autograd, as ops run, let autograd record again."""
+    keys = torch._C._dispatch_tls_local_exclude_set()
+    for key in _AUTOGRAD:
+        keys = keys.remove(key)
+    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), keys):
+        yield
+
+
+_AUTOGRAD = [
+    getattr(torch._C.DispatchKey, name)
+    for name in (
+        "AutogradFunctionality", "AutogradCPU", "AutogradCUDA", "AutogradOther", "AutogradXLA", "AutogradMPS",
+        "AutogradXPU", "AutogradMeta", "AutogradPrivateUse1", "ADInplaceOrView",
+    )
+    if hasattr(torch._C.DispatchKey, name)
+]  # fmt: skip
+
+
+def _run(tensors: list[Tensor], sizes: list[int], what: str) -> list[Tensor]:
+    with torch.no_grad():
+        return find(what).run(tensors, sizes)
+
+
+def _run_keeping(tensors: list[Tensor], sizes: list[int], needs: list[bool], what: str) -> list[Tensor]:
+    record = _Record(what, tensors, sizes, needs)
+    number = next(_numbers)
+    kept = torch.tensor([number])
+    _RECORDS[number] = record
+    weakref.finalize(kept.untyped_storage(), _RECORDS.pop, number, None)
+    results, record.results = record.results, []
+    return [*results, kept]
+
+
+def _run_backward(
+    gradients: list[Tensor], places: list[int], tensors: list[Tensor], results: list[Tensor], kept: Tensor,
+    sizes: list[int], needs: list[bool], what: str,
+) -> list[Tensor]:  # fmt: skip
+    record = _RECORDS.get(int(kept))
+    if record is None:
+        if find(what).random:
+            raise StepError(
+                "backward of a recurrence that draws noise has lost what forward kept",
+                remedy="keep saved tensors as they are: no saved_tensors_hooks around compiled code",
+            )
+        record = _Record(what, tensors, sizes, needs)
+    found = record.gradients((*tensors, *results), gradients, places)
+    return _apart(found, (*tensors, *results, *gradients))
+
+
+def _apart(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
+    """The same numbers, none in the memory of another tensor."""
+    seen = {t.untyped_storage()._cdata for t in others}
+    own = []
+    for tensor in tensors:
+        if tensor.untyped_storage()._cdata in seen:
+            tensor = tensor.clone()
+        seen.add(tensor.untyped_storage()._cdata)
+        own.append(tensor)
+    return own
+
+
+class _Differentiable(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, sizes: list[int], what: str, *tensors: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore
+        needs = [*ctx.needs_input_grad[2:]]
+        *results, kept = torch.ops.stepnet.run_keeping.default([*tensors], sizes, needs, what)
+        ctx.save_for_backward(*tensors, *results, kept)
+        ctx.count, ctx.sizes, ctx.what = len(tensors), sizes, what
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(t for t in results if not (t.is_floating_point() or t.is_complex())))
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:  # pyright: ignore
+        *saved, kept = ctx.saved_tensors
+        needs = [*ctx.needs_input_grad[2:]]
+        places = [i for i, g in enumerate(grads) if g is not None]
+        found = iter(
+            torch.ops.stepnet.run_backward.default(
+                [g for g in grads if g is not None], places, saved[: ctx.count], saved[ctx.count :], kept,
+                ctx.sizes, needs, ctx.what,
+            )
+        )  # fmt: skip
+        return (None, None, *(next(found) if need else None for need in needs))
+
+
+def _differentiable(keys: Any, tensors: list[Tensor], sizes: list[int], what: str) -> list[Tensor]:
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        return [*_Differentiable.apply(sizes, what, *tensors)]  # pyright: ignore[reportGeneralTypeIssues]
+    with torch._C._AutoDispatchBelowAutograd():
+        below = keys & torch._C._after_autograd_keyset
+        return torch.ops.stepnet.run.default.redispatch(below, tensors, sizes, what)
+
+
+class _Once(torch.autograd.Function):
+    """Backward of a call, which has no gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[..., list[Tensor]], *tensors: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore
+        return tuple(run(*tensors))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:  # pyright: ignore
+        raise StepError(
+            "the gradient of a recurrence in a graph cannot be differentiated again",
+            remedy="call the recurrence outside of compiled and exported code",
+        )
+
+
+def _backward(
+    keys: Any, gradients: list[Tensor], places: list[int], tensors: list[Tensor], results: list[Tensor],
+    kept: Tensor, sizes: list[int], needs: list[bool], what: str,
+) -> list[Tensor]:  # fmt: skip
+    first, second = len(gradients), len(gradients) + len(tensors)
+
+    def run(*flat: Tensor) -> list[Tensor]:
+        parts = [*flat[:first]], places, [*flat[first:second]], [*flat[second:]], kept, sizes, needs, what
+        with torch._C._AutoDispatchBelowAutograd():
+            below = keys & torch._C._after_autograd_keyset
+            return torch.ops.stepnet.run_backward.default.redispatch(below, *parts)
+
+    flat = (*gradients, *tensors, *results)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in flat):
+        return [*_Once.apply(run, *flat)]  # pyright: ignore[reportGeneralTypeIssues]
+    return run(*flat)
+
+
+def _fake_run(tensors: list[Tensor], sizes: list[int], what: str) -> list[Tensor]:
+    return find(what).empty(tensors, sizes)
+
+
+def _fake_run_keeping(tensors: list[Tensor], sizes: list[int], needs: list[bool], what: str) -> list[Tensor]:
+    return [*find(what).empty(tensors, sizes), torch.empty(1, dtype=torch.int64, device="cpu")]
+
+
+def _fake_run_backward(
+    gradients: list[Tensor], places: list[int], tensors: list[Tensor], results: list[Tensor], kept: Tensor,
+    sizes: list[int], needs: list[bool], what: str,
+) -> list[Tensor]:  # fmt: skip
+    return [t.new_empty(t.shape) for t, need in zip(tensors, needs, strict=True) if need]
+
+
+for _name, _real, _fake in (
+    ("run", _run, _fake_run),
+    ("run_keeping", _run_keeping, _fake_run_keeping),
+    ("run_backward", _run_backward, _fake_run_backward),
+):
+    LIBRARY.impl(_name, _real, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"stepnet::{_name}", _fake, lib=LIBRARY)
+LIBRARY.impl("run", _differentiable, "Autograd", with_keyset=True)
+LIBRARY.impl("run_backward", _backward, "Autograd", with_keyset=True)

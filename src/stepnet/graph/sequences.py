@@ -1,0 +1,111 @@
+"""Functions of sequences in a graph: what runs, and the shapes of what it gives."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepnet.data import sequence
+from stepnet.data.lod import LoDTensor
+from stepnet.data.offsets import LoD
+
+from .calls import add_kind
+
+Tensors = Sequence[Tensor]
+
+
+@dataclass(frozen=True)
+class SequenceCall:
+    """A call of a function of sequences; see `data.in_graph.call` for what it is given."""
+
+    function: Function
+    levels: tuple[int, ...]
+    options: tuple[Any, ...]
+    random: bool = False
+
+    def run(self, tensors: Tensors, sizes: Sequence[int]) -> list[Tensor]:
+        """The rows of the result, then its offsets if they are new ones."""
+        values, lods = self._parts(tensors)
+        cut = [LoD.trusted(tuple(levels)) for levels in lods]
+        plain = values[: len(values) - len(cut)]
+        ragged = [LoDTensor._make(v, lod) for v, lod in zip(values[len(plain) :], cut, strict=True)]
+        return self.function.run(plain, ragged, *self.options)
+
+    def empty(self, tensors: Tensors, sizes: Sequence[int]) -> list[Tensor]:
+        """Tensors of the shapes of those."""
+        return self.function.empty(*self._parts(tensors), *self.options)
+
+    def _parts(self, tensors: Tensors) -> tuple[list[Tensor], list[list[Tensor]]]:
+        rest = iter(tensors[len(tensors) - sum(self.levels) :])
+        values = [*tensors[: len(tensors) - sum(self.levels)]]
+        return values, [[next(rest) for _ in range(count)] for count in self.levels]
+
+
+@dataclass(frozen=True)
+class Function:
+    """`run(tensors, lodtensors, *options)`, and `empty(values, offsets, *options)` for the shapes."""
+
+    run: Callable[..., list[Tensor]]
+    empty: Callable[..., list[Tensor]]
+
+
+def _rows_of(result: Any) -> Tensor:
+    return result.values if isinstance(result, LoDTensor) else result
+
+
+def _whole(result: LoDTensor) -> list[Tensor]:
+    return [result.values, *result.lod]
+
+
+def _pooled(values: Tensors, lods: Sequence[Tensors], pooling: str, pad_value: float) -> list[Tensor]:
+    x = values[0]
+    whole = pooling == "sum" and not (x.is_floating_point() or x.is_complex())
+    return [x.new_empty((lods[0][-1].shape[0] - 1, *x.shape[1:]), dtype=torch.int64 if whole else x.dtype)]
+
+
+def _alike(values: Tensors, lods: Sequence[Tensors]) -> list[Tensor]:
+    return [values[0].new_empty(values[0].shape)]
+
+
+def _expanded(values: Tensors, lods: Sequence[Tensors], ref_level: int) -> list[Tensor]:
+    x, y = values
+    below = lods[0][ref_level % len(lods[0]) + 1 :]
+    rows = below[0].shape[0] - 1 if below else y.shape[0]
+    return [x.new_empty((rows, *x.shape[1:]))]
+
+
+def _repeated(values: Tensors, lods: Sequence[Tensors], ref_level: int) -> list[Tensor]:
+    size: Any = torch.library.get_ctx().new_dynamic_size
+    x = values[0]
+    return [x.new_empty((size(), *x.shape[1:])), *(level.new_empty((size(),)) for level in lods[0])]
+
+
+def _joined(values: Tensors, lods: Sequence[Tensors]) -> list[Tensor]:
+    rows = sum([v.shape[0] for v in values[1:]], values[0].shape[0])
+    return [values[0].new_empty((rows, *values[0].shape[1:])), lods[0][-1].new_empty(lods[0][-1].shape)]
+
+
+FUNCTIONS: dict[str, Function] = {
+    "pool": Function(lambda _, xs, *how: [_rows_of(sequence.sequence_pool(xs[0], *how))], _pooled),
+    "softmax": Function(lambda _, xs: [sequence.sequence_softmax(xs[0]).values], _alike),
+    "reverse": Function(lambda _, xs: [sequence.sequence_reverse(xs[0]).values], _alike),
+    "expand": Function(lambda t, ys, level: [sequence.sequence_expand(t[0], ys[0], level).values], _expanded),
+    "repeat": Function(lambda _, xs, level: _whole(sequence.sequence_expand(xs[0], xs[1], level)), _repeated),
+    "concat": Function(
+        lambda _, xs: [(joined := sequence.sequence_concat(xs)).values, joined.lod[-1]], _joined
+    ),
+}
+
+
+def _load(text: str) -> SequenceCall:
+    name, rest = text.split(" ", 1)
+    levels, options = ast.literal_eval(f"({rest.replace(') (', '), (')})")
+    return SequenceCall(FUNCTIONS[name], levels, options)
+
+
+add_kind("sequence", _load)

@@ -1,0 +1,55 @@
+"""What tests of graphs share: batches, and a comparison of a compiled model with the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stepnet import LoDTensor
+from stepnet.data.tree import flatten
+
+LENGTHS = ([2, 5], [3, 0, 1, 4], [4, 2, 7], [6, 2])
+
+
+def leaves_of(result: Any) -> list[Tensor]:
+    """The tensors of a result."""
+    return [leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in flatten(result)[0]]
+
+
+def ragged(lengths: Sequence[int], features: int = 3) -> LoDTensor:
+    """Random rows, double, that want a gradient."""
+    rows = torch.randn(sum(lengths), features, dtype=torch.float64, requires_grad=True)
+    return LoDTensor.from_lengths(rows, [lengths])
+
+
+def dense(steps: int, n: int, features: int = 3) -> Tensor:
+    return torch.randn(steps, n, features, dtype=torch.float64, requires_grad=True)
+
+
+def gradients(model: nn.Module, call: Callable[..., Any], args: Sequence[Any]) -> list[Tensor | None]:
+    """Values, then the gradients of the arguments and of the parameters."""
+    outs = leaves_of(call(*args))
+    wanted = [t for t in (*leaves_of(list(args)), *model.parameters()) if t.requires_grad]
+    weights = [torch.linspace(0.5, 1.5, t.numel(), dtype=t.dtype).view_as(t) for t in outs]
+    loss = torch.stack([(t * w).sum() for t, w in zip(outs, weights, strict=True)]).sum()
+    grads = torch.autograd.grad(loss, wanted, allow_unused=True) if torch.is_grad_enabled() else ()
+    return [*(t.detach() for t in outs), *grads]
+
+
+def assert_alike(model: nn.Module, compiled: Any, args: Sequence[Any]) -> None:
+    """Values and gradients of a compiled model are those of the model."""
+    expected, found = gradients(model, model, args), gradients(model, compiled, args)
+    assert len(expected) == len(found)
+    for a, b in zip(expected, found, strict=True):
+        zero = b is not None and a is None and not b.any()
+        assert zero or (a is None) == (b is None)
+        if a is not None and b is not None:
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9, equal_nan=True)
+
+
+def state(n: int, *sizes: int) -> Tensor:
+    """A random state that wants a gradient."""
+    return torch.randn(n, *(sizes or (4,)), dtype=torch.float64, requires_grad=True)

@@ -1,0 +1,145 @@
+"""`torch.compile` of models with recurrences: one graph, the same values, no new graph for new lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import stepnet
+from stepnet import LoDTensor, Recurrent, cells, recurrent
+
+from .models import LENGTHS, assert_alike, dense, ragged, state
+
+
+class Closure(nn.Module):
+    """A step that is a closure over parameters, and cuts a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(3, 4)
+        self.scale = nn.Parameter(torch.rand(4))
+
+    def forward(self, x: Any, h: Tensor) -> Any:
+        def step(x: Tensor, h: Tensor) -> Any:
+            h = self.cell(x, h) * self.scale + torch.zeros(x.shape[0], 4, dtype=x.dtype)
+            with torch.no_grad():
+                cut = h * 2
+            return {"y": cut + h, "z": x.detach()}, h
+
+        return recurrent(step, x, h)
+
+
+class Modules(nn.Module):
+    """Cells of both kinds, one after the other and backwards, state handed on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Recurrent(cells.GRU(3, 4))
+        self.second = Recurrent(nn.LSTMCell(4, 4), reverse=True)
+
+    def forward(self, x: Any) -> Any:
+        y, h = self.first(x)
+        return self.second(y, (h, torch.tanh(h)))
+
+
+class Layers(nn.Module):
+    """The drop-in layers."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.rnn = getattr(stepnet.nn, kind)(3, 4, num_layers=2, bidirectional=True)
+
+    def forward(self, x: Any) -> Any:
+        return self.rnn(x)
+
+
+class Static(nn.Module):
+    """A step that sees a memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(3, 4)
+
+    def forward(self, x: LoDTensor, h: Tensor, memory: Tensor) -> Any:
+        def step(x: Tensor, h: Tensor, memory: Tensor) -> Any:
+            h = self.cell(x, h)
+            return h * memory.mean(1), h
+
+        return recurrent(step, x, h, static=memory)
+
+
+class Restarted(nn.Module):
+    """Episodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(3, 4)
+
+    def forward(self, x: LoDTensor, h: Tensor, marks: Tensor) -> Any:
+        return recurrent(self.cell, x, h, resets=marks)
+
+
+class Counted(nn.Module):
+    """Steps without an input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.Linear(4, 4)
+
+    def forward(self, h: Tensor) -> Any:
+        def step(x: None, h: Tensor) -> Any:
+            h = torch.tanh(self.cell(h))
+            return h, h
+
+        return recurrent(step, steps=5, state=h)
+
+
+class Nested(nn.Module):
+    """A recurrence in the step of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.GRUCell(3, 4), nn.GRUCell(4, 4)
+
+    def forward(self, x: LoDTensor, h: Tensor) -> Any:
+        def step(x: Tensor, h: Tensor) -> Any:
+            parts = torch.stack([x, x * 2, x.sin()])
+            _, last = recurrent(self.inner, parts, h)
+            h = self.outer(last, h)
+            return h, h
+
+        return recurrent(step, x, h)
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[list[int]], Sequence[Any]]]] = {
+    "closure": (Closure, lambda n: (ragged(n), state(len(n)))),
+    "closure, dense": (Closure, lambda n: (dense(sum(n), len(n)), state(len(n)))),
+    "modules": (Modules, lambda n: (ragged(n),)),
+    "modules, dense": (Modules, lambda n: (dense(sum(n), len(n)),)),
+    "LSTM": (lambda: Layers("LSTM"), lambda n: (ragged(n),)),
+    "GRU": (lambda: Layers("GRU"), lambda n: (ragged(n),)),
+    "RNN, dense": (lambda: Layers("RNN"), lambda n: (dense(sum(n), len(n)),)),
+    "static": (Static, lambda n: (ragged(n), state(len(n)), state(len(n), 3, 4))),
+    "resets": (Restarted, lambda n: (ragged(n), state(len(n)), torch.rand(sum(n)) < 0.3)),
+    "steps": (Counted, lambda n: (state(sum(n)),)),
+    "nested": (Nested, lambda n: (ragged(n), state(len(n)))),
+}
+
+
+@pytest.mark.filterwarnings("ignore::stepnet.errors.SlowPathWarning")  # a nested one, not compiled
+@pytest.mark.parametrize("case", CASES)
+def test_one_graph_with_the_same_values_and_gradients(case: str) -> None:
+    torch.manual_seed(0)
+    make, arguments = CASES[case]
+    model = make().double()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, backend=counter, fullgraph=True)
+    for k, lengths in enumerate(LENGTHS):
+        with torch._dynamo.config.patch(error_on_recompile=k > 1):
+            assert_alike(model, compiled, arguments(lengths))
+    assert counter.frame_count <= 2

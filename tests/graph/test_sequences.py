@@ -1,0 +1,71 @@
+"""Functions of sequences in one graph of `torch.compile`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from stepnet import (
+    LoDTensor,
+    sequence_concat,
+    sequence_expand,
+    sequence_pool,
+    sequence_reverse,
+    sequence_softmax,
+)
+
+from .models import LENGTHS, assert_alike, ragged, state
+
+CASES: dict[str, Callable[..., Any]] = {
+    "sum": lambda x, _: sequence_pool(x * 2, "sum"),
+    "max": lambda x, _: sequence_pool(x, "max", -1.0),
+    "last, mean": lambda x, _: (sequence_pool(x, "last"), sequence_pool(x, "mean")),
+    "softmax": lambda x, _: sequence_softmax(x),
+    "reverse": lambda x, _: sequence_reverse(x).tanh(),
+    "expand": lambda x, h: sequence_expand(h, x) * 2,
+    "expand sequences": lambda x, _: sequence_expand(x, x).sin(),
+    "concat": lambda x, _: sequence_concat([x, x * 2]),
+    "attention": lambda x, h: sequence_pool(sequence_softmax(x * sequence_expand(h, x)) * x, "sum"),
+}
+
+
+class Model(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: LoDTensor, h: torch.Tensor) -> Any:
+        return self.function(self.linear(x), h)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_graph_with_the_same_values_and_gradients(case: str) -> None:
+    torch.manual_seed(0)
+    model = Model(CASES[case]).double()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, backend=counter, fullgraph=True)
+    for k, lengths in enumerate(LENGTHS):
+        with torch._dynamo.config.patch(error_on_recompile=k > 1):
+            assert_alike(model, compiled, (ragged(lengths), state(len(lengths), 3)))
+    assert counter.frame_count <= 2
+
+
+@pytest.mark.parametrize("ref_level", [0, 1])
+def test_two_levels(ref_level: int) -> None:
+    def function(x: LoDTensor, h: torch.Tensor) -> Any:
+        wide = sequence_expand(h, x, ref_level)
+        return wide, sequence_pool(x, "sum")
+
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+    for inner in ([[2, 1], [3, 0, 4]], [[1, 2, 1], [2, 2, 1, 5]]):
+        x = LoDTensor.from_lengths(torch.randn(sum(inner[1]), 2), inner)
+        h = torch.randn(len(inner[ref_level]), 3)
+        for a, b in zip(function(x, h), compiled(x, h), strict=True):
+            assert a.recursive_sequence_lengths() == b.recursive_sequence_lengths()
+            torch.testing.assert_close(a.values, b.values)
