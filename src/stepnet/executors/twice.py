@@ -135,10 +135,29 @@ def by_plain_loop(
     ]
     seeds = [None if g is None else g.view_as(g) for g in grads]
     first = _of_plain_loop(call, own, seeds, needed, create_graph=True)
+    if _ends_in_an_error(first):
+        raise RuntimeError(
+            "trying to differentiate twice a function that was marked with @once_differentiable"
+        )
     pairs = [(f, v) for f, v in zip(first, directions, strict=True) if f is not None and v is not None]
     sources = [t for t, w in zip((*own, *seeds), wanted, strict=True) if w and t is not None]
     found = _grad([f for f, _ in pairs], sources, [v for _, v in pairs], create_graph)
     return [next(found) if w and t is not None else None for t, w in zip((*own, *seeds), wanted, strict=True)]
+
+
+def _ends_in_an_error(tensors: Sequence[Tensor | None]) -> bool:
+    """Whether a history has a gradient in it that has no derivative. torch says so where all that it leads to
+    is asked for, and leaves that part out where single inputs are, as they are here."""
+    todo = [t.grad_fn for t in tensors if t is not None and t.grad_fn is not None]
+    seen = set(todo)
+    while todo:
+        node = todo.pop()
+        if node.name() == "torch::autograd::Error":
+            return True
+        fresh = [fn for fn, _ in node.next_functions if fn is not None and fn not in seen]
+        seen.update(fresh)
+        todo.extend(fresh)
+    return False
 
 
 def again(

@@ -1,0 +1,250 @@
+"""Second derivatives by plans: of the plain loop's numbers, and without it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from stepnet import LoDTensor, cells, recurrent
+from stepnet.engine import directions
+from stepnet.executors import twice
+
+DTYPE = torch.float64
+LENGTHS = [2, 0, 3, 1]
+N, B, D = 6, 4, 3
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return 3 * x * grad  # on purpose not the derivative
+
+
+class Norms(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(D + D, D)
+        self.layer, self.group = nn.LayerNorm(D), nn.GroupNorm(1, D)
+
+    def forward(self, x, h):
+        h = torch.tanh(self.layer(self.linear(torch.cat([x, h], 1))))
+        return self.group(h * x), h
+
+
+WEIGHT = torch.randn(D, D, dtype=DTYPE, generator=torch.Generator().manual_seed(3)).requires_grad_()
+
+
+def detached(x, h):
+    h = torch.tanh(x @ WEIGHT) * h.sigmoid().detach() + h
+    return h * x.detach(), h
+
+
+def without_grad(x, h):
+    with torch.no_grad():
+        gate = torch.sigmoid(x @ WEIGHT)
+    return (h * gate).square(), h * gate + x
+
+
+def own_function(x, h):
+    h = Square.apply(torch.tanh(x @ WEIGHT + h))
+    return h, h
+
+
+def branches(x, h):
+    h = torch.where(x > 0, x * h, torch.exp(-h.square()) @ WEIGHT)
+    return torch.logsumexp(h, 1, keepdim=True), h
+
+
+def counting(x, state):
+    h, n = state
+    return h * x, (torch.tanh(h @ WEIGHT + x / n[:, None]), n + 1)
+
+
+def attention(x, h, memory):
+    scores = ((h + x)[:, None] * memory.rows).sum(2).masked_fill(~memory.mask, -1e9).softmax(1)
+    h = torch.tanh((scores[:, :, None] * memory.rows).sum(1) @ WEIGHT)
+    return h, h
+
+
+STEPS = {
+    "RNN": lambda: cells.RNN(D, D, dtype=DTYPE),
+    "GRU": lambda: cells.GRU(D, D, dtype=DTYPE),
+    "LSTM": lambda: cells.LSTM(D, D, dtype=DTYPE),
+    "norms": lambda: Norms().to(DTYPE),
+    **{f.__name__: lambda f=f: f for f in (detached, without_grad, own_function, branches)},
+}
+
+
+@pytest.fixture
+def only_plans(monkeypatch):
+    """Where the plain loop is differentiated twice, but to check a plan, the test fails."""
+
+    def fail(*_):
+        raise AssertionError("the plain loop was differentiated twice")
+
+    monkeypatch.setattr(twice, "by_plain_loop", fail)
+    monkeypatch.setattr(directions, "by_plain_loop", twice_by_plain_loop)
+
+
+twice_by_plain_loop = twice.by_plain_loop
+
+
+def inputs():
+    torch.manual_seed(1)
+    x = torch.randn(N, D, dtype=DTYPE, requires_grad=True)
+    return x, torch.randn(B, D, dtype=DTYPE, requires_grad=True)
+
+
+def derivatives(run, wanted, orders=2):
+    """The first, second, ... derivatives of what a run gives, each of a number made from those before."""
+    y, finals = run()
+    loss = sum((t * (t + 1)).sum() for t in (y, *finals) if t.is_floating_point())
+    found = []
+    for order in range(orders):
+        # one that nothing depends on may be zeros or nothing
+        grads = torch.autograd.grad(
+            loss, wanted, create_graph=order + 1 < orders, allow_unused=True, materialize_grads=True
+        )
+        found += [g.detach() for g in grads]
+        loss = sum((g.square() * (i + 1)).sum() for i, g in enumerate(grads))
+    return found
+
+
+def weights_of(step):
+    return list(step.parameters()) if isinstance(step, nn.Module) else [WEIGHT]
+
+
+@pytest.mark.parametrize("backend", ["c", "eager"])
+@pytest.mark.parametrize("name", STEPS)
+def test_second_derivatives(name, backend, only_plans):
+    step = STEPS[name]()
+    x, h = inputs()
+
+    def run(chosen):
+        state = (h, h * 2) if name == "LSTM" else h
+        y, final = recurrent(step, LoDTensor.from_lengths(x, [LENGTHS]), state, backend=chosen)
+        return y.values, final if isinstance(final, tuple) else (final,)
+
+    wanted = [x, h, *weights_of(step)]
+    expected = derivatives(lambda: run("naive"), wanted)
+    for _ in range(2):
+        found = derivatives(lambda: run(backend), wanted)
+        torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9)
+
+
+def test_third_derivatives(only_plans):
+    cell = STEPS["GRU"]()
+    x, h = inputs()
+
+    def run(chosen):
+        y, final = recurrent(cell, LoDTensor.from_lengths(x, [LENGTHS]), h, backend=chosen, reverse=True)
+        return y.values, (final,)
+
+    wanted = [x, h, *cell.parameters()]
+    expected = derivatives(lambda: run("naive"), wanted, 3)
+    torch.testing.assert_close(derivatives(lambda: run("c"), wanted, 3), expected, rtol=1e-8, atol=1e-8)
+
+
+def test_states_of_whole_numbers_and_dense_rows(only_plans):
+    torch.manual_seed(1)
+    x = torch.randn(3, B, D, dtype=DTYPE, requires_grad=True)
+    h = torch.randn(B, D, dtype=DTYPE, requires_grad=True)
+
+    def run(chosen):
+        return recurrent(counting, x, (h, torch.ones(B, dtype=torch.int64)), backend=chosen)
+
+    expected = derivatives(lambda: run("naive"), [x, h, WEIGHT])
+    torch.testing.assert_close(derivatives(lambda: run("c"), [x, h, WEIGHT]), expected, rtol=1e-8, atol=1e-9)
+
+
+def test_a_memory_of_each_sequence(only_plans):
+    x, h = inputs()
+    rows = torch.randn(7, D, dtype=DTYPE, requires_grad=True)
+
+    def run(chosen):
+        memory = LoDTensor.from_lengths(rows, [[2, 3, 1, 1]])
+        y, final = recurrent(
+            attention, LoDTensor.from_lengths(x, [LENGTHS]), h, static=memory, backend=chosen
+        )
+        return y.values, (final,)
+
+    wanted = [x, h, rows, WEIGHT]
+    expected = derivatives(lambda: run("naive"), wanted)
+    torch.testing.assert_close(derivatives(lambda: run("eager"), wanted), expected, rtol=1e-8, atol=1e-9)
+
+
+def test_a_step_whose_gradient_has_no_derivative_says_what_the_plain_loop_says():
+    class Once(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx, grad):
+            return grad * 2
+
+    def step(x, h):
+        h = Once.apply(torch.tanh(x + h))
+        return h, h
+
+    x, h = inputs()
+    texts = []
+    for backend in ("naive", "eager"):
+        y, _ = recurrent(step, LoDTensor.from_lengths(x, [LENGTHS]), h, backend=backend)
+        (g,) = torch.autograd.grad(y.values.square().sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError) as error:
+            g.sum().backward()
+        texts.append(str(error.value))
+    assert texts[0] == texts[1]
+
+
+def test_a_wrong_plan_is_not_used(monkeypatch):
+    """A plan of a derivative is held against the plain loop once; a wrong one is left."""
+    cell = STEPS["RNN"]()
+    x, h = inputs()
+
+    def wrong(results, points, along, recorded):
+        return [t * 2 for t in right(results, points, along, recorded)]
+
+    from stepnet.engine import along as module
+
+    right = module._derivative
+
+    def run(chosen):
+        y, final = recurrent(cell, LoDTensor.from_lengths(x, [LENGTHS]), h, backend=chosen)
+        return y.values, (final,)
+
+    wanted = [x, h, *cell.parameters()]
+    expected = derivatives(lambda: run("naive"), wanted)
+    monkeypatch.setattr(module, "_derivative", wrong)
+    torch.testing.assert_close(derivatives(lambda: run("eager"), wanted), expected, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("backend", ["c", "eager"])
+def test_a_weight_made_from_another_one(backend, only_plans):
+    """Its history is the caller's: compiling neither follows nor spends it."""
+    base = torch.randn(D, D, dtype=DTYPE, requires_grad=True)
+    x, h = inputs()
+
+    def run(chosen):
+        made = torch.tanh(base)
+
+        def step(x, h):
+            h = torch.tanh(x @ made + h @ base)
+            return h, h
+
+        y, final = recurrent(step, LoDTensor.from_lengths(x, [LENGTHS]), h, backend=chosen)
+        return y.values, (final,)
+
+    expected = derivatives(lambda: run("naive"), [x, h, base])
+    for _ in range(2):
+        found = derivatives(lambda: run(backend), [x, h, base])
+        torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9)
