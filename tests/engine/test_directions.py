@@ -22,7 +22,7 @@ class Square(torch.autograd.Function):
         return x * x
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         (x,) = ctx.saved_tensors
         return 3 * x * grad  # on purpose not the derivative
 
@@ -105,7 +105,7 @@ def inputs():
 def derivatives(run, wanted, orders=2):
     """The first, second, ... derivatives of what a run gives, each of a number made from those before."""
     y, finals = run()
-    loss = sum((t * (t + 1)).sum() for t in (y, *finals) if t.is_floating_point())
+    loss = torch.stack([(t * (t + 1)).sum() for t in (y, *finals) if t.is_floating_point()]).sum()
     found = []
     for order in range(orders):
         # one that nothing depends on may be zeros or nothing
@@ -113,7 +113,7 @@ def derivatives(run, wanted, orders=2):
             loss, wanted, create_graph=order + 1 < orders, allow_unused=True, materialize_grads=True
         )
         found += [g.detach() for g in grads]
-        loss = sum((g.square() * (i + 1)).sum() for i, g in enumerate(grads))
+        loss = torch.stack([(g.square() * (i + 1)).sum() for i, g in enumerate(grads)]).sum()
     return found
 
 
@@ -188,7 +188,7 @@ def test_a_step_whose_gradient_has_no_derivative_says_what_the_plain_loop_says()
 
         @staticmethod
         @torch.autograd.function.once_differentiable
-        def backward(ctx, grad):
+        def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
             return grad * 2
 
     def step(x, h):

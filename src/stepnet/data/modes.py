@@ -75,6 +75,34 @@ def _without_modes() -> Iterator[None]:
         yield
 
 
+def transforms() -> list[str]:
+    """The transforms of torch.func around, the outermost first: Grad, Vmap, Jvp, Functionalize."""
+    if not torch._C._are_functorch_transforms_active():
+        return []
+    from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+
+    return [type(i).__name__.removesuffix("Interpreter") for i in retrieve_all_functorch_interpreters()]
+
+
+@contextlib.contextmanager
+def outside_transforms() -> Iterator[None]:
+    """Run on plain tensors as if no transform of torch.func was around."""
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    with temporarily_clear_interpreter_stack():
+        yield
+
+
+def is_wrapped(tensor: Tensor) -> bool:
+    """Whether a transform of torch.func made something else of a tensor.
+
+    >>> is_wrapped(torch.ones(2))
+    False
+    """
+    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    return functorch.is_functorch_wrapped_tensor(tensor)
+
+
 def traced() -> bool:
     """Whether what runs is written down instead, or runs on tensors without numbers: `torch.export`, make_fx,
     `torch.jit.trace`, fake tensors. Code that torch does not dispatch would be missed there.

@@ -111,10 +111,13 @@ class LoD:
     def content(self) -> bytes:
         """The offsets of the last level as bytes, to find what was made of equal ones. Made once."""
         found = self._content
-        if found is None:
-            found = self.levels[-1].numpy().tobytes()
-            object.__setattr__(self, "_content", found)
-        return found
+        return self._make_content() if found is None else found
+
+    @outside_modes
+    def _make_content(self) -> bytes:
+        made = self.levels[-1].numpy().tobytes()
+        object.__setattr__(self, "_content", made)
+        return made
 
     @outside_modes
     def copies(self) -> tuple[Tensor, ...]:

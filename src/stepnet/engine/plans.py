@@ -20,6 +20,8 @@ from stepnet.errors import NoCompiler, SlowPathWarning, StepError, TorchOpsWarni
 from stepnet.executors.autograd import Call
 from stepnet.executors.autograd import run as run_plan
 from stepnet.executors.registry import AUTO, tried
+from stepnet.executors.setting import transforms_active
+from stepnet.executors.transformed import run_transformed
 from stepnet.ir.loop import Loop
 
 from .check import plain_loop
@@ -28,6 +30,7 @@ from .directions import RunsAlong
 from .make import Entry, make
 from .reads import CHANGES, FailsOnSamples, Reads, read
 from .rows import Sequences, as_rows
+from .transforms import find_transformed
 
 _entries: OrderedDict[Any, Entry] = OrderedDict()
 _told: set[Any] = set()  # steps and reasons that were warned of
@@ -53,7 +56,12 @@ def run(loop: Loop, feeds: Mapping[str, Any], *, backend: str, warn: int = 5) ->
     Raises:
         Unsupported: no plan can be made, or no executor of `backend` takes it.
     """
-    entry, reads, sequences = find_plan(loop, feeds, backend=backend)
+    find = functools.partial(lookup, backend=backend)
+    transformed = transforms_active()
+    if transformed:
+        entry, reads, sequences = find_transformed(loop, feeds, find)
+    else:
+        entry, reads, sequences = find_plan(loop, feeds, backend=backend)
     if entry.ready is None or entry.compiled is None or entry.y_spec is None:
         refusal = _reason(entry)
         if isinstance(refusal, FailsOnSamples):
@@ -75,11 +83,9 @@ def run(loop: Loop, feeds: Mapping[str, Any], *, backend: str, warn: int = 5) ->
     x_rows = [rows.contiguous() for rows in sequences.x_rows]
     states = [state.contiguous() for state in sequences.states]
     plain = plain_loop(loop, sequences, reads, entry.weights)
-    along = RunsAlong(
-        loop, entry.ready, sequences, reads, entry.weights, functools.partial(lookup, backend=backend)
-    )
+    along = None if transformed else RunsAlong(loop, entry.ready, sequences, reads, entry.weights, find)
     call = Call(entry.ready, sequences.layout, entry.compiled.constants, plain, along)
-    out = run_plan(call, x_rows, states, weights)
+    out = (run_transformed if transformed else run_plan)(call, x_rows, states, weights)
     n_y = len(entry.ready.plan.y)
     y = [sequences.restore(rows) for rows in out[:n_y]]
     if entry.y_spec.children == (LEAF,):

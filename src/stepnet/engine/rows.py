@@ -26,8 +26,8 @@ class Sequences(NamedTuple):
     shared: list[Tensor]
 
 
-def as_rows(loop: Loop, feeds: Mapping[str, Any]) -> Sequences:
-    """See what a loop is given as tables of rows.
+def as_rows(loop: Loop, feeds: Mapping[str, Any], *, transforms: bool = False) -> Sequences:
+    """See what a loop is given as tables of rows. With `transforms`, torch.func's may be around.
 
     Raises:
         Unsupported: its steps are not rows, or torch is to see each of them.
@@ -37,7 +37,10 @@ def as_rows(loop: Loop, feeds: Mapping[str, Any]) -> Sequences:
     cut, carried, same = loop.sources
     leaves = [feeds[source] for source in cut]
     states, shared = [feeds[source] for source in carried], [feeds[source] for source in same]
-    reason = only_plain([*(x.values if isinstance(x, LoDTensor) else x for x in leaves), *states, *shared])
+    reason = only_plain(
+        [*(x.values if isinstance(x, LoDTensor) else x for x in leaves), *states, *shared],
+        transforms=transforms,
+    )
     if reason is not None:
         raise Unsupported(reason)
     layout, x_rows, restore = _as_table(leaves, loop.sweep)

@@ -100,14 +100,15 @@ def _as_pairs(tensors: Sequence[Tensor]) -> list[Tensor]:
 def _run(call: Call, tensors: Sequence[Tensor], n_x: int, n_states: int) -> list[Tensor]:
     states = tensors[n_x : n_x + n_states]
     if not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
-        return _forward(call, tensors)[0]
+        return forward(call, tensors)[0]
     if call.ready.backward is None and not any(t.requires_grad for t in states):
         with torch.no_grad():  # nothing gets a gradient, whatever its inputs need
-            return _forward(call, tensors)[0]
+            return forward(call, tensors)[0]
     return list(_Loop.apply(call, *tensors))  # pyright: ignore[reportReturnType]
 
 
-def _forward(call: Call, tensors: Sequence[Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
+def forward(call: Call, tensors: Sequence[Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """The results of a plan, and all values that it keeps, by name."""
     plan = call.ready.plan
     names = (*plan.x, *plan.states, *plan.weights)
     at_hand = {**dict(zip(names, tensors, strict=False)), **call.constants}
@@ -146,7 +147,7 @@ class _Loop(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore
         plan = call.ready.plan
-        out, values = _forward(call, tensors)
+        out, values = forward(call, tensors)
         ctx.call = call
         ctx.set_materialize_grads(False)
         ctx.count = len(tensors)
@@ -166,14 +167,14 @@ class _Loop(torch.autograd.Function):
             return (None, *again(call, tensors, grads, needed))
 
         def compute() -> list[Tensor | None]:
-            return _gradients(call, tensors, saved[ctx.count :], grads, needed)
+            return gradients(call, tensors, saved[ctx.count :], grads, needed)
 
         if torch.is_grad_enabled():
             return (None, *differentiable(call, compute, tensors, grads, needed))
         return (None, *compute())
 
 
-def _gradients(
+def gradients(
     call: Call, tensors: Sequence[Tensor], kept: Sequence[Tensor], grads: Sequence[Tensor | None],
     needed: Sequence[bool],
 ) -> list[Tensor | None]:  # fmt: skip
@@ -205,18 +206,17 @@ def _gradients(
     done, finals = {}, {}
     if call.ready.backward is not None:  # else initial states alone get one, of sequences of no steps
         done, finals = call.ready.backward.run(values, states, layout.backward)
-    got = reached(plan, layout, [grad is not None for grad in grads])
+    has = has_gradient(call, [grad is not None for grad in grads], needed)
     out: list[Tensor | None] = []
     for k, name in enumerate(plan.gradients):
-        if not needed[k] or not got[k]:
+        if not has[k]:
             out.append(None)
         elif len(plan.x) <= k < len(plan.x) + len(plan.states):
             place = k - len(plan.x)
             own = grads[len(plan.y) + place]
             out.append(_state_gradient(plan, place, done, finals, layout, tensors[k], own))
-        elif name is None:
-            out.append(None)
         else:
+            assert name is not None
             gradient, shape = done[name], tensors[k].shape  # a view would be copied below
             out.append(gradient if gradient.shape == shape else gradient.reshape(shape))
     given = [g for g in out if g is not None]
@@ -224,6 +224,17 @@ def _gradients(
     own = iter(distinct(given, taken))
     out = [None if g is None else next(own) for g in out]
     return out + [None] * (len(tensors) - len(out))
+
+
+def has_gradient(call: Call, given: Sequence[bool], needed: Sequence[bool]) -> list[bool]:
+    """For each input (x, states, weights), whether it gets a gradient of the results that are given one."""
+    plan = call.ready.plan
+    got = reached(plan, call.layout, given)
+    states = range(len(plan.x), len(plan.x) + len(plan.states))
+    has = [
+        needed[k] and got[k] and (k in states or name is not None) for k, name in enumerate(plan.gradients)
+    ]
+    return has + [False] * (len(needed) - len(has))
 
 
 def _state_gradient(

@@ -56,13 +56,14 @@ def transforms_active() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
-def only_plain(tensors: Sequence[Tensor]) -> str | None:
+def only_plain(tensors: Sequence[Tensor], *, transforms: bool = False) -> str | None:
     """Why a call on these tensors can only run by the plain loop, whatever its step; None if it need not.
+    With `transforms`, one inside torch.func's transforms is looked into by the caller.
 
     >>> only_plain([torch.ones(2, device="meta")])
     'the tensors are on meta, without numbers'
     """
-    if transforms_active():
+    if transforms_active() and not transforms:
         return "a torch.func transform (vmap, grad, jvp) is active"
     if traced():
         return "torch traces what runs, or runs it on fake tensors"

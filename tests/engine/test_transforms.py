@@ -1,0 +1,146 @@
+"""Inside torch.func's transforms: the numbers of the plain loop, by plans where plans take part."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+
+from stepnet import LoDTensor, Recurrent, recurrent
+from stepnet.data.modes import is_wrapped
+from stepnet.errors import StepError
+from stepnet.executors import naive
+
+pytestmark = pytest.mark.filterwarnings(  # torch's own, of vmap and of jvp
+    "ignore:There is a performance drop:UserWarning", "ignore:.torch.jit.script:DeprecationWarning"
+)
+
+DTYPE = torch.float64
+T, B, F_IN, H = 3, 2, 3, 4
+torch.manual_seed(5)
+CELL = nn.GRUCell(F_IN, H, dtype=DTYPE)
+WEIGHTS = {f"step.cell.{name}": p.detach() for name, p in CELL.named_parameters()}
+X, STATE = torch.randn(T, B, F_IN, dtype=DTYPE), torch.randn(B, H, dtype=DTYPE)
+RAGGED = LoDTensor.from_lengths(torch.randn(6, F_IN, dtype=DTYPE), [[2, 0, 3, 1]])
+
+
+def loss(backend, weights, x=X, state=STATE):
+    y, final = functional_call(Recurrent(CELL, backend=backend), weights, (x, state))
+    return y.square().sum() + final.sin().sum()
+
+
+def run(backend, x=X, state=STATE):
+    return recurrent(CELL, x, state, backend=backend)[0]
+
+
+def ragged(backend, values):
+    y, final = recurrent(CELL, RAGGED.with_values(values), torch.zeros(4, H, dtype=DTYPE), backend=backend)
+    return y.values.square().sum() + final.sum()
+
+
+def several(tensor):
+    return torch.stack([tensor, tensor * 2, -tensor])
+
+
+MODELS = {name: several(p) for name, p in WEIGHTS.items()}
+ONES = torch.ones(T, B, H, dtype=DTYPE)
+
+BY_PLANS = {
+    "grad": lambda b: grad(lambda w, x, h: loss(b, w, x, h), (0, 1, 2))(WEIGHTS, X, STATE),
+    "grad, ragged": lambda b: grad(lambda v: ragged(b, v))(RAGGED.values),
+    "vjp": lambda b: vjp(lambda x: run(b, x), X)[1](ONES),
+    "vmap over x": lambda b: vmap(lambda x: run(b, x))(several(X)),
+    "vmap over the second dimension": lambda b: vmap(lambda x: run(b, x), 1, 1)(several(X).transpose(0, 1)),
+    "vmap over x and state": lambda b: vmap(lambda x, h: run(b, x, h))(several(X), several(STATE)),
+    "vmap twice": lambda b: vmap(vmap(lambda x: run(b, x)))(several(several(X))),
+    "vmap over ragged rows": lambda b: vmap(lambda v: ragged(b, v))(several(RAGGED.values)),
+    "gradients of samples": lambda b: vmap(
+        grad(lambda w, x, h: loss(b, w, x[:, None], h[None])), (None, 1, 0)
+    )(WEIGHTS, X, STATE),
+    "an ensemble": lambda b: vmap(lambda w: loss(b, w))(MODELS),
+    "gradients of an ensemble": lambda b: vmap(grad(lambda w: loss(b, w)))(MODELS),
+    "gradient over an ensemble": lambda b: grad(lambda m: vmap(lambda w: loss(b, w))(m).sum())(MODELS),
+    "jacrev": lambda b: jacrev(lambda h: recurrent(CELL, X, h, backend=b)[1])(STATE),
+    "jacrev in chunks": lambda b: jacrev(lambda h: run(b, X, h), chunk_size=5)(STATE),
+}
+BY_THE_PLAIN_LOOP = {
+    "jvp": lambda b: jvp(lambda h: run(b, X, h), (STATE,), (STATE * 2,)),
+    "jacfwd": lambda b: jacfwd(lambda h: recurrent(CELL, X, h, backend=b)[1])(STATE),
+    "hessian": lambda b: hessian(lambda h: loss(b, WEIGHTS, X, h))(STATE),
+    "grad of grad": lambda b: grad(lambda h: grad(lambda h: loss(b, WEIGHTS, X, h))(h).square().sum())(STATE),
+    "jvp of a pull-back": lambda b: jvp(lambda v: vjp(lambda x: run(b, x), X)[1](v)[0], (ONES,), (ONES * 2,)),
+    "grad of a pull-back": lambda b: grad(lambda v: vjp(lambda x: run(b, x), X)[1](v)[0].square().sum())(
+        ONES
+    ),
+}
+
+
+@pytest.fixture
+def plain_runs(monkeypatch):
+    runs = []
+    plain = naive.run
+
+    def counted(*args, **kwargs):
+        runs.append(args)
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(naive, "run", counted)
+    return runs
+
+
+@pytest.mark.parametrize("name", BY_PLANS)
+def test_by_plans(name, plain_runs):
+    of = BY_PLANS[name]
+    torch.testing.assert_close(of("auto"), expected := of("naive"), rtol=1e-9, atol=1e-10)
+    plain_runs.clear()
+    torch.testing.assert_close(of("c"), expected, rtol=1e-9, atol=1e-10)
+    again = of("c")
+    torch.testing.assert_close(again, expected, rtol=1e-9, atol=1e-10)
+    assert len(plain_runs) <= 1, "the plain loop ran, and not only to check a plan"
+
+
+@pytest.mark.parametrize("name", BY_THE_PLAIN_LOOP)
+def test_by_the_plain_loop(name):
+    of = BY_THE_PLAIN_LOOP[name]
+    torch.testing.assert_close(of("auto"), of("naive"), rtol=1e-9, atol=1e-10)
+
+
+def test_weights_that_want_a_gradient_beside_a_transform():
+    """vmap, then backward: nothing of torch.func takes the gradient."""
+    weights = {name: p.clone().requires_grad_() for name, p in WEIGHTS.items()}
+
+    def derivatives(backend):
+        total = vmap(lambda x: loss(backend, weights, x))(several(X)).sum()
+        grads = torch.autograd.grad(total, list(weights.values()), create_graph=True)
+        square = torch.stack([g.square().sum() for g in grads]).sum()
+        return [*grads, *torch.autograd.grad(square, list(weights.values()))]
+
+    found = [derivatives(backend) for backend in ("naive", "auto", "auto")]
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found[2], found[0], rtol=1e-9, atol=1e-9)
+
+
+def test_what_is_drawn_differs_as_vmap_is_told():
+    def noisy(x, h):
+        h = torch.tanh(x + h) + torch.randn_like(h)
+        return h, h
+
+    def many(randomness):
+        return vmap(
+            lambda x: recurrent(noisy, x, torch.zeros(B, F_IN, dtype=DTYPE))[0], randomness=randomness
+        )(torch.stack([X, X]))
+
+    with pytest.raises(StepError, match="randomness"):
+        many("error")
+    same, different = many("same"), many("different")
+    assert torch.equal(same[0], same[1])
+    assert not torch.equal(different[0], different[1])
+
+
+def test_the_next_ordinary_call_is_as_ever():
+    grad(lambda h: loss("auto", WEIGHTS, X, h))(STATE)
+    torch.testing.assert_close(run("c"), run("naive"), rtol=1e-12, atol=1e-12)
+    y = run("c", X.clone().requires_grad_())
+    y.sum().backward()
+    assert not is_wrapped(y)
