@@ -17,7 +17,7 @@ from stepnet.ir.plan import Plan
 from .base import Executor
 from .flow import carry_gradients, reached
 from .layout import Layout
-from .loop import Loop, last, shift
+from .loop import PreparedLoop, last, shift
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Ready:
     """A plan whose loops can run."""
 
     plan: Plan
-    forward: Loop
-    backward: Loop | None
+    forward: PreparedLoop
+    backward: PreparedLoop | None
     executor: Executor
 
     @cached_property
@@ -101,7 +101,7 @@ def _run(call: Call, tensors: Sequence[Tensor], n_x: int, n_states: int) -> list
     if call.ready.backward is None and not any(t.requires_grad for t in states):
         with torch.no_grad():  # nothing gets a gradient, whatever its inputs need
             return _forward(call, tensors)[0]
-    return list(_Loop.apply(call, *tensors))  # pyright: ignore[reportReturnType]
+    return list(_PlanCall.apply(call, *tensors))  # pyright: ignore[reportReturnType]
 
 
 def _forward(call: Call, tensors: Sequence[Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
@@ -139,7 +139,7 @@ def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata if torch._C._has_storage(tensor) else id(tensor)
 
 
-class _Loop(torch.autograd.Function):
+class _PlanCall(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore
         plan = call.ready.plan
