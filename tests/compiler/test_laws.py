@@ -24,7 +24,7 @@ from stepnet.data.lod import LoDTensor
 from stepnet.executors.autograd import Call, Ready, run
 from stepnet.executors.c.scan import CScan
 from stepnet.executors.layout import Layout
-from stepnet.executors.loop import Loop
+from stepnet.executors.loop import PreparedLoop
 from stepnet.executors.schedule.adopt import adopt
 from stepnet.executors.torch_ops.eager_scan import EagerScan
 from stepnet.executors.torch_ops.executor import TORCH_OPS
@@ -167,19 +167,19 @@ def check_fission(case, lengths, fuse, executor):
 @given(bodies(sums=True), LENGTHS)
 @settings(max_examples=150)
 def test_fission_of_random_bodies(case, lengths):
-    check_fission(case, lengths, False, lambda plan: Loop(plan, EagerScan))
+    check_fission(case, lengths, False, lambda plan: PreparedLoop(plan, EagerScan))
 
 
 @given(bodies(), LENGTHS)
 @settings(max_examples=100)
 def test_fission_of_random_bodies_with_cheap_ops_in_the_scan(case, lengths):
-    check_fission(case, lengths, True, lambda plan: Loop(plan, EagerScan))
+    check_fission(case, lengths, True, lambda plan: PreparedLoop(plan, EagerScan))
 
 
 @given(bodies(sums=True), LENGTHS)
 @settings(max_examples=10)
 def test_random_bodies_in_generated_c(case, lengths):
-    check_fission(case, lengths, True, lambda plan: Loop(adopt(plan), CScan))
+    check_fission(case, lengths, True, lambda plan: PreparedLoop(adopt(plan), CScan))
 
 
 @given(st.dictionaries(st.integers(0, 9), st.lists(st.integers(0, 9), max_size=3), max_size=10))
@@ -234,7 +234,7 @@ def test_fission_of_cells(name):
     layout = Layout.ragged(torch.tensor([0, 2, 2, 5]), False)
     results = []
     for plan in (whole(compiled.hoisted.forward), compiled.hoisted.forward, compiled.fused.forward):
-        ready = Ready(replace(compiled.hoisted, forward=plan), Loop(plan, EagerScan), None, TORCH_OPS)
+        ready = Ready(replace(compiled.hoisted, forward=plan), PreparedLoop(plan, EagerScan), None, TORCH_OPS)
         results.append(run(Call(ready, layout, compiled.constants, None), [values], boots, used))
     torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-12)
     torch.testing.assert_close(results[2], results[0], rtol=0, atol=1e-12)

@@ -52,11 +52,13 @@ def joint_graph(
         fake: the mode that made the inputs.
     """
     function = _joint(run) if with_gradients else run
+    import torch._dynamo  # which calls torch as it is imported: not under the modes below
+
     constants: dict[str, Tensor] = {}
     graph = None
     try:
         with _as_traced(with_gradients, fake):
-            graph = recorded(function, inputs, decompositions)
+            graph, constants = recorded(function, inputs, decompositions)
     except Unsupported:
         raise
     except Writes:

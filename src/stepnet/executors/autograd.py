@@ -16,7 +16,7 @@ from stepnet.ir.plan import Plan
 from .base import Executor
 from .flow import carry_gradients, reached
 from .layout import Layout
-from .loop import Loop, last, shift
+from .loop import PreparedLoop, last, shift
 from .twice import Along, again, differentiable, is_plain
 
 
@@ -25,8 +25,8 @@ class Ready:
     """A plan whose loops can run."""
 
     plan: Plan
-    forward: Loop
-    backward: Loop | None
+    forward: PreparedLoop
+    backward: PreparedLoop | None
     executor: Executor
 
     @cached_property
@@ -104,7 +104,7 @@ def _run(call: Call, tensors: Sequence[Tensor], n_x: int, n_states: int) -> list
     if call.ready.backward is None and not any(t.requires_grad for t in states):
         with torch.no_grad():  # nothing gets a gradient, whatever its inputs need
             return forward(call, tensors)[0]
-    return list(_Loop.apply(call, *tensors))  # pyright: ignore[reportReturnType]
+    return list(_PlanCall.apply(call, *tensors))  # pyright: ignore[reportReturnType]
 
 
 def forward(call: Call, tensors: Sequence[Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
@@ -143,7 +143,7 @@ def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata if torch._C._has_storage(tensor) else id(tensor)
 
 
-class _Loop(torch.autograd.Function):
+class _PlanCall(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore
         plan = call.ready.plan

@@ -29,7 +29,7 @@ class _Bound:
     outputs: tuple[str, ...]
 
 
-class Loop:
+class PreparedLoop:
     """A loop plan made ready to run; `scan` runs its scans.
 
     A scan executor gets the region, the values at hand, the boot values of carries, and the layout; it

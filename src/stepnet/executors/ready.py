@@ -8,7 +8,7 @@ from stepnet.ir.plan import LoopPlan, Plan, Region
 
 from .autograd import Ready
 from .base import Executor
-from .loop import Loop, Scan
+from .loop import PreparedLoop, Scan
 
 
 def make_ready(executor: Executor, plan: Plan) -> Ready:
@@ -22,8 +22,8 @@ def make_ready(executor: Executor, plan: Plan) -> Ready:
         executor.check(loop, region)
         return executor.scan(loop, region)
 
-    def loop(part: LoopPlan | None) -> Loop | None:
-        return None if part is None else Loop(executor.prepare(part), scan)
+    def loop(part: LoopPlan | None) -> PreparedLoop | None:
+        return None if part is None else PreparedLoop(executor.prepare(part), scan)
 
     with ThreadPoolExecutor(max_workers=2) as both:  # a build takes about a second, outside of Python
         backward, forward = both.map(loop, (plan.backward, plan.forward))

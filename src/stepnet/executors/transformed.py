@@ -21,11 +21,11 @@ def run_transformed(
     call: Call, x: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor]
 ) -> list[Tensor]:
     """Run a plan. Returns the rows of each y leaf, then the last value of each state."""
-    out = _Loop.apply(call, *x, *states, *weights)
+    out = _PlanCall.apply(call, *x, *states, *weights)
     return list(out[: len(call.ready.plan.y) + len(states)])  # pyright: ignore
 
 
-class _Loop(torch.autograd.Function):
+class _PlanCall(torch.autograd.Function):
     @staticmethod
     def forward(call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore
         plain = [t.detach().contiguous() for t in tensors]
@@ -62,7 +62,7 @@ class _Loop(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, call: Call, *tensors: Tensor) -> Any:  # pyright: ignore
-        return _one_by_one(_Loop, info, in_dims[1:], (call,), tensors)
+        return _one_by_one(_PlanCall, info, in_dims[1:], (call,), tensors)
 
 
 class _Gradient(torch.autograd.Function):

@@ -19,8 +19,7 @@ from stepnet.executors.naive import PLAIN
 from stepnet.executors.registry import AUTO, is_backend, tried
 from stepnet.executors.setting import check_backend
 from stepnet.front.step import as_loop, step_name
-from stepnet.ir.loop import Loop as Record
-from stepnet.ir.loop import Sweep
+from stepnet.ir.loop import Loop, Sweep
 from stepnet.user_line import line_in
 
 from .describe_plan import describe_plan, generated_source
@@ -28,7 +27,7 @@ from .explain_model import explain_model, is_model
 from .explanation import Explanation, ModelExplanation
 from .names import SourceLines
 from .plain_loop import describe_plain_loop
-from .records import REFUSED, Loop, Refused, Saved
+from .records import REFUSED, LoopReport, Refused, Saved
 
 
 def explain(
@@ -105,7 +104,7 @@ def explain(
 
 
 def explain_loop(
-    loop: Record, feeds: Mapping[str, Any], *, scopes: bool, backend: str | None, source: bool = False
+    loop: Loop, feeds: Mapping[str, Any], *, scopes: bool, backend: str | None, source: bool = False
 ) -> Explanation:
     """Describe what is done with a loop, a sweep over rows.
 
@@ -133,7 +132,7 @@ def explain_loop(
         except Unsupported as refusal:
             entry.refusals.append(("compiler", refusal))
     counts = _counts(x_leaves[0], sweep)
-    loops: tuple[Loop, ...] = ()
+    loops: tuple[LoopReport, ...] = ()
     saved: tuple[Saved, ...] = ()
     linear: tuple[str, ...] = ()
     notes = list(entry.notes)

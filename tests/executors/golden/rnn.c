@@ -8,14 +8,7 @@
  *   out v15
  */
 typedef struct {
-    int64_t sequences, shares, steps, stride; /* row of sequence b at step t: start[b] + t * stride */
-    int64_t slots; /* threads that deal the shares out, slots at a time; each has a workspace */
-    int64_t chunk; /* steps at a time */
-    int64_t together; /* 1: all threads on one share */
-    int64_t split; /* numbers of bfloat16 that a float is split in for products, see sn_split.h; 0: none */
-    const int64_t *start, *length, *order; /* order: longest first */
-    char *space; /* workspace, space_bytes for each slot */
-    int64_t space_bytes;
+    SN_SCAN;
     const float *x;
     const float *w1_s28;
     const float *v8;
@@ -32,12 +25,6 @@ typedef struct {
     float *state_final;
     float *v15;
 } arguments;
-
-/* Where a member's columns of a product begin: whole panels. */
-static inline int64_t first_column(int64_t n, int64_t member, int64_t members, int64_t panel) {
-    const int64_t panels = (n + panel - 1) / panel, column = panels * member / members * panel;
-    return column < n ? column : n;
-}
 
 /* All steps of every shares-th sequence, longest first; by one thread, or by `members` that
  * split the rows of a step and the columns of its products, and meet in between. */
@@ -131,25 +118,11 @@ static void pack(void *data, int64_t index, int64_t count) {
     if (index == 1) sn_pack_split(a->v11_packed, a->v11, a->v11_stride_k, a->v11_stride_n, 3, 3, a->split);
 }
 
-typedef struct {
-    const arguments *a;
-    sn_barrier barrier;
-} team;
-
-static void share(void *data, int64_t slot, int64_t slots) {
-    const arguments *a = ((team *)data)->a;
-    for (int64_t index = slot; index < a->shares; index += slots) run_share(a, index, slot, 0, 1, 0);
-}
-
-static void member_of(void *data, int64_t index, int64_t count) {
-    run_share(((team *)data)->a, 0, 0, index, count, &((team *)data)->barrier);
-}
+SN_DEAL;
 
 void run(const sn_pool *pool, const arguments *a) {
     for (int64_t i = 0; i < 2; ++i) pack((void *)a, i, 2);
-    team everyone = {a, {0, 0}};
-    if (a->together) sn_together(pool, member_of, &everyone);
-    else sn_parallel(pool, a->slots, share, &everyone);
+    sn_deal(pool, a);
 }
 
 /* scan of backward
@@ -163,14 +136,7 @@ void run(const sn_pool *pool, const arguments *a) {
  *   out v20, v24
  */
 typedef struct {
-    int64_t sequences, shares, steps, stride; /* row of sequence b at step t: start[b] + t * stride */
-    int64_t slots; /* threads that deal the shares out, slots at a time; each has a workspace */
-    int64_t chunk; /* steps at a time */
-    int64_t together; /* 1: all threads on one share */
-    int64_t split; /* numbers of bfloat16 that a float is split in for products, see sn_split.h; 0: none */
-    const int64_t *start, *length, *order; /* order: longest first */
-    char *space; /* workspace, space_bytes for each slot */
-    int64_t space_bytes;
+    SN_SCAN;
     const float *d_0;
     const float *v15;
     const float *w2;
@@ -183,12 +149,6 @@ typedef struct {
     float *v20;
     float *v24;
 } arguments;
-
-/* Where a member's columns of a product begin: whole panels. */
-static inline int64_t first_column(int64_t n, int64_t member, int64_t members, int64_t panel) {
-    const int64_t panels = (n + panel - 1) / panel, column = panels * member / members * panel;
-    return column < n ? column : n;
-}
 
 /* All steps of every shares-th sequence, longest first; by one thread, or by `members` that
  * split the rows of a step and the columns of its products, and meet in between. */
@@ -263,23 +223,9 @@ static void pack(void *data, int64_t index, int64_t count) {
     if (index == 0) sn_pack_split(a->w2_packed, a->w2, a->w2_stride_k, a->w2_stride_n, 3, 3, a->split);
 }
 
-typedef struct {
-    const arguments *a;
-    sn_barrier barrier;
-} team;
-
-static void share(void *data, int64_t slot, int64_t slots) {
-    const arguments *a = ((team *)data)->a;
-    for (int64_t index = slot; index < a->shares; index += slots) run_share(a, index, slot, 0, 1, 0);
-}
-
-static void member_of(void *data, int64_t index, int64_t count) {
-    run_share(((team *)data)->a, 0, 0, index, count, &((team *)data)->barrier);
-}
+SN_DEAL;
 
 void run(const sn_pool *pool, const arguments *a) {
     for (int64_t i = 0; i < 1; ++i) pack((void *)a, i, 1);
-    team everyone = {a, {0, 0}};
-    if (a->together) sn_together(pool, member_of, &everyone);
-    else sn_parallel(pool, a->slots, share, &everyone);
+    sn_deal(pool, a);
 }

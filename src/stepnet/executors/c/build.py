@@ -81,7 +81,7 @@ class Library:
 
 
 def preamble(*dtypes: str, linked: bool = False) -> str:
-    """The text generated code starts with: math, matmul for each dtype ("f32", "f64", "bf16"), and threads.
+    """The text generated code starts with: math, matmul of each dtype ("f32", "f64", "bf16"), threads, scans.
 
     With `linked` the larger functions of the products are declared only, and `build` is told their types.
 
@@ -91,7 +91,7 @@ def preamble(*dtypes: str, linked: bool = False) -> str:
     parts = ["#define SN_LINKED"] if linked else []
     parts.append(common())
     parts += [product.text for product in with_needs(dtypes)]
-    parts.append(header("sn_parallel.h"))
+    parts += [header("sn_parallel.h"), header("sn_scan.h")]
     return "\n".join(parts)
 
 

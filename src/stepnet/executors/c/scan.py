@@ -45,7 +45,7 @@ class _Placed(NamedTuple):
 
 
 class CScan:
-    """A scan compiled to C; called like every scan executor (see `loop.Loop`).
+    """A scan compiled to C; called like every scan executor (see `loop.PreparedLoop`).
 
     Raises:
         Unsupported: the scan holds what generated C does not do, or there is no compiler.

@@ -95,7 +95,6 @@ class _Writer:
                 "region": comment(print_region(self.loop, self.region)),
                 "name": self.name,
                 "members": [{"text": entry.text} for entry in fields],
-                "lookups": p.lookups,
                 "faults": p.faults,
                 "carries": carries,
                 "held": held,

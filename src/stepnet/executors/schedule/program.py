@@ -59,11 +59,6 @@ class Program:
     level: dict[int, int] = field(default_factory=dict)
 
     @property
-    def lookups(self) -> list[Node]:
-        """Rows of tables that an index names, which may name none."""
-        return [node for node in self.nodes if node.op == "embed"]
-
-    @property
     def faults(self) -> list[Node]:
         """What may fail on some values: an index that names nothing, a matrix without a factor."""
         return [node for node in self.nodes if node.op in _FAULTS]

@@ -1,0 +1,214 @@
+"""The recorder of steps records what torch's own tracers record."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._functorch import aot_autograd
+from torch.fx.experimental import proxy_tensor
+
+from stepnet import recurrent
+from stepnet.compiler import joint, pipeline
+from stepnet.compiler.recorder import Unusual, recorded
+from stepnet.engine import plans
+
+D = 4
+
+
+class Cell(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.gru = torch.nn.LSTMCell(D, D), torch.nn.Linear(2 * D, D)
+        self.norm, self.words = torch.nn.LayerNorm(D), torch.nn.Embedding(7, D)
+
+
+CELL = Cell()
+
+
+def gates(x, h):
+    i, f, g = F.linear(torch.cat([x, h], 1), torch.cat([CELL.gru.weight] * 3)).chunk(3, 1)
+    h = torch.sigmoid(f) * h + torch.sigmoid(i) * torch.tanh(g)
+    return h, h
+
+
+def three_gradients_meet(x, h):
+    y = torch.tanh(CELL.gru(torch.cat([x, h], 1)))
+    return y * y + y.exp() - y.cos(), (y * h).relu() + y.sum(-1, keepdim=True)
+
+
+def made_of_numbers(x, h):
+    h = h * torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=h.dtype) + torch.tensor(0.5)
+    return h, h.detach() + x
+
+
+def sizes(x, h):
+    rows = x.shape[0]
+    h = h + x.new_zeros(rows, D) + torch.ones(rows, 2, 2, dtype=x.dtype).reshape(rows, D)
+    return h.reshape(rows * 2, 2).cos().view(rows, D), h
+
+
+def numbers_pick(x, h):
+    h = CELL.norm(h)[:, torch.tensor([3, 0, 1, 1])] + CELL.words(h.argmax(-1))
+    return h.t().sin().t() + x, h.squeeze(1) + x.unsqueeze(1)[:, 0]
+
+
+def written_alone(x, h):
+    y = x * 2
+    y += h
+    y.mul_(h).clamp_(-1, 1)
+    return y, y.sin()
+
+
+def without_gradient(x, h):
+    with torch.no_grad():
+        a = x.tanh()
+    return torch.where(a > 0, h, -h), (h + a).softmax(-1)
+
+
+PLAIN = [gates, three_gradients_meet, made_of_numbers, sizes, numbers_pick, written_alone, without_gradient]
+
+
+def written_part(x, h):
+    y = x * 2
+    y[:, 0] += 1
+    y.view(-1, 2, 2).mul_(h.view(-1, 2, 2))
+    return y, y + h
+
+
+def written_as_a_view(x, h):
+    y = x * 2
+    z = y.detach()
+    y += 1  # z, too
+    return y, z + h
+
+
+def a_cell_of_torch(x, h):
+    h, c = CELL.lstm(x, (h, h))
+    return c, h
+
+
+def a_number_of_a_tensor(x, h):
+    h = h * CELL.gru.bias.detach()[0].item()
+    return h, h + x
+
+
+# What records a step that the recorder leaves to torch; make_fx comes first where only values tell.
+LEFT = {
+    written_part: ["aot_export_joint_simple"],
+    written_as_a_view: ["aot_export_joint_simple"],
+    a_number_of_a_tensor: ["make_fx"],
+}
+TORCHS = ((proxy_tensor, "make_fx"), (aot_autograd, "aot_export_joint_simple"))
+
+
+def left_to_torch(*_):
+    raise Unusual("for the sake of the test")
+
+
+def graph_of(step, monkeypatch, *, by_torch, gradients):
+    """The normal form, with names by order; which of torch's tracers recorded it."""
+    graphs, used = [], []
+
+    def kept(*args):
+        graphs.append(normalise(*args))
+        return graphs[-1]
+
+    def noted(name, tracer):
+        return lambda *args, **kwargs: (used.append(name), tracer(*args, **kwargs))[1]
+
+    normalise = pipeline.normalise
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "normalise", kept)
+        for module, name in TORCHS:
+            patch.setattr(module, name, noted(name, getattr(module, name)))
+        if by_torch:
+            patch.setattr(joint, "recorded", left_to_torch)
+        plans.forget()
+        torch.manual_seed(0)
+        x = torch.randn(3, 5, D, requires_grad=gradients)
+        with torch.set_grad_enabled(gradients):
+            recurrent(step, x, torch.randn(5, D), backend="eager")
+    (made,) = graphs
+    return text(made), used
+
+
+def text(made):
+    graph, names = made.graph, {}
+
+    def name(value):
+        return names.setdefault(value, f"n{len(names)}")
+
+    lines = [*map(name, graph.parameters)]
+    for node in graph.nodes:
+        shapes = [(graph.values[n].kind, graph.values[n].shape, graph.values[n].dtype) for n in node.outputs]
+        ends = [*map(name, node.inputs), *map(name, node.outputs)]
+        lines.append((node.op, ends, node.attrs, node.line, shapes))
+    results = [None if r is None else name(r) for r in made.results]
+    return [*lines, results, made.flow, made.requires, [c.tolist() for c in made.constants.values()]]
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("step", [*PLAIN, *LEFT, a_cell_of_torch], ids=lambda step: step.__name__)
+def test_the_graph_is_that_of_torchs_tracers(step, gradients, monkeypatch):
+    ours, used = graph_of(step, monkeypatch, by_torch=False, gradients=gradients)
+    theirs, _ = graph_of(step, monkeypatch, by_torch=True, gradients=gradients)
+    assert ours == theirs
+    if step is not a_cell_of_torch:
+        assert used == LEFT.get(step, [])
+
+
+def fake(*sizes):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    mode = FakeTensorMode()
+    with mode:
+        return mode, [torch.empty(size) for size in sizes]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.add_(1),
+        lambda x: x[x > 0],
+        lambda x: x.nonzero(),
+        lambda x: x * float(x.sum()),
+        lambda x: x + torch.ones(2).share_memory_(),
+        lambda x: x.mul(2).uniform_(),
+        lambda x: x.mul(2).t_(),
+    ],
+    ids=["an input", "a mask", "places", "a number", "from outside", "noise", "a view of itself"],
+)
+def test_what_is_not_plain_is_left_to_torch(function):
+    mode, inputs = fake((2,))
+    with mode, pytest.raises((Unusual, RuntimeError)):
+        recorded(lambda x: [function(x)], inputs, {})
+
+
+def test_an_error_of_the_function_comes_through():
+    mode, inputs = fake((2,))
+
+    def function(x):
+        raise KeyError("mine")
+
+    with mode, pytest.raises(KeyError, match="mine"):
+        recorded(function, inputs, {})
+
+
+def test_a_write_is_a_new_value():
+    mode, inputs = fake((2, 3))
+
+    def function(x):
+        y = x.sin()
+        before = y.cos()
+        y.add_(before)
+        return [y.exp(), before]
+
+    with mode:
+        graph, constants = recorded(function, inputs, {})
+    calls = [(n.target, n.args) for n in graph.nodes if n.op == "call_function"]
+    sin, cos, add, exp = [n for n in graph.nodes if n.op == "call_function"]
+    assert [str(target).split(".")[1] for target, _ in calls] == ["sin", "cos", "add", "exp"]
+    assert [args for _, args in calls[1:]] == [(sin,), (sin, cos), (add,)]
+    assert graph.find_nodes(op="output")[0].args == ((exp, cos),)
+    assert constants == {}
