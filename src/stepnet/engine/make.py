@@ -65,6 +65,7 @@ def make(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry:
             for_plans(),
             torch.set_grad_enabled(grad),
             torch.autograd.graph.saved_tensors_hooks(_same, _same),
+            torch.autograd.set_detect_anomaly(False),
             without_modes(),
         ):
             _compile(entry, snapshot, loop, reads, sequences, backend)

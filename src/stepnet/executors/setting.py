@@ -66,8 +66,6 @@ def only_plain(tensors: Sequence[Tensor]) -> str | None:
         return "a torch.func transform (vmap, grad, jvp) is active"
     if traced():
         return "torch traces what runs, or runs it on fake tensors"
-    if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
-        return "anomaly mode looks for the operation of the step that gives NaN"
     if torch._C._len_torch_dispatch_stack():
         return "a TorchDispatchMode is active, which is to see every operation"
     for tensor in tensors:
