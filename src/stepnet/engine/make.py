@@ -70,6 +70,7 @@ def make(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry:
             for_plans(),
             torch.set_grad_enabled(grad),
             without_hooks(),
+            torch.autograd.set_detect_anomaly(False),
             without_modes(),
         ):
             _compile(entry, snapshot, loop, reads, sequences, backend)

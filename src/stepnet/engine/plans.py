@@ -124,8 +124,11 @@ def find_plan(loop: Loop, feeds: Mapping[str, Any], *, backend: str) -> tuple[En
     """The plan that a run goes by, what its body reads, and its inputs as tables of rows.
 
     Raises:
-        Unsupported: an input or a state is no table of rows. That no plan can be made is in the entry.
+        Unsupported: an input or a state is no table of rows, or torch is to see each operation. That no plan
+            can be made is in the entry.
     """
+    if backend == AUTO and torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
+        raise Unsupported("anomaly mode looks for the operation of the step that gives NaN")
     sequences = as_rows(loop, feeds)
     reads = read(loop, sequences.x_rows, sequences.states, sequences.shared)
     if forward_ad._current_level >= 0:

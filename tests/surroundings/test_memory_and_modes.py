@@ -1,0 +1,161 @@
+"""What torch does with the graph of a recurrence: checkpoints, saved-tensor hooks, modes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+from beside_plain import CLOSE, H, by_hand, cell, check, ours, results, rows
+from stepnet import LoDTensor, explain, recurrent
+
+BACKENDS = [None, "naive", "eager", "c"]
+
+
+def by_checkpoint(backend: str | None, **how: Any) -> Callable[..., tuple[Tensor, Tensor]]:
+    def run(step: nn.Module, x: LoDTensor, h0: Tensor) -> tuple[Tensor, Tensor]:
+        def call(values: Tensor, h0: Tensor) -> tuple[Tensor, Tensor]:
+            return ours(step, x.with_values(values), h0, backend)
+
+        return checkpoint(call, x.values, h0, **how)  # pyright: ignore[reportReturnType]
+
+    return run
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("how", [{"use_reentrant": True}, {"use_reentrant": False}], ids=str)
+def test_checkpoint(backend: str | None, how: dict[str, Any]) -> None:
+    check(cell(), cell(), by_checkpoint(backend, **how))
+
+
+def test_a_checkpoint_takes_a_lod_tensor_and_stops_early() -> None:
+    """Without reentrance torch stops computing again where the last saved tensor was made."""
+    step = cell()
+    x, h0 = rows()
+    y, h = checkpoint(lambda x, h: recurrent(step, x, h), x, h0, use_reentrant=False, early_stop=True)
+    (y.values.sin().sum() + h.square().sum()).backward()
+    expected = results(cell(), by_hand)
+    torch.testing.assert_close([y.values.detach(), h.detach(), x.values.grad, h0.grad], expected[:4], **CLOSE)
+
+
+class Packed:
+    """Saved tensors leave torch and come back, counted."""
+
+    def __init__(self) -> None:
+        self.packed = self.unpacked = 0
+
+    def pack(self, tensor: Tensor) -> Any:
+        self.packed += 1
+        return tensor.detach().numpy().copy()
+
+    def unpack(self, array: Any) -> Tensor:
+        self.unpacked += 1
+        return torch.from_numpy(array)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_saved_tensors_are_packed(backend: str | None) -> None:
+    hooks = Packed()
+    with saved_tensors_hooks(hooks.pack, hooks.unpack):
+        found = results(cell(), lambda *a: ours(*a, backend=backend))
+    torch.testing.assert_close(found, results(cell(), by_hand), **CLOSE)
+    assert hooks.packed >= hooks.unpacked > 3
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "hooks", [save_on_cpu, lambda: disable_saved_tensors_hooks("none here")], ids=["save_on_cpu", "disabled"]
+)
+def test_other_hooks_of_saved_tensors(hooks: Callable[[], Any], backend: str | None) -> None:
+    with hooks():
+        found = results(cell(), lambda *a: ours(*a, backend=backend))
+    torch.testing.assert_close(found, results(cell(), by_hand), **CLOSE)
+
+
+class Root(nn.Module):
+    """The gradient of the root of 0 is infinite; times 0 it is NaN."""
+
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(x.sum(-1, keepdim=True) + h)
+        root = (h * 0).sqrt()  # here
+        h = h + root * 0
+        return h, h
+
+
+def line_of_root() -> int:
+    with open(__file__) as source:
+        return next(i for i, line in enumerate(source, 1) if "# here" in line)
+
+
+@pytest.mark.parametrize("used", [False, True], ids=["at first", "after a plan was made"])
+def test_anomaly_mode_names_the_line_of_the_step(used: bool) -> None:
+    step = Root()
+    x, h0 = rows()
+    if used:
+        ours(step, x, h0)
+    with warnings.catch_warnings(record=True, action="always") as seen, torch.autograd.detect_anomaly():
+        y, _ = recurrent(step, x, h0)
+        with pytest.raises(RuntimeError, match="'SqrtBackward0' returned nan"):
+            y.values.sum().backward()
+    traces = [str(each.message) for each in seen if "SqrtBackward0" in str(each.message)]
+    assert len(traces) == 1
+    assert f'test_memory_and_modes.py", line {line_of_root()}, in forward' in traces[0]
+    assert "root = (h * 0).sqrt()" in traces[0]
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
+def test_anomaly_mode_runs_the_plain_loop_and_leaves_nothing() -> None:
+    step, twin = cell(), cell()
+    with torch.autograd.detect_anomaly():
+        check(step, twin)
+        told = explain(step, *rows())
+        assert told.executor == "naive"
+        assert "anomaly mode" in told.refusals[0].reason
+    assert explain(step, *rows()).executor == "c"
+    check(step, twin)
+    with torch.autograd.detect_anomaly(check_nan=False):
+        assert explain(step, *rows()).executor == "c"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.filterwarnings("ignore:Anomaly Detection", "ignore:Error detected")
+def test_a_plan_made_under_anomaly_mode_outlives_it(backend: str | None) -> None:
+    """The rows that a plan is tried on may give NaN: that is no error of the caller's."""
+    step, (x, h0) = Root(), rows()
+    with torch.autograd.detect_anomaly():
+        y, h = ours(step, x, h0, backend)
+    with torch.no_grad():
+        torch.testing.assert_close([y, h], list(by_hand(Root(), x, h0)), **CLOSE)
+    assert explain(step, x, h0, backend=backend).executor == (backend or "c")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_inference_mode_and_training_after_it(backend: str | None) -> None:
+    step, twin = cell(), cell()
+    x, h0 = rows()
+    with torch.inference_mode():
+        y, h = ours(step, x, h0, backend)
+        assert y.is_inference()
+        assert h.is_inference()
+        wanted, final = by_hand(twin, x, h0)
+        torch.testing.assert_close(y, wanted, **CLOSE)
+        torch.testing.assert_close(h, final, **CLOSE)
+        again, _ = ours(step, LoDTensor(torch.ones(2, 3).double(), [[0, 2]]), h[:1], backend)
+        assert again.shape == (2, H)
+    check(step, twin, lambda *a: ours(*a, backend=backend))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_grad_around_and_inside(backend: str | None) -> None:
+    step, twin = cell(), cell()
+    with torch.no_grad():
+        y, _ = ours(step, *rows(), backend=backend)
+    assert not y.requires_grad
+    with torch.no_grad(), torch.enable_grad():
+        check(step, twin, lambda *a: ours(*a, backend=backend))

@@ -1,0 +1,136 @@
+"""A recurrence from Python threads, with other numbers of torch threads, after fork and when spawned."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from beside_plain import CLOSE, Cell, by_hand, cell, check, ours, rows
+
+EXPECTED_OF_CHILD = """
+    import torch
+    torch.set_num_threads(2)
+    from beside_plain import by_hand, cell, ours, results
+
+    def right(step):
+        torch.testing.assert_close(results(step, ours), results(cell(), by_hand), rtol=1e-9, atol=1e-9)
+"""
+
+
+def child(program: str) -> None:
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(EXPECTED_OF_CHILD) + textwrap.dedent(program)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
+
+
+def test_other_numbers_of_threads_in_between() -> None:
+    step, twin = cell(), cell()
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 3, 2, 1):
+            torch.set_num_threads(threads)
+            check(step, twin)
+    finally:
+        torch.set_num_threads(before)
+
+
+def outputs(step: torch.nn.Module) -> list[torch.Tensor]:
+    return list(ours(step, *ROWS))
+
+
+def gradients(step: torch.nn.Module) -> list[torch.Tensor]:
+    y, h = ours(step, *ROWS)
+    return list(torch.autograd.grad(y.sin().sum() + h.square().sum(), [*step.parameters()]))
+
+
+ROWS = rows()
+
+
+@pytest.mark.parametrize("work", [outputs, gradients])
+def test_threads_that_share_a_step(work) -> None:
+    step = cell()
+    expected = [t.detach() for t in work(step)]
+    begin = threading.Barrier(4)
+
+    def many() -> bool:
+        begin.wait(30)
+        for _ in range(5):
+            torch.testing.assert_close([t.detach() for t in work(step)], expected, **CLOSE)
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(each.result(60) for each in [pool.submit(many) for _ in range(4)])
+
+
+def test_threads_that_meet_a_new_step_at_once() -> None:
+    """All of them record it, or wait for the one that does."""
+
+    class New(Cell):
+        def forward(self, x, h):
+            h = torch.tanh(self.inp(x) * 0.75 + self.rec(h))
+            return h, h
+
+    step = New().double()
+    expected = [t.detach() for t in by_hand(step, *ROWS)]
+    begin = threading.Barrier(4)
+
+    def first() -> bool:
+        begin.wait(30)
+        torch.testing.assert_close([t.detach() for t in ours(step, *ROWS)], expected, **CLOSE)
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(each.result(60) for each in [pool.submit(first) for _ in range(4)])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_fork_after_use() -> None:
+    child(
+        """
+        import os
+        step = cell()
+        right(step)
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                right(step)
+                right(cell())
+                status = 0
+            finally:
+                os._exit(status)
+        right(step)
+        assert os.waitpid(child, 0)[1] == 0
+        """
+    )
+
+
+def test_spawn_after_use(tmp_path) -> None:
+    (tmp_path / "worker.py").write_text(
+        textwrap.dedent(EXPECTED_OF_CHILD) + "\n\ndef work(step):\n    right(step)\n    return True\n"
+    )
+    child(
+        f"""
+        import sys, multiprocessing
+        sys.path.insert(0, {str(tmp_path)!r})
+        if __name__ == "__main__":
+            import worker
+            step = cell()
+            right(step)
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                assert pool.apply(worker.work, (step,))
+            right(step)
+        """
+    )
