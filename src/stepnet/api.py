@@ -17,8 +17,8 @@ from . import lifting
 from .data.convert import pack_like
 from .data.lod import LoDTensor
 from .data.recording import recorded_in_frames
-from .data.tree import Spec, flatten, unflatten
-from .engine import find_plan, read, run
+from .data.tree import LEAF, Spec, flatten, unflatten
+from .engine import Asked, Way, asked, find_plan, read, run, run_again, table_of
 from .errors import StepError, Unsupported
 from .executors import naive
 from .executors.autograd import distinct
@@ -188,19 +188,46 @@ def _recurrent(
         y, *rest = _recurrent(step, unflatten(spec, leaves), state, reverse, level, axis, scopes, backend)
         y_leaves, y_spec = flatten(y)
         return (unflatten(y_spec, [pack_like(packed, leaf.values) for leaf in y_leaves]), *rest)
+    booted, call = state is None, None
+    if packed is None and not scopes and watching() is None and not lifting.inside_a_step():
+        way = Way(reverse, level, axis, check_backend(backend))
+        table = None if way.backend == PLAIN.name else table_of(x, way)
+        if table is not None:
+            function = as_step(step)
+            if booted:
+                state = boot_state(function, table[1].sequences)
+            call = _asked(function, x, table, state, way)
+            try:
+                before = None if call is None else run_again(call)
+            except Unsupported:
+                before = None  # the long way says what comes of it
+            if call is not None and before is not None:
+                return before[0], unflatten(call.form[1], before[1])
     body, x_leaves, state_leaves = checked(step, x, state, level=level, axis=axis)
     loop, feeds = as_loop(body, x_leaves, state_leaves, reverse=reverse, level=level, axis=axis)
     watch = watching()
     if watch is None:
-        return _run(loop, feeds, body, state is None, scopes, backend)
+        return _run(loop, feeds, body, booted, scopes, backend, call)
     with watched(None):
         watch(loop, feeds, scopes=scopes, backend=backend)
-        return _run(loop, feeds, body, state is None, scopes, backend)
+        return _run(loop, feeds, body, booted, scopes, backend)
+
+
+def _asked(step: Any, x: Any, table: Any, state: Any, way: Way) -> Asked | None:
+    """What a call of one tensor or LoDTensor is found by if there was one like it."""
+    leaves, spec = flatten(state)
+
+    def record() -> tuple[Loop, dict[str, Any]]:
+        body = StepBody(step, LEAF, spec)
+        return as_loop(body, [x], leaves, reverse=way.reverse, level=way.level, axis=way.axis)
+
+    return asked(step, x, table, leaves, (LEAF, spec), way, record)
 
 
 def _run(
-    loop: Loop, feeds: dict[str, Any], body: StepBody, booted: bool, scopes: bool, backend: str | None
-) -> Any:
+    loop: Loop, feeds: dict[str, Any], body: StepBody, booted: bool, scopes: bool, backend: str | None,
+    call: Asked | None = None,
+) -> Any:  # fmt: skip
     """Run the loop of a step, by a plan where that can be. `booted`: the cell gave the initial state."""
     chosen = PLAIN.name if scopes else check_backend(backend)
     if chosen != PLAIN.name:
@@ -209,7 +236,7 @@ def _run(
                 once = _lifted(lifting.Inner(loop, feeds, booted, chosen), body)
                 if once is not None:
                     return once[0], unflatten(body.state_spec, once[1])
-            out = run(loop, feeds, backend=chosen, warn=6)
+            out = run(loop, feeds, backend=chosen, warn=6, asked=call)
             return out["y"], unflatten(body.state_spec, [out[name] for name in body.new_state_names])
         except Unsupported:
             if chosen != AUTO:
