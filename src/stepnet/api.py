@@ -17,8 +17,8 @@ from . import lifting
 from .data.convert import pack_like
 from .data.lod import LoDTensor
 from .data.recording import recorded_in_frames
-from .data.tree import LEAF, Spec, flatten, unflatten
-from .engine import Asked, Way, asked, find_plan, read, run, run_again, table_of
+from .data.tree import Spec, flatten, unflatten
+from .engine import Asked, Way, asked, find_plan, read, run, run_again
 from .errors import StepError, Unsupported
 from .executors import naive
 from .executors.autograd import distinct
@@ -29,7 +29,7 @@ from .front.clock import clock
 from .front.meta import OnMeta
 from .front.scope import Scope
 from .front.static import with_static
-from .front.step import StepBody, WithStatic, as_loop, as_step, boot_state, describe_leaf, step_name
+from .front.step import StepBody, WithStatic, as_loop, as_step, boot_state, describe_leaf, loop_of, step_name
 from .ir.loop import Loop
 from .resets import run_with_resets
 
@@ -189,20 +189,11 @@ def _recurrent(
         y_leaves, y_spec = flatten(y)
         return (unflatten(y_spec, [pack_like(packed, leaf.values) for leaf in y_leaves]), *rest)
     booted, call = state is None, None
-    if packed is None and not scopes and watching() is None and not lifting.inside_a_step():
+    if not scopes and watching() is None and not lifting.inside_a_step():
         way = Way(reverse, level, axis, check_backend(backend))
-        table = None if way.backend == PLAIN.name else table_of(x, way)
-        if table is not None:
-            function = as_step(step)
-            if booted:
-                state = boot_state(function, table[1].sequences)
-            call = _asked(function, x, table, state, way)
-            try:
-                before = None if call is None else run_again(call)
-            except Unsupported:
-                before = None  # the long way says what comes of it
-            if call is not None and before is not None:
-                return before[0], unflatten(call.form[1], before[1])
+        state, call = asked(as_step(step), x, state, way, boot_state, loop_of)
+        if call is not None and (out := run_again(call)) is not None:
+            return out
     body, x_leaves, state_leaves = checked(step, x, state, level=level, axis=axis)
     loop, feeds = as_loop(body, x_leaves, state_leaves, reverse=reverse, level=level, axis=axis)
     watch = watching()
@@ -211,17 +202,6 @@ def _recurrent(
     with watched(None):
         watch(loop, feeds, scopes=scopes, backend=backend)
         return _run(loop, feeds, body, booted, scopes, backend)
-
-
-def _asked(step: Any, x: Any, table: Any, state: Any, way: Way) -> Asked | None:
-    """What a call of one tensor or LoDTensor is found by if there was one like it."""
-    leaves, spec = flatten(state)
-
-    def record() -> tuple[Loop, dict[str, Any]]:
-        body = StepBody(step, LEAF, spec)
-        return as_loop(body, [x], leaves, reverse=way.reverse, level=way.level, axis=way.axis)
-
-    return asked(step, x, table, leaves, (LEAF, spec), way, record)
 
 
 def _run(

@@ -3,7 +3,6 @@
 from .again import Asked as Asked
 from .again import Way as Way
 from .again import asked as asked
-from .again import table_of as table_of
 from .plans import Entry as Entry
 from .plans import find_plan as find_plan
 from .plans import run as run

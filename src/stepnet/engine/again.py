@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from stepnet.compiler.reach import reach
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype
-from stepnet.data.tree import LEAF, unflatten
+from stepnet.data.tree import LEAF, Spec, flatten, unflatten
 from stepnet.executors.autograd import Call
 from stepnet.executors.autograd import run as run_plan
 from stepnet.executors.layout import Layout
@@ -45,20 +45,29 @@ class Way(NamedTuple):
     backend: str
 
 
-Record = Callable[[], tuple[Loop, Mapping[str, Any]]]
+# of a body's function, its x, what is carried, how both are nested, and the way: the loop and what it is fed
+Record = Callable[..., tuple[Loop, Mapping[str, Any]]]
 
 
 class Asked(NamedTuple):
     """A run that may be like one before: what it goes by, and what it is found by."""
 
-    record: Record
+    function: Callable[..., Any]
     x: Tensor | LoDTensor
     states: list[Tensor]
-    form: Any
+    form: tuple[Spec, Spec]
+    way: Way
+    record: Record
     reads: Reads
     rows: Tensor
     layout: Layout
     key: Any
+
+    def loop(self) -> tuple[Loop, Mapping[str, Any]]:
+        """The record of the loop, and what it is fed."""
+        reverse, level, axis, _ = self.way
+        of = (self.function, self.x, self.states, self.form)
+        return self.record(*of, reverse=reverse, level=level, axis=axis)
 
     def known(self) -> Entry | None:
         """The plan of a call like this one."""
@@ -71,8 +80,8 @@ class Asked(NamedTuple):
             while len(_known) > _LIMIT:
                 _known.popitem(last=False)
 
-    def run(self, entry: Entry) -> tuple[Any, list[Tensor]]:
-        """y and the leaves of the final state, by a plan."""
+    def run(self, entry: Entry) -> tuple[Any, Any]:
+        """y and the final state, by a plan."""
         assert entry.ready is not None
         assert entry.compiled is not None
         assert entry.y_spec is not None
@@ -87,19 +96,20 @@ class Asked(NamedTuple):
         else:
             y = [x.with_values(rows) for rows in out[:n_y]]
         spec = entry.y_spec
-        return (y[0] if spec.children == (LEAF,) else unflatten(spec, y)[spec.keys[0]]), out[n_y:]
+        whole = y[0] if spec.children == (LEAF,) else unflatten(spec, y)[spec.keys[0]]
+        return whole, unflatten(self.form[1], out[n_y:])
 
     def _plain(self, places: Sequence[int]) -> Callable[..., Any]:
         """The plain loop on the inputs of this call, made when it is asked for."""
 
         def plain(*tables: Any) -> Any:
-            loop, feeds = self.record()
+            loop, feeds = self.loop()
             return plain_loop(loop, as_rows(loop, feeds), self.reads, places)(*tables)
 
         return plain
 
 
-def table_of(x: Any, way: Way) -> tuple[Tensor, Layout] | None:
+def _table(x: Any, way: Way) -> tuple[Tensor, Layout] | None:
     """The rows of an input and where they stand, if it is as simple as most are: one tensor of rows of
     numbers on the CPU, or one LoDTensor of them, and no mode around."""
     if torch._C._len_torch_function_stack() or forward_ad._current_level >= 0:
@@ -120,30 +130,36 @@ def table_of(x: Any, way: Way) -> tuple[Tensor, Layout] | None:
 
 
 def asked(
-    function: Callable[..., Any], x: Any, table: tuple[Tensor, Layout], states: list[Any], form: Any,
-    way: Way, record: Record,
-) -> Asked | None:  # fmt: skip
-    """What a run is found by; None if it is to go the long way.
+    function: Callable[..., Any], x: Any, state: Any, way: Way, boot: Callable[..., Any], record: Record
+) -> tuple[Any, Asked | None]:
+    """The initial state, and what a run is found by; None if it is to go the long way.
 
     Args:
         function: what the body reads by.
-        x, table: the one input that is cut into steps, and its rows.
-        states: what is carried.
-        form: how the body's values are nested.
+        x: what is cut into steps.
+        state: what is carried; None: what `boot` gives for the function and a number of sequences, if the run
+            is of the kind that may be found.
         way: how it goes over its rows.
+        boot: see state.
         record: makes the loop and what it is fed, where they are needed after all.
     """
+    table = _table(x, way) if tried(way.backend) else None
+    if table is None:
+        return state, None
     rows, layout = table
+    if state is None:
+        state = boot(function, layout.sequences)
+    states, spec = flatten(state)
     for leaf in states:
         if type(leaf) is not Tensor or not leaf.is_cpu or not leaf.dim() or leaf.shape[0] != layout.sequences:
-            return None
+            return state, None
     found = reach(function)
     if found.refused is not None or found.open is not None or not found.complete:
-        return None
+        return state, None
     key = (
         found.key,
         tuple([(type(t), t.shape, t.dtype, t.requires_grad, t.device) for t in found.tensors]),
-        form,
+        spec,
         tuple([(t.shape[1:], t.dtype, t.requires_grad) for t in states]),
         (rows.shape[1:], rows.dtype, rows.requires_grad, type(x)),
         torch.is_grad_enabled(),
@@ -152,7 +168,7 @@ def asked(
         tried(way.backend),
     )
     reads = Reads(found, ("reach", *found.key), found.tensors)
-    return Asked(record, x, states, form, reads, rows, layout, key)
+    return state, Asked(function, x, states, (LEAF, spec), way, record, reads, rows, layout, key)
 
 
 def forget() -> None:

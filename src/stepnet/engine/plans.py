@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.autograd import forward_ad
 
 from stepnet.compiler.iteration import code_of
@@ -115,13 +115,17 @@ def _tell(kind: type[SlowPathWarning], loop: Loop, reads: Reads, refusal: Unsupp
     warnings.warn(kind(loop.body.name, refusal), stacklevel=level + 1)
 
 
-def run_again(asked: again.Asked) -> tuple[Any, list[Tensor]] | None:
-    """The joined result and the last carried values of a run like one before; None if there was none."""
+def run_again(asked: again.Asked) -> tuple[Any, Any] | None:
+    """The joined result and what is carried last, of a run like one before; None if there was none, or the
+    plan declines: the long way says what comes of it."""
     entry = asked.known()
     if entry is None:
         return None
     _misses.pop(entry.family, None)
-    return asked.run(entry)
+    try:
+        return asked.run(entry)
+    except Unsupported:
+        return None
 
 
 def find_plan(loop: Loop, feeds: Mapping[str, Any], *, backend: str) -> tuple[Entry, Reads, Sequences]:
