@@ -179,10 +179,9 @@ def watching() -> Callable[..., None] | None:
 def _recurrent(
     step: Any, x: Any, state: Any, reverse: bool, level: int, axis: int, scopes: bool, backend: str | None
 ) -> Any:
-    if type(x) is not Tensor and type(x) is not LoDTensor:
-        packed = next((leaf for leaf in flatten(x)[0] if isinstance(leaf, PackedSequence)), None)
-    else:
-        packed = None
+    plain = type(x) is Tensor or type(x) is LoDTensor
+    leaves = () if plain else flatten(x)[0]
+    packed = next((leaf for leaf in leaves if isinstance(leaf, PackedSequence)), None)
     if packed is not None:
         leaves, spec = _unpacked(x)
         y, *rest = _recurrent(step, unflatten(spec, leaves), state, reverse, level, axis, scopes, backend)
@@ -221,11 +220,8 @@ def _run(
         except Unsupported:
             if chosen != AUTO:
                 raise
-    cut, x, state = (
-        loop.slices[0],
-        [feeds[name] for name in body.x_names],
-        [feeds[n] for n in body.state_names],
-    )
+    cut, x = loop.slices[0], [feeds[name] for name in body.x_names]
+    state = [feeds[name] for name in body.state_names]
     ragged = [leaf for leaf in x if isinstance(leaf, LoDTensor)]
     if ragged and cut.level is not None and chosen != PLAIN.name:
         above = any((cut.level + 1) % leaf.lod_level for leaf in ragged)
