@@ -179,9 +179,10 @@ def watching() -> Callable[..., None] | None:
 def _recurrent(
     step: Any, x: Any, state: Any, reverse: bool, level: int, axis: int, scopes: bool, backend: str | None
 ) -> Any:
-    plain = type(x) is Tensor or type(x) is LoDTensor
-    leaves = () if plain else flatten(x)[0]
-    packed = next((leaf for leaf in leaves if isinstance(leaf, PackedSequence)), None)
+    if type(x) is not Tensor and type(x) is not LoDTensor:
+        packed = next((leaf for leaf in flatten(x)[0] if isinstance(leaf, PackedSequence)), None)
+    else:
+        packed = None
     if packed is not None:
         leaves, spec = _unpacked(x)
         y, *rest = _recurrent(step, unflatten(spec, leaves), state, reverse, level, axis, scopes, backend)
