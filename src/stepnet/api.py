@@ -18,7 +18,7 @@ from .data.convert import pack_like
 from .data.lod import LoDTensor
 from .data.recording import recorded_in_frames
 from .data.tree import Spec, flatten, unflatten
-from .engine import find_plan, read, run
+from .engine import Asked, Way, asked, find_plan, read, run, run_again
 from .errors import StepError, Unsupported
 from .executors import naive
 from .executors.autograd import distinct
@@ -37,6 +37,7 @@ from .front.step import (
     as_step,
     boot_state,
     describe_leaf,
+    loop_of,
     step_name,
 )
 from .graph import CAN_CAPTURE, TAKES, answer_with, apart, can_be_node, captured, first_leaf
@@ -294,19 +295,26 @@ def _recurrent(
         y, *rest = _recurrent(step, unflatten(spec, leaves), state, reverse, level, axis, scopes, backend)
         y_leaves, y_spec = flatten(y)
         return (unflatten(y_spec, [pack_like(packed, leaf.values) for leaf in y_leaves]), *rest)
+    booted, call = state is None, None
+    if not scopes and watching() is None and not lifting.inside_a_step():
+        way = Way(reverse, level, axis, check_backend(backend))
+        state, call = asked(as_step(step), x, state, way, boot_state, loop_of)
+        if call is not None and (out := run_again(call)) is not None:
+            return out
     body, x_leaves, state_leaves = checked(step, x, state, level=level, axis=axis)
     loop, feeds = as_loop(body, x_leaves, state_leaves, reverse=reverse, level=level, axis=axis)
     watch = watching()
     if watch is None:
-        return _run(loop, feeds, body, state is None, scopes, backend)
+        return _run(loop, feeds, body, booted, scopes, backend, call)
     with watched(None):
         watch(loop, feeds, scopes=scopes, backend=backend)
-        return _run(loop, feeds, body, state is None, scopes, backend)
+        return _run(loop, feeds, body, booted, scopes, backend)
 
 
 def _run(
-    loop: Loop, feeds: dict[str, Any], body: StepBody, booted: bool, scopes: bool, backend: str | None
-) -> Any:
+    loop: Loop, feeds: dict[str, Any], body: StepBody, booted: bool, scopes: bool, backend: str | None,
+    call: Asked | None = None,
+) -> Any:  # fmt: skip
     """Run the loop of a step, by a plan where that can be. `booted`: the cell gave the initial state."""
     chosen = PLAIN.name if scopes else check_backend(backend)
     if chosen != PLAIN.name:
@@ -315,16 +323,13 @@ def _run(
                 once = _lifted(lifting.Inner(loop, feeds, booted, chosen), body)
                 if once is not None:
                     return once[0], unflatten(body.state_spec, once[1])
-            out = run(loop, feeds, backend=chosen, warn=7)
+            out = run(loop, feeds, backend=chosen, warn=7, asked=call)
             return out["y"], unflatten(body.state_spec, [out[name] for name in body.new_state_names])
         except Unsupported:
             if chosen != AUTO:
                 raise
-    cut, x, state = (
-        loop.slices[0],
-        [feeds[name] for name in body.x_names],
-        [feeds[n] for n in body.state_names],
-    )
+    cut, x = loop.slices[0], [feeds[name] for name in body.x_names]
+    state = [feeds[name] for name in body.state_names]
     ragged = [leaf for leaf in x if isinstance(leaf, LoDTensor)]
     if ragged and cut.level is not None and chosen != PLAIN.name:
         above = any((cut.level + 1) % leaf.lod_level for leaf in ragged)

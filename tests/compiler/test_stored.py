@@ -32,10 +32,17 @@ def _odd(x, h):
     return {"a": [low, (h, None)], 2: h.topk(2, -1)[0].flip(-1)}, h
 
 
+def _turned(x, h):
+    """Complex numbers, carried and shown."""
+    h = h * torch.polar(torch.sigmoid(x), x) + torch.complex(x, -x)
+    return (h, h.abs()), h
+
+
 STEPS = {
     **{name: cell(name) for name in ("LSTM", "GRU", "LayerNormLSTM", "MinGRU")},
     "a Kalman filter": KALMAN,
     "odd calls": (_odd, torch.zeros(2, 3, dtype=DTYPE)),
+    "complex numbers": (_turned, torch.ones(2, 3, dtype=torch.complex128)),
 }
 _made: dict = {}
 

@@ -71,8 +71,6 @@ def dump(
     """The bytes; None for what `load` would not read, such as y in structures of the user's own classes."""
     joint = compiled.joint
     graph = joint.graph
-    if joint.paired:
-        return None
     if sum(t.numel() for t in compiled.constants.values()) > _MOST_NUMBERS:
         return None
     used = {*graph.parameters, *(n for node in graph.nodes for n in node.outputs)}
@@ -86,6 +84,7 @@ def dump(
             "y": _tree_out(compiled.y_spec),
             "flow": joint.flow,
             "requires": joint.requires,
+            "paired": joint.paired,
         }
         data = json.dumps(found, separators=(",", ":")).encode()
         load(data, signature, weights, bind, sample)
@@ -104,7 +103,7 @@ def load(
     """
     try:
         found = json.loads(data)
-        fields = ("parameters", "values", "nodes", "results", "constants", "y", "flow", "requires")
+        fields = ("parameters", "values", "nodes", "results", "constants", "y", "flow", "requires", "paired")
         _check(isinstance(found, dict) and tuple(found) == fields, "its fields")
         joint = _joint(found, signature, weights)
         y_spec = _tree(found["y"])
@@ -115,6 +114,7 @@ def load(
         _check(len(joint.results) == outputs + (inputs if training else 0), "how many results there are")
         for rows in (joint.flow, joint.requires):
             _check(_flow_fits(rows, outputs, inputs if training else 0), "how gradients flow")
+        _check(_pairs_fit(joint, outputs), "which results are complex")
         tangents = {name for name in joint.graph.parameters if name.startswith("d_")}
         _check(training == bool(tangents), "its gradients")
         forward = joint.graph.needed([name for name in joint.results[:outputs] if name is not None])
@@ -157,13 +157,28 @@ def _joint(found: dict[str, Any], signature: Signature, weights: Weights) -> Joi
         for field in ("flow", "requires")
     )
     made = {name: _tensor(values[name], constants[name]) for name in constants}
-    return Joint(graph, results, made, flow, requires)
+    paired = tuple(_whole(item, 0) for item in _list(found["paired"]))
+    return Joint(graph, results, made, flow, requires, paired)
 
 
 def _flow_fits(flow: Sequence[Sequence[int]], outputs: int, inputs: int) -> bool:
     """One row a result, of inputs in order; none where no gradient is wanted."""
     right = all(list(row) == sorted(set(row)) and all(i < inputs for i in row) for row in flow)
     return right and len(flow) == outputs
+
+
+def _pairs_fit(joint: Joint, outputs: int) -> bool:
+    """Results in order, each of pairs of real numbers."""
+    paired = joint.paired
+    if list(paired) != sorted(set(paired)) or any(i >= outputs for i in paired):
+        return False
+    values = [joint.graph.values.get(joint.results[i] or "") for i in paired]
+    return all(v is not None and v.shape[-1:] == (2,) and v.dtype in ("float32", "float64") for v in values)
+
+
+def _in_reals(shape: Sequence[int], dtype: torch.dtype) -> tuple[tuple[int, ...], str]:
+    """The shape and the dtype of a tensor as a graph has it: complex numbers are pairs."""
+    return (*shape, *((2,) if dtype.is_complex else ())), dtype_name(dtype.to_real())
 
 
 def _ends_fit(
@@ -178,8 +193,8 @@ def _ends_fit(
         return None if value is None else (value.kind == "row", value.shape, value.dtype)
 
     inputs = parameter_names(signature, weights)
-    expected = [(True, e.shape, dtype_name(e.dtype)) for e in (*signature.x, *signature.states)]
-    expected += [(False, tuple(t.shape), dtype_name(t.dtype)) for _, t, _ in weights]
+    expected = [(True, *_in_reals(e.shape, e.dtype)) for e in (*signature.x, *signature.states)]
+    expected += [(False, *_in_reals(t.shape, t.dtype)) for _, t, _ in weights]
     gradients = results[-len(inputs) :] if any(name.startswith("d_") for name in others) else ()
     outputs = results[: len(results) - len(gradients)]
     for name, wanted in zip(inputs, expected, strict=True):

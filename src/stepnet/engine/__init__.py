@@ -1,7 +1,11 @@
 """From a loop to a run: what its body reads, the plan for that, and the executor."""
 
+from .again import Asked as Asked
+from .again import Way as Way
+from .again import asked as asked
 from .plans import Entry as Entry
 from .plans import find_plan as find_plan
 from .plans import run as run
+from .plans import run_again as run_again
 from .reads import Reads as Reads
 from .reads import read as read

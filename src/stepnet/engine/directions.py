@@ -139,3 +139,18 @@ class RunsAlong:
             if not close(a, b, 10 * loose):
                 return False
         return True
+
+
+@dataclass(frozen=True, eq=False)
+class MadeLater:
+    """What runs the derivative of a loop, made when it is asked for: most calls have no second derivative."""
+
+    make: Callable[[], RunsAlong]
+
+    def same_step(self, tensors: Sequence[Tensor]) -> Reads:
+        return self.make().same_step(tensors)
+
+    def __call__(
+        self, tensors: Sequence[Tensor], directions: Sequence[Tensor | None]
+    ) -> list[Tensor | None]:
+        return self.make()(tensors, directions)

@@ -24,6 +24,7 @@ from stepnet.executors.setting import transforms_active
 from stepnet.executors.transformed import run_transformed
 from stepnet.ir.loop import Loop
 
+from . import again
 from .check import plain_loop
 from .choice import Slower
 from .directions import RunsAlong
@@ -42,13 +43,16 @@ _MOST_MISSES = 12
 _lock = threading.RLock()
 
 
-def run(loop: Loop, feeds: Mapping[str, Any], *, backend: str, warn: int = 5) -> dict[str, Any]:
+def run(
+    loop: Loop, feeds: Mapping[str, Any], *, backend: str, warn: int = 5, asked: again.Asked | None = None
+) -> dict[str, Any]:
     """Run a loop by a plan. Without one, its body is warned of once, `warn` frames up; 0: not at all.
 
     Args:
         loop: a sweep over rows.
         feeds: the value of each input port's `source`, as for the plain loop.
         backend: which executors may run it.
+        asked: what the next run like this one is found by.
 
     Returns:
         The value of each output port, as the plain loop gives it.
@@ -79,6 +83,8 @@ def run(loop: Loop, feeds: Mapping[str, Any], *, backend: str, warn: int = 5) ->
         told = refusal.line is not None or isinstance(refusal, NoCompiler)  # not a dtype: the caller chose it
         if told:
             _tell(TorchOpsWarning, loop, reads, refusal, warn)
+    if asked is not None:
+        asked.keep(entry)
     weights = [reads.tensors[place] for place in entry.weights]
     x_rows = [rows.contiguous() for rows in sequences.x_rows]
     states = [state.contiguous() for state in sequences.states]
@@ -118,6 +124,19 @@ def _tell(kind: type[SlowPathWarning], loop: Loop, reads: Reads, refusal: Unsupp
         _told.clear()
     _told.add(key)
     warnings.warn(kind(loop.body.name, refusal), stacklevel=level + 1)
+
+
+def run_again(asked: again.Asked) -> tuple[Any, Any] | None:
+    """The joined result and what is carried last, of a run like one before; None if there was none, or the
+    plan declines: the long way says what comes of it."""
+    entry = asked.known()
+    if entry is None:
+        return None
+    _misses.pop(entry.family, None)
+    try:
+        return asked.run(entry, functools.partial(lookup, backend=asked.way.backend))
+    except Unsupported:
+        return None
 
 
 def find_plan(loop: Loop, feeds: Mapping[str, Any], *, backend: str) -> tuple[Entry, Reads, Sequences]:
@@ -216,6 +235,7 @@ def forget() -> None:
     with _lock:
         for kept in (_entries, _misses, _told):
             kept.clear()
+        again.forget()
 
 
 def _keep(key: Any, entry: Entry) -> None:

@@ -41,6 +41,18 @@ class Ready:
         return [n for n in plan.kept if n not in at_hand] + rows_of_states
 
     @cached_property
+    def owned(self) -> bool:
+        """Whether each result of the forward loop is a table made for it, so that none shares memory."""
+        plan = self.plan
+        changed = {c.parameter for c in plan.forward.carries if c.parameter != c.result}
+        names = (*plan.y, *plan.states)
+        return (
+            len(set(names)) == len(names)
+            and changed.issuperset(plan.states)
+            and self.forward.fresh >= {*names}
+        )
+
+    @cached_property
     def carried(self) -> frozenset[str]:
         """The gradients that the backward loop carries from step to step."""
         loop = self.plan.backward
@@ -117,7 +129,8 @@ def forward(call: Call, tensors: Sequence[Tensor]) -> tuple[list[Tensor], dict[s
     states = {name: _cast(tensor, carried_as[name]) for name, tensor in given.items()}
     values, finals = call.ready.forward.run(at_hand, states, call.layout)
     last_states = [_cast(finals[name], tensor.dtype) for name, tensor in given.items()]
-    return distinct([*(values[n] for n in plan.y), *last_states], tensors), values
+    out = [*(values[n] for n in plan.y), *last_states]
+    return out if call.ready.owned else distinct(out, tensors), values
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,14 +38,24 @@ class PreparedLoop:
 
     def __init__(self, plan: LoopPlan, scan: Callable[[LoopPlan, Region], Scan]) -> None:
         self.plan = plan
+        scans = [scan(plan, region) if region.kind == "scan" else None for region in plan.regions]
+        spared = _spared(plan, scans)
         self.regions = [
-            (region, scan(plan, region) if region.kind == "scan" else None, bound(plan.body, region.nodes))
-            for region in plan.regions
+            (
+                region,
+                scan,
+                bound(plan.body, tuple(n for n in region.nodes if not spared.issuperset(n.outputs))),
+            )
+            for region, scan in zip(plan.regions, scans, strict=True)
         ]
         uses = [
-            (*(plan.outputs(region) if region.kind == "scan" else region.made), *region.read)
-            for region in plan.regions
+            (*(plan.outputs(region) if region.kind == "scan" else region.made), *region.read, *_sources(scan))
+            for region, scan in zip(plan.regions, scans, strict=True)
         ]
+        kinds = plan.body.values
+        self._whole = [c.parameter for c in plan.carries if kinds[c.parameter].kind == "sequence"]
+        fresh = [name for scan in scans for name in getattr(scan, "fresh", ())]
+        self.fresh = frozenset(name for name in fresh if fresh.count(name) == 1)
         # big row tables are let go early
         self._dies = last_uses(uses, {*plan.wanted, *plan.rows_of_carries()})
 
@@ -76,14 +86,12 @@ class PreparedLoop:
         self, values: dict[str, Tensor], states: Mapping[str, Tensor], layout: Layout
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         finals: dict[str, Tensor] = {}
-        kinds = self.plan.body.values
-        for carry in self.plan.carries:
-            if kinds[carry.parameter].kind == "sequence":
-                values[carry.parameter] = states[carry.parameter]
+        for name in self._whole:
+            values[name] = states[name]
         for at, (region, scan, nodes) in enumerate(self.regions):
             if scan is not None:
                 finals |= scan(region, values, states, layout)
-            else:
+            elif nodes:
                 rows = layout.sequences if region.kind == "sequences" else layout.rows
                 run_nodes(nodes, values, rows, states, layout)
             for name in self._dies[at]:
@@ -94,6 +102,20 @@ class PreparedLoop:
             elif carry.parameter not in finals:
                 finals[carry.parameter] = last(values[carry.result], states[carry.parameter], layout)
         return values, finals
+
+
+def _sources(scan: Scan | None) -> tuple[str, ...]:
+    """What a scan reads in place of values that it spares."""
+    return tuple(name for name in getattr(scan, "spared", {}).values() if name is not None)
+
+
+def _spared(plan: LoopPlan, scans: Sequence[Scan | None]) -> set[str]:
+    """The values that nobody needs, since each scan that reads one has its own way to it: `spared` of a scan
+    names, for each, the value that it reads instead, None for a constant."""
+    named = {name for scan in scans for name, of in getattr(scan, "spared", {}).items() if of != name}
+    for region, scan in zip(plan.regions, scans, strict=True):
+        named -= set(region.read) - set(getattr(scan, "spared", {}))
+    return named - {*plan.wanted, *plan.rows_of_carries()}
 
 
 def _freed(name: str, tensor: Tensor) -> StepError:

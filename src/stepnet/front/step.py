@@ -281,6 +281,14 @@ def as_loop(
     return loop, feeds
 
 
+def loop_of(
+    step: Callable[..., Any], x: Any, state: Sequence[Tensor], form: tuple[Spec, Spec], *,
+    reverse: bool, level: int, axis: int,
+) -> tuple[Loop, dict[str, Any]]:  # fmt: skip
+    """A call of a step on one input as a loop, and what it is fed; `form`: how x and the state are nested."""
+    return as_loop(StepBody(step, *form), [x], state, reverse=reverse, level=level, axis=axis)
+
+
 def loop_over(body: StepBody, *, reverse: bool, level: int | None, axis: int) -> Loop:
     """The loop that runs a step over its x, cut along `axis` or by LoD `level`; inputs and outputs have the
     names that parameters and results of the body have."""

@@ -77,6 +77,16 @@ class CScan:
         made = [entry.value for entry in self.source.fields if entry.role in ("out", "sum", "total")]
         self._made = {n: (p.value(n).shape, dtype_of(p.value(n).dtype)) for n in made}
         self._placed: _Placed | None = None
+        self._constants = _constants(loop, p)
+        self._matrices = _matrices(loop, p)
+        self.spared = {
+            **dict.fromkeys(self._constants),
+            **{n: source for n, (source, _) in self._matrices.items()},
+        }
+        self.fresh = frozenset(entry.value for entry in self.source.fields if entry.role in ("out", "final"))
+        # strides and packed forms follow their matrix
+        follow = ("stride_k", "stride_n", "stride_h", "packed")
+        self._fields = [(e.role, e.value) for e in self.source.fields if e.role not in follow]
 
     def __call__(
         self, region: Region, values: dict[str, Tensor], states: Mapping[str, Tensor], layout: Layout
@@ -91,14 +101,15 @@ class CScan:
         finals: dict[str, Tensor] = {}
         made: dict[str, Tensor] = {}
         alive: list[Tensor] = []
-        strides: dict[str, int] = {}  # of the matrix at hand
         packed = iter(placed.packed_at)
         numbers = [*placed.head, base, placed.share_bytes]
         add = numbers.append
-        for entry in self.source.fields:
-            name, role = entry.value, entry.role
-            if role == "row" or role == "shared" or role == "sequence":
+        for role, name in self._fields:
+            if role == "row" or role == "sequence":
                 add(_pointer(values[name], alive))
+            elif role == "shared":
+                held = self._constants.get(name)
+                add(_pointer(values[name], alive) if held is None else held.data_ptr())
             elif role == "boot":
                 add(_pointer(states[name], alive))
             elif role == "out":
@@ -110,12 +121,11 @@ class CScan:
                 finals[name] = tensor = torch.empty(like.shape, dtype=like.dtype)
                 add(tensor.data_ptr())
             elif role == "matrix":
-                matrix = values[name]
-                add(matrix.data_ptr())
-                *heads, stride_k, stride_n = matrix.stride()
-                strides = {"stride_k": stride_k, "stride_n": stride_n, "stride_h": heads[-1] if heads else 0}
-            elif role == "packed":
-                add(base + next(packed))
+                of, dims = self._matrices[name]
+                matrix = values[of]
+                at: tuple[int, ...] = matrix.stride()
+                stride_h = at[dims[-3]] if len(dims) > 2 else 0
+                numbers += (matrix.data_ptr(), at[dims[-2]], at[dims[-1]], stride_h, base + next(packed))
             elif role == "sum":
                 shape, dtype = self._made[name]
                 parts = (placed.parts,) * (placed.parts > 1)
@@ -125,11 +135,9 @@ class CScan:
                 shape, dtype = self._made[name]
                 made[name] = tensor = torch.zeros((layout.sequences, *shape), dtype=dtype)
                 add(tensor.data_ptr())
-            elif role == "wrong":
+            else:  # "wrong"
                 made[name] = tensor = torch.zeros(1, dtype=torch.int64)
                 add(tensor.data_ptr())
-            else:
-                add(strides[role])
         arguments = array("q", numbers)
         self.run(c_threads.pool(placed.used), arguments.buffer_info()[0])
         self.spaces.append(space)
@@ -193,6 +201,30 @@ class CScan:
         except IndexError:
             space = torch.empty(0, dtype=torch.uint8)
         return space if space.numel() >= size else torch.empty(size, dtype=torch.uint8)
+
+
+def _constants(loop: LoopPlan, p: Program) -> dict[str, Tensor]:
+    """Those shared values that are one number, made once."""
+    made = {n.output: n.attr("value") for n in _before(loop) if n.op == "full" and n.output in p.shared}
+    values = {name: p.value(name) for name in made}
+    return {n: torch.full(v.shape, made[n], dtype=dtype_of(v.dtype), device="cpu") for n, v in values.items()}
+
+
+def _matrices(loop: LoopPlan, p: Program) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """For each matrix the value whose memory it is read from, and which dimension of that each of its own is:
+    a weight with its dimensions in another order is read where it lies."""
+    views = {n.output: n for n in _before(loop) if n.op == "permute" and n.inputs[0] in loop.body.parameters}
+    found: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for name in p.matrices:
+        view = views.get(name)
+        own = tuple(range(len(p.value(name).shape)))
+        found[name] = (name, own) if view is None else (view.inputs[0], tuple(view.attr("dims")))
+    return found
+
+
+def _before(loop: LoopPlan) -> list[Node]:
+    """What is computed once, before all steps."""
+    return [node for region in loop.regions if region.kind == "prologue" for node in region.nodes]
 
 
 def _fault(p: Program, number: int) -> Exception:

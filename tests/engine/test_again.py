@@ -1,0 +1,227 @@
+"""Calls like one before take a short way to their plan: whatever changed meanwhile, they give what the plain
+loop gives."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from stepnet import LoDTensor, cells, recurrent
+from stepnet.engine import again, plans
+from stepnet.errors import StepError
+
+F, H, B = 3, 4, 2
+D = torch.float64
+
+
+class Cell(nn.Module):
+    """A step of two weights and a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        draw = torch.Generator().manual_seed(1)
+        self.into = nn.Parameter(torch.randn(H, F, generator=draw, dtype=D))
+        self.back = nn.Parameter(torch.randn(H, H, generator=draw, dtype=D) / 2)
+        self.scale = 0.5
+        self.boots = 0
+
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(x @ self.into.T + self.scale * (h @ self.back.T))
+        return h, h
+
+    def initial_state(self, n: int) -> Tensor:
+        self.boots += 1
+        return torch.zeros(n, H, dtype=D)
+
+
+def inputs(ragged: bool = False):
+    draw = torch.Generator().manual_seed(2)
+    if ragged:
+        return LoDTensor.from_lengths(torch.randn(5, F, generator=draw, dtype=D), [[3, 0, 1, 1]])
+    return torch.randn(3, B, F, generator=draw, dtype=D)
+
+
+def outcome(cell, x, h0, backend, **how):
+    y, h = recurrent(cell, x, h0, backend=backend, **how)
+    rows = y.values if isinstance(y, LoDTensor) else y
+    if not rows.requires_grad:
+        return [rows, h]
+    weight = torch.linspace(-1, 1, rows.numel(), dtype=rows.dtype).reshape(rows.shape)
+    wanted = [p for p in (*cell.parameters(), h0) if p is not None and p.requires_grad]
+    return [rows, h, *torch.autograd.grad((rows * weight).sum() + h.square().sum(), wanted)]
+
+
+def same(cell, x, h0, backend, **how):
+    ours, plain = (outcome(cell, x, h0, name, **how) for name in (backend, "naive"))
+    assert len(ours) == len(plain)
+    for a, b in zip(ours, plain, strict=True):
+        assert a.dtype == b.dtype
+        assert a.requires_grad == b.requires_grad
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+
+
+def replaced(cell):
+    cell.into.data = torch.randn(F, H, dtype=D).T  # its columns one after the other
+
+
+def swapped(cell):
+    cell.back = nn.Parameter(torch.randn(H, H, dtype=D))
+
+
+CHANGES = {
+    "nothing": lambda cell: None,
+    "a weight in place": lambda cell: cell.back.data.mul_(2),
+    "a weight's memory": replaced,
+    "another weight": swapped,
+    "a number": lambda cell: setattr(cell, "scale", 0.25),
+    "a weight that is frozen": lambda cell: cell.into.requires_grad_(False),
+    "a hook": lambda cell: cell.register_forward_hook(lambda *a: (a[-1][0] * 2, a[-1][1])),
+}
+
+
+@pytest.mark.parametrize("backend", ["c", "eager"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_call_after_something_changed(change, backend):
+    cell = Cell()
+    for x in (inputs(), inputs(ragged=True)):
+        h0 = torch.ones(4 if isinstance(x, LoDTensor) else B, H, dtype=D, requires_grad=True)
+        same(cell, x, h0, backend)
+        same(cell, x, h0, backend)
+    CHANGES[change](cell)
+    same(cell, inputs(), None, backend)
+    same(cell, inputs(), None, backend)
+    same(cell, inputs(ragged=True), None, backend, reverse=True)
+    same(cell, inputs().transpose(0, 1), None, backend, axis=1)
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Calls from here on must take the short way."""
+
+    def start():
+        monkeypatch.setattr(plans, "find_plan", lambda *a, **k: pytest.fail("it went the long way"))
+
+    return start
+
+
+@pytest.mark.parametrize("x", [inputs(), inputs(ragged=True)], ids=["dense", "ragged"])
+def test_other_lengths_and_batches_find_the_same_plan(x, short):
+    cell = Cell()
+    with torch.no_grad():
+        recurrent(cell, x, backend="c")
+        short()
+        if isinstance(x, LoDTensor):
+            others = [[[2, 3]], [[0, 0, 5]], [[]]]
+            shapes = [LoDTensor.from_lengths(torch.randn(sum(n[0]), F, dtype=D), n) for n in others]
+        else:
+            shapes = [torch.randn(t, b, F, dtype=D) for t, b in ((1, 1), (5, 2), (0, 2), (2, 0))]
+        for other in shapes:
+            same(cell, other, None, "c")
+
+
+def test_the_modes_have_plans_of_their_own():
+    cell, x = Cell(), inputs()
+    for _ in range(2):
+        for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
+            with mode():
+                same(cell, x, None, "c")
+        with torch.autocast("cpu", torch.bfloat16):
+            y, _ = recurrent(cell, x, backend="c")
+            assert y.dtype == recurrent(cell, x, backend="naive")[0].dtype
+    with torch.device("meta"):
+        assert recurrent(cell, torch.zeros(2, B, F), torch.zeros(B, H))[0].is_meta
+
+
+def test_results_have_memory_of_their_own():
+    cell, x, h0 = Cell(), inputs(), torch.ones(B, H, dtype=D)
+    with torch.no_grad():
+        first = recurrent(cell, x, h0, backend="c")
+        kept = [t.clone() for t in first]
+        second = recurrent(cell, x, h0, backend="c")
+        for t in second:
+            t.zero_()
+        for got, expected in zip((*first, h0), (*kept, torch.ones_like(h0)), strict=True):
+            assert torch.equal(got, expected)
+        third = recurrent(cell, x, h0, backend="c")
+    assert all(torch.equal(a, b) for a, b in zip(third, kept, strict=True))
+
+
+def test_the_initial_state_is_made_once_a_call():
+    cell = Cell()
+    for calls in (1, 2, 3):
+        recurrent(cell, inputs(), backend="c")
+        assert cell.boots == calls
+
+
+def test_a_gradient_of_a_gradient():
+    cell, x = Cell(), inputs()
+    found = []
+    for backend in ("c", "c", "naive"):
+        h0 = torch.ones(B, H, dtype=D, requires_grad=True)
+        y, _ = recurrent(cell, x, h0, backend=backend)
+        (first,) = torch.autograd.grad(y.square().sum(), h0, create_graph=True)
+        found.append(torch.autograd.grad(first.square().sum(), [h0, cell.back]))
+    for got in found[:2]:
+        torch.testing.assert_close(got, found[2])
+
+
+def test_what_does_not_fit_is_told_as_at_the_first_call():
+    cell = Cell()
+    texts = []
+    for _ in range(2):
+        with pytest.raises(StepError, match="one row per sequence") as raised:
+            recurrent(cell, inputs(ragged=True), torch.zeros(3, H, dtype=D), backend="c")
+        texts.append(str(raised.value))
+        recurrent(cell, inputs(ragged=True), backend="c")
+    assert texts[0] == texts[1]
+
+
+def test_transforms_go_the_long_way():
+    cell, x = Cell(), inputs()
+    h0 = torch.ones(B, H, dtype=D)
+    recurrent(cell, x, h0)
+
+    def total(h):
+        return recurrent(cell, x, h)[1].sum()
+
+    expected = torch.autograd.grad(total(h := h0.clone().requires_grad_()), h)[0]
+    torch.testing.assert_close(torch.func.grad(total)(h0), expected)
+
+
+def test_from_threads():
+    cell, x = Cell(), inputs(ragged=True)
+    with torch.no_grad():
+        expected = recurrent(cell, x, backend="naive")[0].values
+    wrong = []
+
+    def work():
+        with torch.no_grad():
+            for _ in range(50):
+                if not torch.allclose(recurrent(cell, x, backend="c")[0].values, expected):
+                    wrong.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_no_step_is_kept_alive():
+    def run(cell: nn.Module) -> weakref.ref[nn.Module]:
+        for _ in range(2):
+            recurrent(cell, torch.zeros(2, B, F))
+        return weakref.ref(cell)
+
+    kept = cells.GRU(F, H)  # the first of a kind makes the plan
+    run(kept)
+    gone = run(cells.GRU(F, H))
+    gc.collect()
+    assert gone() is None
+    assert again._known
