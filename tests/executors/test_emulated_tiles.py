@@ -1,4 +1,4 @@
-"""The whole library on a CPU with tiles: they are emulated, and each of their instructions is checked as it runs."""
+"""The library on a CPU with tiles: they are emulated, each of their instructions is checked as it runs."""
 
 from __future__ import annotations
 
