@@ -16,6 +16,7 @@ from stepnet.data.tree import flatten
 from stepnet.errors import StepError, Unsupported
 from stepnet.executors import naive
 from stepnet.executors.autograd import Call, Ready, run
+from stepnet.executors.exactness import exact_products
 from stepnet.executors.layout import Layout
 from stepnet.ir.loop import Loop
 
@@ -73,6 +74,7 @@ def _run(loop: Loop, sequences: Sequences, x: Sequence[Tensor], states: Sequence
     return y, [out[f"last {port.parameter}"] for port in loop.merged]
 
 
+@exact_products()
 def self_check(
     loop: Loop, ready: Ready, compiled: Compiled, sequences: Sequences, weights: Sequence[Tensor]
 ) -> None:  # fmt: skip
