@@ -66,9 +66,7 @@ def rows() -> Iterator[tuple[str, str, str, float, float]]:
     ours, theirs = stepnet.nn.LSTM(SIZE, SIZE), torch.nn.LSTM(SIZE, SIZE)
     theirs.load_state_dict(ours.state_dict())
     norm = cells.LayerNormLSTM(SIZE, SIZE)
-    torch.nn.init.constant_(
-        norm.norm_hh.weight, 0.25
-    )  # at 1, errors grow from step to step
+    torch.nn.init.constant_(norm.norm_hh.weight, 0.25)  # at 1, errors grow from step to step
     for name, model, other in (("LSTM", ours, theirs), ("layer-norm LSTM", norm, norm)):
         exact = type(model)(SIZE, SIZE).double()
         exact.load_state_dict(model.state_dict())
