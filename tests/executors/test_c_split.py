@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import stepnet
 from c_programs import NOTHING, Rows, can_emulate_tiles, run_sanitized
 from stepnet.executors.c import build as c_build
-from stepnet.executors.c.products import BY_DTYPE, BY_SUFFIX, common, paired, precision, split
+from stepnet.executors.c.products import BY_DTYPE, BY_SUFFIX, common, cpu, paired, precision, split
+from stepnet.executors.exactness import exact_products
 
 FLOAT = BY_DTYPE["float32"]
 UNIT = 2.0**-24  # what rounding to a float may lose
@@ -165,6 +168,15 @@ def test_special_numbers_are_those_of_products_of_floats(library, number, parts)
         place[5] = 1.0
 
 
+@pytest.mark.parametrize(("rows", "K", "N"), [(16, 64, 33), (32, 128, 512), (64, 1024, 64)])
+def test_three_parts_are_more_exact_than_torch(tiles, rows, K, N):
+    a, b = torch.randn(rows, K), torch.randn(K, N)
+    exact, sizes = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+    ours, theirs = (((c.double() - exact).abs() / sizes) for c in (product(tiles, a, b, 3), a @ b))
+    assert ours.max() < theirs.max()
+    assert ours.mean() < 0.8 * theirs.mean()
+
+
 def test_all_zeros(library):
     zeros = torch.zeros(20, 64)
     for parts in (1, 2, 3):
@@ -195,6 +207,46 @@ def test_the_switch_of_torch(machine, tiles, pairs, wanted):
     for name, parts in zip(("highest", "high", "medium"), wanted, strict=True):
         torch.set_float32_matmul_precision(name)
         assert precision.float_parts() == parts
+
+
+def test_an_lstm_obeys_the_switch_from_call_to_call(machine):
+    """A plan made where little is asked for is right, too: the check of a new plan asks for all."""
+    cell = stepnet.nn.LSTM(64, 64)
+    x = stepnet.LoDTensor.from_lengths(torch.randn(24, 64), [[15, 0, 9]])
+
+    def outputs(backend: str = "c") -> torch.Tensor:
+        stepnet.set_backend(backend)
+        rows = x.values.clone().requires_grad_()
+        y, _ = cell(x.with_values(rows))
+        y.values.square().sum().backward()
+        assert rows.grad is not None
+        return torch.cat([y.values.detach(), rows.grad])
+
+    found = {}
+    for name in ("medium", "highest", "medium", "highest"):
+        torch.set_float32_matmul_precision(name)
+        found.setdefault(name, []).append(outputs())
+    wanted = outputs("naive")
+    stepnet.set_backend("auto")
+    torch.testing.assert_close(found["highest"][0], wanted)
+    torch.testing.assert_close(found["medium"][0], wanted, rtol=0.1, atol=0.1)
+    for first, second in found.values():
+        assert torch.equal(first, second)
+    is_fast = cpu.has_tiles() or cpu.has_pairs()
+    assert torch.equal(found["medium"][0], found["highest"][0]) is not is_fast
+
+
+def test_where_results_are_compared_all_is_asked_for(machine):
+    machine(True, True)
+    torch.set_float32_matmul_precision("medium")
+    with exact_products():
+        assert precision.float_parts() == 3
+        asked = []
+        thread = threading.Thread(target=lambda: asked.append(precision.float_parts()))
+        thread.start()
+        thread.join()
+    assert asked == [1]
+    assert precision.float_parts() == 1
 
 
 # --- memory

@@ -17,6 +17,7 @@ from stepnet.data.tree import flatten
 from stepnet.errors import StepError, Unsupported
 from stepnet.executors import naive
 from stepnet.executors.autograd import Call, Ready, run
+from stepnet.executors.exactness import exact_products
 from stepnet.executors.layout import Layout
 from stepnet.ir.loop import Loop
 
@@ -103,6 +104,7 @@ def sampled(table: Tensor, n: int, spread: float, generator: torch.Generator) ->
     return rows
 
 
+@exact_products()
 def self_check(
     loop: Loop, ready: Ready, compiled: Compiled, sequences: Sequences, weights: Sequence[Tensor]
 ) -> None:  # fmt: skip

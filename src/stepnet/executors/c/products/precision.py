@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from stepnet.executors.exactness import are_exact
+
 from .cpu import has_pairs, has_tiles
 
 # torch.set_float32_matmul_precision, and what its newer form calls the same.
@@ -18,7 +20,7 @@ def float_parts() -> int:
     """
     if not (has_tiles() or has_pairs()):
         return 0
-    wanted = _PARTS[_asked()]
+    wanted = 3 if are_exact() else _PARTS[_asked()]
     return wanted if has_tiles() or wanted == 1 else 0
 
 

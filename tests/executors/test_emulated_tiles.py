@@ -1,0 +1,91 @@
+"""The library on a CPU with tiles: they are emulated, each of their instructions is checked as it runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from c_programs import TILE_FLAGS, can_emulate_tiles, emulator_library
+
+PROGRAM = (
+    f"""
+import os, threading
+import torch
+import stepnet
+from stepnet.executors.c import build, products
+from stepnet.executors.c.products import precision, product
+
+for module in (product, precision):
+    module.has_tiles = lambda: True
+build._MACHINE_FLAGS = tuple((*flags, *{TILE_FLAGS}) for flags in build._MACHINE_FLAGS)
+torch.manual_seed(0)
+torch.set_num_threads(2)
+"""
+    + """
+H = 64
+lengths = [3, 0, 1, 4] + [2] * 24
+x = torch.randn(sum(lengths), H)
+cell = stepnet.nn.LSTM(H, H)
+
+def run(dtype, backend):
+    model = stepnet.nn.LSTM(H, H, dtype=dtype)
+    model.load_state_dict(cell.state_dict())
+    rows = x.to(dtype).clone().requires_grad_()
+    stepnet.set_backend(backend)
+    y, (h, c) = model(stepnet.LoDTensor.from_lengths(rows, [lengths]))
+    (y.values.double().square().sum() + h.double().sum() + c.double().sum()).backward()
+    return [t.detach().double() for t in (y.values, h, c, rows.grad, *(p.grad for p in model.parameters()))]
+
+wanted = run(torch.float64, "naive")
+
+def error(got):
+    return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(got, wanted, strict=True))
+
+found = {}
+for name, most in (("highest", 1e-6), ("high", 1e-4), ("medium", 3e-2), ("highest", 1e-6)):
+    torch.set_float32_matmul_precision(name)
+    found[name] = error(run(torch.float32, "c"))
+    assert found[name] < most, found
+assert found["highest"] < found["high"] / 3 < found["medium"] / 9, found
+
+def also():
+    found["thread"] = error(run(torch.float32, "c"))
+
+thread = threading.Thread(target=also)
+thread.start()
+thread.join()
+assert found["thread"] < 1e-6
+torch.set_num_threads(1)  # in a child torch's own threads are gone
+child = os.fork()
+if child == 0:
+    os._exit(0 if error(run(torch.float32, "c")) < 1e-6 else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+print("done", found)
+"""
+)
+
+
+def test_lstm_by_tiles(tmp_path: Path):
+    """Each precision, threads, a second thread, a forked child; ragged, with an empty sequence."""
+    if not can_emulate_tiles(tmp_path):
+        pytest.skip("tile instructions cannot be emulated here")
+    environment = {
+        **os.environ, "LD_PRELOAD": str(emulator_library(tmp_path)), "EMULATED_TILES_COUNT": "1",
+        "STEPNET_CACHE_DIR": str(tmp_path / "cache"),
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.startswith("done")
+    counts = [int(line.split()[0]) for line in done.stderr.splitlines() if line.endswith("products of tiles")]
+    assert max(counts) > 1000
