@@ -13,10 +13,11 @@ from torch import Tensor
 from stepnet.errors import IRError, StepnetError
 from stepnet.ir.last_uses import last_uses
 
-from . import cells, control, elementwise, sequences, shapes, sums
+from . import cells, control, elementwise, sequences, shapes, sizes, sums
 from .info import TABLE, Info, Misfit, error
+from .sizes import Sizes, on_sizes, plain
 
-OPERATORS = (elementwise, shapes, sums, cells, sequences, control)  # which fill the table
+OPERATORS = (elementwise, sizes, shapes, sums, cells, sequences, control)  # which fill the table
 # What torch raises for inputs that an operator does not take.
 ERRORS = (RuntimeError, ValueError, IndexError, TypeError, OverflowError, ArithmeticError, AssertionError,
           AttributeError, KeyError, MemoryError)  # fmt: skip
@@ -32,7 +33,7 @@ class Step:
     run: Callable[..., Any]
     inputs: tuple[ir.Value | None, ...]
     outputs: tuple[ir.Value, ...]
-    bodies: Mapping[str, Graph]
+    info: Info
     done: tuple[ir.Value, ...] = ()
 
     def call(self, arguments: Sequence[Any]) -> Sequence[Any]:
@@ -42,6 +43,11 @@ class Step:
             IRError: the inputs do not fit.
         """
         try:
+            if any(type(value) is Sizes for value in arguments):
+                found = on_sizes(self.info, arguments)
+                if found is not None:
+                    return (found,)
+                arguments = [v if k in self.info.read else plain(v) for k, v in enumerate(arguments)]
             result = self.run(*arguments)
         except Misfit as misfit:
             raise error(self.where, misfit) from misfit
@@ -130,13 +136,14 @@ class Graph:
             and constants[value].numel() <= _LONGEST
             and not constants[value].is_floating_point()
         }
+        info = Info(node, opset, place, known, bodies, outer)
         try:
-            run = row.make(Info(node, opset, place, known, bodies, outer))
+            run = row.make(info)
         except Misfit as misfit:
             raise error(place, misfit) from misfit
         except ERRORS as problem:
             raise error(place, problem) from problem
-        return Step(place, run, (*node.inputs, *outer), tuple(node.outputs), bodies)
+        return Step(place, run, (*node.inputs, *outer), tuple(node.outputs), info)
 
     def run(self, arguments: Sequence[Any], around: Mapping[ir.Value, Any]) -> tuple[Any, ...]:
         """The outputs, for the inputs and what it captures."""
@@ -148,7 +155,7 @@ class Graph:
             values.update(zip(step.outputs, results, strict=False))
             for value in step.done:
                 del values[value]
-        return tuple(values[value] for value in self.outputs)
+        return tuple(plain(values[value]) for value in self.outputs)
 
 
 def inputs_of(graph: ir.Graph) -> list[ir.Value]:

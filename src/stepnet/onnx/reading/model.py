@@ -143,7 +143,7 @@ def _reports(graph: Graph) -> Iterator[LoopReport]:
         report = getattr(step.run, "reports", None)
         if report is not None:
             yield report
-        for body in step.bodies.values():
+        for body in step.info.bodies.values():
             yield from _reports(body)
 
 

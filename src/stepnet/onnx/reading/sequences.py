@@ -27,7 +27,7 @@ def _place(position: Tensor, size: int, what: str) -> int:
 def _empty(node: Info) -> Run:
     if node.get("dtype") is not None:
         dtype_of(node.get("dtype"))
-    return lambda: []
+    return list
 
 
 @op("SequenceConstruct", inputs=(1, 2**16))
