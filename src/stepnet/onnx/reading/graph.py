@@ -186,11 +186,11 @@ def _constant(node: ir.Node, place: str) -> Tensor:
     kinds = {"value_float": torch.float32, "value_floats": torch.float32, "value_int": torch.int64,
              "value_ints": torch.int64}  # fmt: skip
     for name, attribute in node.attributes.items():
-        if name == "value" and attribute.type == ir.AttributeType.TENSOR:
-            return tensor_of(attribute.as_tensor(), place)
-        if name in kinds:
-            try:
+        try:
+            if name == "value" and attribute.type == ir.AttributeType.TENSOR:
+                return tensor_of(attribute.as_tensor(), place)
+            if name in kinds:
                 return torch.tensor(attribute.value, dtype=kinds[name])
-            except ERRORS as problem:
-                raise error(place, problem) from problem
+        except ERRORS as problem:
+            raise error(place, problem) from problem
     raise IRError(f"{place}: holds no constant that torch has", got=", ".join(node.attributes))
