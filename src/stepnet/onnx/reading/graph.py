@@ -98,7 +98,7 @@ class Graph:
                         f"{place}: reads '{(value.name or '')[:100]}', which nothing before it makes",
                         remedy="nodes must be in the order that they run",
                     )
-            if node.op_type == "Constant" and node.domain in DOMAINS:
+            if node.op_type == "Constant" and node.domain in DOMAINS and len(node.outputs) == 1:
                 constants[node.outputs[0]] = _constant(node, place)
                 continue
             step = self._step(node, place, constants, opset, around)
@@ -120,7 +120,9 @@ class Graph:
     def _step(
         self, node: ir.Node, place: str, constants: dict[ir.Value, Tensor], opset: int, around: set[ir.Value]
     ) -> Step:
-        row = TABLE[node.op_type]
+        row = TABLE.get(node.op_type)
+        if row is None:
+            raise IRError(f"{place}: must have one output", got=len(node.outputs))
         if not row.least <= len(node.inputs) <= row.most:
             raise IRError(f"{place}: has {len(node.inputs)} inputs", expected=f"{row.least} to {row.most}")
         bodies = {
