@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stepnet.report.sizes import fitting
+from stepnet.report.sizes import fitting, shapes_at
 
 from .outcome import CommandError
 
@@ -67,7 +67,8 @@ def fill(
         CommandError: an input of any rank has no shape.
     """
     make = torch.Generator().manual_seed(seed)
-    sizes = fitting(model, {**{name: np.shape(value) for name, value in found.items()}, **shapes}, DYNAMIC)
+    known = {**{name: np.shape(value) for name, value in found.items()}, **shapes}
+    sizes = (fitting if _is_ir(model) else shapes_at)(model, known, DYNAMIC)
     filled = {}
     for socket in model.inputs:
         if socket.name in found:
@@ -99,8 +100,17 @@ def array(value: Tensor) -> np.ndarray:
     return (value.float() if value.dtype is torch.bfloat16 else value).detach().numpy()
 
 
+def _is_ir(model: Any) -> bool:
+    """Whether shapes and other names of inputs can be told from the layers, as those of OpenVINO IR can."""
+    from stepnet.openvino import OpenVINOModel
+
+    return isinstance(model, OpenVINOModel)
+
+
 def _names(model: OpenVINOModel) -> dict[str, str]:
     """The inputs by every name that they have: their layers', then those of the tensors."""
+    if not _is_ir(model):
+        return {socket.name: socket.name for socket in model.inputs}
     net = model.graph.net
     pairs = list(zip(model.inputs, (net.layers[i] for i in net.parameters), strict=True))
     aliases = {alias: socket.name for socket, layer in pairs for alias in layer.outputs[0].names}

@@ -1,4 +1,4 @@
-"""`stepnet convert`: from one OpenVINO IR to another."""
+"""`stepnet convert`: from one file to another."""
 
 from __future__ import annotations
 
@@ -7,28 +7,66 @@ from typing import Annotated
 
 import typer
 
-from .options import BIN, MODEL
-from .outcome import told
+from .options import BIN, EITHER, SHAPES, shapes_of
+from .outcome import CommandError, told
 from .output import console
 
 
 def convert(
-    model: MODEL,
-    output: Annotated[Path, typer.Argument(metavar="NEW.XML", help="Where to write, with NEW.bin.")],
+    model: EITHER,
+    output: Annotated[
+        Path, typer.Argument(metavar="NEW", help="Where to write: NEW.XML with NEW.bin, or NEW.ONNX.")
+    ],
     bin: BIN = None,
+    shape: SHAPES = None,
     unfuse: Annotated[
         bool, typer.Option("--unfuse", help="Make each LSTM-, GRU- and RNNSequence a loop with a cell.")
     ] = False,
     f16: Annotated[bool, typer.Option("--f16", help="Store float32 constants as float16.")] = False,
 ) -> None:
-    """Write a model of IR version 10 or 11 as version 11, which OpenVINO and stepnet read.
+    """Write a model of IR version 10 or 11 as version 11; an ONNX model as version 11, or as ONNX anew.
 
-    The new files may take the place of those that are read.
+    The new files may take the place of those that are read. An ONNX model is run on ones to see what it does:
+    --shape gives the shape of an input; a dynamic dimension is 8 without it, and stays dynamic.
     """
     with told():
+        if model.suffix == ".onnx":
+            _from_onnx(model, output, bin, shape, f16=f16, unfuse=unfuse)
+            return
+        if output.suffix == ".onnx" or shape:
+            what = (
+                "--shape is for an ONNX model" if shape else f"{output}: OpenVINO IR is written as IR alone"
+            )
+            raise CommandError(what, expected="NEW.XML, and no --shape")
         from stepnet.openvino import load
         from stepnet.openvino.convert import convert as write
 
         write(load(model, bin), output, unfuse=unfuse, f16=f16)
         size = sum(path.stat().st_size for path in (output, output.with_suffix(".bin")) if path.exists())
         console().print(f"written: {output}, {output.with_suffix('.bin')}, {size:,} bytes")
+
+
+def _from_onnx(
+    model: Path, output: Path, bin: Path | None, shape: list[str] | None, *, f16: bool, unfuse: bool
+) -> None:
+    """Trace an ONNX model, and write it."""
+    import torch
+
+    import stepnet.onnx
+    import stepnet.openvino
+    from stepnet.report.sizes import check_shapes
+
+    from .arrays import fill
+    from .models import load_model
+
+    if unfuse or (f16 and output.suffix != ".onnx"):
+        raise CommandError("--unfuse and --f16 are for OpenVINO IR as input, --f16 for ONNX as output, too")
+    it = load_model(model, bin).eval()
+    sizes = shapes_of(shape)
+    check_shapes(it, sizes)
+    values = {name: torch.ones_like(value) for name, value in fill(it, {}, sizes, 0).items()}
+    if output.suffix == ".onnx":
+        stepnet.onnx.save(it, output, values, f16=f16)
+    else:
+        stepnet.openvino.save(it, output, values)
+    console().print(f"written: {output}, {output.stat().st_size:,} bytes")

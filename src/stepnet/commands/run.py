@@ -9,7 +9,7 @@ import typer
 
 from stepnet.data.dtypes import typed_shape
 
-from .options import BIN, INPUTS, MODEL, SEED, SHAPES
+from .options import BIN, EITHER, INPUTS, SEED, SHAPES
 from .outcome import CommandError, told
 from .output import console
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def run(
-    model: MODEL,
+    model: EITHER,
     bin: BIN = None,
     input: INPUTS = None,
     random: Annotated[bool, typer.Option("--random", help="Random values for inputs not given.")] = False,
@@ -35,14 +35,13 @@ def run(
     A dynamic dimension of a random input is 8, unless --shape gives the input's shape.
     """
     with told():
-        from stepnet.openvino import load
-
         from .arrays import write
         from .inputs import gather
+        from .models import load_model
 
         if output is not None and output.suffix != ".npz":
             raise CommandError(f"--output {output}: should end in .npz")
-        it = load(model, bin)
+        it = load_model(model, bin)
         values = gather(it, input, shape, seed, random=random)
         found, first, second = timed(it, values)
         if output is not None:

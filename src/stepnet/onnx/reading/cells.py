@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,11 @@ _NAMES = (
 _CANONICAL = {name.lower(): name for name in _NAMES}
 _ALPHA = {"Affine", "Celu", "Elu", "HardSigmoid", "LeakyRelu", "ScaledTanh", "Selu", "ThresholdedRelu"}
 _BETA = {"Affine", "HardSigmoid", "ScaledTanh"}
+
+
+def _number(numbers: dict[str, float | None], name: str, default: float) -> float:
+    value = numbers.get(name)
+    return default if value is None else value
 
 
 class Cell:
@@ -68,13 +74,11 @@ class Cell:
                 numbers["alpha"] = next(alphas, None)
             if known in _BETA:
                 numbers["beta"] = next(betas, None)
-            found.append(
-                self._clipped(
-                    activation(known, lambda n, d, own=numbers: d if own.get(n) is None else own[n])
-                )
-            )
+            found.append(activation(known, partial(_number, numbers)))
         size = len(default)
-        return [found[k : k + size] for k in range(0, len(found), size)]
+        # the last of an LSTM takes its cell, not a sum of gates, and is not clipped
+        clipped = [f if size == 3 and k % size == 2 else self._clipped(f) for k, f in enumerate(found)]
+        return [clipped[k : k + size] for k in range(0, len(clipped), size)]
 
     def _clipped(self, function: Activation) -> Activation:
         clip = self.clip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import weakref
 from collections.abc import Mapping, Sequence
@@ -11,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from stepnet import iterator
 from stepnet.errors import Unsupported
 from stepnet.executors import naive
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.setting import check_backend
 from stepnet.ir.loop import BackEdge, Concat, Invariant, Last, Loop, Merged, Slice
+from stepnet.iterator import InputPort, OutputPort, TensorIterator
 from stepnet.iterator.rows import RowLoop, show_declined
+from stepnet.iterator.tensor_iterator import INSTEAD
 
 from .info import Info, Misfit, Run, op
 
@@ -106,11 +110,11 @@ class ScanBody:
         self.cut, self.joined = tuple(cut), tuple(joined)
         self.outer = tuple(graph.captured)
         self.parameters = (
-            *(f"state {k}" for k in range(states)),
-            *(f"x {k}" for k in range(len(cut))),
-            *(f"outer {k}" for k in range(len(self.outer))),
+            *(f"s{k}" for k in range(states)),
+            *(f"x{k}" for k in range(len(cut))),
+            *(f"outer{k}" for k in range(len(self.outer))),
         )
-        self.results = (*(f"new {k}" for k in range(states)), *(f"y {k}" for k in range(len(joined))))
+        self.results = (*(f"new{k}" for k in range(states)), *(f"y{k}" for k in range(len(joined))))
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
         count = self.states + len(self.cut)
@@ -126,12 +130,15 @@ class ScanRows:
 
     def __init__(self, body: ScanBody) -> None:
         self.serial = next(_SERIALS)
+        self.__name__ = body.name
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        self.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in body.parameters])
         self._body = weakref.ref(body)
 
-    def __call__(self, *values: Tensor) -> tuple[Any, ...]:
+    def __call__(self, *values: Tensor, **named: Tensor) -> tuple[Any, ...]:
         body = self._body()
         assert body is not None
-        return body(*values)
+        return body(*values, *named.values())
 
 
 class ScanRunner:
@@ -173,8 +180,24 @@ class ScanRunner:
             back_edges=[BackEdge(a, b) for a, b in zip(new, states, strict=True)],
         )
         rows = ScanRows(self.body)
+        self.iterator = TensorIterator(
+            rows,
+            [
+                *(InputPort(p.source, p.parameter) for p in (*self.loop.merged, *self.loop.invariants)),
+                *(
+                    InputPort(p.source, p.parameter, p.axis, p.start, p.end, p.stride)
+                    for p in self.loop.slices
+                ),
+                *(OutputPort(name, k) for k, name in enumerate(new)),
+                *(
+                    OutputPort(p.output, len(new) + k, p.axis, p.start, p.end, p.stride)
+                    for k, p in enumerate(self.loop.joined)
+                ),
+            ],
+            [iterator.BackEdge(k, name) for k, name in enumerate(states)],
+        )
         self.rows = RowLoop(self.loop, lambda batch, axis: (rows, True))
-        nested = any(step.bodies for step in graph.steps)
+        nested = any(step.info.bodies for step in graph.steps)
         self.reason = "its body holds a loop or a branch" if nested else None
 
     def _list(self, name: str, count: int) -> list[int]:
@@ -205,6 +228,8 @@ class ScanRunner:
 
     def _run(self, values: Sequence[Any]) -> Sequence[Any]:
         feeds = dict(zip(self.body.parameters, values, strict=True))
+        if INSTEAD.get() is not None:  # what writes the model takes a TensorIterator
+            return tuple(self.iterator(**feeds))
         out = self._compiled(feeds)
         if out is None:
             out = naive.run(self.loop, feeds)

@@ -13,10 +13,11 @@ from torch import Tensor
 from stepnet.errors import IRError, StepnetError
 from stepnet.ir.last_uses import last_uses
 
-from . import cells, control, elementwise, sequences, shapes, sums
+from . import cells, control, elementwise, sequences, shapes, sizes, sums
 from .info import TABLE, Info, Misfit, error
+from .sizes import Sizes, on_sizes, plain
 
-OPERATORS = (elementwise, shapes, sums, cells, sequences, control)  # which fill the table
+OPERATORS = (elementwise, sizes, shapes, sums, cells, sequences, control)  # which fill the table
 # What torch raises for inputs that an operator does not take.
 ERRORS = (RuntimeError, ValueError, IndexError, TypeError, OverflowError, ArithmeticError, AssertionError,
           AttributeError, KeyError, MemoryError)  # fmt: skip
@@ -32,7 +33,7 @@ class Step:
     run: Callable[..., Any]
     inputs: tuple[ir.Value | None, ...]
     outputs: tuple[ir.Value, ...]
-    bodies: Mapping[str, Graph]
+    info: Info
     done: tuple[ir.Value, ...] = ()
 
     def call(self, arguments: Sequence[Any]) -> Sequence[Any]:
@@ -42,6 +43,11 @@ class Step:
             IRError: the inputs do not fit.
         """
         try:
+            if any(type(value) is Sizes for value in arguments):
+                found = on_sizes(self.info, arguments)
+                if found is not None:
+                    return (found,)
+                arguments = [v if k in self.info.read else plain(v) for k, v in enumerate(arguments)]
             result = self.run(*arguments)
         except Misfit as misfit:
             raise error(self.where, misfit) from misfit
@@ -92,7 +98,7 @@ class Graph:
                         f"{place}: reads '{(value.name or '')[:100]}', which nothing before it makes",
                         remedy="nodes must be in the order that they run",
                     )
-            if node.op_type == "Constant" and node.domain in DOMAINS:
+            if node.op_type == "Constant" and node.domain in DOMAINS and len(node.outputs) == 1:
                 constants[node.outputs[0]] = _constant(node, place)
                 continue
             step = self._step(node, place, constants, opset, around)
@@ -114,7 +120,9 @@ class Graph:
     def _step(
         self, node: ir.Node, place: str, constants: dict[ir.Value, Tensor], opset: int, around: set[ir.Value]
     ) -> Step:
-        row = TABLE[node.op_type]
+        row = TABLE.get(node.op_type)
+        if row is None:
+            raise IRError(f"{place}: must have one output", got=len(node.outputs))
         if not row.least <= len(node.inputs) <= row.most:
             raise IRError(f"{place}: has {len(node.inputs)} inputs", expected=f"{row.least} to {row.most}")
         bodies = {
@@ -130,13 +138,14 @@ class Graph:
             and constants[value].numel() <= _LONGEST
             and not constants[value].is_floating_point()
         }
+        info = Info(node, opset, place, known, bodies, outer)
         try:
-            run = row.make(Info(node, opset, place, known, bodies, outer))
+            run = row.make(info)
         except Misfit as misfit:
             raise error(place, misfit) from misfit
         except ERRORS as problem:
             raise error(place, problem) from problem
-        return Step(place, run, (*node.inputs, *outer), tuple(node.outputs), bodies)
+        return Step(place, run, (*node.inputs, *outer), tuple(node.outputs), info)
 
     def run(self, arguments: Sequence[Any], around: Mapping[ir.Value, Any]) -> tuple[Any, ...]:
         """The outputs, for the inputs and what it captures."""
@@ -148,7 +157,7 @@ class Graph:
             values.update(zip(step.outputs, results, strict=False))
             for value in step.done:
                 del values[value]
-        return tuple(values[value] for value in self.outputs)
+        return tuple(plain(values[value]) for value in self.outputs)
 
 
 def inputs_of(graph: ir.Graph) -> list[ir.Value]:
@@ -179,11 +188,11 @@ def _constant(node: ir.Node, place: str) -> Tensor:
     kinds = {"value_float": torch.float32, "value_floats": torch.float32, "value_int": torch.int64,
              "value_ints": torch.int64}  # fmt: skip
     for name, attribute in node.attributes.items():
-        if name == "value" and attribute.type == ir.AttributeType.TENSOR:
-            return tensor_of(attribute.as_tensor(), place)
-        if name in kinds:
-            try:
+        try:
+            if name == "value" and attribute.type == ir.AttributeType.TENSOR:
+                return tensor_of(attribute.as_tensor(), place)
+            if name in kinds:
                 return torch.tensor(attribute.value, dtype=kinds[name])
-            except ERRORS as problem:
-                raise error(place, problem) from problem
+        except ERRORS as problem:
+            raise error(place, problem) from problem
     raise IRError(f"{place}: holds no constant that torch has", got=", ".join(node.attributes))

@@ -35,6 +35,7 @@ class Info:
         known: the numbers of inputs that are constants, as nested lists.
         bodies: the graphs in its attributes.
         outer: the values that they read from around, which follow the inputs of a call.
+        read: the inputs that the operator reads as numbers.
     """
 
     node: ir.Node
@@ -43,6 +44,7 @@ class Info:
     known: dict[int, Any] = field(default_factory=dict)
     bodies: dict[str, Any] = field(default_factory=dict)
     outer: tuple[ir.Value, ...] = ()
+    read: set[int] = field(default_factory=set)
 
     def get(self, name: str, default: Any = None) -> Any:
         """An attribute: a number, a text, or a list of them."""
@@ -72,6 +74,7 @@ class Info:
             return lambda inputs: known
         if not self.has(index):
             return lambda inputs: None
+        self.read.add(index)
         return lambda inputs: numbers_of(inputs[index])
 
     def listed(self, index: int, name: str | None = None) -> Callable[[Sequence[Any]], list[int] | None]:
@@ -107,6 +110,8 @@ def numbers_of(value: Any) -> Any:
         Misfit: there are too many for sizes or positions.
     """
     if not isinstance(value, Tensor):
+        if hasattr(value, "tolist"):
+            return value.tolist()
         raise Misfit("a tensor of numbers is needed", type(value).__name__)
     if value.numel() > 2**16:
         raise Misfit("too many numbers for sizes or positions", value.numel(), f"at most {2**16}")

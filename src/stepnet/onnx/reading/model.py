@@ -19,7 +19,7 @@ from stepnet.data.outputs import Outputs
 from stepnet.errors import IRError
 
 from .control import LoopReport
-from .graph import DOMAINS, Graph, inputs_of
+from .graph import DOMAINS, ERRORS, Graph, inputs_of
 from .info import TABLE
 
 OLDEST = 7  # of the sets of operators that are read
@@ -143,7 +143,7 @@ def _reports(graph: Graph) -> Iterator[LoopReport]:
         report = getattr(step.run, "reports", None)
         if report is not None:
             yield report
-        for body in step.bodies.values():
+        for body in step.info.bodies.values():
             yield from _reports(body)
 
 
@@ -200,9 +200,18 @@ def load(path: str | os.PathLike[str], *, trainable: bool = False) -> ONNXModel:
             f"{where}: cannot be read: {text[0][:300] if text else type(problem).__name__}",
             expected="an ONNX file",
         ) from problem
-    _check_operators(model, where)
-    _check_outside(model, place)
-    return ONNXModel(model, where, trainable=trainable)
+    try:
+        _check_names(model, where)
+        _check_operators(model, where)
+        _check_outside(model, place)
+        return ONNXModel(model, where, trainable=trainable)
+    except IRError:
+        raise
+    except ERRORS as problem:  # of onnx-ir, which reads much of a file when it is asked for it
+        text = str(problem).strip().splitlines()
+        raise IRError(
+            f"{where}: breaks a rule: {text[0][:300] if text else type(problem).__name__}"
+        ) from problem
 
 
 def supported_types() -> list[str]:
@@ -212,6 +221,15 @@ def supported_types() -> list[str]:
     True
     """
     return sorted([*TABLE, "Constant"])
+
+
+def _check_names(model: ir.Model, where: str) -> None:
+    """Refuse names that are no text, which protobuf lets pass."""
+    for node in model.graph.all_nodes():
+        names = [node.name, node.op_type, node.domain, *(v.name for v in (*node.inputs, *node.outputs) if v)]
+        wrong = next((name for name in names if name is not None and not isinstance(name, str)), None)
+        if wrong is not None:
+            raise IRError(f"{where}: a name is no text", got=repr(wrong)[:100])
 
 
 def _check_operators(model: ir.Model, where: str) -> None:

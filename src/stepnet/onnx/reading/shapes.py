@@ -11,16 +11,6 @@ from torch.nn import functional as F
 from .info import Info, Misfit, Run, check_size, dtype_of, op
 
 
-@op("Shape")
-def _shape(node: Info) -> Run:
-    start, end = node.get("start", 0), node.get("end")
-
-    def shape(x: Tensor) -> Tensor:
-        return torch.tensor(list(x.shape)[start:end], dtype=torch.int64)
-
-    return shape
-
-
 @op("Size")
 def _size(node: Info) -> Run:
     return lambda x: torch.tensor(x.numel())
@@ -152,7 +142,7 @@ def _gather(node: Info) -> Run:
         rows = torch.where(rows < 0, rows + x.shape[axis], rows)
         at = axis % x.dim()
         out = x.index_select(at, rows)
-        return out.reshape(*x.shape[:at], *index.shape, *x.shape[at + 1 :])
+        return out.reshape([*x.shape[:at], *index.shape, *x.shape[at + 1 :]])
 
     return gather
 

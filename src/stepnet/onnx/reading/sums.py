@@ -15,8 +15,8 @@ Axes = list[int]
 REDUCTIONS: dict[str, Callable[[Tensor, Axes, bool], Tensor]] = {
     "ReduceSum": lambda x, axes, keep: x.sum(axes, keep, dtype=x.dtype),
     "ReduceMean": lambda x, axes, keep: x.mean(axes, keep),
-    "ReduceMax": lambda x, axes, keep: x.amax(axes, keep),
-    "ReduceMin": lambda x, axes, keep: x.amin(axes, keep),
+    "ReduceMax": lambda x, axes, keep: _extreme(x, axes, keep, "amax"),
+    "ReduceMin": lambda x, axes, keep: _extreme(x, axes, keep, "amin"),
     "ReduceProd": lambda x, axes, keep: _product(x, axes, keep),
     "ReduceL1": lambda x, axes, keep: x.abs().sum(axes, keep, dtype=x.dtype),
     "ReduceL2": lambda x, axes, keep: (x * x).sum(axes, keep, dtype=x.dtype).sqrt().to(x.dtype),
@@ -24,6 +24,18 @@ REDUCTIONS: dict[str, Callable[[Tensor, Axes, bool], Tensor]] = {
     "ReduceLogSumExp": lambda x, axes, keep: x.logsumexp(axes, keep),
     "ReduceSumSquare": lambda x, axes, keep: (x * x).sum(axes, keep, dtype=x.dtype),
 }
+
+
+def _extreme(x: Tensor, axes: Axes, keep: bool, kind: str) -> Tensor:
+    if x.numel():
+        return getattr(x, kind)(axes, keep)
+    sizes = [1 if k in {axis % x.dim() for axis in axes} else size for k, size in enumerate(x.shape)]
+    if x.is_floating_point():
+        least, most = -torch.inf, torch.inf
+    else:
+        least, most = torch.iinfo(x.dtype).min, torch.iinfo(x.dtype).max
+    out = x.new_full(sizes, least if kind == "amax" else most)
+    return out if keep else out.sum(axes, dtype=x.dtype)
 
 
 def _product(x: Tensor, axes: Axes, keep: bool) -> Tensor:
@@ -102,7 +114,7 @@ def _topk(node: Info) -> Run:
     def topk(*inputs: Any) -> tuple[Tensor, Tensor]:
         x, k = inputs[0], count(inputs)
         k = k if isinstance(k, int) else k[0]
-        index = x.argsort(axis, descending=largest, stable=True).narrow(axis, 0, k)
+        index = x.argsort(dim=axis, descending=largest, stable=True).narrow(axis, 0, k)
         return x.gather(axis, index), index
 
     return topk

@@ -1,0 +1,64 @@
+"""ONNX models on the command line: run, and converted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from stepnet import Recurrent, cells
+
+pytest.importorskip("onnx_ir")
+
+
+@pytest.fixture
+def model(tmp_path):
+    import stepnet.onnx
+
+    path = tmp_path / "m.onnx"
+    stepnet.onnx.save(Recurrent(cells.MinGRU(3, 4)), path, (torch.randn(4, 2, 3),))
+    return path
+
+
+def test_run(stepnet, model, tmp_path):
+    import stepnet as package
+
+    x = torch.randn(5, 2, 3)
+    np.save(tmp_path / "x.npy", x.numpy())
+    code, out, err = stepnet(
+        "run", model, "--input", f"x={tmp_path / 'x.npy'}", "--output", tmp_path / "y.npz"
+    )
+    assert (code, err) == (0, "")
+    assert "float32[5, 2, 4]" in out
+    with np.load(tmp_path / "y.npz") as found:
+        np.testing.assert_array_equal(found[found.files[0]], package.onnx.load(model)(x)[0].numpy())
+    code, out, _ = stepnet("run", model, "--random")
+    assert (code, "float32[8, 8, 4]" in out) == (0, True)
+
+
+@pytest.mark.parametrize("new", ["new.xml", "new.onnx"])
+def test_convert(stepnet, model, tmp_path, new):
+    import stepnet as package
+
+    code, out, err = stepnet("convert", model, tmp_path / new)
+    assert (code, err) == (0, "")
+    assert out.startswith(f"written: {tmp_path / new}")
+    read = package.openvino.load if new.endswith("xml") else package.onnx.load
+    x = torch.randn(3, 5, 3)
+    expected, found = package.onnx.load(model)(x), read(tmp_path / new)(x=x)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_what_does_not_fit(stepnet, model, tmp_path):
+    for arguments, text in (
+        (("convert", model, tmp_path / "n.xml", "--unfuse"), "--unfuse and --f16 are for OpenVINO IR"),
+        (("convert", model, tmp_path / "n.xml", "--shape", "z=1"), "has no such input"),
+        (("run", model, "--bin", "w.bin"), "is for OpenVINO IR"),
+        (("run", model), "input 'x' is not given"),
+        (("convert", "m.xml", tmp_path / "n.onnx"), "OpenVINO IR is written as IR alone"),
+        (("run", tmp_path / "none.onnx"), "cannot be read"),
+    ):
+        code, out, err = stepnet(*arguments)
+        assert (code, out) == (2, "")
+        assert text in " ".join(err.split())

@@ -1,0 +1,172 @@
+"""ONNX files that break a rule: an error that names the node, no crash, and nothing of a declared size."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+onnx = pytest.importorskip("onnx")
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+import stepnet.onnx  # noqa: E402
+from stepnet import cells  # noqa: E402
+from stepnet.errors import IRError  # noqa: E402
+
+
+def value(name, *shape, kind=TensorProto.FLOAT):
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def write(path, nodes, inputs=(), outputs=("y",), constants=(), opset=20):
+    made = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
+    graph = helper.make_graph(nodes, "g", list(inputs), made, list(constants))
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def node(kind, inputs, outputs=("y",), **attributes):
+    return helper.make_node(kind, list(inputs), list(outputs), name="n", **attributes)
+
+
+def ints(name, *numbers):
+    return numpy_helper.from_array(np.array(numbers, np.int64), name)
+
+
+def body(*outputs, inputs=()):
+    return helper.make_graph([], "b", list(inputs), [value(name) for name in outputs])
+
+
+def given(nodes, **more):
+    return {"nodes": nodes, **more}
+
+
+X = value("x", 2, 3)
+FOREVER = helper.make_graph(
+    [], "b", [value("i", kind=TensorProto.INT64), value("c", kind=TensorProto.BOOL)],
+    [value("c", kind=TensorProto.BOOL)],
+)  # fmt: skip
+READ = {
+    "unknown operators": (given([node("Foo", "x"), node("Bar", "y", "z")], inputs=[X]), "got: .*Bar, Foo"),
+    "a value nobody makes": (given([node("Relu", ["z"])], inputs=[X]), "reads 'z', which nothing"),
+    "an output nobody makes": (given([], inputs=[X]), "nothing makes the output 'y'"),
+    "too few inputs": (given([node("Add", ["x"])], inputs=[X]), r"node 0 'n' \(Add\): has 1 inputs"),
+    "an old set": (given([node("Relu", ["x"])], inputs=[X], opset=5), "set of operators that is not read"),
+    "a direction": (given([node("GRU", "xxx", direction="up")], inputs=[X]), "no such direction"),
+    "an activation": (given([node("RNN", "xxx", activations=["Foo"])], inputs=[X]), "no such activation"),
+    "a type": (given([node("Cast", "x", to=999)], inputs=[X]), "no such element type"),
+    "an attribute": (given([node("Concat", "xx", axis="one")], inputs=[X]), "attribute 'axis' is of another"),
+    "no body": (given([node("Scan", "x", num_scan_inputs=1)], inputs=[X]), "the graph 'body' is not there"),
+    "scan inputs": (
+        given([node("Scan", "x", num_scan_inputs=3, body=body())], inputs=[X]),
+        "num_scan_inputs does not fit",
+    ),
+    "a loop for ever": (
+        given([node("Loop", ["", ""], (), body=FOREVER), node("Relu", "x")], inputs=[X]),
+        "never ends",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_refused_when_read(name, tmp_path):
+    made, text = READ[name]
+    with pytest.raises(IRError, match=rf"(?s)m\.onnx.*{text}"):
+        stepnet.onnx.load(write(tmp_path / "m.onnx", **made))
+
+
+RUN = {
+    "a shape": (given([node("Reshape", "xs")], constants=[ints("s", 7, 7)]), r"\(Reshape\)"),
+    "a large tensor": (given([node("Expand", "xs")], constants=[ints("s", 10**9, 10**6, 1, 1)]), "too large"),
+    "a large constant": (
+        given([node("ConstantOfShape", "s"), node("Relu", "x", "z")], constants=[ints("s", 10**12)]),
+        "too large",
+    ),
+    "a large padding": (
+        given([node("Pad", "xs")], constants=[ints("s", 0, 0, 10**12, 0)]),
+        "too large",
+    ),
+    "many copies": (given([node("Tile", "xs")], constants=[ints("s", 10**9, 10**9)]), "too large"),
+    "a place": (given([node("Gather", "xs")], constants=[ints("s", 9)]), r"\(Gather\)"),
+    "an axis": (given([node("Squeeze", "xs")], constants=[ints("s", 0)]), "must have one element"),
+    "weights": (given([node("LSTM", "xxx")]), r"\(LSTM\): x must be \[steps, batch, features\]"),
+}
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_refused_when_run(name, tmp_path):
+    made, text = RUN[name]
+    model = stepnet.onnx.load(write(tmp_path / "m.onnx", inputs=[X], **made))
+    with pytest.raises(IRError, match=rf"m\.onnx: node 0 'n'.*{text}"):
+        model(torch.ones(2, 3))
+
+
+def test_numbers_that_do_not_fit_their_shape(tmp_path):
+    constant = ints("s", 1, 2)
+    constant.dims[:] = [10**9, 10**9]
+    with pytest.raises(IRError, match="constant 's'"):
+        stepnet.onnx.load(write(tmp_path / "m.onnx", [node("Reshape", "xs")], [X], constants=[constant]))
+
+
+@pytest.mark.parametrize(
+    ("location", "length", "text"),
+    [
+        ("../w.bin", 8, "lies outside the folder"),
+        ("/etc/passwd", 8, "lies outside the folder"),
+        ("none.bin", 8, "is not there"),
+        ("w.bin", 10**12, "behind the end of its file"),
+        ("link.bin", 8, "lies outside the folder"),
+    ],
+)
+def test_constants_outside_the_file(location, length, text, tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "w.bin").write_bytes(bytes(8))
+    (tmp_path / "w.bin").write_bytes(bytes(8))
+    (folder / "link.bin").symlink_to(tmp_path / "w.bin")
+    constant = TensorProto(
+        name="s", data_type=TensorProto.INT64, dims=[1], data_location=TensorProto.EXTERNAL
+    )
+    for key, told in {"location": location, "offset": "0", "length": str(length)}.items():
+        constant.external_data.add(key=key, value=told)
+    with pytest.raises(IRError, match=text):
+        stepnet.onnx.load(write(folder / "m.onnx", [node("Reshape", "xs")], [X], constants=[constant]))
+
+
+def test_what_is_no_file(tmp_path):
+    (tmp_path / "text.onnx").write_text("<xml/>")
+    (tmp_path / "folder.onnx").mkdir()
+    for name in ("text.onnx", "folder.onnx", "none.onnx"):
+        with pytest.raises(IRError, match=rf"{name}: (cannot be read|of a set of operators|breaks a rule)"):
+            stepnet.onnx.load(tmp_path / name)
+
+
+def test_changed_files(tmp_path):
+    """Bytes changed, cut out and put in: a model or an error."""
+    stepnet.onnx.save(stepnet.Recurrent(cells.GRU(2, 2)), tmp_path / "gru.onnx", (torch.ones(2, 2, 2),))
+    stepnet.onnx.save(stepnet.Recurrent(cells.MinGRU(2, 2)), tmp_path / "scan.onnx", (torch.ones(2, 2, 2),))
+    files = [(tmp_path / name).read_bytes() for name in ("gru.onnx", "scan.onnx")]
+    generator, told = random.Random(7), {"read": 0, "refused": 0}
+    for _ in range(300):
+        data = bytearray(generator.choice(files))
+        for _ in range(generator.choice((1, 2, 5))):
+            at = generator.randrange(len(data))
+            kind = generator.randrange(3)
+            if kind == 0:
+                data[at] = generator.randrange(256)
+            elif kind == 1:
+                del data[at : at + generator.randrange(1, 6)]
+            else:
+                data[at:at] = generator.randbytes(generator.randrange(1, 6))
+        path = tmp_path / "changed.onnx"
+        path.write_bytes(data)
+        try:
+            stepnet.onnx.load(path)
+        except IRError:
+            told["refused"] += 1
+        else:
+            told["read"] += 1
+    assert min(told.values()) > 2, told

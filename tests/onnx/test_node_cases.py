@@ -1,0 +1,83 @@
+"""The node tests that ONNX's own wheel holds: each model is read, and computes what it says."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+onnx = pytest.importorskip("onnx")
+import stepnet.onnx  # noqa: E402
+
+LOOPS = (
+    r"lstm|gru|simple_rnn|rnn_seq|scan|loop|if_|if$|sequence|split_to"
+    r"|linear_attention.*expanded|causal_conv.*expanded"
+)
+AROUND = (
+    r"(add|and|argmax|argmin|ceil|clip|concat|cumsum|div|einsum|elu|equal|erf|exp|expand|flatten|floor|gather"
+    r"|gathernd|gather_elements|gelu|gemm|hardsigmoid|hardswish|identity|layer_normalization|leakyrelu|log"
+    r"|logsoftmax|matmul|max|mean|min|mod|mul|neg|not|onehot|pow|prelu|range|reduce|relu|reshape|round|scatter"
+    r"|selu|shape|sigmoid|sign|size|slice|softmax|softplus|split|sqrt|squeeze|sub|sum|tanh|tile|top_k|transpose"
+    r"|tril|triu|unsqueeze|where|constant_pad|edge_pad|reflect_pad|basic_conv|conv_with)"
+)
+# What torch computes with no such type, or draws noise.
+LEFT = (
+    r"uint(16|32|64)|bfloat16|float8|float4|int4|int2|string|training|dropout|isinf|_pad_axes|linear_attention.*fp16"
+    r"|expanded_ver|_mask|wrap|not_\dd"
+)
+
+
+@cache
+def cases():
+    from onnx.backend.test.case.node import collect_testcases
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return {case.name.removeprefix("test_"): case for case in collect_testcases(None)}
+
+
+def names():
+    wanted = [n for n in cases() if re.match(LOOPS, n) or re.match(rf"{AROUND}(_|\d|$)", n)]
+    return [n for n in wanted if not re.search(LEFT, n)]
+
+
+def tensor(value):
+    if isinstance(value, list):
+        return [tensor(v) for v in value]
+    return None if value is None else torch.from_numpy(np.array(value))
+
+
+def same(found, expected):
+    if isinstance(expected, list):
+        assert len(found) == len(expected)
+        for a, b in zip(found, expected, strict=True):
+            same(a, b)
+    elif expected is None:
+        assert found is None
+    else:
+        assert found.numpy().dtype == np.asarray(expected).dtype
+        assert found.shape == np.shape(expected)
+        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", names())
+def test_node(name, tmp_path):
+    case = cases()[name]
+    onnx.save(case.model, tmp_path / "node.onnx")
+    model = stepnet.onnx.load(tmp_path / "node.onnx")
+    for inputs, outputs in case.data_sets:
+        with torch.no_grad():
+            found = model(*map(tensor, inputs))
+        for a, b in zip(found, outputs, strict=True):
+            same(a, b)
+
+
+def test_there_are_many():
+    every = names()
+    for kind, count in {"lstm": 6, "gru": 6, "rnn|simple_rnn": 3, "scan": 4, "loop": 3, "if": 2}.items():
+        assert len([n for n in every if re.match(kind, n)]) >= count, kind
+    assert len(every) > 300

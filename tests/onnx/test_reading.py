@@ -1,0 +1,266 @@
+"""ONNX files read as torch modules: against ONNX Runtime, and against what was written."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import stepnet
+from saved_modules import plain_loops
+from stepnet import cells
+
+onnx = pytest.importorskip("onnx")
+runtime = pytest.importorskip("onnxruntime")
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+import stepnet.onnx  # noqa: E402
+from stepnet.errors import IRError  # noqa: E402
+
+F, H = 3, 4
+CELLS = {
+    "LSTM": lambda: cells.LSTM(F, H),
+    "GRU": lambda: cells.GRU(F, H),
+    "SLSTM": lambda: cells.SLSTM(F, H),
+}
+KNOWN = ("LSTM", "GRU", "RNN")
+
+
+def in_runtime(path, *inputs):
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_inputs()]
+    return [torch.from_numpy(out) for out in session.run(None, dict(zip(names, inputs, strict=True)))]
+
+
+def check(path, *inputs, tolerance=1e-5):
+    """What is read is what ONNX Runtime runs, by generated code and by the plain loop."""
+    model = stepnet.onnx.load(path)
+    expected = in_runtime(path, *inputs)
+    for found in (model(*inputs), _plainly(model, inputs)):
+        for a, b in zip(found, expected, strict=True):
+            assert a.dtype == b.dtype
+            torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+    return model
+
+
+def _plainly(model, inputs):
+    with plain_loops():
+        return model(*inputs)
+
+
+@pytest.mark.parametrize("reverse", [False, True], ids=["forwards", "backwards"])
+@pytest.mark.parametrize("name", CELLS)
+def test_written_and_read(name, reverse, tmp_path):
+    """The same values at any size, and the same gradients."""
+    module = stepnet.Recurrent(CELLS[name](), reverse=reverse)
+    stepnet.onnx.save(module, tmp_path / "m.onnx", (torch.randn(4, 2, F),))
+    model = stepnet.onnx.load(tmp_path / "m.onnx", trainable=True)
+    for steps, batch in ((5, 3), (1, 1), (7, 1)):
+        x = torch.randn(steps, batch, F, requires_grad=True)
+        y, state = module(x)
+        expected = [y, *(state if isinstance(state, tuple) else [state])]
+        found = list(model(x))
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+        grads = [torch.autograd.grad(sum(v.square().sum() for v in out), x)[0] for out in (found, expected)]
+        torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-5)
+    assert [report.compiled for report in model.loops] == [True] * (name not in KNOWN)
+    model(torch.randn(4, 2, F))[0].sum().backward()
+    assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["LSTM", "GRU", "SLSTM"])
+def test_lengths(name, tmp_path):
+    from stepnet import LoDTensor
+
+    module = stepnet.Recurrent(CELLS[name]())
+    x = LoDTensor.from_lengths(torch.randn(9, F), [[4, 2, 3]])
+    stepnet.onnx.save(module, tmp_path / "m.onnx", (x,))
+    padded = x.to_padded()[0].numpy()
+    check(tmp_path / "m.onnx", padded, np.array([4, 2, 3]))
+    check(tmp_path / "m.onnx", padded[:1, :2], np.array([2]))
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_to_openvino_and_to_onnx_again(name, tmp_path):
+    module = stepnet.Recurrent(CELLS[name]())
+    example = torch.randn(4, 2, F)
+    stepnet.onnx.save(module, tmp_path / "m.onnx", (example,))
+    read = stepnet.onnx.load(tmp_path / "m.onnx").eval()
+    stepnet.openvino.save(read, tmp_path / "m.xml", (example,))
+    stepnet.onnx.save(read, tmp_path / "again.onnx", (example,))
+    kinds = [
+        [n.op_type for n in onnx.load(tmp_path / file).graph.node if n.op_type in (*KNOWN, "Scan", "Loop")]
+        for file in ("m.onnx", "again.onnx")
+    ]
+    assert kinds[0] == kinds[1]
+    x = torch.randn(6, 3, F)
+    expected = list(read(x))
+    others = (stepnet.openvino.load(tmp_path / "m.xml")(x), in_runtime(tmp_path / "again.onnx", x.numpy()))
+    for found in others:
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def node_model(path, kind, inputs, outputs, opset=20, **attributes):
+    """A model of one node; `None` is an input that is not connected."""
+    names = [f"i{k}" if value is not None else "" for k, value in enumerate(inputs)]
+    values = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
+        for n, v in zip(names, inputs, strict=True)
+        if v is not None
+    ]
+    outs = [f"o{k}" for k in range(outputs)]
+    node = helper.make_node(kind, names, outs, name="the node", **attributes)
+    made = [helper.make_tensor_value_info(o, TensorProto.FLOAT, None) for o in outs]
+    graph = helper.make_graph([node], "g", values, made)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9), path)
+    return [value for value in inputs if value is not None]
+
+
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+ASKED = {
+    "plain": {},
+    "reverse": {"direction": "reverse"},
+    "both": {"direction": "bidirectional"},
+    "lengths": {"lengths": True},
+    "both with lengths": {"direction": "bidirectional", "lengths": True},
+    "clip": {"clip": 0.3},
+    "no bias": {"bias": False},
+    "first states": {"first": True, "direction": "bidirectional"},
+}
+ONLY = {
+    "LSTM": {
+        "peepholes": {"peepholes": True, "direction": "bidirectional", "first": True},
+        "coupled": {"input_forget": 1},
+        "activations": {"activations": ["HardSigmoid", "Relu", "Softsign"], "activation_alpha": [0.3],
+                        "activation_beta": [0.4]},
+    },
+    "GRU": {
+        "before reset": {"linear_before_reset": 1, "lengths": True},
+        "activations": {"activations": ["Sigmoid", "ScaledTanh"], "activation_alpha": [1.5],
+                        "activation_beta": [0.5]},
+    },
+    "RNN": {"activations": {"activations": ["LeakyRelu"], "activation_alpha": [0.3]}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked"), [(kind, name) for kind in GATES for name in {**ASKED, **ONLY[kind]}]
+)
+def test_a_cell_of_any_make(kind, asked, tmp_path):
+    asked = dict({**ASKED, **ONLY[kind]}[asked])
+    d = 2 if asked.get("direction") == "bidirectional" else 1
+    lengths, bias = asked.pop("lengths", False), asked.pop("bias", True)
+    first, peepholes = asked.pop("first", False), asked.pop("peepholes", False)
+
+    def draw(*shape):
+        return np.random.default_rng(3).standard_normal(shape).astype(np.float32) / 2
+
+    steps, batch, gates = 5, 3, GATES[kind] * H
+    states = [draw(d, batch, H) if first else None] * (2 if kind == "LSTM" else 1)
+    inputs = [
+        draw(steps, batch, F), draw(d, gates, F), draw(d, gates, H), draw(d, 2 * gates) if bias else None,
+        np.array([5, 1, 3], np.int32) if lengths else None, *states,
+        *([draw(d, 3 * H) if peepholes else None] if kind == "LSTM" else []),
+    ]  # fmt: skip
+    path = tmp_path / "m.onnx"
+    given = node_model(path, kind, inputs, 1 + len(states), hidden_size=H, **asked)
+    check(path, *given)
+
+
+def scan_file(path, body_nodes, outputs, constants=()):
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["t", "b", 4])
+    h = helper.make_tensor_value_info("h", TensorProto.FLOAT, ["b", 4])
+    body = helper.make_graph(
+        body_nodes, "body",
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["b", 4]) for n in ("h_in", "x_in")],
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["b", 4]) for n in ("h_out", "y_out")],
+    )  # fmt: skip
+    node = helper.make_node("Scan", ["h", "x"], outputs, name="s", body=body, num_scan_inputs=1,
+                            scan_input_directions=[1], scan_output_directions=[0])  # fmt: skip
+    made = [helper.make_tensor_value_info(o, TensorProto.FLOAT, None) for o in outputs]
+    graph = helper.make_graph(
+        [node], "g", [h, x], made, [numpy_helper.from_array(v, n) for n, v in constants]
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+
+
+STEP = [
+    helper.make_node("MatMul", ["h_in", "w"], ["hw"]),
+    helper.make_node("Add", ["hw", "x_in"], ["sum"]),
+    helper.make_node("Tanh", ["sum"], ["h_out"]),
+    helper.make_node("Mul", ["h_out", "two"], ["y_out"]),
+]
+OUTER = (("w", np.eye(4, dtype=np.float32) / 2), ("two", np.array(2, np.float32)))
+
+
+def test_a_scan_reads_what_stands_around_it(tmp_path):
+    scan_file(tmp_path / "m.onnx", STEP, ["last", "y"], OUTER)
+    model = check(tmp_path / "m.onnx", *(np.random.rand(*s).astype(np.float32) for s in ((3, 4), (6, 3, 4))))
+    assert [report.compiled for report in model.loops] == [False]  # the plain loop was the last to run
+    model(torch.zeros(3, 4), torch.zeros(6, 3, 4))
+    assert [report.compiled for report in model.loops] == [True]
+    none = model(torch.ones(3, 4), torch.zeros(0, 3, 4))
+    assert none[0].tolist() == [[1.0] * 4] * 3
+
+
+def test_trained_and_changed(tmp_path):
+    """A constant that is trained is read anew at each call; a copy has its own."""
+    scan_file(tmp_path / "m.onnx", STEP, ["last", "y"], OUTER)
+    model = stepnet.onnx.load(tmp_path / "m.onnx", trainable=True)
+    h, x = torch.ones(2, 4), torch.randn(5, 2, 4)
+    twin, before = copy.deepcopy(model), model(h, x)[1]
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    model(h, x)[1].square().sum().backward()
+    optimizer.step()
+    assert not torch.allclose(model(h, x)[1], before)
+    torch.testing.assert_close(twin(h, x)[1], before)
+    with plain_loops():
+        torch.testing.assert_close(model(h, x)[1], model(h, x)[1])
+    other = stepnet.onnx.load(tmp_path / "m.onnx", trainable=True)
+    other.load_state_dict(model.state_dict())
+    torch.testing.assert_close(other(h, x)[1], model(h, x)[1])
+    wide = other.double()(h.double(), x.double())[1]
+    assert wide.dtype == torch.float64
+    torch.testing.assert_close(wide.float(), model(h, x)[1], rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_of_torchs_own(tmp_path):
+    """Two layers, two directions, and what stands around them, as torch.nn has it."""
+
+    class Tagger(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = stepnet.nn.LSTM(F, H, num_layers=2, bidirectional=True)
+            self.head = nn.Sequential(nn.Linear(2 * H, 5), nn.LayerNorm(5), nn.GELU())
+
+        def forward(self, x):
+            y, (h, _) = self.rnn(x)
+            return torch.log_softmax(self.head(y), -1), h
+
+    stepnet.onnx.save(Tagger().eval(), tmp_path / "m.onnx", (torch.randn(4, 2, F),))
+    for steps, batch in ((5, 3), (1, 1)):
+        check(tmp_path / "m.onnx", np.random.rand(steps, batch, F).astype(np.float32))
+
+
+def test_inputs_that_do_not_fit(tmp_path):
+    scan_file(tmp_path / "m.onnx", STEP, ["last", "y"], OUTER)
+    model = stepnet.onnx.load(tmp_path / "m.onnx")
+    h, x = torch.zeros(3, 4), torch.zeros(6, 3, 4)
+    for args, kwargs, text in (
+        ((h,), {}, "is not given input 'x'"),
+        ((h, x, x), {}, "has 2 inputs"),
+        ((h,), {"z": x}, "has no input 'z'"),
+        ((h,), {"h": x}, "is given input 'h' twice"),
+        ((h, x.double()), {}, "input 'x' does not fit"),
+        ((h, x[0]), {}, "input 'x' does not fit"),
+        ((h, [1]), {}, "input 'x' must be a tensor"),
+        ((h, torch.zeros(6, 2, 4)), {}, r"\(Scan\)"),
+    ):
+        with pytest.raises(IRError, match=text):
+            model(*args, **kwargs)
+    assert torch.equal(model(x=x, h=h)["y"], model(h, x)[1])
