@@ -39,7 +39,7 @@ from .front.step import (
     describe_leaf,
     step_name,
 )
-from .graph import CAN_CAPTURE, TAKES, answer_with, apart, can_be_node, captured, first_leaf
+from .graph import CAN_CAPTURE, TAKES, answer_with, apart, can_be_node, captured, first_leaf, traced_step
 from .ir.loop import Loop
 from .resets import Resets, run_with_resets
 
@@ -119,6 +119,9 @@ def recurrent(
     """
     if CAN_CAPTURE and torch.compiler.is_dynamo_compiling():
         return _in_graph(step, x, state, steps, static, reverse, level, axis, scopes, backend, resets)
+    if CAN_CAPTURE and torch.compiler.is_exporting():
+        call = (step, x, state, steps, static, reverse, level, axis, scopes, backend, resets)
+        return traced_step(lambda: _in_graph(*call))
     return _outside(step, x, state, steps, static, reverse, level, axis, scopes, backend, resets)
 
 

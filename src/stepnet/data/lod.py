@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from stepnet.data import convert, pieces, pytree
+from stepnet.data import convert, in_graph, pieces, pytree
 from stepnet.data.dtypes import dtype_name
 from stepnet.data.modes import beside
 from stepnet.data.offsets import LoD, brief, integers
@@ -101,7 +101,10 @@ class LoDTensor:
     __array_ufunc__ = None  # a numpy array on the left leaves the operator to us
 
     def __init__(self, values: Tensor, lod: Sequence[Any]) -> None:
-        structure = LoD(lod)
+        if in_graph.are_levels(lod):
+            structure = in_graph.structure("offsets", lod, values.shape[0])
+        else:
+            structure = LoD(lod)
         _check_values(values, structure)
         self._fill(values, structure)
 
@@ -137,7 +140,10 @@ class LoDTensor:
         >>> LoDTensor.from_lengths(torch.zeros(9, 4), [[2, 1], [3, 2, 4]]).lod
         (tensor([0, 2, 3]), tensor([0, 3, 5, 9]))
         """
-        structure = LoD.from_lengths(lengths)
+        if in_graph.are_levels(lengths):
+            structure = in_graph.structure("lengths", lengths, values.shape[0])
+        else:
+            structure = LoD.from_lengths(lengths)
         _check_values(values, structure)
         return LoDTensor._make(values, structure)
 
