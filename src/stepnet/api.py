@@ -163,6 +163,7 @@ def _outside(
 ) -> Any:  # fmt: skip
     """A call that runs at once."""
     if steps is not None:
+        _refuse_proxies((x, steps))
         x = clock(x, state, steps, axis)
     compiling = torch.compiler.is_compiling()  # a compiled loop is one call out of the compiled region
     if static is not None:
@@ -269,6 +270,8 @@ def _run(
         except Unsupported:
             if chosen != AUTO:
                 raise
+    if torch._C._get_tracing_state() is not None and instead() is None:
+        raise _no_graph_of("torch.jit.trace")
     cut, x, state = (
         loop.slices[0],
         [feeds[name] for name in body.x_names],
@@ -393,6 +396,10 @@ class Recurrent(nn.Module):
             backend=self.backend,
         )
 
+    def __prepare_scriptable__(self) -> Any:
+        """What torch.jit.script asks first."""
+        raise _no_graph_of("torch.jit.script")
+
     def extra_repr(self) -> str:
         shown = {"reverse": False, "level": -1, "axis": 0, "scopes": False, "backend": None}
         return ", ".join(f"{k}={getattr(self, k)!r}" for k, v in shown.items() if getattr(self, k) != v)
@@ -404,6 +411,18 @@ def _unpacked(x: Any) -> tuple[list[Any], Spec]:
     return [LoDTensor.from_packed(v) if isinstance(v, PackedSequence) else v for v in leaves], spec
 
 
+def _refuse_proxies(values: Sequence[Any]) -> None:
+    if any(isinstance(value, torch.fx.Proxy) for value in values):
+        raise _no_graph_of("torch.fx.symbolic_trace")
+
+
+def _no_graph_of(tool: str) -> StepError:
+    return StepError(
+        f"{tool} cannot follow a recurrence of any length",
+        remedy="torch.export.export(model, args, dynamic_shapes=...) gives a graph with the recurrence in it",
+    )
+
+
 def _check_inputs(leaves: list[Any]) -> None:
     if not leaves:
         raise StepError(
@@ -411,6 +430,7 @@ def _check_inputs(leaves: list[Any]) -> None:
         )
     for leaf in leaves:
         if not isinstance(leaf, (Tensor, LoDTensor)):
+            _refuse_proxies(leaves)
             raise StepError(
                 "x must be tensors, LoDTensors or PackedSequences",
                 got=type(leaf).__name__,

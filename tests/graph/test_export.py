@@ -103,7 +103,7 @@ def test_offsets_are_checked_as_the_program_runs() -> None:
     model = Ragged().double()
     program = export(model, rows_of(2, 4), dynamic_shapes=({0: ANY}, {0: ANY})).module()
     rows, _ = rows_of(2, 4)
-    for wrong in ([0, 5, 2, 6], [0, 2, 7], [1, 6]):
+    for wrong in ([0, 5, 2, 6], [0, 2, 7], [1, 2, 6]):
         with pytest.raises(stepnet.errors.LoDError):
             program(rows, torch.tensor(wrong))
 
@@ -126,6 +126,15 @@ def test_a_text_names_nothing_but_operators(call: str) -> None:
     )
     with pytest.raises(StepError, match="cannot read"):
         load(text)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    "tool", [torch.jit.script, torch.fx.symbolic_trace, lambda m: torch.jit.trace(m, dense(3, 2))]
+)
+def test_tools_that_cannot_follow_a_loop_name_one_that_can(tool: Any) -> None:
+    with pytest.raises(StepError, match=r"torch\.export\.export"):
+        tool(Recurrent(cells.GRU(3, 4)).double())
 
 
 def test_a_size_that_is_left_open_is_told() -> None:
