@@ -7,16 +7,20 @@ as text; `stepnet.graph` says what runs, and of which shapes its results are.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from stepnet.data.offsets import LoD
 
+_VERSION: Any = torch.__version__
+CAN_CAPTURE: bool = _VERSION >= (2, 13)  # what the nodes stand on is private to torch, and changes
+
 
 def is_followed() -> bool:
     """Whether torch compiles or exports what runs, so that a call is to be made by `call`."""
-    return torch.compiler.is_compiling()
+    return CAN_CAPTURE and torch.compiler.is_compiling()
 
 
 def structure(function: str, levels: Sequence[Tensor], rows: int) -> LoD:

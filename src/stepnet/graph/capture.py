@@ -9,7 +9,6 @@ into `stepnet::run`, which is an operator like any other.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import itertools
 import operator
@@ -23,6 +22,7 @@ from torch import Tensor, fx, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree
 
+from stepnet.data.in_graph import CAN_CAPTURE
 from stepnet.data.lod import LoDTensor
 from stepnet.front.step import TorchCell
 
@@ -31,13 +31,10 @@ from .ops import LIBRARY
 from .portable import text_of
 from .recurrence import Leaf, Recurrence, Way, autocast_now, row_shape
 
-try:  # private, and not there before torch 2.7
+if CAN_CAPTURE:
     from torch._higher_order_ops import BaseHOP
-
-    CAN_CAPTURE = True
-except ImportError:
+else:
     BaseHOP: Any = object
-    CAN_CAPTURE = False
 
 LIBRARY.define("rows(Tensor[] x, Tensor[] states, int axis, int levels) -> Tensor[]")
 LIBRARY.define(
@@ -305,8 +302,9 @@ class _Lowered:
 def _function(code: Any) -> Callable[..., Any]:
     """The code of a graph as a function by itself."""
     space = dict(code.globals)
-    exec(compile(_PRIVATE.sub(_public, code.src), "<step in a graph>", "exec"), space)
-    return functools.partial(space["forward"], None)
+    source = _PRIVATE.sub(_public, code.src).replace("def forward(self, ", "def forward(", 1)
+    exec(compile(source, "<step in a graph>", "exec"), space)
+    return space["forward"]
 
 
 def _is_size_check(node: fx.Node) -> bool:
