@@ -40,7 +40,7 @@ from .front.step import (
     loop_of,
     step_name,
 )
-from .graph import CAN_CAPTURE, TAKES, answer_with, apart, can_be_node, captured, first_leaf
+from .graph import CAN_CAPTURE, TAKES, answer_with, apart, can_be_node, captured, first_leaf, traced_step
 from .ir.loop import Loop
 from .resets import Resets, run_with_resets
 from .windows import check_windows, run_in_windows
@@ -132,6 +132,8 @@ def recurrent(
     }  # fmt: skip
     if CAN_CAPTURE and torch.compiler.is_dynamo_compiling():
         return _in_graph(step, x, state, **how)
+    if CAN_CAPTURE and torch.compiler.is_exporting():
+        return traced_step(lambda: _in_graph(step, x, state, **how))
     if _keeper.get() is not None and not torch.compiler.is_compiling():
         del how["checkpoint"], how["detach_every"]
         return _kept(step, x, state, **how)
@@ -182,6 +184,7 @@ def _outside(
     """A call that runs at once."""
     compiling = torch.compiler.is_compiling()  # a compiled loop is one call out of the compiled region
     if steps is not None:
+        _refuse_proxies((x, steps))
         x = clock(x, state, steps, axis)
     if static is not None:
         together: Any = torch.compiler.disable(state_with_static) if compiling else state_with_static
@@ -328,6 +331,8 @@ def _run(
         except Unsupported:
             if chosen != AUTO:
                 raise
+    if torch._C._get_tracing_state() is not None and instead() is None:
+        raise _no_graph_of("torch.jit.trace")
     cut, x = loop.slices[0], [feeds[name] for name in body.x_names]
     state = [feeds[name] for name in body.state_names]
     ragged = [leaf for leaf in x if isinstance(leaf, LoDTensor)]
@@ -456,6 +461,10 @@ class Recurrent(nn.Module):
             detach_every=self.detach_every,
         )
 
+    def __prepare_scriptable__(self) -> Any:
+        """What torch.jit.script asks first."""
+        raise _no_graph_of("torch.jit.script")
+
     def extra_repr(self) -> str:
         shown = {"reverse": False, "level": -1, "axis": 0, "scopes": False, "backend": None}
         shown |= {"checkpoint": None, "detach_every": None}
@@ -468,6 +477,18 @@ def _unpacked(x: Any) -> tuple[list[Any], Spec]:
     return [LoDTensor.from_packed(v) if isinstance(v, PackedSequence) else v for v in leaves], spec
 
 
+def _refuse_proxies(values: Sequence[Any]) -> None:
+    if any(isinstance(value, torch.fx.Proxy) for value in values):
+        raise _no_graph_of("torch.fx.symbolic_trace")
+
+
+def _no_graph_of(tool: str) -> StepError:
+    return StepError(
+        f"{tool} cannot follow a recurrence of any length",
+        remedy="torch.export.export(model, args, dynamic_shapes=...) gives a graph with the recurrence in it",
+    )
+
+
 def _check_inputs(leaves: list[Any]) -> None:
     if not leaves:
         raise StepError(
@@ -475,6 +496,7 @@ def _check_inputs(leaves: list[Any]) -> None:
         )
     for leaf in leaves:
         if not isinstance(leaf, (Tensor, LoDTensor)):
+            _refuse_proxies(leaves)
             raise StepError(
                 "x must be tensors, LoDTensors or PackedSequences",
                 got=type(leaf).__name__,

@@ -1,4 +1,4 @@
-"""Functions of sequences as Dynamo meets them: each is one operator, which runs the function itself.
+"""Functions of sequences in what torch compiles or exports: each is one operator, which runs the function.
 
 The offsets of sequences are numbers that no graph knows. The operator `stepnet::run` is given its function
 as text; `stepnet.graph` says what runs, and of which shapes its results are.
@@ -7,19 +7,42 @@ as text; `stepnet.graph` says what runs, and of which shapes its results are.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from stepnet.data.offsets import LoD
 
+_VERSION: Any = torch.__version__
+CAN_CAPTURE: bool = _VERSION >= (2, 13)  # what the nodes stand on is private to torch, and changes
+
 
 def is_followed() -> bool:
-    """Whether Dynamo follows what runs, so that a call is to be made by `call`."""
-    return torch.compiler.is_dynamo_compiling()
+    """Whether torch compiles or exports what runs, so that a call is to be made by `call`."""
+    return CAN_CAPTURE and torch.compiler.is_compiling()
 
 
-def call(function: str, values: Sequence[Tensor], lods: Sequence[LoD], *options: object) -> list[Tensor]:
+def structure(function: str, levels: Sequence[Tensor], rows: int) -> LoD:
+    """Offsets that a graph is given, checked as it runs.
+
+    Args:
+        function: "offsets" or "lengths", which is what `levels` hold.
+        levels: outermost first.
+        rows: how many rows there are.
+    """
+    own = call(function, levels, [], sizes=[rows])
+    return LoD.trusted(tuple(own), rows)
+
+
+def are_levels(lod: object) -> bool:
+    """Whether they are tensors of a graph."""
+    return is_followed() and isinstance(lod, (list, tuple)) and all(isinstance(t, Tensor) for t in lod)
+
+
+def call(
+    function: str, values: Sequence[Tensor], lods: Sequence[LoD], *options: object, sizes: Sequence[int] = ()
+) -> list[Tensor]:
     """A call of a function in the graph: its rows, then its offsets if they are new ones.
 
     Args:
@@ -27,8 +50,9 @@ def call(function: str, values: Sequence[Tensor], lods: Sequence[LoD], *options:
         values: its tensors, and the rows of its LoDTensors.
         lods: the offsets of its LoDTensors.
         options: plain values.
+        sizes: numbers that the graph may leave open.
     """
     counts = tuple([len(lod.levels) for lod in lods])
     what = f"sequence {function} {counts!r} {options!r}"
     offsets = [level for lod in lods for level in lod.levels]
-    return torch.ops.stepnet.run([*values, *offsets], [], what)
+    return torch.ops.stepnet.run([*values, *offsets], [*sizes], what)

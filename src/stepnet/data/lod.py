@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from stepnet.data import convert, pieces, pytree
+from stepnet.data import convert, in_graph, pieces, pytree
 from stepnet.data.display import html
 from stepnet.data.dtypes import dtype_name
 from stepnet.data.modes import beside
@@ -73,7 +73,10 @@ class LoDTensor(RowWise):
     __dataclass_params__: ClassVar[Any] = vars(_Fields)["__dataclass_params__"]
 
     def __init__(self, values: Tensor, lod: Sequence[Any]) -> None:
-        structure = LoD(lod)
+        if in_graph.are_levels(lod):
+            structure = in_graph.structure("offsets", lod, values.shape[0])
+        else:
+            structure = LoD(lod)
         _check_values(values, structure)
         self._fill(values, structure)
 
@@ -119,7 +122,10 @@ class LoDTensor(RowWise):
         >>> LoDTensor.from_lengths(torch.zeros(9, 4), [[2, 1], [3, 2, 4]]).lod
         (tensor([0, 2, 3]), tensor([0, 3, 5, 9]))
         """
-        structure = LoD.from_lengths(lengths)
+        if in_graph.are_levels(lengths):
+            structure = in_graph.structure("lengths", lengths, values.shape[0])
+        else:
+            structure = LoD.from_lengths(lengths)
         _check_values(values, structure)
         return LoDTensor._make(values, structure)
 

@@ -1,10 +1,12 @@
 """Recurrences as nodes of torch's graphs: what `torch.compile` and `torch.export` see of a call."""
 
+from stepnet.data.in_graph import CAN_CAPTURE as CAN_CAPTURE
+
 from . import sequences as sequences
-from .capture import CAN_CAPTURE as CAN_CAPTURE
 from .capture import TAKES as TAKES
 from .capture import apart as apart
 from .capture import can_be_node as can_be_node
 from .capture import captured as captured
 from .capture import first_leaf as first_leaf
+from .capture import traced_step as traced_step
 from .recurrence import answer_with as answer_with

@@ -9,11 +9,11 @@ into `stepnet::run`, which is an operator like any other.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import itertools
 import operator
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,33 +22,32 @@ from torch import Tensor, fx, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree
 
+from stepnet.data.in_graph import CAN_CAPTURE
 from stepnet.data.lod import LoDTensor
 from stepnet.front.step import TorchCell
 
 from . import calls
 from .ops import LIBRARY
-from .recurrence import Leaf, Recurrence, Way, autocast_now
+from .portable import text_of
+from .recurrence import Leaf, Recurrence, Way, autocast_now, row_shape
 
-try:  # private, and not there before torch 2.7
+if CAN_CAPTURE:
     from torch._higher_order_ops import BaseHOP
-
-    CAN_CAPTURE = True
-except ImportError:
+else:
     BaseHOP: Any = object
-    CAN_CAPTURE = False
 
-LIBRARY.define("rows(Tensor[] x, Tensor[] states, int batch) -> Tensor[]")
+LIBRARY.define("rows(Tensor[] x, Tensor[] states, int axis, int levels) -> Tensor[]")
 LIBRARY.define(
     "tables(Tensor[] y, Tensor[] new, Tensor[] x, Tensor[] states, Tensor[] static, Tensor[] beside, "
     "int axis, int levels) -> Tensor[]"
 )
 
 
-def _rows(x: list[Tensor], states: list[Tensor], batch: int) -> list[Tensor]:
-    """One step of x, whose dimension `batch` counts time and the batch, and of the states."""
+def _rows(x: list[Tensor], states: list[Tensor], axis: int, levels: int) -> list[Tensor]:
+    """One step of x and of the states."""
     n: Any = torch.library.get_ctx().new_dynamic_size()
     return [
-        *(t.new_empty((n, *t.shape[batch:])) for t in x),
+        *(t.new_empty((n, *row_shape(t, axis, levels))) for t in x),
         *(t.new_empty((n, *t.shape[1:])) for t in states),
     ]
 
@@ -104,6 +103,7 @@ def captured(
     """
     x_leaves, x_spec = _pytree.tree_flatten(x, is_leaf=_is_ragged)
     state_leaves, state_spec = _pytree.tree_flatten(state)
+    state_leaves = [t.clone() for t in state_leaves]  # for Dynamo, which takes no two views of one
     static_leaves, static_spec = _pytree.tree_flatten(() if static is None else static)
     fresh_leaves = _pytree.tree_leaves(() if fresh is None else fresh)
     first = x_leaves[0]
@@ -123,7 +123,7 @@ def captured(
             y_leaves, y_spec = _pytree.tree_flatten(y, is_leaf=_is_ragged)
             tables = [leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in y_leaves]
             return _pytree.tree_unflatten(tables, y_spec), final
-        rows = torch.ops.stepnet.rows(values, [*state_leaves, *static_leaves], 1 if ragged else 2)
+        rows = torch.ops.stepnet.rows(values, [*state_leaves, *static_leaves], axis, levels)
         x_t = None if clocked else _pytree.tree_unflatten(rows[:n_x], x_spec)
         state_t = _pytree.tree_unflatten(rows[n_x : n_x + n_state], state_spec)
         if static is None:
@@ -159,6 +159,15 @@ def apart(outside: Callable[[], Any], why: str) -> Any:
     torch._dynamo.graph_break(msg=why)
     run: Any = torch.compiler.disable(outside)
     return run()
+
+
+def traced_step(call: Callable[[], Any]) -> Any:
+    """A call that Dynamo is to follow, where an export follows tensors only."""
+    from torch._higher_order_ops.utils import _maybe_compile_and_run_fn
+
+    with warnings.catch_warnings():  # Dynamo looks for gradients of weights that export has replaced
+        warnings.filterwarnings("ignore", "The .grad attribute of a Tensor", UserWarning)
+        return _maybe_compile_and_run_fn(call)
 
 
 def can_be_node(x: Any, static: Any, level: int) -> bool:
@@ -209,6 +218,11 @@ def _lower(subgraph: fx.GraphModule, operands: Sequence[Any], way: dict[str, Any
     return lowered(operands)
 
 
+def _is_exporting() -> bool:
+    """Whether what is traced is to run in other processes."""
+    return torch.compiler.is_exporting()
+
+
 class _Lowered:
     """A body of Dynamo without its markers, as an entry of the table of calls."""
 
@@ -253,18 +267,24 @@ class _Lowered:
         random = any(_NOISE.search(str(n.target)) for n in graph.nodes)
         self._recurrence = Recurrence(way, _function(code), counts, leaves, random)
         self._digest = hashlib.sha256(repr((code.src, way)).encode()).hexdigest()[:16]
-        self._what = f"recurrence {self._digest}#{next(_ordinals)}"  # two calls stay two, however alike
+        self._what = f"compiled {self._digest}#{next(_ordinals)}"  # two calls stay two, however alike
 
     def __call__(self, operands: Sequence[Any]) -> Any:
         """Its results for the operands of the node, as one operator."""
-        if not calls.is_known(self._what):
-            calls.add(self._what, self._recurrence)
-        return self._results_of(torch.ops.stepnet.run.default(*self._arguments(operands), self._what))
+        tensors, sizes = self._arguments(operands)
+        what = self._what
+        if _is_exporting():
+            what = text_of(self._recurrence, tensors, [operands[i] for i in self._reads])
+        elif not calls.is_known(what):
+            calls.add(what, self._recurrence)
+        return self._results_of(torch.ops.stepnet.run.default(tensors, sizes, what))
 
     def inside(self) -> Callable[..., Any]:
         """A function of its operands, for the step of another one."""
 
         def recurrence(*operands: Any) -> Any:
+            if _is_exporting():
+                return self(operands)
             return self._results_of(self._recurrence.run(*self._arguments(operands)))
 
         recurrence.__name__ += f"_{self._digest}"
@@ -282,8 +302,9 @@ class _Lowered:
 def _function(code: Any) -> Callable[..., Any]:
     """The code of a graph as a function by itself."""
     space = dict(code.globals)
-    exec(compile(_PRIVATE.sub(_public, code.src), "<step in a graph>", "exec"), space)
-    return functools.partial(space["forward"], None)
+    source = _PRIVATE.sub(_public, code.src).replace("def forward(self, ", "def forward(", 1)
+    exec(compile(source, "<step in a graph>", "exec"), space)
+    return space["forward"]
 
 
 def _is_size_check(node: fx.Node) -> bool:

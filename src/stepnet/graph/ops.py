@@ -9,10 +9,9 @@ else: backward is handed them.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -115,24 +114,19 @@ _RECORDS: dict[int, _Record] = {}
 _numbers = itertools.count(1)
 
 
-@contextlib.contextmanager
-def _recording() -> Iterator[None]:
-    """Below autograd, as ops run, let autograd record again."""
-    keys = torch._C._dispatch_tls_local_exclude_set()
-    for key in _AUTOGRAD:
-        keys = keys.remove(key)
-    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), keys):
-        yield
+def _recording() -> Any:
+    """Below autograd, where operators run, a context in which autograd records again."""
+    keys: Any = torch._C._dispatch_tls_local_exclude_set()
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), keys - _AUTOGRAD)
 
 
-_AUTOGRAD = [
-    getattr(torch._C.DispatchKey, name)
-    for name in (
-        "AutogradFunctionality", "AutogradCPU", "AutogradCUDA", "AutogradOther", "AutogradXLA", "AutogradMPS",
-        "AutogradXPU", "AutogradMeta", "AutogradPrivateUse1", "ADInplaceOrView",
-    )
-    if hasattr(torch._C.DispatchKey, name)
-]  # fmt: skip
+_AUTOGRAD: Any = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+for _key in (
+    "AutogradFunctionality", "AutogradCPU", "AutogradCUDA", "AutogradOther", "AutogradXLA", "AutogradMPS",
+    "AutogradXPU", "AutogradMeta", "AutogradPrivateUse1",
+):  # fmt: skip
+    if hasattr(torch._C.DispatchKey, _key):
+        _AUTOGRAD = _AUTOGRAD.add(getattr(torch._C.DispatchKey, _key))
 
 
 def _run(tensors: list[Tensor], sizes: list[int], what: str) -> list[Tensor]:

@@ -50,6 +50,18 @@ class Way:
     resets: str = ""
 
 
+def row_shape(x: Tensor, axis: int, levels: int) -> tuple[int, ...]:
+    """The shape of one row of a leaf of x.
+
+    >>> row_shape(torch.zeros(5, 2, 3), 0, 0), row_shape(torch.zeros(5, 3), 0, 1)
+    ((3,), (3,))
+    """
+    shape = [*x.shape]
+    if not levels:
+        del shape[axis]
+    return tuple(shape[1:])
+
+
 @dataclass(frozen=True)
 class Recurrence:
     """A step that was captured, and how to run it.

@@ -13,6 +13,7 @@ from torch import Tensor
 from stepnet.data import sequence
 from stepnet.data.lod import LoDTensor
 from stepnet.data.offsets import LoD
+from stepnet.errors import LoDError
 
 from .calls import add_kind
 
@@ -34,11 +35,11 @@ class SequenceCall:
         cut = [LoD.trusted(tuple(levels)) for levels in lods]
         plain = values[: len(values) - len(cut)]
         ragged = [LoDTensor._make(v, lod) for v, lod in zip(values[len(plain) :], cut, strict=True)]
-        return self.function.run(plain, ragged, *self.options)
+        return self.function.run(plain, ragged, *self.options, *sizes)
 
     def empty(self, tensors: Tensors, sizes: Sequence[int]) -> list[Tensor]:
         """Tensors of the shapes of those."""
-        return self.function.empty(*self._parts(tensors), *self.options)
+        return self.function.empty(*self._parts(tensors), *self.options, *sizes)
 
     def _parts(self, tensors: Tensors) -> tuple[list[Tensor], list[list[Tensor]]]:
         rest = iter(tensors[len(tensors) - sum(self.levels) :])
@@ -90,7 +91,21 @@ def _joined(values: Tensors, lods: Sequence[Tensors]) -> list[Tensor]:
     return [values[0].new_empty((rows, *values[0].shape[1:])), lods[0][-1].new_empty(lods[0][-1].shape)]
 
 
+def _own(lod: LoD, rows: int) -> list[Tensor]:
+    if lod.rows != rows:
+        raise LoDError("the offsets of a graph must end at the number of rows", got=lod.rows, expected=rows)
+    return [*lod.levels]
+
+
+def _levels(values: Tensors, _: Any, more: int) -> list[Tensor]:
+    return [t.new_empty((t.shape[0] + more,), dtype=torch.int64, device="cpu") for t in values]
+
+
 FUNCTIONS: dict[str, Function] = {
+    "offsets": Function(lambda t, _, rows: _own(LoD(t), rows), lambda t, _, rows: _levels(t, _, 0)),
+    "lengths": Function(
+        lambda t, _, rows: _own(LoD.from_lengths(t), rows), lambda t, _, rows: _levels(t, _, 1)
+    ),
     "pool": Function(lambda _, xs, *how: [_rows_of(sequence.sequence_pool(xs[0], *how))], _pooled),
     "softmax": Function(lambda _, xs: [sequence.sequence_softmax(xs[0]).values], _alike),
     "reverse": Function(lambda _, xs: [sequence.sequence_reverse(xs[0]).values], _alike),

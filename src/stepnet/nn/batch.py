@@ -38,7 +38,7 @@ class Batch:
             return Batch(name, given, x, len(x))
         if isinstance(given, LoDTensor):
             if given.values.dim() == 2:
-                return Batch(name, given, given, len(given.lengths(-1)))
+                return Batch(name, given, given, given._lod.count(-1))
             got = f"a LoDTensor of rows {list(given.values.shape)}"
         elif isinstance(given, Tensor):
             if given.dim() == 2:

@@ -1,0 +1,218 @@
+"""A recurrence as text: the step as a list of calls of torch's operators, and how it is run.
+
+It travels in the graphs of `torch.export`, to be run wherever stepnet is imported. What is read is checked:
+it names operators of torch's library, tensors' sizes and plain values, and nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from stepnet.data.modes import as_written, outside_modes
+from stepnet.errors import StepError
+
+from .calls import add_kind
+from .recurrence import Leaf, Recurrence, Way, row_shape
+
+KIND = "recurrence"
+_ROWS = 7
+_NUMBERS = ("getitem", "add", "sub", "mul", "floordiv", "truediv", "mod", "neg", "pow")
+_FILES = ("from_file",)
+_SIMPLE = (type(None), bool, int, float, str)
+_NAMED: dict[str, type] = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
+
+
+def text_of(recurrence: Recurrence, tensors: Sequence[Tensor], reads: Sequence[Any]) -> str:
+    """A recurrence as text, which `load` reads.
+
+    Args:
+        recurrence: what to write.
+        tensors: what it is run on, without numbers.
+        reads: what its step reads besides.
+
+    Raises:
+        StepError: the step does what a text cannot say.
+    """
+    graph = _traced(recurrence, tensors, reads)
+    places = {node: i for i, node in enumerate(graph.graph.nodes)}
+    calls = [_call(recurrence, graph, node, places) for node in graph.graph.nodes if node.op != "output"]
+    (out,) = next(n for n in graph.graph.nodes if n.op == "output").args
+    rows = [node.meta["val"] for node in out[: len(recurrence.y)]]
+    return f"{KIND} " + json.dumps(
+        {
+            "way": dataclasses.asdict(recurrence.way),
+            "counts": recurrence.counts,
+            "y": [[[*map(int, t.shape[1:])], _name(t.dtype)] for t in rows],
+            "random": recurrence.random,
+            "calls": calls,
+            "results": [places[node] for node in out],
+        }
+    )
+
+
+@outside_modes
+def load(text: str) -> Recurrence:
+    """Read what `text_of` wrote.
+
+    Raises:
+        StepError: it is no such text.
+    """
+    try:
+        form = json.loads(text)
+        way = Way(**{**form["way"], "autocast": tuple(map(tuple, form["way"]["autocast"]))})
+        y = tuple(
+            Leaf(tuple(shape), _checked(getattr(torch, name), torch.dtype)) for shape, name in form["y"]
+        )
+        step = _step(form["calls"], form["results"])
+        a, b, c, d = form["counts"]
+        return Recurrence(way, step, (a, b, c, d), y, bool(form["random"]))
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise StepError("a graph holds a recurrence that this version cannot read", got=str(error)) from error
+
+
+add_kind(KIND, load)
+
+
+def _traced(recurrence: Recurrence, tensors: Sequence[Tensor], reads: Sequence[Any]) -> fx.GraphModule:
+    """The operators that the step calls, on any number of rows, as autograd is to see them."""
+    from torch._guards import tracing
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    way, (n_x, n_state, n_static, _) = recurrence.way, recurrence.counts
+    shapes = [(row_shape(t, way.axis, way.levels), t.dtype, t.device) for t in tensors[:n_x]]
+    shapes += [(tuple(t.shape[1:]), t.dtype, t.device) for t in tensors[n_x : n_x + n_state + n_static]]
+    fixed = [(tuple(t.shape), t.dtype, t.device) for t in reads if isinstance(t, Tensor)]
+    sizes = [n for shape, _, _ in (*shapes, *fixed) for n in shape]
+    if len(fixed) < len(reads) or not all(isinstance(size, int) for size in sizes):
+        raise _refusal(recurrence, "it reads a size that the program leaves open")
+    env = ShapeEnv()
+    fake = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)  # constants of the step
+    with _disable_current_modes(), as_written(torch.device("cpu")), tracing(None):
+        context = StatelessSymbolicContext([DimDynamic.DYNAMIC, DimDynamic.STATIC])
+        n = fake.from_tensor(torch.empty(_ROWS, 1), symbolic_context=context).shape[0]
+        with fake:
+            inputs = [torch.empty((n, *shape), dtype=d, device=at) for shape, d, at in shapes]
+            inputs += [torch.empty(shape, dtype=d, device=at) for shape, d, at in fixed]
+        graph = make_fx(recurrence.step, pre_dispatch=True)(*inputs)
+    graph.graph.eliminate_dead_code()
+    return graph
+
+
+def _call(recurrence: Recurrence, graph: fx.GraphModule, node: fx.Node, places: dict[fx.Node, int]) -> Any:
+    """One node: an input, a constant, or a call with its arguments."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            return {"value": places[value]}
+        if isinstance(value, (list, tuple)):
+            return [plain(part) for part in value]
+        if isinstance(value, _SIMPLE):
+            return value
+        if isinstance(value, torch.device):
+            return {"device": str(value)}
+        for kind, cls in _NAMED.items():
+            if isinstance(value, cls):
+                return {kind: _name(value)}
+        raise _refusal(recurrence, f"it passes {type(value).__name__} to {node.target}")
+
+    if node.op == "placeholder":
+        return None
+    if node.op == "get_attr":
+        constant = getattr(graph, str(node.target))
+        return {"constant": constant.tolist(), "dtype": _name(constant.dtype)}
+    target: Any = node.target
+    if isinstance(target, torch._ops.OpOverload) and _is_known(str(target)):
+        name = str(target)
+    elif target is torch._C._set_grad_enabled:
+        name = "set_grad_enabled"
+    elif getattr(operator, getattr(target, "__name__", ""), None) is target and target.__name__ in _NUMBERS:
+        name = f"operator.{target.__name__}"
+    else:
+        raise _refusal(recurrence, f"it calls {target}")
+    return {"call": name, "args": plain(node.args), "named": {k: plain(v) for k, v in node.kwargs.items()}}
+
+
+def _refusal(recurrence: Recurrence, why: str) -> StepError:
+    return StepError(f"step '{recurrence.way.name}' cannot be part of an exported program: {why}")
+
+
+def _name(value: Any) -> str:
+    return str(value).removeprefix("torch.")
+
+
+def _checked(value: Any, kind: type) -> Any:
+    if not isinstance(value, kind):
+        raise ValueError(f"{value!r} is no {kind.__name__}")
+    return value
+
+
+def _is_known(name: str) -> bool:
+    """Whether a text may name an operator."""
+    namespace, called, *_ = name.split(".")
+    return (namespace in ("aten", "prims") and called not in _FILES) or name == "stepnet.run.default"
+
+
+def _function(name: str) -> Callable[..., Any]:
+    """What a text may call, by name."""
+    if name == "set_grad_enabled":
+        return torch.set_grad_enabled
+    namespace, called, *kind = name.split(".")
+    if namespace == "operator" and called in _NUMBERS:
+        return getattr(operator, called)
+    allowed = (namespace in ("aten", "prims") and called not in _FILES) or name == "stepnet.run.default"
+    packet = getattr(getattr(torch.ops, namespace), called) if allowed else None
+    overload: Any = _checked(getattr(packet, *kind), torch._ops.OpOverload)
+    return overload._op  # the object around it remembers things, as no step may
+
+
+def _step(calls: Sequence[Any], results: Sequence[int]) -> Callable[..., tuple[Any, ...]]:
+    """The calls as a function, whose names are all made here."""
+    space: dict[str, Any] = {}
+    inputs = [f"v{i}" for i, call in enumerate(calls) if call is None]
+    lines = [f"def step({', '.join(inputs)}):"]
+
+    def written(value: Any) -> str:
+        if isinstance(value, list):
+            return f"[{', '.join(map(written, value))}]"
+        if isinstance(value, dict):
+            ((kind, content),) = value.items()
+            if kind == "value":
+                return f"v{int(content)}"
+            found = torch.device(content) if kind == "device" else getattr(torch, content)
+            space[f"c{len(space)}"] = _checked(found, torch.device if kind == "device" else _NAMED[kind])
+            return f"c{len(space) - 1}"
+        if isinstance(value, float):
+            return f"float({str(value)!r})"
+        return repr(_checked(value, _SIMPLE))  # pyright: ignore[reportArgumentType]
+
+    for i, call in enumerate(calls):
+        if call is None:
+            continue
+        if "constant" in call:
+            dtype = _checked(getattr(torch, call["dtype"]), torch.dtype)
+            space[f"c{len(space)}"] = torch.tensor(call["constant"], dtype=dtype)
+            lines.append(f"    v{i} = c{len(space) - 1}")
+            continue
+        space[f"c{len(space)}"] = _function(call["call"])
+        callee = f"c{len(space) - 1}"
+        named = [f"{_identifier(k)}={written(v)}" for k, v in call["named"].items()]
+        lines.append(f"    v{i} = {callee}({', '.join([*map(written, call['args']), *named])})")
+    lines.append(f"    return ({', '.join(f'v{int(i)}' for i in results)},)")
+    exec(compile("\n".join(lines), "<step of an exported program>", "exec"), space)
+    return space["step"]
+
+
+def _identifier(name: str) -> str:
+    if not name.isidentifier():
+        raise ValueError(f"{name!r} is no name")
+    return name

@@ -1,0 +1,146 @@
+"""`torch.export` of models with recurrences: any lengths, saved, run in another process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, export
+
+import stepnet
+from stepnet import LoDTensor, Recurrent, cells, recurrent, sequence_pool
+from stepnet.errors import StepError
+from stepnet.graph.portable import load
+
+from .models import gradients, leaves_of
+
+ANY = Dim.AUTO
+
+
+class Dense(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Recurrent(cells.GRU(3, 4))
+        self.cell = nn.LSTMCell(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        y, h = self.first(x)
+
+        def step(x: Tensor, state: Any) -> Any:
+            y, new = self.cell(x, state)
+            with torch.no_grad():
+                cut = y * 2
+            return y + cut + torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=y.dtype), (y, new)
+
+        return recurrent(step, y, (h, h.tanh()), reverse=True)
+
+
+class Ragged(nn.Module):
+    """Rows and offsets in; a number for each sequence out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = stepnet.nn.GRU(3, 4, bidirectional=True)
+        self.out = nn.Linear(8, 2)
+
+    def forward(self, rows: Tensor, offsets: Tensor) -> Any:
+        y, _ = self.rnn(LoDTensor(rows, [offsets]))
+        return self.out(sequence_pool(y, "max"))
+
+
+def rows_of(*lengths: int) -> tuple[Tensor, Tensor]:
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    return torch.randn(int(offsets[-1]), 3, dtype=torch.float64), offsets
+
+
+def dense(steps: int, n: int) -> tuple[Tensor]:
+    return (torch.randn(steps, n, 3, dtype=torch.float64),)
+
+
+CASES: dict[str, tuple[type[nn.Module], Any, Sequence[tuple[Tensor, ...]]]] = {
+    "dense": (Dense, ({0: ANY, 1: ANY},), [dense(5, 3), dense(7, 2), dense(2, 4)]),
+    "ragged": (Ragged, ({0: ANY}, {0: ANY}), [rows_of(2, 4), rows_of(3, 0, 1, 5), rows_of(6, 6, 6)]),
+}
+
+LOADED = """
+import sys, torch, stepnet
+program = torch.export.load(sys.argv[1] + "/program.pt2").module()
+for args, expected in torch.load(sys.argv[1] + "/cases.pt"):
+    found = torch.utils._pytree.tree_leaves(program(*args))
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+print("equal")
+"""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_saved_and_run_in_another_process_at_other_lengths(case: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    make, open_sizes, batches = CASES[case]
+    model = make().double()
+    program = export(model, batches[0], dynamic_shapes=open_sizes)
+    ops = [n for n in program.graph.nodes if n.target is torch.ops.stepnet.run.default]
+    assert len(ops) == (2 if case == "dense" else 4)
+    for args in batches:
+        for a, b in zip(gradients(model, model, args), gradients(model, program.module(), args), strict=True):
+            assert (a is None) == (b is None)
+            if a is not None and b is not None:
+                torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    torch.export.save(program, tmp_path / "program.pt2")
+    with torch.no_grad():
+        torch.save([(args, leaves_of(model(*args))) for args in batches], tmp_path / "cases.pt")
+    run = subprocess.run([sys.executable, "-c", LOADED, str(tmp_path)], capture_output=True, text=True)
+    assert run.stdout == "equal\n", run.stderr
+
+
+def test_offsets_are_checked_as_the_program_runs() -> None:
+    model = Ragged().double()
+    program = export(model, rows_of(2, 4), dynamic_shapes=({0: ANY}, {0: ANY})).module()
+    rows, _ = rows_of(2, 4)
+    for wrong in ([0, 5, 2, 6], [0, 2, 7], [1, 2, 6]):
+        with pytest.raises(stepnet.errors.LoDError):
+            program(rows, torch.tensor(wrong))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        '{"call": "torch.load", "args": ["x"], "named": {}}',
+        '{"call": "aten.from_file.default", "args": ["x"], "named": {}}',
+        '{"call": "operator.attrgetter", "args": ["x"], "named": {}}',
+        '{"call": "aten.sin.default", "args": [{"value": 0}], "named": {"a)+print(": 1}}',
+        '{"call": "aten.sin.default", "args": [{"dtype": "nn"}], "named": {}}',
+        '{"call": "aten.no_such_op.default", "args": [], "named": {}}',
+    ],
+)
+def test_a_text_names_nothing_but_operators(call: str) -> None:
+    text = (
+        '{"way": {"name": "s", "autocast": []}, "counts": [1, 0, 0, 0], "y": [[[3], "float32"]], '
+        f'"random": false, "calls": [null, {call}], "results": [1]}}'
+    )
+    with pytest.raises(StepError, match="cannot read"):
+        load(text)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    "tool", [torch.jit.script, torch.fx.symbolic_trace, lambda m: torch.jit.trace(m, dense(3, 2))]
+)
+def test_tools_that_cannot_follow_a_loop_name_one_that_can(tool: Any) -> None:
+    with pytest.raises(StepError, match=r"torch\.export\.export"):
+        tool(Recurrent(cells.GRU(3, 4)).double())
+
+
+def test_a_size_that_is_left_open_is_told() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor, memory: Tensor) -> Any:
+            return recurrent(lambda x, h: (x + h, x + memory.sum(0)), x, x[0])
+
+    with pytest.raises(StepError, match="a size that the program leaves open"):
+        export(Model(), (torch.randn(4, 2, 3), torch.randn(5, 3)), dynamic_shapes=({0: ANY}, {0: ANY}))

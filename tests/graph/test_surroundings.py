@@ -1,0 +1,254 @@
+"""Compiled recurrences in modes, with weights that change, and as operators by torch's own checks."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.exc import Unsupported
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from stepnet import LoDTensor, Recurrent, cells, recurrent, sequence_pool, sequence_softmax
+from stepnet.graph import ops
+
+from .models import assert_alike, gradients, ragged
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = Recurrent(cells.GRU(3, 4))
+
+    def forward(self, x: LoDTensor) -> Any:
+        y, h = self.rnn(x)
+        return y * 2, h
+
+
+def compiled_of(model: nn.Module) -> Any:
+    return torch.compile(model, backend="aot_eager", fullgraph=True)
+
+
+MODES: dict[str, Callable[[], Any]] = {
+    "no_grad": torch.no_grad,
+    "inference": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_in_a_mode_and_after_it(mode: str) -> None:
+    torch.manual_seed(0)
+    model = Small()
+    compiled = compiled_of(model)
+    for lengths in ([2, 4], [3, 0, 1]):
+        x = LoDTensor.from_lengths(torch.randn(sum(lengths), 3), [lengths])
+        with MODES[mode]():
+            expected, found = model(x), compiled(x)
+        for a, b in zip((expected[0].values, expected[1]), (found[0].values, found[1]), strict=True):
+            assert (a.dtype, a.requires_grad, a.is_inference()) == (
+                b.dtype,
+                b.requires_grad,
+                b.is_inference(),
+            )
+            torch.testing.assert_close(a, b)
+    assert_alike(model.double(), compiled, (ragged([2, 3]),))
+
+
+def test_weights_that_change_between_calls() -> None:
+    torch.manual_seed(0)
+    model = Small().double()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, backend=counter, fullgraph=True)
+    x = ragged([2, 4])
+    assert_alike(model, compiled, (x,))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(0.5)
+            p.data.add_(0.1)
+    assert_alike(model, compiled, (x,))
+    cell: Any = model.rnn.step
+    cell.weight_hh = nn.Parameter(torch.randn(12, 4, dtype=torch.float64))
+    assert_alike(model, compiled, (x,))
+    assert counter.frame_count == 1
+    cell.weight_ih.requires_grad_(False)
+    assert_alike(model, compiled, (x,))
+
+
+def test_a_training_loop_compiled_as_a_whole_and_backward_by_compiled_autograd() -> None:
+    torch.manual_seed(0)
+    model, twin = Small().double(), Small().double()
+    twin.load_state_dict(model.state_dict())
+    compiled = compiled_of(twin)
+    batches = [ragged([2, 4]), ragged([3, 0, 1]), ragged([5])]
+    for x in batches:
+        for each, call, how in ((model, model, False), (twin, compiled, True)):
+            with torch._dynamo.config.patch(compiled_autograd=how):
+                y, h = call(x)
+                (y.values.sin().sum() + h.sum()).backward()
+            nn.utils.clip_grad_norm_(each.parameters(), 0.5)
+            with torch.no_grad():
+                for p in each.parameters():
+                    assert p.grad is not None
+                    p -= 0.1 * p.grad
+                    p.grad = None
+        torch.testing.assert_close(list(model.parameters()), list(twin.parameters()), rtol=1e-9, atol=1e-9)
+
+
+def test_backward_twice_and_accumulated() -> None:
+    model = Small().double()
+    x = ragged([2, 4])
+    for call in (model, compiled_of(model)):
+        y, h = call(x)
+        loss = y.values.square().sum() + h.sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+    grads = [p.grad for p in model.parameters()]
+    expected = gradients(model, lambda x: (model(x)[0].values.square().sum() + model(x)[1].sum(),), (x,))[2:]
+    for a, b in zip(grads, expected, strict=True):
+        assert a is not None
+        assert b is not None
+        torch.testing.assert_close(a, b * 4 / 0.5, rtol=1e-9, atol=1e-9)
+
+
+def test_checkpointed() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.small = Small()
+
+        def forward(self, x: LoDTensor) -> Any:
+            return checkpoint(lambda v: self.small(x.with_values(v))[0].values, x.values, use_reentrant=False)
+
+    model = Model().double()
+    assert_alike(model, compiled_of(model), (ragged([2, 4]),))
+
+
+def test_noise_is_that_of_forward_and_differs_between_calls() -> None:
+    class Model(nn.Module):
+        def forward(self, x: LoDTensor, h: Tensor) -> Any:
+            def step(x: Tensor, h: Tensor) -> Any:
+                h = nn.functional.dropout(x + h, 0.5)
+                return h, h
+
+            return recurrent(step, x, h)[0].values, recurrent(step, x, h)[0].values
+
+    x, h = ragged([3, 2]), torch.zeros(2, 3, dtype=torch.float64)
+    first, second = compiled_of(Model())(x, h)
+    assert not torch.equal(first, second)  # two calls stay two
+    (grad,) = torch.autograd.grad(first[0].sum(), x.values)
+    kept = first[0] != 0
+    torch.testing.assert_close(grad[0], kept * 2.0, check_dtype=False)
+
+
+def test_results_are_the_callers_own() -> None:
+    def identity(x: LoDTensor, h: Tensor) -> Any:
+        return recurrent(lambda x, h: (x, h), x, h)
+
+    for lengths in ([2, 3], [0, 0]):
+        x, h = ragged(lengths), torch.randn(2, 3, dtype=torch.float64)
+        with torch.no_grad():
+            y, last = torch.compile(identity, backend="aot_eager", fullgraph=True)(x, h)
+            before = x.values.clone(), h.clone()
+            y.values.add_(1)
+            last.add_(1)
+        assert torch.equal(x.values, before[0])
+        assert torch.equal(h, before[1])
+
+
+def test_nothing_is_kept_after_backward_or_without_it() -> None:
+    model = Small().double()
+    compiled = compiled_of(model)
+    gc.collect()
+    before = len(ops._RECORDS)
+    y, _ = compiled(ragged([2, 4]))
+    assert len(ops._RECORDS) == before + 1
+    y.values.sum().backward()
+    del y
+    compiled(ragged([2, 4]))
+    gc.collect()
+    assert len(ops._RECORDS) == before
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's own
+def test_a_step_that_dynamo_cannot_follow_breaks_the_graph() -> None:
+    seen: list[int] = []
+
+    def step(x: Tensor, h: Tensor) -> Any:
+        seen.append(len(seen))
+        h = torch.tanh(x + h)
+        return h, h
+
+    def model(x: LoDTensor, h: Tensor) -> Any:
+        y, h = recurrent(step, x * 2, h, backend="naive")
+        return y * 3, h
+
+    x, h = ragged([2, 4]), torch.zeros(2, 3, dtype=torch.float64)
+    y, last = torch.compile(model, backend="aot_eager")(x, h)
+    assert seen == [0, 1, 2, 3]
+    torch.testing.assert_close((y.values, last), (model(x, h)[0].values, model(x, h)[1]))
+    torch._dynamo.reset()
+    with pytest.raises(Unsupported):
+        torch.compile(model, backend="aot_eager", fullgraph=True)(x, h)
+
+
+class Caught(TorchDispatchMode):
+    """Keeps the arguments of an operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.stepnet.run.default:
+            self.calls.append(args)
+        return func(*args, **(kwargs or {}))
+
+
+def test_torchs_own_checks_of_operators() -> None:
+    torch.manual_seed(0)
+    run = torch.ops.stepnet.run.default
+
+    def attend(x: LoDTensor, h: Tensor) -> Any:
+        def step(x: Tensor, h: Tensor) -> Any:
+            h = torch.tanh(x + h)
+            return h, h
+
+        y, _ = recurrent(step, x, h)
+        return sequence_pool(sequence_softmax(y), "max")
+
+    caught = Caught()
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        def call(*args: Any) -> Any:
+            with caught:
+                return graph(*args)
+
+        return call
+
+    with torch.no_grad():
+        torch.compile(attend, backend=backend, fullgraph=True)(ragged([2, 4]), torch.zeros(2, 3).double())
+    assert len(caught.calls) == 3
+    for tensors, sizes, what in caught.calls:
+        leaves = [t.detach().clone().requires_grad_(t.is_floating_point()) for t in tensors]
+        torch.library.opcheck(run, (leaves, sizes, what))
+        floats = [t for t in leaves if t.requires_grad]
+
+        def call(*given: Tensor, leaves: Any = leaves, sizes: Any = sizes, what: str = what) -> Any:
+            values = iter(given)
+            return tuple(run([next(values) if t.requires_grad else t for t in leaves], sizes, what))
+
+        assert torch.autograd.gradcheck(call, floats)
+
+
+def test_a_gradient_is_not_differentiated_again() -> None:
+    x = ragged([2, 4])
+    (y,) = torch.ops.stepnet.run([x.values, x.lod[0]], [], "sequence softmax (1,) ()")
+    (grad,) = torch.autograd.grad(y.square().sum(), x.values, create_graph=True)
+    with pytest.raises(Exception, match="cannot be differentiated again"):
+        grad.sum().backward()
