@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 import stepnet
 from stepnet import cells
 from stepnet.cells import GRU, LSTM, RNN, LayerNormLSTM, MinGRU, PeepholeLSTM
-from stepnet.engine import plans
+from stepnet.engine import again, plans
 from stepnet.executors.schedule import adopt
 from stepnet.report import explain
 
@@ -55,6 +55,7 @@ def adopting(request, monkeypatch):
     """Whether generated C takes small matmuls in (the default); plans of the other kind are forgotten."""
     adopts = getattr(request, "param", True)
     monkeypatch.setattr(plans, "_entries", OrderedDict())
+    monkeypatch.setattr(again, "_known", OrderedDict())
     if not adopts:
         monkeypatch.setattr(adopt, "MOST_BYTES", 0)
     return adopts
