@@ -15,7 +15,7 @@ from stepnet.executors.c import build as c_build
 from stepnet.executors.c.products import cpu
 
 TILE_FLAGS = ("-mamx-tile", "-mamx-bf16")
-_SANITIZE = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+_SANITIZE = ("-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 _EMULATOR = Path(__file__).parent / "tile_emulator.c"
 
 
