@@ -84,7 +84,7 @@ class GraphError(StepnetError, ValueError):
 
 
 class IRError(StepnetError, ValueError):
-    """A model in a file that cannot be read, run or written: where, what was found and expected."""
+    """A model that cannot be read, run or written: where in its file, what was found and expected."""
 
 
 class TapeError(StepnetError, ValueError):

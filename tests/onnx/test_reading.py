@@ -208,6 +208,17 @@ def test_a_scan_reads_what_stands_around_it(tmp_path):
     assert none[0].tolist() == [[1.0] * 4] * 3
 
 
+def test_the_batch_stands_behind_an_axis_of_one(tmp_path):
+    """As in the Scans that are written here: its rows are the rows of the compiled loop."""
+    from stepnet.api import watched
+
+    stepnet.onnx.save(stepnet.Recurrent(cells.SLSTM(F, H)), tmp_path / "m.onnx", (torch.randn(4, 2, F),))
+    model, seen = stepnet.onnx.load(tmp_path / "m.onnx"), []
+    with watched(lambda loop, feeds, **_: seen.append([feeds[p.source].shape[0] for p in loop.merged])):
+        model(torch.randn(5, 3, F))
+    assert seen == [[3, 3, 3, 3]]
+
+
 def test_trained_and_changed(tmp_path):
     """A constant that is trained is read anew at each call; a copy has its own."""
     scan_file(tmp_path / "m.onnx", STEP, ["last", "y"], OUTER)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import itertools
 import weakref
@@ -100,8 +101,11 @@ def _loop(node: Info) -> Run:
 class ScanBody:
     """The graph of a Scan as the body of a loop: states, then what is cut, then what it reads from around.
 
-    What is cut keeps an axis of one element, and so do the rows that are joined.
+    What is cut keeps an axis of one element, and so do the rows that are joined. With `lead`, that is the
+    first axis of all states, too, which come without it here: what follows it is the batch.
     """
+
+    lead = False
 
     def __init__(
         self, graph: Graph, name: str, states: int, cut: Sequence[int], joined: Sequence[int]
@@ -118,8 +122,13 @@ class ScanBody:
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
         count = self.states + len(self.cut)
-        x = [v.squeeze(axis) for v, axis in zip(values[self.states : count], self.cut, strict=True)]
         around = dict(zip(self.outer, values[count:], strict=True))
+        if self.lead:
+            states = [value.unsqueeze(0) for value in values[: self.states]]
+            results = self.graph.run((*states, *values[self.states : count]), around)
+            new, rows = results[: self.states], results[self.states :]
+            return (*(value.squeeze(0) for value in new), *rows)
+        x = [v.squeeze(axis) for v, axis in zip(values[self.states : count], self.cut, strict=True)]
         results = self.graph.run((*values[: self.states], *x), around)
         new, rows = results[: self.states], results[self.states :]
         return (*new, *(row.unsqueeze(axis) for row, axis in zip(rows, self.joined, strict=True)))
@@ -197,6 +206,10 @@ class ScanRunner:
             [iterator.BackEdge(k, name) for k, name in enumerate(states)],
         )
         self.rows = RowLoop(self.loop, lambda batch, axis: (rows, True))
+        self.led = copy.copy(self.body)
+        self.led.lead = True
+        led_rows = ScanRows(self.led)
+        self.led_rows = RowLoop(self.loop.around(self.led), lambda batch, axis: (led_rows, True))
         nested = any(step.info.bodies for step in graph.steps)
         self.reason = "its body holds a loop or a branch" if nested else None
 
@@ -244,12 +257,34 @@ class ScanRunner:
             show_declined(self.loop, feeds, None, Unsupported(report.reason))
             return None
         try:
-            out = self.rows.run(feeds, backend)
+            out = self._without_lead(feeds, backend)
+            out = self.rows.run(feeds, backend) if out is None else out
         except Unsupported as refusal:
             report.reason = refusal.reason
             return None
         report.compiled = True
         return out
+
+    def _without_lead(self, feeds: Mapping[str, Any], backend: str) -> dict[str, Any] | None:
+        """The outputs, where a first axis of one element stands before the batch in all that changes."""
+        names = self.body.parameters
+        states = {name: feeds[name] for name in names[: self.states]}
+        x = {name: feeds[name] for name in names[self.states : self.states + len(self.body.cut)]}
+        tensors = all(isinstance(value, Tensor) for value in feeds.values())
+        if not tensors or any((*self.body.cut, *self.out_axes)) or not states:
+            return None
+        if any(v.dim() < 2 or v.shape[0] != 1 for v in states.values()):
+            return None
+        if any(v.dim() < 3 or v.shape[1] != 1 for v in x.values()):
+            return None
+        fewer = {name: value.squeeze(0) for name, value in states.items()}
+        fewer |= {name: value.squeeze(1) for name, value in x.items()}
+        try:
+            out = self.led_rows.run({**feeds, **fewer}, backend)
+        except Unsupported:
+            return None
+        led = self.led.results
+        return {name: out[name].unsqueeze(0 if k < self.states else 1) for k, name in enumerate(led)}
 
 
 def _way(direction: int) -> dict[str, Any]:
