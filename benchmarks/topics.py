@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from . import (
     attention,
     compiled_loop,
+    compiled_model,
     first_call,
     kept_heap,
     kernels,
@@ -36,6 +37,7 @@ TOPICS: dict[str, Topic] = {
         first_call.TOPIC,
         warm_call.TOPIC,
         compiled_loop.TOPIC,
+        compiled_model.TOPIC,
         while_loops.TOPIC,
         loop_memory.TOPIC,
         nested.TOPIC,
