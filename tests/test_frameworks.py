@@ -68,7 +68,7 @@ def check(model: nn.Module, dtype: torch.dtype = torch.float32, close: float = 1
     torch.testing.assert_close(found, by_hand(dtype), rtol=close, atol=close)
 
 
-# Fabric casts what a model gives to float32 again. "64-true" and "bf16-true" cast what the model is given: LoDTensors, too.
+# "64-true" and "bf16-true" cast what the model is given, LoDTensors too; Fabric casts its results back.
 PRECISIONS = {"32-true": (torch.float32, 1e-5), "64-true": (torch.float64, 1e-6)}
 PRECISIONS |= {"bf16-true": (torch.bfloat16, 0.02)}
 
