@@ -7,11 +7,12 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, overload
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
+from typing_extensions import Unpack
 
 from . import lifting
 from .data.convert import pack_like
@@ -22,6 +23,7 @@ from .engine import Asked, Way, asked, find_plan, read, run, run_again
 from .errors import StepError, Unsupported
 from .executors import naive
 from .executors.autograd import distinct
+from .executors.base import Backend
 from .executors.naive import PLAIN
 from .executors.registry import AUTO
 from .executors.setting import check_backend, only_plain
@@ -43,15 +45,18 @@ from .front.step import (
 from .graph import CAN_CAPTURE, TAKES, answer_with, apart, can_be_node, captured, first_leaf, traced_step
 from .ir.loop import Loop
 from .resets import Resets, run_with_resets
+from .typed import Booting, Rows, Settings, State, typed
 from .windows import check_windows, run_in_windows
 
 
 def _like(step: Any, x: Any = None, state: Any = None, **how: Any) -> Any:
     """What `recurrent` gives for tensors without data."""
     with OnMeta():
-        return recurrent(step, x, state, **{**how, "backend": PLAIN.name, "scopes": False})
+        plain: Any = {**how, "backend": PLAIN.name, "scopes": False}
+        return recurrent(step, x, state, **plain)
 
 
+@typed
 @recorded_in_frames(_like, parts=2)
 def recurrent(
     step: Any,
@@ -64,7 +69,7 @@ def recurrent(
     level: int = -1,
     axis: int = 0,
     scopes: bool = False,
-    backend: str | None = None,
+    backend: Backend | None = None,
     resets: Any = None,
     checkpoint: int | bool | None = None,
     detach_every: int | None = None,
@@ -284,7 +289,7 @@ def watching() -> Callable[..., None] | None:
 
 
 def _recurrent(
-    step: Any, x: Any, state: Any, reverse: bool, level: int, axis: int, scopes: bool, backend: str | None
+    step: Any, x: Any, state: Any, reverse: bool, level: int, axis: int, scopes: bool, backend: Backend | None
 ) -> Any:
     if _keeper.get() is not None:  # out of a compiled region
         how: Any = {"steps": None, "static": None, "reverse": reverse, "level": level, "axis": axis}
@@ -315,7 +320,7 @@ def _recurrent(
 
 
 def _run(
-    loop: Loop, feeds: dict[str, Any], body: StepBody, booted: bool, scopes: bool, backend: str | None,
+    loop: Loop, feeds: dict[str, Any], body: StepBody, booted: bool, scopes: bool, backend: Backend | None,
     call: Asked | None = None,
 ) -> Any:  # fmt: skip
     """Run the loop of a step, by a plan where that can be. `booted`: the cell gave the initial state."""
@@ -409,7 +414,7 @@ def checked(
     return body, x_leaves, state_leaves
 
 
-class Recurrent(nn.Module):
+class Recurrent(nn.Module, Generic[State]):
     """A step as a module over sequences; see `recurrent` for the meaning of every argument.
 
     >>> import torch
@@ -419,6 +424,50 @@ class Recurrent(nn.Module):
     (torch.Size([7, 2, 4]), torch.Size([2, 4]))
     """
 
+    @overload
+    def __init__(self, step: Booting[State], *, scopes: bool = False, **how: Unpack[Settings]) -> None: ...
+
+    @overload
+    def __init__(
+        self: Recurrent[tuple[Tensor, Tensor]],
+        step: nn.LSTMCell,
+        *,
+        scopes: bool = False,
+        **how: Unpack[Settings],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Recurrent[Tensor],
+        step: nn.GRUCell | nn.RNNCell,
+        *,
+        scopes: bool = False,
+        **how: Unpack[Settings],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Recurrent[Any], step: nn.Module, *, scopes: bool = False, **how: Unpack[Settings]
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        step: Callable[[Any, State], tuple[Any, State]],
+        *,
+        scopes: bool = False,
+        **how: Unpack[Settings],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        step: Callable[[Any, State, Any], tuple[Any, State]],
+        *,
+        scopes: bool = False,
+        **how: Unpack[Settings],
+    ) -> None: ...
+
     def __init__(
         self,
         step: Any,
@@ -427,18 +476,18 @@ class Recurrent(nn.Module):
         level: int = -1,
         axis: int = 0,
         scopes: bool = False,
-        backend: str | None = None,
+        backend: Backend | None = None,
         checkpoint: int | bool | None = None,
         detach_every: int | None = None,
     ) -> None:
         super().__init__()
         check_windows(checkpoint, detach_every, scopes)
-        self.step = as_step(step)
+        self.step: Any = as_step(step)
         self.reverse = reverse
         self.level = level
         self.axis = axis
         self.scopes = scopes
-        self.backend = backend
+        self.backend: Backend | None = backend
         self.checkpoint = checkpoint
         self.detach_every = detach_every
 
@@ -464,6 +513,32 @@ class Recurrent(nn.Module):
     def __prepare_scriptable__(self) -> Any:
         """What torch.jit.script asks first."""
         raise _no_graph_of("torch.jit.script")
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __call__(
+            self,
+            x: Rows,
+            state: State | None = None,
+            resets: Any = None,
+            *,
+            steps: None = None,
+            static: Any = None,
+        ) -> tuple[Rows, State]: ...
+
+        @overload
+        def __call__(
+            self,
+            x: Any = None,
+            state: State | None = None,
+            resets: Any = None,
+            *,
+            steps: Any = None,
+            static: Any = None,
+        ) -> tuple[Any, State]: ...
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
     def extra_repr(self) -> str:
         shown = {"reverse": False, "level": -1, "axis": 0, "scopes": False, "backend": None}

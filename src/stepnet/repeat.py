@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from itertools import count, repeat
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint as recomputed
+from typing_extensions import TypeVarTuple, Unpack
 
 from stepnet.data.array import TensorArray
 from stepnet.data.lod import LoDTensor
@@ -24,6 +25,9 @@ from stepnet.executors.rows import RowArray
 from stepnet.front.step import describe_leaf, step_name
 from stepnet.ir.loop import BackEdge, Iteration, Last, Loop, Merged
 
+Variables = TypeVarTuple("Variables")
+Variable = TypeVar("Variable")
+
 # What traces a module sees a while loop as one thing: its condition, its body, its variables, `max_steps`.
 INSTEAD: ContextVar[Callable[..., Any] | None] = ContextVar("what answers for while loops", default=None)
 
@@ -31,6 +35,28 @@ INSTEAD: ContextVar[Callable[..., Any] | None] = ContextVar("what answers for wh
 def _like(cond: Any, body: Any, loop_vars: Any, **_: Any) -> Any:
     """What `while_loop` gives: loop variables as they came."""
     return loop_vars
+
+
+@overload
+def while_loop(
+    cond: Callable[[Unpack[Variables]], bool | Tensor],
+    body: Callable[[Unpack[Variables]], tuple[Unpack[Variables]]],
+    loop_vars: tuple[Unpack[Variables]],
+    *,
+    max_steps: int | None = None,
+    checkpoint: int | bool | None = None,
+) -> tuple[Unpack[Variables]]: ...
+
+
+@overload
+def while_loop(
+    cond: Callable[..., bool | Tensor],
+    body: Callable[..., Sequence[Variable]],
+    loop_vars: list[Variable],
+    *,
+    max_steps: int | None = None,
+    checkpoint: int | bool | None = None,
+) -> list[Variable]: ...
 
 
 @recorded_in_frames(_like)

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from stepnet.executors.base import Backend
+
 from .api import recurrent
 from .data.lod import LoDTensor
 from .data.tree import Spec, flatten, names, unflatten
@@ -167,7 +169,7 @@ def check_step(
     *,
     weights: Mapping[str, Tensor] | None = None,
     run: Callable[[], tuple[Any, Any]] | None = None,
-    backend: str | None = None,
+    backend: Backend | None = None,
     reverse: bool = False,
     axis: int = 0,
     through: Sequence[str] = ("y", "final"),

@@ -6,7 +6,7 @@ import copy
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, final, overload
 from weakref import WeakValueDictionary
 
 import torch
@@ -286,6 +286,12 @@ class LoDTensor(RowWise):
 
     def __contains__(self, value: Any) -> bool:
         raise LoDError("whether a LoDTensor holds something is ambiguous", remedy="(x.values == v).any()")
+
+    @overload
+    def __getitem__(self, index: slice) -> LoDTensor: ...
+
+    @overload
+    def __getitem__(self, index: Any) -> Any: ...
 
     def __getitem__(self, index: Any) -> Any:
         """Sequence ``index`` of the outermost level, or those of a slice."""

@@ -150,7 +150,5 @@ class MadeLater:
     def same_step(self, tensors: Sequence[Tensor]) -> Reads:
         return self.make().same_step(tensors)
 
-    def __call__(
-        self, tensors: Sequence[Tensor], directions: Sequence[Tensor | None]
-    ) -> list[Tensor | None]:
+    def __call__(self, tensors: Sequence[Tensor], directions: Sequence[Tensor | None]) -> list[Tensor | None]:
         return self.make()(tensors, directions)

@@ -7,7 +7,7 @@ the plan, what runs once on all rows, gradients, and the check against the plain
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NewType
 
 from stepnet.errors import Unsupported
 from stepnet.ir.agreement import INTEGERS
@@ -16,6 +16,8 @@ from stepnet.ir.plan import LoopPlan, Plan, Region
 from .loop import Scan
 
 Form = Literal["fused", "hoisted"]
+BackendName = NewType("BackendName", str)  # what an executor of one's own is called
+Backend = Literal["auto", "c", "eager", "naive"] | BackendName
 
 
 class Executor(ABC):
@@ -31,7 +33,7 @@ class Executor(ABC):
         in_torch: True if its scans are torch's ops, as maps are.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[Backend]
     label: ClassVar[str]
     form: ClassVar[Form]
     devices: ClassVar[tuple[str, ...] | None] = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from .segment import Count, Cut, LoDCut
 class PlainLoop:
     """The plain loop among the backends. It takes the body itself: it needs no plan and declines nothing."""
 
-    name: str = "naive"
+    name: Literal["naive"] = "naive"
     label: str = "the plain loop"
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from .base import Executor
 from .c.executor import GENERATED_C
 from .naive import PLAIN
 from .torch_ops.executor import TORCH_OPS
 
-AUTO = "auto"
+AUTO: Final = "auto"
 _BEST_FIRST: tuple[Executor, ...] = (GENERATED_C, TORCH_OPS)
 
 # What each backend tries, in turn. The plain loop is what is left when all of them decline.

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from stepnet.data.modes import autocast_dtype, traced
 from stepnet.errors import StepError
 
+from .base import Backend
 from .registry import AUTO, backend_names, is_backend
 
-_default = AUTO
+_default: Backend = AUTO
 
 
-def set_backend(backend: str) -> None:
+def set_backend(backend: Backend) -> None:
     """Choose the executor of every recurrence that does not name one.
 
     Args:
@@ -32,7 +33,7 @@ def set_backend(backend: str) -> None:
     _default = check_backend(backend)
 
 
-def get_backend() -> str:
+def get_backend() -> Backend:
     """The process-wide setting.
 
     >>> get_backend()
@@ -41,7 +42,7 @@ def get_backend() -> str:
     return _default
 
 
-def check_backend(backend: str | None) -> str:
+def check_backend(backend: Backend | None) -> Backend:
     """A backend by name; None is the process-wide setting."""
     if backend is None:
         backend = _default

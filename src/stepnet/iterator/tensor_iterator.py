@@ -14,6 +14,7 @@ from stepnet.data.lod import LoDTensor
 from stepnet.data.outputs import Outputs
 from stepnet.errors import Unsupported
 from stepnet.executors import naive
+from stepnet.executors.base import Backend
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.registry import AUTO
 from stepnet.executors.setting import check_backend
@@ -92,7 +93,7 @@ class TensorIterator(nn.Module):
         port_map: Sequence[Port],
         back_edges: Sequence[BackEdge] = (),
         *,
-        backend: str | None = None,
+        backend: Backend | None = None,
     ) -> None:
         super().__init__()
         check_ports(body, port_map, back_edges)
@@ -100,7 +101,7 @@ class TensorIterator(nn.Module):
         self.body = body
         self.port_map = tuple(port_map)
         self.back_edges = tuple(back_edges)
-        self.backend = backend
+        self.backend: Backend | None = backend
 
     @property
     def inputs(self) -> tuple[str, ...]:

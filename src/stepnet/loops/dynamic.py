@@ -10,6 +10,7 @@ from torch import Tensor
 from stepnet.api import recurrent
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import StepError
+from stepnet.executors.base import Backend
 from stepnet.executors.naive import PLAIN
 from stepnet.front.memory import Memory, ScopeStep, Stepnet, check_rows
 from stepnet.front.scope import Scope
@@ -28,7 +29,7 @@ def dynamic_recurrent(
     static_inputs: Sequence[str] = (),
     level: int = -1,
     reverse: bool = False,
-    backend: str | None = None,
+    backend: Backend | None = None,
 ) -> dict[str, Tensor]:
     """Run a stepnet over LoDTensors: unpack them, step over batches that shrink, pack the outputs.
 
@@ -68,7 +69,7 @@ def dynamic_recurrent(
     ([10.0, 2.0, 4.0, 6.0], [10.0, 6.0])
     """
 
-    def results(within: Scope, other: str | None) -> tuple[LoDTensor | Tensor, ...]:
+    def results(within: Scope, other: Backend | None) -> tuple[LoDTensor | Tensor, ...]:
         last = dynamic_recurrent(
             stepnet, within, inputs, outputs, memories,
             static_inputs=static_inputs, level=level, reverse=reverse, backend=other or backend,

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from stepnet.data.recording import RECORDER, inside, recorded_in_frames
+from stepnet.executors.base import Backend
 from stepnet.executors.naive import PLAIN
 from stepnet.front.scope import Scope
 
 
 def run_in_frame(
-    scope: Scope, run: Callable[[Scope, str | None], tuple[Any, ...]], count: int
+    scope: Scope, run: Callable[[Scope, Backend | None], tuple[Any, ...]], count: int
 ) -> tuple[Any, ...] | None:
     """The results of a run as the frame around has recorded it; None where no frame is concerned.
 

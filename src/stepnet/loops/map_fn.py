@@ -11,12 +11,13 @@ from stepnet.api import recurrent
 from stepnet.data.array import TensorArray
 from stepnet.data.tree import flatten, unflatten
 from stepnet.errors import StepError
+from stepnet.executors.base import Backend
 from stepnet.front.step import describe_leaf, step_name
 from stepnet.tape.item import TapeItem
 
 
 def map_fn(
-    fn: Callable[[Any], Any], elems: Any, *, axis: int = 0, level: int = -1, backend: str | None = None
+    fn: Callable[[Any], Any], elems: Any, *, axis: int = 0, level: int = -1, backend: Backend | None = None
 ) -> Any:
     """Call a function at every step, and join what it gives: `y[t] = fn(elems[t])` for every t.
 

@@ -12,6 +12,7 @@ from stepnet.api import instead, recurrent
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import StepError
 from stepnet.executors import naive
+from stepnet.executors.base import Backend
 from stepnet.front.memory import Memory, ScopeStep, Stepnet
 from stepnet.front.meta import OnMeta, without_data
 from stepnet.front.scope import Scope, Variable
@@ -219,7 +220,7 @@ class RecurrentOp:
         last = boots if body.before is None else [body.before[memory.name] for memory in self.memories]
         self.last = dict(zip((memory.name for memory in self.memories), last, strict=True))
 
-    def _results(self, scope: Scope, backend: str | None) -> tuple[Tensor, ...]:
+    def _results(self, scope: Scope, backend: Backend | None) -> tuple[Tensor, ...]:
         self._check(scope)
         self._run_compiled(scope, backend)
         return (*(scope[name] for name in self.outputs), *(self.last[m.name] for m in self.memories))
@@ -242,7 +243,7 @@ class RecurrentOp:
                 )
         self._report(wrong)
 
-    def _run_compiled(self, scope: Scope, backend: str | None = None) -> None:
+    def _run_compiled(self, scope: Scope, backend: Backend | None = None) -> None:
         hidden = {*self.inputs, *self.outputs, *(m.init for m in self.memories)}
         around = Scope({n: v for n, v in scope.all_values().items() if n not in hidden})
         step = ScopeStep(self.stepnet, around, self.inputs, self.outputs, self.memories)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from stepnet.cells.gru import gru_step
+from stepnet.typed import Rows
 
 from .base import RNNBase
 
@@ -44,6 +46,12 @@ class GRU(RNNBase):
         super().__init__(
             input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, 0, device, dtype
         )
+
+    if TYPE_CHECKING:
+
+        def __call__(
+            self, input: Rows, hx: Tensor | None = None, resets: Any = None
+        ) -> tuple[Rows, Tensor]: ...
 
     @property
     def step(self) -> Callable[..., tuple[Tensor, Tensor]]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from stepnet.cells.lstm import lstm_step
+from stepnet.typed import Rows
 
 from .base import RNNBase
 
@@ -50,6 +52,12 @@ class LSTM(RNNBase):
     """
 
     gates = 4
+
+    if TYPE_CHECKING:
+
+        def __call__(
+            self, input: Rows, hx: tuple[Tensor, Tensor] | None = None, resets: Any = None
+        ) -> tuple[Rows, tuple[Tensor, Tensor]]: ...
 
     @property
     def state_sizes(self) -> Mapping[str, int]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from stepnet.cells.rnn import check_nonlinearity, rnn_step
+from stepnet.typed import Rows
 
 from .base import RNNBase
 
@@ -50,6 +51,12 @@ class RNN(RNNBase):
             input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, 0, device, dtype
         )
         self.nonlinearity = check_nonlinearity(self, nonlinearity)
+
+    if TYPE_CHECKING:
+
+        def __call__(
+            self, input: Rows, hx: Tensor | None = None, resets: Any = None
+        ) -> tuple[Rows, Tensor]: ...
 
     @property
     def step(self) -> Callable[..., tuple[Tensor, Tensor]]:

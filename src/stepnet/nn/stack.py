@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,7 @@ from stepnet.data.tree import flatten, unflatten
 from stepnet.errors import StepError
 from stepnet.front.step import TorchCell, as_step, describe_leaf, step_name
 from stepnet.resets import as_resets
+from stepnet.typed import Rows
 
 from .batch import on_rows
 
@@ -115,6 +116,12 @@ class Stack(nn.Module):
         if isinstance(input, PackedSequence):
             x = _by_leaf(lambda leaf: pack_like(input, leaf.values), x)
         return x, tuple(finals)
+
+    if TYPE_CHECKING:
+
+        def __call__(
+            self, input: Rows, hx: Sequence[Any] | None = None, resets: Any = None
+        ) -> tuple[Rows, tuple[Any, ...]]: ...
 
     def _drop(self, y: Any) -> Any:
         return on_rows(lambda rows: F.dropout(rows, self.dropout, self.training), y)

@@ -15,6 +15,7 @@ from stepnet.compiler.reach import reach
 from stepnet.data.lod import LoDTensor
 from stepnet.engine import Entry, find_plan
 from stepnet.errors import StepError, Unsupported
+from stepnet.executors.base import Backend
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.registry import AUTO, is_backend, tried
 from stepnet.executors.setting import check_backend
@@ -40,7 +41,7 @@ def explain(
     level: int = -1,
     axis: int = 0,
     source: bool = False,
-    backend: str | None = None,
+    backend: Backend | None = None,
 ) -> Explanation | ModelExplanation:
     """Describe what `recurrent` does with a step: what runs once, what at every step, why, and at what cost.
 
@@ -104,7 +105,7 @@ def explain(
 
 
 def explain_loop(
-    loop: Loop, feeds: Mapping[str, Any], *, scopes: bool, backend: str | None, source: bool = False
+    loop: Loop, feeds: Mapping[str, Any], *, scopes: bool, backend: Backend | None, source: bool = False
 ) -> Explanation:
     """Describe what is done with a loop, a sweep over rows.
 

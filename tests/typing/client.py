@@ -1,0 +1,86 @@
+"""A program as users write it, with types and no cast: `pyright` and `mypy` in their strict modes take it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from typing_extensions import assert_type
+
+import stepnet
+from stepnet import LoDTensor, Recurrent, recurrent, while_loop
+from stepnet.executors import BackendName
+
+LSTMState = tuple[Tensor, Tensor]
+
+
+def tanh_step(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    h = torch.tanh(x + h)
+    return h, h
+
+
+def two_states(x: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
+    h, c = state
+    return h, (h + x, c)
+
+
+def attending(x: Tensor, h: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+    return h, h + x + memory
+
+
+class Counter:
+    """A step with an initial state of its own."""
+
+    def __call__(self, x: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
+        return x + n, n + 1
+
+    def initial_state(self, n: int) -> Tensor:
+        return torch.zeros(n, 1)
+
+
+x = LoDTensor.from_lengths(torch.ones(4, 1), [[3, 1]])
+h0 = torch.zeros(2, 1)
+
+# What comes out is of the kind of what goes in; the state is that of the step.
+y, h = recurrent(tanh_step, x, h0)
+assert_type(y, LoDTensor)
+assert_type(h, Tensor)
+assert_type(recurrent(tanh_step, torch.zeros(3, 2, 1), h0), tuple[Tensor, Tensor])
+packed = pack_sequence([torch.ones(2, 1), torch.ones(1, 1)])
+assert_type(recurrent(tanh_step, packed, h0), tuple[PackedSequence, Tensor])
+assert_type(recurrent(two_states, x, (h0, h0)), tuple[LoDTensor, LSTMState])
+assert_type(recurrent(Counter(), x), tuple[LoDTensor, Tensor])
+assert_type(recurrent(stepnet.cells.LSTM(1, 2), x), tuple[LoDTensor, LSTMState])
+assert_type(recurrent(stepnet.cells.GRU(1, 2), x, reverse=True), tuple[LoDTensor, Tensor])
+assert_type(recurrent(nn.LSTMCell(1, 2), x), tuple[LoDTensor, LSTMState])
+assert_type(recurrent(nn.GRUCell(1, 2), x, backend="naive"), tuple[LoDTensor, Tensor])
+_, attended = recurrent(attending, x, h0, static=h0)
+assert_type(attended, Tensor)
+_, _, scopes = recurrent(tanh_step, x, h0, scopes=True)
+first: Tensor = scopes[0]["h"]
+recurrent(tanh_step, x, h0, backend=BackendName("naive"))
+
+# Modules are called as what they are.
+assert_type(Recurrent(tanh_step)(x, h0), tuple[LoDTensor, Tensor])
+assert_type(Recurrent(nn.LSTMCell(1, 2))(x), tuple[LoDTensor, LSTMState])
+assert_type(Recurrent(stepnet.cells.GRU(1, 2), backend="eager")(x), tuple[LoDTensor, Tensor])
+assert_type(stepnet.nn.LSTM(1, 2)(x), tuple[LoDTensor, LSTMState])
+assert_type(stepnet.nn.GRU(1, 2)(torch.zeros(3, 2, 1)), tuple[Tensor, Tensor])
+assert_type(stepnet.nn.RNN(1, 2)(packed), tuple[PackedSequence, Tensor])
+output, _ = stepnet.nn.Stack([stepnet.cells.GRU(1, 2)])(x)
+assert_type(output, LoDTensor)
+
+# Loops keep the types of their variables.
+step, total = while_loop(
+    lambda i, s: i < 3, lambda i, s: (i + 1, s + i), (torch.tensor(0), torch.tensor(0.0))
+)
+assert_type(step, Tensor)
+
+# A LoDTensor is one after an operator, a slice, a change of rows.
+assert_type(y + 1, LoDTensor)
+assert_type(2 * -y, LoDTensor)
+assert_type(y[1:], LoDTensor)
+assert_type(y.map(torch.relu).values, Tensor)
+assert_type(stepnet.sequence_softmax(y), LoDTensor)
+head = nn.Linear(1, 1)
+assert_type(y.map(head).with_values(y.values), LoDTensor)
