@@ -147,7 +147,7 @@ def recurrent(
 
 def _in_graph(
     step: Any, x: Any, state: Any, *, steps: Any, static: Any, reverse: bool, level: int, axis: int,
-    scopes: bool, backend: str | None, resets: Any, checkpoint: int | bool | None, detach_every: int | None,
+    scopes: bool, backend: Backend | None, resets: Any, checkpoint: int | bool | None, detach_every: int | None,
 ) -> Any:  # fmt: skip
     """A call in a region that Dynamo follows: one node of its graph, if it can be one."""
 
@@ -184,7 +184,7 @@ def _in_graph(
 
 def _outside(
     step: Any, x: Any, state: Any, *, steps: Any, static: Any, reverse: bool, level: int, axis: int,
-    scopes: bool, backend: str | None, resets: Any, checkpoint: int | bool | None, detach_every: int | None,
+    scopes: bool, backend: Backend | None, resets: Any, checkpoint: int | bool | None, detach_every: int | None,
 ) -> Any:  # fmt: skip
     """A call that runs at once."""
     compiling = torch.compiler.is_compiling()  # a compiled loop is one call out of the compiled region

@@ -350,7 +350,7 @@ def without_modes() -> Iterator[None]:
 @contextlib.contextmanager
 def without_hooks() -> Iterator[None]:
     """Set aside the hooks on saved tensors around: they are for the caller's tensors."""
-    autograd: Any = torch._C._autograd
+    autograd: Any = torch._C._autograd  # pyright: ignore[reportAttributeAccessIssue]
     aside: list[Any] = []
     while (pair := autograd._top_saved_tensors_default_hooks(True)) is not None:
         aside.append(pair)

@@ -143,11 +143,11 @@ def _twice(
             y, finals = call.plain(all_of[:n_x], all_of[n_x : n_x + n_s], all_of[n_x + n_s :])
             return tuple(t for t, g in zip((*y, *finals), grads, strict=True) if g is not None)
 
-        _, pull = vjp(results, *(at[i] for i in wants))
+        pull = vjp(results, *(at[i] for i in wants))[1]
         found = pull(tuple(g for g in at[len(own) :] if g is not None))
         return tuple(g for i, g in zip(wants, found, strict=True) if directions[i] is not None)
 
-    _, pull = vjp(gradient, *(held[i] for i in asked))
+    pull = vjp(gradient, *(held[i] for i in asked))[1]
     found = iter(pull(tuple(v for v in directions if v is not None)))
     return [next(found) if w else None for w in wanted]
 

@@ -123,7 +123,7 @@ class CScan:
             elif role == "matrix":
                 of, dims = self._matrices[name]
                 matrix = values[of]
-                at: tuple[int, ...] = matrix.stride()
+                at = list(matrix.stride())
                 stride_h = at[dims[-3]] if len(dims) > 2 else 0
                 numbers += (matrix.data_ptr(), at[dims[-2]], at[dims[-1]], stride_h, base + next(packed))
             elif role == "sum":
