@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepnet.api import checked
+from stepnet.checks import checked
 from stepnet.engine import find_plan, plans
 from stepnet.front.step import as_loop
 from stepnet.ir.plan import LoopPlan, Plan

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextvars import ContextVar
-from types import FrameType
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, overload
 
 import torch
@@ -15,12 +11,22 @@ from torch.nn.utils.rnn import PackedSequence
 from typing_extensions import Unpack
 
 from . import lifting
+from .checks import (
+    check_batch,
+    check_inputs,
+    checked,
+    no_graph_of,
+    refuse_proxies,
+    sequences_of,
+    unpacked,
+    values_of,
+)
 from .data.convert import pack_like
 from .data.lod import LoDTensor
 from .data.recording import recorded_in_frames
 from .data.tree import Spec, flatten, unflatten
 from .engine import Asked, Way, asked, find_plan, read, run, run_again
-from .errors import StepError, Unsupported
+from .errors import Unsupported
 from .executors import naive
 from .executors.autograd import distinct
 from .executors.base import Backend
@@ -29,7 +35,7 @@ from .executors.registry import AUTO
 from .executors.setting import check_backend, only_plain
 from .front.clock import clock
 from .front.meta import OnMeta
-from .front.scope import Scope
+from .front.scope import LocalVariables, Scope
 from .front.static import with_static
 from .front.step import (
     StepBody,
@@ -38,7 +44,6 @@ from .front.step import (
     as_loop,
     as_step,
     boot_state,
-    describe_leaf,
     loop_of,
     step_name,
 )
@@ -46,6 +51,7 @@ from .graph import CAN_CAPTURE, TAKES, answer_with, apart, can_be_node, captured
 from .ir.loop import Loop
 from .resets import Resets, run_with_resets
 from .typed import Booting, Rows, Settings, State, typed
+from .watchers import instead, is_kept, kept, watched, watching
 from .windows import check_windows, run_in_windows
 
 
@@ -137,17 +143,18 @@ def recurrent(
     }  # fmt: skip
     if CAN_CAPTURE and torch.compiler.is_dynamo_compiling():
         return _in_graph(step, x, state, **how)
-    if CAN_CAPTURE and torch.compiler.is_exporting():
+    if CAN_CAPTURE and instead() is None and torch.compiler.is_exporting():
         return traced_step(lambda: _in_graph(step, x, state, **how))
-    if _keeper.get() is not None and not torch.compiler.is_compiling():
+    if is_kept() and not torch.compiler.is_compiling():
         del how["checkpoint"], how["detach_every"]
-        return _kept(step, x, state, **how)
+        return kept(step, x, state, **how)
     return _outside(step, x, state, **how)
 
 
 def _in_graph(
     step: Any, x: Any, state: Any, *, steps: Any, static: Any, reverse: bool, level: int, axis: int,
-    scopes: bool, backend: Backend | None, resets: Any, checkpoint: int | bool | None, detach_every: int | None,
+    scopes: bool, backend: Backend | None, resets: Any, checkpoint: int | bool | None,
+    detach_every: int | None,
 ) -> Any:  # fmt: skip
     """A call in a region that Dynamo follows: one node of its graph, if it can be one."""
 
@@ -165,7 +172,7 @@ def _in_graph(
     rows = clock(x, state, steps, axis).rows if steps is not None else x
     if not can_be_node(rows, static, level):
         return apart(outside, f"stepnet: a recurrence in a graph takes {TAKES}")
-    n = _sequences(first_leaf(rows), level, axis)
+    n = sequences_of(first_leaf(rows), level, axis)
     boots = hasattr(function, "initial_state")
     marks = fresh = None
     kind = ""
@@ -184,17 +191,18 @@ def _in_graph(
 
 def _outside(
     step: Any, x: Any, state: Any, *, steps: Any, static: Any, reverse: bool, level: int, axis: int,
-    scopes: bool, backend: Backend | None, resets: Any, checkpoint: int | bool | None, detach_every: int | None,
+    scopes: bool, backend: Backend | None, resets: Any, checkpoint: int | bool | None,
+    detach_every: int | None,
 ) -> Any:  # fmt: skip
     """A call that runs at once."""
     compiling = torch.compiler.is_compiling()  # a compiled loop is one call out of the compiled region
     if steps is not None:
-        _refuse_proxies((x, steps))
+        refuse_proxies((x, steps))
         x = clock(x, state, steps, axis)
     if static is not None:
         together: Any = torch.compiler.disable(state_with_static) if compiling else state_with_static
         state = together(step, x, state, static, level, axis)
-    instead = _instead.get()
+    other = instead()
     how: Any = {"reverse": reverse, "level": level, "axis": axis, "scopes": scopes}
     windowed = checkpoint is not None or detach_every is not None
     if windowed:
@@ -203,10 +211,10 @@ def _outside(
         if windowed:
             how |= {"checkpoint": checkpoint, "detach_every": detach_every}
         again: Any = torch.compiler.disable(run_with_resets) if compiling else run_with_resets
-        look = instead is not None
+        look = other is not None
         out = again(recurrent, step, x, state, resets, look=look, backend=backend, **how)
-    elif instead is not None:
-        out = instead(step, x, state, **how)
+    elif other is not None:
+        out = other(step, x, state, **how)
     elif checkpoint or detach_every:
         parts: Any = torch.compiler.disable(run_in_windows) if compiling else run_in_windows
         del how["scopes"]
@@ -223,83 +231,24 @@ def _outside(
 def state_with_static(step: Any, x: Any, state: Any, static: Any, level: int, axis: int) -> WithStatic:
     """The state of a call and what its step sees at every step."""
     function = as_step(step)
-    leaves, _ = _unpacked(x)
-    _check_inputs(leaves)
-    n = _sequences(leaves[0], level, axis)
+    leaves, _ = unpacked(x)
+    check_inputs(leaves)
+    n = sequences_of(leaves[0], level, axis)
     return with_static(boot_state(function, n) if state is None else state, static, n, step_name(function))
-
-
-_instead: ContextVar[Callable[..., Any] | None] = ContextVar("stepnet_instead", default=None)
-
-
-@contextlib.contextmanager
-def replaced(instead: Callable[..., Any] | None) -> Iterator[None]:
-    """Let `instead` answer the calls of `recurrent` in here: what traces a module sees each as one thing."""
-    token = _instead.set(instead)
-    try:
-        yield
-    finally:
-        _instead.reset(token)
-
-
-def instead() -> Callable[..., Any] | None:
-    """What answers the calls of `recurrent` here, if anything does."""
-    return _instead.get()
-
-
-_keeper: ContextVar[Callable[..., Any] | None] = ContextVar("stepnet_keeper", default=None)
-
-
-@contextlib.contextmanager
-def kept_by(keeper: Callable[..., Any] | None) -> Iterator[None]:
-    """Let `keeper`, which keeps states between calls, answer the calls of `recurrent` in here, as they were
-    made; not those that it makes itself, nor those of their steps."""
-    token = _keeper.set(keeper)
-    try:
-        yield
-    finally:
-        _keeper.reset(token)
-
-
-def _kept(step: Any, x: Any, state: Any, **how: Any) -> Any:
-    keeper = _keeper.get()
-    assert keeper is not None
-    with kept_by(None):
-        return keeper(step, x, state, **how)
-
-
-_watch: ContextVar[Callable[..., None] | None] = ContextVar("stepnet_watch", default=None)
-
-
-@contextlib.contextmanager
-def watched(watch: Callable[..., None] | None) -> Iterator[None]:
-    """Call `watch` with the record of each loop that runs in here and what it is fed, before it runs; not
-    with those that its body runs. Of one that cannot run over rows, `watch` gets its name in its place,
-    how often it runs, and why it cannot: `steps=`, `refusal=`."""
-    token = _watch.set(watch)
-    try:
-        yield
-    finally:
-        _watch.reset(token)
-
-
-def watching() -> Callable[..., None] | None:
-    """What watches the calls of `recurrent` here, if anything does."""
-    return _watch.get()
 
 
 def _recurrent(
     step: Any, x: Any, state: Any, reverse: bool, level: int, axis: int, scopes: bool, backend: Backend | None
 ) -> Any:
-    if _keeper.get() is not None:  # out of a compiled region
+    if is_kept():  # out of a compiled region
         how: Any = {"steps": None, "static": None, "reverse": reverse, "level": level, "axis": axis}
-        return _kept(step, x, state, resets=None, scopes=scopes, backend=backend, **how)
+        return kept(step, x, state, resets=None, scopes=scopes, backend=backend, **how)
     if type(x) is not Tensor and type(x) is not LoDTensor:
         packed = next((leaf for leaf in flatten(x)[0] if isinstance(leaf, PackedSequence)), None)
     else:
         packed = None
     if packed is not None:
-        leaves, spec = _unpacked(x)
+        leaves, spec = unpacked(x)
         y, *rest = _recurrent(step, unflatten(spec, leaves), state, reverse, level, axis, scopes, backend)
         y_leaves, y_spec = flatten(y)
         return (unflatten(y_spec, [pack_like(packed, leaf.values) for leaf in y_leaves]), *rest)
@@ -337,19 +286,19 @@ def _run(
             if chosen != AUTO:
                 raise
     if torch._C._get_tracing_state() is not None and instead() is None:
-        raise _no_graph_of("torch.jit.trace")
+        raise no_graph_of("torch.jit.trace")
     cut, x = loop.slices[0], [feeds[name] for name in body.x_names]
     state = [feeds[name] for name in body.state_names]
     ragged = [leaf for leaf in x if isinstance(leaf, LoDTensor)]
     if ragged and cut.level is not None and chosen != PLAIN.name:
         above = any((cut.level + 1) % leaf.lod_level for leaf in ragged)
-        if above and only_plain([*(_values(leaf) for leaf in x), *state]) is None:
+        if above and only_plain([*(values_of(leaf) for leaf in x), *state]) is None:
             loop = loop.around(lifting.OuterBody(body, x, level=cut.level, reverse=cut.stride < 0))
     if booted and not ragged:
-        _check_batch(body, x, state, cut.axis)
+        check_batch(body, x, state, cut.axis)
     kept: list[Scope] = []
     if scopes:
-        with _Locals(body.step) as local:
+        with LocalVariables(body.step) as local:
 
             def observe(t: int, values: Any, sequences: Tensor | None) -> None:
                 kept.append(Scope({**local.take(), **values}, sequences=sequences))
@@ -377,7 +326,7 @@ def _lifted(call: lifting.Inner, body: StepBody) -> tuple[Any, list[Tensor]] | N
         return entry.ready is not None and entry.compiled is not None and not entry.compiled.fused.random
 
     def reads() -> tuple[Any, Sequence[Tensor]] | None:
-        found = read(loop, [_values(leaf) for leaf in call.x], call.state, ())
+        found = read(loop, [values_of(leaf) for leaf in call.x], call.state, ())
         return None if found.refusal is not None else (found.key, found.tensors)
 
     def boot(n: int) -> list[Tensor]:
@@ -390,28 +339,6 @@ def _lifted(call: lifting.Inner, body: StepBody) -> tuple[Any, list[Tensor]] | N
         return *flatten(out["y"]), [out[name] for name in body.new_state_names]
 
     return lifting.lifted(call, read=reads, pure=pure, boot=boot, run=over_all)
-
-
-def checked(
-    step: Any, x: Any, state: Any = None, *, level: int = -1, axis: int = 0
-) -> tuple[StepBody, list[Any], list[Tensor]]:
-    """A call of `recurrent`, checked: the step as a loop body, the leaves of x and those of the state.
-
-    Raises:
-        StepError: as `recurrent`.
-    """
-    function = as_step(step)
-    x_leaves, x_spec = _unpacked(x)
-    _check_inputs(x_leaves)
-    _check_features(function, x_leaves, level)
-    ragged = any(isinstance(leaf, LoDTensor) for leaf in x_leaves)
-    n = _sequences(x_leaves[0], level, axis)
-    if state is None:
-        state = boot_state(function, n)
-    state_leaves, state_spec = flatten(state)
-    body = StepBody(function, x_spec, state_spec)
-    _check_state(body, state_leaves, n if ragged else None)
-    return body, x_leaves, state_leaves
 
 
 class Recurrent(nn.Module, Generic[State]):
@@ -512,7 +439,7 @@ class Recurrent(nn.Module, Generic[State]):
 
     def __prepare_scriptable__(self) -> Any:
         """What torch.jit.script asks first."""
-        raise _no_graph_of("torch.jit.script")
+        raise no_graph_of("torch.jit.script")
 
     if TYPE_CHECKING:
 
@@ -544,149 +471,6 @@ class Recurrent(nn.Module, Generic[State]):
         shown = {"reverse": False, "level": -1, "axis": 0, "scopes": False, "backend": None}
         shown |= {"checkpoint": None, "detach_every": None}
         return ", ".join(f"{k}={getattr(self, k)!r}" for k, v in shown.items() if getattr(self, k) != v)
-
-
-def _unpacked(x: Any) -> tuple[list[Any], Spec]:
-    """The leaves of x, packed ones as LoDTensors, and their nesting."""
-    leaves, spec = flatten(x)
-    return [LoDTensor.from_packed(v) if isinstance(v, PackedSequence) else v for v in leaves], spec
-
-
-def _refuse_proxies(values: Sequence[Any]) -> None:
-    if any(isinstance(value, torch.fx.Proxy) for value in values):
-        raise _no_graph_of("torch.fx.symbolic_trace")
-
-
-def _no_graph_of(tool: str) -> StepError:
-    return StepError(
-        f"{tool} cannot follow a recurrence of any length",
-        remedy="torch.export.export(model, args, dynamic_shapes=...) gives a graph with the recurrence in it",
-    )
-
-
-def _check_inputs(leaves: list[Any]) -> None:
-    if not leaves:
-        raise StepError(
-            "x holds no tensor, so there are no steps", remedy="pass a tensor or a LoDTensor as x"
-        )
-    for leaf in leaves:
-        if not isinstance(leaf, (Tensor, LoDTensor)):
-            _refuse_proxies(leaves)
-            raise StepError(
-                "x must be tensors, LoDTensors or PackedSequences",
-                got=type(leaf).__name__,
-                remedy="torch.as_tensor(...) or LoDTensor.from_sequences(...) makes one",
-            )
-
-
-def _check_features(step: Any, leaves: list[Any], level: int) -> None:
-    """Refuse rows without features for a step that says how many it takes: it would see rows as features."""
-    cell = step
-    while not isinstance(getattr(cell, "input_size", None), int):
-        cell = getattr(cell, "cell", None)
-        if not isinstance(cell, nn.Module):
-            return
-    for leaf in leaves:
-        above = isinstance(leaf, LoDTensor) and (level + 1) % leaf.lod_level
-        values = _values(leaf)
-        if not above and values.dim() - (not isinstance(leaf, LoDTensor)) < 2:
-            raise StepError(
-                f"x has no dimension of features for step '{step_name(step)}'",
-                got=describe_leaf(leaf),
-                expected=f"[time, batch, {cell.input_size}], a LoDTensor of rows [rows, {cell.input_size}]",
-                remedy="x.unsqueeze(1) is one sequence as a batch, x.unsqueeze(-1) one feature",
-            )
-
-
-def _check_batch(body: StepBody, x: list[Any], state: list[Tensor], axis: int) -> None:
-    """Refuse [time, features] for a step that would take the features of one sequence for a batch.
-
-    It takes what it is given at a step as the features of one row if it runs on no other number of rows, and
-    each of its results depends on all of them."""
-    lone = [leaf for leaf in x if leaf.dim() == 2 and leaf.is_floating_point() and leaf.shape[axis]]
-    if len(lone) < len(x) or only_plain([*x, *state]) is not None or not state or len(state[0]) < 2:
-        return
-    first = [leaf.select(axis, 0) for leaf in x]
-
-    def run(rows: list[Tensor], carried: list[Tensor]) -> list[Any]:
-        y, new = StepBody(body.step, body.x_spec, body.state_spec).call(rows, carried)
-        return [*flatten(y)[0], *new]
-
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        try:
-            run([rows[1:] for rows in first], [leaf[1:] for leaf in state])
-            return
-        except Exception:  # of other kinds, too: the step is the user's
-            moved = [torch.cat([rows[:1] + 1, rows[1:]]) for rows in first]
-        try:
-            ours, theirs = run(first, state), run(moved, state)
-        except Exception:  # the loop meets it, and tells it
-            return
-    if not all(torch.equal(a[1:], b[1:]) for a, b in zip(ours, theirs, strict=True)):
-        raise StepError(
-            f"step '{body.name}' takes each x_t as the features of one sequence, but x has no batch",
-            got=f"{describe_leaf(x[0])}, read as {len(state[0])} sequences of single numbers",
-            expected="[time, batch, features]",
-            remedy="x.unsqueeze(1) is one sequence as a batch",
-        )
-
-
-def _sequences(x: Any, level: int, axis: int) -> int:
-    """How many sequences x holds: entries of the LoD level, or the batch dimension beside `axis`."""
-    if isinstance(x, LoDTensor):
-        x._check_level(level)
-        return x._lod.count(level)
-    shape = list(x.shape)
-    if -len(shape) <= axis < len(shape):
-        del shape[axis]
-    return shape[0] if shape else 1
-
-
-def _check_state(body: StepBody, leaves: list[Any], n: int | None) -> None:
-    for name, leaf in zip(body.state_names, leaves, strict=True):
-        if not isinstance(leaf, Tensor) or isinstance(leaf, LoDTensor):
-            raise StepError(
-                f"the initial {name} of step '{body.name}' must be a tensor",
-                got=describe_leaf(leaf),
-                remedy="pass one row per sequence, [n, ...]",
-            )
-        if n is not None and (leaf.dim() == 0 or leaf.shape[0] != n):
-            raise StepError(
-                f"the initial {name} of step '{body.name}' must have one row per sequence",
-                got=describe_leaf(leaf),
-                expected=f"{n} rows",
-                remedy="the first dimension of every state counts sequences, in the order of x",
-            )
-
-
-class _Locals:
-    """Watches a step's frame and keeps its local variables when it returns."""
-
-    def __init__(self, step: Callable[..., Any]) -> None:
-        function = step.forward if isinstance(step, nn.Module) else step
-        self._code = getattr(getattr(function, "__func__", function), "__code__", None)
-        self._found: dict[str, Any] = {}
-
-    def __enter__(self) -> _Locals:
-        self._before = sys.getprofile()
-        sys.setprofile(self._watch)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.setprofile(self._before)
-
-    def _watch(self, frame: FrameType, event: str, _: Any) -> None:
-        if event == "return" and frame.f_code is self._code:
-            tensors = {k: v for k, v in frame.f_locals.items() if isinstance(v, (Tensor, LoDTensor))}
-            self._found.update(tensors)
-
-    def take(self) -> dict[str, Any]:
-        found, self._found = self._found, {}
-        return found
-
-
-def _values(leaf: Any) -> Tensor:
-    return leaf.values if isinstance(leaf, LoDTensor) else leaf
 
 
 def _from_graph(step: Any, x: Any, state: Any, *, resets: dict[str, Any] | None = None, **how: Any) -> Any:

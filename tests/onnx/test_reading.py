@@ -210,7 +210,7 @@ def test_a_scan_reads_what_stands_around_it(tmp_path):
 
 def test_the_batch_stands_behind_an_axis_of_one(tmp_path):
     """As in the Scans that are written here: its rows are the rows of the compiled loop."""
-    from stepnet.api import watched
+    from stepnet.watchers import watched
 
     stepnet.onnx.save(stepnet.Recurrent(cells.SLSTM(F, H)), tmp_path / "m.onnx", (torch.randn(4, 2, F),))
     model, seen = stepnet.onnx.load(tmp_path / "m.onnx"), []

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.fx import Node as FxNode
 
-from stepnet.api import replaced
 from stepnet.compiler.capture import Replaced
 from stepnet.compiler.reach import reach
 from stepnet.compiler.record import tensors_used
@@ -20,6 +19,7 @@ from stepnet.iterator.body import CallBody
 from stepnet.iterator.ports import InputPort, OutputPort, Port
 from stepnet.iterator.tensor_iterator import INSTEAD, TensorIterator
 from stepnet.user_line import user_line
+from stepnet.watchers import replaced
 
 from .aten import AtenNet, rule
 from .body_trace import BodyTrace, nested

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from stepnet.api import replaced
 from stepnet.data.lod import LoDTensor
 from stepnet.data.offsets import LoD
 from stepnet.data.outputs import Outputs
@@ -19,6 +18,7 @@ from stepnet.data.tree import flatten, names, unflatten
 from stepnet.errors import IRError
 from stepnet.iterator.tensor_iterator import INSTEAD as LOOPS
 from stepnet.repeat import INSTEAD as WHILE_LOOPS
+from stepnet.watchers import replaced
 
 from . import aten_math, aten_shape, sequences  # noqa: F401  (they fill the table)
 from .aten import AtenNet, is_known

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node as FxNode
 
-from stepnet.api import checked, recurrent, replaced
+from stepnet.api import recurrent
+from stepnet.checks import checked
 from stepnet.compiler.capture import Replaced
 from stepnet.compiler.pipeline import Compiled
 from stepnet.compiler.reach import reach
@@ -24,6 +25,7 @@ from stepnet.executors.naive import PLAIN
 from stepnet.executors.torch_ops.executor import TORCH_OPS
 from stepnet.front.step import StepBody, as_loop
 from stepnet.user_line import user_line
+from stepnet.watchers import replaced
 
 from .aten import AtenNet, rule
 from .calls import Recorder, Tracer, call_of, places_of, traced_op

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.fx import Node as FxNode
 from torch.overrides import TorchFunctionMode
 
-from stepnet.api import replaced
 from stepnet.compiler.reach import reach
 from stepnet.compiler.record import tensors_used
 from stepnet.data.tree import Spec, flatten, unflatten
@@ -21,6 +20,7 @@ from stepnet.front.step import describe_leaf, step_name
 from stepnet.iterator.tensor_iterator import INSTEAD as LOOPS
 from stepnet.repeat import INSTEAD, while_loop
 from stepnet.user_line import user_line
+from stepnet.watchers import replaced
 
 from .aten import AtenNet, rule
 from .body_trace import BodyTrace, nested

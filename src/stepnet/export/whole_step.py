@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 from torch.fx import Node as FxNode
 
-from stepnet.api import replaced
 from stepnet.data.tree import flatten
 from stepnet.front.step import StepBody
+from stepnet.watchers import replaced
 
 from .aten import AtenNet
 from .body_trace import BodyTrace, nested

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from stepnet.data.lod import LoDTensor
 from stepnet.errors import StepError
 
 
@@ -103,3 +106,29 @@ class Scope:
 
     def __repr__(self) -> str:
         return f"Scope({', '.join(self)})"
+
+
+class LocalVariables:
+    """Watches a step's frame and keeps its local variables when it returns."""
+
+    def __init__(self, step: Callable[..., Any]) -> None:
+        function = step.forward if isinstance(step, nn.Module) else step
+        self._code = getattr(getattr(function, "__func__", function), "__code__", None)
+        self._found: dict[str, Any] = {}
+
+    def __enter__(self) -> LocalVariables:
+        self._before = sys.getprofile()
+        sys.setprofile(self._watch)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(self._before)
+
+    def _watch(self, frame: FrameType, event: str, _: Any) -> None:
+        if event == "return" and frame.f_code is self._code:
+            tensors = {k: v for k, v in frame.f_locals.items() if isinstance(v, (Tensor, LoDTensor))}
+            self._found.update(tensors)
+
+    def take(self) -> dict[str, Any]:
+        found, self._found = self._found, {}
+        return found

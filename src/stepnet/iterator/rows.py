@@ -22,12 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.api import watched, watching
 from stepnet.engine import run
 from stepnet.errors import IRError, LoopError, StepError, Unsupported
 from stepnet.executors.naive import number_of
 from stepnet.executors.segment import iterations
 from stepnet.ir.loop import Concat, Iteration, Loop
+from stepnet.watchers import watched, watching
 
 from .row_body import COUNTER, Layout, RowBody, Run, new_name, state_name, x_name, y_name
 

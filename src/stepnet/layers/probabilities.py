@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stepnet.api import recurrent, replaced
+from stepnet.api import recurrent
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import leaves
 from stepnet.errors import TapeError
@@ -20,6 +20,7 @@ from stepnet.tape.item import TapeItem
 from stepnet.tape.tape import Tape
 from stepnet.tape.topology import Feed, Given
 from stepnet.user_line import user_line
+from stepnet.watchers import replaced
 
 from .group_run import GroupRunner
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.api import instead, recurrent, replaced, watched, watching
+from stepnet.api import recurrent
 from stepnet.data.tree import flatten
 from stepnet.engine import run
 from stepnet.errors import IRError, Unsupported
@@ -25,6 +25,7 @@ from stepnet.front.step import StepBody, as_loop
 from stepnet.front.symbolic import OPEN
 from stepnet.front.template import literals
 from stepnet.ir.loop import Loop
+from stepnet.watchers import instead, replaced, watched, watching
 
 from .as_while import run_as_while
 from .inside import record_inside

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.api import instead, recurrent
+from stepnet.api import recurrent
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import StepError
 from stepnet.executors import naive
@@ -18,6 +18,7 @@ from stepnet.front.meta import OnMeta, without_data
 from stepnet.front.scope import Scope, Variable
 from stepnet.front.step import describe_leaf
 from stepnet.ir.loop import BackEdge, Concat, Iteration, Loop, Merged, Slice
+from stepnet.watchers import instead
 
 from .in_frame import run_in_frame
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.api import Recurrent, checked, state_with_static
+from stepnet.api import Recurrent, state_with_static
+from stepnet.checks import checked
 from stepnet.compiler.iteration import code_of
 from stepnet.compiler.reach import reach
 from stepnet.data.lod import LoDTensor

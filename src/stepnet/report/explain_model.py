@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from stepnet.api import Recurrent, watched
+from stepnet.api import Recurrent
 from stepnet.errors import StepError, Unsupported
 from stepnet.executors.naive import PLAIN
 from stepnet.front.step import step_name
+from stepnet.watchers import watched
 
 from .explanation import Explanation, ModelExplanation
 from .records import Refused

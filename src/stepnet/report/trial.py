@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.api import watched
 from stepnet.errors import IRError
 from stepnet.executors.setting import get_backend, set_backend
 from stepnet.executors.torch_ops.executor import TORCH_OPS
 from stepnet.openvino.graph import Node
 from stepnet.openvino.loops import LoopReport
 from stepnet.openvino.records import Layer
+from stepnet.watchers import watched
 
 from .cost import SEQUENCES
 from .explain import explain_loop

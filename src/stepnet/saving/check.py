@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.api import recurrent, replaced
+from stepnet.api import recurrent
 from stepnet.data.lod import LoDTensor
 from stepnet.executors.naive import PLAIN
 from stepnet.layers.data import Dense, Integer
 from stepnet.tape.topology import play
+from stepnet.watchers import replaced
 
 from .dense import DenseTopology
 from .padded import Padded

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from stepnet.api import kept_by, recurrent, watched
+from stepnet.api import recurrent
 from stepnet.data import sequence
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import flatten, unflatten
@@ -19,6 +19,7 @@ from stepnet.errors import StreamError
 from stepnet.front.step import WithStatic, as_step, boot_state, describe_leaf, step_name
 from stepnet.ir.loop import Loop
 from stepnet.resets import as_resets
+from stepnet.watchers import kept_by, watched
 
 from .states import States
 

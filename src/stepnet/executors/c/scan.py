@@ -123,9 +123,10 @@ class CScan:
             elif role == "matrix":
                 of, dims = self._matrices[name]
                 matrix = values[of]
-                at = list(matrix.stride())
-                stride_h = at[dims[-3]] if len(dims) > 2 else 0
-                numbers += (matrix.data_ptr(), at[dims[-2]], at[dims[-1]], stride_h, base + next(packed))
+                at = matrix.stride()
+                *batch, row, column = (at[dim] for dim in dims)
+                stride_h = batch[-1] if batch else 0
+                numbers += (matrix.data_ptr(), row, column, stride_h, base + next(packed))
             elif role == "sum":
                 shape, dtype = self._made[name]
                 parts = (placed.parts,) * (placed.parts > 1)

@@ -1,0 +1,157 @@
+"""A call of `recurrent`, checked in the user's words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from .data.lod import LoDTensor
+from .data.tree import Spec, flatten
+from .errors import StepError
+from .executors.setting import only_plain
+from .front.step import StepBody, as_step, boot_state, describe_leaf, step_name
+
+
+def checked(
+    step: Any, x: Any, state: Any = None, *, level: int = -1, axis: int = 0
+) -> tuple[StepBody, list[Any], list[Tensor]]:
+    """A call of `recurrent`, checked: the step as a loop body, the leaves of x and those of the state.
+
+    Raises:
+        StepError: as `recurrent`.
+    """
+    function = as_step(step)
+    x_leaves, x_spec = unpacked(x)
+    check_inputs(x_leaves)
+    check_features(function, x_leaves, level)
+    ragged = any(isinstance(leaf, LoDTensor) for leaf in x_leaves)
+    n = sequences_of(x_leaves[0], level, axis)
+    if state is None:
+        state = boot_state(function, n)
+    state_leaves, state_spec = flatten(state)
+    body = StepBody(function, x_spec, state_spec)
+    check_state(body, state_leaves, n if ragged else None)
+    return body, x_leaves, state_leaves
+
+
+def unpacked(x: Any) -> tuple[list[Any], Spec]:
+    """The leaves of x, packed ones as LoDTensors, and their nesting."""
+    leaves, spec = flatten(x)
+    return [LoDTensor.from_packed(v) if isinstance(v, PackedSequence) else v for v in leaves], spec
+
+
+def check_inputs(leaves: list[Any]) -> None:
+    if not leaves:
+        raise StepError(
+            "x holds no tensor, so there are no steps", remedy="pass a tensor or a LoDTensor as x"
+        )
+    for leaf in leaves:
+        if not isinstance(leaf, (Tensor, LoDTensor)):
+            refuse_proxies(leaves)
+            raise StepError(
+                "x must be tensors, LoDTensors or PackedSequences",
+                got=type(leaf).__name__,
+                remedy="torch.as_tensor(...) or LoDTensor.from_sequences(...) makes one",
+            )
+
+
+def check_features(step: Any, leaves: list[Any], level: int) -> None:
+    """Refuse rows without features for a step that says how many it takes: it would see rows as features."""
+    cell = step
+    while not isinstance(getattr(cell, "input_size", None), int):
+        cell = getattr(cell, "cell", None)
+        if not isinstance(cell, nn.Module):
+            return
+    for leaf in leaves:
+        above = isinstance(leaf, LoDTensor) and (level + 1) % leaf.lod_level
+        values = values_of(leaf)
+        if not above and values.dim() - (not isinstance(leaf, LoDTensor)) < 2:
+            raise StepError(
+                f"x has no dimension of features for step '{step_name(step)}'",
+                got=describe_leaf(leaf),
+                expected=f"[time, batch, {cell.input_size}], a LoDTensor of rows [rows, {cell.input_size}]",
+                remedy="x.unsqueeze(1) is one sequence as a batch, x.unsqueeze(-1) one feature",
+            )
+
+
+def check_batch(body: StepBody, x: list[Any], state: list[Tensor], axis: int) -> None:
+    """Refuse [time, features] for a step that would take the features of one sequence for a batch.
+
+    It takes what it is given at a step as the features of one row if it runs on no other number of rows, and
+    each of its results depends on all of them."""
+    lone = [leaf for leaf in x if leaf.dim() == 2 and leaf.is_floating_point() and leaf.shape[axis]]
+    if len(lone) < len(x) or only_plain([*x, *state]) is not None or not state or len(state[0]) < 2:
+        return
+    first = [leaf.select(axis, 0) for leaf in x]
+
+    def run(rows: list[Tensor], carried: list[Tensor]) -> list[Any]:
+        y, new = StepBody(body.step, body.x_spec, body.state_spec).call(rows, carried)
+        return [*flatten(y)[0], *new]
+
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        try:
+            run([rows[1:] for rows in first], [leaf[1:] for leaf in state])
+            return
+        except Exception:  # of other kinds, too: the step is the user's
+            moved = [torch.cat([rows[:1] + 1, rows[1:]]) for rows in first]
+        try:
+            ours, theirs = run(first, state), run(moved, state)
+        except Exception:  # the loop meets it, and tells it
+            return
+    if not all(torch.equal(a[1:], b[1:]) for a, b in zip(ours, theirs, strict=True)):
+        raise StepError(
+            f"step '{body.name}' takes each x_t as the features of one sequence, but x has no batch",
+            got=f"{describe_leaf(x[0])}, read as {len(state[0])} sequences of single numbers",
+            expected="[time, batch, features]",
+            remedy="x.unsqueeze(1) is one sequence as a batch",
+        )
+
+
+def sequences_of(x: Any, level: int, axis: int) -> int:
+    """How many sequences x holds: entries of the LoD level, or the batch dimension beside `axis`."""
+    if isinstance(x, LoDTensor):
+        x._check_level(level)
+        return x._lod.count(level)
+    shape = list(x.shape)
+    if -len(shape) <= axis < len(shape):
+        del shape[axis]
+    return shape[0] if shape else 1
+
+
+def check_state(body: StepBody, leaves: list[Any], n: int | None) -> None:
+    for name, leaf in zip(body.state_names, leaves, strict=True):
+        if not isinstance(leaf, Tensor) or isinstance(leaf, LoDTensor):
+            raise StepError(
+                f"the initial {name} of step '{body.name}' must be a tensor",
+                got=describe_leaf(leaf),
+                remedy="pass one row per sequence, [n, ...]",
+            )
+        if n is not None and (leaf.dim() == 0 or leaf.shape[0] != n):
+            raise StepError(
+                f"the initial {name} of step '{body.name}' must have one row per sequence",
+                got=describe_leaf(leaf),
+                expected=f"{n} rows",
+                remedy="the first dimension of every state counts sequences, in the order of x",
+            )
+
+
+def values_of(leaf: Any) -> Tensor:
+    return leaf.values if isinstance(leaf, LoDTensor) else leaf
+
+
+def refuse_proxies(values: Sequence[Any]) -> None:
+    """Raise StepError for what torch.fx.symbolic_trace hands in."""
+    if any(isinstance(value, torch.fx.Proxy) for value in values):
+        raise no_graph_of("torch.fx.symbolic_trace")
+
+
+def no_graph_of(tool: str) -> StepError:
+    """What those tools of torch are told that unroll loops."""
+    return StepError(
+        f"{tool} cannot follow a recurrence of any length",
+        remedy="torch.export.export(model, args, dynamic_shapes=...) gives a graph with the recurrence in it",
+    )

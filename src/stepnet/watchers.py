@@ -1,0 +1,72 @@
+"""Who answers, keeps or watches the calls of `recurrent` in a block of code."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+_instead: ContextVar[Callable[..., Any] | None] = ContextVar("stepnet_instead", default=None)
+
+
+@contextlib.contextmanager
+def replaced(instead: Callable[..., Any] | None) -> Iterator[None]:
+    """Let `instead` answer the calls of `recurrent` in here: what traces a module sees each as one thing."""
+    token = _instead.set(instead)
+    try:
+        yield
+    finally:
+        _instead.reset(token)
+
+
+def instead() -> Callable[..., Any] | None:
+    """What answers the calls of `recurrent` here, if anything does."""
+    return _instead.get()
+
+
+_keeper: ContextVar[Callable[..., Any] | None] = ContextVar("stepnet_keeper", default=None)
+
+
+@contextlib.contextmanager
+def kept_by(keeper: Callable[..., Any] | None) -> Iterator[None]:
+    """Let `keeper`, which keeps states between calls, answer the calls of `recurrent` in here, as they were
+    made; not those that it makes itself, nor those of their steps."""
+    token = _keeper.set(keeper)
+    try:
+        yield
+    finally:
+        _keeper.reset(token)
+
+
+def is_kept() -> bool:
+    """Whether somebody keeps the states of calls here."""
+    return _keeper.get() is not None
+
+
+def kept(step: Any, x: Any, state: Any, **how: Any) -> Any:
+    """What the keeper answers a call with; calls that it makes itself run."""
+    keeper = _keeper.get()
+    assert keeper is not None
+    with kept_by(None):
+        return keeper(step, x, state, **how)
+
+
+_watch: ContextVar[Callable[..., None] | None] = ContextVar("stepnet_watch", default=None)
+
+
+@contextlib.contextmanager
+def watched(watch: Callable[..., None] | None) -> Iterator[None]:
+    """Call `watch` with the record of each loop that runs in here and what it is fed, before it runs; not
+    with those that its body runs. Of one that cannot run over rows, `watch` gets its name in its place,
+    how often it runs, and why it cannot: `steps=`, `refusal=`."""
+    token = _watch.set(watch)
+    try:
+        yield
+    finally:
+        _watch.reset(token)
+
+
+def watching() -> Callable[..., None] | None:
+    """What watches the calls of `recurrent` here, if anything does."""
+    return _watch.get()
