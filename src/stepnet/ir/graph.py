@@ -126,9 +126,13 @@ def in_order(nodes: Sequence[Node]) -> tuple[Node, ...]:
     >>> a, b = Node("tanh", ("x",), ("a",)), Node("exp", ("a",), ("b",))
     >>> [node.op for node in in_order([b, a])]
     ['tanh', 'exp']
+
+    Raises:
+        ValueError: a value follows from itself.
     """
     makers = {name: node for node in nodes for name in node.outputs}
     done: set[int] = set()
+    begun: set[int] = set()
     ordered: list[Node] = []
     for root in nodes:
         work = [(root, False)]
@@ -140,6 +144,9 @@ def in_order(nodes: Sequence[Node]) -> tuple[Node, ...]:
                 done.add(id(node))
                 ordered.append(node)
                 continue
+            if id(node) in begun:
+                raise ValueError(f"the value {node.outputs[0]} follows from itself")
+            begun.add(id(node))
             work.append((node, True))
             work.extend((makers[n], False) for n in node.inputs if n in makers)
     return tuple(ordered)
