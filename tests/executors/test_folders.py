@@ -17,9 +17,14 @@ NAMES = {name for name in backend_names() if name != AUTO}
 
 
 def names_in(source: str) -> list[int]:
-    """The lines where the name of an executor stands in code; `gates["c"]` is another thing."""
+    """The lines where the name of an executor stands in code; `gates["c"]` is another thing, and so is a type
+    that lists them, `Literal["c", "eager"]`."""
     tree = ast.parse(source)
-    items = {id(node.slice) for node in ast.walk(tree) if isinstance(node, ast.Subscript)}
+    subscripts = [node for node in ast.walk(tree) if isinstance(node, ast.Subscript)]
+    items = {id(node.slice) for node in subscripts}
+    for node in subscripts:
+        if isinstance(node.value, ast.Name) and node.value.id == "Literal":
+            items |= {id(part) for part in ast.walk(node.slice)}
     constants = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in items]
     return [node.lineno for node in constants if node.value in NAMES]
 
@@ -42,6 +47,7 @@ def test_a_name_stands_in_the_executors_own_files_alone():
         ('{"naive": 1}', [1]),
         ('gates["c"]', []),
         ("'the eager one'", []),
+        ('Backend = Literal["auto", "c"]', []),
     ],
 )
 def test_the_reader_of_names_sees(source, lines):

@@ -22,14 +22,21 @@ F64 = torch.float64
 def runs(monkeypatch):
     """How many sequences each inner recurrence ran over, in order."""
     counts: list[int] = []
-    run = stepnet.api.run
+    run, again = stepnet.api.run, stepnet.api.run_again
 
     def counted(loop, feeds, **how):
         result = run(loop, feeds, **how)  # raises for the outer step, which has no plan
         counts.append(len(feeds[loop.slices[0].source].lengths()))
         return result
 
+    def counted_again(call):
+        result = again(call)
+        if result is not None:
+            counts.append(call.layout.sequences)
+        return result
+
     monkeypatch.setattr(stepnet.api, "run", counted)
+    monkeypatch.setattr(stepnet.api, "run_again", counted_again)
     return counts
 
 

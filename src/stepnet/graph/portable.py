@@ -189,8 +189,8 @@ def _step(calls: Sequence[Any], results: Sequence[int]) -> Callable[..., tuple[A
             if kind == "value":
                 return f"v{int(content)}"
             found = torch.device(content) if kind == "device" else getattr(torch, content)
-            space[f"c{len(space)}"] = _checked(found, torch.device if kind == "device" else _NAMED[kind])
-            return f"c{len(space) - 1}"
+            space[f"held{len(space)}"] = _checked(found, torch.device if kind == "device" else _NAMED[kind])
+            return f"held{len(space) - 1}"
         if isinstance(value, float):
             return f"float({str(value)!r})"
         return repr(_checked(value, _SIMPLE))  # pyright: ignore[reportArgumentType]
@@ -200,11 +200,11 @@ def _step(calls: Sequence[Any], results: Sequence[int]) -> Callable[..., tuple[A
             continue
         if "constant" in call:
             dtype = _checked(getattr(torch, call["dtype"]), torch.dtype)
-            space[f"c{len(space)}"] = torch.tensor(call["constant"], dtype=dtype)
-            lines.append(f"    v{i} = c{len(space) - 1}")
+            space[f"held{len(space)}"] = torch.tensor(call["constant"], dtype=dtype)
+            lines.append(f"    v{i} = held{len(space) - 1}")
             continue
-        space[f"c{len(space)}"] = _function(call["call"])
-        callee = f"c{len(space) - 1}"
+        space[f"held{len(space)}"] = _function(call["call"])
+        callee = f"held{len(space) - 1}"
         named = [f"{_identifier(k)}={written(v)}" for k, v in call["named"].items()]
         lines.append(f"    v{i} = {callee}({', '.join([*map(written, call['args']), *named])})")
     lines.append(f"    return ({', '.join(f'v{int(i)}' for i in results)},)")
