@@ -59,18 +59,13 @@ thread = threading.Thread(target=also)
 thread.start()
 thread.join()
 assert found["thread"] < 1e-6
-torch.set_num_threads(1)  # in a child torch's own threads are gone
-child = os.fork()
-if child == 0:
-    os._exit(0 if error(run(torch.float32, "c")) < 1e-6 else 1)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 print("done", found)
 """
 )
 
 
 def test_lstm_by_tiles(tmp_path: Path):
-    """Each precision, threads, a second thread, a forked child; ragged, with an empty sequence."""
+    """Each precision, threads, a second thread; ragged, with an empty sequence."""
     if not can_emulate_tiles(tmp_path):
         pytest.skip("tile instructions cannot be emulated here")
     environment = {
@@ -82,7 +77,7 @@ def test_lstm_by_tiles(tmp_path: Path):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
