@@ -12,6 +12,8 @@ import ctypes
 import sys
 from collections.abc import Iterator
 
+_LIBC = ctypes.CDLL(None)  # tests put others in the place of CDLL
+
 
 class Stack(ctypes.Structure):
     """`stack_t` of Linux."""
@@ -21,7 +23,7 @@ class Stack(ctypes.Structure):
 
 def current() -> Stack:
     stack = Stack()
-    ctypes.CDLL(None).sigaltstack(None, ctypes.byref(stack))
+    _LIBC.sigaltstack(None, ctypes.byref(stack))
     return stack
 
 
@@ -34,4 +36,4 @@ def kept() -> Iterator[None]:
     before = current()
     yield
     if current().place != before.place:
-        ctypes.CDLL(None).sigaltstack(ctypes.byref(before), None)
+        _LIBC.sigaltstack(ctypes.byref(before), None)

@@ -76,7 +76,9 @@ def test_metadata(wheel):
     assert fields["Requires-Python"] == ">=3.10"
     assert "Apache License" in metadata(wheel, "licenses/LICENSE")
     needed = {line for line in fields.get_all("Requires-Dist", []) if "extra ==" not in line}
-    assert {line.split(">")[0] for line in needed} == {"torch", "networkx", "numpy", "typer", "rich"}
+    assert {line.split(">")[0] for line in needed} == {
+        "torch", "networkx", "numpy", "typer", "rich", "typing-extensions"
+    }  # fmt: skip
 
 
 def test_command(wheel):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from stepnet.data.offsets import LoD
+from stepnet.watchers import instead
 
 _VERSION: Any = torch.__version__
 CAN_CAPTURE: bool = _VERSION >= (2, 13)  # what the nodes stand on is private to torch, and changes
@@ -20,7 +21,9 @@ CAN_CAPTURE: bool = _VERSION >= (2, 13)  # what the nodes stand on is private to
 
 def is_followed() -> bool:
     """Whether torch compiles or exports what runs, so that a call is to be made by `call`."""
-    return CAN_CAPTURE and torch.compiler.is_compiling()
+    if torch.compiler.is_dynamo_compiling():
+        return CAN_CAPTURE
+    return CAN_CAPTURE and torch.compiler.is_exporting() and instead() is None
 
 
 def structure(function: str, levels: Sequence[Tensor], rows: int) -> LoD:

@@ -119,7 +119,7 @@ class Asked(NamedTuple):
 def _table(x: Any, way: Way) -> tuple[Tensor, Layout] | None:
     """The rows of an input and where they stand, if it is as simple as most are: one tensor of rows of
     numbers on the CPU, or one LoDTensor of them, and no mode around."""
-    if torch._C._len_torch_function_stack() or forward_ad._current_level >= 0:
+    if torch._C._len_torch_function_stack() or forward_ad._current_level >= 0 or torch.is_anomaly_enabled():
         return None
     if type(x) is Tensor:
         if way.axis not in (0, 1) or x.dim() < 3 or only_plain([x]) is not None or not x.is_cpu:
