@@ -248,3 +248,46 @@ def test_a_weight_made_from_another_one(backend, only_plans):
     for _ in range(2):
         found = derivatives(lambda: run(backend), [x, h, base])
         torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9)
+
+
+FIXED = torch.randn(D, D, dtype=DTYPE, generator=torch.Generator().manual_seed(4))
+
+
+def delay_line(x, state):
+    *older, last = state
+    return last * 1.0, (torch.sin(x), *older)
+
+
+LINEAR = {
+    "nothing to depend on": lambda x, h: (x @ FIXED + h, x @ FIXED + h),
+    "a weight": lambda x, h: (x @ WEIGHT + h, x @ WEIGHT + h),
+    "a product": lambda x, h: (x * h, h * 1.0),
+    "a square of the input": lambda x, h: (x * x + h, h + x),
+}
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, [1] * 6], ids=["long", "one step"])
+@pytest.mark.parametrize("name", LINEAR)
+def test_a_gradient_that_depends_on_nothing_has_no_history(name, lengths):
+    step = LINEAR[name]
+    found = []
+    for backend in ("naive", "eager", "eager"):
+        x, h = inputs()
+        h = torch.ones(len(lengths), D, dtype=DTYPE, requires_grad=True)
+        y, final = recurrent(step, LoDTensor.from_lengths(x, [lengths]), h, backend=backend)
+        grads = torch.autograd.grad(
+            y.values.sum() + final.sum(), [x, h, WEIGHT], create_graph=True, allow_unused=True
+        )
+        found.append([g is not None and g.requires_grad for g in grads])
+    assert found[1] == found[2] == found[0]
+
+
+def test_a_history_through_many_states():
+    x = torch.randn(12, D, dtype=DTYPE, requires_grad=True)
+    for backend in ("naive", "eager"):
+        states = tuple(torch.zeros(1, D, dtype=DTYPE) for _ in range(7))
+        y, _ = recurrent(delay_line, LoDTensor.from_lengths(x, [[12]]), states, backend=backend)
+        (grad,) = torch.autograd.grad(y.values.sum(), x, create_graph=True)
+        (twice,) = torch.autograd.grad(grad.sum(), x)
+        torch.testing.assert_close(twice[:5], -torch.sin(x[:5]))
+        assert not twice[5:].any()

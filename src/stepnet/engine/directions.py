@@ -12,7 +12,8 @@ from stepnet.data.dtypes import dtype_of
 from stepnet.errors import Unsupported
 from stepnet.executors.autograd import Call, Ready
 from stepnet.executors.autograd import run as run_plan
-from stepnet.executors.twice import by_along, by_plain_loop
+from stepnet.executors.layout import Layout
+from stepnet.executors.twice import by_along, by_plain_loop, of_plain_loop
 from stepnet.ir.loop import Loop
 
 from .along import differs, loop_along
@@ -51,6 +52,48 @@ class RunsAlong:
         """
         n_x, n_s = len(self.sequences.x_rows), len(self.sequences.states)
         return read_again(self.loop, self.sequences, self.reads, tensors[:n_x], tensors[n_x : n_x + n_s])
+
+    def has_history(
+        self, tensors: Sequence[Tensor], grads: Sequence[Tensor | None], needed: Sequence[bool]
+    ) -> tuple[bool, ...]:
+        """For each gradient, whether the plain loop's depends on what needs a gradient; found on a few rows.
+
+        Args:
+            tensors: x, states and weights.
+            grads: what comes in for each result.
+            needed: which tensors need a gradient.
+        """
+        # there through every state and back: a longer sequence has no other ways from one step to another
+        enough = 2 * (len(self.sequences.states) + 1)
+        lengths = tuple(sorted({min(n, enough) for n in self.sequences.layout.ends}))
+        key = (lengths, tuple(needed), tuple(None if g is None else g.requires_grad for g in grads))
+        known = self.ready.histories.get(key)
+        if known is None:
+            known = self.ready.histories[key] = self._histories(lengths, tensors, grads, needed)
+        return known
+
+    def _histories(
+        self, lengths: Sequence[int], tensors: Sequence[Tensor], grads: Sequence[Tensor | None],
+        needed: Sequence[bool],
+    ) -> tuple[bool, ...]:  # fmt: skip
+        offsets = torch.tensor([0, *lengths]).cumsum(0)
+        few = self.sequences._replace(layout=Layout.ragged(offsets, reverse=False))
+        generator = torch.Generator().manual_seed(22)
+        rows = [sampled(t, sum(lengths), 0.1, generator) for t in few.x_rows]
+        boot = [sampled(t, len(lengths), 0.1, generator) for t in few.states]
+        copies = [t.detach() for t in (*rows, *boot, *tensors[len(rows) + len(boot) :])]
+        own = [t.requires_grad_(need) for t, need in zip(copies, needed, strict=True)]
+        plain = plain_loop(self.loop, few, self.reads, self.places)
+        with torch.enable_grad():
+            carry = len(rows) + len(boot)
+            y, finals = plain(own[: len(rows)], own[len(rows) : carry], own[carry:])
+            seeds = [
+                None if g is None else torch.ones_like(t).requires_grad_(g.requires_grad)
+                for t, g in zip((*y, *finals), grads, strict=True)
+            ]
+            call = Call(self.ready, few.layout, {}, plain, self)
+            found = of_plain_loop(call, own, seeds, needed, create_graph=True)
+        return tuple(g is not None and g.requires_grad for g in found)
 
     def __call__(self, tensors: Sequence[Tensor], directions: Sequence[Tensor | None]) -> list[Tensor | None]:
         """The derivative of each result: y leaves, then last states; None for what has none.
@@ -149,6 +192,11 @@ class MadeLater:
 
     def same_step(self, tensors: Sequence[Tensor]) -> Reads:
         return self.make().same_step(tensors)
+
+    def has_history(
+        self, tensors: Sequence[Tensor], grads: Sequence[Tensor | None], needed: Sequence[bool]
+    ) -> tuple[bool, ...]:
+        return self.make().has_history(tensors, grads, needed)
 
     def __call__(self, tensors: Sequence[Tensor], directions: Sequence[Tensor | None]) -> list[Tensor | None]:
         return self.make()(tensors, directions)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ class Ready:
     forward: PreparedLoop
     backward: PreparedLoop | None
     executor: Executor
+    histories: dict[Any, tuple[bool, ...]] = field(default_factory=dict, compare=False)  # see `twice.Along`
 
     @cached_property
     def extra(self) -> list[str]:

@@ -21,6 +21,13 @@ class Along(Protocol):
         """Raises StepError if the step reads something else than at the call."""
         ...
 
+    def has_history(
+        self, tensors: Sequence[Tensor], grads: Sequence[Tensor | None], needed: Sequence[bool]
+    ) -> Sequence[bool]:
+        """Of x, states and weights, what comes in for each result, and which of the former need a gradient:
+        for each, whether its gradient depends on what needs one, so that it can be differentiated again."""
+        ...
+
     def __call__(self, tensors: Sequence[Tensor], directions: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Of x, states and weights, and a direction for each that moves, the derivative of each result: y
         leaves, then last states; None for what has none. Raises Unsupported where no plan runs it."""
@@ -44,7 +51,8 @@ def differentiable(
     if call.along is None:
         return again(call, tensors, grads, needed)
     call.along.same_step(tensors)
-    return _Gradient.apply(call, compute, tuple(needed), *tensors, *grads)  # pyright: ignore[reportReturnType]
+    history = call.along.has_history(tensors, grads, needed)
+    return _Gradient.apply(call, compute, tuple(needed), history, *tensors, *grads)  # pyright: ignore[reportReturnType]
 
 
 class _Gradient(torch.autograd.Function):
@@ -53,20 +61,24 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     def forward(  # pyright: ignore
         ctx: Any, call: Call, compute: Callable[[], list[Tensor | None]], needed: tuple[bool, ...],
-        *given: Tensor | None,
+        history: Sequence[bool], *given: Tensor | None,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
         ctx.call, ctx.needed = call, needed
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*given)
-        return tuple(compute())
+        found = compute()
+        ctx.mark_non_differentiable(
+            *(g for g, has in zip(found, history, strict=True) if g is not None and not has)
+        )
+        return tuple(found)
 
     @staticmethod
     def backward(ctx: Any, *directions: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         n = len(ctx.needed)
         given = ctx.saved_tensors
-        tensors, grads, wanted = given[:n], given[n:], ctx.needs_input_grad[3:]
+        tensors, grads, wanted = given[:n], given[n:], ctx.needs_input_grad[4:]
         if all(v is None for v in directions):
-            return (None,) * (3 + len(given))
+            return (None,) * (4 + len(given))
         create_graph = torch.is_grad_enabled()
         with torch.enable_grad():
             own = [t.view_as(t) if w else t.detach() for t, w in zip(tensors, wanted, strict=False)]
@@ -75,7 +87,7 @@ class _Gradient(torch.autograd.Function):
                 out = by_along(*how) if all(map(is_plain, directions)) else by_plain_loop(*how)
             except Unsupported:
                 out = by_plain_loop(*how)
-        return (None, None, None, *out)
+        return (None, None, None, None, *out)
 
 
 def is_plain(grad: Tensor | None) -> bool:
@@ -134,7 +146,7 @@ def by_plain_loop(
         t if t.requires_grad or not need else t.requires_grad_() for t, need in zip(own, needed, strict=True)
     ]
     seeds = [None if g is None else g.view_as(g) for g in grads]
-    first = _of_plain_loop(call, own, seeds, needed, create_graph=True)
+    first = of_plain_loop(call, own, seeds, needed, create_graph=True)
     if _ends_in_an_error(first):
         raise RuntimeError(
             "trying to differentiate twice a function that was marked with @once_differentiable"
@@ -176,13 +188,14 @@ def again(
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
         own = [t.view_as(t) if need else t.detach() for t, need in zip(tensors, needed, strict=True)]
-        return _of_plain_loop(call, own, grads, needed, create_graph)
+        return of_plain_loop(call, own, grads, needed, create_graph)
 
 
-def _of_plain_loop(
+def of_plain_loop(
     call: Call, own: Sequence[Tensor], grads: Sequence[Tensor | None], needed: Sequence[bool],
     create_graph: bool,
 ) -> list[Tensor | None]:  # fmt: skip
+    """The gradients of the plain loop's inputs, of which nobody else's history leads here."""
     n_x, n_s = len(call.ready.plan.x), len(call.ready.plan.states)
     y, finals = call.plain(own[:n_x], own[n_x : n_x + n_s], own[n_x + n_s :])
     pairs = [(o, g) for o, g in zip((*y, *finals), grads, strict=True) if g is not None]
