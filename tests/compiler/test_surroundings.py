@@ -37,7 +37,7 @@ def rows(sizes=(2, 0, 3), dtype=DTYPE, grad=True):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["RNN", "GRU", "LSTM"])
 def test_double_backward(backend, name):
-    cell = getattr(cells, name)(1, 2, dtype=DTYPE)  # the check takes a run for each pair of numbers
+    cell = getattr(cells, name)(1, 2, dtype=DTYPE)
     x = torch.randn(3, 1, dtype=DTYPE, requires_grad=True)
 
     def run(values, *weights):
@@ -51,8 +51,10 @@ def test_double_backward(backend, name):
         return y.values, *(final if isinstance(final, tuple) else (final,))
 
     inputs = (x, *(p.detach().clone().requires_grad_() for p in cell.parameters()))
-    assert torch.autograd.gradcheck(run, inputs)
-    assert torch.autograd.gradgradcheck(run, inputs)
+    assert torch.autograd.gradcheck(run, inputs, fast_mode=True)
+    # which of the gradients come in makes a plan each: for the smallest cell
+    some = name == "RNN"
+    assert torch.autograd.gradgradcheck(run, inputs, fast_mode=True, check_undefined_grad=some)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
