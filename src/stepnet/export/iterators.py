@@ -22,7 +22,7 @@ from stepnet.user_line import user_line
 from stepnet.watchers import replaced
 
 from .aten import AtenNet, rule
-from .body_trace import BodyTrace, nested
+from .body_trace import BodyTrace, Nested
 from .calls import Recorder, Tracer, answered, call_of, places_of, traced_op
 from .emit import Emit
 from .graph import Loop, LoopInput, LoopOutput, Value
@@ -123,7 +123,7 @@ def _written(
     trace = BodyTrace(b, call.where, shapes, call.parts, weights, call.weights)
 
     def run(leaves: Sequence[Tensor], _: Sequence[Tensor]) -> Sequence[Tensor]:
-        refuse = nested(b, call.where)
+        refuse = Nested(b, call.where)
         with replaced(refuse), answered(INSTEAD, refuse):
             return call.body(*leaves)
 

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from stepnet.data.lod import LoDTensor
-from stepnet.data.tree import flatten, unflatten
 from stepnet.engine import run
 from stepnet.errors import Unsupported
 from stepnet.executors import naive
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.setting import check_backend
-from stepnet.front.step import StepBody, as_loop
+from stepnet.front.step import failure, next_state
+from stepnet.ir.loop import Loop
+from stepnet.ir.sweep import over_rows
 from stepnet.iterator.rows import show
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.loops import LoopReport
@@ -30,15 +31,38 @@ from .row import Function, Misfit, Row, shape_text
 
 
 class CellStep:
-    """A cell and its weights as `step(x_t, state) -> (y_t, new_state)`."""
+    """A cell and its weights as the body of a loop."""
+
+    name, form = "CellStep", None
 
     def __init__(self, cell: Cell, w: Tensor, r: Tensor, b: Tensor) -> None:
         self.cell = cell
         self.w, self.r, self.b = w, r, b
+        self.states = tuple(f"state[{i}]" for i in range(cell.states))
+        self.new = tuple(f"new_{name}" for name in self.states)
+        self.parameters, self.results = ("x", *self.states), ("y", *self.new)
 
-    def __call__(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        new = self.cell.step(x, state, self.w, self.r, self.b)
-        return new[0], new
+    @property
+    def function(self) -> CellStep:
+        """Itself: what it reads are its weights."""
+        return self
+
+    def fresh(self) -> CellStep:
+        """The body: it remembers nothing."""
+        return self
+
+    def __call__(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
+        try:
+            new = self.cell.step(x, states, self.w, self.r, self.b)
+        except RuntimeError as error:
+            if type(error) is not RuntimeError:
+                raise
+            raise failure(self, (x, *states), error) from error
+        return new[0], *next_state(self.name, self.states, states, list(new))
+
+    def loop(self, *, level: int | None, reverse: bool) -> Loop:
+        """The loop over the steps of [batch, time, ...], or over the rows of a LoD level."""
+        return over_rows(self, ("x",), self.states, self.new, ("y",), axis=1, level=level, reverse=reverse)
 
 
 class SequenceRunner:
@@ -84,9 +108,8 @@ class SequenceRunner:
         rows: Any = LoDTensor.from_padded(x, torch.tensor(lengths)) if ragged else x
         out: dict[str, Any] | None = None
         backend = check_backend(None)
-        leaves, spec = flatten(state)
-        body = StepBody(step, flatten(rows)[1], spec)
-        loop, feeds = as_loop(body, [rows], leaves, reverse=reverse, level=-1, axis=1)
+        loop = step.loop(level=-1 if ragged else None, reverse=reverse)
+        feeds = dict(zip(step.parameters, (rows, *state), strict=True))
         try:
             if backend == PLAIN.name or steps == 0 or x.device.type != "cpu":
                 raise Unsupported(
@@ -99,7 +122,7 @@ class SequenceRunner:
         show(loop, feeds, backend)
         if out is None:
             out = naive.run(loop, feeds)
-        y, final = out["y"], unflatten(spec, [out[name] for name in body.new_state_names])
+        y, final = out["y"], tuple(out[name] for name in step.new)
         return (_padded(y, steps) if ragged else y), final
 
     def _check(
