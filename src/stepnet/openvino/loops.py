@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +20,7 @@ from stepnet.executors import naive
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.segment import Count, Cut
 from stepnet.executors.setting import check_backend
+from stepnet.file_model import LoopReport
 from stepnet.ir.loop import (
     BackEdge,
     Concat,
@@ -42,16 +42,6 @@ from .rowwise import adapter
 
 if TYPE_CHECKING:
     from .graph import Graph
-
-
-@dataclass
-class LoopReport:
-    """How the loop of one layer ran last: `compiled`, or why not."""
-
-    where: str
-    ran: bool = False
-    compiled: bool = False
-    reason: str | None = None
 
 
 class GraphBody:

@@ -18,12 +18,12 @@ from stepnet.errors import Unsupported
 from stepnet.executors import naive
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.setting import check_backend
+from stepnet.file_model import LoopReport
 from stepnet.front.step import failure, next_state
 from stepnet.ir.loop import Loop
 from stepnet.ir.sweep import over_rows
 from stepnet.iterator.rows import show
 from stepnet.openvino.attributes import Attributes
-from stepnet.openvino.loops import LoopReport
 from stepnet.openvino.records import Layer
 
 from .cells import GRU, LSTM, RNN, Cell
