@@ -14,7 +14,7 @@ from stepnet import engine, repeat
 from stepnet.compiler import iteration, pipeline
 from stepnet.engine import check, make, plans
 from stepnet.executors import naive
-from stepnet.front import raise_loop, scan_body, step
+from stepnet.front import raise_loop, recorded_step, step
 from stepnet.ir import sweep
 from stepnet.ir.loop import Body, Loop
 from stepnet.iterator import port_map, row_body, tensor_iterator
@@ -114,7 +114,7 @@ def test_the_finder_of_time_loops_sees(source, count):
         loops.GraphBody,
         loops.LoopBody,
         row_body.RowBody,
-        scan_body.ScanBody,
+        recorded_step.RecordedStep,
         sequences.CellStep,
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .data.dtypes import dtype_name
-from .errors import IRError
+from .errors import IRError, Unsupported
 
 
 def shorten(text: str, limit: int = 80) -> str:
@@ -48,6 +48,22 @@ class LoopReport:
     ran: bool = False
     compiled: bool = False
     reason: str | None = None
+
+    def declined(self, reason: str) -> None:
+        """Note why the loop is not compiled."""
+        self.ran, self.compiled, self.reason = True, False, reason
+
+    def attempt(self, why_not: str | None, run: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+        """What `run` gives by a plan; None where it declines, or where there is a reason not to try it."""
+        try:
+            if why_not is not None:
+                raise Unsupported(why_not)
+            out = run()
+        except Unsupported as refusal:
+            self.declined(refusal.reason)
+            return None
+        self.ran, self.compiled, self.reason = True, True, None
+        return out
 
 
 class FileModel(nn.Module):

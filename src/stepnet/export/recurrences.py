@@ -39,7 +39,7 @@ from .whole_step import write_step
 
 
 @dataclass
-class Call:
+class RecurrenceCall:
     """A recurrence, as it ran for real: its loop, what it was given, what it gave, and its plan."""
 
     loop: Loop
@@ -103,7 +103,7 @@ def recurrence(
 
 
 def _row_shapes(
-    made: Call, x: list[Tensor], state: list[Tensor], weights: list[Tensor]
+    made: RecurrenceCall, x: list[Tensor], state: list[Tensor], weights: list[Tensor]
 ) -> list[tuple[Any, torch.dtype]]:
     """Shape of one row and dtype of each leaf of y."""
     known = [leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in made.y]
@@ -171,11 +171,11 @@ class RecurrenceRecorder(Recorder, Instead):
         self.keep(call)
         return out
 
-    def _noted(self, loop: Loop, feeds: Mapping[str, Any], line: str) -> Call:
+    def _noted(self, loop: Loop, feeds: Mapping[str, Any], line: str) -> RecurrenceCall:
         """What is known of a recurrence before it runs."""
         code = code_of(loop).function
         x, state, _ = ([feeds[source] for source in part] for part in loop.sources)
-        call = Call(loop, x, state, [], [], None, None, line, self._alone)
+        call = RecurrenceCall(loop, x, state, [], [], None, None, line, self._alone)
         self._alone = False
         tensors = reach(code, everything=True).tensors
         try:
@@ -193,7 +193,7 @@ class RecurrenceRecorder(Recorder, Instead):
         return call
 
 
-def _used(call: Call) -> list[int]:
+def _used(call: RecurrenceCall) -> list[int]:
     """Places of the tensors that a step without a plan reads."""
     first = [leaf.select(call.axis, 0) for leaf in call.x]
     used = tensors_used(lambda: iteration(call.loop, first, call.state, ()), [*first, *call.state])
@@ -249,7 +249,7 @@ def _written(
     b: AtenNet, number: int, x: Sequence[FxNode], state: Sequence[FxNode], weights: Sequence[FxNode],
     lengths: Sequence[FxNode],
 ) -> list[Value]:  # fmt: skip
-    call: Call = call_of(number)
+    call: RecurrenceCall = call_of(number)
     y, finals = _lowered(b, call, x, state, weights, lengths)
     for node, final in zip(state, finals, strict=True):
         if final != b.out(node):
@@ -258,7 +258,7 @@ def _written(
 
 
 def _lowered(
-    b: AtenNet, call: Call, x: Sequence[FxNode], state: Sequence[FxNode], weights: Sequence[FxNode],
+    b: AtenNet, call: RecurrenceCall, x: Sequence[FxNode], state: Sequence[FxNode], weights: Sequence[FxNode],
     lengths: Sequence[FxNode],
 ) -> tuple[list[Value], list[Value]]:  # fmt: skip
     where = f"the recurrence of {call.where}"
@@ -284,11 +284,11 @@ def _lowered(
     return write_step(b, call, where, given, states, (x, state, weights), steps)
 
 
-def _lengths(b: AtenNet, call: Call, x: Sequence[FxNode]) -> Value | None:
+def _lengths(b: AtenNet, call: RecurrenceCall, x: Sequence[FxNode]) -> Value | None:
     return b.ragged[str(b.shape(x[0])[0])] if call.ragged else None
 
 
-def _check_open(b: AtenNet, call: Call, x: Sequence[FxNode], where: str) -> None:
+def _check_open(b: AtenNet, call: RecurrenceCall, x: Sequence[FxNode], where: str) -> None:
     """Refuse a loop whose number of steps became a fixed number without anyone asking for it."""
     if call.ragged:
         return
@@ -308,7 +308,7 @@ def _check_open(b: AtenNet, call: Call, x: Sequence[FxNode], where: str) -> None
 
 
 def _fixed(
-    b: AtenNet, x: Sequence[FxNode], state: Sequence[FxNode], weights: Sequence[FxNode], call: Call
+    b: AtenNet, x: Sequence[FxNode], state: Sequence[FxNode], weights: Sequence[FxNode], call: RecurrenceCall
 ) -> bool:
     """Whether all sizes but those of time and batch are plain numbers, as a plan takes them to be."""
     lead = 1 if call.ragged else 2

@@ -19,11 +19,11 @@ from .graph import Loop, LoopInput, LoopOutput, Value
 from .scans import Steps
 
 if TYPE_CHECKING:
-    from .recurrences import Call
+    from .recurrences import RecurrenceCall
 
 
 def write_step(
-    b: AtenNet, call: Call, where: str, x: Sequence[Value], states: Sequence[Value],
+    b: AtenNet, call: RecurrenceCall, where: str, x: Sequence[Value], states: Sequence[Value],
     nodes: tuple[Sequence[FxNode], Sequence[FxNode], Sequence[FxNode]], steps: Steps,
 ) -> tuple[list[Value], list[Value]]:  # fmt: skip
     """A loop around the whole step; takes and gives what `write_plan` does. `nodes` are those of x, the

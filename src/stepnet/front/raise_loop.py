@@ -23,7 +23,7 @@ from stepnet.ir.sweep import over_rows
 
 from .frame import WhileLoop
 from .recorded import Count, Read
-from .scan_body import ScanBody
+from .recorded_step import RecordedStep
 from .scan_form import ScanForm, rule, scan_form
 from .step import describe_leaf
 from .template import resolve
@@ -34,7 +34,7 @@ class Raised:
     """A scan: a body over `x` ([T, ...] each) from `state`; `finish` hands its results out."""
 
     form: ScanForm
-    body: ScanBody
+    body: RecordedStep
     x: list[Tensor]
     state: list[Tensor]
     finish: Callable[[list[Tensor], list[Tensor]], list[Tensor]]
@@ -72,7 +72,7 @@ class Raised:
         Raises:
             Unsupported: a recorded call treats a row of a batch otherwise than the value alone.
         """
-        lifted = ScanBody(self.body.step.lifted, self.body.constants)
+        lifted = RecordedStep(self.body.step.lifted, self.body.constants)
         x, state = [v.unsqueeze(1) for v in self.x], [v.unsqueeze(0) for v in self.state]
         if not known and self.sizes not in self.form.row_like:
             self._check_row(lifted)
@@ -83,7 +83,7 @@ class Raised:
 
         return Raised(self.form, lifted, x, state, finish)
 
-    def _check_row(self, lifted: ScanBody) -> None:
+    def _check_row(self, lifted: RecordedStep) -> None:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             own = [*(_any_like(v[0]) for v in self.x), *(_any_like(v) for v in self.state)]
             ys, new = self.body.run(own)
@@ -150,7 +150,7 @@ def _bound(loop: WhileLoop, form: ScanForm) -> Raised:
             state.append(default)
         else:
             state.append(array.read(before, default))
-    body = ScanBody(form.step, [program.constants[place] for place in form.step.constants])
+    body = RecordedStep(form.step, [program.constants[place] for place in form.step.constants])
     for value, new in zip(state, form.step.new, strict=True):
         like = form.example(program, new)
         if like is None or not isinstance(value, Tensor):

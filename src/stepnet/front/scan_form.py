@@ -14,7 +14,7 @@ from stepnet.errors import Unsupported
 
 from .program import Program
 from .recorded import Break, Call, Count, Op, Read, Write
-from .scan_body import StepForm, interned
+from .recorded_step import StepForm, interned
 from .template import Literal, Ref, places, renamed
 
 # How a loop may end that counts up, or down: what is added to the number that it is compared with.

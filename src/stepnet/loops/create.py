@@ -18,7 +18,7 @@ from stepnet.executors.setting import get_backend
 from stepnet.executors.torch_ops.executor import TORCH_OPS
 from stepnet.front.frame import WhileLoop
 from stepnet.front.raise_loop import Raised, raise_loop
-from stepnet.front.scan_body import ScanBody
+from stepnet.front.recorded_step import RecordedStep
 from stepnet.front.symbolic import OPEN
 from stepnet.front.template import literals
 from stepnet.watchers import Instead, instead, replaced, watched, watching
@@ -92,7 +92,7 @@ def run_now(loop: WhileLoop) -> list[Tensor]:
         watch = watching()
         if watch is not None:
             dtype = next((v.dtype for v in loop.program.constants.values() if _floats(v)), torch.float32)
-            watch(ScanBody.name, steps=None, dtype=dtype, refusal=refusal)
+            watch(RecordedStep.name, steps=None, dtype=dtype, refusal=refusal)
         return run_recorded(loop)
 
 

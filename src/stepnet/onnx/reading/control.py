@@ -227,21 +227,17 @@ class ScanRunner:
         return naive.run(self.loop, feeds) if out is None else out
 
     def _compiled(self, feeds: Mapping[str, Any]) -> dict[str, Any] | None:
-        backend, report = check_backend(None), self.reports
-        report.ran, report.compiled, report.reason = True, False, self.reason
-        if report.reason is None and backend == PLAIN.name:
-            report.reason = "the backend is 'naive'"
-        if report.reason is not None:
-            show_declined(self.loop, feeds, None, Unsupported(report.reason))
-            return None
-        try:
+        backend, why_not = check_backend(None), self.reason
+        if why_not is None and backend == PLAIN.name:
+            why_not = "the backend is 'naive'"
+        if why_not is not None:
+            show_declined(self.loop, feeds, None, Unsupported(why_not))
+
+        def run() -> dict[str, Any]:
             out = self._without_lead(feeds, backend)
-            out = self.rows.run(feeds, backend) if out is None else out
-        except Unsupported as refusal:
-            report.reason = refusal.reason
-            return None
-        report.compiled = True
-        return out
+            return self.rows.run(feeds, backend) if out is None else out
+
+        return self.reports.attempt(why_not, run)
 
     def _without_lead(self, feeds: Mapping[str, Any], backend: str) -> dict[str, Any] | None:
         """The outputs, where a first axis of one element stands before the batch in all that changes."""

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from stepnet.data.lod import LoDTensor
 from stepnet.engine import run
-from stepnet.errors import Unsupported
 from stepnet.executors import naive
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.setting import check_backend
@@ -97,7 +97,6 @@ class SequenceRunner:
             y, final = self._run(step, x, tuple(s[:, d] for s in states), known, reverse)
             ys.append(y)
             finals.append(final)
-        self.reports.ran = True
         return (torch.stack(ys, 1), *(torch.stack(parts, 1) for parts in zip(*finals, strict=True)))
 
     def _run(
@@ -106,24 +105,22 @@ class SequenceRunner:
         steps = x.shape[1]
         ragged = any(n != steps for n in lengths)
         rows: Any = LoDTensor.from_padded(x, torch.tensor(lengths)) if ragged else x
-        out: dict[str, Any] | None = None
         backend = check_backend(None)
         loop = step.loop(level=-1 if ragged else None, reverse=reverse)
         feeds = dict(zip(step.parameters, (rows, *state), strict=True))
-        try:
-            if backend == PLAIN.name or steps == 0 or x.device.type != "cpu":
-                raise Unsupported(
-                    "the backend is 'naive', there are no steps, or the model is not on the CPU"
-                )
-            out = run(loop, feeds, backend=backend, warn=0)
-            self.reports.compiled, self.reports.reason = True, None
-        except Unsupported as refusal:
-            self.reports.compiled, self.reports.reason = False, refusal.reason
+        plainly = backend == PLAIN.name or steps == 0 or x.device.type != "cpu"
+        out = self.reports.attempt(
+            "the backend is 'naive', there are no steps, or the model is not on the CPU" if plainly else None,
+            lambda: run(loop, feeds, backend=backend, warn=0),
+        )
         show(loop, feeds, backend)
         if out is None:
             out = naive.run(loop, feeds)
         y, final = out["y"], tuple(out[name] for name in step.new)
-        return (_padded(y, steps) if ragged else y), final
+        if ragged:
+            y = y.to_padded()[0]
+            y = functional.pad(y, (0, 0, 0, steps - y.shape[1]))
+        return y, final
 
     def _check(
         self, x: Tensor, states: Sequence[Tensor], lengths: Tensor, weights: Sequence[Tensor], directions: int
@@ -154,16 +151,6 @@ class SequenceRunner:
         w, r, b = (t[0] for t in weights)
         self.cell.check(x.select(1, 0) if x.shape[1] else x.new_empty(x.shape[0], x.shape[2]),
                         [s[:, 0] for s in states], w, r, b)  # fmt: skip
-
-
-def _padded(y: LoDTensor, steps: int) -> Tensor:
-    """Rows back to [batch, time, ...], zero after the end of each sequence."""
-    offsets = y.lod[-1]
-    lengths = offsets[1:] - offsets[:-1]
-    batch = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-    time = torch.arange(int(offsets[-1])) - offsets[:-1].repeat_interleave(lengths)
-    out = y.values.new_zeros((len(lengths), steps, *y.values.shape[1:]))
-    return out.index_put((batch, time), y.values)
 
 
 def _sequence(kind: type[Cell]) -> Callable[[Layer, Attributes], Function]:

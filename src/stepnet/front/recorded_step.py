@@ -43,7 +43,7 @@ class StepForm(Interned):
         return interned(replace(self, calls=tuple(_lifted(call, varying) for call in self.calls)))
 
 
-class ScanBody:
+class RecordedStep:
     """The calls of a frame as a body: what is read and carried in, what is written and carried on."""
 
     name = "the while loop"
@@ -55,11 +55,11 @@ class ScanBody:
         self.parameters, self.results = (*x, *states), (*y, *new)
 
     @property
-    def function(self) -> ScanBody:
+    def function(self) -> RecordedStep:
         """Itself: what it reads are its constants."""
         return self
 
-    def fresh(self) -> ScanBody:
+    def fresh(self) -> RecordedStep:
         """The body: it remembers nothing."""
         return self
 
