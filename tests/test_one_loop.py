@@ -14,11 +14,13 @@ from stepnet import engine, repeat
 from stepnet.compiler import iteration, pipeline
 from stepnet.engine import check, make, plans
 from stepnet.executors import naive
-from stepnet.front import step
+from stepnet.front import raise_loop, recorded_step, step
+from stepnet.ir import sweep
 from stepnet.ir.loop import Body, Loop
 from stepnet.iterator import port_map, row_body, tensor_iterator
 from stepnet.loops import recurrent_op
 from stepnet.openvino import loops
+from stepnet.openvino.layers import sequences
 from test_imports import imports, package_of
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "stepnet"
@@ -29,9 +31,11 @@ TAKES = [
     pipeline.compile_loop, iteration.iteration, naive.run, naive.PlainRun,
 ]  # fmt: skip
 GIVES = [
-    step.loop_over, port_map.record, row_body.RowBody.sweep, loops.counted_loop, loops.whole_loop,
-    recurrent_op._ScopedBody.loop, tensor_iterator.TensorIterator.loop.fget,
+    sweep.over_rows, port_map.record, row_body.RowBody.sweep, loops.counted_loop, loops.whole_loop,
+    recurrent_op._ScopedBody.loop, tensor_iterator.TensorIterator.loop.fget, raise_loop.Raised.loop.fget,
+    sequences.CellStep.loop,
 ]  # fmt: skip
+STEPS = {"front/step.py", "checks.py", "api.py", "lifting.py"}  # calls of `recurrent`, which is given a step
 
 
 @pytest.mark.parametrize("function", TAKES, ids=lambda f: f.__qualname__)
@@ -56,6 +60,14 @@ def test_compiler_and_engine_know_no_step():
                 name for name in names if name.split(".")[1:2] in (["front"], ["iterator"], ["loops"])
             ]
             assert "StepBody" not in source, path
+
+
+def test_only_what_is_given_a_step_makes_the_body_of_one():
+    """Frames, cells of files and bodies with ports are bodies of their own."""
+    users = {
+        str(path.relative_to(PACKAGE)) for path in FILES if "StepBody" in path.read_text(encoding="utf-8")
+    }
+    assert users == STEPS
 
 
 def bodies_called(tree: ast.AST) -> Iterator[int]:
@@ -102,6 +114,8 @@ def test_the_finder_of_time_loops_sees(source, count):
         loops.GraphBody,
         loops.LoopBody,
         row_body.RowBody,
+        recorded_step.RecordedStep,
+        sequences.CellStep,
     ],
 )
 def test_every_body_is_called_by_its_parameters(body):

@@ -296,18 +296,18 @@ def _run(
             loop = loop.around(lifting.OuterBody(body, x, level=cut.level, reverse=cut.stride < 0))
     if booted and not ragged:
         check_batch(body, x, state, cut.axis)
-    kept: list[Scope] = []
+    step_scopes: list[Scope] = []
     if scopes:
         with LocalVariables(body.step) as local:
 
             def observe(t: int, values: Any, sequences: Tensor | None) -> None:
-                kept.append(Scope({**local.take(), **values}, sequences=sequences))
+                step_scopes.append(Scope({**local.take(), **values}, sequences=sequences))
 
             out = naive.run(loop, feeds, observe)
     else:
         out = naive.run(loop, feeds)
     final = unflatten(body.state_spec, distinct([out[name] for name in body.new_state_names], state))
-    return (out["y"], final, kept) if scopes else (out["y"], final)
+    return (out["y"], final, step_scopes) if scopes else (out["y"], final)
 
 
 def _lifted(call: lifting.Inner, body: StepBody) -> tuple[Any, list[Tensor]] | None:

@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
-_instead: ContextVar[Callable[..., Any] | None] = ContextVar("stepnet_instead", default=None)
+
+class Instead:
+    """Answers for recurrences in a block of code."""
+
+    def __call__(
+        self, step: Any, x: Any, state: Any, *, reverse: bool, level: int, axis: int, scopes: bool
+    ) -> Any:
+        """What a call of `recurrent` gives."""
+        raise NotImplementedError
+
+    def loop(self, loop: Any, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The outputs of a loop that comes from no step, by its record and what it is fed."""
+        raise NotImplementedError
+
+    def alone(self, decide: Callable[[], bool]) -> bool:
+        """Whether the next loop runs over values that are no batches; `decide` finds out."""
+        return False
+
+
+_instead: ContextVar[Instead | None] = ContextVar("stepnet_instead", default=None)
 
 
 @contextlib.contextmanager
-def replaced(instead: Callable[..., Any] | None) -> Iterator[None]:
+def replaced(instead: Instead | None) -> Iterator[None]:
     """Let `instead` answer the calls of `recurrent` in here: what traces a module sees each as one thing."""
     token = _instead.set(instead)
     try:
@@ -20,7 +39,7 @@ def replaced(instead: Callable[..., Any] | None) -> Iterator[None]:
         _instead.reset(token)
 
 
-def instead() -> Callable[..., Any] | None:
+def instead() -> Instead | None:
     """What answers the calls of `recurrent` here, if anything does."""
     return _instead.get()
 

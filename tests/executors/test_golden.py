@@ -50,6 +50,11 @@ def test_the_source_is_the_one_on_file(name):
     assert found == path.read_text(), "STEPNET_UPDATE_GOLDEN=1 rewrites the file, if the change is meant"
 
 
+def test_the_sources_are_short_enough_to_be_read():
+    lines = {path.name: len(path.read_text().splitlines()) for path in GOLDEN.iterdir()}
+    assert not {name: count for name, count in lines.items() if count >= 250}
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_the_source_on_file_is_headed_by_its_ir_and_gives_the_right_numbers(name):
     torch.manual_seed(0)

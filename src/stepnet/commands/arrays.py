@@ -17,7 +17,8 @@ from stepnet.report.sizes import fitting, shapes_at
 from .outcome import CommandError
 
 if TYPE_CHECKING:
-    from stepnet.openvino import OpenVINOModel, Socket
+    from stepnet.file_model import Socket
+    from stepnet.openvino import OpenVINOModel
 
 # What numpy and zipfile raise for files that they cannot read.
 UNREADABLE = (
@@ -160,6 +161,8 @@ def _unreadable(path: Path, error: BaseException, name: str | None = None) -> Co
 
 
 def _random(socket: Socket, shape: tuple[int, ...], make: torch.Generator) -> Tensor:
+    if socket.dtype is None:
+        raise CommandError(f"input '{socket.name}' cannot be made", got="an input that is no tensor")
     try:
         if socket.dtype.is_floating_point:
             return torch.randn(shape, generator=make).to(socket.dtype)

@@ -10,6 +10,7 @@ from torch.fx import Node as FxNode
 
 from stepnet.compiler.capture import Replaced
 from stepnet.errors import IRError
+from stepnet.watchers import Instead
 
 from .aten import AtenNet, is_known
 from .graph import Graph, LoopInput, Value
@@ -78,14 +79,18 @@ class BodyTrace:
         ]
 
 
-def nested(b: AtenNet, where: str) -> Callable[..., Any]:
-    """What answers for a recurrence inside a body: an error."""
+class Nested(Instead):
+    """Answers for a recurrence inside a body: with an error."""
 
-    def refuse(*_: Any, **__: Any) -> Any:
+    def __init__(self, b: AtenNet, where: str) -> None:
+        self.where, self.target = where, b.emit.graph.target
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
         raise IRError(
-            f"{where} cannot be written: its step runs a recurrence of its own",
-            got=b.emit.graph.target.nested,
+            f"{self.where} cannot be written: its step runs a recurrence of its own",
+            got=self.target.nested,
             remedy="move the inner recurrence in front of the outer one",
         )
 
-    return refuse
+    def loop(self, loop: Any, feeds: Any) -> Any:
+        self()

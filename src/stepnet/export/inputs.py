@@ -204,10 +204,8 @@ def _cut_sizes(node: Any) -> list[Any]:
     """The sizes of a TensorIterator's inputs along the axes that they are cut along."""
     number, inputs, _ = node.args
     call: LoopCall = call_of(number)
-    fed = dict(zip(call.loop.inputs, inputs, strict=True))
-    return [
-        sizes_of(fed[port.external].meta["val"])[port.axis] for port in call.ports if port.axis is not None
-    ]
+    fed = dict(zip(call.sources, inputs, strict=True))
+    return [sizes_of(fed[port.source].meta["val"])[port.axis] for port in call.loop.slices]
 
 
 def _symbols(shape: Sequence[Any]) -> set[str]:

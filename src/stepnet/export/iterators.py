@@ -1,8 +1,8 @@
-"""TensorIterators built by hand, in a module that is traced: one node each, and a loop by its ports."""
+"""Loops over slices in a module that is traced: one node each, and a loop by its ports."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,18 +11,16 @@ from torch import Tensor
 from torch.fx import Node as FxNode
 
 from stepnet.compiler.capture import Replaced
+from stepnet.compiler.iteration import code_of
 from stepnet.compiler.reach import reach
 from stepnet.compiler.record import tensors_used
-from stepnet.data.outputs import Outputs
-from stepnet.front.step import step_name
-from stepnet.iterator.body import CallBody
-from stepnet.iterator.ports import InputPort, OutputPort, Port
-from stepnet.iterator.tensor_iterator import INSTEAD, TensorIterator
+from stepnet.ir import loop as ir
+from stepnet.iterator.tensor_iterator import INSTEAD
 from stepnet.user_line import user_line
 from stepnet.watchers import replaced
 
 from .aten import AtenNet, rule
-from .body_trace import BodyTrace, nested
+from .body_trace import BodyTrace, Nested
 from .calls import Recorder, Tracer, answered, call_of, places_of, traced_op
 from .emit import Emit
 from .graph import Loop, LoopInput, LoopOutput, Value
@@ -30,28 +28,32 @@ from .graph import Loop, LoopInput, LoopOutput, Value
 
 @dataclass
 class LoopCall:
-    """A TensorIterator as it was run for real. `parts` are what its body was given at one iteration."""
+    """A loop over slices as it was run for real. `parts` are what its body was given at one iteration."""
 
-    loop: TensorIterator
-    body: CallBody
+    loop: ir.Loop
     parts: list[Tensor]
     places: list[int]  # of the tensors the body uses, among those it reaches
     weights: list[Tensor]
     where: str
 
     @property
-    def ports(self) -> list[InputPort]:
+    def ports(self) -> list[Any]:
         """The input port of each parameter of the body."""
-        fed = {port.internal: port for port in self.loop.port_map if isinstance(port, InputPort)}
-        return [fed[name] for name in self.body.parameters]
+        fed = {port.parameter: port for port in self.loop.inputs}
+        return [fed[name] for name in self.loop.body.parameters]
+
+    @property
+    def sources(self) -> list[str]:
+        """What the loop is fed, each once."""
+        return list(dict.fromkeys(port.source for port in self.ports))
 
 
-def part_of(port: InputPort, value: Tensor) -> Tensor:
+def part_of(port: Any, value: Tensor) -> Tensor:
     """A slice of an input, as the body gets it."""
-    return value if port.axis is None else value.narrow(port.axis, 0, port.part_size)
+    return value.narrow(port.axis, 0, port.part_size or 1) if isinstance(port, ir.Slice) else value
 
 
-def iterations(port: Port, size: Any) -> Any:
+def iterations(port: ir.Slice | ir.Concat, size: Any) -> Any:
     """How often a port that is cut lets the loop run; `size` may be symbolic."""
     start = port.start + (size + 1 if port.start < 0 else 0)
     end = port.end + (size + 1 if port.end < 0 else 0)
@@ -61,21 +63,19 @@ def iterations(port: Port, size: Any) -> Any:
 @traced_op
 def iterator(call: int, inputs: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
     made: LoopCall = call_of(call)
-    feeds = dict(zip(made.loop.inputs, inputs, strict=True))
+    feeds = dict(zip(made.sources, inputs, strict=True))
     swap = {id(t): fake for t, fake in zip(made.weights, weights, strict=True)}
+    body = made.loop.body
     with Replaced(swap), answered(INSTEAD, None):
-        results = made.body(*(part_of(port, feeds[port.external]) for port in made.ports))
-    by_key = dict(zip(made.body.keys, results, strict=True))
-    cut = [port for port in made.ports if port.axis is not None]
+        results = body(*(part_of(port, feeds[port.source]) for port in made.ports))
+    named = dict(zip(body.results, results, strict=True))
+    first = next(iter(made.loop.slices), None)
     out = []
-    for port in made.loop.port_map:
-        if not isinstance(port, OutputPort):
-            continue
-        result = by_key[port.internal]
+    for port in made.loop.outputs:
+        result = named[port.result]
         shape = list(result.shape)
-        if port.axis is not None:
-            first = cut[0] if cut else None
-            size = 0 if first is None or first.axis is None else feeds[first.external].shape[first.axis]
+        if isinstance(port, ir.Concat):
+            size = 0 if first is None else feeds[first.source].shape[first.axis]
             count = iterations(first or port, size) if first or min(port.start, port.end) >= 0 else 1
             shape[port.axis] = shape[port.axis] * count
         out.append(result.new_empty(shape))
@@ -83,34 +83,34 @@ def iterator(call: int, inputs: list[Tensor], weights: list[Tensor]) -> list[Ten
 
 
 class LoopRecorder(Recorder):
-    """Answers for a TensorIterator by running it, and keeps what it was given."""
+    """Answers for a loop over slices by running it, and keeps what it was given."""
 
-    def __call__(self, loop: TensorIterator, feeds: Mapping[str, Tensor]) -> Outputs:
-        where = f"the TensorIterator over '{step_name(loop.body)}' ({user_line().short})"
+    def __call__(
+        self, loop: ir.Loop, feeds: Mapping[str, Tensor], run: Callable[[], dict[str, Tensor]]
+    ) -> dict[str, Tensor]:
+        where = f"the TensorIterator over '{loop.body.name}' ({user_line().short})"
         with answered(INSTEAD, None):
-            body = loop.loop.body
-            assert isinstance(body, CallBody)
-            out = loop(**feeds)
-            made = LoopCall(loop, body, [], [], [], where)
-            made.parts = [part_of(port, feeds[port.external]).detach().clone() for port in made.ports]
-            used = tensors_used(lambda: body(*made.parts), made.parts)
-        made.places = places_of(used, loop.body, where, "its body")
+            out = run()
+            made = LoopCall(loop, [], [], [], where)
+            made.parts = [part_of(port, feeds[port.source]).detach().clone() for port in made.ports]
+            used = tensors_used(lambda: loop.body(*made.parts), made.parts)
+        made.places = places_of(used, code_of(loop).function, where, "its body")
         made.weights = list(used)
         self.keep(made)
         return out
 
 
 class LoopTracer(Tracer):
-    """Answers for a TensorIterator by one node of the graph that is being traced."""
+    """Answers for a loop over slices by one node of the graph that is being traced."""
 
     what = "runs another number of TensorIterators"
 
-    def __call__(self, loop: TensorIterator, feeds: Mapping[str, Tensor]) -> Outputs:
+    def __call__(self, loop: ir.Loop, feeds: Mapping[str, Tensor], run: Any) -> dict[str, Tensor]:
         number, call = self.next()
-        tensors = reach(loop.body, everything=True).tensors
+        tensors = reach(code_of(loop).function, everything=True).tensors
         weights = [tensors[p] for p in call.places]
-        out = torch.ops.stepnet.iterator(number, [feeds[name] for name in loop.inputs], weights)
-        return Outputs(loop.outputs, tuple(out))
+        out = torch.ops.stepnet.iterator(number, [feeds[name] for name in call.sources], weights)
+        return dict(zip((port.output for port in loop.outputs), out, strict=True))
 
 
 @rule("stepnet.iterator")
@@ -118,43 +118,40 @@ def _written(
     b: AtenNet, number: int, inputs: Sequence[FxNode], weights: Sequence[FxNode]
 ) -> tuple[Value, ...]:
     call: LoopCall = call_of(number)
-    fed = dict(zip(call.loop.inputs, inputs, strict=True))
-    shapes = [_part(b.shape(fed[port.external]), port) for port in call.ports]
+    loop, body = call.loop, call.loop.body
+    fed = dict(zip(call.sources, inputs, strict=True))
+    shapes = [_part(b.shape(fed[port.source]), port) for port in call.ports]
     trace = BodyTrace(b, call.where, shapes, call.parts, weights, call.weights)
 
     def run(leaves: Sequence[Tensor], _: Sequence[Tensor]) -> Sequence[Tensor]:
-        refuse = nested(b, call.where)
+        refuse = Nested(b, call.where)
         with replaced(refuse), answered(INSTEAD, refuse):
-            return call.body(*leaves)
+            return body(*leaves)
 
-    program = trace.traced(run, call.loop.body)
-    body = b.emit.graph.body(f"{call.body.name} body")
-    by_name = {name: trace.parameter(body, i, name) for i, name in enumerate(call.body.parameters)}
+    program = trace.traced(run, code_of(loop).function)
+    graph = b.emit.graph.body(f"{body.name} body")
+    by_name = {name: trace.parameter(graph, i, name) for i, name in enumerate(body.parameters)}
     ins = [
-        LoopInput(b.out(fed[port.external]), parameter, **_cut(port, len(b.shape(fed[port.external]))))
+        LoopInput(b.out(fed[port.source]), parameter, **_cut(port, len(b.shape(fed[port.source]))))
         for port, parameter in zip(call.ports, by_name.values(), strict=True)
     ]
-    ins += trace.rest(body, "shared_{}")
-    out = AtenNet(Emit(body), call.where).run(program, [i.parameter for i in ins])
-    results = {key: body.result(value) for key, value in zip(call.body.keys, out, strict=True)}
-    ranks = {key: node.meta["val"].dim() for key, node in zip(call.body.keys, program.outputs, strict=True)}
-    outs = [
-        LoopOutput(results[port.internal], **_cut(port, ranks[port.internal]))
-        for port in call.loop.port_map
-        if isinstance(port, OutputPort)
-    ]
-    edges = tuple((results[edge.from_result], by_name[edge.to_parameter]) for edge in call.loop.back_edges)
-    return b.emit.graph.loop(Loop(body, tuple(ins), tuple(outs), edges), call.body.name)
+    ins += trace.rest(graph, "shared_{}")
+    out = AtenNet(Emit(graph), call.where).run(program, [i.parameter for i in ins])
+    results = {name: graph.result(value) for name, value in zip(body.results, out, strict=True)}
+    ranks = {name: node.meta["val"].dim() for name, node in zip(body.results, program.outputs, strict=True)}
+    outs = [LoopOutput(results[port.result], **_cut(port, ranks[port.result])) for port in loop.outputs]
+    edges = tuple((results[edge.result], by_name[edge.parameter]) for edge in loop.back_edges)
+    return b.emit.graph.loop(Loop(graph, tuple(ins), tuple(outs), edges), body.name)
 
 
-def _part(shape: list[Any], port: Port) -> list[Any]:
+def _part(shape: list[Any], port: Any) -> list[Any]:
     """The shape of a slice."""
-    if port.axis is not None:
+    if isinstance(port, ir.Slice):
         shape[port.axis] = port.part_size
     return shape
 
 
-def _cut(port: Port, rank: int) -> dict[str, Any]:
-    if port.axis is None:
+def _cut(port: Any, rank: int) -> dict[str, Any]:
+    if not isinstance(port, (ir.Slice, ir.Concat)):
         return {}
     return {"axis": port.axis % rank, "start": port.start, "end": port.end, "stride": port.stride}

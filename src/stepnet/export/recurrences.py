@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,18 +14,21 @@ from torch.fx import Node as FxNode
 from stepnet.api import recurrent
 from stepnet.checks import checked
 from stepnet.compiler.capture import Replaced
+from stepnet.compiler.iteration import code_of, iteration
 from stepnet.compiler.pipeline import Compiled
 from stepnet.compiler.reach import reach
 from stepnet.compiler.record import tensors_used
 from stepnet.data.lod import LoDTensor
-from stepnet.data.tree import Spec, flatten, unflatten
-from stepnet.engine import find_plan
+from stepnet.data.tree import LEAF, Spec, flatten, unflatten
+from stepnet.engine import find_plan, run
 from stepnet.errors import IRError, Unsupported
+from stepnet.executors import naive
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.torch_ops.executor import TORCH_OPS
-from stepnet.front.step import StepBody, as_loop
+from stepnet.front.step import as_loop
+from stepnet.ir.loop import Loop, Sweep
 from stepnet.user_line import user_line
-from stepnet.watchers import replaced
+from stepnet.watchers import Instead, replaced
 
 from .aten import AtenNet, rule
 from .calls import Recorder, Tracer, call_of, places_of, traced_op
@@ -36,27 +39,47 @@ from .whole_step import write_step
 
 
 @dataclass
-class Call:
-    """A call of `recurrent`, as it was made for real: what it was given, what it gave, and its plan."""
+class RecurrenceCall:
+    """A recurrence, as it ran for real: its loop, what it was given, what it gave, and its plan."""
 
-    body: StepBody
+    loop: Loop
     x: list[Any]
     state: list[Tensor]
-    reverse: bool
-    axis: int
-    places: list[int]  # of the tensors the step uses, among those it reaches
+    places: list[int]  # of the tensors the body uses, among those it reaches
     weights: list[Tensor]
     compiled: Compiled | None
     refusal: Unsupported | None
-    y: list[Any]
-    y_spec: Spec
     line: str
-    alone: bool = False  # whether its one row is all there ever is
+    alone: bool  # whether its one row is all there ever is
+    y: list[Any] = field(default_factory=list)
+    y_spec: Spec = LEAF  # how what is joined is nested, by output
 
     @property
     def ragged(self) -> bool:
         """Whether it runs over sequences of different lengths."""
         return isinstance(self.x[0], LoDTensor)
+
+    @property
+    def sweep(self) -> Sweep:
+        """How it goes over its rows."""
+        assert self.loop.sweep is not None
+        return self.loop.sweep
+
+    @property
+    def axis(self) -> int:
+        """The axis of time of what is not ragged."""
+        return self.sweep.axis if self.ragged else self.sweep.axis % self.x[0].dim()
+
+    @property
+    def where(self) -> str:
+        """What it is called in errors."""
+        return f"step '{self.loop.body.name}' ({self.line})"
+
+    def outputs(self, leaves: Sequence[Any]) -> dict[str, Any]:
+        """The outputs of the loop from the leaves of what is joined and what is carried last."""
+        n = len(self.y)
+        joined = unflatten(self.y_spec, list(leaves[:n]))
+        return joined | {output: leaves[n + place] for output, place in self.loop.finals}
 
 
 @traced_op
@@ -80,7 +103,7 @@ def recurrence(
 
 
 def _row_shapes(
-    made: Call, x: list[Tensor], state: list[Tensor], weights: list[Tensor]
+    made: RecurrenceCall, x: list[Tensor], state: list[Tensor], weights: list[Tensor]
 ) -> list[tuple[Any, torch.dtype]]:
     """Shape of one row and dtype of each leaf of y."""
     known = [leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in made.y]
@@ -92,21 +115,18 @@ def _row_shapes(
         return [(t.shape[skip:], t.dtype) for t in known]
     swap = {id(t): fake for t, fake in zip(made.weights, weights, strict=True)}
     with Replaced(swap):
-        y, _ = StepBody(made.body.step, made.body.x_spec, made.body.state_spec).call(
-            [t.select(int(made.axis == 1), 0) for t in x], state
-        )
-    return [(t.shape[1:], t.dtype) for t in flatten(y)[0]]
+        _, y, _ = iteration(made.loop, [t.select(int(made.axis == 1), 0) for t in x], state, ())
+    return [(t.shape[1:], t.dtype) for t in y]
 
 
-class RecurrenceRecorder(Recorder):
-    """Answers `recurrent` by running it, and keeps what was asked."""
+class RecurrenceRecorder(Recorder, Instead):
+    """Answers for recurrences by running them, and keeps what was asked."""
 
     def __init__(self) -> None:
         super().__init__()
         self._alone = False
 
     def alone(self, decide: Callable[[], bool]) -> bool:
-        """Whether the next recurrence runs over values that are no batches."""
         self._alone = decide()
         return self._alone
 
@@ -121,56 +141,67 @@ class RecurrenceRecorder(Recorder):
         with replaced(None):
             body, x_leaves, state_leaves = checked(step, x, state, level=level, axis=axis)
             first = x_leaves[0]
-            ragged = isinstance(first, LoDTensor)
-            if ragged and level % first.lod_level != first.lod_level - 1:
+            if isinstance(first, LoDTensor) and level % first.lod_level != first.lod_level - 1:
                 raise IRError(
                     f"the recurrence of step '{body.name}' ({line}) cannot be written: "
                     "its steps are whole sequences",
                     got=f"level={level} of {first.lod_level}",
                     expected="a recurrence over the rows of each sequence",
                 )
-            compiled = refusal = None
-            found = reach(body.step, everything=True)
-            places: list[int] = []
-            try:
-                loop, feeds = as_loop(body, x_leaves, state_leaves, reverse=reverse, level=level, axis=axis)
-                entry, reads, _ = find_plan(loop, feeds, backend=TORCH_OPS.name)
-                compiled = entry.compiled
-                read = [reads.tensors[p] for p in entry.weights] if compiled is not None else []
-                places = places_of(read, body.step, f"step '{body.name}' ({line})", owner="step")
-                if entry.ready is None:
-                    compiled, refusal = None, entry.refusals[-1][1]
-            except Unsupported as error:
-                refusal = error
-            if compiled is None:
-                places = _used(body, x_leaves, state_leaves, axis, line)
+            loop, feeds = as_loop(body, x_leaves, state_leaves, reverse=reverse, level=level, axis=axis)
+            call = self._noted(loop, feeds, line)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 y, final = recurrent(
                     step, x, state, reverse=reverse, level=level, axis=axis,
-                    backend=TORCH_OPS.name if compiled is not None else PLAIN.name,
+                    backend=PLAIN.name if call.compiled is None else TORCH_OPS.name,
                 )  # fmt: skip
-        y_leaves, y_spec = flatten(y)
-        self.keep(Call(
-            body, x_leaves, state_leaves, reverse, axis if ragged else axis % first.dim(), places,
-            [found.tensors[p] for p in places], compiled, refusal, y_leaves, y_spec, line, self._alone,
-        ))  # fmt: skip
-        self._alone = False
+        call.y, call.y_spec = flatten({"y": y})
+        self.keep(call)
         return y, final
 
+    def loop(self, loop: Loop, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        with replaced(None):
+            call = self._noted(loop, feeds, user_line().short)
+            if call.compiled is None:
+                out = naive.run(loop, feeds)
+            else:
+                out = run(loop, feeds, backend=TORCH_OPS.name, warn=0)
+        call.y, call.y_spec = flatten({port.output: out[port.output] for port in loop.joined})
+        self.keep(call)
+        return out
 
-def _used(body: StepBody, x: list[Any], state: list[Tensor], axis: int, line: str) -> list[int]:
+    def _noted(self, loop: Loop, feeds: Mapping[str, Any], line: str) -> RecurrenceCall:
+        """What is known of a recurrence before it runs."""
+        code = code_of(loop).function
+        x, state, _ = ([feeds[source] for source in part] for part in loop.sources)
+        call = RecurrenceCall(loop, x, state, [], [], None, None, line, self._alone)
+        self._alone = False
+        tensors = reach(code, everything=True).tensors
+        try:
+            entry, reads, _ = find_plan(loop, feeds, backend=TORCH_OPS.name)
+            call.compiled = entry.compiled
+            read = [reads.tensors[p] for p in entry.weights] if entry.compiled is not None else []
+            call.places = places_of(read, code, call.where, owner="step")
+            if entry.ready is None:
+                call.compiled, call.refusal = None, entry.refusals[-1][1]
+        except Unsupported as error:
+            call.refusal = error
+        if call.compiled is None:
+            call.places = [] if call.ragged else _used(call)
+        call.weights = [tensors[p] for p in call.places]
+        return call
+
+
+def _used(call: RecurrenceCall) -> list[int]:
     """Places of the tensors that a step without a plan reads."""
-    if isinstance(x[0], LoDTensor):
-        return []
-    first = [leaf.select(axis, 0) for leaf in x]
-    clone = StepBody(body.step, body.x_spec, body.state_spec)
-    used = tensors_used(lambda: clone.call(first, state), [*first, *state])
-    return places_of(used, body.step, f"step '{body.name}' ({line})", owner="step")
+    first = [leaf.select(call.axis, 0) for leaf in call.x]
+    used = tensors_used(lambda: iteration(call.loop, first, call.state, ()), [*first, *call.state])
+    return places_of(used, code_of(call.loop).function, call.where, owner="step")
 
 
-class RecurrenceTracer(Tracer):
-    """Answers `recurrent` by one node of the graph that is being traced."""
+class RecurrenceTracer(Tracer, Instead):
+    """Answers for recurrences by one node each of the graph that is being traced."""
 
     what = "makes another number of recurrences"
 
@@ -187,22 +218,26 @@ class RecurrenceTracer(Tracer):
     ) -> Any:
         with replaced(None):
             body, x_leaves, state_leaves = checked(step, x, state, level=level, axis=axis)
+        out = self.loop(*as_loop(body, x_leaves, state_leaves, reverse=reverse, level=level, axis=axis))
+        return out["y"], unflatten(body.state_spec, [out[name] for name in body.new_state_names])
+
+    def loop(self, loop: Loop, feeds: Mapping[str, Any]) -> dict[str, Any]:
         number, made = self.next()
-        tensors = reach(body.step, everything=True).tensors
+        x, state, _ = ([feeds[source] for source in part] for part in loop.sources)
+        tensors = reach(code_of(loop).function, everything=True).tensors
         weights = [tensors[p] for p in made.places]
-        lengths: list[Tensor] = []
-        given = x_leaves
+        rows, lengths = x, list[Tensor]()
         if made.ragged:
-            given, lengths = [leaf.values for leaf in x_leaves], [self.lengths(x_leaves[0])]
-        else:
-            given = [leaf if made.axis <= 1 else leaf.movedim(made.axis, 0) for leaf in given]
-        out = torch.ops.stepnet.recurrence(number, list(given), list(state_leaves), weights, lengths)
-        y = list(out[: len(made.y)])
+            rows, lengths = [leaf.values for leaf in x], [self.lengths(x[0])]
+        elif made.axis > 1:
+            rows = [leaf.movedim(made.axis, 0) for leaf in x]
+        out = torch.ops.stepnet.recurrence(number, rows, state, weights, lengths)
+        y, final = out[: len(made.y)], out[len(made.y) :]
         if made.ragged:
-            y = [LoDTensor._make(leaf, x_leaves[0]._lod) for leaf in y]
+            y = [LoDTensor._make(leaf, x[0]._lod) for leaf in y]
         elif made.axis > 1:
             y = [leaf.movedim(0, made.axis) for leaf in y]
-        return unflatten(made.y_spec, y), unflatten(body.state_spec, list(out[len(made.y) :]))
+        return made.outputs([*y, *final])
 
     def sequences(self, kind: str, of: LoDTensor, x: Tensor, pad: float) -> Tensor:
         """An operation on whole sequences as one node."""
@@ -214,7 +249,7 @@ def _written(
     b: AtenNet, number: int, x: Sequence[FxNode], state: Sequence[FxNode], weights: Sequence[FxNode],
     lengths: Sequence[FxNode],
 ) -> list[Value]:  # fmt: skip
-    call: Call = call_of(number)
+    call: RecurrenceCall = call_of(number)
     y, finals = _lowered(b, call, x, state, weights, lengths)
     for node, final in zip(state, finals, strict=True):
         if final != b.out(node):
@@ -223,11 +258,11 @@ def _written(
 
 
 def _lowered(
-    b: AtenNet, call: Call, x: Sequence[FxNode], state: Sequence[FxNode], weights: Sequence[FxNode],
+    b: AtenNet, call: RecurrenceCall, x: Sequence[FxNode], state: Sequence[FxNode], weights: Sequence[FxNode],
     lengths: Sequence[FxNode],
 ) -> tuple[list[Value], list[Value]]:  # fmt: skip
-    where = f"the recurrence of step '{call.body.name}' ({call.line})"
-    steps = Steps(1 if call.ragged or call.axis == 1 else 0, call.reverse, _lengths(b, call, x))
+    where = f"the recurrence of {call.where}"
+    steps = Steps(1 if call.ragged or call.axis == 1 else 0, call.sweep.reverse, _lengths(b, call, x))
     _check_open(b, call, x, where)
     states = [b.out(node) for node in state]
     given = [b.out(node) for node in x]
@@ -249,11 +284,11 @@ def _lowered(
     return write_step(b, call, where, given, states, (x, state, weights), steps)
 
 
-def _lengths(b: AtenNet, call: Call, x: Sequence[FxNode]) -> Value | None:
+def _lengths(b: AtenNet, call: RecurrenceCall, x: Sequence[FxNode]) -> Value | None:
     return b.ragged[str(b.shape(x[0])[0])] if call.ragged else None
 
 
-def _check_open(b: AtenNet, call: Call, x: Sequence[FxNode], where: str) -> None:
+def _check_open(b: AtenNet, call: RecurrenceCall, x: Sequence[FxNode], where: str) -> None:
     """Refuse a loop whose number of steps became a fixed number without anyone asking for it."""
     if call.ragged:
         return
@@ -273,7 +308,7 @@ def _check_open(b: AtenNet, call: Call, x: Sequence[FxNode], where: str) -> None
 
 
 def _fixed(
-    b: AtenNet, x: Sequence[FxNode], state: Sequence[FxNode], weights: Sequence[FxNode], call: Call
+    b: AtenNet, x: Sequence[FxNode], state: Sequence[FxNode], weights: Sequence[FxNode], call: RecurrenceCall
 ) -> bool:
     """Whether all sizes but those of time and batch are plain numbers, as a plan takes them to be."""
     lead = 1 if call.ragged else 2

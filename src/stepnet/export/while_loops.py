@@ -23,7 +23,7 @@ from stepnet.user_line import user_line
 from stepnet.watchers import replaced
 
 from .aten import AtenNet, rule
-from .body_trace import BodyTrace, nested
+from .body_trace import BodyTrace, Nested
 from .calls import Recorder, Tracer, answered, call_of, places_of, traced_op
 from .emit import Emit
 from .graph import Loop, LoopInput, LoopOutput, Value
@@ -190,7 +190,7 @@ def _written(
 
     def run(leaves: Sequence[Tensor], sizes: Sequence[Tensor], *, first: bool) -> list[Tensor]:
         cond, body = call.functions(sizes)
-        refuse, values = nested(b, call.where), list(leaves)
+        refuse, values = Nested(b, call.where), list(leaves)
         with (
             Picked(), replaced(refuse), answered(LOOPS, refuse), answered(INSTEAD, refused(call.where)),
         ):  # fmt: skip

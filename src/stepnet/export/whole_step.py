@@ -9,22 +9,21 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 from torch.fx import Node as FxNode
 
-from stepnet.data.tree import flatten
-from stepnet.front.step import StepBody
+from stepnet.compiler.iteration import code_of, iteration
 from stepnet.watchers import replaced
 
 from .aten import AtenNet
-from .body_trace import BodyTrace, nested
+from .body_trace import BodyTrace, Nested
 from .emit import Emit
 from .graph import Loop, LoopInput, LoopOutput, Value
 from .scans import Steps
 
 if TYPE_CHECKING:
-    from .recurrences import Call
+    from .recurrences import RecurrenceCall
 
 
 def write_step(
-    b: AtenNet, call: Call, where: str, x: Sequence[Value], states: Sequence[Value],
+    b: AtenNet, call: RecurrenceCall, where: str, x: Sequence[Value], states: Sequence[Value],
     nodes: tuple[Sequence[FxNode], Sequence[FxNode], Sequence[FxNode]], steps: Steps,
 ) -> tuple[list[Value], list[Value]]:  # fmt: skip
     """A loop around the whole step; takes and gives what `write_plan` does. `nodes` are those of x, the
@@ -39,25 +38,25 @@ def write_step(
     examples = [*(leaf.select(call.axis, 0) for leaf in call.x), *call.state]
     trace = BodyTrace(b, where, shapes, examples, weight_nodes, call.weights)
 
-    def run(leaves: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
-        step = StepBody(call.body.step, call.body.x_spec, call.body.state_spec)
-        with warnings.catch_warnings(), replaced(nested(b, where)):
-            y, new = step.call(leaves[: len(x)], leaves[len(x) :])
-        return [*flatten(y)[0], *new]
+    def run(leaves: Sequence[Tensor], sizes: Sequence[Tensor]) -> list[Tensor]:
+        with warnings.catch_warnings(), replaced(Nested(b, where)):
+            _, y, new = iteration(call.loop, leaves[: len(x)], leaves[len(x) :], ())
+        return [*y, *new]
 
-    program = trace.traced(run, call.body.step)
-    body = b.emit.graph.body(f"{call.body.name} body")
+    program = trace.traced(run, code_of(call.loop).function)
+    name = call.loop.body.name
+    body = b.emit.graph.body(f"{name} body")
     inner = AtenNet(Emit(body), where)
     inputs: list[LoopInput] = []
     arguments: list[Value] = []
     for i, value in enumerate(x):
-        part = trace.parameter(body, i, call.body.x_names[i], steps.time)
+        part = trace.parameter(body, i, call.loop.slices[i].parameter, steps.time)
         inputs.append(LoopInput(value, part, **steps.cut()))
         # not a squeeze: a runtime may let it share memory with the slice, and write the next state there
         arguments.append(inner.emit.take(part, inner.emit.scalar(0), steps.time))
     carried = []
     for i, value in enumerate(states):
-        carried.append(trace.parameter(body, len(x) + i, call.body.state_names[i]))
+        carried.append(trace.parameter(body, len(x) + i, call.loop.merged[i].parameter))
         inputs.append(LoopInput(value, carried[-1]))
     inputs += trace.rest(body, "shared_{}")
     arguments += [i.parameter for i in inputs[len(x) :]]
@@ -66,5 +65,5 @@ def write_step(
     joined = [body.result(inner.emit.unsqueeze(value, steps.time)) for value in out[: len(call.y)]]
     outputs = [*(LoopOutput(r, **steps.cut()) for r in joined), *(LoopOutput(r) for r in results)]
     edges = tuple(zip(results, carried, strict=True))
-    made = b.emit.graph.loop(Loop(body, tuple(inputs), tuple(outputs), edges), call.body.name)
+    made = b.emit.graph.loop(Loop(body, tuple(inputs), tuple(outputs), edges), name)
     return list(made[: len(call.y)]), list(made[len(call.y) :])

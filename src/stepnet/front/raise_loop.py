@@ -1,4 +1,4 @@
-"""Raising: a recorded while loop that is a scan over arrays becomes a step, its inputs and its states.
+"""Raising: a recorded while loop that is a scan over arrays becomes a loop over what it reads.
 
 It is one if it counts a step, up or down, and reads and writes arrays there. Then what was read from an
 array that the loop leaves alone is an input; what was read at the step before from one that it writes is a
@@ -8,7 +8,7 @@ state; and what is written is an output. Anything else is a broken rule, said as
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,23 +18,41 @@ from torch import Tensor
 from stepnet.data.steps import Steps
 from stepnet.data.values import integer, whole_number
 from stepnet.errors import StepnetError, Unsupported
+from stepnet.ir.loop import Loop
+from stepnet.ir.sweep import over_rows
 
 from .frame import WhileLoop
 from .recorded import Count, Read
-from .scan_form import RecordedStep, ScanForm, rule, scan_form
+from .recorded_step import RecordedStep
+from .scan_form import ScanForm, rule, scan_form
 from .step import describe_leaf
 from .template import resolve
 
 
 @dataclass
 class Raised:
-    """A scan: `step` over `x` ([T, ...] each) from `state`; `finish` hands its results out."""
+    """A scan: a body over `x` ([T, ...] each) from `state`; `finish` hands its results out."""
 
     form: ScanForm
-    step: RecordedStep
+    body: RecordedStep
     x: list[Tensor]
     state: list[Tensor]
     finish: Callable[[list[Tensor], list[Tensor]], list[Tensor]]
+
+    @property
+    def loop(self) -> Loop:
+        """The record of the loop."""
+        return over_rows(self.body, *self.body.step.names, axis=0, reverse=self.form.by < 0)
+
+    @property
+    def feeds(self) -> dict[str, Tensor]:
+        """What the loop is fed."""
+        return dict(zip(self.body.parameters, (*self.x, *self.state), strict=True))
+
+    def results(self, out: Mapping[str, Any]) -> list[Tensor]:
+        """The loop variables after the last step, from the outputs of the loop; arrays hold what it wrote."""
+        _, _, new, y = self.body.step.names
+        return self.finish([out[name] for name in y], [out[name] for name in new])
 
     @property
     def sizes(self) -> Any:
@@ -54,7 +72,7 @@ class Raised:
         Raises:
             Unsupported: a recorded call treats a row of a batch otherwise than the value alone.
         """
-        lifted = RecordedStep(self.form.lifted, self.step.constants)
+        lifted = RecordedStep(self.body.step.lifted, self.body.constants)
         x, state = [v.unsqueeze(1) for v in self.x], [v.unsqueeze(0) for v in self.state]
         if not known and self.sizes not in self.form.row_like:
             self._check_row(lifted)
@@ -67,11 +85,10 @@ class Raised:
 
     def _check_row(self, lifted: RecordedStep) -> None:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            own_x, own_state = [_any_like(v[0]) for v in self.x], [_any_like(v) for v in self.state]
-            ys, new = self.step(tuple(own_x), tuple(own_state))
+            own = [*(_any_like(v[0]) for v in self.x), *(_any_like(v) for v in self.state)]
+            ys, new = self.body.run(own)
             try:
-                rows = tuple(v.unsqueeze(0) for v in own_x), tuple(v.unsqueeze(0) for v in own_state)
-                row_ys, row_new = lifted(*rows)
+                row_ys, row_new = lifted.run([value.unsqueeze(0) for value in own])
             except (RuntimeError, IndexError, StepnetError) as error:
                 raise rule("a recorded call does not take values as rows of a batch") from error
         for alone, row in zip((*ys, *new), (*row_ys, *row_new), strict=True):
@@ -133,7 +150,7 @@ def _bound(loop: WhileLoop, form: ScanForm) -> Raised:
             state.append(default)
         else:
             state.append(array.read(before, default))
-    step = RecordedStep(form.step, [program.constants[place] for place in form.step.constants])
+    body = RecordedStep(form.step, [program.constants[place] for place in form.step.constants])
     for value, new in zip(state, form.step.new, strict=True):
         like = form.example(program, new)
         if like is None or not isinstance(value, Tensor):
@@ -158,7 +175,7 @@ def _bound(loop: WhileLoop, form: ScanForm) -> Raised:
             results[place] = value
         return results
 
-    return Raised(form, step, x, state, finish)
+    return Raised(form, body, x, state, finish)
 
 
 def _column(loop: WhileLoop, op: Read, first: int, steps: int) -> Tensor:

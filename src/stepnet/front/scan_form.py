@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from stepnet.data.lod import LoDTensor
-from stepnet.data.recording import Interned
 from stepnet.errors import Unsupported
 
-from .frame import run_call
 from .program import Program
 from .recorded import Break, Call, Count, Op, Read, Write
-from .template import Literal, Ref, places, renamed, resolve
+from .recorded_step import StepForm, interned
+from .template import Literal, Ref, places, renamed
 
 # How a loop may end that counts up, or down: what is added to the number that it is compared with.
 _ENDS = {1: {"eq": 0, "ge": 0, "gt": 1}, -1: {"eq": 0, "le": 0, "lt": -1}}
@@ -28,36 +26,6 @@ _NAMES = {
     "radd": "add", "subtract": "sub", "greater_equal": "ge", "greater": "gt", "less_equal": "le",
     "less": "lt", "equal": "eq", "not_equal": "ne",
 }  # fmt: skip
-_MATMUL = {"matmul", "__matmul__", "mv", "__rmatmul__"}
-
-
-@dataclass(frozen=True, eq=False)
-class StepForm(Interned):
-    """The calls of one step, and the places of what it is given and of what it gives."""
-
-    calls: tuple[Call, ...]
-    x: tuple[int, ...]
-    state: tuple[int, ...]
-    y: tuple[Ref, ...]
-    new: tuple[Any, ...]
-    constants: tuple[int, ...]
-
-
-class RecordedStep:
-    """The calls of a frame as a step: `step(x, state) -> (written values, new state)`, all of them tuples."""
-
-    __name__ = "the while loop"
-
-    def __init__(self, form: StepForm, constants: list[Any]) -> None:
-        self.form, self.constants = form, constants
-
-    def __call__(self, x: tuple[Tensor, ...], state: tuple[Tensor, ...]) -> tuple[Any, Any]:
-        form = self.form
-        given = (*x, *state, *self.constants)
-        values: dict[int, Any] = dict(zip((*form.x, *form.state, *form.constants), given, strict=True))
-        for call in form.calls:
-            run_call(call, values)
-        return tuple(values[at.place] for at in form.y), tuple(resolve(new, values) for new in form.new)
 
 
 @dataclass
@@ -88,13 +56,6 @@ class ScanForm:
     outputs: list[tuple[int, int | Ref]]
     row_like: set[Any] = field(default_factory=set)  # sizes for which rows of a batch were seen to be alike
     as_row: set[Any] = field(default_factory=set)  # sizes with which it ran as one row, and not as it is
-
-    @cached_property
-    def lifted(self) -> StepForm:
-        """The step for rows of a batch: a matrix times a vector is written from the other side."""
-        varying = {op.out for op, _ in self.inputs} | {*self.step.state}
-        varying |= {call.out for call in self.step.calls}
-        return _interned(replace(self.step, calls=tuple(_lifted(c, varying) for c in self.step.calls)))
 
     @staticmethod
     def example(program: Program, template: Any) -> Any:
@@ -198,7 +159,7 @@ class _Raising:
         )
         outputs = [(array, v if v.place in program.constants else y.index(v)) for array, v in written.items()]
         return ScanForm(
-            _interned(step), self.counter, self.by, bound, beyond, base, inputs, carried, states, outputs
+            interned(step), self.counter, self.by, bound, beyond, base, inputs, carried, states, outputs
         )
 
     def _sizes(self, writes: Mapping[int, Write]) -> dict[int, Any]:
@@ -302,23 +263,6 @@ class _Raising:
             raise rule("the step is used as a number, not only to count and to index", op)
 
 
-_forms: dict[Any, StepForm] = {}
-
-
-def _interned(form: StepForm) -> StepForm:
-    """The one object for forms that are equal."""
-    key = (form.calls, form.x, form.state, form.y, form.new, form.constants)
-    try:
-        known = _forms.get(key)
-    except TypeError:  # an argument that does not hash
-        return form
-    if known is None:
-        if len(_forms) > 1024:
-            _forms.clear()
-        known = _forms[key] = form
-    return known
-
-
 def _name(op: Call) -> str:
     """`add` for torch.add, Tensor.add and Tensor.__add__; `eq` and `ge` likewise."""
     name = getattr(op.function, "__name__", "")
@@ -328,16 +272,3 @@ def _name(op: Call) -> str:
 
 def _whole(value: Tensor) -> bool:
     return not value.dtype.is_floating_point and not value.dtype.is_complex and value.dtype != torch.bool
-
-
-def _matvec(vector: Tensor, matrix: Tensor) -> Tensor:
-    return vector @ matrix.mT
-
-
-def _lifted(call: Call, varying: set[int]) -> Call:
-    """A product of a constant with what varies, from the other side; `_check_row` compares."""
-    if getattr(call.function, "__name__", "") in _MATMUL and len(call.args) == 2:
-        a, b = call.args
-        if isinstance(a, Ref) and isinstance(b, Ref) and a.place not in varying and b.place in varying:
-            return replace(call, function=_matvec, args=(b, a))
-    return call

@@ -14,7 +14,8 @@ from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype
 from stepnet.data.tree import Spec, flatten, names, unflatten
 from stepnet.errors import StepError
-from stepnet.ir.loop import BackEdge, Concat, Last, Loop, Merged, Slice
+from stepnet.ir.loop import Body, Loop
+from stepnet.ir.sweep import over_rows
 
 
 def step_name(step: Callable[..., Any]) -> str:
@@ -109,11 +110,7 @@ class StepBody:
         except RuntimeError as error:
             if type(error) is not RuntimeError:
                 raise
-            raise StepError(
-                f"step '{self.name}' failed at step {self.t}: {str(error).splitlines()[0]}",
-                got=self._given(x_leaves, state_leaves),
-                remedy="check the sizes the step expects against the features of x and of the state",
-            ) from error
+            raise failure(self, (*x_leaves, *state_leaves), error, self.t) from error
         if not (isinstance(result, tuple) and len(result) == 2):
             raise StepError(
                 f"step '{self.name}' must return a pair (y, new_state)",
@@ -125,13 +122,14 @@ class StepBody:
         new = WithStatic(result[1], state.static) if isinstance(state, WithStatic) else result[1]
         new_leaves, new_spec = flatten(new)
         self._check_y(y_leaves, y_spec)
-        new_leaves = kept_dtypes(state_leaves, new_leaves)
-        self._check_state(state_leaves, new_leaves, new_spec)
-        return result[0], new_leaves
-
-    def _given(self, x_leaves: Sequence[Any], state_leaves: Sequence[Any]) -> str:
-        pairs = zip(self.parameters, (*x_leaves, *state_leaves), strict=True)
-        return ", ".join(f"{name} {describe_leaf(value)}" for name, value in pairs)
+        if new_spec != self.state_spec:
+            raise StepError(
+                f"step '{self.name}' changed the structure of the state at step {self.t}",
+                got=f"new_state {_own(new_spec)}",
+                expected=f"state {_own(self.state_spec)}",
+                remedy="return the new state nested as the state that came in",
+            )
+        return result[0], next_state(self.name, self.state_names, state_leaves, new_leaves, self.t)
 
     def _check_y(self, y_leaves: list[Any], y_spec: Spec) -> None:
         if self.y_spec is None:
@@ -144,35 +142,51 @@ class StepBody:
                 expected=self.y_spec,
                 remedy="return the same nesting of tuples, lists and dicts at every step",
             )
-        for name, leaf in zip(self.y_names, y_leaves, strict=True):
-            if not isinstance(leaf, (Tensor, LoDTensor)):
-                raise StepError(
-                    f"step '{self.name}' returned {name} that is no tensor",
-                    got=type(leaf).__name__,
-                    remedy="return tensors (or nested tuples, lists, dicts of them)",
-                )
+        check_joined(self.name, self.y_names, y_leaves)
 
-    def _check_state(self, old: Sequence[Any], new: list[Any], new_spec: Spec) -> None:
-        if new_spec != self.state_spec:
+
+def check_joined(body: str, names: Sequence[str], values: Sequence[Any]) -> None:
+    """Refuse results that are joined, of a body with this name, and are no tensors."""
+    for name, value in zip(names, values, strict=True):
+        if not isinstance(value, (Tensor, LoDTensor)):
             raise StepError(
-                f"step '{self.name}' changed the structure of the state at step {self.t}",
-                got=f"new_state {_own(new_spec)}",
-                expected=f"state {_own(self.state_spec)}",
-                remedy="return the new state nested as the state that came in",
+                f"step '{body}' returned {name} that is no tensor",
+                got=type(value).__name__,
+                remedy="return tensors (or nested tuples, lists, dicts of them)",
             )
-        changed = []
-        for name, before, after in zip(self.state_names, old, new, strict=True):
-            if not isinstance(after, Tensor) or isinstance(after, LoDTensor):
-                changed.append(f"{name} became {describe_leaf(after)} (was {describe_leaf(before)})")
-            elif before.shape != after.shape or before.dtype != after.dtype:
-                changed.append(f"{name} was {describe_leaf(before)}, became {describe_leaf(after)}")
-        if changed:
-            raise StepError(
-                f"step '{self.name}' changed the state's shape or dtype at step {self.t}",
-                got="; ".join(changed),
-                expected="a new state with the shape and dtype of the state that came in",
-                remedy="give an initial state of the final shape and dtype, or cast in the step (.to(...))",
-            )
+
+
+def failure(body: Body, values: Sequence[Any], error: RuntimeError, t: int = 0) -> StepError:
+    """What a body is told of that torch declines at step t: with other sizes than it expects, the first."""
+    pairs = zip(body.parameters, values, strict=True)
+    return StepError(
+        f"step '{body.name}' failed at step {t}: {str(error).splitlines()[0]}",
+        got=", ".join(f"{name} {describe_leaf(value)}" for name, value in pairs),
+        remedy="check the sizes the step expects against the features of x and of the state",
+    )
+
+
+def next_state(body: str, names: Sequence[str], old: Sequence[Any], new: list[Any], t: int = 0) -> list[Any]:
+    """What is carried to the next step, in the dtypes that it came in.
+
+    Raises:
+        StepError: a shape or a dtype is another.
+    """
+    new = kept_dtypes(old, new)
+    changed = []
+    for name, before, after in zip(names, old, new, strict=True):
+        if not isinstance(after, Tensor) or isinstance(after, LoDTensor):
+            changed.append(f"{name} became {describe_leaf(after)} (was {describe_leaf(before)})")
+        elif before.shape != after.shape or before.dtype != after.dtype:
+            changed.append(f"{name} was {describe_leaf(before)}, became {describe_leaf(after)}")
+    if changed:
+        raise StepError(
+            f"step '{body}' changed the state's shape or dtype at step {t}",
+            got="; ".join(changed),
+            expected="a new state with the shape and dtype of the state that came in",
+            remedy="give an initial state of the final shape and dtype, or cast in the step (.to(...))",
+        )
+    return new
 
 
 def kept_dtypes(old: Sequence[Any], new: list[Any]) -> list[Any]:
@@ -274,11 +288,12 @@ def as_loop(
     axis: int,
 ) -> tuple[Loop, dict[str, Any]]:  # fmt: skip
     """A call of `recurrent` as a loop, and what it is fed."""
-    ragged = isinstance(x_leaves[0], LoDTensor) or any(isinstance(leaf, LoDTensor) for leaf in x_leaves)
-    loop = loop_over(body, reverse=reverse, level=level if ragged else None, axis=axis)
-    feeds = dict(zip(body.x_names, x_leaves, strict=True))
-    feeds.update(zip(body.state_names, state_leaves, strict=True))
-    return loop, feeds
+    ragged = any(isinstance(leaf, LoDTensor) for leaf in x_leaves)
+    loop = over_rows(
+        body, body.x_names, body.state_names, body.new_state_names, ("y",),
+        axis=axis, level=level if ragged else None, reverse=reverse,
+    )  # fmt: skip
+    return loop, dict(zip(body.parameters, (*x_leaves, *state_leaves), strict=True))
 
 
 def loop_of(
@@ -287,30 +302,3 @@ def loop_of(
 ) -> tuple[Loop, dict[str, Any]]:  # fmt: skip
     """A call of a step on one input as a loop, and what it is fed; `form`: how x and the state are nested."""
     return as_loop(StepBody(step, *form), [x], state, reverse=reverse, level=level, axis=axis)
-
-
-def loop_over(body: StepBody, *, reverse: bool, level: int | None, axis: int) -> Loop:
-    """The loop that runs a step over its x, cut along `axis` or by LoD `level`; inputs and outputs have the
-    names that parameters and results of the body have."""
-    return _form(body.x_spec, body.state_spec, reverse, level, axis).around(body)
-
-
-@functools.lru_cache(maxsize=256)
-def _form(x_spec: Spec, state_spec: Spec, reverse: bool, level: int | None, axis: int) -> Loop:
-    body = StepBody(_echo, x_spec, state_spec)
-    cut = {"axis": axis, "level": level}
-    if reverse:
-        cut |= {"start": -1, "end": 0, "stride": -1}
-    return Loop(
-        body,
-        inputs=(*(Slice(n, n, **cut) for n in body.x_names), *(Merged(n, n) for n in body.state_names)),
-        outputs=(
-            Concat("y", "y", **cut),
-            *(Last(n, n) for n in body.new_state_names),
-        ),
-        back_edges=tuple(BackEdge(a, b) for a, b in zip(body.new_state_names, body.state_names, strict=True)),
-    )
-
-
-def _echo(x: Any, state: Any) -> tuple[Any, Any]:
-    return x, state

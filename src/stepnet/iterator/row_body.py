@@ -10,7 +10,8 @@ from torch import Tensor
 
 from stepnet.errors import IRError, LoopError, StepError, Unsupported
 from stepnet.front.step import describe_leaf, kept_dtypes
-from stepnet.ir.loop import BackEdge, Concat, Invariant, Iteration, Last, Loop, Merged, Slice
+from stepnet.ir.loop import Concat, Iteration, Loop
+from stepnet.ir.sweep import over_rows
 
 COUNTER = "iteration"
 Run = Callable[..., Sequence[Tensor]]
@@ -91,23 +92,11 @@ class RowBody:
 
     def sweep(self) -> Loop:
         """The loop over rows."""
-        cut: Any = {"axis": self.layout.time}
-        if self.layout.reverse:
-            cut |= {"start": -1, "end": 0, "stride": -1}
-        states = [(state_name(name), new_name(name)) for name in self.states]
-        return Loop(
-            self,
-            inputs=(
-                *(Slice(name, name, **cut) for name in map(x_name, self.x)),
-                *(Merged(state, state) for state, _ in states),
-                *(Invariant(name, name) for name in self.shared),
-            ),
-            outputs=(
-                *(Concat(name, name, **cut) for name in self.results[: len(self.joined)]),
-                *(Last(new, new) for _, new in states),
-            ),
-            back_edges=[BackEdge(new, state) for state, new in states],
-        )
+        joined = len(self.joined)
+        return over_rows(
+            self, tuple(map(x_name, self.x)), tuple(map(state_name, self.states)), self.results[joined:],
+            self.results[:joined], tuple(self.shared), axis=self.layout.time, reverse=self.layout.reverse,
+        )  # fmt: skip
 
     def __call__(self, *values: Tensor) -> tuple[Any, ...]:
         given = dict(zip((*self.x, *self.states, *self.shared), values, strict=True))

@@ -27,8 +27,9 @@ from .port_map import check_ports, does_not_fit, record
 from .ports import BackEdge, InputPort, OutputPort, Port
 from .rows import RowLoop, show_declined
 
-# What traces a module sees each TensorIterator in it as one thing: called with it and its inputs by name.
-INSTEAD: ContextVar[Callable[..., Outputs] | None] = ContextVar("what answers for loops", default=None)
+# What traces a module sees each loop over slices in it as one thing: called with its record, what it is fed,
+# and what runs it; gives its outputs by name.
+INSTEAD: ContextVar[Callable[..., dict[str, Any]] | None] = ContextVar("what answers for loops", default=None)
 _MADE: WeakKeyDictionary[TensorIterator, tuple[tuple[Any, ...], RowLoop]] = WeakKeyDictionary()
 
 
@@ -144,14 +145,20 @@ class TensorIterator(nn.Module):
         """
         instead = INSTEAD.get()
         if instead is not None:
-            return instead(self, self.feeds(*args, **kwargs))
+            feeds = self.feeds(*args, **kwargs)
+            return self._named(instead(self.loop, feeds, lambda: self._by_name(feeds)))
         if torch.compiler.is_compiling():  # a compiled loop is one call out of the compiled region
             outside: Any = torch.compiler.disable(self._run)
             return outside(args, kwargs)
         return self._run(args, kwargs)
 
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Outputs:
-        feeds = self.feeds(*args, **kwargs)
+        return self._named(self._by_name(self.feeds(*args, **kwargs)))
+
+    def _named(self, out: Mapping[str, Any]) -> Outputs:
+        return Outputs(self.outputs, tuple(out[name] for name in self.outputs))
+
+    def _by_name(self, feeds: dict[str, Tensor]) -> dict[str, Any]:
         steps = self._steps(feeds)
         chosen = check_backend(self.backend)
         rows = self._rows()
@@ -170,7 +177,7 @@ class TensorIterator(nn.Module):
             out = naive.run(loop, feeds)
             if chosen == AUTO and steps:
                 rows.warn(feeds, chosen, steps)
-        return Outputs(self.outputs, tuple(out[name] for name in self.outputs))
+        return out
 
     def feeds(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """The inputs of a call by name.

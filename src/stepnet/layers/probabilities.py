@@ -10,11 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stepnet.api import recurrent
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import leaves
 from stepnet.errors import TapeError
-from stepnet.executors.naive import PLAIN
 from stepnet.tape.creation import UNKNOWN, Creation, trial
 from stepnet.tape.item import TapeItem
 from stepnet.tape.tape import Tape
@@ -23,6 +21,7 @@ from stepnet.user_line import user_line
 from stepnet.watchers import replaced
 
 from .group_run import GroupRunner
+from .plainly import Plainly
 
 # Probabilities stay what they are under these, up to one factor or shift, as long as rows stay whole.
 _KEEP = frozenset({
@@ -81,17 +80,11 @@ class _Search:
 def _marked(creation: Creation, examples: Mapping[int, Any], given: Iterable[int]) -> bool:
     """Whether it gives probabilities in inference, if the inputs in `given` are probabilities."""
     given = tuple(given)
-    with _evaluating(creation), _Marks() as marks, replaced(_plainly):
+    with _evaluating(creation), _Marks() as marks, replaced(Plainly()):
         for index in given:
             marks.mark(examples[index])
         result = trial(lambda: creation.run(examples))
     return any(marks.has(value) for value in leaves(result, (Tensor, LoDTensor)))
-
-
-def _plainly(step: Any, x: Any, state: Any, **options: Any) -> Any:
-    """A recurrence by the plain loop, whose operations can be seen."""
-    with replaced(None):
-        return recurrent(step, x, state, backend=PLAIN.name, **options)
 
 
 @contextmanager

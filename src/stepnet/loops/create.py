@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.api import recurrent
-from stepnet.data.tree import flatten
 from stepnet.engine import run
 from stepnet.errors import IRError, Unsupported
 from stepnet.executors.base import Executor
@@ -20,12 +18,10 @@ from stepnet.executors.setting import get_backend
 from stepnet.executors.torch_ops.executor import TORCH_OPS
 from stepnet.front.frame import WhileLoop
 from stepnet.front.raise_loop import Raised, raise_loop
-from stepnet.front.scan_form import RecordedStep
-from stepnet.front.step import StepBody, as_loop
+from stepnet.front.recorded_step import RecordedStep
 from stepnet.front.symbolic import OPEN
 from stepnet.front.template import literals
-from stepnet.ir.loop import Loop
-from stepnet.watchers import instead, replaced, watched, watching
+from stepnet.watchers import Instead, instead, replaced, watched, watching
 
 from .as_while import run_as_while
 from .inside import record_inside
@@ -86,8 +82,9 @@ def _run(loop: WhileLoop) -> Sequence[Any]:
 
 def run_now(loop: WhileLoop) -> list[Tensor]:
     """Run a recorded loop, as a scan where it is one."""
-    if instead() is not None:
-        return _saved(loop)
+    saving = instead()
+    if saving is not None:
+        return _saved(loop, saving)
     try:
         return _run_raised(loop)
     except Unsupported as refusal:
@@ -95,7 +92,7 @@ def run_now(loop: WhileLoop) -> list[Tensor]:
         watch = watching()
         if watch is not None:
             dtype = next((v.dtype for v in loop.program.constants.values() if _floats(v)), torch.float32)
-            watch(RecordedStep.__name__, steps=None, dtype=dtype, refusal=refusal)
+            watch(RecordedStep.name, steps=None, dtype=dtype, refusal=refusal)
         return run_recorded(loop)
 
 
@@ -117,7 +114,7 @@ def _run_raised(loop: WhileLoop) -> list[Tensor]:
     return results
 
 
-def _saved(loop: WhileLoop) -> list[Tensor]:
+def _saved(loop: WhileLoop, saving: Instead) -> list[Tensor]:
     """Run the loop as one recurrence that what saves a module sees.
 
     Raises:
@@ -126,9 +123,8 @@ def _saved(loop: WhileLoop) -> list[Tensor]:
     line = loop.program.ops[0].line
     try:
         raised = raise_loop(loop)
-        loop.executor, saving = "the recurrence that is saved", instead()
-        alone = getattr(saving, "alone", None)
-        if alone is not None and alone(lambda: _is_alone(raised)):
+        loop.executor = "the recurrence that is saved"
+        if saving.alone(lambda: _is_alone(raised)):
             raised = raised.one_row(known=True)
     except Unsupported as refusal:
         with contextlib.suppress(Unsupported):
@@ -138,15 +134,14 @@ def _saved(loop: WhileLoop) -> list[Tensor]:
             got=refusal.reason,
             expected="a loop that counts a step, and reads and writes arrays there; or one that writes none",
         ) from refusal
-    for call in raised.form.step.calls:
+    for call in raised.body.step.calls:
         if any(isinstance(leaf, torch.SymInt) for leaf in literals((call.args, call.kwargs))):
             raise IRError(
                 f"the while loop at {line} cannot be written for sizes that are left open",
                 got=f"'{getattr(call.function, '__name__', 'a function')}' is given such a size as a number",
                 remedy="functions that need no number: zeros_like, flatten, -1 in reshape and expand",
             )
-    y, last = recurrent(raised.step, tuple(raised.x), tuple(raised.state), reverse=raised.form.by < 0)
-    return raised.finish(flatten(y)[0], flatten(last)[0])
+    return raised.results(saving.loop(raised.loop, raised.feeds))
 
 
 def _is_alone(raised: Raised) -> bool:
@@ -158,7 +153,7 @@ def _is_alone(raised: Raised) -> bool:
     if raised.rowwise and raised.sizes not in raised.form.as_row:
         try:
             with replaced(None):
-                run(*_record(raised)[:2], backend=TORCH_OPS.name)
+                run(raised.loop, raised.feeds, backend=TORCH_OPS.name)
             return False
         except Unsupported:
             try:
@@ -177,7 +172,7 @@ def _floats(value: Any) -> bool:
 def _scan(loop: WhileLoop, raised: Raised, executors: Sequence[Executor]) -> list[Tensor]:
     """Run the scan by the first executor that takes it; each asked by name, so that none warns."""
     refusal: Unsupported | None = None
-    record, feeds, body = _record(raised)
+    record, feeds = raised.loop, raised.feeds
     for executor in executors:
         try:
             out = run(record, feeds, backend=executor.name)
@@ -189,13 +184,6 @@ def _scan(loop: WhileLoop, raised: Raised, executors: Sequence[Executor]) -> lis
             with watched(None):
                 watch(record, feeds, scopes=False, backend=None)
         loop.executor = executor.label
-        return raised.finish(flatten(out["y"])[0], [out[name] for name in body.new_state_names])
+        return raised.results(out)
     assert refusal is not None
     raise refusal
-
-
-def _record(raised: Raised) -> tuple[Loop, dict[str, Any], StepBody]:
-    """The record of a scan, and what it is fed."""
-    x, state = tuple(raised.x), tuple(raised.state)
-    body = StepBody(raised.step, flatten(x)[1], flatten(state)[1])
-    return *as_loop(body, x, state, reverse=raised.form.by < 0, level=-1, axis=0), body

@@ -6,18 +6,13 @@ import re
 from collections.abc import Mapping, Sequence
 
 from stepnet.errors import IRError
+from stepnet.file_model import shorten
 
 _INT = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 _FLOAT = re.compile(
     r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]{1,4})?|[+-]?inf(inity)?|nan", re.I | re.ASCII
 )
 _TOP = 2**63
-
-
-def shorten(text: str, limit: int = 80) -> str:
-    """Text that a message can hold."""
-    text = text.encode("unicode_escape").decode("ascii") if not text.isprintable() else text
-    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 class Attributes:

@@ -17,9 +17,9 @@ from torch import Tensor
 from stepnet.errors import IRError, LoopError
 from stepnet.executors.naive import number_of
 from stepnet.executors.segment import iterations
+from stepnet.file_model import shorten
 from stepnet.ir.loop import Concat, Iteration, Slice
 
-from .attributes import shorten
 from .graph import ERRORS, Graph, Node
 from .layers.row import Misfit
 from .loops import IfRunner, LoopRunner, TensorIteratorRunner

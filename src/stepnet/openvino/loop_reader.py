@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from stepnet.errors import IRError
+from stepnet.file_model import shorten
 
-from .attributes import Attributes, shorten
+from .attributes import Attributes
 from .records import Layer, Net, PortMap, PortRow
 
 PURPOSES = ("current_iteration", "execution_condition")

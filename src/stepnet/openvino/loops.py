@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +20,7 @@ from stepnet.executors import naive
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.segment import Count, Cut
 from stepnet.executors.setting import check_backend
+from stepnet.file_model import LoopReport
 from stepnet.ir.loop import (
     BackEdge,
     Concat,
@@ -42,16 +42,6 @@ from .rowwise import adapter
 
 if TYPE_CHECKING:
     from .graph import Graph
-
-
-@dataclass
-class LoopReport:
-    """How the loop of one layer ran last: `compiled`, or why not."""
-
-    where: str
-    ran: bool = False
-    compiled: bool = False
-    reason: str | None = None
 
 
 class GraphBody:
@@ -178,26 +168,18 @@ class RowRunner:
 
     def run(self, feeds: Mapping[str, Any], steps: int | None, report: LoopReport) -> dict[str, Any] | None:
         """The outputs by name; None: it is not compiled, and the report says why."""
-        backend = check_backend(None)
-        report.ran, report.compiled, report.reason = True, False, self.reason
-        if report.reason is None and backend == PLAIN.name:
-            report.reason = "the backend is 'naive'"
-        if report.reason is None and any(v.device.type != "cpu" for v in feeds.values()):
-            report.reason = "not on the CPU"
-        if report.reason is not None:
-            show_declined(self.loop, feeds, steps, Unsupported(report.reason))
-            return None
+        backend, why_not = check_backend(None), self.reason
+        if why_not is None and backend == PLAIN.name:
+            why_not = "the backend is 'naive'"
+        if why_not is None and any(v.device.type != "cpu" for v in feeds.values()):
+            why_not = "not on the CPU"
+        if why_not is not None:
+            show_declined(self.loop, feeds, steps, Unsupported(why_not))
         learns = torch.is_grad_enabled() and any(
             v.requires_grad for v in (*feeds.values(), *self.constant[0].constants())
         )
         body, rows = self.trained if learns else self.constant
-        try:
-            out = rows.run(body.feeds(feeds), backend, steps=steps)
-        except Unsupported as refusal:
-            report.reason = refusal.reason
-            return None
-        report.compiled = True
-        return out
+        return report.attempt(why_not, lambda: rows.run(body.feeds(feeds), backend, steps=steps))
 
 
 class TensorIteratorRunner:
@@ -307,7 +289,7 @@ class LoopRunner:
         loop = self.rows.loop
         own = {source: feeds[source] for sources in loop.sources for source in sources}
         if isinstance(counted, str):
-            self.reports.ran, self.reports.compiled, self.reports.reason = True, False, counted
+            self.reports.declined(counted)
             show_declined(loop, own, 0, Unsupported(counted))
             return None
         return self.rows.run(own, counted, self.reports)

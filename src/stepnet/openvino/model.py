@@ -4,44 +4,27 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from stepnet.data.dtypes import dtype_name
 from stepnet.data.outputs import Outputs
 from stepnet.errors import IRError
+from stepnet.file_model import FileModel, LoopReport, Socket, shorten
 
-from .attributes import Attributes, shorten
+from .attributes import Attributes
 from .element_types import ElementType, by_name
 from .graph import Graph
 from .inference import check_shapes
-from .loops import LoopReport
 from .reader import read_net, shape_from_text
 from .records import Layer, Net, Shape
 from .table import check_supported, is_constant
 from .weights import Weights, check_bytes, check_rank
 
 
-@dataclass(frozen=True)
-class Socket:
-    """An input or output of a model: -1 in `shape` is a dynamic dimension; None: of any rank."""
-
-    name: str
-    shape: Shape | None
-    dtype: torch.dtype
-
-    def __str__(self) -> str:
-        shape = "..." if self.shape is None else ", ".join("?" if d == -1 else str(d) for d in self.shape)
-        return f"{self.name}: {dtype_name(self.dtype)}[{shape}]"
-
-
-class OpenVINOModel(nn.Module):
+class OpenVINOModel(FileModel):
     """A model read from OpenVINO IR; `load` makes one.
 
     Call it with its inputs by position, in the order of `inputs`, or by name. It returns `Outputs`: by
@@ -53,15 +36,13 @@ class OpenVINOModel(nn.Module):
         rt_info: what the file notes of the whole model: text by key, or another such dict.
     """
 
-    takes_sequences = True
-
     def __init__(self, net: Net, weights: Weights, *, trainable: bool) -> None:
-        super().__init__()
-        self.name = net.name
+        layers = [net.layers[i] for i in net.parameters]
+        types, shapes = zip(*map(parameter_type, layers), strict=True) if layers else ((), ())
+        dtypes = [type.dtype for type in types]
+        inputs = [Socket(layer.name, *of) for layer, *of in zip(layers, shapes, dtypes, strict=True)]
+        super().__init__(net.name, net.scope, inputs, _outputs(net))
         self.rt_info = net.rt_info
-        self._where = net.scope
-        self.inputs = tuple(_parameter(net.layers[i]) for i in net.parameters)
-        self.outputs = _outputs(net)
         self._aliases = _aliases(net)
         times = Counter(s.name for s in self.inputs)
         twice = next((name for name, count in times.items() if count > 1), None)
@@ -72,7 +53,7 @@ class OpenVINOModel(nn.Module):
             )
         shared: dict[int, nn.Parameter] = {}
         self.graph = Graph(net, weights, trainable=trainable, shared=shared)
-        check_shapes(self.graph, [s.shape for s in self.inputs], [s.dtype for s in self.inputs])
+        check_shapes(self.graph, shapes, dtypes)
 
     def forward(self, *args: Any, **kwargs: Any) -> Outputs:
         """Run the model on tensors or numpy arrays.
@@ -81,9 +62,7 @@ class OpenVINOModel(nn.Module):
             IRError: an input is missing, unknown, or of another type or shape than the file declares; or
                 a layer cannot run on what it is given.
         """
-        given = self._by_position(args, kwargs)
-        checked = [self._checked(socket, value) for socket, value in zip(self.inputs, given, strict=True)]
-        return Outputs(tuple(s.name for s in self.outputs), self.graph(*checked))
+        return Outputs(tuple(s.name for s in self.outputs), self.graph(*self.checked(args, kwargs)))
 
     @property
     def loops(self) -> tuple[LoopReport, ...]:
@@ -103,44 +82,8 @@ class OpenVINOModel(nn.Module):
             lines.append(f"{report.where}: {state}")
         return "\n".join(lines) or "the model has no loops"
 
-    def extra_repr(self) -> str:
-        return f"{self.name}: ({', '.join(map(str, self.inputs))}) -> ({', '.join(map(str, self.outputs))})"
-
-    def _by_position(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        names = [s.name for s in self.inputs]
-        where = f"{self._where}: the model"
-        if len(args) > len(names):
-            raise IRError(f"{where} has {len(names)} inputs", got=f"{len(args)} by position", expected=names)
-        values: dict[str, Any] = dict(zip(names, args, strict=False))
-        for key, value in kwargs.items():
-            name = self._aliases.get(key)
-            if name is None:
-                raise IRError(f"{where} has no input '{shorten(key)}'", got=key, expected=names)
-            if name in values:
-                raise IRError(f"{where} is given input '{name}' twice")
-            values[name] = value
-        missing = [name for name in names if name not in values]
-        if missing:
-            raise IRError(f"{where} is not given input '{missing[0]}'", got=list(values), expected=names)
-        return [values[name] for name in names]
-
-    def _checked(self, socket: Socket, value: Any) -> Tensor:
-        if isinstance(value, (np.ndarray, np.generic)):
-            value = torch.from_numpy(np.array(value))
-        where = f"{self._where}: input '{socket.name}'"
-        if not isinstance(value, Tensor):
-            raise IRError(f"{where} must be a tensor or an array", got=type(value).__name__, expected=socket)
-        wrong = value.dtype != socket.dtype and not self._moved(value.dtype, socket.dtype)
-        if wrong or not _fits(tuple(value.shape), socket.shape):
-            kind = dtype_name(value.dtype)
-            raise IRError(f"{where} does not fit", got=f"{kind}{list(value.shape)}", expected=socket)
-        return value
-
-    def _moved(self, given: torch.dtype, declared: torch.dtype) -> bool:
-        """Whether model and input were taken to another floating type (`model.double()`)."""
-        if not (given.is_floating_point and declared.is_floating_point):
-            return False
-        kinds = {t.dtype for t in self.graph.tensors() if t.dtype.is_floating_point}
+    def _takes(self, given: torch.dtype, declared: torch.dtype) -> bool:
+        kinds = {t.dtype for t in self.graph.tensors()}
         return given in kinds and declared not in kinds
 
 
@@ -189,11 +132,6 @@ def load(
 def _has_constants(net: Net) -> bool:
     bodies = [body for layer in net.layers.values() for body in layer.bodies.values()]
     return any(is_constant(layer) for layer in net.layers.values()) or any(map(_has_constants, bodies))
-
-
-def _parameter(layer: Layer) -> Socket:
-    element_type, shape = parameter_type(layer)
-    return Socket(layer.name, shape, element_type.dtype)
 
 
 def parameter_type(layer: Layer) -> tuple[ElementType, Shape | None]:
@@ -247,9 +185,3 @@ def _aliases(net: Net) -> dict[str, str]:
         for alias in layer.outputs[0].names:
             found.setdefault(alias, layer.name)
     return found | {net.layers[i].name: net.layers[i].name for i in net.parameters}
-
-
-def _fits(given: tuple[int, ...], declared: Shape | None) -> bool:
-    if declared is None:
-        return True
-    return len(given) == len(declared) and all(d in (-1, n) for n, d in zip(given, declared, strict=True))

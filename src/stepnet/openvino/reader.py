@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from stepnet.errors import IRError
+from stepnet.file_model import shorten
 
-from .attributes import Attributes, shorten
+from .attributes import Attributes
 from .element_types import by_precision
 from .loop_reader import read_loop_parts
 from .order import connect

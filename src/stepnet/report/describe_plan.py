@@ -17,7 +17,7 @@ from stepnet.ir.ops import OPS, RANDOM, Stage
 
 from .cost import border_bytes, contracts, node_flops, region_border, weight
 from .names import SourceLines, tensor_names
-from .records import Direction, LoopReport, Op, Port, Region, Role, Saved, by_line
+from .records import Direction, LoopSummary, Op, Port, Region, Role, Saved, by_line
 
 Labels = Mapping[str, str]  # the user's name of a value, where there is one
 
@@ -25,7 +25,7 @@ Labels = Mapping[str, str]  # the user's name of a value, where there is one
 def describe_plan(
     ready: Ready, record: Loop, y_spec: Spec, weights: Sequence[Tensor], counts: Sequence[int],
     code: SourceLines, device: str,
-) -> tuple[tuple[LoopReport, ...], tuple[Saved, ...], tuple[str, ...]]:  # fmt: skip
+) -> tuple[tuple[LoopSummary, ...], tuple[Saved, ...], tuple[str, ...]]:  # fmt: skip
     """Describe a plan.
 
     Args:
@@ -75,7 +75,7 @@ class _Describer:
     code: SourceLines
     device: str
 
-    def forward(self, loop: ir.LoopPlan, labels: Labels, y_names: Sequence[str]) -> LoopReport:
+    def forward(self, loop: ir.LoopPlan, labels: Labels, y_names: Sequence[str]) -> LoopSummary:
         plan, values = self.ready.plan, loop.body.values
         enters = [
             *(_port(n, values[n], "x") for n in plan.x),
@@ -85,11 +85,11 @@ class _Describer:
         leaves = [_port(label, values[n], "y") for label, n in zip(y_names, plan.y, strict=True)]
         sources = {label: labels[n] for label, n in zip(y_names, plan.y, strict=True)}
         regions = tuple(self.regions(loop, "forward", labels))
-        return LoopReport("forward", tuple(enters), regions, tuple(leaves), sources)
+        return LoopSummary("forward", tuple(enters), regions, tuple(leaves), sources)
 
     def backward(
         self, loop: ir.LoopPlan, labels: Labels, y_names: Sequence[str], new_states: Sequence[str]
-    ) -> LoopReport:
+    ) -> LoopSummary:
         plan, values = self.ready.plan, loop.body.values
         tangents = {
             name: f"gradient of {label}"
@@ -112,7 +112,7 @@ class _Describer:
         leaves = [_port(label, values[name], "gradient") for label, name in gradients]
         sources = {label: labels[name] for label, name in gradients}
         regions = tuple(self.regions(loop, "backward", labels))
-        return LoopReport("backward", tuple(enters), regions, tuple(leaves), sources)
+        return LoopSummary("backward", tuple(enters), regions, tuple(leaves), sources)
 
     def regions(self, loop: ir.LoopPlan, direction: Direction, labels: Labels) -> Iterator[Region]:
         """The regions of a loop.

@@ -29,7 +29,7 @@ from .explain_model import explain_model, is_model
 from .explanation import Explanation, ModelExplanation
 from .names import SourceLines
 from .plain_loop import describe_plain_loop
-from .records import REFUSED, LoopReport, Refused, Saved
+from .records import REFUSED, LoopSummary, Refused, Saved
 
 
 def explain(
@@ -134,7 +134,7 @@ def explain_loop(
         except Unsupported as refusal:
             entry.refusals.append(("compiler", refusal))
     counts = _counts(x_leaves[0], sweep)
-    loops: tuple[LoopReport, ...] = ()
+    loops: tuple[LoopSummary, ...] = ()
     saved: tuple[Saved, ...] = ()
     linear: tuple[str, ...] = ()
     notes = list(entry.notes)

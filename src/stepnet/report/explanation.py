@@ -9,7 +9,7 @@ from typing import Any
 
 from stepnet.executors.naive import PLAIN
 
-from .records import REFUSED, Direction, LoopReport, Op, Refused, Region, RegionKind, Saved, as_data
+from .records import REFUSED, Direction, LoopSummary, Op, Refused, Region, RegionKind, Saved, as_data
 
 
 class Report:
@@ -86,7 +86,7 @@ class Explanation(Report):
     dtype: str
     training: bool
     reverse: bool = False
-    loops: tuple[LoopReport, ...] = ()
+    loops: tuple[LoopSummary, ...] = ()
     saved: tuple[Saved, ...] = ()
     refusals: tuple[Refused, ...] = ()
     linear: tuple[str, ...] = ()

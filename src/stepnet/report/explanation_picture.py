@@ -14,7 +14,7 @@ from .explanation import Explanation, ModelExplanation
 from .fold_ops import Folded, Node, fold, theme
 from .graph import Graph
 from .layers import spread
-from .records import LoopReport, Region
+from .records import LoopSummary, Region
 from .words import count, direction, extent, share, short, summary, when
 
 _HEAD, _PAD, _BETWEEN = 60.0, 18.0, 52.0
@@ -112,7 +112,7 @@ def _marks(it: Explanation, declined: set[str | None]) -> Iterator[svg.Mark]:
 class _RegionPanel:
     """A region: a header over the graph of its boxes."""
 
-    def __init__(self, it: Explanation, loop: LoopReport, number: int, folded: Folded) -> None:
+    def __init__(self, it: Explanation, loop: LoopSummary, number: int, folded: Folded) -> None:
         self.region = region = loop.regions[number]
         self.ragged = it.shortest < it.steps
         self.nodes = [n for n, node in enumerate(folded.nodes) if node.region == number]
@@ -185,7 +185,7 @@ def _rows_icon(
 class _LoopPicture:
     """The panels of a loop side by side, inputs at the left and outputs at the right."""
 
-    def __init__(self, it: Explanation, loop: LoopReport, folded: Folded) -> None:
+    def __init__(self, it: Explanation, loop: LoopSummary, folded: Folded) -> None:
         self.arrows, self.nodes = folded.arrows, list(folded.nodes)
         self.saved_node: int | None = None  # what the backward loop reads of the forward one
         if any(port.role == "kept" for port in loop.enters):

@@ -12,7 +12,7 @@ from stepnet.executors.naive import PLAIN
 
 from .cost import reads_values
 from .explanation import Explanation, ModelExplanation
-from .records import LoopReport, Region, Saved
+from .records import LoopSummary, Region, Saved
 from .text import WIDTH, columns, to_text, verbatim
 from .words import Titles, direction, extent, shape, share, short, summary, when
 
@@ -78,7 +78,7 @@ def _verdict(it: Explanation) -> str:
     )
 
 
-def _loop(it: Explanation, loop: LoopReport) -> Iterator[RenderableType]:
+def _loop(it: Explanation, loop: LoopSummary) -> Iterator[RenderableType]:
     titles = Titles(loop)
     yield _figures(loop.direction.upper(), "FLOP", "reads", "writes")
     for region in loop.regions:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from .boxes import Box
 from .cost import reads_values
-from .records import LoopReport, Op, Region
+from .records import LoopSummary, Op, Region
 from .svg import AROUND, ONCE, STEP, Theme
 from .words import Titles, count, counted, shape, short
 
@@ -44,7 +44,7 @@ class Folded:
 
 
 def fold(
-    loop: LoopReport, saved: Collection[str], known: Collection[str], declined: Collection[str | None]
+    loop: LoopSummary, saved: Collection[str], known: Collection[str], declined: Collection[str | None]
 ) -> Folded:
     """Gather a loop's ops into boxes.
 
@@ -121,13 +121,13 @@ def _vanishes(op: Op) -> bool:
     return op.weight == "move" and (op.name not in _JOINS or op.kind == "shared")
 
 
-def _moved(loop: LoopReport) -> dict[str, tuple[str, ...]]:
+def _moved(loop: LoopSummary) -> dict[str, tuple[str, ...]]:
     """The inputs of each value that is drawn as part of an arrow."""
     ops = [op for region in loop.regions for op in region.ops if _vanishes(op)]
     return {name: op.inputs for op in ops for name in op.outputs}
 
 
-def _groups(loop: LoopReport, known: Collection[str]) -> list[tuple[int, tuple[Op, ...]]]:
+def _groups(loop: LoopSummary, known: Collection[str]) -> list[tuple[int, tuple[Op, ...]]]:
     """The ops of each box with their region: arithmetic of one line of code, as long as no cycle results."""
     ops = [(i, op) for i, region in enumerate(loop.regions) for op in region.ops if not _vanishes(op)]
     moved = _moved(loop)
@@ -183,7 +183,7 @@ def _detour(
 
 
 def _blamed(
-    loop: LoopReport, groups: list[tuple[int, tuple[Op, ...]]], lines: Collection[str | None]
+    loop: LoopSummary, groups: list[tuple[int, tuple[Op, ...]]], lines: Collection[str | None]
 ) -> list[tuple[int, tuple[Op, ...]]]:
     """The boxes that made an executor decline: those of the line it named, torch calls first."""
     per_step = [group for group in groups if loop.regions[group[0]].kind in ("scan", "loop")]

@@ -21,13 +21,13 @@ from stepnet.ir.loop import Loop
 
 from .cost import call_flops, reads_values, tensor_bytes, weight_of_call
 from .names import SourceLines, tensor_names
-from .records import LoopReport, Op, Port, Region, Role, by_line
+from .records import LoopSummary, Op, Port, Region, Role, by_line
 
 
 def describe_plain_loop(
     record: Loop, feeds: Mapping[str, Any], here: Callable[[], str | None], counts: Sequence[int],
     code: SourceLines,
-) -> tuple[LoopReport, str]:  # fmt: skip
+) -> tuple[LoopSummary, str]:  # fmt: skip
     """Describe how the plain loop runs a sweep over rows; also returns a remark on the ops that are listed.
 
     Args:
@@ -68,7 +68,7 @@ def describe_plain_loop(
     )
     leaves_out = [_port(label, "y", tensor) for label, (_, tensor) in zip(y_names, calls.y, strict=True)]
     inside = {label: name for label, (name, _) in zip(y_names, calls.y, strict=True)}
-    return LoopReport("forward", tuple(enters), (region,), tuple(leaves_out), inside), note
+    return LoopSummary("forward", tuple(enters), (region,), tuple(leaves_out), inside), note
 
 
 def _port(name: str, role: Role, leaf: Any, axis: int | None = None) -> Port:

@@ -156,7 +156,7 @@ class Region:
 
 
 @dataclass(frozen=True)
-class LoopReport:
+class LoopSummary:
     """The forward or the backward loop of a plan.
 
     Attributes:

@@ -12,8 +12,8 @@ from torch import Tensor
 from stepnet.errors import IRError
 from stepnet.executors.setting import get_backend, set_backend
 from stepnet.executors.torch_ops.executor import TORCH_OPS
+from stepnet.file_model import LoopReport
 from stepnet.openvino.graph import Node
-from stepnet.openvino.loops import LoopReport
 from stepnet.openvino.records import Layer
 from stepnet.watchers import watched
 

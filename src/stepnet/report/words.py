@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from .explanation import Explanation, ModelExplanation
 from .inspection import LayerLoop, PortMapping, When
-from .records import LoopReport, Op, Region, Value
+from .records import LoopSummary, Op, Region, Value
 
 WHEN: dict[When, str] = {"once": "once", "rows": "once, all steps", "step": "each step"}
 
@@ -126,7 +126,7 @@ def summary(it: ModelExplanation) -> str:
 class Titles:
     """What the ops of a loop are called."""
 
-    def __init__(self, loop: LoopReport) -> None:
+    def __init__(self, loop: LoopSummary) -> None:
         self.loop = loop
         self.results: dict[str, list[str]] = {}
         for label, inner in loop.sources.items():

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.api import recurrent
 from stepnet.data.lod import LoDTensor
-from stepnet.executors.naive import PLAIN
 from stepnet.layers.data import Dense, Integer
+from stepnet.layers.plainly import Plainly
 from stepnet.tape.topology import play
 from stepnet.watchers import replaced
 
@@ -30,17 +29,11 @@ def check_numbers(dense: DenseTopology, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     grids = {name: _random(type, dtype, generator) for name, type in dense.types.items()}
     rows = {name: grid.ragged() if isinstance(grid, Padded) else grid for name, grid in grids.items()}
-    with torch.no_grad(), replaced(_plainly):
+    with torch.no_grad(), replaced(Plainly()):
         ours, theirs = dense.values(grids), play(dense.played, {}, rows)
     for i, creation in dense.played:
         if not _same(ours[i], theirs[i]):
             raise refusal(creation, "it has other numbers among padding: it mixes rows, or is random")
-
-
-def _plainly(step: Any, x: Any, state: Any, **how: Any) -> Any:
-    """A recurrence that nothing is compiled for, as it runs once."""
-    with replaced(None):
-        return recurrent(step, x, state, **how, backend=PLAIN.name)
 
 
 def _random(type: Dense | Integer, dtype: torch.dtype, generator: torch.Generator) -> Any:

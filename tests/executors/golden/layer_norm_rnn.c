@@ -23,78 +23,35 @@ typedef struct {
     SN_SCAN;
     const float *x;
     const float *w1_s51;
-    const float *v8;
-    int64_t v8_stride_k;
-    int64_t v8_stride_n;
-    int64_t v8_stride_h;
-    float *v8_packed;
-    const float *v11;
-    int64_t v11_stride_k;
-    int64_t v11_stride_n;
-    int64_t v11_stride_h;
-    float *v11_packed;
-    const float *state_boot;
-    float *state_final;
+    SN_MATRIX(float, v8);
+    SN_MATRIX(float, v11);
+    SN_STATE(float, state);
     float *v15;
     float *v29;
 } arguments;
 
-/* All steps of every shares-th sequence, longest first; by one thread, or by `members` that
- * split the rows of a step and the columns of its products, and meet in between. */
-static void run_share(const arguments *a, int64_t index, int64_t slot, int64_t member,
-                      int64_t members, sn_barrier *barrier) {
-#define MEET if (members > 1) sn_meet(barrier, &sense, members)
-    int64_t sense = 0;
-    const int64_t shares = a->shares, count = (a->sequences - index + shares - 1) / shares;
-    char *space = a->space + slot * a->space_bytes;
-#define TAKE(type, n) (type *)space; space += ((n) * (int64_t)sizeof(type) + 63) / 64 * 64
-    int64_t *row = TAKE(int64_t, count * members);
-    row += member * count;
-    float *state = TAKE(float, count * 3);
-    float *state_next = TAKE(float, count * 3);
-    int64_t *chunk_row = TAKE(int64_t, count * a->chunk * members);
-    chunk_row += member * count * a->chunk;
-    int64_t *chunk_slot = TAKE(int64_t, count * a->chunk * members);
-    chunk_slot += member * count * a->chunk;
-    float *v9_rows = TAKE(float, count * a->chunk * 3);
-    float *v12_rows = TAKE(float, count * 3);
-#undef TAKE
-    for (int64_t i = member; i < count; i += members) {
-        const int64_t b = a->order[index + i * shares];
-        memcpy(state + i * 3, a->state_boot + b * 3, 3 * sizeof(float));
-        if (a->length[b] > 0) continue;
-        memcpy(a->state_final + b * 3, state + i * 3, 3 * sizeof(float));
-    }
-    int64_t active = count;
+static void run_share(SN_SHARE) {
+    SN_BEGIN;
+    int64_t *row = SN_TAKE(int64_t, count * members) + member * count;
+    float *state = SN_TAKE(float, count * 3), *state_next = SN_TAKE(float, count * 3);
+    int64_t *chunk_row = SN_TAKE(int64_t, count * a->chunk * members) + member * count * a->chunk;
+    int64_t *chunk_slot = SN_TAKE(int64_t, count * a->chunk * members) + member * count * a->chunk;
+    float *v9_rows = SN_TAKE(float, count * a->chunk * 3);
+    float *v12_rows = SN_TAKE(float, count * 3);
+    sn_boot(&of, member, members, state, a->state_boot, a->state_final, 3 * sizeof(float));
     for (int64_t t0 = 0; t0 < a->steps && active > 0; t0 += a->chunk) {
     const int64_t t1 = t0 + a->chunk < a->steps ? t0 + a->chunk : a->steps;
-    int64_t rows = 0;
-    for (int64_t t = t0, left = active; t < t1; ++t) {
-        while (left > 0 && a->length[a->order[index + (left - 1) * shares]] <= t) --left;
-        for (int64_t i = 0; i < left; ++i) {
-            chunk_slot[rows] = (t - t0) * count + i;
-            chunk_row[rows++] = a->start[a->order[index + i * shares]] + t * a->stride;
-        }
-    }
-    MEET;
+    const int64_t rows = sn_chunk(&of, t0, t1, active, chunk_row, chunk_slot);
+    SN_MEET;
     /* v9 = matmul(x, v8)  [2] x [2, 3], rows of these steps */
-    {
-        const int64_t c0 = first_column(3, member, members, SN_WIDTH * sn_lanes_f32), c1 = first_column(3, member + 1, members, SN_WIDTH * sn_lanes_f32);
-        if (c1 > c0) sn_matmul_split((sn_rows_f32){v9_rows + c0, 3, chunk_slot}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)a->x, 2, chunk_row}, a->v8_packed + c0 * sn_deep_split(2, a->split), rows, 2, c1 - c0, a->split);
-    }
-    MEET;
+    SN_COLUMNS(3, SN_WIDTH * sn_lanes_f32, sn_matmul_split((sn_rows_f32){v9_rows + c0, 3, chunk_slot}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)a->x, 2, chunk_row}, a->v8_packed + c0 * sn_deep_split(2, a->split), rows, 2, c1 - c0, a->split));
+    SN_MEET;
     for (int64_t t = t0; t < t1; ++t) {
-        while (active > 0 && a->length[a->order[index + (active - 1) * shares]] <= t) --active;
-        if (active == 0) break;
-        for (int64_t i = 0; i < active; ++i)
-            row[i] = a->start[a->order[index + i * shares]] + t * a->stride;
-        MEET;
+        if ((active = sn_step(&of, t, active, row)) == 0) break;
+        SN_MEET;
         /* v12 = matmul(state, v11)  [3] x [3, 3] */
-        {
-            const int64_t c0 = first_column(3, member, members, SN_WIDTH * sn_lanes_f32), c1 = first_column(3, member + 1, members, SN_WIDTH * sn_lanes_f32);
-            if (c1 > c0) sn_matmul_split((sn_rows_f32){(float *)v12_rows + c0, 3, 0}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)state, 3, 0}, a->v11_packed + c0 * sn_deep_split(3, a->split), active, 3, c1 - c0, a->split);
-        }
-        MEET;
+        SN_COLUMNS(3, SN_WIDTH * sn_lanes_f32, sn_matmul_split((sn_rows_f32){(float *)v12_rows + c0, 3, 0}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)state, 3, 0}, a->v11_packed + c0 * sn_deep_split(3, a->split), active, 3, c1 - c0, a->split));
+        SN_MEET;
         /* row by row: v14_s52, v14, v15, v17, v18, v20, v21, v22, v23, v24, v25, v27, v28, v29 */
         for (int64_t i = member; i < active; i += members) {
             float v22_line[3] __attribute__((aligned(64)));
@@ -137,32 +94,19 @@ static void run_share(const arguments *a, int64_t index, int64_t slot, int64_t m
                 state_new[j] = v29;
             }
         }
-        for (int64_t i = active; i-- > 0;) { /* sequences that end here */
-            const int64_t b = a->order[index + i * shares];
-            if (a->length[b] > t + 1) break;
-            if (i % members != member) continue;
-            memcpy(a->state_final + b * 3, state_next + i * 3, 3 * sizeof(float));
-        }
+        sn_end(&of, t, active, member, members, state_next, a->state_final, 3 * sizeof(float));
         { float *now = state; state = state_next; state_next = now; }
     }
     }
-#undef MEET
 }
 
-/* Matrices are packed anew at every call: they may have changed. */
 static void pack(void *data, int64_t index, int64_t count) {
     const arguments *a = (const arguments *)data;
-    (void)count;
     if (index == 0) sn_pack_split(a->v8_packed, a->v8, a->v8_stride_k, a->v8_stride_n, 2, 3, a->split);
     if (index == 1) sn_pack_split(a->v11_packed, a->v11, a->v11_stride_k, a->v11_stride_n, 3, 3, a->split);
 }
 
-SN_DEAL;
-
-void run(const sn_pool *pool, const arguments *a) {
-    for (int64_t i = 0; i < 2; ++i) pack((void *)a, i, 2);
-    sn_deal(pool, a);
-}
+SN_RUN(run, sn_pack_all(pool, pack, a, 2, 0))
 
 /* scan of backward
  *   carry d_1 <- v44
@@ -199,45 +143,20 @@ typedef struct {
     SN_SCAN;
     const float *d_0;
     const float *v15;
-    const float *w2;
-    int64_t w2_stride_k;
-    int64_t w2_stride_n;
-    int64_t w2_stride_h;
-    float *w2_packed;
-    const float *d_1_boot;
-    float *d_1_final;
+    SN_MATRIX(float, w2);
+    SN_STATE(float, d_1);
     float *v43;
     float *v47;
 } arguments;
 
-/* All steps of every shares-th sequence, longest first; by one thread, or by `members` that
- * split the rows of a step and the columns of its products, and meet in between. */
-static void run_share(const arguments *a, int64_t index, int64_t slot, int64_t member,
-                      int64_t members, sn_barrier *barrier) {
-#define MEET if (members > 1) sn_meet(barrier, &sense, members)
-    int64_t sense = 0;
-    const int64_t shares = a->shares, count = (a->sequences - index + shares - 1) / shares;
-    char *space = a->space + slot * a->space_bytes;
-#define TAKE(type, n) (type *)space; space += ((n) * (int64_t)sizeof(type) + 63) / 64 * 64
-    int64_t *row = TAKE(int64_t, count * members);
-    row += member * count;
-    float *d_1 = TAKE(float, count * 3);
-    float *d_1_next = TAKE(float, count * 3);
-#undef TAKE
-    float v47_part[3], *v47_sum = a->v47 + (slot * members + member) * 3;
-    memset(v47_part, 0, sizeof v47_part);
-    for (int64_t i = member; i < count; i += members) {
-        const int64_t b = a->order[index + i * shares];
-        memcpy(d_1 + i * 3, a->d_1_boot + b * 3, 3 * sizeof(float));
-        if (a->length[b] > 0) continue;
-        memcpy(a->d_1_final + b * 3, d_1 + i * 3, 3 * sizeof(float));
-    }
-    int64_t active = count;
+static void run_share(SN_SHARE) {
+    SN_BEGIN;
+    int64_t *row = SN_TAKE(int64_t, count * members) + member * count;
+    float *d_1 = SN_TAKE(float, count * 3), *d_1_next = SN_TAKE(float, count * 3);
+    float v47_part[3] = {0}, *v47_sum = a->v47 + (slot * members + member) * 3;
+    sn_boot(&of, member, members, d_1, a->d_1_boot, a->d_1_final, 3 * sizeof(float));
     for (int64_t t = 0; t < a->steps; ++t) {
-        while (active > 0 && a->length[a->order[index + (active - 1) * shares]] <= t) --active;
-        if (active == 0) break;
-        for (int64_t i = 0; i < active; ++i)
-            row[i] = a->start[a->order[index + i * shares]] + t * a->stride;
+        if ((active = sn_step(&of, t, active, row)) == 0) break;
         /* row by row: v30, v31, v32, v17, v18, v20, v21, v22, v23, v24, v25, v27, v28, v29, v33, v34, v35, v36, v37, v38, v39, v40, v42, v43, v47 */
         for (int64_t i = member; i < active; i += members) {
             float v30_line[3] __attribute__((aligned(64)));
@@ -293,38 +212,22 @@ static void run_share(const arguments *a, int64_t index, int64_t slot, int64_t m
                 v47_part[j] += v43;
             }
         }
-        MEET;
+        SN_MEET;
         /* v44 = matmul(v43, w2)  [3] x [3, 3] */
-        {
-            const int64_t c0 = first_column(3, member, members, SN_WIDTH * sn_lanes_f32), c1 = first_column(3, member + 1, members, SN_WIDTH * sn_lanes_f32);
-            if (c1 > c0) sn_matmul_split((sn_rows_f32){(float *)d_1_next + c0, 3, 0}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)a->v43, 3, row}, a->w2_packed + c0 * sn_deep_split(3, a->split), active, 3, c1 - c0, a->split);
-        }
-        MEET;
-        for (int64_t i = active; i-- > 0;) { /* sequences that end here */
-            const int64_t b = a->order[index + i * shares];
-            if (a->length[b] > t + 1) break;
-            if (i % members != member) continue;
-            memcpy(a->d_1_final + b * 3, d_1_next + i * 3, 3 * sizeof(float));
-        }
+        SN_COLUMNS(3, SN_WIDTH * sn_lanes_f32, sn_matmul_split((sn_rows_f32){(float *)d_1_next + c0, 3, 0}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)a->v43, 3, row}, a->w2_packed + c0 * sn_deep_split(3, a->split), active, 3, c1 - c0, a->split));
+        SN_MEET;
+        sn_end(&of, t, active, member, members, d_1_next, a->d_1_final, 3 * sizeof(float));
         { float *now = d_1; d_1 = d_1_next; d_1_next = now; }
-        if (t % 64 == 63) { /* short sums of short sums lose fewer digits */
-            for (int64_t j = 0; j < 3; ++j) { v47_sum[j] += v47_part[j]; v47_part[j] = 0; }
+        if (t % 64 == 63) {
+            SN_ADD_UP(v47_sum, v47_part, 3)
         }
     }
-    for (int64_t j = 0; j < 3; ++j) { v47_sum[j] += v47_part[j]; v47_part[j] = 0; }
-#undef MEET
+    SN_ADD_UP(v47_sum, v47_part, 3)
 }
 
-/* Matrices are packed anew at every call: they may have changed. */
 static void pack(void *data, int64_t index, int64_t count) {
     const arguments *a = (const arguments *)data;
-    (void)count;
     if (index == 0) sn_pack_split(a->w2_packed, a->w2, a->w2_stride_k, a->w2_stride_n, 3, 3, a->split);
 }
 
-SN_DEAL;
-
-void run(const sn_pool *pool, const arguments *a) {
-    for (int64_t i = 0; i < 1; ++i) pack((void *)a, i, 1);
-    sn_deal(pool, a);
-}
+SN_RUN(run, sn_pack_all(pool, pack, a, 1, 0))

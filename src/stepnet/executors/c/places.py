@@ -113,7 +113,7 @@ class Places:
         if base in self.p.shared:
             name, at = f"{c}_at", f"a->{self.shared(base)}"
         elif base in self.p.whole or base in self.p.totals:
-            name, at = f"{c}_at", f"a->{c} + a->order[index + i * shares] * {size}"
+            name, at = f"{c}_at", f"a->{c} + sn_number(&of, i) * {size}"
         elif home == "out" or base in self.p.row_inputs:
             name, at = f"{c}_at", f"a->{c} + row[i] * {size}"
         elif home is not None and home.startswith("next:"):

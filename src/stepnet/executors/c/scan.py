@@ -83,10 +83,8 @@ class CScan:
             **dict.fromkeys(self._constants),
             **{n: source for n, (source, _) in self._matrices.items()},
         }
-        self.fresh = frozenset(entry.value for entry in self.source.fields if entry.role in ("out", "final"))
-        # strides and packed forms follow their matrix
-        follow = ("stride_k", "stride_n", "stride_h", "packed")
-        self._fields = [(e.role, e.value) for e in self.source.fields if e.role not in follow]
+        self.fresh = frozenset(entry.value for entry in self.source.fields if entry.role in ("out", "state"))
+        self._fields = [(entry.role, entry.value) for entry in self.source.fields]
 
     def __call__(
         self, region: Region, values: dict[str, Tensor], states: Mapping[str, Tensor], layout: Layout
@@ -110,16 +108,16 @@ class CScan:
             elif role == "shared":
                 held = self._constants.get(name)
                 add(_pointer(values[name], alive) if held is None else held.data_ptr())
-            elif role == "boot":
+            elif role == "held":
                 add(_pointer(states[name], alive))
             elif role == "out":
                 shape, dtype = self._made[name]
                 made[name] = tensor = new_table((layout.rows, *shape), dtype)
                 add(tensor.data_ptr())
-            elif role == "final":
+            elif role == "state":
                 like = states[name]
                 finals[name] = tensor = torch.empty(like.shape, dtype=like.dtype)
-                add(tensor.data_ptr())
+                numbers += (_pointer(like, alive), tensor.data_ptr())
             elif role == "matrix":
                 of, dims = self._matrices[name]
                 matrix = values[of]

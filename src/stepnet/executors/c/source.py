@@ -100,13 +100,14 @@ class _Writer:
                 "held": held,
                 "chunks": bool(early or late),
                 "early": early,
+                "chunk_slot": "chunk_slot" if early else "0",
                 "scratch": scratch,
                 "sums": sums,
                 "stages": "\n".join(stages),
                 "late": late,
                 "matrices": [{"pack": self._pack(number, *matrix)} for number, matrix in enumerate(packed)],
                 "matrix_count": len(packed),
-                "packed_by_all": sum(p.value(name).bytes for name in p.matrices) > PACKED_ALONE,
+                "packed_by_all": int(sum(p.value(name).bytes for name in p.matrices) > PACKED_ALONE),
             },
         )
         buffers = 2 * len(p.carries) + len(p.held) + len(w.homes) + 4  # each begins a line of the cache
@@ -140,18 +141,12 @@ class _Writer:
         for name in p.shared:
             member("shared", name, f"const {w.ctype(name)} *{w.shared(name)}")
         for name in p.matrices:
-            c = w.c(name)
-            member("matrix", name, f"const {w.ctype(name)} *{c}")
-            member("stride_k", name, f"int64_t {c}_stride_k")
-            member("stride_n", name, f"int64_t {c}_stride_n")
-            member("stride_h", name, f"int64_t {c}_stride_h")
-            member("packed", name, f"{w.ctype(name)} *{c}_packed")
+            member("matrix", name, f"SN_MATRIX({w.ctype(name)}, {w.c(name)})")
         for carry in p.carries:
-            c = w.c(carry.parameter)
-            member("boot", carry.parameter, f"const {w.ctype(carry.parameter)} *{c}_boot")
-            member("final", carry.parameter, f"{w.ctype(carry.parameter)} *{c}_final")
+            kind, c = w.ctype(carry.parameter), w.c(carry.parameter)
+            member("state", carry.parameter, f"SN_STATE({kind}, {c})")
         for name in p.held:
-            member("boot", name, f"const {w.ctype(name)} *{w.c(name)}_boot")
+            member("held", name, f"const {w.ctype(name)} *{w.c(name)}_boot")
         for name in p.outputs:
             member("out", name, f"{w.ctype(name)} *{w.c(name)}")
         for name in p.sums:
@@ -185,12 +180,9 @@ class _Writer:
             f"    {pack(f' + h * {size}', f' + h * a->{c}_stride_h')}"
         )
 
-    def _columns(self, n: int) -> str:
-        panel = f"SN_WIDTH * sn_lanes_{self.w.suffix}"
-        return (
-            f"const int64_t c0 = first_column({n}, member, members, {panel}), "
-            f"c1 = first_column({n}, member + 1, members, {panel});"
-        )
+    def _columns(self, n: int, product: str) -> str:
+        """A product of n columns, of which each member does its own."""
+        return f"SN_COLUMNS({n}, SN_WIDTH * sn_lanes_{self.w.suffix}, {product});"
 
     def _matmul_of_chunk(self, node: Node, target: str) -> str:
         """A product of the rows of some steps, its rows where `target` says."""
@@ -206,13 +198,13 @@ class _Writer:
         inputs = ", ".join(map(_shown, node.inputs))
         return (
             f"/* {_shown(node.output)} = matmul({inputs})  [{k}] x [{k}, {n}], rows of these steps */\n"
-            "{\n"
-            f"    {self._columns(n)}\n"
-            f"    if (c1 > c0) sn_matmul_{product.suffix}("
-            f"(sn_rows_{w.suffix}){{{to} + c0, {made}, {target}}}, (sn_rows_{w.suffix}){{0, 0, 0}}, "
-            f"({kind}){{({product.element} *)a->{w.c(operand)}{shift}, {wide}, chunk_row}}, "
-            f"a->{w.c(node.inputs[1])}_packed + c0 * {deep}, rows, {k}, c1 - c0{product.last});\n"
-            "}"
+            + self._columns(
+                n,
+                f"sn_matmul_{product.suffix}("
+                f"(sn_rows_{w.suffix}){{{to} + c0, {made}, {target}}}, (sn_rows_{w.suffix}){{0, 0, 0}}, "
+                f"({kind}){{({product.element} *)a->{w.c(operand)}{shift}, {wide}, chunk_row}}, "
+                f"a->{w.c(node.inputs[1])}_packed + c0 * {deep}, rows, {k}, c1 - c0{product.last})",
+            )
         )
 
     def _stages(self) -> list[str]:
@@ -221,10 +213,10 @@ class _Writer:
             if looped:
                 out += self._row_function(looped)
             if products:
-                out.append("        MEET;")
+                out.append("        SN_MEET;")
                 for node in products:
                     out += self._matmul(node)
-                out.append("        MEET;")
+                out.append("        SN_MEET;")
         return out
 
     def _matmul(self, node: Node) -> list[str]:
@@ -253,15 +245,11 @@ class _Writer:
         none = f"(sn_rows_{w.suffix}){{0, 0, 0}}"
         shift = f" + {offset}" if offset else ""
         if times == 1:
-            out += [
-                "        {",
-                f"            {self._columns(n)}",
-                f"            if (c1 > c0) sn_matmul_{product.suffix}("
-                f"{rows(node.output, size, ' + c0')}, {none}, "
-                f"{rows(operand, wide, shift)}, {packed} + c0 * {deep}, active, {k}, c1 - c0{product.last});",
-                "        }",
-            ]
-            return out
+            product_text = (
+                f"sn_matmul_{product.suffix}({rows(node.output, size, ' + c0')}, {none}, "
+                f"{rows(operand, wide, shift)}, {packed} + c0 * {deep}, active, {k}, c1 - c0{product.last})"
+            )
+            return [*out, f"        {self._columns(n, product_text)}"]
         # one product for each leading index: of its own matrix, or all of the same
         block = product.packed(k, n)
         out.append(f"        for (int64_t h = member; h < {times}; h += members)")

@@ -11,7 +11,7 @@ _RESERVED = (
     "wrong data pool now auto break case char const continue default do else enum extern goto if inline "
     "long register restrict return short signed sizeof static struct switch typedef union unsigned void "
     "volatile while memcpy memset sense c0 c1 shares sequences space_bytes everyone pack first_column "
-    "member_of run_share size type n k "
+    "member_of run_share size type n k of "
 )
 
 

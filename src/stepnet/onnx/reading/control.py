@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import itertools
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from stepnet import iterator
 from stepnet.errors import Unsupported
 from stepnet.executors import naive
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.setting import check_backend
+from stepnet.file_model import LoopReport
 from stepnet.ir.loop import BackEdge, Concat, Invariant, Last, Loop, Merged, Slice
-from stepnet.iterator import InputPort, OutputPort, TensorIterator
 from stepnet.iterator.rows import RowLoop, show_declined
 from stepnet.iterator.tensor_iterator import INSTEAD
 
@@ -29,16 +26,6 @@ if TYPE_CHECKING:
     from .graph import Graph
 
 _SERIALS = itertools.count()
-
-
-@dataclass
-class LoopReport:
-    """How the loop of one node ran last: compiled, or why not."""
-
-    where: str
-    ran: bool = False
-    compiled: bool = False
-    reason: str | None = None
 
 
 def _one(value: Any, what: str) -> Any:
@@ -119,6 +106,13 @@ class ScanBody:
             *(f"outer{k}" for k in range(len(self.outer))),
         )
         self.results = (*(f"new{k}" for k in range(states)), *(f"y{k}" for k in range(len(joined))))
+        self.function = ScanRows(self)
+
+    def led(self) -> ScanBody:
+        """The same body where an axis of one element stands before the batch of the states."""
+        twin = copy.copy(self)
+        twin.lead, twin.function = True, ScanRows(twin)
+        return twin
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
         count = self.states + len(self.cut)
@@ -140,14 +134,12 @@ class ScanRows:
     def __init__(self, body: ScanBody) -> None:
         self.serial = next(_SERIALS)
         self.__name__ = body.name
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        self.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in body.parameters])
         self._body = weakref.ref(body)
 
-    def __call__(self, *values: Tensor, **named: Tensor) -> tuple[Any, ...]:
+    def __call__(self, *values: Tensor) -> tuple[Any, ...]:
         body = self._body()
         assert body is not None
-        return body(*values, *named.values())
+        return body(*values)
 
 
 class ScanRunner:
@@ -188,27 +180,9 @@ class ScanRunner:
             ),
             back_edges=[BackEdge(a, b) for a, b in zip(new, states, strict=True)],
         )
-        rows = ScanRows(self.body)
-        self.iterator = TensorIterator(
-            rows,
-            [
-                *(InputPort(p.source, p.parameter) for p in (*self.loop.merged, *self.loop.invariants)),
-                *(
-                    InputPort(p.source, p.parameter, p.axis, p.start, p.end, p.stride)
-                    for p in self.loop.slices
-                ),
-                *(OutputPort(name, k) for k, name in enumerate(new)),
-                *(
-                    OutputPort(p.output, len(new) + k, p.axis, p.start, p.end, p.stride)
-                    for k, p in enumerate(self.loop.joined)
-                ),
-            ],
-            [iterator.BackEdge(k, name) for k, name in enumerate(states)],
-        )
+        rows, self.led = self.body.function, self.body.led()
+        led_rows = self.led.function
         self.rows = RowLoop(self.loop, lambda batch, axis: (rows, True))
-        self.led = copy.copy(self.body)
-        self.led.lead = True
-        led_rows = ScanRows(self.led)
         self.led_rows = RowLoop(self.loop.around(self.led), lambda batch, axis: (led_rows, True))
         nested = any(step.info.bodies for step in graph.steps)
         self.reason = "its body holds a loop or a branch" if nested else None
@@ -241,29 +215,29 @@ class ScanRunner:
 
     def _run(self, values: Sequence[Any]) -> Sequence[Any]:
         feeds = dict(zip(self.body.parameters, values, strict=True))
-        if INSTEAD.get() is not None:  # what writes the model takes a TensorIterator
-            return tuple(self.iterator(**feeds))
-        out = self._compiled(feeds)
-        if out is None:
-            out = naive.run(self.loop, feeds)
+        instead = INSTEAD.get()
+        if instead is None:
+            out = self._by_name(feeds)
+        else:
+            out = instead(self.loop, feeds, lambda: self._by_name(feeds))
         return tuple(out[name] for name in self.body.results)
 
+    def _by_name(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        out = self._compiled(feeds)
+        return naive.run(self.loop, feeds) if out is None else out
+
     def _compiled(self, feeds: Mapping[str, Any]) -> dict[str, Any] | None:
-        backend, report = check_backend(None), self.reports
-        report.ran, report.compiled, report.reason = True, False, self.reason
-        if report.reason is None and backend == PLAIN.name:
-            report.reason = "the backend is 'naive'"
-        if report.reason is not None:
-            show_declined(self.loop, feeds, None, Unsupported(report.reason))
-            return None
-        try:
+        backend, why_not = check_backend(None), self.reason
+        if why_not is None and backend == PLAIN.name:
+            why_not = "the backend is 'naive'"
+        if why_not is not None:
+            show_declined(self.loop, feeds, None, Unsupported(why_not))
+
+        def run() -> dict[str, Any]:
             out = self._without_lead(feeds, backend)
-            out = self.rows.run(feeds, backend) if out is None else out
-        except Unsupported as refusal:
-            report.reason = refusal.reason
-            return None
-        report.compiled = True
-        return out
+            return self.rows.run(feeds, backend) if out is None else out
+
+        return self.reports.attempt(why_not, run)
 
     def _without_lead(self, feeds: Mapping[str, Any], backend: str) -> dict[str, Any] | None:
         """The outputs, where a first axis of one element stands before the batch in all that changes."""

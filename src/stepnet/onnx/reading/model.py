@@ -3,42 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 import torch
 from onnx_ir.tensor_adapters import to_torch_dtype
 from torch import Tensor, nn
 
-from stepnet.data.dtypes import dtype_name
 from stepnet.data.outputs import Outputs
 from stepnet.errors import IRError
+from stepnet.file_model import FileModel, LoopReport, Socket
 
-from .control import LoopReport
 from .graph import DOMAINS, ERRORS, Graph, inputs_of
 from .info import TABLE
 
 OLDEST = 7  # of the sets of operators that are read
 
 
-@dataclass(frozen=True)
-class Socket:
-    """An input or output of a model: -1 in `shape` is any size; None: any rank; no dtype: no tensor."""
-
-    name: str
-    shape: tuple[int, ...] | None
-    dtype: torch.dtype | None
-
-    def __str__(self) -> str:
-        shape = "..." if self.shape is None else ", ".join("?" if d < 0 else str(d) for d in self.shape)
-        return f"{self.name}: {'any' if self.dtype is None else dtype_name(self.dtype)}[{shape}]"
-
-
-class ONNXModel(nn.Module):
+class ONNXModel(FileModel):
     """A model read from ONNX; `load` makes one.
 
     Call it with its inputs by position, in the order of `inputs`, or by name. It returns `Outputs`: by name,
@@ -50,20 +34,17 @@ class ONNXModel(nn.Module):
         metadata: what the file notes of itself, text by key.
     """
 
-    takes_sequences = True
-
     def __init__(self, model: ir.Model, where: str, *, trainable: bool) -> None:
-        super().__init__()
-        self.name, self.metadata, self._where = model.graph.name or "", dict(model.metadata_props), where
         opset = max((v for d, v in model.opset_imports.items() if d in DOMAINS), default=0)
         if opset < OLDEST:
             raise IRError(
                 f"{where}: of a set of operators that is not read", got=opset, expected=f"{OLDEST} on"
             )
         constants: dict[ir.Value, Tensor] = {}
-        self.graph = Graph(model.graph, constants, opset, where, set())
-        self.inputs = tuple(_socket(value) for value in inputs_of(model.graph))
-        self.outputs = tuple(_socket(value) for value in model.graph.outputs)
+        graph = Graph(model.graph, constants, opset, where, set())
+        inputs, outputs = map(_socket, inputs_of(model.graph)), map(_socket, model.graph.outputs)
+        super().__init__(model.graph.name or "", where, tuple(inputs), tuple(outputs))
+        self.graph, self.metadata = graph, dict(model.metadata_props)
         for sockets in (self.inputs, self.outputs):
             names = [socket.name for socket in sockets]
             if len(set(names)) < len(names):
@@ -85,8 +66,7 @@ class ONNXModel(nn.Module):
             IRError: an input is missing, unknown, or of another type or shape than the file declares; or a
                 node cannot run on what it is given.
         """
-        given = self._by_position(args, kwargs)
-        checked = [self._checked(socket, value) for socket, value in zip(self.inputs, given, strict=True)]
+        checked = self.checked(args, kwargs)
         around = {value: getattr(self, name) for value, name in self._constants.items()}
         return Outputs(tuple(s.name for s in self.outputs), tuple(self.graph.run(checked, around)))
 
@@ -95,47 +75,8 @@ class ONNXModel(nn.Module):
         """How each Scan ran last: compiled, or by the plain loop and why."""
         return tuple(_reports(self.graph))
 
-    def extra_repr(self) -> str:
-        return f"{self.name}: ({', '.join(map(str, self.inputs))}) -> ({', '.join(map(str, self.outputs))})"
-
-    def _by_position(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        names = [socket.name for socket in self.inputs]
-        where = f"{self._where}: the model"
-        if len(args) > len(names):
-            raise IRError(f"{where} has {len(names)} inputs", got=f"{len(args)} by position", expected=names)
-        values: dict[str, Any] = dict(zip(names, args, strict=False))
-        for name, value in kwargs.items():
-            if name not in names:
-                raise IRError(f"{where} has no input '{name[:100]}'", got=name, expected=names)
-            if name in values:
-                raise IRError(f"{where} is given input '{name}' twice")
-            values[name] = value
-        missing = [name for name in names if name not in values]
-        if missing:
-            raise IRError(f"{where} is not given input '{missing[0]}'", got=list(values), expected=names)
-        return [values[name] for name in names]
-
-    def _checked(self, socket: Socket, value: Any) -> Any:
-        if isinstance(value, (np.ndarray, np.generic)):
-            value = torch.from_numpy(np.array(value))
-        if socket.dtype is None:
-            return list(value) if isinstance(value, (list, tuple)) else value
-        where = f"{self._where}: input '{socket.name}'"
-        if not isinstance(value, Tensor):
-            raise IRError(f"{where} must be a tensor or an array", got=type(value).__name__, expected=socket)
-        fits = socket.shape is None or (
-            value.dim() == len(socket.shape)
-            and all(d in (-1, n) for n, d in zip(value.shape, socket.shape, strict=True))
-        )
-        moved = value.is_floating_point() and socket.dtype.is_floating_point and value.dtype in self._kinds()
-        if not fits or (value.dtype != socket.dtype and not moved):
-            got = f"{dtype_name(value.dtype)}{list(value.shape)}"
-            raise IRError(f"{where} does not fit", got=got, expected=socket)
-        return value
-
-    def _kinds(self) -> set[torch.dtype]:
-        """The floating types that the constants were taken to (`model.double()`)."""
-        return {t.dtype for t in (*self.parameters(), *self.buffers()) if t.is_floating_point()}
+    def _takes(self, given: torch.dtype, declared: torch.dtype) -> bool:
+        return given in {t.dtype for t in (*self.parameters(), *self.buffers())}
 
 
 def _reports(graph: Graph) -> Iterator[LoopReport]:

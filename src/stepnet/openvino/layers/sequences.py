@@ -11,18 +11,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from stepnet.data.lod import LoDTensor
-from stepnet.data.tree import flatten, unflatten
 from stepnet.engine import run
-from stepnet.errors import Unsupported
 from stepnet.executors import naive
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.setting import check_backend
-from stepnet.front.step import StepBody, as_loop
+from stepnet.file_model import LoopReport
+from stepnet.front.step import failure, next_state
+from stepnet.ir.loop import Loop
+from stepnet.ir.sweep import over_rows
 from stepnet.iterator.rows import show
 from stepnet.openvino.attributes import Attributes
-from stepnet.openvino.loops import LoopReport
 from stepnet.openvino.records import Layer
 
 from .cells import GRU, LSTM, RNN, Cell
@@ -30,15 +31,38 @@ from .row import Function, Misfit, Row, shape_text
 
 
 class CellStep:
-    """A cell and its weights as `step(x_t, state) -> (y_t, new_state)`."""
+    """A cell and its weights as the body of a loop."""
+
+    name, form = "CellStep", None
 
     def __init__(self, cell: Cell, w: Tensor, r: Tensor, b: Tensor) -> None:
         self.cell = cell
         self.w, self.r, self.b = w, r, b
+        self.states = tuple(f"state[{i}]" for i in range(cell.states))
+        self.new = tuple(f"new_{name}" for name in self.states)
+        self.parameters, self.results = ("x", *self.states), ("y", *self.new)
 
-    def __call__(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        new = self.cell.step(x, state, self.w, self.r, self.b)
-        return new[0], new
+    @property
+    def function(self) -> CellStep:
+        """Itself: what it reads are its weights."""
+        return self
+
+    def fresh(self) -> CellStep:
+        """The body: it remembers nothing."""
+        return self
+
+    def __call__(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
+        try:
+            new = self.cell.step(x, states, self.w, self.r, self.b)
+        except RuntimeError as error:
+            if type(error) is not RuntimeError:
+                raise
+            raise failure(self, (x, *states), error) from error
+        return new[0], *next_state(self.name, self.states, states, list(new))
+
+    def loop(self, *, level: int | None, reverse: bool) -> Loop:
+        """The loop over the steps of [batch, time, ...], or over the rows of a LoD level."""
+        return over_rows(self, ("x",), self.states, self.new, ("y",), axis=1, level=level, reverse=reverse)
 
 
 class SequenceRunner:
@@ -73,7 +97,6 @@ class SequenceRunner:
             y, final = self._run(step, x, tuple(s[:, d] for s in states), known, reverse)
             ys.append(y)
             finals.append(final)
-        self.reports.ran = True
         return (torch.stack(ys, 1), *(torch.stack(parts, 1) for parts in zip(*finals, strict=True)))
 
     def _run(
@@ -82,25 +105,22 @@ class SequenceRunner:
         steps = x.shape[1]
         ragged = any(n != steps for n in lengths)
         rows: Any = LoDTensor.from_padded(x, torch.tensor(lengths)) if ragged else x
-        out: dict[str, Any] | None = None
         backend = check_backend(None)
-        leaves, spec = flatten(state)
-        body = StepBody(step, flatten(rows)[1], spec)
-        loop, feeds = as_loop(body, [rows], leaves, reverse=reverse, level=-1, axis=1)
-        try:
-            if backend == PLAIN.name or steps == 0 or x.device.type != "cpu":
-                raise Unsupported(
-                    "the backend is 'naive', there are no steps, or the model is not on the CPU"
-                )
-            out = run(loop, feeds, backend=backend, warn=0)
-            self.reports.compiled, self.reports.reason = True, None
-        except Unsupported as refusal:
-            self.reports.compiled, self.reports.reason = False, refusal.reason
+        loop = step.loop(level=-1 if ragged else None, reverse=reverse)
+        feeds = dict(zip(step.parameters, (rows, *state), strict=True))
+        plainly = backend == PLAIN.name or steps == 0 or x.device.type != "cpu"
+        out = self.reports.attempt(
+            "the backend is 'naive', there are no steps, or the model is not on the CPU" if plainly else None,
+            lambda: run(loop, feeds, backend=backend, warn=0),
+        )
         show(loop, feeds, backend)
         if out is None:
             out = naive.run(loop, feeds)
-        y, final = out["y"], unflatten(spec, [out[name] for name in body.new_state_names])
-        return (_padded(y, steps) if ragged else y), final
+        y, final = out["y"], tuple(out[name] for name in step.new)
+        if ragged:
+            y = y.to_padded()[0]
+            y = functional.pad(y, (0, 0, 0, steps - y.shape[1]))
+        return y, final
 
     def _check(
         self, x: Tensor, states: Sequence[Tensor], lengths: Tensor, weights: Sequence[Tensor], directions: int
@@ -131,16 +151,6 @@ class SequenceRunner:
         w, r, b = (t[0] for t in weights)
         self.cell.check(x.select(1, 0) if x.shape[1] else x.new_empty(x.shape[0], x.shape[2]),
                         [s[:, 0] for s in states], w, r, b)  # fmt: skip
-
-
-def _padded(y: LoDTensor, steps: int) -> Tensor:
-    """Rows back to [batch, time, ...], zero after the end of each sequence."""
-    offsets = y.lod[-1]
-    lengths = offsets[1:] - offsets[:-1]
-    batch = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-    time = torch.arange(int(offsets[-1])) - offsets[:-1].repeat_interleave(lengths)
-    out = y.values.new_zeros((len(lengths), steps, *y.values.shape[1:]))
-    return out.index_put((batch, time), y.values)
 
 
 def _sequence(kind: type[Cell]) -> Callable[[Layer, Attributes], Function]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from stepnet.errors import IRError
 from stepnet.export.graph import LoopInput as In
 from stepnet.export.graph import LoopOutput as To
-from stepnet.openvino.attributes import shorten
+from stepnet.file_model import shorten
 from stepnet.openvino.element_types import ElementType, by_dtype
 from stepnet.openvino.records import Layer, Net, Port, PortMap, PortRow
 

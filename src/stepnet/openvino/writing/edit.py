@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from stepnet.openvino.attributes import shorten
+from stepnet.file_model import shorten
 from stepnet.openvino.element_types import ElementType, by_dtype
 from stepnet.openvino.order import sort_layers
 from stepnet.openvino.records import Layer, Net, Port, Shape

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from stepnet.errors import IRError
-from stepnet.openvino.attributes import shorten
+from stepnet.file_model import shorten
 from stepnet.openvino.element_types import by_dtype
 from stepnet.openvino.reader import DEEPEST
 from stepnet.openvino.records import Layer, Net, Port, PortRow

@@ -1,0 +1,128 @@
+"""What models from files share, whatever the format: inputs by name, and how their loops ran."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .data.dtypes import dtype_name
+from .errors import IRError, Unsupported
+
+
+def shorten(text: str, limit: int = 80) -> str:
+    """Text of a file as a message can hold it."""
+    text = text.encode("unicode_escape").decode("ascii") if not text.isprintable() else text
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+@dataclass(frozen=True)
+class Socket:
+    """An input or output of a model: -1 in `shape` is any size; None: of any rank. No dtype: no tensor."""
+
+    name: str
+    shape: tuple[int, ...] | None
+    dtype: torch.dtype | None
+
+    def __str__(self) -> str:
+        shape = "..." if self.shape is None else ", ".join("?" if d < 0 else str(d) for d in self.shape)
+        return f"{self.name}: {'any' if self.dtype is None else dtype_name(self.dtype)}[{shape}]"
+
+    def fits(self, value: Tensor) -> bool:
+        """Whether a tensor has its shape."""
+        if self.shape is None:
+            return True
+        sizes = zip(value.shape, self.shape, strict=False)
+        return value.dim() == len(self.shape) and all(d in (-1, n) for n, d in sizes)
+
+
+@dataclass
+class LoopReport:
+    """How the loop of one layer ran last: `compiled`, or why not."""
+
+    where: str
+    ran: bool = False
+    compiled: bool = False
+    reason: str | None = None
+
+    def declined(self, reason: str) -> None:
+        """Note why the loop is not compiled."""
+        self.ran, self.compiled, self.reason = True, False, reason
+
+    def attempt(self, why_not: str | None, run: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+        """What `run` gives by a plan; None where it declines, or where there is a reason not to try it."""
+        try:
+            if why_not is not None:
+                raise Unsupported(why_not)
+            out = run()
+        except Unsupported as refusal:
+            self.declined(refusal.reason)
+            return None
+        self.ran, self.compiled, self.reason = True, True, None
+        return out
+
+
+class FileModel(nn.Module):
+    """A model read from a file, called with its inputs by position or by name.
+
+    Attributes:
+        inputs: name, shape and dtype of each input, in the order of the file.
+        outputs: the same of each output.
+    """
+
+    takes_sequences = True
+
+    def __init__(self, name: str, where: str, inputs: Sequence[Socket], outputs: Sequence[Socket]) -> None:
+        super().__init__()
+        self.name, self._where = name, where
+        self.inputs, self.outputs = tuple(inputs), tuple(outputs)
+        self._aliases = {socket.name: socket.name for socket in inputs}  # names that inputs answer to
+
+    def extra_repr(self) -> str:
+        return f"{self.name}: ({', '.join(map(str, self.inputs))}) -> ({', '.join(map(str, self.outputs))})"
+
+    def checked(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The inputs of a call, in order.
+
+        Raises:
+            IRError: one is missing, unknown, or of another type or shape than the file declares.
+        """
+        names = [socket.name for socket in self.inputs]
+        where = f"{self._where}: the model"
+        if len(args) > len(names):
+            raise IRError(f"{where} has {len(names)} inputs", got=f"{len(args)} by position", expected=names)
+        values: dict[str, Any] = dict(zip(names, args, strict=False))
+        for key, value in kwargs.items():
+            name = self._aliases.get(key)
+            if name is None:
+                raise IRError(f"{where} has no input '{shorten(key)}'", got=key, expected=names)
+            if name in values:
+                raise IRError(f"{where} is given input '{name}' twice")
+            values[name] = value
+        missing = [name for name in names if name not in values]
+        if missing:
+            raise IRError(f"{where} is not given input '{missing[0]}'", got=list(values), expected=names)
+        return [self._checked(socket, values[socket.name]) for socket in self.inputs]
+
+    def _checked(self, socket: Socket, value: Any) -> Any:
+        if isinstance(value, (np.ndarray, np.generic)):
+            value = torch.from_numpy(np.array(value))
+        if socket.dtype is None:
+            return list(value) if isinstance(value, (list, tuple)) else value
+        where = f"{self._where}: input '{socket.name}'"
+        if not isinstance(value, Tensor):
+            raise IRError(f"{where} must be a tensor or an array", got=type(value).__name__, expected=socket)
+        floats = value.is_floating_point() and socket.dtype.is_floating_point
+        moved = floats and self._takes(value.dtype, socket.dtype)
+        if not socket.fits(value) or (value.dtype != socket.dtype and not moved):
+            got = f"{dtype_name(value.dtype)}{list(value.shape)}"
+            raise IRError(f"{where} does not fit", got=got, expected=socket)
+        return value
+
+    def _takes(self, given: torch.dtype, declared: torch.dtype) -> bool:
+        """Whether the model was taken to another floating type than its file declares (`model.double()`)."""
+        raise NotImplementedError

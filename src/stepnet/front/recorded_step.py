@@ -1,0 +1,114 @@
+"""The step of a scan that was recorded in a frame, as the body of its loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+
+from stepnet.data.recording import Interned
+
+from .frame import run_call
+from .recorded import Call
+from .step import check_joined, failure, next_state
+from .template import Ref, resolve
+
+_MATMUL = {"matmul", "__matmul__", "mv", "__rmatmul__"}
+
+
+@dataclass(frozen=True, eq=False)
+class StepForm(Interned):
+    """The calls of one step, and the places of what it is given and of what it gives."""
+
+    calls: tuple[Call, ...]
+    x: tuple[int, ...]
+    state: tuple[int, ...]
+    y: tuple[Ref, ...]
+    new: tuple[Any, ...]
+    constants: tuple[int, ...]
+
+    @cached_property
+    def names(self) -> tuple[tuple[str, ...], ...]:
+        """What x, the states, the next states and what is written are called."""
+        counts = (("x", self.x), ("state", self.state), ("new_state", self.new), ("y", self.y))
+        return tuple(tuple(f"{name}[{i}]" for i in range(len(part))) for name, part in counts)
+
+    @cached_property
+    def lifted(self) -> StepForm:
+        """The step for rows of a batch: a matrix times a vector is written from the other side."""
+        varying = {*self.x, *self.state, *(call.out for call in self.calls)}
+        return interned(replace(self, calls=tuple(_lifted(call, varying) for call in self.calls)))
+
+
+class RecordedStep:
+    """The calls of a frame as a body: what is read and carried in, what is written and carried on."""
+
+    name = "the while loop"
+    form = None  # the calls are among what it reads
+
+    def __init__(self, step: StepForm, constants: Sequence[Any]) -> None:
+        self.step, self.constants = step, list(constants)
+        x, states, new, y = step.names
+        self.parameters, self.results = (*x, *states), (*y, *new)
+
+    @property
+    def function(self) -> RecordedStep:
+        """Itself: what it reads are its constants."""
+        return self
+
+    def fresh(self) -> RecordedStep:
+        """The body: it remembers nothing."""
+        return self
+
+    def __call__(self, *values: Any) -> tuple[Any, ...]:
+        _, states, _, y_names = self.step.names
+        try:
+            y, new = self.run(values)
+        except RuntimeError as error:
+            if type(error) is not RuntimeError:
+                raise
+            raise failure(self, values, error) from error
+        check_joined(self.name, y_names, y)
+        return *y, *next_state(self.name, states, values[len(values) - len(states) :], new)
+
+    def run(self, values: Sequence[Tensor]) -> tuple[list[Any], list[Any]]:
+        """What the calls give to be written and to be carried on, whatever that is."""
+        step = self.step
+        places = (*step.x, *step.state, *step.constants)
+        known: dict[int, Any] = dict(zip(places, (*values, *self.constants), strict=True))
+        for call in step.calls:
+            run_call(call, known)
+        return [known[at.place] for at in step.y], [resolve(new, known) for new in step.new]
+
+
+_forms: dict[Any, StepForm] = {}
+
+
+def interned(form: StepForm) -> StepForm:
+    """The one object for forms that are equal."""
+    key = (form.calls, form.x, form.state, form.y, form.new, form.constants)
+    try:
+        known = _forms.get(key)
+    except TypeError:  # an argument that does not hash
+        return form
+    if known is None:
+        if len(_forms) > 1024:
+            _forms.clear()
+        known = _forms[key] = form
+    return known
+
+
+def _matvec(vector: Tensor, matrix: Tensor) -> Tensor:
+    return vector @ matrix.mT
+
+
+def _lifted(call: Call, varying: set[int]) -> Call:
+    """A product of a constant with what varies, from the other side; a comparison with the calls follows."""
+    if getattr(call.function, "__name__", "") in _MATMUL and len(call.args) == 2:
+        a, b = call.args
+        if isinstance(a, Ref) and isinstance(b, Ref) and a.place not in varying and b.place in varying:
+            return replace(call, function=_matvec, args=(b, a))
+    return call
