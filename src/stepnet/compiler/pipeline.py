@@ -16,6 +16,7 @@ from stepnet.ir.plan import LoopPlan, Plan
 
 from .capture import Example, trace
 from .fission import fission
+from .inner_loops import MOST, inner_loops
 from .iteration import iteration
 from .narrow import narrow
 from .normal import Joint, normalise
@@ -67,6 +68,8 @@ def compile_loop(
     bind: Callable[..., Any],
     sample: Sequence[Tensor],
     shared: Sequence[Tensor],
+    answers: Sequence[Any] = (),
+    most: int = MOST,
 ) -> Compiled:
     """Capture the body of a loop, which is a sweep, and cut it.
 
@@ -85,19 +88,23 @@ def compile_loop(
         bind: makes a node callable, to probe torch calls that no rule knows.
         sample: `probe.ROWS` rows of each x leaf and state.
         shared: the values of its invariants, which are among the weights.
+        answers: what the body's Python asks of tensors, in that order.
+        most: the steps to unroll of a while loop in the body with a condition for each row.
 
     Raises:
         Unsupported: a pass declines the body.
     """
 
     def call(x: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[Any, list[Any], list[Any]]:
-        return iteration(loop, x, states, shared)
+        with inner_loops(most) as inner:
+            spec, y, new = iteration(loop, x, states, shared)
+        return *inner.beside(spec, y), new
 
     states = tuple(
         replace(e, grad=e.grad and (e.dtype.is_floating_point or e.dtype.is_complex))
         for e in signature.states
     )
-    captured = trace(call, signature.x, states, weights, here=here)
+    captured = trace(call, signature.x, states, weights, here=here, answers=answers)
     joint = normalise(captured, parameter_names(signature, weights))
     check_opaque(joint.graph, bind, samples(joint, weights, sample))
     joint = replace(joint, graph=reassociate(joint.graph, signature.state_names))

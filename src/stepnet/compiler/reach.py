@@ -51,6 +51,7 @@ class Reach:
         return frozenset(name for name in files if not is_machinery(name))
 
 
+_ASKING: set[Any] = set()  # steps whose Python asks for the numbers of captured tensors
 _NAMES: dict[Any, Set[str]] = {}  # the names that code mentions, by the code or class of the step
 
 
@@ -73,6 +74,8 @@ def reach(step: Callable[..., Any], *, everything: bool = False) -> Reach:
         if len(walk.names) == before:
             break
         names = _NAMES[root] = walk.names  # an attribute of a new name may have been passed by: once more
+    if root in _ASKING:
+        walk.opened("its Python asks for the numbers of tensors")
     if everything:
         whole = Walk(set(names), everything=True)
         whole.visit(step)
@@ -83,6 +86,14 @@ def reach(step: Callable[..., Any], *, everything: bool = False) -> Reach:
         ]  # what code names is among them, however much else there is
         walk = whole
     return Reach(tuple(walk.key), walk.tensors, walk.complete, walk.open, walk.refused, walk.holders)
+
+
+def note_asking(step: Callable[..., Any]) -> None:
+    """From now on hold a step, and what its source makes, against what it does: no walk tells what its
+    Python asks of tensors."""
+    if len(_ASKING) > 10_000:
+        _ASKING.clear()
+    _ASKING.add(_root(step))
 
 
 def _root(step: Any) -> Any:

@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 
-from stepnet.data.modes import autocast_dtype
+from stepnet.data.modes import autocast_dtype, is_wrapped, unwrapped
 from stepnet.data.tree import leaves
 from stepnet.errors import Unsupported
 
+from .answers import ASKS, OF_ROWS, Followers
 from .applied import applied
 from .reach import reach
 from .survey import Same
@@ -33,10 +34,21 @@ _PLAIN = frozenset({int, bool, str, type(None)})
 
 
 class Record(NamedTuple):
-    """`key` holds the calls; `tensors` are those that the step read and did not make."""
+    """`key` holds the calls; `tensors` are those that the step read and did not make; `answers`, what its
+    Python asked of tensors (see `answers`)."""
 
     key: tuple[Any, ...]
     tensors: list[Tensor]
+    answers: list[Any]
+
+
+class Trial(NamedTuple):
+    """The tensors that a step read and did not make, and what its Python asked of tensors; `asks_captured`:
+    whether an answer follows from tensors that it reads."""
+
+    tensors: list[Tensor]
+    answers: list[Any]
+    asks_captured: bool
 
 
 def record(run: Callable[[], tuple[Any, list[Any]]], given: Sequence[Tensor]) -> Record:
@@ -56,19 +68,24 @@ def record(run: Callable[[], tuple[Any, list[Any]]], given: Sequence[Tensor]) ->
     mode.key.append(("gives", spec, tuple(mode.coded(result) for result in results)))
     for kind in _own_functions(results):
         mode.key.append(_code_of(kind))
-    return Record(tuple(mode.key), mode.tensors)
+    return Record(tuple(mode.key), mode.tensors, mode.answers)
 
 
 def tensors_used(run: Callable[[], Any], given: Sequence[Tensor]) -> list[Tensor]:
-    """Run a step for real and report the tensors it read besides `given`.
+    """The tensors that a step reads besides `given`; see `tried`."""
+    return tried(run, given).tensors
+
+
+def tried(run: Callable[[], Any], given: Sequence[Tensor]) -> Trial:
+    """Run a step for real and report what it read besides `given`.
 
     Raises:
-        Unsupported: the step changes one of them in place; it is stopped before it does.
+        Unsupported: the step changes a tensor that it read, in place; it is stopped before it does.
     """
     mode = _Reader(given)
     with mode, applied(mode.met):
         run()
-    return mode.tensors
+    return Trial(mode.tensors, mode.answers, mode.asks_captured)
 
 
 _READ_ONLY = frozenset({"__invert__", "__int__", "__index__", "__iter__"})  # they begin like __iadd__
@@ -95,6 +112,10 @@ class _Reader(TorchFunctionMode):
         self.numbers: dict[int, int] = {}
         self.read: set[int] = set()
         self.alive: list[Tensor] = []  # ids in `numbers` stay taken
+        self.of_rows, self.of_captured = Followers(given), Followers()
+        self.answers: list[Any] = []
+        self.asks_captured = False
+        self._noise = torch.get_rng_state()
         self.add(given)
 
     def add(self, tensors: Any) -> None:
@@ -102,11 +123,16 @@ class _Reader(TorchFunctionMode):
             if id(tensor) not in self.numbers:
                 self.numbers[id(tensor)] = len(self.numbers)
                 self.alive.append(tensor)
+                if is_wrapped(tensor):
+                    self.add(unwrapped(tensor))
 
     def meet(self, tensor: Tensor) -> None:
+        if is_wrapped(tensor):  # by a transform inside the step
+            tensor = unwrapped(tensor)
         if id(tensor) not in self.numbers:
             self.add(tensor)
             self.read.add(id(tensor))
+            self.of_captured.add([tensor])
             self.tensors.append(tensor)
 
     def met(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -126,7 +152,19 @@ class _Reader(TorchFunctionMode):
             raise Unsupported("the step changes a tensor it did not make, in place")
         out = func(*args, **kwargs)
         self.add(out)
+        for followers in (self.of_rows, self.of_captured):
+            followers.follow(func, args, kwargs, out)
+        if func in ASKS:
+            self.asked(out, (args, kwargs))
         return out
+
+    def asked(self, answer: Any, of: Any) -> None:
+        """Note what the step's Python asked of tensors."""
+        if self.of_rows.has(of) or not torch.equal(torch.get_rng_state(), self._noise):
+            answer = OF_ROWS
+        else:
+            self.asks_captured |= self.of_captured.has(of)
+        self.answers.append(answer)
 
 
 def written(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
@@ -165,6 +203,12 @@ class _Recorder(_Reader):
                 autocast_dtype("cpu"),
             )
         )
+
+    def asked(self, answer: Any, of: Any) -> None:
+        """The same, as part of the key."""
+        super().asked(answer, of)
+        if self.answers[-1] is not OF_ROWS:
+            self.key.append(("answer", self.coded(answer)))
 
     def coded(self, value: Any) -> Any:
         """An argument as part of the key."""

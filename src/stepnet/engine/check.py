@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from stepnet.compiler.capture import Replaced
+from stepnet.compiler.inner_loops import TooFewSteps, is_guarded
 from stepnet.compiler.iteration import code_of
 from stepnet.compiler.pipeline import Compiled
 from stepnet.data.lod import LoDTensor
@@ -28,12 +29,18 @@ Results = tuple[list[Tensor], list[Tensor]]
 
 
 def plain_loop(
-    loop: Loop, sequences: Sequences, reads: Reads | None = None, places: Sequence[int] = ()
+    loop: Loop,
+    sequences: Sequences,
+    reads: Reads | None = None,
+    places: Sequence[int] = (),
+    *,
+    guarded: bool = False,
 ) -> Callable[..., Results]:
     """The plain loop over rows that lie as those of `sequences`, `plain(x, states, weights)`.
 
     With weights, those stand where the step reads its tensors at `places` of what `reads` found. They may be
-    others than at the call by now, as under `functional_call`; the step may not.
+    others than at the call by now, as under `functional_call`; the step may not. A `guarded` plan has one
+    more result, which is true for each row.
 
     Raises:
         StepError: the step reads something else by now.
@@ -43,11 +50,15 @@ def plain_loop(
         x: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor] | None = None
     ) -> Results:
         if weights is None or reads is None:
-            return _run(loop, sequences, x, states)
+            return run_it(x, states)
         now = read_again(loop, sequences, reads, x, states)
         swap = {id(now.tensors[place]): w for place, w in zip(places, weights, strict=True)}
         with Replaced(swap):
-            return _run(loop, sequences, x, states)
+            return run_it(x, states)
+
+    def run_it(x: Sequence[Tensor], states: Sequence[Tensor]) -> Results:
+        y, finals = _run(loop, sequences, x, states)
+        return [*y, torch.ones(sequences.layout.rows, dtype=torch.bool)] if guarded else y, finals
 
     return plain
 
@@ -124,7 +135,8 @@ def self_check(
     boot = [sample(t, 4, 0.1) for t in sequences.states]
     # aliases: one weight may be made from another, and that history is the caller's
     own = [w.view_as(w) if w.requires_grad else w for w in weights]
-    with_weights = plain_loop(loop, sequences._replace(layout=layout))
+    guarded = is_guarded(compiled.y_spec)
+    with_weights = plain_loop(loop, sequences._replace(layout=layout), guarded=guarded)
 
     def plain(x: Sequence[Tensor], states: Sequence[Tensor], *_: Any) -> Results:
         with Replaced({id(w): t for w, t in zip(weights, own, strict=True)}):
@@ -132,8 +144,10 @@ def self_check(
 
     wanted = [t for t in (*x, *boot, *own) if t.requires_grad]
     with torch.random.fork_rng(devices=[]):
-        ours = run(Call(ready, layout, compiled.constants, plain), x, boot, own)
+        ours = run(Call(ready, layout, compiled.constants, plain, guarded=guarded), x, boot, own)
         theirs = _joined(plain(x, boot))
+    if guarded and not bool(ours[len(theirs) - len(boot) - 1].all()):
+        raise TooFewSteps("a while_loop in the step takes more steps on sample rows than were unrolled")
     names = [*(f"y{i}" for i in range(len(theirs) - len(boot))), *loop.carried.values()]
     names += [f"gradient of a {tuple(t.shape)}" for t in wanted]
     if ready.backward is not None and [a.requires_grad for a in ours] != [b.requires_grad for b in theirs]:

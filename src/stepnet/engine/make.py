@@ -14,13 +14,15 @@ import torch
 from torch import Tensor
 
 from stepnet.compiler import stored
+from stepnet.compiler.answers import AsksCaptured
 from stepnet.compiler.capture import Example, warm, without_hooks, without_modes
+from stepnet.compiler.inner_loops import inner_loops
 from stepnet.compiler.iteration import code_of, iteration
 from stepnet.compiler.pipeline import Compiled, Signature, compile_loop
 from stepnet.compiler.portable import digest
 from stepnet.compiler.probe import ROWS
 from stepnet.compiler.reach import reach
-from stepnet.compiler.record import tensors_used
+from stepnet.compiler.record import tried as tried_on
 from stepnet.compiler.undo import Snapshot
 from stepnet.data.modes import autocast_dtype, default_device, for_plans
 from stepnet.data.tree import Spec
@@ -37,7 +39,7 @@ from stepnet.user_line import line_in
 
 from .check import self_check
 from .choice import Race, race, recall, remember
-from .reads import FailsOnSamples, Reads, read
+from .reads import FailsOnSamples, Reads, read, steps_of_inner_loops
 from .rows import Sequences, samples
 
 
@@ -91,7 +93,10 @@ def _compile(
     if any(t.device != device for t in inputs):
         raise Unsupported("x and the state are on different devices")
     x_few, state_few = samples(sequences.x_rows, ROWS), samples(states, ROWS)
-    used = _used(entry, snapshot, loop, reads, sequences._replace(x_rows=x_few, states=state_few))
+    few = sequences._replace(x_rows=x_few, states=state_few)
+    with inner_loops(None) as loops:
+        used, answers = _used(entry, snapshot, loop, reads, few)
+    most = steps_of_inner_loops(reads, loops.longest)
     if entry.changes:
         return
     places = {id(t): i for i, t in enumerate(reads.tensors)}
@@ -114,7 +119,7 @@ def _compile(
         state_names=tuple(port.parameter for port in loop.merged),
     )
     here = line_in(reads.files)
-    key = None if reads.open is not None else _digest(loop, reads, signature)
+    key = None if reads.open is not None else _digest(loop, reads, signature, most)
     plain = [t.detach() for t in (*x_few, *state_few)]
     given = (signature, weights, bind, plain)
     kept = None if key is None else plan_files.read(key)
@@ -126,7 +131,7 @@ def _compile(
         entry.ready, entry.refusals, entry.notes, entry.wrong = None, [], [], False
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        compiled = compile_loop(loop, signature, weights, here, bind, plain, sequences.shared)
+        compiled = compile_loop(loop, signature, weights, here, bind, plain, sequences.shared, answers, most)
     if reads.open is not None and len(compiled.followed) < len(weights):
         raise Unsupported("the step reads a tensor that the trace could not follow")
     if snapshot.changed():
@@ -139,11 +144,14 @@ def _compile(
             plan_files.write(key, data)
 
 
-def _used(entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows: Sequences) -> list[Tensor]:
-    """The tensors that a body reads, found by trying it on a few rows.
+def _used(
+    entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows: Sequences
+) -> tuple[list[Tensor], Sequence[Any]]:
+    """The tensors that a body reads and what its Python asks of tensors, found by trying it on a few rows.
 
     Raises:
         Unsupported: it fails, changes a tensor, or does not do the same twice.
+        AsksCaptured: its key does not tell what it asks.
     """
     versions = _versions(reads)
     if reads.open is not None:
@@ -156,12 +164,15 @@ def _used(entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows: Sequ
                 "the step does not do the same twice on the same rows",
                 remedy="draw noise by torch, and hand in what changes as part of x",
             )
-        used = reads.tensors
+        used, answers = reads.tensors, again.answers
     else:
         try:
             with torch.random.fork_rng(devices=[]):
                 x, states = rows.x_rows, rows.states
-                used = tensors_used(lambda: iteration(loop, x, states, rows.shared), [*x, *states])
+                trial = tried_on(lambda: iteration(loop, x, states, rows.shared), [*x, *states])
+            used, answers = trial.tensors, trial.answers
+            if trial.asks_captured:
+                raise AsksCaptured("its Python asks for the numbers of a tensor that it reads")
         except Unsupported:
             raise
         except Exception as error:
@@ -169,15 +180,15 @@ def _used(entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows: Sequ
     if versions != _versions(reads):
         raise Unsupported("the step changes a tensor it did not make, in place")
     entry.changes = snapshot.changed()
-    return used
+    return used, answers
 
 
-def _digest(loop: Loop, reads: Reads, signature: Signature) -> str | None:
+def _digest(loop: Loop, reads: Reads, signature: Signature, most: int) -> str | None:
     return digest(
         reads.key,
         [(tuple(t.shape), t.dtype, t.requires_grad, t.device.type, type(t)) for t in reads.tensors],
         [(e.shape, e.dtype, e.grad) for e in (*signature.x, *signature.states)],
-        (signature.boots, torch.is_grad_enabled(), code_of(loop).form),
+        (signature.boots, torch.is_grad_enabled(), code_of(loop).form, most),
         autocast_dtype("cpu"),
         torch.get_default_dtype(),
         default_device(),

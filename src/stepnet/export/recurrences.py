@@ -14,6 +14,7 @@ from torch.fx import Node as FxNode
 from stepnet.api import recurrent
 from stepnet.checks import checked
 from stepnet.compiler.capture import Replaced
+from stepnet.compiler.inner_loops import is_guarded
 from stepnet.compiler.pipeline import Compiled
 from stepnet.compiler.reach import reach
 from stepnet.compiler.record import tensors_used
@@ -140,6 +141,8 @@ class RecurrenceRecorder(Recorder):
                 places = places_of(read, body.step, f"step '{body.name}' ({line})", owner="step")
                 if entry.ready is None:
                     compiled, refusal = None, entry.refusals[-1][1]
+                elif entry.y_spec is not None and is_guarded(entry.y_spec):
+                    compiled = None  # a graph cannot ask whether the plan holds
             except Unsupported as error:
                 refusal = error
             if compiled is None:
