@@ -127,7 +127,8 @@ def attend_padded(step: Scope) -> None:
 def attended(stepnet_: Any, backend: Any, reverse: bool, **how: Any) -> list[Tensor]:
     torch.manual_seed(1)
     scope = Scope({"x": LoDTensor.from_lengths(f64(7, 2), [[2, 4, 0, 1]]), "boot": f64(4, 2),
-                   "scale": f64(4, 1), "memory": LoDTensor.from_lengths(f64(8, 2), [[3, 1, 2, 2]])})  # fmt: skip
+                   "memory": LoDTensor.from_lengths(f64(8, 2), [[3, 1, 2, 2]])})  # fmt: skip
+    scope["scale"] = f64(4, 1)
     names = ["memory", "scale"]
     last = dynamic_recurrent(
         stepnet_,
