@@ -28,6 +28,7 @@ from stepnet.errors import Unsupported
 from .answers import ASKS, OF_ROWS, Answers
 from .applied import applied
 from .decompositions import Exact, exact
+from .draws import noise_of
 from .joint import joint_graph
 from .whole_calls import keep_whole
 
@@ -152,6 +153,8 @@ class _Swap(Replaced):
                 line=line,
                 remedy="write x.shape[0] where tensors are made; do not compute with the number of rows",
             )
+        if (noise := noise_of(func, args, kwargs)) is not None:
+            return noise
         if func in ASKS and (answer := self.answers.answer(args, kwargs)) is not OF_ROWS:
             return answer
         written = func in _CASTS

@@ -15,6 +15,7 @@ from stepnet.ir.ops import RANDOM
 from stepnet.ir.plan import LoopPlan, Plan
 
 from .capture import Example, trace
+from .draws import Draw, Drawn, drawn
 from .fission import fission
 from .inner_loops import MOST, inner_loops
 from .iteration import iteration
@@ -48,7 +49,8 @@ class Compiled:
     """Plans of one step: `fused` for generated code, `hoisted` for torch ops.
 
     `y_spec` is the structure of y; `weights` are the places of the weights among what the step reaches;
-    `followed`, those of weights that the trace met.
+    `followed`, those of weights that the trace met. `draws`: noise of generators of the step's own, the last
+    inputs of the plans.
     """
 
     fused: Plan
@@ -58,6 +60,12 @@ class Compiled:
     y_spec: Any
     weights: list[int]
     followed: list[int] = field(default_factory=list)
+    draws: tuple[Draw, ...] = ()
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether the plain loop gives the same numbers: not where both draw noise."""
+        return not any(node.op in RANDOM for node in self.joint.graph.nodes)
 
 
 def compile_loop(
@@ -70,6 +78,7 @@ def compile_loop(
     shared: Sequence[Tensor],
     answers: Sequence[Any] = (),
     most: int = MOST,
+    draws: Sequence[Draw] = (),
 ) -> Compiled:
     """Capture the body of a loop, which is a sweep, and cut it.
 
@@ -90,14 +99,16 @@ def compile_loop(
         shared: the values of its invariants, which are among the weights.
         answers: what the body's Python asks of tensors, in that order.
         most: the steps to unroll of a while loop in the body with a condition for each row.
+        draws: what the body draws from generators of its own, which are the last inputs of the signature.
 
     Raises:
         Unsupported: a pass declines the body.
     """
 
     def call(x: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[Any, list[Any], list[Any]]:
-        with inner_loops(most) as inner:
-            spec, y, new = iteration(loop, x, states, shared)
+        own = len(x) - len(draws)
+        with inner_loops(most) as inner, drawn(Drawn(draws, x[own:])):
+            spec, y, new = iteration(loop, x[:own], states, shared)
         return *inner.beside(spec, y), new
 
     states = tuple(
@@ -108,7 +119,11 @@ def compile_loop(
     joint = normalise(captured, parameter_names(signature, weights))
     check_opaque(joint.graph, bind, samples(joint, weights, sample))
     joint = replace(joint, graph=reassociate(joint.graph, signature.state_names))
-    return replace(finish(joint, signature, weights, captured.y_spec), followed=captured.followed)
+    made = finish(joint, signature, weights, captured.y_spec)
+    if draws:
+        fused, hoisted = (replace(plan, random=True) for plan in (made.fused, made.hoisted))
+        made = replace(made, fused=fused, hoisted=hoisted)
+    return replace(made, followed=captured.followed, draws=tuple(draws))
 
 
 def parameter_names(signature: Signature, weights: Sequence[Any]) -> tuple[str, ...]:

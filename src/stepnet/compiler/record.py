@@ -25,6 +25,7 @@ from stepnet.errors import Unsupported
 
 from .answers import ASKS, OF_ROWS, Followers
 from .applied import applied
+from .draws import Draw, draw_of, generator_of
 from .reach import reach
 from .survey import Same
 from .trust import BY_VALUE, is_trusted_class, is_trusted_code
@@ -44,11 +45,12 @@ class Record(NamedTuple):
 
 class Trial(NamedTuple):
     """The tensors that a step read and did not make, and what its Python asked of tensors; `asks_captured`:
-    whether an answer follows from tensors that it reads."""
+    whether an answer follows from tensors that it reads. `draws`: from generators of its own."""
 
     tensors: list[Tensor]
     answers: list[Any]
     asks_captured: bool
+    draws: list[tuple[Draw, Tensor]]
 
 
 def record(run: Callable[[], tuple[Any, list[Any]]], given: Sequence[Tensor]) -> Record:
@@ -76,16 +78,18 @@ def tensors_used(run: Callable[[], Any], given: Sequence[Tensor]) -> list[Tensor
     return tried(run, given).tensors
 
 
-def tried(run: Callable[[], Any], given: Sequence[Tensor]) -> Trial:
+def tried(
+    run: Callable[[], Any], given: Sequence[Tensor], generators: Sequence[torch.Generator] = ()
+) -> Trial:
     """Run a step for real and report what it read besides `given`.
 
     Raises:
         Unsupported: the step changes a tensor that it read, in place; it is stopped before it does.
     """
-    mode = _Reader(given)
+    mode = _Reader(given, generators)
     with mode, applied(mode.met):
         run()
-    return Trial(mode.tensors, mode.answers, mode.asks_captured)
+    return Trial(mode.tensors, mode.answers, mode.asks_captured, mode.draws)
 
 
 _READ_ONLY = frozenset({"__invert__", "__int__", "__index__", "__iter__"})  # they begin like __iadd__
@@ -106,8 +110,10 @@ def writes(name: str) -> bool:
 class _Reader(TorchFunctionMode):
     """Tells the tensors that are read but were not made, and stops what would write to them."""
 
-    def __init__(self, given: Sequence[Tensor]) -> None:
+    def __init__(self, given: Sequence[Tensor], generators: Sequence[torch.Generator] = ()) -> None:
         super().__init__()
+        self.generators = [id(generator) for generator in generators]
+        self.draws: list[tuple[Draw, Tensor]] = []
         self.tensors: list[Tensor] = []
         self.numbers: dict[int, int] = {}
         self.read: set[int] = set()
@@ -150,17 +156,30 @@ class _Reader(TorchFunctionMode):
         if any(id(tensor) in self.read for tensor in written(func, args, kwargs)):
             # stopped before the write: the plain loop makes it, once for each step
             raise Unsupported("the step changes a tensor it did not make, in place")
+        generator, draw = generator_of(args, kwargs), None
+        if generator is not None:
+            draw = draw_of(func, args, kwargs, self._place(generator))[0]
         out = func(*args, **kwargs)
         self.add(out)
+        if draw is not None:
+            self.draws.append((draw, out.clone()))
         for followers in (self.of_rows, self.of_captured):
             followers.follow(func, args, kwargs, out)
         if func in ASKS:
             self.asked(out, (args, kwargs))
         return out
 
+    def _place(self, generator: torch.Generator) -> int:
+        if id(generator) not in self.generators:
+            raise Unsupported(
+                "the step draws from a generator that could not be found again from the step",
+                remedy="keep it in a closure or an attribute that the step refers to",
+            )
+        return self.generators.index(id(generator))
+
     def asked(self, answer: Any, of: Any) -> None:
         """Note what the step's Python asked of tensors."""
-        if self.of_rows.has(of) or not torch.equal(torch.get_rng_state(), self._noise):
+        if self.of_rows.has(of) or self.draws or not torch.equal(torch.get_rng_state(), self._noise):
             answer = OF_ROWS
         else:
             self.asks_captured |= self.of_captured.has(of)
@@ -234,6 +253,11 @@ class _Recorder(_Reader):
 
 def _coded_object(value: Any) -> Any:
     kind = type(value)
+    if kind is torch.Generator:
+        raise Unsupported(
+            "the step draws from a generator of its own, and what else it does is not known beforehand",
+            remedy="seed the generator outside of the step",
+        )
     if (
         isinstance(value, (np.ndarray, np.generic))
         and value.nbytes <= _MOST_BYTES

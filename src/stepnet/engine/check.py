@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from stepnet.compiler.capture import Replaced
+from stepnet.compiler.draws import kept
 from stepnet.compiler.inner_loops import TooFewSteps, is_guarded
 from stepnet.compiler.iteration import code_of
 from stepnet.compiler.pipeline import Compiled
@@ -23,7 +24,7 @@ from stepnet.executors.layout import Layout
 from stepnet.ir.loop import Loop
 
 from .reads import Reads, read
-from .rows import Sequences, few
+from .rows import Noise, Sequences, few
 
 Results = tuple[list[Tensor], list[Tensor]]
 
@@ -87,8 +88,9 @@ def _run(loop: Loop, sequences: Sequences, x: Sequence[Tensor], states: Sequence
     back = torch.empty_like(sequence_rows)
     back[sequence_rows] = torch.arange(len(sequence_rows))
     lengths = [layout.lengths]
+    own = x[: len(loop.slices)]  # without noise
     tables = [
-        LoDTensor.from_lengths(rows.index_select(0, sequence_rows.to(rows.device)), lengths) for rows in x
+        LoDTensor.from_lengths(rows.index_select(0, sequence_rows.to(rows.device)), lengths) for rows in own
     ]
     values = zip(loop.sources, (tables, states, sequences.shared), strict=True)
     feeds = {source: value for sources, part in values for source, value in zip(sources, part, strict=True)}
@@ -117,7 +119,8 @@ def sampled(table: Tensor, n: int, spread: float, generator: torch.Generator) ->
 
 @exact_products()
 def self_check(
-    loop: Loop, ready: Ready, compiled: Compiled, sequences: Sequences, weights: Sequence[Tensor]
+    loop: Loop, ready: Ready, compiled: Compiled, noise: Noise, sequences: Sequences,
+    weights: Sequence[Tensor],
 ) -> None:  # fmt: skip
     """Compare one small batch with the plain loop: values and every gradient.
 
@@ -144,8 +147,12 @@ def self_check(
 
     wanted = [t for t in (*x, *boot, *own) if t.requires_grad]
     with torch.random.fork_rng(devices=[]):
-        ours = run(Call(ready, layout, compiled.constants, plain, guarded=guarded), x, boot, own)
-        theirs = _joined(plain(x, boot))
+        call = Call(ready, layout, compiled.constants, plain, guarded=guarded)
+        with kept(noise.generators):
+            drawn = noise.tables(layout)
+        ours = run(call, [*x, *drawn], boot, own)
+        with kept(noise.generators):
+            theirs = _joined(plain(x, boot))
     if guarded and not bool(ours[len(theirs) - len(boot) - 1].all()):
         raise TooFewSteps("a while_loop in the step takes more steps on sample rows than were unrolled")
     names = [*(f"y{i}" for i in range(len(theirs) - len(boot))), *loop.carried.values()]
@@ -160,7 +167,7 @@ def self_check(
     def nudged(by: float) -> list[Tensor]:
         """The plain loop's numbers for samples that differ in their last digits."""
         moved = [_nudged(t, by).requires_grad_(t.requires_grad) for t in (*x, *boot)]
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), kept(noise.generators):
             results = _joined(plain(moved[: len(x)], moved[len(x) :]))
         return all_of(results, [t for t in (*moved, *own) if t.requires_grad])
 

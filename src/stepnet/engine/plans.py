@@ -33,7 +33,7 @@ from .choice import Slower
 from .directions import RunsAlong
 from .make import Entry, make
 from .reads import CHANGES, FailsOnSamples, Reads, more_inner_steps, read, steps_of_inner_loops
-from .rows import Sequences, as_rows
+from .rows import Noise, Sequences, as_rows
 from .transforms import find_transformed
 
 _entries: OrderedDict[Any, Entry] = OrderedDict()
@@ -86,17 +86,18 @@ def run(
         told = refusal.line is not None or isinstance(refusal, NoCompiler)  # not a dtype: the caller chose it
         if told:
             _tell(TorchOpsWarning, loop, reads, refusal, warn)
-    guarded = is_guarded(entry.y_spec)
+    guarded, random = is_guarded(entry.y_spec), bool(entry.compiled.draws)
     if guarded and transformed:
         raise Unsupported("a torch.func transform is active, and a while_loop in the step asks for each row")
-    if asked is not None and reads.open is None and not guarded:
+    if asked is not None and reads.open is None and not (guarded or random):
         asked.keep(entry)
     weights = [reads.tensors[place] for place in entry.weights]
-    x_rows = [rows.contiguous() for rows in sequences.x_rows]
+    noise = Noise(entry.compiled.draws, reads.reach.generators).tables(sequences.layout)
+    x_rows = [*(rows.contiguous() for rows in sequences.x_rows), *noise]
     states = [state.contiguous() for state in sequences.states]
     plain = plain_loop(loop, sequences, reads, entry.weights, guarded=guarded)
     along = None
-    if not (transformed or guarded):
+    if not (transformed or guarded or random):
         along = RunsAlong(loop, entry.ready, sequences, reads, entry.weights, find)
     call = Call(entry.ready, sequences.layout, entry.compiled.constants, plain, along, guarded)
     out = (run_transformed if transformed else run_plan)(call, x_rows, states, weights)

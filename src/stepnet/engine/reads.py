@@ -15,6 +15,7 @@ from torch import Tensor
 
 from stepnet.compiler.capture import without_modes
 from stepnet.compiler.code_facts import Facts
+from stepnet.compiler.draws import kept
 from stepnet.compiler.inner_loops import MOST, inner_loops
 from stepnet.compiler.iteration import code_of, iteration
 from stepnet.compiler.probe import ROWS
@@ -123,7 +124,7 @@ def read(loop: Loop, x: Sequence[Tensor], states: Sequence[Tensor], shared: Sequ
 
     try:
         most = _inner_steps.get(found.key[0], _FEW)
-        with torch.random.fork_rng(devices=[]), without_modes(), inner_loops(most):
+        with torch.random.fork_rng(devices=[]), without_modes(), inner_loops(most), kept(found.generators):
             made = record(run, [*rows[0], *rows[1]])
     except Unsupported as refusal:
         snapshot.restore()

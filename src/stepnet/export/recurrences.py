@@ -141,8 +141,8 @@ class RecurrenceRecorder(Recorder):
                 places = places_of(read, body.step, f"step '{body.name}' ({line})", owner="step")
                 if entry.ready is None:
                     compiled, refusal = None, entry.refusals[-1][1]
-                elif entry.y_spec is not None and is_guarded(entry.y_spec):
-                    compiled = None  # a graph cannot ask whether the plan holds
+                elif compiled is not None and (is_guarded(compiled.y_spec) or compiled.draws):
+                    compiled = None  # a graph cannot ask whether the plan holds, and has no generator
             except Unsupported as error:
                 refusal = error
             if compiled is None:
