@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint as recomputed
 from typing_extensions import TypeVarTuple, Unpack
 
+from stepnet.compiler.inner_loops import inner
 from stepnet.data.array import TensorArray
 from stepnet.data.lod import LoDTensor
 from stepnet.data.recording import recorded_in_frames
@@ -125,6 +126,10 @@ def while_loop(
     leaves, spec = flatten(tuple(loop_vars))
     code = WhileBody(cond, body, spec, max_steps)
     leaves = code.begin(leaves)
+    going, within = code.going(leaves, 0), inner()
+    if within is not None and within.most is not None and code.by_row:
+        found = unflatten(spec, within.unrolled(leaves, going, code.advance, code.holds, max_steps))
+        return list(found) if isinstance(loop_vars, list) else found
     loop = Loop(
         code,
         inputs=(Iteration(STEP), *(Merged(name, name) for name in code.results)),
@@ -132,7 +137,7 @@ def while_loop(
         back_edges=[BackEdge(name, name) for name in code.results],
         condition=GOING,
     )
-    run = PlainRun(loop, dict(zip(code.results, (code.going(leaves, 0), *leaves), strict=True)))
+    run = PlainRun(loop, dict(zip(code.results, (going, *leaves), strict=True)))
     lengths = _segments(checkpoint) if torch.is_grad_enabled() else None
     state = run.begin()
     if lengths is None:
@@ -140,6 +145,8 @@ def while_loop(
     else:
         while state.going:
             state = _checkpointed(run, state, next(lengths))
+    if within is not None and code.by_row:
+        within.longest = max(within.longest, state.step)
     out = run.outputs(state)
     result = unflatten(spec, [out[name] for name in code.names])
     return list(result) if isinstance(loop_vars, list) else result
@@ -191,8 +198,8 @@ class WhileBody:
         with torch.no_grad():
             going = self.cond(*unflatten(self.spec, leaves))
         if step == 0:
-            self.by_row = isinstance(going, Tensor) and going.dim() == 1 and len(going) != 1
-            rows = len(going) if self.by_row else None
+            self.by_row = isinstance(going, Tensor) and going.dim() == 1 and going.shape[0] != 1
+            rows = going.shape[0] if self.by_row else None
         if isinstance(going, bool) and rows is None:
             return going
         kind = (going.dtype, going.numel()) if isinstance(going, Tensor) else None
@@ -214,10 +221,15 @@ class WhileBody:
                 f"while_loop: condition '{step_name(self.cond)}' still holds after max_steps={step}",
                 remedy="a larger max_steps, or a condition that comes to an end",
             )
-        new = self._next(list(leaves), step)
+        new = self.advance(list(leaves), step)
         return self.going(new, step + 1, len(going) if self.by_row else None), *new
 
-    def _next(self, leaves: list[Any], step: int) -> list[Any]:
+    def holds(self, leaves: list[Any], step: int) -> Tensor:
+        """The condition at a step, for each of the rows that there were at the first one."""
+        return self.going(leaves, step, next(leaf.shape[0] for leaf in leaves if _has_rows(leaf)))
+
+    def advance(self, leaves: list[Any], step: int) -> list[Any]:
+        """The loop variables after a step, checked."""
         result = self.body(*unflatten(self.spec, leaves))
         if type(result) is list:
             result = tuple(result)
@@ -242,6 +254,10 @@ class WhileBody:
                 remedy="start with the final shape and dtype, or collect what grows in a TensorArray",
             )
         return new
+
+
+def _has_rows(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.dim() > 0
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -121,6 +121,31 @@ def run_with_resets(
     return rows.whole(y), final
 
 
+def as_pieces(
+    step: Any, x: Any, state: Any, resets: Any, *, reverse: bool, level: int, axis: int
+) -> tuple[Any, Any, int]:
+    """What a call with resets comes to, without running it: x cut into pieces, their initial states, the
+    level whose elements are the steps.
+
+    >>> x = LoDTensor.from_lengths(torch.ones(4, 1), [[4]])
+    >>> marks = torch.tensor([False, False, False, True])
+    >>> how = {"reverse": False, "level": -1, "axis": 0}
+    >>> pieces, state, level = as_pieces(lambda x, s: (x, s), x, torch.zeros(1, 1), marks, **how)
+    >>> pieces.lengths(level).tolist(), state.tolist()
+    ([3, 1], [[0.0], [0.0]])
+    """
+    calls: list[tuple[Any, Any, int]] = []
+
+    def note(step: Any, x: Any, state: Any, *, level: int, **_: Any) -> tuple[Any, Any]:
+        calls.append((x, state, level))
+        return x, state
+
+    run_with_resets(
+        note, step, x, state, resets, reverse=reverse, level=level, axis=axis, scopes=False, look=False
+    )
+    return calls[0]
+
+
 WHERE = "recurrent: 'resets'"
 
 

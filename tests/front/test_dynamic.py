@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -112,6 +114,54 @@ def test_explain_says_why_a_ragged_static_input_is_not_compiled():
     (one,) = told.recurrences
     assert one.executor == "naive"
     assert "static input 'memory' is ragged" in str(one)
+    assert "padded=['memory']" in str(one)
+
+
+def attend_padded(step: Scope) -> None:
+    """The same attention over rows side by side, which compiles."""
+    rows, mask = step["memory"]
+    scores = (rows * step["h_pre"][:, None]).sum(2).masked_fill(~mask, -torch.inf)
+    step["h"] = torch.tanh((torch.softmax(scores, 1)[..., None] * rows).sum(1) + step["x"] * step["scale"])
+
+
+def attended(stepnet_: Any, backend: Any, reverse: bool, **how: Any) -> list[Tensor]:
+    torch.manual_seed(1)
+    scope = Scope({"x": LoDTensor.from_lengths(f64(7, 2), [[2, 4, 0, 1]]), "boot": f64(4, 2),
+                   "memory": LoDTensor.from_lengths(f64(8, 2), [[3, 1, 2, 2]])})  # fmt: skip
+    scope["scale"] = f64(4, 1)
+    names = ["memory", "scale"]
+    last = dynamic_recurrent(
+        stepnet_,
+        scope,
+        ["x"],
+        ["h"],
+        MEMORIES[:1],
+        static_inputs=names,
+        backend=backend,
+        reverse=reverse,
+        **how,
+    )
+    wanted = [scope[name].values for name in ("memory", "x")] + [scope["boot"], scope["scale"]]
+    total = scope["h"].values.pow(2).sum() + last["h"].sum()
+    return [scope["h"].values, last["h"], *torch.autograd.grad(total, wanted)]
+
+
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+def test_a_padded_static_input_compiles(reverse):
+    def ragged(step: Scope) -> None:
+        step["x"] = step["x"] * step["scale"]
+        attend(step)
+
+    expected = attended(ragged, "naive", reverse)
+    for backend in ("naive", "c"):
+        found = attended(attend_padded, backend, reverse, padded=["memory"])
+        torch.testing.assert_close(found, expected)
+
+
+def test_only_static_inputs_are_padded():
+    scope = a_scope([2, 1])
+    with pytest.raises(StepError, match="'m' in padded= is no static input"):
+        dynamic_recurrent(rnn, scope, ["x", "m"], ["h"], MEMORIES, static_inputs=["scale"], padded=["m"])
 
 
 def test_steps_over_an_outer_level_get_whole_sequences():

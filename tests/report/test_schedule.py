@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import stepnet
-from stepnet import cells
+from stepnet import Recurrent, cells
 from stepnet.cells import GRU, LSTM, RNN, LayerNormLSTM, MinGRU, PeepholeLSTM
 from stepnet.engine import again, plans
+from stepnet.errors import StepError
 from stepnet.executors.schedule import adopt
 from stepnet.report import explain
+from stepnet.resets import Resets
 
 I, H, T, B = 3, 5, 7, 2
 
@@ -220,3 +223,30 @@ def test_a_recurrent_module_is_explained_with_its_own_settings():
     told = explain(module, torch.randn(B, T, I))
     assert (told.steps, told.sequences, told.executor) == (T, B, "eager")
     assert explain(module, torch.randn(B, T, I), backend="naive").executor == "naive"
+
+
+def test_what_recurrent_takes_besides():
+    """Steps without an input, marks where sequences start anew, and both kinds of settings together."""
+
+    def step(x: Any, h: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(h if x is None else h + x)
+        return h, h
+
+    h = torch.zeros(2, 4)
+    told: Any = explain(step, steps=5, state=h)
+    assert (told.executor, told.steps, told.sequences, told.rows) == ("c", 5, 2, 10)
+    told = explain(step, steps=[3, 1], state=h, reverse=True)
+    assert (told.steps, told.rows, told.reverse) == (3, 4, True)
+    marks = torch.tensor([[False, False], [False, False], [False, True], [True, False]])
+    told = explain(step, torch.ones(4, 2, 4), h, resets=marks)
+    assert (told.executor, told.sequences, told.rows) == ("c", 4, 8)  # 3 + 1 and 2 + 2 steps
+    assert (told.shortest, told.steps) == (1, 3)
+    told = explain(step, torch.ones(4, 2, 4), h, resets=Resets(done=marks, state=h))
+    assert (told.shortest, told.steps) == (0, 4)  # the last row of one is marked: a next call starts anew
+    told = explain(
+        lambda x, h, m: (h + x * m, h), torch.ones(4, 2, 4), h, static=torch.ones(2, 4), resets=marks, axis=0
+    )
+    assert told.sequences == 4
+    assert explain(Recurrent(step, axis=1), torch.ones(2, 3, 4), h, resets=torch.zeros(2, 3)).steps == 3  # pyright: ignore
+    with pytest.raises(StepError, match="x besides"):
+        explain(step, torch.ones(4, 2, 4), h, steps=3)

@@ -1,4 +1,4 @@
-"""Calls of custom autograd Functions, which a TorchFunctionMode does not see."""
+"""What a TorchFunctionMode does not see: calls of custom autograd Functions, and torch's control flow."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 
 from torch.autograd import Function
 
+from .control import plain_control
+
 See = Callable[[Any, Any], tuple[Any, Any]]
 
 _seeing: ContextVar[tuple[See, ...]] = ContextVar("stepnet_applied", default=())
@@ -20,7 +22,8 @@ _original: Any = None
 
 @contextlib.contextmanager
 def applied(see: See) -> Iterator[None]:
-    """Let `see(args, kwargs)` give the arguments of each `Function.apply` that this thread calls in here."""
+    """Let `see(args, kwargs)` give the arguments of each `Function.apply` that this thread calls in here, and
+    let torch's control flow be Python's."""
     global _entered, _original
     token = _seeing.set((*_seeing.get(), see))
     with _lock:
@@ -29,7 +32,8 @@ def applied(see: See) -> Iterator[None]:
             Function.apply = classmethod(_apply)  # pyright: ignore[reportAttributeAccessIssue]
         _entered += 1
     try:
-        yield
+        with plain_control():
+            yield
     finally:
         with _lock:
             _entered -= 1

@@ -25,8 +25,10 @@ from torch.overrides import TorchFunctionMode
 from stepnet.data.tree import leaves, map_leaves
 from stepnet.errors import Unsupported
 
+from .answers import ASKS, OF_ROWS, Answers
 from .applied import applied
 from .decompositions import Exact, exact
+from .draws import noise_of
 from .joint import joint_graph
 from .whole_calls import keep_whole
 
@@ -124,10 +126,12 @@ class _Swap(Replaced):
     """Puts traced tensors in the place of real ones, and notes where in the user's code each call is."""
 
     def __init__(
-        self, swap: dict[int, Tensor], here: Callable[[], str | None], notes: list[Any], followed: set[int]
-    ) -> None:
+        self, swap: dict[int, Tensor], here: Callable[[], str | None], notes: list[Any], followed: set[int],
+        answers: Answers,
+    ) -> None:  # fmt: skip
         super().__init__(swap)
         self.followed = followed
+        self.answers = answers
         self.bases: dict[Any, list[Tensor]] = {}  # by what made a result: bases of views, see _leads_to
         self.here = here
         self.notes = notes
@@ -149,9 +153,14 @@ class _Swap(Replaced):
                 line=line,
                 remedy="write x.shape[0] where tensors are made; do not compute with the number of rows",
             )
+        if (noise := noise_of(func, args, kwargs)) is not None:
+            return noise
+        if func in ASKS and (answer := self.answers.answer(args, kwargs)) is not OF_ROWS:
+            return answer
         written = func in _CASTS
         with fx_traceback.annotate({WRITTEN: True}) if written else contextlib.nullcontext():
             result = func(*args, **kwargs)
+        self.answers.of_rows.follow(func, args, kwargs, result, sized=True)
         bases = [t._base for t in leaves((args, kwargs), Tensor) if _is_cut_view(t)]
         for t in leaves(result, Tensor) if bases else ():
             if t.grad_fn is not None:
@@ -166,6 +175,7 @@ def trace(
     weights: Sequence[tuple[int, Tensor, bool]],
     *,
     here: Callable[[], str | None],
+    answers: Sequence[Any] = (),
 ) -> Captured:
     """Trace `call(x, state) -> (y_spec, y leaves, new state leaves)` on a symbolic batch.
 
@@ -174,6 +184,7 @@ def trace(
         x, state: what its leaves look like.
         weights: (place among the reached tensors, the tensor, whether its gradient is wanted).
         here: tells the user's line being run.
+        answers: what the step's Python asks of tensors, in that order; `OF_ROWS` for what no trace knows.
 
     Raises:
         Unsupported: the step cannot be traced, or depends on the batch size; names the line.
@@ -206,7 +217,8 @@ def trace(
         xs, states = given[: len(x)], given[len(x) : len(rows)]
         swap = {id(t): traced for (_, t, _), traced in zip(weights, given[len(rows) :], strict=True)}
         lines.clear()
-        with _Swap(swap, here, lines, followed) as mode, Exact(real):
+        known = Answers(answers, given[: len(rows)])
+        with _Swap(swap, here, lines, followed, known) as mode, Exact(real):
             y_spec, y, new = call(xs, states)
         results = [t if isinstance(t, Tensor) else torch.as_tensor(t) for t in (*y, *new)]
         seen.setdefault("y", (y_spec, len(y)))
@@ -226,6 +238,8 @@ def trace(
         remedy = "write the step with torch ops on whole rows; stepnet runs it by the plain loop"
         if "torch.distributions" in (why := _why(error)):
             remedy = "make the distribution with validate_args=False"
+        if why == _BY_VALUES:
+            remedy = "torch.where(condition, a, b) chooses for each row"
         line = next((n for n in reversed(lines) if n), None)
         raise Unsupported(why, line=line, remedy=remedy) from error
     _check_guards(env, batch)
@@ -438,19 +452,22 @@ def _checked_by_a_distribution(error: BaseException | None) -> bool:
     return False
 
 
+_BY_VALUES = "Python control flow or .item() depends on the values of a tensor"
+
+
 def _why(error: Exception) -> str:
     kind = type(error).__name__
     text = str(error)
     if _checked_by_a_distribution(error):
         return "a distribution of torch.distributions checks its arguments"
     if "DataDependent" in kind or "data-dependent" in text:
-        return "Python control flow or .item() depends on the values of a tensor"
+        return _BY_VALUES
     if "DynamicOutputShape" in kind or "dynamic shape" in text:
         return "an op makes a result whose shape depends on values (a boolean mask, nonzero, unique)"
     if "non-Fake" in text or "convert all Tensors to FakeTensors" in text:
         return "the step uses a tensor in a way that the trace cannot follow"
     if type(error).__module__.startswith("torch._dynamo"):
-        return "the step calls torch.cond, a while_loop or a compiled function, which no step can hold"
+        return "the step calls a compiled function, which no step can hold"
     if "mutat" in text:
         return "the step changes one of its inputs or a captured tensor in place"
     if "alias" in text:

@@ -15,7 +15,9 @@ from stepnet.ir.ops import RANDOM
 from stepnet.ir.plan import LoopPlan, Plan
 
 from .capture import Example, trace
+from .draws import Draw, Drawn, drawn
 from .fission import fission
+from .inner_loops import MOST, inner_loops
 from .iteration import iteration
 from .narrow import narrow
 from .normal import Joint, normalise
@@ -47,7 +49,8 @@ class Compiled:
     """Plans of one step: `fused` for generated code, `hoisted` for torch ops.
 
     `y_spec` is the structure of y; `weights` are the places of the weights among what the step reaches;
-    `followed`, those of weights that the trace met.
+    `followed`, those of weights that the trace met. `draws`: noise of generators of the step's own, the last
+    inputs of the plans.
     """
 
     fused: Plan
@@ -57,6 +60,12 @@ class Compiled:
     y_spec: Any
     weights: list[int]
     followed: list[int] = field(default_factory=list)
+    draws: tuple[Draw, ...] = ()
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether the plain loop gives the same numbers: not where both draw noise."""
+        return not any(node.op in RANDOM for node in self.joint.graph.nodes)
 
 
 def compile_loop(
@@ -67,6 +76,9 @@ def compile_loop(
     bind: Callable[..., Any],
     sample: Sequence[Tensor],
     shared: Sequence[Tensor],
+    answers: Sequence[Any] = (),
+    most: int = MOST,
+    draws: Sequence[Draw] = (),
 ) -> Compiled:
     """Capture the body of a loop, which is a sweep, and cut it.
 
@@ -85,23 +97,33 @@ def compile_loop(
         bind: makes a node callable, to probe torch calls that no rule knows.
         sample: `probe.ROWS` rows of each x leaf and state.
         shared: the values of its invariants, which are among the weights.
+        answers: what the body's Python asks of tensors, in that order.
+        most: the steps to unroll of a while loop in the body with a condition for each row.
+        draws: what the body draws from generators of its own, which are the last inputs of the signature.
 
     Raises:
         Unsupported: a pass declines the body.
     """
 
     def call(x: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[Any, list[Any], list[Any]]:
-        return iteration(loop, x, states, shared)
+        own = len(x) - len(draws)
+        with inner_loops(most) as inner, drawn(Drawn(draws, x[own:])):
+            spec, y, new = iteration(loop, x[:own], states, shared)
+        return *inner.beside(spec, y), new
 
     states = tuple(
         replace(e, grad=e.grad and (e.dtype.is_floating_point or e.dtype.is_complex))
         for e in signature.states
     )
-    captured = trace(call, signature.x, states, weights, here=here)
+    captured = trace(call, signature.x, states, weights, here=here, answers=answers)
     joint = normalise(captured, parameter_names(signature, weights))
     check_opaque(joint.graph, bind, samples(joint, weights, sample))
     joint = replace(joint, graph=reassociate(joint.graph, signature.state_names))
-    return replace(finish(joint, signature, weights, captured.y_spec), followed=captured.followed)
+    made = finish(joint, signature, weights, captured.y_spec)
+    if draws:
+        fused, hoisted = (replace(plan, random=True) for plan in (made.fused, made.hoisted))
+        made = replace(made, fused=fused, hoisted=hoisted)
+    return replace(made, followed=captured.followed, draws=tuple(draws))
 
 
 def parameter_names(signature: Signature, weights: Sequence[Any]) -> tuple[str, ...]:

@@ -15,9 +15,10 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .code_facts import Facts, facts
@@ -30,7 +31,8 @@ class Reach:
     """`key` identifies structure and plain values; `tensors` are in the order of the walk.
 
     `complete`: false for too many objects. `open`: why the key does not tell all, or None. `refused`: why the
-    step cannot even be tried on sample rows, or None. `holders`: the containers met, by owner.
+    step cannot even be tried on sample rows, or None. `holders`: the containers met, by owner. `generators`:
+    those that it may draw noise from.
     """
 
     key: tuple[Any, ...]
@@ -39,6 +41,7 @@ class Reach:
     open: str | None
     refused: str | None
     holders: list[Any]
+    generators: list[torch.Generator] = field(default_factory=list)
 
     @property
     def files(self) -> frozenset[str]:
@@ -51,6 +54,7 @@ class Reach:
         return frozenset(name for name in files if not is_machinery(name))
 
 
+_ASKING: set[Any] = set()  # steps whose Python asks for the numbers of captured tensors
 _NAMES: dict[Any, Set[str]] = {}  # the names that code mentions, by the code or class of the step
 
 
@@ -73,6 +77,8 @@ def reach(step: Callable[..., Any], *, everything: bool = False) -> Reach:
         if len(walk.names) == before:
             break
         names = _NAMES[root] = walk.names  # an attribute of a new name may have been passed by: once more
+    if root in _ASKING:
+        walk.opened("its Python asks for the numbers of tensors")
     if everything:
         whole = Walk(set(names), everything=True)
         whole.visit(step)
@@ -82,7 +88,17 @@ def reach(step: Callable[..., Any], *, everything: bool = False) -> Reach:
             *whole.holders,
         ]  # what code names is among them, however much else there is
         walk = whole
-    return Reach(tuple(walk.key), walk.tensors, walk.complete, walk.open, walk.refused, walk.holders)
+    return Reach(
+        tuple(walk.key), walk.tensors, walk.complete, walk.open, walk.refused, walk.holders, walk.generators
+    )
+
+
+def note_asking(step: Callable[..., Any]) -> None:
+    """From now on hold a step, and what its source makes, against what it does: no walk tells what its
+    Python asks of tensors."""
+    if len(_ASKING) > 10_000:
+        _ASKING.clear()
+    _ASKING.add(_root(step))
 
 
 def _root(step: Any) -> Any:

@@ -19,11 +19,13 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 
-from stepnet.data.modes import autocast_dtype
+from stepnet.data.modes import autocast_dtype, is_wrapped, unwrapped
 from stepnet.data.tree import leaves
 from stepnet.errors import Unsupported
 
+from .answers import ASKS, OF_ROWS, Followers
 from .applied import applied
+from .draws import Draw, draw_of, generator_of
 from .reach import reach
 from .survey import Same
 from .trust import BY_VALUE, is_trusted_class, is_trusted_code
@@ -33,10 +35,22 @@ _PLAIN = frozenset({int, bool, str, type(None)})
 
 
 class Record(NamedTuple):
-    """`key` holds the calls; `tensors` are those that the step read and did not make."""
+    """`key` holds the calls; `tensors` are those that the step read and did not make; `answers`, what its
+    Python asked of tensors (see `answers`)."""
 
     key: tuple[Any, ...]
     tensors: list[Tensor]
+    answers: list[Any]
+
+
+class Trial(NamedTuple):
+    """The tensors that a step read and did not make, and what its Python asked of tensors; `asks_captured`:
+    whether an answer follows from tensors that it reads. `draws`: from generators of its own."""
+
+    tensors: list[Tensor]
+    answers: list[Any]
+    asks_captured: bool
+    draws: list[tuple[Draw, Tensor]]
 
 
 def record(run: Callable[[], tuple[Any, list[Any]]], given: Sequence[Tensor]) -> Record:
@@ -56,19 +70,26 @@ def record(run: Callable[[], tuple[Any, list[Any]]], given: Sequence[Tensor]) ->
     mode.key.append(("gives", spec, tuple(mode.coded(result) for result in results)))
     for kind in _own_functions(results):
         mode.key.append(_code_of(kind))
-    return Record(tuple(mode.key), mode.tensors)
+    return Record(tuple(mode.key), mode.tensors, mode.answers)
 
 
 def tensors_used(run: Callable[[], Any], given: Sequence[Tensor]) -> list[Tensor]:
-    """Run a step for real and report the tensors it read besides `given`.
+    """The tensors that a step reads besides `given`; see `tried`."""
+    return tried(run, given).tensors
+
+
+def tried(
+    run: Callable[[], Any], given: Sequence[Tensor], generators: Sequence[torch.Generator] = ()
+) -> Trial:
+    """Run a step for real and report what it read besides `given`.
 
     Raises:
-        Unsupported: the step changes one of them in place; it is stopped before it does.
+        Unsupported: the step changes a tensor that it read, in place; it is stopped before it does.
     """
-    mode = _Reader(given)
+    mode = _Reader(given, generators)
     with mode, applied(mode.met):
         run()
-    return mode.tensors
+    return Trial(mode.tensors, mode.answers, mode.asks_captured, mode.draws)
 
 
 _READ_ONLY = frozenset({"__invert__", "__int__", "__index__", "__iter__"})  # they begin like __iadd__
@@ -89,12 +110,18 @@ def writes(name: str) -> bool:
 class _Reader(TorchFunctionMode):
     """Tells the tensors that are read but were not made, and stops what would write to them."""
 
-    def __init__(self, given: Sequence[Tensor]) -> None:
+    def __init__(self, given: Sequence[Tensor], generators: Sequence[torch.Generator] = ()) -> None:
         super().__init__()
+        self.generators = [id(generator) for generator in generators]
+        self.draws: list[tuple[Draw, Tensor]] = []
         self.tensors: list[Tensor] = []
         self.numbers: dict[int, int] = {}
         self.read: set[int] = set()
         self.alive: list[Tensor] = []  # ids in `numbers` stay taken
+        self.of_rows, self.of_captured = Followers(given), Followers()
+        self.answers: list[Any] = []
+        self.asks_captured = False
+        self._noise = torch.get_rng_state()
         self.add(given)
 
     def add(self, tensors: Any) -> None:
@@ -102,11 +129,16 @@ class _Reader(TorchFunctionMode):
             if id(tensor) not in self.numbers:
                 self.numbers[id(tensor)] = len(self.numbers)
                 self.alive.append(tensor)
+                if is_wrapped(tensor):
+                    self.add(unwrapped(tensor))
 
     def meet(self, tensor: Tensor) -> None:
+        if is_wrapped(tensor):  # by a transform inside the step
+            tensor = unwrapped(tensor)
         if id(tensor) not in self.numbers:
             self.add(tensor)
             self.read.add(id(tensor))
+            self.of_captured.add([tensor])
             self.tensors.append(tensor)
 
     def met(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -124,9 +156,34 @@ class _Reader(TorchFunctionMode):
         if any(id(tensor) in self.read for tensor in written(func, args, kwargs)):
             # stopped before the write: the plain loop makes it, once for each step
             raise Unsupported("the step changes a tensor it did not make, in place")
+        generator, draw = generator_of(args, kwargs), None
+        if generator is not None:
+            draw = draw_of(func, args, kwargs, self._place(generator))[0]
         out = func(*args, **kwargs)
         self.add(out)
+        if draw is not None:
+            self.draws.append((draw, out.clone()))
+        for followers in (self.of_rows, self.of_captured):
+            followers.follow(func, args, kwargs, out)
+        if func in ASKS:
+            self.asked(out, (args, kwargs))
         return out
+
+    def _place(self, generator: torch.Generator) -> int:
+        if id(generator) not in self.generators:
+            raise Unsupported(
+                "the step draws from a generator that could not be found again from the step",
+                remedy="keep it in a closure or an attribute that the step refers to",
+            )
+        return self.generators.index(id(generator))
+
+    def asked(self, answer: Any, of: Any) -> None:
+        """Note what the step's Python asked of tensors."""
+        if self.of_rows.has(of) or self.draws or not torch.equal(torch.get_rng_state(), self._noise):
+            answer = OF_ROWS
+        else:
+            self.asks_captured |= self.of_captured.has(of)
+        self.answers.append(answer)
 
 
 def written(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
@@ -166,6 +223,12 @@ class _Recorder(_Reader):
             )
         )
 
+    def asked(self, answer: Any, of: Any) -> None:
+        """The same, as part of the key."""
+        super().asked(answer, of)
+        if self.answers[-1] is not OF_ROWS:
+            self.key.append(("answer", self.coded(answer)))
+
     def coded(self, value: Any) -> Any:
         """An argument as part of the key."""
         kind = type(value)
@@ -190,6 +253,11 @@ class _Recorder(_Reader):
 
 def _coded_object(value: Any) -> Any:
     kind = type(value)
+    if kind is torch.Generator:
+        raise Unsupported(
+            "the step draws from a generator of its own, and what else it does is not known beforehand",
+            remedy="seed the generator outside of the step",
+        )
     if (
         isinstance(value, (np.ndarray, np.generic))
         and value.nbytes <= _MOST_BYTES

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from torch import SymBool, SymFloat, SymInt, Tensor, nn
 from torch.nn.modules import module as _torch_module
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
@@ -60,6 +61,7 @@ class Walk:
     key: list[Any] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
     seen: dict[int, int] = field(default_factory=dict)
+    generators: list[torch.Generator] = field(default_factory=list)
     holders: list[Any] = field(default_factory=list)  # also keeps ids in `seen` taken during the walk
     complete: bool = True
     open: str | None = None
@@ -446,6 +448,12 @@ class Walk:
         else:
             self.key.append(Same(held))
 
+    def _generator(self, value: torch.Generator) -> None:
+        if value.device.type != "cpu" or value is torch.default_generator:
+            self._stateful(value)
+        self.key.append(torch.Generator)
+        self.generators.append(value)
+
     def _stateful(self, value: Any) -> None:
         kind = type(value)
         self.refused = self.refused or (
@@ -483,6 +491,8 @@ def _how(kind: type) -> Callable[[Walk, Any], None]:
     """What visits values of a type."""
     if kind in BY_VALUE:
         return Walk._by_value
+    if kind is torch.Generator:
+        return Walk._generator
     if is_stateful(kind):
         return Walk._stateful
     for kinds, how in _HOW:

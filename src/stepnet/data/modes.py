@@ -103,6 +103,18 @@ def is_wrapped(tensor: Tensor) -> bool:
     return functorch.is_functorch_wrapped_tensor(tensor)
 
 
+def unwrapped(tensor: Tensor) -> Tensor:
+    """The tensor that transforms of torch.func made something else of.
+
+    >>> unwrapped(ones := torch.ones(2)) is ones
+    True
+    """
+    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor
+
+
 def traced() -> bool:
     """Whether what runs is written down instead, or runs on tensors without numbers: `torch.export`, make_fx,
     `torch.jit.trace`, fake tensors. Code that torch does not dispatch would be missed there.

@@ -161,7 +161,7 @@ def asked(
         if type(leaf) is not Tensor or not leaf.is_cpu or not leaf.dim() or leaf.shape[0] != layout.sequences:
             return state, None
     found = reach(function)
-    if found.refused is not None or found.open is not None or not found.complete:
+    if found.refused is not None or found.open is not None or found.generators or not found.complete:
         return state, None
     key = (
         found.key,

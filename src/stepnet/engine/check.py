@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from stepnet.compiler.capture import Replaced
+from stepnet.compiler.draws import kept
+from stepnet.compiler.inner_loops import TooFewSteps, is_guarded
 from stepnet.compiler.iteration import code_of
 from stepnet.compiler.pipeline import Compiled
 from stepnet.data.lod import LoDTensor
@@ -22,18 +24,24 @@ from stepnet.executors.layout import Layout
 from stepnet.ir.loop import Loop
 
 from .reads import Reads, read
-from .rows import Sequences, few
+from .rows import Noise, Sequences, few
 
 Results = tuple[list[Tensor], list[Tensor]]
 
 
 def plain_loop(
-    loop: Loop, sequences: Sequences, reads: Reads | None = None, places: Sequence[int] = ()
+    loop: Loop,
+    sequences: Sequences,
+    reads: Reads | None = None,
+    places: Sequence[int] = (),
+    *,
+    guarded: bool = False,
 ) -> Callable[..., Results]:
     """The plain loop over rows that lie as those of `sequences`, `plain(x, states, weights)`.
 
     With weights, those stand where the step reads its tensors at `places` of what `reads` found. They may be
-    others than at the call by now, as under `functional_call`; the step may not.
+    others than at the call by now, as under `functional_call`; the step may not. A `guarded` plan has one
+    more result, which is true for each row.
 
     Raises:
         StepError: the step reads something else by now.
@@ -43,11 +51,15 @@ def plain_loop(
         x: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor] | None = None
     ) -> Results:
         if weights is None or reads is None:
-            return _run(loop, sequences, x, states)
+            return run_it(x, states)
         now = read_again(loop, sequences, reads, x, states)
         swap = {id(now.tensors[place]): w for place, w in zip(places, weights, strict=True)}
         with Replaced(swap):
-            return _run(loop, sequences, x, states)
+            return run_it(x, states)
+
+    def run_it(x: Sequence[Tensor], states: Sequence[Tensor]) -> Results:
+        y, finals = _run(loop, sequences, x, states)
+        return [*y, torch.ones(sequences.layout.rows, dtype=torch.bool)] if guarded else y, finals
 
     return plain
 
@@ -76,8 +88,9 @@ def _run(loop: Loop, sequences: Sequences, x: Sequence[Tensor], states: Sequence
     back = torch.empty_like(sequence_rows)
     back[sequence_rows] = torch.arange(len(sequence_rows))
     lengths = [layout.lengths]
+    own = x[: len(loop.slices)]  # without noise
     tables = [
-        LoDTensor.from_lengths(rows.index_select(0, sequence_rows.to(rows.device)), lengths) for rows in x
+        LoDTensor.from_lengths(rows.index_select(0, sequence_rows.to(rows.device)), lengths) for rows in own
     ]
     values = zip(loop.sources, (tables, states, sequences.shared), strict=True)
     feeds = {source: value for sources, part in values for source, value in zip(sources, part, strict=True)}
@@ -106,7 +119,8 @@ def sampled(table: Tensor, n: int, spread: float, generator: torch.Generator) ->
 
 @exact_products()
 def self_check(
-    loop: Loop, ready: Ready, compiled: Compiled, sequences: Sequences, weights: Sequence[Tensor]
+    loop: Loop, ready: Ready, compiled: Compiled, noise: Noise, sequences: Sequences,
+    weights: Sequence[Tensor],
 ) -> None:  # fmt: skip
     """Compare one small batch with the plain loop: values and every gradient.
 
@@ -124,7 +138,8 @@ def self_check(
     boot = [sample(t, 4, 0.1) for t in sequences.states]
     # aliases: one weight may be made from another, and that history is the caller's
     own = [w.view_as(w) if w.requires_grad else w for w in weights]
-    with_weights = plain_loop(loop, sequences._replace(layout=layout))
+    guarded = is_guarded(compiled.y_spec)
+    with_weights = plain_loop(loop, sequences._replace(layout=layout), guarded=guarded)
 
     def plain(x: Sequence[Tensor], states: Sequence[Tensor], *_: Any) -> Results:
         with Replaced({id(w): t for w, t in zip(weights, own, strict=True)}):
@@ -132,8 +147,14 @@ def self_check(
 
     wanted = [t for t in (*x, *boot, *own) if t.requires_grad]
     with torch.random.fork_rng(devices=[]):
-        ours = run(Call(ready, layout, compiled.constants, plain), x, boot, own)
-        theirs = _joined(plain(x, boot))
+        call = Call(ready, layout, compiled.constants, plain, guarded=guarded)
+        with kept(noise.generators):
+            drawn = noise.tables(layout)
+        ours = run(call, [*x, *drawn], boot, own)
+        with kept(noise.generators):
+            theirs = _joined(plain(x, boot))
+    if guarded and not bool(ours[len(theirs) - len(boot) - 1].all()):
+        raise TooFewSteps("a while_loop in the step takes more steps on sample rows than were unrolled")
     names = [*(f"y{i}" for i in range(len(theirs) - len(boot))), *loop.carried.values()]
     names += [f"gradient of a {tuple(t.shape)}" for t in wanted]
     if ready.backward is not None and [a.requires_grad for a in ours] != [b.requires_grad for b in theirs]:
@@ -146,7 +167,7 @@ def self_check(
     def nudged(by: float) -> list[Tensor]:
         """The plain loop's numbers for samples that differ in their last digits."""
         moved = [_nudged(t, by).requires_grad_(t.requires_grad) for t in (*x, *boot)]
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), kept(noise.generators):
             results = _joined(plain(moved[: len(x)], moved[len(x) :]))
         return all_of(results, [t for t in (*moved, *own) if t.requires_grad])
 

@@ -26,7 +26,7 @@ from stepnet.executors.registry import AUTO, tried
 from stepnet.ir.loop import Loop
 
 from .check import plain_loop
-from .rows import Sequences, few
+from .rows import Noise, Sequences, few
 
 STEPS, MOST_SEQUENCES = 16, 64  # of a timed run
 _ROUNDS = 3
@@ -80,13 +80,14 @@ def stopwatch(call: Callable[[], None]) -> float:
 class Race:
     """Ways to run a step, timed side by side on rows like the caller's."""
 
-    def __init__(self, loop: Loop, sequences: Sequences, weights: Weights) -> None:
+    def __init__(self, loop: Loop, noise: Noise, sequences: Sequences, weights: Weights) -> None:
         self.sequences = max(1, min(sequences.layout.sequences, MOST_SEQUENCES))
         self.layout = Layout.dense(STEPS, self.sequences, True, False)
         rows = STEPS * self.sequences
         self.x = [few(t, rows).requires_grad_(t.requires_grad) for t in sequences.x_rows]
         self.boot = [few(t, self.sequences).requires_grad_(t.requires_grad) for t in sequences.states]
         self.weights = [tensor for _, tensor, _ in weights]
+        self.noise = noise.tables(self.layout)
         self.plain = plain_loop(loop, sequences._replace(layout=self.layout))
         self.ways: dict[str, Callable[[], Sequence[Tensor]]] = {}
         self.seconds: dict[str, float] = {}
@@ -97,7 +98,7 @@ class Race:
             self.ways[name] = lambda: [t for results in self.plain(self.x, self.boot) for t in results]
         else:
             call = Call(ready, self.layout, constants, self.plain)
-            self.ways[name] = lambda: run(call, self.x, self.boot, self.weights)
+            self.ways[name] = lambda: run(call, [*self.x, *self.noise], self.boot, self.weights)
 
     def go(self, rounds: int) -> None:
         """Time every way, in turns."""

@@ -14,13 +14,16 @@ import torch
 from torch import Tensor
 
 from stepnet.compiler import stored
+from stepnet.compiler.answers import AsksCaptured
 from stepnet.compiler.capture import Example, warm, without_hooks, without_modes
+from stepnet.compiler.draws import Draw, drawn_in_order, kept
+from stepnet.compiler.inner_loops import inner_loops
 from stepnet.compiler.iteration import code_of, iteration
 from stepnet.compiler.pipeline import Compiled, Signature, compile_loop
 from stepnet.compiler.portable import digest
 from stepnet.compiler.probe import ROWS
 from stepnet.compiler.reach import reach
-from stepnet.compiler.record import tensors_used
+from stepnet.compiler.record import tried as tried_on
 from stepnet.compiler.undo import Snapshot
 from stepnet.data.modes import autocast_dtype, default_device, for_plans
 from stepnet.data.tree import Spec
@@ -37,8 +40,8 @@ from stepnet.user_line import line_in
 
 from .check import self_check
 from .choice import Race, race, recall, remember
-from .reads import FailsOnSamples, Reads, read
-from .rows import Sequences, samples
+from .reads import FailsOnSamples, Reads, read, steps_of_inner_loops
+from .rows import Noise, Sequences, samples
 
 
 @dataclass
@@ -72,6 +75,7 @@ def make(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry:
             without_hooks(),
             torch.autograd.set_detect_anomaly(False),
             without_modes(),
+            kept(reads.reach.generators),
         ):
             _compile(entry, snapshot, loop, reads, sequences, backend)
     except Unsupported as refusal:
@@ -91,7 +95,10 @@ def _compile(
     if any(t.device != device for t in inputs):
         raise Unsupported("x and the state are on different devices")
     x_few, state_few = samples(sequences.x_rows, ROWS), samples(states, ROWS)
-    used = _used(entry, snapshot, loop, reads, sequences._replace(x_rows=x_few, states=state_few))
+    few = sequences._replace(x_rows=x_few, states=state_few)
+    with inner_loops(None) as loops:
+        used, answers, draws = _used(entry, snapshot, loop, reads, few)
+    most = steps_of_inner_loops(reads, loops.longest)
     if entry.changes:
         return
     places = {id(t): i for i, t in enumerate(reads.tensors)}
@@ -107,45 +114,55 @@ def _compile(
     training = grad and any(t.requires_grad for t in (*inputs, *(t for _, t, _ in weights)))
     signature = Signature(
         name=loop.body.name,
-        x=tuple(Example(tuple(t.shape[1:]), t.dtype, training and t.requires_grad) for t in sequences.x_rows),
+        x=(
+            *(Example(tuple(t.shape[1:]), t.dtype, training and t.requires_grad) for t in sequences.x_rows),
+            *(Example(draw.shape, draw.dtype, False) for draw in draws),
+        ),
         states=tuple(Example(tuple(t.shape[1:]), t.dtype, training) for t in states),
         boots=tuple(training and t.requires_grad for t in states),
-        x_names=tuple(port.parameter for port in loop.slices),
+        x_names=(*(port.parameter for port in loop.slices), *(f"noise{i}" for i in range(len(draws)))),
         state_names=tuple(port.parameter for port in loop.merged),
     )
     here = line_in(reads.files)
-    key = None if reads.open is not None else _digest(loop, reads, signature)
-    plain = [t.detach() for t in (*x_few, *state_few)]
+    key = None if reads.open is not None or draws else _digest(loop, reads, signature, most)
+    noise = drawn_in_order(draws, reads.reach.generators, [ROWS])
+    plain = [t.detach() for t in (*x_few, *noise, *state_few)]
     given = (signature, weights, bind, plain)
-    kept = None if key is None else plan_files.read(key)
-    if kept is not None:
+    stored_plan = None if key is None else plan_files.read(key)
+    if stored_plan is not None:
         with contextlib.suppress(Unsupported):
-            _choose(entry, stored.load(kept, *given), loop, sequences, weights, backend, key)
+            _choose(entry, stored.load(stored_plan, *given), loop, reads, sequences, weights, backend, key)
             if not entry.wrong:
                 return
         entry.ready, entry.refusals, entry.notes, entry.wrong = None, [], [], False
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        compiled = compile_loop(loop, signature, weights, here, bind, plain, sequences.shared)
+        compiled = compile_loop(
+            loop, signature, weights, here, bind, plain, sequences.shared, answers, most, draws
+        )
     if reads.open is not None and len(compiled.followed) < len(weights):
         raise Unsupported("the step reads a tensor that the trace could not follow")
     if snapshot.changed():
         entry.changes = True
         return
-    _choose(entry, compiled, loop, sequences, weights, backend, key)
+    _choose(entry, compiled, loop, reads, sequences, weights, backend, key)
     if key is not None and entry.ready is not None and not compiled.fused.random:  # noise cannot be checked
         data = stored.dump(compiled, *given)
         if data is not None:
             plan_files.write(key, data)
 
 
-def _used(entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows: Sequences) -> list[Tensor]:
-    """The tensors that a body reads, found by trying it on a few rows.
+def _used(
+    entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows: Sequences
+) -> tuple[list[Tensor], Sequence[Any], list[Draw]]:
+    """The tensors that a body reads, what its Python asks of tensors and what it draws from generators of its
+    own, found by trying it on a few rows.
 
     Raises:
         Unsupported: it fails, changes a tensor, or does not do the same twice.
+        AsksCaptured: its key does not tell what it asks.
     """
-    versions = _versions(reads)
+    versions, generators, draws = _versions(reads), reads.reach.generators, []
     if reads.open is not None:
         again = read(loop, rows.x_rows, rows.states, rows.shared)
         if again.refusal is not None:
@@ -156,12 +173,17 @@ def _used(entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows: Sequ
                 "the step does not do the same twice on the same rows",
                 remedy="draw noise by torch, and hand in what changes as part of x",
             )
-        used = reads.tensors
+        used, answers = reads.tensors, again.answers
     else:
         try:
             with torch.random.fork_rng(devices=[]):
                 x, states = rows.x_rows, rows.states
-                used = tensors_used(lambda: iteration(loop, x, states, rows.shared), [*x, *states])
+                before = [generator.get_state() for generator in generators]
+                trial = tried_on(lambda: iteration(loop, x, states, rows.shared), [*x, *states], generators)
+            used, answers, draws = trial.tensors, trial.answers, [draw for draw, _ in trial.draws]
+            _check_draws(trial.draws, generators, before)
+            if trial.asks_captured:
+                raise AsksCaptured("its Python asks for the numbers of a tensor that it reads")
         except Unsupported:
             raise
         except Exception as error:
@@ -169,15 +191,42 @@ def _used(entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows: Sequ
     if versions != _versions(reads):
         raise Unsupported("the step changes a tensor it did not make, in place")
     entry.changes = snapshot.changed()
-    return used
+    return used, answers, draws
 
 
-def _digest(loop: Loop, reads: Reads, signature: Signature) -> str | None:
+def _check_draws(
+    draws: Sequence[tuple[Draw, Tensor]], generators: Sequence[torch.Generator], before: Sequence[Tensor]
+) -> None:
+    """Draw anew what a step drew on its rows.
+
+    Raises:
+        Unsupported: it is not the same: the step sets a state of a generator, or uses it otherwise.
+    """
+    after = [generator.get_state() for generator in generators]
+    for generator, state in zip(generators, before, strict=True):
+        generator.set_state(state)
+    noise = drawn_in_order([draw for draw, _ in draws], generators, [ROWS])
+    states = [generator.get_state() for generator in generators]
+    alike = all(torch.equal(a, b) for a, (_, b) in zip(noise, draws, strict=True) if a.shape == b.shape)
+    rows = all(a.shape == b.shape for a, (_, b) in zip(noise, draws, strict=True))
+    if not rows:
+        raise Unsupported(
+            "what the step draws from its own generator is not a row for each sequence",
+            remedy="torch.rand(x.shape[0], ..., generator=g)",
+        )
+    if not alike or not all(map(torch.equal, after, states)):
+        raise Unsupported(
+            "the step uses its own generator for more than noise of its rows",
+            remedy="seed it before the call; draw by torch.rand or torch.randn(x.shape[0], ..., generator=g)",
+        )
+
+
+def _digest(loop: Loop, reads: Reads, signature: Signature, most: int) -> str | None:
     return digest(
         reads.key,
         [(tuple(t.shape), t.dtype, t.requires_grad, t.device.type, type(t)) for t in reads.tensors],
         [(e.shape, e.dtype, e.grad) for e in (*signature.x, *signature.states)],
-        (signature.boots, torch.is_grad_enabled(), code_of(loop).form),
+        (signature.boots, torch.is_grad_enabled(), code_of(loop).form, most),
         autocast_dtype("cpu"),
         torch.get_default_dtype(),
         default_device(),
@@ -185,7 +234,7 @@ def _digest(loop: Loop, reads: Reads, signature: Signature) -> str | None:
 
 
 def _choose(
-    entry: Entry, compiled: Compiled, loop: Loop, sequences: Sequences,
+    entry: Entry, compiled: Compiled, loop: Loop, reads: Reads, sequences: Sequences,
     weights: Sequence[tuple[int, Tensor, bool]], backend: str, key: str | None,
 ) -> None:  # fmt: skip
     """Take the first executor of a backend that accepts the plan and passes the self-check; where none is
@@ -199,13 +248,14 @@ def _choose(
     entry.weights = compiled.weights
     compiled = replace(compiled, constants={k: t.to(device) for k, t in compiled.constants.items()})
     entry.compiled = compiled
-    accept = functools.partial(_accepted, compiled, loop, sequences, weights)
+    noise = Noise(compiled.draws, reads.reach.generators)
+    accept = functools.partial(_accepted, compiled, loop, noise, sequences, weights)
     entry.ready = accept(entry, tried(backend))
     if entry.ready is None:
         if not entry.refusals:
             raise Unsupported(f"no executor of backend '{backend}'")
         return
-    if compiled.fused.random:
+    if not compiled.is_compared:
         entry.notes.append("the step draws noise: the self-check was skipped")
     count = sequences.layout.sequences
     first = entry.ready.executor
@@ -215,7 +265,7 @@ def _choose(
     others = {executor.name: executor for executor in tried(AUTO) if executor is not first}
     if timing is None:
         try:
-            entered = Race(loop, sequences, weights)
+            entered = Race(loop, noise, sequences, weights)
             timing = race(entered, entry.ready, compiled.constants, lambda: accept(Entry(), others.values()))
         except Exception as error:  # whatever it is, the first that accepts the plan is right
             entry.notes.append(f"not timed: {(str(error).splitlines() or [type(error).__name__])[0]}")
@@ -232,8 +282,8 @@ def _choose(
 
 
 def _accepted(
-    compiled: Compiled, loop: Loop, sequences: Sequences, weights: Sequence[tuple[int, Tensor, bool]],
-    entry: Entry, executors: Iterable[Executor],
+    compiled: Compiled, loop: Loop, noise: Noise, sequences: Sequences,
+    weights: Sequence[tuple[int, Tensor, bool]], entry: Entry, executors: Iterable[Executor],
 ) -> Ready | None:  # fmt: skip
     """The plan made ready by the first executor that accepts it and passes the self-check."""
     device = (*sequences.x_rows, *sequences.states)[0].device
@@ -245,10 +295,10 @@ def _accepted(
         except Unsupported as refusal:
             entry.refusals.append((name, refusal.fresh()))
             continue
-        if compiled.fused.random:
+        if not compiled.is_compared:
             return ready
         try:
-            self_check(loop, ready, compiled, sequences, [t for _, t, _ in weights])
+            self_check(loop, ready, compiled, noise, sequences, [t for _, t, _ in weights])
         except Unsupported as refusal:
             entry.refusals.append((name, refusal.fresh()))
             entry.wrong = True

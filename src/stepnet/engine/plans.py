@@ -13,7 +13,10 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 
+from stepnet.compiler.answers import AsksCaptured
+from stepnet.compiler.inner_loops import ENDED, ENDED_AT_LIMIT, TooFewSteps, is_guarded
 from stepnet.compiler.iteration import code_of
+from stepnet.compiler.reach import note_asking
 from stepnet.data.modes import autocast_dtype, default_device
 from stepnet.data.tree import LEAF, unflatten
 from stepnet.errors import NoCompiler, SlowPathWarning, StepError, TorchOpsWarning, Unsupported
@@ -29,8 +32,8 @@ from .check import plain_loop
 from .choice import Slower
 from .directions import RunsAlong
 from .make import Entry, make
-from .reads import CHANGES, FailsOnSamples, Reads, read
-from .rows import Sequences, as_rows
+from .reads import CHANGES, FailsOnSamples, Reads, more_inner_steps, read, steps_of_inner_loops
+from .rows import Noise, Sequences, as_rows
 from .transforms import find_transformed
 
 _entries: OrderedDict[Any, Entry] = OrderedDict()
@@ -83,14 +86,20 @@ def run(
         told = refusal.line is not None or isinstance(refusal, NoCompiler)  # not a dtype: the caller chose it
         if told:
             _tell(TorchOpsWarning, loop, reads, refusal, warn)
-    if asked is not None:
+    guarded, random = is_guarded(entry.y_spec), bool(entry.compiled.draws)
+    if guarded and transformed:
+        raise Unsupported("a torch.func transform is active, and a while_loop in the step asks for each row")
+    if asked is not None and reads.open is None and not (guarded or random):
         asked.keep(entry)
     weights = [reads.tensors[place] for place in entry.weights]
-    x_rows = [rows.contiguous() for rows in sequences.x_rows]
+    noise = Noise(entry.compiled.draws, reads.reach.generators).tables(sequences.layout)
+    x_rows = [*(rows.contiguous() for rows in sequences.x_rows), *noise]
     states = [state.contiguous() for state in sequences.states]
-    plain = plain_loop(loop, sequences, reads, entry.weights)
-    along = None if transformed else RunsAlong(loop, entry.ready, sequences, reads, entry.weights, find)
-    call = Call(entry.ready, sequences.layout, entry.compiled.constants, plain, along)
+    plain = plain_loop(loop, sequences, reads, entry.weights, guarded=guarded)
+    along = None
+    if not (transformed or guarded or random):
+        along = RunsAlong(loop, entry.ready, sequences, reads, entry.weights, find)
+    call = Call(entry.ready, sequences.layout, entry.compiled.constants, plain, along, guarded)
     out = (run_transformed if transformed else run_plan)(call, x_rows, states, weights)
     n_y = len(entry.ready.plan.y)
     y = [sequences.restore(rows) for rows in out[:n_y]]
@@ -100,6 +109,15 @@ def run(
         outputs = unflatten(entry.y_spec, y)
     for output, place in loop.finals:
         outputs[output] = out[n_y + place]
+    if guarded:
+        ends = [name for name in (ENDED, ENDED_AT_LIMIT) if name in outputs]
+        if not bool(out[n_y - 1].all()):
+            if ends == [ENDED]:
+                more_inner_steps(reads)
+                return run(loop, feeds, backend=backend, warn=warn and warn + 1)
+            raise Unsupported("a while_loop in the step took more than its max_steps")
+        for name in ends:
+            del outputs[name]
     return outputs
 
 
@@ -154,7 +172,19 @@ def find_plan(loop: Loop, feeds: Mapping[str, Any], *, backend: str) -> tuple[En
         for tensor in (*sequences.x_rows, *sequences.states, *reads.tensors):
             if forward_ad.unpack_dual(tensor).tangent is not None:
                 raise Unsupported("a forward-mode tangent is carried along, which the plain loop does")
-    return lookup(loop, reads, sequences, backend), reads, sequences
+    entry = lookup(loop, reads, sequences, backend)
+    if _refused_as(AsksCaptured, entry):
+        note_asking(code_of(loop).function)
+        reads = read(loop, sequences.x_rows, sequences.states, sequences.shared)
+        entry = lookup(loop, reads, sequences, backend)
+    while _refused_as(TooFewSteps, entry):
+        more_inner_steps(reads)
+        entry = lookup(loop, reads, sequences, backend)
+    return entry, reads, sequences
+
+
+def _refused_as(kind: type[Unsupported], entry: Entry) -> bool:
+    return entry.ready is None and any(isinstance(refusal, kind) for _, refusal in entry.refusals)
 
 
 def lookup(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry:
@@ -170,6 +200,7 @@ def lookup(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entr
         torch.get_default_dtype(),
         default_device(),
         tried(backend),
+        steps_of_inner_loops(reads),
     )
     key = (
         reads.key,

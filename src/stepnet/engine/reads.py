@@ -15,6 +15,8 @@ from torch import Tensor
 
 from stepnet.compiler.capture import without_modes
 from stepnet.compiler.code_facts import Facts
+from stepnet.compiler.draws import kept
+from stepnet.compiler.inner_loops import MOST, inner_loops
 from stepnet.compiler.iteration import code_of, iteration
 from stepnet.compiler.probe import ROWS
 from stepnet.compiler.reach import Reach, reach
@@ -43,11 +45,35 @@ class FailsOnSamples(Unsupported):
             inner = inner.with_traceback(None).__cause__ or inner.__context__
 
 
+_inner_steps: dict[Any, int] = {}  # of while loops with a condition for each row, by the code of the step
+
+
+def steps_of_inner_loops(reads: Reads, seen: int = 0) -> int:
+    """How many steps of a while loop in a body are unrolled: those that runs needed before, or more than were
+    seen on sample rows; 0 if they are too many."""
+    root = reads.root
+    if root not in _inner_steps and seen:
+        if len(_inner_steps) > 10_000:
+            _inner_steps.clear()
+        _inner_steps[root] = min(MOST, max(_FEW, 1 << (seen + 1).bit_length()))
+    return _inner_steps.get(root, _FEW)
+
+
+def more_inner_steps(reads: Reads) -> None:
+    """Unroll more of them from now on."""
+    now = steps_of_inner_loops(reads)
+    _inner_steps[reads.root] = 2 * now if now < MOST else 0
+
+
+_FEW = 4
+
+
 class Reads(NamedTuple):
     """`key` identifies all that the step's Python reads; `tensors` are read anew at each call; the loop's
     invariants are among them.
 
-    `open` tells why the step was recorded, None for a closed one. `refusal`: why there is no key.
+    `open` tells why the step was recorded, None for a closed one; `answers`, what its Python then asked of
+    tensors. `refusal`: why there is no key.
     """
 
     reach: Reach
@@ -55,6 +81,7 @@ class Reads(NamedTuple):
     tensors: list[Tensor]
     open: str | None = None
     refusal: Unsupported | None = None
+    answers: Sequence[Any] = ()
 
     @property
     def files(self) -> frozenset[str]:
@@ -96,7 +123,8 @@ def read(loop: Loop, x: Sequence[Tensor], states: Sequence[Tensor], shared: Sequ
         return spec, [*y, *new]
 
     try:
-        with torch.random.fork_rng(devices=[]), without_modes():
+        most = _inner_steps.get(found.key[0], _FEW)
+        with torch.random.fork_rng(devices=[]), without_modes(), inner_loops(most), kept(found.generators):
             made = record(run, [*rows[0], *rows[1]])
     except Unsupported as refusal:
         snapshot.restore()
@@ -106,4 +134,4 @@ def read(loop: Loop, x: Sequence[Tensor], states: Sequence[Tensor], shared: Sequ
         return Reads(found, (), tensors, found.open, FailsOnSamples(error))
     if snapshot.restore():
         return Reads(found, (), tensors, found.open, CHANGES)
-    return Reads(found, ("record", *made.key), made.tensors, found.open)
+    return Reads(found, ("record", *made.key), made.tensors, found.open, answers=made.answers)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from stepnet.compiler.draws import Draw, drawn_in_order
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import Unsupported
 from stepnet.executors.layout import Layout
@@ -89,6 +90,24 @@ def _as_table(leaves: Sequence[Any], sweep: Sweep) -> tuple[Layout, list[Tensor]
         return whole.movedim(0, at)
 
     return layout, rows, restore
+
+
+class Noise(NamedTuple):
+    """What a step draws from generators of its own."""
+
+    draws: Sequence[Draw]
+    generators: Sequence[torch.Generator]
+
+    def tables(self, layout: Layout) -> list[Tensor]:
+        """The noise of a run in tables of rows, drawn as the plain loop draws it."""
+        if not self.draws:
+            return []
+        tables = []
+        for packed in drawn_in_order(self.draws, self.generators, layout.active):
+            table = torch.empty_like(packed)
+            table[layout.packed] = packed
+            tables.append(table)
+        return tables
 
 
 def few(rows: Tensor, n: int) -> Tensor:

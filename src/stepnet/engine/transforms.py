@@ -39,6 +39,8 @@ def find_transformed(loop: Loop, feeds: Mapping[str, Any], find: Find) -> tuple[
     found = reach(code_of(loop).function)
     if found.refused is not None or found.open is not None or not found.complete:
         raise Unsupported(found.refused or found.open or "the step reaches more than a key can hold")
+    if found.generators:
+        raise Unsupported("a torch.func transform is active, and the step has a generator of its own")
     reads = Reads(found, ("reach", *found.key), [*found.tensors, *sequences.shared])
     groups = (sequences.x_rows, sequences.states, sequences.shared, reads.tensors)
     with outside_transforms():

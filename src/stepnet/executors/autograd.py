@@ -79,6 +79,7 @@ class Call(NamedTuple):
     constants: dict[str, Tensor]
     plain: Callable[..., tuple[list[Tensor], list[Tensor]]]  # of x, states and weights
     along: Along | None = None
+    guarded: bool = False  # gradients that are not finite are asked of the plain loop
 
 
 def run(call: Call, x: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
@@ -185,7 +186,10 @@ class _PlanCall(torch.autograd.Function):
 
         if torch.is_grad_enabled():
             return (None, *differentiable(call, compute, tensors, grads, needed))
-        return (None, *compute())
+        found = compute()
+        if call.guarded and not all(g is None or bool(g.isfinite().all()) for g in found):
+            return (None, *again(call, tensors, grads, needed))
+        return (None, *found)
 
 
 def gradients(

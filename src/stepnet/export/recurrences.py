@@ -14,6 +14,7 @@ from torch.fx import Node as FxNode
 from stepnet.api import recurrent
 from stepnet.checks import checked
 from stepnet.compiler.capture import Replaced
+from stepnet.compiler.inner_loops import is_guarded
 from stepnet.compiler.iteration import code_of, iteration
 from stepnet.compiler.pipeline import Compiled
 from stepnet.compiler.reach import reach
@@ -185,6 +186,8 @@ class RecurrenceRecorder(Recorder, Instead):
             call.places = places_of(read, code, call.where, owner="step")
             if entry.ready is None:
                 call.compiled, call.refusal = None, entry.refusals[-1][1]
+            elif entry.compiled is not None and (is_guarded(entry.compiled.y_spec) or entry.compiled.draws):
+                call.compiled = None  # a graph cannot ask whether the plan holds, and has no generator
         except Unsupported as error:
             call.refusal = error
         if call.compiled is None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stepnet.data.lod import LoDTensor
-from stepnet.errors import StepError
+from stepnet.errors import StepError, Unsupported
 
 from .scope import Scope
 from .step import describe_leaf
@@ -80,12 +80,15 @@ class ScopeStep:
         self._chosen: dict[str, LoDTensor] = {}
 
     @property
-    def plain_reason(self) -> str | None:
+    def refusal(self) -> Unsupported | None:
         """Why this step has no plan, if it is known beforehand."""
         if not self.ragged:
             return None
         names = ", ".join(map(repr, self.ragged))
-        return f"static input {names} is ragged: what a row reads of it is as long as its sequence"
+        return Unsupported(
+            f"static input {names} is ragged: what a row reads of it is as long as its sequence",
+            remedy=f"dynamic_recurrent(..., padded=[{names}]) gives the step rows [n, L, ...] and a mask",
+        )
 
     def __call__(self, x: tuple[Any, ...], state: tuple[Tensor, ...]) -> tuple[Any, Any]:
         scope = self.scope.new_scope(dict(zip(self.inputs, x, strict=True)))

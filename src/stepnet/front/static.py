@@ -38,11 +38,18 @@ def with_static(state: Any, static: Any, n: int, name: str) -> WithStatic:
     """
     leaves, spec = flatten(static)
     labels = names(spec, "static")
-    found = [_leaf(leaf, n, f"{label} of step '{name}'") for leaf, label in zip(leaves, labels, strict=True)]
+    found = [
+        memory_of(leaf, n, f"{label} of step '{name}'") for leaf, label in zip(leaves, labels, strict=True)
+    ]
     return WithStatic(state, unflatten(spec, found))
 
 
-def _leaf(leaf: Any, n: int, what: str) -> Tensor | Padded:
+def memory_of(leaf: Any, n: int, what: str) -> Tensor | Padded:
+    """What a step sees of a memory of each of n sequences. `what`: its name in errors.
+
+    Raises:
+        StepError: it has not one row, or one sequence of rows, for each sequence.
+    """
     if isinstance(leaf, PackedSequence):
         leaf = LoDTensor.from_packed(leaf)
     ragged = isinstance(leaf, LoDTensor)

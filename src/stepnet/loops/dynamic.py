@@ -14,6 +14,7 @@ from stepnet.executors.base import Backend
 from stepnet.executors.naive import PLAIN
 from stepnet.front.memory import Memory, ScopeStep, Stepnet, check_rows
 from stepnet.front.scope import Scope
+from stepnet.front.static import memory_of
 from stepnet.front.step import describe_leaf
 
 from .in_frame import run_in_frame
@@ -27,6 +28,7 @@ def dynamic_recurrent(
     memories: Sequence[Memory] = (),
     *,
     static_inputs: Sequence[str] = (),
+    padded: Sequence[str] = (),
     level: int = -1,
     reverse: bool = False,
     backend: Backend | None = None,
@@ -46,9 +48,11 @@ def dynamic_recurrent(
         static_inputs: names of what every step sees whole: a tensor [B, ...], or a LoDTensor with an entry
             per sequence, such as an encoder's outputs; each step sees the rows or entries of the sequences
             in it.
+        padded: those of the ragged static inputs that a step sees as a `Padded`, rows [n, L, ...] and a mask,
+            as in `recurrent(static=)`: such a stepnet compiles.
         level: the level whose elements are the steps. Above the last level an input is a LoDTensor.
         reverse: run every sequence from its end to its beginning.
-        backend: as in `recurrent`; ragged static inputs run by the plain loop.
+        backend: as in `recurrent`; ragged static inputs that are not padded run by the plain loop.
 
     Returns:
         The memories after the last step of each sequence by name, a row per sequence in the caller's order.
@@ -72,7 +76,8 @@ def dynamic_recurrent(
     def results(within: Scope, other: Backend | None) -> tuple[LoDTensor | Tensor, ...]:
         last = dynamic_recurrent(
             stepnet, within, inputs, outputs, memories,
-            static_inputs=static_inputs, level=level, reverse=reverse, backend=other or backend,
+            static_inputs=static_inputs, padded=padded, level=level, reverse=reverse,
+            backend=other or backend,
         )  # fmt: skip
         return (*(within[output] for output in outputs), *last.values())
 
@@ -98,6 +103,8 @@ def dynamic_recurrent(
             wrong.append(check_rows(what, scope.find(memory.init), rows, "one per sequence"))
     for static in static_inputs:
         wrong.append(check_rows(f"static input '{static}'", scope.find(static), rows, "one per sequence"))
+    for other in set(padded) - set(static_inputs):
+        wrong.append(f"'{other}' in padded= is no static input")
     found = [text for text in wrong if text is not None]
     if found:
         raise StepError(
@@ -105,12 +112,16 @@ def dynamic_recurrent(
             got="; ".join(found),
             remedy="give a row per sequence, in the order of the inputs",
         )
-    ragged = {n: scope[n] for n in static_inputs if isinstance(scope[n], LoDTensor)}
+    ragged = {n: scope[n] for n in static_inputs if isinstance(scope[n], LoDTensor) and n not in padded}
     hidden = {*inputs, *outputs, *static_inputs, *(m.init for m in memories)}
     around = Scope({n: v for n, v in scope.all_values().items() if n not in hidden})
     step = ScopeStep(stepnet, around, inputs, outputs, memories, static_inputs, ragged)
     boots = [memory.boot(scope, rows, first.values) for memory in memories]
     static = [torch.arange(rows) if n in ragged else scope[n] for n in static_inputs]
+    static = [
+        memory_of(v, rows, f"static input '{n}'") if n in padded else v
+        for n, v in zip(static_inputs, static, strict=True)
+    ]
     backend = PLAIN.name if ragged and backend is None else backend
     y, last = recurrent(step, x, (*boots, *static), level=level, reverse=reverse, backend=backend)
     for output, value in zip(outputs, y, strict=True):

@@ -20,8 +20,10 @@ from stepnet.executors.base import Backend
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.registry import AUTO, is_backend, tried
 from stepnet.executors.setting import check_backend
+from stepnet.front.clock import clock
 from stepnet.front.step import as_loop, step_name
 from stepnet.ir.loop import Loop, Sweep
+from stepnet.resets import as_pieces
 from stepnet.user_line import line_in
 
 from .describe_plan import describe_plan, generated_source
@@ -34,13 +36,15 @@ from .records import REFUSED, LoopSummary, Refused, Saved
 
 def explain(
     step: Any,
-    x: Any,
+    x: Any = None,
     state: Any = None,
     *,
+    steps: Any = None,
     static: Any = None,
     reverse: bool = False,
     level: int = -1,
     axis: int = 0,
+    resets: Any = None,
     source: bool = False,
     backend: Backend | None = None,
 ) -> Explanation | ModelExplanation:
@@ -59,10 +63,12 @@ def explain(
             read from OpenVINO IR as a dict or a tuple. The plan depends on shapes, dtypes and which gradients
             are wanted; the costs on the lengths too.
         state: as `recurrent` takes it, or the model's second argument.
+        steps: as in `recurrent`, in place of x.
         static: as in `recurrent`.
         reverse: as in `recurrent`.
         level: as in `recurrent`.
         axis: as in `recurrent`.
+        resets: as in `recurrent`; what is described are the pieces, which run as sequences.
         backend: as in `recurrent`.
         source: also keep the generated C.
 
@@ -82,10 +88,7 @@ def explain(
     >>> told.executor, told.linear, [region.kind for region in told.regions]
     ('eager', ('state',), ['scan'])
     """
-    if static is not None:
-        plain = step.step if isinstance(step, Recurrent) else step
-        state = state_with_static(plain, x, state, static, level, axis)
-    elif is_model(step, state):
+    if steps is None and static is None and resets is None and is_model(step, state):
         settings = {"reverse": reverse, "level": level, "axis": axis, "backend": backend}
         defaults = {"reverse": False, "level": -1, "axis": 0, "backend": None}
         changed = [name for name, value in settings.items() if value != defaults[name]]
@@ -100,6 +103,12 @@ def explain(
         reverse, level, axis, scopes = step.reverse, step.level, step.axis, step.scopes
         backend = step.backend if backend is None else backend
         step = step.step
+    if steps is not None:
+        x = clock(x, state, steps, axis)
+    if static is not None:
+        state = state_with_static(step, x, state, static, level, axis)
+    if resets is not None:
+        x, state, level = as_pieces(step, x, state, resets, reverse=reverse, level=level, axis=axis)
     body, x_leaves, states = checked(step, x, state, level=level, axis=axis)
     loop, feeds = as_loop(body, x_leaves, states, reverse=reverse, level=level, axis=axis)
     return explain_loop(loop, feeds, scopes=scopes, backend=backend, source=source)
@@ -126,8 +135,8 @@ def explain_loop(
     entry = Entry()
     if chosen == PLAIN.name or scopes:
         asked = "scopes=True" if scopes else "backend='naive'"
-        reason = getattr(body.function, "plain_reason", None) or f"{asked} asks for the plain loop"
-        entry.refusals.append(("compiler", Unsupported(reason)))
+        refusal = getattr(body.function, "refusal", None) or Unsupported(f"{asked} asks for the plain loop")
+        entry.refusals.append(("compiler", refusal))
     else:
         try:
             entry, captures, _ = find_plan(loop, feeds, backend=chosen)

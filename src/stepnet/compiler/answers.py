@@ -1,0 +1,104 @@
+"""What a step's Python asks tensors for: `.item()`, a truth value, `torch.equal`.
+
+What is asked of tensors that are the same at every step has one answer for the whole run. Where these are
+captured, the step is recorded anew at each call, with the answers in its key, and its trace is given them.
+What follows from rows, from how many there are, or from noise has no such answer: torch's trace says so.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepnet.data.modes import is_wrapped
+from stepnet.data.tree import leaves
+from stepnet.errors import Unsupported
+
+ASKS = frozenset({
+    Tensor.item, Tensor.tolist, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__,
+    Tensor.__complex__, Tensor.__contains__, Tensor.is_nonzero, torch.is_nonzero, Tensor.equal, torch.equal,
+    Tensor.allclose, torch.allclose,
+})  # fmt: skip
+OF_ROWS = object()  # in the place of an answer that is another one at each step
+
+# What they make depends on the shape of what they are given, not on its numbers.
+_OF_SHAPES = frozenset({
+    Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty, Tensor.new_tensor,
+    torch.zeros_like, torch.ones_like, torch.full_like,
+})  # fmt: skip
+
+
+class AsksCaptured(Unsupported):
+    """A step asks for the numbers of a captured tensor: its key must tell the answers."""
+
+
+class Followers:
+    """The tensors that follow from others, by the memory that they stand in.
+
+    >>> a, b = torch.ones(2), torch.ones(2)
+    >>> of_a = Followers([a])
+    >>> of_a.follow(torch.add, (a, b), {}, c := a + b)
+    >>> of_a.has([b]), of_a.has([c[0]])
+    (False, True)
+    """
+
+    def __init__(self, sources: Iterable[Tensor] = ()) -> None:
+        self._memory: set[Any] = set()
+        self._held: list[Tensor] = []  # their memory stays taken
+        self.add(sources)
+
+    def add(self, tensors: Iterable[Tensor]) -> None:
+        """Count tensors among them."""
+        for tensor in tensors:
+            self._memory.add(_memory(tensor))
+            self._held.append(tensor)
+
+    def has(self, values: Any) -> bool:
+        """Whether one of the tensors in arguments of a call is one of them, or may be."""
+        places = map(_memory, leaves(values, Tensor))
+        return any(place is None or place in self._memory for place in places)
+
+    def follow(self, func: Any, args: Any, kwargs: Any, result: Any, sized: bool = False) -> None:
+        """Note a call of torch. `sized`: what has a symbolic size, or is made from one, is one of them."""
+        made = list(leaves(result, Tensor))
+        if func is Tensor.__setitem__:
+            made.append(args[0])
+        of_size = sized and (_has_symbol((args, kwargs)) or any(_is_symbolic(t.shape) for t in made))
+        if of_size or (func not in _OF_SHAPES and self.has((args, kwargs))):
+            self.add(made)
+
+
+class Answers:
+    """The answers of one run, given out in their order."""
+
+    def __init__(self, answers: Sequence[Any], rows: Sequence[Tensor]) -> None:
+        self._left = iter(answers)
+        self.of_rows = Followers(rows)
+
+    def answer(self, args: Any, kwargs: Any) -> Any:
+        """The next one; `OF_ROWS` if there is none for these arguments."""
+        known = next(self._left, OF_ROWS)
+        if known is OF_ROWS:
+            return known
+        return OF_ROWS if self.of_rows.has((args, kwargs)) else copy.deepcopy(known)
+
+
+def _memory(tensor: Tensor) -> int | None:
+    """What tensors over the same memory have in common; None where that is not told."""
+    if is_wrapped(tensor) or not torch._C._has_storage(tensor):
+        return None
+    return tensor.untyped_storage()._cdata
+
+
+def _has_symbol(values: Any) -> bool:
+    numbers = (torch.SymInt, torch.SymFloat, torch.SymBool)
+    sizes = leaves(values, torch.Size)
+    return next(leaves(values, numbers), None) is not None or any(map(_is_symbolic, sizes))
+
+
+def _is_symbolic(shape: Sequence[Any]) -> bool:
+    return any(isinstance(size, torch.SymInt) for size in shape)

@@ -1,0 +1,140 @@
+"""A while loop inside a step, with a condition for each row: so many steps of all rows, unrolled.
+
+A row that is done keeps its values. What it computes further, it computes from its first ones, on which the
+body ran before, so that its gradient of zeros meets finite numbers. A plan gives one more result, whether
+each row was done: a run in which one was not is no run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepnet.data.tree import Spec, flatten, unflatten
+from stepnet.errors import Unsupported
+
+MOST = 32  # steps that are unrolled in one body: each takes as long to compile as a step without a loop
+ENDED, ENDED_AT_LIMIT = "all rows were done", "all rows were done before max_steps"  # no names of a port
+
+Advance = Callable[[list[Any], int], list[Any]]
+
+
+class TooFewSteps(Unsupported):
+    """A row was not done after the steps that were unrolled."""
+
+
+class InnerLoops:
+    """The loops with a condition for each row that a body runs. `most`: how many steps of them to unroll;
+    None to run them and count."""
+
+    def __init__(self, most: int | None) -> None:
+        self.most = most
+        self.longest = 0
+        self._total = 0
+        self._done: list[Tensor] = []
+        self._at_limit = True
+
+    def unrolled(
+        self, leaves: Sequence[Any], going: Tensor, advance: Advance, condition: Callable[..., Tensor],
+        limit: int | None,
+    ) -> list[Any]:  # fmt: skip
+        """What the loop variables are after the loop.
+
+        Args:
+            leaves: the first ones.
+            going: for each row, whether the condition holds of them.
+            advance: the next loop variables from those of a step.
+            condition: for each row, whether it holds of those after a step.
+            limit: the most steps of the loop.
+
+        Raises:
+            Unsupported: a loop variable is not a row for each sequence, or there are too many steps.
+        """
+        assert self.most is not None
+        steps = self.most if limit is None else min(self.most, limit)
+        self._total += steps
+        if not self.most or self._total > MOST:
+            raise Unsupported(
+                f"while loops inside the step, with a condition for each row, take more than {MOST} steps",
+                remedy="fewer and larger steps, or a recurrence over rows in the place of the loop",
+            )
+        self._at_limit &= limit is not None and limit <= self.most
+        first, now = list(leaves), list(leaves)
+        for step in range(steps):
+            seen = [_chosen(going, a, b) for a, b in zip(now, first, strict=True)] if step else now
+            new = advance(seen, step)
+            now = [_chosen(going, a, b) for a, b in zip(new, now, strict=True)]
+            going = going & condition(now, step + 1)
+        self._done.append(~going)
+        return [leaf if _is_row(leaf) else _OfAllRows() for leaf in now]
+
+    def beside(self, spec: Spec, leaves: list[Any]) -> tuple[Spec, list[Any]]:
+        """The results of a body, by name, with whether all rows were done if that is asked."""
+        if not self._done:
+            return spec, leaves
+        done = self._done[0]
+        for other in self._done[1:]:
+            done = done & other
+        results = unflatten(spec, leaves) | {ENDED_AT_LIMIT if self._at_limit else ENDED: done}
+        leaves, spec = flatten(results)
+        return spec, leaves
+
+
+_inner: ContextVar[InnerLoops | None] = ContextVar("stepnet_inner_loops", default=None)
+
+
+@contextlib.contextmanager
+def inner_loops(most: int | None) -> Iterator[InnerLoops]:
+    """Unroll, or count, the steps of loops with a condition for each row in here."""
+    loops = InnerLoops(most)
+    token = _inner.set(loops)
+    try:
+        yield loops
+    finally:
+        _inner.reset(token)
+
+
+def inner() -> InnerLoops | None:
+    """What sees to the loops inside a step, if one is tried or traced here."""
+    return _inner.get()
+
+
+def is_guarded(y_spec: Spec) -> bool:
+    """Whether the results of a plan hold only if all rows were done."""
+    return not {ENDED, ENDED_AT_LIMIT}.isdisjoint(y_spec.keys)
+
+
+def _is_row(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.dim() > 0
+
+
+def _chosen(going: Tensor, new: Any, old: Any) -> Any:
+    """The new value of rows that go on, the old one of others; what all rows share goes on."""
+    if not isinstance(new, (Tensor, int, float)):
+        raise Unsupported(
+            "a while_loop with a condition for each row carries an array or sequences in a step"
+        )
+    if not _is_row(new):
+        return new
+    assert isinstance(new, Tensor)
+    if new.shape[0] != going.shape[0]:
+        raise Unsupported("a while_loop with a condition for each row carries a tensor of other rows")
+    for _ in range(new.dim() - 1):
+        going = going.unsqueeze(-1)
+    return torch.where(going, new, old)
+
+
+class _OfAllRows:
+    """In the place of what all rows share after a loop: it would tell when the last of them was done."""
+
+    @classmethod
+    def __torch_function__(cls, *_: Any, **__: Any) -> Any:
+        raise Unsupported(
+            "a number that a while_loop carries for all rows follows from the row that takes longest",
+            remedy="carry a count for each row",
+        )

@@ -1,0 +1,233 @@
+"""Control flow in a step: what Python asks tensors for, torch.cond, while loops; against the plain loop."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from plans import entry_of
+from stepnet import LoDTensor, explain, recurrent, while_loop
+from stepnet.data.tree import flatten
+from stepnet.engine import plans
+from stepnet.errors import SlowPathWarning, StepError, Unsupported
+from stepnet.executors.base import Backend
+
+try:
+    from torch import while_loop as torch_while  # pyright: ignore
+except ImportError:
+    from torch._higher_order_ops.while_loop import while_loop as torch_while
+
+# torch's own, from the compiler that it runs its control flow by in the plain loop
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+
+DTYPE = torch.float64
+D = 3
+LENGTHS = [3, 0, 1, 4]
+GENERATOR = torch.Generator().manual_seed(2)
+W, V = ((torch.randn(D, D, generator=GENERATOR, dtype=DTYPE) / 2).requires_grad_() for _ in range(2))
+GATE = torch.tensor(1.0, dtype=DTYPE)
+STEPS = torch.tensor(2)
+
+
+@pytest.fixture(autouse=True)
+def _as_before():
+    yield
+    GATE.fill_(1.0)
+    STEPS.fill_(2)
+
+
+def asked(x: Tensor, h: Tensor) -> Any:
+    """By an item, by a truth value, by a list, and by one that is the same for all rows of a constant."""
+    scale = GATE.item()
+    h = torch.tanh(x @ W * scale + h) if GATE > 0 else h * 0.5 + x @ V
+    for _ in range(int(STEPS)):
+        h = torch.sin(h) + float(STEPS)
+    return h + torch.tensor(3.0, dtype=DTYPE).item(), h
+
+
+def branched(x: Tensor, h: Tensor) -> Any:
+    def one(x: Tensor, h: Tensor) -> Tensor:
+        return torch.tanh(x @ W + h)
+
+    def other(x: Tensor, h: Tensor) -> Tensor:
+        return (x @ V).abs().sqrt() - h
+
+    h = torch.cond(GATE > 0, one, other, (x, h))
+    return h, h
+
+
+def counted(x: Tensor, h: Tensor) -> Any:
+    """A number of inner steps that a captured tensor tells, by torch's loop and by this package's."""
+
+    def body(i: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        return i + 1, torch.tanh(h @ W + x)
+
+    zero = torch.zeros((), dtype=torch.int64)
+    _, h = torch_while(lambda i, h: i < STEPS, body, (zero, h))
+    _, h = while_loop(lambda i, h: i < STEPS + 1, body, (zero, h))
+    return h, h
+
+
+def relaxed(x: Tensor, h: Tensor) -> Any:
+    """A number of inner steps for each row, with a count; and one with a number that all rows share."""
+
+    def body(h: Tensor, x: Tensor, n: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return 0.7 * torch.tanh(h @ W) + 0.1 * x, x, n + 1
+
+    counts = torch.zeros(h.shape[0], dtype=torch.int64)
+    h, x, counts = while_loop(lambda h, x, n: (h.abs().sum(1) > 1) & (n < 4), body, (h + x, x, counts))
+    _, h = while_loop(lambda i, h: h[:, 0] > 0.2 * i, lambda i, h: (i + 1, h - 0.2), (0, h), max_steps=5)
+    return (h, counts), h
+
+
+def row_by_row(x: Tensor, h: Tensor) -> Any:
+    """A branch for each row, by torch.vmap."""
+
+    def row(x: Tensor, h: Tensor) -> Tensor:
+        return torch.cond(h.sum() > 0, lambda x, h: torch.tanh(x + h), lambda x, h: h.cos() * x, (x, h))
+
+    h = torch.vmap(row)(x, h)
+    return h, h
+
+
+def outcome(step: Callable[..., Any], backend: Backend, spread: float = 1.0) -> list[Tensor | None]:
+    """Results, and the gradients of x, the state and the weights."""
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(sum(LENGTHS), D, dtype=DTYPE, generator=generator).mul_(spread).requires_grad_()
+    h = torch.randn(len(LENGTHS), D, dtype=DTYPE, generator=generator).requires_grad_()
+    y, final = recurrent(step, LoDTensor.from_lengths(x, [LENGTHS]), h, backend=backend)
+    results = [*(leaf.values for leaf in flatten(y)[0]), final]
+    parts = [r * torch.randn(r.shape, dtype=DTYPE, generator=generator) for r in results if r.requires_grad]
+    total = torch.cat([part.flatten() for part in parts]).sum()
+    return [*results, *torch.autograd.grad(total, [x, h, W, V], allow_unused=True)]
+
+
+def same(step: Callable[..., Any], backend: Backend = "c", spread: float = 1.0) -> None:
+    for ours, theirs in zip(outcome(step, backend, spread), outcome(step, "naive", spread), strict=True):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("step", [asked, branched, counted], ids=lambda s: s.__name__)
+def test_what_python_asks_is_asked_anew(step):
+    same(step)
+    GATE.fill_(-1.0)
+    STEPS.fill_(3)
+    same(step)
+    if step is not asked:  # 0 times 0: the plan of before, and a loop that runs once less
+        return
+    same(step, "eager")
+    with torch.no_grad():
+        x, h = torch.ones(2, 2, D, dtype=DTYPE), torch.ones(2, D, dtype=DTYPE)
+        torch.testing.assert_close(recurrent(step, x, h, backend="c"), recurrent(step, x, h, backend="naive"))
+
+
+@pytest.mark.parametrize("step", [relaxed, row_by_row], ids=lambda s: s.__name__)
+def test_each_row_by_itself(step):
+    same(step)
+
+
+def shrunk(x: Tensor, h: Tensor) -> Any:
+    def body(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return h / 2, x
+
+    h, _ = while_loop(lambda h, x: h.abs().amax(1) > 1, body, (h + x, x), max_steps=6)
+    return h, h
+
+
+def test_rows_that_take_longer_than_those_before():
+    """Of few steps, of many (compiled with more), of too many (the error of the plain loop), of few again."""
+    for spread in (1.0, 20.0):
+        same(shrunk, spread=spread)
+    assert entry_of(shrunk, *inputs(), backend="c").ready is not None
+    with pytest.raises(StepError, match="still holds after max_steps=6"):
+        outcome(shrunk, "auto", spread=1e4)
+    same(shrunk)
+
+
+def inputs() -> tuple[Tensor, Tensor]:
+    return torch.ones(2, 2, D, dtype=DTYPE, requires_grad=True), torch.ones(2, D, dtype=DTYPE)
+
+
+def rooted(x: Tensor, h: Tensor) -> Any:
+    """Whose derivative is infinite at 0, where no row with a 0 goes."""
+    h, x = while_loop(lambda h, x: h.amin(1) > 1, lambda h, x: (h.sqrt() * 0.9, x), (h, x))
+    return h + x, h + x
+
+
+def test_a_row_that_does_not_run_has_no_gradient_there():
+    values = {}
+    for backend in ("c", "naive"):
+        h = torch.tensor([[0.0, 2.0, 3.0], [1.5, 2.0, 3.0]], dtype=DTYPE, requires_grad=True)
+        y, _ = recurrent(rooted, torch.ones(1, 2, D, dtype=DTYPE), h, backend=backend)
+        (values[backend],) = torch.autograd.grad(y.sum(), h)
+    assert values["naive"].isfinite().all()
+    torch.testing.assert_close(values["c"], values["naive"])
+
+
+def refused(step: Callable[..., Any]) -> str:
+    """The reason and the remedy; and `auto` runs it by the plain loop."""
+    with pytest.raises(Unsupported) as caught:
+        recurrent(step, *inputs(), backend="c")
+    torch.manual_seed(3)
+    with pytest.warns(SlowPathWarning):
+        found = recurrent(step, *inputs())
+    torch.manual_seed(3)
+    torch.testing.assert_close(found, recurrent(step, *inputs(), backend="naive"))
+    return str(caught.value)
+
+
+def of_noise(x: Tensor, h: Tensor) -> Any:
+    return (h + x if torch.rand(()) > 0.5 else h - x), h
+
+
+def of_sizes(x: Tensor, h: Tensor) -> Any:
+    return (h + x if torch.ones(x.shape[0]).sum() > 100 else h - x), h
+
+
+def of_what_was_written(x: Tensor, h: Tensor) -> Any:
+    kept = torch.zeros(2, dtype=DTYPE)
+    kept[0] = x[0, 0]
+    return (h + x if kept.sum() > 0 else h - x), h
+
+
+def of_all_rows(x: Tensor, h: Tensor) -> Any:
+    i, h = while_loop(
+        lambda i, h: h[:, 0] > 0.5, lambda i, h: (i + torch.ones(()), h - 0.3), (torch.zeros(()), h)
+    )
+    return h * i, h
+
+
+@pytest.mark.parametrize("step", [of_sizes, of_what_was_written, of_noise], ids=lambda s: s.__name__)
+def test_what_is_not_the_same_at_every_step_has_no_answer(step):
+    assert "depends on the values of a tensor" in refused(step)
+
+
+def test_a_number_of_all_rows():
+    text = refused(of_all_rows)
+    assert "follows from the row that takes longest" in text
+    assert "carry a count for each row" in text
+
+
+def test_explain_tells_of_them():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert explain(relaxed, *inputs(), backend="c").executor == "c"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_plans_are_found_again():
+    def step(x: Tensor, h: Tensor) -> Any:
+        return (h + x if GATE > 0 else h - x), h
+
+    for gate in (1.0, -1.0, 2.0, -3.0, 1.0):
+        GATE.fill_(gate)
+        y, _ = recurrent(step, *inputs(), backend="c")
+        assert y[0, 0, 0] == (2.0 if gate > 0 else 0.0)
+    made = [entry for entry in plans._entries.values() if entry.ready and entry.ready.plan.name == "step"]
+    assert len(made) <= 3  # one of them declines: it told that the step asks

@@ -1,0 +1,125 @@
+"""Noise of a generator of the step's own: the numbers of the plain loop, and the state that it leaves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from stepnet import LoDTensor, explain, recurrent
+from stepnet.errors import SlowPathWarning, StepError, Unsupported
+from stepnet.executors.base import Backend
+
+DTYPE = torch.float64
+D = 4
+ONE, OTHER = torch.Generator(), torch.Generator()
+W = torch.eye(D, dtype=DTYPE).mul_(0.5).requires_grad_()
+
+
+def noisy(x: Tensor, h: Tensor) -> Any:
+    """Every kind of draw, of two generators; one that torch's own generator takes no part in."""
+    normal = torch.randn(h.shape, generator=ONE, dtype=DTYPE)
+    filled = torch.empty_like(h).uniform_(-1, 2, generator=OTHER)
+    whole = torch.randint(2, 7, (x.shape[0],), generator=ONE)
+    kept = torch.rand(x.shape[0], D, generator=ONE, dtype=DTYPE) < 0.7
+    waited = torch.zeros(x.shape[0], D, dtype=DTYPE)
+    waited.exponential_(generator=OTHER)
+    h = torch.tanh(x @ W + h * kept + 0.1 * normal + filled * waited) + 0.01 * whole[:, None].to(h)
+    return (h, whole), h
+
+
+def both(x: Tensor, h: Tensor) -> Any:
+    h = h + x + torch.rand(x.shape[0], D, generator=ONE, dtype=DTYPE) + 0 * torch.rand_like(h)
+    return h, h
+
+
+def inputs(lengths: list[int] | None) -> tuple[Any, Tensor, Tensor]:
+    rows = sum(lengths) if lengths is not None else 12
+    x = torch.linspace(-1, 1, rows * D, dtype=DTYPE).reshape(rows, D).requires_grad_()
+    n = len(lengths) if lengths is not None else 3
+    h = torch.ones(n, D, dtype=DTYPE, requires_grad=True)
+    return x if lengths is None else LoDTensor.from_lengths(x, [lengths]), x, h
+
+
+def outcome(step: Any, lengths: list[int] | None, backend: Backend, reverse: bool) -> list[Tensor]:
+    """Results of two calls, the gradients, and the states of the generators after them."""
+    x, rows, h = inputs(lengths)
+    x = x if lengths is not None else rows.view(4, 3, D)
+    ONE.manual_seed(7)
+    OTHER.manual_seed(8)
+    results = []
+    for _ in range(2):
+        y, final = recurrent(step, x, h, backend=backend, reverse=reverse)
+        leaves = y if isinstance(y, tuple) else (y,)
+        results += [*(leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in leaves), final]
+    total = torch.cat([(r * r.cos()).flatten() for r in results if r.requires_grad]).sum()
+    found = torch.autograd.grad(total, [rows, h, W], materialize_grads=True, allow_unused=True)
+    return [*results, *found, ONE.get_state(), OTHER.get_state()]
+
+
+@pytest.mark.parametrize("lengths", [[3, 0, 1, 6], [1], [], None], ids=str)
+@pytest.mark.parametrize("step", [noisy, both], ids=lambda s: s.__name__)
+def test_the_numbers_of_the_plain_loop(step, lengths):
+    for reverse in (False, True):
+        expected = outcome(step, lengths, "naive", reverse)
+        for ours, theirs in zip(outcome(step, lengths, "c", reverse), expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+
+
+def test_compiling_and_explaining_draw_nothing():
+    x, _, h = inputs([2, 3])
+    ONE.manual_seed(5)
+    OTHER.manual_seed(5)
+    before = ONE.get_state(), OTHER.get_state()
+    told: Any = explain(lambda x, h: noisy(x, h * 1.5), x, h, backend="c")
+    assert told.executor == "c"
+    assert all(map(torch.equal, before, (ONE.get_state(), OTHER.get_state())))
+
+
+def seeds(x: Tensor, h: Tensor) -> Any:
+    ONE.manual_seed(3)
+    return h + torch.randn(h.shape, generator=ONE, dtype=DTYPE), h
+
+
+def of_odds(x: Tensor, h: Tensor) -> Any:
+    return h + torch.bernoulli(torch.sigmoid(h.detach()), generator=ONE), h
+
+
+def of_all_rows(x: Tensor, h: Tensor) -> Any:
+    return h + torch.randn(D, generator=ONE, dtype=DTYPE), h
+
+
+def by_columns(x: Tensor, h: Tensor) -> Any:
+    return h + torch.randn(D, x.shape[0], generator=ONE, dtype=DTYPE).t(), h
+
+
+WORDS = {
+    seeds: "a generator of its own",
+    of_odds: "a law that no plan knows beforehand (test_draws.py:",
+    of_all_rows: "not a row for each sequence",
+    by_columns: "not a row for each sequence",
+}
+
+
+@pytest.mark.parametrize("step", WORDS, ids=lambda s: s.__name__)
+def test_what_no_plan_draws(step):
+    x, _, h = inputs([2, 3])
+    ONE.manual_seed(5)
+    before = ONE.get_state()
+    with pytest.raises(Unsupported) as caught:
+        recurrent(step, x, h, backend="c")
+    assert WORDS[step] in str(caught.value)
+    assert torch.equal(before, ONE.get_state())
+    with pytest.warns(SlowPathWarning):
+        ours = recurrent(step, x, h)[1]
+    ONE.set_state(before)
+    torch.testing.assert_close(ours, recurrent(step, x, h, backend="naive")[1])
+
+
+def test_its_gradient_cannot_be_differentiated_again():
+    x, rows, h = inputs([2, 3])
+    y, _ = recurrent(noisy, x, h, backend="c")
+    with pytest.raises(StepError, match="draws noise"):
+        torch.autograd.grad(y[0].values.sum(), rows, create_graph=True)
