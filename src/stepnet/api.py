@@ -493,7 +493,7 @@ def _plan_of(
         entry, reads, _ = find_plan(loop, feeds, backend=chosen)
     except Unsupported:
         return None
-    if entry.ready is None or entry.compiled is None or reads.open is not None:
+    if entry.ready is None or entry.compiled is None:
         return None
     return entry.ready, entry.compiled.constants, [reads.tensors[place] for place in entry.weights]
 
