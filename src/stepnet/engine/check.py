@@ -28,7 +28,11 @@ Results = tuple[list[Tensor], list[Tensor]]
 
 
 def plain_loop(
-    loop: Loop, sequences: Sequences, reads: Reads | None = None, places: Sequence[int] = ()
+    loop: Loop,
+    sequences: Sequences,
+    reads: Reads | None = None,
+    places: Sequence[int] = (),
+    reader: Callable[..., Reads] = read,
 ) -> Callable[..., Results]:
     """The plain loop over rows that lie as those of `sequences`, `plain(x, states, weights)`.
 
@@ -44,7 +48,7 @@ def plain_loop(
     ) -> Results:
         if weights is None or reads is None:
             return _run(loop, sequences, x, states)
-        now = read_again(loop, sequences, reads, x, states)
+        now = read_again(loop, sequences, reads, x, states, reader)
         swap = {id(now.tensors[place]): w for place, w in zip(places, weights, strict=True)}
         with Replaced(swap):
             return _run(loop, sequences, x, states)
@@ -53,14 +57,19 @@ def plain_loop(
 
 
 def read_again(
-    loop: Loop, sequences: Sequences, reads: Reads, x: Sequence[Tensor], states: Sequence[Tensor]
+    loop: Loop,
+    sequences: Sequences,
+    reads: Reads,
+    x: Sequence[Tensor],
+    states: Sequence[Tensor],
+    reader: Callable[..., Reads] = read,
 ) -> Reads:
     """What a loop reads now, which is what it read before, perhaps in other tensors.
 
     Raises:
         StepError: it is something else.
     """
-    now = read(loop, x, states, sequences.shared)
+    now = reader(loop, x, states, sequences.shared)
     if now.refusal is not None or now.key != reads.key:
         raise StepError(
             f"step '{loop.body.name}' reads something else by now than when it ran, "

@@ -21,7 +21,7 @@ from stepnet.executors.autograd import Call
 from stepnet.executors.autograd import run as run_plan
 from stepnet.executors.registry import AUTO, tried
 from stepnet.executors.setting import transforms_active
-from stepnet.executors.transformed import run_transformed
+from stepnet.executors.transformed import Run, run_transformed
 from stepnet.ir.loop import Loop
 
 from . import again
@@ -62,8 +62,9 @@ def run(
     """
     find = functools.partial(lookup, backend=backend)
     transformed = transforms_active()
+    further = None
     if transformed:
-        entry, reads, sequences = find_transformed(loop, feeds, find)
+        entry, reads, sequences, further = find_transformed(loop, feeds, find)
     else:
         entry, reads, sequences = find_plan(loop, feeds, backend=backend)
     if entry.ready is None or entry.compiled is None or entry.y_spec is None:
@@ -91,7 +92,10 @@ def run(
     plain = plain_loop(loop, sequences, reads, entry.weights)
     along = None if transformed else RunsAlong(loop, entry.ready, sequences, reads, entry.weights, find)
     call = Call(entry.ready, sequences.layout, entry.compiled.constants, plain, along)
-    out = (run_transformed if transformed else run_plan)(call, x_rows, states, weights)
+    if further is not None:
+        out = run_transformed(Run(call, further), x_rows, states, weights)
+    else:
+        out = run_plan(call, x_rows, states, weights)
     n_y = len(entry.ready.plan.y)
     y = [sequences.restore(rows) for rows in out[:n_y]]
     if entry.y_spec.children == (LEAF,):
