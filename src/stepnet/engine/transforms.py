@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -47,6 +47,16 @@ class Further:
         run = Run(moved.call, Further(moved.call.along, moved.weights))
         return Derivative(run, inputs, self.along.derivatives)
 
+    def times(self, k: int) -> Further:
+        rows = self.along.sequences
+        with outside_transforms():
+            wide = rows._replace(
+                layout=rows.layout.times(k),
+                x_rows=[t.repeat(k, *[1] * (t.dim() - 1)) for t in rows.x_rows],
+                states=[t.repeat(k, *[1] * (t.dim() - 1)) for t in rows.states],
+            )
+        return Further(replace(self.along, sequences=wide), self.weights)
+
 
 def find_transformed(
     loop: Loop, feeds: Mapping[str, Any], find: Find
@@ -61,7 +71,7 @@ def find_transformed(
         Unsupported: no plan takes part in these transforms, or in any.
     """
     around = transforms()
-    if any(name not in ("Grad", "Vmap", "Jvp") for name in around):
+    if any(name not in ("Grad", "Vmap", "Jvp") for name in around) or around.count("Jvp") > 1:
         raise Unsupported(f"a torch.func transform ({', '.join(around).lower()}) is active")
     sequences = as_rows(loop, feeds, transforms=True)
     found = reach(code_of(loop).function)

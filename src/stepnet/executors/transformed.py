@@ -17,7 +17,7 @@ from torch import Tensor
 from stepnet.data.modes import transforms
 from stepnet.errors import Unsupported
 
-from .autograd import Call, forward, gradients, has_gradient
+from .autograd import Call, Ready, forward, gradients, has_gradient
 from .flow import carry_gradients
 
 
@@ -29,12 +29,32 @@ class Further(Protocol):
         which goes through what no gradient does. Raises Unsupported where no plan runs it."""
         ...
 
+    def times(self, k: int) -> Further:
+        """The same for k times as many sequences."""
+        ...
+
 
 class Run(NamedTuple):
     """A call, and what gives its derivatives."""
 
     call: Call
     further: Further
+
+    def times(self, k: int) -> Run:
+        """The call with k times as many sequences, on rows one call after the other."""
+        call, plan = self.call, self.call.ready.plan
+        n_x, n_s = len(plan.x), len(plan.states)
+
+        def plain(x: Sequence[Tensor], states: Sequence[Tensor], *weights: Any) -> Any:
+            parts = [_split(t, k).unbind(0) for t in (*x, *states)]
+            runs = [
+                call.plain(each[:n_x], each[n_x : n_x + n_s], *weights) for each in zip(*parts, strict=True)
+            ]
+            y, finals = zip(*runs, strict=True)
+            return [[torch.cat(of) for of in zip(*each, strict=True)] for each in (y, finals)]
+
+        wide = call._replace(layout=call.layout.times(k), plain=plain)
+        return Run(wide, self.further.times(k))
 
 
 class Derivative(NamedTuple):
@@ -115,7 +135,15 @@ class _PlanCall(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, run: Run, *tensors: Tensor) -> Any:  # pyright: ignore
-        return _one_by_one(_PlanCall, info, in_dims[1:], (run,), tensors)
+        ready, k = run.call.ready, info.batch_size
+        kinds = _kinds(run, len(tensors))
+        if any(d is not None and kind == "shared" for d, kind in zip(in_dims[1:], kinds, strict=True)):
+            return _one_by_one(_PlanCall, info, in_dims[1:], (run,), tensors)
+        wide = [_wide(t, d, k, kind) for t, d, kind in zip(tensors, in_dims[1:], kinds, strict=True)]
+        out = _PlanCall.apply(run.times(k), *wide)
+        return _narrow(
+            out, k, ["row"] * len(ready.plan.y) + ["row"] * len(ready.plan.states) + _of_extra(ready)
+        )
 
 
 class _Gradient(torch.autograd.Function):
@@ -179,10 +207,9 @@ class _Gradient(torch.autograd.Function):
             except Unsupported:
                 parts.append(_moved_gradient_by_plain_loop(run.call, tensors, grads, has, along))
         sums = []
-        for i, one in enumerate(has):
-            terms = [part[i] for part in parts if part[i] is not None]
-            if one:
-                sums.append(sum(terms[1:], terms[0]) if terms else torch.zeros_like(tensors[i]))
+        for i in (i for i, one in enumerate(has) if one):
+            terms = [t for part in parts if (t := part[i]) is not None]
+            sums.append(sum(terms[1:], terms[0]) if terms else torch.zeros_like(tensors[i]))
         return tuple(sums)
 
     @staticmethod
@@ -202,7 +229,19 @@ class _Gradient(torch.autograd.Function):
     def vmap(  # pyright: ignore
         info: Any, in_dims: Any, run: Run, count: int, needed: Any, given: Any, *tensors: Tensor
     ) -> Any:
-        return _one_by_one(_Gradient, info, in_dims[4:], (run, count, needed, given), tensors)
+        ready, k, plan = run.call.ready, info.batch_size, run.call.ready.plan
+        kinds = [
+            *_kinds(run, count),
+            *["row"] * len(plan.y),
+            *_of_extra(ready),
+            *["row"] * sum(given),
+        ]
+        own = [kind for kind, has in zip(kinds, has_gradient(run.call, given, needed), strict=False) if has]
+        shared = any(d is not None and kind == "shared" for d, kind in zip(in_dims[4:], kinds, strict=True))
+        if shared or "shared" in own:
+            return _one_by_one(_Gradient, info, in_dims[4:], (run, count, needed, given), tensors)
+        wide = [_wide(t, d, k, kind) for t, d, kind in zip(tensors, in_dims[4:], kinds, strict=True)]
+        return _narrow(_Gradient.apply(run.times(k), count, needed, given, *wide), k, own)
 
 
 def _derivative(
@@ -271,8 +310,8 @@ def _along_by_plain_loop(
         y, finals = call.plain(own[:n_x], own[n_x : n_x + n_s], own[n_x + n_s :])
         return (*y, *finals)
 
-    _, moved = jvp(results, tuple(tensors[i] for i in places), tuple(directions[i] for i in places))
-    return [m if m.is_floating_point() else None for m in moved]
+    pushed: Any = jvp(results, tuple(tensors[i] for i in places), tuple(directions[i] for i in places))
+    return [m if m.is_floating_point() else None for m in pushed[1]]
 
 
 def _gradient_by_plain_loop(
@@ -313,7 +352,8 @@ def _second_by_plain_loop(
     held = [*own, *grads]
     asked = [i for i, w in enumerate(wanted) if w]
     gradient = _gradient_by_plain_loop(call, own, grads, needed, asked)
-    found, pull = vjp(gradient, *(held[i] for i in asked))
+    pulled: Any = vjp(gradient, *(held[i] for i in asked))
+    found, pull = pulled
     along = [directions[i] for i, need in enumerate(needed) if need]
     seeds = tuple(torch.zeros_like(f) if v is None else v for f, v in zip(found, along, strict=True))
     parts = iter(pull(seeds))
@@ -329,9 +369,39 @@ def _moved_gradient_by_plain_loop(
 
     asked = [i for i, v in enumerate(directions) if v is not None]
     gradient = _gradient_by_plain_loop(call, own, grads, needed, asked)
-    _, moved = jvp(gradient, tuple(own[i] for i in asked), tuple(directions[i] for i in asked))
-    parts = iter(moved)
+    pushed: Any = jvp(gradient, tuple(own[i] for i in asked), tuple(directions[i] for i in asked))
+    parts = iter(pushed[1])
     return [next(parts) if need else None for need in needed]
+
+
+def _kinds(run: Run, count: int) -> list[str]:
+    """For each input whether it has rows (of steps, or of sequences), or is shared by them."""
+    rows = len(run.call.ready.plan.x) + len(run.call.ready.plan.states)
+    return ["row"] * rows + ["shared"] * (count - rows)
+
+
+def _of_extra(ready: Ready) -> list[str]:
+    """The same for each kept value."""
+    values = ready.plan.forward.body.values
+    return ["shared" if values[name].kind == "shared" else "row" for name in ready.extra]
+
+
+def _wide(tensor: Tensor, dim: int | None, k: int, kind: str) -> Tensor:
+    """A batch of tables as one table."""
+    if kind == "shared":
+        return tensor
+    batch = tensor.expand(k, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+    return batch.flatten(0, 1)
+
+
+def _narrow(out: Any, k: int, kinds: Sequence[str]) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
+    """Tables as batches of tables, and where their batches are."""
+    dims = tuple(None if kind == "shared" else 0 for kind in kinds)
+    return tuple(t if d is None else _split(t, k) for t, d in zip(out, dims, strict=True)), dims
+
+
+def _split(table: Tensor, k: int) -> Tensor:
+    return table.reshape(k, table.shape[0] // k, *table.shape[1:])
 
 
 def _one_by_one(
