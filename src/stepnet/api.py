@@ -28,7 +28,7 @@ from .data.tree import Spec, flatten, unflatten
 from .engine import Asked, Way, asked, find_plan, read, run, run_again
 from .errors import Unsupported
 from .executors import naive
-from .executors.autograd import distinct
+from .executors.autograd import Ready, distinct
 from .executors.base import Backend
 from .executors.naive import PLAIN
 from .executors.registry import AUTO
@@ -478,4 +478,24 @@ def _from_graph(step: Any, x: Any, state: Any, *, resets: dict[str, Any] | None 
     return recurrent(step, x, state, resets=None if resets is None else Resets(**resets), **how)
 
 
-answer_with(_from_graph)
+def _plan_of(
+    step: Any, x: Any, state: Any, *, static: Any = None, reverse: bool, axis: int, backend: Backend | None
+) -> tuple[Ready, dict[str, Tensor], list[Tensor]] | None:
+    """The plan by which a call in a graph runs, its constants and its weights; None where it has no plan."""
+    chosen = check_backend(backend)
+    if chosen == PLAIN.name:
+        return None
+    if static is not None:
+        state = state_with_static(step, x, state, static, -1, axis)
+    body, x_leaves, state_leaves = checked(step, x, state, axis=axis)
+    loop, feeds = as_loop(body, x_leaves, state_leaves, reverse=reverse, level=-1, axis=axis)
+    try:
+        entry, reads, _ = find_plan(loop, feeds, backend=chosen)
+    except Unsupported:
+        return None
+    if entry.ready is None or entry.compiled is None:
+        return None
+    return entry.ready, entry.compiled.constants, [reads.tensors[place] for place in entry.weights]
+
+
+answer_with(_from_graph, _plan_of)

@@ -34,6 +34,7 @@ def plain_loop(
     sequences: Sequences,
     reads: Reads | None = None,
     places: Sequence[int] = (),
+    reader: Callable[..., Reads] = read,
     *,
     guarded: bool = False,
 ) -> Callable[..., Results]:
@@ -52,7 +53,7 @@ def plain_loop(
     ) -> Results:
         if weights is None or reads is None:
             return run_it(x, states)
-        now = read_again(loop, sequences, reads, x, states)
+        now = read_again(loop, sequences, reads, x, states, reader)
         swap = {id(now.tensors[place]): w for place, w in zip(places, weights, strict=True)}
         with Replaced(swap):
             return run_it(x, states)
@@ -65,14 +66,19 @@ def plain_loop(
 
 
 def read_again(
-    loop: Loop, sequences: Sequences, reads: Reads, x: Sequence[Tensor], states: Sequence[Tensor]
+    loop: Loop,
+    sequences: Sequences,
+    reads: Reads,
+    x: Sequence[Tensor],
+    states: Sequence[Tensor],
+    reader: Callable[..., Reads] = read,
 ) -> Reads:
     """What a loop reads now, which is what it read before, perhaps in other tensors.
 
     Raises:
         StepError: it is something else.
     """
-    now = read(loop, x, states, sequences.shared)
+    now = reader(loop, x, states, sequences.shared)
     if now.refusal is not None or now.key != reads.key:
         raise StepError(
             f"step '{loop.body.name}' reads something else by now than when it ran, "

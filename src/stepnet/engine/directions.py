@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +26,16 @@ from .rows import Sequences
 Find = Callable[[Loop, Reads, Sequences], Entry]
 
 
+class Moved(NamedTuple):
+    """The loop of a derivative, and what it is fed: x and their directions, states and theirs, weights and
+    theirs. It gives the derivatives of y leaves that have one, the last states, and their derivatives."""
+
+    call: Call
+    x: list[Tensor]
+    states: list[Tensor]
+    weights: list[Tensor]
+
+
 @dataclass(frozen=True, eq=False)
 class RunsAlong:
     """Runs the derivative of a loop on rows that lie as those of a call.
@@ -34,6 +45,7 @@ class RunsAlong:
         places: which of the tensors that were found are the plan's weights.
         find: gives the entry of a loop, of what it reads and of its rows.
         check: whether second derivatives by a new plan are held against those of the plain loop.
+        reader: tells what a loop reads.
     """
 
     loop: Loop
@@ -43,6 +55,7 @@ class RunsAlong:
     places: Sequence[int]
     find: Find
     check: bool = True
+    reader: Callable[..., Reads] = read
 
     def same_step(self, tensors: Sequence[Tensor]) -> Reads:
         """What the step reads now.
@@ -51,7 +64,8 @@ class RunsAlong:
             StepError: it is something else than at the call.
         """
         n_x, n_s = len(self.sequences.x_rows), len(self.sequences.states)
-        return read_again(self.loop, self.sequences, self.reads, tensors[:n_x], tensors[n_x : n_x + n_s])
+        x, states = tensors[:n_x], tensors[n_x : n_x + n_s]
+        return read_again(self.loop, self.sequences, self.reads, x, states, self.reader)
 
     def has_history(
         self, tensors: Sequence[Tensor], grads: Sequence[Tensor | None], needed: Sequence[bool]
@@ -83,7 +97,7 @@ class RunsAlong:
         boot = [sampled(t, len(lengths), 0.1, generator) for t in few.states]
         copies = [t.detach() for t in (*rows, *boot, *tensors[len(rows) + len(boot) :])]
         own = [t.requires_grad_(need) for t, need in zip(copies, needed, strict=True)]
-        plain = plain_loop(self.loop, few, self.reads, self.places)
+        plain = plain_loop(self.loop, few, self.reads, self.places, self.reader)
         with torch.enable_grad():
             carry = len(rows) + len(boot)
             y, finals = plain(own[: len(rows)], own[len(rows) : carry], own[carry:])
@@ -106,6 +120,24 @@ class RunsAlong:
             StepError: the step reads something else than at the call.
             Unsupported: there is no plan for it, or the plan is not right.
         """
+        moved = self.of(tensors, directions)
+        return self.derivatives(run_plan(*moved))
+
+    def derivatives(self, out: Sequence[Tensor]) -> list[Tensor | None]:
+        """Of what the loop of a derivative gives, the derivative of each result; see `__call__`."""
+        plan, kinds = self.ready.plan, self.ready.plan.forward.body.values
+        floats = [dtype_of(kinds[name].dtype).is_floating_point for name in plan.y]
+        of_y, of_states = iter(out[: sum(floats)]), iter(out[sum(floats) + len(plan.states) :])
+        return [
+            *(next(of_y) if has else None for has in floats),
+            *(next(of_states) if differs(t) else None for t in self.sequences.states),
+        ]
+
+    def of(
+        self, tensors: Sequence[Tensor], directions: Sequence[Tensor | None], *, forward_mode: bool = False
+    ) -> Moved:
+        """The loop of the derivative; see `__call__`. `forward_mode`: as torch's forward mode has it, which
+        does not stop where gradients do."""
         n_x, n_s = len(self.sequences.x_rows), len(self.sequences.states)
         x, states, weights = tensors[:n_x], tensors[n_x : n_x + n_s], tensors[n_x + n_s :]
         now = self.same_step(tensors)
@@ -123,7 +155,7 @@ class RunsAlong:
             x_rows=[t.contiguous() for t in (*x, *(v for _, v in cut))],
             states=[t.contiguous() for t in (*states, *(v for _, v in carried))],
         )
-        found = read(twin, beside.x_rows, beside.states, beside.shared)
+        found = self.reader(twin, beside.x_rows, beside.states, beside.shared)
         entry = self.find(twin, found, beside)
         ready, compiled = entry.ready, entry.compiled
         if ready is None or compiled is None:
@@ -132,20 +164,17 @@ class RunsAlong:
             entry.twice = self._agrees(own, now, directions, looseness(compiled))
         if self.check and not entry.twice:
             raise Unsupported("self-check: its second derivatives differ from those of the plain loop")
-        plain = plain_loop(twin, beside, found, entry.weights)
-        further = RunsAlong(twin, ready, beside, found, entry.weights, self.find)
+        if self.check and forward_mode:
+            if entry.forward_mode is None:
+                entry.forward_mode = self._agrees_forward(own, now, directions, looseness(compiled))
+            if not entry.forward_mode:
+                raise Unsupported("self-check: its derivatives differ from those of the plain loop")
+        plain = plain_loop(twin, beside, found, entry.weights, self.reader)
+        further = RunsAlong(twin, ready, beside, found, entry.weights, self.find, reader=self.reader)
         call = Call(ready, beside.layout, compiled.constants, plain, further)
         alias = {id(w): t for w, t in zip(own, weights, strict=True)}
         used = [found.tensors[place] for place in entry.weights]
-        out = run_plan(call, beside.x_rows, beside.states, [alias.get(id(t), t) for t in used])
-        n_y = len(ready.plan.y)
-        of_y, of_states = iter(out[:n_y]), iter(out[n_y + n_s :])
-        kinds = self.ready.plan.forward.body.values
-        floats = [dtype_of(kinds[name].dtype).is_floating_point for name in self.ready.plan.y]
-        return [
-            *(next(of_y) if has else None for has in floats),
-            *(next(of_states) if differs(t) else None for t in states),
-        ]
+        return Moved(call, beside.x_rows, beside.states, [alias.get(id(t), t) for t in used])
 
     def _agrees(
         self, weights: Sequence[Tensor], now: Reads, directions: Sequence[Tensor | None], loose: float
@@ -166,7 +195,7 @@ class RunsAlong:
             None if v is None else noise(t).requires_grad_(v.requires_grad)
             for t, v in zip(own, directions, strict=True)
         ]
-        plain = plain_loop(self.loop, few, now, self.places)
+        plain = plain_loop(self.loop, few, now, self.places, self.reader)
         along = replace(self, sequences=few, reads=now, check=False)
         call = Call(self.ready, few.layout, {}, plain, along)
         y, finals = plain(
@@ -182,6 +211,40 @@ class RunsAlong:
             if not close(a, b, 10 * loose):
                 return False
         return True
+
+    def _agrees_forward(
+        self, weights: Sequence[Tensor], now: Reads, directions: Sequence[Tensor | None], loose: float
+    ) -> bool:
+        """Whether derivatives along directions like these are those of the plain loop in forward mode."""
+        from torch.func import jvp
+
+        generator = torch.Generator().manual_seed(23)
+        few = self.sequences._replace(layout=sample_layout())
+        rows = [sampled(t, 6, 0.1, generator) for t in few.x_rows]
+        boot = [sampled(t, 4, 0.1, generator) for t in few.states]
+        own = [t.detach() for t in (*rows, *boot, *weights)]
+        moved = [
+            None if v is None else sampled(t, len(t), 1.0, generator)
+            for t, v in zip(own, directions, strict=True)
+        ]
+        plain = plain_loop(self.loop, few, now, self.places, self.reader)
+        at = [i for i, v in enumerate(moved) if v is not None]
+
+        def results(*moving: Tensor) -> tuple[Tensor, ...]:
+            given = list(own)
+            for i, tensor in zip(at, moving, strict=True):
+                given[i] = tensor
+            y, finals = plain(
+                given[: len(rows)], given[len(rows) : len(rows) + len(boot)], given[len(rows) + len(boot) :]
+            )
+            return (*y, *finals)
+
+        try:
+            pushed: Any = jvp(results, tuple(own[i] for i in at), tuple(moved[i] for i in at))
+        except Exception:  # whatever it is, the plain loop tells it
+            return False
+        found = replace(self, sequences=few, reads=now, check=False)(own, moved)
+        return all(a is None or close(a, b, 10 * loose) for a, b in zip(found, pushed[1], strict=True))
 
 
 @dataclass(frozen=True, eq=False)

@@ -57,6 +57,7 @@ class Entry:
     wrong: bool = False  # an executor did not pass the self-check
     changes: bool = False  # the step changed what it reads
     twice: bool | None = None  # of a derivative's plan: whether second derivatives by it are right
+    forward_mode: bool | None = None  # and whether derivatives in forward mode are
     family: Any = None  # what entries of the same code, with other values, have in common
 
 

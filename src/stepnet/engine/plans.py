@@ -24,7 +24,7 @@ from stepnet.executors.autograd import Call
 from stepnet.executors.autograd import run as run_plan
 from stepnet.executors.registry import AUTO, tried
 from stepnet.executors.setting import transforms_active
-from stepnet.executors.transformed import run_transformed
+from stepnet.executors.transformed import Run, run_transformed
 from stepnet.ir.loop import Loop
 
 from . import again
@@ -65,8 +65,9 @@ def run(
     """
     find = functools.partial(lookup, backend=backend)
     transformed = transforms_active()
+    further = None
     if transformed:
-        entry, reads, sequences = find_transformed(loop, feeds, find)
+        entry, reads, sequences, further = find_transformed(loop, feeds, find)
     else:
         entry, reads, sequences = find_plan(loop, feeds, backend=backend)
     if entry.ready is None or entry.compiled is None or entry.y_spec is None:
@@ -87,8 +88,9 @@ def run(
         if told:
             _tell(TorchOpsWarning, loop, reads, refusal, warn)
     guarded, random = is_guarded(entry.y_spec), bool(entry.compiled.draws)
-    if guarded and transformed:
-        raise Unsupported("a torch.func transform is active, and a while_loop in the step asks for each row")
+    if transformed and (guarded or random):
+        what = "a while_loop in the step asks for each row" if guarded else "the step has a generator of its own"
+        raise Unsupported(f"a torch.func transform is active, and {what}")
     if asked is not None and reads.open is None and not (guarded or random):
         asked.keep(entry)
     weights = [reads.tensors[place] for place in entry.weights]
@@ -100,7 +102,10 @@ def run(
     if not (transformed or guarded or random):
         along = RunsAlong(loop, entry.ready, sequences, reads, entry.weights, find)
     call = Call(entry.ready, sequences.layout, entry.compiled.constants, plain, along, guarded)
-    out = (run_transformed if transformed else run_plan)(call, x_rows, states, weights)
+    if further is not None:
+        out = run_transformed(Run(call, further), x_rows, states, weights)
+    else:
+        out = run_plan(call, x_rows, states, weights)
     n_y = len(entry.ready.plan.y)
     y = [sequences.restore(rows) for rows in out[:n_y]]
     if entry.y_spec.children == (LEAF,):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,17 +14,54 @@ from stepnet.compiler.iteration import code_of
 from stepnet.compiler.reach import reach
 from stepnet.data.modes import is_wrapped, outside_transforms, transforms
 from stepnet.errors import Unsupported
+from stepnet.executors.transformed import Derivative, Run
 from stepnet.ir.loop import Code, Loop
 
+from .directions import Find, RunsAlong
 from .make import Entry
 from .reads import Reads
 from .rows import Sequences, as_rows
 
-Find = Callable[[Loop, Reads, Sequences], Entry]
+
+@dataclass(frozen=True, eq=False)
+class Further:
+    """The derivatives of a run, found for plain tensors.
+
+    Attributes:
+        along: of the run on plain tensors.
+        weights: the plain tensors in the places of its weights.
+    """
+
+    along: RunsAlong
+    weights: Sequence[Tensor]
+
+    def __call__(self, moves: Sequence[bool], *, forward_mode: bool) -> Derivative:
+        with outside_transforms(), torch.enable_grad():
+            rows = self.along.sequences
+            tensors = (*rows.x_rows, *rows.states, *self.weights)
+            directions = [_twin(t) if moves_ else None for t, moves_ in zip(tensors, moves, strict=True)]
+            moved = self.along.of(tensors, directions, forward_mode=forward_mode)
+        places: dict[int, int | Tensor] = {id(t): i for i, t in enumerate((*tensors, *directions))}
+        inputs = [places.get(id(t), t) for t in (*moved.x, *moved.states, *moved.weights)]
+        assert isinstance(moved.call.along, RunsAlong)
+        run = Run(moved.call, Further(moved.call.along, moved.weights))
+        return Derivative(run, inputs, self.along.derivatives)
+
+    def times(self, k: int) -> Further:
+        rows = self.along.sequences
+        with outside_transforms():
+            wide = rows._replace(
+                layout=rows.layout.times(k),
+                x_rows=[t.repeat(k, *[1] * (t.dim() - 1)) for t in rows.x_rows],
+                states=[t.repeat(k, *[1] * (t.dim() - 1)) for t in rows.states],
+            )
+        return Further(replace(self.along, sequences=wide), self.weights)
 
 
-def find_transformed(loop: Loop, feeds: Mapping[str, Any], find: Find) -> tuple[Entry, Reads, Sequences]:
-    """The plan that a run goes by, what its body reads, and its inputs as tables of rows.
+def find_transformed(
+    loop: Loop, feeds: Mapping[str, Any], find: Find
+) -> tuple[Entry, Reads, Sequences, Further | None]:
+    """The plan that a run goes by, what its body reads, its inputs as tables of rows, and its derivatives.
 
     Args:
         loop, feeds: of the run.
@@ -33,7 +71,7 @@ def find_transformed(loop: Loop, feeds: Mapping[str, Any], find: Find) -> tuple[
         Unsupported: no plan takes part in these transforms, or in any.
     """
     around = transforms()
-    if any(name not in ("Grad", "Vmap") for name in around) or around.count("Grad") > 1:
+    if any(name not in ("Grad", "Vmap", "Jvp") for name in around) or around.count("Jvp") > 1:
         raise Unsupported(f"a torch.func transform ({', '.join(around).lower()}) is active")
     sequences = as_rows(loop, feeds, transforms=True)
     found = reach(code_of(loop).function)
@@ -44,17 +82,32 @@ def find_transformed(loop: Loop, feeds: Mapping[str, Any], find: Find) -> tuple[
     reads = Reads(found, ("reach", *found.key), [*found.tensors, *sequences.shared])
     groups = (sequences.x_rows, sequences.states, sequences.shared, reads.tensors)
     with outside_transforms():
-        twins = {id(t): _twin(t) for group in groups for t in group if is_wrapped(t)}
-        x, states, shared, tensors = ([twins.get(id(t), t) for t in group] for group in groups)
-        body: Any = _Swapped(code_of(loop), twins)
-        entry = find(
-            loop.around(body),
-            reads._replace(tensors=tensors),
-            sequences._replace(x_rows=x, states=states, shared=shared),
+        # held by themselves: nothing else gets the number of one that is gone
+        twins = {id(t): (t, _twin(t)) for group in groups for t in group if is_wrapped(t)}
+        plain = {number: twin for number, (_, twin) in twins.items()}
+
+        def replaced(tensors: Sequence[Tensor]) -> list[Tensor]:
+            return [plain.get(id(t), t) for t in tensors]
+
+        def reader(loop: Loop, x: Any, states: Any, shared: Sequence[Tensor]) -> Reads:
+            found = reach(code_of(loop).function)
+            return Reads(found, ("reach", *found.key), replaced([*found.tensors, *shared]))
+
+        body: Any = _Swapped(code_of(loop), plain)
+        beside = sequences._replace(
+            x_rows=[t.contiguous() for t in replaced(sequences.x_rows)],
+            states=[t.contiguous() for t in replaced(sequences.states)],
+            shared=replaced(sequences.shared),
         )
-    if entry.ready is not None and (entry.ready.plan.random or entry.ready.plan.paired):
-        raise Unsupported("a torch.func transform is active, and the step draws noise or is complex")
-    return entry, reads, sequences
+        read = reads._replace(tensors=replaced(reads.tensors))
+        entry = find(loop.around(body), read, beside)
+    further = None
+    if entry.ready is not None:
+        if entry.ready.plan.random or entry.ready.plan.paired:
+            raise Unsupported("a torch.func transform is active, and the step draws noise or is complex")
+        along = RunsAlong(loop.around(body), entry.ready, beside, read, entry.weights, find, reader=reader)
+        further = Further(along, [read.tensors[place] for place in entry.weights])
+    return entry, reads, sequences, further
 
 
 def _twin(tensor: Tensor) -> Tensor:

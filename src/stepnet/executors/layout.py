@@ -45,6 +45,14 @@ class Layout:
         """Sequences of one length, [T, B] or [B, T]."""
         return _dense(steps, sequences, time_major, reverse)
 
+    @functools.lru_cache(maxsize=64)  # noqa: B019  layouts are kept below, too
+    @outside_modes
+    def times(self, k: int) -> Layout:
+        """The same sequences k times, one table after the other."""
+        tables = torch.arange(k)[:, None] * self.rows
+        starts = (self.starts + tables).flatten()
+        return Layout(starts, self.lengths.repeat(k), self.stride, self.rows * k, self.idle)
+
     @property
     def sequences(self) -> int:
         """How many sequences there are."""

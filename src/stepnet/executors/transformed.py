@@ -1,52 +1,111 @@
-"""A compiled loop inside torch.func's grad, vjp and vmap.
+"""A compiled loop inside torch.func's transforms.
 
 Each transform calls what is below it with its own wrappers taken off, and at the bottom the plan runs on
-plain tensors. What a node keeps for its gradient is among its results, so that transforms see it; a batch of
-calls is one call after the other.
+plain tensors. What a node keeps for its gradient is among its results, so that transforms see it. Derivatives
+along directions, and those of gradients, are runs of the loop's derivative, which is a plan, too; so they
+have all derivatives again. A batch of calls is one call after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from .autograd import Call, forward, gradients, has_gradient
+from stepnet.data.modes import transforms
+from stepnet.errors import Unsupported
+
+from .autograd import Call, Ready, forward, gradients, has_gradient
 from .flow import carry_gradients
 
 
+class Further(Protocol):
+    """What gives the loop of a derivative."""
+
+    def __call__(self, moves: Sequence[bool], *, forward_mode: bool) -> Derivative:
+        """That along directions of some inputs (x, states, weights). `forward_mode`: as forward mode has it,
+        which goes through what no gradient does. Raises Unsupported where no plan runs it."""
+        ...
+
+    def times(self, k: int) -> Further:
+        """The same for k times as many sequences."""
+        ...
+
+
+class Run(NamedTuple):
+    """A call, and what gives its derivatives."""
+
+    call: Call
+    further: Further
+
+    def times(self, k: int) -> Run:
+        """The call with k times as many sequences, on rows one call after the other."""
+        call, plan = self.call, self.call.ready.plan
+        n_x, n_s = len(plan.x), len(plan.states)
+
+        def plain(x: Sequence[Tensor], states: Sequence[Tensor], *weights: Any) -> Any:
+            parts = [_split(t, k).unbind(0) for t in (*x, *states)]
+            runs = [
+                call.plain(each[:n_x], each[n_x : n_x + n_s], *weights) for each in zip(*parts, strict=True)
+            ]
+            y, finals = zip(*runs, strict=True)
+            return [[torch.cat(of) for of in zip(*each, strict=True)] for each in (y, finals)]
+
+        wide = call._replace(layout=call.layout.times(k), plain=plain)
+        return Run(wide, self.further.times(k))
+
+
+class Derivative(NamedTuple):
+    """The loop of a derivative.
+
+    Attributes:
+        run: its run.
+        inputs: what it takes: places among the inputs of the first loop and their directions, or constants.
+        results: of what it gives, the derivative of each result of the first loop; None for what has none.
+    """
+
+    run: Run
+    inputs: Sequence[int | Tensor]
+    results: Callable[[Sequence[Tensor]], list[Tensor | None]]
+
+
 def run_transformed(
-    call: Call, x: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor]
+    run: Run, x: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor]
 ) -> list[Tensor]:
     """Run a plan. Returns the rows of each y leaf, then the last value of each state."""
-    out = _PlanCall.apply(call, *x, *states, *weights)
-    return list(out[: len(call.ready.plan.y) + len(states)])  # pyright: ignore
+    out = _PlanCall.apply(run, *x, *states, *weights)
+    return list(out[: len(run.call.ready.plan.y) + len(states)])  # pyright: ignore
 
 
 class _PlanCall(torch.autograd.Function):
     @staticmethod
-    def forward(call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore
+    def forward(run: Run, *tensors: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore
+        call = run.call
         plain = [t.detach().contiguous() for t in tensors]
         out, values = forward(call, plain)
         return (*out, *(values[name].detach() for name in call.ready.extra))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        call, *tensors = inputs
-        plan = call.ready.plan
+        run, *tensors = inputs
+        call, plan = run.call, run.call.ready.plan
         results = output[: len(plan.y) + len(plan.states)]
-        ctx.call, ctx.count = call, len(tensors)
+        ctx.run, ctx.count = run, len(tensors)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, *output[: len(plan.y)], *output[len(results) :])
-        carry = carry_gradients(plan, call.layout, ctx.needs_input_grad[1:])
+        ctx.save_for_forward(*tensors)
+        if transforms()[-1:] == ["Jvp"]:  # which has derivatives where no gradient flows
+            carry = tuple(t.is_floating_point() for t in results)
+        else:
+            carry = carry_gradients(plan, call.layout, ctx.needs_input_grad[1:])
         still = (t for t, carries in zip(results, carry, strict=True) if not carries)
         ctx.mark_non_differentiable(*still, *output[len(results) :])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
-        call = ctx.call
+        call = ctx.run.call
         needed = tuple(ctx.needs_input_grad[1:])
         plan = call.ready.plan
         grads = grads[: len(plan.y) + len(plan.states)]
@@ -56,13 +115,35 @@ class _PlanCall(torch.autograd.Function):
         parts = iter(())
         if any(has):
             parts = iter(
-                _Gradient.apply(call, ctx.count, needed, given, *saved, *(g for g in grads if g is not None))
+                _Gradient.apply(
+                    ctx.run, ctx.count, needed, given, *saved, *(g for g in grads if g is not None)
+                )
             )
         return (None, *(next(parts) if has_one else None for has_one in has))
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, call: Call, *tensors: Tensor) -> Any:  # pyright: ignore
-        return _one_by_one(_PlanCall, info, in_dims[1:], (call,), tensors)
+    def jvp(ctx: Any, _: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
+        run: Run = ctx.run
+        tensors = ctx.saved_tensors[: ctx.count]
+        try:
+            of, inputs = _derivative(run, tensors, tangents, forward_mode=True)
+        except Unsupported:
+            moved = _along_by_plain_loop(run.call, tensors, tangents)
+        else:
+            moved = of.results(run_transformed(of.run, *_cut(of, inputs)))
+        return (*moved, *(None,) * len(run.call.ready.extra))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, run: Run, *tensors: Tensor) -> Any:  # pyright: ignore
+        ready, k = run.call.ready, info.batch_size
+        kinds = _kinds(run, len(tensors))
+        if any(d is not None and kind == "shared" for d, kind in zip(in_dims[1:], kinds, strict=True)):
+            return _one_by_one(_PlanCall, info, in_dims[1:], (run,), tensors)
+        wide = [_wide(t, d, k, kind) for t, d, kind in zip(tensors, in_dims[1:], kinds, strict=True)]
+        out = _PlanCall.apply(run.times(k), *wide)
+        return _narrow(
+            out, k, ["row"] * len(ready.plan.y) + ["row"] * len(ready.plan.states) + _of_extra(ready)
+        )
 
 
 class _Gradient(torch.autograd.Function):
@@ -70,69 +151,181 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def forward(  # pyright: ignore
-        call: Call, count: int, needed: tuple[bool, ...], given: tuple[bool, ...], *tensors: Tensor
+        run: Run, count: int, needed: tuple[bool, ...], given: tuple[bool, ...], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         plain = [t.detach().contiguous() for t in tensors]
         n = len(plain) - sum(given)
         grads = iter(plain[n:])
         of_results = [next(grads) if g else None for g in given]
-        found = gradients(call, plain[:count], plain[count:n], of_results, needed)
+        found = gradients(run.call, plain[:count], plain[count:n], of_results, needed)
         return tuple(g for g in found if g is not None)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.call, ctx.count, ctx.needed, ctx.given, *tensors = inputs
+        ctx.run, ctx.count, ctx.needed, ctx.given, *tensors = inputs
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, *directions: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
-        """By the plain loop, differentiated twice."""
-        tensors = ctx.saved_tensors
-        n = len(tensors) - sum(ctx.given)
-        wanted = ctx.needs_input_grad[4:]
-        grads, moves = iter(tensors[n:]), iter(directions)
-        of_results = [next(grads) if g else None for g in ctx.given]
-        along = [next(moves) if has else None for has in has_gradient(ctx.call, ctx.given, ctx.needed)]
-        want = iter(wanted[n:])
-        asked = [*wanted[: ctx.count], *(next(want) if g else False for g in ctx.given)]
-        found = _twice(ctx.call, tensors[: ctx.count], of_results, ctx.needed, along, asked)
-        of_grads = [m for m, g in zip(found[ctx.count :], ctx.given, strict=True) if g]
-        return (None, None, None, None, *found[: ctx.count], *(None,) * (n - ctx.count), *of_grads)
+        run, tensors, kept, grads = _Gradient._parts(ctx)
+        n, wanted = ctx.count, ctx.needs_input_grad[4:]
+        moves = iter(directions)
+        along = [next(moves) if has else None for has in has_gradient(run.call, ctx.given, ctx.needed)]
+        want = iter(wanted[n + len(kept) :])
+        asked = [*wanted[:n], *(next(want) if g else False for g in ctx.given)]
+        try:
+            found, moved = _second(run, tensors, grads, along, asked[:n], forward_mode=False)
+            of_grads = [m if want else None for m, want in zip(moved, asked[n:], strict=True)]
+        except Unsupported:
+            both = _second_by_plain_loop(run.call, tensors, grads, ctx.needed, along, asked)
+            found, of_grads = both[:n], both[n:]
+        last = [m for m, g in zip(of_grads, ctx.given, strict=True) if g]
+        return (None, None, None, None, *found, *(None,) * len(kept), *last)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, ...]:
-        """They are linear in the gradients of results, which alone have tangents here."""
-        tensors = ctx.saved_tensors
-        n = len(tensors) - sum(ctx.given)
-        along = [
-            torch.zeros_like(t) if v is None else v
-            for t, v in zip(tensors[n:], tangents[4 + n :], strict=True)
-        ]
-        return _Gradient.apply(ctx.call, ctx.count, ctx.needed, ctx.given, *tensors[:n], *along)  # pyright: ignore
+        """Of what came in they are linear; along inputs, the second derivative."""
+        run, tensors, kept, grads = _Gradient._parts(ctx)
+        n, after = ctx.count, iter(tangents[4 + ctx.count + len(kept) :])
+        has = has_gradient(run.call, ctx.given, ctx.needed)
+        of_grads = [next(after) if g else None for g in ctx.given]
+        parts: list[Sequence[Tensor | None]] = []
+        if any(w is not None for w in of_grads):
+            own = [
+                torch.zeros_like(g) if w is None else w
+                for g, w in zip(grads, of_grads, strict=True)
+                if g is not None
+            ]
+            linear = iter(_Gradient.apply(run, n, ctx.needed, ctx.given, *tensors, *kept, *own))  # pyright: ignore
+            parts.append([next(linear) if one else None for one in has])
+        along = tangents[4 : 4 + n]
+        if any(v is not None for v in along):
+            try:
+                parts.append(_second(run, tensors, grads, along, has, forward_mode=True)[0])
+            except Unsupported:
+                parts.append(_moved_gradient_by_plain_loop(run.call, tensors, grads, has, along))
+        sums = []
+        for i in (i for i, one in enumerate(has) if one):
+            terms = [t for part in parts if (t := part[i]) is not None]
+            sums.append(sum(terms[1:], terms[0]) if terms else torch.zeros_like(tensors[i]))
+        return tuple(sums)
+
+    @staticmethod
+    def _parts(ctx: Any) -> tuple[Run, Sequence[Tensor], Sequence[Tensor], list[Tensor | None]]:
+        """The run, its inputs, what it kept, and what came in for each result."""
+        saved = ctx.saved_tensors
+        n = len(saved) - sum(ctx.given)
+        grads = iter(saved[n:])
+        return (
+            ctx.run,
+            saved[: ctx.count],
+            saved[ctx.count : n],
+            [next(grads) if g else None for g in ctx.given],
+        )
 
     @staticmethod
     def vmap(  # pyright: ignore
-        info: Any, in_dims: Any, call: Call, count: int, needed: Any, given: Any, *tensors: Tensor
+        info: Any, in_dims: Any, run: Run, count: int, needed: Any, given: Any, *tensors: Tensor
     ) -> Any:
-        return _one_by_one(_Gradient, info, in_dims[4:], (call, count, needed, given), tensors)
+        ready, k, plan = run.call.ready, info.batch_size, run.call.ready.plan
+        kinds = [
+            *_kinds(run, count),
+            *["row"] * len(plan.y),
+            *_of_extra(ready),
+            *["row"] * sum(given),
+        ]
+        own = [kind for kind, has in zip(kinds, has_gradient(run.call, given, needed), strict=False) if has]
+        shared = any(d is not None and kind == "shared" for d, kind in zip(in_dims[4:], kinds, strict=True))
+        if shared or "shared" in own:
+            return _one_by_one(_Gradient, info, in_dims[4:], (run, count, needed, given), tensors)
+        wide = [_wide(t, d, k, kind) for t, d, kind in zip(tensors, in_dims[4:], kinds, strict=True)]
+        return _narrow(_Gradient.apply(run.times(k), count, needed, given, *wide), k, own)
 
 
-def _twice(
+def _derivative(
+    run: Run, tensors: Sequence[Tensor], directions: Sequence[Tensor | None], *, forward_mode: bool
+) -> tuple[Derivative, list[Tensor]]:
+    """The loop of a derivative, and what it takes.
+
+    Raises:
+        Unsupported: no plan runs it.
+    """
+    of = run.further([v is not None for v in directions], forward_mode=forward_mode)
+    given: Any = (*tensors, *directions)
+    return of, [given[i] if isinstance(i, int) else i for i in of.inputs]
+
+
+def _cut(
+    of: Derivative, inputs: Sequence[Tensor]
+) -> tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]:
+    plan = of.run.call.ready.plan
+    n, m = len(plan.x), len(plan.x) + len(plan.states)
+    return inputs[:n], inputs[n:m], inputs[m:]
+
+
+def _second(
+    run: Run, tensors: Sequence[Tensor], grads: Sequence[Tensor | None],
+    directions: Sequence[Tensor | None], wanted: Sequence[bool], *, forward_mode: bool,
+) -> tuple[list[Tensor | None], list[Tensor | None]]:  # fmt: skip
+    """The derivative of the gradient along directions: for `<grads, F' v>`, its gradient of each wanted
+    tensor; and `F' v`, the derivative of each result.
+
+    Raises:
+        Unsupported: no plan runs it.
+    """
+    of, inputs = _derivative(run, tensors, directions, forward_mode=forward_mode)
+    call, plan = of.run.call, of.run.call.ready.plan
+    out: Any = _PlanCall.apply(of.run, *inputs)
+    n_y, n = len(plan.y), len(plan.y) + len(plan.states)
+    moved = of.results(out[:n])
+    seeds = {id(m): g for m, g in zip(moved, grads, strict=True) if m is not None and g is not None}
+    given = tuple(id(t) in seeds for t in out[:n])
+    needed = tuple(isinstance(i, int) and i < len(tensors) and wanted[i] for i in of.inputs)
+    has = has_gradient(call, given, needed)
+    found: list[Tensor | None] = [None] * len(tensors)
+    if any(has):
+        own = [seeds[id(t)] for t in out[:n] if id(t) in seeds]
+        parts = _Gradient.apply(of.run, len(inputs), needed, given, *inputs, *out[:n_y], *out[n:], *own)
+        places = [i for i, one in zip(of.inputs, has, strict=True) if one]
+        for i, part in zip(places, parts, strict=True):  # pyright: ignore[reportArgumentType]
+            found[i] = part  # pyright: ignore[reportArgumentType, reportCallIssue]
+    return found, moved
+
+
+def _along_by_plain_loop(
+    call: Call, tensors: Sequence[Tensor], directions: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """The derivative of each result along directions, by the plain loop."""
+    from torch.func import jvp
+
+    places = [i for i, v in enumerate(directions) if v is not None]
+    n_x, n_s = len(call.ready.plan.x), len(call.ready.plan.states)
+
+    def results(*moving: Tensor) -> tuple[Tensor, ...]:
+        own = list(tensors)
+        for i, tensor in zip(places, moving, strict=True):
+            own[i] = tensor
+        y, finals = call.plain(own[:n_x], own[n_x : n_x + n_s], own[n_x + n_s :])
+        return (*y, *finals)
+
+    pushed: Any = jvp(results, tuple(tensors[i] for i in places), tuple(directions[i] for i in places))
+    return [m if m.is_floating_point() else None for m in pushed[1]]
+
+
+def _gradient_by_plain_loop(
     call: Call, own: Sequence[Tensor], grads: Sequence[Tensor | None], needed: Sequence[bool],
-    directions: Sequence[Tensor | None], wanted: Sequence[bool],
-) -> list[Tensor | None]:  # fmt: skip
-    """The gradients of the gradient, of each tensor and each of `grads`, by the plain loop."""
+    asked: Sequence[int],
+) -> Callable[..., tuple[Tensor, ...]]:  # fmt: skip
+    """The gradients of the plain loop, as a function of some of its inputs and of `grads`."""
     from torch.func import vjp
 
     n_x, n_s = len(call.ready.plan.x), len(call.ready.plan.states)
-    held = [*own, *grads]
-    asked = [i for i, w in enumerate(wanted) if w]
     wants = [i for i, need in enumerate(needed) if need]
 
     def gradient(*moving: Tensor) -> tuple[Tensor, ...]:
-        at = list(held)
+        at = [*own, *grads]
         for i, tensor in zip(asked, moving, strict=True):
             at[i] = tensor
 
@@ -144,12 +337,71 @@ def _twice(
             return tuple(t for t, g in zip((*y, *finals), grads, strict=True) if g is not None)
 
         pull = vjp(results, *(at[i] for i in wants))[1]
-        found = pull(tuple(g for g in at[len(own) :] if g is not None))
-        return tuple(g for i, g in zip(wants, found, strict=True) if directions[i] is not None)
+        return pull(tuple(g for g in at[len(own) :] if g is not None))
 
-    pull = vjp(gradient, *(held[i] for i in asked))[1]
-    found = iter(pull(tuple(v for v in directions if v is not None)))
-    return [next(found) if w else None for w in wanted]
+    return gradient
+
+
+def _second_by_plain_loop(
+    call: Call, own: Sequence[Tensor], grads: Sequence[Tensor | None], needed: Sequence[bool],
+    directions: Sequence[Tensor | None], wanted: Sequence[bool],
+) -> list[Tensor | None]:  # fmt: skip
+    """The gradients of the gradient, of each tensor and each of `grads`, by the plain loop."""
+    from torch.func import vjp
+
+    held = [*own, *grads]
+    asked = [i for i, w in enumerate(wanted) if w]
+    gradient = _gradient_by_plain_loop(call, own, grads, needed, asked)
+    pulled: Any = vjp(gradient, *(held[i] for i in asked))
+    found, pull = pulled
+    along = [directions[i] for i, need in enumerate(needed) if need]
+    seeds = tuple(torch.zeros_like(f) if v is None else v for f, v in zip(found, along, strict=True))
+    parts = iter(pull(seeds))
+    return [next(parts) if w else None for w in wanted]
+
+
+def _moved_gradient_by_plain_loop(
+    call: Call, own: Sequence[Tensor], grads: Sequence[Tensor | None], needed: Sequence[bool],
+    directions: Sequence[Tensor | None],
+) -> list[Tensor | None]:  # fmt: skip
+    """The derivative of the gradients along directions of the inputs, by the plain loop."""
+    from torch.func import jvp
+
+    asked = [i for i, v in enumerate(directions) if v is not None]
+    gradient = _gradient_by_plain_loop(call, own, grads, needed, asked)
+    pushed: Any = jvp(gradient, tuple(own[i] for i in asked), tuple(directions[i] for i in asked))
+    parts = iter(pushed[1])
+    return [next(parts) if need else None for need in needed]
+
+
+def _kinds(run: Run, count: int) -> list[str]:
+    """For each input whether it has rows (of steps, or of sequences), or is shared by them."""
+    rows = len(run.call.ready.plan.x) + len(run.call.ready.plan.states)
+    return ["row"] * rows + ["shared"] * (count - rows)
+
+
+def _of_extra(ready: Ready) -> list[str]:
+    """The same for each kept value."""
+    values = ready.plan.forward.body.values
+    return ["shared" if values[name].kind == "shared" else "row" for name in ready.extra]
+
+
+def _wide(tensor: Tensor, dim: int | None, k: int, kind: str) -> Tensor:
+    """A batch of tables as one table."""
+    if kind == "shared":
+        return tensor
+    batch = tensor.expand(k, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+    return batch.flatten(0, 1)
+
+
+def _narrow(out: Any, k: int, kinds: Sequence[str]) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
+    """Tables as batches of tables, and where their batches are."""
+    dims = tuple(None if kind == "shared" else 0 for kind in kinds)
+    return tuple(t if d is None else _split(t, k) for t, d in zip(out, dims, strict=True)), dims
+
+
+def _split(table: Tensor, k: int) -> Tensor:
+    return table.reshape(k, table.shape[0] // k, *table.shape[1:])
 
 
 def _one_by_one(

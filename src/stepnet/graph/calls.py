@@ -7,12 +7,21 @@ from typing import Protocol
 
 from torch import Tensor
 
+from .planned import Ran
+
 
 class Call(Protocol):
     """What is called where `stepnet::run` stands in a graph."""
 
     def run(self, tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
         """The results for these inputs; autograd records them as any code that runs."""
+        ...
+
+    def by_plan(
+        self, tensors: Sequence[Tensor], sizes: Sequence[int], needs: Sequence[bool] | None
+    ) -> Ran | None:
+        """A short way to the same results, which keeps what backward needs if it is told which tensors need a
+        gradient; None where there is none."""
         ...
 
     def empty(self, tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:

@@ -10,9 +10,10 @@ else: backward is handed them.
 from __future__ import annotations
 
 import itertools
+import sys
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from stepnet.errors import StepError
 
 from .calls import find
+from .memory import apart, places, taken
+from .planned import KINDS, Ran
 
 LIBRARY = torch.library.Library("stepnet", "FRAGMENT")
 _TAGS = (torch.Tag.pt2_compliant_tag,)
@@ -35,15 +38,6 @@ LIBRARY.define(
 )
 
 
-class _Place(NamedTuple):
-    """Where a tensor that autograd saves lies in the memory of an input or a result."""
-
-    number: int
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int  # from its first element
-
-
 class _Record:
     """A call that ran under autograd: its inputs and results there, and what stands for them at backward."""
 
@@ -51,13 +45,12 @@ class _Record:
         self, what: str, tensors: Sequence[Tensor], sizes: Sequence[int], needs: Sequence[bool]
     ) -> None:
         call = find(what)
-        self.needs = needs
         self.memory: list[Tensor] = []
         own = [t.detach().requires_grad_(need) for t, need in zip(tensors, needs, strict=True)]
         saved: list[list[Any]] = []
 
         def pack(tensor: Tensor) -> Any:
-            entry = [tensor.detach(), None]
+            entry = [tensor.detach()]
             saved.append(entry)
             return entry
 
@@ -67,32 +60,18 @@ class _Record:
         self.outputs = results
         self.results = [t.detach() for t in results]
         whole = [*own, *self.results]
-        places = {t.untyped_storage()._cdata: i for i, t in reversed([*enumerate(whole)])}
-        for entry in saved:
-            number = places.get(entry[0].untyped_storage()._cdata)
-            if number is not None and entry[0].dtype is whole[number].dtype:
-                tensor = entry[0]
-                offset = tensor.storage_offset() - whole[number].storage_offset()
-                entry[:] = None, _Place(number, tuple(tensor.shape), tensor.stride(), offset)
-        self.strides = [t.stride() for t in whole]
+        for entry, held in zip(saved, places([entry[0] for entry in saved], whole), strict=True):
+            entry[0] = held
 
-    def _unpack(self, entry: Any) -> Tensor:
-        tensor, place = entry
-        if place is None:
-            return tensor
-        whole, stride = self.memory[place.number], self.strides[place.number]
-        if whole.stride() != stride:
-            whole = torch.empty_strided(whole.shape, stride, dtype=whole.dtype, device=whole.device).copy_(
-                whole
-            )
-        return whole.as_strided(place.size, place.stride, whole.storage_offset() + place.offset)
+    def _unpack(self, entry: list[Any]) -> Tensor:
+        return taken(entry, self.memory)[0]
 
     def gradients(
-        self, memory: Sequence[Tensor], grads: Sequence[Tensor], places: Sequence[int]
+        self, memory: Sequence[Tensor], grads: Sequence[Tensor], at: Sequence[int], needs: Sequence[bool]
     ) -> list[Tensor]:
-        """The gradient of each input that needs one."""
+        """The gradient of each input that needs one; see `planned.Ran`."""
         self.memory = [*memory]
-        chosen = [(self.outputs[k], g) for k, g in zip(places, grads, strict=True)]
+        chosen = [(self.outputs[k], g) for k, g in zip(at, grads, strict=True)]
         chosen = [(o, g) for o, g in chosen if o.requires_grad]
         try:
             if not chosen:
@@ -107,10 +86,11 @@ class _Record:
                 )
         finally:
             self.memory = []
-        return [torch.zeros_like(t) if g is None else g for t, g in zip(self.inputs, found, strict=True)]
+        found = [torch.zeros_like(t) if g is None else g for t, g in zip(self.inputs, found, strict=True)]
+        return apart(found, (*memory, *grads))
 
 
-_RECORDS: dict[int, _Record] = {}
+_TICKETS: weakref.WeakValueDictionary[int, _Ticket] = weakref.WeakValueDictionary()
 _numbers = itertools.count(1)
 
 
@@ -130,46 +110,52 @@ for _key in (
 
 
 def _run(tensors: list[Tensor], sizes: list[int], what: str) -> list[Tensor]:
+    call = find(what)
     with torch.no_grad():
-        return find(what).run(tensors, sizes)
+        ran = call.by_plan(tensors, sizes, None)
+        return call.run(tensors, sizes) if ran is None else ran.results
+
+
+def _kept(tensors: list[Tensor], sizes: list[int], needs: list[bool], what: str) -> _Record | Ran:
+    """A run, and what its backward needs."""
+    with torch.no_grad():
+        ran = find(what).by_plan(tensors, sizes, needs)
+    return _Record(what, tensors, sizes, needs) if ran is None else ran
+
+
+class _Ticket(bytearray):
+    """The memory of a tensor that stands for a record among saved tensors."""
+
+    record: _Record | Ran
 
 
 def _run_keeping(tensors: list[Tensor], sizes: list[int], needs: list[bool], what: str) -> list[Tensor]:
-    record = _Record(what, tensors, sizes, needs)
+    record = _kept(tensors, sizes, needs, what)
+    results = [*record.results]
+    record.results.clear()  # a compiler may use their memory
     number = next(_numbers)
-    kept = torch.tensor([number])
-    _RECORDS[number] = record
-    weakref.finalize(kept.untyped_storage(), _RECORDS.pop, number, None)
-    results, record.results = record.results, []
-    return [*results, kept]
+    ticket = _Ticket(number.to_bytes(8, sys.byteorder))
+    ticket.record = record
+    _TICKETS[number] = ticket
+    return [*results, torch.frombuffer(ticket, dtype=torch.int64)]
 
 
 def _run_backward(
     gradients: list[Tensor], places: list[int], tensors: list[Tensor], results: list[Tensor], kept: Tensor,
     sizes: list[int], needs: list[bool], what: str,
 ) -> list[Tensor]:  # fmt: skip
-    record = _RECORDS.get(int(kept))
-    if record is None:
+    ticket = _TICKETS.get(int(kept))
+    if ticket is not None:
+        record = ticket.record
+    else:
         if find(what).random:
             raise StepError(
                 "backward of a recurrence that draws noise has lost what forward kept",
                 remedy="keep saved tensors as they are: no saved_tensors_hooks around compiled code",
             )
-        record = _Record(what, tensors, sizes, needs)
-    found = record.gradients((*tensors, *results), gradients, places)
-    return _apart(found, (*tensors, *results, *gradients))
-
-
-def _apart(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
-    """The same numbers, none in the memory of another tensor."""
-    seen = {t.untyped_storage()._cdata for t in others}
-    own = []
-    for tensor in tensors:
-        if tensor.untyped_storage()._cdata in seen:
-            tensor = tensor.clone()
-        seen.add(tensor.untyped_storage()._cdata)
-        own.append(tensor)
-    return own
+        record = _kept(tensors, sizes, needs, what)
+    with torch.no_grad():
+        return record.gradients((*tensors, *results), gradients, places, needs)
 
 
 class _Differentiable(torch.autograd.Function):
@@ -197,9 +183,20 @@ class _Differentiable(torch.autograd.Function):
         return (None, None, *(next(found) if need else None for need in needs))
 
 
+def _at_once(tensors: Sequence[Tensor]) -> bool:
+    """Whether nothing between autograd and the operator itself has to do with a call on these tensors."""
+    return (
+        not torch._C._len_torch_dispatch_stack()
+        and not torch._C._are_functorch_transforms_active()
+        and all(type(t) in KINDS for t in tensors)
+    )
+
+
 def _differentiable(keys: Any, tensors: list[Tensor], sizes: list[int], what: str) -> list[Tensor]:
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return [*_Differentiable.apply(sizes, what, *tensors)]  # pyright: ignore[reportGeneralTypeIssues]
+    if _at_once(tensors):
+        return _run(tensors, sizes, what)
     with torch._C._AutoDispatchBelowAutograd():
         below = keys & torch._C._after_autograd_keyset
         return torch.ops.stepnet.run.default.redispatch(below, tensors, sizes, what)
@@ -227,6 +224,8 @@ def _backward(
     first, second = len(gradients), len(gradients) + len(tensors)
 
     def run(*flat: Tensor) -> list[Tensor]:
+        if _at_once(flat):
+            return _run_backward(gradients, places, tensors, results, kept, sizes, needs, what)
         parts = [*flat[:first]], places, [*flat[first:second]], [*flat[second:]], kept, sizes, needs, what
         with torch._C._AutoDispatchBelowAutograd():
             below = keys & torch._C._after_autograd_keyset

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,13 +15,21 @@ from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype
 from stepnet.data.offsets import LoD
 from stepnet.data.tree import flatten
+from stepnet.executors.base import Backend
+from stepnet.executors.layout import Layout
+from stepnet.executors.registry import tried
+from stepnet.executors.setting import check_backend
+
+from .planned import Planned, Ran, Shape, is_plain
+from .planned import run as run_planned
 
 _ANSWER: list[Callable[..., Any]] = []
+_MOST_PLANS = 64
 
 
-def answer_with(recurrent: Callable[..., Any]) -> None:
-    """Let `recurrent` run what graphs hold."""
-    _ANSWER[:] = [recurrent]
+def answer_with(recurrent: Callable[..., Any], plan_of: Callable[..., Any]) -> None:
+    """Let `recurrent` run what graphs hold, and `plan_of` say by which plan it does."""
+    _ANSWER[:] = [recurrent, plan_of]
 
 
 @dataclass(frozen=True)
@@ -45,7 +54,7 @@ class Way:
     reverse: bool = False
     axis: int = 0
     levels: int = 0
-    backend: str | None = None
+    backend: Backend | None = None
     autocast: tuple[tuple[str, str], ...] = ()
     resets: str = ""
 
@@ -81,6 +90,7 @@ class Recurrence:
     counts: tuple[int, int, int, int]  # leaves of x, of the state, static, of the reset state
     y: tuple[Leaf, ...]
     random: bool = False
+    plans: dict[Any, Planned | None] = field(default_factory=dict, compare=False, repr=False)
 
     def empty(self, tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
         """Tensors of the shapes of y and the final state."""
@@ -100,6 +110,13 @@ class Recurrence:
 
     def run(self, tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
         """The leaves of y and of the final state."""
+        with _autocast(self.way.autocast):
+            y, final = self._asked(_ANSWER[0], tensors, sizes)
+        leaves = [leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in flatten(y)[0]]
+        return [t if t.is_contiguous() else t.contiguous() for t in (*leaves, *final)]
+
+    def _asked(self, ask: Callable[..., Any], tensors: Sequence[Tensor], sizes: Sequence[int]) -> Any:
+        """What `recurrent`, or who takes the same, answers for these tensors."""
         way, rest = self.way, iter(tensors)
         n_x, n_state, n_static, n_fresh = self.counts
 
@@ -114,12 +131,89 @@ class Recurrence:
             (marks,) = take(1)
             how["resets"] = {way.resets: marks, "state": take(n_fresh) if n_fresh else None}
         step = _bound(self.step, n_x, n_state, (*rest, *sizes), way.name)
-        with _autocast(way.autocast):
-            y, final = _ANSWER[0](
-                step, x, state, reverse=way.reverse, axis=way.axis, backend=way.backend, **how
-            )
-        leaves = [leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in flatten(y)[0]]
-        return [t if t.is_contiguous() else t.contiguous() for t in (*leaves, *final)]
+        return ask(step, x, state, reverse=way.reverse, axis=way.axis, backend=way.backend, **how)
+
+    def by_plan(
+        self, tensors: Sequence[Tensor], sizes: Sequence[int], needs: Sequence[bool] | None
+    ) -> Ran | None:
+        """A run by the plan of an earlier one like it; None if there was none, or it had no plan.
+
+        Args:
+            tensors, sizes: as for `run`.
+            needs: which tensors need a gradient; None where nobody asks for gradients.
+        """
+        way, shape = self.way, self._shape
+        if way.resets or way.axis not in (0, 1) or not is_plain(tensors):
+            return None
+        layout = self._layout(tensors)
+        if layout is None:
+            return None
+        key = (
+            *[t.dtype for t in tensors],
+            *[t.shape[shape.lead :] for t in tensors[: shape.x]],
+            *[t.shape[1:] for t in tensors[shape.x : shape.begin]],
+            *[t.shape for t in tensors[self._reads :]],
+            None if needs is None else tuple(needs),
+            *sizes,
+            tried(check_backend(way.backend)),
+            torch.get_default_dtype(),
+        )
+        planned = self.plans.get(key, _NEW)
+        if planned is _NEW:
+            if len(self.plans) >= _MOST_PLANS:
+                self.plans.clear()
+            self.plans[key] = _MADE
+            return None
+        if planned is _MADE:
+            planned = self.plans[key] = self._find(tensors, sizes, needs)
+        if planned is None:
+            return None
+        return run_planned(planned, layout, shape, tensors, needs is not None)
+
+    @cached_property
+    def _shape(self) -> Shape:
+        n_x, n_state, n_static, _ = self.counts
+        return Shape(n_x, n_state, n_x + n_state + n_static, 1 if self.way.levels else 2)
+
+    @cached_property
+    def _reads(self) -> int:
+        """Where what the step reads begins."""
+        return self._shape.begin + self._shape.x * self.way.levels
+
+    def _layout(self, tensors: Sequence[Tensor]) -> Layout | None:
+        """Where the rows stand; None where leaves differ, which the long way tells."""
+        way, (n_x, _, begin, _) = self.way, self._shape
+        if way.levels:
+            ends = tensors[begin + way.levels - 1 : self._reads : way.levels]
+            if any(end is not ends[0] and not torch.equal(end, ends[0]) for end in ends[1:]):
+                return None
+            layout = Layout.ragged(ends[0], way.reverse)
+            fits = all(t.shape[0] == layout.rows for t in tensors[:n_x])
+        else:
+            lead = tensors[0].shape[:2]
+            steps, n = reversed(lead) if way.axis else lead
+            layout = Layout.dense(steps, n, not way.axis, way.reverse)
+            fits = all(t.shape[:2] == lead for t in tensors[1:n_x])
+        n = layout.sequences
+        return layout if fits and all(t.shape[:1] == (n,) for t in tensors[n_x:begin]) else None
+
+    def _find(
+        self, tensors: Sequence[Tensor], sizes: Sequence[int], needs: Sequence[bool] | None
+    ) -> Planned | None:
+        flags = [False] * len(tensors) if needs is None else needs
+        own = [t.detach().requires_grad_(need) for t, need in zip(tensors, flags, strict=True)]
+        with _autocast(self.way.autocast), torch.set_grad_enabled(needs is not None):
+            found = self._asked(_ANSWER[1], own, sizes)
+        if found is None or found[0].plan.paired or any(t.is_complex() for t in tensors):
+            return None
+        ready, constants, weights = found
+        at: dict[int, int | Tensor] = {id(t): i for i, t in enumerate(own)}
+        apart = ready.forward.fresh.issuperset(ready.extra)
+        return Planned(ready, constants, [at[id(w)] if id(w) in at else w.detach() for w in weights], apart)
+
+
+_NEW: Any = object()
+_MADE: Any = object()  # by a call that went the long way, if there can be one
 
 
 def _bound(

@@ -37,6 +37,9 @@ class SequenceCall:
         ragged = [LoDTensor._make(v, lod) for v, lod in zip(values[len(plain) :], cut, strict=True)]
         return self.function.run(plain, ragged, *self.options, *sizes)
 
+    def by_plan(self, tensors: Tensors, sizes: Sequence[int], needs: Sequence[bool] | None) -> None:
+        """There is no shorter way."""
+
     def empty(self, tensors: Tensors, sizes: Sequence[int]) -> list[Tensor]:
         """Tensors of the shapes of those."""
         return self.function.empty(*self._parts(tensors), *self.options, *sizes)

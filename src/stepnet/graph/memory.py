@@ -1,0 +1,65 @@
+"""Tensors kept for backward, those that lie in the memory of an input or a result by their place in it: a
+compiler may use that memory for something else until it hands the same numbers to backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Place(NamedTuple):
+    """Where a tensor lies in the memory of an input or a result."""
+
+    number: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int  # from its first element
+    whole: tuple[int, ...]  # the strides of that input or result
+
+    def among(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The tensor, in the memory of others that hold the same numbers."""
+        own = tensors[self.number]
+        if own.stride() != self.whole:
+            own = torch.empty_strided(own.shape, self.whole, dtype=own.dtype, device=own.device).copy_(own)
+        return own.as_strided(self.size, self.stride, own.storage_offset() + self.offset)
+
+
+def places(kept: Sequence[Tensor], among: Sequence[Tensor]) -> list[Tensor | Place]:
+    """Each tensor, or its place among others.
+
+    >>> x = torch.arange(6.0)
+    >>> own, place = places([torch.ones(1), x[2:4]], [x])
+    >>> own, place.among([x * 10])
+    (tensor([1.]), tensor([20., 30.]))
+    """
+    numbers = {t.untyped_storage()._cdata: i for i, t in reversed([*enumerate(among)])}
+    held: list[Tensor | Place] = []
+    for tensor in kept:
+        number = numbers.get(tensor.untyped_storage()._cdata)
+        if number is None or tensor.dtype is not among[number].dtype:
+            held.append(tensor)
+            continue
+        whole = among[number]
+        offset = int(tensor.storage_offset() - whole.storage_offset())
+        held.append(Place(number, tuple(tensor.shape), tensor.stride(), offset, whole.stride()))
+    return held
+
+
+def taken(held: Sequence[Tensor | Place], memory: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors themselves. `memory`: what others they were placed among are by now."""
+    return [entry.among(memory) if isinstance(entry, Place) else entry for entry in held]
+
+
+def apart(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
+    """The same numbers, none in the memory of another tensor."""
+    seen = {t.untyped_storage()._cdata for t in others}
+    own = []
+    for tensor in tensors:
+        if tensor.untyped_storage()._cdata in seen:
+            tensor = tensor.clone()
+        seen.add(tensor.untyped_storage()._cdata)
+        own.append(tensor)
+    return own
