@@ -13,6 +13,7 @@ from importlib import resources
 from typing import Any
 
 from stepnet.errors import Unsupported
+from stepnet.executors.schedule.features import Features
 from stepnet.executors.schedule.loops import row_function
 from stepnet.executors.schedule.program import Program, program
 from stepnet.ir.graph import Node
@@ -62,23 +63,25 @@ FIXED = (
 PACKED_ALONE = 1 << 18  # bytes of matrices that one thread packs faster than another one wakes
 
 
-def write(loop: LoopPlan, region: Region, name: str) -> Source:
-    """Generate C for a scan.
+def write(loop: LoopPlan, region: Region, name: str, features: Features | None = None) -> Source:
+    """Generate C for a scan; with `features`, which threads split them.
 
     Raises:
         Unsupported: the scan holds what generated C does not do.
     """
-    return _Writer(loop, region, program(loop, region, check(loop, region)), name).write()
+    return _Writer(loop, region, program(loop, region, check(loop, region)), name, features).write()
 
 
 class _Writer:
-    def __init__(self, loop: LoopPlan, region: Region, p: Program, name: str) -> None:
-        self.loop, self.region, self.p, self.name = loop, region, p, name
-        self.w = Places(loop, p)
+    def __init__(
+        self, loop: LoopPlan, region: Region, p: Program, name: str, features: Features | None
+    ) -> None:
+        self.loop, self.region, self.p, self.name, self.features = loop, region, p, name, features
+        self.w = Places(loop, p, features and features.count)
 
     def write(self) -> Source:
         p, w = self.p, self.w
-        carries = [self._rows(carry.parameter) for carry in p.carries]
+        carries = [self._own(self._rows(carry.parameter)) for carry in p.carries]
         held = [self._rows(name) for name in p.held]
         early = [self._rows(node.output) for node in p.early]
         stages = self._stages()
@@ -106,6 +109,9 @@ class _Writer:
                 "late": late,
                 "matrices": [{"pack": self._pack(number, *matrix)} for number, matrix in enumerate(packed)],
                 "matrix_count": len(packed),
+                "by_rows": p.carries and self.features is None,
+                "features": self.features and self.features.count,
+                "unit": self.features and self.features.unit,
                 "packed_by_all": sum(p.value(name).bytes for name in p.matrices) > PACKED_ALONE,
             },
         )
@@ -124,6 +130,13 @@ class _Writer:
         """A buffer of rows: the name of its value in C, elements and bytes of a row, and their type."""
         w, size = self.w, self.p.value(value).size
         return {"c": w.c(value), "n": size, "type": w.ctype(value), "bytes": size * w.size_of(value)}
+
+    def _own(self, rows: dict[str, Any]) -> dict[str, Any]:
+        """What a thread hands on of such a row."""
+        if self.features is None:
+            return rows | {"shift": "", "own": rows["n"]}
+        each = rows["n"] // self.features.count
+        return rows | {"shift": f" + f0 * {each}", "own": f"(f1 - f0) * {each}"}
 
     def _fields(self) -> list[Field]:
         """The members of the argument struct after the fixed ones."""
@@ -204,14 +217,20 @@ class _Writer:
         product = w.product(node.inputs[1])
         deep, kind = product.deep(k), f"sn_rows_{product.rows}"
         inputs = ", ".join(map(_shown, node.inputs))
+        if self.features is None:
+            part, some, first, count, columns = self._columns(n), "c1 > c0", "", "rows", "c1 - c0"
+        else:
+            part = "const int64_t r0 = rows * member / members, r1 = rows * (member + 1) / members;"
+            some, first, count, columns = "r1 > r0", " + r0", "r1 - r0", str(n)
+        at, panels = ("", "") if first else (" + c0", f" + c0 * {deep}")
         return (
             f"/* {_shown(node.output)} = matmul({inputs})  [{k}] x [{k}, {n}], rows of these steps */\n"
             "{\n"
-            f"    {self._columns(n)}\n"
-            f"    if (c1 > c0) sn_matmul_{product.suffix}("
-            f"(sn_rows_{w.suffix}){{{to} + c0, {made}, {target}}}, (sn_rows_{w.suffix}){{0, 0, 0}}, "
-            f"({kind}){{({product.element} *)a->{w.c(operand)}{shift}, {wide}, chunk_row}}, "
-            f"a->{w.c(node.inputs[1])}_packed + c0 * {deep}, rows, {k}, c1 - c0{product.last});\n"
+            f"    {part}\n"
+            f"    if ({some}) sn_matmul_{product.suffix}("
+            f"(sn_rows_{w.suffix}){{{to}{at}, {made}, {target}{first}}}, (sn_rows_{w.suffix}){{0, 0, 0}}, "
+            f"({kind}){{({product.element} *)a->{w.c(operand)}{shift}, {wide}, chunk_row{first}}}, "
+            f"a->{w.c(node.inputs[1])}_packed{panels}, {count}, {k}, {columns}{product.last});\n"
             "}"
         )
 
@@ -286,7 +305,9 @@ class _Writer:
         body = [text for loop in plan.loops for text in loop_text(w, loop)]
         out = [
             f"        /* row by row: {made} */",
-            "        for (int64_t i = member; i < active; i += members) {",
+            "        for (int64_t i = member; i < active; i += members) {"
+            if self.features is None
+            else "        for (int64_t i = 0; i < active; ++i) {",
         ]
         for base in plan.lines:
             size, kind = self.p.value(base).size, w.ctype(base)
