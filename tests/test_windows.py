@@ -204,11 +204,11 @@ def test_a_number_of_steps_near_the_root(monkeypatch):
         return windows(offsets, size, reverse)
 
     monkeypatch.setattr(file, "windows", noted)
-    large, small = torch.zeros(1, 1 << 12), torch.zeros(1, 4)
+    large, small = torch.zeros(1, 1 << 15), torch.zeros(1, 16)
     for state, rows in ((large, 2500), (small, 2500), (small, 40_000)):
         x = LoDTensor(torch.zeros(rows, 1), [[0, rows]])
         recurrent(lambda x, s: (x, s * 2), x, state.requires_grad_(), checkpoint=True)
-    assert sizes == [50, 1 << 14]  # of few numbers, one window as long as 16384 steps
+    assert sizes == [50, 1 << 15]  # of few numbers, one window as long as 32768 steps
 
 
 MODES = {
