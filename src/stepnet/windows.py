@@ -150,8 +150,8 @@ class _Dense:
         self.n = rest[0] if rest else 1
 
     def run(self, size: int, window: Window, state: Any, again: bool) -> tuple[Any, Any]:
-        """Run `window` on each window in turn; the results as those of one run. `again`: gradients go from one
-        to the one before, and it keeps nothing."""
+        """Run `window` on each window in turn; the results as those of one run. `again`: gradients go from
+        window to window, and `window` keeps nothing of its steps."""
         sizes = [size] * (self.longest // size) + [self.longest % size] * bool(self.longest % size)
         sizes = sizes[::-1] if self.reverse else sizes
         parts = [leaf.split(sizes, self.axis) for leaf in self.leaves]

@@ -209,3 +209,14 @@ def test_whole_lines_of_the_cache():
     assert Features(64, 16).parts == 4
     assert Features(17, 16).parts == 2
     assert Features(8, 16).parts == 1
+
+
+def test_explain_says_so():
+    told = {kind: stepnet.explain(kind(8, 32), torch.randn(5, 1, 8), backend="c") for kind in KINDS}
+    for kind, shared in KINDS.items():
+        scans = [region.by_features for region in told[kind].regions if region.carries]
+        assert scans == [shared, shared]
+        assert ("each thread takes some features" in str(told[kind])) == shared
+
+
+KINDS = {cells.MinGRU: True, cells.RNN: False}
