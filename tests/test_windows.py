@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,6 +15,7 @@ from torch.nn.utils.rnn import pack_sequence
 import stepnet
 from stepnet import LoDTensor, Recurrent, Resets, cells, recurrent
 from stepnet import windows as file
+from stepnet.data.windows import Joined
 from stepnet.errors import LoDError, StepError
 
 DTYPE = torch.float64
@@ -204,11 +208,62 @@ def test_a_number_of_steps_near_the_root(monkeypatch):
         return windows(offsets, size, reverse)
 
     monkeypatch.setattr(file, "windows", noted)
-    large, small = torch.zeros(1, 1 << 12), torch.zeros(1, 4)
+    large, small = torch.zeros(1, 1 << 15), torch.zeros(1, 16)
     for state, rows in ((large, 2500), (small, 2500), (small, 40_000)):
         x = LoDTensor(torch.zeros(rows, 1), [[0, rows]])
         recurrent(lambda x, s: (x, s * 2), x, state.requires_grad_(), checkpoint=True)
-    assert sizes == [50, 1 << 14]  # of few numbers, one window as long as 16384 steps
+    assert sizes == [50, 1 << 15]  # of few numbers, one window as long as 32768 steps
+
+
+@pytest.mark.parametrize("ragged", [False, True], ids=["dense", "ragged"])
+@pytest.mark.parametrize("reverse", [False, True], ids=["forwards", "backwards"])
+def test_results_of_windows_are_let_go(monkeypatch, ragged, reverse):
+    """Only the table that they are joined to stays: a million rows are there once."""
+    parts, add = [], file.Joined.add
+
+    def noted(self, part, place):
+        parts.append(weakref.ref(part))
+        add(self, part, place)
+
+    monkeypatch.setattr(file.Joined, "add", noted)
+    x = torch.randn(20, F, dtype=DTYPE)
+    x = LoDTensor(x, [[0, 13, 13, 20]]) if ragged else x[:, None]
+    y, _ = recurrent(CELL, x, checkpoint=3, reverse=reverse)
+    gc.collect()
+    assert len(parts) == (5 if ragged else 7)
+    assert not any(part() is not None for part in parts)
+    plain, _ = recurrent(CELL, x, reverse=reverse)
+    y, plain = (y.values, plain.values) if ragged else (y, plain)
+    check([y], [plain], list(CELL.parameters()))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("indices", [False, True], ids=["slices", "indices"])
+def test_joined_is_cat(axis, indices):
+    """Values, gradients and their gradients."""
+    sizes = [2, 0, 3]
+    spans = [(0, 2), (2, 0), (2, 3)]
+    places = torch.tensor([3, 0, 4, 1, 2]).split(sizes) if indices else spans
+    order = torch.tensor([3, 0, 4, 1, 2]).argsort() if indices else torch.arange(5)
+
+    def joined(*parts):
+        whole = Joined(5, axis)
+        for part, place in zip(parts, places, strict=True):
+            whole.add(part * part, place)
+        return whole.whole()
+
+    def cat(*parts):
+        return torch.cat([part * part for part in parts], axis).index_select(axis, order)
+
+    shapes = [(n, 2) if axis == 0 else (2, n) for n in sizes]
+    parts = [torch.randn(*shape, dtype=DTYPE, requires_grad=True) for shape in shapes]
+    torch.testing.assert_close(joined(*parts), cat(*parts), rtol=0, atol=0)
+    found = []
+    for join in (joined, cat):
+        first = torch.autograd.grad(join(*parts).pow(3).sum(), parts, create_graph=True)
+        found.append([*first, *torch.autograd.grad(sum(g.sin().sum() for g in first), parts)])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, **CLOSE)
 
 
 MODES = {

@@ -21,11 +21,11 @@ from .data.lod import LoDTensor
 from .data.modes import beside, traced
 from .data.offsets import LoD
 from .data.tree import flatten, unflatten
-from .data.windows import Windows, windows
+from .data.windows import Joined, Windows, windows
 from .errors import StepError
 from .front.step import WithStatic, as_step, boot_state, describe_leaf
 
-_LEAST = 1 << 16  # numbers of states in a window; with fewer, beginning one costs as much as its steps
+_LEAST = 1 << 19  # numbers of states in a window; with fewer, beginning one costs as much as its steps
 
 
 def check_windows(checkpoint: Any, detach_every: Any, scopes: bool) -> None:
@@ -89,7 +89,7 @@ def run_in_windows(
     def lone(own: list[Any], before: Any) -> tuple[Any, Any]:
         return recomputed(window, own, before, use_reentrant=False)  # pyright: ignore[reportReturnType]
 
-    y, final = cuts.run(size, lone if again else window, state, _same if again else _detached)
+    y, final = cuts.run(size, lone if again else window, state, again)
     return _map(lambda leaf: pack_like(packed, leaf.values), y) if packed is not None else y, final
 
 
@@ -101,10 +101,6 @@ def _size(checkpoint: int | bool | None, longest: int, state: Any) -> int:
         return int(checkpoint or longest)
     numbers = sum(leaf.numel() for leaf in flatten(state)[0] if isinstance(leaf, Tensor))
     return max(math.isqrt(longest), _LEAST // max(numbers, 1))
-
-
-def _same(state: Any) -> Any:
-    return state
 
 
 def _detached(state: Any) -> Any:
@@ -153,16 +149,18 @@ class _Dense:
         rest = [size for k, size in enumerate(first.shape) if k != axis % first.dim()]
         self.n = rest[0] if rest else 1
 
-    def run(self, size: int, window: Window, state: Any, between: Callable[[Any], Any]) -> tuple[Any, Any]:
-        """Run `window` on each window in turn; the results as those of one run."""
+    def run(self, size: int, window: Window, state: Any, again: bool) -> tuple[Any, Any]:
+        """Run `window` on each window in turn; the results as those of one run. `again`: gradients go from
+        window to window, and `window` keeps nothing of its steps."""
         sizes = [size] * (self.longest // size) + [self.longest % size] * bool(self.longest % size)
         sizes = sizes[::-1] if self.reverse else sizes
         parts = [leaf.split(sizes, self.axis) for leaf in self.leaves]
-        count, ys = len(sizes), []
+        count, ys, first = len(sizes), _Results(self.longest, self.axis, lean=again), True
         for k in reversed(range(count)) if self.reverse else range(count):
-            y, state = window([part[k] for part in parts], between(state) if ys else state)
-            ys.append(y)
-        return _joined(ys[::-1] if self.reverse else ys, lambda leaves: torch.cat(leaves, self.axis)), state
+            y, state = window([part[k] for part in parts], state if again or first else _detached(state))
+            ys.add(y, (sum(sizes[:k]), sizes[k]))
+            first = False
+        return ys.whole(lambda leaves: torch.cat(leaves[::-1] if self.reverse else leaves, self.axis)), state
 
 
 class _Ragged:
@@ -173,21 +171,22 @@ class _Ragged:
         self.n = len(levels[-1]) - 1
         self.longest = int(levels[-1].diff().max()) if self.n else 0
 
-    def run(self, size: int, window: Window, state: Any, between: Callable[[Any], Any]) -> tuple[Any, Any]:
-        """Run `window` on each window in turn; the results as those of one run."""
+    def run(self, size: int, window: Window, state: Any, again: bool) -> tuple[Any, Any]:
+        """Run `window` on each window in turn; the results as those of one run. `again`: see `_Dense.run`."""
         cut = windows(self.levels[-1], size, self.reverse)
         parts = zip(*map(cut.cut, self.leaves), strict=True)
-        before, ys, ended = cut.sequences[0], [], []
-        for own, part in zip(cut.sequences, parts, strict=True):
+        before, ended = cut.sequences[0], []
+        ys, first = _Results(int(self.levels[-1][-1]), 0, lean=again), True
+        for own, part, place in zip(cut.sequences, parts, cut.places(), strict=True):
             if len(own) < len(before):
                 goes_on = torch.isin(before, own)
                 ended.append((before[~goes_on], _rows(state, ~goes_on)))
                 state = _rows(state, goes_on)
-            y, state = window(list(part), between(state) if ys else state)
-            ys.append(y)
-            before = own
+            y, state = window(list(part), state if again or first else _detached(state))
+            ys.add(y, place)
+            before, first = own, False
         ended.append((before, state))
-        y = _joined(ys, lambda leaves: self._whole(cut, leaves))
+        y = ys.whole(lambda leaves: self._whole(cut, leaves), self._of_rows)
         if len(ended) == 1:
             return y, state
         order = torch.cat([sequences for sequences, _ in ended]).argsort()
@@ -196,9 +195,42 @@ class _Ragged:
             lambda leaves: torch.cat(leaves).index_select(0, beside(order, leaves[0])),
         )
 
+    def _of_rows(self, rows: Tensor) -> LoDTensor:
+        return LoDTensor._make(rows, LoD.trusted(self.levels, len(rows)))
+
     def _whole(self, cut: Windows, leaves: list[LoDTensor]) -> LoDTensor:
         y = cut.join(leaves, self.levels[-1])
         return LoDTensor._make(y._values, LoD.trusted((*self.levels[:-1], *y._lod.levels), y._lod.rows))
+
+
+class _Results:
+    """The results of all windows, joined leaf by leaf: `lean`, each when it is made, where nothing else keeps
+    it; or all at the end."""
+
+    def __init__(self, size: int, axis: int, lean: bool) -> None:
+        self.size, self.axis, self.lean = size, axis, lean
+        self.trees: list[Any] = []
+        self.joined: list[Joined] = []
+        self.spec: Any = None
+
+    def add(self, y: Any, place: Any) -> None:
+        """Take up the results of a window, which stand in these places."""
+        leaves, self.spec = flatten(y)
+        self.lean &= all(not isinstance(leaf, LoDTensor) or leaf.lod_level == 1 for leaf in leaves)
+        if not self.lean:
+            self.trees.append(y)
+            return
+        self.joined = self.joined or [Joined(self.size, self.axis) for _ in leaves]
+        for joined, leaf in zip(self.joined, leaves, strict=True):
+            joined.add(leaf._values if isinstance(leaf, LoDTensor) else leaf, place)
+
+    def whole(
+        self, join: Callable[[list[Any]], Any], of_rows: Callable[[Tensor], Any] = lambda rows: rows
+    ) -> Any:
+        """The results of one run: what `join` makes of the windows of each leaf, or `of_rows` of its rows."""
+        if not self.lean:
+            return _joined(self.trees, join)
+        return unflatten(self.spec, [of_rows(joined.whole()) for joined in self.joined])
 
 
 def _rows(state: Any, kept: Tensor) -> Any:

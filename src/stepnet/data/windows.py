@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from stepnet.data.heap import give_back
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import beside, outside_modes
 from stepnet.data.offsets import LoD, offsets_of, ranges
+
+Place: TypeAlias = "Tensor | tuple[int, int]"  # indices, or where they start and how many they are
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,13 @@ class Windows:
             LoDTensor._make(part, LoD.trusted(levels, last - first))
             for part, (levels, first, last) in zip(parts, spans, strict=True)
         ]
+
+    def places(self) -> list[Place]:
+        """Of each window, the elements of the sequences that lie in it."""
+        lod, elements = LoD.trusted((self.offsets,), int(self.offsets[-1])).take(self.order)
+        ends = torch.tensor([0, *map(len, self.sequences)]).cumsum(0)
+        spans = itertools.pairwise(lod.levels[0][ends].tolist())
+        return [(a, b - a) if self.in_order else elements[a:b] for a, b in spans]
 
     def join(self, windows: list[LoDTensor], whole: Tensor) -> LoDTensor:
         """What has been made of the windows as sequences of the offsets `whole`. Differentiable."""
@@ -108,3 +120,73 @@ def _part(lod: LoD, sequences: Tensor, starts: Tensor, counts: Tensor) -> tuple[
         return LoD.trusted((offsets_of(counts),), len(chosen)), chosen
     below, rows = LoD.trusted(lod.levels[1:], lod.rows).take(chosen)
     return LoD.trusted((offsets_of(counts), *below.levels), below.rows), rows
+
+
+_HOLES = 1 << 22  # bytes of results, after which what their windows freed is given back
+
+
+class Joined:
+    """One result of all windows. Each is copied to its place when it is made, and let go: no row is there
+    twice. Differentiable."""
+
+    def __init__(self, size: int, axis: int = 0) -> None:
+        self.size, self.axis = size, axis
+        self.table: Tensor | None = None
+        self.parts: list[Tensor] = []
+        self.places: list[Place] = []
+        self.written = 0  # bytes since the last holes were given back
+
+    def add(self, part: Tensor, place: Place) -> None:
+        """Take a window up, at the places along the axis."""
+        own = part.detach()
+        if self.table is None:
+            self.table = own.new_empty([*own.shape[: self.axis], self.size, *own.shape[self.axis + 1 :]])
+        if isinstance(place, Tensor):
+            self.table.index_copy_(self.axis, beside(place, own), own)
+        else:
+            self.table.narrow(self.axis, *place).copy_(own)
+        self.written += own.numel() * own.element_size()
+        full = self.written >= _HOLES
+        if full:
+            self.written = 0
+            give_back()
+        self.parts.append(_Apart.apply(part, full))  # pyright: ignore[reportArgumentType]
+        self.places.append(place)
+
+    def whole(self) -> Tensor:
+        """All windows."""
+        table, self.table = self.table, None
+        return _Whole.apply([table], self.axis, self.places, *self.parts)  # pyright: ignore[reportReturnType]
+
+
+class _Apart(torch.autograd.Function):
+    """A stand-in of the shape of a tensor, which takes a gradient and holds no numbers."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, full: bool) -> Tensor:  # pyright: ignore
+        ctx.full = full
+        return part.new_empty(()).expand(part.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore
+        if ctx.full:
+            give_back()
+        return grad, None
+
+
+class _Whole(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, table: list[Tensor], axis: int, places: list[Place], *parts: Tensor) -> Tensor:  # pyright: ignore
+        ctx.axis, ctx.places = axis, places
+        return table.pop()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
+        axis = ctx.axis
+        own = [
+            grad.index_select(axis, beside(place, grad))
+            if isinstance(place, Tensor)
+            else grad.narrow(axis, *place)
+            for place in ctx.places
+        ]
+        return (None, None, None, *own)

@@ -89,8 +89,8 @@ def run(
             _tell(TorchOpsWarning, loop, reads, refusal, warn)
     guarded, random = is_guarded(entry.y_spec), bool(entry.compiled.draws)
     if transformed and (guarded or random):
-        what = "a while_loop in the step asks for each row" if guarded else "the step has a generator of its own"
-        raise Unsupported(f"a torch.func transform is active, and {what}")
+        what = "a while_loop in the step" if guarded else "a generator of the step"
+        raise Unsupported(f"a torch.func transform is active around {what}")
     if asked is not None and reads.open is None and not (guarded or random):
         asked.keep(entry)
     weights = [reads.tensors[place] for place in entry.weights]

@@ -10,6 +10,7 @@ from torch import Tensor
 from stepnet.compiler.iteration import code_of
 from stepnet.data.tree import Spec, names
 from stepnet.executors.autograd import Ready
+from stepnet.executors.loop import Scan
 from stepnet.ir import plan as ir
 from stepnet.ir.graph import Node, Value
 from stepnet.ir.loop import Loop
@@ -155,8 +156,9 @@ class _Describer:
     ) -> Region:  # fmt: skip
         ops = tuple(self._op(loop, node, labels) for node in nodes)
         carries = () if adopted else region.carries
-        rounds = self._passes(region) if carries else 0
         executor = self.ready.executor
+        scan = self._scan(region) if carries else None
+        rounds = 0 if scan is None else executor.passes(scan, self.device, self.steps, self.sequences)
         in_torch = executor.in_torch or region.kind != "scan"
         state_bytes = sum(loop.body.values[c.parameter].bytes for c in carries) * self.sequences
         reads, writes = (tuple(labels.get(name, name) for name in names) for names in border)
@@ -181,14 +183,15 @@ class _Describer:
             linear=() if adopted else tuple(labels.get(name, name) for name in region.linear),
             in_blocks=adopted,
             passes=rounds,
+            by_features=scan is not None and executor.shares_features(scan),
         )
 
-    def _passes(self, region: ir.Region) -> int:
-        """How many passes over all rows a scan of linear recurrences makes; 0 if it goes step by step."""
+    def _scan(self, region: ir.Region) -> Scan:
+        """What runs the steps of a region."""
         loops = [loop for loop in (self.ready.forward, self.ready.backward) if loop is not None]
         (scan,) = [scan for loop in loops for known, scan, _ in loop.regions if known is region]
         assert scan is not None
-        return self.ready.executor.passes(scan, self.device, self.steps, self.sequences)
+        return scan
 
     def _op(self, loop: ir.LoopPlan, node: Node, labels: Labels) -> Op:
         outputs = tuple(name for name in node.outputs if name)

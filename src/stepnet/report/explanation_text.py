@@ -99,6 +99,8 @@ def _region(it: Explanation, region: Region, titles: Titles) -> Iterator[Rendera
     if region.carries:
         states = (b if b.startswith("gradient of ") else a for a, b in region.carries)
         yield columns([("from step to step:", ", ".join(states))], indent=4, gap=1)
+    if region.by_features:
+        yield "    no feature is made of another: of few long sequences each thread takes some features"
     every = region.kind != "prologue"
     lines = [line for line in region.lines if every or any(op.weight != "move" for op in line.ops)]
     rows = [

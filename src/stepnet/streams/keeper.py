@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -40,17 +40,18 @@ class Keeper:
         self.states, self.slots, self.levels = states, slots, levels
         self.n = len(begun)
         self.all_begun, self.none_begun = all(begun), not any(begun)
-        self.begun = torch.tensor([k for k, goes_on in enumerate(begun) if goes_on])
+        self.begun = begun
         self.left: list[tuple[str, Any]] = []
 
     @contextmanager
     def answering(self) -> Iterator[None]:
         """Let it answer for what a module does in here."""
-        with ExitStack() as stack:
-            stack.enter_context(kept_by(self.run))
-            stack.enter_context(watched(_refuse_loop))
-            stack.callback(sequence.INSTEAD.reset, sequence.INSTEAD.set(_of_whole_sequences))
-            yield
+        token = sequence.INSTEAD.set(_of_whole_sequences)
+        try:
+            with kept_by(self.run), watched(_refuse_loop):
+                yield
+        finally:
+            sequence.INSTEAD.reset(token)
 
     def run(
         self, step: Any, x: Any, state: Any, *, steps: Any, resets: Any, reverse: bool, level: int, **how: Any
@@ -99,8 +100,9 @@ class Keeper:
                 kept.check(name, kept.of(self.slots) if state is None else state, at)
             return kept.of(self.slots)
         first = kept.check(name, boot_state(step, self.n) if state is None else state, at)
-        carried = flatten(kept.of(self.slots[self.begun]))[0]
-        leaves = [a.index_copy(0, self.begun.to(a.device), b) for a, b in zip(first, carried, strict=True)]
+        begun = torch.tensor([k for k, goes_on in enumerate(self.begun) if goes_on])
+        carried = flatten(kept.of(self.slots[begun]))[0]
+        leaves = [a.index_copy(0, begun.to(a.device), b) for a, b in zip(first, carried, strict=True)]
         return unflatten(kept.spec, leaves)
 
     def _goes_on(self, step: Any, x: Any, steps: Any, level: int) -> bool:

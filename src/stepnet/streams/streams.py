@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from stepnet.api import Recurrent
-from stepnet.data.lod import LoDTensor
-from stepnet.data.offsets import LoD, offsets_of
-from stepnet.data.pieces import one_after_the_other
-from stepnet.data.tree import LEAF, Spec, flatten, names, unflatten
 from stepnet.errors import StreamError, UnknownStream
-from stepnet.front.step import describe_leaf, step_name
+from stepnet.front.step import step_name
 
+from .chunks import joined, parted
 from .keeper import Keeper
 from .states import Kept, States
 
@@ -171,13 +168,13 @@ class Stream:
             streams = [self._found(id) for id in chunks]
             if not streams:
                 return {}
-            x, levels = _joined(chunks)
+            x, levels, lengths = joined(chunks)
             slots = torch.tensor([each.slot for each in streams])
             keeper = Keeper(self._states, slots, [each.begun for each in streams], levels)
             with torch.inference_mode(False), torch.no_grad():
                 with keeper.answering():
                     y = self.module(x)
-                out = _parted(y, len(streams), self.module)
+                out = parted(y, levels[0], lengths, self.module)
                 self._states.write(slots, self._rows, keeper.left)
             now = monotonic()
             for each in streams:
@@ -256,80 +253,3 @@ def _check(module: Any) -> None:
             f"'{step_name(module)}' is a step, which runs one row of each stream",
             remedy="stream(Recurrent(step))",
         )
-
-
-def _joined(chunks: Mapping[Hashable, Any]) -> tuple[Any, tuple[Tensor, ...]]:
-    """The chunks as one batch, leaf by leaf, and the offsets of the first leaf.
-
-    Raises:
-        StreamError: they are not alike.
-    """
-    first_chunk = next(iter(chunks.values()))
-    first, spec = flatten(first_chunk)
-    parts: list[list[Any]] = [[] for _ in first]
-    for id, chunk in chunks.items():
-        leaves, own = flatten(chunk)
-        if own != spec or not leaves or any(map(_differ, leaves, first)):
-            raise StreamError(
-                f"the chunk of stream {id!r} must be rows, like those of the others",
-                got=_show(leaves, own),
-                expected="[rows, ...], or a LoDTensor" if chunk is first_chunk else _show(first, spec),
-            )
-        for part, leaf in zip(parts, leaves, strict=True):
-            part.append(leaf)
-    batches = list(map(_batch, parts))
-    return unflatten(spec, batches), batches[0]._lod.levels
-
-
-def _differ(a: Any, b: Any) -> bool:
-    """Whether two chunks cannot be of one batch."""
-    if isinstance(a, LoDTensor) and isinstance(b, LoDTensor):
-        return a.lod_level != b.lod_level or _differ(a.values, b.values)
-    if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.dim() == 0:
-        return True
-    if a is b:
-        return False
-    return a.shape[1:] != b.shape[1:] or a.dtype != b.dtype or a.device != b.device
-
-
-def _show(leaves: Sequence[Any], spec: Spec) -> str:
-    labels = names(spec, "chunk")
-    shown = (f"{name} {describe_leaf(leaf)}" for name, leaf in zip(labels, leaves, strict=True))
-    return ", ".join(shown) or "nothing"
-
-
-def _batch(parts: list[Any]) -> LoDTensor:
-    lengths = torch.tensor([part.shape[0] if isinstance(part, Tensor) else len(part) for part in parts])
-    if isinstance(parts[0], LoDTensor):
-        below = one_after_the_other([part._lod for part in parts])
-        lod = LoD.trusted((offsets_of(lengths), *below.levels), below.rows)
-        parts = [part.values for part in parts]
-    else:
-        lod = LoD.trusted((offsets_of(lengths),))
-    return LoDTensor._make(torch.cat(parts) if len(parts) > 1 else parts[0], lod)
-
-
-def _parted(y: Any, n: int, module: Any) -> Sequence[Any]:
-    """The output of each stream.
-
-    Raises:
-        StreamError: it is not of n sequences.
-    """
-    leaves, spec = flatten(y)
-    if isinstance(y, tuple) and y and not all(isinstance(leaf, LoDTensor) for leaf in leaves):
-        rest = flatten(y[1:])[0]
-        if not any(isinstance(leaf, LoDTensor) for leaf in rest):
-            leaves, spec = flatten(y[0])
-    if not leaves or any(not isinstance(leaf, LoDTensor) or len(leaf) != n for leaf in leaves):
-        raise StreamError(
-            f"'{step_name(module)}' must give a sequence of rows for each stream",
-            got=_show(leaves, spec),
-            expected=f"LoDTensors of {n} sequences, or a tuple (y, states) of them and of states",
-            remedy="what is asked of whole streams, as their mean, is no output of a chunk",
-        )
-    parted = [_sequences(leaf) for leaf in leaves]
-    return parted[0] if spec == LEAF else [unflatten(spec, parts) for parts in zip(*parted, strict=True)]
-
-
-def _sequences(x: LoDTensor) -> Sequence[Any]:
-    return list(x) if x.lod_level > 1 else x.values.split(x.lengths().tolist())

@@ -36,6 +36,9 @@ class GeneratedC(Executor):
     def scan(self, loop: LoopPlan, region: Region) -> CScan:
         return CScan(loop, region)
 
+    def shares_features(self, scan: Scan) -> bool:
+        return isinstance(scan, CScan) and scan.features is not None and scan.features.parts > 1
+
     def source(self, scan: Scan) -> str | None:
         return scan.source.text if isinstance(scan, CScan) else None
 

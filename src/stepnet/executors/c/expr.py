@@ -8,6 +8,7 @@ from typing import Any
 
 from stepnet.errors import Unsupported
 from stepnet.executors.schedule.buffers import is_stored
+from stepnet.executors.schedule.features import outer
 from stepnet.executors.schedule.loops import Loop
 from stepnet.executors.schedule.views import Access, broadcast, collapse, contiguous
 from stepnet.ir.graph import Node
@@ -67,7 +68,9 @@ class _LoopText:
         for node in reductions:
             if self._in_line(node):
                 size, name = w.p.value(node.output).size, w.c(node.output)
-                line(f"for (int64_t j = 0; j < {size}; ++j) {name}_line[j] = {self._start(node)};", 0)
+                for text in self._loops("j", size, w.p.value(node.output).shape):
+                    line(text, 0)
+                line(f"    {name}_line[j] = {self._start(node)};", 0)
         for k, (size, variable) in enumerate(zip(dims, self.variables, strict=True)):
             for node in inside:
                 if self._open_at(node) == k:
@@ -75,9 +78,13 @@ class _LoopText:
             if k == len(dims) - 1:
                 sums = [w.c(n.output) for n in inside if n.op == "sum"]
                 clause = f" reduction(+ : {', '.join(sums)})" if sums else ""
-                if all(n.op == "sum" for n in inside):
-                    line(f"#pragma omp simd{clause}", k)
-            line(f"for (int64_t {variable} = 0; {variable} < {size}; ++{variable}) {{", k)
+                pragma = f"#pragma omp simd{clause}" if all(n.op == "sum" for n in inside) else None
+            else:
+                pragma = None
+            *blocks, own = self._loops(variable, size, loop.shape if k == 0 else ())
+            for text in (*blocks, *filter(None, [pragma])):
+                line(text, k)
+            line(f"{own} {{", k)
         for text in self.body:
             line(text, len(dims))
         for k in reversed(range(len(dims))):
@@ -149,7 +156,20 @@ class _LoopText:
         c, homes = self.w.c(node.output), self.w.homes.get(node.output, [])
         places = [self.w.pointer(node.output, home) for home in homes]
         size = self.w.p.value(node.output).size
-        return [f"for (int64_t j = 0; j < {size}; ++j) {place}[j] = {c}_line[j];" for place in places]
+        loops = self._loops("j", size, self.w.p.value(node.output).shape)
+        return [text for place in places for text in (*loops, f"    {place}[j] = {c}_line[j];")]
+
+    def _loops(self, variable: str, size: int, shape: tuple[int, ...]) -> list[str]:
+        """The heads of the loops over elements: all, or of each block those of a thread's features."""
+        count, outermost = self.w.features, outer(shape)[1]
+        if count is None or outermost < count or outermost % count:
+            return [f"for (int64_t {variable} = 0; {variable} < {size}; ++{variable})"]
+        block = size // (outermost // count)
+        of = f" * {block // count}" if block > count else ""
+        if block == size:
+            return [f"for (int64_t {variable} = f0{of}; {variable} < f1{of}; ++{variable})"]
+        own = f"for (int64_t {variable} = s0 + f0{of}; {variable} < s0 + f1{of}; ++{variable})"
+        return [f"for (int64_t s0 = 0; s0 < {size}; s0 += {block})", own]
 
     def _extreme(self, node: Node, a: str, b: str) -> str:
         call = {"amax": "maximum", "amin": "minimum"}[node.op]

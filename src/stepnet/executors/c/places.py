@@ -23,10 +23,12 @@ HALVES = {"bfloat16": "bf16", "float16": "f16"}
 
 
 class Places:
-    """Names and buffers of a scan; `lines`, `here` and `pointers` are those of the row function at hand."""
+    """Names and buffers of a scan; `lines`, `here` and `pointers` are those of the row function at hand.
+    `features`: of a row, where a thread has those from f0 to f1."""
 
-    def __init__(self, loop: LoopPlan, p: Program) -> None:
+    def __init__(self, loop: LoopPlan, p: Program, features: int | None) -> None:
         self.p = p
+        self.features = features
         self.real = {"float32": "float", "float64": "double"}[p.real]
         self.suffix = {"float32": "f32", "float64": "f64"}[p.real]
         self.outer = loop.body.producers

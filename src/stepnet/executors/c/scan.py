@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from stepnet.data.dtypes import dtype_of
 from stepnet.errors import BuildError, NoCompiler, StepIndexError, Unsupported
 from stepnet.executors import cache_folder
 from stepnet.executors.layout import Layout
+from stepnet.executors.schedule.features import features, is_uneven
 from stepnet.executors.schedule.program import Program
 from stepnet.ir.graph import Node
 from stepnet.ir.plan import LoopPlan, Region
@@ -37,6 +39,7 @@ class _Placed(NamedTuple):
     layout: Layout
     key: tuple[int, int]  # threads there are, and numbers that a float32 is split in
     used: int  # of those threads
+    by_features: bool  # each takes some features of all rows
     head: tuple[int, ...]
     share_bytes: int
     packed_at: tuple[int, ...]
@@ -53,9 +56,8 @@ class CScan:
 
     def __init__(self, loop: LoopPlan, region: Region) -> None:
         self.source: Source = write(loop, region, "run")
+        self._whose = loop, region
         p = self.source.program
-        products = {BY_DTYPE[p.value(name).dtype].suffix for name in p.matrices}
-        suffixes = sorted(products | {BY_DTYPE[p.real].sums})
         reason = c_build.available()
         if reason is not None:
             raise NoCompiler(reason, remedy="install a C compiler, or stepnet[compiler]")
@@ -64,11 +66,10 @@ class CScan:
         except BuildError as error:
             raise NoCompiler(str(error), remedy="set STEPNET_CACHE_DIR to a folder of your own") from error
         try:
-            before = c_build.preamble(*suffixes, linked=True) + headers(p)
-            library = c_build.build(before + self.source.text, *suffixes)
+            self.run = _built(self.source)
         except BuildError as error:
             raise Unsupported(str(error)) from error
-        self.run = library.function("run", ctypes.POINTER(c_threads.Pool), ctypes.c_void_p)
+        self.features = features(p)
         self.spaces: list[Tensor] = []  # workspaces at rest; list.pop and append are atomic
         early = {node.inputs[1] for node in (*p.early, *p.late)}
         self.step_bytes = sum(p.value(name).bytes for name, *_ in self.source.packed if name not in early)
@@ -138,7 +139,9 @@ class CScan:
                 made[name] = tensor = torch.zeros(1, dtype=torch.int64)
                 add(tensor.data_ptr())
         arguments = array("q", numbers)
-        self.run(c_threads.pool(placed.used), arguments.buffer_info()[0])
+        run = self._run_by_features if placed.by_features else self.run
+        assert run is not None
+        run(c_threads.pool(placed.used), arguments.buffer_info()[0])
         self.spaces.append(space)
         p = self.source.program
         if p.faults and made[""]:
@@ -157,15 +160,20 @@ class CScan:
         """What the arguments of a call are for these sequences, on so many threads."""
         source = self.source
         members = self._members(threads, layout.sequences)
+        small = layout.rows * self._row_work < ALONE
+        parts = 1 if small or members > 1 else self.parts(layout, threads)
+        by_features = parts > 1
+        members = max(members, parts)
         together = members > 1
-        alone = together or layout.rows * self._row_work < ALONE
+        alone = together or small
         slots = 1 if alone else max(1, min(threads, layout.sequences))
         count = -(-layout.sequences // slots)
         turns = 1 if self.step_bytes or together else -(-count // max(1, NEAR // max(source.space[1], 1)))
         count = -(-count // max(turns, 1))
         row_bytes = source.chunk_bytes + members * source.index_bytes
         chunk = max(1, min(layout.steps, CHUNK // max(count * row_bytes, 1)))
-        share_bytes = _padded(source.space[0] + count * (8 * members + source.space[1] + chunk * row_bytes))
+        share_bytes = source.space[0] + count * (8 * members + source.space[1] + chunk * row_bytes)
+        share_bytes = _padded(share_bytes + 64 * members)
         packed_at, at = [], share_bytes * slots
         shares = slots * max(turns, 1)
         for name, heads, k, n in source.packed:
@@ -181,12 +189,28 @@ class CScan:
             layout,
             (threads, split),
             members if together else threads,
+            by_features,
             head,
             share_bytes,
             tuple(packed_at),
             at + 64,
             slots * members,
         )
+
+    def parts(self, layout: Layout, threads: int) -> int:
+        """How many threads take some features of all rows: several where sequences are dealt unevenly."""
+        if self.features is None or not is_uneven(layout, threads) or self._run_by_features is None:
+            return 1
+        return min(threads, self.features.parts)
+
+    @functools.cached_property
+    def _run_by_features(self) -> Callable[..., None] | None:
+        """The same scan by threads that take some features each, built when it is first called for; None
+        where it cannot be built."""
+        try:
+            return _built(write(*self._whose, "run", self.features))
+        except BuildError:
+            return None
 
     def _members(self, threads: int, sequences: int) -> int:
         """How many threads work on one step at a time: several where there are more of them than sequences,
@@ -200,6 +224,15 @@ class CScan:
         except IndexError:
             space = torch.empty(0, dtype=torch.uint8)
         return space if space.numel() >= size else torch.empty(size, dtype=torch.uint8)
+
+
+def _built(source: Source) -> Callable[..., None]:
+    p = source.program
+    products = {BY_DTYPE[p.value(name).dtype].suffix for name in p.matrices}
+    suffixes = sorted(products | {BY_DTYPE[p.real].sums})
+    before = c_build.preamble(*suffixes, linked=True) + headers(p)
+    library = c_build.build(before + source.text, *suffixes)
+    return library.function("run", ctypes.POINTER(c_threads.Pool), ctypes.c_void_p)
 
 
 def _constants(loop: LoopPlan, p: Program) -> dict[str, Tensor]:

@@ -69,14 +69,14 @@ SN_INLINE void sn_boot(const sn_sequences *of, int64_t member, int64_t members, 
     }
 }
 
-/* States of the sequences that end with step t are their last ones. */
+/* States of the sequences that end with step t are their last ones: the first `own` bytes of each. */
 SN_INLINE void sn_end(const sn_sequences *of, int64_t t, int64_t active, int64_t member, int64_t members,
-                      const void *state, void *last, int64_t bytes) {
+                      const void *state, void *last, int64_t bytes, int64_t own) {
     for (int64_t i = active; i-- > 0;) {
         const int64_t b = sn_number(of, i);
         if (of->length[b] > t + 1) break;
         if (i % members == member)
-            memcpy((char *)last + b * bytes, (const char *)state + i * bytes, (size_t)bytes);
+            memcpy((char *)last + b * bytes, (const char *)state + i * bytes, (size_t)own);
     }
 }
 
@@ -113,6 +113,14 @@ SN_INLINE int64_t first_column(int64_t n, int64_t member, int64_t members, int64
         const int64_t c0 = first_column(n, member, members, panel);        \
         const int64_t c1 = first_column(n, member + 1, members, panel);    \
         if (c1 > c0) __VA_ARGS__;                                          \
+    } while (0)
+
+/* A product of this member's rows, from r0 to r1. */
+#define SN_SOME_ROWS(...)                                                  \
+    do {                                                                   \
+        const int64_t r0 = rows * member / members;                        \
+        const int64_t r1 = rows * (member + 1) / members;                  \
+        if (r1 > r0) __VA_ARGS__;                                          \
     } while (0)
 
 /* Short sums of short sums lose fewer digits: what the last steps gave is added up now and then. */

@@ -13,6 +13,7 @@ from importlib import resources
 from typing import Any
 
 from stepnet.errors import Unsupported
+from stepnet.executors.schedule.features import Features
 from stepnet.executors.schedule.loops import row_function
 from stepnet.executors.schedule.program import Program, program
 from stepnet.ir.graph import Node
@@ -62,23 +63,25 @@ FIXED = (
 PACKED_ALONE = 1 << 18  # bytes of matrices that one thread packs faster than another one wakes
 
 
-def write(loop: LoopPlan, region: Region, name: str) -> Source:
-    """Generate C for a scan.
+def write(loop: LoopPlan, region: Region, name: str, features: Features | None = None) -> Source:
+    """Generate C for a scan; with `features`, which threads split them.
 
     Raises:
         Unsupported: the scan holds what generated C does not do.
     """
-    return _Writer(loop, region, program(loop, region, check(loop, region)), name).write()
+    return _Writer(loop, region, program(loop, region, check(loop, region)), name, features).write()
 
 
 class _Writer:
-    def __init__(self, loop: LoopPlan, region: Region, p: Program, name: str) -> None:
-        self.loop, self.region, self.p, self.name = loop, region, p, name
-        self.w = Places(loop, p)
+    def __init__(
+        self, loop: LoopPlan, region: Region, p: Program, name: str, features: Features | None
+    ) -> None:
+        self.loop, self.region, self.p, self.name, self.features = loop, region, p, name, features
+        self.w = Places(loop, p, features and features.count)
 
     def write(self) -> Source:
         p, w = self.p, self.w
-        carries = [self._rows(carry.parameter) for carry in p.carries]
+        carries = [self._own(self._rows(carry.parameter)) for carry in p.carries]
         held = [self._rows(name) for name in p.held]
         early = [self._rows(node.output) for node in p.early]
         stages = self._stages()
@@ -107,6 +110,8 @@ class _Writer:
                 "late": late,
                 "matrices": [{"pack": self._pack(number, *matrix)} for number, matrix in enumerate(packed)],
                 "matrix_count": len(packed),
+                "features": self.features and self.features.count,
+                "unit": self.features and self.features.unit,
                 "packed_by_all": int(sum(p.value(name).bytes for name in p.matrices) > PACKED_ALONE),
             },
         )
@@ -125,6 +130,13 @@ class _Writer:
         """A buffer of rows: the name of its value in C, elements and bytes of a row, and their type."""
         w, size = self.w, self.p.value(value).size
         return {"c": w.c(value), "n": size, "type": w.ctype(value), "bytes": size * w.size_of(value)}
+
+    def _own(self, rows: dict[str, Any]) -> dict[str, Any]:
+        """What a thread hands on of such a row."""
+        if self.features is None:
+            return rows | {"shift": "", "own": rows["n"], "who": "member, members"}
+        each = rows["n"] // self.features.count
+        return rows | {"shift": f" + f0 * {each}", "own": f"(f1 - f0) * {each}", "who": "0, 1"}
 
     def _fields(self) -> list[Field]:
         """The members of the argument struct after the fixed ones."""
@@ -196,15 +208,18 @@ class _Writer:
         product = w.product(node.inputs[1])
         deep, kind = product.deep(k), f"sn_rows_{product.rows}"
         inputs = ", ".join(map(_shown, node.inputs))
+        by_columns = self.features is None
+        at, panels, first = (" + c0", f" + c0 * {deep}", "") if by_columns else ("", "", " + r0")
+        count, columns = ("rows", "c1 - c0") if by_columns else ("r1 - r0", str(n))
+        call = (
+            f"sn_matmul_{product.suffix}("
+            f"(sn_rows_{w.suffix}){{{to}{at}, {made}, {target}{first}}}, (sn_rows_{w.suffix}){{0, 0, 0}}, "
+            f"({kind}){{({product.element} *)a->{w.c(operand)}{shift}, {wide}, chunk_row{first}}}, "
+            f"a->{w.c(node.inputs[1])}_packed{panels}, {count}, {k}, {columns}{product.last})"
+        )
         return (
             f"/* {_shown(node.output)} = matmul({inputs})  [{k}] x [{k}, {n}], rows of these steps */\n"
-            + self._columns(
-                n,
-                f"sn_matmul_{product.suffix}("
-                f"(sn_rows_{w.suffix}){{{to} + c0, {made}, {target}}}, (sn_rows_{w.suffix}){{0, 0, 0}}, "
-                f"({kind}){{({product.element} *)a->{w.c(operand)}{shift}, {wide}, chunk_row}}, "
-                f"a->{w.c(node.inputs[1])}_packed + c0 * {deep}, rows, {k}, c1 - c0{product.last})",
-            )
+            + (self._columns(n, call) if by_columns else f"SN_SOME_ROWS({call});")
         )
 
     def _stages(self) -> list[str]:
@@ -274,7 +289,9 @@ class _Writer:
         body = [text for loop in plan.loops for text in loop_text(w, loop)]
         out = [
             f"        /* row by row: {made} */",
-            "        for (int64_t i = member; i < active; i += members) {",
+            "        for (int64_t i = member; i < active; i += members) {"
+            if self.features is None
+            else "        for (int64_t i = 0; i < active; ++i) {",
         ]
         for base in plan.lines:
             size, kind = self.p.value(base).size, w.ctype(base)

@@ -10,8 +10,8 @@ _RESERVED = (
     "member members barrier order row rows run share space start steps stride t t0 t1 team together "
     "wrong data pool now auto break case char const continue default do else enum extern goto if inline "
     "long register restrict return short signed sizeof static struct switch typedef union unsigned void "
-    "volatile while memcpy memset sense c0 c1 shares sequences space_bytes everyone pack first_column "
-    "member_of run_share size type n k of "
+    "volatile while memcpy memset sense c0 c1 f0 f1 r0 r1 s0 shares sequences space_bytes everyone pack "
+    "first_column member_of run_share size type n k of "
 )
 
 

@@ -1,0 +1,118 @@
+"""Chunks of many streams as one batch, and its results as theirs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepnet.data.lod import LoDTensor
+from stepnet.data.offsets import LoD, offsets_of
+from stepnet.data.pieces import one_after_the_other
+from stepnet.data.tree import LEAF, Spec, flatten, names, unflatten
+from stepnet.errors import StreamError
+from stepnet.front.step import describe_leaf, step_name
+
+
+def joined(chunks: Mapping[Hashable, Any]) -> tuple[Any, tuple[Tensor, ...], list[int]]:
+    """The chunks as one batch, leaf by leaf, the offsets of the first leaf, and the lengths of its chunks.
+
+    Raises:
+        StreamError: they are not alike.
+    """
+    first_chunk = next(iter(chunks.values()))
+    if type(first_chunk) is Tensor and first_chunk.dim():
+        shape, dtype, device = first_chunk.shape[1:], first_chunk.dtype, first_chunk.device
+        if all(
+            type(chunk) is Tensor
+            and chunk.dim()
+            and chunk.shape[1:] == shape
+            and chunk.dtype is dtype
+            and chunk.device == device
+            for chunk in chunks.values()
+        ):  # as of hundreds of streams at once
+            batch, lengths = _batch(list(chunks.values()))
+            return batch, batch._lod.levels, lengths
+    first, spec = flatten(first_chunk)
+    parts: list[list[Any]] = [[] for _ in first]
+    for id, chunk in chunks.items():
+        leaves, own = flatten(chunk)
+        if own != spec or not leaves or any(map(_differ, leaves, first)):
+            raise StreamError(
+                f"the chunk of stream {id!r} must be rows, like those of the others",
+                got=_show(leaves, own),
+                expected="[rows, ...], or a LoDTensor" if chunk is first_chunk else _show(first, spec),
+            )
+        for part, leaf in zip(parts, leaves, strict=True):
+            part.append(leaf)
+    batches = list(map(_batch, parts))
+    return unflatten(spec, [x for x, _ in batches]), batches[0][0]._lod.levels, batches[0][1]
+
+
+def _differ(a: Any, b: Any) -> bool:
+    """Whether two chunks cannot be of one batch."""
+    if isinstance(a, LoDTensor) and isinstance(b, LoDTensor):
+        return a.lod_level != b.lod_level or _differ(a.values, b.values)
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.dim() == 0:
+        return True
+    if a is b:
+        return False
+    return a.shape[1:] != b.shape[1:] or a.dtype != b.dtype or a.device != b.device
+
+
+def _show(leaves: Sequence[Any], spec: Spec) -> str:
+    labels = names(spec, "chunk")
+    shown = (f"{name} {describe_leaf(leaf)}" for name, leaf in zip(labels, leaves, strict=True))
+    return ", ".join(shown) or "nothing"
+
+
+def _batch(parts: list[Any]) -> tuple[LoDTensor, list[int]]:
+    """The parts as sequences of one batch, and how long each is."""
+    lengths = [part.shape[0] if isinstance(part, Tensor) else len(part) for part in parts]
+    if isinstance(parts[0], LoDTensor):
+        below = one_after_the_other([part._lod for part in parts])
+        lod = LoD.trusted((offsets_of(torch.tensor(lengths)), *below.levels), below.rows)
+        parts = [part.values for part in parts]
+    else:
+        lod = _of_lengths(tuple(lengths))
+    return LoDTensor._make(torch.cat(parts) if len(parts) > 1 else parts[0], lod), lengths
+
+
+@functools.lru_cache(maxsize=16)  # streams that send as many frames each time
+def _of_lengths(lengths: tuple[int, ...]) -> LoD:
+    return LoD.trusted((offsets_of(torch.tensor(lengths)),))
+
+
+def parted(y: Any, offsets: Tensor, lengths: list[int], module: Any) -> Sequence[Any]:
+    """The output of each stream.
+
+    Args:
+        y: what the module gave.
+        offsets, lengths: of the chunks.
+        module: for the text of errors.
+
+    Raises:
+        StreamError: it is not of so many sequences.
+    """
+    n, (first, *rest) = len(lengths), y if isinstance(y, tuple) and y else (y,)
+    others = flatten(rest)[0]
+    leaves, spec = flatten(first if others and not any(isinstance(leaf, LoDTensor) for leaf in others) else y)
+    if not leaves or any(not isinstance(leaf, LoDTensor) or len(leaf) != n for leaf in leaves):
+        raise StreamError(
+            f"'{step_name(module)}' must give a sequence of rows for each stream",
+            got=_show(leaves, spec),
+            expected=f"LoDTensors of {n} sequences, or a tuple (y, states) of them and of states",
+            remedy="what is asked of whole streams, as their mean, is no output of a chunk",
+        )
+    found = [_sequences(leaf, offsets, lengths) for leaf in leaves]
+    return found[0] if spec == LEAF else [unflatten(spec, parts) for parts in zip(*found, strict=True)]
+
+
+def _sequences(x: LoDTensor, offsets: Tensor, lengths: list[int]) -> Sequence[Any]:
+    if x.lod_level > 1:
+        return list(x)
+    own = lengths if x._lod.levels[0] is offsets else x.lengths().tolist()
+    return x.values.split(own) if len(own) > 1 else [x.values]

@@ -1,0 +1,222 @@
+"""Threads that take some features each make the numbers of the plain loop."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import stepnet
+from stepnet import LoDTensor, cells
+from stepnet.engine import plans
+from stepnet.executors.c import scan as c_scan
+from stepnet.executors.c.scan import CScan
+from stepnet.executors.layout import Layout
+from stepnet.executors.schedule.features import Features, is_uneven
+
+DTYPE = torch.float64
+F = 24
+LENGTHS = {"ragged": [3, 0, 70, 1, 6], "one": [9], "none": []}
+
+
+class Heads(nn.Module):
+    """States of several dimensions, a number that all heads see, sums within a head, results side by side."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.key = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4, 3))
+        self.value = nn.Parameter(torch.randn(4, 5))
+
+    def forward(self, x, state):
+        s, m = state  # [4, 3, 5], [4]
+        x = x.detach()
+        kept, k = torch.sigmoid(x[:, 12:13]), torch.tanh(x[:, :12].view(-1, 4, 3) + self.key)
+        s = s * kept[:, :, None, None] + k[..., None] * self.value[:, None, :]
+        m = torch.tanh(m * self.scale) + s.amax((2, 3))
+        read = (s * k[..., None]).sum(2)
+        return torch.cat([m, read.sum(-1) * m], 1), (s, m)
+
+    def initial_state(self, n):
+        return self.scale.new_zeros(n, 4, 3, 5), self.scale.new_ones(n, 4)
+
+
+def per_sequence(x, state, bias):
+    """What is the same at all steps of a sequence: its gradient is a sum over them."""
+    h = torch.sigmoid(x) * state + bias
+    return h * h, h
+
+
+torch.manual_seed(1)
+STEPS = {
+    "minGRU": cells.MinGRU(F, 37, dtype=DTYPE),
+    "heads": Heads().to(DTYPE),
+    "per sequence": per_sequence,
+}
+STATIC = {"per sequence": 24}
+
+
+@pytest.fixture(params=[2, 3], ids=lambda n: f"{n} threads")
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def shared_out(monkeypatch):
+    """How many threads took features, call by call."""
+    found = []
+    honest = CScan.parts
+
+    def parts(self, layout, threads):
+        found.append(honest(self, layout, threads))
+        return found[-1]
+
+    monkeypatch.setattr(CScan, "parts", parts)
+    monkeypatch.setattr(c_scan, "is_uneven", lambda layout, threads: threads > 1 and layout.rows > 0)
+    monkeypatch.setattr(c_scan, "ALONE", 0)
+    plans.forget()  # a scan remembers how it shared the work of a layout
+    yield found
+    plans.forget()
+
+
+def results(step, x, state, static, backend):
+    rows = x.values.detach().requires_grad_()
+    boot = [leaf.detach().requires_grad_() for leaf in state]
+    static = None if static is None else static.detach().requires_grad_()
+    how = {} if static is None else {"static": static}
+    given = boot[0] if len(boot) == 1 else tuple(boot)
+    y, final = stepnet.recurrent(step, x.with_values(rows), given, backend=backend, **how)
+    final = [final] if isinstance(final, torch.Tensor) else list(final)
+    loss = y.values.square().sum() + sum(s.cos().sum() for s in final)
+    weights = list(step.parameters()) if isinstance(step, nn.Module) else []
+    wanted = [rows, *boot, *weights, *([] if static is None else [static])]
+    return [y.values, *final, *torch.autograd.grad(loss, wanted, materialize_grads=True)]
+
+
+def state_of(name, n):
+    step = STEPS[name]
+    if name == "per sequence":
+        return [torch.randn(n, 24, dtype=DTYPE)]
+    state = step.initial_state(n)
+    return [torch.randn_like(leaf) for leaf in ((state,) if isinstance(state, torch.Tensor) else state)]
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("name", STEPS)
+def test_numbers_do_not_depend_on_who_makes_them(name, lengths, threads, shared_out):
+    torch.manual_seed(0)
+    counts = LENGTHS[lengths]
+    x = LoDTensor.from_lengths(torch.randn(sum(counts), F, dtype=DTYPE), [counts])
+    state = state_of(name, len(counts))
+    static = torch.randn(len(counts), 24, dtype=DTYPE) if name in STATIC else None
+    plain, shared = (results(STEPS[name], x, state, static, backend) for backend in ("naive", "c"))
+    for a, b in zip(shared, plain, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+    if sum(counts):
+        calls = [threads, 1, 1, threads] if name == "heads" else [threads] * 2  # [4] is less than a line
+        assert shared_out[-len(calls) :] == calls  # forward and backward; a first call checks itself before
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -0.0])
+def test_what_is_not_finite_stays_in_its_feature(bad, shared_out):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        cell = STEPS["minGRU"]
+        x = torch.randn(40, 1, F, dtype=DTYPE)
+        state = torch.zeros(1, 37, dtype=DTYPE)
+        state[0, 30] = bad
+        (y, h), (plain, last) = (stepnet.recurrent(cell, x, state, backend=b) for b in ("c", "naive"))
+        torch.testing.assert_close((y, h), (plain, last), rtol=1e-12, atol=1e-12, equal_nan=True)
+        assert y[:, :, :30].isfinite().all()
+        assert shared_out[-1] == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_long_sequence_is_the_one_of_one_thread():
+    """As it is chosen: one long sequence, two threads; and the call after with one thread again."""
+    cell, before, found = cells.MinGRU(8, 64), torch.get_num_threads(), []
+    x = torch.randn(3000, 1, 8)
+    try:
+        for threads in (1, 2, 1):
+            torch.set_num_threads(threads)
+            rows = x.detach().requires_grad_()
+            y, h = stepnet.recurrent(cell, rows, backend="c")
+            found.append((y, h, *torch.autograd.grad(y.sin().sum() + h.sum(), [rows, *cell.parameters()])))
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "threads", "uneven"),
+    [
+        ([100], 2, True),
+        ([100], 1, False),
+        ([100, 100], 2, False),
+        ([100, 100, 100], 2, True),
+        ([100] * 9, 2, False),
+        ([100, 1, 1], 2, True),
+        ([], 2, False),
+        ([0, 0], 2, False),
+    ],
+    ids=str,
+)
+def test_where_sequences_are_dealt_unevenly(lengths, threads, uneven):
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    assert is_uneven(Layout.ragged(offsets, False), threads) == uneven
+
+
+def coupled(x, h):
+    """Each feature is made of its neighbour."""
+    h = 0.5 * h.roll(1, -1) + x
+    return h, h
+
+
+def summed(x, h):
+    """Each feature is made of all."""
+    h = h / h.square().sum(-1, keepdim=True).clamp(min=1.0) + x
+    return h, h
+
+
+def elsewhere(x, state):
+    """One state is read at another place of the other."""
+    h, c = state
+    h = torch.tanh(h + x)
+    return h, (h, torch.cat([c[:, 16:], h[:, :16]], 1))
+
+
+@pytest.mark.parametrize("step", [coupled, summed, elsewhere], ids=lambda step: step.__name__)
+def test_features_that_meet_are_not_shared_out(step, shared_out):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        state = torch.zeros(1, 32, dtype=DTYPE)
+        state = (state, state + 1) if step is elsewhere else state
+        x = torch.randn(30, 1, 32, dtype=DTYPE)
+        y, plain = (stepnet.recurrent(step, x, state, backend=b)[0] for b in ("c", "naive"))
+        torch.testing.assert_close(y, plain, rtol=1e-12, atol=1e-12)
+        assert set(shared_out) == {1}
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_whole_lines_of_the_cache():
+    assert Features(64, 16).parts == 4
+    assert Features(17, 16).parts == 2
+    assert Features(8, 16).parts == 1
+
+
+def test_explain_says_so():
+    told = {kind: stepnet.explain(kind(8, 32), torch.randn(5, 1, 8), backend="c") for kind in KINDS}
+    for kind, shared in KINDS.items():
+        scans = [region.by_features for region in told[kind].regions if region.carries]
+        assert scans == [shared, shared]
+        assert ("each thread takes some features" in str(told[kind])) == shared
+
+
+KINDS = {cells.MinGRU: True, cells.RNN: False}
