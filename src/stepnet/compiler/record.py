@@ -94,6 +94,7 @@ class _Reader(TorchFunctionMode):
         self.tensors: list[Tensor] = []
         self.numbers: dict[int, int] = {}
         self.read: set[int] = set()
+        self.memory: set[int] = set()  # of what is read; a view or an alias of it counts as made
         self.alive: list[Tensor] = []  # ids in `numbers` stay taken
         self.add(given)
 
@@ -107,6 +108,7 @@ class _Reader(TorchFunctionMode):
         if id(tensor) not in self.numbers:
             self.add(tensor)
             self.read.add(id(tensor))
+            self.memory.add(memory_of(tensor))
             self.tensors.append(tensor)
 
     def met(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -121,12 +123,18 @@ class _Reader(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self.note(func, args, kwargs)
-        if any(id(tensor) in self.read for tensor in written(func, args, kwargs)):
+        if any(memory_of(tensor) in self.memory for tensor in written(func, args, kwargs)):
             # stopped before the write: the plain loop makes it, once for each step
             raise Unsupported("the step changes a tensor it did not make, in place")
         out = func(*args, **kwargs)
         self.add(out)
         return out
+
+
+def memory_of(tensor: Tensor) -> int:
+    """What two tensors that share memory have in common; of one without any, itself."""
+    with torch._C.DisableTorchFunction():
+        return tensor.untyped_storage()._cdata if torch._C._has_storage(tensor) else id(tensor)
 
 
 def written(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
