@@ -186,6 +186,20 @@ def test_modules_that_change_themselves(name):
         assert not isinstance(value, torch.Tensor) or type(value) is torch.Tensor  # no traced one is left
 
 
+def test_cached_weights_are_those_of_the_block():
+    """The first call of a process may be in such a block: the weights that it keeps are real ones, once made."""
+    cell = parametrized("weight_norm")()
+    x, h = inputs()
+    with nn.utils.parametrize.cached():
+        found, _ = recurrent(cell, x, h, backend="eager")
+    for given in (found, recurrent(cell, x, h, backend="eager")[0]):
+        torch.testing.assert_close(given.values, recurrent(cell, x, h, backend="naive")[0].values)
+    with nn.utils.parametrize.cached():
+        expected = cell.recur.weight
+        recurrent(cell, x, h, backend="eager")
+        assert cell.recur.weight is expected
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*quantiz.*:UserWarning")
 def test_quantised_modules():
     cell = torch.ao.quantization.quantize_dynamic(Cell(), {nn.Linear}, dtype=torch.qint8)
