@@ -90,12 +90,7 @@ BINARY = {
     "choice": lambda a, b: torch.where(a > b, a, b),
     "clamp": lambda a, b: torch.clamp(a, b - 1, b + 1),
 }
-# What each executor makes of numbers: generated C has two types that are no floats.
-IN_BOTH = {"int64": torch.int64, "bool": torch.bool}
-WHOLE = {
-    "eager": IN_BOTH | {str(t): t for t in (torch.int32, torch.int16, torch.int8, torch.uint8)},
-    "c": IN_BOTH,
-}
+WHOLE = {str(t): t for t in (torch.int64, torch.bool, torch.int32, torch.int16, torch.int8, torch.uint8)}
 # torch's float32 kernel has a formula of its own far from zero: other zeros, and 1 + erf loses digits
 ROUGH = {"gelu": 1e-6, "gelu tanh": 1e-6}
 
@@ -174,17 +169,19 @@ def test_binary(dtype, backend):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("backend", WHOLE)
+@pytest.mark.parametrize("backend", ["eager", "c"])
 def test_casts_to_integers(dtype, backend):
-    wholes = WHOLE[backend]
+    """And back at once, which a compiler would like to take for no cast at all."""
 
     def step(x, h):
-        found = {name: h[name].to(whole) for name, whole in wholes.items()}
-        return found, {name: torch.where(found[name] != 0, h[name], -h[name]) for name in wholes}
+        found = {name: h[name].to(whole) for name, whole in WHOLE.items()}
+        back = {name: value.to(dtype) for name, value in found.items()}
+        return (found, back), {name: torch.where(found[name] != 0, h[name], -h[name]) for name in WHOLE}
 
-    x, given = torch.zeros(1, 1, 1, dtype=dtype), dict.fromkeys(wholes, numbers(dtype)[None])
+    x, given = torch.zeros(1, 1, 1, dtype=dtype), dict.fromkeys(WHOLE, numbers(dtype)[None])
     mine, new = recurrent(step, x, given, backend=backend)
     theirs, plain = recurrent(step, x, given, backend="naive")
-    for name in wholes:
-        assert torch.equal(mine[name], theirs[name]), name
+    for name in WHOLE:
+        assert torch.equal(mine[0][name], theirs[0][name]), name
+        assert torch.equal(mine[1][name], theirs[1][name]), name
         assert torch.equal(new[name].nan_to_num(7.0), plain[name].nan_to_num(7.0)), name

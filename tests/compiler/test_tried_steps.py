@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import contextvars
 import gc
 import itertools
+import os
+import queue
 import random
+import threading
 import warnings
 import weakref
 
@@ -182,6 +186,20 @@ def test_modules_that_change_themselves(name):
         assert not isinstance(value, torch.Tensor) or type(value) is torch.Tensor  # no traced one is left
 
 
+def test_cached_weights_are_those_of_the_block():
+    """The first call of a process may be in such a block: the weights that it keeps are real ones, once made."""
+    cell = parametrized("weight_norm")()
+    x, h = inputs()
+    with nn.utils.parametrize.cached():
+        found, _ = recurrent(cell, x, h, backend="eager")
+    for given in (found, recurrent(cell, x, h, backend="eager")[0]):
+        torch.testing.assert_close(given.values, recurrent(cell, x, h, backend="naive")[0].values)
+    with nn.utils.parametrize.cached():
+        expected = cell.recur.weight
+        recurrent(cell, x, h, backend="eager")
+        assert cell.recur.weight is expected
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*quantiz.*:UserWarning")
 def test_quantised_modules():
     cell = torch.ao.quantization.quantize_dynamic(Cell(), {nn.Linear}, dtype=torch.qint8)
@@ -302,6 +320,114 @@ class Effects:
     def a_tensor_written_to():
         counts = torch.zeros(D)
         return lambda x, h: (x + counts.add_(1), torch.tanh(x + h)), lambda: counts.tolist()
+
+    def a_tensor_written_to_by_a_view():
+        counts = torch.zeros(D, 2)
+        return lambda x, h: (x + counts[:, 0].add_(1), torch.tanh(x + h)), lambda: counts.tolist()
+
+    def a_tensor_written_to_by_its_data():
+        counts = torch.zeros(D, requires_grad=True)
+        return lambda x, h: (x + counts.data.add_(1), torch.tanh(x + h)), lambda: counts.tolist()
+
+    def an_attribute_of_a_tensor():
+        weight = torch.ones(D)
+        weight.count = 0
+
+        def step(x, h):
+            weight.count += 1
+            return x * weight * weight.count, torch.tanh(x + h)
+
+        return step, lambda: weight.count
+
+    def an_array():
+        counts = np.zeros(2)
+
+        def step(x, h):
+            counts[0] += 1
+            return x * float(counts[0]), torch.tanh(x + h)
+
+        return step, lambda: counts.tolist()
+
+    def memory():
+        counts = bytearray(2)
+        view = memoryview(counts)
+
+        def step(x, h):
+            view[0] += 1
+            return x * view[0], torch.tanh(x + h)
+
+        return step, lambda: bytes(counts)
+
+    def a_buffer_made():
+        layer = nn.Identity()
+
+        def step(x, h):
+            layer.register_buffer("count", getattr(layer, "count", torch.zeros(())) + 1)
+            return x * layer.count, torch.tanh(x + h)
+
+        return step, lambda: layer.count.item()
+
+    def a_context_variable():
+        count = contextvars.ContextVar("count", default=0)
+
+        def step(x, h):
+            count.set(count.get() + 1)
+            return x * count.get(), torch.tanh(x + h)
+
+        return step, count.get
+
+    def a_value_of_a_thread():
+        local = threading.local()
+        local.count = 0
+
+        def step(x, h):
+            local.count += 1
+            return x * local.count, torch.tanh(x + h)
+
+        return step, lambda: local.count
+
+    def the_order_of_a_dict():
+        kept = collections.OrderedDict(a=1, b=2, c=3)
+
+        def step(x, h):
+            kept.move_to_end(next(k for k in kept))
+            return x * next(iter(kept.values())), torch.tanh(x + h)
+
+        return step, lambda: list(kept)
+
+    def the_environment():
+        os.environ["OF_THE_TEST"] = "0"
+
+        def step(x, h):
+            os.environ["OF_THE_TEST"] = str(int(os.environ["OF_THE_TEST"]) + 1)
+            return x, torch.tanh(x + h)
+
+        return step, lambda: os.environ.pop("OF_THE_TEST")
+
+    def a_queue():
+        numbers = queue.SimpleQueue()
+        for k in range(20):
+            numbers.put(k)
+        return lambda x, h: (x * numbers.get(), torch.tanh(x + h)), numbers.qsize
+
+    def a_list_by_a_name_made_at_run_time():
+        class Step:
+            def __init__(self):
+                self.kept_1 = []
+
+            def __call__(self, x, h):
+                getattr(self, "kept_" + str(len([1]))).append(1)
+                return x, torch.tanh(x + h)
+
+        step = Step()
+        return step, lambda: len(step.kept_1)
+
+    def a_seed():
+        def step(x, h):
+            torch.manual_seed(3)
+            return x + torch.rand_like(x), torch.tanh(x + h)
+
+        return step, lambda: torch.rand(2).tolist()
 
     def a_tensor_written_to_by_out():
         counts = torch.zeros(D)

@@ -351,6 +351,20 @@ def test_forward_mode_tangents(which):
     assert forward_ad.unpack_dual(y).tangent is None if forward_ad._current_level >= 0 else True
 
 
+@pytest.mark.parametrize("backend", ["eager", "c"])
+def test_a_tangent_of_a_gradient(backend):
+    """What comes in for a result may have one: the gradient is linear in it."""
+    x, h = torch.randn(3, 2, D, dtype=DTYPE, requires_grad=True), torch.zeros(2, D, dtype=DTYPE)
+    y, _ = model_of(backend)(x, h)
+    direction = torch.randn_like(y)
+    with forward_ad.dual_level():
+        seed = forward_ad.make_dual(torch.ones_like(y), direction)
+        (found,) = torch.autograd.grad(y, x, seed, retain_graph=True)
+        tangent = forward_ad.unpack_dual(found).tangent
+    (expected,) = torch.autograd.grad(y, x, direction)
+    torch.testing.assert_close(tangent, expected, rtol=1e-9, atol=1e-12)
+
+
 @TORCHS_OWN
 def test_transforms_of_torch_func():
     model = model_of("auto")

@@ -342,7 +342,9 @@ def _leads_to(
 @contextlib.contextmanager
 def without_modes() -> Iterator[None]:
     """Set aside the TorchFunctionModes around: what they watch or change is the caller's, not the capture's.
-    The default device stays, because it is part of what a step means."""
+    The default device stays, because it is part of what a step means. `parametrize.cached()` keeps nothing
+    meanwhile: a weight of the caller's is none of the trace, and one of the trace none of the caller's."""
+    from torch.nn.utils import parametrize
     from torch.overrides import _pop_mode, _push_mode
     from torch.utils._device import DeviceContext
 
@@ -352,9 +354,11 @@ def without_modes() -> Iterator[None]:
     kept = [mode for mode in reversed(aside) if isinstance(mode, DeviceContext)]
     for mode in kept:
         _push_mode(mode)
+    blocks, parametrize._cache_enabled = parametrize._cache_enabled, 0
     try:
         yield
     finally:
+        parametrize._cache_enabled = blocks
         for _ in kept:
             _pop_mode()
         for mode in reversed(aside):

@@ -18,9 +18,15 @@ _ATTRIBUTES = frozenset(
 
 # Names that read what no walk over objects sees: everything an object has, or a name made at run time.
 REFLECTION = words(
-    """__dict__ __getattr__ __getattribute__ __globals__ __closure__ f_locals f_globals format format_map
-    attrgetter methodcaller"""
+    """__dict__ __getattr__ __getattribute__ __globals__ __closure__ __subclasses__ f_locals f_globals format
+    format_map attrgetter methodcaller"""
 )
+
+# What Python calls, or looks up, where code makes a text of an object, an object of a class that it does not
+# name, or holds one against a pattern.
+TEXTS = frozenset({"__str__", "__repr__", "__format__", "extra_repr"})
+MAKES = frozenset({"__init__", "__new__", "__post_init__"})
+PATTERNS = frozenset({"__match_args__"})
 
 # What a tensor tells of itself besides its shape and dtype: a plan is not made for it.
 TENSOR_STATE = words(
@@ -39,14 +45,16 @@ PURE = words(
     if isinstance(value, type) and issubclass(value, BaseException)
 }
 # Whose effect no compiled loop repeats.
-EFFECTS = frozenset({"print", "input", "breakpoint"})
+EFFECTS = frozenset({"print", "input", "breakpoint", "open"})
+SEEDS = frozenset({"manual_seed", "manual_seed_all", "set_rng_state"})  # of torch's noise
 
 
 class Facts:
     """One code object; equal code has the same facts, so they stand for it in a key.
 
-    `globals`, `names` and `imports` are the names of globals, of attributes (those in patterns, too), and of
-    modules imported inside; `stores`, of globals that it binds. `reads_class`: it reads `__class__`
+    `globals`, `names` and `imports` are the names of globals, of attributes (those in patterns, and methods
+    that no name mentions, too), and of modules imported inside, with a dot before it for each package to go
+    up; `stores`, of globals that it binds. `reads_class`: it reads `__class__`
     itself, not only by super().
     """
 
@@ -65,15 +73,18 @@ class Facts:
         self.globals, self.names, self.imports = tuple(found), frozenset(names), tuple(imports)
 
     def _scan(self, code: types.CodeType, found: Any, names: Any, imports: Any, stores: Any) -> None:
-        before = ""
-        for step in dis.get_instructions(code):
+        before: Any = ""
+        steps = list(dis.get_instructions(code))
+        for place, step in enumerate(steps):
             kind, value = step.opname, step.argval
+            names.update(dict.fromkeys(_unnamed(steps, place)))
             if kind in _GLOBALS:
                 found[value] = None
             elif kind in _ATTRIBUTES:
                 names[value] = None
             elif kind == "IMPORT_NAME":
-                imports[value] = None
+                level = steps[place - 2].argval  # before the names that it imports
+                imports["." * (level if isinstance(level, int) else 0) + value] = None
             elif kind in ("STORE_GLOBAL", "DELETE_GLOBAL"):
                 stores[value] = None
             elif kind == "LOAD_DEREF" and value == "__class__" and before != "super":
@@ -88,6 +99,24 @@ class Facts:
                         names[text] = None
 
 
+def _unnamed(steps: list[dis.Instruction], place: int) -> frozenset[str]:
+    """The methods that an instruction may call, or attributes that it may read, without a name."""
+    kind, value = steps[place].opname, steps[place].argval
+    if kind in _FORMATS or (kind in _GLOBALS and value in _MAKE_TEXTS):
+        return TEXTS
+    if kind == "BINARY_MODULO" or (kind == "BINARY_OP" and steps[place].argrepr in ("%", "%=")):
+        number = steps[place - 1].opname == "LOAD_CONST" and isinstance(steps[place - 1].argval, (int, float))
+        return frozenset() if number else TEXTS
+    if kind in _GLOBALS and value == "type":
+        return MAKES
+    if kind in _ATTRIBUTES and value == "__class__":
+        asked = place + 1 < len(steps) and steps[place + 1].opname in _ATTRIBUTES  # for what it holds
+        return frozenset() if asked else MAKES
+    return PATTERNS if kind == "MATCH_CLASS" else frozenset()
+
+
+_FORMATS = frozenset({"FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC", "CONVERT_VALUE"})
+_MAKE_TEXTS = frozenset({"str", "repr", "ascii", "format"})
 _MOST = 20_000  # of code objects; only code made at run time comes near
 _BY_ID: dict[int, Facts] = {}  # of code objects that are the `code` of some facts, or stand beside one
 _ALIVE: list[types.CodeType] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _abc  # pyright: ignore[reportMissingImports]
 import abc
 import functools
 import types
@@ -10,7 +11,8 @@ from typing import Any
 
 from torch import nn
 
-from .trust import is_trusted_class
+from .survey import Same
+from .trust import is_installed, is_trusted_class
 
 MISSING = object()
 _PLAIN_BASES = frozenset(
@@ -65,3 +67,24 @@ def more_than_attributes(klass: type) -> bool:
 def read_whole(kind: type) -> bool:
     """Whether code that is not read may ask an object for any attribute: that of a trusted base."""
     return any(is_trusted_class(k) and k not in _PLAIN_BASES for k in kind.__mro__)
+
+
+def registered(kind: abc.ABCMeta) -> tuple[Any, ...]:
+    """The classes that were registered with an abstract class, or with those beneath it.
+
+    >>> class Shape(abc.ABC): ...
+    >>> Shape.register(int)
+    <class 'int'>
+    >>> registered(Shape)
+    ('builtins.int',)
+    """
+    found: set[type] = set()
+    todo: list[type] = [kind]
+    for klass in todo:
+        if isinstance(klass, abc.ABCMeta):
+            references = _abc._get_dump(klass)[0]  # pyright: ignore[reportAttributeAccessIssue]
+            found.update(made for made in (reference() for reference in references) if made is not None)
+        todo += type.__subclasses__(klass)
+    known = {made for made in found if is_installed(made.__module__, None)}
+    names = sorted(f"{made.__module__}.{made.__qualname__}" for made in known)
+    return *names, *(Same(made) for made in sorted(found - known, key=id))

@@ -494,6 +494,8 @@ def _call(builder: Builder, env: dict[FxNode, Any], node: FxNode) -> Any:
         return env[node.args[0]][node.args[1]]  # pyright: ignore
     name = str(target).removeprefix("aten.")
     packet = name.split(".")[0]
+    if name.startswith("profiler."):  # marks where a part of the step begins and ends
+        return None
     args, kwargs = arguments(builder, env, node)
     if packet == "_local_scalar_dense" and isinstance(args[0], Ref) and args[0].bdim is None:
         return Ref(builder.reshape(args[0].name, ()))  # read anew at every call, as a number is

@@ -117,6 +117,7 @@ class _Reader(TorchFunctionMode):
         self.tensors: list[Tensor] = []
         self.numbers: dict[int, int] = {}
         self.read: set[int] = set()
+        self.memory: set[int] = set()  # of what is read; a view or an alias of it counts as made
         self.alive: list[Tensor] = []  # ids in `numbers` stay taken
         self.of_rows, self.of_captured = Followers(given), Followers()
         self.answers: list[Any] = []
@@ -139,6 +140,7 @@ class _Reader(TorchFunctionMode):
             self.add(tensor)
             self.read.add(id(tensor))
             self.of_captured.add([tensor])
+            self.memory.add(memory_of(tensor))
             self.tensors.append(tensor)
 
     def met(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -153,7 +155,7 @@ class _Reader(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self.note(func, args, kwargs)
-        if any(id(tensor) in self.read for tensor in written(func, args, kwargs)):
+        if any(memory_of(tensor) in self.memory for tensor in written(func, args, kwargs)):
             # stopped before the write: the plain loop makes it, once for each step
             raise Unsupported("the step changes a tensor it did not make, in place")
         generator, draw = generator_of(args, kwargs), None
@@ -184,6 +186,12 @@ class _Reader(TorchFunctionMode):
         else:
             self.asks_captured |= self.of_captured.has(of)
         self.answers.append(answer)
+
+
+def memory_of(tensor: Tensor) -> int:
+    """What two tensors that share memory have in common; of one without any, itself."""
+    with torch._C.DisableTorchFunction():
+        return tensor.untyped_storage()._cdata if torch._C._has_storage(tensor) else id(tensor)
 
 
 def written(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import functools
 import operator
 import types
@@ -11,6 +12,7 @@ from torch import nn
 
 from .trust import (
     BY_VALUE,
+    HEAP,
     ambient,
     is_stateful,
     is_trusted_builtin,
@@ -64,7 +66,7 @@ class Survey:
             for klass in owner.__mro__:
                 if klass is nn.Module:
                     self._class(klass, sorted(_CALLS))
-                elif klass.__flags__ & _HEAP and is_trusted_class(klass):
+                elif klass.__flags__ & HEAP and is_trusted_class(klass):
                     self._sizes.append((klass.__dict__, len(klass.__dict__)))
                     self._class(klass, list(klass.__dict__))
         else:
@@ -128,12 +130,11 @@ def _is_fixed(value: Any) -> bool:
     if kind is types.BuiltinFunctionType:
         return is_trusted_builtin(value)
     if isinstance(value, type):
-        return is_trusted_class(value) and not is_stateful(value)
+        return is_trusted_class(value) and not is_stateful(value) and not isinstance(value, abc.ABCMeta)
     return kind in _CONSTANTS or issubclass(kind, _DESCRIPTORS)
 
 
 _CALLS = words("__call__ _call_impl _wrapped_call_impl __getattr__ __setattr__ forward train eval")
-_HEAP = 1 << 9  # of a class's flags: it is made in Python, and may be changed
 _EQUAL: dict[Any, Survey] = {}
 
 

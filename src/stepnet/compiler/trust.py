@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import io
+import mmap
 import os
+import queue
 import random
 import sys
 import types
@@ -58,10 +61,11 @@ _AMBIENT = words(
     compile load from_file autograd_profiler"""
 )
 
+HEAP = 1 << 9  # of a class's flags: it is made in Python, and may be changed
 _STATEFUL: tuple[type, ...] = (
     types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType,
     random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator,
-    io.IOBase, torch.Generator,
+    io.IOBase, torch.Generator, queue.SimpleQueue, mmap.mmap, ctypes.c_int.__mro__[-2],
 )  # fmt: skip
 
 
@@ -98,7 +102,7 @@ def is_trusted_class(kind: type) -> bool:
         return False
     if root in ("torch", "stepnet"):
         return True
-    if not kind.__flags__ & (1 << 9):  # not of the heap: made by C
+    if not kind.__flags__ & HEAP:  # not of the heap: made by C
         return True
     found: Any = sys.modules.get(name)
     for part in kind.__qualname__.split("."):
@@ -120,6 +124,16 @@ def is_trusted_builtin(value: Any) -> bool:
     return type(owner).__module__.partition(".")[0] == "torch" and not isinstance(owner, _STATEFUL)
 
 
+def acts(value: Any) -> bool:
+    """True for functions of the operating system that do more than tell."""
+    return getattr(value, "__module__", None) in ("posix", "nt") and value.__name__ not in _TELL
+
+
+# putenv and unsetenv are what `os.environ` calls, which is put back
+_TELL = words(
+    """getpid getppid cpu_count getcwd fspath stat lstat listdir scandir access _path_normpath
+    get_terminal_size putenv unsetenv"""
+)
 _IMPURE = words(
     """getattr hasattr setattr delattr globals locals vars dir eval exec compile open input print
     __import__ id next iter memoryview breakpoint __build_class__"""
@@ -143,4 +157,4 @@ def is_stateful(kind: type) -> bool:
 
 def _made_by_c(kind: type) -> bool:
     """True for classes whose objects hold more than Python attributes: made by C."""
-    return not kind.__flags__ & (1 << 9) or kind.__module__ == "itertools"
+    return not kind.__flags__ & HEAP or kind.__module__ == "itertools"

@@ -1,16 +1,21 @@
 """Whether running a step changed the objects it reads, and putting back what it changed.
 
 A step is tried on sample rows before it is compiled. One that collects, counts or caches would be left with
-what the sample rows gave: that is noticed and undone, and the step runs by the plain loop.
+what the sample rows gave: that is noticed and undone, and the step runs by the plain loop. Context variables
+are left to who tries it, in a copy of its context.
 """
 
 from __future__ import annotations
 
 import array
 import collections
+import contextvars
+import os
 import types
 from collections.abc import Callable, Iterable
 from typing import Any
+
+import numpy as np
 
 from .kinds import MISSING, Names, slot_values
 
@@ -18,7 +23,8 @@ _CLASS_ATTRIBUTES = (types.FunctionType, property, staticmethod, classmethod)
 
 
 class Snapshot:
-    """What containers hold now: lists, dicts, sets, cells, arrays, slots, classes, and names of modules."""
+    """What containers hold now: lists, dicts, sets, cells, arrays and other memory, slots, classes, names of
+    modules, and the environment."""
 
     def __init__(self, holders: Iterable[Any]) -> None:
         self._kept: list[tuple[Any, _Way, Any]] = []
@@ -68,6 +74,33 @@ def _write_dict(value: Any, held: list[Any]) -> None:
         dict.__setitem__(value, name, item)
 
 
+def _read_ordered(value: Any) -> list[Any]:
+    return [*_read_dict(value), *collections.OrderedDict.__iter__(value)]
+
+
+def _write_ordered(value: Any, held: list[Any]) -> None:
+    count = len(held) // 3
+    items = dict(zip(map(id, held[:count]), held[count : 2 * count], strict=True))
+    collections.OrderedDict.clear(value)
+    for name in held[2 * count :]:
+        collections.OrderedDict.__setitem__(value, name, items[id(name)])
+
+
+def _read_environment(value: Any) -> list[Any]:
+    return _read_dict(value._data)
+
+
+def _write_environment(value: Any, held: list[Any]) -> None:
+    half = len(held) // 2
+    before = dict(zip(held[:half], held[half:], strict=True))
+    for name in value._data.keys() - before.keys():
+        os.unsetenv(name)
+    for name, text in before.items():
+        if value._data.get(name) != text:
+            os.putenv(name, text)
+    _write_dict(value._data, held)
+
+
 def _write_list(value: Any, held: list[Any]) -> None:
     list.__setitem__(value, slice(None), held)
 
@@ -92,6 +125,27 @@ def _write_bytes(value: Any, held: list[Any]) -> None:
         value.frombytes(held[0])
     else:
         value[:] = held[0]
+
+
+def _read_array(value: Any) -> list[Any]:
+    return [] if value.dtype.hasobject else [value.tobytes()]
+
+
+def _write_array(value: Any, held: list[Any]) -> None:
+    if held and value.flags.writeable:
+        value[...] = np.frombuffer(held[0], value.dtype).reshape(value.shape)
+
+
+def _read_memory(value: memoryview) -> list[Any]:
+    try:
+        return [value.tobytes()]
+    except ValueError:  # released
+        return []
+
+
+def _write_memory(value: memoryview, held: list[Any]) -> None:
+    if held and not value.readonly and value.contiguous:
+        value.cast("B")[:] = held[0]
 
 
 def _read_cell(value: Any) -> list[Any]:
@@ -151,11 +205,16 @@ def _write_slots(value: Any, held: list[Any]) -> None:
 _CELL = type((lambda x: lambda: x)(0).__closure__[0])  # pyright: ignore[reportOptionalSubscript]
 _WAYS: tuple[tuple[Any, _Way], ...] = (
     (Names, _Way(_read_names, _write_names)),
+    (collections.OrderedDict, _Way(_read_ordered, _write_ordered)),
     (dict, _Way(_read_dict, _write_dict)),
+    (type(os.environ), _Way(_read_environment, _write_environment)),
     (list, _Way(list, _write_list)),
     (set, _Way(lambda value: list(set.__iter__(value)), _write_set)),
     (collections.deque, _Way(lambda value: list(collections.deque.__iter__(value)), _write_deque)),
     ((bytearray, array.array), _Way(_read_bytes, _write_bytes)),
+    (np.ndarray, _Way(_read_array, _write_array)),
+    (memoryview, _Way(_read_memory, _write_memory)),
+    (contextvars.ContextVar, _Way(lambda value: [value.get(MISSING)], lambda value, held: None)),
     (_CELL, _Way(_read_cell, _write_cell)),
     (type, _Way(_read_class, _write_class)),
 )

@@ -5,12 +5,15 @@ No code of the user's runs: no truth value, no length, no comparison, no propert
 
 from __future__ import annotations
 
+import abc
 import array
 import builtins
 import collections
 import contextvars
 import functools
+import importlib.util
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -24,11 +27,13 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from stepnet.data.recording import Interned
 
-from .code_facts import EFFECTS, PURE, REFLECTION, TENSOR_STATE, facts, words
-from .kinds import MISSING, Names, more_than_attributes, read_whole, slot_values
+from .code_facts import EFFECTS, MAKES, PURE, REFLECTION, SEEDS, TENSOR_STATE, facts, words
+from .kinds import MISSING, Names, more_than_attributes, read_whole, registered, slot_values
 from .survey import Same, Survey, survey
 from .trust import (
     BY_VALUE,
+    HEAP,
+    acts,
     is_installed,
     is_stateful,
     is_trusted_builtin,
@@ -44,14 +49,16 @@ _HOOKS = tuple(name for name, held in vars(nn.Module()).items() if "hook" in nam
 _MODULE_HOOKS = tuple(name for name in vars(_torch_module) if name.startswith("_global_") and "hook" in name)
 # Called by operators, torch and Python itself, not by name.
 IMPLICIT = frozenset({"forward", "backward", "setup_context", "vmap", "jvp", "_compiled_call_impl"})
-_UNREAD = words(
+_UNREAD = words(  # unless code names them, or does what calls them
     """__dict__ __weakref__ __doc__ __module__ __annotations__ __qualname__ __firstlineno__
     __static_attributes__ __repr__ __str__ __reduce__ __reduce_ex__ __getstate__ __setstate__
-    __getnewargs__ __del__ __set_name__ __init_subclass__ __class_getitem__ __subclasshook__ __slots__
-    __match_args__ __parameters__ __orig_bases__ __abstractmethods__ __dataclass_fields__
+    __getnewargs__ __del__ __set_name__ __init_subclass__ __slots__
+    __parameters__ __match_args__ __orig_bases__ __abstractmethods__ __dataclass_fields__
     __dataclass_params__ __replace__ __annotate__ __annotate_func__ __annotations_cache__"""
 )
-_MAKES = frozenset({"__init__", "__new__", "__post_init__"})
+_END = "; end"  # of attributes, whose number is not in the key; no name of one
+_OF_FUNCTIONS = ("__name__", "__qualname__", "__module__", "__doc__", "__annotations__")
+_LOOKED_UP = frozenset({"globals", "eval", "exec"})  # which may find any global
 
 
 @dataclass
@@ -116,13 +123,17 @@ class Walk:
                     f"it reads a {kind.__name__}, which is dispatched by rules of its own"
                 )
         more: dict[str, Any] = value.__dict__  # pyright: ignore[reportAssignmentType]
-        if more and (kind is Tensor or kind is nn.Parameter):  # others hold what torch runs them by
-            self._attributes(more)
+        if kind is Tensor or kind is nn.Parameter:  # others hold what torch runs them by
+            self.holders.append(more)
+            if more:
+                self._attributes(more)
 
     def _array(self, value: Any) -> None:  # numbers that a trace bakes in
         if value.dtype.hasobject:
             self.opened("an array of objects")
             return
+        if type(value).__flags__ & HEAP:  # a class made in Python may hold more
+            self.opened(f"a {type(value).__module__}.{type(value).__qualname__}")
         self.complete &= value.nbytes <= _MOST_BYTES
         content = value.tobytes() if value.nbytes <= _MOST_BYTES else id(value)
         self.key.append((value.dtype.str, value.shape, content))
@@ -130,7 +141,7 @@ class Walk:
     def _bytes(self, value: Any) -> None:
         content = memoryview(value)
         self.complete &= content.nbytes <= _MOST_BYTES
-        self.key.append((type(value), bytes(content[: _MOST_BYTES + 1])))
+        self.key.append((type(value), content.format, bytes(content.cast("B")[: _MOST_BYTES + 1])))
 
     # ---- containers
 
@@ -144,7 +155,9 @@ class Walk:
             else collections.deque.__iter__
         )
         items = list(walk(value))
-        self.key.append((kind, len(items)))
+        self.key.append(
+            (kind, len(items), _MAXLEN.__get__(value) if issubclass(kind, collections.deque) else None)
+        )
         for item in items:
             self.visit(item)
         self._own_parts(value)
@@ -163,8 +176,11 @@ class Walk:
         for k, v in items:
             self.visit(k)
             self.visit(v)
-        if type(value) is collections.defaultdict:
-            self.visit(value.default_factory)
+        if isinstance(value, collections.defaultdict):
+            self.visit(_FACTORY.__get__(value))
+        if isinstance(value, collections.OrderedDict):  # it has an order of its own
+            for k in collections.OrderedDict.__iter__(value):
+                self.visit(k)
         self._own_parts(value)
 
     def _proxy(self, value: Any) -> None:
@@ -177,15 +193,27 @@ class Walk:
             self.visit(k)
             self.visit(v)
 
+    def _of_thread(self, value: Any) -> None:
+        """What `threading.local` holds for this thread."""
+        if type(value) is not threading.local:  # its class would make it, at the first look
+            self.opened(f"a {type(value).__qualname__} of each thread")
+            return
+        self.key.append(type(value))
+        own = threading.local.__getattribute__(value, "__dict__")
+        self.holders.append(own)
+        self._attributes(own)
+
     def _context(self, value: Any) -> None:
         self.key.append(type(value))
         self.visit(value.get(MISSING))
 
     def _own_parts(self, value: Any) -> None:
-        """What a class of the user's adds to a container."""
+        """What a container has besides its items, of a class of the user's or as attributes."""
         kind = type(value)
         if not is_trusted_class(kind):
             self._class(kind)
+            self._fields(value)
+        elif kind.__dictoffset__:
             self._fields(value)
 
     # ---- objects
@@ -208,8 +236,10 @@ class Walk:
             self.holders.append(own)
             self._attributes(own, read_whole(kind))
         for _, name, held in slot_values(value):
-            if held is not MISSING:
-                self.key.append(name)
+            self.key.append(name)
+            if held is MISSING:
+                self.key.append(_END)
+            else:
                 self.visit(held)
 
     def _attributes(self, own: dict[str, Any], all_of_them: bool = False) -> None:
@@ -222,6 +252,7 @@ class Walk:
                 else:
                     self.key.append(name)
                     self.visit(item)
+        self.key.append(_END)
 
     def _module(self, module: nn.Module) -> None:
         kind = type(module)
@@ -244,9 +275,9 @@ class Walk:
                     visit(own[name])
         for name in _TABLES:
             table = own.get(name)
+            self.holders.append(table)
             if table:
                 key.append(name)
-                self.holders.append(table)
                 self._attributes(table, whole or not self.names.isdisjoint(_TABLE_READERS))
         names = own.keys() if whole else self.names
         for name, item in list(own.items()):
@@ -257,6 +288,7 @@ class Walk:
                 else:
                     key.append(name)
                     visit(item)
+        key.append(_END)
 
     def _class(self, kind: type, makes: bool = False) -> None:
         """What code may find on a class: the attributes it names, and what operators call."""
@@ -267,19 +299,28 @@ class Walk:
             self.classes.add((id(klass), makes))
             self.holders.append(klass)
             for name, item in list(klass.__dict__.items()):
-                if name in _UNREAD or (name in _MAKES and not makes):
+                named = name in self.names
+                if (name in _UNREAD or (name in MAKES and not makes)) and not named:
                     continue
                 if name in ("__getattr__", "__getattribute__"):
                     self.opened(f"{klass.__name__}.{name}, which finds attributes by itself")
-                if name in self.names or (name[:2] == "__" == name[-2:]):
+                if named or (name[:2] == "__" == name[-2:]):
                     self.key.append(name)
                     self._class_item(item)
+                    if name == "__match_args__" and isinstance(item, tuple):
+                        self.names.update(part for part in item if isinstance(part, str))
+            for name in ("__name__", "__qualname__"):
+                if name in self.names:
+                    self.key.append(_OF_TYPES[name].__get__(klass))
+            self.key.append(_END)
         meta = type(kind)
         if not is_trusted_class(meta):
             self._class(meta)
 
     def _class_item(self, item: Any) -> None:
         if isinstance(item, (staticmethod, classmethod)):
+            if isinstance(item, classmethod):  # it may call what it is given
+                self.names |= MAKES
             self.visit(item.__func__)
         elif isinstance(item, property):
             self.visit(item.fget)
@@ -292,6 +333,8 @@ class Walk:
         """A class that code names: it may be called, and asked for its attributes."""
         self.key.append(Same(kind))
         self._known_class(kind)
+        if isinstance(kind, abc.ABCMeta):
+            self.key.append(registered(kind))
         if not is_trusted_class(kind):
             self._class(kind, makes=True)
         elif is_stateful(kind):
@@ -308,11 +351,14 @@ class Walk:
         self.key.append("partial")
         self.visit(value.args)
         self.visit(value.keywords)
+        self._own_parts(value)
 
     def _builtin(self, value: Any) -> None:
         self.key.append(Same(value))
         if is_trusted_builtin(value):
             return
+        if acts(value):
+            self.refused = self.refused or f"it calls {value.__module__}.{value.__name__}, once for each step"
         owner = getattr(value, "__self__", None)
         if owner is not None and not isinstance(owner, (type, types.ModuleType)):
             self.key.append(value.__name__)
@@ -347,6 +393,12 @@ class Walk:
             self.holders.append(function.__dict__)
             self._attributes(function.__dict__)
         self.names |= known.names
+        for name in _OF_FUNCTIONS:
+            if name in self.names:
+                self.key.append(name)
+                self.visit(getattr(function, name))
+        if not known.names.isdisjoint(SEEDS):
+            self.refused = self.refused or "it sets the seed of torch's noise, once for each step"
         if not known.names.isdisjoint(REFLECTION):
             self.opened(f"{function.__name__} looks into the insides of objects")
         if not known.names.isdisjoint(TENSOR_STATE):
@@ -356,7 +408,7 @@ class Walk:
         if not self.everything:
             self._surveyed(survey(Tensor, known.names))
         for name in known.imports:
-            self._import(name)
+            self._import(name, function)
         space = function.__globals__
         for name in known.globals:
             held = space.get(name, MISSING)
@@ -377,6 +429,11 @@ class Walk:
             return
         if name in EFFECTS:
             self.refused = self.refused or f"it calls {name}(), once for each step"
+        if name in _LOOKED_UP:
+            self.holders.append(function.__globals__)
+            for held in list(function.__globals__.values()) if self.everything else ():
+                if not isinstance(held, types.ModuleType):
+                    self.visit(held)
         self.key.append(name)
         held = vars(builtins).get(name, MISSING)
         if isinstance(held, types.FunctionType):  # somebody put it there
@@ -384,13 +441,23 @@ class Walk:
         else:
             self.opened(f"{function.__name__} calls {name}()")
 
-    def _import(self, name: str) -> None:
-        module = sys.modules.get(name)
-        if module is None:
-            self.opened(f"it imports {name}")
-            return
-        self.key.append(name)
-        self._space(module, frozenset(self.names))
+    def _import(self, name: str, function: types.FunctionType) -> None:
+        """A module imported inside a function, and the packages around it: `import a.b` gives a."""
+        if name.startswith("."):
+            package = function.__globals__.get("__package__")
+            if not isinstance(package, str) or not package:
+                self.opened(f"it imports {name}")
+                return
+            name = importlib.util.resolve_name(name, package)
+        parts = name.split(".")
+        for count in range(1, len(parts) + 1):
+            whole = ".".join(parts[:count])
+            module = sys.modules.get(whole)
+            if module is None:
+                self.opened(f"it imports {whole}")
+                return
+            self.key.append(whole)
+            self._space(module, frozenset(self.names))
 
     def _package(self, module: types.ModuleType) -> None:
         self._space(module, frozenset(self.names))
@@ -405,7 +472,7 @@ class Walk:
             self._trusted_space(module, frozenset(names))
             return
         self.key.append(Same(module))
-        own = self.everything and not is_installed(module.__name__, getattr(module, "__file__", None))
+        own = self.everything and not is_installed(module.__name__, _file_of(module))
         found = list(space) if own else sorted(names)
         self.holders.append(Names(space, tuple(found)))
         for name in found:
@@ -415,6 +482,7 @@ class Walk:
                 self._global(held, names)
             elif "__getattr__" in space:
                 self.opened(f"module {module.__name__}, which finds its attributes by itself")
+        self.key.append(_END)
 
     def _trusted_space(self, module: types.ModuleType, names: frozenset[str]) -> None:
         known = survey(module, names)
@@ -466,6 +534,11 @@ class Walk:
         self.opened(f"a {kind.__module__}.{kind.__qualname__}")
 
 
+def _file_of(module: types.ModuleType) -> str | None:
+    file = vars(module).get("__file__")  # not by getattr, which a module may answer itself
+    return file if isinstance(file, str) else None
+
+
 class _Seen(int):
     """Part of a key: the object that was met at this number."""
 
@@ -481,9 +554,12 @@ _BUILTINS = dict(vars(builtins))
 _PLAIN = frozenset({int, bool, str, type(None)})
 _TABLE_READERS = words(
     """parameters named_parameters buffers named_buffers children named_children modules named_modules
-    state_dict _parameters _buffers _modules get_submodule get_parameter get_buffer"""
+    state_dict _parameters _buffers _modules get_submodule get_parameter get_buffer apply extra_repr"""
 )
 _DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+_FACTORY: Any = collections.defaultdict.__dict__["default_factory"]
+_MAXLEN: Any = collections.deque.__dict__["maxlen"]
+_OF_TYPES: Any = type.__dict__
 
 
 @functools.lru_cache(maxsize=4096)
@@ -517,6 +593,7 @@ _HOW: tuple[tuple[Any, Callable[[Walk, Any], None]], ...] = (
     ((array.array, bytearray), Walk._bytes),
     (types.MappingProxyType, Walk._proxy),
     (contextvars.ContextVar, Walk._context),
+    (threading.local, Walk._of_thread),
     (type, Walk._type),
     (
         (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,

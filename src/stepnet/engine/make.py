@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import os
 import warnings
@@ -27,7 +28,7 @@ from stepnet.compiler.record import tried as tried_on
 from stepnet.compiler.undo import Snapshot
 from stepnet.data.modes import autocast_dtype, default_device, for_plans
 from stepnet.data.tree import Spec
-from stepnet.errors import Unsupported
+from stepnet.errors import StepnetError, Unsupported
 from stepnet.executors import plan_files
 from stepnet.executors.autograd import Ready
 from stepnet.executors.base import Executor
@@ -63,6 +64,10 @@ class Entry:
 
 def make(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry:
     """The entry of a run's signature."""
+    return contextvars.copy_context().run(_make, loop, reads, sequences, backend)
+
+
+def _make(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry:
     entry = Entry()
     grad = torch.is_grad_enabled()
     holders = reach(code_of(loop).function, everything=True).holders
@@ -82,6 +87,14 @@ def make(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry:
     except Unsupported as refusal:
         entry.ready = None
         entry.refusals.append(("capture" if entry.compiled is None else "run", refusal.fresh()))
+    except StepnetError:
+        raise
+    except Exception as error:  # whatever it is, the plain loop may do without
+        entry.ready = None
+        reason = (str(error).splitlines() or [""])[0]
+        entry.refusals.append(
+            ("capture", Unsupported(f"to compile it fails: {type(error).__name__}: {reason}"))
+        )
     finally:
         entry.changes |= snapshot.restore()
     return entry

@@ -7,6 +7,7 @@ rows at every call (`compiler.record`): what it did is its key.
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -115,8 +116,16 @@ def read(loop: Loop, x: Sequence[Tensor], states: Sequence[Tensor], shared: Sequ
         if found.complete:
             return Reads(found, ("reach", *found.key), tensors)
         found.open = "more objects, or larger arrays, than a key can hold"
-    snapshot = Snapshot(found.holders)
     rows = samples(x, ROWS), samples(states, ROWS)
+    return contextvars.copy_context().run(_record, loop, found, tensors, rows, shared)
+
+
+def _record(
+    loop: Loop, found: Reach, tensors: list[Tensor], rows: tuple[list[Tensor], list[Tensor]],
+    shared: Sequence[Tensor],
+) -> Reads:  # fmt: skip
+    """What an open step does on sample rows, which are undone."""
+    snapshot = Snapshot(reach(code_of(loop).function, everything=True).holders)
 
     def run() -> tuple[Any, list[Any]]:
         spec, y, new = iteration(loop, *rows, shared)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from stepnet.errors import StepError, Unsupported
 
@@ -91,8 +92,13 @@ class _Gradient(torch.autograd.Function):
 
 
 def is_plain(grad: Tensor | None) -> bool:
-    """Whether generated code may read it: no batch of gradients, nothing dispatched by rules of its own."""
-    return grad is None or (type(grad) is Tensor and torch._C._has_storage(grad))
+    """Whether generated code may read it: no batch of gradients, nothing dispatched by rules of its own, and
+    no forward-mode tangent, which it would drop."""
+    if grad is None:
+        return True
+    if type(grad) is not Tensor or not torch._C._has_storage(grad):
+        return False
+    return forward_ad._current_level < 0 or forward_ad.unpack_dual(grad).tangent is None
 
 
 def by_along(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from stepnet.compiler.iteration import code_of
 from stepnet.compiler.reach import reach
-from stepnet.compiler.record import written
+from stepnet.compiler.record import memory_of, written
 from stepnet.compiler.undo import Snapshot
 from stepnet.data.lod import LoDTensor
 from stepnet.executors import naive
@@ -117,7 +118,7 @@ def recorded(
     before = Snapshot(reached.holders)
     with torch.random.fork_rng(devices=[]), contextlib.suppress(_Done):
         try:
-            naive.run(record.around(FirstStep()), feeds)
+            contextvars.copy_context().run(naive.run, record.around(FirstStep()), feeds)
         finally:
             before.restore()
     named = dict(zip(recorder.outside, tensor_names(body.function, recorder.outside.values()), strict=True))
@@ -152,6 +153,7 @@ class Recorder(TorchFunctionMode):
         self.states: list[str] = []
         self.y: list[tuple[str, Tensor]] = []
         self.outside: dict[str, Tensor] = {}
+        self.memory: set[int] = set()  # of those
         self.tried = True
         self.names: dict[int, str] = {}
         self.alive: list[Tensor] = []  # ids in `names` must stay taken
@@ -173,6 +175,7 @@ class Recorder(TorchFunctionMode):
         if id(tensor) not in self.names:
             name = f"outside {len(self.outside)}"
             self.outside[name] = tensor
+            self.memory.add(memory_of(tensor))
             self._name(tensor, name)
         return self.names[id(tensor)]
 
@@ -186,7 +189,7 @@ class Recorder(TorchFunctionMode):
             return func(*args, **kwargs)
         line = self.here()
         inputs = tuple(dict.fromkeys(map(self.name_of, read)))
-        if any(self.names.get(id(t)) in self.outside for t in written(func, args, kwargs)):
+        if any(memory_of(t) in self.memory for t in written(func, args, kwargs)):
             raise _Done  # or a tensor of the user's would change once more than by the loop
         out = func(*args, **kwargs)
         results = list(_tensors(out))

@@ -14,7 +14,7 @@ from stepnet.executors.schedule.views import Access, broadcast, collapse, contig
 from stepnet.ir.graph import Node
 from stepnet.ir.ops import OPS, Stage
 
-from .numbers import CALLS, ENDS, INFIX, KINDS, START, WHOLE_NUMBERS, literal
+from .numbers import CALLS, ENDS, INFIX, KINDS, START, WHOLE, WHOLE_NUMBERS, literal
 from .places import HALVES, Places
 from .whole import call_text
 
@@ -310,6 +310,9 @@ class _LoopText:
             if to in HALVES:
                 return f"sn_round_{HALVES[to]}({given[0]})"
             source = w.p.value(node.inputs[0]).dtype
+            whole = WHOLE.get(to) if source not in KINDS else None
+            if whole is not None:
+                return f"({KINDS[to]}){whole}({given[0]})"
             return f"({KINDS.get(to, w.real)}){given[0]}" if source != to else given[0]
         if op == "full":
             number = node.attr("value")

@@ -34,6 +34,11 @@ KINDS = {
     "bool": "int", "int64": "int64_t", "int32": "int32_t", "int16": "int16_t", "int8": "int8_t",
     "uint8": "uint8_t",
 }  # fmt: skip
+# What makes whole numbers of real ones.
+WHOLE = {
+    "int64": "sn_to_i64", "int32": "sn_to_i32", "int16": "sn_to_i32", "int8": "sn_to_i32",
+    "uint8": "sn_to_i64",
+}  # fmt: skip
 # The least and the largest of a type: where a search for the largest and the smallest begins.
 ENDS = {
     "int64": ("INT64_MIN", "INT64_MAX"), "int32": ("INT32_MIN", "INT32_MAX"),

@@ -322,4 +322,18 @@ SN_INLINE double sn_remainder_f64(double x, double y) {
     return rest != 0 && (y < 0) != (rest < 0) ? rest + y : rest;
 }
 
+/* Whole numbers of real ones: outside of their range, what the machine gives torch. C leaves that open, and
+   compilers take a cast there and back for trunc. */
+#if defined(__aarch64__)
+#define SN_BEYOND(x, least, most) ((x) > 0 ? (most) : (x) < 0 ? (least) : 0)
+#else
+#define SN_BEYOND(x, least, most) (least)
+#endif
+SN_INLINE int64_t sn_to_i64(double x) {
+    return x >= -0x1p63 && x < 0x1p63 ? (int64_t)x : SN_BEYOND(x, INT64_MIN, INT64_MAX);
+}
+SN_INLINE int32_t sn_to_i32(double x) {
+    return x > -0x1p31 - 1 && x < 0x1p31 ? (int32_t)x : SN_BEYOND(x, INT32_MIN, INT32_MAX);
+}
+
 #endif
