@@ -78,7 +78,7 @@ static void run_share(SN_SHARE) {
                 state_new[j] = v20;
             }
         }
-        sn_end(&of, t, active, member, members, state_next, a->state_final, 3 * sizeof(float));
+        sn_end(&of, t, active, member, members, state_next, a->state_final, 3 * sizeof(float), 3 * sizeof(float));
         { float *now = state; state = state_next; state_next = now; }
     }
     if (wrong) __atomic_store_n(a->wrong, wrong, __ATOMIC_RELAXED);
@@ -147,7 +147,7 @@ static void run_share(SN_SHARE) {
         /* v26 = matmul(v25, w3)  [3] x [3, 3] */
         SN_COLUMNS(3, SN_WIDTH * sn_lanes_f32, sn_matmul_split((sn_rows_f32){(float *)d_1_next + c0, 3, 0}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)a->v25, 3, row}, a->w3_packed + c0 * sn_deep_split(3, a->split), active, 3, c1 - c0, a->split));
         SN_MEET;
-        sn_end(&of, t, active, member, members, d_1_next, a->d_1_final, 3 * sizeof(float));
+        sn_end(&of, t, active, member, members, d_1_next, a->d_1_final, 3 * sizeof(float), 3 * sizeof(float));
         { float *now = d_1; d_1 = d_1_next; d_1_next = now; }
         if (t % 64 == 63) {
             SN_ADD_UP(v29_sum, v29_part, 3)

@@ -55,7 +55,7 @@ static void run_share(SN_SHARE) {
                 state_new[j] = v15;
             }
         }
-        sn_end(&of, t, active, member, members, state_next, a->state_final, 3 * sizeof(float));
+        sn_end(&of, t, active, member, members, state_next, a->state_final, 3 * sizeof(float), 3 * sizeof(float));
         { float *now = state; state = state_next; state_next = now; }
     }
     }
@@ -117,7 +117,7 @@ static void run_share(SN_SHARE) {
         /* v21 = matmul(v20, w2)  [3] x [3, 3] */
         SN_COLUMNS(3, SN_WIDTH * sn_lanes_f32, sn_matmul_split((sn_rows_f32){(float *)d_1_next + c0, 3, 0}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)a->v20, 3, row}, a->w2_packed + c0 * sn_deep_split(3, a->split), active, 3, c1 - c0, a->split));
         SN_MEET;
-        sn_end(&of, t, active, member, members, d_1_next, a->d_1_final, 3 * sizeof(float));
+        sn_end(&of, t, active, member, members, d_1_next, a->d_1_final, 3 * sizeof(float), 3 * sizeof(float));
         { float *now = d_1; d_1 = d_1_next; d_1_next = now; }
         if (t % 64 == 63) {
             SN_ADD_UP(v24_sum, v24_part, 3)
