@@ -100,3 +100,19 @@ def test_rows_are_not_taken_for_alike_because_their_numbers_are():
             sums.write(s, sums.read(s - 1, torch.zeros(3)) + rows.read(s).flip(0))
             loop.update(s, s + 1)
         torch.testing.assert_close(sums.stack(), x.flip(1).cumsum(0))
+
+
+def test_calls_that_fail_on_other_numbers_run_as_recorded():
+    """Whether values may be rows of a batch is tried on numbers that are no positive-definite matrices."""
+    a = torch.randn(3, 2, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    a = (a @ a.mT + torch.eye(2, dtype=torch.float64)).requires_grad_()
+    x, roots, loop = TensorArray(unstack_from=a), TensorArray(), stepnet.create_whileloop([torch.tensor(0)])
+    with loop.frame() as (s,):
+        loop.break_if(s >= 3)
+        before = roots.read(s - 1, torch.zeros(2, 2, dtype=torch.float64))
+        roots.write(s, torch.linalg.cholesky(x.read(s)) + 0.5 * before)
+        loop.update(s, s + 1)
+    first, second, third = torch.linalg.cholesky(a)
+    second = second + 0.5 * first
+    torch.testing.assert_close(roots.stack(), torch.stack([first, second, third + 0.5 * second]))
+    assert "step by step" in loop.explain()

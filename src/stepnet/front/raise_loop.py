@@ -86,7 +86,10 @@ class Raised:
     def _check_row(self, lifted: RecordedStep) -> None:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             own = [*(_any_like(v[0]) for v in self.x), *(_any_like(v) for v in self.state)]
-            ys, new = self.body.run(own)
+            try:
+                ys, new = self.body.run(own)
+            except (RuntimeError, IndexError, StepnetError) as error:
+                raise rule("a recorded call fails on other numbers of that shape") from error
             try:
                 row_ys, row_new = lifted.run([value.unsqueeze(0) for value in own])
             except (RuntimeError, IndexError, StepnetError) as error:

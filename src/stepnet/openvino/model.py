@@ -15,13 +15,13 @@ from stepnet.errors import IRError
 from stepnet.file_model import FileModel, LoopReport, Socket, shorten
 
 from .attributes import Attributes
-from .element_types import ElementType, by_name
+from .element_types import ElementType
 from .graph import Graph
 from .inference import check_shapes
 from .reader import read_net, shape_from_text
 from .records import Layer, Net, Shape
 from .table import check_supported, is_constant
-from .weights import Weights, check_bytes, check_rank
+from .weights import Weights, check_bytes, check_rank, element_type_of
 
 
 class OpenVINOModel(FileModel):
@@ -141,13 +141,7 @@ def parameter_type(layer: Layer) -> tuple[ElementType, Shape | None]:
         IRError: they are unknown, or no machine could hold such a tensor.
     """
     attributes = Attributes(layer.attributes, layer.where)
-    port = layer.outputs[0]
-    if "element_type" in attributes:
-        element_type = by_name(attributes.text("element_type"), layer.where)
-    elif port.type is not None:
-        element_type = port.type
-    else:
-        raise IRError(f"{layer.where}: has no element_type", expected='element_type="f32" or another')
+    element_type, port = element_type_of(layer, attributes), layer.outputs[0]
     shape = shape_from_text(attributes.text("shape"), layer.where) if "shape" in attributes else port.shape
     if shape is not None:
         check_rank(shape, layer.where)

@@ -101,16 +101,24 @@ class Weights:
         return flat.view(element_type.dtype).reshape(shape)
 
 
-def _declared(layer: Layer, attributes: Attributes) -> tuple[ElementType, Shape]:
-    """Type and shape, from the attributes, or from the port in the earliest files of version 10."""
-    port = layer.outputs[0]
+def element_type_of(layer: Layer, attributes: Attributes) -> ElementType:
+    """The element type of a Const or a Parameter: an attribute, or that of its port in the earliest files of
+    version 10.
+
+    Raises:
+        IRError: it is unknown, or there is none.
+    """
     if "element_type" in attributes:
-        element_type = by_name(attributes.text("element_type"), layer.where)
-    elif port.type is not None:
-        element_type = port.type
-    else:
+        return by_name(attributes.text("element_type"), layer.where)
+    if layer.outputs[0].type is None:
         raise IRError(f"{layer.where}: has no element_type", expected='element_type="f32" or another')
-    shape = tuple(attributes.ints("shape")) if "shape" in attributes else port.shape or ()
+    return layer.outputs[0].type
+
+
+def _declared(layer: Layer, attributes: Attributes) -> tuple[ElementType, Shape]:
+    """Type and shape, from the attributes or from the port."""
+    element_type = element_type_of(layer, attributes)
+    shape = tuple(attributes.ints("shape")) if "shape" in attributes else layer.outputs[0].shape or ()
     check_rank(shape, layer.where)
     return element_type, shape
 

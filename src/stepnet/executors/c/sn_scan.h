@@ -1,11 +1,8 @@
 /* What is the same in every scan: the members that its arguments begin with, which sequences and rows a share has, and
- * how shares are dealt out. Generated code defines `arguments` and `run_share`, in that order. */
+ * how shares are dealt out. It stands on sn_math.h and sn_parallel.h; generated code defines `arguments` and
+ * `run_share`, in that order. */
 #ifndef SN_SCAN_H
 #define SN_SCAN_H
-
-#include <string.h>
-
-#define SN_INLINE static inline __attribute__((always_inline, unused))
 
 /* Row of sequence b at step t: start[b] + t * stride. Threads deal the shares out, `slots` at a time; each has a
  * workspace of space_bytes. `chunk` steps are made ready at a time. together: 1 if all threads are on one share.

@@ -33,10 +33,10 @@ from .row import Function, Misfit, Row, shape_text
 class CellStep:
     """A cell and its weights as the body of a loop."""
 
-    name, form = "CellStep", None
+    form = None  # the cell and its weights are what it reads
 
     def __init__(self, cell: Cell, w: Tensor, r: Tensor, b: Tensor) -> None:
-        self.cell = cell
+        self.cell, self.name = cell, cell.kind
         self.w, self.r, self.b = w, r, b
         self.states = tuple(f"state[{i}]" for i in range(cell.states))
         self.new = tuple(f"new_{name}" for name in self.states)
