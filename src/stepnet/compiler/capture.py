@@ -244,7 +244,7 @@ def trace(
         if "torch.distributions" in (why := _why(error)):
             remedy = "make the distribution with validate_args=False"
         if why == _BY_VALUES:
-            remedy = "torch.where(condition, a, b) chooses for each row"
+            remedy = "torch.where(condition, a, b), or a stepnet.while_loop with a condition for each row"
         line = next((n for n in reversed(lines) if n), None)
         raise Unsupported(why, line=line, remedy=remedy) from error
     _check_guards(env, batch)
