@@ -111,20 +111,18 @@ def run(
         outputs = unflatten(entry.y_spec, y)
     for output, place in loop.finals:
         outputs[output] = out[n_y + place]
-    if guarded:
-        ends = [name for name in (ENDED, ENDED_AT_LIMIT) if name in outputs]
-        if not bool(out[n_y - 1].all()):
-            for generator, state in zip(noise.generators, before, strict=True):
-                generator.set_state(state)
-            if ends == [ENDED]:
-                more_inner_steps(reads)
-                return run(loop, feeds, backend=backend, warn=warn and warn + 1)
-            if backend != AUTO:
-                naive.run(loop, feeds)  # which tells it
-            raise Unsupported("a check in the step, or the max_steps of a while_loop in it, does not hold")
-        for name in ends:
-            del outputs[name]
-    return outputs
+    if not guarded:
+        return outputs
+    if bool(out[n_y - 1].all()):
+        return {name: value for name, value in outputs.items() if name not in (ENDED, ENDED_AT_LIMIT)}
+    for generator, state in zip(noise.generators, before, strict=True):
+        generator.set_state(state)
+    if ENDED in outputs:
+        more_inner_steps(reads)
+        return run(loop, feeds, backend=backend, warn=warn and warn + 1)
+    if backend != AUTO:
+        naive.run(loop, feeds)  # which tells it
+    raise Unsupported("a check in the step, or the max_steps of a while_loop in it, does not hold")
 
 
 def _on_cpu(sequences: Sequences) -> bool:
