@@ -1,8 +1,9 @@
 """What a step's Python asks tensors for: `.item()`, a truth value, `torch.equal`.
 
 What is asked of tensors that are the same at every step has one answer for the whole run. Where these are
-captured, the step is recorded anew at each call, with the answers in its key, and its trace is given them.
-What follows from rows, from how many there are, or from noise has no such answer: torch's trace says so.
+captured, the step is recorded anew at each call: what follows from an answer is in that record, and the trace
+is given it. What follows from rows, from how many there are, or from noise has no such answer: torch's trace
+says so.
 """
 
 from __future__ import annotations

@@ -243,7 +243,7 @@ def trace(
         remedy = "write the step with torch ops on whole rows; stepnet runs it by the plain loop"
         if "torch.distributions" in (why := _why(error)):
             remedy = "make the distribution with validate_args=False"
-        if why == _BY_VALUES:
+        if why == BY_VALUES:
             remedy = "torch.where(condition, a, b), or a stepnet.while_loop with a condition for each row"
         line = next((n for n in reversed(lines) if n), None)
         raise Unsupported(why, line=line, remedy=remedy) from error
@@ -457,7 +457,7 @@ def _checked_by_a_distribution(error: BaseException | None) -> bool:
     return False
 
 
-_BY_VALUES = "Python control flow or .item() depends on the values of a tensor"
+BY_VALUES = "Python control flow or .item() depends on the values of a tensor"
 
 
 def _why(error: Exception) -> str:
@@ -466,7 +466,7 @@ def _why(error: Exception) -> str:
     if _checked_by_a_distribution(error):
         return "a distribution of torch.distributions checks its arguments"
     if "DataDependent" in kind or "data-dependent" in text:
-        return _BY_VALUES
+        return BY_VALUES
     if "DynamicOutputShape" in kind or "dynamic shape" in text:
         return "an op makes a result whose shape depends on values (a boolean mask, nonzero, unique)"
     if "non-Fake" in text or "convert all Tensors to FakeTensors" in text:
