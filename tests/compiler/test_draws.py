@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stepnet import LoDTensor, explain, recurrent
+from stepnet import LoDTensor, explain, recurrent, while_loop
 from stepnet.errors import SlowPathWarning, StepError, Unsupported
 from stepnet.executors.base import Backend
 
@@ -123,3 +123,21 @@ def test_its_gradient_cannot_be_differentiated_again():
     y, _ = recurrent(noisy, x, h, backend="c")
     with pytest.raises(StepError, match="draws noise"):
         torch.autograd.grad(y[0].values.sum(), rows, create_graph=True)
+
+
+def halved(x: Tensor, h: Tensor) -> Any:
+    h = h + x * torch.rand(x.shape[0], D, generator=ONE, dtype=DTYPE)
+    h, _ = while_loop(lambda h, x: h.abs().amax(1) > 1, lambda h, x: (h / 2, x), (h, x))
+    return h, h
+
+
+def test_a_run_that_is_made_again_draws_the_same():
+    """The plan for few inner steps does not hold for large rows: its noise is drawn once more."""
+    for size in (1.0, 20.0):
+        found = []
+        for backend in ("c", "naive"):
+            ONE.manual_seed(3)
+            x, h = torch.full((2, 3, D), size, dtype=DTYPE), torch.zeros(3, D, dtype=DTYPE)
+            y, _ = recurrent(halved, x, h, backend=backend)
+            found.append((y, ONE.get_state()))
+        torch.testing.assert_close(*found)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from plans import BACKENDS, ops, plan_of
 from stepnet import cells
 from stepnet.api import recurrent
-from stepnet.errors import StepError, Unsupported
+from stepnet.errors import StepError
 from stepnet.testing import check_step
 
 DTYPE = torch.float64
@@ -239,14 +239,28 @@ def test_draws_follow_their_odds(backend):
     assert y["whole"].dtype == torch.int64
 
 
+@pytest.mark.filterwarnings("ignore:step 'step' runs by the plain loop")
 def test_a_distribution_that_checks_its_arguments(monkeypatch):
     monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
 
     def step(x, h):
-        return torch.distributions.Categorical(probs=h).sample(), h
+        chosen = torch.distributions.Categorical(probs=h)
+        word = chosen.sample()
+        return (word, chosen.log_prob(word), torch.distributions.Normal(x, h).log_prob(x)), h
 
-    with pytest.raises(Unsupported, match=r"checks its arguments \(test_noise(?s:.*)validate_args=False"):
-        recurrent(step, torch.ones(2, 2, 4), torch.full((2, 4), 0.25), backend="c")
+    x, h = torch.ones(2, 2, 4, requires_grad=True), torch.full((2, 4), 0.25, requires_grad=True)
+    (word, log_p, fit), _ = recurrent(step, x, h, backend="c")
+    torch.testing.assert_close(log_p, torch.full((2, 2), 0.25).log())
+    assert ((word >= 0) & (word < 4)).all()
+    theirs = recurrent(step, x, h, backend="naive")[0][2]
+    torch.testing.assert_close(fit, theirs)
+    seeds = torch.randn(fit.shape)
+    torch.testing.assert_close(
+        torch.autograd.grad(fit, [x, h], seeds), torch.autograd.grad(theirs, [x, h], seeds)
+    )
+    for backend in ("c", "auto", "naive"):  # that no longer hold
+        with pytest.raises(ValueError, match="to satisfy the constraint"):
+            recurrent(step, x, torch.tensor([[0.25] * 4, [0.5, 0.5, -0.5, 0.5]]), backend=backend)
 
 
 def test_odds_that_are_none():

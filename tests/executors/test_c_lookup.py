@@ -52,6 +52,24 @@ def test_a_word_fed_back(dtype, rtol, reverse):
     agree(step, x, (torch.zeros(5, H, dtype=dtype), start), [table, inner, back, out], rtol, reverse=reverse)
 
 
+def test_several_words_of_a_row():
+    """As beams have them: looked up as if each was a row."""
+    table, back = weights((WORDS, H), (H, H))
+    table.requires_grad_(False)
+
+    def step(x, state):
+        h, words = state
+        h = (
+            torch.tanh(F.embedding(words.flatten(), table) + h.flatten(0, 1) @ back).view(-1, 3, H)
+            + x[:, None]
+        )
+        return (h, words), (h, h[:, :, :5].argmax(2))
+
+    x = stepnet.LoDTensor.from_lengths(torch.randn(18, H, dtype=torch.float64), LENGTHS)
+    start = torch.tensor([[0, 3, 10], [2, 2, 1], [0, 0, 0], [4, 5, 6], [1, 9, 8]])
+    agree(step, x, (torch.zeros(5, 3, H, dtype=torch.float64), start), [back])
+
+
 def test_gradients_of_a_table_are_the_same_every_time():
     (table,) = weights((3, H))
 

@@ -1,13 +1,15 @@
 """What a step's Python asks tensors for: `.item()`, a truth value, `torch.equal`.
 
 What is asked of tensors that are the same at every step has one answer for the whole run. Where these are
-captured, the step is recorded anew at each call, with the answers in its key, and its trace is given them.
-What follows from rows, from how many there are, or from noise has no such answer: torch's trace says so.
+captured, the step is recorded anew at each call: what follows from an answer is in that record, and the trace
+is given it. What follows from rows, from how many there are, or from noise has no such answer: torch's trace
+says so.
 """
 
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -17,6 +19,8 @@ from torch import Tensor
 from stepnet.data.modes import is_wrapped
 from stepnet.data.tree import leaves
 from stepnet.errors import Unsupported
+
+from .trust import is_machinery
 
 ASKS = frozenset({
     Tensor.item, Tensor.tolist, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__,
@@ -30,6 +34,9 @@ _OF_SHAPES = frozenset({
     Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty, Tensor.new_tensor,
     torch.zeros_like, torch.ones_like, torch.full_like,
 })  # fmt: skip
+
+_ALL_TRUE = getattr(torch, "_is_all_true")  # noqa: B009
+_DISTRIBUTION = torch.distributions.Distribution.__init__.__code__.co_filename
 
 
 class AsksCaptured(Unsupported):
@@ -78,6 +85,19 @@ class Answers:
     def __init__(self, answers: Sequence[Any], rows: Sequence[Tensor]) -> None:
         self._left = iter(answers)
         self.of_rows = Followers(rows)
+
+    def is_check(self, func: Any, args: Any) -> bool:
+        """Whether a call asks what must be true of each row: the checks of torch.distributions."""
+        if func is not _ALL_TRUE or not args[0].dim() or not self.of_rows.has(args):
+            return False
+        frame = sys._getframe(1)
+        while frame.f_back is not None and is_machinery(frame.f_code.co_filename):
+            frame = frame.f_back
+        return frame.f_code.co_filename == _DISTRIBUTION
+
+    def skip(self) -> None:
+        """Pass by an answer, which is not asked for."""
+        next(self._left, None)
 
     def answer(self, args: Any, kwargs: Any) -> Any:
         """The next one; `OF_ROWS` if there is none for these arguments."""

@@ -29,6 +29,7 @@ from .answers import ASKS, OF_ROWS, Answers
 from .applied import applied
 from .decompositions import Exact, exact
 from .draws import noise_of
+from .inner_loops import inner
 from .joint import joint_graph
 from .whole_calls import keep_whole
 
@@ -155,6 +156,10 @@ class _Swap(Replaced):
             )
         if (noise := noise_of(func, args, kwargs)) is not None:
             return noise
+        if self.answers.is_check(func, args) and (loops := inner()) is not None:
+            loops.must_hold(args[0])
+            self.answers.skip()
+            return True
         if func in ASKS and (answer := self.answers.answer(args, kwargs)) is not OF_ROWS:
             return answer
         written = func in _CASTS
@@ -238,8 +243,8 @@ def trace(
         remedy = "write the step with torch ops on whole rows; stepnet runs it by the plain loop"
         if "torch.distributions" in (why := _why(error)):
             remedy = "make the distribution with validate_args=False"
-        if why == _BY_VALUES:
-            remedy = "torch.where(condition, a, b) chooses for each row"
+        if why == BY_VALUES:
+            remedy = "torch.where(condition, a, b), or a stepnet.while_loop with a condition for each row"
         line = next((n for n in reversed(lines) if n), None)
         raise Unsupported(why, line=line, remedy=remedy) from error
     _check_guards(env, batch)
@@ -456,7 +461,7 @@ def _checked_by_a_distribution(error: BaseException | None) -> bool:
     return False
 
 
-_BY_VALUES = "Python control flow or .item() depends on the values of a tensor"
+BY_VALUES = "Python control flow or .item() depends on the values of a tensor"
 
 
 def _why(error: Exception) -> str:
@@ -465,7 +470,7 @@ def _why(error: Exception) -> str:
     if _checked_by_a_distribution(error):
         return "a distribution of torch.distributions checks its arguments"
     if "DataDependent" in kind or "data-dependent" in text:
-        return _BY_VALUES
+        return BY_VALUES
     if "DynamicOutputShape" in kind or "dynamic shape" in text:
         return "an op makes a result whose shape depends on values (a boolean mask, nonzero, unique)"
     if "non-Fake" in text or "convert all Tensors to FakeTensors" in text:

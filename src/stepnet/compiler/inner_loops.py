@@ -1,4 +1,6 @@
-"""A while loop inside a step, with a condition for each row: so many steps of all rows, unrolled.
+"""What must come true of each row for a plan to hold: that it was done with the loops inside the step.
+
+A while loop inside a step, with a condition for each row, is so many steps of all rows, unrolled.
 
 A row that is done keeps its values. What it computes further, it computes from its first ones, on which the
 body ran before, so that its gradient of zeros meets finite numbers. A plan gives one more result, whether
@@ -19,7 +21,8 @@ from stepnet.data.tree import Spec, flatten, unflatten
 from stepnet.errors import Unsupported
 
 MOST = 32  # steps that are unrolled in one body: each takes as long to compile as a step without a loop
-ENDED, ENDED_AT_LIMIT = "all rows were done", "all rows were done before max_steps"  # no names of a port
+# of results that are no port's; the second, where more steps would not help
+ENDED, ENDED_AT_LIMIT = "all rows were done", "all checks hold"
 
 Advance = Callable[[list[Any], int], list[Any]]
 
@@ -72,6 +75,10 @@ class InnerLoops:
             going = going & condition(now, step + 1)
         self._done.append(~going)
         return [leaf if _is_row(leaf) else _OfAllRows() for leaf in now]
+
+    def must_hold(self, valid: Tensor) -> None:
+        """Make a plan hold only where this is true of each row."""
+        self._done.append(valid.flatten(1).all(1) if valid.dim() > 1 else valid)
 
     def beside(self, spec: Spec, leaves: list[Any]) -> tuple[Spec, list[Any]]:
         """The results of a body, by name, with whether all rows were done if that is asked."""

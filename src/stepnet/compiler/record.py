@@ -231,12 +231,6 @@ class _Recorder(_Reader):
             )
         )
 
-    def asked(self, answer: Any, of: Any) -> None:
-        """The same, as part of the key."""
-        super().asked(answer, of)
-        if self.answers[-1] is not OF_ROWS:
-            self.key.append(("answer", self.coded(answer)))
-
     def coded(self, value: Any) -> Any:
         """An argument as part of the key."""
         kind = type(value)

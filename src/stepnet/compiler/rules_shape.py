@@ -356,11 +356,11 @@ def _flip(b: Builder, x: Ref, dims: Sequence[int]) -> Any:
 
 @rule("embedding")
 def _embedding(b: Builder, table: Ref, index: Ref, *_: Any, **__: Any) -> Any:
-    if table.bdim is not None or index.bdim not in (None, 0) or index.fold:
+    if table.bdim is not None or index.bdim not in (None, 0):
         return NotImplemented
     rows, at = b.values[table.name], b.values[index.name]
     name = b.emit("embed", (table.name, index.name), (*at.shape, *rows.shape[1:]), rows.dtype)
-    return b.result(name, index.bdim)
+    return b.result(name, index.bdim, index.fold)
 
 
 @rule("embedding_dense_backward")

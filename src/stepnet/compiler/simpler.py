@@ -17,6 +17,8 @@ from torch import Tensor
 from stepnet.data.modes import autocast_dtype
 from stepnet.data.tree import map_leaves
 
+from .fourier import TRANSFORMS
+
 _MOST_TAPS = 128  # of a convolution that is written out
 
 
@@ -282,6 +284,7 @@ SIMPLER: dict[Any, Callable[..., Any]] = {
     torch.conv1d: _convolution(1),
     torch.conv2d: _convolution(2),
     torch.conv3d: _convolution(3),
+    **TRANSFORMS,
 }
 
 # Those on autocast's lists. What they are written with here is on none, so the casts are made first.

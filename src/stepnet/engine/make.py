@@ -16,7 +16,7 @@ from torch import Tensor
 
 from stepnet.compiler import stored
 from stepnet.compiler.answers import AsksCaptured
-from stepnet.compiler.capture import Example, warm, without_hooks, without_modes
+from stepnet.compiler.capture import BY_VALUES, Example, warm, without_hooks, without_modes
 from stepnet.compiler.draws import Draw, drawn_in_order, kept
 from stepnet.compiler.inner_loops import inner_loops
 from stepnet.compiler.iteration import code_of, iteration
@@ -111,7 +111,7 @@ def _compile(
     x_few, state_few = samples(sequences.x_rows, ROWS), samples(states, ROWS)
     few = sequences._replace(x_rows=x_few, states=state_few)
     with inner_loops(None) as loops:
-        used, answers, draws = _used(entry, snapshot, loop, reads, few)
+        used, answers, draws, asks = _used(entry, snapshot, loop, reads, few)
     most = steps_of_inner_loops(reads, loops.longest)
     if entry.changes:
         return
@@ -151,9 +151,13 @@ def _compile(
         entry.ready, entry.refusals, entry.notes, entry.wrong = None, [], [], False
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        compiled = compile_loop(
-            loop, signature, weights, here, bind, plain, sequences.shared, answers, most, draws
-        )
+        how = (loop, signature, weights, here, bind, plain, sequences.shared)
+        try:
+            compiled = compile_loop(*how, () if asks else answers, most, draws)
+        except Unsupported as refusal:
+            if not asks or refusal.reason != BY_VALUES:
+                raise
+            raise AsksCaptured("its Python asks for the numbers of a tensor that it reads") from refusal
     if reads.open is not None and len(compiled.followed) < len(weights):
         raise Unsupported("the step reads a tensor that the trace could not follow")
     if snapshot.changed():
@@ -168,15 +172,16 @@ def _compile(
 
 def _used(
     entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows: Sequences
-) -> tuple[list[Tensor], Sequence[Any], list[Draw]]:
+) -> tuple[list[Tensor], Sequence[Any], list[Draw], bool]:
     """The tensors that a body reads, what its Python asks of tensors and what it draws from generators of its
-    own, found by trying it on a few rows.
+    own, found by trying it on a few rows; and whether what it asks follows from tensors that its key does not
+    tell the numbers of.
 
     Raises:
         Unsupported: it fails, changes a tensor, or does not do the same twice.
-        AsksCaptured: its key does not tell what it asks.
     """
     versions, generators, draws = _versions(reads), reads.reach.generators, []
+    asks = False
     if reads.open is not None:
         again = read(loop, rows.x_rows, rows.states, rows.shared)
         if again.refusal is not None:
@@ -196,8 +201,7 @@ def _used(
                 trial = tried_on(lambda: iteration(loop, x, states, rows.shared), [*x, *states], generators)
             used, answers, draws = trial.tensors, trial.answers, [draw for draw, _ in trial.draws]
             _check_draws(trial.draws, generators, before)
-            if trial.asks_captured:
-                raise AsksCaptured("its Python asks for the numbers of a tensor that it reads")
+            asks = trial.asks_captured
         except Unsupported:
             raise
         except Exception as error:
@@ -205,7 +209,7 @@ def _used(
     if versions != _versions(reads):
         raise Unsupported("the step changes a tensor it did not make, in place")
     entry.changes = snapshot.changed()
-    return used, answers, draws
+    return used, answers, draws, asks
 
 
 def _check_draws(

@@ -20,6 +20,7 @@ from stepnet.compiler.reach import note_asking
 from stepnet.data.modes import autocast_dtype, default_device
 from stepnet.data.tree import LEAF, unflatten
 from stepnet.errors import NoCompiler, SlowPathWarning, StepError, TorchOpsWarning, Unsupported
+from stepnet.executors import naive
 from stepnet.executors.autograd import Call
 from stepnet.executors.autograd import run as run_plan
 from stepnet.executors.registry import AUTO, tried
@@ -94,8 +95,9 @@ def run(
     if asked is not None and reads.open is None and not (guarded or random):
         asked.keep(entry)
     weights = [reads.tensors[place] for place in entry.weights]
-    noise = Noise(entry.compiled.draws, reads.reach.generators).tables(sequences.layout)
-    x_rows = [*(rows.contiguous() for rows in sequences.x_rows), *noise]
+    noise = Noise(entry.compiled.draws, reads.reach.generators)
+    before = [generator.get_state() for generator in noise.generators]
+    x_rows = [*(rows.contiguous() for rows in sequences.x_rows), *noise.tables(sequences.layout)]
     states = [state.contiguous() for state in sequences.states]
     plain = plain_loop(loop, sequences, reads, entry.weights, guarded=guarded)
     along = None
@@ -114,16 +116,18 @@ def run(
         outputs = unflatten(entry.y_spec, y)
     for output, place in loop.finals:
         outputs[output] = out[n_y + place]
-    if guarded:
-        ends = [name for name in (ENDED, ENDED_AT_LIMIT) if name in outputs]
-        if not bool(out[n_y - 1].all()):
-            if ends == [ENDED]:
-                more_inner_steps(reads)
-                return run(loop, feeds, backend=backend, warn=warn and warn + 1)
-            raise Unsupported("a while_loop in the step took more than its max_steps")
-        for name in ends:
-            del outputs[name]
-    return outputs
+    if not guarded:
+        return outputs
+    if bool(out[n_y - 1].all()):
+        return {name: value for name, value in outputs.items() if name not in (ENDED, ENDED_AT_LIMIT)}
+    for generator, state in zip(noise.generators, before, strict=True):
+        generator.set_state(state)
+    if ENDED in outputs:
+        more_inner_steps(reads)
+        return run(loop, feeds, backend=backend, warn=warn and warn + 1)
+    if backend != AUTO:
+        naive.run(loop, feeds)  # which tells it
+    raise Unsupported("a check in the step, or the max_steps of a while_loop in it, does not hold")
 
 
 def _on_cpu(sequences: Sequences) -> bool:

@@ -1,0 +1,54 @@
+"""Fourier transforms of the features of a row, by generated C: values and gradients of the plain loop."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from stepnet import LoDTensor, explain, recurrent
+from stepnet.executors.base import Backend
+
+N = 6
+W = torch.nn.Parameter(torch.eye(N, dtype=torch.float64) * 0.5)
+
+
+def transformed(x: Tensor, h: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+    """Every transform, normalised in every way; of even and odd sizes, cut and padded, real and complex."""
+    bound = torch.fft.irfft(torch.fft.rfft(torch.tanh(x @ W)) * torch.fft.rfft(h), n=N)
+    odd = torch.fft.irfft(torch.fft.rfft(h[:, :5], norm="ortho"), n=5, norm="ortho")
+    both = torch.fft.fft(torch.complex(h, x), norm="forward")
+    back = torch.fft.ifft(both * both, norm="ortho")
+    wide = torch.fft.fft(x, n=9, norm="ortho").abs() + torch.fft.ifft(x, n=9).real
+    few = torch.fft.rfft(x, n=3, norm="forward").imag + torch.fft.irfft(both, n=2, norm="forward").sum(
+        1, True
+    )
+    h = torch.tanh(bound + back.real + back.imag)
+    return (odd, wide, few, both.real), h
+
+
+def outcome(backend: Backend) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(4, N, dtype=torch.float64, generator=generator).requires_grad_()
+    h = torch.randn(3, N, dtype=torch.float64, generator=generator).requires_grad_()
+    y, final = recurrent(transformed, LoDTensor.from_lengths(x, [[3, 0, 1]]), h, backend=backend)
+    results = [*(leaf.values for leaf in y), final]
+    total = torch.cat([(r * r.detach().cos()).flatten() for r in results]).sum()
+    return [*results, *torch.autograd.grad(total, [x, h, W])]
+
+
+def test_transforms_are_products():
+    torch.testing.assert_close(outcome("c"), outcome("naive"), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("size", [200, N])
+def test_long_ones_and_several_dimensions_are_left_to_the_plain_loop(size):
+    def step(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.fft.fft(h).real + x if size > N else torch.fft.fft2(h.view(-1, 2, 3)).real.flatten(1) + x
+        return h, h
+
+    x, h = torch.randn(2, 2, size), torch.randn(2, size)
+    told = explain(step, x, h)
+    assert "torch.fft.fft(x) of n features is x @ f.real" in str(told)
+    with pytest.warns(UserWarning, match="plain loop"):
+        recurrent(step, x, h)
