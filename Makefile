@@ -1,4 +1,4 @@
-# setup | test | coverage | fuzz | lint | demo | bench | docs | clean.  Needs python3.11, a C compiler and make; nothing else.
+# setup | test | coverage | fuzz | matrix | lint | demo | bench | docs | clean.  Needs python3.11, a C compiler and make; nothing else.
 PYTHON ?= python3.11
 BIN := .venv/bin
 # Files in their order, which ends with the shortest ones (docstrings): so both processes end at one time. A process
@@ -6,7 +6,7 @@ BIN := .venv/bin
 TWO := --numprocesses 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 DEPENDENCIES := pyproject.toml constraints.txt
 
-.PHONY: setup test coverage fuzz lint demo bench docs clean
+.PHONY: setup test coverage fuzz matrix lint demo bench docs clean
 
 setup: .venv/.setup
 
@@ -34,6 +34,11 @@ coverage: setup
 fuzz: setup
 	cd tests && ../$(BIN)/python -m fuzz 0 9000 eager && ../$(BIN)/python -m fuzz 9000 1000 auto && \
 		../$(BIN)/python -m fuzz.changes 0 2000
+
+# The core under other versions of Python and torch, each in an environment of its own: some gigabytes, and some
+# minutes for each. What this machine cannot have is named.
+matrix: setup
+	$(BIN)/python tests/versions.py .matrix
 
 lint: setup
 	$(BIN)/ruff check

@@ -41,6 +41,9 @@ def run_page(page: Path, name: str) -> None:
             pytest.fail(f"{name}, line {at}: {type(error).__name__}: {error}", pytrace=False)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.isinstance.treespec, LeafSpec:FutureWarning"
+)  # torch's own, at decompositions
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_page_runs(page, tmp_path, monkeypatch):
     if page.name == "onnx.md":

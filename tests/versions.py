@@ -19,10 +19,10 @@ PAIRS = ("3.10-2.6", "3.11-2.8", "3.12-2.10", "3.13-2.13")
 TOOLS = ("pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100", "expecttest>=0.3", "scipy", "setuptools")
 TESTS = (
     "tests/data/test_lod.py",
-    "tests/data/test_lod_torch.py",
     "tests/engine",
     "tests/executors/test_executors.py",
     "tests/graph/test_surroundings.py",
+    "tests/graph/test_sequences.py",
     "tests/nn/test_modules.py",
     "tests/test_recurrent.py",
     "tests/test_modes.py",

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.fx import Graph as FxGraph
 from torch.fx import Node as FxNode
 from torch.fx import traceback as fx_traceback
@@ -98,6 +99,21 @@ class Captured:
     paired: tuple[int, ...] = ()  # the results that are complex: pairs of real numbers, as complex inputs are
 
 
+@contextlib.contextmanager
+def _noted(custom: dict[str, Any]) -> Iterator[None]:
+    """Note it with every node that is traced in here."""
+    meta = fx_traceback.current_meta
+    before = meta.get("custom", {})
+    meta["custom"] = {**before, **custom}
+    try:
+        yield
+    finally:
+        meta["custom"] = before
+
+
+_annotate = getattr(fx_traceback, "annotate", _noted)  # torch 2.6 has none
+
+
 class Replaced(TorchFunctionMode):
     """Puts other tensors in the place of those of these ids, wherever torch is called."""
 
@@ -163,7 +179,7 @@ class _Swap(Replaced):
         if func in ASKS and (answer := self.answers.answer(args, kwargs)) is not OF_ROWS:
             return answer
         written = func in _CASTS
-        with fx_traceback.annotate({WRITTEN: True}) if written else contextlib.nullcontext():
+        with _annotate({WRITTEN: True}) if written else contextlib.nullcontext():
             result = func(*args, **kwargs)
         self.answers.of_rows.follow(func, args, kwargs, result, sized=True)
         bases = [t._base for t in leaves((args, kwargs), Tensor) if _is_cut_view(t)]
@@ -374,6 +390,13 @@ def without_modes() -> Iterator[None]:
 def without_hooks() -> Iterator[None]:
     """Set aside the hooks on saved tensors around: they are for the caller's tensors."""
     autograd: Any = torch._C._autograd  # pyright: ignore[reportAttributeAccessIssue]
+    if not hasattr(autograd, "_top_saved_tensors_default_hooks"):  # torch 2.6 does not tell which there are
+        if autograd._saved_tensors_hooks_is_enabled():
+            with saved_tensors_hooks(_itself, _itself):  # the last ones hide all before
+                yield
+        else:
+            yield
+        return
     aside: list[Any] = []
     while (pair := autograd._top_saved_tensors_default_hooks(True)) is not None:
         aside.append(pair)
@@ -383,6 +406,10 @@ def without_hooks() -> Iterator[None]:
     finally:
         for pair in reversed(aside):
             autograd._push_saved_tensors_default_hooks(*pair)
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 @contextlib.contextmanager

@@ -79,7 +79,7 @@ def pack(values: Sequence[Value], steps: int, level: int, indices_map: Tensor, l
             remedy=f"lod=x.lod[:{level}], x what unpack was given",
         )
     begins, lengths, order = _sequences(indices_map)
-    longest = max(lengths.tolist(), default=0)
+    longest = _longest(lengths)
     if steps != longest:  # first of all: what follows allocates by the map's lengths
         raise ArrayError(
             "TensorArray.pack: the array must hold one step per element of the longest sequence",
@@ -259,3 +259,8 @@ def _sequences(indices_map: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _in_order(lengths: Tensor, order: Tensor) -> Tensor:
     """Offsets of sequences that are given in another order."""
     return offsets_of(lengths[invert(order)])
+
+
+@outside_modes
+def _longest(lengths: Tensor) -> int:
+    return max(lengths.tolist(), default=0)

@@ -65,6 +65,7 @@ class Layout:
         return int(self.lengths.max()) if len(self.lengths) else 0
 
     @cached_property
+    @outside_modes
     def ends(self) -> frozenset[int]:
         """The numbers of steps after which a sequence ends."""
         return frozenset(self.lengths.tolist()) or frozenset([self.turns])

@@ -200,7 +200,7 @@ class LoDCut(Cut):
                 f"'{name}' is a LoDTensor and '{other_name}' is a tensor",
                 remedy="make both LoDTensors (LoDTensor.from_padded) or both tensors",
             )
-        if self.lengths.tolist() != other.lengths.tolist():
+        if not _equal(self.lengths, other.lengths):
             raise LoDError(
                 f"'{name}' and '{other_name}' are cut into steps together and must have the same lengths",
                 got=f"{self.lengths.tolist()[:8]} and {other.lengths.tolist()[:8]} (first 8)",
@@ -261,6 +261,11 @@ def _mirrored(offsets: Tensor) -> Tensor:
     elements = int(offsets[-1])
     sequence = owners(offsets.diff(), elements)
     return offsets[sequence] + offsets[sequence + 1] - 1 - torch.arange(elements)
+
+
+@outside_modes
+def _equal(lengths: Tensor, others: Tensor) -> bool:
+    return torch.equal(lengths, others)
 
 
 @outside_modes

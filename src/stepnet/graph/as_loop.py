@@ -1,0 +1,111 @@
+"""A recurrence of an exported program as torch's own while loop, for tools that do not know stepnet.
+
+    while t < the longest length:
+        x_t = x[start + t * stride];  y_t, h = step(x_t, h);  y[start + t * stride] = y_t
+
+A sequence that has ended keeps its state, and what its step gives goes to a row that is cut off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+from torch.overrides import TorchFunctionMode
+
+from .recurrence import Recurrence
+
+
+def as_loop(call: Recurrence, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The leaves of y and of the final state, by a loop over the steps of all sequences."""
+    from torch._higher_order_ops.while_loop import while_loop_op
+
+    way, (n_x, n_state, n_static, _) = call.way, call.counts
+    begin = n_x + n_state + n_static
+    x, state = tensors[:n_x], tensors[n_x : n_x + n_state]
+    static, reads = tensors[n_x + n_state : begin], tensors[begin + n_x * way.levels :]
+    one, two = x[0].shape[:2] if not way.levels else (0, 0)
+    at, device = 0 if way.levels else way.axis % x[0].dim(), x[0].device
+    if way.levels:
+        offsets = tensors[begin + way.levels - 1].to(device)
+        starts, lengths, stride = offsets[:-1], offsets.diff(), 1
+        rows = list(x)
+    else:
+        cut = [t.movedim(at, 0) for t in x]
+        one, two = cut[0].shape[:2]
+        rows = [t.reshape(one * two, *t.shape[2:]) for t in cut]
+        starts = torch.arange(two, device=device)
+        lengths, stride = torch.full_like(starts, one), two
+    if way.reverse:
+        starts, stride = starts + (lengths - 1) * stride, -stride
+    count = rows[0].shape[0]
+    tables = [torch.zeros((count + 1, *leaf.shape), dtype=leaf.dtype, device=device) for leaf in call.y]
+    longest = torch.cat([lengths, lengths.new_zeros(1)]).max()
+    n_y = len(tables)
+
+    def goes_on(t: Tensor, *given: Tensor) -> Tensor:
+        return t < given[n_y + n_state]
+
+    def body(t: Tensor, *given: Any) -> tuple[Tensor, ...]:
+        tables, state = given[:n_y], given[n_y : n_y + n_state]
+        _, starts, lengths, *rest = given[n_y + n_state :]
+        rows, static, reads = rest[:n_x], rest[n_x : n_x + n_static], rest[n_x + n_static :]
+        runs = t < lengths
+        row = starts + t * stride
+        here = [table.index_select(0, torch.where(runs, row, 0)) for table in rows]
+        with _WithoutWrites():
+            results = call.step(*here, *state, *static, *reads)
+        to = torch.where(runs, row, count)
+        y = [
+            table.index_copy(0, to, value.to(table.dtype))
+            for table, value in zip(tables, results[:n_y], strict=True)
+        ]
+        new = [
+            torch.where(runs.view(-1, *[1] * (old.dim() - 1)), value.to(old.dtype), old)
+            for old, value in zip(state, results[n_y:], strict=True)
+        ]
+        return (t + 1, *y, *new)
+
+    first: Any = (torch.zeros((), dtype=torch.int64, device=device), *tables, *(t.clone() for t in state))
+    same = (longest, starts, lengths, *rows, *static, *reads)
+    _, *last = while_loop_op(goes_on, body, first, same)
+    y = [table[:count].clone() for table in last[:n_y]]
+    if not way.levels:
+        y = [t.reshape(one, two, *t.shape[1:]).movedim(0, at).contiguous() for t in y]
+    return [*y, *last[n_y:]]
+
+
+class _WithoutWrites(TorchFunctionMode):
+    """Writes out what writes in place, as no exported program may: torch's cells; a constant's making."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        aten = torch.ops.aten
+        written = {
+            aten.gru_cell.default: _gru,
+            aten.lstm_cell.default: _lstm,
+            aten.detach_.default: aten.detach.default,
+        }
+        return written.get(func, func)(*args, **(kwargs or {}))
+
+
+def _gru(
+    x: Tensor, h: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
+) -> Tensor:
+    x_r, x_z, x_n = linear(x, w_ih, b_ih).chunk(3, 1)
+    h_r, h_z, h_n = linear(h, w_hh, b_hh).chunk(3, 1)
+    reset, update = torch.sigmoid(x_r + h_r), torch.sigmoid(x_z + h_z)
+    new = torch.tanh(x_n + reset * h_n)
+    return new + update * (h - new)
+
+
+def _lstm(
+    x: Tensor, state: Sequence[Tensor], w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    h, c = state
+    i, f, g, o = (linear(x, w_ih, b_ih) + linear(h, w_hh, b_hh)).chunk(4, 1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(c), c

@@ -1,0 +1,90 @@
+"""Recurrences and functions of sequences of an exported program in torch's own operators, for other tools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import sequences
+from .as_loop import as_loop
+from .calls import find
+from .recurrence import Recurrence
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """What `torch.export.ExportedProgram.run_decompositions` takes to write recurrences as `while_loop`.
+
+    What it has no other form for stays one operator, which runs where stepnet is imported: a recurrence with
+    resets or under autocast, softmax, and what repeats or joins whole sequences. Offsets are not checked any
+    more as the program runs.
+    """
+    return {torch.ops.stepnet.run.default: _decomposed}
+
+
+def _decomposed(tensors: list[Tensor], sizes: list[int], what: str) -> Any:
+    call = find(what)
+    if isinstance(call, Recurrence):
+        return NotImplemented if sizes or call.way.resets or call.way.autocast else as_loop(call, tensors)
+    if not isinstance(call, sequences.SequenceCall):
+        return NotImplemented
+    name = next(name for name, function in sequences.FUNCTIONS.items() if function is call.function)
+    plain = _FUNCTIONS.get(name)
+    return NotImplemented if plain is None else plain(tensors, *call.options)
+
+
+def _owners(offsets: Tensor, rows: Tensor) -> Tensor:
+    """For each row, the sequence it belongs to."""
+    at = torch.arange(rows.shape[0], device=rows.device)
+    return torch.bucketize(at, offsets[1:].to(rows.device), right=True)
+
+
+def _lengths(levels: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.cat([t.new_zeros(1, dtype=torch.int64), t.cumsum(0)]) for t in levels]
+
+
+def _reversed(tensors: Sequence[Tensor]) -> list[Tensor]:
+    rows, offsets = tensors[0], tensors[-1].to(tensors[0].device)
+    owner = _owners(offsets, rows)
+    at = torch.arange(rows.shape[0], device=rows.device)
+    return [rows.index_select(0, offsets[owner] + offsets[owner + 1] - 1 - at)]
+
+
+def _expanded(tensors: Sequence[Tensor], level: int) -> Any:
+    entries, rows, *levels = tensors
+    if level % len(levels) != len(levels) - 1:
+        return NotImplemented
+    return [entries.index_select(0, _owners(levels[-1], rows))]
+
+
+def _pooled(tensors: Sequence[Tensor], pooling: str, pad_value: float) -> Any:
+    rows, offsets = tensors[0], tensors[-1].to(tensors[0].device)
+    if rows.dtype not in (torch.float32, torch.float64):
+        return NotImplemented
+    lengths = offsets.diff().view(-1, *[1] * (rows.dim() - 1))
+    none = rows.new_zeros((offsets.shape[0] - 1, *rows.shape[1:]))
+    owner = _owners(offsets, rows)
+    if pooling == "max":
+        index = owner.view(-1, *[1] * (rows.dim() - 1)).expand(rows.shape)
+        pooled = none.scatter_reduce(0, index, rows, "amax", include_self=False)
+    elif pooling in ("first", "last"):
+        at = offsets[:-1] if pooling == "first" else offsets[1:] - 1
+        behind = torch.cat([rows, none[:1]])  # where a sequence is empty, and there are no rows
+        pooled = behind.index_select(0, at.clamp(min=0))
+    else:
+        pooled = none.index_add(0, owner, rows)
+        if pooling != "sum":
+            counts = lengths.clamp(min=1).to(rows.dtype)
+            pooled = pooled / (counts if pooling == "mean" else counts.sqrt())
+    return [torch.where(lengths == 0, pad_value, pooled)]
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "offsets": lambda levels: [t.to(torch.int64).clone() for t in levels],
+    "lengths": _lengths,
+    "reverse": _reversed,
+    "expand": _expanded,
+    "pool": _pooled,
+}
