@@ -1,8 +1,8 @@
-"""One of two processes that train together: `python two_ranks.py RANK STORE`; run by test_distributed."""
+"""One of two processes that train together, as torchrun starts them; run by test_distributed."""
 
 from __future__ import annotations
 
-import sys
+import os
 
 import torch
 import torch.distributed as dist
@@ -80,9 +80,9 @@ def check_row_mean(rank: int) -> None:
             torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
 
 
-def main(rank: int, store: str) -> None:
+def main(rank: int) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
+    dist.init_process_group("gloo")
     for kind in ("module", "cell"):
         for options in ({}, {"find_unused_parameters": True}):
             net = DistributedDataParallel(made(kind), **options)
@@ -104,4 +104,4 @@ def main(rank: int, store: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(os.environ["RANK"]))

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -276,7 +277,12 @@ def test_the_users_cache_folder(given, used, monkeypatch):
 
 @needs_compiler
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_eight_processes_at_once(cache):
+def test_eight_processes_at_once(cache, tmp_path, monkeypatch):
+    """As ranks that start together: one compiles, and all have it."""
+    count = tmp_path / "count"
+    real = c_build.compiler().command[0]
+    slow = f'case "$*" in *-shared*) echo x >> {count}; sleep 0.3;; esac; exec {real} "$@"'
+    monkeypatch.setenv("CC", str(_script(tmp_path / "slow-cc", slow)))
     program = (
         "import ctypes, os, sys\n"
         "from stepnet.executors.c import build as c_build\n"
@@ -292,7 +298,38 @@ def test_eight_processes_at_once(cache):
     command = [sys.executable, "-W", "ignore", "-c", program, _source()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.strip() == str([42] * 8), done.stderr
-    assert all(path.suffix == ".so" for path in cache.iterdir())  # no half-built leftovers
+    assert [path.suffix for path in cache.iterdir()] == [".so"]  # no half-built leftovers, no locks
+    assert count.read_text() == "x\n"
+
+
+@needs_compiler
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.parametrize("end", ["dies", "hangs"])
+def test_one_that_waits_for_a_build_does_not_wait_for_ever(cache, monkeypatch, end):
+    """Whoever builds the same may be killed, or stopped, or the disk may have no locks."""
+    monkeypatch.setattr(c_build, "_MOST_WAIT", 0.2)
+    source = _source()
+    key = c_build._key(c_build.compiler(), source)
+    program = (
+        "import sys, time\n"
+        "from stepnet.executors import cache_folder\n"
+        "with cache_folder.alone(sys.argv[1], 9):\n"
+        "    print('in', flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", program, f"{key}.so"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "in\n"
+        if end == "dies":
+            other.kill()
+            other.wait()
+        started = time.monotonic()
+        library = c_build.build(source)
+        waited = time.monotonic() - started
+        other.kill()
+    assert library.path.exists()
+    assert end == "dies" or waited >= 0.2
 
 
 @needs_compiler

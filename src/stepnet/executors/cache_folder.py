@@ -18,6 +18,7 @@ import shutil
 import stat
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,6 +72,51 @@ def keep(folder: Path, key: str, made: Path) -> Path:
     path = folder / f"{key}-{hashlib.sha256(made.read_bytes()).hexdigest()}{made.suffix}"
     os.replace(made, path)
     return path
+
+
+@contextlib.contextmanager
+def alone(name: str, most_seconds: float) -> Iterator[None]:
+    """Wait for whoever is in a block of this name, in any process; not longer than so many seconds.
+
+    Who gets in looks again whether what it wants is there by now. The lock of a process that dies is free.
+    On a disk that has no locks nobody waits: what is made twice is the same, and each is kept whole.
+    """
+    path = cache_folder() / f"lock-{name}"
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    except OSError:
+        yield
+        return
+    try:
+        last = time.monotonic() + most_seconds
+        while not _is_locked(file) and time.monotonic() < last:
+            time.sleep(0.01)
+        yield
+    finally:
+        remove(path)
+        _unlock(file)
+        os.close(file)
+
+
+def _is_locked(file: int) -> bool:
+    """Whether the lock of a file could be had; also where there are no locks."""
+    import fcntl  # which Windows lacks
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def _unlock(file: int) -> None:
+    """Closing is not enough: a child that was forked meanwhile has the file open, too."""
+    import fcntl
+
+    with contextlib.suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def remove(path: Path) -> None:

@@ -42,6 +42,8 @@ def trim(folder: Path, most_bytes: int | None = None) -> None:
                     found.append((known.st_mtime, known.st_size, entry.path))
                 elif entry.name.startswith("build-") and now - known.st_mtime > ABANDONED:
                     shutil.rmtree(entry.path, ignore_errors=True)
+                elif entry.name.startswith("lock-") and now - known.st_mtime > ABANDONED:
+                    os.unlink(entry.path)
     total = sum(size for _, size, _ in found)
     for when, size, path in sorted(found):
         if total <= most_bytes or now - when < YOUNG:

@@ -49,6 +49,7 @@ _MACHINE_FLAGS = (
 _REMEDY = "install gcc or clang, or pip install 'stepnet[compiler]', or set CC to a C compiler"
 _PROBE = "#include <math.h>\n#include <stdint.h>\n#include <string.h>\n"
 _TIMEOUT = 300.0  # seconds; a build takes about one
+_MOST_WAIT = 60.0  # for another process that builds the same
 _MOST_BYTES = 64 << 20  # of one file that is read back
 
 
@@ -131,7 +132,7 @@ def build(source: str, *linked: str) -> Library:
         slot = _loaded.setdefault(key, _Slot())
     with slot.lock:
         if slot.library is None:
-            slot.library = _from_disk(key) or _compile(cc, key, source, linked)
+            slot.library = _from_disk(key) or _built_once(cc, key, source, linked)
         return slot.library
 
 
@@ -240,6 +241,12 @@ def _first_lines(text: str, count: int) -> str:
     return "\n".join([line for line in text.splitlines() if line.strip()][:count])
 
 
+def _built_once(cc: Compiler, key: str, source: str, linked: tuple[str, ...]) -> Library:
+    """Of processes that start together, as those of a training, one compiles and the others wait."""
+    with cache_folder.alone(f"{key}.so", _MOST_WAIT):
+        return _from_disk(key) or _compile(cc, key, source, linked)
+
+
 def _compile(cc: Compiler, key: str, source: str, linked: tuple[str, ...]) -> Library:
     started = time.perf_counter()
     objects = [_object(cc, product) for product in with_needs(linked)]
@@ -258,8 +265,9 @@ def _object(cc: Compiler, product: Product) -> bytes:
     key = _key(cc, source)
     with _object_lock:
         if key not in _objects:
-            kept = next((data for _, data in cache_folder.read(key, "o", _MOST_BYTES)), None)
-            _objects[key] = kept or _made(cc, key, "products.o", source, [], ("-c",), ())[1]
+            with cache_folder.alone(f"{key}.o", _MOST_WAIT):
+                kept = next((data for _, data in cache_folder.read(key, "o", _MOST_BYTES)), None)
+                _objects[key] = kept or _made(cc, key, "products.o", source, [], ("-c",), ())[1]
         return _objects[key]
 
 
