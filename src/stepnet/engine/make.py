@@ -104,7 +104,7 @@ def _compile(
     if any(t.device != device for t in inputs):
         raise Unsupported("x and the state are on different devices")
     x_few, state_few = samples(sequences.x_rows, ROWS), samples(states, ROWS)
-    used = _used(entry, snapshot, loop, reads, sequences._replace(x_rows=x_few, states=state_few))
+    used, y_spec = _used(entry, snapshot, loop, reads, sequences._replace(x_rows=x_few, states=state_few))
     if entry.changes:
         return
     places = {id(t): i for i, t in enumerate(reads.tensors)}
@@ -133,9 +133,11 @@ def _compile(
     kept = None if key is None else plan_files.read(key)
     if kept is not None:
         with contextlib.suppress(Unsupported):
-            _choose(entry, stored.load(kept, *given), loop, sequences, weights, backend, key)
-            if not entry.wrong:
-                return
+            known = stored.load(kept, *given)
+            if known.y_spec == y_spec:
+                _choose(entry, known, loop, sequences, weights, backend, key)
+                if not entry.wrong:
+                    return
         entry.ready, entry.refusals, entry.notes, entry.wrong = None, [], [], False
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -152,13 +154,17 @@ def _compile(
             plan_files.write(key, data)
 
 
-def _used(entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows: Sequences) -> list[Tensor]:
-    """The tensors that a body reads, found by trying it on a few rows.
+def _used(
+    entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows: Sequences
+) -> tuple[list[Tensor], Spec | None]:
+    """The tensors that a body reads and the structure of y, found by trying it on a few rows; of an open body
+    its key holds the structure.
 
     Raises:
         Unsupported: it fails, changes a tensor, or does not do the same twice.
     """
     versions = _versions(reads)
+    structure: list[Spec] = []
     if reads.open is not None:
         again = read(loop, rows.x_rows, rows.states, rows.shared)
         if again.refusal is not None:
@@ -174,7 +180,11 @@ def _used(entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows: Sequ
         try:
             with torch.random.fork_rng(devices=[]):
                 x, states = rows.x_rows, rows.states
-                used = tensors_used(lambda: iteration(loop, x, states, rows.shared), [*x, *states])
+
+                def run() -> None:
+                    structure.append(iteration(loop, x, states, rows.shared)[0])
+
+                used = tensors_used(run, [*x, *states])
         except Unsupported:
             raise
         except Exception as error:
@@ -182,7 +192,7 @@ def _used(entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows: Sequ
     if versions != _versions(reads):
         raise Unsupported("the step changes a tensor it did not make, in place")
     entry.changes = snapshot.changed()
-    return used
+    return used, structure[0] if structure else None
 
 
 def _digest(loop: Loop, reads: Reads, signature: Signature) -> str | None:
