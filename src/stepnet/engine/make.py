@@ -66,7 +66,11 @@ def make(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry:
 def _make(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry:
     entry = Entry()
     grad = torch.is_grad_enabled()
-    holders = reach(code_of(loop).function, everything=True).holders
+    reached = reach(code_of(loop).function, everything=True)
+    if reached.refused is not None:
+        entry.refusals.append(("capture", Unsupported(reached.refused)))
+        return entry
+    holders = reached.holders
     if any(holder is os.environ for holder in holders):
         warm()
     snapshot = Snapshot(holders)
