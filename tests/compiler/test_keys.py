@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from stepnet.compiler.reach import reach
+from stepnet.compiler.undo import Snapshot
 
 GAIN = 2.0
 
@@ -311,3 +312,53 @@ def test_a_change_is_seen(name):
 )
 def test_what_no_run_leaves_as_it_was_is_not_tried(step):
     assert reach(step).refused is not None
+
+
+class Strange:
+    """Objects whose own class raises where it is asked: no call ends by them."""
+
+    def dict_of_its_own():
+        class Part:
+            @property
+            def __dict__(self):
+                raise ValueError
+
+        return Part()
+
+    def class_that_tells_nothing():
+        class Meta(type):
+            def __getattribute__(cls, name):
+                raise ValueError
+
+        class Part(metaclass=Meta): ...
+
+        return Part()
+
+    def class_that_is_not_compared():
+        class Meta(type):
+            __hash__ = type.__hash__
+
+            def __eq__(cls, other):
+                raise ValueError
+
+        class Part(metaclass=Meta): ...
+
+        return Part()
+
+    def object_that_is_not_compared():
+        class Part:
+            def _raise(self, *_):
+                raise ValueError
+
+            __eq__ = __hash__ = __bool__ = __len__ = __iter__ = _raise
+
+        return Part()
+
+
+@pytest.mark.parametrize("name", [name for name in vars(Strange) if not name.startswith("_")])
+def test_strange_objects(name):
+    part = getattr(Strange, name)()
+    table = {"a": part}
+    whole = reach(lambda x, h: (table["a"] and part and x, h), everything=True)
+    assert not Snapshot(whole.holders).changed()
+    assert (whole.refused is not None) == (name in ("dict_of_its_own", "class_that_tells_nothing"))

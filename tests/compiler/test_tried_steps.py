@@ -187,7 +187,7 @@ def test_modules_that_change_themselves(name):
 
 
 def test_cached_weights_are_those_of_the_block():
-    """The first call of a process may be in such a block: the weights that it keeps are real ones, once made."""
+    """The first call of a process may be in such a block: it keeps real weights, and once."""
     cell = parametrized("weight_norm")()
     x, h = inputs()
     with nn.utils.parametrize.cached():

@@ -180,6 +180,20 @@ def test_a_text_in_a_plan_is_only_a_text(cache, compiled):
     assert compiled == ["step"]
 
 
+def test_other_names_of_results_in_a_plan_are_noticed(cache):
+    x, h = torch.randn(3, 2, 3), torch.zeros(2, 3)
+    expected = recurrent(named, x, h, backend="eager")[0]["first"]
+    (path,) = kept(cache)
+    replaced(path, path.read_bytes().replace(b'"first"', b'"other"'))
+    forget()
+    assert torch.equal(recurrent(named, x, h, backend="eager")[0]["first"], expected)
+
+
+def named(x, h):
+    h = torch.tanh(x + h)
+    return {"first": h}, h
+
+
 def test_a_damaged_file_is_removed(cache, compiled):
     run()
     (path,) = kept(cache)

@@ -67,6 +67,14 @@ def reach(step: Callable[..., Any], *, everything: bool = False) -> Reach:
     True
     """
     root = _root(step)
+    try:
+        return _walked(step, root, everything)
+    except Exception as error:  # of a class's own attributes, which a walk cannot do without
+        refused = f"what it reads cannot be looked into: {type(error).__name__}"
+        return Reach((root,), [], False, None, refused, [])
+
+
+def _walked(step: Callable[..., Any], root: Any, everything: bool) -> Reach:
     if len(_NAMES) > 10_000:
         _NAMES.clear()
     names = _NAMES.get(root, IMPLICIT)

@@ -31,6 +31,7 @@ from .survey import Same
 from .trust import BY_VALUE, is_trusted_class, is_trusted_code
 
 _MOST_BYTES = 4096
+_DISPATCH = "__torch_dispatch__"
 _PLAIN = frozenset({int, bool, str, type(None)})
 
 
@@ -137,6 +138,9 @@ class _Reader(TorchFunctionMode):
         if is_wrapped(tensor):  # by a transform inside the step
             tensor = unwrapped(tensor)
         if id(tensor) not in self.numbers:
+            kind = type(tensor)
+            if getattr(kind, _DISPATCH, None) is not getattr(Tensor, _DISPATCH, None):  # torch compiles
+                raise Unsupported(f"it meets a {kind.__name__}, which is dispatched by rules of its own")
             self.add(tensor)
             self.read.add(id(tensor))
             self.of_captured.add([tensor])

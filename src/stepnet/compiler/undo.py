@@ -207,7 +207,6 @@ _WAYS: tuple[tuple[Any, _Way], ...] = (
     (Names, _Way(_read_names, _write_names)),
     (collections.OrderedDict, _Way(_read_ordered, _write_ordered)),
     (dict, _Way(_read_dict, _write_dict)),
-    (type(os.environ), _Way(_read_environment, _write_environment)),
     (list, _Way(list, _write_list)),
     (set, _Way(lambda value: list(set.__iter__(value)), _write_set)),
     (collections.deque, _Way(lambda value: list(collections.deque.__iter__(value)), _write_deque)),
@@ -218,11 +217,14 @@ _WAYS: tuple[tuple[Any, _Way], ...] = (
     (_CELL, _Way(_read_cell, _write_cell)),
     (type, _Way(_read_class, _write_class)),
 )
+_ENVIRONMENT = _Way(_read_environment, _write_environment)
 _SLOTTED = _Way(_read_slots, _write_slots)
 
 
 def _way(kind: type) -> _Way | None:
-    for kinds, way in _WAYS:
+    if kind is type(os.environ):
+        return _ENVIRONMENT
+    for kinds, way in _WAYS:  # no abstract classes, which would compare kinds
         if issubclass(kind, kinds):
             return way
     return _SLOTTED if any("__slots__" in k.__dict__ for k in kind.__mro__[:-1]) else None

@@ -18,7 +18,7 @@ from stepnet.compiler import stored
 from stepnet.compiler.answers import AsksCaptured
 from stepnet.compiler.capture import BY_VALUES, Example, warm, without_hooks, without_modes
 from stepnet.compiler.draws import Draw, drawn_in_order, kept
-from stepnet.compiler.inner_loops import inner_loops
+from stepnet.compiler.inner_loops import inner_loops, is_guarded
 from stepnet.compiler.iteration import code_of, iteration
 from stepnet.compiler.pipeline import Compiled, Signature, compile_loop
 from stepnet.compiler.portable import digest
@@ -70,7 +70,11 @@ def make(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry:
 def _make(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry:
     entry = Entry()
     grad = torch.is_grad_enabled()
-    holders = reach(code_of(loop).function, everything=True).holders
+    reached = reach(code_of(loop).function, everything=True)
+    if reached.refused is not None:
+        entry.refusals.append(("capture", Unsupported(reached.refused)))
+        return entry
+    holders = reached.holders
     if any(holder is os.environ for holder in holders):
         warm()
     snapshot = Snapshot(holders)
@@ -111,7 +115,7 @@ def _compile(
     x_few, state_few = samples(sequences.x_rows, ROWS), samples(states, ROWS)
     few = sequences._replace(x_rows=x_few, states=state_few)
     with inner_loops(None) as loops:
-        used, answers, draws, asks = _used(entry, snapshot, loop, reads, few)
+        used, y_spec, answers, draws, asks = _used(entry, snapshot, loop, reads, few)
     most = steps_of_inner_loops(reads, loops.longest)
     if entry.changes:
         return
@@ -145,9 +149,11 @@ def _compile(
     stored_plan = None if key is None else plan_files.read(key)
     if stored_plan is not None:
         with contextlib.suppress(Unsupported):
-            _choose(entry, stored.load(stored_plan, *given), loop, reads, sequences, weights, backend, key)
-            if not entry.wrong:
-                return
+            known = stored.load(stored_plan, *given)
+            if known.y_spec == y_spec or is_guarded(known.y_spec):
+                _choose(entry, known, loop, reads, sequences, weights, backend, key)
+                if not entry.wrong:
+                    return
         entry.ready, entry.refusals, entry.notes, entry.wrong = None, [], [], False
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -172,16 +178,17 @@ def _compile(
 
 def _used(
     entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows: Sequences
-) -> tuple[list[Tensor], Sequence[Any], list[Draw], bool]:
-    """The tensors that a body reads, what its Python asks of tensors and what it draws from generators of its
-    own, found by trying it on a few rows; and whether what it asks follows from tensors that its key does not
-    tell the numbers of.
+) -> tuple[list[Tensor], Spec | None, Sequence[Any], list[Draw], bool]:
+    """The tensors that a body reads, the structure of y (of an open body its key holds that), what its Python
+    asks of tensors and what it draws from generators of its own, found by trying it on a few rows; and
+    whether what it asks follows from tensors that its key does not tell the numbers of.
 
     Raises:
         Unsupported: it fails, changes a tensor, or does not do the same twice.
     """
     versions, generators, draws = _versions(reads), reads.reach.generators, []
     asks = False
+    structure: list[Spec] = []
     if reads.open is not None:
         again = read(loop, rows.x_rows, rows.states, rows.shared)
         if again.refusal is not None:
@@ -198,7 +205,11 @@ def _used(
             with torch.random.fork_rng(devices=[]):
                 x, states = rows.x_rows, rows.states
                 before = [generator.get_state() for generator in generators]
-                trial = tried_on(lambda: iteration(loop, x, states, rows.shared), [*x, *states], generators)
+
+                def run() -> None:
+                    structure.append(iteration(loop, x, states, rows.shared)[0])
+
+                trial = tried_on(run, [*x, *states], generators)
             used, answers, draws = trial.tensors, trial.answers, [draw for draw, _ in trial.draws]
             _check_draws(trial.draws, generators, before)
             asks = trial.asks_captured
@@ -209,7 +220,7 @@ def _used(
     if versions != _versions(reads):
         raise Unsupported("the step changes a tensor it did not make, in place")
     entry.changes = snapshot.changed()
-    return used, answers, draws, asks
+    return used, structure[0] if structure else None, answers, draws, asks
 
 
 def _check_draws(

@@ -125,7 +125,10 @@ def _record(
     shared: Sequence[Tensor],
 ) -> Reads:  # fmt: skip
     """What an open step does on sample rows, which are undone."""
-    snapshot = Snapshot(reach(code_of(loop).function, everything=True).holders)
+    whole = reach(code_of(loop).function, everything=True)
+    if whole.refused is not None:
+        return Reads(found, (), tensors, refusal=Unsupported(whole.refused))
+    snapshot = Snapshot(whole.holders)
 
     def run() -> tuple[Any, list[Any]]:
         spec, y, new = iteration(loop, *rows, shared)

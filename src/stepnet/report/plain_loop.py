@@ -181,6 +181,8 @@ class Recorder(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if torch.compiler.is_dynamo_compiling():  # of a `torch.cond`: its insides are torch's
+            return func(*args, **kwargs)
         name = getattr(func, "__name__", "call")
         if name == "__get__":  # x.shape and the like
             return func(*args, **kwargs)
