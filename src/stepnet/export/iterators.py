@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ from torch.fx import Node as FxNode
 
 from stepnet.compiler.capture import Replaced
 from stepnet.compiler.reach import reach
-from stepnet.compiler.record import tensors_used
 from stepnet.data.outputs import Outputs
 from stepnet.front.step import step_name
 from stepnet.iterator.body import CallBody
@@ -22,10 +21,23 @@ from stepnet.user_line import user_line
 from stepnet.watchers import replaced
 
 from .aten import AtenNet, rule
-from .body_trace import BodyTrace, nested
-from .calls import Recorder, Tracer, answered, call_of, places_of, traced_op
+from .body_trace import BodyTrace, inside, no_lengths
+from .calls import (
+    KINDS,
+    Calls,
+    Kind,
+    Recorder,
+    Tracer,
+    answered,
+    call_of,
+    inner_calls,
+    places_of,
+    traced_op,
+    unanswered,
+)
 from .emit import Emit
 from .graph import Loop, LoopInput, LoopOutput, Value
+from .reads import tensors_read
 
 
 @dataclass
@@ -38,6 +50,8 @@ class LoopCall:
     places: list[int]  # of the tensors the body uses, among those it reaches
     weights: list[Tensor]
     where: str
+    inner: Calls | None = None  # those that one iteration makes
+    known: list[Any] = field(default_factory=list)  # sizes of time, in its trace
 
     @property
     def ports(self) -> list[InputPort]:
@@ -63,10 +77,11 @@ def iterator(call: int, inputs: list[Tensor], weights: list[Tensor]) -> list[Ten
     made: LoopCall = call_of(call)
     feeds = dict(zip(made.loop.inputs, inputs, strict=True))
     swap = {id(t): fake for t, fake in zip(made.weights, weights, strict=True)}
-    with Replaced(swap), answered(INSTEAD, None):
+    with Replaced(swap), unanswered() if made.inner is None else made.inner.traced(no_lengths):
         results = made.body(*(part_of(port, feeds[port.external]) for port in made.ports))
     by_key = dict(zip(made.body.keys, results, strict=True))
     cut = [port for port in made.ports if port.axis is not None]
+    made.known += [feeds[port.external].shape[port.axis or 0] for port in cut]
     out = []
     for port in made.loop.port_map:
         if not isinstance(port, OutputPort):
@@ -87,13 +102,14 @@ class LoopRecorder(Recorder):
 
     def __call__(self, loop: TensorIterator, feeds: Mapping[str, Tensor]) -> Outputs:
         where = f"the TensorIterator over '{step_name(loop.body)}' ({user_line().short})"
-        with answered(INSTEAD, None):
+        with unanswered():
             body = loop.loop.body
             assert isinstance(body, CallBody)
             out = loop(**feeds)
             made = LoopCall(loop, body, [], [], [], where)
             made.parts = [part_of(port, feeds[port.external]).detach().clone() for port in made.ports]
-            used = tensors_used(lambda: body(*made.parts), made.parts)
+            used = tensors_read(lambda: body(*made.parts), made.parts)
+            made.inner = inner_calls(self.target, lambda: body(*made.parts))
         made.places = places_of(used, loop.body, where, "its body")
         made.weights = list(used)
         self.keep(made)
@@ -113,6 +129,13 @@ class LoopTracer(Tracer):
         return Outputs(loop.outputs, tuple(out))
 
 
+def _answered(instead: Any) -> Any:
+    return answered(INSTEAD, instead)
+
+
+KINDS.append(Kind(_answered, LoopRecorder, lambda calls, _: LoopTracer(calls)))
+
+
 @rule("stepnet.iterator")
 def _written(
     b: AtenNet, number: int, inputs: Sequence[FxNode], weights: Sequence[FxNode]
@@ -123,8 +146,7 @@ def _written(
     trace = BodyTrace(b, call.where, shapes, call.parts, weights, call.weights)
 
     def run(leaves: Sequence[Tensor], _: Sequence[Tensor]) -> Sequence[Tensor]:
-        refuse = nested(b, call.where)
-        with replaced(refuse), answered(INSTEAD, refuse):
+        with inside(b, call.where, call.inner, replaced, _answered):
             return call.body(*leaves)
 
     program = trace.traced(run, call.loop.body)
@@ -135,8 +157,12 @@ def _written(
         for port, parameter in zip(call.ports, by_name.values(), strict=True)
     ]
     ins += trace.rest(body, "shared_{}")
-    out = AtenNet(Emit(body), call.where).run(program, [i.parameter for i in ins])
-    results = {key: body.result(value) for key, value in zip(call.body.keys, out, strict=True)}
+    net = AtenNet(Emit(body), call.where)
+    out = net.run(program, [i.parameter for i in ins])
+    results = {}
+    for key, value, node in zip(call.body.keys, out, program.outputs, strict=True):
+        shape = [size if isinstance(size, int) else -1 for size in net.shape(node)]
+        results[key] = body.result(value, shape=shape)
     ranks = {key: node.meta["val"].dim() for key, node in zip(call.body.keys, program.outputs, strict=True)}
     outs = [
         LoopOutput(results[port.internal], **_cut(port, ranks[port.internal]))

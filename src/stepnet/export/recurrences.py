@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,8 +17,9 @@ from stepnet.checks import checked
 from stepnet.compiler.capture import Replaced
 from stepnet.compiler.pipeline import Compiled
 from stepnet.compiler.reach import reach
-from stepnet.compiler.record import tensors_used
 from stepnet.data.lod import LoDTensor
+from stepnet.data.offsets import LoD
+from stepnet.data.sequence import INSTEAD as SEQUENCES
 from stepnet.data.tree import Spec, flatten, unflatten
 from stepnet.engine import find_plan
 from stepnet.errors import IRError, Unsupported
@@ -28,8 +30,24 @@ from stepnet.user_line import user_line
 from stepnet.watchers import replaced
 
 from .aten import AtenNet, rule
-from .calls import Recorder, Tracer, call_of, places_of, traced_op
-from .graph import Value
+from .body_trace import no_lengths
+from .calls import (
+    KINDS,
+    Calls,
+    Kind,
+    Lengths,
+    Recorder,
+    Tracer,
+    answered,
+    call_of,
+    inner_calls,
+    places_of,
+    traced_op,
+    unanswered,
+)
+from .graph import Target, Value
+from .ragged_step import write_ragged_step
+from .reads import tensors_read
 from .rows import unwritable
 from .scans import Steps, write_plan
 from .whole_step import write_step
@@ -52,11 +70,20 @@ class Call:
     y_spec: Spec
     line: str
     alone: bool = False  # whether its one row is all there ever is
+    inner: Calls | None = None  # those that one step makes
+    known: list[Any] = field(default_factory=list)  # sizes of time and batch, in its trace
+
+    above: bool = False  # whether its steps are whole sequences
 
     @property
     def ragged(self) -> bool:
         """Whether it runs over sequences of different lengths."""
         return isinstance(self.x[0], LoDTensor)
+
+    @property
+    def parts(self) -> list[Any]:
+        """What one step is given of x."""
+        return _parts(self.x, self.axis, self.above, len(self.state[0]) if self.state else 0)
 
 
 @traced_op
@@ -69,13 +96,17 @@ def recurrence(
         lead, batch = [first.shape[0]], state[0].shape[0] if state else 0
     else:
         lead, batch = list(first.shape[:2]), first.shape[int(made.axis != 1)]
+    made.known += [*lead, batch]
     for leaf in state if not made.ragged else ():
         torch._check(leaf.shape[0] == batch)
     for leaf in x[1:]:
         for own, other in zip(leaf.shape, lead, strict=False):
             torch._check(own == other)
     rows = _row_shapes(made, x, state, weights)
-    out = [first.new_empty([*lead, *shape], dtype=dtype) for shape, dtype in rows]
+    leads = [lengths[1].shape if made.above and leaf.lod_level == 1 else lead for leaf in made.y]
+    out = [
+        first.new_empty([*own, *shape], dtype=dtype) for own, (shape, dtype) in zip(leads, rows, strict=True)
+    ]
     return out + [s.new_empty([batch, *s.shape[1:]]) for s in state]
 
 
@@ -91,7 +122,7 @@ def _row_shapes(
     if made.ragged or all(isinstance(size, int) for shape in fixed for size in shape):
         return [(t.shape[skip:], t.dtype) for t in known]
     swap = {id(t): fake for t, fake in zip(made.weights, weights, strict=True)}
-    with Replaced(swap):
+    with Replaced(swap), unanswered() if made.inner is None else made.inner.traced(no_lengths):
         y, _ = StepBody(made.body.step, made.body.x_spec, made.body.state_spec).call(
             [t.select(int(made.axis == 1), 0) for t in x], state
         )
@@ -101,8 +132,8 @@ def _row_shapes(
 class RecurrenceRecorder(Recorder):
     """Answers `recurrent` by running it, and keeps what was asked."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, target: Target) -> None:
+        super().__init__(target)
         self._alone = False
 
     def alone(self, decide: Callable[[], bool]) -> bool:
@@ -118,11 +149,12 @@ class RecurrenceRecorder(Recorder):
             raise IRError(
                 f"the recurrence at {line} cannot be written: it keeps scopes", remedy="scopes=False"
             )
-        with replaced(None):
+        with unanswered():
             body, x_leaves, state_leaves = checked(step, x, state, level=level, axis=axis)
             first = x_leaves[0]
             ragged = isinstance(first, LoDTensor)
-            if ragged and level % first.lod_level != first.lod_level - 1:
+            above = ragged and level % first.lod_level != first.lod_level - 1
+            if above and (self.target.nested is not None or any(v.lod_level != 2 for v in x_leaves)):
                 raise IRError(
                     f"the recurrence of step '{body.name}' ({line}) cannot be written: "
                     "its steps are whole sequences",
@@ -142,30 +174,50 @@ class RecurrenceRecorder(Recorder):
                     compiled, refusal = None, entry.refusals[-1][1]
             except Unsupported as error:
                 refusal = error
+            parts = _parts(x_leaves, axis, above, len(state_leaves[0]) if state_leaves else 0)
             if compiled is None:
-                places = _used(body, x_leaves, state_leaves, axis, line)
+                places = _used(body, parts, state_leaves, line) if above or not ragged else []
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 y, final = recurrent(
                     step, x, state, reverse=reverse, level=level, axis=axis,
                     backend=TORCH_OPS.name if compiled is not None else PLAIN.name,
                 )  # fmt: skip
+            inner = None
+            if above or not ragged:
+                inner = inner_calls(self.target, lambda: body.fresh().call(parts, state_leaves))
         y_leaves, y_spec = flatten(y)
         self.keep(Call(
             body, x_leaves, state_leaves, reverse, axis if ragged else axis % first.dim(), places,
-            [found.tensors[p] for p in places], compiled, refusal, y_leaves, y_spec, line, self._alone,
+            [found.tensors[p] for p in places], compiled, refusal, y_leaves, y_spec, line, self._alone, inner,
+            above=above,
         ))  # fmt: skip
         self._alone = False
         return y, final
 
 
-def _used(body: StepBody, x: list[Any], state: list[Tensor], axis: int, line: str) -> list[int]:
+def _parts(x: Sequence[Any], axis: int, above: bool, batch: int) -> list[Any]:
+    """An example of what one step is given: a row of each sequence, or a short sequence for each."""
+    if not isinstance(x[0], LoDTensor):
+        return [leaf.select(axis, 0) for leaf in x]
+    if not above:
+        return [leaf.values for leaf in x]
+    offsets = LoD.from_lengths([[2] * batch]).levels
+    parts = []
+    for leaf in x:
+        rows, some = leaf.values, torch.arange(2 * batch)
+        rows = rows[some % len(rows)] if len(rows) else rows.new_zeros(2 * batch, *rows.shape[1:])
+        parts.append(LoDTensor._make(rows, LoD.trusted(offsets, 2 * batch)))
+    return parts
+
+
+def _used(body: StepBody, parts: list[Any], state: list[Tensor], line: str) -> list[int]:
     """Places of the tensors that a step without a plan reads."""
-    if isinstance(x[0], LoDTensor):
-        return []
-    first = [leaf.select(axis, 0) for leaf in x]
-    clone = StepBody(body.step, body.x_spec, body.state_spec)
-    used = tensors_used(lambda: clone.call(first, state), [*first, *state])
+    known = [*(leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in parts), *state]
+    used = tensors_read(lambda: body.fresh().call(parts, state), known)
+    if isinstance(parts[0], LoDTensor):  # offsets, and what follows from them, are made out of sight
+        reached = {id(t) for t in reach(body.step, everything=True).tensors}
+        used = [t for t in used if id(t) in reached]
     return places_of(used, body.step, f"step '{body.name}' ({line})", owner="step")
 
 
@@ -174,7 +226,7 @@ class RecurrenceTracer(Tracer):
 
     what = "makes another number of recurrences"
 
-    def __init__(self, calls: Sequence[int], lengths: Callable[[LoDTensor], Tensor]) -> None:
+    def __init__(self, calls: Sequence[int], lengths: Lengths) -> None:
         super().__init__(calls)
         self.lengths = lengths
 
@@ -185,7 +237,7 @@ class RecurrenceTracer(Tracer):
     def __call__(
         self, step: Any, x: Any, state: Any, *, reverse: bool, level: int, axis: int, scopes: bool
     ) -> Any:
-        with replaced(None):
+        with unanswered():
             body, x_leaves, state_leaves = checked(step, x, state, level=level, axis=axis)
         number, made = self.next()
         tensors = reach(body.step, everything=True).tensors
@@ -193,20 +245,38 @@ class RecurrenceTracer(Tracer):
         lengths: list[Tensor] = []
         given = x_leaves
         if made.ragged:
-            given, lengths = [leaf.values for leaf in x_leaves], [self.lengths(x_leaves[0])]
+            given, levels = [leaf.values for leaf in x_leaves], x_leaves[0]._lod.levels
+            lengths = [self.lengths(level) for level in (levels if made.above else levels[-1:])]
         else:
             given = [leaf if made.axis <= 1 else leaf.movedim(made.axis, 0) for leaf in given]
         out = torch.ops.stepnet.recurrence(number, list(given), list(state_leaves), weights, lengths)
         y = list(out[: len(made.y)])
         if made.ragged:
-            y = [LoDTensor._make(leaf, x_leaves[0]._lod) for leaf in y]
+            lods = [x_leaves[0]._lod] * len(y)
+            if made.above:
+                lods = [
+                    lods[0] if old.lod_level == 2 else LoD.trusted(lods[0].levels[:1], leaf.shape[0])
+                    for old, leaf in zip(made.y, y, strict=True)
+                ]
+            y = [LoDTensor._make(leaf, lod) for leaf, lod in zip(y, lods, strict=True)]
         elif made.axis > 1:
             y = [leaf.movedim(0, made.axis) for leaf in y]
         return unflatten(made.y_spec, y), unflatten(body.state_spec, list(out[len(made.y) :]))
 
     def sequences(self, kind: str, of: LoDTensor, x: Tensor, pad: float) -> Tensor:
         """An operation on whole sequences as one node."""
-        return torch.ops.stepnet.sequences(kind, of.values, x, self.lengths(of), float(pad))
+        lengths = self.lengths(of._lod.levels[-1])
+        return torch.ops.stepnet.sequences(kind, of.values, x, lengths, float(pad))
+
+
+@contextmanager
+def _answered(instead: Any) -> Iterator[None]:
+    sequences = getattr(instead, "sequences", None)
+    with replaced(instead), answered(SEQUENCES, sequences):
+        yield
+
+
+KINDS.append(Kind(_answered, RecurrenceRecorder, RecurrenceTracer))
 
 
 @rule("stepnet.recurrence")
@@ -216,6 +286,7 @@ def _written(
 ) -> list[Value]:  # fmt: skip
     call: Call = call_of(number)
     y, finals = _lowered(b, call, x, state, weights, lengths)
+    finals = [b.table(final, node) for node, final in zip(state, finals, strict=True)]
     for node, final in zip(state, finals, strict=True):
         if final != b.out(node):
             b.emit.graph.carried[final] = b.out(node)
@@ -229,11 +300,13 @@ def _lowered(
     where = f"the recurrence of step '{call.body.name}' ({call.line})"
     steps = Steps(1 if call.ragged or call.axis == 1 else 0, call.reverse, _lengths(b, call, x))
     _check_open(b, call, x, where)
-    states = [b.out(node) for node in state]
+    states = [b.flat(node) for node in state]
     given = [b.out(node) for node in x]
     values: list[Tensor | Value] = [
         b.constant(node) if b.is_constant(node) else b.out(node) for node in weights
     ]
+    if call.above:
+        return write_ragged_step(b, call, where, (x, state, weights, lengths), call.reverse)
     if call.compiled is not None and _fixed(b, x, state, weights, call):
         try:
             plan = call.compiled.hoisted

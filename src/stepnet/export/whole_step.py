@@ -14,7 +14,7 @@ from stepnet.front.step import StepBody
 from stepnet.watchers import replaced
 
 from .aten import AtenNet
-from .body_trace import BodyTrace, nested
+from .body_trace import BodyTrace, inside
 from .emit import Emit
 from .graph import Loop, LoopInput, LoopOutput, Value
 from .scans import Steps
@@ -41,7 +41,7 @@ def write_step(
 
     def run(leaves: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
         step = StepBody(call.body.step, call.body.x_spec, call.body.state_spec)
-        with warnings.catch_warnings(), replaced(nested(b, where)):
+        with warnings.catch_warnings(), inside(b, where, call.inner, replaced):
             y, new = step.call(leaves[: len(x)], leaves[len(x) :])
         return [*flatten(y)[0], *new]
 
@@ -63,7 +63,11 @@ def write_step(
     arguments += [i.parameter for i in inputs[len(x) :]]
     out = [inner.emit.copied(value) for value in inner.run(program, arguments)]
     results = [body.result(value) for value in out[len(call.y) :]]
-    joined = [body.result(inner.emit.unsqueeze(value, steps.time)) for value in out[: len(call.y)]]
+    joined = []
+    for value, node in zip(out[: len(call.y)], program.outputs, strict=False):
+        shape = [size if isinstance(size, int) else -1 for size in inner.shape(node)]
+        shape.insert(steps.time, 1)
+        joined.append(body.result(inner.emit.unsqueeze(value, steps.time), shape=shape))
     outputs = [*(LoopOutput(r, **steps.cut()) for r in joined), *(LoopOutput(r) for r in results)]
     edges = tuple(zip(results, carried, strict=True))
     made = b.emit.graph.loop(Loop(body, tuple(inputs), tuple(outputs), edges), call.body.name)
