@@ -127,15 +127,15 @@ class ONNXModel(nn.Module):
             value.dim() == len(socket.shape)
             and all(d in (-1, n) for n, d in zip(value.shape, socket.shape, strict=True))
         )
-        moved = value.is_floating_point() and socket.dtype.is_floating_point and value.dtype in self._kinds()
-        if not fits or (value.dtype != socket.dtype and not moved):
+        if not fits or (value.dtype != socket.dtype and not self._takes(value.dtype, socket.dtype)):
             got = f"{dtype_name(value.dtype)}{list(value.shape)}"
             raise IRError(f"{where} does not fit", got=got, expected=socket)
         return value
 
-    def _kinds(self) -> set[torch.dtype]:
-        """The floating types that the constants were taken to (`model.double()`)."""
-        return {t.dtype for t in (*self.parameters(), *self.buffers()) if t.is_floating_point()}
+    def _takes(self, dtype: torch.dtype, declared: torch.dtype) -> bool:
+        """Whether constants were taken to a floating type (`model.double()`) in place of one."""
+        constants = (*self.parameters(), *self.buffers())
+        return dtype.is_floating_point and declared.is_floating_point and dtype in {t.dtype for t in constants}
 
 
 def _reports(graph: Graph) -> Iterator[LoopReport]:
