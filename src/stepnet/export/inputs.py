@@ -59,6 +59,8 @@ def _parameters(module: Any, count: int) -> list[str]:
     """Names of the first positional arguments."""
     if isinstance(module, TensorIterator):
         return list(module.inputs[:count])
+    if hasattr(module, "open_sizes"):  # it was read from a file
+        return list(module.open_sizes)[:count]
     function = module.forward if isinstance(module, nn.Module) else module
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     try:
@@ -157,10 +159,16 @@ def repeated(inputs: Sequence[Input], count: int, dynamic: Dynamic | None) -> li
 
 
 def dynamic_of(
-    inputs: Sequence[Input], lods: int, dynamic: Dynamic | None, where: str, *, wide: bool = False
+    inputs: Sequence[Input],
+    lods: int,
+    dynamic: Dynamic | None,
+    where: str,
+    *,
+    wide: bool = False,
+    declared: Dynamic | None = None,
 ) -> list[dict[int, bool]]:
     """The open dimensions of each tensor: those that were asked for, or else all that can be; the last one of
-    numbers, which mostly holds features, only if `wide`."""
+    numbers, which mostly holds features, only if `wide`. What was read from a file has `declared` them."""
     known = [i.name for i in inputs]
     unknown = [n for n in dynamic or () if n not in known]
     if unknown:
@@ -171,6 +179,9 @@ def dynamic_of(
             chosen.append({0: True})
         elif lods:  # the batch is a number that stands for any, see `repeated`
             chosen.append({})
+        elif declared is not None:
+            sizes = i.value.shape
+            chosen.append({d: False for d in declared.get(i.name, ()) if sizes[d] > 1})
         elif dynamic is None:
             last = i.value.dim() - 1 if i.value.dim() > 1 and i.value.is_floating_point() and not wide else -1
             chosen.append({d: False for d, size in enumerate(i.value.shape) if size > 1 and d != last})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -105,7 +106,9 @@ class LoopRecorder(Recorder):
         with unanswered():
             body = loop.loop.body
             assert isinstance(body, CallBody)
-            out = loop(**feeds)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                out = loop(**feeds)
             made = LoopCall(loop, body, [], [], [], where)
             made.parts = [part_of(port, feeds[port.external]).detach().clone() for port in made.ports]
             used = tensors_read(lambda: body(*made.parts), made.parts)

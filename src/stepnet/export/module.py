@@ -79,6 +79,7 @@ class _Trace:
     ) -> None:  # fmt: skip
         self.module, self.where, self.spec, self.inputs, self.calls = module, where, spec, inputs, calls
         self.dynamic = dynamic
+        self.declared: Dynamic | None = getattr(module, "open_sizes", None) if dynamic is None else None
         self.tensors = [i for i in inputs if isinstance(i.value, (Tensor, LoDTensor))]
         self.lods = structures(inputs, calls.target)
         self.examples = [i.value.values if isinstance(i.value, LoDTensor) else i.value for i in self.tensors]
@@ -88,8 +89,10 @@ class _Trace:
     def program(self) -> Program:
         """The module with as many sizes left open as was asked for, or else as make sense."""
         where, lods = self.where, len(self.levels)
-        chosen = dynamic_of(self.tensors, lods, self.dynamic, where)
+        chosen = dynamic_of(self.tensors, lods, self.dynamic, where, declared=self.declared)
         made = self._traced(chosen)
+        if self.declared is not None:
+            return made
         if self.dynamic is None and closed(made):  # time may be the last dimension
             chosen = dynamic_of(self.tensors, lods, self.dynamic, where, wide=True)
             made = self._traced(chosen)
@@ -142,7 +145,7 @@ def _graph(graph: Graph, trace: _Trace, outputs: list[str], batch: int) -> Graph
         inputs.append(graph.parameter(i.name, node.meta["val"].dtype, _shape(node, numbers, levels)))
     emit, outer = Emit(graph), {}
     aten = AtenNet(emit, trace.where)
-    aten.numbers, aten.must_be_open = numbers, trace.dynamic is None
+    aten.numbers, aten.must_be_open = numbers, trace.dynamic is None and trace.declared is None
     for k, lod in enumerate(trace.lods):
         text = "lengths" if len(trace.lods) == 1 else f"lengths_{k}"
         deep = len(lod.levels) > 1

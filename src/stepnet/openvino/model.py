@@ -86,6 +86,11 @@ class OpenVINOModel(nn.Module):
         return Outputs(tuple(s.name for s in self.outputs), self.graph(*checked))
 
     @property
+    def open_sizes(self) -> dict[str, list[int]]:
+        """The dimensions of the inputs that take any size; of any rank: none."""
+        return {s.name: [d for d, size in enumerate(s.shape or ()) if size < 0] for s in self.inputs}
+
+    @property
     def loops(self) -> tuple[LoopReport, ...]:
         """How each loop and sequence layer ran last: compiled, or by the plain loop and why."""
         return tuple(runner.reports for runner in self.graph.runners())

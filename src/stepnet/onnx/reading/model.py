@@ -91,6 +91,11 @@ class ONNXModel(nn.Module):
         return Outputs(tuple(s.name for s in self.outputs), tuple(self.graph.run(checked, around)))
 
     @property
+    def open_sizes(self) -> dict[str, list[int]]:
+        """The dimensions of the inputs that take any size; of any rank: none."""
+        return {s.name: [d for d, size in enumerate(s.shape or ()) if size < 0] for s in self.inputs}
+
+    @property
     def loops(self) -> tuple[LoopReport, ...]:
         """How each Scan ran last: compiled, or by the plain loop and why."""
         return tuple(_reports(self.graph))
@@ -135,7 +140,9 @@ class ONNXModel(nn.Module):
     def _takes(self, dtype: torch.dtype, declared: torch.dtype) -> bool:
         """Whether constants were taken to a floating type (`model.double()`) in place of one."""
         constants = (*self.parameters(), *self.buffers())
-        return dtype.is_floating_point and declared.is_floating_point and dtype in {t.dtype for t in constants}
+        return (
+            dtype.is_floating_point and declared.is_floating_point and dtype in {t.dtype for t in constants}
+        )
 
 
 def _reports(graph: Graph) -> Iterator[LoopReport]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.api import recurrent
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import flatten, unflatten
 from stepnet.engine import run
@@ -19,11 +20,13 @@ from stepnet.errors import Unsupported
 from stepnet.executors import naive
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.setting import check_backend
+from stepnet.export.open_sizes import Repeated
 from stepnet.front.step import StepBody, as_loop
 from stepnet.iterator.rows import show
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.loops import LoopReport
 from stepnet.openvino.records import Layer
+from stepnet.watchers import instead
 
 from .cells import GRU, LSTM, RNN, Cell
 from .row import Function, Misfit, Row, shape_text
@@ -53,6 +56,8 @@ class SequenceRunner:
         count = self.cell.states
         states, lengths, (w, r, b) = rest[:count], rest[count], rest[count + 1 : count + 4]
         directions = 2 if self.direction == "bidirectional" else 1
+        if instead() is not None:
+            return self._traced(x, states, lengths, (w, r, b))
         self._check(x, states, lengths, (w, r, b), directions)
         if any(t.is_meta for t in (x, *states)):
             y = torch.empty(
@@ -74,6 +79,22 @@ class SequenceRunner:
             ys.append(y)
             finals.append(final)
         self.reports.ran = True
+        return (torch.stack(ys, 1), *(torch.stack(parts, 1) for parts in zip(*finals, strict=True)))
+
+    def _traced(
+        self, x: Tensor, states: Sequence[Tensor], lengths: Any, weights: Sequence[Tensor]
+    ) -> tuple[Tensor, ...]:
+        """The same by `recurrent`, for what writes the model; its sequences are all whole."""
+        known = [lengths.size] if isinstance(lengths, Repeated) else lengths.tolist()
+        if not all(n == x.shape[1] for n in known):
+            raise Misfit("a sequence layer with lengths of its own is not written in another format")
+        ys, finals = [], []
+        for d in range(2 if self.direction == "bidirectional" else 1):
+            step = CellStep(self.cell, *(weight[d] for weight in weights))
+            first = tuple(s[:, d] for s in states)
+            y, final = recurrent(step, x, first, axis=1, reverse=self.direction == "reverse" or d == 1)
+            ys.append(y)
+            finals.append(final)
         return (torch.stack(ys, 1), *(torch.stack(parts, 1) for parts in zip(*finals, strict=True)))
 
     def _run(
