@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -76,3 +78,14 @@ def test_what_does_not_fit(stepnet, model, tmp_path):
         code, out, err = stepnet(*arguments)
         assert (code, out) == (2, "")
         assert text in " ".join(err.split())
+
+
+def test_compare(stepnet, model):
+    pytest.importorskip("onnxruntime")
+    code, out, err = stepnet("compare", model, "--rounds", 2, "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert found["agree"] is True
+    assert found["loops"][0]["compiled"] is True
+    assert {"stepnet", "onnxruntime"} <= set(found)
+    assert "ONNX Runtime (2 runs each" in stepnet("compare", model, "--rounds", 2).out
