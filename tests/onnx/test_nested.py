@@ -8,7 +8,7 @@ from torch import nn
 
 import stepnet
 from saved_modules import plain_loops
-from stepnet import BackEdge, InputPort, LoDTensor, OutputPort, TensorIterator, cells
+from stepnet import BackEdge, InputPort, LoDTensor, OutputPort, TensorArray, TensorIterator, cells
 from stepnet.data.tree import flatten
 from stepnet.errors import IRError
 from stepnet.saving.padded import Padded
@@ -68,6 +68,50 @@ def test_a_recurrence_in_a_while_loop_and_in_a_tensor_iterator(check):
             )
 
     check(Both(), lambda t, b: (torch.randn(2, t, b, 4), torch.randn(b, 4)))
+
+
+class Frames(nn.Module):
+    """Each step runs a frame, of which each step runs a recurrence, whose weight the module computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.outer = nn.Parameter(torch.randn(4, 4) / 3), cells.GRU(4, 4)
+
+    def forward(self, x, h, scale):
+        weight = self.weight * scale
+
+        def low(x, h):
+            h = torch.tanh(x @ weight + h)
+            return h, h
+
+        def step(x, h):
+            means, parts = TensorArray(), TensorArray(unstack_from=x.transpose(0, 1))
+            loop = stepnet.create_whileloop(loop_vars=[torch.tensor(0)])
+            with loop.frame() as (s,):
+                loop.break_if(s == parts.size())
+                y, last = stepnet.recurrent(low, parts.read(s), means.read(s - 1, h), axis=1)
+                means.write(s, y.mean(1) - last)
+                loop.update(s, s + 1)
+            return self.outer(means.stack().sum(0), h)
+
+        return stepnet.recurrent(step, x, h)
+
+
+def lists_of_lists(t, b):
+    return torch.randn(t, b, t + 1, 2, 4), torch.randn(b, 4), torch.randn(4, 4)
+
+
+@pytest.mark.filterwarnings("ignore:step 'step' runs by the plain loop")
+def test_a_recurrence_in_a_frame_in_a_step(check):
+    written = check(Frames(), lists_of_lists, sizes=((5, 3), (1, 1)))
+    assert "Scan" in written.types
+    assert "Scan" in written.bodies[0]
+
+
+def test_a_frame_in_a_step_is_refused_where_loops_hold_no_loops(tmp_path):
+    refused = r"(?s)'step' .* its step runs a recurrence of its own.*inside a TensorIterator"
+    with pytest.raises(IRError, match=refused):
+        stepnet.openvino.save(Frames(), tmp_path / "m.xml", lists_of_lists(3, 2))
 
 
 class Ragged(nn.Module):

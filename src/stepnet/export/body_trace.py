@@ -15,7 +15,7 @@ from stepnet.watchers import Instead
 
 from .aten import AtenNet, is_known
 from .calls import Calls, Lengths
-from .graph import Graph, LoopInput, Value
+from .graph import Graph, LoopInput, Target, Value
 from .trace import Program, program, sizes_of
 
 Body = Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]]
@@ -93,8 +93,8 @@ class BodyTrace:
 class Nested(Instead):
     """Answers for a loop inside a body, for a format with no loops inside loops: with an error."""
 
-    def __init__(self, b: AtenNet, where: str) -> None:
-        self.where, self.target = where, b.emit.graph.target
+    def __init__(self, target: Target, where: str) -> None:
+        self.target, self.where = target, where
 
     def __call__(self, *_: Any, **__: Any) -> Any:
         raise IRError(
@@ -129,7 +129,7 @@ def inside(
             stack.enter_context(inner.traced(lengths or no_lengths))
         else:
             for answered in refused:
-                stack.enter_context(answered(Nested(b, where)))
+                stack.enter_context(answered(Nested(b.emit.graph.target, where)))
         yield
 
 

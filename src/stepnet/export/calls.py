@@ -17,8 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.checks import checked
 from stepnet.compiler.reach import reach
+from stepnet.data.tree import unflatten
 from stepnet.errors import IRError
+from stepnet.front.step import as_loop
+from stepnet.watchers import Instead
 
 from .graph import Target
 
@@ -88,6 +92,18 @@ class Tracer:
             raise IRError(f"the module {self.what} when it is traced")
         number = self.waiting.pop(0)
         return number, _CALLS[number]
+
+
+class AsLoop(Instead):
+    """Answers for a call of `recurrent` as for the loop that it is."""
+
+    def __call__(
+        self, step: Any, x: Any, state: Any, *, reverse: bool, level: int, axis: int, scopes: bool
+    ) -> Any:
+        with unanswered():
+            body, x_leaves, state_leaves = checked(step, x, state, level=level, axis=axis)
+        out = self.loop(*as_loop(body, x_leaves, state_leaves, reverse=reverse, level=level, axis=axis))
+        return out["y"], unflatten(body.state_spec, [out[name] for name in body.new_state_names])
 
 
 Lengths = Callable[[Any], Tensor]

@@ -28,15 +28,18 @@ from stepnet.errors import IRError, Unsupported
 from stepnet.executors import naive
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.torch_ops.executor import TORCH_OPS
+from stepnet.front.recorded_step import RecordedStep
 from stepnet.front.step import as_loop
+from stepnet.front.template import literals
 from stepnet.ir.loop import Loop, Sweep
 from stepnet.user_line import user_line
 from stepnet.watchers import Instead, replaced
 
 from .aten import AtenNet, rule
-from .body_trace import no_lengths
+from .body_trace import Nested, no_lengths
 from .calls import (
     KINDS,
+    AsLoop,
     Calls,
     Kind,
     Lengths,
@@ -215,7 +218,6 @@ class RecurrenceRecorder(Recorder, Instead):
 
     def _noted(self, loop: Loop, feeds: Mapping[str, Any], line: str) -> RecurrenceCall:
         """What is known of a recurrence before it runs."""
-        code = code_of(loop).function
         x, state, _ = ([feeds[source] for source in part] for part in loop.sources)
         call = RecurrenceCall(loop, x, state, [], [], None, None, line, self._alone)
         self._alone = False
@@ -225,6 +227,7 @@ class RecurrenceRecorder(Recorder, Instead):
                 got=f"level={call.sweep.level} of {x[0].lod_level}",
                 expected="a recurrence over the rows of each sequence",
             )
+        code = _code(loop)
         tensors = reach(code, everything=True).tensors
         try:
             entry, reads, _ = find_plan(loop, feeds, backend=TORCH_OPS.name)
@@ -238,18 +241,29 @@ class RecurrenceRecorder(Recorder, Instead):
         except Unsupported as error:
             call.refusal = error
         whole = call.above or not call.ragged  # so may its step be written
+        parts = call.parts if whole else []
+        if whole and call.compiled is None and self.target.nested is not None:
+            with replaced(Nested(self.target, f"the recurrence of {call.where}")):
+                iteration(loop, parts, state, ())
         if call.compiled is None:
             call.places = _used(call) if whole else []
         if whole:
-            parts = call.parts
             call.inner = inner_calls(self.target, lambda: iteration(loop, parts, state, ()))
         call.weights = [tensors[p] for p in call.places]
         return call
 
 
+def _code(loop: Loop) -> Any:
+    """What all that a body reads is found from: of a frame, also what the calls in it are given."""
+    code = code_of(loop).function
+    if not isinstance(code, RecordedStep):
+        return code
+    return [code, *(leaf for call in code.step.calls for leaf in literals((call.args, call.kwargs)))]
+
+
 def _used(call: RecurrenceCall) -> list[int]:
     """Places of the tensors that a step without a plan reads."""
-    parts, code = call.parts, code_of(call.loop).function
+    parts, code = call.parts, _code(call.loop)
     known = [*(leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in parts), *call.state]
     used = tensors_read(lambda: iteration(call.loop, parts, call.state, ()), known)
     if call.above:  # offsets, and what follows from them, are made out of sight
@@ -258,7 +272,7 @@ def _used(call: RecurrenceCall) -> list[int]:
     return places_of(used, code, call.where, owner="step")
 
 
-class RecurrenceTracer(Tracer, Instead):
+class RecurrenceTracer(Tracer, AsLoop):
     """Answers for recurrences by one node each of the graph that is being traced."""
 
     what = "makes another number of recurrences"
@@ -271,18 +285,10 @@ class RecurrenceTracer(Tracer, Instead):
         """What was decided when the next recurrence was made for real."""
         return bool(self.waiting) and call_of(self.waiting[0]).alone
 
-    def __call__(
-        self, step: Any, x: Any, state: Any, *, reverse: bool, level: int, axis: int, scopes: bool
-    ) -> Any:
-        with unanswered():
-            body, x_leaves, state_leaves = checked(step, x, state, level=level, axis=axis)
-        out = self.loop(*as_loop(body, x_leaves, state_leaves, reverse=reverse, level=level, axis=axis))
-        return out["y"], unflatten(body.state_spec, [out[name] for name in body.new_state_names])
-
     def loop(self, loop: Loop, feeds: Mapping[str, Any]) -> dict[str, Any]:
         number, made = self.next()
         x, state, _ = ([feeds[source] for source in part] for part in loop.sources)
-        tensors = reach(code_of(loop).function, everything=True).tensors
+        tensors = reach(_code(loop), everything=True).tensors
         weights = [tensors[p] for p in made.places]
         rows, lengths = x, list[Tensor]()
         if made.ragged:

@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import leaves
 from stepnet.errors import TapeError
-from stepnet.plainly import Plainly
 from stepnet.tape.creation import UNKNOWN, Creation, trial
 from stepnet.tape.item import TapeItem
 from stepnet.tape.tape import Tape
@@ -22,6 +21,7 @@ from stepnet.user_line import user_line
 from stepnet.watchers import replaced
 
 from .group_run import GroupRunner
+from .plainly import Plainly
 
 # Probabilities stay what they are under these, up to one factor or shift, as long as rows stay whole.
 _KEEP = frozenset({

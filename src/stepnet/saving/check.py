@@ -9,7 +9,7 @@ from torch import Tensor
 
 from stepnet.data.lod import LoDTensor
 from stepnet.layers.data import Dense, Integer
-from stepnet.plainly import Plainly
+from stepnet.layers.plainly import Plainly
 from stepnet.tape.topology import play
 from stepnet.watchers import replaced
 
