@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import runpy
 import traceback
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+WHEELS = {"10_letters_to_sounds.py": ["g2p_en"], "11_speech_or_not.py": ["silero_vad", "onnx_ir"]}
 FENCE = re.compile(r"^(?P<indent> *)```python[^\n]*\n(?P<code>.*?)^(?P=indent)```", re.MULTILINE | re.DOTALL)
 
 
@@ -54,8 +56,9 @@ def test_page_runs(page, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
 def test_example_runs(path, capsys):
-    if "websocket" in path.name:
-        pytest.importorskip("websockets", reason="the extra serve brings it")
+    for package in WHEELS.get(path.name, ()):
+        if find_spec(package) is None:
+            pytest.skip(f"the extra `examples` is not installed: no {package}")
     runpy.run_path(str(path), run_name="__main__")
     assert capsys.readouterr().out
 

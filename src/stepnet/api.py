@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, overload
 
 import torch
@@ -51,15 +52,27 @@ from .graph import CAN_CAPTURE, TAKES, answer_with, apart, can_be_node, captured
 from .ir.loop import Loop
 from .resets import Resets, run_with_resets
 from .typed import Booting, Rows, Settings, State, typed
-from .watchers import instead, is_kept, kept, watched, watching
+from .watchers import Instead, instead, is_kept, kept, replaced, watched, watching
 from .windows import check_windows, run_in_windows
 
 
 def _like(step: Any, x: Any = None, state: Any = None, **how: Any) -> Any:
     """What `recurrent` gives for tensors without data."""
-    with OnMeta():
+    with OnMeta(), contextlib.nullcontext() if instead() is None else replaced(_WithoutData()):
         plain: Any = {**how, "backend": PLAIN.name, "scopes": False}
         return recurrent(step, x, state, **plain)
+
+
+class _WithoutData(Instead):
+    """In place of what answers for recurrences: tensors without data are no call that it is to see."""
+
+    def __call__(
+        self, step: Any, x: Any, state: Any, *, reverse: bool, level: int, axis: int, scopes: bool
+    ) -> Any:
+        return _recurrent(step, x, state, reverse, level, axis, scopes, PLAIN.name)
+
+    def loop(self, loop: Loop, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        return naive.run(loop, feeds)
 
 
 @typed

@@ -85,6 +85,11 @@ class FileModel(nn.Module):
     def extra_repr(self) -> str:
         return f"{self.name}: ({', '.join(map(str, self.inputs))}) -> ({', '.join(map(str, self.outputs))})"
 
+    @property
+    def open_sizes(self) -> dict[str, list[int]]:
+        """The dimensions of the inputs that take any size; of any rank: none."""
+        return {s.name: [d for d, size in enumerate(s.shape or ()) if size < 0] for s in self.inputs}
+
     def checked(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """The inputs of a call, in order.
 

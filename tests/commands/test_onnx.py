@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -50,15 +52,40 @@ def test_convert(stepnet, model, tmp_path, new):
         torch.testing.assert_close(a, b)
 
 
+def test_there_and_back(stepnet, model, tmp_path):
+    """ONNX to OpenVINO IR, that to ONNX: the same numbers, sizes and names."""
+    import stepnet as package
+
+    for old, new in ((model, "a.xml"), (tmp_path / "a.xml", "b.onnx")):
+        assert stepnet("convert", old, tmp_path / new)[0] == 0
+    first, last = (package.onnx.load(path) for path in (model, tmp_path / "b.onnx"))
+    assert [str(i) for i in last.inputs] == [str(i) for i in first.inputs]
+    x = torch.randn(3, 5, 3)
+    for a, b in zip(last(x), first(x), strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_what_does_not_fit(stepnet, model, tmp_path):
     for arguments, text in (
-        (("convert", model, tmp_path / "n.xml", "--unfuse"), "--unfuse and --f16 are for OpenVINO IR"),
+        (("convert", model, tmp_path / "n.xml", "--unfuse"), "--unfuse is for OpenVINO IR"),
         (("convert", model, tmp_path / "n.xml", "--shape", "z=1"), "has no such input"),
         (("run", model, "--bin", "w.bin"), "is for OpenVINO IR"),
         (("run", model), "input 'x' is not given"),
-        (("convert", "m.xml", tmp_path / "n.onnx"), "OpenVINO IR is written as IR alone"),
+        (("convert", "m.xml", tmp_path / "n.onnx"), "m.xml: cannot be read"),
+        (("convert", "m.xml", tmp_path / "n.xml", "--shape", "x=1"), "--shape is for a model that is ONNX"),
         (("run", tmp_path / "none.onnx"), "cannot be read"),
     ):
         code, out, err = stepnet(*arguments)
         assert (code, out) == (2, "")
         assert text in " ".join(err.split())
+
+
+def test_compare(stepnet, model):
+    pytest.importorskip("onnxruntime")
+    code, out, err = stepnet("compare", model, "--rounds", 2, "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert found["agree"] is True
+    assert found["loops"][0]["compiled"] is True
+    assert {"stepnet", "onnxruntime"} <= set(found)
+    assert "ONNX Runtime (2 runs each" in stepnet("compare", model, "--rounds", 2).out

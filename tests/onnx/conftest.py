@@ -66,6 +66,12 @@ def padded(value, fill):
 
 
 @pytest.fixture
+def opened():
+    """What opens an ONNX file in ONNX Runtime, and here."""
+    return Written
+
+
+@pytest.fixture
 def check(tmp_path):
     """Write a module on the example `make(4, 3)` and compare it at other sizes; what was written."""
     pytest.importorskip("onnx_ir")

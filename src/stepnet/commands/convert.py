@@ -24,20 +24,18 @@ def convert(
     ] = False,
     f16: Annotated[bool, typer.Option("--f16", help="Store float32 constants as float16.")] = False,
 ) -> None:
-    """Write a model of IR version 10 or 11 as version 11; an ONNX model as version 11, or as ONNX anew.
+    """Write a model of IR version 10 or 11 or an ONNX model as IR of version 11, or as ONNX.
 
-    The new files may take the place of those that are read. An ONNX model is run on ones to see what it does:
-    --shape gives the shape of an input; a dynamic dimension is 8 without it, and stays dynamic.
+    The new files may take the place of those that are read. Where one of them is ONNX, the model is run on
+    ones to see what it does: --shape gives the shape of an input; a dynamic dimension is 8 without it, and
+    stays dynamic.
     """
     with told():
-        if model.suffix == ".onnx":
-            _from_onnx(model, output, bin, shape, f16=f16, unfuse=unfuse)
+        if ".onnx" in (model.suffix, output.suffix):
+            _traced(model, output, bin, shape, f16=f16, unfuse=unfuse)
             return
-        if output.suffix == ".onnx" or shape:
-            what = (
-                "--shape is for an ONNX model" if shape else f"{output}: OpenVINO IR is written as IR alone"
-            )
-            raise CommandError(what, expected="NEW.XML, and no --shape")
+        if shape:
+            raise CommandError("--shape is for a model that is ONNX, or becomes it", expected="no --shape")
         from stepnet.openvino import load
         from stepnet.openvino.convert import convert as write
 
@@ -46,10 +44,10 @@ def convert(
         console().print(f"written: {output}, {output.with_suffix('.bin')}, {size:,} bytes")
 
 
-def _from_onnx(
+def _traced(
     model: Path, output: Path, bin: Path | None, shape: list[str] | None, *, f16: bool, unfuse: bool
 ) -> None:
-    """Trace an ONNX model, and write it."""
+    """Trace a model, and write what it does."""
     import torch
 
     import stepnet.onnx
@@ -60,7 +58,9 @@ def _from_onnx(
     from .models import load_model
 
     if unfuse or (f16 and output.suffix != ".onnx"):
-        raise CommandError("--unfuse and --f16 are for OpenVINO IR as input, --f16 for ONNX as output, too")
+        raise CommandError(
+            "--unfuse is for OpenVINO IR that becomes IR, --f16 for that, and for ONNX as output"
+        )
     it = load_model(model, bin).eval()
     sizes = shapes_of(shape)
     check_shapes(it, sizes)

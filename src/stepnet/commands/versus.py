@@ -1,4 +1,4 @@
-"""A model here and in OpenVINO, run in turns on the same inputs."""
+"""A model here and in OpenVINO or ONNX Runtime, run in turns on the same inputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from stepnet.openvino import LoopReport, OpenVINOModel
+from stepnet.openvino import OpenVINOModel
 from stepnet.report.words import printable
 
 from .arrays import array
@@ -27,7 +27,7 @@ from .outcome import CommandError
 
 @dataclass(frozen=True)
 class Difference:
-    """Of one output; `relative` is to OpenVINO's value, where that is not 0. None: the shapes differ."""
+    """Of one output; `relative` is to the other's value, where that is not 0. None: the shapes differ."""
 
     output: str
     ours: str
@@ -49,29 +49,31 @@ class Timing:
 
 @dataclass(frozen=True)
 class Versus:
-    """What a comparison found."""
+    """What a comparison found; `other` is the time of `runtime`."""
 
     outputs: tuple[Difference, ...]
     stepnet: Timing
-    openvino: Timing
+    other: Timing
+    runtime: str
     version: str
     threads: int
     rounds: int
-    loops: tuple[LoopReport, ...]
+    loops: tuple[Any, ...]
     agree: bool
 
 
 def versus(
-    model: OpenVINOModel, xml: Path, bin: Path | None, values: Mapping[str, Any], *, rounds: int,
+    model: OpenVINOModel | Any, path: Path, bin: Path | None, values: Mapping[str, Any], *, rounds: int,
     atol: float | None, rtol: float | None,
 ) -> Versus:  # fmt: skip
     """Compare; a limit of None is that of each output's type.
 
     Raises:
-        CommandError: OpenVINO is not installed, or does not take the model or the inputs.
+        CommandError: the runtime is not installed, or does not take the model or the inputs.
         IRError: we do not take the inputs.
     """
-    theirs, version = _openvino(xml, bin, model)
+    runtime = "ONNX Runtime" if path.suffix == ".onnx" else "OpenVINO"
+    theirs, version = _onnxruntime(path, model) if runtime != "OpenVINO" else _openvino(path, bin, model)
     given = [values[socket.name] for socket in model.inputs]
     inputs = [value if isinstance(value, Tensor) else torch.from_numpy(np.array(value)) for value in given]
     order = [array(value) for value in inputs]
@@ -83,8 +85,8 @@ def versus(
     ours_found, ours_first = _time(ours)
     try:
         theirs_found, theirs_first = _time(lambda: theirs(order))
-    except RuntimeError as error:
-        raise CommandError(f"OpenVINO does not run {xml}: {_reason(error)}") from error
+    except Exception as error:  # ONNX Runtime's have no class of their own
+        raise CommandError(f"{runtime} does not run {path}: {_reason(error)}") from error
     ours_times, theirs_times = [], []
     for _ in range(rounds):
         ours_times.append(_time(ours)[1])
@@ -97,6 +99,7 @@ def versus(
         differences,
         _timing(ours_first, ours_times),
         _timing(theirs_first, theirs_times),
+        runtime,
         version,
         torch.get_num_threads(),
         rounds,
@@ -134,8 +137,31 @@ def _openvino(
     return run, openvino.__version__.split("-")[0]
 
 
+def _onnxruntime(path: Path, model: Any) -> tuple[Callable[[list[Any]], list[Any]], str]:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise CommandError(
+            "comparing needs ONNX Runtime, which is not installed", remedy="pip install onnxruntime"
+        ) from error
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = torch.get_num_threads(), 4
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # of no class of its own
+        raise CommandError(f"ONNX Runtime does not take {path}: {_reason(error)}") from error
+    names = [socket.name for socket in model.inputs]
+    taken = {value.name for value in session.get_inputs()}
+
+    def run(order: list[Any]) -> list[Any]:
+        fed = zip(names, order, strict=True)
+        return list(session.run(None, {name: value for name, value in fed if name in taken}))
+
+    return run, onnxruntime.__version__
+
+
 def _reason(error: BaseException) -> str:
-    """The last line of OpenVINO's message that says something."""
+    """The last line of a runtime's message that says something."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1][:300] if lines else type(error).__name__
 
@@ -177,6 +203,8 @@ def _difference(
 def to_json(found: Versus) -> str:
     """JSON with the names of `Versus`; a difference without bound is null."""
     data = asdict(found)
+    name = data.pop("runtime").lower().replace(" ", "")
+    data = {name if key == "other" else key: value for key, value in data.items()}
     for row in data["outputs"]:
         for key in ("absolute", "relative"):
             row[key] = None if row[key] in (None, float("inf")) else row[key]
@@ -187,7 +215,7 @@ def print_table(found: Versus, console: Console) -> None:
     """Both side by side."""
     table = _table("output", "type and shape", "largest difference", "relative", "")
     for row in found.outputs:
-        kind = row.ours if row.ours == row.theirs else f"{row.ours}, OpenVINO {row.theirs}"
+        kind = row.ours if row.ours == row.theirs else f"{row.ours}, {found.runtime} {row.theirs}"
         sizes = (
             ["shapes differ", ""] if row.absolute is None else [f"{row.absolute:.3g}", f"{row.relative:.3g}"]
         )
@@ -196,14 +224,14 @@ def print_table(found: Versus, console: Console) -> None:
     console.print(table)
     console.print()
     table = _table("time, ms", "first run", "median", "middle half")
-    for name, timing in (("stepnet", found.stepnet), (f"OpenVINO {found.version}", found.openvino)):
+    for name, timing in (("stepnet", found.stepnet), (f"{found.runtime} {found.version}", found.other)):
         cells = [f"{timing.first:.3g}", f"{timing.median:.3g}", f"{timing.low:.3g} to {timing.high:.3g}"]
         table.add_row(name, *cells)
     console.print(table)
-    ratio = found.openvino.median / found.stepnet.median
+    ratio = found.other.median / found.stepnet.median
     told = f"is {ratio:.2f} times as fast as" if ratio >= 1 else f"takes {1 / ratio:.2f} times as long as"
     threads = f"{found.threads} thread{'' if found.threads == 1 else 's'}"
-    console.print(f"stepnet {told} OpenVINO ({found.rounds} runs each in turns, {threads})")
+    console.print(f"stepnet {told} {found.runtime} ({found.rounds} runs each in turns, {threads})")
     for loop in found.loops:
         state = "compiled" if loop.compiled else f"plain loop: {loop.reason}"
         console.print(Text(printable(f"{loop.where}: {state}"), style="dim"))

@@ -18,7 +18,7 @@ def code_of(loop: Loop) -> Code:
 
 
 def iteration(
-    loop: Loop, x: Sequence[Tensor], states: Sequence[Tensor], shared: Sequence[Tensor]
+    loop: Loop, x: Sequence[Any], states: Sequence[Tensor], shared: Sequence[Tensor]
 ) -> tuple[Spec, list[Any], list[Any]]:
     """Run a body once, as before its first iteration.
 

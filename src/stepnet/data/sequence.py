@@ -58,8 +58,8 @@ def sequence_pool(x: LoDTensor, pooling: Pooling, pad_value: float = 0.0) -> Any
         return LoDTensor._make(pooled, LoD.trusted(levels, pooled.shape[0])) if levels else pooled
     instead = INSTEAD.get()
     if instead is not None:
-        return instead(pooling, x, x.values, pad_value)
-    if pooling in ("first", "last"):
+        pooled = instead(pooling, x, x.values, pad_value)
+    elif pooling in ("first", "last"):
         pooled = _end_rows(x, pooling, pad_value)
     elif pooling == "max":
         check_fill(pad_value, x.dtype, "pad_value")
@@ -68,7 +68,7 @@ def sequence_pool(x: LoDTensor, pooling: Pooling, pad_value: float = 0.0) -> Any
     else:
         pooled = _sums(x, pooling, pad_value)
     levels = x._lod.levels[:-1]
-    return LoDTensor._make(pooled, LoD.trusted(levels, len(pooled))) if levels else pooled
+    return LoDTensor._make(pooled, LoD.trusted(levels, pooled.shape[0])) if levels else pooled
 
 
 @recorded_in_frames()
@@ -118,7 +118,7 @@ def sequence_expand(x: Tensor | LoDTensor, y: LoDTensor, ref_level: int = -1) ->
     if in_graph.is_followed():
         return _expanded_in_graph(x, y, ref_level)
     instead = INSTEAD.get()
-    if instead is not None and isinstance(x, Tensor) and y.lod_level == 1:
+    if instead is not None and isinstance(x, Tensor) and ref_level in (-1, y.lod_level - 1):
         return y.with_values(instead("expand", y, x, 0.0))
     lengths = y.lengths(ref_level)
     if not isinstance(x, Tensor | LoDTensor) or x.ndim == 0:

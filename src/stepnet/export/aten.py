@@ -14,7 +14,7 @@ from stepnet.errors import IRError
 
 from .emit import Emit
 from .graph import Value
-from .trace import BATCH, Program, line_of, sizes_of
+from .trace import AnyNumber, Numbers, Program, line_of, sizes_of
 
 Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}
@@ -51,21 +51,27 @@ def is_known(node: FxNode) -> bool:
 class AtenNet:
     """The nodes of one traced graph.
 
-    A tensor whose first dimension counts the rows of ragged sequences is written as [batch, time, ...].
+    A tensor whose first dimension counts the rows of ragged sequences is written as [batch, time, ...]. If
+    its sequences are those of sequences, they are in one batch.
 
     Args:
         emit: the graph that they are added to.
         ragged: by symbol of a number of rows, the lengths [batch] of the sequences.
+        grids: by symbol of a number of sequences of sequences, or of their rows, the lengths [batch, time].
         where: what is written, for errors.
     """
 
-    def __init__(self, emit: Emit, where: str, ragged: Mapping[str, Value] | None = None) -> None:
+    def __init__(
+        self, emit: Emit, where: str, ragged: Mapping[str, Value] | None = None,
+        grids: Mapping[str, Value] | None = None,
+    ) -> None:  # fmt: skip
         self.emit = emit
         self.where = where
         self.ragged = dict(ragged or {})
+        self.grids = dict(grids or {})
         self.env: dict[FxNode, Any] = {}
         self.sources: dict[str, tuple[Value, int]] = {}  # where the size that a symbol stands for is found
-        self.batch = 0  # a number that stands for any number of sequences
+        self.numbers: Numbers = {}  # that stand for any number of sequences
         self.must_be_open = False  # the sizes of time and batch
         self.node: FxNode | None = None
         self._sizes: dict[object, Value] = {}
@@ -126,7 +132,7 @@ class AtenNet:
         ):
             return None
         meta = node.meta.get("val")
-        if isinstance(meta, Tensor) and BATCH in self.shape(node):
+        if isinstance(meta, Tensor) and any(isinstance(size, AnyNumber) for size in self.shape(node)):
             return None
         with torch.no_grad():
             args = map_arg(node.args, lambda n: self.env[n])
@@ -161,8 +167,7 @@ class AtenNet:
 
     def is_ragged(self, node: Any) -> bool:
         """Whether a tensor holds the rows of ragged sequences."""
-        shape = node.meta["val"].shape
-        return len(shape) > 0 and str(shape[0]) in self.ragged
+        return str((self.shape(node) or [None])[0]) in self.ragged
 
     def is_constant(self, value: Any) -> bool:
         """Whether a value is known when the file is written."""
@@ -183,7 +188,7 @@ class AtenNet:
     def shape(self, value: Any = None) -> list[Any]:
         """The traced shape of a tensor, rows of ragged sequences as one dimension."""
         node: Any = self.node if value is None else value
-        return sizes_of(node.meta["val"], self.batch)
+        return sizes_of(node.meta["val"], self.numbers)
 
     def out(self, value: Any, dtype: torch.dtype | None = None) -> Value:
         """A value of the graph, in a dtype."""
@@ -196,6 +201,16 @@ class AtenNet:
         if isinstance(made, Tensor):
             return self.emit.tensor(made if dtype is None or made.dtype == dtype else made.to(dtype))
         return made if dtype is None else self.emit.cast(made, dtype)
+
+    def flat(self, value: Any) -> Value:
+        """What has an entry for each sequence: for all sequences of sequences in one batch."""
+        out = self.out(value)
+        return join_lead(self.emit, out) if self.is_ragged(value) else out
+
+    def table(self, value: Value, like: Any) -> Value:
+        """What has an entry for each sequence as `like`, a traced tensor, is written."""
+        grid = self.grids.get(str((self.shape(like) or [None])[0]))
+        return value if grid is None else split_lead(self.emit, value, grid)
 
     def axis(self, value: Any, dim: int) -> int:
         """A dimension of a traced tensor as one of its value in the graph."""
@@ -247,6 +262,9 @@ class AtenNet:
         values = [s.meta["val"] if isinstance(s, FxNode) else s for s in shape]
         if all(isinstance(s, int) for s in values):
             return self.emit.ints(values)
+        if values and str(values[0]) in self.grids:
+            lead = self.emit.shape(self.grids[str(values[0])])
+            return self.emit.concat([lead, self.sizes(values[1:])], 0) if values[1:] else lead
         return self.emit.concat([self.size(s) for s in values], 0)
 
     def reshape(self, value: Any, target: Sequence[Any]) -> Value:
@@ -286,3 +304,15 @@ class AtenNet:
         ones = len(target) - len(source)
         wanted = [t if i < ones or not same[i - ones] else 1 for i, t in enumerate(target)]
         return self.emit.broadcast(x, self.sizes(wanted))
+
+
+def join_lead(emit: Emit, x: Value) -> Value:
+    """[batch, time, ...] as [batch * time, ...]."""
+    shape = emit.shape(x)
+    count = emit.call("mul", emit.slice(shape, 0, 0, 1), emit.slice(shape, 0, 1, 2))
+    return emit.reshape_to(x, emit.concat([count, emit.slice(shape, 0, 2)], 0))
+
+
+def split_lead(emit: Emit, x: Value, grid: Value) -> Value:
+    """[batch * time, ...] as [batch, time, ...], as long as a grid."""
+    return emit.reshape_to(x, emit.concat([emit.shape(grid), emit.slice(emit.shape(x), 0, 1)], 0))

@@ -178,7 +178,9 @@ def _full(b: AtenNet, _: Any, *numbers: Any, **__: Any) -> Any:
 
 def _filled_as(b: AtenNet, number: Any) -> Value:
     shape = b.shape()
-    if shape and str(shape[0]) in b.ragged:  # one number everywhere, as many rows as the tensor it is like
+    symbol = str(shape[0]) if shape else None
+    if symbol in b.ragged and symbol not in b.grids:
+        # one number everywhere, as many rows as the tensor it is like
         sources = b.node.all_input_nodes if b.node is not None else []
         like = next((node for node in sources if not is_size(node) and b.is_ragged(node)), None)
         if like is None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -13,8 +14,9 @@ from stepnet.errors import IRError
 from stepnet.watchers import Instead
 
 from .aten import AtenNet, is_known
-from .graph import Graph, LoopInput, Value
-from .trace import Program, program
+from .calls import Calls, Lengths
+from .graph import Graph, LoopInput, Target, Value
+from .trace import Program, program, sizes_of
 
 Body = Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]]
 
@@ -62,7 +64,16 @@ class BodyTrace:
         dynamic = [
             {d: False for d, size in enumerate(shape) if not isinstance(size, int)} for shape in self.shapes
         ]
-        return program(whole, owner, self.examples, dynamic, self.where, is_known)
+        made = program(whole, owner, self.examples, dynamic, self.where, is_known)
+        for node, dims in zip(made.inputs, dynamic, strict=True):
+            fixed = [size for d, size in enumerate(sizes_of(node.meta["val"])) if d in dims]
+            if any(isinstance(size, int) and size > 1 for size in fixed):
+                raise IRError(
+                    f"{self.where} cannot be written for any size of what it is given: "
+                    f"it became {max(size for size in fixed if isinstance(size, int))} in the trace",
+                    remedy="let sizes come from tensors (x.shape[0])",
+                )
+        return made
 
     def parameter(self, graph: Graph, at: int, name: str, cut: int | None = None) -> Value:
         """A parameter of the body for one of the arguments; `cut`: an axis that slices keep."""
@@ -80,10 +91,10 @@ class BodyTrace:
 
 
 class Nested(Instead):
-    """Answers for a recurrence inside a body: with an error."""
+    """Answers for a loop inside a body, for a format with no loops inside loops: with an error."""
 
-    def __init__(self, b: AtenNet, where: str) -> None:
-        self.where, self.target = where, b.emit.graph.target
+    def __init__(self, target: Target, where: str) -> None:
+        self.target, self.where = target, where
 
     def __call__(self, *_: Any, **__: Any) -> Any:
         raise IRError(
@@ -94,3 +105,34 @@ class Nested(Instead):
 
     def loop(self, loop: Any, feeds: Any) -> Any:
         self()
+
+
+@contextmanager
+def inside(
+    b: AtenNet,
+    where: str,
+    inner: Calls | None,
+    *refused: Callable[[Any], AbstractContextManager[None]],
+    lengths: Lengths | None = None,
+) -> Iterator[None]:
+    """Answer for the calls that a body makes: by nodes; by an error, for a format with no loops inside loops.
+
+    Args:
+        b: the graph around the loop.
+        where: what is traced, for errors.
+        inner: the calls, as they were noted.
+        refused: what puts an error in place of each kind of call.
+        lengths: of the sequences of a LoDTensor.
+    """
+    with ExitStack() as stack:
+        if inner is not None:
+            stack.enter_context(inner.traced(lengths or no_lengths))
+        else:
+            for answered in refused:
+                stack.enter_context(answered(Nested(b.emit.graph.target, where)))
+        yield
+
+
+def no_lengths(_: Any) -> Any:
+    """Refuse sequences that are not those of the loop around."""
+    raise IRError("a recurrence runs over sequences that its step makes itself, and cannot be written")

@@ -9,14 +9,22 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from stepnet.checks import checked
 from stepnet.compiler.reach import reach
+from stepnet.data.tree import unflatten
 from stepnet.errors import IRError
+from stepnet.front.step import as_loop
+from stepnet.watchers import Instead
+
+from .graph import Target
 
 Answer = Callable[..., Any] | None
 _CALLS: dict[int, Any] = {}
@@ -53,7 +61,8 @@ def answered(hook: ContextVar[Answer], instead: Answer) -> Iterator[None]:
 class Recorder:
     """Answers for the calls of one kind by running them, and keeps what they were given."""
 
-    def __init__(self) -> None:
+    def __init__(self, target: Target) -> None:
+        self.target = target
         self.calls: list[int] = []
 
     def keep(self, call: Any) -> None:
@@ -65,7 +74,8 @@ class Recorder:
     def forget(self) -> None:
         """Let go of what was kept."""
         for number in self.calls:
-            _CALLS.pop(number, None)
+            for inner in calls_inside(_CALLS.pop(number, None)):
+                inner.forget()
 
 
 class Tracer:
@@ -82,6 +92,91 @@ class Tracer:
             raise IRError(f"the module {self.what} when it is traced")
         number = self.waiting.pop(0)
         return number, _CALLS[number]
+
+
+class AsLoop(Instead):
+    """Answers for a call of `recurrent` as for the loop that it is."""
+
+    def __call__(
+        self, step: Any, x: Any, state: Any, *, reverse: bool, level: int, axis: int, scopes: bool
+    ) -> Any:
+        with unanswered():
+            body, x_leaves, state_leaves = checked(step, x, state, level=level, axis=axis)
+        out = self.loop(*as_loop(body, x_leaves, state_leaves, reverse=reverse, level=level, axis=axis))
+        return out["y"], unflatten(body.state_spec, [out[name] for name in body.new_state_names])
+
+
+Lengths = Callable[[Any], Tensor]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of call: how something is made to answer for it, and what notes and traces it."""
+
+    answered: Callable[[Any], AbstractContextManager[None]]
+    recorder: Callable[[Target], Recorder]
+    tracer: Callable[[Sequence[int], Lengths], Tracer]
+
+
+KINDS: list[Kind] = []
+
+
+@contextlib.contextmanager
+def unanswered() -> Iterator[None]:
+    """Let the calls that are made in here run as they are."""
+    with contextlib.ExitStack() as stack:
+        for kind in KINDS:
+            stack.enter_context(kind.answered(None))
+        yield
+
+
+class Calls:
+    """The calls of a piece of code, those of each kind in their order."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.recorders = [kind.recorder(target) for kind in KINDS]
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note the calls that are made in here."""
+        with contextlib.ExitStack() as stack:
+            for kind, recorder in zip(KINDS, self.recorders, strict=True):
+                stack.enter_context(kind.answered(recorder))
+            yield
+
+    @contextlib.contextmanager
+    def traced(self, lengths: Lengths) -> Iterator[None]:
+        """Answer for the same calls by nodes. `lengths` gives those of a LoDTensor's sequences."""
+        with contextlib.ExitStack() as stack:
+            for kind, recorder in zip(KINDS, self.recorders, strict=True):
+                stack.enter_context(kind.answered(kind.tracer(recorder.calls, lengths)))
+            yield
+
+    def numbers(self) -> list[int]:
+        """The numbers of all calls."""
+        return [number for recorder in self.recorders for number in recorder.calls]
+
+    def forget(self) -> None:
+        """Let go of what was noted."""
+        for recorder in self.recorders:
+            recorder.forget()
+
+
+def calls_inside(call: Any) -> tuple[Calls, ...]:
+    """What the body of a loop was noted to call."""
+    inner = getattr(call, "inner", None)
+    return tuple(calls for calls in (inner if isinstance(inner, tuple) else (inner,)) if calls is not None)
+
+
+def inner_calls(target: Target, run: Callable[[], Any]) -> Calls | None:
+    """The calls that the body of a loop makes as it runs; None for a format with no loops inside loops."""
+    if target.nested is not None:
+        return None
+    calls = Calls(target)
+    with torch.no_grad(), calls.noted():
+        run()
+    return calls
 
 
 def places_of(

@@ -54,14 +54,14 @@ class Target:
     """The format that a graph is for, as errors call it.
 
     `unit` is one op of it, `ops` all of them, `nested` what it cannot hold where a loop has another in its
-    body. `refused` says of ops of `stepnet.ir.ops` why the format has none, `takes` whether it has an op, or
-    a fast form, for a known cell; others are loops like any.
+    body, or None. `refused` says of ops of `stepnet.ir.ops` why the format has none, `takes` whether it has
+    an op, or a fast form, for a known cell; others are loops like any.
     """
 
     name: str
     unit: str
     ops: str
-    nested: str
+    nested: str | None
     refused: Mapping[str, str]
     takes: Callable[[Cell], bool]
 
@@ -210,9 +210,10 @@ class Graph:
         inputs = (x, *states) if lengths is None else (x, *states, lengths)
         return self._add(Node("cell", inputs, {}, dtypes, name, cell))
 
-    def result(self, value: Value, names: Sequence[str] = (), shape: Sequence[int] = ()) -> int:
-        """An output of the graph; the number of its node. Those of a body need no name and no shape."""
-        attributes = {"names": tuple(names), "shape": tuple(shape)}
+    def result(self, value: Value, names: Sequence[str] = (), shape: Sequence[int] | None = None) -> int:
+        """An output of the graph; the number of its node. Those of a body need no name, and a shape
+        only where it cannot be inferred."""
+        attributes = {"names": tuple(names), "shape": None if shape is None else tuple(shape)}
         self._add(Node("result", (value,), attributes, (self.dtype(value),)))
         return len(self.nodes) - 1
 

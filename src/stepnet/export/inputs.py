@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,8 @@ from stepnet.data.tree import flatten, names
 from stepnet.errors import IRError
 from stepnet.iterator.tensor_iterator import TensorIterator
 
-from .calls import call_of
+from .calls import call_of, calls_inside
+from .graph import Target
 from .iterators import LoopCall
 from .trace import Program, sizes_of
 
@@ -58,6 +59,8 @@ def _parameters(module: Any, count: int) -> list[str]:
     """Names of the first positional arguments."""
     if isinstance(module, TensorIterator):
         return list(module.inputs[:count])
+    if hasattr(module, "open_sizes"):  # it was read from a file
+        return list(module.open_sizes)[:count]
     function = module.forward if isinstance(module, nn.Module) else module
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     try:
@@ -68,16 +71,23 @@ def _parameters(module: Any, count: int) -> list[str]:
     return [known[i] if i < len(known) else f"input_{i}" for i in range(count)]
 
 
-def structures(inputs: Sequence[Input]) -> list[LoD]:
+def structures(inputs: Sequence[Input], target: Target) -> list[LoD]:
+    """The structures of the ragged inputs, by number.
+
+    Raises:
+        IRError: one has more levels than can be written.
+    """
+    most = 1 if target.nested is not None else 2
     found: dict[int, LoD] = {}
     for i in inputs:
         if i.lod is not None:
             found[i.lod] = i.value._lod
-            if len(i.value._lod.levels) > 1:
+            if len(i.value._lod.levels) > most:
                 raise IRError(
                     f"input '{i.name}' cannot be written: it has sequences of sequences",
                     got=f"{len(i.value._lod.levels)} levels",
-                    expected="one level: it becomes a padded input and its lengths",
+                    expected=f"{'one level' if most == 1 else 'two levels'}: it becomes a padded input and "
+                    "its lengths",
                 )
     return [found[k] for k in sorted(found)]
 
@@ -88,10 +98,26 @@ def batch_number(module: Any, inputs: Sequence[Input]) -> int:
     sizes |= {size for i in inputs if i.lod is not None for size in i.value.values.shape[1:]}
     if isinstance(module, nn.Module):
         sizes |= {size for t in (*module.parameters(), *module.buffers()) for size in t.shape}
+    counts = [i.value._lod.lengths(0) for i in inputs if i.lod is not None and i.value.lod_level > 1]
+    if any(n.numel() and int(n.max()) < 2 for n in counts):
+        raise IRError(
+            "an example of sequences of sequences holds no two sequences in one",
+            got=[n.tolist() for n in counts],
+            expected="two sequences at least in one of them",
+        )
     number = 101
-    while not all(number % d for d in range(2, 11)) or any(size % number == 0 for size in sizes if size):
+    while (
+        not all(number % d for d in range(2, 11))
+        or any(size % number == 0 for size in sizes if size)
+        or any(_repeats(n, number) in {*sizes, number} for n in counts)
+    ):
         number += 2
     return number
+
+
+def _repeats(counts: Tensor, number: int) -> int:
+    """How many sequences are in `number` sequences of sequences, which `counts` are repeated to."""
+    return int(counts[torch.arange(number) % max(1, len(counts))].sum()) if len(counts) else 0
 
 
 def repeated(inputs: Sequence[Input], count: int, dynamic: Dynamic | None) -> list[Input]:
@@ -99,7 +125,7 @@ def repeated(inputs: Sequence[Input], count: int, dynamic: Dynamic | None) -> li
     one for each sequence: in the dimensions that `dynamic` says, else the first that is as long as the batch.
     """
     first = next(i for i in inputs if i.lod is not None)
-    given = len(first.value._lod.levels[-1]) - 1
+    given = len(first.value._lod.levels[0]) - 1
     if not given:
         raise IRError(f"input '{first.name}' holds no sequence", expected="an example of one at least")
     chosen = torch.arange(count) % given
@@ -107,10 +133,10 @@ def repeated(inputs: Sequence[Input], count: int, dynamic: Dynamic | None) -> li
     made = []
     for i in inputs:
         if i.lod is not None:
-            if len(i.value._lod.levels[-1]) - 1 != given:
+            if len(i.value._lod.levels[0]) - 1 != given:
                 raise IRError(
                     f"input '{i.name}' has another number of sequences than '{first.name}'",
-                    got=len(i.value._lod.levels[-1]) - 1,
+                    got=len(i.value._lod.levels[0]) - 1,
                     expected=given,
                 )
             more = i.value.select_sequences(chosen)
@@ -133,10 +159,16 @@ def repeated(inputs: Sequence[Input], count: int, dynamic: Dynamic | None) -> li
 
 
 def dynamic_of(
-    inputs: Sequence[Input], lods: int, dynamic: Dynamic | None, where: str, *, wide: bool = False
+    inputs: Sequence[Input],
+    lods: int,
+    dynamic: Dynamic | None,
+    where: str,
+    *,
+    wide: bool = False,
+    declared: Dynamic | None = None,
 ) -> list[dict[int, bool]]:
     """The open dimensions of each tensor: those that were asked for, or else all that can be; the last one of
-    numbers, which mostly holds features, only if `wide`."""
+    numbers, which mostly holds features, only if `wide`. What was read from a file has `declared` them."""
     known = [i.name for i in inputs]
     unknown = [n for n in dynamic or () if n not in known]
     if unknown:
@@ -147,6 +179,9 @@ def dynamic_of(
             chosen.append({0: True})
         elif lods:  # the batch is a number that stands for any, see `repeated`
             chosen.append({})
+        elif declared is not None:
+            sizes = i.value.shape
+            chosen.append({d: False for d in declared.get(i.name, ()) if sizes[d] > 1})
         elif dynamic is None:
             last = i.value.dim() - 1 if i.value.dim() > 1 and i.value.is_floating_point() and not wide else -1
             chosen.append({d: False for d, size in enumerate(i.value.shape) if size > 1 and d != last})
@@ -179,6 +214,9 @@ def without_features(
                     features |= _symbols(leaf.meta["val"].shape[skip:])
         elif str(node.target).startswith("stepnet.iterator"):
             steps |= {text for size in _cut_sizes(node) for text in _symbols([size])}
+        if str(node.target).startswith("stepnet.") and isinstance(node.args[0], int):
+            steps |= set(_inner_sizes(call_of(node.args[0])))
+    features -= steps
     kept = []
     for node, dims, example in zip(made.inputs, chosen, examples, strict=True):
         shape = sizes_of(node.meta["val"])
@@ -198,6 +236,14 @@ def closed(made: Program) -> bool:
         elif str(node.target).startswith("stepnet.iterator"):
             sizes += _cut_sizes(node)
     return any(isinstance(size, int) for size in sizes)
+
+
+def _inner_sizes(call: Any) -> Iterator[str]:
+    """The sizes of time and batch of the recurrences inside a loop."""
+    for inner in calls_inside(call):
+        for number in inner.numbers():
+            yield from _symbols(getattr(call_of(number), "known", ()))
+            yield from _inner_sizes(call_of(number))
 
 
 def _cut_sizes(node: Any) -> list[Any]:

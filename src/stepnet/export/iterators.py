@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,17 +14,29 @@ from torch.fx import Node as FxNode
 from stepnet.compiler.capture import Replaced
 from stepnet.compiler.iteration import code_of
 from stepnet.compiler.reach import reach
-from stepnet.compiler.record import tensors_used
 from stepnet.ir import loop as ir
 from stepnet.iterator.tensor_iterator import INSTEAD
 from stepnet.user_line import user_line
 from stepnet.watchers import replaced
 
 from .aten import AtenNet, rule
-from .body_trace import BodyTrace, Nested
-from .calls import Recorder, Tracer, answered, call_of, places_of, traced_op
+from .body_trace import BodyTrace, inside, no_lengths
+from .calls import (
+    KINDS,
+    Calls,
+    Kind,
+    Recorder,
+    Tracer,
+    answered,
+    call_of,
+    inner_calls,
+    places_of,
+    traced_op,
+    unanswered,
+)
 from .emit import Emit
 from .graph import Loop, LoopInput, LoopOutput, Value
+from .reads import tensors_read
 
 
 @dataclass
@@ -35,6 +48,8 @@ class LoopCall:
     places: list[int]  # of the tensors the body uses, among those it reaches
     weights: list[Tensor]
     where: str
+    inner: Calls | None = None  # those that one iteration makes
+    known: list[Any] = field(default_factory=list)  # sizes of time, in its trace
 
     @property
     def ports(self) -> list[Any]:
@@ -66,9 +81,10 @@ def iterator(call: int, inputs: list[Tensor], weights: list[Tensor]) -> list[Ten
     feeds = dict(zip(made.sources, inputs, strict=True))
     swap = {id(t): fake for t, fake in zip(made.weights, weights, strict=True)}
     body = made.loop.body
-    with Replaced(swap), answered(INSTEAD, None):
+    with Replaced(swap), unanswered() if made.inner is None else made.inner.traced(no_lengths):
         results = body(*(part_of(port, feeds[port.source]) for port in made.ports))
     named = dict(zip(body.results, results, strict=True))
+    made.known += [feeds[port.source].shape[port.axis] for port in made.loop.slices]
     first = next(iter(made.loop.slices), None)
     out = []
     for port in made.loop.outputs:
@@ -89,11 +105,14 @@ class LoopRecorder(Recorder):
         self, loop: ir.Loop, feeds: Mapping[str, Tensor], run: Callable[[], dict[str, Tensor]]
     ) -> dict[str, Tensor]:
         where = f"the TensorIterator over '{loop.body.name}' ({user_line().short})"
-        with answered(INSTEAD, None):
-            out = run()
+        with unanswered():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                out = run()
             made = LoopCall(loop, [], [], [], where)
             made.parts = [part_of(port, feeds[port.source]).detach().clone() for port in made.ports]
-            used = tensors_used(lambda: loop.body(*made.parts), made.parts)
+            used = tensors_read(lambda: loop.body(*made.parts), made.parts)
+            made.inner = inner_calls(self.target, lambda: loop.body(*made.parts))
         made.places = places_of(used, code_of(loop).function, where, "its body")
         made.weights = list(used)
         self.keep(made)
@@ -113,6 +132,13 @@ class LoopTracer(Tracer):
         return dict(zip((port.output for port in loop.outputs), out, strict=True))
 
 
+def _answered(instead: Any) -> Any:
+    return answered(INSTEAD, instead)
+
+
+KINDS.append(Kind(_answered, LoopRecorder, lambda calls, _: LoopTracer(calls)))
+
+
 @rule("stepnet.iterator")
 def _written(
     b: AtenNet, number: int, inputs: Sequence[FxNode], weights: Sequence[FxNode]
@@ -124,8 +150,7 @@ def _written(
     trace = BodyTrace(b, call.where, shapes, call.parts, weights, call.weights)
 
     def run(leaves: Sequence[Tensor], _: Sequence[Tensor]) -> Sequence[Tensor]:
-        refuse = Nested(b, call.where)
-        with replaced(refuse), answered(INSTEAD, refuse):
+        with inside(b, call.where, call.inner, replaced, _answered):
             return body(*leaves)
 
     program = trace.traced(run, code_of(loop).function)
@@ -136,8 +161,12 @@ def _written(
         for port, parameter in zip(call.ports, by_name.values(), strict=True)
     ]
     ins += trace.rest(graph, "shared_{}")
-    out = AtenNet(Emit(graph), call.where).run(program, [i.parameter for i in ins])
-    results = {name: graph.result(value) for name, value in zip(body.results, out, strict=True)}
+    net = AtenNet(Emit(graph), call.where)
+    out = net.run(program, [i.parameter for i in ins])
+    results = {}
+    for name, value, node in zip(body.results, out, program.outputs, strict=True):
+        shape = [size if isinstance(size, int) else -1 for size in net.shape(node)]
+        results[name] = graph.result(value, shape=shape)
     ranks = {name: node.meta["val"].dim() for name, node in zip(body.results, program.outputs, strict=True)}
     outs = [LoopOutput(results[port.result], **_cut(port, ranks[port.result])) for port in loop.outputs]
     edges = tuple((results[edge.result], by_name[edge.parameter]) for edge in loop.back_edges)

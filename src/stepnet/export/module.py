@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,16 +12,12 @@ from torch.nn.utils.rnn import PackedSequence
 from stepnet.data.lod import LoDTensor
 from stepnet.data.offsets import LoD
 from stepnet.data.outputs import Outputs
-from stepnet.data.sequence import INSTEAD as SEQUENCES
 from stepnet.data.tree import flatten, names, unflatten
 from stepnet.errors import IRError
-from stepnet.iterator.tensor_iterator import INSTEAD as LOOPS
-from stepnet.repeat import INSTEAD as WHILE_LOOPS
-from stepnet.watchers import replaced
 
-from . import aten_math, aten_shape, sequences  # noqa: F401  (they fill the table)
-from .aten import AtenNet, is_known
-from .calls import answered
+from . import aten_math, aten_shape, iterators, recurrences, sequences, while_loops  # noqa: F401  (they fill tables)
+from .aten import AtenNet, is_known, join_lead, split_lead
+from .calls import Calls
 from .emit import Emit
 from .graph import Graph, Target, Value
 from .inputs import (
@@ -36,11 +31,8 @@ from .inputs import (
     structures,
     without_features,
 )
-from .iterators import LoopRecorder, LoopTracer
-from .recurrences import RecurrenceRecorder, RecurrenceTracer
 from .scans import Steps, mask_of
-from .trace import Program, program, sizes_of
-from .while_loops import WhileRecorder, WhileTracer
+from .trace import BATCH, AnyNumber, Numbers, Program, program, sizes_of
 
 
 def module_graph(
@@ -67,44 +59,40 @@ def module_graph(
     if any(i.lod is not None for i in inputs):
         batch = batch_number(module, inputs)
         inputs = repeated(inputs, batch, dynamic)
-    recorders = RecurrenceRecorder(), LoopRecorder(), WhileRecorder()
+    calls = Calls(target)
     try:
-        recurrences, loops, while_loops = recorders
-        with (
-            torch.no_grad(),
-            replaced(recurrences),
-            answered(LOOPS, loops),
-            answered(WHILE_LOOPS, while_loops),
-        ):
+        with torch.no_grad(), calls.noted():
             a, k = unflatten(spec, [i.value for i in inputs])
             outputs = _outputs(_plain(module(*a, **k)), where)
-        calls = [recorder.calls for recorder in recorders]
         trace = _Trace(module, where, spec, inputs, calls, dynamic)
         return _graph(Graph(name, target), trace, outputs, batch)
     finally:
-        for recorder in recorders:
-            recorder.forget()
+        calls.forget()
 
 
 class _Trace:
     """A module that is traced with what was noted when it ran for real."""
 
     def __init__(
-        self, module: Any, where: str, spec: Any, inputs: list[Input], calls: list[list[int]],
+        self, module: Any, where: str, spec: Any, inputs: list[Input], calls: Calls,
         dynamic: Dynamic | None,
     ) -> None:  # fmt: skip
         self.module, self.where, self.spec, self.inputs, self.calls = module, where, spec, inputs, calls
         self.dynamic = dynamic
+        self.declared: Dynamic | None = getattr(module, "open_sizes", None) if dynamic is None else None
         self.tensors = [i for i in inputs if isinstance(i.value, (Tensor, LoDTensor))]
-        self.lods = structures(inputs)
+        self.lods = structures(inputs, calls.target)
         self.examples = [i.value.values if isinstance(i.value, LoDTensor) else i.value for i in self.tensors]
-        self.examples += [lod.lengths() for lod in self.lods]
+        self.levels = [level for lod in self.lods for level in range(len(lod.levels))]
+        self.examples += [lod.lengths(level) for lod in self.lods for level in range(len(lod.levels))]
 
     def program(self) -> Program:
         """The module with as many sizes left open as was asked for, or else as make sense."""
-        where, lods = self.where, len(self.lods)
-        chosen = dynamic_of(self.tensors, lods, self.dynamic, where)
+        where, lods = self.where, len(self.levels)
+        chosen = dynamic_of(self.tensors, lods, self.dynamic, where, declared=self.declared)
         made = self._traced(chosen)
+        if self.declared is not None:
+            return made
         if self.dynamic is None and closed(made):  # time may be the last dimension
             chosen = dynamic_of(self.tensors, lods, self.dynamic, where, wide=True)
             made = self._traced(chosen)
@@ -128,25 +116,18 @@ class _Trace:
             rows = next(values)
             lod = shared.setdefault(i.lod, LoD.trusted(self.lods[i.lod].levels, rows.shape[0]))
             rebuilt.append(LoDTensor._make(rows, lod))
-        counts = dict(zip(shared, values, strict=True))
-        by_lod = {id(shared[k]): length for k, length in counts.items()}
+        by_offsets = {id(level): next(values) for lod in self.lods for level in lod.levels}
 
-        def lengths(x: LoDTensor) -> Tensor:
-            if id(x._lod) not in by_lod:
+        def lengths(offsets: Tensor) -> Tensor:
+            if id(offsets) not in by_offsets:
                 raise IRError(
                     f"{self.where} cannot be written: "
                     "a recurrence runs over sequences that are not an input's"
                 )
-            return by_lod[id(x._lod)]
+            return by_offsets[id(offsets)]
 
         args, kwargs = unflatten(self.spec, rebuilt)
-        recurrences, loops, while_loops = self.calls
-        tracer = RecurrenceTracer(recurrences, lengths)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(answered(SEQUENCES, tracer.sequences))
-            stack.enter_context(replaced(tracer))
-            stack.enter_context(answered(LOOPS, LoopTracer(loops)))
-            stack.enter_context(answered(WHILE_LOOPS, WhileTracer(while_loops)))
+        with self.calls.traced(lengths):
             results, _ = flatten(_plain(self.module(*args, **kwargs)))
         return [leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in results]
 
@@ -154,29 +135,49 @@ class _Trace:
 def _graph(graph: Graph, trace: _Trace, outputs: list[str], batch: int) -> Graph:
     """The program of a module as nodes."""
     made = trace.program()
+    numbers: dict[int, AnyNumber] = {batch: BATCH} if batch else {}
+    for k, lod in enumerate(trace.lods):
+        if len(lod.levels) > 1:
+            numbers[len(lod.levels[1]) - 1] = AnyNumber(f"sequences_{k}")
     inputs: list[Value] = []
     for i, node in zip(trace.tensors, made.inputs, strict=False):
-        shape = _shape(node, batch, i.lod is not None)
-        inputs.append(graph.parameter(i.name, node.meta["val"].dtype, shape))
-    ragged: dict[str, Value] = {}
-    for k, _ in enumerate(trace.lods):
+        levels = 0 if i.lod is None else len(trace.lods[i.lod].levels)
+        inputs.append(graph.parameter(i.name, node.meta["val"].dtype, _shape(node, numbers, levels)))
+    emit, outer = Emit(graph), {}
+    aten = AtenNet(emit, trace.where)
+    aten.numbers, aten.must_be_open = numbers, trace.dynamic is None and trace.declared is None
+    for k, lod in enumerate(trace.lods):
         text = "lengths" if len(trace.lods) == 1 else f"lengths_{k}"
-        inputs.append(graph.parameter(text, torch.int64, (-1,)))
-        for i, node in zip(trace.tensors, made.inputs, strict=False):
+        deep = len(lod.levels) > 1
+        lengths = graph.parameter(f"{text}_0" if deep else text, torch.int64, (-1,))
+        inputs.append(lengths)
+        if deep:
+            grid = graph.parameter(f"{text}_1", torch.int64, (-1, -1))
+            inside = emit.squeeze(mask_of(emit, Steps(1, False, lengths), grid), 2)
+            grid = emit.call("where", inside, grid, emit.scalar(0))
+            aten.ragged[f"sequences_{k}"], aten.grids[f"sequences_{k}"] = lengths, grid
+            lengths = emit.reshape(grid, [-1])
+            inputs.append(grid)
+        for at, (i, node) in enumerate(zip(trace.tensors, made.inputs, strict=False)):
             if i.lod == k:
-                ragged[str(node.meta["val"].shape[0])] = inputs[-1]
-    aten = AtenNet(Emit(graph), trace.where, ragged)
-    aten.batch = batch
-    aten.must_be_open = trace.dynamic is None
+                symbol = str(node.meta["val"].shape[0])
+                aten.ragged[symbol] = lengths
+                if deep:
+                    inputs[at], outer[symbol] = join_lead(emit, inputs[at]), aten.grids[f"sequences_{k}"]
     for value, node, text in zip(aten.run(made, inputs), made.outputs, outputs, strict=True):
-        graph.result(_ended(aten, node, value), (text,), _shape(node, batch, aten.is_ragged(node)))
+        symbol = str((aten.shape(node) or [None])[0])
+        ended = _ended(aten, node, value)
+        levels = int(symbol in aten.ragged) + int(symbol in outer)
+        if symbol in outer:
+            ended = split_lead(emit, ended, outer[symbol])
+        graph.result(ended, (text,), _shape(node, numbers, levels))
     return graph
 
 
-def _shape(node: Any, batch: int, ragged: bool) -> list[int]:
+def _shape(node: Any, numbers: Numbers, levels: int) -> list[int]:
     """The shape of a traced tensor, -1 where it is open; rows of ragged sequences are padded."""
-    shape = [size if isinstance(size, int) else -1 for size in sizes_of(node.meta["val"], batch)]
-    return [-1, -1, *shape[1:]] if ragged else shape
+    shape = [size if isinstance(size, int) else -1 for size in sizes_of(node.meta["val"], numbers)]
+    return [*[-1] * (levels + 1), *shape[1:]] if levels else shape
 
 
 def _ended(aten: AtenNet, node: Any, out: Value) -> Value:
@@ -184,7 +185,7 @@ def _ended(aten: AtenNet, node: Any, out: Value) -> Value:
     if not aten.is_ragged(node):
         return out
     emit, dtype = aten.emit, node.meta["val"].dtype
-    steps = Steps(1, False, aten.ragged[str(node.meta["val"].shape[0])])
+    steps = Steps(1, False, aten.ragged[str(aten.shape(node)[0])])
     mask = mask_of(emit, steps, out, len(node.meta["val"].shape) - 1)
     return emit.call("where", mask, out, emit.number(0, dtype))
 

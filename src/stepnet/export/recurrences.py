@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,25 +19,47 @@ from stepnet.compiler.inner_loops import is_guarded
 from stepnet.compiler.iteration import code_of, iteration
 from stepnet.compiler.pipeline import Compiled
 from stepnet.compiler.reach import reach
-from stepnet.compiler.record import tensors_used
 from stepnet.data.lod import LoDTensor
+from stepnet.data.offsets import LoD
+from stepnet.data.sequence import INSTEAD as SEQUENCES
 from stepnet.data.tree import LEAF, Spec, flatten, unflatten
 from stepnet.engine import find_plan, run
 from stepnet.errors import IRError, Unsupported
 from stepnet.executors import naive
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.torch_ops.executor import TORCH_OPS
+from stepnet.front.recorded_step import RecordedStep
 from stepnet.front.step import as_loop
+from stepnet.front.template import literals
 from stepnet.ir.loop import Loop, Sweep
 from stepnet.user_line import user_line
 from stepnet.watchers import Instead, replaced
 
 from .aten import AtenNet, rule
-from .calls import Recorder, Tracer, call_of, places_of, traced_op
-from .graph import Value
+from .body_trace import Nested, no_lengths
+from .calls import (
+    KINDS,
+    AsLoop,
+    Calls,
+    Kind,
+    Lengths,
+    Recorder,
+    Tracer,
+    answered,
+    call_of,
+    inner_calls,
+    places_of,
+    traced_op,
+    unanswered,
+)
+from .graph import Target, Value
+from .ragged_step import write_ragged_step
+from .reads import tensors_read
 from .rows import unwritable
 from .scans import Steps, write_plan
 from .whole_step import write_step
+
+_NO_GRAPH = "its Python asks tensors for values, or it draws random numbers"
 
 
 @dataclass
@@ -54,11 +77,21 @@ class RecurrenceCall:
     alone: bool  # whether its one row is all there ever is
     y: list[Any] = field(default_factory=list)
     y_spec: Spec = LEAF  # how what is joined is nested, by output
+    inner: Calls | None = None  # those that one step makes
+    known: list[Any] = field(default_factory=list)  # sizes of time and batch, in its trace
 
     @property
     def ragged(self) -> bool:
         """Whether it runs over sequences of different lengths."""
         return isinstance(self.x[0], LoDTensor)
+
+    @property
+    def above(self) -> bool:
+        """Whether its steps are whole sequences."""
+        first, level = self.x[0], self.sweep.level
+        if not isinstance(first, LoDTensor) or level is None:
+            return False
+        return level % first.lod_level != first.lod_level - 1
 
     @property
     def sweep(self) -> Sweep:
@@ -75,6 +108,20 @@ class RecurrenceCall:
     def where(self) -> str:
         """What it is called in errors."""
         return f"step '{self.loop.body.name}' ({self.line})"
+
+    @property
+    def parts(self) -> list[Any]:
+        """What one step is given of x: the first of each, or of sequences a short one for each."""
+        if not self.ragged:
+            return [leaf.select(self.axis, 0) for leaf in self.x]
+        batch = len(self.state[0]) if self.state else 0
+        offsets, some = LoD.from_lengths([[2] * batch]).levels, torch.arange(2 * batch)
+        parts = []
+        for leaf in self.x:
+            rows = leaf.values
+            rows = rows[some % len(rows)] if len(rows) else rows.new_zeros(2 * batch, *rows.shape[1:])
+            parts.append(LoDTensor._make(rows, LoD.trusted(offsets, 2 * batch)))
+        return parts
 
     def outputs(self, leaves: Sequence[Any]) -> dict[str, Any]:
         """The outputs of the loop from the leaves of what is joined and what is carried last."""
@@ -93,13 +140,17 @@ def recurrence(
         lead, batch = [first.shape[0]], state[0].shape[0] if state else 0
     else:
         lead, batch = list(first.shape[:2]), first.shape[int(made.axis != 1)]
+    made.known += [*lead, batch]
     for leaf in state if not made.ragged else ():
         torch._check(leaf.shape[0] == batch)
     for leaf in x[1:]:
         for own, other in zip(leaf.shape, lead, strict=False):
             torch._check(own == other)
     rows = _row_shapes(made, x, state, weights)
-    out = [first.new_empty([*lead, *shape], dtype=dtype) for shape, dtype in rows]
+    leads = [lengths[1].shape if made.above and leaf.lod_level == 1 else lead for leaf in made.y]
+    out = [
+        first.new_empty([*own, *shape], dtype=dtype) for own, (shape, dtype) in zip(leads, rows, strict=True)
+    ]
     return out + [s.new_empty([batch, *s.shape[1:]]) for s in state]
 
 
@@ -115,7 +166,7 @@ def _row_shapes(
     if made.ragged or all(isinstance(size, int) for shape in fixed for size in shape):
         return [(t.shape[skip:], t.dtype) for t in known]
     swap = {id(t): fake for t, fake in zip(made.weights, weights, strict=True)}
-    with Replaced(swap):
+    with Replaced(swap), unanswered() if made.inner is None else made.inner.traced(no_lengths):
         _, y, _ = iteration(made.loop, [t.select(int(made.axis == 1), 0) for t in x], state, ())
     return [(t.shape[1:], t.dtype) for t in y]
 
@@ -123,12 +174,13 @@ def _row_shapes(
 class RecurrenceRecorder(Recorder, Instead):
     """Answers for recurrences by running them, and keeps what was asked."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, target: Target) -> None:
+        super().__init__(target)
         self._alone = False
 
     def alone(self, decide: Callable[[], bool]) -> bool:
-        self._alone = decide()
+        with unanswered():
+            self._alone = decide()
         return self._alone
 
     def __call__(
@@ -139,16 +191,8 @@ class RecurrenceRecorder(Recorder, Instead):
             raise IRError(
                 f"the recurrence at {line} cannot be written: it keeps scopes", remedy="scopes=False"
             )
-        with replaced(None):
+        with unanswered():
             body, x_leaves, state_leaves = checked(step, x, state, level=level, axis=axis)
-            first = x_leaves[0]
-            if isinstance(first, LoDTensor) and level % first.lod_level != first.lod_level - 1:
-                raise IRError(
-                    f"the recurrence of step '{body.name}' ({line}) cannot be written: "
-                    "its steps are whole sequences",
-                    got=f"level={level} of {first.lod_level}",
-                    expected="a recurrence over the rows of each sequence",
-                )
             loop, feeds = as_loop(body, x_leaves, state_leaves, reverse=reverse, level=level, axis=axis)
             call = self._noted(loop, feeds, line)
             with warnings.catch_warnings():
@@ -162,7 +206,7 @@ class RecurrenceRecorder(Recorder, Instead):
         return y, final
 
     def loop(self, loop: Loop, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        with replaced(None):
+        with unanswered():
             call = self._noted(loop, feeds, user_line().short)
             if call.compiled is None:
                 out = naive.run(loop, feeds)
@@ -174,10 +218,16 @@ class RecurrenceRecorder(Recorder, Instead):
 
     def _noted(self, loop: Loop, feeds: Mapping[str, Any], line: str) -> RecurrenceCall:
         """What is known of a recurrence before it runs."""
-        code = code_of(loop).function
         x, state, _ = ([feeds[source] for source in part] for part in loop.sources)
         call = RecurrenceCall(loop, x, state, [], [], None, None, line, self._alone)
         self._alone = False
+        if call.above and (self.target.nested is not None or any(leaf.lod_level != 2 for leaf in x)):
+            raise IRError(
+                f"the recurrence of {call.where} cannot be written: its steps are whole sequences",
+                got=f"level={call.sweep.level} of {x[0].lod_level}",
+                expected="a recurrence over the rows of each sequence",
+            )
+        code = _code(loop)
         tensors = reach(code, everything=True).tensors
         try:
             entry, reads, _ = find_plan(loop, feeds, backend=TORCH_OPS.name)
@@ -190,25 +240,44 @@ class RecurrenceRecorder(Recorder, Instead):
                 call.compiled = None  # a graph cannot ask whether the plan holds, and has no generator
         except Unsupported as error:
             call.refusal = error
+        whole = call.above or not call.ragged  # so may its step be written
+        parts = call.parts if whole else []
+        if whole and call.compiled is None and self.target.nested is not None:
+            with replaced(Nested(self.target, f"the recurrence of {call.where}")):
+                iteration(loop, parts, state, ())
         if call.compiled is None:
-            call.places = [] if call.ragged else _used(call)
+            call.places = _used(call) if whole else []
+        if whole:
+            call.inner = inner_calls(self.target, lambda: iteration(loop, parts, state, ()))
         call.weights = [tensors[p] for p in call.places]
         return call
 
 
+def _code(loop: Loop) -> Any:
+    """What all that a body reads is found from: of a frame, also what the calls in it are given."""
+    code = code_of(loop).function
+    if not isinstance(code, RecordedStep):
+        return code
+    return [code, *(leaf for call in code.step.calls for leaf in literals((call.args, call.kwargs)))]
+
+
 def _used(call: RecurrenceCall) -> list[int]:
     """Places of the tensors that a step without a plan reads."""
-    first = [leaf.select(call.axis, 0) for leaf in call.x]
-    used = tensors_used(lambda: iteration(call.loop, first, call.state, ()), [*first, *call.state])
-    return places_of(used, code_of(call.loop).function, call.where, owner="step")
+    parts, code = call.parts, _code(call.loop)
+    known = [*(leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in parts), *call.state]
+    used = tensors_read(lambda: iteration(call.loop, parts, call.state, ()), known)
+    if call.above:  # offsets, and what follows from them, are made out of sight
+        reached = {id(t) for t in reach(code, everything=True).tensors}
+        used = [t for t in used if id(t) in reached]
+    return places_of(used, code, call.where, owner="step")
 
 
-class RecurrenceTracer(Tracer, Instead):
+class RecurrenceTracer(Tracer, AsLoop):
     """Answers for recurrences by one node each of the graph that is being traced."""
 
     what = "makes another number of recurrences"
 
-    def __init__(self, calls: Sequence[int], lengths: Callable[[LoDTensor], Tensor]) -> None:
+    def __init__(self, calls: Sequence[int], lengths: Lengths) -> None:
         super().__init__(calls)
         self.lengths = lengths
 
@@ -216,35 +285,45 @@ class RecurrenceTracer(Tracer, Instead):
         """What was decided when the next recurrence was made for real."""
         return bool(self.waiting) and call_of(self.waiting[0]).alone
 
-    def __call__(
-        self, step: Any, x: Any, state: Any, *, reverse: bool, level: int, axis: int, scopes: bool
-    ) -> Any:
-        with replaced(None):
-            body, x_leaves, state_leaves = checked(step, x, state, level=level, axis=axis)
-        out = self.loop(*as_loop(body, x_leaves, state_leaves, reverse=reverse, level=level, axis=axis))
-        return out["y"], unflatten(body.state_spec, [out[name] for name in body.new_state_names])
-
     def loop(self, loop: Loop, feeds: Mapping[str, Any]) -> dict[str, Any]:
         number, made = self.next()
         x, state, _ = ([feeds[source] for source in part] for part in loop.sources)
-        tensors = reach(code_of(loop).function, everything=True).tensors
+        tensors = reach(_code(loop), everything=True).tensors
         weights = [tensors[p] for p in made.places]
         rows, lengths = x, list[Tensor]()
         if made.ragged:
-            rows, lengths = [leaf.values for leaf in x], [self.lengths(x[0])]
+            rows, levels = [leaf.values for leaf in x], x[0]._lod.levels
+            lengths = [self.lengths(level) for level in (levels if made.above else levels[-1:])]
         elif made.axis > 1:
             rows = [leaf.movedim(made.axis, 0) for leaf in x]
         out = torch.ops.stepnet.recurrence(number, rows, state, weights, lengths)
         y, final = out[: len(made.y)], out[len(made.y) :]
         if made.ragged:
-            y = [LoDTensor._make(leaf, x[0]._lod) for leaf in y]
+            lods = [x[0]._lod] * len(y)
+            if made.above:
+                lods = [
+                    lods[0] if old.lod_level == 2 else LoD.trusted(lods[0].levels[:1], leaf.shape[0])
+                    for old, leaf in zip(made.y, y, strict=True)
+                ]
+            y = [LoDTensor._make(leaf, lod) for leaf, lod in zip(y, lods, strict=True)]
         elif made.axis > 1:
             y = [leaf.movedim(0, made.axis) for leaf in y]
         return made.outputs([*y, *final])
 
     def sequences(self, kind: str, of: LoDTensor, x: Tensor, pad: float) -> Tensor:
         """An operation on whole sequences as one node."""
-        return torch.ops.stepnet.sequences(kind, of.values, x, self.lengths(of), float(pad))
+        lengths = self.lengths(of._lod.levels[-1])
+        return torch.ops.stepnet.sequences(kind, of.values, x, lengths, float(pad))
+
+
+@contextmanager
+def _answered(instead: Any) -> Iterator[None]:
+    sequences = getattr(instead, "sequences", None)
+    with replaced(instead), answered(SEQUENCES, sequences):
+        yield
+
+
+KINDS.append(Kind(_answered, RecurrenceRecorder, RecurrenceTracer))
 
 
 @rule("stepnet.recurrence")
@@ -254,6 +333,7 @@ def _written(
 ) -> list[Value]:  # fmt: skip
     call: RecurrenceCall = call_of(number)
     y, finals = _lowered(b, call, x, state, weights, lengths)
+    finals = [b.table(final, node) for node, final in zip(state, finals, strict=True)]
     for node, final in zip(state, finals, strict=True):
         if final != b.out(node):
             b.emit.graph.carried[final] = b.out(node)
@@ -267,11 +347,13 @@ def _lowered(
     where = f"the recurrence of {call.where}"
     steps = Steps(1 if call.ragged or call.axis == 1 else 0, call.sweep.reverse, _lengths(b, call, x))
     _check_open(b, call, x, where)
-    states = [b.out(node) for node in state]
+    states = [b.flat(node) for node in state]
     given = [b.out(node) for node in x]
     values: list[Tensor | Value] = [
         b.constant(node) if b.is_constant(node) else b.out(node) for node in weights
     ]
+    if call.above:
+        return write_ragged_step(b, call, where, (x, state, weights, lengths))
     if call.compiled is not None and _fixed(b, x, state, weights, call):
         try:
             plan = call.compiled.hoisted
@@ -281,7 +363,7 @@ def _lowered(
                 raise unwritable(b.emit.graph.target, where, error.reason, error.line) from error
     if call.ragged:
         raise IRError(
-            f"{where} cannot be written over ragged sequences: {call.refusal}",
+            f"{where} cannot be written over ragged sequences: {call.refusal or _NO_GRAPH}",
             expected="a step whose rows are proved not to mix",
         )
     return write_step(b, call, where, given, states, (x, state, weights), steps)

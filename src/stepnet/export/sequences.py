@@ -23,12 +23,12 @@ def sequences(kind: str, rows: Tensor, x: Tensor, lengths: Tensor, pad: float) -
 @rule("stepnet.sequences")
 def _written(b: AtenNet, kind: str, rows: Any, x: Any, lengths: Any, pad: float) -> Value:
     emit, dtype = b.emit, b.dtype()
-    table, counts = b.out(rows), b.out(lengths)
+    table, counts = b.out(rows), b.flat(lengths)
     rank = len(b.shape()) - 1  # of the features
     if kind == "expand":
         lead = emit.slice(emit.shape(table), 0, 0, 2)
         shape = emit.concat([lead, b.sizes(b.shape()[1:])], 0) if rank else lead
-        return emit.broadcast(emit.unsqueeze(b.out(x), 1), shape)
+        return emit.broadcast(emit.unsqueeze(b.flat(x), 1), shape)
     mask = mask_of(emit, Steps(1, False, counts), table, rank)
     if kind in ("softmax", "max"):
         lowest = emit.number(float("-inf") if dtype.is_floating_point else torch.iinfo(dtype).min, dtype)
@@ -49,4 +49,4 @@ def _written(b: AtenNet, kind: str, rows: Any, x: Any, lengths: Any, pad: float)
                 count = emit.call("sqrt", count)
             pooled = emit.call("div", pooled, per_sequence(emit, count, rank))
     some = per_sequence(emit, emit.call("gt", counts, emit.scalar(0)), rank)
-    return emit.call("where", some, pooled, emit.number(pad, dtype))
+    return b.table(emit.call("where", some, pooled, emit.number(pad, dtype)), b.node)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,7 +78,7 @@ def program(
     return Program(tuple(inputs), constants, plain, tuple(outputs))
 
 
-class _Number:
+class AnyNumber:
     """A size that is any number in what is written, though it was one number in the trace."""
 
     class _Expression:
@@ -92,7 +92,8 @@ class _Number:
         return str(self.node.expr)
 
 
-BATCH = _Number("sequences")
+BATCH = AnyNumber("sequences")
+Numbers = Mapping[int, AnyNumber]  # by the numbers that they were
 
 
 class _Lines(TorchFunctionMode):
@@ -161,14 +162,14 @@ def _lowered(program: ExportedProgram, known: Known) -> ExportedProgram:
         return program.run_decompositions(table)
 
 
-def sizes_of(value: Tensor, batch: int = 0) -> list[Any]:
-    """The shape of a traced tensor. A size that the trace found to be fixed is an int; `batch` is the number
-    that stands for any number of sequences."""
+def sizes_of(value: Tensor, numbers: Numbers | None = None) -> list[Any]:
+    """The shape of a traced tensor. A size that the trace found to be fixed is an int; `numbers` are those
+    that stand for any number of sequences."""
     sizes = [
         int(size.node.expr) if isinstance(size, torch.SymInt) and size.node.expr.is_Integer else size
         for size in value.shape
     ]
-    return [BATCH if batch and isinstance(size, int) and size == batch else size for size in sizes]
+    return [numbers.get(size, size) if numbers and isinstance(size, int) else size for size in sizes]
 
 
 def line_of(node: FxNode) -> str | None:

@@ -13,7 +13,6 @@ from torch.fx import Node as FxNode
 from torch.overrides import TorchFunctionMode
 
 from stepnet.compiler.reach import reach
-from stepnet.compiler.record import tensors_used
 from stepnet.data.tree import Spec, flatten, unflatten
 from stepnet.errors import IRError
 from stepnet.front.step import describe_leaf, step_name
@@ -23,10 +22,23 @@ from stepnet.user_line import user_line
 from stepnet.watchers import replaced
 
 from .aten import AtenNet, rule
-from .body_trace import BodyTrace, Nested
-from .calls import Recorder, Tracer, answered, call_of, places_of, traced_op
+from .body_trace import BodyTrace, inside
+from .calls import (
+    KINDS,
+    Calls,
+    Kind,
+    Recorder,
+    Tracer,
+    answered,
+    call_of,
+    inner_calls,
+    places_of,
+    traced_op,
+    unanswered,
+)
 from .emit import Emit
 from .graph import Loop, LoopInput, LoopOutput, Value
+from .reads import tensors_read
 
 Path = tuple[int, ...]
 _ENDLESS = -1
@@ -45,6 +57,7 @@ class WhileCall:
     max_steps: int | None
     where: str
     sizes: list[Path]  # where condition and body refer to sizes that are left open
+    inner: tuple[Calls | None, Calls | None] = (None, None)  # those of the condition, of a turn
 
     def functions(self, sizes: Sequence[Tensor]) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """Condition and body with tensors in place of the sizes that they refer to."""
@@ -71,7 +84,7 @@ class WhileRecorder(Recorder):
                     remedy="create_whileloop writes loops over TensorArrays, recurrent those over LoDTensors",
                 )
         first = [torch.as_tensor(leaf) for leaf in leaves]
-        with answered(INSTEAD, None), replaced(None):
+        with unanswered():
             going = cond(*unflatten(spec, leaves))
             if isinstance(going, Tensor) and going.numel() != 1:
                 raise IRError(
@@ -80,10 +93,14 @@ class WhileRecorder(Recorder):
                     remedy="(...).any() in the condition, and torch.where in the body",
                 )
             given = [v.detach().clone() for v in first]
-            used = tensors_used(lambda: _both(cond, body)(*unflatten(spec, given)), given)
+            used = tensors_read(lambda: _both(cond, body)(*unflatten(spec, given)), given)
             out = while_loop(cond, body, loop_vars, max_steps=max_steps)
+        inner = (
+            inner_calls(self.target, lambda: cond(*unflatten(spec, given))),
+            inner_calls(self.target, lambda: cond(*_tuple(body(*unflatten(spec, given))))),
+        )
         places = places_of(used, _both(cond, body), where)
-        self.keep(WhileCall(cond, body, spec, first, places, used, max_steps, where, []))
+        self.keep(WhileCall(cond, body, spec, first, places, used, max_steps, where, [], inner))
         return out
 
 
@@ -108,8 +125,15 @@ class WhileTracer(Tracer):
         return list(result) if isinstance(loop_vars, list) else result
 
 
-def refused(where: str) -> Callable[..., Any]:
-    """What answers for a while loop inside a body: an error."""
+def _answered(instead: Any) -> Any:
+    return answered(INSTEAD, instead)
+
+
+KINDS.append(Kind(_answered, WhileRecorder, lambda calls, _: WhileTracer(calls)))
+
+
+def _refused(where: str) -> Callable[..., Any]:
+    """What answers for a while loop inside another, for a format with no loops inside loops: an error."""
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise IRError(f"{where} cannot be written: it runs a while loop inside")
@@ -190,13 +214,14 @@ def _written(
 
     def run(leaves: Sequence[Tensor], sizes: Sequence[Tensor], *, first: bool) -> list[Tensor]:
         cond, body = call.functions(sizes)
-        refuse, values = Nested(b, call.where), list(leaves)
+        values, inner = list(leaves), call.inner[not first]
         with (
-            Picked(), replaced(refuse), answered(LOOPS, refuse), answered(INSTEAD, refused(call.where)),
-        ):  # fmt: skip
+            Picked(),
+            answered(INSTEAD, _refused(call.where)),
+            inside(b, call.where, inner, replaced, lambda refuse: answered(LOOPS, refuse)),
+        ):
             if not first:
-                made = body(*unflatten(call.spec, values))
-                values = _same(call, tuple(made) if type(made) is list else made)
+                values = _same(call, _tuple(body(*unflatten(call.spec, values))))
             going = _condition(call, cond(*unflatten(call.spec, values)))
         return [going] if first else [going, *values]
 
@@ -218,6 +243,10 @@ def _written(
         body, ins, tuple(map(LoopOutput, results)), edges, trips=trips, condition=goes, goes_on=goes_on
     )
     return b.emit.graph.loop(loop, "while_loop")
+
+
+def _tuple(made: Any) -> Any:
+    return tuple(made) if type(made) is list else made
 
 
 def _condition(call: WhileCall, going: Any) -> Tensor:

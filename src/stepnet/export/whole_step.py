@@ -13,7 +13,7 @@ from stepnet.compiler.iteration import code_of, iteration
 from stepnet.watchers import replaced
 
 from .aten import AtenNet
-from .body_trace import BodyTrace, Nested
+from .body_trace import BodyTrace, inside
 from .emit import Emit
 from .graph import Loop, LoopInput, LoopOutput, Value
 from .scans import Steps
@@ -38,9 +38,9 @@ def write_step(
     examples = [*(leaf.select(call.axis, 0) for leaf in call.x), *call.state]
     trace = BodyTrace(b, where, shapes, examples, weight_nodes, call.weights)
 
-    def run(leaves: Sequence[Tensor], sizes: Sequence[Tensor]) -> list[Tensor]:
-        with warnings.catch_warnings(), replaced(Nested(b, where)):
-            _, y, new = iteration(call.loop, leaves[: len(x)], leaves[len(x) :], ())
+    def run(leaves: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
+        with warnings.catch_warnings(), inside(b, where, call.inner, replaced):
+            _spec, y, new = iteration(call.loop, leaves[: len(x)], leaves[len(x) :], ())
         return [*y, *new]
 
     program = trace.traced(run, code_of(call.loop).function)
@@ -62,7 +62,11 @@ def write_step(
     arguments += [i.parameter for i in inputs[len(x) :]]
     out = [inner.emit.copied(value) for value in inner.run(program, arguments)]
     results = [body.result(value) for value in out[len(call.y) :]]
-    joined = [body.result(inner.emit.unsqueeze(value, steps.time)) for value in out[: len(call.y)]]
+    joined = []
+    for value, node in zip(out[: len(call.y)], program.outputs, strict=False):
+        shape = [size if isinstance(size, int) else -1 for size in inner.shape(node)]
+        shape.insert(steps.time, 1)
+        joined.append(body.result(inner.emit.unsqueeze(value, steps.time), shape=shape))
     outputs = [*(LoopOutput(r, **steps.cut()) for r in joined), *(LoopOutput(r) for r in results)]
     edges = tuple(zip(results, carried, strict=True))
     made = b.emit.graph.loop(Loop(body, tuple(inputs), tuple(outputs), edges), name)

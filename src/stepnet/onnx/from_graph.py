@@ -49,7 +49,7 @@ ONNX = Target(
     name="ONNX",
     unit="op",
     ops="ops that ONNX has",
-    nested="a recurrence in the step of another",
+    nested=None,
     refused=dict.fromkeys(
         ("atan2", *RARE.keys() - OPS.keys(), "copysign", "fmod", "hypot", "trigamma"), "ONNX has no op for it"
     ),

@@ -47,7 +47,9 @@ class _Body:
         parts = [self.body.at(port.parameter) for port in self.sliced]
         if not slices:
             slices, parts = [self._steps()], [ir.val(self.w.name("step"), ir.DataType.INT64, [])]
-        rows = [self._own(self.body.results[port.result]) for port in joined]
+        for value, state in zip(self.new, self.states, strict=True):
+            value.shape = value.shape or state.shape  # a Scan needs it, and does not infer it from a Loop
+        rows = [self._row(port.result) for port in joined]
         axes = [port.axis if port.axis is not None else 0 for port in self.sliced] or [0]
         body = self._graph([*self.states, *parts], [*self.new, *rows])
         made = self.w.call(
@@ -86,6 +88,12 @@ class _Body:
             inputs, outputs, nodes=self.body.nodes, initializers=self.body.initializers,
             name=self.w.name(self.loop.body.name),
         )  # fmt: skip
+
+    def _row(self, result: int) -> ir.Value:
+        value, shape = self._own(self.body.results[result]), self.loop.body.nodes[result].attributes["shape"]
+        if shape is not None:
+            value.shape = ir.Shape([None if size < 0 else size for size in shape])
+        return value
 
     def _own(self, value: ir.Value) -> ir.Value:
         """A value that is an output of the body once, and made in it."""
@@ -181,7 +189,11 @@ def cell_nodes(w: GraphWriter, cell: Cell, inputs: list[ir.Value]) -> tuple[ir.V
     )
     y = w.call("Squeeze", y, w.numbers([1]))
     y = y if cell.time == 0 else w.call("Transpose", y, perm=swap)
-    return (*[y] * len(cell.joined), *(w.call("Squeeze", final, w.numbers([0])) for final in finals))
+    last = [w.call("Squeeze", final, w.numbers([0])) for final in finals]
+    if lengths is not None:  # ONNX Runtime's last state of a sequence of no steps is zero
+        some = w.call("Unsqueeze", w.call("Greater", lengths, w.numbers(0)), w.numbers([1]))
+        last = [w.call("Where", some, final, state) for final, state in zip(last, states, strict=True)]
+    return (*[y] * len(cell.joined), *last)
 
 
 def _ordered(weight: Tensor, gates: tuple[int, ...]) -> Tensor:

@@ -11,12 +11,16 @@ from torch import Tensor, nn
 
 from stepnet.data.dtypes import typed_shape
 from stepnet.errors import IRError, StepnetError
+from stepnet.export.open_sizes import Repeated, Sizes
 from stepnet.ir.last_uses import last_uses
 
 from .attributes import Attributes
 from .layers.elementwise import convert
 from .layers.row import Misfit, Row
+from .layers.sequences import SequenceRunner
 from .loops import IfRunner, LoopRunner, TensorIteratorRunner
+from .open_sizes import RULES as ON_SIZES
+from .open_sizes import on_sizes, plain
 from .records import Layer, Net
 from .table import ROWS, is_constant
 from .weights import Weights
@@ -33,6 +37,7 @@ ERRORS = (
     MemoryError,
 )
 _LONGEST = 2**20  # numbers in a value input
+_FEW = 64  # numbers in a constant that shapes are computed with
 
 
 @dataclass
@@ -46,6 +51,7 @@ class Node:
     values: tuple[int, ...]  # inputs given as Python numbers
     fixed: dict[int, Any] = field(default_factory=dict)  # those known when the file is read
     done: tuple[int, ...] = ()  # slots that no later node reads
+    known: dict[int, Any] = field(default_factory=dict)  # whole numbers of inputs that are constants
 
     def arguments(self, slots: Sequence[Any] | Mapping[int, Any]) -> list[Any]:
         """What the function is given."""
@@ -62,6 +68,12 @@ class Node:
             IRError: the inputs do not fit the layer.
         """
         try:
+            if any(isinstance(value, (Sizes, Repeated)) for value in arguments):
+                found = on_sizes(self.layer.type.lower(), arguments, self.known)
+                if found is not None:
+                    return (found,)
+                if not isinstance(self.run, SequenceRunner):
+                    arguments = [plain(value) for value in arguments]
             result = self.run(*arguments)
         except Misfit as misfit:
             raise self.error(misfit) from misfit
@@ -185,7 +197,12 @@ class Graph(nn.Module):
             raise IRError(
                 f"{layer.where}: {misfit.what}", got=misfit.got, expected=misfit.expected
             ) from misfit
-        return Node(layer, run, inputs, slots, row.values, fixed)
+        known = {}
+        for i, (source, _) in enumerate(layer.sources if layer.type.lower() in ON_SIZES else ()):
+            value = constants.get(source)
+            if value is not None and value.numel() <= _FEW and not value.is_floating_point():
+                known[i] = value.tolist()
+        return Node(layer, run, inputs, slots, row.values, fixed, known=known)
 
     def _plan_releases(self) -> None:
         """Let go of values after their last use; constants, parameters and results stay."""
@@ -212,7 +229,7 @@ class Graph(nn.Module):
                 slots[slot] = result
             for slot in node.done:
                 slots[slot] = None
-        return tuple(slots[slot] for slot in self.result_slots)
+        return tuple(plain(slots[slot]) for slot in self.result_slots)
 
     def tensors(self) -> Iterator[Tensor]:
         """Every constant of this graph and of those in it."""

@@ -6,6 +6,7 @@ They run as sweeps over rows where they can, and else by the plain loop.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from stepnet import iterator
 from stepnet.data.dtypes import dtype_name
 from stepnet.errors import IRError, Unsupported
 from stepnet.executors import naive
@@ -34,6 +36,7 @@ from stepnet.ir.loop import (
     Slice,
 )  # fmt: skip
 from stepnet.iterator.rows import RowLoop, show_declined
+from stepnet.iterator.tensor_iterator import INSTEAD
 
 from .hoisting import Hoisted, parameter_shape
 from .layers.row import Misfit
@@ -145,6 +148,57 @@ def _cut(row: PortRow) -> dict[str, Any]:
     }
 
 
+class _Positional:
+    """A body whose parameters are p0, p1, ..., and then the number of the iteration, if it gets one."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop, self.name = loop, loop.body.name
+        self.counts = [port for port in loop.inputs if isinstance(port, Iteration)]
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        fed = [name for name in loop.body.parameters if name not in {c.parameter for c in self.counts}]
+        self.places = {name: f"p{i}" for i, name in enumerate(fed)}
+        names = [*self.places.values(), *(["number"] if self.counts else [])]
+        self.__name__ = loop.body.name
+        self.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])
+
+    def __call__(self, *values: Tensor, **named: Tensor) -> tuple[Tensor, ...]:
+        given = (*values, *named.values())
+        known = dict(zip(self.places, given, strict=False))
+        for count in self.counts:
+            known[count.parameter] = (
+                given[-1].to(getattr(torch, count.dtype or "int64")).reshape([1] * count.rank)
+            )
+        out = self.loop.body(*(known[name] for name in self.loop.body.parameters))
+        return (*out, given[-1] + 1) if self.counts else tuple(out)
+
+
+def as_iterator(loop: Loop, feeds: Mapping[str, Any], outputs: Sequence[str]) -> tuple[Any, ...]:
+    """Run a loop that its slices end as a TensorIterator, which writers of other formats know."""
+    body = _Positional(loop)
+    results = {name: i for i, name in enumerate(loop.body.results)}
+    ports: list[Any] = []
+    for port in loop.inputs:
+        if isinstance(port, Iteration):
+            continue
+        ports.append(iterator.InputPort(f"i{len(ports)}", body.places[port.parameter], **_range(port)))
+    given = [feeds[port.source] for port in loop.inputs if not isinstance(port, Iteration)]
+    edges = [iterator.BackEdge(results[e.result], body.places[e.parameter]) for e in loop.back_edges]
+    if body.counts:
+        ports.append(iterator.InputPort("number", "number"))
+        edges.append(iterator.BackEdge(len(results), "number"))
+        given.append(torch.zeros((), dtype=torch.int64))
+    for port in loop.outputs:
+        ports.append(iterator.OutputPort(port.output, results[port.result], **_range(port)))
+    out = iterator.TensorIterator(body, ports, edges)(*given)
+    return tuple(out[name] for name in outputs)
+
+
+def _range(port: Any) -> dict[str, Any]:
+    """How a port is cut, as ports of a TensorIterator say it."""
+    names = ("axis", "start", "end", "stride", "part_size") if isinstance(port, (Slice, Concat)) else ()
+    return {name: getattr(port, name) for name in names}
+
+
 class RowRunner:
     """Runs the loop of a layer as a sweep over rows, where it has that form.
 
@@ -195,6 +249,8 @@ class TensorIteratorRunner:
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
         feeds = dict(zip(self.ports, values, strict=True))
+        if INSTEAD.get() is not None:  # what writes the model takes a TensorIterator
+            return as_iterator(self.loop, feeds, self.outputs)
         out = self.rows.run(feeds, self._counted(), self.reports)
         if out is None:
             out = naive.run(self.loop, feeds)
@@ -257,6 +313,8 @@ class LoopRunner:
         return name is not None and bool(getattr(self.graph, name).all())
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
+        if INSTEAD.get() is not None:
+            return self._written(values)
         trips, go = _one(values[0], "trip count"), bool(_one(values[1], "condition"))
         feeds = {f"port {port}": values[i] for port, i in self.index.items()}
         slices = [Cut.of(port, feeds[port.source]).steps for port in self.loop.slices]
@@ -274,6 +332,17 @@ class LoopRunner:
                 self._check_no_step()
             out = naive.run(self.loop, feeds | {GOING: go, LIMIT: trips})
         return tuple(out[f"port {port.id}"] for port in self.layer.outputs)
+
+    def _written(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """The loop as a TensorIterator, where nothing but its slices ends it.
+
+        Raises:
+            Misfit: a condition or a trip count ends it.
+        """
+        if self.condition is None or not self.loop.slices or not self._goes_on({}):
+            raise Misfit("a Loop that its condition or its trip count ends is not written in another format")
+        feeds = {f"port {port}": values[i] for port, i in self.index.items()}
+        return as_iterator(self.rows.loop, feeds, [f"port {port.id}" for port in self.layer.outputs])
 
     def _check_no_step(self) -> None:
         """Refuse outputs that are the last value of what only a step would give."""

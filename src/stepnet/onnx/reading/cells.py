@@ -11,6 +11,7 @@ from torch import Tensor
 
 from stepnet.api import recurrent
 from stepnet.data.lod import LoDTensor
+from stepnet.watchers import instead
 
 from .elementwise import UNARY, activation
 from .info import Info, Misfit, Run, op
@@ -109,7 +110,15 @@ class Cell:
             states = [self._first(s, d, x, batch, hidden) for s in first]
             state = tuple(states) if self.states > 1 else states[0]
             step = step_of(d, inputs)
-            if lengths is None:
+            if (
+                lengths is None
+                and x.shape[0] == 1
+                and instead() is None
+                and not torch.compiler.is_compiling()
+            ):
+                y, last = step(x[0], state)  # of a stream, say: there is nothing to loop over
+                y = y.unsqueeze(0)
+            elif lengths is None:
                 y, last = recurrent(step, x, state, reverse=reverse)
             else:
                 rows, last = recurrent(

@@ -19,6 +19,8 @@ from stepnet.file_model import LoopReport
 from stepnet.ir.loop import BackEdge, Concat, Invariant, Last, Loop, Merged, Slice
 from stepnet.iterator.rows import RowLoop, show_declined
 from stepnet.iterator.tensor_iterator import INSTEAD
+from stepnet.repeat import INSTEAD as WHILE_LOOPS
+from stepnet.repeat import while_loop
 
 from .info import Info, Misfit, Run, op
 
@@ -65,9 +67,27 @@ def _loop(node: Info) -> Run:
     if counted and not node.has(0) and node.known.get(1) not in (False, [False]):
         raise Misfit("the loop never ends", "no trip count, and a condition that stays true")
 
+    def written(trips: Any, going: Any, state: Sequence[Any], around: Mapping[Any, Any]) -> Sequence[Any]:
+        """The loop as a `while_loop`, for what writes the model."""
+        if scanned:
+            raise Misfit("a Loop that joins values of its steps is not written in another format")
+
+        def goes_on(step: Tensor, goes: Tensor, *_: Tensor) -> Tensor:
+            return goes if trips is None else goes & (step < trips.reshape(()))
+
+        def turn(step: Tensor, goes: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
+            again, *new = body.run((step, goes, *values), around)
+            return step + 1, again.reshape(()), *new
+
+        first = torch.ones((), dtype=torch.bool) if going is None else going.reshape(())
+        variables: Any = (torch.zeros((), dtype=torch.int64), first, *state)
+        return while_loop(goes_on, turn, variables)[2:]
+
     def run(*inputs: Any) -> Sequence[Any]:
         (trips, going, *state), outer = inputs[: carried + 2], inputs[carried + 2 :]
         around = dict(zip(node.outer, outer, strict=True))
+        if WHILE_LOOPS.get() is not None:
+            return written(trips, going, state, around)
         most = None if trips is None else _one(trips, "trip count")
         goes = True if going is None else bool(_one(going, "condition"))
         condition = torch.tensor(True) if going is None else going

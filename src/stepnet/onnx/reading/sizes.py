@@ -11,25 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from stepnet.export.open_sizes import Sizes
+
 from .info import Info, Misfit, op
-
-
-class Sizes:
-    """Whole numbers, some of which may be torch's symbols."""
-
-    def __init__(self, numbers: Any) -> None:
-        self.array = numbers if isinstance(numbers, np.ndarray) else np.array(numbers, dtype=object)
-
-    def tolist(self) -> Any:
-        """The numbers, as nested lists."""
-        return self.array.tolist()
-
-    def tensor(self) -> Tensor:
-        """The numbers as an int64 tensor."""
-        return torch.tensor(self.array.tolist(), dtype=torch.int64)
 
 
 @op("Shape")

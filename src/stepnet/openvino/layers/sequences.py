@@ -18,6 +18,7 @@ from stepnet.engine import run
 from stepnet.executors import naive
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.setting import check_backend
+from stepnet.export.open_sizes import Repeated
 from stepnet.file_model import LoopReport
 from stepnet.front.step import failure, next_state
 from stepnet.ir.loop import Loop
@@ -25,6 +26,7 @@ from stepnet.ir.sweep import over_rows
 from stepnet.iterator.rows import show
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
+from stepnet.watchers import Instead, instead
 
 from .cells import GRU, LSTM, RNN, Cell
 from .row import Function, Misfit, Row, shape_text
@@ -77,6 +79,9 @@ class SequenceRunner:
         count = self.cell.states
         states, lengths, (w, r, b) = rest[:count], rest[count], rest[count + 1 : count + 4]
         directions = 2 if self.direction == "bidirectional" else 1
+        saving = instead()
+        if saving is not None:
+            return self._saved(saving, x, states, lengths, (w, r, b))
         self._check(x, states, lengths, (w, r, b), directions)
         if any(t.is_meta for t in (x, *states)):
             y = torch.empty(
@@ -97,6 +102,22 @@ class SequenceRunner:
             y, final = self._run(step, x, tuple(s[:, d] for s in states), known, reverse)
             ys.append(y)
             finals.append(final)
+        return (torch.stack(ys, 1), *(torch.stack(parts, 1) for parts in zip(*finals, strict=True)))
+
+    def _saved(
+        self, saving: Instead, x: Tensor, states: Sequence[Tensor], lengths: Any, weights: Sequence[Tensor]
+    ) -> tuple[Tensor, ...]:
+        """The same as loops that what writes the model sees; its sequences are all whole."""
+        known = [lengths.size] if isinstance(lengths, Repeated) else lengths.tolist()
+        if not all(n == x.shape[1] for n in known):
+            raise Misfit("a sequence layer with lengths of its own is not written in another format")
+        ys, finals = [], []
+        for d in range(2 if self.direction == "bidirectional" else 1):
+            step = CellStep(self.cell, *(weight[d] for weight in weights))
+            loop = step.loop(level=None, reverse=self.direction == "reverse" or d == 1)
+            out = saving.loop(loop, dict(zip(step.parameters, (x, *(s[:, d] for s in states)), strict=True)))
+            ys.append(out["y"])
+            finals.append([out[name] for name in step.new])
         return (torch.stack(ys, 1), *(torch.stack(parts, 1) for parts in zip(*finals, strict=True)))
 
     def _run(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.export.open_sizes import Sizes
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.element_types import by_name
 from stepnet.openvino.records import Layer
@@ -187,7 +188,13 @@ def _tile(x: Tensor, repeats: Any) -> Tensor:
 
 def _shape_of(layer: Layer, attributes: Attributes) -> Function:
     dtype = by_name(attributes.text("output_type", "i64"), layer.where, "output_type").dtype
-    return lambda x: torch.tensor(list(x.shape), dtype=dtype)
+
+    def shape_of(x: Tensor) -> Any:
+        if torch.compiler.is_exporting():
+            return Sizes(list(x.shape), dtype)
+        return torch.tensor(list(x.shape), dtype=dtype)
+
+    return shape_of
 
 
 def _range(layer: Layer, attributes: Attributes) -> Function:

@@ -1,0 +1,36 @@
+"""Sizes as numbers that stay open while a model is traced: what readers of files compute shapes with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Sizes:
+    """Whole numbers, some of which may be torch's symbols."""
+
+    def __init__(self, numbers: Any, dtype: torch.dtype = torch.int64) -> None:
+        self.array = numbers if isinstance(numbers, np.ndarray) else np.array(numbers, dtype=object)
+        self.dtype = dtype
+
+    def tolist(self) -> Any:
+        """The numbers, as nested lists."""
+        return self.array.tolist()
+
+    def tensor(self) -> Tensor:
+        """The numbers as a tensor."""
+        return torch.tensor(self.array.tolist(), dtype=self.dtype)
+
+
+class Repeated:
+    """One size, as often as a tensor of sizes has elements: the lengths of sequences that are all whole."""
+
+    def __init__(self, size: Any, shape: list[Any], dtype: torch.dtype) -> None:
+        self.size, self.shape, self.dtype = size, shape, dtype
+
+    def tensor(self) -> Tensor:
+        """The numbers as a tensor."""
+        return torch.scalar_tensor(self.size, dtype=self.dtype).expand(self.shape)

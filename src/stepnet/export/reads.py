@@ -1,0 +1,34 @@
+"""The tensors that the body of a loop reads, the bodies of loops inside it among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from stepnet.compiler.record import tensors_used
+from stepnet.executors import naive
+from stepnet.ir.loop import Loop
+from stepnet.iterator.tensor_iterator import INSTEAD
+from stepnet.watchers import replaced
+
+from .calls import AsLoop, answered
+
+
+def tensors_read(run: Callable[[], Any], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Run a body for real, loops inside it plainly, and report the tensors it read besides `inputs`."""
+    with replaced(_Plainly()), answered(INSTEAD, _iterator):
+        used = tensors_used(run, inputs)
+    return [tensor for tensor in used if not tensor.is_meta]  # frames inside are recorded on those
+
+
+class _Plainly(AsLoop):
+    """Answers for recurrences, and for those of their steps, by the plain loop."""
+
+    def loop(self, loop: Loop, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        return naive.run(loop, feeds)
+
+
+def _iterator(loop: Loop, feeds: Mapping[str, Tensor], _: Any) -> dict[str, Any]:
+    return naive.run(loop, feeds)
