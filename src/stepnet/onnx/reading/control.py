@@ -118,6 +118,13 @@ def _loop(node: Info) -> Run:
     return run
 
 
+def is_watched() -> bool:
+    """Whether somebody watches the nodes, those of bodies among them."""
+    from .graph import SEEN  # which holds this table
+
+    return SEEN.get() is not None
+
+
 class ScanBody:
     """The graph of a Scan as the body of a loop: states, then what is cut, then what it reads from around.
 
@@ -263,7 +270,7 @@ class ScanRunner:
         feeds = dict(zip(self.body.parameters, values, strict=True))
         if INSTEAD.get() is not None:  # what writes the model takes a TensorIterator
             return tuple(self.iterator(**feeds))
-        out = self._compiled(feeds)
+        out = None if is_watched() else self._compiled(feeds)
         if out is None:
             out = naive.run(self.loop, feeds)
         return tuple(out[name] for name in self.body.results)

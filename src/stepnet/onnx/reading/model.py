@@ -48,6 +48,7 @@ class ONNXModel(nn.Module):
         inputs: name, shape and dtype of each input, in the order of the file.
         outputs: the same of each output.
         metadata: what the file notes of itself, text by key.
+        opset: the version of its operators.
     """
 
     takes_sequences = True
@@ -60,6 +61,7 @@ class ONNXModel(nn.Module):
             raise IRError(
                 f"{where}: of a set of operators that is not read", got=opset, expected=f"{OLDEST} on"
             )
+        self.opset = opset
         constants: dict[ir.Value, Tensor] = {}
         self.graph = Graph(model.graph, constants, opset, where, set())
         self.inputs = tuple(_socket(value) for value in inputs_of(model.graph))
