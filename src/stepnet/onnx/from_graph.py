@@ -68,12 +68,14 @@ class GraphWriter:
         names: how often a name was taken; shared by the graphs of a model.
         f16: whether weights of float32 are stored as float16.
         outer: the values of parameters of a body that are values of the graph around it.
+        prefix: of all names.
     """
 
     def __init__(
-        self, graph: Graph, names: dict[str, int], f16: bool, outer: dict[int, ir.Value] | None = None
-    ) -> None:
-        self.graph, self.names, self.f16 = graph, names, f16
+        self, graph: Graph, names: dict[str, int], f16: bool, outer: dict[int, ir.Value] | None = None,
+        prefix: str = "",
+    ) -> None:  # fmt: skip
+        self.graph, self.names, self.f16, self.prefix = graph, names, f16, prefix
         self.outer = outer
         self.nodes: list[ir.Node] = []
         self.initializers: list[ir.Value] = []
@@ -132,11 +134,11 @@ class GraphWriter:
     def name(self, stem: str) -> str:
         """A name that no other value or node of the model has."""
         count = self.names[stem] = self.names.get(stem, 0) + 1
-        return stem if count == 1 else self.name(f"{stem}_{count - 1}")
+        return self.prefix + stem if count == 1 else self.name(f"{stem}_{count - 1}")
 
     def body(self, graph: Graph, outer: dict[int, ir.Value]) -> GraphWriter:
         """A writer for the body of a loop."""
-        return GraphWriter(graph, self.names, self.f16, outer)
+        return GraphWriter(graph, self.names, self.f16, outer, self.prefix)
 
     def _nodes(self, node: Node, inputs: list[ir.Value]) -> Any:
         number, content = len(self._made), node.content
