@@ -124,7 +124,12 @@ class ONNXModel(nn.Module):
 
     def _checked(self, socket: Socket, value: Any) -> Any:
         if isinstance(value, (np.ndarray, np.generic)):
-            value = torch.from_numpy(np.array(value))
+            array = np.array(value)
+            try:
+                value = torch.from_numpy(array)
+            except TypeError as problem:
+                where = f"{self._where}: input '{socket.name}'"
+                raise IRError(f"{where} is of a type that torch has none for", got=array.dtype) from problem
         if socket.dtype is None:
             return list(value) if isinstance(value, (list, tuple)) else value
         where = f"{self._where}: input '{socket.name}'"
