@@ -1,7 +1,7 @@
 """A server of streams: each client sends frames over a websocket and gets an answer to each. Frames of many
 clients that have arrived meanwhile are one call of the model.
 
-Needs the extra `examples`. Serves 200 clients of its own, as fast as each can, and prints how long they waited.
+Needs the extra `examples`. Serves 200 clients of its own, as fast as each can, and prints their waits.
 """
 
 from __future__ import annotations

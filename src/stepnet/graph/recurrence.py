@@ -111,9 +111,7 @@ class Recurrence:
     def run(self, tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
         """The leaves of y and of the final state."""
         with _autocast(self.way.autocast):
-            y, final = self._asked(_ANSWER[0], tensors, sizes)
-        leaves = [leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in flatten(y)[0]]
-        return [t if t.is_contiguous() else t.contiguous() for t in (*leaves, *final)]
+            return _leaves(*self._asked(_ANSWER[0], tensors, sizes))
 
     def _asked(self, ask: Callable[..., Any], tensors: Sequence[Tensor], sizes: Sequence[int]) -> Any:
         """What `recurrent`, or who takes the same, answers for these tensors."""
@@ -126,12 +124,29 @@ class Recurrence:
         x, state, static = take(n_x), take(n_state), take(n_static)
         if way.levels:
             x = tuple(_ragged(rows, take(way.levels)) for rows in x)
-        how: dict[str, Any] = {"static": static} if n_static else {}
+        how: dict[str, Any] = {}
         if way.resets:
             (marks,) = take(1)
             how["resets"] = {way.resets: marks, "state": take(n_fresh) if n_fresh else None}
-        step = _bound(self.step, n_x, n_state, (*rest, *sizes), way.name)
-        return ask(step, x, state, reverse=way.reverse, axis=way.axis, backend=way.backend, **how)
+        return self._of_leaves(ask, x, (*state, *static), (*rest, *sizes), how)
+
+    def _of_leaves(
+        self, ask: Callable[..., Any], x: Sequence[Any], states: Sequence[Tensor], reads: Sequence[Any],
+        how: dict[str, Any],
+    ) -> Any:  # fmt: skip
+        way, n_x, n_state = self.way, *self.counts[:2]
+        if len(states) > n_state:
+            how["static"] = tuple(states[n_state:])
+        step = _bound(self.step, n_x, n_state, reads, way.name)
+        return ask(
+            step, tuple(x), tuple(states[:n_state]), reverse=way.reverse, axis=way.axis, backend=way.backend,
+            **how,
+        )  # fmt: skip
+
+    def on(self, x: Sequence[Any], states: Sequence[Tensor], reads: Sequence[Any]) -> list[Tensor]:
+        """As `run`, of leaves of x as they are cut; the states, then what is static; what the step reads."""
+        with _autocast(self.way.autocast):
+            return _leaves(*self._of_leaves(_ANSWER[0], x, states, reads, {}))
 
     def by_plan(
         self, tensors: Sequence[Tensor], sizes: Sequence[int], needs: Sequence[bool] | None
@@ -214,6 +229,11 @@ class Recurrence:
 
 _NEW: Any = object()
 _MADE: Any = object()  # by a call that went the long way, if there can be one
+
+
+def _leaves(y: Any, final: Sequence[Tensor]) -> list[Tensor]:
+    leaves = [leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in flatten(y)[0]]
+    return [t if t.is_contiguous() else t.contiguous() for t in (*leaves, *final)]
 
 
 def _bound(

@@ -32,6 +32,7 @@ class ONNXModel(FileModel):
         inputs: name, shape and dtype of each input, in the order of the file.
         outputs: the same of each output.
         metadata: what the file notes of itself, text by key.
+        opset: the version of its operators.
     """
 
     def __init__(self, model: ir.Model, where: str, *, trainable: bool) -> None:
@@ -40,6 +41,7 @@ class ONNXModel(FileModel):
             raise IRError(
                 f"{where}: of a set of operators that is not read", got=opset, expected=f"{OLDEST} on"
             )
+        self.opset = opset
         constants: dict[ir.Value, Tensor] = {}
         graph = Graph(model.graph, constants, opset, where, set())
         inputs, outputs = map(_socket, inputs_of(model.graph)), map(_socket, model.graph.outputs)
