@@ -449,10 +449,11 @@ def test_effects_are_those_of_the_plain_loop(name):
             warnings.simplefilter("always", SlowPathWarning)
             for _ in range(2):
                 y, final = recurrent(step, x, h, backend=backend)
+            compiles = name == "noise_of_a_generator"  # which is drawn before the loop
             if backend == "auto":
-                assert explain(step, x, h).executor == "naive"
+                assert explain(step, x, h).executor == ("c" if compiles else "naive")
         results.append((y.values, final, left()))
-        assert len(told) == (backend == "auto")
+        assert len(told) == (backend == "auto" and not compiles)
     assert results[0][2] == results[1][2]
     torch.testing.assert_close(results[1][:2], results[0][:2])
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._higher_order_ops import utils as _torch_control
+from torch._higher_order_ops.while_loop import while_loop_dense
 from torch.overrides import TorchFunctionMode
 
 from stepnet.data.modes import is_wrapped
@@ -70,9 +71,7 @@ def _cond(predicate: Any, if_true: Callable[..., Any], if_false: Callable[..., A
 
 def _while(cond: Callable[..., Any], body: Callable[..., Any], carried: Any, more: Any) -> Any:
     with _Met() as met:
-        result = carried
-        while cond(*result, *more):
-            result = tuple(body(*result, *more))
+        result = while_loop_dense(cond, body, tuple(carried), tuple(more))
     return _with_zeros(result, [*leaves(carried, Tensor), *met.tensors])
 
 
