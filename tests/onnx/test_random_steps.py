@@ -41,7 +41,7 @@ def steps(draw):
     return step, states
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(made=steps(), reverse=st.booleans(), axis=st.integers(0, 1), ragged=st.booleans())
 def test_a_random_step(made, reverse, axis, ragged, check, check_ragged):
     step, states = made
