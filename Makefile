@@ -33,7 +33,8 @@ coverage: setup
 # loop: an hour or two. Those that differ are printed as source.
 fuzz: setup
 	cd tests && ../$(BIN)/python -m fuzz 0 9000 eager && ../$(BIN)/python -m fuzz 9000 1000 auto && \
-		../$(BIN)/python -m fuzz.changes 0 2000
+		../$(BIN)/python -m fuzz.changes 0 2000 && \
+		../$(BIN)/python onnx/fuzz.py 10000
 
 lint: setup
 	$(BIN)/ruff check

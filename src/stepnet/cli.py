@@ -16,7 +16,7 @@ from .commands.run import run
 app = typer.Typer(
     help="Write one recurrent step in plain PyTorch; run it over ragged and nested sequences, unpadded.\n\n"
     "Start with **stepnet demo**, then read its model: it is short. The other commands are for models in"
-    " OpenVINO IR.",
+    " OpenVINO IR and in ONNX.",
     epilog="In Python: import stepnet; help(stepnet.recurrent)",
     no_args_is_help=True,
     add_completion=False,

@@ -114,11 +114,15 @@ class FileModel(nn.Module):
         return [self._checked(socket, values[socket.name]) for socket in self.inputs]
 
     def _checked(self, socket: Socket, value: Any) -> Any:
+        where = f"{self._where}: input '{socket.name}'"
         if isinstance(value, (np.ndarray, np.generic)):
-            value = torch.from_numpy(np.array(value))
+            array = np.array(value)
+            try:
+                value = torch.from_numpy(array)
+            except TypeError as problem:
+                raise IRError(f"{where} is of a type that torch has none for", got=array.dtype) from problem
         if socket.dtype is None:
             return list(value) if isinstance(value, (list, tuple)) else value
-        where = f"{self._where}: input '{socket.name}'"
         if not isinstance(value, Tensor):
             raise IRError(f"{where} must be a tensor or an array", got=type(value).__name__, expected=socket)
         floats = value.is_floating_point() and socket.dtype.is_floating_point

@@ -89,3 +89,20 @@ def test_compare(stepnet, model):
     assert found["loops"][0]["compiled"] is True
     assert {"stepnet", "onnxruntime"} <= set(found)
     assert "ONNX Runtime (2 runs each" in stepnet("compare", model, "--rounds", 2).out
+
+
+def test_inspect(stepnet, model, tmp_path):
+    code, out, err = stepnet("inspect", model, "--shape", "x=5,2,3", "--svg", tmp_path / "m.svg")
+    assert (code, err) == (0, "")
+    assert "operator set 20" in out
+    assert "compiled: " in out
+    assert (tmp_path / "m.svg").read_text().startswith("<svg")
+    found = json.loads(stepnet("inspect", model, "--shape", "x=5,2,3", "--json").out)
+    (scan,) = [layer for layer in found["net"]["layers"] if layer["type"] == "Scan"]
+    assert (scan["loop"]["steps"], scan["loop"]["compiled"]) == (5, True)
+    assert [socket["value"]["shape"] for socket in found["inputs"]] == [[-1, -1, 3]]
+    weights = sum(p.numel() for p in cells.MinGRU(3, 4).parameters())
+    assert 0 <= found["parameters"] - weights < 4  # and numbers that its step writes
+    products = [layer for layer in found["net"]["layers"] if layer["type"] in ("Gemm", "MatMul")]
+    assert sum(layer["cost"]["flops"] for layer in products) == 2 * 3 * 8 * 5 * 2  # outside, for all steps
+    assert stepnet("inspect", model, "--bin", "w.bin").code == 2

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import random
+import runpy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 import stepnet.onnx  # noqa: E402
-from stepnet import cells  # noqa: E402
 from stepnet.errors import IRError  # noqa: E402
 
 
@@ -145,28 +145,7 @@ def test_what_is_no_file(tmp_path):
 
 
 def test_changed_files(tmp_path):
-    """Bytes changed, cut out and put in: a model or an error."""
-    stepnet.onnx.save(stepnet.Recurrent(cells.GRU(2, 2)), tmp_path / "gru.onnx", (torch.ones(2, 2, 2),))
-    stepnet.onnx.save(stepnet.Recurrent(cells.MinGRU(2, 2)), tmp_path / "scan.onnx", (torch.ones(2, 2, 2),))
-    files = [(tmp_path / name).read_bytes() for name in ("gru.onnx", "scan.onnx")]
-    generator, told = random.Random(7), {"read": 0, "refused": 0}
-    for _ in range(300):
-        data = bytearray(generator.choice(files))
-        for _ in range(generator.choice((1, 2, 5))):
-            at = generator.randrange(len(data))
-            kind = generator.randrange(3)
-            if kind == 0:
-                data[at] = generator.randrange(256)
-            elif kind == 1:
-                del data[at : at + generator.randrange(1, 6)]
-            else:
-                data[at:at] = generator.randbytes(generator.randrange(1, 6))
-        path = tmp_path / "changed.onnx"
-        path.write_bytes(data)
-        try:
-            stepnet.onnx.load(path)
-        except IRError:
-            told["refused"] += 1
-        else:
-            told["read"] += 1
-    assert min(told.values()) > 2, told
+    """What a file says changed, and bytes: a model or an error, of a run, too; `fuzz.py` makes long runs."""
+    fuzz = runpy.run_path(str(Path(__file__).with_name("fuzz.py")))
+    told = fuzz["fuzz"](300, 7, tmp_path, fuzz["written"]())
+    assert min(told["IRError"], told["model that runs"], told["model, IRError when run"]) > 2, told

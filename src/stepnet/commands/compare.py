@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from .options import BIN, EITHER, INPUTS, SEED, SHAPES
+from .options import BIN, INPUTS, MODEL, SEED, SHAPES
 from .outcome import NO, told
 from .output import console
 
 
 def compare(
-    model: EITHER,
+    model: MODEL,
     bin: BIN = None,
     input: INPUTS = None,
     shape: SHAPES = None,

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from .options import BIN, EITHER, SHAPES, shapes_of
+from .options import BIN, MODEL, SHAPES, shapes_of
 from .outcome import CommandError, told
 from .output import console
 
 
 def convert(
-    model: EITHER,
+    model: MODEL,
     output: Annotated[
         Path, typer.Argument(metavar="NEW", help="Where to write: NEW.XML with NEW.bin, or NEW.ONNX.")
     ],

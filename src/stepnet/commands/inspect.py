@@ -27,11 +27,14 @@ def inspect(
 ) -> None:
     """Show a model: layers, loops with ports and back edges, what runs once and what at each step, cost.
 
-    Loops are tried on zeros to see whether they are compiled; the rest is told without running the model.
+    Loops are tried on zeros to see whether they are compiled; the rest is told without running the model. An
+    ONNX model is run on zeros.
     """
     with told():
         from stepnet.report.inspect import inspect_model
 
+        if model.suffix == ".onnx" and bin is not None:
+            raise CommandError(f"--bin {bin}: is for OpenVINO IR; an ONNX file names its weights itself")
         it = inspect_model(model, bin, shapes=shapes_of(shape))
         if svg is not None:
             try:

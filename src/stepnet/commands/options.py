@@ -11,8 +11,7 @@ import typer
 
 from .outcome import CommandError
 
-MODEL = Annotated[Path, typer.Argument(metavar="MODEL.XML", help="A model in OpenVINO IR, version 10 or 11.")]
-EITHER = Annotated[
+MODEL = Annotated[
     Path, typer.Argument(metavar="MODEL", help="MODEL.XML in OpenVINO IR, version 10 or 11, or MODEL.ONNX.")
 ]
 BIN = Annotated[

@@ -9,7 +9,7 @@ import typer
 
 from stepnet.data.dtypes import typed_shape
 
-from .options import BIN, EITHER, INPUTS, SEED, SHAPES
+from .options import BIN, INPUTS, MODEL, SEED, SHAPES
 from .outcome import CommandError, told
 from .output import console
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def run(
-    model: EITHER,
+    model: MODEL,
     bin: BIN = None,
     input: INPUTS = None,
     random: Annotated[bool, typer.Option("--random", help="Random values for inputs not given.")] = False,

@@ -109,14 +109,24 @@ class Recurrence:
         x, state, static = take(n_x), take(n_state), take(n_static)
         if way.levels:
             x = tuple(_ragged(rows, take(way.levels)) for rows in x)
-        how: dict[str, Any] = {"static": static} if n_static else {}
+        how: dict[str, Any] = {}
         if way.resets:
             (marks,) = take(1)
             how["resets"] = {way.resets: marks, "state": take(n_fresh) if n_fresh else None}
-        step = _bound(self.step, n_x, n_state, (*rest, *sizes), way.name)
+        return self.on(x, (*state, *static), (*rest, *sizes), **how)
+
+    def on(
+        self, x: Sequence[Any], states: Sequence[Tensor], reads: Sequence[Any], **how: Any
+    ) -> list[Tensor]:
+        """The same for leaves of x as they are cut; the states, then what is static; what the step reads."""
+        way, n_x, n_state = self.way, *self.counts[:2]
+        state, static = tuple(states[:n_state]), tuple(states[n_state:])
+        if static:
+            how["static"] = static
+        step = _bound(self.step, n_x, n_state, reads, way.name)
         with _autocast(way.autocast):
             y, final = _ANSWER[0](
-                step, x, state, reverse=way.reverse, axis=way.axis, backend=way.backend, **how
+                step, tuple(x), state, reverse=way.reverse, axis=way.axis, backend=way.backend, **how
             )
         leaves = [leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in flatten(y)[0]]
         return [t if t.is_contiguous() else t.contiguous() for t in (*leaves, *final)]

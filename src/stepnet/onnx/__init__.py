@@ -11,3 +11,4 @@ from .reading.model import ONNXModel as ONNXModel
 from .reading.model import load as load
 from .reading.model import supported_types as supported_types
 from .save import save as save
+from .translations import translations as translations

@@ -27,7 +27,7 @@ OPS: dict[str, tuple[str, dict[str, Any]]] = {
             "sinh": "Sinh", "cosh": "Cosh", "atan": "Atan", "asin": "Asin", "acos": "Acos",
 
             "hardswish": "HardSwish", "mish": "Mish", "softplus": "Softplus", "copy": "Identity",
-            "sub": "Sub", "mul": "Mul", "div": "Div", "floor_divide": "Div", "pow": "Pow",
+            "sub": "Sub", "div": "Div", "floor_divide": "Div", "pow": "Pow",
             "maximum": "Max", "minimum": "Min", "eq": "Equal", "lt": "Less", "le": "LessOrEqual",
             "gt": "Greater", "ge": "GreaterOrEqual", "and": "And", "or": "Or", "xor": "Xor",
             "prelu": "PRelu", "cumsum": "CumSum", "expand": "Expand", "tile": "Tile",
@@ -68,12 +68,14 @@ class GraphWriter:
         names: how often a name was taken; shared by the graphs of a model.
         f16: whether weights of float32 are stored as float16.
         outer: the values of parameters of a body that are values of the graph around it.
+        prefix: of all names.
     """
 
     def __init__(
-        self, graph: Graph, names: dict[str, int], f16: bool, outer: dict[int, ir.Value] | None = None
-    ) -> None:
-        self.graph, self.names, self.f16 = graph, names, f16
+        self, graph: Graph, names: dict[str, int], f16: bool, outer: dict[int, ir.Value] | None = None,
+        prefix: str = "",
+    ) -> None:  # fmt: skip
+        self.graph, self.names, self.f16, self.prefix = graph, names, f16, prefix
         self.outer = outer
         self.nodes: list[ir.Node] = []
         self.initializers: list[ir.Value] = []
@@ -132,11 +134,11 @@ class GraphWriter:
     def name(self, stem: str) -> str:
         """A name that no other value or node of the model has."""
         count = self.names[stem] = self.names.get(stem, 0) + 1
-        return stem if count == 1 else self.name(f"{stem}_{count - 1}")
+        return self.prefix + stem if count == 1 else self.name(f"{stem}_{count - 1}")
 
     def body(self, graph: Graph, outer: dict[int, ir.Value]) -> GraphWriter:
         """A writer for the body of a loop."""
-        return GraphWriter(graph, self.names, self.f16, outer)
+        return GraphWriter(graph, self.names, self.f16, outer, self.prefix)
 
     def _nodes(self, node: Node, inputs: list[ir.Value]) -> Any:
         number, content = len(self._made), node.content
@@ -189,7 +191,42 @@ def _cast(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
 @_rule("add")
 def _add(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
     made = None if w.outer is not None else _product_and_bias(w, *node.inputs)
+    made = _norm(w, node) if made is None else made
     return w.call("Add", *inputs) if made is None else made
+
+
+@_rule("mul")
+def _mul(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
+    made = _norm(w, node)
+    return w.call("Mul", *inputs) if made is None else made
+
+
+def _norm(w: GraphWriter, node: Node) -> ir.Value | None:
+    """What is normalized, times a weight, plus a bias, as one op: each would be one more pass over memory."""
+    bias, value = None, None
+    if node.op == "add":
+        parts = [(v, _made_once(w, v, "mul")) for v in node.inputs]
+        value = next((made for _, made in parts if made is not None), None)
+        bias = next((v for v, made in parts if made is None), None)
+        if value is None or bias is None:
+            return None
+    parts = [(v, _made_once(w, v, "normalize")) for v in (node if value is None else value).inputs]
+    norm = next((made for _, made in parts if made is not None), None)
+    weight = next((v for v, made in parts if made is None), None)
+    if norm is None or weight is None or not norm.attributes["sizes"]:
+        return None
+    numbers = [w.graph.nodes[v.node].content for v in (weight, bias) if v is not None]
+    sizes = tuple(norm.attributes["sizes"])
+    if not all(isinstance(t, Tensor) and tuple(t.shape) == sizes for t in numbers):
+        return None
+    given = [w.at(v) for v in (norm.inputs[0], weight, bias) if v is not None]
+    return w.call("LayerNormalization", *given, axis=-len(sizes), epsilon=norm.attributes["eps"])
+
+
+def _made_once(w: GraphWriter, value: Value, op: str) -> Node | None:
+    """The op that makes a value, if it is of this kind and nothing else reads it."""
+    made = w.graph.nodes[value.node]
+    return made if made.op == op and w.uses[value] == 1 else None
 
 
 def _product_and_bias(w: GraphWriter, product: Value, bias: Value) -> ir.Value | None:

@@ -39,7 +39,7 @@ def inspect_model(
     """Read a model and describe its layers, its loops, what runs how often, and what that costs.
 
     Args:
-        xml: the .xml file.
+        xml: the .xml file, or an .onnx file.
         bin: the file of weights; None: the .bin beside it.
         shapes: of inputs by name, for which steps and costs are counted. A dynamic dimension of another
             input is 1 if the model takes that.
@@ -47,6 +47,10 @@ def inspect_model(
     Raises:
         IRError: the files are no model, or a shape does not fit.
     """
+    if Path(xml).suffix == ".onnx":
+        from .inspect_onnx import inspect_onnx  # which needs an extra
+
+        return inspect_onnx(Path(xml), shapes or {})
     model = load(xml, bin)
     at, graph = sizes(model, shapes or {}), model.graph
     outputs = dict(zip(graph.net.results, (s.name for s in model.outputs), strict=True))

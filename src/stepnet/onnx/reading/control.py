@@ -105,6 +105,13 @@ def _loop(node: Info) -> Run:
     return run
 
 
+def is_watched() -> bool:
+    """Whether somebody watches the nodes, those of bodies among them."""
+    from .graph import SEEN  # which holds this table
+
+    return SEEN.get() is not None
+
+
 class ScanBody:
     """The graph of a Scan as the body of a loop: states, then what is cut, then what it reads from around.
 
@@ -243,7 +250,7 @@ class ScanRunner:
         return tuple(out[name] for name in self.body.results)
 
     def _by_name(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        out = self._compiled(feeds)
+        out = None if is_watched() else self._compiled(feeds)
         return naive.run(self.loop, feeds) if out is None else out
 
     def _compiled(self, feeds: Mapping[str, Any]) -> dict[str, Any] | None:

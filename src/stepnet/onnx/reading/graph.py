@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +62,11 @@ class Step:
         if len(result) < len(self.outputs):
             raise IRError(f"{self.where}: has more outputs than its operator", got=len(self.outputs))
         return result
+
+
+Watch = Callable[[Step, Sequence[Any], Sequence[Any]], object]
+# What watches a run: called with each node, what it was given and what it gave; loops run plainly for it.
+SEEN: ContextVar[Watch | None] = ContextVar("who watches nodes", default=None)
 
 
 class Graph:
@@ -152,8 +158,12 @@ class Graph:
         values: dict[ir.Value | None, Any] = {None: None}
         values.update((value, around[value]) for value in self.captured)
         values.update(zip(self.inputs, arguments, strict=True))
+        seen = SEEN.get()
         for step in self.steps:
-            results = step.call([values[value] for value in step.inputs])
+            arguments = [values[value] for value in step.inputs]
+            results = step.call(arguments)
+            if seen is not None:
+                seen(step, [plain(a) for a in arguments], [plain(r) for r in results])
             values.update(zip(step.outputs, results, strict=False))
             for value in step.done:
                 del values[value]

@@ -32,6 +32,7 @@ class ONNXModel(FileModel):
         inputs: name, shape and dtype of each input, in the order of the file.
         outputs: the same of each output.
         metadata: what the file notes of itself, text by key.
+        opset: the version of its operators.
     """
 
     def __init__(self, model: ir.Model, where: str, *, trainable: bool) -> None:
@@ -44,7 +45,7 @@ class ONNXModel(FileModel):
         graph = Graph(model.graph, constants, opset, where, set())
         inputs, outputs = map(_socket, inputs_of(model.graph)), map(_socket, model.graph.outputs)
         super().__init__(model.graph.name or "", where, tuple(inputs), tuple(outputs))
-        self.graph, self.metadata = graph, dict(model.metadata_props)
+        self.graph, self.metadata, self.opset = graph, dict(model.metadata_props), opset
         for sockets in (self.inputs, self.outputs):
             names = [socket.name for socket in sockets]
             if len(set(names)) < len(names):

@@ -131,7 +131,10 @@ def _gemm(node: Info) -> Run:
     turn_a, turn_b = node.get("transA", 0), node.get("transB", 0)
 
     def gemm(a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
-        out = (a.t() if turn_a else a) @ (b.t() if turn_b else b)
+        a, b = a.t() if turn_a else a, b if turn_b else b.t()
+        if alpha == beta == 1 and (c is None or c.shape == b.shape[:1]):
+            return F.linear(a, b, c)  # which adds c as it multiplies
+        out = a @ b.t()
         out = out if alpha == 1 else out * alpha
         return out if c is None else out + (c if beta == 1 else c * beta)
 
@@ -180,6 +183,12 @@ def _layer_norm(node: Info) -> Run:
 
     def norm(x: Tensor, scale: Tensor, bias: Tensor | None = None) -> Any:
         along = list(range(axis % x.dim(), x.dim()))
+        if (
+            node.count == 1
+            and scale.shape == x.shape[along[0] :]
+            and (bias is None or bias.shape == scale.shape)
+        ):
+            return F.layer_norm(x, scale.shape, scale, bias, eps)
         mean = x.mean(along, True)
         inverse = ((x - mean).square().mean(along, True) + eps).rsqrt()
         y = (x - mean) * inverse * scale

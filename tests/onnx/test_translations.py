@@ -1,0 +1,81 @@
+"""Modules with recurrences in them by torch's own exporter."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import stepnet
+from stepnet import LoDTensor, cells
+
+pytest.importorskip("onnx_ir")
+pytest.importorskip("onnxscript")
+import stepnet.onnx
+
+OPEN = torch.export.Dim.DYNAMIC
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+
+
+def export(module, path, *args, dims):
+    program = torch.onnx.export(
+        module.eval(), args, dynamo=True, custom_translation_table=stepnet.onnx.translations(),
+        dynamic_shapes=dims, verbose=False,
+    )  # fmt: skip
+    program.save(path)
+
+
+def same(module, written, *args):
+    with torch.no_grad():
+        expected = module(*args)
+    for a, b in zip(written(*args), expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+class Tagger(nn.Module):
+    """An own cell, known cells in two directions, torch's layers around them, a state that comes in."""
+
+    def __init__(self):
+        super().__init__()
+        self.own = stepnet.Recurrent(cells.LayerNormLSTM(3, 4))
+        self.known = stepnet.nn.GRU(4, 5, bidirectional=True)
+        self.out = nn.Linear(10, 2)
+
+    def forward(self, x, h):
+        y, (h, c) = self.own(x, (h, h * 2))
+        z, _ = self.known(y)
+        return self.out(z), h, c
+
+
+def test_any_number_of_steps_and_sequences(tmp_path, opened):
+    def inputs(t, b):
+        return torch.randn(t, b, 3), torch.randn(b, 4)
+
+    module = Tagger()
+    export(module, tmp_path / "m.onnx", *inputs(4, 2), dims=({0: OPEN, 1: OPEN}, {0: OPEN}))
+    written = opened(tmp_path / "m.onnx")
+    assert written.types.count("Scan") == 3
+    for t, b in ((5, 3), (1, 1), (9, 2)):
+        same(module, written, *inputs(t, b))
+
+
+class Rows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn = stepnet.Recurrent(cells.MinGRU(3, 4), reverse=True)
+
+    def forward(self, rows, offsets):
+        y, h = self.rnn(LoDTensor(rows, [offsets]))
+        return y.values, h
+
+
+def test_rows_of_sequences(tmp_path, opened):
+    def inputs(lengths):
+        return torch.randn(sum(lengths), 3), torch.tensor([0, *np.cumsum(lengths)])
+
+    module = Rows()
+    export(module, tmp_path / "m.onnx", *inputs([4, 0, 5]), dims=({0: OPEN}, {0: OPEN}))
+    written = opened(tmp_path / "m.onnx")
+    for lengths in ([2, 0, 3], [1], [5, 1, 1, 7]):
+        same(module, written, *inputs(lengths))
