@@ -41,12 +41,11 @@ class ONNXModel(FileModel):
             raise IRError(
                 f"{where}: of a set of operators that is not read", got=opset, expected=f"{OLDEST} on"
             )
-        self.opset = opset
         constants: dict[ir.Value, Tensor] = {}
         graph = Graph(model.graph, constants, opset, where, set())
         inputs, outputs = map(_socket, inputs_of(model.graph)), map(_socket, model.graph.outputs)
         super().__init__(model.graph.name or "", where, tuple(inputs), tuple(outputs))
-        self.graph, self.metadata = graph, dict(model.metadata_props)
+        self.graph, self.metadata, self.opset = graph, dict(model.metadata_props), opset
         for sockets in (self.inputs, self.outputs):
             names = [socket.name for socket in sockets]
             if len(set(names)) < len(names):
