@@ -8,7 +8,6 @@ branch that is not taken would have read.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -23,36 +22,26 @@ from stepnet.data.modes import is_wrapped
 from stepnet.data.tree import leaves, map_leaves
 from stepnet.errors import Unsupported
 
+from .swapped import Swapped
+
 _plain: ContextVar[bool] = ContextVar("stepnet_plain_control", default=False)
-_lock = threading.Lock()
-_entered = 0
-_original: Any = None
 
 
 @contextlib.contextmanager
 def plain_control() -> Iterator[None]:
     """Let torch's control flow be Python's in here, in this thread."""
-    global _entered, _original
     token = _plain.set(True)
-    with _lock:
-        if not _entered:
-            _original = _torch_control._hop_compile_and_call
-            _torch_control._hop_compile_and_call = _called
-        _entered += 1
     try:
-        yield
+        with _CALL.inside() if hasattr(_torch_control, _NAME) else contextlib.nullcontext():
+            yield
     finally:
-        with _lock:
-            _entered -= 1
-            if not _entered:
-                _torch_control._hop_compile_and_call = _original
         _plain.reset(token)
 
 
 def _called(function: Callable[..., Any], args: Any, kwargs: Any = None) -> Any:
     """What torch calls to compile its control flow: a wrapper of the operator, and what that takes."""
     meaning = _MEANINGS.get(getattr(function, "__name__", "")) if _plain.get() else None
-    return _original(function, args, kwargs) if meaning is None else meaning(*args)
+    return _CALL.original(function, args, kwargs) if meaning is None else meaning(*args)
 
 
 def _cond(predicate: Any, if_true: Callable[..., Any], if_false: Callable[..., Any], operands: Any) -> Any:
@@ -75,6 +64,8 @@ def _while(cond: Callable[..., Any], body: Callable[..., Any], carried: Any, mor
     return _with_zeros(result, [*leaves(carried, Tensor), *met.tensors])
 
 
+_NAME = "_hop_compile_and_call"  # of newer torch; with others such steps run by the plain loop
+_CALL = Swapped(_torch_control, _NAME, _called)
 _MEANINGS = {"_cond_op_wrapper": _cond, "_while_loop_op_wrapper": _while}
 
 

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import abc
 import array
-import builtins
 import collections
 import contextvars
 import functools
-import importlib.util
-import sys
 import threading
 import types
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,19 +24,11 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from stepnet.data.recording import Interned
 
-from .code_facts import EFFECTS, MAKES, PURE, REFLECTION, SEEDS, TENSOR_STATE, facts, words
-from .kinds import MISSING, Names, more_than_attributes, read_whole, registered, slot_values
-from .survey import Same, Survey, survey
-from .trust import (
-    BY_VALUE,
-    HEAP,
-    acts,
-    is_installed,
-    is_stateful,
-    is_trusted_builtin,
-    is_trusted_class,
-    is_trusted_module,
-)
+from .code_facts import MAKES, words
+from .kinds import MISSING, more_than_attributes, read_whole, registered, slot_values
+from .survey import Same
+from .trust import BY_VALUE, HEAP, is_stateful, is_trusted_class
+from .walk_code import END, CodeWalk
 
 _LIMIT = 4000  # objects; a step that reaches more is not worth keying
 _MOST_BYTES = 4096  # of an array whose numbers are part of the key
@@ -56,26 +45,11 @@ _UNREAD = words(  # unless code names them, or does what calls them
     __parameters__ __match_args__ __orig_bases__ __abstractmethods__ __dataclass_fields__
     __dataclass_params__ __replace__ __annotate__ __annotate_func__ __annotations_cache__"""
 )
-_END = "; end"  # of attributes, whose number is not in the key; no name of one
-_OF_FUNCTIONS = ("__name__", "__qualname__", "__module__", "__doc__", "__annotations__")
-_LOOKED_UP = frozenset({"globals", "eval", "exec"})  # which may find any global
 
 
 @dataclass
-class Walk:
-    names: set[str]  # that attributes are looked up by; grows
-    everything: bool = False  # visit every attribute of what is met, named or not
-    key: list[Any] = field(default_factory=list)
-    tensors: list[Tensor] = field(default_factory=list)
-    seen: dict[int, int] = field(default_factory=dict)
-    generators: list[torch.Generator] = field(default_factory=list)
-    holders: list[Any] = field(default_factory=list)  # also keeps ids in `seen` taken during the walk
-    complete: bool = True
-    open: str | None = None
-    refused: str | None = None
-    classes: set[tuple[int, bool]] = field(default_factory=set)
-    known: set[type] = field(default_factory=set)
-    hooks: bool = False
+class Walk(CodeWalk):
+    """The walk over values of all kinds."""
 
     def visit(self, value: Any) -> None:
         kind = type(value)
@@ -94,11 +68,6 @@ class Walk:
         self.seen[place] = len(self.seen)
         self.holders.append(value)
         _how(kind)(self, value)
-
-    def opened(self, why: str) -> None:
-        """Note what no walk sees the content of."""
-        if self.open is None:
-            self.open = why
 
     # ---- values
 
@@ -238,7 +207,7 @@ class Walk:
         for _, name, held in slot_values(value):
             self.key.append(name)
             if held is MISSING:
-                self.key.append(_END)
+                self.key.append(END)
             else:
                 self.visit(held)
 
@@ -252,7 +221,7 @@ class Walk:
                 else:
                     self.key.append(name)
                     self.visit(item)
-        self.key.append(_END)
+        self.key.append(END)
 
     def _module(self, module: nn.Module) -> None:
         kind = type(module)
@@ -288,7 +257,7 @@ class Walk:
                 else:
                     key.append(name)
                     visit(item)
-        key.append(_END)
+        key.append(END)
 
     def _class(self, kind: type, makes: bool = False) -> None:
         """What code may find on a class: the attributes it names, and what operators call."""
@@ -312,7 +281,7 @@ class Walk:
             for name in ("__name__", "__qualname__"):
                 if name in self.names:
                     self.key.append(_OF_TYPES[name].__get__(klass))
-            self.key.append(_END)
+            self.key.append(END)
         meta = type(kind)
         if not is_trusted_class(meta):
             self._class(meta)
@@ -340,181 +309,7 @@ class Walk:
         elif is_stateful(kind):
             self.opened(f"{kind.__qualname__}, whose objects hold a state of their own")
 
-    # ---- code
-
-    def _method(self, value: Any) -> None:
-        self.visit(value.__func__)
-        self.visit(value.__self__)
-
-    def _partial(self, value: Any) -> None:
-        self.visit(value.func)  # first: a key begins with the code of its step
-        self.key.append("partial")
-        self.visit(value.args)
-        self.visit(value.keywords)
-        self._own_parts(value)
-
-    def _builtin(self, value: Any) -> None:
-        self.key.append(Same(value))
-        if is_trusted_builtin(value):
-            return
-        if acts(value):
-            self.refused = self.refused or f"it calls {value.__module__}.{value.__name__}, once for each step"
-        owner = getattr(value, "__self__", None)
-        if owner is not None and not isinstance(owner, (type, types.ModuleType)):
-            self.key.append(value.__name__)
-            self.visit(owner)
-            if isinstance(owner, (list, dict, set, tuple, Tensor, str)):
-                return
-        self.opened(f"{getattr(value, '__qualname__', value.__name__)}, of which nothing is known")
-
-    def _function(self, function: types.FunctionType) -> None:
-        code = function.__code__
-        known = facts(code)
-        self.key.append(known)
-        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            try:
-                held = cell.cell_contents
-            except ValueError:  # an empty cell: not assigned yet
-                self.key.append("empty")
-                continue
-            self.holders.append(cell)
-            if name == "__class__" and not known.reads_class and isinstance(held, type):
-                if not is_trusted_class(held):
-                    self._class(held)
-            else:
-                self.visit(held)
-        if function.__defaults__:
-            self.visit(function.__defaults__)
-        if function.__kwdefaults__:
-            self.visit(function.__kwdefaults__)
-        if known.trusted:
-            return  # the library's globals are its own
-        if function.__dict__:
-            self.holders.append(function.__dict__)
-            self._attributes(function.__dict__)
-        self.names |= known.names
-        for name in _OF_FUNCTIONS:
-            if name in self.names:
-                self.key.append(name)
-                self.visit(getattr(function, name))
-        if not known.names.isdisjoint(SEEDS):
-            self.refused = self.refused or "it sets the seed of torch's noise, once for each step"
-        if not known.names.isdisjoint(REFLECTION):
-            self.opened(f"{function.__name__} looks into the insides of objects")
-        if not known.names.isdisjoint(TENSOR_STATE):
-            self.opened(f"{function.__name__} may ask a tensor for more than its values")
-        if function.__builtins__ is not vars(builtins):
-            self.opened(f"{function.__name__} has builtins of its own")
-        if not self.everything:
-            self._surveyed(survey(Tensor, known.names))
-        for name in known.imports:
-            self._import(name, function)
-        space = function.__globals__
-        for name in known.globals:
-            held = space.get(name, MISSING)
-            if held is MISSING:
-                self._missing(name, function)
-            else:
-                self.key.append(name)
-                if isinstance(held, types.ModuleType):
-                    self._space(held, known.names)
-                else:
-                    self.visit(held)
-        if known.stores:
-            self.holders.append(Names(space, known.stores))
-
-    def _missing(self, name: str, function: types.FunctionType) -> None:
-        """A name that is no global: a builtin, or nothing."""
-        if name in PURE and vars(builtins).get(name) is _BUILTINS.get(name):
-            return
-        if name in EFFECTS:
-            self.refused = self.refused or f"it calls {name}(), once for each step"
-        if name in _LOOKED_UP:
-            self.holders.append(function.__globals__)
-            for held in list(function.__globals__.values()) if self.everything else ():
-                if not isinstance(held, types.ModuleType):
-                    self.visit(held)
-        self.key.append(name)
-        held = vars(builtins).get(name, MISSING)
-        if isinstance(held, types.FunctionType):  # somebody put it there
-            self.visit(held)
-        else:
-            self.opened(f"{function.__name__} calls {name}()")
-
-    def _import(self, name: str, function: types.FunctionType) -> None:
-        """A module imported inside a function, and the packages around it: `import a.b` gives a."""
-        if name.startswith("."):
-            package = function.__globals__.get("__package__")
-            if not isinstance(package, str) or not package:
-                self.opened(f"it imports {name}")
-                return
-            name = importlib.util.resolve_name(name, package)
-        parts = name.split(".")
-        for count in range(1, len(parts) + 1):
-            whole = ".".join(parts[:count])
-            module = sys.modules.get(whole)
-            if module is None:
-                self.opened(f"it imports {whole}")
-                return
-            self.key.append(whole)
-            self._space(module, frozenset(self.names))
-
-    def _package(self, module: types.ModuleType) -> None:
-        self._space(module, frozenset(self.names))
-
-    def _space(self, module: types.ModuleType, names: Iterable[str]) -> None:
-        """The attributes of a Python module that code names."""
-        kind, space = type(module), vars(module)
-        trusted = is_trusted_module(module)
-        if kind is not types.ModuleType and not trusted:
-            self.opened(f"module {module.__name__}, which finds its attributes by itself")
-        if trusted:
-            self._trusted_space(module, frozenset(names))
-            return
-        self.key.append(Same(module))
-        own = self.everything and not is_installed(module.__name__, _file_of(module))
-        found = list(space) if own else sorted(names)
-        self.holders.append(Names(space, tuple(found)))
-        for name in found:
-            held = space.get(name, MISSING)
-            if held is not MISSING:
-                self.key.append(name)
-                self._global(held, names)
-            elif "__getattr__" in space:
-                self.opened(f"module {module.__name__}, which finds its attributes by itself")
-        self.key.append(_END)
-
-    def _trusted_space(self, module: types.ModuleType, names: frozenset[str]) -> None:
-        known = survey(module, names)
-        if known.open is not None:
-            self.opened(known.open)
-        self._surveyed(known)
-
-    def _surveyed(self, known: Survey) -> None:
-        self.key.append(known)
-        for space, name in known.others:
-            if known.names is not None or self.everything or name in self.names:
-                self.key.append(name)
-                item = space.get(name)
-                if isinstance(item, types.ModuleType):
-                    self._global(item, known.names or ())
-                else:
-                    self._class_item(item)
-
-    def _known_class(self, kind: type) -> None:
-        """The classes of torch beneath one, in case somebody changed them."""
-        if kind not in self.known and not self.everything:
-            self.known.add(kind)
-            self._surveyed(survey(kind, None))
-
-    def _global(self, held: Any, names: Iterable[str]) -> None:
-        if not isinstance(held, types.ModuleType):
-            self.visit(held)
-        elif id(held) not in self.seen:
-            self.seen[id(held)] = len(self.seen)
-            self._space(held, names)
-        else:
-            self.key.append(Same(held))
+    # ---- others
 
     def _generator(self, value: torch.Generator) -> None:
         if value.device.type != "cpu" or value is torch.default_generator:
@@ -534,11 +329,6 @@ class Walk:
         self.opened(f"a {kind.__module__}.{kind.__qualname__}")
 
 
-def _file_of(module: types.ModuleType) -> str | None:
-    file = vars(module).get("__file__")  # not by getattr, which a module may answer itself
-    return file if isinstance(file, str) else None
-
-
 class _Seen(int):
     """Part of a key: the object that was met at this number."""
 
@@ -550,7 +340,6 @@ class _Seen(int):
     __hash__ = int.__hash__
 
 
-_BUILTINS = dict(vars(builtins))
 _PLAIN = frozenset({int, bool, str, type(None)})
 _TABLE_READERS = words(
     """parameters named_parameters buffers named_buffers children named_children modules named_modules
