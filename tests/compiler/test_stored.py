@@ -53,9 +53,9 @@ def plan_of(name):
         seen = []
         real = make.compile_loop
 
-        def noted(loop, signature, weights, here, bind, sample, shared):
+        def noted(loop, signature, weights, here, bind, sample, *more):
             seen.append((signature, weights, bind, sample))
-            return real(loop, signature, weights, here, bind, sample, shared)
+            return real(loop, signature, weights, here, bind, sample, *more)
 
         step, state = STEPS[name]
         x = LoDTensor.from_lengths(torch.randn(3, 3, dtype=DTYPE, requires_grad=True), [[2, 1]])
