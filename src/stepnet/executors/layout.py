@@ -16,6 +16,8 @@ from torch import Tensor
 from stepnet.data.modes import outside_modes
 from stepnet.data.offsets import LoD, owners, ranges
 
+_MOST_SHARE = 1.25  # of the rows that a thread has where all have as many: above it they are dealt unevenly
+
 
 @dataclass(frozen=True, eq=False)
 class Layout:
@@ -179,3 +181,11 @@ def _dense(steps: int, sequences: int, time_major: bool, reverse: bool) -> Layou
     lengths = torch.full((sequences,), steps, dtype=torch.int64)
     layout = Layout(starts, lengths, sequences if time_major else 1, steps * sequences, steps)
     return layout.backward if reverse else layout
+
+
+def is_uneven(layout: Layout, threads: int) -> bool:
+    """Whether one thread has many more rows than others if sequences are dealt to them."""
+    if threads < 2 or not layout.steps:
+        return False
+    longest = int(layout.lengths[layout.order[::threads]].sum())
+    return longest * threads > _MOST_SHARE * int(layout.lengths.sum())

@@ -14,8 +14,8 @@ from torch import Tensor
 from stepnet.data.dtypes import dtype_of
 from stepnet.errors import BuildError, NoCompiler, StepIndexError, Unsupported
 from stepnet.executors import cache_folder
-from stepnet.executors.layout import Layout
-from stepnet.executors.schedule.features import features, is_uneven
+from stepnet.executors.layout import Layout, is_uneven
+from stepnet.executors.schedule.features import features
 from stepnet.executors.schedule.program import Program
 from stepnet.ir.graph import Node
 from stepnet.ir.plan import LoopPlan, Region

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stepnet.executors.layout import Layout
 from stepnet.ir.graph import Node
 from stepnet.ir.ops import OPS, TOTALS, Stage
 
@@ -18,7 +17,6 @@ from .program import Program
 from .views import Access, broadcast, contiguous
 
 _LINE = 64  # bytes that two threads should not both write to
-_MOST_SHARE = 1.25  # of the rows that a thread has where all have as many: above it features are shared out
 
 
 @dataclass(frozen=True)
@@ -55,14 +53,6 @@ def outer(shape: tuple[int, ...]) -> tuple[int, int]:
     ((1, 4), (0, 1), (0, 1))
     """
     return next(((axis, size) for axis, size in enumerate(shape) if size != 1), (0, 1))
-
-
-def is_uneven(layout: Layout, threads: int) -> bool:
-    """Whether one thread has many more rows than others if sequences are dealt to them."""
-    if threads < 2 or not layout.steps:
-        return False
-    longest = int(layout.lengths[layout.order[::threads]].sum())
-    return longest * threads > _MOST_SHARE * int(layout.lengths.sum())
 
 
 class _Steps:
