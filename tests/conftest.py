@@ -35,6 +35,13 @@ def _seed():
 
 
 @pytest.fixture(autouse=True)
+def _modes_are_left():
+    """A mode of torch that outlives what entered it would see all later calls."""
+    yield
+    assert torch._C._len_torch_function_stack() == torch._C._len_torch_dispatch_stack() == 0
+
+
+@pytest.fixture(autouse=True)
 def _signal_stack():
     with signal_stack.kept():
         yield
