@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint as recomputed
 from typing_extensions import TypeVarTuple, Unpack
 
-from stepnet.compiler.inner_loops import inner
+from stepnet.compiler.inner_loops import inner, is_row
 from stepnet.data.array import TensorArray
 from stepnet.data.lod import LoDTensor
 from stepnet.data.recording import recorded_in_frames
@@ -226,7 +226,7 @@ class WhileBody:
 
     def holds(self, leaves: list[Any], step: int) -> Tensor:
         """The condition at a step, for each of the rows that there were at the first one."""
-        return self.going(leaves, step, next(leaf.shape[0] for leaf in leaves if _has_rows(leaf)))
+        return self.going(leaves, step, next(leaf.shape[0] for leaf in leaves if is_row(leaf)))
 
     def advance(self, leaves: list[Any], step: int) -> list[Any]:
         """The loop variables after a step, checked."""
@@ -254,10 +254,6 @@ class WhileBody:
                 remedy="start with the final shape and dtype, or collect what grows in a TensorArray",
             )
         return new
-
-
-def _has_rows(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.dim() > 0
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -22,6 +22,7 @@ torch.manual_seed(5)
 CELL = nn.GRUCell(F_IN, H, dtype=DTYPE)
 WEIGHTS = {f"step.cell.{name}": p.detach() for name, p in CELL.named_parameters()}
 X, STATE = torch.randn(T, B, F_IN, dtype=DTYPE), torch.randn(B, H, dtype=DTYPE)
+MIX, SCALE = torch.randn(F_IN, H, dtype=DTYPE), torch.tensor(0.7, dtype=DTYPE)
 RAGGED = LoDTensor.from_lengths(torch.randn(6, F_IN, dtype=DTYPE), [[2, 0, 3, 1]])
 
 
@@ -37,6 +38,16 @@ def run(backend, x=X, state=STATE):
 def ragged(backend, values):
     y, final = recurrent(CELL, RAGGED.with_values(values), torch.zeros(4, H, dtype=DTYPE), backend=backend)
     return y.values.square().sum() + final.sum()
+
+
+def scaled(backend, scale):
+    """A weight that is one number."""
+
+    def step(x, h):
+        h = torch.tanh(x @ MIX * scale + h)
+        return h, h
+
+    return recurrent(step, X, STATE, backend=backend)[0].square().sum()
 
 
 def several(tensor):
@@ -64,6 +75,7 @@ BY_PLANS = {
     "jacrev": lambda b: jacrev(lambda h: recurrent(CELL, X, h, backend=b)[1])(STATE),
     "jacrev in chunks": lambda b: jacrev(lambda h: run(b, X, h), chunk_size=5)(STATE),
     "jvp": lambda b: jvp(lambda h: run(b, X, h), (STATE,), (STATE * 2,)),
+    "jvp of one number": lambda b: jvp(lambda s: scaled(b, s), (SCALE,), (SCALE * 2,)),
     "jacfwd": lambda b: jacfwd(lambda h: recurrent(CELL, X, h, backend=b)[1])(STATE),
     "hessian": lambda b: hessian(lambda h: loss(b, WEIGHTS, X, h))(STATE),
     "grad of grad": lambda b: grad(lambda h: grad(lambda h: loss(b, WEIGHTS, X, h))(h).square().sum())(STATE),

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from stepnet.data.modes import is_wrapped
+from stepnet.data.storage import memory_of
 from stepnet.data.tree import leaves
 from stepnet.errors import Unsupported
 
@@ -111,7 +112,7 @@ def _memory(tensor: Tensor) -> int | None:
     """What tensors over the same memory have in common; None where that is not told."""
     if is_wrapped(tensor) or not torch._C._has_storage(tensor):
         return None
-    return tensor.untyped_storage()._cdata
+    return memory_of(tensor)
 
 
 def _has_symbol(values: Any) -> bool:

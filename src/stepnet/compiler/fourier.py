@@ -43,11 +43,7 @@ def _transform(
     """torch.fft's `kind` of x; NotImplemented for what is left to torch."""
     if not isinstance(x, Tensor) or x.dim() < 2 or dim % x.dim() != x.dim() - 1 or more:
         return NotImplemented
-    if (
-        torch.is_autocast_enabled("cpu")
-        or x.dtype not in _DTYPES
-        or norm not in (None, "backward", "ortho", "forward")
-    ):
+    if torch.is_autocast_enabled("cpu") or x.dtype not in _DTYPES or norm not in _NORMS:
         return NotImplemented
     size = x.shape[-1]
     full = n if n is not None else 2 * (size - 1) if kind == "irfft" else size

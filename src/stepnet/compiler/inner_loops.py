@@ -74,7 +74,7 @@ class InnerLoops:
             now = [_chosen(going, a, b) for a, b in zip(new, now, strict=True)]
             going = going & condition(now, step + 1)
         self._done.append(~going)
-        return [leaf if _is_row(leaf) else _OfAllRows() for leaf in now]
+        return [leaf if is_row(leaf) else _OfAllRows() for leaf in now]
 
     def must_hold(self, valid: Tensor) -> None:
         """Make a plan hold only where this is true of each row."""
@@ -116,7 +116,8 @@ def is_guarded(y_spec: Spec) -> bool:
     return not {ENDED, ENDED_AT_LIMIT}.isdisjoint(y_spec.keys)
 
 
-def _is_row(leaf: Any) -> bool:
+def is_row(leaf: Any) -> bool:
+    """Whether a loop variable has something for each row."""
     return isinstance(leaf, Tensor) and leaf.dim() > 0
 
 
@@ -126,7 +127,7 @@ def _chosen(going: Tensor, new: Any, old: Any) -> Any:
         raise Unsupported(
             "a while_loop with a condition for each row carries an array or sequences in a step"
         )
-    if not _is_row(new):
+    if not is_row(new):
         return new
     assert isinstance(new, Tensor)
     if new.shape[0] != going.shape[0]:

@@ -20,6 +20,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 
 from stepnet.data.modes import autocast_dtype, is_wrapped, unwrapped
+from stepnet.data.storage import memory_of
 from stepnet.data.tree import leaves
 from stepnet.errors import Unsupported
 
@@ -45,9 +46,11 @@ class Record(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """The tensors that a step read and did not make, and what its Python asked of tensors; `asks_captured`:
-    whether an answer follows from tensors that it reads. `draws`: from generators of its own."""
+    """What a step gave, the tensors that it read and did not make, and what its Python asked of tensors;
+    `asks_captured`: whether an answer follows from tensors that it reads. `draws`: from generators of its
+    own."""
 
+    result: Any
     tensors: list[Tensor]
     answers: list[Any]
     asks_captured: bool
@@ -89,8 +92,8 @@ def tried(
     """
     mode = _Reader(given, generators)
     with mode, applied(mode.met):
-        run()
-    return Trial(mode.tensors, mode.answers, mode.asks_captured, mode.draws)
+        result = run()
+    return Trial(result, mode.tensors, mode.answers, mode.asks_captured, mode.draws)
 
 
 _READ_ONLY = frozenset({"__invert__", "__int__", "__index__", "__iter__"})  # they begin like __iadd__
@@ -144,7 +147,7 @@ class _Reader(TorchFunctionMode):
             self.add(tensor)
             self.read.add(id(tensor))
             self.of_captured.add([tensor])
-            self.memory.add(memory_of(tensor))
+            self.memory.add(unseen_memory_of(tensor))
             self.tensors.append(tensor)
 
     def met(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -159,7 +162,7 @@ class _Reader(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self.note(func, args, kwargs)
-        if any(memory_of(tensor) in self.memory for tensor in written(func, args, kwargs)):
+        if any(unseen_memory_of(tensor) in self.memory for tensor in written(func, args, kwargs)):
             # stopped before the write: the plain loop makes it, once for each step
             raise Unsupported("the step changes a tensor it did not make, in place")
         generator, draw = generator_of(args, kwargs), None
@@ -192,10 +195,10 @@ class _Reader(TorchFunctionMode):
         self.answers.append(answer)
 
 
-def memory_of(tensor: Tensor) -> int:
-    """What two tensors that share memory have in common; of one without any, itself."""
+def unseen_memory_of(tensor: Tensor) -> int:
+    """`memory_of`, of which no mode or class of tensors is told."""
     with torch._C.DisableTorchFunction():
-        return tensor.untyped_storage()._cdata if torch._C._has_storage(tensor) else id(tensor)
+        return memory_of(tensor)
 
 
 def written(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:

@@ -20,6 +20,8 @@ from torch._ops import OpOverload
 from torch.fx import Graph, Node, Tracer
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from stepnet.data.storage import memory_of
+
 _aten: Any = torch.ops.aten
 
 
@@ -109,7 +111,7 @@ class _Recorder(TorchDispatchMode):
         node.meta["val"] = result
         if isinstance(result, Tensor):
             if id(result) not in self.nodes:
-                self.sharing[_memory(result)] += 1
+                self.sharing[memory_of(result)] += 1
             self.nodes[id(result)] = node
         elif isinstance(result, (list, tuple)):
             for i, part in enumerate(result):
@@ -122,7 +124,7 @@ class _Recorder(TorchDispatchMode):
         anew = _without_writing(func)
         target: Any = args[0] if args else None
         own = isinstance(target, Tensor) and self.placed(target).op == "call_function"
-        if anew is None or not own or self.sharing[_memory(target)] > 1:
+        if anew is None or not own or self.sharing[memory_of(target)] > 1:
             raise Writes(str(func))
         with self:
             result = anew(*args, **kwargs)
@@ -150,10 +152,6 @@ _DEPENDS_ON_VALUES = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynam
 def _picks_by_number(func: OpOverload, args: Sequence[Any]) -> bool:
     """Whether a call is `x[numbers]`, whose shape is known; `x[mask]` is another."""
     return func is _aten.index.Tensor and all(i is None or i.dtype == torch.int64 for i in args[1])
-
-
-def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
 
 
 @functools.cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from .make import Entry
 from .reads import Reads, read
 from .rows import Sequences
 
+T = TypeVar("T")
 Find = Callable[[Loop, Reads, Sequences], Entry]
 
 
@@ -63,8 +64,7 @@ class RunsAlong:
         Raises:
             StepError: it is something else than at the call.
         """
-        n_x, n_s = len(self.sequences.x_rows), len(self.sequences.states)
-        x, states = tensors[:n_x], tensors[n_x : n_x + n_s]
+        x, states, _ = self._split(tensors)
         return read_again(self.loop, self.sequences, self.reads, x, states, self.reader)
 
     def has_history(
@@ -90,22 +90,15 @@ class RunsAlong:
         self, lengths: Sequence[int], tensors: Sequence[Tensor], grads: Sequence[Tensor | None],
         needed: Sequence[bool],
     ) -> tuple[bool, ...]:  # fmt: skip
-        offsets = torch.tensor([0, *lengths]).cumsum(0)
-        few = self.sequences._replace(layout=Layout.ragged(offsets, reverse=False))
-        generator = torch.Generator().manual_seed(22)
-        rows = [sampled(t, sum(lengths), 0.1, generator) for t in few.x_rows]
-        boot = [sampled(t, len(lengths), 0.1, generator) for t in few.states]
-        copies = [t.detach() for t in (*rows, *boot, *tensors[len(rows) + len(boot) :])]
-        own = [t.requires_grad_(need) for t, need in zip(copies, needed, strict=True)]
-        plain = plain_loop(self.loop, few, self.reads, self.places, self.reader)
+        layout = Layout.ragged(torch.tensor([0, *lengths]).cumsum(0), reverse=False)
+        few = self._on_few_rows(layout, self._split(tensors)[2], self.reads, seed=22)
+        own = [t.requires_grad_(need) for t, need in zip(few.inputs, needed, strict=True)]
         with torch.enable_grad():
-            carry = len(rows) + len(boot)
-            y, finals = plain(own[: len(rows)], own[len(rows) : carry], own[carry:])
             seeds = [
                 None if g is None else torch.ones_like(t).requires_grad_(g.requires_grad)
-                for t, g in zip((*y, *finals), grads, strict=True)
+                for t, g in zip(few.results(own), grads, strict=True)
             ]
-            call = Call(self.ready, few.layout, {}, plain, self)
+            call = Call(self.ready, few.sequences.layout, {}, few.plain, self)
             found = of_plain_loop(call, own, seeds, needed, create_graph=True)
         return tuple(g is not None and g.requires_grad for g in found)
 
@@ -138,17 +131,17 @@ class RunsAlong:
     ) -> Moved:
         """The loop of the derivative; see `__call__`. `forward_mode`: as torch's forward mode has it, which
         does not stop where gradients do."""
-        n_x, n_s = len(self.sequences.x_rows), len(self.sequences.states)
-        x, states, weights = tensors[:n_x], tensors[n_x : n_x + n_s], tensors[n_x + n_s :]
+        x, states, weights = self._split(tensors)
+        _, of_states, of_weights = self._split(directions)
         now = self.same_step(tensors)
         own = [now.tensors[place] for place in self.places]
         cut = [(p.parameter, v) for p, v in zip(self.loop.slices, directions, strict=False) if v is not None]
         carried = [
             (p.parameter, torch.zeros_like(t) if v is None else v)
-            for p, t, v in zip(self.loop.merged, states, directions[n_x:], strict=False)
+            for p, t, v in zip(self.loop.merged, states, of_states, strict=False)
             if differs(t)
         ]
-        moving = [(w, v) for w, v in zip(own, directions[n_x + n_s :], strict=True) if v is not None]
+        moving = [(w, v) for w, v in zip(own, of_weights, strict=True) if v is not None]
         names = [name for name, _ in (*cut, *carried)]
         twin = loop_along(self.loop, names, [w for w, _ in moving], [v for _, v in moving])
         beside = self.sequences._replace(
@@ -180,28 +173,19 @@ class RunsAlong:
         self, weights: Sequence[Tensor], now: Reads, directions: Sequence[Tensor | None], loose: float
     ) -> bool:
         """Whether second derivatives along directions like these are the plain loop's, on a few rows."""
-        generator = torch.Generator().manual_seed(21)
-
-        def noise(like: Tensor) -> Tensor:
-            return torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like)
-
-        few = self.sequences._replace(layout=sample_layout())
-        rows = [sampled(t, 6, 0.1, generator) for t in few.x_rows]
-        boot = [sampled(t, 4, 0.1, generator) for t in few.states]
-        like = (*few.x_rows, *few.states, *weights)
-        copies = [t.detach() for t in (*rows, *boot, *weights)]
-        own = [t.requires_grad_(of.requires_grad) for t, of in zip(copies, like, strict=True)]
+        few = self._on_few_rows(sample_layout(), weights, now, seed=21)
+        like = (*self.sequences.x_rows, *self.sequences.states, *weights)
+        own = [t.requires_grad_(of.requires_grad) for t, of in zip(few.inputs, like, strict=True)]
         moved = [
-            None if v is None else noise(t).requires_grad_(v.requires_grad)
+            None if v is None else few.noise(t).requires_grad_(v.requires_grad)
             for t, v in zip(own, directions, strict=True)
         ]
-        plain = plain_loop(self.loop, few, now, self.places, self.reader)
-        along = replace(self, sequences=few, reads=now, check=False)
-        call = Call(self.ready, few.layout, {}, plain, along)
-        y, finals = plain(
-            own[: len(rows)], own[len(rows) : len(rows) + len(boot)], own[len(rows) + len(boot) :]
-        )
-        seeds = [noise(t).requires_grad_() if differs(t) and t.requires_grad else None for t in (*y, *finals)]
+        along = replace(self, sequences=few.sequences, reads=now, check=False)
+        call = Call(self.ready, few.sequences.layout, {}, few.plain, along)
+        seeds = [
+            few.noise(t).requires_grad_() if differs(t) and t.requires_grad else None
+            for t in few.results(own)
+        ]
         needed = [t.requires_grad for t in own]
         how = (call, own, seeds, needed, moved, [*needed, *(seed is not None for seed in seeds)], False)
         for a, b in zip(by_along(*how), by_plain_loop(*how), strict=True):
@@ -218,33 +202,60 @@ class RunsAlong:
         """Whether derivatives along directions like these are those of the plain loop in forward mode."""
         from torch.func import jvp
 
-        generator = torch.Generator().manual_seed(23)
-        few = self.sequences._replace(layout=sample_layout())
-        rows = [sampled(t, 6, 0.1, generator) for t in few.x_rows]
-        boot = [sampled(t, 4, 0.1, generator) for t in few.states]
-        own = [t.detach() for t in (*rows, *boot, *weights)]
-        moved = [
-            None if v is None else sampled(t, len(t), 1.0, generator)
-            for t, v in zip(own, directions, strict=True)
-        ]
-        plain = plain_loop(self.loop, few, now, self.places, self.reader)
+        few = self._on_few_rows(sample_layout(), weights, now, seed=23)
+        moved = [None if v is None else few.noise(t) for t, v in zip(few.inputs, directions, strict=True)]
         at = [i for i, v in enumerate(moved) if v is not None]
 
         def results(*moving: Tensor) -> tuple[Tensor, ...]:
-            given = list(own)
+            given = list(few.inputs)
             for i, tensor in zip(at, moving, strict=True):
                 given[i] = tensor
-            y, finals = plain(
-                given[: len(rows)], given[len(rows) : len(rows) + len(boot)], given[len(rows) + len(boot) :]
-            )
-            return (*y, *finals)
+            return tuple(few.results(given))
 
         try:
-            pushed: Any = jvp(results, tuple(own[i] for i in at), tuple(moved[i] for i in at))
+            pushed: Any = jvp(results, tuple(few.inputs[i] for i in at), tuple(moved[i] for i in at))
         except Exception:  # whatever it is, the plain loop tells it
             return False
-        found = replace(self, sequences=few, reads=now, check=False)(own, moved)
+        found = replace(self, sequences=few.sequences, reads=now, check=False)(few.inputs, moved)
         return all(a is None or close(a, b, 10 * loose) for a, b in zip(found, pushed[1], strict=True))
+
+    def _split(self, values: Sequence[T]) -> tuple[Sequence[T], Sequence[T], Sequence[T]]:
+        """What is of x, of the states and of the weights."""
+        n_x = len(self.sequences.x_rows)
+        n = n_x + len(self.sequences.states)
+        return values[:n_x], values[n_x:n], values[n:]
+
+    def _on_few_rows(self, layout: Layout, weights: Sequence[Tensor], now: Reads, seed: int) -> _Few:
+        generator = torch.Generator().manual_seed(seed)
+        sequences = self.sequences._replace(layout=layout)
+        rows = [sampled(t, layout.rows, 0.1, generator) for t in sequences.x_rows]
+        boot = [sampled(t, layout.sequences, 0.1, generator) for t in sequences.states]
+        plain = plain_loop(self.loop, sequences, now, self.places, self.reader)
+
+        def results(inputs: Sequence[Tensor]) -> list[Tensor]:
+            y, finals = plain(*self._split(inputs))
+            return [*y, *finals]
+
+        return _Few(sequences, [t.detach() for t in (*rows, *boot, *weights)], plain, results, generator)
+
+
+class _Few(NamedTuple):
+    """Inputs like those of a call, on a few rows, and the plain loop over such rows.
+
+    Attributes:
+        inputs: x, the states and the weights.
+        results: of such inputs, y leaves and last states, by the plain loop.
+    """
+
+    sequences: Sequences
+    inputs: list[Tensor]
+    plain: Callable[..., Any]
+    results: Callable[[Sequence[Tensor]], list[Tensor]]
+    generator: torch.Generator
+
+    def noise(self, like: Tensor) -> Tensor:
+        """Numbers by chance."""
+        return torch.randn(like.shape, generator=self.generator, dtype=torch.float64).to(like)
 
 
 @dataclass(frozen=True, eq=False)

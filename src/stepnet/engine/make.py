@@ -9,7 +9,7 @@ import os
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -115,14 +115,14 @@ def _compile(
     x_few, state_few = samples(sequences.x_rows, ROWS), samples(states, ROWS)
     few = sequences._replace(x_rows=x_few, states=state_few)
     with inner_loops(None) as loops:
-        used, y_spec, answers, draws, asks = _used(entry, snapshot, loop, reads, few)
+        seen = _seen(entry, snapshot, loop, reads, few)
     most = steps_of_inner_loops(reads, loops.longest)
     if entry.changes:
         return
     places = {id(t): i for i, t in enumerate(reads.tensors)}
     weights: list[tuple[int, Tensor, bool]] = []
     grad = torch.is_grad_enabled()
-    for tensor in used:
+    for tensor in seen.tensors:
         if id(tensor) not in places:
             raise Unsupported(
                 "the step reads a tensor that could not be found again from the step",
@@ -134,23 +134,23 @@ def _compile(
         name=loop.body.name,
         x=(
             *(Example(tuple(t.shape[1:]), t.dtype, training and t.requires_grad) for t in sequences.x_rows),
-            *(Example(draw.shape, draw.dtype, False) for draw in draws),
+            *(Example(draw.shape, draw.dtype, False) for draw in seen.draws),
         ),
         states=tuple(Example(tuple(t.shape[1:]), t.dtype, training) for t in states),
         boots=tuple(training and t.requires_grad for t in states),
-        x_names=(*(port.parameter for port in loop.slices), *(f"noise{i}" for i in range(len(draws)))),
+        x_names=(*(port.parameter for port in loop.slices), *(f"noise{i}" for i in range(len(seen.draws)))),
         state_names=tuple(port.parameter for port in loop.merged),
     )
     here = line_in(reads.files)
-    key = None if reads.open is not None or draws else _digest(loop, reads, signature, most)
-    noise = drawn_in_order(draws, reads.reach.generators, [ROWS])
+    key = None if reads.open is not None or seen.draws else _digest(loop, reads, signature, most)
+    noise = drawn_in_order(seen.draws, reads.reach.generators, [ROWS])
     plain = [t.detach() for t in (*x_few, *noise, *state_few)]
     given = (signature, weights, bind, plain)
     stored_plan = None if key is None else plan_files.read(key)
     if stored_plan is not None:
         with contextlib.suppress(Unsupported):
             known = stored.load(stored_plan, *given)
-            if known.y_spec == y_spec or is_guarded(known.y_spec):
+            if known.y_spec == seen.y_spec or is_guarded(known.y_spec):
                 _choose(entry, known, loop, reads, sequences, weights, backend, key)
                 if not entry.wrong:
                     return
@@ -159,9 +159,9 @@ def _compile(
         warnings.simplefilter("ignore")
         how = (loop, signature, weights, here, bind, plain, sequences.shared)
         try:
-            compiled = compile_loop(*how, () if asks else answers, most, draws)
+            compiled = compile_loop(*how, () if seen.asks_captured else seen.answers, most, seen.draws)
         except Unsupported as refusal:
-            if not asks or refusal.reason != BY_VALUES:
+            if not seen.asks_captured or refusal.reason != BY_VALUES:
                 raise
             raise AsksCaptured("its Python asks for the numbers of a tensor that it reads") from refusal
     if reads.open is not None and len(compiled.followed) < len(weights):
@@ -176,19 +176,31 @@ def _compile(
             plan_files.write(key, data)
 
 
-def _used(
-    entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows: Sequences
-) -> tuple[list[Tensor], Spec | None, Sequence[Any], list[Draw], bool]:
-    """The tensors that a body reads, the structure of y (of an open body its key holds that), what its Python
-    asks of tensors and what it draws from generators of its own, found by trying it on a few rows; and
-    whether what it asks follows from tensors that its key does not tell the numbers of.
+class _Seen(NamedTuple):
+    """What a body was seen to do on a few rows.
+
+    Attributes:
+        tensors: those that it reads.
+        y_spec: the structure of y; None of an open body, whose key holds it.
+        answers: what its Python asks of tensors.
+        draws: from generators of its own.
+        asks_captured: whether an answer follows from tensors of which its key does not tell the numbers.
+    """
+
+    tensors: list[Tensor]
+    y_spec: Spec | None
+    answers: Sequence[Any]
+    draws: list[Draw]
+    asks_captured: bool
+
+
+def _seen(entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows: Sequences) -> _Seen:
+    """Try a body on a few rows.
 
     Raises:
         Unsupported: it fails, changes a tensor, or does not do the same twice.
     """
-    versions, generators, draws = _versions(reads), reads.reach.generators, []
-    asks = False
-    structure: list[Spec] = []
+    versions, generators = _versions(reads), reads.reach.generators
     if reads.open is not None:
         again = read(loop, rows.x_rows, rows.states, rows.shared)
         if again.refusal is not None:
@@ -199,20 +211,18 @@ def _used(
                 "the step does not do the same twice on the same rows",
                 remedy="draw noise by torch, and hand in what changes as part of x",
             )
-        used, answers = reads.tensors, again.answers
+        seen = _Seen(reads.tensors, None, again.answers, [], asks_captured=False)
     else:
         try:
             with torch.random.fork_rng(devices=[]):
                 x, states = rows.x_rows, rows.states
                 before = [generator.get_state() for generator in generators]
-
-                def run() -> None:
-                    structure.append(iteration(loop, x, states, rows.shared)[0])
-
+                run = functools.partial(iteration, loop, x, states, rows.shared)
                 trial = tried_on(run, [*x, *states], generators)
-            used, answers, draws = trial.tensors, trial.answers, [draw for draw, _ in trial.draws]
             _check_draws(trial.draws, generators, before)
-            asks = trial.asks_captured
+            y_spec, *_ = trial.result
+            draws = [draw for draw, _ in trial.draws]
+            seen = _Seen(trial.tensors, y_spec, trial.answers, draws, trial.asks_captured)
         except Unsupported:
             raise
         except Exception as error:
@@ -220,7 +230,7 @@ def _used(
     if versions != _versions(reads):
         raise Unsupported("the step changes a tensor it did not make, in place")
     entry.changes = snapshot.changed()
-    return used, structure[0] if structure else None, answers, draws, asks
+    return seen
 
 
 def _check_draws(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from stepnet.data.dtypes import dtype_of
+from stepnet.data.storage import memory_of
 from stepnet.ir.plan import Plan
 
 from .base import Executor
@@ -141,21 +142,16 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 def distinct(out: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
     """Results that callers may write to: none shares memory with an input, or with another result."""
-    seen = set(map(_storage, inputs))
+    seen = set(map(memory_of, inputs))
     own = []
     for tensor in out:
-        place = _storage(tensor)
+        place = memory_of(tensor)
         if place in seen or tensor._is_view() or not tensor.is_contiguous():
             tensor = tensor.clone(memory_format=torch.contiguous_format)
-            place = _storage(tensor)
+            place = memory_of(tensor)
         seen.add(place)
         own.append(tensor)
     return own
-
-
-def _storage(tensor: Tensor) -> int:
-    """What two tensors that share memory have in common; a tensor without any has only itself."""
-    return tensor.untyped_storage()._cdata if torch._C._has_storage(tensor) else id(tensor)
 
 
 class _PlanCall(torch.autograd.Function):

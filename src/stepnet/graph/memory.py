@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from stepnet.data.storage import memory_of
+
 
 class Place(NamedTuple):
     """Where a tensor lies in the memory of an input or a result."""
@@ -35,10 +37,10 @@ def places(kept: Sequence[Tensor], among: Sequence[Tensor]) -> list[Tensor | Pla
     >>> own, place.among([x * 10])
     (tensor([1.]), tensor([20., 30.]))
     """
-    numbers = {t.untyped_storage()._cdata: i for i, t in reversed([*enumerate(among)])}
+    numbers = {memory_of(t): i for i, t in reversed([*enumerate(among)])}
     held: list[Tensor | Place] = []
     for tensor in kept:
-        number = numbers.get(tensor.untyped_storage()._cdata)
+        number = numbers.get(memory_of(tensor))
         if number is None or tensor.dtype is not among[number].dtype:
             held.append(tensor)
             continue
@@ -55,11 +57,11 @@ def taken(held: Sequence[Tensor | Place], memory: Sequence[Tensor]) -> list[Tens
 
 def apart(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
     """The same numbers, none in the memory of another tensor."""
-    seen = {t.untyped_storage()._cdata for t in others}
+    seen = {memory_of(t) for t in others}
     own = []
     for tensor in tensors:
-        if tensor.untyped_storage()._cdata in seen:
+        if memory_of(tensor) in seen:
             tensor = tensor.clone()
-        seen.add(tensor.untyped_storage()._cdata)
+        seen.add(memory_of(tensor))
         own.append(tensor)
     return own

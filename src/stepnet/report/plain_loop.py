@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from stepnet.compiler.iteration import code_of
 from stepnet.compiler.reach import reach
-from stepnet.compiler.record import memory_of, written
+from stepnet.compiler.record import unseen_memory_of, written
 from stepnet.compiler.undo import Snapshot
 from stepnet.data.lod import LoDTensor
 from stepnet.executors import naive
@@ -175,7 +175,7 @@ class Recorder(TorchFunctionMode):
         if id(tensor) not in self.names:
             name = f"outside {len(self.outside)}"
             self.outside[name] = tensor
-            self.memory.add(memory_of(tensor))
+            self.memory.add(unseen_memory_of(tensor))
             self._name(tensor, name)
         return self.names[id(tensor)]
 
@@ -191,7 +191,7 @@ class Recorder(TorchFunctionMode):
             return func(*args, **kwargs)
         line = self.here()
         inputs = tuple(dict.fromkeys(map(self.name_of, read)))
-        if any(memory_of(t) in self.memory for t in written(func, args, kwargs)):
+        if any(unseen_memory_of(t) in self.memory for t in written(func, args, kwargs)):
             raise _Done  # or a tensor of the user's would change once more than by the loop
         out = func(*args, **kwargs)
         results = list(_tensors(out))
