@@ -6,8 +6,10 @@ the step is run again, by a plan, and held against the plain loop.
 
 from __future__ import annotations
 
+import linecache
 import operator
 import os
+import re
 import subprocess
 import sys
 import types
@@ -19,6 +21,7 @@ from torch import nn
 
 import ways_to_read
 from stepnet import cells, recurrent
+from stepnet.compiler.probe import ROWS
 from stepnet.compiler.reach import reach
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import SlowPathWarning
@@ -173,6 +176,35 @@ def test_what_nobody_names_of_an_installed_module_is_left_alone():
     holders = reach(step, everything=True).holders
     assert any(holder is os.environ for holder in holders)
     assert not any(holder is sys.modules for holder in holders)
+
+
+def test_what_python_keeps_for_itself_is_nobodys():
+    """Searching and printing fill caches of the standard library, here as in any other code."""
+
+    def step(x, h):
+        return x * len(re.split("a+", "baac")), torch.tanh(h) + len(linecache.getline("none", 1))
+
+    reached = reach(step, everything=True)
+    assert not any(held is cache for held in reached.holders for cache in (re._cache, linecache.cache))
+    key = reach(step).key
+    re.compile(f"never seen {os.getpid()}")
+    linecache.getline(linecache.__file__, 1)
+    assert reach(step).key == key
+
+
+def test_steps_tried_on_a_few_rows_show_callers_nothing():
+    """What saves tensors otherwise, or counts them, is for the tensors of the caller."""
+    w = torch.randn(D, D, dtype=DTYPE, requires_grad=True)
+
+    def step(x, h):
+        return x, globals()["torch"].tanh(x @ w + h)  # told by trying it, at each call
+
+    x, seen = torch.randn(4, 2, D, dtype=DTYPE), []
+    with warnings.catch_warnings(), torch.autograd.graph.saved_tensors_hooks(seen.append, lambda t: t):
+        warnings.simplefilter("error", SlowPathWarning)
+        recurrent(step, x, x[0])
+    assert seen
+    assert not any(t.shape[0] in (ROWS, 2 * ROWS) for t in seen)
 
 
 def test_the_first_step_of_a_process_may_read_its_environment():

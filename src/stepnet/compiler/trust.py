@@ -5,12 +5,16 @@ from __future__ import annotations
 import ctypes
 import functools
 import io
+import linecache
 import mmap
 import os
 import queue
 import random
+import re
 import sys
+import threading
 import types
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +71,13 @@ _STATEFUL: tuple[type, ...] = (
     random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator,
     io.IOBase, torch.Generator, queue.SimpleQueue, mmap.mmap, ctypes.c_int.__mro__[-2],
 )  # fmt: skip
+
+_OF_PYTHON: tuple[tuple[Any, str], ...] = (
+    (re, "_cache"), (re, "_cache2"), (linecache, "cache"), (threading, "_active"), (threading, "_limbo"),
+    (weakref.finalize, "_registry"),
+)  # fmt: skip
+# What Python keeps beside its work, and fills whoever works; no result follows from it.
+CACHES = tuple([getattr(owner, name) for owner, name in _OF_PYTHON if hasattr(owner, name)])
 
 
 def is_machinery(file: str) -> bool:

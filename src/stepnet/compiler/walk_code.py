@@ -17,7 +17,7 @@ from torch import Tensor
 from .code_facts import EFFECTS, PURE, REFLECTION, SEEDS, TENSOR_STATE, facts
 from .kinds import MISSING, Names
 from .survey import Same, Survey, survey
-from .trust import acts, is_installed, is_trusted_builtin, is_trusted_class, is_trusted_module
+from .trust import CACHES, acts, is_installed, is_trusted_builtin, is_trusted_class, is_trusted_module
 
 END = "; end"  # of attributes, whose number is not in the key; no name of one
 _OF_FUNCTIONS = ("__name__", "__qualname__", "__module__", "__doc__", "__annotations__")
@@ -33,7 +33,7 @@ class CodeWalk(abc.ABC):
     everything: bool = False  # visit every attribute of what is met, named or not
     key: list[Any] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
-    seen: dict[int, int] = field(default_factory=dict)
+    seen: dict[int, int] = field(default_factory=lambda: {id(held): -n for n, held in enumerate(CACHES)})
     generators: list[torch.Generator] = field(default_factory=list)
     holders: list[Any] = field(default_factory=list)  # also keeps ids in `seen` taken during the walk
     complete: bool = True

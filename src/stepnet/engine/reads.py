@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stepnet.compiler.capture import without_modes
+from stepnet.compiler.capture import without_hooks, without_modes
 from stepnet.compiler.code_facts import Facts
 from stepnet.compiler.draws import kept
 from stepnet.compiler.inner_loops import MOST, inner_loops
@@ -136,7 +136,13 @@ def _record(
 
     try:
         most = _inner_steps.get(found.key[0], _FEW)
-        with torch.random.fork_rng(devices=[]), without_modes(), inner_loops(most), kept(found.generators):
+        with (
+            torch.random.fork_rng(devices=[]),
+            without_hooks(),
+            without_modes(),
+            inner_loops(most),
+            kept(found.generators),
+        ):
             made = record(run, [*rows[0], *rows[1]])
     except Unsupported as refusal:
         snapshot.restore()
