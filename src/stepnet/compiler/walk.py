@@ -191,12 +191,13 @@ class Walk(CodeWalk):
         kind = type(value)
         self.key.append(kind)
         self._known_class(kind)
-        if not is_trusted_class(kind):
-            self._class(kind)
-        elif not hasattr(kind, "__dict__") or kind.__dictoffset__ == 0:
+        trusted = is_trusted_class(kind)
+        if trusted and (not hasattr(kind, "__dict__") or kind.__dictoffset__ == 0):
             self.opened(f"a {kind.__module__}.{kind.__qualname__}")
             return
-        self._fields(value)
+        self._fields(value)  # first: its code may lead to more than a walk goes through
+        if not trusted:
+            self._class(kind)
 
     def _fields(self, value: Any) -> None:
         kind = type(value)
@@ -228,8 +229,6 @@ class Walk(CodeWalk):
         key, visit = self.key, self.visit
         key.append(kind)
         self._known_class(kind)
-        if not is_trusted_class(kind):
-            self._class(kind)
         if not self.hooks and not self.everything:
             self.hooks = True
             for name in _MODULE_HOOKS:
@@ -258,6 +257,8 @@ class Walk(CodeWalk):
                     key.append(name)
                     visit(item)
         key.append(END)
+        if not is_trusted_class(kind):  # last: its code may lead to more than a walk goes through
+            self._class(kind)
 
     def _class(self, kind: type, makes: bool = False) -> None:
         """What code may find on a class: the attributes it names, and what operators call."""
