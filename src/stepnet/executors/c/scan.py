@@ -38,6 +38,7 @@ class _Placed(NamedTuple):
     """The arguments that do not depend on values; offsets and sizes are bytes of the workspace."""
 
     layout: Layout
+    order: Tensor  # which `head` points to
     key: tuple[int, int]  # threads there are, and numbers that a float32 is split in
     used: int  # of those threads
     by_features: bool  # each takes some features of all rows
@@ -178,17 +179,19 @@ class CScan:
         share_bytes = _padded(share_bytes + 64 * members)
         packed_at, at = [], share_bytes * slots
         shares = slots * max(turns, 1)
+        order = layout.dealt(shares)
         for name, heads, k, n in source.packed:
             packed_at.append(at)
             product = BY_DTYPE[source.program.value(name).dtype]
             at += _padded(heads * product.packed_bytes(k, n, split))
         head = (
             layout.sequences, shares, layout.steps, layout.stride, slots, chunk, int(together), split,
-            layout.starts.data_ptr(), layout.lengths.data_ptr(), layout.order.data_ptr(),
+            layout.starts.data_ptr(), layout.lengths.data_ptr(), order.data_ptr(),
         )  # fmt: skip
         assert len(head) + 2 == len(FIXED)
         return _Placed(
             layout,
+            order,
             (threads, split),
             members if together else threads,
             by_features,

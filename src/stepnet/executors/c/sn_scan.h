@@ -7,7 +7,7 @@
 /* Row of sequence b at step t: start[b] + t * stride. Threads deal the shares out, `slots` at a time; each has a
  * workspace of space_bytes. `chunk` steps are made ready at a time. together: 1 if all threads are on one share.
  * split: the numbers of bfloat16 that a float is split in for products (sn_split.h), 0 for none.
- * order: longest first. */
+ * order: as the shares have them, each its own from the longest on. */
 #define SN_SCAN                                 \
     int64_t sequences, shares, steps, stride;   \
     int64_t slots;                              \
@@ -25,7 +25,7 @@
     type *name##_packed
 #define SN_STATE(type, name) const type *name##_boot; type *name##_final
 
-/* The sequences of a share: every shares-th one, longest first. */
+/* The sequences of a share: every shares-th one of `order`. */
 typedef struct {
     const int64_t *start, *length, *order;
     int64_t shares, stride, count;
