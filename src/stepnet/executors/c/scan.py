@@ -31,7 +31,7 @@ ALONE = 1 << 19  # multiplications of a call that one thread does before another
 MEMBER_BYTES = 1 << 15  # of weights that a step reads, for each thread that shares it (measured)
 NEAR = 1 << 16  # bytes of states that one thread works on at a time, where steps do not share a product
 APART = 2  # such chunks between two meetings of threads that take some features each: one may have to wait
-CHUNK = 1 << 18  # bytes of rows made ahead of the steps that read them; they should stay in the second cache
+CHUNK = 1 << 18  # bytes of rows between products and the steps beside them: the second cache holds them
 _NEW = ("out", "state", "sum", "total")  # what a call makes tensors for
 
 
@@ -147,7 +147,7 @@ class CScan:
         count = -(-count // max(turns, 1))
         row_bytes = source.chunk_bytes + members * source.index_bytes
         block = CHUNK * (APART if by_features else 1)
-        chunk = max(1, min(layout.steps, block // max(count * row_bytes, 1)))
+        chunk = max(1, min(layout.steps, block // max(count * (row_bytes + source.late_bytes), 1)))
         share_bytes = source.space[0] + count * (8 * members + source.space[1] + chunk * row_bytes)
         share_bytes = padded(share_bytes + 64 * members)
         packed_at, at = [], share_bytes * slots

@@ -44,7 +44,8 @@ class Source:
 
     `fields` are the members of the argument struct after the fixed ones; `space` is the bytes of
     workspace a slot needs for n sequences: space[0] + n * space[1], and for each row of a chunk
-    chunk_bytes, and index_bytes for each thread; `packed` are the matrices: name, heads, K, N.
+    chunk_bytes, and index_bytes for each thread; `packed` are the matrices: name, heads, K, N. `late_bytes`
+    of a row of a chunk are written by its steps and read by the products after them.
     """
 
     text: str
@@ -54,6 +55,7 @@ class Source:
     packed: list[tuple[str, int, int, int]]
     chunk_bytes: int
     index_bytes: int
+    late_bytes: int
 
 
 FIXED = (
@@ -124,7 +126,13 @@ class _Writer:
             packed=packed,
             chunk_bytes=sum(rows["bytes"] for rows in early),
             index_bytes=8 * (bool(early) + bool(early or late)),
+            late_bytes=self._late_bytes(),
         )
+
+    def _late_bytes(self) -> int:
+        seen = [self.p.access.get(node.inputs[0]) for node in self.p.late]
+        read = {node.inputs[0] if of is None else of.base for node, of in zip(self.p.late, seen, strict=True)}
+        return sum(self._rows(name)["bytes"] for name in (*read, *(node.output for node in self.p.late)))
 
     def _rows(self, value: str) -> dict[str, Any]:
         """A buffer of rows: the name of its value in C, elements and bytes of a row, and their type."""
