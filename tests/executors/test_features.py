@@ -12,7 +12,7 @@ from stepnet.engine import plans
 from stepnet.executors.c import scan as c_scan
 from stepnet.executors.c.scan import CScan
 from stepnet.executors.layout import Layout, is_uneven
-from stepnet.executors.schedule.features import Features
+from stepnet.executors.schedule.features import Features, features
 
 DTYPE = torch.float64
 F = 24
@@ -46,9 +46,26 @@ def per_sequence(x, state, bias):
     return h * h, h
 
 
+class Crossed(nn.Module):
+    """Two products of a row, of whole panels of columns; in one, features read those of others."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.other = (nn.Parameter(torch.randn(128, F) / 5) for _ in range(2))
+
+    def forward(self, x, h):
+        h = torch.sigmoid(x @ self.weight.T) * h + (x @ self.other.T).flip(1)
+        return h, h
+
+    def initial_state(self, n):
+        return self.weight.new_zeros(n, 128)
+
+
 torch.manual_seed(1)
 STEPS = {
     "minGRU": cells.MinGRU(F, 37, dtype=DTYPE),
+    "panels": cells.MinGRU(F, 128, dtype=DTYPE),
+    "crossed": Crossed().to(DTYPE),
     "heads": Heads().to(DTYPE),
     "per sequence": per_sequence,
 }
@@ -209,6 +226,21 @@ def test_whole_lines_of_the_cache():
     assert Features(64, 16).parts == 4
     assert Features(17, 16).parts == 2
     assert Features(8, 16).parts == 1
+
+
+@pytest.mark.parametrize(("name", "wide"), [("minGRU", 0), ("panels", 64), ("crossed", 0), ("heads", 0)])
+def test_where_threads_make_the_products_that_they_read(name, wide, monkeypatch):
+    found = []
+
+    def noted(program):
+        found.append(features(program))
+        return found[-1]
+
+    monkeypatch.setattr(c_scan, "features", noted)
+    plans.forget()
+    with torch.no_grad():
+        stepnet.recurrent(STEPS[name], torch.randn(20, 1, F, dtype=DTYPE), backend="c")
+    assert max(of.wide for of in found) == wide
 
 
 def test_explain_says_so():

@@ -112,6 +112,15 @@ SN_INLINE int64_t first_column(int64_t n, int64_t member, int64_t members, int64
         if (c1 > c0) __VA_ARGS__;                                          \
     } while (0)
 
+/* A product of n columns, `each` for a feature and `step` for all features, one after the other: this member's. */
+#define SN_OWN_COLUMNS(step, n, each, ...)                                 \
+    do {                                                                   \
+        for (int64_t g = 0; g < (n); g += (step)) {                        \
+            const int64_t c0 = g + f0 * (each), c1 = g + f1 * (each);      \
+            __VA_ARGS__;                                                   \
+        }                                                                  \
+    } while (0)
+
 /* A product of this member's rows, from r0 to r1. */
 #define SN_SOME_ROWS(...)                                                  \
     do {                                                                   \

@@ -13,9 +13,10 @@ from importlib import resources
 from typing import Any
 
 from stepnet.errors import Unsupported
-from stepnet.executors.schedule.features import Features
+from stepnet.executors.schedule.features import Features, outer
 from stepnet.executors.schedule.loops import row_function
 from stepnet.executors.schedule.program import Program, program
+from stepnet.executors.schedule.views import contiguous
 from stepnet.ir.graph import Node
 from stepnet.ir.plan import LoopPlan, Region
 from stepnet.ir.text import print_name, print_region
@@ -104,6 +105,7 @@ class _Writer:
                 "carries": carries,
                 "held": held,
                 "chunks": bool(early or late),
+                "meet": "if (!own) { SN_MEET; }" if self.features and self.features.wide else "SN_MEET;",
                 "early": early,
                 "chunk_slot": "chunk_slot" if early else "0",
                 "scratch": scratch,
@@ -114,6 +116,7 @@ class _Writer:
                 "matrix_count": len(packed),
                 "features": self.features and self.features.count,
                 "unit": self.features and self.features.unit,
+                "wide": self.features and self.features.wide,
                 "packed_by_all": int(sum(p.value(name).bytes for name in p.matrices) > PACKED_ALONE),
             },
         )
@@ -216,18 +219,32 @@ class _Writer:
         product = w.product(node.inputs[1])
         deep, kind = product.deep(k), f"sn_rows_{product.rows}"
         inputs = ", ".join(map(_shown, node.inputs))
-        by_columns = self.features is None
-        at, panels, first = (" + c0", f" + c0 * {deep}", "") if by_columns else ("", "", " + r0")
-        count, columns = ("rows", "c1 - c0") if by_columns else ("r1 - r0", str(n))
-        call = (
-            f"sn_matmul_{product.suffix}("
-            f"(sn_rows_{w.suffix}){{{to}{at}, {made}, {target}{first}}}, (sn_rows_{w.suffix}){{0, 0, 0}}, "
-            f"({kind}){{({product.element} *)a->{w.c(operand)}{shift}, {wide}, chunk_row{first}}}, "
-            f"a->{w.c(node.inputs[1])}_packed{panels}, {count}, {k}, {columns}{product.last})"
-        )
+        made_by = {
+            "columns": (" + c0", f" + c0 * {deep}", "", "rows", "c1 - c0"),
+            "rows": ("", "", " + r0", "r1 - r0", str(n)),
+        }
+
+        def call(by: str) -> str:
+            at, panels, first, count, columns = made_by[by]
+            return (
+                f"sn_matmul_{product.suffix}("
+                f"(sn_rows_{w.suffix}){{{to}{at}, {made}, {target}{first}}}, "
+                f"(sn_rows_{w.suffix}){{0, 0, 0}}, "
+                f"({kind}){{({product.element} *)a->{w.c(operand)}{shift}, {wide}, chunk_row{first}}}, "
+                f"a->{w.c(node.inputs[1])}_packed{panels}, {count}, {k}, {columns}{product.last})"
+            )
+
+        text = f"/* {_shown(node.output)} = matmul({inputs})  [{k}] x [{k}, {n}], rows of these steps */\n"
+        if self.features is None:
+            return text + self._columns(n, call("columns"))
+        by_rows = f"SN_SOME_ROWS({call('rows')});"
+        if not self.features.wide or node.output not in w.ahead:
+            return text + by_rows
+        shape = p.value(node.output).shape
+        each = contiguous(shape)[outer(shape)[0]]
         return (
-            f"/* {_shown(node.output)} = matmul({inputs})  [{k}] x [{k}, {n}], rows of these steps */\n"
-            + (self._columns(n, call) if by_columns else f"SN_SOME_ROWS({call});")
+            f"{text}if (own) SN_OWN_COLUMNS({self.features.count * each}, {n}, {each}, {call('columns')});\n"
+            f"else {by_rows}"
         )
 
     def _stages(self) -> list[str]:
