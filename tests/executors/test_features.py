@@ -12,7 +12,7 @@ from stepnet.engine import plans
 from stepnet.executors.c import scan as c_scan
 from stepnet.executors.c.scan import CScan
 from stepnet.executors.layout import Layout, is_uneven
-from stepnet.executors.schedule.features import Features
+from stepnet.executors.schedule.features import Features, features
 
 DTYPE = torch.float64
 F = 24
@@ -46,9 +46,27 @@ def per_sequence(x, state, bias):
     return h * h, h
 
 
+class Crossed(nn.Module):
+    """A product of whole panels of columns; features read those of others, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(256, F) / 5)
+
+    def forward(self, x, h):
+        made = x @ self.weight.T
+        h = torch.sigmoid(made[:, 64:192]) * h + made[:, :128]
+        return h, h
+
+    def initial_state(self, n):
+        return self.weight.new_zeros(n, 128)
+
+
 torch.manual_seed(1)
 STEPS = {
     "minGRU": cells.MinGRU(F, 37, dtype=DTYPE),
+    "panels": cells.MinGRU(F, 128, dtype=DTYPE),
+    "crossed": Crossed().to(DTYPE),
     "heads": Heads().to(DTYPE),
     "per sequence": per_sequence,
 }
@@ -115,7 +133,9 @@ def test_numbers_do_not_depend_on_who_makes_them(name, lengths, threads, shared_
     for a, b in zip(shared, plain, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
     if sum(counts):
-        calls = [threads, 1, 1, threads] if name == "heads" else [threads] * 2  # [4] is less than a line
+        # [4] is less than a line; columns that features share get a gradient of both
+        fewer = {"heads": [threads, 1, 1, threads], "crossed": [threads, 1]}
+        calls = fewer.get(name, [threads] * 2)
         assert shared_out[-len(calls) :] == calls  # forward and backward; a first call checks itself before
 
 
@@ -209,6 +229,21 @@ def test_whole_lines_of_the_cache():
     assert Features(64, 16).parts == 4
     assert Features(17, 16).parts == 2
     assert Features(8, 16).parts == 1
+
+
+@pytest.mark.parametrize(("name", "wide"), [("minGRU", 0), ("panels", 64), ("crossed", 0), ("heads", 0)])
+def test_where_threads_make_the_products_that_they_read(name, wide, monkeypatch):
+    found = []
+
+    def noted(program):
+        found.append(features(program))
+        return found[-1]
+
+    monkeypatch.setattr(c_scan, "features", noted)
+    plans.forget()
+    with torch.no_grad():
+        stepnet.recurrent(STEPS[name], torch.randn(20, 1, F, dtype=DTYPE), backend="c")
+    assert max(of.wide for of in found) == wide
 
 
 def test_explain_says_so():

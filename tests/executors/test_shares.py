@@ -2,12 +2,15 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import stepnet
 from stepnet import LoDTensor, cells
 from stepnet.engine import plans
 from stepnet.executors.c import scan as c_scan
 from stepnet.executors.c.scan import CScan
+from stepnet.executors.layout import Layout
 
 LENGTHS = {"ragged": [3, 0, 7, 1, 6], "one": [9], "none": [], "pair": [2, 5]}
 
@@ -43,3 +46,21 @@ def test_numbers_do_not_depend_on_how_work_is_shared(monkeypatch, threads, toget
             assert shared is None or not shared.any()
         else:
             torch.testing.assert_close(shared, plain, rtol=1e-10, atol=1e-10)
+
+
+@given(st.lists(st.integers(0, 9), max_size=12), st.integers(1, 5))
+def test_sequences_are_dealt_fairly(lengths, shares):
+    layout = Layout.ragged(torch.tensor([0, *lengths]).cumsum(0), False)
+    dealt = layout.dealt(shares).tolist()
+    assert sorted(dealt) == list(range(len(lengths)))
+    each = [[lengths[b] for b in dealt[share::shares]] for share in range(shares)]
+    assert all(own == sorted(own, reverse=True) for own in each)
+    rows = [sum(own) for own in each]
+    assert max(rows) - min(rows) <= max(lengths, default=0)
+
+
+@pytest.mark.parametrize("shares", [1, 2, 3, 16])
+def test_lengths_that_grow_evenly_are_dealt_in_equal_shares(shares):
+    lengths = torch.arange(1, 4 * shares + 1)
+    layout = Layout.ragged(torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]), False)
+    assert layout.lengths[layout.dealt(shares)].view(4, shares).sum(0).unique().numel() == 1

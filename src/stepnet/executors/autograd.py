@@ -55,6 +55,12 @@ class Ready:
         )
 
     @cached_property
+    def own_gradients(self) -> frozenset[str]:
+        """The gradients that are tensors made for them."""
+        made = frozenset() if self.backward is None else self.backward.fresh
+        return made.intersection(name for name in self.plan.gradients if name is not None)
+
+    @cached_property
     def carried(self) -> frozenset[str]:
         """The gradients that the backward loop carries from step to step."""
         loop = self.plan.backward
@@ -222,21 +228,31 @@ def gradients(
         done, finals = call.ready.backward.run(values, states, layout.backward)
     has = has_gradient(call, [grad is not None for grad in grads], needed)
     out: list[Tensor | None] = []
+    own, loose = set[str](), list[int]()
     for k, name in enumerate(plan.gradients):
         if not has[k]:
             out.append(None)
         elif len(plan.x) <= k < len(plan.x) + len(plan.states):
             place = k - len(plan.x)
-            own = grads[len(plan.y) + place]
-            out.append(_state_gradient(plan, place, done, finals, layout, tensors[k], own))
+            of_final = grads[len(plan.y) + place]
+            out.append(_state_gradient(plan, place, done, finals, layout, tensors[k], of_final))
+            loose.append(k)
         else:
             assert name is not None
-            gradient, shape = done[name], tensors[k].shape  # a view would be copied below
-            out.append(gradient if gradient.shape == shape else gradient.reshape(shape))
-    given = [g for g in out if g is not None]
-    taken = (*tensors, *kept, *(g for g in grads if g is not None))
-    own = iter(distinct(given, taken))
-    out = [None if g is None else next(own) for g in out]
+            gradient, shape = done[name], tensors[k].shape
+            if name in call.ready.own_gradients and gradient.shape == shape:
+                out.append(gradient.clone() if name in own else gradient)
+                own.add(name)
+            else:  # a view would be copied below
+                out.append(gradient if gradient.shape == shape else gradient.reshape(shape))
+                loose.append(k)
+    if loose:
+        others = (g for k, g in enumerate(out) if g is not None and k not in loose)
+        taken = (*tensors, *kept, *(g for g in grads if g is not None), *others)
+        for k, gradient in zip(
+            loose, distinct([g for k in loose if (g := out[k]) is not None], taken), strict=True
+        ):
+            out[k] = gradient
     return out + [None] * (len(tensors) - len(out))
 
 

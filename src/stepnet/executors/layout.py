@@ -90,6 +90,16 @@ class Layout:
         """Sequences by length, longest first, stable: the rank order."""
         return torch.argsort(self.lengths, descending=True, stable=True)
 
+    def dealt(self, shares: int) -> Tensor:
+        """The sequences in an order in which every `shares`-th is of one share, beginning with the longest of
+        each. They are dealt there and back, so that shares have about as many rows.
+
+        >>> table = Layout.ragged(torch.tensor([0, 1, 10, 18, 20, 27]), False)
+        >>> table.lengths[table.dealt(2)].tolist()  # to one share 9 + 2 + 1 rows, to the other 8 + 7
+        [9, 8, 2, 7, 1]
+        """
+        return _dealt(self, shares)
+
     @cached_property
     @outside_modes
     def rank(self) -> Tensor:
@@ -183,9 +193,24 @@ def _dense(steps: int, sequences: int, time_major: bool, reverse: bool) -> Layou
     return layout.backward if reverse else layout
 
 
+@outside_modes
+def _dealt(layout: Layout, shares: int) -> Tensor:
+    order, rounds = layout.order, layout.sequences // shares
+    if shares == 1 or rounds == 0:
+        return order
+    there = order[: rounds * shares].view(rounds, shares).clone()
+    back = slice(
+        (rounds - 1) % 2, None, 2
+    )  # the last round is one, before what is left goes to the first shares
+    there[back] = there[back].flip(1)
+    return torch.cat([there.flatten(), order[rounds * shares :]])
+
+
+@outside_modes
 def is_uneven(layout: Layout, threads: int) -> bool:
     """Whether one thread has many more rows than others if sequences are dealt to them."""
     if threads < 2 or not layout.steps:
         return False
-    longest = int(layout.lengths[layout.order[::threads]].sum())
-    return longest * threads > _MOST_SHARE * int(layout.lengths.sum())
+    lengths = layout.lengths[layout.dealt(threads)]
+    each = torch.nn.functional.pad(lengths, (0, -len(lengths) % threads)).view(-1, threads).sum(0)
+    return int(each.max()) * threads > _MOST_SHARE * int(lengths.sum())

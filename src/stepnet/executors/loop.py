@@ -55,6 +55,8 @@ class PreparedLoop:
         kinds = plan.body.values
         self._whole = [c.parameter for c in plan.carries if kinds[c.parameter].kind == "sequence"]
         fresh = [name for scan in scans for name in getattr(scan, "fresh", ())]
+        maps = [node for region in plan.regions if region.kind != "scan" for node in region.nodes]
+        fresh += [node.output for node in maps if node.op == "matmul_tn"]
         self.fresh = frozenset(name for name in fresh if fresh.count(name) == 1)
         # big row tables are let go early
         self._dies = last_uses(uses, {*plan.wanted, *plan.rows_of_carries()})

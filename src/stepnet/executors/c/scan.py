@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from array import array
+import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,30 +21,18 @@ from stepnet.ir.plan import LoopPlan, Region
 
 from . import build as c_build
 from . import threads as c_threads
+from .desk import Desks, Placed, Table, padded
 from .products import BY_DTYPE, float_parts
 from .source import FIXED, Source, write
-from .tables import new_table
+from .tables import LARGE, new_table
 from .whole import headers
 
 ALONE = 1 << 19  # multiplications of a call that one thread does before another one wakes
 MEMBER_BYTES = 1 << 15  # of weights that a step reads, for each thread that shares it (measured)
 NEAR = 1 << 16  # bytes of states that one thread works on at a time, where steps do not share a product
 APART = 2  # such chunks between two meetings of threads that take some features each: one may have to wait
-CHUNK = 1 << 18  # bytes of rows made ahead of the steps that read them; they should stay in the second cache
-
-
-class _Placed(NamedTuple):
-    """The arguments that do not depend on values; offsets and sizes are bytes of the workspace."""
-
-    layout: Layout
-    key: tuple[int, int]  # threads there are, and numbers that a float32 is split in
-    used: int  # of those threads
-    by_features: bool  # each takes some features of all rows
-    head: tuple[int, ...]
-    share_bytes: int
-    packed_at: tuple[int, ...]
-    size: int
-    parts: int  # of every sum
+CHUNK = 1 << 18  # bytes of rows between products and the steps beside them: the second cache holds them
+_NEW = ("out", "state", "sum", "total")  # what a call makes tensors for
 
 
 class CScan:
@@ -71,22 +58,30 @@ class CScan:
         except BuildError as error:
             raise Unsupported(str(error)) from error
         self.features = features(p)
-        self.spaces: list[Tensor] = []  # workspaces at rest; list.pop and append are atomic
         early = {node.inputs[1] for node in (*p.early, *p.late)}
         self.step_bytes = sum(p.value(name).bytes for name, *_ in self.source.packed if name not in early)
         self._row_work = self.source.space[1] + sum(h * k * n for _, h, k, n in self.source.packed)
         self._splits = any(BY_DTYPE[p.value(name).dtype].is_split for name in p.matrices)
         made = [entry.value for entry in self.source.fields if entry.role in ("out", "sum", "total")]
         self._made = {n: (p.value(n).shape, dtype_of(p.value(n).dtype)) for n in made}
-        self._placed: _Placed | None = None
-        self._constants = _constants(loop, p)
+        self._placed: Placed | None = None
+        constants = _constants(loop, p)
         self._matrices = _matrices(loop, p)
+        used = {entry.value for entry in self.source.fields}
+        written = [
+            n.output for n in _before(loop) if n.op == "full" and n.output not in used
+        ]  # in the C itself
         self.spared = {
-            **dict.fromkeys(self._constants),
+            **dict.fromkeys([*constants, *(name for name in written if name in region.read)]),
             **{n: source for n, (source, _) in self._matrices.items()},
         }
-        self.fresh = frozenset(entry.value for entry in self.source.fields if entry.role in ("out", "state"))
-        self._fields = [(entry.role, entry.value) for entry in self.source.fields]
+        self.fresh = frozenset(entry.value for entry in self.source.fields if entry.role in _NEW)
+        desks = self._desks = Desks(self.source.fields, constants)
+        self._read = [
+            place for place in desks.places("row", "sequence", "shared") if place[1] not in constants
+        ]
+        self._held, self._carried = desks.places("held"), desks.places("state")
+        self._multiplied = desks.places("matrix")
 
     def __call__(
         self, region: Region, values: dict[str, Tensor], states: Mapping[str, Tensor], layout: Layout
@@ -96,54 +91,33 @@ class CScan:
         placed = self._placed
         if placed is None or placed.key != (threads, split) or placed.layout is not layout:
             placed = self._placed = self._place(layout, threads, split)
-        space = self._take(placed.size)
-        base = _padded(space.data_ptr())
+        desk = self._desks.take(placed)
+        numbers = desk.numbers
         finals: dict[str, Tensor] = {}
         made: dict[str, Tensor] = {}
         alive: list[Tensor] = []
-        packed = iter(placed.packed_at)
-        numbers = [*placed.head, base, placed.share_bytes]
-        add = numbers.append
-        for role, name in self._fields:
-            if role == "row" or role == "sequence":
-                add(_pointer(values[name], alive))
-            elif role == "shared":
-                held = self._constants.get(name)
-                add(_pointer(values[name], alive) if held is None else held.data_ptr())
-            elif role == "held":
-                add(_pointer(states[name], alive))
-            elif role == "out":
-                shape, dtype = self._made[name]
-                made[name] = tensor = new_table((layout.rows, *shape), dtype)
-                add(tensor.data_ptr())
-            elif role == "state":
-                like = states[name]
-                finals[name] = tensor = torch.empty(like.shape, dtype=like.dtype)
-                numbers += (_pointer(like, alive), tensor.data_ptr())
-            elif role == "matrix":
-                of, dims = self._matrices[name]
-                matrix = values[of]
-                at = matrix.stride()
-                *batch, row, column = (at[dim] for dim in dims)
-                stride_h = batch[-1] if batch else 0
-                numbers += (matrix.data_ptr(), row, column, stride_h, base + next(packed))
-            elif role == "sum":
-                shape, dtype = self._made[name]
-                parts = (placed.parts,) * (placed.parts > 1)
-                made[name] = tensor = torch.zeros((*parts, *shape), dtype=dtype)
-                add(tensor.data_ptr())
-            elif role == "total":
-                shape, dtype = self._made[name]
-                made[name] = tensor = torch.zeros((layout.sequences, *shape), dtype=dtype)
-                add(tensor.data_ptr())
-            else:  # "wrong"
-                made[name] = tensor = torch.zeros(1, dtype=torch.int64)
-                add(tensor.data_ptr())
-        arguments = array("q", numbers)
+        for at, name in self._read:
+            numbers[at] = _pointer(values[name], alive)
+        for at, name in self._held:
+            numbers[at] = _pointer(states[name], alive)
+        for at, name in self._carried:
+            like = states[name]
+            finals[name] = last = torch.empty(like.shape, dtype=like.dtype)
+            numbers[at], numbers[at + 1] = _pointer(like, alive), last.data_ptr()
+        for at, name in self._multiplied:
+            of, dims = self._matrices[name]
+            matrix = values[of]
+            strides = matrix.stride()
+            *batch, row, column = [strides[dim] for dim in dims]
+            numbers[at], numbers[at + 1], numbers[at + 2] = matrix.data_ptr(), row, column
+            numbers[at + 3] = batch[-1] if batch else 0
+        for at, name, shape, dtype, make in placed.tables:
+            made[name] = table = make(shape, dtype=dtype)
+            numbers[at] = table.data_ptr()
         run = self._run_by_features if placed.by_features else self.run
         assert run is not None
-        run(c_threads.pool(placed.used), arguments.buffer_info()[0])
-        self.spaces.append(space)
+        run(c_threads.pool(placed.used), desk.address)
+        self._desks.give_back(desk)
         p = self.source.program
         if p.faults and made[""]:
             raise _fault(p, int(made[""]))
@@ -157,7 +131,7 @@ class CScan:
             finals[name] = states[name]
         return finals
 
-    def _place(self, layout: Layout, threads: int, split: int) -> _Placed:
+    def _place(self, layout: Layout, threads: int, split: int) -> Placed:
         """What the arguments of a call are for these sequences, on so many threads."""
         source = self.source
         members = self._members(threads, layout.sequences)
@@ -173,22 +147,24 @@ class CScan:
         count = -(-count // max(turns, 1))
         row_bytes = source.chunk_bytes + members * source.index_bytes
         block = CHUNK * (APART if by_features else 1)
-        chunk = max(1, min(layout.steps, block // max(count * row_bytes, 1)))
+        chunk = max(1, min(layout.steps, block // max(count * (row_bytes + source.late_bytes), 1)))
         share_bytes = source.space[0] + count * (8 * members + source.space[1] + chunk * row_bytes)
-        share_bytes = _padded(share_bytes + 64 * members)
+        share_bytes = padded(share_bytes + 64 * members)
         packed_at, at = [], share_bytes * slots
         shares = slots * max(turns, 1)
+        order = layout.dealt(shares)
         for name, heads, k, n in source.packed:
             packed_at.append(at)
             product = BY_DTYPE[source.program.value(name).dtype]
-            at += _padded(heads * product.packed_bytes(k, n, split))
+            at += padded(heads * product.packed_bytes(k, n, split))
         head = (
             layout.sequences, shares, layout.steps, layout.stride, slots, chunk, int(together), split,
-            layout.starts.data_ptr(), layout.lengths.data_ptr(), layout.order.data_ptr(),
+            layout.starts.data_ptr(), layout.lengths.data_ptr(), order.data_ptr(),
         )  # fmt: skip
         assert len(head) + 2 == len(FIXED)
-        return _Placed(
+        return Placed(
             layout,
+            order,
             (threads, split),
             members if together else threads,
             by_features,
@@ -197,7 +173,26 @@ class CScan:
             tuple(packed_at),
             at + 64,
             slots * members,
+            self._tables(layout, slots * members),
         )
+
+    def _tables(self, layout: Layout, parts: int) -> tuple[Table, ...]:
+        """The tensors that a call makes: tables of rows as they are, what is summed as zeros."""
+        tables: list[Table] = []
+        for at, name in self._desks.places("out"):
+            shape, dtype = self._made[name]
+            size = layout.rows * math.prod(shape) * dtype.itemsize
+            make = new_table if size >= LARGE else torch.empty
+            tables.append(Table(at, name, (layout.rows, *shape), dtype, make))
+        for at, name in self._desks.places("sum"):
+            shape, dtype = self._made[name]
+            tables.append(Table(at, name, (*(parts,) * (parts > 1), *shape), dtype, torch.zeros))
+        for at, name in self._desks.places("total"):
+            shape, dtype = self._made[name]
+            tables.append(Table(at, name, (layout.sequences, *shape), dtype, torch.zeros))
+        for at, name in self._desks.places("wrong"):
+            tables.append(Table(at, name, (1,), torch.int64, torch.zeros))
+        return tuple(tables)
 
     def parts(self, layout: Layout, threads: int) -> int:
         """How many threads take some features of all rows: several where sequences are dealt unevenly."""
@@ -219,13 +214,6 @@ class CScan:
         and each has enough to read to pay for the meetings."""
         members = min(threads, self.step_bytes // MEMBER_BYTES)
         return members if 0 < sequences < members else 1
-
-    def _take(self, size: int) -> Tensor:
-        try:
-            space = self.spaces.pop()
-        except IndexError:
-            space = torch.empty(0, dtype=torch.uint8)
-        return space if space.numel() >= size else torch.empty(size, dtype=torch.uint8)
 
 
 def _built(source: Source) -> Callable[..., None]:
@@ -294,8 +282,3 @@ def _pointer(tensor: Tensor, alive: list[Tensor]) -> int:
         tensor = tensor.contiguous()
         alive.append(tensor)
     return tensor.data_ptr()
-
-
-def _padded(size: int) -> int:
-    """A size or an address moved up to the next line of the cache."""
-    return (size + 63) // 64 * 64

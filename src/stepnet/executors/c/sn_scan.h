@@ -7,7 +7,7 @@
 /* Row of sequence b at step t: start[b] + t * stride. Threads deal the shares out, `slots` at a time; each has a
  * workspace of space_bytes. `chunk` steps are made ready at a time. together: 1 if all threads are on one share.
  * split: the numbers of bfloat16 that a float is split in for products (sn_split.h), 0 for none.
- * order: longest first. */
+ * order: as the shares have them, each its own from the longest on. */
 #define SN_SCAN                                 \
     int64_t sequences, shares, steps, stride;   \
     int64_t slots;                              \
@@ -25,7 +25,7 @@
     type *name##_packed
 #define SN_STATE(type, name) const type *name##_boot; type *name##_final
 
-/* The sequences of a share: every shares-th one, longest first. */
+/* The sequences of a share: every shares-th one of `order`. */
 typedef struct {
     const int64_t *start, *length, *order;
     int64_t shares, stride, count;
@@ -110,6 +110,15 @@ SN_INLINE int64_t first_column(int64_t n, int64_t member, int64_t members, int64
         const int64_t c0 = first_column(n, member, members, panel);        \
         const int64_t c1 = first_column(n, member + 1, members, panel);    \
         if (c1 > c0) __VA_ARGS__;                                          \
+    } while (0)
+
+/* A product of n columns, `each` for a feature and `step` for all features, one after the other: this member's. */
+#define SN_OWN_COLUMNS(step, n, each, ...)                                 \
+    do {                                                                   \
+        for (int64_t g = 0; g < (n); g += (step)) {                        \
+            const int64_t c0 = g + f0 * (each), c1 = g + f1 * (each);      \
+            __VA_ARGS__;                                                   \
+        }                                                                  \
     } while (0)
 
 /* A product of this member's rows, from r0 to r1. */

@@ -13,9 +13,10 @@ from importlib import resources
 from typing import Any
 
 from stepnet.errors import Unsupported
-from stepnet.executors.schedule.features import Features
+from stepnet.executors.schedule.features import Features, outer
 from stepnet.executors.schedule.loops import row_function
 from stepnet.executors.schedule.program import Program, program
+from stepnet.executors.schedule.views import contiguous
 from stepnet.ir.graph import Node
 from stepnet.ir.plan import LoopPlan, Region
 from stepnet.ir.text import print_name, print_region
@@ -44,7 +45,8 @@ class Source:
 
     `fields` are the members of the argument struct after the fixed ones; `space` is the bytes of
     workspace a slot needs for n sequences: space[0] + n * space[1], and for each row of a chunk
-    chunk_bytes, and index_bytes for each thread; `packed` are the matrices: name, heads, K, N.
+    chunk_bytes, and index_bytes for each thread; `packed` are the matrices: name, heads, K, N. `late_bytes`
+    of a row of a chunk are written by its steps and read by the products after them.
     """
 
     text: str
@@ -54,6 +56,7 @@ class Source:
     packed: list[tuple[str, int, int, int]]
     chunk_bytes: int
     index_bytes: int
+    late_bytes: int
 
 
 FIXED = (
@@ -102,6 +105,7 @@ class _Writer:
                 "carries": carries,
                 "held": held,
                 "chunks": bool(early or late),
+                "meet": "if (!own) { SN_MEET; }" if self.features and self.features.wide else "SN_MEET;",
                 "early": early,
                 "chunk_slot": "chunk_slot" if early else "0",
                 "scratch": scratch,
@@ -112,6 +116,7 @@ class _Writer:
                 "matrix_count": len(packed),
                 "features": self.features and self.features.count,
                 "unit": self.features and self.features.unit,
+                "wide": self.features and self.features.wide,
                 "packed_by_all": int(sum(p.value(name).bytes for name in p.matrices) > PACKED_ALONE),
             },
         )
@@ -124,7 +129,13 @@ class _Writer:
             packed=packed,
             chunk_bytes=sum(rows["bytes"] for rows in early),
             index_bytes=8 * (bool(early) + bool(early or late)),
+            late_bytes=self._late_bytes(),
         )
+
+    def _late_bytes(self) -> int:
+        seen = [self.p.access.get(node.inputs[0]) for node in self.p.late]
+        read = {node.inputs[0] if of is None else of.base for node, of in zip(self.p.late, seen, strict=True)}
+        return sum(self._rows(name)["bytes"] for name in (*read, *(node.output for node in self.p.late)))
 
     def _rows(self, value: str) -> dict[str, Any]:
         """A buffer of rows: the name of its value in C, elements and bytes of a row, and their type."""
@@ -208,18 +219,32 @@ class _Writer:
         product = w.product(node.inputs[1])
         deep, kind = product.deep(k), f"sn_rows_{product.rows}"
         inputs = ", ".join(map(_shown, node.inputs))
-        by_columns = self.features is None
-        at, panels, first = (" + c0", f" + c0 * {deep}", "") if by_columns else ("", "", " + r0")
-        count, columns = ("rows", "c1 - c0") if by_columns else ("r1 - r0", str(n))
-        call = (
-            f"sn_matmul_{product.suffix}("
-            f"(sn_rows_{w.suffix}){{{to}{at}, {made}, {target}{first}}}, (sn_rows_{w.suffix}){{0, 0, 0}}, "
-            f"({kind}){{({product.element} *)a->{w.c(operand)}{shift}, {wide}, chunk_row{first}}}, "
-            f"a->{w.c(node.inputs[1])}_packed{panels}, {count}, {k}, {columns}{product.last})"
-        )
+        made_by = {
+            "columns": (" + c0", f" + c0 * {deep}", "", "rows", "c1 - c0"),
+            "rows": ("", "", " + r0", "r1 - r0", str(n)),
+        }
+
+        def call(by: str) -> str:
+            at, panels, first, count, columns = made_by[by]
+            return (
+                f"sn_matmul_{product.suffix}("
+                f"(sn_rows_{w.suffix}){{{to}{at}, {made}, {target}{first}}}, "
+                f"(sn_rows_{w.suffix}){{0, 0, 0}}, "
+                f"({kind}){{({product.element} *)a->{w.c(operand)}{shift}, {wide}, chunk_row{first}}}, "
+                f"a->{w.c(node.inputs[1])}_packed{panels}, {count}, {k}, {columns}{product.last})"
+            )
+
+        text = f"/* {_shown(node.output)} = matmul({inputs})  [{k}] x [{k}, {n}], rows of these steps */\n"
+        if self.features is None:
+            return text + self._columns(n, call("columns"))
+        by_rows = f"SN_SOME_ROWS({call('rows')});"
+        if not self.features.wide or node.output not in w.ahead:
+            return text + by_rows
+        shape = p.value(node.output).shape
+        each = contiguous(shape)[outer(shape)[0]]
         return (
-            f"/* {_shown(node.output)} = matmul({inputs})  [{k}] x [{k}, {n}], rows of these steps */\n"
-            + (self._columns(n, call) if by_columns else f"SN_SOME_ROWS({call});")
+            f"{text}if (own) SN_OWN_COLUMNS({self.features.count * each}, {n}, {each}, {call('columns')});\n"
+            f"else {by_rows}"
         )
 
     def _stages(self) -> list[str]:

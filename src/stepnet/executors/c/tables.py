@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-_LARGE = 1 << 23  # bytes; below that the C library hands out memory that it kept
+LARGE = 1 << 23  # bytes; below that the C library hands out memory that it kept
 
 
 def new_table(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -19,7 +19,7 @@ def new_table(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     which for small pages takes longer than writing it does."""
     table = torch.empty(shape, dtype=dtype)
     size, advise = table.numel() * dtype.itemsize, _madvise()
-    if size >= _LARGE and advise is not None:
+    if size >= LARGE and advise is not None:
         start = -(-table.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
         inside = (table.data_ptr() + size - start) // mmap.PAGESIZE * mmap.PAGESIZE
         advise(start, inside, mmap.MADV_HUGEPAGE)  # advice: what comes of it is the kernel's to say

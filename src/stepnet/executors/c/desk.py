@@ -1,0 +1,102 @@
+"""The arguments of a scan's C function, kept from call to call: a call writes where its own tensors lie."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from stepnet.executors.layout import Layout
+
+from .source import FIXED, Field
+
+_WIDTHS = {"state": 2, "matrix": 5}  # members of the argument struct that a field takes, if not one
+
+
+class Table(NamedTuple):
+    """A tensor that a call makes, and its place among the arguments."""
+
+    at: int
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    make: Callable[..., Tensor]
+
+
+class Placed(NamedTuple):
+    """What does not depend on values; offsets and sizes are bytes of the workspace."""
+
+    layout: Layout
+    order: Tensor  # which `head` points to
+    key: tuple[int, int]  # threads there are, and numbers that a float32 is split in
+    used: int  # of those threads
+    by_features: bool  # each takes some features of all rows
+    head: tuple[int, ...]
+    share_bytes: int
+    packed_at: tuple[int, ...]
+    size: int
+    parts: int  # of every sum
+    tables: tuple[Table, ...]
+
+
+class Desk(NamedTuple):
+    """A workspace, and the arguments of a placement."""
+
+    placed: Placed
+    space: Tensor
+    numbers: array[int]
+    address: int  # of those numbers
+
+
+class Desks:
+    """The desks of a scan that are at rest: as many as calls ran at once.
+
+    Args:
+        fields: the members of the argument struct after the fixed ones.
+        constants: shared values that are the same at every call.
+    """
+
+    def __init__(self, fields: Sequence[Field], constants: Mapping[str, Tensor]) -> None:
+        self._fields: list[tuple[int, str, str]] = []
+        self._count, self._constants = len(FIXED), constants
+        for field in fields:
+            self._fields.append((self._count, field.role, field.value))
+            self._count += _WIDTHS.get(field.role, 1)
+        self._idle: list[Desk] = []  # list.pop and append are atomic
+
+    def places(self, *roles: str) -> list[tuple[int, str]]:
+        """Of the fields with some roles, where each stands among the arguments, and its value."""
+        return [(at, value) for at, role, value in self._fields if role in roles]
+
+    def take(self, placed: Placed) -> Desk:
+        """A desk for a placement."""
+        try:
+            desk = self._idle.pop()
+        except IndexError:
+            return self._laid(placed, torch.empty(placed.size, dtype=torch.uint8))
+        if desk.placed is placed:
+            return desk
+        fits = desk.space.numel() >= placed.size
+        return self._laid(placed, desk.space if fits else torch.empty(placed.size, dtype=torch.uint8))
+
+    def give_back(self, desk: Desk) -> None:
+        """Let the next call have a desk."""
+        self._idle.append(desk)
+
+    def _laid(self, placed: Placed, space: Tensor) -> Desk:
+        base = padded(space.data_ptr())
+        numbers = array("q", [*placed.head, base, placed.share_bytes, *[0] * (self._count - len(FIXED))])
+        for (at, _), offset in zip(self.places("matrix"), placed.packed_at, strict=True):
+            numbers[at + 4] = base + offset
+        for at, name in self.places("shared"):
+            if name in self._constants:
+                numbers[at] = self._constants[name].data_ptr()
+        return Desk(placed, space, numbers, numbers.buffer_info()[0])
+
+
+def padded(size: int) -> int:
+    """A size or an address moved up to the next line of the cache."""
+    return (size + 63) // 64 * 64
