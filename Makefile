@@ -30,8 +30,9 @@ coverage: setup
 	$(BIN)/python -m pytest $(TWO) --cov --cov-report=term:skip-covered
 
 # 10,000 random steps, and 2,000 programs that change what a step reads between its calls, against the plain
-# loop: an hour or two. Those that differ are printed as source.
+# loop: an hour or two. Those that differ are printed as source. First all tests that `make test` has a choice of.
 fuzz: setup
+	$(BIN)/python -m pytest $(TWO) --exhaustive
 	cd tests && ../$(BIN)/python -m fuzz 0 9000 eager && ../$(BIN)/python -m fuzz 9000 1000 auto && \
 		../$(BIN)/python -m fuzz.changes 0 2000 && \
 		../$(BIN)/python onnx/fuzz.py 10000

@@ -15,6 +15,11 @@ _made: list[str] = []
 collect_ignore_glob = [] if importlib.util.find_spec("onnx_ir") else ["src/stepnet/onnx/*"]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "every test, also those that an ordinary run leaves out (tests/covering.py)"
+    parser.addoption("--exhaustive", action="store_true", help=text)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Before tests are collected, and before the processes that run them are started."""
     if not hasattr(config, "workerinput"):

@@ -11,6 +11,7 @@ import torch
 from hypothesis import settings
 
 import signal_stack
+from covering import left_out
 
 TESTS = Path(__file__).parent
 MADE_ANEW = ("compiler", "fuzz", "test_modes.py")
@@ -23,8 +24,19 @@ settings.load_profile("stepnet")
 torch.set_num_threads(1)
 
 
-def pytest_collection_finish():
-    """What 12,000 tests are made of lives as long as the process: collections of garbage pass it by."""
+def pytest_collection_modifyitems(config, items):
+    """An ordinary run leaves out what `make fuzz` runs; a test whose id is written out runs in any case."""
+    if config.getoption("exhaustive") or any("[" in arg for arg in config.args):
+        return
+    out = left_out(items)
+    config.hook.pytest_deselected(items=out)
+    items[:] = [item for item in items if item not in out]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _garbage():
+    """What 12,000 tests, torch and what it imports are made of lives as long as the process: collections of
+    garbage pass it by."""
     gc.collect()
     gc.freeze()
 
@@ -57,14 +69,22 @@ def _nothing_is_timed(request, monkeypatch):
         monkeypatch.setattr(choice, "stopwatch", lambda call: 1.0)
 
 
+@pytest.fixture(scope="module")
+def _plans_of_this_file():
+    return {}
+
+
 @pytest.fixture(autouse=True)
-def _plans_are_made_anew(request, monkeypatch):
-    """Where the compiler is tested, each process records each step itself. All other tests may read the plan
-    that an earlier one left in the folder of this run; as with every plan, its numbers are first held against
-    the plain loop. A file says `PLANS_ON_DISK = True` or `False` to differ from its folder."""
+def _plans_are_made_anew(request, monkeypatch, _plans_of_this_file):
+    """Where the compiler is tested, each file records each step itself; its executors share what is recorded.
+    All other tests may read the plan that an earlier one left in the folder of this run; as with every plan,
+    its numbers are first held against the plain loop. A file says `PLANS_ON_DISK = True` to read that folder
+    in any case, `False` to record each step anew."""
     compiles = any(request.path.is_relative_to(TESTS / name) for name in MADE_ANEW)
-    if not getattr(request.module, "PLANS_ON_DISK", not compiles):
+    on_disk = getattr(request.module, "PLANS_ON_DISK", None)
+    if on_disk is False or (on_disk is None and compiles):
         from stepnet.executors import plan_files
 
-        monkeypatch.setattr(plan_files, "read", lambda key: None)
-        monkeypatch.setattr(plan_files, "write", lambda key, data: None)
+        kept = _plans_of_this_file
+        monkeypatch.setattr(plan_files, "read", kept.get if on_disk is None else lambda key: None)
+        monkeypatch.setattr(plan_files, "write", kept.__setitem__)

@@ -107,6 +107,7 @@ def test_the_plain_loop_gives_each_sequence_its_own_memory():
         torch.testing.assert_close(state[0], final[b])
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("backend", ["eager", "c"])
 @pytest.mark.parametrize(("scores", "asks"), [("additive", "state"), ("dot", "x"), ("einsum", "state")])
 def test_attention_is_that_of_the_plain_loop(scores, asks, backend):

@@ -44,6 +44,7 @@ def run_command(*arguments):
 # ------------------------------------------------------------------------------------------------ the work
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("work", WORKS)
 def test_everyone_computes_what_the_plain_loop_in_float64_does(work, layout):

@@ -256,6 +256,7 @@ def gradients(outputs, inputs):
     return torch.autograd.grad(loss, inputs, allow_unused=True, materialize_grads=True)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     ("name", "executor"),
     [

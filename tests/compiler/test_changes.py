@@ -20,6 +20,7 @@ from stepnet.testing import check_step
 
 DTYPE = torch.float64
 D = 3
+PLANS_ON_DISK = False  # what is captured is counted
 FACTOR, TABLE = 0.5, {"scale": 2.0}
 
 

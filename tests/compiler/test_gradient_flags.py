@@ -13,6 +13,8 @@ from stepnet.compiler.capture import _harmless
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import flatten
 
+PLANS_ON_DISK = False  # flags are those of a step just recorded
+
 W = torch.tensor([[0.5, -0.3], [0.2, 0.7]], dtype=torch.float64, requires_grad=True)
 
 

@@ -22,6 +22,8 @@ from torch import nn
 from stepnet.compiler.reach import reach
 from stepnet.compiler.undo import Snapshot
 
+PLANS_ON_DISK = False  # keys alone tell steps apart
+
 GAIN = 2.0
 
 

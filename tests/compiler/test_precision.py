@@ -63,6 +63,7 @@ def as_near_as_the_plain_loop(ours, plain, exact, dtype):
         assert found <= 2 * worst + 2 * unit
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("modules", [False, True], ids=["autocast", "modules"])
 @pytest.mark.parametrize("lower", LOWER)
 @pytest.mark.parametrize("name", CELLS)

@@ -27,6 +27,8 @@ from stepnet.data.lod import LoDTensor
 from stepnet.errors import SlowPathWarning
 from ways_to_read import CONTEXT, DTYPE, UNDO, WAYS, D, patch, set_global
 
+PLANS_ON_DISK = False  # each change is seen with nothing known before
+
 
 @pytest.fixture(autouse=True)
 def _as_before():

@@ -13,6 +13,8 @@ from stepnet.compiler import joint, pipeline
 from stepnet.compiler.recorder import Unusual, recorded
 from stepnet.engine import plans
 
+PLANS_ON_DISK = False  # what is recorded is looked at
+
 D = 4
 
 

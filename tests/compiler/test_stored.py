@@ -23,6 +23,8 @@ from stepnet.executors.schedule import adopt
 from stepnet.executors.torch_ops.executor import TORCH_OPS
 from stepnet.ir.verify import verify
 
+PLANS_ON_DISK = False  # plans are written and read here
+
 
 def _odd(x, h):
     """Constants, numbers, lists and texts among the arguments of calls; y of every structure."""

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from covering import few
 from plans import BACKENDS
 from stepnet import cells
 from stepnet.api import Recurrent, recurrent
@@ -34,9 +35,12 @@ def rows(sizes=(2, 0, 3), dtype=DTYPE, grad=True):
     )
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", ["RNN", "GRU", "LSTM"])
-def test_double_backward(backend, name):
+TWICE = [f"{name} {backend}" for name in ("RNN", "GRU", "LSTM") for backend in BACKENDS]
+
+
+@pytest.mark.parametrize("case", few(TWICE, ["RNN naive", "RNN eager", "LSTM c"]))
+def test_double_backward(case):
+    name, backend = case.split()
     cell = getattr(cells, name)(1, 2, dtype=DTYPE)
     x = torch.randn(3, 1, dtype=DTYPE, requires_grad=True)
 

@@ -43,3 +43,21 @@ def test_an_identifier_is_one_of_c_and_a_comment_stays_one(name):
     assert text.count("*/") == 1
     assert "??" not in text
     assert "\\" not in text
+
+
+def test_where_a_step_is_written_is_no_part_of_what_is_built(monkeypatch):
+    built, build = [], c_build.build
+    monkeypatch.setattr(
+        c_build, "build", lambda source, *linked: (built.append(source), build(source, *linked))[1]
+    )
+    text = "def step(x, h):\n    h = torch.tanh(h + x)\n    return h * 2, h\n"
+    x, results = torch.randn(3, 2, 4, dtype=torch.float64), []
+    for lines in (0, 7):
+        namespace = {"torch": torch}
+        exec(compile("\n" * lines + text, "a_file.py", "exec"), namespace)
+        made = namespace["step"]
+        results.append(recurrent(made, x, torch.zeros(2, 4, dtype=torch.float64), backend="c")[0])
+    first, second = built
+    assert first == second
+    assert torch.equal(*results)
+    assert "/*" not in first.rpartition("typedef")[2]

@@ -92,6 +92,7 @@ RAGGED = [
 ]
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize(
     ("name", "pattern", "reverse"),
     RAGGED,
@@ -128,6 +129,7 @@ DENSE = [
 ]
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 @pytest.mark.parametrize(
     ("steps", "batch", "axis"), DENSE, ids=[f"{t} steps of {n}, axis {axis}" for t, n, axis in DENSE]
@@ -151,6 +153,7 @@ def test_dense_cells(backend, name, axis):
     check_step(cell, x, boot(cell, shape[1 - axis]), backend=backend, axis=axis)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name", ["LSTM", "GRU", "LayerNormLSTM", "SLSTM"])
 @pytest.mark.parametrize("backend", [PLAIN.name, *EXECUTORS])
 def test_float32(backend, name):

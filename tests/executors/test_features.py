@@ -121,6 +121,7 @@ def state_of(name, n):
     return [torch.randn_like(leaf) for leaf in ((state,) if isinstance(state, torch.Tensor) else state)]
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("name", STEPS)
 def test_numbers_do_not_depend_on_who_makes_them(name, lengths, threads, shared_out):

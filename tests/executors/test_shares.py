@@ -23,6 +23,7 @@ def threads(request):
     torch.set_num_threads(before)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("together", [False, True], ids=["shares", "together"])
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 @pytest.mark.parametrize("kind", [cells.LSTM, cells.LayerNormLSTM], ids=["LSTM", "LayerNormLSTM"])

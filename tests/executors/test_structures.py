@@ -389,6 +389,7 @@ def cut(rows, lengths):
     return LoDTensor.from_lengths(rows, [list(lengths)])
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize(("backend", "name"), CASES, ids=[f"{b}-{n}" for b, n in CASES])
 def test_ragged(backend, name, pattern):

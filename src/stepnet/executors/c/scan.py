@@ -25,6 +25,7 @@ from .desk import Desks, Placed, Table, padded
 from .products import BY_DTYPE, float_parts
 from .source import FIXED, Source, write
 from .tables import LARGE, new_table
+from .text import without_comments
 from .whole import headers
 
 ALONE = 1 << 19  # multiplications of a call that one thread does before another one wakes
@@ -221,7 +222,7 @@ def _built(source: Source) -> Callable[..., None]:
     products = {BY_DTYPE[p.value(name).dtype].suffix for name in p.matrices}
     suffixes = sorted(products | {BY_DTYPE[p.real].sums})
     before = c_build.preamble(*suffixes, linked=True) + headers(p)
-    library = c_build.build(before + source.text, *suffixes)
+    library = c_build.build(before + without_comments(source.text), *suffixes)
     return library.function("run", ctypes.POINTER(c_threads.Pool), ctypes.c_void_p)
 
 

@@ -27,6 +27,16 @@ def identifier(name: str) -> str:
     return f"{out}_" if taken else out
 
 
+def without_comments(text: str) -> str:
+    """Generated C as it is compiled: one library serves steps that differ in where they are written.
+
+    >>> without_comments("/* of a.py:3 */\\nint a; /* b */\\n")
+    'int a;\\n'
+    """
+    lines = (line.rstrip() for line in re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL).splitlines())
+    return "".join(f"{line}\n" for line in lines if line)
+
+
 def comment(text: str) -> str:
     """Text as it may stand in a comment: nothing in it ends the comment or a line.
 

@@ -1,0 +1,68 @@
+"""Which tests an ordinary run leaves out: what `make fuzz` runs beside them, under `--exhaustive`.
+
+A test of many parameters is marked `covering(n)`: of their product a run takes some in which each n values
+of n different parameters come together. Of a table whose cases differ in little it takes a `few`. What alone
+shows something is not left out.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+
+def cover(sets: Sequence[frozenset[Hashable]]) -> list[int]:
+    """Which few of these sets hold all that any of them holds: again and again the one that adds most.
+
+    >>> cover([frozenset("ab"), frozenset("bcd"), frozenset("d"), frozenset("a")])
+    [0, 1]
+    """
+    open_ = set().union(*sets)
+    chosen = []
+    while open_:
+        best = max(range(len(sets)), key=lambda i: len(sets[i] & open_))
+        chosen.append(best)
+        open_ -= sets[best]
+    return sorted(chosen)
+
+
+def together(values: Mapping[str, Hashable], n: int) -> frozenset[Hashable]:
+    """The combinations of n of these named values; all of them where there are fewer.
+
+    >>> sorted(together({"a": 1, "b": 2}, 1))
+    [(('a', 1),), (('b', 2),)]
+    """
+    return frozenset(itertools.combinations(sorted(values.items()), min(n, len(values))))
+
+
+def few(table: Iterable[Any], chosen: Iterable[Any]) -> list[Any]:
+    """Parameters for a test: those chosen run always, the others under `--exhaustive`."""
+    table, chosen = list(table), list(chosen)
+    assert all(one in table for one in chosen), chosen
+    return [one if one in chosen else pytest.param(one, marks=pytest.mark.exhaustive) for one in table]
+
+
+def _values(callspec: Any) -> dict[str, Hashable]:
+    """The parameters of a test; of one that is no plain value, its place in its list."""
+    values = callspec.params
+    return {
+        name: values[name] if isinstance(values[name], (str, int)) else ("at", place)
+        for name, place in callspec.indices.items()
+    }
+
+
+def left_out(items: Sequence[pytest.Item]) -> set[pytest.Item]:
+    """What an ordinary run leaves out of these tests."""
+    out = {item for item in items if item.get_closest_marker("exhaustive")}
+    products: dict[Any, list[Any]] = defaultdict(list)
+    for item in items:
+        if item not in out and (mark := item.get_closest_marker("covering")):
+            products[getattr(item, "function", None), mark.args].append(item)
+    for (_, (n,)), members in products.items():
+        chosen = set(cover([together(_values(item.callspec), n) for item in members]))
+        out |= {item for i, item in enumerate(members) if i not in chosen}
+    return out
