@@ -63,7 +63,8 @@ def check_features(step: Any, leaves: list[Any], level: int) -> None:
     """Refuse rows without features for a step that says how many it takes: it would see rows as features."""
     cell = step
     while not isinstance(getattr(cell, "input_size", None), int):
-        cell = getattr(cell, "cell", None)
+        of_ours = type(cell).__module__.startswith("stepnet.")  # else it may be a part of the step
+        cell = getattr(cell, "cell", None) if of_ours else None
         if not isinstance(cell, nn.Module):
             return
     for leaf in leaves:

@@ -231,3 +231,48 @@ def test_plans_are_found_again():
         assert y[0, 0, 0] == (2.0 if gate > 0 else 0.0)
     made = [entry for entry in plans._entries.values() if entry.ready and entry.ready.plan.name == "gated"]
     assert len(made) == 2  # one for each way, whatever the number
+
+
+def asserted(x: Tensor, h: Tensor) -> Any:
+    """What holds of all rows, or of none, in the ways in which people ask."""
+    if not torch.isfinite(x).all():  # an assert, which pytest would write anew
+        raise AssertionError("not finite")
+    if torch.any(x.abs() > 50):
+        x = x.clamp(-50, 50)
+    if (h != h).any().item() or not (h.abs() < 1e3).all():
+        raise ValueError("the state is lost")
+    h = torch.tanh(h @ W + x)
+    return h, h
+
+
+def test_what_holds_of_each_row_is_taken_for_granted():
+    for backend in ("c", "auto"):
+        same(asserted, backend)
+    assert entry_of(asserted, *inputs(), backend="c").ready is not None
+    x, h = inputs()
+    recurrent(asserted, x, h)
+    same_as_plain = [recurrent(asserted, x * 60, h, backend=backend) for backend in (None, "naive")]
+    torch.testing.assert_close(*same_as_plain)  # by the plain loop: the branch is taken
+    for backend in ("c", None):
+        with pytest.raises(ValueError, match="the state is lost"):
+            recurrent(asserted, x, h * torch.nan, backend=backend)
+        with pytest.raises(AssertionError, match="not finite"):
+            recurrent(asserted, x * torch.inf, h, backend=backend)
+    same(asserted)
+
+
+def test_a_distribution_of_captured_parameters_is_checked(monkeypatch):
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
+    scale = torch.tensor([0.5, 1.0, 2.0], dtype=DTYPE, requires_grad=True)
+
+    def scored(x: Tensor, h: Tensor) -> Any:
+        h = torch.tanh(h @ W + x)
+        return torch.distributions.Normal(0.0, scale).log_prob(h), h
+
+    same(scored)
+    assert entry_of(scored, *inputs(), backend="c").ready is not None
+    with torch.no_grad():
+        scale[1] = -1.0
+    for backend in ("c", None):
+        with pytest.raises(ValueError, match="scale"):
+            recurrent(scored, *inputs(), backend=backend)

@@ -53,6 +53,25 @@ def test_rows_without_features():
         recurrent(cells.GRU(1, 4), LoDTensor(torch.randn(5), [[0, 5]]))
 
 
+class Letters(nn.Module):
+    """A cell is a part of it, behind a table."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.cell = nn.Embedding(5, 3), nn.GRUCell(3, 4)
+
+    def forward(self, letter, h):
+        h = self.cell(self.table(letter), h)
+        return h, h
+
+
+def test_a_number_for_each_row_of_a_step_that_holds_a_cell():
+    letters = LoDTensor(torch.tensor([0, 4, 2, 1, 1]), [[0, 3, 5]])
+    y, h = recurrent(Letters(), letters, torch.zeros(2, 4), backend="naive")
+    assert y.values.shape == (5, 4)
+    assert torch.equal(y.values[[2, 4]], h)
+
+
 class Sums:
     def initial_state(self, n):
         return torch.zeros(n)

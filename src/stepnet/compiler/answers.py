@@ -3,7 +3,8 @@
 What is asked of tensors that are the same at every step has one answer for the whole run. Where these are
 captured, the step is recorded anew at each call: what follows from an answer is in that record, and the trace
 is given it. What follows from rows, from how many there are, or from noise has no such answer: torch's trace
-says so.
+says so. But whether something is true of all rows, or of none, as an assertion asks, is taken for granted
+where it is so on sample rows: the plan then holds only where it is.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from stepnet.data.storage import memory_of
 from stepnet.data.tree import leaves
 from stepnet.errors import Unsupported
 
+from .inner_loops import inner
 from .trust import is_machinery
 
 ASKS = frozenset({
@@ -29,6 +31,7 @@ ASKS = frozenset({
     Tensor.allclose, torch.allclose,
 })  # fmt: skip
 OF_ROWS = object()  # in the place of an answer that is another one at each step
+AS_CLAIMED = object()  # and of one that each row gives alone, if it is the one that claims expect
 
 # What they make depends on the shape of what they are given, not on its numbers.
 _OF_SHAPES = frozenset({
@@ -37,6 +40,7 @@ _OF_SHAPES = frozenset({
 })  # fmt: skip
 
 _ALL_TRUE = getattr(torch, "_is_all_true")  # noqa: B009
+_OF_ALL, _OF_NONE = frozenset({torch.all, Tensor.all, _ALL_TRUE}), frozenset({torch.any, Tensor.any})
 _DISTRIBUTION = torch.distributions.Distribution.__init__.__code__.co_filename
 
 
@@ -80,32 +84,74 @@ class Followers:
             self.add(made)
 
 
+class Claims:
+    """Truth values of all rows in one: that something holds of each, or of none of them.
+
+    >>> claims = Claims()
+    >>> claims.follow(torch.any, (x := torch.tensor([2.0, 0.0]),), {}, found := torch.any(x))
+    >>> claims.of((found,))
+    (tensor([2., 0.]), False)
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[Tensor, Tensor, bool]] = {}  # the first keeps its id taken
+
+    def follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Note a call of torch."""
+        if (func in _OF_ALL or func in _OF_NONE) and len(args) == 1 and not kwargs:
+            self._made[id(result)] = (result, args[0], func in _OF_ALL)
+
+    def of(self, args: Any) -> tuple[Tensor, bool] | None:
+        """The values that a truth value is of, and the one of it that each row can give alone; None where no
+        claim is asked for."""
+        _, values, answer = self._made.get(id(args[0]), (None, None, False)) if args else (None, None, False)
+        return None if values is None else (values, answer)
+
+
 class Answers:
     """The answers of one run, given out in their order."""
 
     def __init__(self, answers: Sequence[Any], rows: Sequence[Tensor]) -> None:
         self._left = iter(answers)
+        self._rows = rows
         self.of_rows = Followers(rows)
+        self.claims = Claims()
 
-    def is_check(self, func: Any, args: Any) -> bool:
-        """Whether a call asks what must be true of each row: the checks of torch.distributions."""
-        if func is not _ALL_TRUE or not args[0].dim() or not self.of_rows.has(args):
+    def passes(self, func: Any, args: Any) -> bool:
+        """Whether a call is a check of torch.distributions, which from now on must hold."""
+        if not is_check(func) or (loops := inner()) is None:
             return False
-        frame = sys._getframe(1)
-        while frame.f_back is not None and is_machinery(frame.f_code.co_filename):
-            frame = frame.f_back
-        return frame.f_code.co_filename == _DISTRIBUTION
-
-    def skip(self) -> None:
-        """Pass by an answer, which is not asked for."""
-        next(self._left, None)
+        valid = args[0]
+        if not self.of_rows.has(args):
+            valid = valid.all().expand(self._rows[0].shape[0])
+        elif not valid.dim():
+            return False
+        loops.must_hold(valid)
+        next(self._left, None)  # of its truth value, which is not asked for
+        return True
 
     def answer(self, args: Any, kwargs: Any) -> Any:
         """The next one; `OF_ROWS` if there is none for these arguments."""
         known = next(self._left, OF_ROWS)
-        if known is OF_ROWS:
-            return known
+        if known is AS_CLAIMED and (loops := inner()) is not None and (claim := self.claims.of(args)):
+            values, expected = claim
+            if not values.dim() or type(values.shape[0]) is int:  # not a row for each sequence
+                return OF_ROWS
+            loops.must_hold((values != 0) == expected)
+            return expected
+        if known in (OF_ROWS, AS_CLAIMED):
+            return OF_ROWS
         return OF_ROWS if self.of_rows.has((args, kwargs)) else copy.deepcopy(known)
+
+
+def is_check(func: Any) -> bool:
+    """Whether a call asks what must be true: the checks of torch.distributions."""
+    if func is not _ALL_TRUE:
+        return False
+    frame = sys._getframe(1)
+    while frame.f_back is not None and is_machinery(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame.f_code.co_filename == _DISTRIBUTION
 
 
 def _memory(tensor: Tensor) -> int | None:

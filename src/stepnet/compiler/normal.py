@@ -502,7 +502,7 @@ def _call(builder: Builder, env: dict[FxNode, Any], node: FxNode) -> Any:
     if packet in ("sym_size", "sym_stride") or not _has_tensor(node):
         return _number(builder, node)
     if ROW_NUMBERS in args or any(ROW_NUMBERS in arg for arg in args if isinstance(arg, list)):
-        if packet in _KEEP_ROW_NUMBERS:
+        if packet in _KEEP_ROW_NUMBERS or (packet == "slice" and _is_whole(node)):
             return ROW_NUMBERS
         if packet not in ("index", "index_put"):
             raise Unsupported("the step numbers its rows (arange over the batch)", line=builder.line)
@@ -514,6 +514,14 @@ def _call(builder: Builder, env: dict[FxNode, Any], node: FxNode) -> Any:
         if out is not NotImplemented:
             return out
     return RULES["opaque"](builder, node, args, kwargs)
+
+
+def _is_whole(node: FxNode) -> bool:
+    """Whether a slice is of all rows: `x[:, None]` takes one."""
+    start, end, step = (*node.args[2:], None, None, None)[:3]
+    return (
+        start in (None, 0) and (end is None or (isinstance(end, int) and end >= 2**62)) and step in (None, 1)
+    )
 
 
 def _has_tensor(node: FxNode) -> bool:

@@ -24,7 +24,7 @@ from stepnet.data.storage import memory_of
 from stepnet.data.tree import leaves
 from stepnet.errors import Unsupported
 
-from .answers import ASKS, OF_ROWS, Followers
+from .answers import AS_CLAIMED, ASKS, OF_ROWS, Claims, Followers, is_check
 from .applied import applied
 from .draws import Draw, draw_of, generator_of
 from .reach import reach
@@ -124,6 +124,8 @@ class _Reader(TorchFunctionMode):
         self.memory: set[int] = set()  # of what is read; a view or an alias of it counts as made
         self.alive: list[Tensor] = []  # ids in `numbers` stay taken
         self.of_rows, self.of_captured = Followers(given), Followers()
+        self.claims = Claims()
+        self.checks: list[Tensor] = []  # truth values that are checked by torch.distributions
         self.answers: list[Any] = []
         self.asks_captured = False
         self._noise = torch.get_rng_state()
@@ -174,8 +176,11 @@ class _Reader(TorchFunctionMode):
             self.draws.append((draw, out.clone()))
         for followers in (self.of_rows, self.of_captured):
             followers.follow(func, args, kwargs, out)
+        self.claims.follow(func, args, kwargs, out)
+        if is_check(func):
+            self.checks.append(out)
         if func in ASKS:
-            self.asked(out, (args, kwargs))
+            self.asked(out, args, kwargs)
         return out
 
     def _place(self, generator: torch.Generator) -> int:
@@ -186,9 +191,14 @@ class _Reader(TorchFunctionMode):
             )
         return self.generators.index(id(generator))
 
-    def asked(self, answer: Any, of: Any) -> None:
+    def asked(self, answer: Any, args: Any, kwargs: Any) -> None:
         """Note what the step's Python asked of tensors."""
-        if self.of_rows.has(of) or self.draws or not torch.equal(torch.get_rng_state(), self._noise):
+        of, claim = (args, kwargs), self.claims.of(args)
+        if any(args[0] is check for check in self.checks):
+            answer = AS_CLAIMED
+        elif claim is not None and self.of_rows.has(claim[0]):
+            answer = AS_CLAIMED if bool(answer) == claim[1] else OF_ROWS
+        elif self.of_rows.has(of) or self.draws or not torch.equal(torch.get_rng_state(), self._noise):
             answer = OF_ROWS
         else:
             self.asks_captured |= self.of_captured.has(of)

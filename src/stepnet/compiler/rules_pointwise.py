@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -301,4 +302,9 @@ def _conj(b: Builder, x: Ref) -> Any:
 
 @rule("clone", "alias", "detach", "lift_fresh_copy", "lift_fresh", "contiguous", "positive")
 def _same(b: Builder, x: Ref, **rest: Any) -> Any:
+    return x
+
+
+@rule("prims.copy_strided.default")
+def _laid_out(b: Builder, x: Ref, strides: Sequence[int]) -> Any:
     return x

@@ -6,7 +6,9 @@ is traced.
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,9 +19,12 @@ from torch import Tensor
 from stepnet.data.modes import autocast_dtype
 from stepnet.data.tree import map_leaves
 
+from .attention import attention, heads_attention
+from .contractions import bilinear, cdist, einsum
 from .fourier import TRANSFORMS
+from .inner_loops import inner
 
-_MOST_TAPS = 128  # of a convolution that is written out
+_MOST_TAPS, _MOST_GROUPS = 128, 16  # of a convolution that is written out
 
 
 def _batch_norm(
@@ -199,30 +204,16 @@ def _determinant(matrix: Tensor) -> Any:
     return NotImplemented if matrix.is_complex() or matrix.dim() < 2 else _Determinant.apply(matrix)
 
 
-def _attention(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-) -> Any:  # fmt: skip
-    """Products and a softmax; 0 where a mask leaves nothing to attend to."""
-    if dropout_p or enable_gqa or query.dim() < 3 or query.dim() != key.dim():
-        return NotImplemented
-    factor: float = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = (query * factor) @ key.transpose(-2, -1)
-    if is_causal:
-        places = torch.arange(query.shape[-2])[:, None], torch.arange(key.shape[-2])
-        attn_mask = places[0] >= places[1]
-    if attn_mask is None:
-        return torch.softmax(scores, -1) @ value
-    if attn_mask.dtype == torch.bool:
-        scores = torch.where(attn_mask, scores, -torch.inf)
-    else:
-        scores = scores + attn_mask
-    nothing = (scores == -torch.inf).all(-1, keepdim=True)
-    return torch.where(nothing, 0.0, torch.softmax(scores, -1)) @ value
-
-
 def _pair(value: Any, count: int) -> list[int]:
     return [value] * count if isinstance(value, int) else [*value] * (count if len(value) == 1 else 1)
+
+
+def _padding(padding: Any, taps: Sequence[int], dilations: Sequence[int]) -> list[tuple[int, int]]:
+    """Zeros before and behind each dimension; "same" has the odd one behind."""
+    if padding == "same":
+        spans = [d * (k - 1) for k, d in zip(taps, dilations, strict=True)]
+        return [(n // 2, n - n // 2) for n in spans]
+    return [(p, p) for p in _pair(0 if padding == "valid" else padding, len(taps))]
 
 
 def _convolution(dims: int) -> Callable[..., Any]:
@@ -232,31 +223,67 @@ def _convolution(dims: int) -> Callable[..., Any]:
     ) -> Any:  # fmt: skip
         """The taps side by side, times the weights: a product of each row and a matrix."""
         taps = weight.shape[2:]
-        if groups != 1 or input.dim() != dims + 2 or taps.numel() > _MOST_TAPS or isinstance(padding, str):
+        if input.dim() != dims + 2 or taps.numel() > _MOST_TAPS or type(groups) is not int:
             return NotImplemented
-        steps, dilations, pads = _pair(stride, dims), _pair(dilation, dims), _pair(padding, dims)
-        widths: Sequence[int] = [p for pad in reversed(pads) for p in (pad, pad)]
-        x = F.pad(input, widths) if any(pads) else input
+        if input.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups:
+            return NotImplemented  # torch says what does not fit
+        if groups > _MOST_GROUPS and weight.shape[1] > 1:
+            return NotImplemented
+        steps, dilations = _pair(stride, dims), _pair(dilation, dims)
+        pads = _padding(padding, taps, dilations)
+        widths: Sequence[int] = [p for pad in reversed(pads) for p in pad]
+        x = F.pad(input, widths) if any(widths) else input
         sizes = [
             (n - d * (k - 1) - 1) // s + 1
             for n, k, s, d in zip(x.shape[2:], taps, steps, dilations, strict=True)
         ]
         if min(sizes, default=0) <= 0:
-            return NotImplemented  # torch says what does not fit
-        patches = []
+            return NotImplemented
+        patches: list[Tensor] = []
         for tap in itertools.product(*(range(k) for k in taps)):
             patch = x
             for axis, (at, n, s, d) in enumerate(zip(tap, sizes, steps, dilations, strict=True)):
                 end = at * d + (n - 1) * s + 1
                 patch = patch[(slice(None),) * (axis + 2) + (slice(at * d, end, s),)]
             patches.append(patch.flatten(2))
-        columns = torch.cat(patches, 1).transpose(1, 2)  # [rows, places, taps * channels]
-        matrix = weight.flatten(2).permute(2, 1, 0).reshape(-1, weight.shape[0])
-        result = columns @ matrix
-        result = result if bias is None else result + bias
-        return result.transpose(1, 2).reshape(-1, weight.shape[0], *sizes)
+        return _of_patches(patches, weight.flatten(2), bias, groups).reshape(-1, weight.shape[0], *sizes)
 
     return convolution
+
+
+def _of_patches(patches: Sequence[Tensor], weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
+    """What each tap sees, [rows, channels, places], times weights [channels, channels of a group, taps]."""
+    if groups == 1:
+        columns = torch.cat([*patches], 1).transpose(1, 2)  # [rows, places, taps * channels]
+        result = columns @ weight.permute(2, 1, 0).reshape(-1, weight.shape[0])
+        return (result if bias is None else result + bias).transpose(1, 2)
+    if weight.shape[1] == 1:
+        each = weight.unflatten(0, (groups, -1))  # [groups, channels of each, 1, taps]
+        parts = [patch.unsqueeze(2) * each[..., tap] for tap, patch in enumerate(patches)]
+        result = functools.reduce(torch.add, parts).flatten(1, 2)
+    else:
+        seen = [patch.chunk(groups, 1) for patch in patches]
+        shares = [[parts[g] for parts in seen] for g in range(groups)]
+        own = weight.chunk(groups)
+        result = torch.cat([_of_patches(shares[g], own[g], None, 1) for g in range(groups)], 1)
+    return result if bias is None else result + bias[:, None]
+
+
+def _gaussian_nll_loss(
+    input: Tensor, target: Tensor, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
+) -> Any:
+    """Its check of the variance is one of each row; where that is lifted to eps, its gradient goes on."""
+    loops = inner()
+    if reduction != "none" or loops is None or not isinstance(var, Tensor):
+        return NotImplemented
+    if var.dim() != input.dim() or input.dim() != target.dim():
+        return NotImplemented  # sizes that torch looks at more closely
+    if any(type(n) is int and n not in (1, m) for n, m in zip(var.shape, input.shape, strict=True)):
+        return NotImplemented
+    loops.must_hold(var >= 0)
+    var = var + (var.clamp(min=eps) - var).detach()
+    loss = 0.5 * (torch.log(var) + (input - target).square() / var)
+    return loss + 0.5 * math.log(2 * math.pi) if full else loss
 
 
 SIMPLER: dict[Any, Callable[..., Any]] = {
@@ -271,7 +298,13 @@ SIMPLER: dict[Any, Callable[..., Any]] = {
     Tensor.roll: _roll,
     **dict.fromkeys((F.dropout, F.alpha_dropout, torch.dropout, torch.alpha_dropout), _dropout(True)),
     F.feature_alpha_dropout: _dropout(False),
-    F.scaled_dot_product_attention: _attention,
+    F.scaled_dot_product_attention: attention,
+    F.multi_head_attention_forward: heads_attention,
+    torch.einsum: einsum,
+    torch.functional.einsum: einsum,
+    F.bilinear: bilinear,
+    F.gaussian_nll_loss: _gaussian_nll_loss,
+    torch.cdist: cdist,
     torch.take_along_dim: _take_along_dim,
     Tensor.take_along_dim: _take_along_dim,
     torch.linalg.solve: _solve,

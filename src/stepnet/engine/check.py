@@ -140,11 +140,13 @@ def self_check(
         rows = sampled(table, n, spread, generator)
         return rows.requires_grad_(table.requires_grad and ready.backward is not None)
 
+    guarded = is_guarded(compiled.y_spec)
     x = [sample(t, 6, 0.0) for t in sequences.x_rows]
-    boot = [sample(t, 4, 0.1) for t in sequences.states]
+    boot = [
+        sample(t, 4, 0.0 if guarded else 0.1) for t in sequences.states
+    ]  # what a check says holds of them
     # aliases: one weight may be made from another, and that history is the caller's
     own = [w.view_as(w) if w.requires_grad else w for w in weights]
-    guarded = is_guarded(compiled.y_spec)
     with_weights = plain_loop(loop, sequences._replace(layout=layout), guarded=guarded)
 
     def plain(x: Sequence[Tensor], states: Sequence[Tensor], *_: Any) -> Results:

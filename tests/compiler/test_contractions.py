@@ -1,0 +1,156 @@
+"""Einsums, attention and convolutions of rows, in generated C: torch's numbers and gradients."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from stepnet import LoDTensor, recurrent
+from stepnet.compiler.contractions import contracted
+
+DTYPE = torch.float64
+LENGTHS = [2, 0, 1]
+SIZES = dict(zip("hijkl", (2, 3, 2, 4, 3), strict=True))
+
+# each with b for the rows: what torch's einsum merges them with stands before them
+SPELLINGS = "bij,jk->bik ij,bjk->ibk bhij,hjk->bhik ij,bjk,lk->bil bi,ijk,bj->bk hb,bhi,ij->bj"
+
+
+def shape_of(term: str) -> list[int]:
+    return [SIZES[label] for label in term if label != "b"]
+
+
+def einsums(equations: str) -> tuple[Callable[..., Tensor], int, list[Tensor]]:
+    """All of them of parts of x: [rows, features]; how many features, and the weights."""
+    weights: dict[str, Tensor] = {}
+    count = 0
+    for equation in equations.split():
+        for term in equation.partition("->")[0].split(","):
+            if "b" in term:
+                count += torch.Size(shape_of(term)).numel()
+            else:
+                weights.setdefault(term, torch.randn(shape_of(term), dtype=DTYPE, requires_grad=True))
+
+    def run(x: Tensor) -> Tensor:
+        parts, at = [], 0
+        for equation in equations.split():
+            inner, _, out = equation.partition("->")
+            operands = []
+            for term in inner.split(","):
+                if "b" not in term:
+                    operands.append(weights[term])
+                    continue
+                size = torch.Size(shape_of(term)).numel()
+                part = x[:, at : at + size].reshape(-1, *shape_of(term)).movedim(0, term.index("b"))
+                operands.append(part)
+                at += size
+            found = torch.einsum(equation, *operands).movedim(out.index("b"), 0)
+            parts.append(found.reshape(x.shape[0], -1))
+        return torch.cat(parts, 1)
+
+    return run, count, [*weights.values()]
+
+
+def same(function: Callable[..., Tensor], features: tuple[int, ...], weights: list[Tensor]) -> None:
+    """The function in a loop by generated C, against the plain loop."""
+
+    def step(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        y = function(x * (1 + h.reshape(-1, *(1,) * (x.dim() - 1))))
+        return y, torch.tanh(h + y.flatten(1).mean(1, keepdim=True))
+
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(sum(LENGTHS), *features, dtype=DTYPE, generator=generator, requires_grad=True)
+    h = torch.zeros(len(LENGTHS), 1, dtype=DTYPE, requires_grad=True)
+    found = {}
+    for backend in ("c", "naive"):
+        y, final = recurrent(step, LoDTensor.from_lengths(x, [LENGTHS]), h, backend=backend)
+        seed = torch.linspace(-1, 2, y.values.numel(), dtype=DTYPE).reshape(y.values.shape)
+        total = (y.values * seed).sum() + final.sum()
+        found[backend] = [y.values, final, *torch.autograd.grad(total, [x, h, *weights])]
+    for ours, plain in zip(found["c"], found["naive"], strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-9, atol=1e-11)
+
+
+def test_einsum_in_the_order_in_which_people_write_it():
+    run, count, weights = einsums(SPELLINGS)
+    same(run, (count,), weights)
+
+
+@st.composite
+def equations(draw: st.DrawFn) -> tuple[list[str], str]:
+    """Terms and a result: rows r in one of them at least, and in the result."""
+    letters = string.ascii_lowercase[:4]
+    one = st.lists(st.sampled_from(letters), unique=True, max_size=3)
+    terms = [[*draw(one)] for _ in range(draw(st.integers(2, 3)))]
+    for i in draw(st.sets(st.integers(0, len(terms) - 1), min_size=1)):
+        terms[i].insert(draw(st.integers(0, len(terms[i]))), "r")
+    every = sorted({label for term in terms for label in term} - {"r"})
+    left = draw(st.sets(st.sampled_from(every))) if every else set()
+    out = draw(st.permutations(["r", *sorted(left)]))
+    return ["".join(term) for term in terms], "".join(out)
+
+
+@given(equations())
+def test_any_einsum(equation):
+    terms, out = equation
+    sizes = {"r": 3, "a": 2, "b": 4, "c": 1, "d": 3}
+    generator = torch.Generator().manual_seed(1)
+    operands = [
+        torch.randn([sizes[label] for label in term], dtype=DTYPE, generator=generator) for term in terms
+    ]
+    found = contracted(terms, out, "r", operands)
+    assert found is not None
+    torch.testing.assert_close(found, torch.einsum(f"{','.join(terms)}->{out}", *operands))
+
+
+OWN = nn.MultiheadAttention(4, 2, batch_first=True, dtype=DTYPE)
+OTHER = nn.MultiheadAttention(4, 1, bias=False, kdim=3, vdim=2, batch_first=True, dtype=DTYPE)
+
+
+def attended(x: Tensor) -> Tensor:
+    """Of places to themselves; to others with sizes of their own, masked, with weights."""
+    first, _ = OWN(x, x, x, need_weights=False)
+    padding = torch.tensor([False, True, False]).expand(x.shape[0], -1)
+    mask = torch.ones(3, 3, dtype=torch.bool).triu(2)
+    second, weights = OTHER(x, first[..., :3], x[..., :2], key_padding_mask=padding, attn_mask=mask)
+    return torch.cat([first, second, weights], 2)
+
+
+def test_multi_head_attention():
+    same(attended, (3, 4), [*OWN.parameters(), *OTHER.parameters()])
+
+
+def test_convolutions_of_groups_and_of_the_same_size():
+    one, each, few = (
+        torch.randn(shape, dtype=DTYPE, requires_grad=True) for shape in ((4, 4, 3), (8, 1, 3), (2, 2, 3))
+    )
+    bias = torch.randn(8, dtype=DTYPE, requires_grad=True)
+
+    def convolved(x: Tensor) -> Tensor:
+        x = F.conv1d(x, one, padding="same", dilation=2)
+        y = F.conv1d(x, each, bias, groups=4, padding=1)
+        z = F.conv1d(x, few, bias[:2], groups=2, padding="valid")
+        return torch.cat([y.flatten(1), z.flatten(1)], 1)
+
+    same(convolved, (4, 5), [one, each, few, bias])
+
+
+def test_distances_and_bilinear_forms():
+    w = torch.randn(3, 2, 4, dtype=DTYPE, requires_grad=True)
+    bias = torch.randn(3, dtype=DTYPE, requires_grad=True)
+    points = torch.randn(2, 4, dtype=DTYPE, requires_grad=True)
+
+    def apart(x: Tensor) -> Tensor:
+        a, b = x.split([2, 4], 1)
+        pairs = b.reshape(-1, 2, 2)
+        among = torch.cdist(pairs, pairs)  # no distance, and no gradient, of a point to itself
+        to = torch.cdist(b[:, None], points.expand(x.shape[0], -1, -1), p=1.0)
+        return torch.cat([F.bilinear(a, b, w, bias), among.flatten(1), to.flatten(1)], 1)
+
+    same(apart, (6,), [w, bias, points])
