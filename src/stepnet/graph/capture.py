@@ -27,6 +27,7 @@ from stepnet.data.lod import LoDTensor
 from stepnet.front.step import TorchCell
 
 from . import calls
+from .guards import forget_ours
 from .ops import LIBRARY
 from .portable import text_of
 from .recurrence import Leaf, Recurrence, Way, autocast_now, row_shape
@@ -212,6 +213,7 @@ _ordinals = itertools.count()
 
 def _lower(subgraph: fx.GraphModule, operands: Sequence[Any], way: dict[str, Any]) -> Any:
     """The node as `stepnet::run` on its operands."""
+    forget_ours()
     lowered = subgraph.__dict__.get(_CALLED)
     if lowered is None:
         lowered = subgraph.__dict__[_CALLED] = _Lowered(subgraph, Way(**way))

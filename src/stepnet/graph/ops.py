@@ -188,7 +188,7 @@ def _at_once(tensors: Sequence[Tensor]) -> bool:
     return (
         not torch._C._len_torch_dispatch_stack()
         and not torch._C._are_functorch_transforms_active()
-        and all(type(t) in KINDS for t in tensors)
+        and KINDS.issuperset(map(type, tensors))
     )
 
 

@@ -6,6 +6,7 @@ The first call of a kind goes the long way, which makes the plan and tells what 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +19,8 @@ from stepnet.watchers import instead, is_kept, watching
 
 from .memory import Place, places, taken
 
-KINDS = (Tensor, nn.Parameter)
+KINDS = frozenset((Tensor, nn.Parameter))
+_on_cpu = operator.attrgetter("is_cpu")
 
 
 class Planned(NamedTuple):
@@ -115,7 +117,8 @@ def run(planned: Planned, layout: Layout, shape: Shape, tensors: Sequence[Tensor
 def is_plain(tensors: Sequence[Tensor]) -> bool:
     """Whether a call may be run by a plan alone: its tensors are numbers on the CPU, and nobody looks on."""
     return (
-        all(type(t) in KINDS and t.is_cpu for t in tensors)
+        KINDS.issuperset(map(type, tensors))
+        and all(map(_on_cpu, tensors))
         and not torch._C._len_torch_function_stack()
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._are_functorch_transforms_active()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import operator
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,6 +25,7 @@ from stepnet.executors.setting import check_backend
 from .planned import Planned, Ran, Shape, is_plain
 from .planned import run as run_planned
 
+_dtype, _size = operator.attrgetter("dtype"), operator.attrgetter("shape")
 _ANSWER: list[Callable[..., Any]] = []
 _MOST_PLANS = 64
 
@@ -164,10 +167,10 @@ class Recurrence:
         if layout is None:
             return None
         key = (
-            *[t.dtype for t in tensors],
+            *map(_dtype, tensors),
             *[t.shape[shape.lead :] for t in tensors[: shape.x]],
             *[t.shape[1:] for t in tensors[shape.x : shape.begin]],
-            *[t.shape for t in tensors[self._reads :]],
+            *map(_size, tensors[self._reads :]),
             None if needs is None else tuple(needs),
             *sizes,
             tried(check_backend(way.backend)),
@@ -200,9 +203,9 @@ class Recurrence:
         way, (n_x, _, begin, _) = self.way, self._shape
         if way.levels:
             ends = tensors[begin + way.levels - 1 : self._reads : way.levels]
-            if any(end is not ends[0] and not torch.equal(end, ends[0]) for end in ends[1:]):
+            if len(ends) > 1 and any(end is not ends[0] and not torch.equal(end, ends[0]) for end in ends):
                 return None
-            layout = Layout.ragged(ends[0], way.reverse)
+            layout = _ragged_layout(ends[0], way.reverse)
             fits = all(t.shape[0] == layout.rows for t in tensors[:n_x])
         else:
             lead = tensors[0].shape[:2]
@@ -229,6 +232,21 @@ class Recurrence:
 
 _NEW: Any = object()
 _MADE: Any = object()  # by a call that went the long way, if there can be one
+
+
+# The offsets that were used last, forwards and backwards: the layers of a model share them.
+_latest: dict[bool, tuple[weakref.ref[Tensor], int, Layout]] = {}
+
+
+def _ragged_layout(offsets: Tensor, reverse: bool) -> Layout:
+    """Where sequences stand of which the offsets of a LoD tell."""
+    known = _latest.get(reverse)
+    if known is not None and known[0]() is offsets and known[1] == offsets._version:
+        return known[2]
+    layout = Layout.ragged(offsets, reverse)
+    if not offsets.is_inference():
+        _latest[reverse] = weakref.ref(offsets), offsets._version, layout
+    return layout
 
 
 def _leaves(y: Any, final: Sequence[Tensor]) -> list[Tensor]:
