@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .data.dtypes import dtype_name
+from .data.recording import Interned
 from .errors import IRError, Unsupported
 
 
@@ -64,6 +68,49 @@ class LoopReport:
             return None
         self.ran, self.compiled, self.reason = True, True, None
         return out
+
+
+def beside_graphs(run: Callable[..., Any]) -> Callable[..., Any]:
+    """A loop that torch.compile calls rather than traces: by its plan, it is compiled already."""
+
+    @functools.wraps(run)
+    def call(*args: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return torch.compiler.disable(run)(*args)
+        return run(*args)
+
+    return call
+
+
+class FileBody(Interned):
+    """The body of a loop of a file, on any number of rows: a function of its arguments, and nothing else.
+
+    Plans that are kept hold it, so that it does not hold the body with its weights.
+
+    Args:
+        body: what runs it.
+        name: the name of its layer or node.
+        content: a digest of all that it does; bodies of one digest have the same plans, in all processes.
+    """
+
+    def __init__(self, body: Any, name: str, content: str) -> None:
+        self.__name__, self.content = name, content
+        self.portable = content
+        self._body = weakref.ref(body)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FileBody) and other.content == self.content
+
+    def __hash__(self) -> int:
+        return hash(self.content)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FileBody:
+        return FileBody(copy.deepcopy(self._body(), memo), self.__name__, self.content)
+
+    def __call__(self, *values: Any, **how: Any) -> tuple[Any, ...]:
+        body = self._body()
+        assert body is not None
+        return body(*values, **how)
 
 
 class FileModel(nn.Module):

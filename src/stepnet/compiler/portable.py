@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from stepnet.data.recording import Interned
 from stepnet.data.tree import Spec
 
 from .code_facts import Facts
@@ -81,6 +82,8 @@ def _feed(put: Callable[[bytes], None], value: Any) -> None:
         _feed(put, (value.kind, value.keys, value.children))
     elif isinstance(value, type):
         put(f"type {_name(value)};".encode())
+    elif isinstance(value, Interned) and value.portable is not None:
+        put(f"{_name(type(value))} {value.portable};".encode())
     elif isinstance(value, Same):
         put(f"object {_foreign_name(value.value)};".encode())
     else:

@@ -43,7 +43,12 @@ class StandIn:
 
 
 class Interned:
-    """A record that never changes and holds no tensor; equal ones are one object, so it stands for itself."""
+    """A record that never changes and holds no tensor; equal ones are one object, so it stands for itself.
+
+    `portable` is what equal ones of all processes have in common, and others have not; None: it is not known.
+    """
+
+    portable: str | None = None
 
 
 def recordable(method: Method) -> Method:

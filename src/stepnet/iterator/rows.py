@@ -60,6 +60,7 @@ class RowLoop:
         self.adapt = adapt
         self._numbered = next((port for port in loop.inputs if isinstance(port, Iteration)), None)
         self._checked: dict[Any, bool] = {}
+        self._ran: dict[Any, int] = {}  # which of the sweeps ran, by the kind of a call
         self._sweeps: dict[Layout, tuple[Loop, RowBody]] = {}
 
     def run(self, feeds: Mapping[str, Any], backend: str, *, steps: int | None = None) -> dict[str, Any]:
@@ -73,8 +74,9 @@ class RowLoop:
         Raises:
             Unsupported: the loop is no sweep over rows, or does not compile.
         """
+        kind = backend, torch.is_grad_enabled(), *((t.shape, t.dtype) for t in feeds.values())
         tried: list[tuple[RowCall, Unsupported]] = []
-        for call in self._shown(feeds, steps):
+        for number, call in self._from(self._ran.get(kind, 0), self._shown(feeds, steps)):
             try:
                 out = self._outputs(call, run(call.loop, call.feeds, backend=backend, warn=0))
             except StepError as error:
@@ -83,10 +85,24 @@ class RowLoop:
                 tried.append((call, error))
             else:
                 show(call.loop, call.feeds, backend)
+                while kind not in self._ran and len(self._ran) >= _MOST_CHECKED:
+                    del self._ran[next(iter(self._ran))]
+                self._ran[kind] = number
                 return out
         call, refusal = tried[0]
         show(call.loop, call.feeds, backend)
         raise refusal
+
+    @staticmethod
+    def _from(first: int, calls: Iterator[RowCall]) -> Iterator[tuple[int, RowCall]]:
+        """The calls with their numbers, those before the one that ran last time at the end."""
+        before: list[tuple[int, RowCall]] = []
+        for number, call in enumerate(calls):
+            if number < first:
+                before.append((number, call))
+            else:
+                yield number, call
+        yield from before
 
     def warn(self, feeds: Mapping[str, Any], backend: str, steps: int) -> None:
         """Give a SlowPathWarning of a body that `run` could not compile, once."""

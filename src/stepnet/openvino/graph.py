@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -210,6 +212,18 @@ class Graph(nn.Module):
         uses = [(*node.inputs, *node.outputs) for node in self.nodes]
         for node, done in zip(self.nodes, last_uses(uses, kept), strict=True):
             node.done = done
+
+    @cached_property
+    def content(self) -> str:
+        """All that tells it from others but the numbers of its constants, as a digest."""
+        parts: list[Any] = [self.constant_slots, self.parameter_slots, self.result_slots]
+        for node in self.nodes:
+            layer = node.layer
+            bodies = [(prefix, self.bodies[f"{prefix}{layer.id}"].content) for prefix in sorted(layer.bodies)]
+            said = layer.type, layer.version, sorted(layer.attributes.items()), layer.maps, layer.back_edges
+            fixed = sorted(node.fixed.items()), sorted(node.known.items())
+            parts.append((said, layer.inputs, layer.outputs, node.inputs, node.outputs, fixed, bodies))
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def start(self, arguments: Sequence[Any]) -> list[Any]:
         """Slots with constants and arguments in place."""

@@ -10,7 +10,7 @@ of products along the last axis: the matrix is transposed once, and the loop rea
 
 from __future__ import annotations
 
-import itertools
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from stepnet.errors import Unsupported
+from stepnet.file_model import FileBody
 from stepnet.ir.loop import Invariant, Iteration, Loop, Slice
 
 from .attributes import Attributes
@@ -28,7 +29,6 @@ from .records import Layer
 if TYPE_CHECKING:
     from .graph import Graph, Node
 
-_serial = itertools.count()
 Value = tuple[int, bool]  # a slot of the graph, and whether its last two axes are swapped
 
 
@@ -85,7 +85,6 @@ class Hoisted:
 
     def __init__(self, graph: Graph, loop: Loop, *, products: bool) -> None:
         self.graph = graph
-        self.serial = next(_serial)
         slots = dict(zip(loop.body.parameters, graph.parameter_slots, strict=True))
         self._given = [(port.source, slots[port.parameter]) for port in loop.invariants]
         known = {slot for _, slot in self._given}
@@ -131,6 +130,8 @@ class Hoisted:
         ports += [Invariant(label, label) for label in labels]
         ports += [Slice(pick.label, pick.label, axis=pick.axis, part_size=1) for pick in self.picks.values()]
         self.loop = Loop(self, ports, loop.outputs, loop.back_edges)
+        said = repr((graph.content, self.slots, sorted(self.picks.items()), sorted(self.products.items())))
+        self.hidden = FileBody(self, self.name, hashlib.sha256(said.encode()).hexdigest())
 
     def _values_read(self, graph: Graph, known: set[int]) -> list[Value]:
         """Of what is known before the loop, what is read in it or is a result."""

@@ -22,7 +22,7 @@ from stepnet.executors import naive
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.segment import Count, Cut
 from stepnet.executors.setting import check_backend
-from stepnet.file_model import LoopReport
+from stepnet.file_model import LoopReport, beside_graphs
 from stepnet.ir.loop import (
     BackEdge,
     Concat,
@@ -41,7 +41,7 @@ from stepnet.iterator.tensor_iterator import INSTEAD
 from .hoisting import Hoisted, parameter_shape
 from .layers.row import Misfit
 from .records import Layer, Net, PortMap, PortRow
-from .rowwise import adapter
+from .rowwise import Adapter
 
 if TYPE_CHECKING:
     from .graph import Graph
@@ -218,7 +218,7 @@ class RowRunner:
 
     def _of(self, *, products: bool) -> tuple[Hoisted, RowLoop]:
         body = Hoisted(self.graph, self.loop, products=products)
-        return body, RowLoop(body.loop, adapter(body))
+        return body, RowLoop(body.loop, Adapter(body))
 
     def run(self, feeds: Mapping[str, Any], steps: int | None, report: LoopReport) -> dict[str, Any] | None:
         """The outputs by name; None: it is not compiled, and the report says why."""
@@ -247,6 +247,7 @@ class TensorIteratorRunner:
         self.reports = LoopReport(layer.where)
         self.rows = RowRunner(self.loop, graphs[""])
 
+    @beside_graphs
     def __call__(self, *values: Any) -> tuple[Any, ...]:
         feeds = dict(zip(self.ports, values, strict=True))
         if INSTEAD.get() is not None:  # what writes the model takes a TensorIterator
@@ -312,6 +313,7 @@ class LoopRunner:
         name = dict(self.graph.constant_slots).get(self.graph._slot_of[source])
         return name is not None and bool(getattr(self.graph, name).all())
 
+    @beside_graphs
     def __call__(self, *values: Any) -> tuple[Any, ...]:
         if INSTEAD.get() is not None:
             return self._written(values)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -20,23 +18,16 @@ _ELEMENT_BY_ELEMENT = frozenset(row.type.lower() for row in elementwise.ROWS) - 
 
 
 class BodyRows:
-    """A body on any number of rows, also where its Reshapes and constants are made for the size of the batch.
-
-    The body itself hides behind a weak reference, so that what a call reaches is short: `serial` says which
-    body, and `tensors` are its constants.
-    """
+    """A body on any number of rows, also where its Reshapes and constants are made for the batch's size."""
 
     def __init__(self, body: Hoisted, batch: int, axis: int, alike: frozenset[int]) -> None:
-        self.serial = body.serial
         self.alike = tuple(sorted(alike))  # slots of constants of which one row is taken
         self.tensors = body.constants()
         self.batch, self.axis = batch, axis
-        self._body = weakref.ref(body)
+        self.body = body.hidden
 
     def __call__(self, *values: Tensor) -> tuple[Any, ...]:
-        body = self._body()
-        assert body is not None
-        return body(*values, fit=self._fit if self.batch else None)
+        return self.body(*values, fit=self._fit if self.batch else None)
 
     def _fit(self, node: Node, arguments: list[Any]) -> None:
         if node.layer.type.lower() == "reshape" and 1 in node.fixed:
@@ -47,22 +38,24 @@ class BodyRows:
                     arguments[i] = arguments[i][:1]
 
 
-def adapter(body: Hoisted) -> Callable[[int, int], tuple[BodyRows, bool]]:
+class Adapter:
     """What `RowLoop` asks of a body: see there."""
-    fixed = [n.fixed[1] for n in body.nodes if n.layer.type.lower() == "reshape" and 1 in n.fixed]
-    patterns = [p for p in fixed if isinstance(p, list) and -1 not in p]
-    read = {s for n in body.nodes if n.layer.type.lower() in _ELEMENT_BY_ELEMENT for s in n.inputs}
 
-    def adapt(batch: int, axis: int) -> tuple[BodyRows, bool]:
+    def __init__(self, body: Hoisted) -> None:
+        self.body = body
+        fixed = [n.fixed[1] for n in body.nodes if n.layer.type.lower() == "reshape" and 1 in n.fixed]
+        self.patterns = [p for p in fixed if isinstance(p, list) and -1 not in p]
+        own = [n for n in body.nodes if n.layer.type.lower() in _ELEMENT_BY_ELEMENT]
+        self.read = {slot for node in own for slot in node.inputs}
+
+    def __call__(self, batch: int, axis: int) -> tuple[BodyRows, bool]:
         alike = frozenset(
             slot
-            for slot, value in body.constants_by_slot().items()
-            if slot in read and value.dim() > 1 and len(value) == batch > 1 and _rows_alike(value)
+            for slot, value in self.body.constants_by_slot().items()
+            if slot in self.read and value.dim() > 1 and len(value) == batch > 1 and _rows_alike(value)
         )
-        exact = not alike and not any(batch in pattern[:2] for pattern in patterns)
-        return BodyRows(body, 0 if exact else batch, axis, alike), exact
-
-    return adapt
+        exact = not alike and not any(batch in pattern[:2] for pattern in self.patterns)
+        return BodyRows(self.body, 0 if exact else batch, axis, alike), exact
 
 
 def _rows_alike(value: Tensor) -> bool:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import itertools
-import weakref
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from stepnet.errors import Unsupported
 from stepnet.executors import naive
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.setting import check_backend
-from stepnet.file_model import LoopReport
+from stepnet.file_model import FileBody, LoopReport, beside_graphs
 from stepnet.ir.loop import BackEdge, Concat, Invariant, Last, Loop, Merged, Slice
 from stepnet.iterator.rows import RowLoop, show_declined
 from stepnet.iterator.tensor_iterator import INSTEAD
@@ -27,7 +26,7 @@ from .info import Info, Misfit, Run, op
 if TYPE_CHECKING:
     from .graph import Graph
 
-_SERIALS = itertools.count()
+_MOST_SHAPES = 64  # of inputs, that one Scan remembers
 
 
 def _one(value: Any, what: str) -> Any:
@@ -115,11 +114,11 @@ def is_watched() -> bool:
 class ScanBody:
     """The graph of a Scan as the body of a loop: states, then what is cut, then what it reads from around.
 
-    What is cut keeps an axis of one element, and so do the rows that are joined. With `lead`, that is the
-    first axis of all states, too, which come without it here: what follows it is the batch.
+    What is cut keeps an axis of one element, and so do the rows that are joined. With `leads`, some have
+    another such axis, which they come without: what follows it is the batch.
     """
 
-    lead = False
+    leads: Leads | None = None
 
     def __init__(
         self, graph: Graph, name: str, states: int, cut: Sequence[int], joined: Sequence[int]
@@ -133,40 +132,48 @@ class ScanBody:
             *(f"outer{k}" for k in range(len(self.outer))),
         )
         self.results = (*(f"new{k}" for k in range(states)), *(f"y{k}" for k in range(len(joined))))
-        self.function = ScanRows(self)
+        self.function = self._function()
 
-    def led(self) -> ScanBody:
-        """The same body where an axis of one element stands before the batch of the states."""
+    def _function(self) -> FileBody:
+        said = (self.graph.content, self.name, self.states, self.cut, self.joined, self.leads)
+        return FileBody(self, self.name, repr(said))
+
+    def led(self, leads: Leads) -> ScanBody:
+        """The same body where axes of one element stand before the batch."""
         twin = copy.copy(self)
-        twin.lead, twin.function = True, ScanRows(twin)
+        twin.leads = leads
+        twin.function = twin._function()
         return twin
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
         count = self.states + len(self.cut)
         around = dict(zip(self.outer, values[count:], strict=True))
-        if self.lead:
-            states = [value.unsqueeze(0) for value in values[: self.states]]
-            results = self.graph.run((*states, *values[self.states : count]), around)
+        if self.leads is not None:
+            of_states, of_cut, of_rows = self.leads
+            states = [v.unsqueeze(0) if lead else v for v, lead in zip(values, of_states, strict=False)]
+            x = [v if of_cut else v.squeeze(0) for v in values[self.states : count]]
+            results = self.graph.run((*states, *x), around)
             new, rows = results[: self.states], results[self.states :]
-            return (*(value.squeeze(0) for value in new), *rows)
+            new = [v.squeeze(0) if lead else v for v, lead in zip(new, of_states, strict=True)]
+            return (*new, *(v if lead else v.unsqueeze(0) for v, lead in zip(rows, of_rows, strict=True)))
         x = [v.squeeze(axis) for v, axis in zip(values[self.states : count], self.cut, strict=True)]
         results = self.graph.run((*values[: self.states], *x), around)
         new, rows = results[: self.states], results[self.states :]
         return (*new, *(row.unsqueeze(axis) for row, axis in zip(rows, self.joined, strict=True)))
 
 
-class ScanRows:
-    """A body on any number of rows. It hides behind a weak reference: what a call reaches is short."""
+class Leads(NamedTuple):
+    """Which states, whether what is cut, and which rows that are joined, have an axis of one element before
+    the batch."""
 
-    def __init__(self, body: ScanBody) -> None:
-        self.serial = next(_SERIALS)
-        self.__name__ = body.name
-        self._body = weakref.ref(body)
+    states: tuple[bool, ...]
+    cut: bool
+    rows: tuple[bool, ...]
 
-    def __call__(self, *values: Tensor) -> tuple[Any, ...]:
-        body = self._body()
-        assert body is not None
-        return body(*values)
+
+def _as_it_is(body: FileBody, batch: int, axis: int) -> tuple[FileBody, bool]:
+    """What `RowLoop` asks for: the body runs on any number of rows."""
+    return body, True
 
 
 class ScanRunner:
@@ -207,10 +214,9 @@ class ScanRunner:
             ),
             back_edges=[BackEdge(a, b) for a, b in zip(new, states, strict=True)],
         )
-        rows, self.led = self.body.function, self.body.led()
-        led_rows = self.led.function
-        self.rows = RowLoop(self.loop, lambda batch, axis: (rows, True))
-        self.led_rows = RowLoop(self.loop.around(self.led), lambda batch, axis: (led_rows, True))
+        self.rows = RowLoop(self.loop, partial(_as_it_is, self.body.function))
+        self.led: dict[Leads, tuple[ScanBody, RowLoop]] = {}
+        self._leads: dict[Any, list[Leads]] = {}  # by the shapes of the inputs
         nested = any(step.info.bodies for step in graph.steps)
         self.reason = "its body holds a loop or a branch" if nested else None
 
@@ -220,6 +226,7 @@ class ScanRunner:
             raise Misfit(f"attribute '{name}' must have one number for each", found, f"{count} of them")
         return found
 
+    @beside_graphs
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         outer = inputs[len(self.node.node.inputs) :]
         own = inputs[: len(self.node.node.inputs)]
@@ -267,25 +274,75 @@ class ScanRunner:
         return self.reports.attempt(why_not, run)
 
     def _without_lead(self, feeds: Mapping[str, Any], backend: str) -> dict[str, Any] | None:
-        """The outputs, where a first axis of one element stands before the batch in all that changes."""
+        """The outputs, where an axis of one element stands before the batch."""
         names = self.body.parameters
         states = {name: feeds[name] for name in names[: self.states]}
         x = {name: feeds[name] for name in names[self.states : self.states + len(self.body.cut)]}
-        tensors = all(isinstance(value, Tensor) for value in feeds.values())
-        if not tensors or any((*self.body.cut, *self.out_axes)) or not states:
+        if not all(isinstance(value, Tensor) for value in feeds.values()) or not states:
             return None
-        if any(v.dim() < 2 or v.shape[0] != 1 for v in states.values()):
+        if any((*self.body.cut, *self.out_axes)):
             return None
-        if any(v.dim() < 3 or v.shape[1] != 1 for v in x.values()):
-            return None
-        fewer = {name: value.squeeze(0) for name, value in states.items()}
-        fewer |= {name: value.squeeze(1) for name, value in x.items()}
-        try:
-            out = self.led_rows.run({**feeds, **fewer}, backend)
-        except Unsupported:
-            return None
-        led = self.led.results
-        return {name: out[name].unsqueeze(0 if k < self.states else 1) for k, name in enumerate(led)}
+        for leads in self._possible(feeds, states, x):
+            body, loop = self._led(leads)
+            fewer = {
+                n: v.squeeze(0) if lead else v
+                for (n, v), lead in zip(states.items(), leads.states, strict=True)
+            }
+            fewer |= {name: value.squeeze(1) if leads.cut else value for name, value in x.items()}
+            try:
+                out = loop.run({**feeds, **fewer}, backend)
+            except Unsupported:
+                continue
+            axes = [
+                *(0 if lead else None for lead in leads.states),
+                *(1 if lead else None for lead in leads.rows),
+            ]
+            return {
+                name: out[name] if axis is None else out[name].unsqueeze(axis)
+                for name, axis in zip(body.results, axes, strict=True)
+            }
+        return None
+
+    def _led(self, leads: Leads) -> tuple[ScanBody, RowLoop]:
+        if leads not in self.led:
+            body = self.body.led(leads)
+            self.led[leads] = body, RowLoop(self.loop.around(body), partial(_as_it_is, body.function))
+        return self.led[leads]
+
+    def _possible(
+        self, feeds: Mapping[str, Any], states: Mapping[str, Tensor], x: Mapping[str, Tensor]
+    ) -> list[Leads]:
+        """Where such axes may stand, best first: one step says of the rows that are joined."""
+        key = tuple(value.shape for value in feeds.values())
+        if key in self._leads:
+            return self._leads[key]
+        found: list[Leads] = []
+        if next(iter(x.values())).shape[0]:
+            first = [feeds[n][:1] if n in x else feeds[n] for n in self.body.parameters]
+            with torch.no_grad():
+                rows = [row.shape[1:] for row in self.body(*first)[self.states :]]
+            shapes = [v.shape for v in states.values()], [v.shape[1:] for v in x.values()], rows
+            found = [leads for leads in _leads(*shapes) if leads.cut or any((*leads.states, *leads.rows))]
+        while len(self._leads) >= _MOST_SHAPES:
+            del self._leads[next(iter(self._leads))]
+        self._leads[key] = found
+        return found
+
+
+def _leads(
+    states: Sequence[Sequence[int]], cut: Sequence[Sequence[int]], rows: Sequence[Sequence[int]]
+) -> Iterator[Leads]:
+    """Where axes of one element may stand before the batch, by the shapes of a step."""
+    for of_cut in (True, False):
+        if any(len(shape) <= of_cut or (of_cut and shape[0] != 1) for shape in cut):
+            continue
+        batch = cut[0][of_cut]
+        least = 3 if batch == 1 else 2  # [1, features] is a batch of one, or one row behind such an axis
+        for rank in range(least, 1, -1):
+            of_states = [len(s) >= rank and s[0] == 1 and s[1] == batch for s in states]
+            if all(lead or (len(s) and s[0] == batch) for lead, s in zip(of_states, states, strict=True)):
+                of_rows = [len(s) >= least and s[0] == 1 and s[1] == batch for s in rows]
+                yield Leads(tuple(of_states), of_cut, tuple(of_rows))
 
 
 def _way(direction: int) -> dict[str, Any]:

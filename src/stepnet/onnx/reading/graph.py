@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import onnx_ir as ir
@@ -118,6 +121,7 @@ class Graph:
             if value not in made:
                 captured[value] = None
         self.captured = list(captured)
+        self._opset = opset
         kept = {*self.outputs, *self.captured}
         uses = [[v for v in (*step.inputs, *step.outputs) if v is not None] for step in self.steps]
         for step, done in zip(self.steps, last_uses(uses, kept), strict=True):
@@ -152,6 +156,29 @@ class Graph:
         except ERRORS as problem:
             raise error(place, problem) from problem
         return Step(place, run, (*node.inputs, *outer), tuple(node.outputs), info)
+
+    @cached_property
+    def content(self) -> str:
+        """All that tells it from others but the numbers of what it captures, as a digest."""
+        names = itertools.count()
+        of: dict[ir.Value | None, int] = {None: next(names)}
+        for value in (*self.captured, *self.inputs):
+            of[value] = next(names)
+        parts: list[Any] = [self._opset, len(self.inputs)]
+        for step in self.steps:
+            node, info = step.info.node, step.info
+            said = [
+                (name, ir.to_proto(attribute).SerializeToString(deterministic=True))
+                for name, attribute in sorted(node.attributes.items())
+                if attribute.type != ir.AttributeType.GRAPH
+            ]
+            reads = [of[value] for value in step.inputs]
+            of |= {value: next(names) for value in step.outputs}
+            bodies = [(name, body.content) for name, body in sorted(info.bodies.items())]
+            wanted = [bool(value.name) for value in step.outputs]
+            parts.append((node.op_type, said, sorted(info.known.items()), reads, wanted, bodies))
+        parts.append([of[value] for value in self.outputs])
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def run(self, arguments: Sequence[Any], around: Mapping[ir.Value, Any]) -> tuple[Any, ...]:
         """The outputs, for the inputs and what it captures."""

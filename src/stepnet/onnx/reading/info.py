@@ -52,7 +52,7 @@ class Info:
         if found is None:
             return default
         value = found.value
-        if isinstance(value, (ir.Graph, ir.TensorProtocol)):
+        if found.type in (ir.AttributeType.GRAPH, ir.AttributeType.TENSOR):
             return value
         value = list(value) if isinstance(value, (tuple, list)) else value
         if default is not None and not _alike(value, default):
