@@ -15,7 +15,7 @@ from .graph import Value
 
 _MORE = ["hardswish", "mish", "sinh", "cosh", "tan", "atan", "asin", "acos", "silu", "hardsigmoid"]
 _UNARY = UNARY | dict(zip(_MORE, _MORE, strict=True))
-_BINARY = ("mul", "maximum", "minimum", "pow", "remainder")
+_BINARY = ("mul", "maximum", "minimum", "pow", "remainder", "fmod")
 
 
 def two(b: AtenNet, op: str, x: Any, y: Any, dtype: torch.dtype | None = None) -> Value:
@@ -83,10 +83,13 @@ def _sub(b: AtenNet, x: Any, y: Any, alpha: Any = 1) -> Value:
 def _div(b: AtenNet, x: Any, y: Any, rounding_mode: str | None = None) -> Any:
     if rounding_mode is None:
         return two(b, "div", x, y)
-    if not b.dtype().is_floating_point:
-        return NotImplemented
-    found = two(b, "div", x, y)
-    return b.emit.call("floor", found) if rounding_mode == "floor" else b.emit.pointwise("trunc", found)
+    rounded = b.emit.floored if rounding_mode == "floor" else b.emit.truncated
+    return rounded(b.out(x, b.dtype()), b.out(y, b.dtype()))
+
+
+@rule("floor_divide")
+def _floor_divide(b: AtenNet, x: Any, y: Any) -> Value:
+    return b.emit.floored(b.out(x, b.dtype()), b.out(y, b.dtype()))
 
 
 @rule("square")

@@ -52,6 +52,23 @@ class Emit:
             return self.call("mul", self.call("sign", x), self.call("floor", self.call("abs", x)))
         return self.call(op, x)
 
+    def floored(self, x: Value, y: Value) -> Value:
+        """x / y rounded down; what is left over is taken off first, as torch does it."""
+        dtype = self.graph.dtype(x)
+        if not dtype.is_floating_point:
+            return self.call("floor_divide", self.call("sub", x, self.call("remainder", x, y)), y)
+        zero, rest = self.number(0.0, dtype), self.call("fmod", x, y)
+        signs = self.call("xor", self.call("lt", rest, zero), self.call("lt", y, zero))
+        below = self.cast(self.call("and", self.call("ne", rest, zero), signs), dtype)
+        whole = self.call("round", self.call("sub", self.call("div", self.call("sub", x, rest), y), below))
+        return self.call("where", self.call("eq", y, zero), self.call("div", x, y), whole)
+
+    def truncated(self, x: Value, y: Value) -> Value:
+        """x / y rounded towards zero."""
+        if self.graph.dtype(x).is_floating_point:
+            return self.pointwise("trunc", self.call("div", x, y))
+        return self.call("floor_divide", self.call("sub", x, self.call("fmod", x, y)), y)
+
     def number(self, value: float, dtype: torch.dtype) -> Value:
         """A scalar constant."""
         key = (repr(value), dtype)

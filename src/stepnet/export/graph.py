@@ -26,8 +26,10 @@ OPS = _ops(
     # x, element by element; attributes: gelu: approximate; elu: alpha; a copy has memory of its own
     "neg abs sign relu floor ceil round not isnan exp log sqrt sin cos tan tanh sigmoid erf sinh cosh atan",
     "asin acos hardswish hardsigmoid mish silu softplus gelu elu cast copy",
-    # x, y of one dtype, which broadcast; prelu: x, slopes; where: condition, x, y
-    "add sub mul div floor_divide maximum minimum pow remainder eq ne lt le gt ge and or xor prelu where",
+    # x, y of one dtype, which broadcast; floor_divide: whole numbers that divide evenly, or are not negative;
+    # prelu: x, slopes; where: condition, x, y
+    "add sub mul div floor_divide maximum minimum pow remainder fmod eq ne lt le gt ge and or xor",
+    "prelu where",
     # x, axes; attribute keepdim; normalize: eps, and the sizes of the axes if known, and these are the last
     "sum mean amax amin prod normalize",
     # x; attribute axis; cumsum: x, axis; topk: x, how many, attributes axis and mode (max or min)
@@ -40,8 +42,9 @@ OPS = _ops(
     # x, axes; permute: x, dims; pad: x, before, after, number; slice: x, starts, ends, steps, axes
     "squeeze unsqueeze permute pad slice",
     # parts, attribute axis; split: x, axis, sizes; take: x, index, axis, attribute batch_dims;
-    # gather: x, index, attribute axis
-    "cat split take gather",
+    # gather: x, index, attribute axis; scatter: x, index, new entries, attributes axis and add (onto what is
+    # there); scatter_nd: x, index [..., n] of its first n axes, new entries
+    "cat split take gather scatter scatter_nd",
     # x; range: start, end, step
     "shape range",
     # made by methods of a graph

@@ -15,7 +15,7 @@ from stepnet.data.outputs import Outputs
 from stepnet.data.tree import flatten, names, unflatten
 from stepnet.errors import IRError
 
-from . import aten_math, aten_shape, iterators, recurrences, sequences, while_loops  # noqa: F401  (they fill tables)
+from . import aten_math, aten_pick, aten_shape, iterators, recurrences, sequences, while_loops  # noqa: F401  (they fill tables)
 from .aten import AtenNet, is_known, join_lead, split_lead
 from .calls import Calls
 from .emit import Emit

@@ -8,7 +8,7 @@ from itertools import pairwise
 from stepnet.ir.graph import Graph, Node
 
 
-def whole_splits(nodes: Iterable[Node]) -> dict[tuple[str, int], list[Node]]:
+def whole_splits(graph: Graph, nodes: Iterable[Node]) -> dict[tuple[str, int], list[Node]]:
     """The slices of a value along a dimension that are the whole of it, one after the other; by both."""
     found: dict[tuple[str, int], list[Node]] = {}
     for node in nodes:
@@ -18,8 +18,9 @@ def whole_splits(nodes: Iterable[Node]) -> dict[tuple[str, int], list[Node]]:
     for key, parts in found.items():
         parts = sorted(set(parts), key=lambda n: n.attr("start"))
         joined = all(a.attr("end") == b.attr("start") for a, b in pairwise(parts))
-        plain = parts[0].attr("start") == 0 and all(n.attr("step") == 1 for n in parts)
-        if len(parts) > 1 and joined and plain:
+        size = graph.values[key[0]].shape[key[1]]
+        ends = parts[0].attr("start") == 0 and parts[-1].attr("end") == size
+        if len(parts) > 1 and joined and ends and all(n.attr("step") == 1 for n in parts):
             whole[key] = parts
     return whole
 

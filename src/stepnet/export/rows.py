@@ -51,7 +51,7 @@ class RowNet:
         self.thin: set[str] = set()  # row values that are still [1, .., *s] or alike: they broadcast
         self.reference: Value | None = None  # a value whose first two dimensions are those of all rows
         self.norms = {} if not self.makers else norms(graph, self.makers)
-        self._slices = whole_splits(self.makers.values())
+        self._slices = whole_splits(graph, self.makers.values())
 
     def value(self, name: str) -> BodyValue:
         """What the body says of a value."""
@@ -154,6 +154,12 @@ def _pointwise(b: RowNet, node: Node) -> Value:
     rank = len(b.value(node.output).shape)
     operands = [b.lifted(name, rank) for name in node.inputs]
     return b.emit.call(node.op, *operands) if len(operands) > 1 else b.emit.pointwise(node.op, *operands)
+
+
+@_rule("floor_divide")
+def _floor_divide(b: RowNet, node: Node) -> Value:
+    rank = len(b.value(node.output).shape)
+    return b.emit.floored(*(b.lifted(name, rank) for name in node.inputs))
 
 
 @_rule("copy")

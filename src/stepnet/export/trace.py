@@ -19,6 +19,8 @@ from stepnet.data.values import SIZE
 from stepnet.errors import IRError, Unsupported
 from stepnet.user_line import line_run_by
 
+from . import small_matrices
+
 Known = Callable[[FxNode], bool]
 
 
@@ -154,6 +156,8 @@ def _lowered(program: ExportedProgram, known: Known) -> ExportedProgram:
     if all(known(n) for n in calls):
         return program
     table = torch.export.default_decompositions()
+    for overload, simpler in small_matrices.TABLE.items():
+        table[overload] = simpler
     kept = {n.target for n in calls if known(n)}
     for overload in [o for o in table if o in kept]:
         del table[overload]

@@ -35,6 +35,8 @@ OPS: dict[str, tuple[str, dict[str, Any]]] = {
         }.items()
     },
     "hardsigmoid": ("HardSigmoid", {"alpha": 1 / 6, "beta": 0.5}),
+    "fmod": ("Mod", {"fmod": 1}),
+    "scatter_nd": ("ScatterND", {}),
 }  # fmt: skip
 REDUCTIONS = {"sum": "ReduceSum", "mean": "ReduceMean", "amax": "ReduceMax", "amin": "ReduceMin",
            "prod": "ReduceProd"}  # fmt: skip
@@ -51,7 +53,7 @@ ONNX = Target(
     ops="ops that ONNX has",
     nested=None,
     refused=dict.fromkeys(
-        ("atan2", *RARE.keys() - OPS.keys(), "copysign", "fmod", "hypot", "trigamma"), "ONNX has no op for it"
+        ("atan2", *RARE.keys() - OPS.keys(), "copysign", "hypot", "trigamma"), "ONNX has no op for it"
     ),
     # ONNX Runtime has its LSTM, GRU and RNN for float32 alone, and none gives the rows of c.
     takes=lambda cell: cell.w.dtype == torch.float32 and set(cell.joined) <= {0},
@@ -354,6 +356,12 @@ def _take(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
         return w.call("Gather", x, index, axis=axis)
     assert axis == node.attributes["batch_dims"] == 1
     return w.call("GatherND", x, w.call("Unsqueeze", index, w.numbers([-1])), batch_dims=1)
+
+
+@_rule("scatter")
+def _scatter(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
+    how = {"reduction": "add"} if node.attributes["add"] else {}
+    return w.call("ScatterElements", *inputs, axis=node.attributes["axis"], **how)
 
 
 @_rule("topk")

@@ -31,7 +31,8 @@ LAYERS = {
     "reshape": "Reshape", "squeeze": "Squeeze", "unsqueeze": "Unsqueeze", "permute": "Transpose",
     "expand": "Broadcast@3", "tile": "Tile", "pad": "Pad", "cat": "Concat", "split": "VariadicSplit",
     "slice": "Slice@8", "take": "Gather@8", "gather": "GatherElements@6", "shape": "ShapeOf@3",
-    "range": "Range@4",
+    "range": "Range@4", "fmod": "Mod", "scatter": "ScatterElementsUpdate@12",
+    "scatter_nd": "ScatterNDUpdate@4",
 }  # fmt: skip
 
 OPENVINO = Target(
@@ -40,7 +41,7 @@ OPENVINO = Target(
     ops="ops that IR has",
     nested="a TensorIterator inside a TensorIterator, which OpenVINO refuses",
     refused=dict.fromkeys(
-        ("atan2", *RARE.keys() - LAYERS.keys(), "copysign", "fmod", "hypot", "trigamma"),
+        ("atan2", *RARE.keys() - LAYERS.keys(), "copysign", "hypot", "trigamma"),
         "IR has no layer for it",
     ),
     takes=lambda cell: not cell.ragged,  # a mask in the body undoes the fusion that the layer is for
@@ -62,6 +63,7 @@ _ATTRIBUTES: dict[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
     "reshape": lambda a: {"special_zero": a["zero_keeps"]},
     "expand": lambda a: {"mode": "bidirectional"},
     "pad": lambda a: {"pad_mode": "constant"},
+    "scatter": lambda a: {"reduction": "sum" if a["add"] else "none", "use_init_val": True},
     **dict.fromkeys(("shape", "range"), lambda a: {"output_type": "i64"}),
 }
 
@@ -151,6 +153,8 @@ class NetWriter:
             return self.net.layer(kind, [*inputs, *inputs], outputs=node.dtypes)
         if node.op == "conv":
             return self._conv(node, *inputs)
+        if node.op == "scatter":
+            inputs = [*inputs, self.numbers(node.attributes["axis"])]
         attributes = _ATTRIBUTES.get(node.op, dict)(node.attributes)
         kind, _, opset = LAYERS[node.op].partition("@")
         return self.net.layer(kind, inputs, attributes, version=f"opset{opset or 1}", outputs=node.dtypes)

@@ -1,0 +1,150 @@
+"""Aten calls that put entries into tensors, sort them, or run over them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .aten import AtenNet, rule
+from .emit import END
+from .graph import Value
+
+
+@rule("scatter.src", "scatter.value", "scatter_add")
+def _scatter(b: AtenNet, x: Any, dim: int, index: Any, source: Any) -> Any:
+    places = b.out(index)
+    if hasattr(source, "meta"):
+        if list(map(str, b.shape(source))) != list(map(str, b.shape(index))):
+            return NotImplemented
+        entries = b.out(source, b.dtype())
+    else:
+        entries = b.emit.broadcast(b.emit.number(source, b.dtype()), b.emit.shape(places))
+    add = b.name == "scatter_add"
+    return b.emit.call("scatter", b.out(x, b.dtype()), places, entries, axis=b.axis(x, dim), add=add)
+
+
+@rule("copy")
+def _copy(b: AtenNet, _: Any, source: Any, non_blocking: bool = False) -> Value:
+    """In the place of all entries."""
+    value = b.broadcast(source, b.shape()) if list(b.shape(source)) != b.shape() else b.out(source)
+    return b.emit.cast(value, b.dtype())
+
+
+@rule("slice_scatter")
+def _slice_scatter(
+    b: AtenNet, x: Any, source: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Any:
+    first, last = 0 if start is None else start, END if end is None else end
+    if step != 1 or not isinstance(first, int) or not isinstance(last, int):
+        return NotImplemented
+    size = b.shape(x)[dim]
+    if isinstance(size, int):
+        first, last, _ = slice(first, last).indices(size)
+    return _put_part(b, x, b.out(source, b.dtype()), b.axis(x, dim), first, last)
+
+
+@rule("select_scatter")
+def _select_scatter(b: AtenNet, x: Any, source: Any, dim: int, index: Any) -> Any:
+    axis, size = b.axis(x, dim), b.shape(x)[dim]
+    if not isinstance(index, int):
+        return NotImplemented
+    first = index % size if isinstance(size, int) else index
+    return _put_part(b, x, b.emit.unsqueeze(b.out(source, b.dtype()), axis), axis, first, first + 1 or END)
+
+
+def _put_part(b: AtenNet, x: Any, part: Value, axis: int, first: int, last: int) -> Value:
+    """A tensor with a part of an axis in place of its own."""
+    whole = b.out(x)
+    parts = [part]
+    if first != 0:
+        parts = [b.emit.slice(whole, axis, 0, first), *parts]
+    if last < 2**62 and last != b.shape(x)[axis - b.is_ragged(x)]:
+        parts = [*parts, b.emit.slice(whole, axis, last)]
+    return b.emit.concat(parts, axis)
+
+
+@rule("index_put")
+def _index_put(b: AtenNet, x: Any, indices: Sequence[Any], source: Any, accumulate: bool = False) -> Any:
+    if accumulate or b.is_ragged(x):
+        return NotImplemented
+    dims = [d for d, index in enumerate(indices) if index is not None]
+    tables, rank = [indices[d] for d in dims], len(b.shape(x))
+    lone = math.prod(size if isinstance(size, int) else 2 for size in b.shape(source)) == 1
+    if any(b.dtype(t) == torch.bool for t in tables):
+        return _put_where(b, x, tables[0], source) if lone and indices[0] is tables[0] else NotImplemented
+    beside = dims == list(range(dims[0], dims[-1] + 1))
+    if beside and dims[0] > 0 and not lone:  # torch has its entries in the middle
+        return NotImplemented
+    order = dims + [d for d in range(rank) if d not in dims]
+    lead = _joint([b.shape(t) for t in tables])
+    shape = b.sizes(lead)
+    columns = [b.emit.unsqueeze(b.emit.broadcast(b.out(t, torch.int64), shape), len(lead)) for t in tables]
+    places = b.emit.concat(columns, len(lead))
+    rest = [b.shape(x)[d] for d in order[len(dims) :]]
+    entries = b.out(source, b.dtype())
+    if lone:
+        entries = b.emit.reshape_to(entries, b.emit.ints([]))
+    entries = b.emit.broadcast(entries, b.sizes([*lead, *rest]))
+    out = b.emit.call("scatter_nd", b.emit.transpose(b.out(x), order), places, entries)
+    return b.emit.transpose(out, [order.index(d) for d in range(rank)])
+
+
+def _put_where(b: AtenNet, x: Any, mask: Any, source: Any) -> Value:
+    """One number where a mask over the first dimensions is true."""
+    more = range(len(b.shape(mask)), len(b.shape(x)))
+    condition = b.emit.unsqueeze(b.out(mask), *more) if more else b.out(mask)
+    number = b.emit.reshape_to(b.out(source, b.dtype()), b.emit.ints([]))
+    return b.emit.call("where", condition, number, b.out(x))
+
+
+def _joint(shapes: Sequence[Sequence[Any]]) -> list[Any]:
+    """The shape that some broadcast to."""
+    joint: list[Any] = [1] * max(map(len, shapes))
+    for shape in shapes:
+        for k, size in enumerate(reversed(shape), 1):
+            joint[-k] = size if joint[-k] == 1 else joint[-k]
+    return joint
+
+
+@rule("sort.default")
+def _sort(b: AtenNet, x: Any, dim: int = -1, descending: bool = False) -> Any:
+    size = b.shape(x)[dim] if b.shape(x) else None
+    if not isinstance(size, int) or b.dtype(x) == torch.bool:
+        return NotImplemented
+    return b.emit.top(b.out(x), size, b.axis(x, dim), "max" if descending else "min")
+
+
+@rule("sort.stable")
+def _stable(b: AtenNet, x: Any, *, stable: Any = None, dim: int = -1, descending: bool = False) -> Any:
+    return _sort(b, x, dim, descending)  # where entries are equal, the first comes first
+
+
+@rule("argsort.default")
+def _argsort(b: AtenNet, x: Any, dim: int = -1, descending: bool = False) -> Any:
+    made = _sort(b, x, dim, descending)
+    return made if made is NotImplemented else made[1]
+
+
+@rule("cumprod", "logcumsumexp")
+def _running(b: AtenNet, x: Any, dim: int, **_: Any) -> Any:
+    """Each entry of all that come before it, as a matrix: no format has these over an axis."""
+    size, value = b.shape(x)[dim] if b.shape(x) else None, b.out(x, b.dtype())
+    if not isinstance(size, int) or not b.dtype().is_floating_point:
+        return NotImplemented
+    rank = len(b.shape(x)) + b.is_ragged(x)
+    order = [d for d in range(rank) if d != b.axis(x, dim)] + [b.axis(x, dim)]
+    rows = b.emit.unsqueeze(b.emit.transpose(value, order), rank - 1)
+    before = b.emit.tensor(torch.ones(size, size, dtype=torch.bool).tril())
+    last = b.emit.ints([rank])
+    if b.name == "cumprod":
+        kept = b.emit.call("where", before, rows, b.emit.number(1.0, b.dtype()))
+        out = b.emit.call("prod", kept, last, keepdim=False)
+    else:
+        kept = b.emit.call("where", before, rows, b.emit.number(-math.inf, b.dtype()))
+        most = b.emit.call("amax", kept, last, keepdim=True)
+        total = b.emit.call("sum", b.emit.call("exp", b.emit.call("sub", kept, most)), last, keepdim=False)
+        out = b.emit.call("add", b.emit.call("log", total), b.emit.squeeze(most, rank))
+    return b.emit.transpose(out, [order.index(d) for d in range(rank)])

@@ -1,0 +1,125 @@
+"""Entries put into tensors, sorted and divided, and algebra of small matrices: written, run and read back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from stepnet import onnx, openvino, recurrent
+
+N = 4
+
+
+def put(x, index, number):
+    x = x.clone()
+    x[index] = number
+    return x
+
+
+def picks(x, k, a):
+    """x float [n, N], k whole numbers [n, N] from 0 to N - 1, a float [n, N, N]."""
+    rows = torch.arange(x.shape[0])
+    some = torch.sigmoid(x)
+    return {
+        "floor": torch.floor_divide(x, 0.7) + torch.div(x, -0.3, rounding_mode="floor"),
+        "floor of nothing": torch.floor_divide(x, torch.zeros(1)),
+        "floor of whole": torch.floor_divide(k - 2, 3) + torch.floor_divide(2 - k, -3) + (k - 2) // 2,
+        "towards zero": torch.div(k - 2, 3, rounding_mode="trunc"),
+        "rests": torch.fmod(x, 0.7) + torch.fmod(k - 2, 3) + (k - 2) % 3,
+        "scatter": torch.zeros_like(x).scatter(1, k[:, :1], x[:, :1]),
+        "scatter a number": x.scatter(1, k[:, 1:2], 2.5),
+        "scatter_add": x.scatter_add(1, k, some),
+        "sort": torch.cat(x.sort(-1, descending=True), -1),
+        "argsort": k.argsort(-1) + x.argsort(-1),
+        "cumprod": some.cumprod(-1),
+        "logcumsumexp": (100 * x).logcumsumexp(-1),
+        "index_put": x.index_put((rows, k[:, 0]), some[:, 0]),
+        "put a number": x.index_put((rows[:, None], k[:, :2]), torch.tensor(0.5)),
+        "put behind": put(x, (slice(None), torch.tensor([2, 0])), -1.0),
+        "put between": put(a, (k[:, 0] > 1, 1), 0.5) + put(a, (rows, slice(None), k[:, 1]), 2.0),
+        "put slices": put(put(x, (slice(None), slice(1, 3)), 0.5), (slice(None), -1), x[:, 0]),
+        "put rows": put(put(x, slice(1, None), 0.5), -1, x[0]),
+        "put where": x.index_put((x > 0,), torch.tensor(3.0)),
+        "some of slices": x[:, :1] * x[:, 1:2],
+        "solve": torch.linalg.solve(a, x),
+        "solve of matrices": torch.linalg.solve(a, a.mT, left=False),
+        "inv": torch.linalg.inv(a),
+        "det": torch.linalg.det(a),
+        "slogdet": torch.cat([t[:, None] for t in torch.linalg.slogdet(a)], -1),
+        "cholesky": torch.linalg.cholesky(a @ a.mT + torch.eye(N)),
+        "triangular": torch.linalg.solve_triangular(a.triu() + torch.eye(N), a, upper=True),
+        "cholesky_solve": torch.cholesky_solve(x[:, :, None], a.tril() + torch.eye(N)),
+    }
+
+
+def inputs(n):
+    a = torch.randn(n, N, N) + 3 * torch.eye(N)
+    a[:, 0, 0] = 0  # another row is to divide first
+    return torch.randn(n, N), torch.stack([torch.randperm(N) for _ in range(n)]), a
+
+
+class Picks(nn.Module):
+    def forward(self, x, k, a):
+        return tuple(picks(x, k, a).values())
+
+
+def run_onnx(path, arrays):
+    ort = pytest.importorskip("onnxruntime")
+    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return session.run(None, dict(zip([i.name for i in session.get_inputs()], arrays, strict=True)))
+
+
+def run_openvino(path, arrays):
+    ov = pytest.importorskip("openvino")
+    compiled = ov.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    found = compiled(arrays)
+    return [found[output] for output in compiled.outputs]
+
+
+FORMATS = {"onnx": (onnx, run_onnx, "m.onnx"), "openvino": (openvino, run_openvino, "m.xml")}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_written_and_read_back(name, tmp_path):
+    form, runtime, file = FORMATS[name]
+    path = tmp_path / file
+    form.save(Picks(), path, inputs(3))
+    read = form.load(path)
+    for n in (3, 5, 1):
+        given = inputs(n)
+        expected = picks(*given)
+        run = [torch.as_tensor(np.asarray(t)) for t in runtime(path, [t.numpy() for t in given])]
+        for found in (run, read(*given)):
+            found = list(found.values()) if isinstance(found, dict) else found
+            for (what, want), got in zip(expected.items(), found, strict=True):
+                torch.testing.assert_close(
+                    got.to(want.dtype),
+                    want,
+                    rtol=1e-3,
+                    atol=1e-3,
+                    equal_nan=True,
+                    msg=lambda m, w=what: f"{w}: {m}",
+                )
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_in_a_recurrence(name, tmp_path):
+    """A filter, and floor division, in a loop whose body is written by its plan or whole."""
+
+    def step(x, p):
+        p = p @ p.mT / 4 + torch.eye(N)
+        gain = torch.linalg.solve(p, x[:, :, None])[..., 0]
+        return gain + torch.floor_divide(x, 0.7), p - gain[:, :, None] * x[:, None, :] / 9
+
+    class Filter(nn.Module):
+        def forward(self, x, p):
+            return recurrent(step, x, p)
+
+    form, runtime, file = FORMATS[name]
+    path = tmp_path / file
+    form.save(Filter(), path, (torch.randn(3, 2, N), torch.zeros(2, N, N)))
+    given = torch.randn(4, 3, N), torch.randn(3, N, N)
+    for got, want in zip(runtime(path, [t.numpy() for t in given]), Filter()(*given), strict=True):
+        torch.testing.assert_close(torch.as_tensor(np.asarray(got)), want, rtol=1e-3, atol=1e-4)
