@@ -200,6 +200,25 @@ def test_what_is_kept():
     assert kept(checkpoint=50) < kept() / 4
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("ragged", [False, True])
+def test_the_last_window_is_run_once(ragged, reverse):
+    ran = []
+
+    def step(x, s):
+        ran.append(len(x))
+        return x * s, torch.sin(s + x)
+
+    x = torch.randn(10, 2, dtype=DTYPE)
+    x = LoDTensor(x, [[0, 7, 10]]) if ragged else x[:, None]
+    state = torch.ones(2 if ragged else 1, 2, dtype=DTYPE, requires_grad=True)
+    y, _ = recurrent(step, x, state, checkpoint=3, reverse=reverse, backend="naive")
+    steps = len(ran)
+    (y.values if ragged else y).sum().backward()
+    assert steps == (7 if ragged else 10)
+    assert len(ran) == steps + (6 if ragged else 9)  # windows of 3, 3 and 1 steps; of 3, 3, 3 and 1
+
+
 def test_a_number_of_steps_near_the_root(monkeypatch):
     sizes, windows = [], file.windows
 

@@ -125,8 +125,8 @@ def recurrent(
             starts from the step's `initial_state(n)`; `Resets(done=...)` takes gym's, true at the last row.
             Episodes run as sequences of their own, side by side; final_state is that of the last one.
         checkpoint: a number of steps k: backward computes the steps between every k-th and the next again,
-            and forward keeps no more of them than the state they begin with. True: k is near the root of the
-            longest length.
+            and forward keeps no more of them than the state they begin with, but for the last k. True: k is
+            near the root of the longest length.
         detach_every: a number of steps k: no gradient flows from a step to the one before at every k-th step,
             counted from the end that the loop begins at (truncated back-propagation).
 

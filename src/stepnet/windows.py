@@ -1,8 +1,9 @@
 """Long recurrences in windows: `recurrent(..., checkpoint=, detach_every=)`.
 
 All sequences are cut into windows of k steps, and the recurrence runs window after window. With `checkpoint`,
-what backward needs of a window is computed again when it gets there, from the state that it began with. With
-`detach_every`, no gradient goes from a window to the one before.
+what backward needs of a window is computed again when it gets there, from the state that it began with; of
+the last one, where backward begins, it is kept. With `detach_every`, no gradient goes from a window to the
+one before.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def run_in_windows(
     def lone(own: list[Any], before: Any) -> tuple[Any, Any]:
         return recomputed(window, own, before, use_reentrant=False)  # pyright: ignore[reportReturnType]
 
-    y, final = cuts.run(size, lone if again else window, state, again)
+    y, final = cuts.run(size, lone if again else window, window, state, again)
     return _map(lambda leaf: pack_like(packed, leaf.values), y) if packed is not None else y, final
 
 
@@ -149,15 +150,16 @@ class _Dense:
         rest = [size for k, size in enumerate(first.shape) if k != axis % first.dim()]
         self.n = rest[0] if rest else 1
 
-    def run(self, size: int, window: Window, state: Any, again: bool) -> tuple[Any, Any]:
-        """Run `window` on each window in turn; the results as those of one run. `again`: gradients go from
-        window to window, and `window` keeps nothing of its steps."""
+    def run(self, size: int, window: Window, last: Window, state: Any, again: bool) -> tuple[Any, Any]:
+        """Run `window` on each window in turn, but `last` on the last; the results as those of one run.
+        `again`: gradients go from window to window, and `window` keeps nothing of its steps."""
         sizes = [size] * (self.longest // size) + [self.longest % size] * bool(self.longest % size)
         sizes = sizes[::-1] if self.reverse else sizes
         parts = [leaf.split(sizes, self.axis) for leaf in self.leaves]
         count, ys, first = len(sizes), _Results(self.longest, self.axis, lean=again), True
         for k in reversed(range(count)) if self.reverse else range(count):
-            y, state = window([part[k] for part in parts], state if again or first else _detached(state))
+            run = last if k == (0 if self.reverse else count - 1) else window
+            y, state = run([part[k] for part in parts], state if again or first else _detached(state))
             ys.add(y, (sum(sizes[:k]), sizes[k]))
             first = False
         return ys.whole(lambda leaves: torch.cat(leaves[::-1] if self.reverse else leaves, self.axis)), state
@@ -171,18 +173,19 @@ class _Ragged:
         self.n = len(levels[-1]) - 1
         self.longest = int(levels[-1].diff().max()) if self.n else 0
 
-    def run(self, size: int, window: Window, state: Any, again: bool) -> tuple[Any, Any]:
-        """Run `window` on each window in turn; the results as those of one run. `again`: see `_Dense.run`."""
+    def run(self, size: int, window: Window, last: Window, state: Any, again: bool) -> tuple[Any, Any]:
+        """Run each window in turn; the results as those of one run. See `_Dense.run`."""
         cut = windows(self.levels[-1], size, self.reverse)
         parts = zip(*map(cut.cut, self.leaves), strict=True)
         before, ended = cut.sequences[0], []
         ys, first = _Results(int(self.levels[-1][-1]), 0, lean=again), True
-        for own, part, place in zip(cut.sequences, parts, cut.places(), strict=True):
+        for k, (own, part, place) in enumerate(zip(cut.sequences, parts, cut.places(), strict=True), 1):
             if len(own) < len(before):
                 goes_on = torch.isin(before, own)
                 ended.append((before[~goes_on], _rows(state, ~goes_on)))
                 state = _rows(state, goes_on)
-            y, state = window(list(part), state if again or first else _detached(state))
+            run = last if k == len(cut.sequences) else window
+            y, state = run(list(part), state if again or first else _detached(state))
             ys.add(y, place)
             before, first = own, False
         ended.append((before, state))

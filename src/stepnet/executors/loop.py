@@ -131,6 +131,8 @@ def _freed(name: str, tensor: Tensor) -> StepError:
 
 def shift(rows: Tensor, boot: Tensor, layout: Layout) -> Tensor:
     """The rows one step earlier; boot values where a sequence begins."""
+    if layout.is_packed and layout.steps:
+        return torch.cat([boot, rows[: -layout.stride]])
     return torch.cat([rows, boot]).index_select(0, layout.previous.to(rows.device))
 
 
