@@ -27,7 +27,11 @@ def _view(b: Builder, x: Ref, shape: Any) -> Any:
             raise Unsupported("a reshape moves values between rows", line=b.line)
         return b.result(b.reshape(x.name, target), at)
     if at != 0 or x.bdim != 0:
-        raise Unsupported("a reshape merges rows that are not first", line=b.line)
+        raise Unsupported(
+            "a reshape merges rows that are not first",
+            line=b.line,
+            remedy="keep rows first: x.flatten(0, 1) of [rows, n, ...], or a product that leaves them apart",
+        )
     # merge leading row dimensions into the batch; they stay dimensions of the row here
     whole = b.reshape(x.name, (times, *target))
     return b.result(whole, 0, 1)

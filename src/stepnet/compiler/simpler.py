@@ -232,10 +232,11 @@ def _convolution(dims: int) -> Callable[..., Any]:
         steps, dilations = _pair(stride, dims), _pair(dilation, dims)
         pads = _padding(padding, taps, dilations)
         widths: Sequence[int] = [p for pad in reversed(pads) for p in pad]
-        x = F.pad(input, widths) if any(widths) else input
+        last = input.movedim(1, -1)  # channels side by side: a patch is copied in long pieces
+        x = F.pad(last, [0, 0, *widths]) if any(widths) else last
         sizes = [
             (n - d * (k - 1) - 1) // s + 1
-            for n, k, s, d in zip(x.shape[2:], taps, steps, dilations, strict=True)
+            for n, k, s, d in zip(x.shape[1:-1], taps, steps, dilations, strict=True)
         ]
         if min(sizes, default=0) <= 0:
             return NotImplemented
@@ -244,29 +245,25 @@ def _convolution(dims: int) -> Callable[..., Any]:
             patch = x
             for axis, (at, n, s, d) in enumerate(zip(tap, sizes, steps, dilations, strict=True)):
                 end = at * d + (n - 1) * s + 1
-                patch = patch[(slice(None),) * (axis + 2) + (slice(at * d, end, s),)]
-            patches.append(patch.flatten(2))
-        return _of_patches(patches, weight.flatten(2), bias, groups).reshape(-1, weight.shape[0], *sizes)
+                patch = patch[(slice(None),) * (axis + 1) + (slice(at * d, end, s),)]
+            patches.append(patch)
+        result = _of_patches(patches, weight.flatten(2), groups).flatten(1, -2)
+        result = result if bias is None else result + bias
+        return result.transpose(1, 2).reshape(-1, weight.shape[0], *sizes)
 
     return convolution
 
 
-def _of_patches(patches: Sequence[Tensor], weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
-    """What each tap sees, [rows, channels, places], times weights [channels, channels of a group, taps]."""
+def _of_patches(patches: Sequence[Tensor], weight: Tensor, groups: int) -> Tensor:
+    """What each tap sees, [rows, ..., channels], times weights [channels, channels of a group, taps]."""
     if groups == 1:
-        columns = torch.cat([*patches], 1).transpose(1, 2)  # [rows, places, taps * channels]
-        result = columns @ weight.permute(2, 1, 0).reshape(-1, weight.shape[0])
-        return (result if bias is None else result + bias).transpose(1, 2)
+        return torch.cat([*patches], -1) @ weight.permute(2, 1, 0).reshape(-1, weight.shape[0])
     if weight.shape[1] == 1:
         each = weight.unflatten(0, (groups, -1))  # [groups, channels of each, 1, taps]
-        parts = [patch.unsqueeze(2) * each[..., tap] for tap, patch in enumerate(patches)]
-        result = functools.reduce(torch.add, parts).flatten(1, 2)
-    else:
-        seen = [patch.chunk(groups, 1) for patch in patches]
-        shares = [[parts[g] for parts in seen] for g in range(groups)]
-        own = weight.chunk(groups)
-        result = torch.cat([_of_patches(shares[g], own[g], None, 1) for g in range(groups)], 1)
-    return result if bias is None else result + bias[:, None]
+        parts = [patch.unsqueeze(-1) * each[:, :, 0, tap] for tap, patch in enumerate(patches)]
+        return functools.reduce(torch.add, parts).flatten(-2)
+    seen, own = [patch.chunk(groups, -1) for patch in patches], weight.chunk(groups)
+    return torch.cat([_of_patches([parts[g] for parts in seen], own[g], 1) for g in range(groups)], -1)
 
 
 def _gaussian_nll_loss(

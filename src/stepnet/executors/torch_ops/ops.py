@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -151,7 +152,40 @@ def _matmul(graph: Graph, node: Node) -> Run:
         return lambda x, w, rows: torch.matmul(x, w).to(dtype)
     if _is_row(a) and not _is_row(b) and len(a.shape) == 1:
         return lambda x, w, rows: torch.mm(x, w)
+    together = len(a.shape) == len(b.shape) or not _is_row(b)
+    if _is_row(a) and len(a.shape) > 1 and together and a.dtype in ("float32", "float64"):
+        (m, k), n = a.shape[-2:], b.shape[-1]
+        if k == 1:
+            return lambda x, w, rows: x * w
+        if (n == 1 or (m == 1 and _is_row(b))) and k * m * n <= _SMALL:
+            return _of_vectors(n == 1)
+        if not _is_row(b) and len(b.shape) > 2 and a.shape[:-2] == b.shape[:-2]:
+            return _by_heads(a, b)
     return lambda x, w, rows: torch.matmul(x, w)
+
+
+def _by_heads(a: Value, b: Value) -> Run:
+    """Rows times matrices that all rows share, one of each head: torch would copy them for each row."""
+    (*lead, m, k), n = a.shape, b.shape[-1]
+    heads = prod(lead)
+
+    def product(x: Tensor, w: Tensor, rows: int) -> Tensor:
+        count = x.shape[0]
+        by_head = x.reshape(count, heads, m, k).transpose(0, 1).reshape(heads, count * m, k)
+        out = torch.bmm(by_head, w.reshape(heads, k, n)).view(heads, count, m, n)
+        return out.transpose(0, 1).reshape(count, *lead, m, n)
+
+    return product
+
+
+_SMALL = 1024  # numbers of a matrix
+
+
+def _of_vectors(column: bool) -> Run:
+    """A matrix and a vector of each row: torch's product takes a microsecond for each, however small."""
+    if column:
+        return lambda x, w, rows: (x * w.transpose(-1, -2)).sum(-1, keepdim=True)
+    return lambda x, w, rows: (x.transpose(-1, -2) * w).sum(-2, keepdim=True)
 
 
 def _rows(graph: Graph, node: Node) -> Run:
@@ -173,12 +207,17 @@ def _rows(graph: Graph, node: Node) -> Run:
     return embed_grad
 
 
+_NARROW = 16
+
+
 def _product_over_rows(node: Node, ins: Sequence[Value]) -> Run:
     if node.attr("batch"):
         return lambda a, b, rows: torch.matmul(a.permute(1, 2, 0), b.transpose(0, 1))
+    k, n = ins[0].shape[-1], ins[1].shape[-1]
+    if n < min(k, _NARROW):  # BLAS takes ten times as long with the narrow one last
+        return lambda a, b, rows: torch.mm(b.reshape(-1, n).t(), a.reshape(-1, k)).t().contiguous()
     if len(ins[0].shape) == len(ins[1].shape) == 1:
         return lambda a, b, rows: torch.mm(a.t(), b)
-    k, n = ins[0].shape[-1], ins[1].shape[-1]
     return lambda a, b, rows: torch.mm(a.reshape(-1, k).t(), b.reshape(-1, n))
 
 
