@@ -20,7 +20,7 @@ def cover(sets: Sequence[frozenset[Hashable]]) -> list[int]:
     several the one that repeats least.
 
     >>> cover([frozenset("ab"), frozenset("bcd"), frozenset("d"), frozenset("a")])
-    [0, 1]
+    [1, 3]
     """
     wanted: set[Hashable] = set().union(*sets)
     held: Counter[Hashable] = Counter()
