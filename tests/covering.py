@@ -52,11 +52,10 @@ def few(table: Iterable[Any], chosen: Iterable[Any]) -> list[Any]:
 
 
 def _values(callspec: Any) -> dict[str, Hashable]:
-    """The parameters of a test; of one that is no plain value, its place in its list."""
-    values = callspec.params
+    """The parameters of a test; those that are no plain values by which object they are."""
     return {
-        name: values[name] if isinstance(values[name], (str, int)) else ("at", place)
-        for name, place in callspec.indices.items()
+        name: value if isinstance(value, (str, int)) else ("object", id(value))
+        for name, value in callspec.params.items()
     }
 
 
