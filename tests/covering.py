@@ -8,7 +8,7 @@ shows something is not left out.
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,17 +16,20 @@ import pytest
 
 
 def cover(sets: Sequence[frozenset[Hashable]]) -> list[int]:
-    """Which few of these sets hold all that any of them holds: again and again the one that adds most.
+    """Which few of these sets hold all that any of them holds: again and again the one that adds most, of
+    several the one that repeats least.
 
     >>> cover([frozenset("ab"), frozenset("bcd"), frozenset("d"), frozenset("a")])
-    [0, 1]
+    [1, 3]
     """
-    open_ = set().union(*sets)
-    chosen = []
-    while open_:
-        best = max(range(len(sets)), key=lambda i: len(sets[i] & open_))
+    wanted: set[Hashable] = set().union(*sets)
+    held: Counter[Hashable] = Counter()
+    chosen: list[int] = []
+    while wanted:
+        best = max(range(len(sets)), key=lambda i: (len(sets[i] & wanted), -sum(held[k] for k in sets[i])))
         chosen.append(best)
-        open_ -= sets[best]
+        held.update(sets[best])
+        wanted -= sets[best]
     return sorted(chosen)
 
 
@@ -43,15 +46,16 @@ def few(table: Iterable[Any], chosen: Iterable[Any]) -> list[Any]:
     """Parameters for a test: those chosen run always, the others under `--exhaustive`."""
     table, chosen = list(table), list(chosen)
     assert all(one in table for one in chosen), chosen
-    return [one if one in chosen else pytest.param(one, marks=pytest.mark.exhaustive) for one in table]
+    values = [one if isinstance(one, tuple) else (one,) for one in table]
+    rest = [pytest.param(*value, marks=pytest.mark.exhaustive) for value in values]
+    return [one if one in chosen else other for one, other in zip(table, rest, strict=True)]
 
 
 def _values(callspec: Any) -> dict[str, Hashable]:
-    """The parameters of a test; of one that is no plain value, its place in its list."""
-    values = callspec.params
+    """The parameters of a test; those that are no plain values by which object they are."""
     return {
-        name: values[name] if isinstance(values[name], (str, int)) else ("at", place)
-        for name, place in callspec.indices.items()
+        name: value if isinstance(value, (str, int)) else ("object", id(value))
+        for name, value in callspec.params.items()
     }
 
 

@@ -35,8 +35,8 @@ def test_few_marks_the_others():
 class Item:
     """As much of a test as is looked at."""
 
-    def __init__(self, mark=None, **indices):
-        self.mark, self.function, self.callspec = mark, Item, SimpleNamespace(indices=indices, params=indices)
+    def __init__(self, mark=None, **parameters):
+        self.mark, self.function, self.callspec = mark, Item, SimpleNamespace(params=parameters)
 
     def get_closest_marker(self, name):
         return self.mark if self.mark is not None and self.mark.name == name else None
@@ -45,7 +45,8 @@ class Item:
 @pytest.mark.parametrize(("n", "kept"), [(1, 3), (2, 9), (3, 27)])
 def test_what_an_ordinary_run_leaves_out(n, kept):
     mark = pytest.mark.covering(n).mark
-    product = [Item(mark, **dict(zip("abc", v, strict=True))) for v in itertools.product(range(3), repeat=3)]
+    values = [1, "two", [3]]  # of any kind
+    product = [Item(mark, **dict(zip("abc", v, strict=True))) for v in itertools.product(values, repeat=3)]
     rare, usual = Item(pytest.mark.exhaustive.mark), [Item(), Item(pytest.mark.skip.mark)]
     out = left_out([*product, rare, *usual])
     assert rare in out

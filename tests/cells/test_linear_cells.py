@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.func import functional_call
 
+from covering import few
 from stepnet import LoDTensor, cells, recurrent
 from stepnet import nn as modules
 from stepnet.data.tree import flatten, unflatten
@@ -256,14 +257,16 @@ def gradients(outputs, inputs):
     return torch.autograd.grad(loss, inputs, allow_unused=True, materialize_grads=True)
 
 
-@pytest.mark.covering(1)
+BY_HAND = [
+    (name, executor)
+    for name, executor in itertools.product(CELLS, ("naive", "eager", "c"))
+    if executor == "c" or f"{name} of heads" not in CELLS
+]
+IN_C = [(name, "c") for name in CELLS]
+
+
 @pytest.mark.parametrize(
-    ("name", "executor"),
-    [
-        (name, executor)
-        for name, executor in itertools.product(CELLS, ("naive", "eager", "c"))
-        if executor == "c" or f"{name} of heads" not in CELLS
-    ],
+    ("name", "executor"), few(BY_HAND, [*IN_C, ("RGLRU", "eager"), ("GLA", "eager"), ("GLA", "naive")])
 )
 def test_equals_a_loop_by_hand(name, executor):
     """Whatever runs it: generated C takes each of them, in training too."""

@@ -148,6 +148,7 @@ STEPS = [
 ]  # fmt: skip
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("modules", [False, True], ids=["autocast", "modules"])
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
 def test_steps(step, modules):

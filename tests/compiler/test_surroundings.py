@@ -135,7 +135,7 @@ def test_a_transform_is_refused_by_name(backend):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo's own, at any graph break
-@pytest.mark.parametrize("backend", ["auto", *BACKENDS])
+@pytest.mark.parametrize("backend", few(["auto", *BACKENDS], ["auto", "naive"]))
 def test_inside_a_compiled_region(backend):
     """Dynamo breaks its graph around the loop, and goes on after it."""
     rnn = Recurrent(cell_of(), backend=backend)

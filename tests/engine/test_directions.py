@@ -121,6 +121,7 @@ def weights_of(step):
     return list(step.parameters()) if isinstance(step, nn.Module) else [WEIGHT]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("backend", ["c", "eager"])
 @pytest.mark.parametrize("name", STEPS)
 def test_second_derivatives(name, backend, only_plans):

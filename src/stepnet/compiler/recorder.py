@@ -1,15 +1,15 @@
 """What a function of fake tensors calls in torch, recorded as a graph: one node for each aten call.
 
 It records what torch's own tracer records, in half the time, and knows only the plain case: every tensor is
-an input, a constant or comes from a recorded call, and what is written into shares its memory with nothing.
-Anything else is `Unusual`, and left to torch's.
+an input, a constant or comes from a recorded call, and what is written into shares its memory with nothing
+that is read afterwards. Anything else is `Unusual`, and left to torch's.
 """
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -60,7 +60,9 @@ class _Recorder(TorchDispatchMode):
         self.tracer = Tracer()
         self.tracer.graph = Graph()
         self.nodes: dict[int, Node] = {}  # by the id of a tensor, which the meta of a node keeps
-        self.sharing: Counter[int] = Counter()  # how many tensors stand in a piece of memory
+        self.sharing: defaultdict[int, set[int]] = defaultdict(set)  # tensors that stand in a piece of memory
+        self.stale: set[int] = set()  # those of which another one in their memory was written into
+        self.pieces: dict[int, tuple[Any, int]] = {}  # which part a tensor is, of what was split
         self.constants: dict[str, Tensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -71,6 +73,8 @@ class _Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         if func is _aten.detach_.default:  # autograd, above, has cut it off
             return args[0]
+        if func is _aten.fill_.Scalar:  # torch's own `number - tensor` ends so
+            return self._written(func, args, kwargs)
         decomposition = self.decompositions.get(func)
         if decomposition is not None:
             with self:
@@ -89,6 +93,10 @@ class _Recorder(TorchDispatchMode):
         node = self.tracer.create_node("call_function", func, *self.placed((args, kwargs)))
         result = func(*args, **kwargs)
         self.note(node, result)
+        if func in _SPLITS and args[0].is_contiguous():  # else parts may overlap
+            self.pieces |= {id(part): (node, i) for i, part in enumerate(result)}
+        elif func is _aten.detach.default and id(args[0]) in self.pieces:
+            self.pieces[id(result)] = self.pieces[id(args[0])]
         return result
 
     def placed(self, arg: Any) -> Any:
@@ -97,6 +105,8 @@ class _Recorder(TorchDispatchMode):
             node = self.nodes.get(id(arg))
             if node is None:
                 raise Unusual("a tensor from outside")
+            if id(arg) in self.stale:
+                raise Writes("what shares memory with it was written into")
             return node
         if isinstance(arg, (list, tuple)):
             return type(arg)([self.placed(a) for a in arg])
@@ -110,8 +120,7 @@ class _Recorder(TorchDispatchMode):
         """Remember what a node gives."""
         node.meta["val"] = result
         if isinstance(result, Tensor):
-            if id(result) not in self.nodes:
-                self.sharing[memory_of(result)] += 1
+            self.sharing[memory_of(result)].add(id(result))
             self.nodes[id(result)] = node
         elif isinstance(result, (list, tuple)):
             for i, part in enumerate(result):
@@ -120,12 +129,19 @@ class _Recorder(TorchDispatchMode):
             raise Unusual(f"{node.target} gives {type(result).__name__}")
 
     def _written(self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
-        """a.op_(b) -> a = a.op(b): autograd adds up gradients so."""
+        """a.op_(b) -> a = a.op(b): autograd adds up gradients so, torch's cells their gates."""
         anew = _without_writing(func)
         target: Any = args[0] if args else None
-        own = isinstance(target, Tensor) and self.placed(target).op == "call_function"
-        if anew is None or not own or self.sharing[memory_of(target)] > 1:
+        if anew is None or not isinstance(target, Tensor):
             raise Writes(str(func))
+        self.placed(target)
+        beside = self.sharing[memory_of(target)] - {id(target)}
+        made = ("call_function",) * (1 + len(beside))
+        if tuple(self.nodes[key].op for key in (id(target), *beside)) != made:
+            raise Writes(str(func))
+        whole, part = self.pieces.get(id(target), (None, 0))
+        apart = {key for key, (of, i) in self.pieces.items() if of is whole and i != part}
+        self.stale |= beside - apart
         with self:
             result = anew(*args, **kwargs)
         if result.dtype != target.dtype or str(result.shape) != str(target.shape):
@@ -146,6 +162,7 @@ class _Recorder(TorchDispatchMode):
         return result
 
 
+_SPLITS = frozenset((_aten.split.Tensor, _aten.split_with_sizes.default))
 _DEPENDS_ON_VALUES = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 
 
