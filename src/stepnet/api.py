@@ -178,7 +178,7 @@ def _in_graph(
         )  # fmt: skip
 
     if checkpoint is not None or detach_every is not None:
-        return apart(outside, "stepnet: checkpoint= and detach_every= are no part of a graph")
+        check_windows(checkpoint, detach_every, scopes)
     if scopes or not (steps is None or isinstance(steps, int)):
         return apart(outside, "stepnet: scopes= and steps= with a list are no part of a graph")
     function = TorchCell(step) if isinstance(step, nn.RNNCellBase) else step
@@ -199,6 +199,7 @@ def _in_graph(
     return captured(
         outside, function, rows, state, static, marks, fresh,
         clocked=steps is not None, resets=kind, reverse=reverse, axis=axis, backend=backend,
+        checkpoint=checkpoint, detach_every=detach_every,
     )  # fmt: skip
 
 

@@ -85,6 +85,19 @@ class Restarted(nn.Module):
         return recurrent(self.cell, x, h, resets=marks)
 
 
+class InWindows(nn.Module):
+    """Steps computed again in backward, and steps cut off from gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Recurrent(nn.GRUCell(3, 4), checkpoint=2)
+        self.second = nn.GRUCell(4, 4)
+
+    def forward(self, x: LoDTensor, h: Tensor) -> Any:
+        y, h = self.first(x, h)
+        return recurrent(self.second, y, h, detach_every=3, checkpoint=True)
+
+
 class Counted(nn.Module):
     """Steps without an input."""
 
@@ -127,6 +140,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[list[int]], Sequence[A
     "RNN, dense": (lambda: Layers("RNN"), lambda n: (dense(sum(n), len(n)),)),
     "static": (Static, lambda n: (ragged(n), state(len(n)), state(len(n), 3, 4))),
     "resets": (Restarted, lambda n: (ragged(n), state(len(n)), torch.rand(sum(n)) < 0.3)),
+    "windows": (InWindows, lambda n: (ragged(n), state(len(n)))),
     "steps": (Counted, lambda n: (state(sum(n)),)),
     "nested": (Nested, lambda n: (ragged(n), state(len(n)))),
 }
@@ -144,6 +158,6 @@ def test_one_graph_with_the_same_values_and_gradients(case: str, monkeypatch: py
         with torch._dynamo.config.patch(error_on_recompile=k > 1):
             assert_alike(model, compiled, arguments(lengths))
     assert counter.frame_count <= 2
-    if case not in ("resets", "nested"):  # a plan alone runs what ran before
+    if case not in ("resets", "nested", "windows"):  # a plan alone runs what ran before
         monkeypatch.setattr(Recurrence, "run", None)
         assert_alike(model, compiled, arguments(LENGTHS[-1]))

@@ -90,6 +90,7 @@ if CAN_CAPTURE:
 def captured(
     outside: Callable[[], Any], step: Callable[..., Any], x: Any, state: Any, static: Any, marks: Any,
     fresh: Any, *, clocked: bool, resets: str, reverse: bool, axis: int, backend: str | None,
+    checkpoint: int | bool | None, detach_every: int | None,
 ) -> Any:  # fmt: skip
     """A call of `recurrent` as one node of the graph that Dynamo is making.
 
@@ -145,7 +146,7 @@ def captured(
 
     y, final = _node(
         body, name=_name(step), reverse=reverse, axis=axis, levels=levels, backend=backend, autocast=autocast,
-        resets=resets,
+        resets=resets, checkpoint=checkpoint, detach_every=detach_every,
     )  # fmt: skip
     if ragged:
         y = _pytree.tree_map(lambda table: LoDTensor._make(table, first._lod), y)
