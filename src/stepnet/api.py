@@ -48,7 +48,17 @@ from .front.step import (
     loop_of,
     step_name,
 )
-from .graph import CAN_CAPTURE, TAKES, answer_with, apart, can_be_node, captured, first_leaf, traced_step
+from .graph import (
+    CAN_CAPTURE,
+    TAKES,
+    answer_with,
+    apart,
+    can_be_node,
+    captured,
+    first_leaf,
+    packed_tables,
+    traced_step,
+)
 from .ir.loop import Loop
 from .resets import Resets, run_with_resets
 from .typed import Booting, Rows, Settings, State, typed
@@ -177,6 +187,13 @@ def _in_graph(
             scopes=scopes, backend=backend, resets=resets, checkpoint=checkpoint, detach_every=detach_every,
         )  # fmt: skip
 
+    if isinstance(x, PackedSequence):
+        y, final, *more = _in_graph(
+            step, LoDTensor.from_packed(x), state, steps=steps, static=static, reverse=reverse, level=level,
+            axis=axis, scopes=scopes, backend=backend, resets=resets, checkpoint=checkpoint,
+            detach_every=detach_every,
+        )  # fmt: skip
+        return packed_tables(x, y), final, *more
     if checkpoint is not None or detach_every is not None:
         check_windows(checkpoint, detach_every, scopes)
     if scopes or not (steps is None or isinstance(steps, int)):

@@ -14,7 +14,7 @@ import stepnet
 from stepnet import LoDTensor, Recurrent, cells, recurrent
 from stepnet.graph.recurrence import Recurrence
 
-from .models import LENGTHS, assert_alike, dense, ragged, state
+from .models import LENGTHS, assert_alike, dense, packed, ragged, state
 
 
 class Closure(nn.Module):
@@ -138,6 +138,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[list[int]], Sequence[A
     "LSTM": (lambda: Layers("LSTM"), lambda n: (ragged(n),)),
     "GRU": (lambda: Layers("GRU"), lambda n: (ragged(n),)),
     "RNN, dense": (lambda: Layers("RNN"), lambda n: (dense(sum(n), len(n)),)),
+    "packed": (Modules, lambda n: (packed(n),)),
+    "packed, sorted": (lambda: stepnet.nn.GRU(3, 4), lambda n: (packed(n, sort=True),)),
     "static": (Static, lambda n: (ragged(n), state(len(n)), state(len(n), 3, 4))),
     "resets": (Restarted, lambda n: (ragged(n), state(len(n)), torch.rand(sum(n)) < 0.3)),
     "windows": (InWindows, lambda n: (ragged(n), state(len(n)))),

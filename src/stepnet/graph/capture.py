@@ -22,6 +22,7 @@ from torch import Tensor, fx, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree
 
+from stepnet.data.convert import pack_like
 from stepnet.data.in_graph import CAN_CAPTURE
 from stepnet.data.lod import LoDTensor
 from stepnet.front.step import TorchCell
@@ -151,6 +152,11 @@ def captured(
     if ragged:
         y = _pytree.tree_map(lambda table: LoDTensor._make(table, first._lod), y)
     return y, final
+
+
+def packed_tables(like: PackedSequence, y: Any) -> Any:
+    """LoDTensors in a nesting as PackedSequences like another."""
+    return _pytree.tree_map(lambda leaf: pack_like(like, leaf._values), y, is_leaf=_is_ragged)
 
 
 TAKES = "tensors, or LoDTensors cut into rows, and static tensors"

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.data import sequence
+from stepnet.data.convert import pack_like
 from stepnet.data.lod import LoDTensor
 from stepnet.data.offsets import LoD
 from stepnet.errors import LoDError
@@ -94,6 +96,16 @@ def _joined(values: Tensors, lods: Sequence[Tensors]) -> list[Tensor]:
     return [values[0].new_empty((rows, *values[0].shape[1:])), lods[0][-1].new_empty(lods[0][-1].shape)]
 
 
+def _packed(data: Tensor, sizes: Tensor, order: Tensor | None = None) -> PackedSequence:
+    return PackedSequence(data, sizes, None, order)
+
+
+def _unpack_shapes(values: Tensors, _: Any) -> list[Tensor]:
+    data, sizes, *order = values
+    ends: Any = order[0].shape[0] + 1 if order else torch.library.get_ctx().new_dynamic_size()
+    return [data.new_empty(data.shape), sizes.new_empty((ends,), dtype=torch.int64, device="cpu")]
+
+
 def _own(lod: LoD, rows: int) -> list[Tensor]:
     if lod.rows != rows:
         raise LoDError("the offsets of a graph must end at the number of rows", got=lod.rows, expected=rows)
@@ -109,6 +121,8 @@ FUNCTIONS: dict[str, Function] = {
     "lengths": Function(
         lambda t, _, rows: _own(LoD.from_lengths(t), rows), lambda t, _, rows: _levels(t, _, 1)
     ),
+    "unpack": Function(lambda t, _: _whole(LoDTensor.from_packed(_packed(*t))), _unpack_shapes),
+    "pack": Function(lambda t, _: [pack_like(_packed(*t), t[0]).data], _alike),
     "pool": Function(lambda _, xs, *how: [_rows_of(sequence.sequence_pool(xs[0], *how))], _pooled),
     "softmax": Function(lambda _, xs: [sequence.sequence_softmax(xs[0]).values], _alike),
     "reverse": Function(lambda _, xs: [sequence.sequence_reverse(xs[0]).values], _alike),
