@@ -57,6 +57,7 @@ from .graph import (
     captured,
     first_leaf,
     packed_tables,
+    side_by_side,
     traced_step,
 )
 from .ir.loop import Loop
@@ -200,6 +201,7 @@ def _in_graph(
         return apart(outside, "stepnet: scopes= and steps= with a list are no part of a graph")
     function = TorchCell(step) if isinstance(step, nn.RNNCellBase) else step
     rows = clock(x, state, steps, axis).rows if steps is not None else x
+    static = side_by_side(static)
     if not can_be_node(rows, static, level):
         return apart(outside, f"stepnet: a recurrence in a graph takes {TAKES}")
     n = sequences_of(first_leaf(rows), level, axis)

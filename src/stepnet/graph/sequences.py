@@ -16,8 +16,10 @@ from stepnet.data.convert import pack_like
 from stepnet.data.lod import LoDTensor
 from stepnet.data.offsets import LoD
 from stepnet.errors import LoDError
+from stepnet.front.static import padded
 
 from .calls import add_kind
+from .sizes import open_size
 
 Tensors = Sequence[Tensor]
 
@@ -86,9 +88,8 @@ def _expanded(values: Tensors, lods: Sequence[Tensors], ref_level: int) -> list[
 
 
 def _repeated(values: Tensors, lods: Sequence[Tensors], ref_level: int) -> list[Tensor]:
-    size: Any = torch.library.get_ctx().new_dynamic_size
     x = values[0]
-    return [x.new_empty((size(), *x.shape[1:])), *(level.new_empty((size(),)) for level in lods[0])]
+    return [x.new_empty((open_size(), *x.shape[1:])), *(level.new_empty((open_size(),)) for level in lods[0])]
 
 
 def _joined(values: Tensors, lods: Sequence[Tensors]) -> list[Tensor]:
@@ -102,8 +103,14 @@ def _packed(data: Tensor, sizes: Tensor, order: Tensor | None = None) -> PackedS
 
 def _unpack_shapes(values: Tensors, _: Any) -> list[Tensor]:
     data, sizes, *order = values
-    ends: Any = order[0].shape[0] + 1 if order else torch.library.get_ctx().new_dynamic_size()
+    ends: Any = order[0].shape[0] + 1 if order else open_size()
     return [data.new_empty(data.shape), sizes.new_empty((ends,), dtype=torch.int64, device="cpu")]
+
+
+def _beside_shapes(values: Tensors, lods: Sequence[Tensors]) -> list[Tensor]:
+    n, size = lods[0][-1].shape[0] - 1, open_size()
+    x: Any = values[0]
+    return [x.new_empty((n, size, *x.shape[1:])), x.new_empty((n, size), dtype=torch.bool)]
 
 
 def _own(lod: LoD, rows: int) -> list[Tensor]:
@@ -123,6 +130,7 @@ FUNCTIONS: dict[str, Function] = {
     ),
     "unpack": Function(lambda t, _: _whole(LoDTensor.from_packed(_packed(*t))), _unpack_shapes),
     "pack": Function(lambda t, _: [pack_like(_packed(*t), t[0]).data], _alike),
+    "beside": Function(lambda _, xs: [*padded(xs[0])], _beside_shapes),
     "pool": Function(lambda _, xs, *how: [_rows_of(sequence.sequence_pool(xs[0], *how))], _pooled),
     "softmax": Function(lambda _, xs: [sequence.sequence_softmax(xs[0]).values], _alike),
     "reverse": Function(lambda _, xs: [sequence.sequence_reverse(xs[0]).values], _alike),
