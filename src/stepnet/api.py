@@ -48,7 +48,18 @@ from .front.step import (
     loop_of,
     step_name,
 )
-from .graph import CAN_CAPTURE, TAKES, answer_with, apart, can_be_node, captured, first_leaf, traced_step
+from .graph import (
+    CAN_CAPTURE,
+    TAKES,
+    answer_with,
+    apart,
+    can_be_node,
+    captured,
+    first_leaf,
+    packed_tables,
+    side_by_side,
+    traced_step,
+)
 from .ir.loop import Loop
 from .resets import Resets, run_with_resets
 from .typed import Booting, Rows, Settings, State, typed
@@ -177,12 +188,20 @@ def _in_graph(
             scopes=scopes, backend=backend, resets=resets, checkpoint=checkpoint, detach_every=detach_every,
         )  # fmt: skip
 
+    if isinstance(x, PackedSequence):
+        y, final, *more = _in_graph(
+            step, LoDTensor.from_packed(x), state, steps=steps, static=static, reverse=reverse, level=level,
+            axis=axis, scopes=scopes, backend=backend, resets=resets, checkpoint=checkpoint,
+            detach_every=detach_every,
+        )  # fmt: skip
+        return packed_tables(x, y), final, *more
     if checkpoint is not None or detach_every is not None:
-        return apart(outside, "stepnet: checkpoint= and detach_every= are no part of a graph")
+        check_windows(checkpoint, detach_every, scopes)
     if scopes or not (steps is None or isinstance(steps, int)):
         return apart(outside, "stepnet: scopes= and steps= with a list are no part of a graph")
     function = TorchCell(step) if isinstance(step, nn.RNNCellBase) else step
     rows = clock(x, state, steps, axis).rows if steps is not None else x
+    static = side_by_side(static)
     if not can_be_node(rows, static, level):
         return apart(outside, f"stepnet: a recurrence in a graph takes {TAKES}")
     n = sequences_of(first_leaf(rows), level, axis)
@@ -199,6 +218,7 @@ def _in_graph(
     return captured(
         outside, function, rows, state, static, marks, fresh,
         clocked=steps is not None, resets=kind, reverse=reverse, axis=axis, backend=backend,
+        checkpoint=checkpoint, detach_every=detach_every,
     )  # fmt: skip
 
 

@@ -184,12 +184,14 @@ def test_evaluation_is_exact(backend):
 
 
 @pytest.mark.parametrize("backend", COMPILED)
-def test_its_gradient_cannot_be_differentiated_again(backend):
+def test_its_gradient_is_no_batch_to_be_differentiated_again(backend):
     x = ones(True)
-    y, _ = recurrent(dropped, x, zeros(), backend=backend)
+    y, _ = recurrent(dropped_state, x, zeros(), backend=backend)
+    (g,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    many = torch.ones(2, *g.shape, dtype=DTYPE)
     with pytest.raises(StepError, match="draws noise") as caught:
-        torch.autograd.grad(y.sum(), x, create_graph=True)
-    assert "step 'dropped'" in str(caught.value)
+        torch.autograd.grad(g, x, many, is_grads_batched=True)
+    assert "step 'dropped_state'" in str(caught.value)
     assert "backend='naive'" in str(caught.value)
 
 

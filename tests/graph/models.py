@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from stepnet import LoDTensor
 from stepnet.data.tree import flatten
@@ -16,13 +17,23 @@ LENGTHS = ([2, 5], [3, 0, 1, 4], [4, 2, 7], [6, 2])
 
 def leaves_of(result: Any) -> list[Tensor]:
     """The tensors of a result."""
-    return [leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in flatten(result)[0]]
+    leaves = flatten(result)[0]
+    tables = [leaf.data if isinstance(leaf, PackedSequence) else leaf for leaf in leaves]
+    return [leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in tables]
 
 
 def ragged(lengths: Sequence[int], features: int = 3) -> LoDTensor:
     """Random rows, double, that want a gradient."""
     rows = torch.randn(sum(lengths), features, dtype=torch.float64, requires_grad=True)
     return LoDTensor.from_lengths(rows, [lengths])
+
+
+def packed(lengths: Sequence[int], features: int = 3, sort: bool = False) -> PackedSequence:
+    """The same as a PackedSequence, which has no empty sequences."""
+    lengths = sorted((max(n, 1) for n in lengths), reverse=True) if sort else [max(n, 1) for n in lengths]
+    rows = [torch.randn(n, features, dtype=torch.float64) for n in lengths]
+    made = pack_sequence(rows, enforce_sorted=sort)
+    return made._replace(data=made.data.requires_grad_())
 
 
 def dense(steps: int, n: int, features: int = 3) -> Tensor:

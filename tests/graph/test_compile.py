@@ -15,7 +15,7 @@ from covering import few
 from stepnet import LoDTensor, Recurrent, cells, recurrent
 from stepnet.graph.recurrence import Recurrence
 
-from .models import LENGTHS, assert_alike, dense, ragged, state
+from .models import LENGTHS, assert_alike, dense, packed, ragged, state
 
 
 class Closure(nn.Module):
@@ -75,6 +75,22 @@ class Static(nn.Module):
         return recurrent(step, x, h, static=memory)
 
 
+class Attends(nn.Module):
+    """A step that attends to a sequence of another length for each sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(3, 4)
+
+    def forward(self, x: LoDTensor, h: Tensor, memory: LoDTensor) -> Any:
+        def step(x: Tensor, h: Tensor, memory: Any) -> Any:
+            scores = (memory.rows * h[:, None]).sum(-1).masked_fill(~memory.mask, -1e9)
+            h = self.cell(x, h) + (torch.softmax(scores, 1)[..., None] * memory.rows).sum(1)
+            return h, h
+
+        return recurrent(step, x, h, static=memory)
+
+
 class Restarted(nn.Module):
     """Episodes."""
 
@@ -84,6 +100,19 @@ class Restarted(nn.Module):
 
     def forward(self, x: LoDTensor, h: Tensor, marks: Tensor) -> Any:
         return recurrent(self.cell, x, h, resets=marks)
+
+
+class InWindows(nn.Module):
+    """Steps computed again in backward, and steps cut off from gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Recurrent(nn.GRUCell(3, 4), checkpoint=2)
+        self.second = nn.GRUCell(4, 4)
+
+    def forward(self, x: LoDTensor, h: Tensor) -> Any:
+        y, h = self.first(x, h)
+        return recurrent(self.second, y, h, detach_every=3, checkpoint=True)
 
 
 class Counted(nn.Module):
@@ -126,8 +155,12 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[list[int]], Sequence[A
     "LSTM": (lambda: Layers("LSTM"), lambda n: (ragged(n),)),
     "GRU": (lambda: Layers("GRU"), lambda n: (ragged(n),)),
     "RNN, dense": (lambda: Layers("RNN"), lambda n: (dense(sum(n), len(n)),)),
+    "packed": (Modules, lambda n: (packed(n),)),
+    "packed, sorted": (lambda: stepnet.nn.GRU(3, 4), lambda n: (packed(n, sort=True),)),
     "static": (Static, lambda n: (ragged(n), state(len(n)), state(len(n), 3, 4))),
+    "ragged static": (Attends, lambda n: (ragged(n), state(len(n)), ragged([k + 1 for k in n], 4))),
     "resets": (Restarted, lambda n: (ragged(n), state(len(n)), torch.rand(sum(n)) < 0.3)),
+    "windows": (InWindows, lambda n: (ragged(n), state(len(n)))),
     "steps": (Counted, lambda n: (state(sum(n)),)),
     "nested": (Nested, lambda n: (ragged(n), state(len(n)))),
 }
@@ -145,6 +178,19 @@ def test_one_graph_with_the_same_values_and_gradients(case: str, monkeypatch: py
         with torch._dynamo.config.patch(error_on_recompile=k > 1):
             assert_alike(model, compiled, arguments(lengths))
     assert counter.frame_count <= 2
-    if case not in ("resets", "nested"):  # a plan alone runs what ran before
+    if case not in ("resets", "nested", "windows"):  # a plan alone runs what ran before
         monkeypatch.setattr(Recurrence, "run", None)
         assert_alike(model, compiled, arguments(LENGTHS[-1]))
+
+
+@pytest.mark.parametrize("case", ["closure", "ragged static"])
+def test_one_graph_without_asking_for_it(case: str) -> None:
+    torch.manual_seed(0)
+    make, arguments = CASES[case]
+    model = make().double()
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(model, backend=counter)
+    with torch.no_grad():
+        for lengths in LENGTHS[:2]:
+            assert_alike(model, compiled, arguments(lengths))
+    assert counter.frame_count <= 2

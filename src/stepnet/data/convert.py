@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from stepnet.data import in_graph
 from stepnet.data.modes import beside, outside_modes
 from stepnet.data.offsets import brief, check_lengths, integers, offsets_of, owners, ranges
 from stepnet.data.permute import invert, permute_rows
@@ -327,8 +328,9 @@ def pack_like(packed: PackedSequence, rows: Tensor) -> PackedSequence:
 
     The inverse of `packed_to_rows`; the result keeps the sort order of `packed`.
     """
-    places, _ = _packed_places(packed)
-    order = invert(places)
-    return PackedSequence(
-        permute_rows(rows, order), packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices
-    )
+    if in_graph.is_followed():
+        data = in_graph.packed_like(packed, rows)
+    else:
+        places, _ = _packed_places(packed)
+        data = permute_rows(rows, invert(places))
+    return PackedSequence(data, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices)

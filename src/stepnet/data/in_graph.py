@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.data.offsets import LoD
 from stepnet.watchers import instead
@@ -41,6 +42,23 @@ def structure(function: str, levels: Sequence[Tensor], rows: int) -> LoD:
 def are_levels(lod: object) -> bool:
     """Whether they are tensors of a graph."""
     return is_followed() and isinstance(lod, (list, tuple)) and all(isinstance(t, Tensor) for t in lod)
+
+
+def unpacked(packed: PackedSequence) -> tuple[Tensor, Tensor]:
+    """The rows of a PackedSequence sequence after sequence, and their offsets."""
+    rows, offsets = call("unpack", _parts(packed.data, packed), [])
+    return rows, offsets
+
+
+def packed_like(packed: PackedSequence, rows: Tensor) -> Tensor:
+    """The data of a PackedSequence like another, of rows that stand sequence after sequence."""
+    (data,) = call("pack", _parts(rows, packed), [])
+    return data
+
+
+def _parts(data: Tensor, packed: PackedSequence) -> list[Tensor]:
+    order = packed.unsorted_indices
+    return [data, packed.batch_sizes] if order is None else [data, packed.batch_sizes, order]
 
 
 def call(

@@ -173,6 +173,9 @@ class LoDTensor(RowWise):
         >>> LoDTensor.from_packed(packed).recursive_sequence_lengths()
         [[1, 2]]
         """
+        if isinstance(packed, PackedSequence) and in_graph.is_followed():
+            values, offsets = in_graph.unpacked(packed)
+            return LoDTensor._make(values, LoD.trusted((offsets,), values.shape[0]))
         values, lengths = convert.packed_to_rows(packed)
         return LoDTensor._make(values, LoD.from_lengths([lengths]))
 

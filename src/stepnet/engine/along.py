@@ -35,14 +35,15 @@ class Along:
         joined: its results that are joined. In their place are the derivatives of their leaves.
         carried: for each carried parameter its result.
         weights, directions: tensors that the body reads, and where they move.
+        noisy: whether the body draws noise. All of it is kept then, also what no derivative depends on.
     """
 
     def __init__(
         self, body: Code, moved: tuple[str, ...], joined: tuple[str, ...], carried: dict[str, str],
-        weights: Sequence[Tensor], directions: Sequence[Tensor],
+        weights: Sequence[Tensor], directions: Sequence[Tensor], noisy: bool = False,
     ) -> None:  # fmt: skip
         self.body, self.moved, self.joined, self.carried = body, moved, joined, carried
-        self.weights, self.directions = tuple(weights), tuple(directions)
+        self.weights, self.directions, self.noisy = tuple(weights), tuple(directions), noisy
         self.name = f"derivative of {body.name}"
         self.order: int = body.order + 1 if isinstance(body, Along) else 1
         self.parameters = (*body.parameters, *map(self.along, moved))
@@ -61,11 +62,12 @@ class Along:
 
     @property
     def form(self) -> Any:
-        return "along", self.moved, len(self.weights), self.body.form
+        return "along", self.moved, len(self.weights), self.noisy, self.body.form
 
     def fresh(self) -> Along:
         body: Any = self.body.fresh()
-        return Along(body, self.moved, self.joined, self.carried, self.weights, self.directions)
+        how = self.moved, self.joined, self.carried, self.weights, self.directions, self.noisy
+        return Along(body, *how)
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
         n = len(self.body.parameters)
@@ -86,6 +88,12 @@ class Along:
             directions = (*values[n:], *(d.view_as(d) for d in self.directions))
             found = iter(_derivative(moving, (*own.values(), *weights), directions, recorded))
         joined = [[next(found) for t in part if differs(t)] for part in leaves]
+        if self.noisy:
+            parts = [[t for t in part if differs(t)] for part in leaves]
+            joined = [
+                [torch.where(t.isnan(), d, d) for t, d in zip(*both, strict=True)]
+                for both in zip(parts, joined, strict=True)
+            ]
         back = {id(own[name]): given[name] for name in own}
         new = [back.get(id(named[name]), named[name]) for name in self.carried.values()]
         return (*(t if recorded else t.detach() for t in new), *joined, *found)
@@ -126,17 +134,20 @@ def _derivative(
 
 
 def loop_along(
-    loop: Loop, moved: Sequence[str], weights: Sequence[Tensor], directions: Sequence[Tensor]
-) -> Loop:
+    loop: Loop, moved: Sequence[str], weights: Sequence[Tensor], directions: Sequence[Tensor],
+    noisy: bool = False,
+) -> Loop:  # fmt: skip
     """The loop of `Along`: beside what a loop carries, the derivatives of its results.
 
     Args:
         loop: a sweep.
         moved: those of its cut and carried parameters that have a direction.
         weights, directions: tensors that its body reads, and where they move.
+        noisy: whether its body draws noise.
     """
     body: Any = loop.body
-    inner = Along(body, tuple(moved), tuple(p.result for p in loop.joined), loop.carried, weights, directions)
+    joined = tuple(p.result for p in loop.joined)
+    inner = Along(body, tuple(moved), joined, loop.carried, weights, directions, noisy)
     along = inner.along
     inputs = [*loop.inputs]
     for port in loop.inputs:

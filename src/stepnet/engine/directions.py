@@ -93,7 +93,7 @@ class RunsAlong:
         layout = Layout.ragged(torch.tensor([0, *lengths]).cumsum(0), reverse=False)
         few = self._on_few_rows(layout, self._split(tensors)[2], self.reads, seed=22)
         own = [t.requires_grad_(need) for t, need in zip(few.inputs, needed, strict=True)]
-        with torch.enable_grad():
+        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
             seeds = [
                 None if g is None else torch.ones_like(t).requires_grad_(g.requires_grad)
                 for t, g in zip(few.results(own), grads, strict=True)
@@ -102,18 +102,22 @@ class RunsAlong:
             found = of_plain_loop(call, own, seeds, needed, create_graph=True)
         return tuple(g is not None and g.requires_grad for g in found)
 
-    def __call__(self, tensors: Sequence[Tensor], directions: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def __call__(
+        self, tensors: Sequence[Tensor], directions: Sequence[Tensor | None],
+        noise: Sequence[Tensor] | None = None,
+    ) -> list[Tensor | None]:  # fmt: skip
         """The derivative of each result: y leaves, then last states; None for what has none.
 
         Args:
             tensors: x, states and weights.
             directions: one for each; None where it stays.
+            noise: of the call, in the order in which the step draws it.
 
         Raises:
             StepError: the step reads something else than at the call.
             Unsupported: there is no plan for it, or the plan is not right.
         """
-        moved = self.of(tensors, directions)
+        moved = self.of(tensors, directions, noise=noise)
         return self.derivatives(run_plan(*moved))
 
     def derivatives(self, out: Sequence[Tensor]) -> list[Tensor | None]:
@@ -127,8 +131,9 @@ class RunsAlong:
         ]
 
     def of(
-        self, tensors: Sequence[Tensor], directions: Sequence[Tensor | None], *, forward_mode: bool = False
-    ) -> Moved:
+        self, tensors: Sequence[Tensor], directions: Sequence[Tensor | None], *, forward_mode: bool = False,
+        noise: Sequence[Tensor] | None = None,
+    ) -> Moved:  # fmt: skip
         """The loop of the derivative; see `__call__`. `forward_mode`: as torch's forward mode has it, which
         does not stop where gradients do."""
         x, states, weights = self._split(tensors)
@@ -143,7 +148,7 @@ class RunsAlong:
         ]
         moving = [(w, v) for w, v in zip(own, of_weights, strict=True) if v is not None]
         names = [name for name, _ in (*cut, *carried)]
-        twin = loop_along(self.loop, names, [w for w, _ in moving], [v for _, v in moving])
+        twin = loop_along(self.loop, names, [w for w, _ in moving], [v for _, v in moving], noise is not None)
         beside = self.sequences._replace(
             x_rows=[t.contiguous() for t in (*x, *(v for _, v in cut))],
             states=[t.contiguous() for t in (*states, *(v for _, v in carried))],
@@ -153,9 +158,11 @@ class RunsAlong:
         ready, compiled = entry.ready, entry.compiled
         if ready is None or compiled is None:
             raise Unsupported("no plan runs its derivative")
-        if self.check and entry.twice is None:
+        if noise is not None and len(ready.forward.noise) != len(noise):
+            raise Unsupported("its derivative leaves out some of its noise")
+        if self.check and noise is None and entry.twice is None:
             entry.twice = self._agrees(own, now, directions, looseness(compiled))
-        if self.check and not entry.twice:
+        if self.check and noise is None and not entry.twice:
             raise Unsupported("self-check: its second derivatives differ from those of the plain loop")
         if self.check and forward_mode:
             if entry.forward_mode is None:
@@ -164,7 +171,7 @@ class RunsAlong:
                 raise Unsupported("self-check: its derivatives differ from those of the plain loop")
         plain = plain_loop(twin, beside, found, entry.weights, self.reader)
         further = RunsAlong(twin, ready, beside, found, entry.weights, self.find, reader=self.reader)
-        call = Call(ready, beside.layout, compiled.constants, plain, further)
+        call = Call(ready, beside.layout, compiled.constants, plain, further, noise=noise)
         alias = {id(w): t for w, t in zip(own, weights, strict=True)}
         used = [found.tensors[place] for place in entry.weights]
         return Moved(call, beside.x_rows, beside.states, [alias.get(id(t), t) for t in used])
@@ -272,5 +279,8 @@ class MadeLater:
     ) -> tuple[bool, ...]:
         return self.make().has_history(tensors, grads, needed)
 
-    def __call__(self, tensors: Sequence[Tensor], directions: Sequence[Tensor | None]) -> list[Tensor | None]:
-        return self.make()(tensors, directions)
+    def __call__(
+        self, tensors: Sequence[Tensor], directions: Sequence[Tensor | None],
+        noise: Sequence[Tensor] | None = None,
+    ) -> list[Tensor | None]:  # fmt: skip
+        return self.make()(tensors, directions, noise)

@@ -18,6 +18,7 @@ from .base import Executor
 from .flow import carry_gradients, reached
 from .layout import Layout
 from .loop import PreparedLoop, last, shift
+from .noise import generator_of
 from .twice import Along, again, differentiable, is_plain
 
 
@@ -79,7 +80,8 @@ class Ready:
 
 class Call(NamedTuple):
     """One run: the plan, where the rows stand, constants, and the plain loop on the same inputs; perhaps what
-    runs the derivative of the same loop along directions of its inputs."""
+    runs the derivative of the same loop along directions of its inputs; its noise, if that is of another run,
+    or where the generator of its device stood before it drew any."""
 
     ready: Ready
     layout: Layout
@@ -87,6 +89,8 @@ class Call(NamedTuple):
     plain: Callable[..., tuple[list[Tensor], list[Tensor]]]  # of x, states and weights
     along: Along | None = None
     guarded: bool = False  # gradients that are not finite are asked of the plain loop
+    noise: Sequence[Tensor] | None = None
+    before: tuple[torch.device, Tensor] | None = None
 
 
 def run(call: Call, x: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
@@ -134,6 +138,8 @@ def forward(call: Call, tensors: Sequence[Tensor]) -> tuple[list[Tensor], dict[s
     names = (*plan.x, *plan.states, *plan.weights)
     at_hand = {**dict(zip(names, tensors, strict=False)), **call.constants}
     given = {name: at_hand.pop(name) for name in plan.states}
+    if call.noise is not None:
+        at_hand |= dict(zip(call.ready.forward.noise, call.noise, strict=True))
     carried_as = call.ready.carried_as
     states = {name: _cast(tensor, carried_as[name]) for name, tensor in given.items()}
     values, finals = call.ready.forward.run(at_hand, states, call.layout)
@@ -164,6 +170,9 @@ class _PlanCall(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore
         plan = call.ready.plan
+        if plan.random and call.noise is None:
+            device = tensors[0].device
+            call = call._replace(before=(device, generator_of(device).get_state()))
         out, values = forward(call, tensors)
         ctx.call = call
         ctx.set_materialize_grads(False)

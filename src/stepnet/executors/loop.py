@@ -12,6 +12,7 @@ from stepnet.data.modes import as_written, is_as_written
 from stepnet.errors import StepError
 from stepnet.ir.graph import Graph, Node
 from stepnet.ir.last_uses import last_uses
+from stepnet.ir.ops import RANDOM
 from stepnet.ir.plan import LoopPlan, Region
 
 from .layout import Layout
@@ -53,6 +54,7 @@ class PreparedLoop:
             for region, scan in zip(plan.regions, scans, strict=True)
         ]
         kinds = plan.body.values
+        self.noise = [node.outputs[0] for node in plan.body.nodes if node.op in RANDOM]
         self._whole = [c.parameter for c in plan.carries if kinds[c.parameter].kind == "sequence"]
         fresh = [name for scan in scans for name in getattr(scan, "fresh", ())]
         maps = [node for region in plan.regions if region.kind != "scan" for node in region.nodes]
@@ -84,6 +86,14 @@ class PreparedLoop:
         with as_written(device):  # the plan says what is cast, and constants are made where the rows are
             return self._run(values, states, layout)
 
+    def draw(self, layout: Layout, device: torch.device) -> list[Tensor]:
+        """The noise that a run on these rows draws, in the order of the step: `noise` names it."""
+        values: dict[str, Tensor] = {}
+        with as_written(device):
+            for region, _, nodes in self.regions:
+                run_nodes([n for n in nodes if n.op in RANDOM], values, _rows_of(region, layout))
+        return [values[name] for name in self.noise]
+
     def _run(
         self, values: dict[str, Tensor], states: Mapping[str, Tensor], layout: Layout
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -94,8 +104,9 @@ class PreparedLoop:
             if scan is not None:
                 finals |= scan(region, values, states, layout)
             elif nodes:
-                rows = layout.sequences if region.kind == "sequences" else layout.rows
-                run_nodes(nodes, values, rows, states, layout)
+                if self.noise and self.noise[0] in values:  # it is that of another run
+                    nodes = [node for node in nodes if node.op not in RANDOM]
+                run_nodes(nodes, values, _rows_of(region, layout), states, layout)
             for name in self._dies[at]:
                 values.pop(name, None)
         for carry in self.plan.carries:
@@ -104,6 +115,11 @@ class PreparedLoop:
             elif carry.parameter not in finals:
                 finals[carry.parameter] = last(values[carry.result], states[carry.parameter], layout)
         return values, finals
+
+
+def _rows_of(region: Region, layout: Layout) -> int:
+    """How many rows the values of a region have."""
+    return layout.sequences if region.kind == "sequences" else layout.rows
 
 
 def _sources(scan: Scan | None) -> tuple[str, ...]:

@@ -11,6 +11,8 @@ from torch.autograd import forward_ad
 
 from stepnet.errors import StepError, Unsupported
 
+from .noise import noise_of
+
 if TYPE_CHECKING:
     from .autograd import Call
 
@@ -29,9 +31,13 @@ class Along(Protocol):
         for each, whether its gradient depends on what needs one, so that it can be differentiated again."""
         ...
 
-    def __call__(self, tensors: Sequence[Tensor], directions: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Of x, states and weights, and a direction for each that moves, the derivative of each result: y
-        leaves, then last states; None for what has none. Raises Unsupported where no plan runs it."""
+    def __call__(
+        self, tensors: Sequence[Tensor], directions: Sequence[Tensor | None],
+        noise: Sequence[Tensor] | None = None,
+    ) -> list[Tensor | None]:  # fmt: skip
+        """Of x, states and weights, a direction for each that moves, and the noise of the call: the
+        derivative of each result, y leaves, then last states; None for what has none. Raises Unsupported
+        where no plan runs it."""
         ...
 
 
@@ -42,13 +48,8 @@ def differentiable(
     """What `compute` gives, with a history: the loop's derivative along what comes in, or the plain loop.
 
     Raises:
-        StepError: the step draws noise, or reads something else by now.
+        StepError: the step draws noise and has no such plan, or reads something else by now.
     """
-    if call.ready.plan.random:
-        raise StepError(
-            f"step '{call.ready.plan.name}' draws noise, so its gradient cannot be differentiated again",
-            remedy="backend='naive' keeps the noise for double backward",
-        )
     if call.along is None:
         return again(call, tensors, grads, needed)
     call.along.same_step(tensors)
@@ -120,7 +121,7 @@ def by_along(
         Unsupported: there is no plan for it.
     """
     assert call.along is not None
-    moved = call.along(own, directions)
+    moved = call.along(own, directions, noise_of(call) if call.ready.plan.random else None)
     pairs = [(m, g) for m, g in zip(moved, grads, strict=True) if m is not None and g is not None]
     sources = [t for t, w in zip(own, wanted, strict=False) if w]
     found = _grad([m for m, _ in pairs], sources, [g for _, g in pairs], create_graph)
@@ -148,6 +149,7 @@ def by_plain_loop(
     directions: Sequence[Tensor | None], wanted: Sequence[bool], create_graph: bool,
 ) -> list[Tensor | None]:  # fmt: skip
     """The gradients of the gradient, by differentiating the plain loop twice."""
+    _refuse_noise(call)
     own = [
         t if t.requires_grad or not need else t.requires_grad_() for t, need in zip(own, needed, strict=True)
     ]
@@ -186,15 +188,24 @@ def again(
     The loop runs on aliases of its inputs, and they are what is differentiated: an input may depend on
     another one (a state on a weight that also made x), and only what the loop does with it is its gradient.
     """
-    if call.ready.plan.random:
-        raise StepError(
-            f"step '{call.ready.plan.name}' draws noise, so its gradient cannot be differentiated again",
-            remedy="backend='naive' keeps the noise for double backward",
-        )
+    _refuse_noise(call)
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
         own = [t.view_as(t) if need else t.detach() for t, need in zip(tensors, needed, strict=True)]
         return of_plain_loop(call, own, grads, needed, create_graph)
+
+
+def _refuse_noise(call: Call) -> None:
+    """The plain loop would draw other noise.
+
+    Raises:
+        StepError: the step draws noise.
+    """
+    if call.ready.plan.random:
+        raise StepError(
+            f"step '{call.ready.plan.name}' draws noise, and its gradient has no plan to differentiate it by",
+            remedy="backend='naive' keeps the noise for double backward",
+        )
 
 
 def of_plain_loop(

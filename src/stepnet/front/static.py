@@ -73,10 +73,10 @@ def memory_of(leaf: Any, n: int, what: str) -> Tensor | Padded:
             expected=f"{n} {'sequences' if ragged else 'rows'}",
             remedy="what is the same for all sequences, a step reads from its closure or its module",
         )
-    return _padded(leaf) if ragged else leaf
+    return padded(leaf) if ragged else leaf
 
 
-def _padded(memory: LoDTensor) -> Padded:
+def padded(memory: LoDTensor) -> Padded:
     """Sequences side by side, to a length that few batches do not share: each makes a plan of its own."""
     lengths = memory.lengths().to(memory.values.device)
     longest = int(lengths.max()) if len(lengths) else 0

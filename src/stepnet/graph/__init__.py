@@ -8,6 +8,8 @@ from .capture import apart as apart
 from .capture import can_be_node as can_be_node
 from .capture import captured as captured
 from .capture import first_leaf as first_leaf
+from .capture import packed_tables as packed_tables
+from .capture import side_by_side as side_by_side
 from .capture import traced_step as traced_step
 from .decomposed import decompositions as decompositions
 from .recurrence import answer_with as answer_with

@@ -22,8 +22,11 @@ from torch import Tensor, fx, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree
 
+from stepnet.data import in_graph
+from stepnet.data.convert import pack_like
 from stepnet.data.in_graph import CAN_CAPTURE
 from stepnet.data.lod import LoDTensor
+from stepnet.front.static import Padded
 from stepnet.front.step import TorchCell
 
 from . import calls
@@ -31,6 +34,7 @@ from .guards import forget_ours
 from .ops import LIBRARY
 from .portable import text_of
 from .recurrence import Leaf, Recurrence, Way, autocast_now, row_shape
+from .sizes import open_size
 
 if CAN_CAPTURE:
     from torch._higher_order_ops import BaseHOP
@@ -46,7 +50,7 @@ LIBRARY.define(
 
 def _rows(x: list[Tensor], states: list[Tensor], axis: int, levels: int) -> list[Tensor]:
     """One step of x and of the states."""
-    n: Any = torch.library.get_ctx().new_dynamic_size()
+    n = open_size()
     return [
         *(t.new_empty((n, *row_shape(t, axis, levels))) for t in x),
         *(t.new_empty((n, *t.shape[1:])) for t in states),
@@ -90,6 +94,7 @@ if CAN_CAPTURE:
 def captured(
     outside: Callable[[], Any], step: Callable[..., Any], x: Any, state: Any, static: Any, marks: Any,
     fresh: Any, *, clocked: bool, resets: str, reverse: bool, axis: int, backend: str | None,
+    checkpoint: int | bool | None, detach_every: int | None,
 ) -> Any:  # fmt: skip
     """A call of `recurrent` as one node of the graph that Dynamo is making.
 
@@ -145,11 +150,29 @@ def captured(
 
     y, final = _node(
         body, name=_name(step), reverse=reverse, axis=axis, levels=levels, backend=backend, autocast=autocast,
-        resets=resets,
+        resets=resets, checkpoint=checkpoint, detach_every=detach_every,
     )  # fmt: skip
     if ragged:
         y = _pytree.tree_map(lambda table: LoDTensor._make(table, first._lod), y)
     return y, final
+
+
+def side_by_side(static: Any) -> Any:
+    """What is static, ragged memories of one level as steps see them."""
+
+    def seen(leaf: Any) -> Any:
+        if isinstance(leaf, PackedSequence):
+            leaf = LoDTensor.from_packed(leaf)
+        if not isinstance(leaf, LoDTensor) or len(leaf._lod.levels) != 1:
+            return leaf
+        return Padded(*in_graph.call("beside", [leaf._values], [leaf._lod]))
+
+    return None if static is None else _pytree.tree_map(seen, static, is_leaf=_is_whole)
+
+
+def packed_tables(like: PackedSequence, y: Any) -> Any:
+    """LoDTensors in a nesting as PackedSequences like another."""
+    return _pytree.tree_map(lambda leaf: pack_like(like, leaf._values), y, is_leaf=_is_ragged)
 
 
 TAKES = "tensors, or LoDTensors cut into rows, and static tensors"

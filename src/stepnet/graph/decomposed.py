@@ -18,8 +18,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     """What `torch.export.ExportedProgram.run_decompositions` takes to write recurrences as `while_loop`.
 
     What it has no other form for stays one operator, which runs where stepnet is imported: a recurrence with
-    resets or under autocast, softmax, and what repeats or joins whole sequences. Offsets are not checked any
-    more as the program runs.
+    resets, with detach_every= or under autocast, softmax, and what repeats or joins whole sequences. Offsets
+    are not checked any more as the program runs.
     """
     return {torch.ops.stepnet.run.default: _decomposed}
 
@@ -27,7 +27,9 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 def _decomposed(tensors: list[Tensor], sizes: list[int], what: str) -> Any:
     call = find(what)
     if isinstance(call, Recurrence):
-        return NotImplemented if sizes or call.way.resets or call.way.autocast else as_loop(call, tensors)
+        way = call.way
+        kept = sizes or way.resets or way.autocast or way.detach_every
+        return NotImplemented if kept else as_loop(call, tensors)
     if not isinstance(call, sequences.SequenceCall):
         return NotImplemented
     name = next(name for name, function in sequences.FUNCTIONS.items() if function is call.function)

@@ -51,6 +51,7 @@ class Way:
         levels: how many levels of offsets x has; 0 for tensors of equal lengths.
         autocast: the type that autocast gives on each kind of device, where it is on.
         resets: which marks restart it, and whether a reset state is handed in: "", "is_init", "done".
+        checkpoint, detach_every: its windows of steps.
     """
 
     name: str
@@ -60,6 +61,13 @@ class Way:
     backend: Backend | None = None
     autocast: tuple[tuple[str, str], ...] = ()
     resets: str = ""
+    checkpoint: int | bool | None = None
+    detach_every: int | None = None
+
+    @property
+    def in_windows(self) -> bool:
+        """Whether it is cut into windows of steps."""
+        return bool(self.checkpoint or self.detach_every)
 
 
 def row_shape(x: Tensor, axis: int, levels: int) -> tuple[int, ...]:
@@ -128,6 +136,8 @@ class Recurrence:
         if way.levels:
             x = tuple(_ragged(rows, take(way.levels)) for rows in x)
         how: dict[str, Any] = {}
+        if way.in_windows:
+            how |= {"checkpoint": way.checkpoint, "detach_every": way.detach_every}
         if way.resets:
             (marks,) = take(1)
             how["resets"] = {way.resets: marks, "state": take(n_fresh) if n_fresh else None}
@@ -161,7 +171,8 @@ class Recurrence:
             needs: which tensors need a gradient; None where nobody asks for gradients.
         """
         way, shape = self.way, self._shape
-        if way.resets or way.axis not in (0, 1) or not is_plain(tensors):
+        windows = way.in_windows and needs is not None
+        if way.resets or windows or way.axis not in (0, 1) or not is_plain(tensors):
             return None
         layout = self._layout(tensors)
         if layout is None:

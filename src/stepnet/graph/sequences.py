@@ -9,13 +9,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.data import sequence
+from stepnet.data.convert import pack_like
 from stepnet.data.lod import LoDTensor
 from stepnet.data.offsets import LoD
 from stepnet.errors import LoDError
+from stepnet.front.static import padded
 
 from .calls import add_kind
+from .sizes import open_size
 
 Tensors = Sequence[Tensor]
 
@@ -84,14 +88,29 @@ def _expanded(values: Tensors, lods: Sequence[Tensors], ref_level: int) -> list[
 
 
 def _repeated(values: Tensors, lods: Sequence[Tensors], ref_level: int) -> list[Tensor]:
-    size: Any = torch.library.get_ctx().new_dynamic_size
     x = values[0]
-    return [x.new_empty((size(), *x.shape[1:])), *(level.new_empty((size(),)) for level in lods[0])]
+    return [x.new_empty((open_size(), *x.shape[1:])), *(level.new_empty((open_size(),)) for level in lods[0])]
 
 
 def _joined(values: Tensors, lods: Sequence[Tensors]) -> list[Tensor]:
     rows = sum([v.shape[0] for v in values[1:]], values[0].shape[0])
     return [values[0].new_empty((rows, *values[0].shape[1:])), lods[0][-1].new_empty(lods[0][-1].shape)]
+
+
+def _packed(data: Tensor, sizes: Tensor, order: Tensor | None = None) -> PackedSequence:
+    return PackedSequence(data, sizes, None, order)
+
+
+def _unpack_shapes(values: Tensors, _: Any) -> list[Tensor]:
+    data, sizes, *order = values
+    ends: Any = order[0].shape[0] + 1 if order else open_size()
+    return [data.new_empty(data.shape), sizes.new_empty((ends,), dtype=torch.int64, device="cpu")]
+
+
+def _beside_shapes(values: Tensors, lods: Sequence[Tensors]) -> list[Tensor]:
+    n, size = lods[0][-1].shape[0] - 1, open_size()
+    x: Any = values[0]
+    return [x.new_empty((n, size, *x.shape[1:])), x.new_empty((n, size), dtype=torch.bool)]
 
 
 def _own(lod: LoD, rows: int) -> list[Tensor]:
@@ -109,6 +128,9 @@ FUNCTIONS: dict[str, Function] = {
     "lengths": Function(
         lambda t, _, rows: _own(LoD.from_lengths(t), rows), lambda t, _, rows: _levels(t, _, 1)
     ),
+    "unpack": Function(lambda t, _: _whole(LoDTensor.from_packed(_packed(*t))), _unpack_shapes),
+    "pack": Function(lambda t, _: [pack_like(_packed(*t), t[0]).data], _alike),
+    "beside": Function(lambda _, xs: [*padded(xs[0])], _beside_shapes),
     "pool": Function(lambda _, xs, *how: [_rows_of(sequence.sequence_pool(xs[0], *how))], _pooled),
     "softmax": Function(lambda _, xs: [sequence.sequence_softmax(xs[0]).values], _alike),
     "reverse": Function(lambda _, xs: [sequence.sequence_reverse(xs[0]).values], _alike),
