@@ -58,8 +58,8 @@ def _cell(name: str, make: Callable[[int, int], Any], steps: int, batch: int, si
         },
         reference="onnx runtime",
         facts={"T": steps, "B": batch, "H": size},
-        rtol=1e-3,
-        atol=1e-4,
+        rtol=1e-2,
+        atol=2e-3,  # of float32, after a hundred steps
     )
 
 
