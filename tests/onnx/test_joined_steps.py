@@ -153,3 +153,9 @@ def test_what_we_write_is_one_loop(tmp_path):
         model(x)
     before = ["Reshape", "Gemm", "Shape", "Concat", "Reshape", "Unsqueeze"]
     assert joined(model) == [[*before, "Squeeze", "Identity"]]
+
+
+def test_an_axis_that_is_not_there_is_told(tmp_path):
+    onnx.save(model_of(PLAIN, scan=", scan_input_axes = [7]"), tmp_path / "m.onnx")
+    with pytest.raises(stepnet.errors.IRError, match="Scan"):
+        stepnet.onnx.load(tmp_path / "m.onnx")(torch.ones(3, 2, 4), torch.ones(2, 4))

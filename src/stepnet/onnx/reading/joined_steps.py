@@ -497,6 +497,8 @@ def found(
         steps, outputs, captured: of the graph.
         given: its inputs and what it captures.
     """
+    from .graph import ERRORS
+
     new: list[Step] | None = None
     try:
         with torch.no_grad():
@@ -508,7 +510,7 @@ def found(
                     step.run.body.check(values) for step in joined if isinstance(step.run, Joined)
                 ):
                     new = joined
-    except (StepnetError, Declined):  # the plain way meets it, too
+    except (StepnetError, Declined, *ERRORS):  # the plain way meets it, too, and tells it
         return None
     if new is None:
         return None
