@@ -27,6 +27,7 @@ OPENVINO = {
     "openvino_written": "Run by OpenVINO: all in the body over as stepnet writes it",
 }
 OTHERS = {
+    "onnx_models": "Models read from ONNX: ONNX Runtime over stepnet",
     "while_loops": "A while loop over TensorArrays that is a scan: times over that of its frame",
     "nested": "An inner recurrence that needs nothing of the outer state: at each outer step, over once",
 }

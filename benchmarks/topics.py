@@ -15,6 +15,7 @@ from . import (
     loop_memory,
     memory,
     nested,
+    onnx_models,
     openvino_ir,
     read_cost,
     recurrences,
@@ -43,6 +44,7 @@ TOPICS: dict[str, Topic] = {
         nested.TOPIC,
         attention.TOPIC,
         *openvino_ir.TOPICS,
+        onnx_models.TOPIC,
         kept_heap.TOPIC,  # the last one: it changes how this process keeps memory
     )
 }

@@ -251,9 +251,12 @@ def test_an_unknown_topic_is_named(capsys):
         ("read_cost", {"stepnet", "unbind", "x[t]"}),
         ("unpack_pack", {"stepnet", "torch, padded", "torch, list"}),
         ("warm_call", {"stepnet", "plain loop"}),
+        ("onnx_models", {"stepnet", "onnx runtime"}),
     ],
 )
 def test_a_quick_run_of_a_real_topic(topic, contenders, tmp_path):
+    if topic == "onnx_models":
+        pytest.importorskip("onnxruntime")
     path = tmp_path / "out.json"
     status, text = run_command(topic, "--quick", "--json", str(path))
     assert status == 0, text
@@ -261,7 +264,7 @@ def test_a_quick_run_of_a_real_topic(topic, contenders, tmp_path):
     assert record["rows"]
     for row in record["rows"]:
         assert row["refused"] is None
-        assert set(row["times"]) == contenders
+        assert set(row["times"]) - {"stepnet, read"} == contenders
         assert all(time["median"] > 0 for time in row["times"].values())
     if topic == "read_cost":
         assert set(record["findings"]) == {f"growth exponent of {name}" for name in contenders}

@@ -104,9 +104,11 @@ def _content(data: bytes, rng: random.Random) -> bytes:
             names = [v.name for v in (*graph.input, *graph.initializer)] + [
                 o for n in nodes for o in n.output
             ]
-            node.input[rng.randrange(len(node.input))] = rng.choice([*names, *WORDS])
+            texts = [name for name in names if isinstance(name, str)]  # bytes were changed before
+            node.input[rng.randrange(len(node.input))] = rng.choice([*texts, *WORDS])
         elif kind == 2:
-            node.op_type = rng.choice([n.op_type for n in nodes] + WORDS)
+            kinds = [n.op_type for n in nodes if isinstance(n.op_type, str)]
+            node.op_type = rng.choice(kinds + WORDS)
         elif kind == 3 and node.input:
             del node.input[rng.randrange(len(node.input))]
         elif kind == 4 and node.output:

@@ -276,7 +276,56 @@ ROWS = [
         np.stack([B[1] * 2, B[0] * 2, B[2]]),
         "opset3",
     ),
+    *(
+        row(
+            "ScatterElementsUpdate",
+            [c([2.0, 3, 5], np.float32), c([0, 2, 0]), c([4.0, 1, 6], np.float32), c(0)],
+            np.array(expected, np.float32),
+            "opset12",
+            label=f"{how}-{old}",
+            reduction=how,
+            use_init_val=old,
+        )
+        for how, old, expected in (
+            ("sum", "true", [12.0, 3, 6]),
+            ("prod", "true", [48.0, 3, 5]),
+            ("min", "true", [2.0, 3, 1]),
+            ("max", "true", [6.0, 3, 5]),
+            ("mean", "true", [4.0, 3, 3]),
+            ("sum", "false", [10.0, 3, 1]),
+            ("prod", "false", [24.0, 3, 1]),
+            ("min", "false", [4.0, 3, 1]),
+            ("mean", "false", [5.0, 3, 1]),
+        )
+    ),
     row("ScatterNDUpdate", [B, c([[2]]), B[:1]], np.stack([B[0], B[1], B[0]]), "opset4"),
+    *(
+        row(
+            "ScatterNDUpdate",
+            [c([[2, 3], [5, 7]]), c([[1], [1]]), c([[4, 1], [6, 9]])],
+            np.array(expected),
+            "opset15",
+            label=how,
+            reduction=how,
+        )
+        for how, expected in (
+            ("sum", [[2, 3], [15, 17]]),
+            ("sub", [[2, 3], [-5, -3]]),
+            ("prod", [[2, 3], [120, 63]]),
+            ("min", [[2, 3], [4, 1]]),
+            ("max", [[2, 3], [6, 9]]),
+        )
+    ),
+    row(
+        "ScatterNDUpdate",
+        [c([2, 3]), c([[0], [1], [0]]), c([4, 1, 5])],
+        np.array([11, 4]),
+        "opset15",
+        label="numbers",
+        reduction="sum",
+    ),
+    row("Exp", [c([0, 1, 2])], np.array([1, 3, 7]), label="whole"),
+    row("Sqrt", [c([0, 2, 3])], np.array([0, 1, 2]), label="whole"),
     row(
         "OneHot",
         [c([[1], [4]]), c(3), c(5.0, np.float32), c(-1.0, np.float32)],

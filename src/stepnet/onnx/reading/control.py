@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from stepnet.errors import Unsupported
-from stepnet.executors import naive
-from stepnet.executors.naive import PLAIN
-from stepnet.executors.setting import check_backend
-from stepnet.file_model import FileBody, LoopReport, beside_graphs
-from stepnet.ir.loop import BackEdge, Concat, Invariant, Last, Loop, Merged, Slice
-from stepnet.iterator.rows import RowLoop, show_declined
+from stepnet.file_model import LoopReport, beside_graphs
 from stepnet.iterator.tensor_iterator import INSTEAD
 from stepnet.repeat import INSTEAD as WHILE_LOOPS
 from stepnet.repeat import while_loop
 
 from .info import Info, Misfit, Run, op
+from .scan_rows import ScanLoop
 
 if TYPE_CHECKING:
     from .graph import Graph
-
-_MOST_SHAPES = 64  # of inputs, that one Scan remembers
 
 
 def _one(value: Any, what: str) -> Any:
@@ -111,71 +103,6 @@ def is_watched() -> bool:
     return SEEN.get() is not None
 
 
-class ScanBody:
-    """The graph of a Scan as the body of a loop: states, then what is cut, then what it reads from around.
-
-    What is cut keeps an axis of one element, and so do the rows that are joined. With `leads`, some have
-    another such axis, which they come without: what follows it is the batch.
-    """
-
-    leads: Leads | None = None
-
-    def __init__(
-        self, graph: Graph, name: str, states: int, cut: Sequence[int], joined: Sequence[int]
-    ) -> None:
-        self.graph, self.name, self.states = graph, name, states
-        self.cut, self.joined = tuple(cut), tuple(joined)
-        self.outer = tuple(graph.captured)
-        self.parameters = (
-            *(f"s{k}" for k in range(states)),
-            *(f"x{k}" for k in range(len(cut))),
-            *(f"outer{k}" for k in range(len(self.outer))),
-        )
-        self.results = (*(f"new{k}" for k in range(states)), *(f"y{k}" for k in range(len(joined))))
-        self.function = self._function()
-
-    def _function(self) -> FileBody:
-        said = (self.graph.content, self.name, self.states, self.cut, self.joined, self.leads)
-        return FileBody(self, self.name, repr(said))
-
-    def led(self, leads: Leads) -> ScanBody:
-        """The same body where axes of one element stand before the batch."""
-        twin = copy.copy(self)
-        twin.leads = leads
-        twin.function = twin._function()
-        return twin
-
-    def __call__(self, *values: Any) -> tuple[Any, ...]:
-        count = self.states + len(self.cut)
-        around = dict(zip(self.outer, values[count:], strict=True))
-        if self.leads is not None:
-            of_states, of_cut, of_rows = self.leads
-            states = [v.unsqueeze(0) if lead else v for v, lead in zip(values, of_states, strict=False)]
-            x = [v if of_cut else v.squeeze(0) for v in values[self.states : count]]
-            results = self.graph.run((*states, *x), around)
-            new, rows = results[: self.states], results[self.states :]
-            new = [v.squeeze(0) if lead else v for v, lead in zip(new, of_states, strict=True)]
-            return (*new, *(v if lead else v.unsqueeze(0) for v, lead in zip(rows, of_rows, strict=True)))
-        x = [v.squeeze(axis) for v, axis in zip(values[self.states : count], self.cut, strict=True)]
-        results = self.graph.run((*values[: self.states], *x), around)
-        new, rows = results[: self.states], results[self.states :]
-        return (*new, *(row.unsqueeze(axis) for row, axis in zip(rows, self.joined, strict=True)))
-
-
-class Leads(NamedTuple):
-    """Which states, whether what is cut, and which rows that are joined, have an axis of one element before
-    the batch."""
-
-    states: tuple[bool, ...]
-    cut: bool
-    rows: tuple[bool, ...]
-
-
-def _as_it_is(body: FileBody, batch: int, axis: int) -> tuple[FileBody, bool]:
-    """What `RowLoop` asks for: the body runs on any number of rows."""
-    return body, True
-
-
 class ScanRunner:
     """Runs a Scan: compiled where it treats each row of the batch alike, else by the plain loop."""
 
@@ -190,35 +117,15 @@ class ScanRunner:
         joined = node.count - self.states
         if joined < 0 or len(graph.outputs) != node.count:
             raise Misfit("the body gives another number of values", len(graph.outputs), node.count)
-        axes = self._list("scan_input_axes", count)
-        self.out_axes = self._list("scan_output_axes", joined)
         turned = self._list("directions" if self.old else "scan_input_directions", count)
-        out_turned = self._list("scan_output_directions", joined)
-        self.body = ScanBody(graph, node.node.name or "Scan", self.states, axes, self.out_axes)
-        names = self.body.parameters
-        states, x = names[: self.states], names[self.states : self.states + count]
-        new, y = self.body.results[: self.states], self.body.results[self.states :]
-        self.loop = Loop(
-            self.body,
-            inputs=(
-                *(Merged(name, name) for name in states),
-                *(Slice(n, n, a, part_size=1, **_way(d)) for n, a, d in zip(x, axes, turned, strict=True)),
-                *(Invariant(name, name) for name in names[self.states + count :]),
-            ),
-            outputs=(
-                *(Last(name, name) for name in new),
-                *(
-                    Concat(n, n, a, part_size=1, **_way(d))
-                    for n, a, d in zip(y, self.out_axes, out_turned, strict=True)
-                ),
-            ),
-            back_edges=[BackEdge(a, b) for a, b in zip(new, states, strict=True)],
-        )
-        self.rows = RowLoop(self.loop, partial(_as_it_is, self.body.function))
-        self.led: dict[Leads, tuple[ScanBody, RowLoop]] = {}
-        self._leads: dict[Any, list[Leads]] = {}  # by the shapes of the inputs
+        self.cut = [*zip(self._list("scan_input_axes", count), turned, strict=True)]
+        turned = self._list("scan_output_directions", joined)
+        self.joined = [*zip(self._list("scan_output_axes", joined), turned, strict=True)]
         nested = any(step.info.bodies for step in graph.steps)
-        self.reason = "its body holds a loop or a branch" if nested else None
+        why_not = "its body holds a loop or a branch" if nested else None
+        name = node.node.name or "Scan"
+        self.graph = graph
+        self.scan = ScanLoop(graph, name, self.states, self.cut, self.joined, self.reports, why_not)
 
     def _list(self, name: str, count: int) -> list[int]:
         found = self.node.get(name, [0] * count)
@@ -248,105 +155,12 @@ class ScanRunner:
         )
 
     def _run(self, values: Sequence[Any]) -> Sequence[Any]:
-        feeds = dict(zip(self.body.parameters, values, strict=True))
+        body = self.scan.body
+        feeds = dict(zip(body.parameters, values, strict=True))
+        run = partial(self.scan.run, feeds, plainly=is_watched())
         instead = INSTEAD.get()
-        if instead is None:
-            out = self._by_name(feeds)
-        else:
-            out = instead(self.loop, feeds, lambda: self._by_name(feeds))
-        return tuple(out[name] for name in self.body.results)
-
-    def _by_name(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        out = None if is_watched() else self._compiled(feeds)
-        return naive.run(self.loop, feeds) if out is None else out
-
-    def _compiled(self, feeds: Mapping[str, Any]) -> dict[str, Any] | None:
-        backend, why_not = check_backend(None), self.reason
-        if why_not is None and backend == PLAIN.name:
-            why_not = "the backend is 'naive'"
-        if why_not is not None:
-            show_declined(self.loop, feeds, None, Unsupported(why_not))
-
-        def run() -> dict[str, Any]:
-            out = self._without_lead(feeds, backend)
-            return self.rows.run(feeds, backend) if out is None else out
-
-        return self.reports.attempt(why_not, run)
-
-    def _without_lead(self, feeds: Mapping[str, Any], backend: str) -> dict[str, Any] | None:
-        """The outputs, where an axis of one element stands before the batch."""
-        names = self.body.parameters
-        states = {name: feeds[name] for name in names[: self.states]}
-        x = {name: feeds[name] for name in names[self.states : self.states + len(self.body.cut)]}
-        if not all(isinstance(value, Tensor) for value in feeds.values()) or not states:
-            return None
-        if any((*self.body.cut, *self.out_axes)):
-            return None
-        for leads in self._possible(feeds, states, x):
-            body, loop = self._led(leads)
-            fewer = {
-                n: v.squeeze(0) if lead else v
-                for (n, v), lead in zip(states.items(), leads.states, strict=True)
-            }
-            fewer |= {name: value.squeeze(1) if leads.cut else value for name, value in x.items()}
-            try:
-                out = loop.run({**feeds, **fewer}, backend)
-            except Unsupported:
-                continue
-            axes = [
-                *(0 if lead else None for lead in leads.states),
-                *(1 if lead else None for lead in leads.rows),
-            ]
-            return {
-                name: out[name] if axis is None else out[name].unsqueeze(axis)
-                for name, axis in zip(body.results, axes, strict=True)
-            }
-        return None
-
-    def _led(self, leads: Leads) -> tuple[ScanBody, RowLoop]:
-        if leads not in self.led:
-            body = self.body.led(leads)
-            self.led[leads] = body, RowLoop(self.loop.around(body), partial(_as_it_is, body.function))
-        return self.led[leads]
-
-    def _possible(
-        self, feeds: Mapping[str, Any], states: Mapping[str, Tensor], x: Mapping[str, Tensor]
-    ) -> list[Leads]:
-        """Where such axes may stand, best first: one step says of the rows that are joined."""
-        key = tuple(value.shape for value in feeds.values())
-        if key in self._leads:
-            return self._leads[key]
-        found: list[Leads] = []
-        if next(iter(x.values())).shape[0]:
-            first = [feeds[n][:1] if n in x else feeds[n] for n in self.body.parameters]
-            with torch.no_grad():
-                rows = [row.shape[1:] for row in self.body(*first)[self.states :]]
-            shapes = [v.shape for v in states.values()], [v.shape[1:] for v in x.values()], rows
-            found = [leads for leads in _leads(*shapes) if leads.cut or any((*leads.states, *leads.rows))]
-        while len(self._leads) >= _MOST_SHAPES:
-            del self._leads[next(iter(self._leads))]
-        self._leads[key] = found
-        return found
-
-
-def _leads(
-    states: Sequence[Sequence[int]], cut: Sequence[Sequence[int]], rows: Sequence[Sequence[int]]
-) -> Iterator[Leads]:
-    """Where axes of one element may stand before the batch, by the shapes of a step."""
-    for of_cut in (True, False):
-        if any(len(shape) <= of_cut or (of_cut and shape[0] != 1) for shape in cut):
-            continue
-        batch = cut[0][of_cut]
-        least = 3 if batch == 1 else 2  # [1, features] is a batch of one, or one row behind such an axis
-        for rank in range(least, 1, -1):
-            of_states = [len(s) >= rank and s[0] == 1 and s[1] == batch for s in states]
-            if all(lead or (len(s) and s[0] == batch) for lead, s in zip(of_states, states, strict=True)):
-                of_rows = [len(s) >= least and s[0] == 1 and s[1] == batch for s in rows]
-                yield Leads(tuple(of_states), of_cut, tuple(of_rows))
-
-
-def _way(direction: int) -> dict[str, Any]:
-    return {"start": -1, "end": 0, "stride": -1} if direction else {}
+        out = run() if instead is None else instead(self.scan.loop, feeds, run)
+        return tuple(out[name] for name in body.results)
 
 
 def _filled(value: Tensor, size: int) -> Tensor:

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from stepnet.errors import IRError, StepnetError
+from stepnet.executors.setting import check_backend
 from stepnet.ir.last_uses import last_uses
 
-from . import cells, control, elementwise, sequences, shapes, sizes, sums
+from . import cells, control, elementwise, joined_steps, sequences, shapes, sizes, sums
 from .info import TABLE, Info, Misfit, error
 from .sizes import Sizes, on_sizes, plain
 
@@ -25,6 +26,7 @@ OPERATORS = (elementwise, sizes, shapes, sums, cells, sequences, control)  # whi
 # What torch raises for inputs that an operator does not take.
 ERRORS = (RuntimeError, ValueError, IndexError, TypeError, OverflowError, ArithmeticError, AssertionError,
           AttributeError, KeyError, MemoryError)  # fmt: skip
+_MOST_KINDS = 64  # of calls, that one graph remembers
 _LONGEST = 2**16  # numbers in a constant that is read as sizes or positions
 DOMAINS = ("", "ai.onnx")
 
@@ -122,6 +124,8 @@ class Graph:
                 captured[value] = None
         self.captured = list(captured)
         self._opset = opset
+        self._scans = any(isinstance(step.run, control.ScanRunner) for step in self.steps)
+        self._found: dict[Any, list[Step] | None] = {}  # steps with nodes in Scans, by the kind of a call
         kept = {*self.outputs, *self.captured}
         uses = [[v for v in (*step.inputs, *step.outputs) if v is not None] for step in self.steps]
         for step, done in zip(self.steps, last_uses(uses, kept), strict=True):
@@ -157,35 +161,57 @@ class Graph:
             raise error(place, problem) from problem
         return Step(place, run, (*node.inputs, *outer), tuple(node.outputs), info)
 
-    @cached_property
+    def _joined(self, arguments: Sequence[Any], given: Mapping[ir.Value | None, Any]) -> tuple[Any, ...]:
+        """The outputs, with nodes around Scans as part of them.
+
+        Raises:
+            Declined: there are none, or such a loop does not compile.
+        """
+        key = (
+            check_backend(None),
+            torch.is_grad_enabled(),
+            *((t.dtype, t.requires_grad, *(size == 1 for size in t.shape)) for t in arguments),
+        )
+        if key not in self._found:
+            while len(self._found) >= _MOST_KINDS:
+                del self._found[next(iter(self._found))]
+            self._found[key] = joined_steps.found(self._opset, self.steps, self.outputs, self.captured, given)
+        steps = self._found[key]
+        if steps is None:
+            raise joined_steps.Declined
+        values = dict(given)
+        try:
+            for step in steps:
+                results = step.call([values[value] for value in step.inputs])
+                values.update(zip(step.outputs, results, strict=False))
+                for value in step.done:
+                    del values[value]
+        except joined_steps.Declined:
+            self._found[key] = None
+            raise
+        return tuple(plain(values[value]) for value in self.outputs)
+
+    @property
     def content(self) -> str:
         """All that tells it from others but the numbers of what it captures, as a digest."""
-        names = itertools.count()
-        of: dict[ir.Value | None, int] = {None: next(names)}
-        for value in (*self.captured, *self.inputs):
-            of[value] = next(names)
-        parts: list[Any] = [self._opset, len(self.inputs)]
-        for step in self.steps:
-            node, info = step.info.node, step.info
-            said = [
-                (name, ir.to_proto(attribute).SerializeToString(deterministic=True))
-                for name, attribute in sorted(node.attributes.items())
-                if attribute.type != ir.AttributeType.GRAPH
-            ]
-            reads = [of[value] for value in step.inputs]
-            of |= {value: next(names) for value in step.outputs}
-            bodies = [(name, body.content) for name, body in sorted(info.bodies.items())]
-            wanted = [bool(value.name) for value in step.outputs]
-            parts.append((node.op_type, said, sorted(info.known.items()), reads, wanted, bodies))
-        parts.append([of[value] for value in self.outputs])
-        return hashlib.sha256(repr(parts).encode()).hexdigest()
+        return self._content
+
+    @cached_property
+    def _content(self) -> str:
+        return content_of(self._opset, (*self.captured, *self.inputs), self.steps, self.outputs)
 
     def run(self, arguments: Sequence[Any], around: Mapping[ir.Value, Any]) -> tuple[Any, ...]:
         """The outputs, for the inputs and what it captures."""
-        values: dict[ir.Value | None, Any] = {None: None}
-        values.update((value, around[value]) for value in self.captured)
+        values: dict[ir.Value | None, Any] = {value: around[value] for value in self.captured}
         values.update(zip(self.inputs, arguments, strict=True))
+        fed = joined_steps.plainly_fed(values.values()) if self._scans else False
+        values[None] = None
         seen = SEEN.get()
+        if fed and seen is None:
+            try:
+                return self._joined(arguments, values)
+            except joined_steps.Declined:
+                pass
         for step in self.steps:
             arguments = [values[value] for value in step.inputs]
             results = step.call(arguments)
@@ -195,6 +221,31 @@ class Graph:
             for value in step.done:
                 del values[value]
         return tuple(plain(values[value]) for value in self.outputs)
+
+
+def content_of(
+    opset: int, given: Sequence[ir.Value], steps: Sequence[Step], outputs: Sequence[ir.Value]
+) -> str:
+    """A digest of all that steps do, but for the numbers that they are given."""
+    names = itertools.count()
+    of: dict[ir.Value | None, int] = {None: next(names)}
+    for value in given:
+        of[value] = next(names)
+    parts: list[Any] = [opset, len(given)]
+    for step in steps:
+        node, info = step.info.node, step.info
+        said = [
+            (name, ir.to_proto(attribute).SerializeToString(deterministic=True))
+            for name, attribute in sorted(node.attributes.items())
+            if attribute.type != ir.AttributeType.GRAPH
+        ]
+        reads = [of[value] for value in step.inputs]
+        of |= {value: next(names) for value in step.outputs}
+        bodies = [(name, body.content) for name, body in sorted(info.bodies.items())]
+        wanted = [bool(value.name) for value in step.outputs]
+        parts.append((node.op_type, said, sorted(info.known.items()), reads, wanted, bodies))
+    parts.append([of[value] for value in outputs])
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 def inputs_of(graph: ir.Graph) -> list[ir.Value]:

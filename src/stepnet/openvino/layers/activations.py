@@ -17,7 +17,13 @@ from .row import Function, Row, number, plain
 
 
 def _one(name: str, function: Callable[[Tensor], Tensor]) -> Row:
-    return Row(name, plain(function), (1, 1))
+    def kept(x: Tensor) -> Tensor:
+        """Of whole numbers, the nearest whole number."""
+        y = function(x)
+        whole = y.is_floating_point() and not x.is_floating_point() and x.dtype is not torch.bool
+        return y.round().to(x.dtype) if whole else y
+
+    return Row(name, plain(kept), (1, 1))
 
 
 def _clamp(layer: Layer, attributes: Attributes) -> Function:

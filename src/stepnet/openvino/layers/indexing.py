@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -218,9 +219,30 @@ def _scatter_update(x: Tensor, indices: Tensor, updates: Tensor, axis: Any) -> T
     return x.index_copy(at, flat, part.to(x.dtype))
 
 
-def _scatter_elements(x: Tensor, indices: Tensor, updates: Tensor, axis: Any) -> Tensor:
-    at = axis_in(number(axis, "axis"), x.dim())
-    return x.scatter(at, _wrapped(indices, x.shape[at]), updates.to(x.dtype))
+_REDUCED = {"sum": "sum", "prod": "prod", "min": "amin", "max": "amax", "mean": "mean"}
+
+
+def _scatter_elements(layer: Layer, attributes: Attributes) -> Function:
+    how = attributes.choice("reduction", ("none", *_REDUCED), "none")
+    with_old = attributes.bool("use_init_val", True)
+
+    def scatter(x: Tensor, indices: Tensor, updates: Tensor, axis: Any) -> Tensor:
+        at = axis_in(number(axis, "axis"), x.dim())
+        long, new = _wrapped(indices, x.shape[at]), updates.to(x.dtype)
+        if how == "none":
+            return x.scatter(at, long, new)
+        return _as_numbers(
+            x, new, lambda x, new: x.scatter_reduce(at, long, new, _REDUCED[how], include_self=with_old)
+        )
+
+    return scatter
+
+
+def _as_numbers(x: Tensor, y: Tensor, function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """A function of numbers, of truth values as 0 and 1."""
+    if x.dtype is not torch.bool:
+        return function(x, y)
+    return function(x.to(torch.uint8), y.to(torch.uint8)) != 0
 
 
 def _places(x: Tensor, indices: Tensor) -> tuple[Tensor, ...]:
@@ -229,8 +251,27 @@ def _places(x: Tensor, indices: Tensor) -> tuple[Tensor, ...]:
     return tuple(_wrapped(part, x.shape[i]) for i, part in enumerate(indices.unbind(-1)))
 
 
-def _scatter_nd(x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-    return x.index_put(_places(x, indices), updates.to(x.dtype))
+def _scatter_nd(layer: Layer, attributes: Attributes) -> Function:
+    how = attributes.choice("reduction", ("none", "sum", "sub", "prod", "min", "max"), "none")
+
+    def scatter(x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+        places, new = _places(x, indices), updates.to(x.dtype)
+        if how == "none":
+            return x.index_put(places, new)
+        if how == "sub":
+            return x.index_put(places, -new, accumulate=True)
+        lead = x.shape[: len(places)]
+        rows = torch.zeros((), dtype=torch.int64, device=x.device)
+        for size, place in zip(lead, places, strict=True):
+            rows = rows * size + place
+        table, rows = x.reshape(math.prod(lead), -1), rows.reshape(-1, 1)
+        part = new.reshape(rows.shape[0], table.shape[1])
+        out = _as_numbers(
+            table, part, lambda x, new: x.scatter_reduce(0, rows.expand_as(new), new, _REDUCED[how])
+        )
+        return out.reshape(x.shape)
+
+    return scatter
 
 
 def _gather_nd(layer: Layer, attributes: Attributes) -> Function:
@@ -268,8 +309,8 @@ ROWS = (
     Row("ReverseSequence", _reverse_sequence, (2, 2)),
     Row("TopK", _top_k, (2, 2), (1, 2), values=(1,)),
     Row("ScatterUpdate", plain(_scatter_update), (4, 4), values=(3,)),
-    Row("ScatterElementsUpdate", plain(_scatter_elements), (4, 4), values=(3,)),
-    Row("ScatterNDUpdate", plain(_scatter_nd), (3, 3)),
+    Row("ScatterElementsUpdate", _scatter_elements, (4, 4), values=(3,)),
+    Row("ScatterNDUpdate", _scatter_nd, (3, 3)),
     Row("OneHot", _one_hot, (4, 4), values=(1,)),
     Row("NonZero", _non_zero, (1, 1)),
 )
