@@ -11,6 +11,7 @@ import array
 import collections
 import contextvars
 import os
+import sys
 import types
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -30,7 +31,7 @@ class Snapshot:
         self._kept: list[tuple[Any, _Way, Any]] = []
         for holder in holders:
             way = _way(type(holder))
-            if way is not None:
+            if way is not None and holder is not sys.modules:  # what is imported stays so
                 self._kept.append((holder, way, way.read(holder)))
 
     def changed(self) -> bool:

@@ -133,7 +133,12 @@ def _spared(plan: LoopPlan, scans: Sequence[Scan | None]) -> set[str]:
     named = {name for scan in scans for name, of in getattr(scan, "spared", {}).items() if of != name}
     for region, scan in zip(plan.regions, scans, strict=True):
         named -= set(region.read) - set(getattr(scan, "spared", {}))
-    return named - {*plan.wanted, *plan.rows_of_carries()}
+    named -= {*plan.wanted, *plan.rows_of_carries()}
+    beside = [region.nodes for region, scan in zip(plan.regions, scans, strict=True) if scan is None]
+    for node in reversed([node for nodes in beside for node in nodes]):
+        if not named.issuperset(node.outputs):
+            named.difference_update(node.inputs)
+    return named
 
 
 def _freed(name: str, tensor: Tensor) -> StepError:
