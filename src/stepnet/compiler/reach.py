@@ -89,7 +89,10 @@ def _walked(step: Callable[..., Any], root: Any, everything: bool) -> Reach:
         walk.opened("its Python asks for the numbers of tensors")
     if everything:
         whole = Walk(set(names), everything=True)
-        whole.visit(step)
+        try:
+            whole.visit(step)
+        except RecursionError:  # not what the step reads, but what may be found from there
+            whole.complete = False
         whole.open, whole.refused = walk.open, walk.refused
         whole.holders = [
             *walk.holders,

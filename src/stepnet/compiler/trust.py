@@ -37,6 +37,7 @@ _LIBRARY = str(_PACKAGE) + os.sep
 _PARTS = ("api", "engine", "executors", "compiler", "data", "front", "ir", "iterator", "repeat")
 _MACHINERY = tuple(str(_PACKAGE / part) for part in _PARTS)
 _TORCH = os.path.dirname(torch.__file__) + os.sep
+_PYTHON = os.path.dirname(os.__file__) + os.sep
 # Of the standard library, those that hold no state which a step could read.
 _FOLDERS = words(
     """torch stepnet builtins typing abc _abc enum collections functools _functools types math cmath operator
@@ -94,6 +95,25 @@ def is_trusted_module(module: types.ModuleType) -> bool:
     """True for torch and its modules, math and the like; found by name, so that no copy passes for one."""
     name = module.__name__
     return name.partition(".")[0] in _FOLDERS and sys.modules.get(name) is module
+
+
+@functools.lru_cache(maxsize=4096)
+def is_of_python(file: str | None, name: str = "") -> bool:
+    """True for code and modules of the standard library: what they hold is their own, whoever calls them."""
+    if file is None:
+        return name in sys.builtin_module_names
+    packages = {"site-packages", "dist-packages"}
+    return file.startswith("<frozen ") or (
+        file.startswith(_PYTHON) and packages.isdisjoint(Path(file.removeprefix(_PYTHON)).parts)
+    )
+
+
+def is_module_of_python(module: Any) -> bool:
+    """True for the modules of the standard library."""
+    if not isinstance(module, types.ModuleType):
+        return False
+    file, name = map(vars(module).get, ("__file__", "__name__"))  # a module may answer getattr itself
+    return is_of_python(file if isinstance(file, str) else None, name if isinstance(name, str) else "")
 
 
 @functools.lru_cache(maxsize=4096)

@@ -10,6 +10,7 @@ import array
 import collections
 import contextvars
 import functools
+import sys
 import threading
 import types
 from collections.abc import Callable
@@ -27,7 +28,7 @@ from stepnet.data.recording import Interned
 from .code_facts import MAKES, words
 from .kinds import MISSING, more_than_attributes, read_whole, registered, slot_values
 from .survey import Same
-from .trust import BY_VALUE, HEAP, is_stateful, is_trusted_class
+from .trust import BY_VALUE, HEAP, is_module_of_python, is_stateful, is_trusted_class
 from .walk_code import END, CodeWalk
 
 _LIMIT = 4000  # objects; a step that reaches more is not worth keying
@@ -66,7 +67,8 @@ class Walk(CodeWalk):
             self.complete = False
             return
         self.seen[place] = len(self.seen)
-        self.holders.append(value)
+        self.met.append(value)
+        self.hold(value)
         _how(kind)(self, value)
 
     # ---- values
@@ -93,7 +95,7 @@ class Walk(CodeWalk):
                 )
         more: dict[str, Any] = value.__dict__  # pyright: ignore[reportAssignmentType]
         if kind is Tensor or kind is nn.Parameter:  # others hold what torch runs them by
-            self.holders.append(more)
+            self.hold(more)
             if more:
                 self._attributes(more)
 
@@ -169,7 +171,7 @@ class Walk(CodeWalk):
             return
         self.key.append(type(value))
         own = threading.local.__getattribute__(value, "__dict__")
-        self.holders.append(own)
+        self.hold(own)
         self._attributes(own)
 
     def _context(self, value: Any) -> None:
@@ -203,7 +205,7 @@ class Walk(CodeWalk):
         kind = type(value)
         if kind.__dictoffset__:
             own = object.__getattribute__(value, "__dict__")
-            self.holders.append(own)
+            self.hold(own)
             self._attributes(own, read_whole(kind))
         for _, name, held in slot_values(value):
             self.key.append(name)
@@ -236,14 +238,14 @@ class Walk(CodeWalk):
                     visit(vars(_torch_module)[name])
         whole = self.everything or read_whole(kind)
         own = module.__dict__
-        self.holders.append(own)
+        self.hold(own)
         if any(map(own.get, _HOOKS)):
             for name in _HOOKS:
                 if own.get(name):
                     visit(own[name])
         for name in _TABLES:
             table = own.get(name)
-            self.holders.append(table)
+            self.hold(table)
             if table:
                 key.append(name)
                 self._attributes(table, whole or not self.names.isdisjoint(_TABLE_READERS))
@@ -267,7 +269,9 @@ class Walk(CodeWalk):
             if is_trusted_class(klass) or (id(klass), makes) in self.classes:
                 continue
             self.classes.add((id(klass), makes))
-            self.holders.append(klass)
+            module = sys.modules.get(klass.__module__) if type(klass.__module__) is str else None
+            before, self.in_python = self.in_python, is_module_of_python(module)
+            self.hold(klass)
             for name, item in list(klass.__dict__.items()):
                 named = name in self.names
                 if (name in _UNREAD or (name in MAKES and not makes)) and not named:
@@ -283,6 +287,7 @@ class Walk(CodeWalk):
                 if name in self.names:
                     self.key.append(_OF_TYPES[name].__get__(klass))
             self.key.append(END)
+            self.in_python = before
         meta = type(kind)
         if not is_trusted_class(meta):
             self._class(meta)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import builtins
 import importlib.util
+import os
 import sys
 import types
 from collections.abc import Iterable
@@ -17,7 +18,16 @@ from torch import Tensor
 from .code_facts import EFFECTS, PURE, REFLECTION, SEEDS, TENSOR_STATE, facts
 from .kinds import MISSING, Names
 from .survey import Same, Survey, survey
-from .trust import CACHES, acts, is_installed, is_trusted_builtin, is_trusted_class, is_trusted_module
+from .trust import (
+    CACHES,
+    acts,
+    is_installed,
+    is_module_of_python,
+    is_of_python,
+    is_trusted_builtin,
+    is_trusted_class,
+    is_trusted_module,
+)
 
 END = "; end"  # of attributes, whose number is not in the key; no name of one
 _OF_FUNCTIONS = ("__name__", "__qualname__", "__module__", "__doc__", "__annotations__")
@@ -35,13 +45,20 @@ class CodeWalk(abc.ABC):
     tensors: list[Tensor] = field(default_factory=list)
     seen: dict[int, int] = field(default_factory=lambda: {id(held): -n for n, held in enumerate(CACHES)})
     generators: list[torch.Generator] = field(default_factory=list)
-    holders: list[Any] = field(default_factory=list)  # also keeps ids in `seen` taken during the walk
+    holders: list[Any] = field(default_factory=list)
+    met: list[Any] = field(default_factory=list)  # keeps ids in `seen` taken during the walk
     complete: bool = True
     open: str | None = None
     refused: str | None = None
     classes: set[tuple[int, bool]] = field(default_factory=set)
     known: set[type] = field(default_factory=set)
     hooks: bool = False
+    in_python: bool = False  # in code of Python's own: what that holds is no matter of the step's
+
+    def hold(self, value: Any) -> None:
+        """Note a container that a run of the step may change."""
+        if not self.in_python or value is os.environ:
+            self.holders.append(value)
 
     @abc.abstractmethod
     def visit(self, value: Any) -> None:
@@ -92,6 +109,7 @@ class CodeWalk(abc.ABC):
     def _function(self, function: types.FunctionType) -> None:
         code = function.__code__
         known = facts(code)
+        before, self.in_python = self.in_python, is_of_python(code.co_filename)
         self.key.append(known)
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             try:
@@ -99,7 +117,7 @@ class CodeWalk(abc.ABC):
             except ValueError:  # an empty cell: not assigned yet
                 self.key.append("empty")
                 continue
-            self.holders.append(cell)
+            self.hold(cell)
             if name == "__class__" and not known.reads_class and isinstance(held, type):
                 if not is_trusted_class(held):
                     self._class(held)
@@ -110,9 +128,10 @@ class CodeWalk(abc.ABC):
         if function.__kwdefaults__:
             self.visit(function.__kwdefaults__)
         if known.trusted:
+            self.in_python = before
             return  # the library's globals are its own
         if function.__dict__:
-            self.holders.append(function.__dict__)
+            self.hold(function.__dict__)
             self._attributes(function.__dict__)
         self.names |= known.names
         for name in _OF_FUNCTIONS:
@@ -143,7 +162,8 @@ class CodeWalk(abc.ABC):
                 else:
                     self.visit(held)
         if known.stores:
-            self.holders.append(Names(space, known.stores))
+            self.hold(Names(space, known.stores))
+        self.in_python = before
 
     def _missing(self, name: str, function: types.FunctionType) -> None:
         """A name that is no global: a builtin, or nothing."""
@@ -152,7 +172,7 @@ class CodeWalk(abc.ABC):
         if name in EFFECTS:
             self.refused = self.refused or f"it calls {name}(), once for each step"
         if name in _LOOKED_UP:
-            self.holders.append(function.__globals__)
+            self.hold(function.__globals__)
             for held in list(function.__globals__.values()) if self.everything else ():
                 if not isinstance(held, types.ModuleType):
                     self.visit(held)
@@ -196,7 +216,8 @@ class CodeWalk(abc.ABC):
         self.key.append(Same(module))
         own = self.everything and not is_installed(module.__name__, _file_of(module))
         found = list(space) if own else sorted(names)
-        self.holders.append(Names(space, tuple(found)))
+        before, self.in_python = self.in_python, is_module_of_python(module)
+        self.hold(Names(space, tuple(found)))
         for name in found:
             held = space.get(name, MISSING)
             if held is not MISSING:
@@ -204,6 +225,7 @@ class CodeWalk(abc.ABC):
                 self._global(held, names)
             elif "__getattr__" in space:
                 self.opened(f"module {module.__name__}, which finds its attributes by itself")
+        self.in_python = before
         self.key.append(END)
 
     def _trusted_space(self, module: types.ModuleType, names: frozenset[str]) -> None:
