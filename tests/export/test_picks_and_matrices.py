@@ -9,7 +9,7 @@ from torch import nn
 
 from stepnet import onnx, openvino, recurrent
 
-N = 4
+N = 3
 
 
 def put(x, index, number):

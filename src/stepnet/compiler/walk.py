@@ -67,8 +67,11 @@ class Walk(CodeWalk):
             self.complete = False
             return
         self.seen[place] = len(self.seen)
-        self.met.append(value)
-        self.hold(value)
+        if self.in_python:
+            self.met.append(value)
+            self.hold(value)
+        else:
+            self.holders.append(value)
         _how(kind)(self, value)
 
     # ---- values

@@ -43,10 +43,10 @@ class CodeWalk(abc.ABC):
     everything: bool = False  # visit every attribute of what is met, named or not
     key: list[Any] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
-    seen: dict[int, int] = field(default_factory=lambda: {id(held): -n for n, held in enumerate(CACHES)})
+    seen: dict[int, int] = field(default_factory={id(held): -n for n, held in enumerate(CACHES)}.copy)
     generators: list[torch.Generator] = field(default_factory=list)
     holders: list[Any] = field(default_factory=list)
-    met: list[Any] = field(default_factory=list)  # keeps ids in `seen` taken during the walk
+    met: list[Any] = field(default_factory=list)  # what is held nowhere else: keeps ids in `seen` taken
     complete: bool = True
     open: str | None = None
     refused: str | None = None
