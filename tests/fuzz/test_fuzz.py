@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from covering import few
 
+from . import models
 from .compare import Declined, check
 from .steps import make_case
 
@@ -42,3 +44,14 @@ def test_generated_c(seeds):
 
 def test_a_seed_is_a_step():
     assert make_case(7).source == make_case(7).source != make_case(8).source
+
+
+@pytest.mark.parametrize("seed", few(range(40), range(6)))
+def test_models(seed):
+    assert models.difference(seed) is None
+
+
+def test_a_model_that_differs_is_told(monkeypatch):
+    monkeypatch.setitem(models.WAYS, "twice", lambda w: [torch.rand(()) for _ in range(2)])
+    monkeypatch.setattr(models, "WAYS", {"twice": models.WAYS["twice"]})
+    assert "twice: [0, 1] of 2 differ" in str(models.difference(0))
