@@ -360,8 +360,8 @@ def _take(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
 
 @_rule("scatter")
 def _scatter(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
-    how = {"reduction": "add"} if node.attributes["add"] else {}
-    return w.call("ScatterElements", *inputs, axis=node.attributes["axis"], **how)
+    how = "add" if node.attributes["add"] else "none"
+    return w.call("ScatterElements", *inputs, axis=node.attributes["axis"], reduction=how)
 
 
 @_rule("topk")
