@@ -43,6 +43,7 @@ def picks(x, k, a):
         "put rows": put(put(x, slice(1, None), 0.5), -1, x[0]),
         "put where": x.index_put((x > 0,), torch.tensor(3.0)),
         "some of slices": x[:, :1] * x[:, 1:2],
+        "norms": sum(torch.linalg.vector_norm(x, p, -1) for p in (2, 1, float("inf"), -float("inf"))),
         "solve": torch.linalg.solve(a, x),
         "solve of matrices": torch.linalg.solve(a, a.mT, left=False),
         "inv": torch.linalg.inv(a),

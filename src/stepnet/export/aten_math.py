@@ -195,6 +195,18 @@ def _reduce(b: AtenNet, x: Any, dims: Any = None, keepdim: bool = False, **_: An
     return b.emit.call(_REDUCE[b.name], value, b.emit.ints(axes), keepdim=keepdim) if axes else value
 
 
+@rule("linalg_vector_norm")
+def _norm(b: AtenNet, x: Any, order: float = 2, dims: Any = None, keepdim: bool = False, **_: Any) -> Any:
+    op = {2: "sum", 1: "sum", math.inf: "amax", -math.inf: "amin"}.get(order)
+    if op is None:
+        return NotImplemented
+    wanted = [dims] if isinstance(dims, int) else list(dims or range(len(b.shape(x))))
+    value = b.out(x, b.dtype())
+    parts = b.emit.call("mul", value, value) if order == 2 else b.emit.call("abs", value)
+    total = b.emit.call(op, parts, b.emit.ints([b.axis(x, d) for d in wanted]), keepdim=keepdim)
+    return b.emit.call("sqrt", total) if order == 2 else total
+
+
 @rule("max.dim", "min.dim")
 def _top(b: AtenNet, x: Any, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
     return _topk(b, x, dim, keepdim, b.name)
