@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from stepnet import LoDTensor, recurrent
-from stepnet.engine import plans
 from stepnet.errors import SlowPathWarning, Unsupported
+
+from . import seeds
 
 D = 3
 NAME = "STEPNET_FUZZ_NUMBER"
@@ -256,17 +257,7 @@ def check(seed: int, changes: int = 5) -> str | None:
 
 def main(first: int, count: int) -> int:
     """Run `count` programs; returns how many differ."""
-    torch.set_num_threads(1)
-    wrong = 0
-    for seed in range(first, first + count):
-        found = check(seed)
-        if found is not None:
-            wrong += 1
-            print(found, flush=True)
-        if seed % 20 == 19:
-            plans.forget()
-    print(f"{count} programs: {wrong} differ")
-    return wrong
+    return seeds.run(first, count, check, "programs")
 
 
 if __name__ == "__main__":

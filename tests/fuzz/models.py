@@ -27,6 +27,7 @@ from torch.utils.checkpoint import checkpoint
 import stepnet
 from stepnet import LoDTensor
 
+from . import seeds
 from .model import H, Model
 
 LENGTHS = ([3, 0, 1, 4], [1], [2], [5], [0, 0], [2, 5, 1], [3, 3], [1, 1, 2, 6], [7, 2])
@@ -196,10 +197,10 @@ def transformed(w: World) -> Results:
 @way
 def batched(w: World) -> Results:
     out = [t for t in w.run() if t.requires_grad]
-    seeds = [w.random(3, *t.shape) for t in out]
+    sent = [w.random(3, *t.shape) for t in out]
     if not out:
         return []
-    return [*torch.autograd.grad(out, w.wanted, seeds, is_grads_batched=True, allow_unused=True)]
+    return [*torch.autograd.grad(out, w.wanted, sent, is_grads_batched=True, allow_unused=True)]
 
 
 @way
@@ -288,15 +289,12 @@ def _close(a: Tensor | None, b: Tensor | None, loose: float) -> bool:
 
 def main(first: int, count: int) -> int:
     """Run the models of some seeds; returns how many differ."""
-    torch.set_num_threads(1)
-    wrong = 0
-    for seed in range(first, first + count):
+
+    def told(seed: int) -> str | None:
         found = difference(seed)
-        if found is not None:
-            wrong += 1
-            print(f"---- seed {seed}: {World(seed).model.how}\n{found}", flush=True)
-    print(f"{count} models: {wrong} differ")
-    return wrong
+        return None if found is None else f"---- seed {seed}: {World(seed).model.how}\n{found}"
+
+    return seeds.run(first, count, told, "models")
 
 
 if __name__ == "__main__":

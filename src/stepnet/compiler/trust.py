@@ -38,6 +38,7 @@ _PARTS = ("api", "engine", "executors", "compiler", "data", "front", "ir", "iter
 _MACHINERY = tuple(str(_PACKAGE / part) for part in _PARTS)
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _PYTHON = os.path.dirname(os.__file__) + os.sep
+_PACKAGES = frozenset(("site-packages", "dist-packages"))
 # Of the standard library, those that hold no state which a step could read.
 _FOLDERS = words(
     """torch stepnet builtins typing abc _abc enum collections functools _functools types math cmath operator
@@ -102,9 +103,8 @@ def is_of_python(file: str | None, name: str = "") -> bool:
     """True for code and modules of the standard library: what they hold is their own, whoever calls them."""
     if file is None:
         return name in sys.builtin_module_names
-    packages = {"site-packages", "dist-packages"}
     return file.startswith("<frozen ") or (
-        file.startswith(_PYTHON) and packages.isdisjoint(Path(file.removeprefix(_PYTHON)).parts)
+        file.startswith(_PYTHON) and _PACKAGES.isdisjoint(Path(file.removeprefix(_PYTHON)).parts)
     )
 
 
@@ -112,15 +112,21 @@ def is_module_of_python(module: Any) -> bool:
     """True for the modules of the standard library."""
     if not isinstance(module, types.ModuleType):
         return False
-    file, name = map(vars(module).get, ("__file__", "__name__"))  # a module may answer getattr itself
-    return is_of_python(file if isinstance(file, str) else None, name if isinstance(name, str) else "")
+    name = vars(module).get("__name__")
+    return is_of_python(file_of(module), name if isinstance(name, str) else "")
+
+
+def file_of(module: types.ModuleType) -> str | None:
+    """The file that a module says it is from."""
+    file = vars(module).get("__file__")  # not by getattr, which a module may answer itself
+    return file if isinstance(file, str) else None
 
 
 @functools.lru_cache(maxsize=4096)
 def is_installed(name: str, file: str | None) -> bool:
     """True for modules of Python itself and of installed packages: what of them nobody names is their own."""
     return name.partition(".")[0] in sys.stdlib_module_names or (
-        file is not None and not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
+        file is not None and not _PACKAGES.isdisjoint(Path(file).parts)
     )
 
 

@@ -21,6 +21,7 @@ from .survey import Same, Survey, survey
 from .trust import (
     CACHES,
     acts,
+    file_of,
     is_installed,
     is_module_of_python,
     is_of_python,
@@ -214,7 +215,7 @@ class CodeWalk(abc.ABC):
             self._trusted_space(module, frozenset(names))
             return
         self.key.append(Same(module))
-        own = self.everything and not is_installed(module.__name__, _file_of(module))
+        own = self.everything and not is_installed(module.__name__, file_of(module))
         found = list(space) if own else sorted(names)
         before, self.in_python = self.in_python, is_module_of_python(module)
         self.hold(Names(space, tuple(found)))
@@ -259,8 +260,3 @@ class CodeWalk(abc.ABC):
             self._space(held, names)
         else:
             self.key.append(Same(held))
-
-
-def _file_of(module: types.ModuleType) -> str | None:
-    file = vars(module).get("__file__")  # not by getattr, which a module may answer itself
-    return file if isinstance(file, str) else None

@@ -88,7 +88,7 @@ class Along:
             directions = (*values[n:], *(d.view_as(d) for d in self.directions))
             found = iter(_derivative(moving, (*own.values(), *weights), directions, recorded))
         joined = [[next(found) for t in part if differs(t)] for part in leaves]
-        if self.noisy:
+        if self.noisy:  # each derivative reads its result, so that nothing of the noise is left out
             parts = [[t for t in part if differs(t)] for part in leaves]
             joined = [
                 [torch.where(t.isnan(), d, d) for t, d in zip(*both, strict=True)]

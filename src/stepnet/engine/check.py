@@ -142,9 +142,8 @@ def self_check(
 
     guarded = is_guarded(compiled.y_spec)
     x = [sample(t, 6, 0.0) for t in sequences.x_rows]
-    boot = [
-        sample(t, 4, 0.0 if guarded else 0.1) for t in sequences.states
-    ]  # what a check says holds of them
+    apart = 0.0 if guarded else 0.1  # what a check says holds of the states as they are
+    boot = [sample(t, 4, apart) for t in sequences.states]
     # aliases: one weight may be made from another, and that history is the caller's
     own = [w.view_as(w) if w.requires_grad else w for w in weights]
     with_weights = plain_loop(loop, sequences._replace(layout=layout), guarded=guarded)

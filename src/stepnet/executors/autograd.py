@@ -237,15 +237,15 @@ def gradients(
         done, finals = call.ready.backward.run(values, states, layout.backward)
     has = has_gradient(call, [grad is not None for grad in grads], needed)
     out: list[Tensor | None] = []
-    own, loose = set[str](), list[int]()
+    own, loose = set[str](), dict[int, Tensor]()  # made for them once; to be held against others
     for k, name in enumerate(plan.gradients):
         if not has[k]:
             out.append(None)
         elif len(plan.x) <= k < len(plan.x) + len(plan.states):
             place = k - len(plan.x)
             of_final = grads[len(plan.y) + place]
-            out.append(_state_gradient(plan, place, done, finals, layout, tensors[k], of_final))
-            loose.append(k)
+            loose[k] = _state_gradient(plan, place, done, finals, layout, tensors[k], of_final)
+            out.append(loose[k])
         else:
             assert name is not None
             gradient, shape = done[name], tensors[k].shape
@@ -253,14 +253,12 @@ def gradients(
                 out.append(gradient.clone() if name in own else gradient)
                 own.add(name)
             else:  # a view would be copied below
-                out.append(gradient if gradient.shape == shape else gradient.reshape(shape))
-                loose.append(k)
+                loose[k] = gradient if gradient.shape == shape else gradient.reshape(shape)
+                out.append(loose[k])
     if loose:
         others = (g for k, g in enumerate(out) if g is not None and k not in loose)
         taken = (*tensors, *kept, *(g for g in grads if g is not None), *others)
-        for k, gradient in zip(
-            loose, distinct([g for k in loose if (g := out[k]) is not None], taken), strict=True
-        ):
+        for k, gradient in zip(loose, distinct([*loose.values()], taken), strict=True):
             out[k] = gradient
     return out + [None] * (len(tensors) - len(out))
 

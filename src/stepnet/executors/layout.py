@@ -90,6 +90,7 @@ class Layout:
         """Sequences by length, longest first, stable: the rank order."""
         return torch.argsort(self.lengths, descending=True, stable=True)
 
+    @outside_modes
     def dealt(self, shares: int) -> Tensor:
         """The sequences in an order in which every `shares`-th is of one share, beginning with the longest of
         each. They are dealt there and back, so that shares have about as many rows.
@@ -98,7 +99,13 @@ class Layout:
         >>> table.lengths[table.dealt(2)].tolist()  # to one share 9 + 2 + 1 rows, to the other 8 + 7
         [9, 8, 2, 7, 1]
         """
-        return _dealt(self, shares)
+        order, rounds = self.order, self.sequences // shares
+        if shares == 1 or rounds == 0:
+            return order
+        there = order[: rounds * shares].view(rounds, shares).clone()
+        back = slice((rounds - 1) % 2, None, 2)  # the last too: what is left goes to the first shares
+        there[back] = there[back].flip(1)
+        return torch.cat([there.flatten(), order[rounds * shares :]])
 
     @cached_property
     @outside_modes
@@ -191,19 +198,6 @@ def _dense(steps: int, sequences: int, time_major: bool, reverse: bool) -> Layou
     lengths = torch.full((sequences,), steps, dtype=torch.int64)
     layout = Layout(starts, lengths, sequences if time_major else 1, steps * sequences, steps)
     return layout.backward if reverse else layout
-
-
-@outside_modes
-def _dealt(layout: Layout, shares: int) -> Tensor:
-    order, rounds = layout.order, layout.sequences // shares
-    if shares == 1 or rounds == 0:
-        return order
-    there = order[: rounds * shares].view(rounds, shares).clone()
-    back = slice(
-        (rounds - 1) % 2, None, 2
-    )  # the last round is one, before what is left goes to the first shares
-    there[back] = there[back].flip(1)
-    return torch.cat([there.flatten(), order[rounds * shares :]])
 
 
 @outside_modes

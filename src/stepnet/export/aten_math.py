@@ -189,10 +189,13 @@ _REDUCE = {name: name for name in ("sum", "mean", "prod", "amax", "amin")} | {"m
     "max.default", "min.default",
 )  # fmt: skip
 def _reduce(b: AtenNet, x: Any, dims: Any = None, keepdim: bool = False, **_: Any) -> Value:
-    wanted = [dims] if isinstance(dims, int) else list(dims or range(len(b.shape(x))))
-    axes = [b.axis(x, d) for d in wanted]
-    value = b.out(x, b.dtype())
+    axes, value = _axes(b, x, dims), b.out(x, b.dtype())
     return b.emit.call(_REDUCE[b.name], value, b.emit.ints(axes), keepdim=keepdim) if axes else value
+
+
+def _axes(b: AtenNet, x: Any, dims: Any) -> list[int]:
+    """The axes of dimensions; of all where none is named."""
+    return [b.axis(x, d) for d in ([dims] if isinstance(dims, int) else dims or range(len(b.shape(x))))]
 
 
 @rule("linalg_vector_norm")
@@ -200,10 +203,9 @@ def _norm(b: AtenNet, x: Any, order: float = 2, dims: Any = None, keepdim: bool 
     op = {2: "sum", 1: "sum", math.inf: "amax", -math.inf: "amin"}.get(order)
     if op is None:
         return NotImplemented
-    wanted = [dims] if isinstance(dims, int) else list(dims or range(len(b.shape(x))))
     value = b.out(x, b.dtype())
     parts = b.emit.call("mul", value, value) if order == 2 else b.emit.call("abs", value)
-    total = b.emit.call(op, parts, b.emit.ints([b.axis(x, d) for d in wanted]), keepdim=keepdim)
+    total = b.emit.call(op, parts, b.emit.ints(_axes(b, x, dims)), keepdim=keepdim)
     return b.emit.call("sqrt", total) if order == 2 else total
 
 

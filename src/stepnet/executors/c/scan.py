@@ -69,9 +69,8 @@ class CScan:
         constants = _constants(loop, p)
         self._matrices = _matrices(loop, p)
         used = {entry.value for entry in self.source.fields}
-        written = [
-            n.output for n in _before(loop) if n.op == "full" and n.output not in used
-        ]  # in the C itself
+        # those that the C itself says
+        written = [n.output for n in _before(loop) if n.op == "full" and n.output not in used]
         self.spared = {
             **dict.fromkeys([*constants, *(name for name in written if name in region.read)]),
             **{n: source for n, (source, _) in self._matrices.items()},

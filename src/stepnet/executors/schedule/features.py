@@ -83,9 +83,8 @@ class _Steps:
         self.common: set[str] = set()
         early = {node.output for node in p.early}
         fit = all(outer(p.value(name).shape)[1] % count == 0 for name in early)
-        self.products = (
-            early if fit else set[str]()
-        )  # of which each feature reads its own columns, as far as is known
+        # those of which each feature reads its own columns, as far as is known
+        self.products = early if fit else set[str]()
         self.kept = {*p.outputs, *(carry.result for carry in p.carries)}
 
     def add(self, node: Node) -> bool:
