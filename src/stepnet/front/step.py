@@ -190,16 +190,23 @@ def next_state(body: str, names: Sequence[str], old: Sequence[Any], new: list[An
 
 
 def kept_dtypes(old: Sequence[Any], new: list[Any]) -> list[Any]:
-    """What is carried keeps its dtype: autocast makes some results of lower precision, and some float32."""
-    if not old or not isinstance(old[0], Tensor) or autocast_dtype(old[0].device.type) is None:
+    """What is carried keeps its dtype: autocast makes some results of lower precision, and some float32.
+
+    Where it is around the step, that is. Within the step it leaves results of lower precision only, which any
+    state holds without loss.
+    """
+    if not old or not isinstance(old[0], Tensor):
         return new
+    came, held = (_LOW, _HIGH) if autocast_dtype(old[0].device.type) is None else (_FLOATS, _FLOATS)
     return [
-        b.to(a.dtype) if isinstance(b, Tensor) and a.dtype in _FLOATS and b.dtype in _FLOATS else b
+        b.to(a.dtype) if isinstance(b, Tensor) and b.dtype in came and a.dtype in held else b
         for a, b in zip(old, new, strict=False)
     ] + new[len(old) :]
 
 
-_FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+_LOW = (torch.bfloat16, torch.float16)
+_HIGH = (torch.float32, torch.float64)
+_FLOATS = _LOW + _HIGH
 
 
 @functools.lru_cache(maxsize=256)
