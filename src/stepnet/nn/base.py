@@ -15,7 +15,6 @@ from stepnet.api import recurrent
 from stepnet.cells.cell import check_size, draw
 from stepnet.data.modes import autocast_dtype
 from stepnet.data.recording import UNKNOWN, recorded_in_frames
-from stepnet.data.tree import map_leaves
 from stepnet.errors import StepError
 from stepnet.resets import as_resets
 
@@ -170,22 +169,27 @@ class RNNBase(nn.Module):
             ys = []
             for suffix, reverse in zip(self._suffixes(layer), (False, True), strict=False):
                 k = len(finals)
-                dtype = self._result_dtype(batch.rows, given[k])
+                dtypes = self._result_dtypes(batch, given[k])
                 name = f"{type(self).__name__} {suffix}"
-                step = LayerStep(name, suffix, self.step, self.weights(suffix), dtype)
+                step = LayerStep(name, suffix, self.step, self.weights(suffix), dtypes[0] if dtypes else None)
                 again = None if asked is None else replace(asked, state=fresh[k])
                 y, final = recurrent(step, x, given[k], reverse=reverse, axis=batch.axis, resets=again)
                 ys.append(y)
-                finals.append(
-                    final if dtype is None else map_leaves(final, Tensor, lambda t, d=dtype: t.to(d))
-                )
+                finals.append(final if dtypes is None else _cast(final, dtypes))
             x = on_rows(lambda *rows: torch.cat(rows, -1), *ys) if len(ys) > 1 else ys[0]
         return batch.close(x), self._join(batch, finals)
 
-    def _result_dtype(self, rows: Tensor, state: Any) -> torch.dtype | None:
-        """What autocast makes of the results, as of those of torch.nn's modules; None: nothing."""
-        dtype = autocast_dtype(rows.device.type)
-        return None if rows.dtype == torch.float64 else dtype  # which autocast leaves as it is
+    def _result_dtypes(self, batch: Batch, state: Any) -> tuple[torch.dtype, ...] | None:
+        """What autocast makes of y and of each tensor of the state, as torch.nn's modules have it; None where
+        it is off, or leaves all as they are."""
+        low = autocast_dtype(batch.rows.device.type)
+        if low is None or batch.rows.dtype == torch.float64:
+            return None
+        return self._cast_to(low, batch, *(state if isinstance(state, tuple) else (state,)))
+
+    def _cast_to(self, low: torch.dtype, batch: Batch, *state: Tensor) -> tuple[torch.dtype, ...]:
+        """The dtypes of y and of the state under autocast to `low`."""
+        return (low,) * (1 + len(state))
 
     def _given(self, batch: Batch, hx: Any) -> list[Any]:
         """The initial state of each direction of each layer."""
@@ -229,8 +233,10 @@ class RNNBase(nn.Module):
         return ", ".join([f"{self.input_size}, {self.hidden_size}", *shown])
 
 
-def _cast(state: Any, dtype: torch.dtype) -> Any:
-    return map_leaves(state, Tensor, lambda leaf: leaf.to(dtype))
+def _cast(final: Any, dtypes: tuple[torch.dtype, ...]) -> Any:
+    if isinstance(final, tuple):
+        return tuple(leaf.to(dtype) for leaf, dtype in zip(final, dtypes[1:], strict=True))
+    return final.to(dtypes[1])
 
 
 def _stacked(leaves: Sequence[Tensor]) -> Tensor:

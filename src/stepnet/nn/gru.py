@@ -12,6 +12,7 @@ from stepnet.cells.gru import gru_step
 from stepnet.typed import Rows
 
 from .base import RNNBase
+from .batch import Batch
 
 
 class GRU(RNNBase):
@@ -58,9 +59,9 @@ class GRU(RNNBase):
         """`step(x, h, weight_ih=..., weight_hh=..., ...)`: one step of any layer and direction."""
         return _step
 
-    def _result_dtype(self, rows: Tensor, state: Tensor) -> torch.dtype | None:
-        """None: the update mixes h itself into the result, which so keeps the dtype of the state."""
-        return None
+    def _cast_to(self, low: torch.dtype, batch: Batch, *state: Tensor) -> tuple[torch.dtype, ...]:
+        """The update mixes h itself into the result, which so keeps the dtype of the state."""
+        return (torch.promote_types(low, state[0].dtype),) * 2
 
 
 def _step(x: Tensor, h: Tensor, **weights: Tensor) -> tuple[Tensor, Tensor]:

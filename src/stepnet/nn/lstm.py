@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.cells.lstm import lstm_step
 from stepnet.typed import Rows
 
 from .base import RNNBase
+from .batch import Batch
 
 
 class LSTM(RNNBase):
@@ -69,11 +71,13 @@ class LSTM(RNNBase):
         """`step(x, (h, c), weight_ih=..., weight_hh=..., ...)`: one step of any layer and direction."""
         return _step
 
-    def _result_dtype(self, rows: Tensor, state: tuple[Tensor, Tensor]) -> torch.dtype | None:
-        dtype = super()._result_dtype(rows, state)
-        if dtype == rows.dtype == torch.float16:  # torch has no kernel for it: there c says it
-            return state[1].dtype
-        return dtype
+    def _cast_to(self, low: torch.dtype, batch: Batch, *state: Tensor) -> tuple[torch.dtype, ...]:
+        """Where torch has no kernel for all of it, c stays as it came, and what is no product is like c."""
+        packed = isinstance(batch.given, PackedSequence)
+        kernel = not packed and not self.proj_size and not low == batch.rows.dtype == torch.float16
+        c = low if kernel else torch.promote_types(low, state[1].dtype)
+        h = low if self.proj_size else c
+        return h, h, c
 
 
 def _step(x: Tensor, state: tuple[Tensor, Tensor], **weights: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
