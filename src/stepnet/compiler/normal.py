@@ -8,8 +8,9 @@ up. Anything else is refused: the step is then run by the plain loop.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -72,6 +73,12 @@ def rule(*targets: str) -> Callable[[Rule], Rule]:
         return fn
 
     return register
+
+
+def rules(meaning: Rule, table: Mapping[str, Any]) -> None:
+    """Register a meaning that several targets share; it is told first what the table says of its target."""
+    for target, own in table.items():
+        rule(target)(partial(meaning, own))
 
 
 class Builder:

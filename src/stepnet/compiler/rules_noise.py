@@ -6,7 +6,7 @@ from typing import Any
 
 from stepnet.errors import Unsupported
 
-from .normal import Builder, Ref, rule
+from .normal import Builder, Ref, rule, rules
 
 
 def _drawn(b: Builder, op: str, more: tuple[int, ...] = (), dtype: str | None = None) -> Ref:
@@ -20,34 +20,27 @@ def _drawn(b: Builder, op: str, more: tuple[int, ...] = (), dtype: str | None = 
     return Ref(b.emit(op, (), shape, dtype or b.meta_dtype(), "row"), at)
 
 
-def _noise(b: Builder, op: str) -> Ref:
+def _noise(op: str, b: Builder, *_: Any, **__: Any) -> Ref:
     found = _drawn(b, op)
     return b.result(found.name, found.bdim)
 
 
-@rule("rand", "rand_like")
-def _rand(b: Builder, *_: Any, **__: Any) -> Any:
-    return _noise(b, "rand")
-
-
-@rule("randn", "randn_like")
-def _randn(b: Builder, *args: Any, **__: Any) -> Any:
-    return _noise(b, "randn")
+rules(_noise, {"rand": "rand", "rand_like": "rand", "randn": "randn", "randn_like": "randn"})
 
 
 @rule("normal_functional")
 def _normal(b: Builder, x: Any, mean: float = 0.0, std: float = 1.0, **_: Any) -> Any:
-    return _scaled(b, _noise(b, "randn"), mean, std)
+    return _scaled(b, _noise("randn", b), mean, std)
 
 
 @rule("normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor")
 def _normal_of(b: Builder, mean: Any, std: Any = 1.0, **_: Any) -> Any:
-    return _scaled(b, _noise(b, "randn"), mean, std)
+    return _scaled(b, _noise("randn", b), mean, std)
 
 
 @rule("uniform")
 def _uniform(b: Builder, x: Any, low: float = 0.0, high: float = 1.0, **_: Any) -> Any:
-    return _scaled(b, _noise(b, "rand"), low, high - low)
+    return _scaled(b, _noise("rand", b), low, high - low)
 
 
 def _scaled(b: Builder, noise: Ref, shift: Any, scale: Any) -> Any:
@@ -57,7 +50,7 @@ def _scaled(b: Builder, noise: Ref, shift: Any, scale: Any) -> Any:
 
 @rule("exponential")
 def _exponential(b: Builder, x: Any, rate: float = 1.0, **_: Any) -> Any:
-    waited = _waiting(b, _noise(b, "rand"))
+    waited = _waiting(b, _noise("rand", b))
     return waited if rate == 1 else b.pointwise("div", [waited, rate])
 
 
@@ -92,7 +85,7 @@ def _whole_numbers(b: Builder, low: int, high: int) -> Any:
 
 @rule("bernoulli.p", "bernoulli.default")
 def _bernoulli(b: Builder, x: Ref, p: Any = None, **_: Any) -> Any:
-    noise = _noise(b, "rand")
+    noise = _noise("rand", b)
     odds, rank = x if p is None else p, len(b.meta.shape)
     dtype, shape = b.values[noise.name].dtype, b.values[noise.name].shape
     if isinstance(odds, Ref):

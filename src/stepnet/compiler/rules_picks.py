@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from stepnet.errors import Unsupported
 from stepnet.ir.agreement import INTEGERS
 from stepnet.ir.op_rules import broadcast
 
-from .normal import ROW_NUMBERS, Builder, Ref, rule
-from .rules_shape import feature_dim, product, slice_feature
+from .normal import ROW_NUMBERS, Builder, Ref, rule, rules
+from .rules_shape import feature_dim, slice_feature
 
 
 def _together(b: Builder, *refs: Ref) -> bool:
@@ -34,7 +35,7 @@ def _gather(b: Builder, x: Ref, dim: int, index: Ref, sparse_grad: bool = False)
     return b.result(gathered(b, x.name, _index(b, index), feature_dim(b, x, dim)), x.bdim, x.fold)
 
 
-def _put(b: Builder, op: str, x: Ref, dim: int, index: Ref, source: Any) -> Any:
+def _put(op: str, b: Builder, x: Ref, dim: int, index: Ref, source: Any) -> Any:
     value = b.values[x.name]
     if not value.shape or not _together(b, x, index):
         return NotImplemented
@@ -51,14 +52,7 @@ def _put(b: Builder, op: str, x: Ref, dim: int, index: Ref, source: Any) -> Any:
     return b.result(b.emit(op, (x.name, places, name), value.shape, value.dtype, dim=own), x.bdim, x.fold)
 
 
-@rule("scatter.src", "scatter.value")
-def _scatter(b: Builder, x: Ref, dim: int, index: Ref, source: Any) -> Any:
-    return _put(b, "scatter", x, dim, index, source)
-
-
-@rule("scatter_add")
-def _scatter_add(b: Builder, x: Ref, dim: int, index: Ref, source: Ref) -> Any:
-    return _put(b, "scatter_add", x, dim, index, source)
+rules(_put, {"scatter.src": "scatter", "scatter.value": "scatter", "scatter_add": "scatter_add"})
 
 
 @rule("scatter_reduce.two")
@@ -67,7 +61,7 @@ def _scatter_reduce(
 ) -> Any:
     if reduce != "sum" or not include_self:
         return NotImplemented
-    return _put(b, "scatter_add", x, dim, index, source)
+    return _put("scatter_add", b, x, dim, index, source)
 
 
 # -- by tensors of indices ----------------------------------------------------------------------------------
@@ -114,7 +108,7 @@ def _flat(b: Builder, name: str, dims: list[int]) -> tuple[str, tuple[int, ...],
     """A value with neighbouring dimensions merged, and what stands before and after them."""
     shape = b.values[name].shape
     before, after = shape[: dims[0]], shape[dims[-1] + 1 :]
-    return b.reshape(name, (*before, product(shape[dims[0] : dims[-1] + 1]), *after)), before, after
+    return b.reshape(name, (*before, prod(shape[dims[0] : dims[-1] + 1]), *after)), before, after
 
 
 def _one_index(b: Builder, names: list[str], sizes: Sequence[int]) -> str | None:
@@ -206,7 +200,7 @@ def _refused(b: Builder, indices: Sequence[Any]) -> Any:
 # -- totals, orders -----------------------------------------------------------------------------------------
 
 
-def _running(b: Builder, op: str, x: Ref, dim: int) -> Any:
+def _running(op: str, b: Builder, x: Ref, dim: int, *, dtype: Any = None) -> Any:
     x = b.cast(x, b.meta_dtype())
     value = b.values[x.name]
     if not value.shape:
@@ -215,22 +209,10 @@ def _running(b: Builder, op: str, x: Ref, dim: int) -> Any:
     return b.result(name, x.bdim, x.fold)
 
 
-@rule("cumsum")
-def _cumsum(b: Builder, x: Ref, dim: int, *, dtype: Any = None) -> Any:
-    return _running(b, "cumsum", x, dim)
+rules(_running, {name: name for name in ("cumsum", "cumprod", "logcumsumexp")})
 
 
-@rule("cumprod")
-def _cumprod(b: Builder, x: Ref, dim: int, *, dtype: Any = None) -> Any:
-    return _running(b, "cumprod", x, dim)
-
-
-@rule("logcumsumexp")
-def _logcumsumexp(b: Builder, x: Ref, dim: int) -> Any:
-    return _running(b, "logcumsumexp", x, dim)
-
-
-def _picked(b: Builder, op: str, x: Ref, dim: int, size: int | None = None, **how: Any) -> Any:
+def _picked(op: str, b: Builder, x: Ref, dim: int, size: int | None = None, **how: Any) -> Any:
     """The elements that an op finds the places of, and these places."""
     value = b.values[x.name]
     if not value.shape:
@@ -241,31 +223,24 @@ def _picked(b: Builder, op: str, x: Ref, dim: int, size: int | None = None, **ho
     return [Ref(gathered(b, x.name, index, own), x.bdim, x.fold), Ref(index, x.bdim, x.fold)]
 
 
-@rule("cummax")
-def _cummax(b: Builder, x: Ref, dim: int) -> Any:
-    return _picked(b, "cumargmax", x, dim)
-
-
-@rule("cummin")
-def _cummin(b: Builder, x: Ref, dim: int) -> Any:
-    return _picked(b, "cumargmin", x, dim)
+rules(_picked, {"cummax": "cumargmax", "cummin": "cumargmin"})
 
 
 @rule("sort.default")
 def _sort(b: Builder, x: Ref, dim: int = -1, descending: bool = False) -> Any:
-    return _picked(b, "argsort", x, dim, descending=descending, stable=False)
+    return _picked("argsort", b, x, dim, descending=descending, stable=False)
 
 
 @rule("sort.stable")
 def _sort_stable(
     b: Builder, x: Ref, *, stable: bool | None = False, dim: int = -1, descending: bool = False
 ) -> Any:
-    return _picked(b, "argsort", x, dim, descending=descending, stable=bool(stable))
+    return _picked("argsort", b, x, dim, descending=descending, stable=bool(stable))
 
 
 @rule("topk")
 def _topk(b: Builder, x: Ref, k: int, dim: int = -1, largest: bool = True, ordered: bool = True) -> Any:
-    return _picked(b, "topk", x, dim, int(k), largest=largest, sorted=ordered)
+    return _picked("topk", b, x, dim, int(k), largest=largest, sorted=ordered)
 
 
 @rule("kthvalue")
@@ -302,7 +277,7 @@ def _ordered(b: Builder, x: Ref, dim: int) -> str | None:
     return b.emit("argsort", (x.name,), value.shape, "int64", dim=own, descending=False, stable=True)
 
 
-def _extreme(b: Builder, op: str, x: Ref, dim: int, keepdim: bool) -> Any:
+def _extreme(op: str, b: Builder, x: Ref, dim: int, keepdim: bool = False) -> Any:
     """The largest or the smallest, and where the first of them is."""
     value = b.values[x.name]
     if not value.shape:
@@ -328,14 +303,7 @@ def _at_place(b: Builder, x: Ref, index: str, own: int, keepdim: bool) -> Any:
     return out
 
 
-@rule("max.dim")
-def _max(b: Builder, x: Ref, dim: int, keepdim: bool = False) -> Any:
-    return _extreme(b, "max", x, dim, keepdim)
-
-
-@rule("min.dim")
-def _min(b: Builder, x: Ref, dim: int, keepdim: bool = False) -> Any:
-    return _extreme(b, "min", x, dim, keepdim)
+rules(_extreme, {"max.dim": "max", "min.dim": "min"})
 
 
 @rule("index_select")
