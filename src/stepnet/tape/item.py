@@ -15,7 +15,7 @@ from stepnet.data.recording import InFrame, StandIn
 from stepnet.data.tree import leaves
 from stepnet.errors import TapeError
 
-from .arrays import record_array_call
+from .arrays import Method, record_array_call
 from .creation import UNKNOWN, Creation, describe, is_rows, open_shape
 
 # What may be asked of a TensorArray that is an item's value.
@@ -130,7 +130,7 @@ class TapeItem(StandIn):
 
     def __getattr__(self, name: str) -> Any:
         if name in _RECORDED_OF_ARRAYS and isinstance(self.creation.example, TensorArray):
-            return lambda *args, **kwargs: self.tape.record(name, _Method(name), (self, *args), kwargs)
+            return lambda *args, **kwargs: self.tape.record(name, Method(name), (self, *args), kwargs)
         if name.startswith("_") or not (hasattr(Tensor, name) or name == "values"):
             raise AttributeError(f"a TapeItem has no attribute '{name}', and neither has its value")
         if name in _RECORDED_PROPERTIES:
@@ -144,7 +144,7 @@ class TapeItem(StandIn):
             inside = next((v for v in leaves((args, kwargs), InFrame)), None)
             if inside is not None:
                 return inside.__torch_function__(getattr(Tensor, name), (), (self, *args), kwargs)
-            return self.tape.record(name, _Method(name), (self, *args), kwargs)
+            return self.tape.record(name, Method(name), (self, *args), kwargs)
 
         return method
 
@@ -222,16 +222,6 @@ class TapeItem(StandIn):
     __ne__ = _operator(operator.ne)  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
 
 
-class _Method:
-    """A tensor's method, by name, so that it is that of a LoDTensor where the value is one."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __call__(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(value, self.name)(*args, **kwargs)
-
-
-class _Property(_Method):
+class _Property(Method):
     def __call__(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         return getattr(value, self.name)
