@@ -23,6 +23,7 @@ from stepnet.data.recording import RECORDER, UNKNOWN, StandIn
 from stepnet.data.tree import Spec, flatten, leaves, map_leaves, unflatten
 from stepnet.errors import StepError, StepnetError
 from stepnet.user_line import user_line
+from stepnet.watchers import during
 
 from .examples import bare_leaf, first_place, in_place, key_of, like_values_of, named, on_meta
 from .modes import modes, under
@@ -290,13 +291,8 @@ class Program:
         for place, example in enumerate(self.examples):
             bare = self._bare(self.constants[place]) if place in self.constants else example
             values[place] = UNKNOWN if bare is None else bare
-        tokens = OPEN.set(None), RECORDER.set(None)
-        try:
-            with torch.no_grad():
-                return like(*resolve(args, values), **resolve(kwargs, values))
-        finally:
-            OPEN.reset(tokens[0])
-            RECORDER.reset(tokens[1])
+        with during(OPEN, None), during(RECORDER, None), torch.no_grad():
+            return like(*resolve(args, values), **resolve(kwargs, values))
 
     def _is_closed(self, size: int) -> bool:
         """Whether a size of what comes from a tape is the same whatever the tape is played with."""

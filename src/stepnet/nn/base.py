@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from stepnet.api import recurrent
 from stepnet.cells.cell import check_size, draw
+from stepnet.cells.wrapper import check_probability
 from stepnet.data.modes import autocast_dtype
 from stepnet.data.recording import UNKNOWN, recorded_in_frames
 from stepnet.data.tree import map_leaves
@@ -74,7 +75,13 @@ class RNNBase(nn.Module):
         self.num_layers = check_size(self, "num_layers", num_layers)
         self.bias = self._flag("bias", bias)
         self.batch_first = self._flag("batch_first", batch_first)
-        self.dropout = self._dropout(dropout)
+        self.dropout = check_probability(type(self).__name__, "dropout", dropout)
+        if dropout and num_layers == 1:
+            warnings.warn(
+                f"{type(self).__name__}(dropout={dropout}) drops nothing: it lies between layers, "
+                "and num_layers=1",
+                stacklevel=2 if type(self).__init__ is RNNBase.__init__ else 3,
+            )
         self.bidirectional = self._flag("bidirectional", bidirectional)
         if isinstance(proj_size, bool) or not isinstance(proj_size, int) or not 0 <= proj_size < hidden_size:
             raise StepError(
@@ -109,18 +116,6 @@ class RNNBase(nn.Module):
                 remedy="check the order of the arguments, or pass them by name",
             )
         return value
-
-    def _dropout(self, p: Any) -> float:
-        if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 <= p <= 1:
-            raise StepError(
-                f"{type(self).__name__} 'dropout' must be a probability", got=repr(p), expected="0 to 1"
-            )
-        if p and self.num_layers == 1:
-            warnings.warn(
-                f"{type(self).__name__}(dropout={p}) drops nothing: it lies between layers, and num_layers=1",
-                stacklevel=3 if type(self).__init__ is RNNBase.__init__ else 4,
-            )
-        return float(p)
 
     def _suffixes(self, layer: int) -> tuple[str, ...]:
         forward = f"l{layer}"
@@ -227,10 +222,6 @@ class RNNBase(nn.Module):
         }
         shown = [f"{k}={getattr(self, k)}" for k, v in defaults.items() if getattr(self, k) != v]
         return ", ".join([f"{self.input_size}, {self.hidden_size}", *shown])
-
-
-def _cast(state: Any, dtype: torch.dtype) -> Any:
-    return map_leaves(state, Tensor, lambda leaf: leaf.to(dtype))
 
 
 def _stacked(leaves: Sequence[Tensor]) -> Tensor:

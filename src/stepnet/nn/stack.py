@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -18,7 +19,8 @@ from stepnet.cells.wrapper import Wrapper, check_probability
 from stepnet.data.convert import pack_like
 from stepnet.data.lod import LoDTensor
 from stepnet.data.recording import UNKNOWN, recorded_in_frames
-from stepnet.data.tree import flatten, unflatten
+from stepnet.data.tree import by_leaf, flatten
+from stepnet.data.values import rows as rows_of
 from stepnet.errors import StepError
 from stepnet.front.step import TorchCell, as_step, describe_leaf, step_name
 from stepnet.resets import as_resets
@@ -109,12 +111,12 @@ class Stack(nn.Module):
                 y, final = recurrence(x, next(start), again)
                 ys.append(y)
                 finals.append(final)
-            y = ys[0] if len(ys) == 1 else _by_leaf(_beside, *ys)
+            y = ys[0] if len(ys) == 1 else by_leaf(_beside, *ys)
             if self.dropout and k + 1 < len(self.layers):
-                y = _by_leaf(self._drop, y)
+                y = by_leaf(self._drop, y)
             x = _sum(x, y, k) if residual else y
         if isinstance(input, PackedSequence):
-            x = _by_leaf(lambda leaf: pack_like(input, leaf.values), x)
+            x = by_leaf(lambda leaf: pack_like(input, leaf.values), x)
         return x, tuple(finals)
 
     if TYPE_CHECKING:
@@ -208,7 +210,7 @@ def _check_features(step: Any, x: Any, layer: int) -> None:
     while isinstance(step, (Wrapper, TorchCell)):
         step = step.cell
     size = getattr(step, "input_size", None)
-    rows = x.values if isinstance(x, LoDTensor) else x
+    rows = rows_of(x)
     if isinstance(size, int) and isinstance(rows, Tensor) and rows.dim() > 1 and rows.shape[-1] != size:
         raise StepError(
             f"Stack layer {layer}, a {step_name(step)}, was built for other features than it gets",
@@ -216,14 +218,6 @@ def _check_features(step: Any, x: Any, layer: int) -> None:
             expected=f"input_size={size}",
             remedy="the input's features for the first layer; after a bidirectional one, those of both cells",
         )
-
-
-def _by_leaf(change: Callable[..., Any], *trees: Any) -> Any:
-    """`change` on the leaves of trees of one structure."""
-    flat = [flatten(tree) for tree in trees]
-    return unflatten(
-        flat[0][1], [change(*leaves) for leaves in zip(*(leaves for leaves, _ in flat), strict=True)]
-    )
 
 
 def _beside(*ys: Any) -> Any:
@@ -234,7 +228,7 @@ def _sum(x: Any, y: Any, layer: int) -> Any:
     """x + y, or an error where they are not alike."""
     (x_leaves, x_spec), (y_leaves, y_spec) = flatten(x), flatten(y)
     if x_spec == y_spec and all(a.shape == b.shape for a, b in zip(x_leaves, y_leaves, strict=True)):
-        return unflatten(x_spec, [a + b for a, b in zip(x_leaves, y_leaves, strict=True)])
+        return by_leaf(operator.add, x, y)
     widths = [", ".join(map(describe_leaf, leaves)) for leaves in (x_leaves, y_leaves)]
     raise StepError(
         f"Stack layer {layer} cannot be residual: its output is not as wide as its input",

@@ -11,14 +11,16 @@ import torch
 from torch import Tensor
 
 from stepnet.compiler.fission import components
+from stepnet.data.dtypes import dtype_name
 from stepnet.errors import IRError
 from stepnet.onnx import ONNXModel, load
 from stepnet.onnx.reading.graph import SEEN, Graph, Step
+from stepnet.watchers import during
 
 from .cost import TRANSCENDENTAL, product_flops, tensor_bytes
 from .inspection import BackEdge, Inspection, Layer, LayerLoop, Net, PortMapping, Socket, When
 from .records import Cost, Value
-from .sizes import check_shapes, shapes_at
+from .sizes import check_shapes, declared, shapes_at
 
 _TRIED = (1, 2, 3, 8, 16, 64)  # for dynamic dimensions: one row of one step if the model takes it
 _COSTLY = {
@@ -53,18 +55,14 @@ def inspect_onnx(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Inspectio
         name=model.name,
         file=path.name,
         version=model.opset,
-        inputs=tuple(Socket(s.name, _declared(s)) for s in model.inputs),
-        outputs=tuple(Socket(s.name, _declared(s)) for s in model.outputs),
+        inputs=tuple(Socket(s.name, declared(s)) for s in model.inputs),
+        outputs=tuple(Socket(s.name, declared(s)) for s in model.outputs),
         counted_at=at,
         net=net,
         parameters=sum(t.numel() for t in constants if t.is_floating_point()),
         weight_bytes=sum(tensor_bytes(t) for t in constants),
         cost=net.cost,
     )
-
-
-def _declared(socket: Any) -> Value:
-    return Value(None if socket.dtype is None else str(socket.dtype).removeprefix("torch."), socket.shape)
 
 
 def _sized(model: ONNXModel, shapes: Mapping[str, tuple[int, ...]], size: int) -> dict[str, tuple[int, ...]]:
@@ -88,14 +86,12 @@ def _seen(model: ONNXModel, at: Mapping[str, tuple[int, ...]], *, watch: bool = 
     zeros = {s.name: torch.zeros(at[s.name], dtype=s.dtype) for s in model.inputs if s.name in at}
     if len(zeros) < len(model.inputs):
         return None
-    token = SEEN.set((lambda step, given, gave: seen.setdefault(id(step), (given, gave))) if watch else None)
+    note = (lambda step, given, gave: seen.setdefault(id(step), (given, gave))) if watch else None
     try:
-        with torch.no_grad():
+        with during(SEEN, note), torch.no_grad():
             model(*zeros.values())
     except IRError:
         return None
-    finally:
-        SEEN.reset(token)
     return seen
 
 
@@ -207,7 +203,7 @@ def _value(gave: Sequence[Any], again: Sequence[Any], k: int) -> Value:
     two = again[k] if k < len(again) else one
     if not isinstance(one, Tensor):
         return Value(None, None)
-    dtype = str(one.dtype).removeprefix("torch.")
+    dtype = dtype_name(one.dtype)
     if not isinstance(two, Tensor) or one.dim() != two.dim():
         return Value(dtype, None)
     return Value(dtype, tuple(a if a == b else -1 for a, b in zip(one.shape, two.shape, strict=True)))

@@ -16,6 +16,7 @@ from stepnet.compiler.iteration import code_of
 from stepnet.compiler.reach import reach
 from stepnet.compiler.record import unseen_memory_of, written
 from stepnet.compiler.undo import Snapshot
+from stepnet.data.dtypes import dtype_name
 from stepnet.data.lod import LoDTensor
 from stepnet.executors import naive
 from stepnet.ir.loop import Loop
@@ -78,7 +79,7 @@ def _port(name: str, role: Role, leaf: Any, axis: int | None = None) -> Port:
     if axis is not None and values is leaf and sizes:
         del sizes[axis]
     rows = role != "weight" and bool(sizes)
-    return Port(name, role, "row" if rows else "shared", tuple(sizes[rows:]), str(values.dtype).split(".")[1])
+    return Port(name, role, "row" if rows else "shared", tuple(sizes[rows:]), dtype_name(values.dtype))
 
 
 def recorded(
