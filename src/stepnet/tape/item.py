@@ -35,6 +35,10 @@ def _operator(function: Callable[..., Any], swapped: bool = False) -> Callable[.
     return call
 
 
+def _both_ways(function: Callable[..., Any]) -> tuple[Callable[..., TapeItem], Callable[..., TapeItem]]:
+    return _operator(function), _operator(function, swapped=True)
+
+
 class TapeItem(StandIn):
     """The place of a layer on a tape, before it has any value.
 
@@ -189,28 +193,17 @@ class TapeItem(StandIn):
 
     # Operators
 
-    __add__ = _operator(operator.add)
-    __radd__ = _operator(operator.add, swapped=True)
-    __sub__ = _operator(operator.sub)
-    __rsub__ = _operator(operator.sub, swapped=True)
-    __mul__ = _operator(operator.mul)
-    __rmul__ = _operator(operator.mul, swapped=True)
-    __truediv__ = _operator(operator.truediv)
-    __rtruediv__ = _operator(operator.truediv, swapped=True)
-    __floordiv__ = _operator(operator.floordiv)
-    __rfloordiv__ = _operator(operator.floordiv, swapped=True)
-    __mod__ = _operator(operator.mod)
-    __rmod__ = _operator(operator.mod, swapped=True)
-    __pow__ = _operator(operator.pow)
-    __rpow__ = _operator(operator.pow, swapped=True)
-    __matmul__ = _operator(operator.matmul)
-    __rmatmul__ = _operator(operator.matmul, swapped=True)
-    __and__ = _operator(operator.and_)
-    __rand__ = _operator(operator.and_, swapped=True)
-    __or__ = _operator(operator.or_)
-    __ror__ = _operator(operator.or_, swapped=True)
-    __xor__ = _operator(operator.xor)
-    __rxor__ = _operator(operator.xor, swapped=True)
+    __add__, __radd__ = _both_ways(operator.add)
+    __sub__, __rsub__ = _both_ways(operator.sub)
+    __mul__, __rmul__ = _both_ways(operator.mul)
+    __truediv__, __rtruediv__ = _both_ways(operator.truediv)
+    __floordiv__, __rfloordiv__ = _both_ways(operator.floordiv)
+    __mod__, __rmod__ = _both_ways(operator.mod)
+    __pow__, __rpow__ = _both_ways(operator.pow)
+    __matmul__, __rmatmul__ = _both_ways(operator.matmul)
+    __and__, __rand__ = _both_ways(operator.and_)
+    __or__, __ror__ = _both_ways(operator.or_)
+    __xor__, __rxor__ = _both_ways(operator.xor)
     __lt__ = _operator(operator.lt)
     __le__ = _operator(operator.le)
     __gt__ = _operator(operator.gt)
