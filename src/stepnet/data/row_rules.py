@@ -130,8 +130,9 @@ def pointwise(call: Call) -> None:
     dimensions, and must have one row or as many as the LoDTensor when it has as many.
     """
     _one_ndim(call)
-    for plain in _plains(call):
-        _meets_features(call, plain)
+    for plain in call.operands():
+        if isinstance(plain, Tensor):
+            _meets_features(call, plain)
 
 
 def _meets_features(call: Call, plain: Tensor) -> None:
@@ -393,10 +394,6 @@ def where(call: Call) -> None:
     if len(call.args) + len(call.kwargs) < 3:
         call.refuse("only a condition: the result has a row per place, not per row")
     pointwise(call)
-
-
-def _plains(call: Call) -> Iterator[Tensor]:
-    return (a for a in call.operands() if isinstance(a, Tensor))
 
 
 def _one_ndim(call: Call) -> None:

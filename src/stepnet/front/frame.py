@@ -33,7 +33,9 @@ class WhileLoop:
     def __init__(
         self, loop_vars: Sequence[Any], max_steps: int | None, runner: Runner, site: Any = None
     ) -> None:
-        if type(loop_vars) not in (tuple, list) or not all(_is_tensor(v) for v in loop_vars):
+        if type(loop_vars) not in (tuple, list) or not all(
+            isinstance(v, (Tensor, StandIn)) for v in loop_vars
+        ):
             raise StepError(
                 "create_whileloop: loop_vars must be a list of tensors",
                 got=[describe_leaf(v) for v in loop_vars]
@@ -309,10 +311,6 @@ class Recording:
         loop.updates = {at: program.template(resolve(new, values)) for at, new in self.updates.items()}
         loop._finish()
         return loop
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, (Tensor, StandIn))
 
 
 def check_same(place: int, old: Tensor, new: Any, at: str) -> None:

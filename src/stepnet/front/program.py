@@ -282,7 +282,9 @@ class Program:
             )
             if not symbolic:
                 return Known(None, (example,), None, (True,))
-            told = tuple([fixed or (name in _SIZES and self._is_closed(leaf)) for leaf in bare])
+            # the size of what comes from a tape may be the same whatever the tape is played with
+            closed = name in _SIZES and self.stand_in is not None
+            told = tuple([fixed or (closed and not self.is_open(leaf)) for leaf in bare])
         return Known(None, tuple(bare), spec if spec.kind is not None else None, told)
 
     def _run_like(self, like: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -293,10 +295,6 @@ class Program:
             values[place] = UNKNOWN if bare is None else bare
         with during(OPEN, None), during(RECORDER, None), torch.no_grad():
             return like(*resolve(args, values), **resolve(kwargs, values))
-
-    def _is_closed(self, size: int) -> bool:
-        """Whether a size of what comes from a tape is the same whatever the tape is played with."""
-        return self.stand_in is not None and not self.is_open(size)
 
     def is_open(self, size: Any) -> bool:
         """Whether a size is one of those that are known only when a tape is played."""

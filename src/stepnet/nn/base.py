@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stepnet.api import recurrent
@@ -20,7 +19,7 @@ from stepnet.data.tree import map_leaves
 from stepnet.errors import StepError
 from stepnet.resets import as_resets
 
-from .batch import Batch, on_rows
+from .batch import Batch, dropped, side_by_side
 
 
 class LayerStep:
@@ -161,7 +160,7 @@ class RNNBase(nn.Module):
         finals: list[Any] = []
         for layer in range(self.num_layers):
             if layer and self.dropout:
-                x = on_rows(lambda rows: F.dropout(rows, self.dropout, self.training), x)
+                x = dropped(self.dropout, self.training)(x)
             ys = []
             for suffix, reverse in zip(self._suffixes(layer), (False, True), strict=False):
                 k = len(finals)
@@ -174,7 +173,7 @@ class RNNBase(nn.Module):
                 finals.append(
                     final if dtype is None else map_leaves(final, Tensor, lambda t, d=dtype: t.to(d))
                 )
-            x = on_rows(lambda *rows: torch.cat(rows, -1), *ys) if len(ys) > 1 else ys[0]
+            x = side_by_side(*ys) if len(ys) > 1 else ys[0]
         return batch.close(x), self._join(batch, finals)
 
     def _result_dtype(self, rows: Tensor, state: Any) -> torch.dtype | None:

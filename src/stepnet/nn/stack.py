@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
@@ -26,7 +24,7 @@ from stepnet.front.step import TorchCell, as_step, describe_leaf, step_name
 from stepnet.resets import as_resets
 from stepnet.typed import Rows
 
-from .batch import on_rows
+from .batch import dropped, side_by_side
 
 
 class Stack(nn.Module):
@@ -111,9 +109,9 @@ class Stack(nn.Module):
                 y, final = recurrence(x, next(start), again)
                 ys.append(y)
                 finals.append(final)
-            y = ys[0] if len(ys) == 1 else by_leaf(_beside, *ys)
+            y = ys[0] if len(ys) == 1 else by_leaf(side_by_side, *ys)
             if self.dropout and k + 1 < len(self.layers):
-                y = by_leaf(self._drop, y)
+                y = by_leaf(dropped(self.dropout, self.training), y)
             x = _sum(x, y, k) if residual else y
         if isinstance(input, PackedSequence):
             x = by_leaf(lambda leaf: pack_like(input, leaf.values), x)
@@ -124,9 +122,6 @@ class Stack(nn.Module):
         def __call__(
             self, input: Rows, hx: Sequence[Any] | None = None, resets: Any = None
         ) -> tuple[Rows, tuple[Any, ...]]: ...
-
-    def _drop(self, y: Any) -> Any:
-        return on_rows(lambda rows: F.dropout(rows, self.dropout, self.training), y)
 
     def _states(self, name: str, hx: Any) -> list[Any]:
         """The initial state of each direction of each layer."""
@@ -218,10 +213,6 @@ def _check_features(step: Any, x: Any, layer: int) -> None:
             expected=f"input_size={size}",
             remedy="the input's features for the first layer; after a bidirectional one, those of both cells",
         )
-
-
-def _beside(*ys: Any) -> Any:
-    return on_rows(lambda *rows: torch.cat(rows, -1), *ys)
 
 
 def _sum(x: Any, y: Any, layer: int) -> Any:

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.compiler.fission import components
 from stepnet.data.dtypes import dtype_name
 from stepnet.errors import IRError
 from stepnet.onnx import ONNXModel, load
@@ -20,6 +19,7 @@ from stepnet.watchers import during
 from .cost import TRANSCENDENTAL, product_flops, tensor_bytes
 from .inspection import BackEdge, Inspection, Layer, LayerLoop, Net, PortMapping, Socket, When
 from .records import Cost, Value
+from .schedule import frequencies as by_edges
 from .sizes import check_shapes, declared, shapes_at
 
 _TRIED = (1, 2, 3, 8, 16, 64)  # for dynamic dimensions: one row of one step if the model takes it
@@ -169,7 +169,8 @@ class _Describer:
             states = _states(step) if body == "body" else 0
             frequencies: Mapping[int, When] = {}
             if kind != "If":
-                frequencies = _frequencies(graph, states) if compiled else _all_steps(graph)
+                count = len(graph.inputs) + len(graph.steps)
+                frequencies = _frequencies(graph, states) if compiled else dict.fromkeys(range(count), "step")
             bodies[body] = _Describer(self.seen, self.other, frequencies).net(graph, path)
             takes[body], gives[body] = _ports(step, graph, states, places)
             if kind == "Scan":
@@ -252,26 +253,15 @@ def _cut(axis: int, backwards: int) -> dict[str, Any]:
     return {"axis": axis, "start": -1, "end": 0, "stride": -1} if backwards else {"axis": axis}
 
 
-def _all_steps(graph: Graph) -> dict[int, When]:
-    return dict.fromkeys(range(len(graph.inputs) + len(graph.steps)), "step")
-
-
 def _frequencies(graph: Graph, states: int) -> dict[int, When]:
-    """How often each node of a Scan's body has to run, by its edges; as `schedule.when` says it."""
+    """How often each node of a Scan's body has to run."""
     numbers: dict[Any, int] = {value: k for k, value in enumerate(graph.inputs)}
-    inputs: dict[str, list[str]] = {str(k): [] for k in range(len(graph.inputs))}
+    inputs: dict[int, list[int]] = {k: [] for k in numbers.values()}
     for k, step in enumerate(graph.steps, len(graph.inputs)):
-        inputs[str(k)] = [str(numbers[v]) for v in step.inputs if v in numbers]
+        inputs[k] = [numbers[v] for v in step.inputs if v in numbers]
         numbers.update(dict.fromkeys(step.outputs, k))
-    for k, value in enumerate(graph.outputs[:states]):
-        if numbers.get(value, k) != k:
-            inputs[str(k)].append(str(numbers[value]))
-    cycle = {int(i) for part in components(inputs) if len(part) > 1 for i in part}
-    varies = set(range(len(graph.inputs)))
-    for k in range(len(graph.inputs), len(inputs)):
-        if varies & {int(i) for i in inputs[str(k)]}:
-            varies.add(k)
-    return {k: "step" if k in cycle else "rows" if k in varies else "once" for k in range(len(inputs))}
+    edges = [(numbers[v], k) for k, v in enumerate(graph.outputs[:states]) if numbers.get(v, k) != k]
+    return by_edges(inputs, edges, range(len(graph.inputs)))
 
 
 def _cell(node: Any, given: Sequence[Any]) -> tuple[Cost, Cost, int | None]:

@@ -28,21 +28,13 @@ def record_array_call(
         array.deferred = record("write", written, (before, *others), kwargs)
         return None
     if name == "unstack":
-        array.deferred = record("unstack", _unstack, others, kwargs)
+        array.deferred = record("unstack", TensorArray.unstack, others, kwargs)
         return array
     if name == "unpack":
-        both = record("unpack", _unpack, others, kwargs)
+        both = record("unpack", TensorArray.unpack, others, kwargs)
         array.deferred, indices_map = both
         return array, indices_map
     return record(name, Method(name), (before, *others), kwargs)
-
-
-def _unstack(*args: Any, **kwargs: Any) -> TensorArray:
-    return TensorArray.unstack(*args, **kwargs)
-
-
-def _unpack(*args: Any, **kwargs: Any) -> Any:
-    return TensorArray.unpack(*args, **kwargs)
 
 
 class Method:
