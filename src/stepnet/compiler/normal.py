@@ -148,6 +148,13 @@ class Builder:
         self._known[key] = out
         return out
 
+    def like(self, name: str, op: str, *operands: Any, dtype: str | None = None, **attrs: Any) -> str:
+        """Add a node whose result has the shape, and the dtype if no other is named, of a value. Operands are
+        names of values, and numbers."""
+        value = self.values[name]
+        inputs = [o if isinstance(o, str) else self.full(o, (), value.dtype) for o in operands]
+        return self.emit(op, inputs, value.shape, dtype or value.dtype, **attrs)
+
     def _through(
         self, op: str, inputs: tuple[str, ...], attrs: dict[str, Any]
     ) -> tuple[tuple[str, ...], dict[str, Any]]:

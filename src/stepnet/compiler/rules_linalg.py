@@ -121,10 +121,9 @@ def _lu_unpack(
     order = swapped(b, _solved(b, "lu_solve", alone, unit, transposed=False))
     count = b.emit("iota", (), (n,), "int64", "shared", start=0, step=1)
     below = b.emit("gt", (b.reshape(count, (n, 1)), b.reshape(count, (1, n))), (n, n), "bool")
-    zero = b.full(0, (), dtype)
-    lower = b.emit("where", (below, factors.name, zero), value.shape, dtype)
-    lower = b.emit("add", (lower, unit), value.shape, dtype)
-    upper = b.emit("where", (below, zero, factors.name), value.shape, dtype)
+    lower = b.like(factors.name, "where", below, factors.name, 0)
+    lower = b.like(lower, "add", lower, unit)
+    upper = b.like(factors.name, "where", below, 0, factors.name)
     return [Ref(name, factors.bdim, factors.fold) for name in (order, lower, upper)]
 
 
@@ -169,9 +168,7 @@ def _signs(b: Builder, packed: str) -> str:
     dtype = b.values[packed].dtype
     swaps = b.reshape(slice_feature(b, packed, len(lead), rows - 1, rows), (*lead, n))
     own = b.emit("iota", (), (n,), dtype, "shared", start=1, step=1)
-    moved = b.emit("ne", (swaps, own), (*lead, n), "bool")
-    values = b.full(-1, (), dtype), b.full(1, (), dtype)
-    return b.emit("where", (moved, *values), (*lead, n), dtype)
+    return b.like(swaps, "where", b.like(swaps, "ne", swaps, own, dtype="bool"), -1, 1)
 
 
 def _product(b: Builder, name: str) -> str:
@@ -196,8 +193,7 @@ def _det(b: Builder, a: Ref) -> Any:
         return NotImplemented
     packed = _lu_as_torch(b, a)
     diagonal, signs = _diagonal(b, packed), _signs(b, packed)
-    value = b.values[diagonal]
-    whole = _product(b, b.emit("mul", (diagonal, signs), value.shape, value.dtype))
+    whole = _product(b, b.like(diagonal, "mul", diagonal, signs))
     return [Ref(whole, a.bdim, a.fold), *_parts(b, packed, a)]
 
 
@@ -208,9 +204,9 @@ def _slogdet(b: Builder, a: Ref) -> Any:
     packed = _lu_as_torch(b, a)
     diagonal = _diagonal(b, packed)
     shape, dtype = b.values[diagonal].shape, b.values[diagonal].dtype
-    own = b.emit("sign", (diagonal,), shape, dtype)
-    sign = _product(b, b.emit("mul", (own, _signs(b, packed)), shape, dtype))
-    logs = b.emit("log", (b.emit("abs", (diagonal,), shape, dtype),), shape, dtype)
+    own = b.like(diagonal, "sign", diagonal)
+    sign = _product(b, b.like(own, "mul", own, _signs(b, packed)))
+    logs = b.like(diagonal, "log", b.like(diagonal, "abs", diagonal))
     at = len(shape) - 1
     total = b.reshape(b.emit("sum", (logs,), (*shape[:-1], 1), dtype, dims=(at,)), shape[:-1])
     return [Ref(sign, a.bdim, a.fold), Ref(total, a.bdim, a.fold), *_parts(b, packed, a)]
@@ -221,8 +217,7 @@ def _cholesky(b: Builder, a: Ref, *, upper: bool = False, check_errors: bool = F
     if not _matrices(b, a):
         return NotImplemented
     name = swapped(b, a.name) if upper else a.name
-    value = b.values[name]
-    out = b.emit("cholesky", (name,), value.shape, value.dtype, check=check_errors or b.checked)
+    out = b.like(name, "cholesky", name, check=check_errors or b.checked)
     return [Ref(swapped(b, out) if upper else out, a.bdim, a.fold), _nothing_wrong(b, a)]
 
 
@@ -266,8 +261,7 @@ def _cholesky_inverse(b: Builder, a: Ref, upper: bool = False) -> Any:
 def _matrix_exp(b: Builder, a: Ref) -> Any:
     if not _matrices(b, a):
         return NotImplemented
-    value = b.values[a.name]
-    return b.result(b.emit("matrix_exp", (a.name,), value.shape, value.dtype), a.bdim, a.fold)
+    return b.result(b.like(a.name, "matrix_exp", a.name), a.bdim, a.fold)
 
 
 @rule("stepnet_joint.matrix_exp_grad.default")

@@ -56,10 +56,8 @@ def _exponential(b: Builder, x: Any, rate: float = 1.0, **_: Any) -> Any:
 
 def _waiting(b: Builder, noise: Ref) -> Ref:
     """Exponential noise of uniform noise, which may be 0 and is never 1."""
-    value = b.values[noise.name]
-    back = b.emit("neg", (noise.name,), value.shape, value.dtype)
-    log = b.emit("log1p", (back,), value.shape, value.dtype)
-    return Ref(b.emit("neg", (log,), value.shape, value.dtype), noise.bdim)
+    log = b.like(noise.name, "log1p", b.like(noise.name, "neg", noise.name))
+    return Ref(b.like(log, "neg", log), noise.bdim)
 
 
 @rule("randint.default", "randint_like.default")
@@ -75,11 +73,9 @@ def _randint_low(b: Builder, first: Any, *args: Any, **__: Any) -> Any:
 
 def _whole_numbers(b: Builder, low: int, high: int) -> Any:
     noise = _drawn(b, "rand", dtype="float64")
-    shape = b.values[noise.name].shape
-    name = noise.name
-    for op, number in (("mul", high - low), ("add", low)):
-        name = b.emit(op, (name, b.full(number, (), "float64")), shape, "float64")
-    whole = Ref(b.emit("floor", (name,), shape, "float64"), noise.bdim)
+    name = b.like(noise.name, "mul", noise.name, high - low)
+    name = b.like(name, "add", name, low)
+    whole = Ref(b.like(name, "floor", name), noise.bdim)
     return b.result(b.cast(whole, b.meta_dtype()).name, noise.bdim)
 
 
@@ -116,11 +112,10 @@ def _multinomial(b: Builder, p: Ref, count: int, replacement: bool = False, **_:
         index = b.emit("topk", (race,), (count,), "int64", dim=0, largest=True, sorted=True)
     # a sum of odds that is a number above 0, and none of them below
     total = b.emit("sum", (p.name,), (1,), dtype, dims=(0,))
-    zero, most = b.full(0, (), dtype), b.full(float("inf"), (), dtype)
-    fair = b.emit("gt", (total, zero), (1,), "bool")
-    finite = b.emit("lt", (total, most), (1,), "bool")
+    fair = b.like(total, "gt", total, 0, dtype="bool")
+    finite = b.like(total, "lt", total, float("inf"), dtype="bool")
     least = b.emit("amin", (p.name,), (1,), dtype, dims=(0,))
-    right = b.emit("ge", (least, zero), (1,), "bool")
+    right = b.like(least, "ge", least, 0, dtype="bool")
     for other in (fair, finite):
-        right = b.emit("and", (right, other), (1,), "bool")
+        right = b.like(right, "and", right, other)
     return b.result(b.emit("where", (right, index, b.full(-1, (), "int64")), (count,), "int64"), 0)

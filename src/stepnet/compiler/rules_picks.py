@@ -69,11 +69,8 @@ def _scatter_reduce(
 
 def _wrapped(b: Builder, name: str, size: int) -> str:
     """Indices that count from the end count from the front."""
-    value = b.values[name]
-    zero, whole = b.full(0, (), "int64"), b.full(size, (), "int64")
-    negative = b.emit("lt", (name, zero), value.shape, "bool")
-    moved = b.emit("add", (name, whole), value.shape, "int64")
-    return b.emit("where", (negative, moved, name), value.shape, "int64")
+    negative = b.like(name, "lt", name, 0, dtype="bool")
+    return b.like(name, "where", negative, b.like(name, "add", name, size), name)
 
 
 def _places(b: Builder, x: Ref, indices: Sequence[Any]) -> tuple[str, list[int], list[str], bool] | None:
@@ -118,9 +115,7 @@ def _one_index(b: Builder, names: list[str], sizes: Sequence[int]) -> str | None
         shape = broadcast([b.values[total].shape, b.values[name].shape])
         if shape is None:
             return None
-        first = b.values[total].shape
-        scaled = b.emit("mul", (total, b.full(size, (), "int64")), first, "int64")
-        total = b.emit("add", (scaled, name), shape, "int64")
+        total = b.emit("add", (b.like(total, "mul", total, size), name), shape, "int64")
     return total
 
 
@@ -187,8 +182,7 @@ def _masked(b: Builder, x: Ref, mask: Ref, source: Ref) -> Any:
         return NotImplemented  # as many numbers as the mask has places
     wide = (*chosen.shape, *(1 for _ in value.shape[len(chosen.shape) :]))
     told = b.reshape(mask.name, wide)
-    name = b.emit("where", (told, b.reshape(put.name, ()), x.name), value.shape, value.dtype)
-    return b.result(name, x.bdim, x.fold)
+    return b.result(b.like(x.name, "where", told, b.reshape(put.name, ()), x.name), x.bdim, x.fold)
 
 
 def _refused(b: Builder, indices: Sequence[Any]) -> Any:
@@ -202,11 +196,9 @@ def _refused(b: Builder, indices: Sequence[Any]) -> Any:
 
 def _running(op: str, b: Builder, x: Ref, dim: int, *, dtype: Any = None) -> Any:
     x = b.cast(x, b.meta_dtype())
-    value = b.values[x.name]
-    if not value.shape:
+    if not b.values[x.name].shape:
         return x if op != "logcumsumexp" else NotImplemented
-    name = b.emit(op, (x.name,), value.shape, value.dtype, dim=feature_dim(b, x, dim))
-    return b.result(name, x.bdim, x.fold)
+    return b.result(b.like(x.name, op, x.name, dim=feature_dim(b, x, dim)), x.bdim, x.fold)
 
 
 rules(_running, {name: name for name in ("cumsum", "cumprod", "logcumsumexp")})

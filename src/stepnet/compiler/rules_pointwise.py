@@ -63,12 +63,10 @@ def _isnan(b: Builder, x: Ref) -> Any:
 
 @rule("isinf")
 def _isinf(b: Builder, x: Ref) -> Any:
-    value = b.values[x.name]
-    if not value.dtype.startswith("float"):
+    if not b.values[x.name].dtype.startswith("float"):
         return NotImplemented
-    size = b.emit("abs", (x.name,), value.shape, value.dtype)
-    most = b.full(math.inf, (), value.dtype)
-    return b.result(b.emit("eq", (size, most), value.shape, "bool"), x.bdim, x.fold)
+    size = b.like(x.name, "abs", x.name)
+    return b.result(b.like(x.name, "eq", size, math.inf, dtype="bool"), x.bdim, x.fold)
 
 
 def _scaled(b: Builder, y: Any, alpha: Any) -> Any:
@@ -76,9 +74,7 @@ def _scaled(b: Builder, y: Any, alpha: Any) -> Any:
         return y
     if not isinstance(y, Ref):
         return y * alpha
-    value = b.values[y.name]
-    number = b.full(alpha, (), value.dtype)
-    return Ref(b.emit("mul", (y.name, number), value.shape, value.dtype), y.bdim, y.fold)
+    return Ref(b.like(y.name, "mul", y.name, alpha), y.bdim, y.fold)
 
 
 def _sum(op: str, b: Builder, x: Any, y: Any, alpha: Any = 1) -> Any:
@@ -124,10 +120,8 @@ def _div(b: Builder, x: Any, y: Any) -> Any:
 def _bound(b: Builder, x: Ref, op: str, number: Any) -> Ref:
     """A number where x is beyond it. A choice, for maximum and minimum may turn -0.0 to 0.0."""
     x = b.cast(x, b.meta_dtype())
-    value = b.values[x.name]
-    limit = b.full(number, (), value.dtype)
-    beyond = b.emit("lt" if op == "maximum" else "gt", (x.name, limit), value.shape, "bool")
-    return Ref(b.emit("where", (beyond, limit, x.name), value.shape, value.dtype), x.bdim, x.fold)
+    beyond = b.like(x.name, "lt" if op == "maximum" else "gt", x.name, number, dtype="bool")
+    return Ref(b.like(x.name, "where", beyond, number, x.name), x.bdim, x.fold)
 
 
 @rule("clamp", "clamp_min", "clamp_max")
@@ -172,16 +166,13 @@ rules(_of_floats, {"hypot": "hypot", "fmod": "fmod", **_COPYSIGN})
 def _unless_nan(op: str, b: Builder, x: Any, y: Any) -> Any:
     """The other one where one is NaN."""
     most = b.pointwise(op, [x, y])
-    value = b.values[most.name]
-    if not value.dtype.startswith("float"):
+    if not b.values[most.name].dtype.startswith("float"):
         return most
     for own, other in ((x, y), (y, x)):
         wide = b.widened(own)
-        missing = b.emit("isnan", (wide.name,), value.shape, "bool")
+        missing = b.like(most.name, "isnan", wide.name, dtype="bool")
         spare = b.widened(other)
-        most = Ref(
-            b.emit("where", (missing, spare.name, most.name), value.shape, value.dtype), most.bdim, most.fold
-        )
+        most = Ref(b.like(most.name, "where", missing, spare.name, most.name), most.bdim, most.fold)
     return most
 
 
@@ -217,13 +208,10 @@ def _round_decimals(b: Builder, x: Ref, *, decimals: int) -> Any:
 @rule("sinc")
 def _sinc(b: Builder, x: Ref) -> Any:
     x = b.cast(x, b.meta_dtype())
-    value = b.values[x.name]
-    turned = b.emit("mul", (x.name, b.full(math.pi, (), value.dtype)), value.shape, value.dtype)
-    wave = b.emit("sin", (turned,), value.shape, value.dtype)
-    wave = b.emit("div", (wave, turned), value.shape, value.dtype)
-    still = b.emit("eq", (x.name, b.full(0, (), value.dtype)), value.shape, "bool")
-    name = b.emit("where", (still, b.full(1, (), value.dtype), wave), value.shape, value.dtype)
-    return b.result(name, x.bdim, x.fold)
+    turned = b.like(x.name, "mul", x.name, math.pi)
+    wave = b.like(x.name, "div", b.like(x.name, "sin", turned), turned)
+    still = b.like(x.name, "eq", x.name, 0, dtype="bool")
+    return b.result(b.like(x.name, "where", still, 1, wave), x.bdim, x.fold)
 
 
 @rule("where.self")

@@ -53,11 +53,8 @@ def _mean(b: Builder, x: Ref, dims: Any = None, keepdim: bool = False, dtype: An
     out = _reduce("sum", b, x, dims, keepdim)
     if b.values[out.name].kind == "sum":
         raise Unsupported("a mean over the rows: the step mixes rows", line=b.line)
-    value = b.values[x.name]
-    count = value.size // max(b.values[out.name].size, 1)
-    number = b.full(count, (), b.values[out.name].dtype)
-    done = b.values[out.name]
-    return Ref(b.emit("div", (out.name, number), done.shape, done.dtype), out.bdim, out.fold)
+    count = b.values[x.name].size // max(b.values[out.name].size, 1)
+    return Ref(b.like(out.name, "div", out.name, count), out.bdim, out.fold)
 
 
 def _var(
@@ -78,30 +75,29 @@ def _var(
 
     def average(name: str, number: float) -> str:
         total = b.emit("sum", (name,), kept, value.dtype, dims=own)
-        return b.emit("div", (total, b.full(number, (), value.dtype)), kept, value.dtype)
+        return b.like(total, "div", total, number)
 
     # from the first element: equal numbers then have no variance at all, and huge ones a finite mean
     first = x.name
     for dim in own:
         shape = [1 if i == dim else s for i, s in enumerate(b.values[first].shape)]
         first = b.emit("slice", (first,), shape, value.dtype, dim=dim, start=0, end=1, step=1)
-    shifted = b.emit("sub", (x.name, first), value.shape, value.dtype)
+    shifted = b.like(x.name, "sub", x.name, first)
     scale: str | None = None
     mean = first
     if value.dtype == "float32" and not pair and value.size:  # torch squares such numbers as doubles
         scale = _largest(b, shifted, own, kept)
-        shifted = b.emit("div", (shifted, scale), value.shape, value.dtype)
+        shifted = b.like(shifted, "div", shifted, scale)
         around = (shifted, average(shifted, count))
     else:
         mean = b.emit("add", (first, average(shifted, count)), kept, value.dtype)
         around = (x.name, mean)
-    centred = b.emit("sub", around, value.shape, value.dtype)
-    squares = b.emit("mul", (centred, centred), value.shape, value.dtype)
-    out = average(squares, free)
+    centred = b.like(x.name, "sub", *around)
+    out = average(b.like(centred, "mul", centred, centred), free)
     if is_std:
-        out = b.emit("sqrt", (out,), kept, value.dtype)
+        out = b.like(out, "sqrt", out)
     for factor in [] if scale is None else [scale] if is_std else [scale, scale]:
-        out = b.emit("mul", (out, factor), kept, value.dtype)
+        out = b.like(out, "mul", out, factor)
     shape = b.row_shape(b.meta.shape, b.batch_at(b.meta.shape)[0])
     at = x.bdim
     if at is not None and not keepdim:
@@ -115,12 +111,9 @@ rules(_var, {"std.correction": True, "var.correction": False, "var_mean.correcti
 
 def _largest(b: Builder, name: str, dims: tuple[int, ...], kept: list[int]) -> str:
     """The largest magnitude over some dimensions; 1 where all is zero."""
-    value = b.values[name]
-    size = b.emit("abs", (name,), value.shape, value.dtype)
-    most = b.emit("amax", (size,), kept, value.dtype, dims=dims)
-    zero, one = b.full(0.0, (), value.dtype), b.full(1.0, (), value.dtype)
-    hit = b.emit("eq", (most, zero), kept, "bool")
-    return b.emit("where", (hit, one, most), kept, value.dtype)
+    most = b.emit("amax", (b.like(name, "abs", name),), kept, b.values[name].dtype, dims=dims)
+    hit = b.like(most, "eq", most, 0.0, dtype="bool")
+    return b.like(most, "where", hit, 1.0, most)
 
 
 @rule("prod.default", "prod.dim_int")
@@ -144,13 +137,10 @@ def _prod(b: Builder, x: Ref, dim: int | None = None, keepdim: bool = False, dty
 
 def _truths(op: str, b: Builder, x: Ref, dims: Any = None, keepdim: bool = False) -> Any:
     """The largest or the smallest of truth values, counted as 1 and 0."""
-    value = b.values[x.name]
-    if value.dtype != "bool":
-        zero = b.full(0, (), value.dtype)
-        x = Ref(b.emit("ne", (x.name, zero), value.shape, "bool"), x.bdim, x.fold)
+    if b.values[x.name].dtype != "bool":
+        x = Ref(b.like(x.name, "ne", x.name, 0, dtype="bool"), x.bdim, x.fold)
     found = _reduce(op, b, b.cast(x, "int64"), dims, keepdim)
-    shape = b.values[found.name].shape
-    return Ref(b.emit("ne", (found.name, b.full(0, (), "int64")), shape, "bool"), found.bdim, found.fold)
+    return Ref(b.like(found.name, "ne", found.name, 0, dtype="bool"), found.bdim, found.fold)
 
 
 rules(_truths, {f"any.{dims}": "amax" for dims in ("default", "dim", "dims")})

@@ -354,8 +354,7 @@ def _select_scatter(b: Builder, x: Ref, source: Ref, dim: int, index: int) -> An
 @rule("flip")
 def _flip(b: Builder, x: Ref, dims: Sequence[int]) -> Any:
     own = tuple(feature_dim(b, x, d) for d in dims)
-    value = b.values[x.name]
-    return b.result(b.emit("flip", (x.name,), value.shape, value.dtype, dims=own), x.bdim, x.fold)
+    return b.result(b.like(x.name, "flip", x.name, dims=own), x.bdim, x.fold)
 
 
 @rule("embedding")
