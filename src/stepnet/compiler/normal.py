@@ -252,9 +252,9 @@ class Builder:
         """A traced shape without its batch dimension."""
         return tuple(int(s) for i, s in enumerate(shape) if i != bdim)
 
-    def meta_dtype(self, meta: Any = None) -> str:
+    def meta_dtype(self) -> str:
         """The dtype of the traced result at hand."""
-        return dtype_name((self.meta if meta is None else meta).dtype)
+        return dtype_name(self.meta.dtype)
 
     def result(self, name: str, bdim: int | None, fold: int = 0) -> Ref:
         """A reference, checked against what was traced."""

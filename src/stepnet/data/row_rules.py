@@ -317,13 +317,13 @@ def loss(rule: Rule) -> Rule:
     return checked
 
 
-def keeps_rows(sizes_at: int, name: str, how: str) -> Rule:
+def keeps_rows(name: str, how: str) -> Rule:
     """A list of sizes that leaves dimension 0 alone: ``reshape``, ``expand``, ``repeat``, ``tile``,
     ``permute``."""
 
     def rule(call: Call) -> None:
         _check_operands(call, 1)
-        sizes = call.sizes(sizes_at, name)
+        sizes = call.sizes(1, name)
         rows, features = call.rows, call.shape[1:]
         first = sizes[0] if sizes else None
         fits = {
@@ -340,12 +340,12 @@ def keeps_rows(sizes_at: int, name: str, how: str) -> Rule:
     return rule
 
 
-def last_dims(at: int, name: str, per_dim: int = 1) -> Rule:
+def last_dims(name: str, per_dim: int = 1) -> Rule:
     """An argument whose length says how many of the last dims are meant: layer_norm, pad."""
 
     def rule(call: Call) -> None:
         _check_operands(call, 1)
-        given = call.argument(at, name, ())
+        given = call.argument(1, name, ())
         if len(given) // per_dim >= call.ndim:
             call.refuse(f"{name} {list(given)} reaches dimension 0")
 

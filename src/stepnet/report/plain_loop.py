@@ -18,6 +18,8 @@ from stepnet.compiler.record import unseen_memory_of, written
 from stepnet.compiler.undo import Snapshot
 from stepnet.data.dtypes import dtype_name
 from stepnet.data.lod import LoDTensor
+from stepnet.data.tree import leaves
+from stepnet.data.values import rows as rows_of
 from stepnet.executors import naive
 from stepnet.ir.loop import Loop
 
@@ -74,7 +76,7 @@ def describe_plain_loop(
 
 
 def _port(name: str, role: Role, leaf: Any, axis: int | None = None) -> Port:
-    values = leaf.values if isinstance(leaf, LoDTensor) else leaf
+    values = rows_of(leaf)
     sizes = list(values.shape)
     if axis is not None and values is leaf and sizes:
         del sizes[axis]
@@ -220,16 +222,7 @@ class Recorder(TorchFunctionMode):
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:
-    if isinstance(tree, LoDTensor):
-        yield tree.values
-    elif isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, (tuple, list)):
-        for item in tree:
-            yield from _tensors(item)
-    elif isinstance(tree, dict):
-        for item in tree.values():
-            yield from _tensors(item)
+    return map(rows_of, leaves(tree, (Tensor, LoDTensor)))
 
 
 def _traced(tensors: list[Tensor]) -> bool:
