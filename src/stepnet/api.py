@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, overload
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, overload
 
 import torch
 from torch import Tensor, nn
@@ -86,6 +86,21 @@ class _WithoutData(Instead):
         return naive.run(loop, feeds)
 
 
+class _How(NamedTuple):
+    """How a call of `recurrent` is to run its step."""
+
+    steps: Any
+    static: Any
+    reverse: bool
+    level: int
+    axis: int
+    scopes: bool
+    backend: Backend | None
+    resets: Any
+    checkpoint: int | bool | None
+    detach_every: int | None
+
+
 @typed
 @recorded_in_frames(_like, parts=2)
 def recurrent(
@@ -161,50 +176,37 @@ def recurrent(
     >>> y.values.flatten().tolist(), total.flatten().tolist()
     ([1.0, 2.0, 3.0, 1.0], [3.0, 1.0])
     """
-    how: Any = {
-        "steps": steps, "static": static, "reverse": reverse, "level": level, "axis": axis, "scopes": scopes,
-        "backend": backend, "resets": resets, "checkpoint": checkpoint, "detach_every": detach_every,
-    }  # fmt: skip
+    how = _How(steps, static, reverse, level, axis, scopes, backend, resets, checkpoint, detach_every)
     if CAN_CAPTURE and torch.compiler.is_dynamo_compiling():
-        return _in_graph(step, x, state, **how)
+        return _in_graph(step, x, state, how)
     if CAN_CAPTURE and instead() is None and torch.compiler.is_exporting():
-        return traced_step(lambda: _in_graph(step, x, state, **how))
+        return traced_step(lambda: _in_graph(step, x, state, how))
     if is_kept() and not torch.compiler.is_compiling():
-        del how["checkpoint"], how["detach_every"]
-        return kept(step, x, state, **how)
-    return _outside(step, x, state, **how)
+        told = how._asdict()
+        del told["checkpoint"], told["detach_every"]
+        return kept(step, x, state, **told)
+    return _outside(step, x, state, how)
 
 
-def _in_graph(
-    step: Any, x: Any, state: Any, *, steps: Any, static: Any, reverse: bool, level: int, axis: int,
-    scopes: bool, backend: Backend | None, resets: Any, checkpoint: int | bool | None,
-    detach_every: int | None,
-) -> Any:  # fmt: skip
+def _in_graph(step: Any, x: Any, state: Any, how: _How) -> Any:
     """A call in a region that Dynamo follows: one node of its graph, if it can be one."""
 
     def outside() -> Any:
-        return _outside(
-            step, x, state, steps=steps, static=static, reverse=reverse, level=level, axis=axis,
-            scopes=scopes, backend=backend, resets=resets, checkpoint=checkpoint, detach_every=detach_every,
-        )  # fmt: skip
+        return _outside(step, x, state, how)
 
     if isinstance(x, PackedSequence):
-        y, final, *more = _in_graph(
-            step, LoDTensor.from_packed(x), state, steps=steps, static=static, reverse=reverse, level=level,
-            axis=axis, scopes=scopes, backend=backend, resets=resets, checkpoint=checkpoint,
-            detach_every=detach_every,
-        )  # fmt: skip
+        y, final, *more = _in_graph(step, LoDTensor.from_packed(x), state, how)
         return packed_tables(x, y), final, *more
-    if checkpoint is not None or detach_every is not None:
-        check_windows(checkpoint, detach_every, scopes)
-    if scopes or not (steps is None or isinstance(steps, int)):
+    check_windows(how.checkpoint, how.detach_every, how.scopes)
+    steps, level, resets = how.steps, how.level, how.resets
+    if how.scopes or not (steps is None or isinstance(steps, int)):
         return apart(outside, "stepnet: scopes= and steps= with a list are no part of a graph")
     function = TorchCell(step) if isinstance(step, nn.RNNCellBase) else step
-    rows = clock(x, state, steps, axis).rows if steps is not None else x
-    static = side_by_side(static)
+    rows = clock(x, state, steps, how.axis).rows if steps is not None else x
+    static = side_by_side(how.static)
     if not can_be_node(rows, static, level):
         return apart(outside, f"stepnet: a recurrence in a graph takes {TAKES}")
-    n = sequences_of(first_leaf(rows), level, axis)
+    n = sequences_of(first_leaf(rows), level, how.axis)
     boots = hasattr(function, "initial_state")
     marks = fresh = None
     kind = ""
@@ -217,17 +219,14 @@ def _in_graph(
         state = boot_state(function, n)
     return captured(
         outside, function, rows, state, static, marks, fresh,
-        clocked=steps is not None, resets=kind, reverse=reverse, axis=axis, backend=backend,
-        checkpoint=checkpoint, detach_every=detach_every,
+        clocked=steps is not None, resets=kind, reverse=how.reverse, axis=how.axis, backend=how.backend,
+        checkpoint=how.checkpoint, detach_every=how.detach_every,
     )  # fmt: skip
 
 
-def _outside(
-    step: Any, x: Any, state: Any, *, steps: Any, static: Any, reverse: bool, level: int, axis: int,
-    scopes: bool, backend: Backend | None, resets: Any, checkpoint: int | bool | None,
-    detach_every: int | None,
-) -> Any:  # fmt: skip
+def _outside(step: Any, x: Any, state: Any, how: _How) -> Any:
     """A call that runs at once."""
+    steps, static, reverse, level, axis, scopes, backend, resets, checkpoint, detach_every = how
     compiling = torch.compiler.is_compiling()  # a compiled loop is one call out of the compiled region
     if steps is not None:
         refuse_proxies((x, steps))
@@ -236,28 +235,24 @@ def _outside(
         together: Any = torch.compiler.disable(state_with_static) if compiling else state_with_static
         state = together(step, x, state, static, level, axis)
     other = instead()
-    how: Any = {"reverse": reverse, "level": level, "axis": axis, "scopes": scopes}
     windowed = checkpoint is not None or detach_every is not None
     if windowed:
         check_windows(checkpoint, detach_every, scopes)
-    if resets is not None:
-        if windowed:
-            how |= {"checkpoint": checkpoint, "detach_every": detach_every}
-        again: Any = torch.compiler.disable(run_with_resets) if compiling else run_with_resets
-        look = other is not None
-        out = again(recurrent, step, x, state, resets, look=look, backend=backend, **how)
-    elif other is not None:
-        out = other(step, x, state, **how)
-    elif checkpoint or detach_every:
-        parts: Any = torch.compiler.disable(run_in_windows) if compiling else run_in_windows
-        del how["scopes"]
-        windows: Any = {"checkpoint": checkpoint, "detach_every": detach_every}
-        out = parts(recurrent, step, x, state, backend=backend, **windows, **how)
-    elif compiling:
-        outside: Any = torch.compiler.disable(_recurrent)
-        out = outside(step, x, state, reverse, level, axis, scopes, backend)
+    if resets is None and other is None and not (checkpoint or detach_every):
+        once: Any = torch.compiler.disable(_recurrent) if compiling else _recurrent
+        out = once(step, x, state, reverse, level, axis, scopes, backend)
     else:
-        out = _recurrent(step, x, state, reverse, level, axis, scopes, backend)
+        plain: Any = {"reverse": reverse, "level": level, "axis": axis}
+        windows: Any = {"checkpoint": checkpoint, "detach_every": detach_every} if windowed else {}
+        if resets is not None:
+            again: Any = torch.compiler.disable(run_with_resets) if compiling else run_with_resets
+            plain |= {"look": other is not None, "backend": backend, "scopes": scopes, **windows}
+            out = again(recurrent, step, x, state, resets, **plain)
+        elif other is not None:
+            out = other(step, x, state, scopes=scopes, **plain)
+        else:
+            parts: Any = torch.compiler.disable(run_in_windows) if compiling else run_in_windows
+            out = parts(recurrent, step, x, state, backend=backend, **windows, **plain)
     return out if static is None else (out[0], out[1].state, *out[2:])
 
 
@@ -455,20 +450,10 @@ class Recurrent(nn.Module, Generic[State]):
         self, x: Any = None, state: Any = None, resets: Any = None, *, steps: Any = None, static: Any = None
     ) -> Any:
         return recurrent(
-            self.step,
-            x,
-            state,
-            steps=steps,
-            resets=resets,
-            static=static,
-            reverse=self.reverse,
-            level=self.level,
-            axis=self.axis,
-            scopes=self.scopes,
-            backend=self.backend,
-            checkpoint=self.checkpoint,
-            detach_every=self.detach_every,
-        )
+            self.step, x, state, steps=steps, resets=resets, static=static, reverse=self.reverse,
+            level=self.level, axis=self.axis, scopes=self.scopes, backend=self.backend,
+            checkpoint=self.checkpoint, detach_every=self.detach_every,
+        )  # fmt: skip
 
     def __prepare_scriptable__(self) -> Any:
         """What torch.jit.script asks first."""

@@ -21,6 +21,7 @@ from stepnet.compiler.iteration import code_of
 from stepnet.data.lod import LoDTensor
 from stepnet.data.offsets import LoD
 from stepnet.data.tree import Spec, unflatten
+from stepnet.data.values import rows
 from stepnet.executors.segment import LoDCut
 from stepnet.front.step import StepBody
 from stepnet.ir.loop import Loop, Slice
@@ -142,8 +143,8 @@ class _OuterRun:
             self._given_up.add(number)  # it will not be tried again: the run over all steps was wasted
             return None
         leaf = self._here[places[0]]
-        y = [LoDTensor._make(_rows(cut[self._t]), leaf._lod) for cut in kept.y]
-        return unflatten(kept.y_spec, y), [_rows(cut[self._t]) for cut in kept.final]
+        y = [LoDTensor._make(rows(cut[self._t]), leaf._lod) for cut in kept.y]
+        return unflatten(kept.y_spec, y), [rows(cut[self._t]) for cut in kept.final]
 
     def _places(self, leaves: Sequence[Any]) -> list[int] | None:
         """Which leaf of the outer step's input each leaf is, if each is one, unchanged."""
@@ -248,14 +249,10 @@ def _code(step: Any) -> Any:
 
 
 def _version(leaf: Any) -> int:
-    values = leaf.values if isinstance(leaf, LoDTensor) else leaf
+    values = rows(leaf)
     return -1 if values.is_inference() else values._version
 
 
 def _uniform(state: Tensor) -> bool:
     """Whether all rows are the same."""
     return torch.equal(state, state[:1].expand_as(state))
-
-
-def _rows(value: Any) -> Tensor:
-    return value.values if isinstance(value, LoDTensor) else value

@@ -19,7 +19,7 @@ from .data.lod import LoDTensor
 from .data.modes import beside, traced
 from .data.offsets import LoD, owners, short
 from .data.pieces import Pieces, bools, cut, marks_of
-from .data.tree import Spec, flatten, unflatten
+from .data.tree import Spec, by_leaf, flatten, unflatten
 from .errors import LoDError, StepError
 from .front.step import WithStatic, as_step, boot_state, describe_leaf, step_name
 
@@ -114,10 +114,10 @@ def run_with_resets(
     if count > rows.n:
         owner = owners(pieces.last - pieces.first + 1, count)
         fresh = _fresh(function, asked, given, count, owner)
-        given = _map(lambda new, old: new.index_copy(0, beside(begin, new), old), fresh, given)
+        given = by_leaf(lambda new, old: new.index_copy(0, beside(begin, new), old), fresh, given)
     y, final = run(step, rows.cut(pieces), given, reverse=reverse, level=0, **how)
     if count > rows.n:
-        final = _map(lambda leaf: leaf.index_select(0, beside(end, leaf)), final)
+        final = by_leaf(lambda leaf: leaf.index_select(0, beside(end, leaf)), final)
     return rows.whole(y), final
 
 
@@ -173,7 +173,7 @@ def _renewed(state: Any, fresh: Any, marks: Tensor) -> Any:
     def renew(old: Tensor, new: Tensor) -> Tensor:
         return torch.where((marks != 0).reshape(-1, *(1,) * (old.dim() - 1)), new, old)
 
-    return _map(renew, state, fresh)
+    return by_leaf(renew, state, fresh)
 
 
 def _one_a_sequence(step: Callable[..., Any], state: Any, n: int) -> Any:
@@ -195,7 +195,7 @@ def _fresh(
     if isinstance(given, WithStatic):
         static = given.static
         if owner is not None:
-            static = _map(lambda leaf: leaf.index_select(0, beside(owner, leaf)), static)
+            static = by_leaf(lambda leaf: leaf.index_select(0, beside(owner, leaf)), static)
         return WithStatic(_fresh(step, asked, given.state, count, owner), static)
     if asked.state is None and getattr(step, "initial_state", None) is not None:
         fresh, owner = boot_state(step, count), None
@@ -221,11 +221,6 @@ def _alike(a: Any, b: Any) -> bool:
 
 def _other_rows(a: Tensor, b: Tensor) -> bool:
     return a.shape[0] != b.shape[0]  # not len, which a trace would take for a number that stays
-
-
-def _map(change: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    leaves, spec = flatten(tree)
-    return unflatten(spec, list(map(change, leaves, *(flatten(other)[0] for other in others))))
 
 
 def _rows(x: Any, level: int, axis: int) -> _Ragged | _Dense:
@@ -294,12 +289,12 @@ class _Ragged:
 
     def whole(self, y: Any) -> Any:
         """y with the sequences of x."""
-        return self.packed_again(_map(lambda leaf: _above(leaf, self.levels, 1), y))
+        return self.packed_again(by_leaf(lambda leaf: _above(leaf, self.levels, 1), y))
 
     def packed_again(self, y: Any) -> Any:
         """y of the kind of x."""
         packed = self.packed
-        return y if packed is None else _map(lambda leaf: pack_like(packed, leaf.values), y)
+        return y if packed is None else by_leaf(lambda leaf: pack_like(packed, leaf.values), y)
 
 
 def _above(x: LoDTensor, levels: tuple[Tensor, ...], level: int) -> Any:
@@ -353,7 +348,7 @@ class _Dense:
     def whole(self, y: Any) -> Any:
         """y as tensors along the axis."""
         size = (self.n, self.steps)
-        return _map(lambda leaf: leaf.values.unflatten(0, size).movedim(1, self.axis), y)
+        return by_leaf(lambda leaf: leaf.values.unflatten(0, size).movedim(1, self.axis), y)
 
     def packed_again(self, y: Any) -> Any:
         """y as it is."""

@@ -5,7 +5,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
+
+Value = TypeVar("Value")
+
+
+@contextlib.contextmanager
+def during(variable: ContextVar[Value], value: Value) -> Iterator[None]:
+    """Let a variable have a value in a block of code."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
 
 
 class Instead:
@@ -29,14 +41,9 @@ class Instead:
 _instead: ContextVar[Instead | None] = ContextVar("stepnet_instead", default=None)
 
 
-@contextlib.contextmanager
-def replaced(instead: Instead | None) -> Iterator[None]:
+def replaced(instead: Instead | None) -> contextlib.AbstractContextManager[None]:
     """Let `instead` answer the calls of `recurrent` in here: what traces a module sees each as one thing."""
-    token = _instead.set(instead)
-    try:
-        yield
-    finally:
-        _instead.reset(token)
+    return during(_instead, instead)
 
 
 def instead() -> Instead | None:
@@ -47,15 +54,10 @@ def instead() -> Instead | None:
 _keeper: ContextVar[Callable[..., Any] | None] = ContextVar("stepnet_keeper", default=None)
 
 
-@contextlib.contextmanager
-def kept_by(keeper: Callable[..., Any] | None) -> Iterator[None]:
+def kept_by(keeper: Callable[..., Any] | None) -> contextlib.AbstractContextManager[None]:
     """Let `keeper`, which keeps states between calls, answer the calls of `recurrent` in here, as they were
     made; not those that it makes itself, nor those of their steps."""
-    token = _keeper.set(keeper)
-    try:
-        yield
-    finally:
-        _keeper.reset(token)
+    return during(_keeper, keeper)
 
 
 def is_kept() -> bool:
@@ -74,16 +76,11 @@ def kept(step: Any, x: Any, state: Any, **how: Any) -> Any:
 _watch: ContextVar[Callable[..., None] | None] = ContextVar("stepnet_watch", default=None)
 
 
-@contextlib.contextmanager
-def watched(watch: Callable[..., None] | None) -> Iterator[None]:
+def watched(watch: Callable[..., None] | None) -> contextlib.AbstractContextManager[None]:
     """Call `watch` with the record of each loop that runs in here and what it is fed, before it runs; not
     with those that its body runs. Of one that cannot run over rows, `watch` gets its name in its place,
     how often it runs, and why it cannot: `steps=`, `refusal=`."""
-    token = _watch.set(watch)
-    try:
-        yield
-    finally:
-        _watch.reset(token)
+    return during(_watch, watch)
 
 
 def watching() -> Callable[..., None] | None:

@@ -9,7 +9,7 @@ one before.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from .data.convert import pack_like
 from .data.lod import LoDTensor
 from .data.modes import beside, traced
 from .data.offsets import LoD
-from .data.tree import flatten, unflatten
+from .data.tree import by_leaf, flatten, unflatten
 from .data.windows import Joined, Windows, windows
 from .errors import StepError
 from .front.step import WithStatic, as_step, boot_state, describe_leaf
@@ -91,7 +91,7 @@ def run_in_windows(
         return recomputed(window, own, before, use_reentrant=False)  # pyright: ignore[reportReturnType]
 
     y, final = cuts.run(size, lone if again else window, window, state, again)
-    return _map(lambda leaf: pack_like(packed, leaf.values), y) if packed is not None else y, final
+    return by_leaf(lambda leaf: pack_like(packed, leaf.values), y) if packed is not None else y, final
 
 
 Window = Callable[[list[Any], Any], tuple[Any, Any]]
@@ -107,7 +107,7 @@ def _size(checkpoint: int | bool | None, longest: int, state: Any) -> int:
 def _detached(state: Any) -> Any:
     if isinstance(state, WithStatic):
         return WithStatic(_detached(state.state), state.static)
-    return _map(lambda leaf: leaf.detach(), state)
+    return by_leaf(lambda leaf: leaf.detach(), state)
 
 
 def _cuts(leaves: list[Any], level: int, axis: int, reverse: bool) -> _Ragged | _Dense | None:
@@ -193,9 +193,9 @@ class _Ragged:
         if len(ended) == 1:
             return y, state
         order = torch.cat([sequences for sequences, _ in ended]).argsort()
-        return y, _joined(
-            [states for _, states in ended],
-            lambda leaves: torch.cat(leaves).index_select(0, beside(order, leaves[0])),
+        return y, by_leaf(
+            lambda *leaves: torch.cat(leaves).index_select(0, beside(order, leaves[0])),
+            *(states for _, states in ended),
         )
 
     def _of_rows(self, rows: Tensor) -> LoDTensor:
@@ -232,23 +232,10 @@ class _Results:
     ) -> Any:
         """The results of one run: what `join` makes of the windows of each leaf, or `of_rows` of its rows."""
         if not self.lean:
-            return _joined(self.trees, join)
+            return by_leaf(lambda *parts: join(list(parts)), *self.trees)
         return unflatten(self.spec, [of_rows(joined.whole()) for joined in self.joined])
 
 
 def _rows(state: Any, kept: Tensor) -> Any:
     index = kept.nonzero()[:, 0]
-    return _map(lambda leaf: leaf.index_select(0, beside(index, leaf)), state)
-
-
-def _map(change: Callable[[Any], Any], tree: Any) -> Any:
-    leaves, spec = flatten(tree)
-    return unflatten(spec, list(map(change, leaves)))
-
-
-def _joined(trees: Sequence[Any], join: Callable[[list[Any]], Any]) -> Any:
-    """Trees of one structure, joined leaf by leaf."""
-    flat = [flatten(tree) for tree in trees]
-    return unflatten(
-        flat[0][1], [join(list(parts)) for parts in zip(*(leaves for leaves, _ in flat), strict=True)]
-    )
+    return by_leaf(lambda leaf: leaf.index_select(0, beside(index, leaf)), state)

@@ -9,6 +9,7 @@ from torch import nn
 import stepnet
 from stepnet import LoDTensor, cells
 from stepnet.engine import plans
+from stepnet.errors import BuildError
 from stepnet.executors.c import scan as c_scan
 from stepnet.executors.c.scan import CScan
 from stepnet.executors.layout import Layout, is_uneven
@@ -155,6 +156,30 @@ def test_what_is_not_finite_stays_in_its_feature(bad, shared_out):
         assert shared_out[-1] == 2
     finally:
         torch.set_num_threads(before)
+
+
+def test_code_that_is_not_built_is_told_of(shared_out, monkeypatch):
+    """One thread runs the scan then."""
+    write = c_scan.write
+
+    def without_room(loop, region, name, of=None):
+        if of is not None:
+            raise BuildError("no room")
+        return write(loop, region, name)
+
+    monkeypatch.setattr(c_scan, "write", without_room)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    plans.forget()
+    try:
+        x, cell = torch.randn(40, 1, F, dtype=DTYPE), STEPS["minGRU"]
+        with torch.no_grad(), pytest.warns(RuntimeWarning, match="runs on one thread.*\n.*no room"):
+            y, _ = stepnet.recurrent(cell, x, backend="c")
+        torch.testing.assert_close(y, stepnet.recurrent(cell, x, backend="naive")[0])
+        assert set(shared_out) == {1}
+    finally:
+        torch.set_num_threads(before)
+        plans.forget()
 
 
 def test_a_long_sequence_is_the_one_of_one_thread():

@@ -63,8 +63,8 @@ class Cell(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew."""
-        draw(self.parameters(recurse=False), self.hidden_size)
+        """Draw all parameters anew; without weight_hh as those of torch.nn.Linear."""
+        draw(self.parameters(recurse=False), self.hidden_size if self.recurrent else self.input_size)
 
     def initial_state(self, n: int) -> Any:
         """The state of n sequences before their first step."""

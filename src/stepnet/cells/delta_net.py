@@ -54,11 +54,6 @@ class DeltaNet(HeadsCell):
         super().__init__(input_size, hidden_size, heads, key_size, bias, device, dtype)
         self.write_share = nn.Linear(input_size, heads, False, device, dtype)
 
-    def reset_parameters(self) -> None:
-        """Draw all parameters anew."""
-        for linear in (self.query, self.key, self.value, self.write_share):
-            linear.reset_parameters()
-
     def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """One step."""
         return self.write(x, state)
@@ -71,10 +66,6 @@ class DeltaNet(HeadsCell):
         missing = share * (self.by_head(self.value(x)) - lookup(state, k))
         new = state + outer(k, missing)
         return lookup(new, q).flatten(-2), new
-
-    def initial_state(self, n: int) -> Tensor:
-        """S of n sequences: zeros."""
-        return self.matrices(n)
 
 
 class GatedDeltaNet(DeltaNet):
@@ -123,7 +114,6 @@ class GatedDeltaNet(DeltaNet):
     def reset_parameters(self) -> None:
         """Draw all parameters anew."""
         super().reset_parameters()
-        self.decay_time.reset_parameters()
         draw_steps(self.decay_time.bias)
         with torch.no_grad():
             nn.init.uniform_(self.decay_rate, 0, 16).clamp_(min=1e-4).log_()

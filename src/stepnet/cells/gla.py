@@ -61,18 +61,9 @@ class GLA(HeadsCell):
             nn.Linear(rank, self.key_size, True, device, dtype),
         )
 
-    def reset_parameters(self) -> None:
-        """Draw all parameters anew."""
-        for linear in (self.query, self.key, self.value, *self.decay):
-            linear.reset_parameters()  # pyright: ignore[reportCallIssue]
-
     def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """One step."""
         q, k, v = self.by_head(self.query(x)), self.by_head(self.key(x)), self.by_head(self.value(x))
         decay = torch.exp(F.logsigmoid(self.by_head(self.decay(x))) / TEMPERATURE)
         new = decay.unsqueeze(-1) * state + outer(k, v)
         return lookup(new, q).flatten(-2), new
-
-    def initial_state(self, n: int) -> Tensor:
-        """S of n sequences: zeros."""
-        return self.matrices(n)

@@ -48,6 +48,16 @@ class HeadsCell(nn.Module):
         self.key = nn.Linear(input_size, self.key_size, bias, device, dtype)
         self.value = nn.Linear(input_size, hidden_size, bias, device, dtype)
 
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew."""
+        for linear in self.modules():
+            if isinstance(linear, nn.Linear):
+                linear.reset_parameters()
+
+    def initial_state(self, n: int) -> Tensor:
+        """The matrix of each head, [n, heads, keys, values], before anything was written: zeros."""
+        return self.zeros(n, self.key_size // self.heads, self.hidden_size // self.heads)
+
     def by_head(self, rows: Tensor) -> Tensor:
         """[n, features] as [n, heads, features of a head]."""
         return rows.unflatten(-1, (self.heads, -1))
@@ -55,10 +65,6 @@ class HeadsCell(nn.Module):
     def zeros(self, n: int, *sizes: int) -> Tensor:
         """[n, heads, *sizes] zeros beside the parameters."""
         return self.value.weight.new_zeros(n, self.heads, *sizes)
-
-    def matrices(self, n: int) -> Tensor:
-        """The matrix of each head, [n, heads, keys, values], before anything was written: zeros."""
-        return self.zeros(n, self.key_size // self.heads, self.hidden_size // self.heads)
 
     def extra_repr(self) -> str:
         shown = f"{self.input_size}, {self.hidden_size}"

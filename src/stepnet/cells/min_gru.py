@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .cell import Cell, draw
+from .cell import Cell
 
 
 class MinGRU(Cell):
@@ -38,10 +38,6 @@ class MinGRU(Cell):
 
     gates = 2
     recurrent = False
-
-    def reset_parameters(self) -> None:
-        """Draw all parameters anew."""
-        draw(self.parameters(), self.input_size)
 
     def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """One step."""

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .cell import Cell, draw
+from .cell import Cell
 
 
 class MinLSTM(Cell):
@@ -43,10 +43,6 @@ class MinLSTM(Cell):
 
     gates = 3
     recurrent = False
-
-    def reset_parameters(self) -> None:
-        """Draw all parameters anew."""
-        draw(self.parameters(), self.input_size)
 
     def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """One step."""

@@ -88,6 +88,6 @@ class MLSTM(HeadsCell):
         h = lookup(c_new, q) / scale.unsqueeze(-1)
         return torch.sigmoid(self.output_gate(x)) * h.flatten(-2), (c_new, n_new, m_new)
 
-    def initial_state(self, n: int) -> tuple[Tensor, Tensor, Tensor]:
+    def initial_state(self, n: int) -> tuple[Tensor, Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """(C, n, m) of n sequences: zeros."""
-        return self.matrices(n), self.zeros(n, self.key_size // self.heads), self.zeros(n)
+        return super().initial_state(n), self.zeros(n, self.key_size // self.heads), self.zeros(n)

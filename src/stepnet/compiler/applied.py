@@ -9,6 +9,8 @@ from typing import Any
 
 from torch.autograd import Function
 
+from stepnet.watchers import during
+
 from .control import plain_control
 from .swapped import Swapped
 
@@ -21,12 +23,8 @@ _seeing: ContextVar[tuple[See, ...]] = ContextVar("stepnet_applied", default=())
 def applied(see: See) -> Iterator[None]:
     """Let `see(args, kwargs)` give the arguments of each `Function.apply` that this thread calls in here, and
     let torch's control flow be Python's."""
-    token = _seeing.set((*_seeing.get(), see))
-    try:
-        with _APPLY.inside(), plain_control():
-            yield
-    finally:
-        _seeing.reset(token)
+    with during(_seeing, (*_seeing.get(), see)), _APPLY.inside(), plain_control():
+        yield
 
 
 def _apply(function: Any, *args: Any, **kwargs: Any) -> Any:

@@ -87,7 +87,6 @@ class Captured:
     constants: dict[str, Tensor]
     weights: list[int]  # indices of the reached tensors the step uses
     n_x: int
-    n_state: int
     n_y: int
     y_spec: Any
     tangent_of: list[int]  # which result each tangent belongs to
@@ -274,7 +273,6 @@ def trace(
         constants=constants,
         weights=[place for place, _, _ in weights],
         n_x=len(x),
-        n_state=len(state),
         n_y=n_y,
         y_spec=y_spec,
         tangent_of=tangents,

@@ -169,9 +169,7 @@ def _mul_own(b: Builder, x: Operand, number: Any) -> Operand:
         raise Unsupported("a complex factor of one side of a sum is not compiled", line=b.line)
 
     def scaled(ref: Ref) -> Ref:
-        value = b.values[ref.name]
-        factor = b.full(number, (), value.dtype)
-        return Ref(b.emit("mul", (ref.name, factor), value.shape, value.dtype), ref.bdim, ref.fold)
+        return Ref(b.like(ref.name, "mul", ref.name, number), ref.bdim, ref.fold)
 
     return Pair(scaled(x.re), scaled(x.im)) if isinstance(x, Pair) else scaled(x)
 
@@ -204,8 +202,7 @@ def _reciprocal(b: Builder, x: Pair) -> Pair:
 
 
 def _conjugate(b: Builder, x: Pair) -> Pair:
-    value = b.values[x.im.name]
-    return Pair(x.re, Ref(b.emit("neg", (x.im.name,), value.shape, value.dtype), x.im.bdim, x.im.fold))
+    return Pair(x.re, Ref(b.like(x.im.name, "neg", x.im.name), x.im.bdim, x.im.fold))
 
 
 def _abs(b: Builder, x: Pair) -> Any:
@@ -218,13 +215,13 @@ def _angle(b: Builder, x: Pair) -> Any:
 
 def _sgn(b: Builder, x: Pair) -> Pair:
     size = _abs(b, x)
-    none = Ref(_none(b, size), size.bdim, size.fold)
+    none = _zero(b, size)
     return Pair(*(_where(b, none, 0.0, _op(b, "div", part, size)) for part in (x.re, x.im)))
 
 
-def _none(b: Builder, x: Ref) -> str:
-    value = b.values[x.name]
-    return b.emit("eq", (x.name, b.full(0, (), value.dtype)), value.shape, "bool")
+def _zero(b: Builder, x: Ref, op: str = "eq") -> Ref:
+    """Where a number is zero, or compares so with it."""
+    return Ref(b.like(x.name, op, x.name, 0, dtype="bool"), x.bdim, x.fold)
 
 
 def _exp(b: Builder, x: Pair) -> Pair:
@@ -239,13 +236,10 @@ def _log(b: Builder, x: Pair) -> Pair:
 def _sqrt(b: Builder, x: Pair) -> Pair:
     """The larger part by a root, the other one by a quotient."""
     large = _op(b, "sqrt", _op(b, "mul", _op(b, "add", _abs(b, x), _op(b, "abs", x.re)), 0.5))
-    none = Ref(_none(b, large), large.bdim, large.fold)
+    none = _zero(b, large)
     small = _op(b, "div", x.im, _op(b, "mul", large, 2.0))
     small = _where(b, none, x.im, small)
-    value = b.values[x.re.name]
-    left = Ref(
-        b.emit("lt", (x.re.name, b.full(0, (), value.dtype)), value.shape, "bool"), x.re.bdim, x.re.fold
-    )
+    left = _zero(b, x.re, "lt")
     re = _where(b, left, _op(b, "abs", small), large)
     return Pair(re, _where(b, left, _op(b, "copysign", large, x.im), small))
 
@@ -254,24 +248,16 @@ def _where(b: Builder, chosen: Ref, x: Any, y: Any) -> Any:
     return RULES["where.self"](b, chosen, x, y)
 
 
-def _sin(b: Builder, x: Pair) -> Pair:
-    re = _op(b, "mul", _op(b, "sin", x.re), _op(b, "cosh", x.im))
-    return Pair(re, _op(b, "mul", _op(b, "cos", x.re), _op(b, "sinh", x.im)))
+def _wave(*ops: str, turned: bool = False) -> Callable[..., Pair]:
+    """Each part is a product of functions of the parts: (f re * g im, h re * k im), the last one `turned`."""
+    f, g, h, k = ops
 
+    def wave(b: Builder, x: Pair) -> Pair:
+        re = _op(b, "mul", _op(b, f, x.re), _op(b, g, x.im))
+        im = _op(b, "mul", _op(b, h, x.re), _op(b, k, x.im))
+        return Pair(re, _op(b, "neg", im) if turned else im)
 
-def _cos(b: Builder, x: Pair) -> Pair:
-    re = _op(b, "mul", _op(b, "cos", x.re), _op(b, "cosh", x.im))
-    return Pair(re, _op(b, "neg", _op(b, "mul", _op(b, "sin", x.re), _op(b, "sinh", x.im))))
-
-
-def _sinh(b: Builder, x: Pair) -> Pair:
-    re = _op(b, "mul", _op(b, "sinh", x.re), _op(b, "cos", x.im))
-    return Pair(re, _op(b, "mul", _op(b, "cosh", x.re), _op(b, "sin", x.im)))
-
-
-def _cosh(b: Builder, x: Pair) -> Pair:
-    re = _op(b, "mul", _op(b, "cosh", x.re), _op(b, "cos", x.im))
-    return Pair(re, _op(b, "mul", _op(b, "sinh", x.re), _op(b, "sin", x.im)))
+    return wave
 
 
 def _tanh(b: Builder, x: Pair) -> Pair:
@@ -407,8 +393,7 @@ def _product(name: str) -> Callable[..., Any]:
         def joined(op: str, left: Ref | None, right: Ref | None) -> Ref | None:
             if left is None or right is None:
                 return left or right
-            value = b.values[left.name]
-            return Ref(b.emit(op, (left.name, right.name), value.shape, value.dtype), left.bdim, left.fold)
+            return Ref(b.like(left.name, op, left.name, right.name), left.bdim, left.fold)
 
         re, im = joined("sub", of(a, d), of(c, e)), joined("add", of(a, e), of(c, d))
         return Pair(re, im) if re is not None and im is not None else NotImplemented
@@ -418,9 +403,10 @@ def _product(name: str) -> Callable[..., Any]:
 
 _COMPLEX: dict[str, Callable[..., Any]] = {
     "add": _add, "sub": _sub, "mul": _mul, "div": _div, "true_divide": _div, "reciprocal": _reciprocal,
-    "abs": _abs, "angle": _angle, "sgn": _sgn, "exp": _exp, "log": _log, "sqrt": _sqrt, "sin": _sin,
-    "cos": _cos,
-    "sinh": _sinh, "cosh": _cosh, "tanh": _tanh, "sigmoid": _sigmoid, "pow": _pow, "polar": _polar,
+    "abs": _abs, "angle": _angle, "sgn": _sgn, "exp": _exp, "log": _log, "sqrt": _sqrt,
+    "sin": _wave("sin", "cosh", "cos", "sinh"), "cos": _wave("cos", "cosh", "sin", "sinh", turned=True),
+    "sinh": _wave("sinh", "cos", "cosh", "sin"), "cosh": _wave("cosh", "cos", "sinh", "sin"),
+    "tanh": _tanh, "sigmoid": _sigmoid, "pow": _pow, "polar": _polar,
     "complex": _complex, "view_as_real": _view_as_real, "view_as_complex": _view_as_complex, "real": _re,
     "imag": _im, "_to_copy": _to_copy, "convert_element_type": _to_copy, "full": _full, "full_like": _full,
     "new_full": _full, "scalar_tensor": _full, "ones_like": _ones, "ones": _ones, "new_ones": _ones,

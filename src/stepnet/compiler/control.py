@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from stepnet.data.modes import is_wrapped
 from stepnet.data.tree import leaves, map_leaves
 from stepnet.errors import Unsupported
+from stepnet.watchers import during
 
 from .swapped import Swapped
 
@@ -30,12 +31,8 @@ _plain: ContextVar[bool] = ContextVar("stepnet_plain_control", default=False)
 @contextlib.contextmanager
 def plain_control() -> Iterator[None]:
     """Let torch's control flow be Python's in here, in this thread."""
-    token = _plain.set(True)
-    try:
-        with _CALL.inside() if hasattr(_torch_control, _NAME) else contextlib.nullcontext():
-            yield
-    finally:
-        _plain.reset(token)
+    with during(_plain, True), _CALL.inside() if hasattr(_torch_control, _NAME) else contextlib.nullcontext():
+        yield
 
 
 def _called(function: Callable[..., Any], args: Any, kwargs: Any = None) -> Any:

@@ -18,6 +18,7 @@ from torch import Tensor
 from stepnet.data.tree import leaves
 from stepnet.errors import Unsupported
 from stepnet.user_line import user_line
+from stepnet.watchers import during
 
 _MADE = {torch.rand: "rand", torch.randn: "randn"}
 _LIKE = {torch.rand_like: "rand", torch.randn_like: "randn"}
@@ -123,14 +124,9 @@ class Drawn:
 _drawn: ContextVar[Drawn | None] = ContextVar("stepnet_drawn", default=None)
 
 
-@contextlib.contextmanager
-def drawn(noise: Drawn) -> Iterator[None]:
+def drawn(noise: Drawn) -> contextlib.AbstractContextManager[None]:
     """Let the step that is traced in here draw this noise."""
-    token = _drawn.set(noise)
-    try:
-        yield
-    finally:
-        _drawn.reset(token)
+    return during(_drawn, noise)
 
 
 def noise_of(func: Any, args: Any, kwargs: Any) -> Tensor | None:

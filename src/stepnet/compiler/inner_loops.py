@@ -19,6 +19,7 @@ from torch import Tensor
 
 from stepnet.data.tree import Spec, flatten, unflatten
 from stepnet.errors import Unsupported
+from stepnet.watchers import during
 
 MOST = 32  # steps that are unrolled in one body: each takes as long to compile as a step without a loop
 # of results that are no port's; the second, where more steps would not help
@@ -99,11 +100,8 @@ _inner: ContextVar[InnerLoops | None] = ContextVar("stepnet_inner_loops", defaul
 def inner_loops(most: int | None) -> Iterator[InnerLoops]:
     """Unroll, or count, the steps of loops with a condition for each row in here."""
     loops = InnerLoops(most)
-    token = _inner.set(loops)
-    try:
+    with during(_inner, loops):
         yield loops
-    finally:
-        _inner.reset(token)
 
 
 def inner() -> InnerLoops | None:

@@ -8,8 +8,9 @@ up. Anything else is refused: the step is then run by the plain loop.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -72,6 +73,12 @@ def rule(*targets: str) -> Callable[[Rule], Rule]:
         return fn
 
     return register
+
+
+def rules(meaning: Rule, table: Mapping[str, Any]) -> None:
+    """Register a meaning that several targets share; it is told first what the table says of its target."""
+    for target, own in table.items():
+        rule(target)(partial(meaning, own))
 
 
 class Builder:
@@ -140,6 +147,13 @@ class Builder:
         self._made[out] = node
         self._known[key] = out
         return out
+
+    def like(self, name: str, op: str, *operands: Any, dtype: str | None = None, **attrs: Any) -> str:
+        """Add a node whose result has the shape, and the dtype if no other is named, of a value. Operands are
+        names of values, and numbers."""
+        value = self.values[name]
+        inputs = [o if isinstance(o, str) else self.full(o, (), value.dtype) for o in operands]
+        return self.emit(op, inputs, value.shape, dtype or value.dtype, **attrs)
 
     def _through(
         self, op: str, inputs: tuple[str, ...], attrs: dict[str, Any]
@@ -238,9 +252,9 @@ class Builder:
         """A traced shape without its batch dimension."""
         return tuple(int(s) for i, s in enumerate(shape) if i != bdim)
 
-    def meta_dtype(self, meta: Any = None) -> str:
+    def meta_dtype(self) -> str:
         """The dtype of the traced result at hand."""
-        return dtype_name((self.meta if meta is None else meta).dtype)
+        return dtype_name(self.meta.dtype)
 
     def result(self, name: str, bdim: int | None, fold: int = 0) -> Ref:
         """A reference, checked against what was traced."""

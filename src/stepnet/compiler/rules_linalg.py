@@ -5,12 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .normal import Builder, Ref, rule
-from .rules_shape import slice_feature
-
-
-def _swapped(b: Builder, name: str) -> str:
-    rank = len(b.values[name].shape)
-    return b.permute(name, [*range(rank - 2), rank - 1, rank - 2])
+from .rules_shape import slice_feature, swapped
 
 
 def _matrices(b: Builder, *refs: Ref) -> bool:
@@ -105,9 +100,9 @@ def _lu_solve(
     packed = _packed(b, factors, swaps)
     if packed is None:
         return NotImplemented
-    side = right.name if left else _swapped(b, right.name)
+    side = right.name if left else swapped(b, right.name)
     out = _solved(b, "lu_solve", packed, side, transposed=adjoint == left)
-    return b.result(out if left else _swapped(b, out), _bdim(factors, right), right.fold)
+    return b.result(out if left else swapped(b, out), _bdim(factors, right), right.fold)
 
 
 @rule("lu_unpack")
@@ -123,13 +118,12 @@ def _lu_unpack(
     unit = _as_wide(b, _unit(b, n, dtype), tuple(lead), value.kind)
     last = b.reshape(swaps.name, (*lead, 1, n))
     alone = b.emit("cat", (unit, last), (*lead, n + 1, n), dtype, dim=at)
-    order = _swapped(b, _solved(b, "lu_solve", alone, unit, transposed=False))
+    order = swapped(b, _solved(b, "lu_solve", alone, unit, transposed=False))
     count = b.emit("iota", (), (n,), "int64", "shared", start=0, step=1)
     below = b.emit("gt", (b.reshape(count, (n, 1)), b.reshape(count, (1, n))), (n, n), "bool")
-    zero = b.full(0, (), dtype)
-    lower = b.emit("where", (below, factors.name, zero), value.shape, dtype)
-    lower = b.emit("add", (lower, unit), value.shape, dtype)
-    upper = b.emit("where", (below, zero, factors.name), value.shape, dtype)
+    lower = b.like(factors.name, "where", below, factors.name, 0)
+    lower = b.like(lower, "add", lower, unit)
+    upper = b.like(factors.name, "where", below, 0, factors.name)
     return [Ref(name, factors.bdim, factors.fold) for name in (order, lower, upper)]
 
 
@@ -142,9 +136,9 @@ def _solve(b: Builder, a: Ref, right: Ref, *, left: bool = True, check_errors: b
     if not _matrices(b, a, right) or a.fold != right.fold:
         return NotImplemented
     packed = _lu(b, a, check_errors or b.checked)
-    side = right.name if left else _swapped(b, right.name)
+    side = right.name if left else swapped(b, right.name)
     out = _solved(b, "lu_solve", packed, side, transposed=not left)
-    answer = Ref(out if left else _swapped(b, out), _bdim(a, right), right.fold)
+    answer = Ref(out if left else swapped(b, out), _bdim(a, right), right.fold)
     return [answer, *_parts(b, packed, a), _nothing_wrong(b, a)]
 
 
@@ -174,9 +168,7 @@ def _signs(b: Builder, packed: str) -> str:
     dtype = b.values[packed].dtype
     swaps = b.reshape(slice_feature(b, packed, len(lead), rows - 1, rows), (*lead, n))
     own = b.emit("iota", (), (n,), dtype, "shared", start=1, step=1)
-    moved = b.emit("ne", (swaps, own), (*lead, n), "bool")
-    values = b.full(-1, (), dtype), b.full(1, (), dtype)
-    return b.emit("where", (moved, *values), (*lead, n), dtype)
+    return b.like(swaps, "where", b.like(swaps, "ne", swaps, own, dtype="bool"), -1, 1)
 
 
 def _product(b: Builder, name: str) -> str:
@@ -191,7 +183,7 @@ def _lu_as_torch(b: Builder, a: Ref) -> str:
     """The factors that gradients of a determinant read: torch factors the transpose of what is contiguous."""
     traced: Any = b.node.args[0] if b.node is not None else None
     if traced is not None and traced.meta["val"].is_contiguous():
-        a = Ref(_swapped(b, a.name), a.bdim, a.fold)
+        a = Ref(swapped(b, a.name), a.bdim, a.fold)
     return _lu(b, a, False)
 
 
@@ -201,8 +193,7 @@ def _det(b: Builder, a: Ref) -> Any:
         return NotImplemented
     packed = _lu_as_torch(b, a)
     diagonal, signs = _diagonal(b, packed), _signs(b, packed)
-    value = b.values[diagonal]
-    whole = _product(b, b.emit("mul", (diagonal, signs), value.shape, value.dtype))
+    whole = _product(b, b.like(diagonal, "mul", diagonal, signs))
     return [Ref(whole, a.bdim, a.fold), *_parts(b, packed, a)]
 
 
@@ -213,9 +204,9 @@ def _slogdet(b: Builder, a: Ref) -> Any:
     packed = _lu_as_torch(b, a)
     diagonal = _diagonal(b, packed)
     shape, dtype = b.values[diagonal].shape, b.values[diagonal].dtype
-    own = b.emit("sign", (diagonal,), shape, dtype)
-    sign = _product(b, b.emit("mul", (own, _signs(b, packed)), shape, dtype))
-    logs = b.emit("log", (b.emit("abs", (diagonal,), shape, dtype),), shape, dtype)
+    own = b.like(diagonal, "sign", diagonal)
+    sign = _product(b, b.like(own, "mul", own, _signs(b, packed)))
+    logs = b.like(diagonal, "log", b.like(diagonal, "abs", diagonal))
     at = len(shape) - 1
     total = b.reshape(b.emit("sum", (logs,), (*shape[:-1], 1), dtype, dims=(at,)), shape[:-1])
     return [Ref(sign, a.bdim, a.fold), Ref(total, a.bdim, a.fold), *_parts(b, packed, a)]
@@ -225,10 +216,9 @@ def _slogdet(b: Builder, a: Ref) -> Any:
 def _cholesky(b: Builder, a: Ref, *, upper: bool = False, check_errors: bool = False) -> Any:
     if not _matrices(b, a):
         return NotImplemented
-    name = _swapped(b, a.name) if upper else a.name
-    value = b.values[name]
-    out = b.emit("cholesky", (name,), value.shape, value.dtype, check=check_errors or b.checked)
-    return [Ref(_swapped(b, out) if upper else out, a.bdim, a.fold), _nothing_wrong(b, a)]
+    name = swapped(b, a.name) if upper else a.name
+    out = b.like(name, "cholesky", name, check=check_errors or b.checked)
+    return [Ref(swapped(b, out) if upper else out, a.bdim, a.fold), _nothing_wrong(b, a)]
 
 
 def _triangle(b: Builder, a: str, right: str, upper: bool, unit: bool = False) -> str:
@@ -244,15 +234,15 @@ def _solve_triangular(
     bdim = _bdim(a, right)
     if left:
         return b.result(_triangle(b, a.name, right.name, upper, unitriangular), bdim, right.fold)
-    out = _triangle(b, _swapped(b, a.name), _swapped(b, right.name), not upper, unitriangular)
-    return b.result(_swapped(b, out), bdim, right.fold)
+    out = _triangle(b, swapped(b, a.name), swapped(b, right.name), not upper, unitriangular)
+    return b.result(swapped(b, out), bdim, right.fold)
 
 
 @rule("cholesky_solve")
 def _cholesky_solve(b: Builder, right: Ref, a: Ref, upper: bool = False) -> Any:
     if not _matrices(b, a) or a.fold != right.fold or right.bdim not in (None, 0):
         return NotImplemented
-    low, high = (_swapped(b, a.name), a.name) if upper else (a.name, _swapped(b, a.name))
+    low, high = (swapped(b, a.name), a.name) if upper else (a.name, swapped(b, a.name))
     out = _triangle(b, high, _triangle(b, low, right.name, False), True)
     return b.result(out, _bdim(a, right), right.fold)
 
@@ -263,7 +253,7 @@ def _cholesky_inverse(b: Builder, a: Ref, upper: bool = False) -> Any:
         return NotImplemented
     value = b.values[a.name]
     unit = _as_wide(b, _unit(b, value.shape[-1], value.dtype), value.shape[:-2], value.kind)
-    low, high = (_swapped(b, a.name), a.name) if upper else (a.name, _swapped(b, a.name))
+    low, high = (swapped(b, a.name), a.name) if upper else (a.name, swapped(b, a.name))
     return b.result(_triangle(b, high, _triangle(b, low, unit, False), True), a.bdim, a.fold)
 
 
@@ -271,8 +261,7 @@ def _cholesky_inverse(b: Builder, a: Ref, upper: bool = False) -> Any:
 def _matrix_exp(b: Builder, a: Ref) -> Any:
     if not _matrices(b, a):
         return NotImplemented
-    value = b.values[a.name]
-    return b.result(b.emit("matrix_exp", (a.name,), value.shape, value.dtype), a.bdim, a.fold)
+    return b.result(b.like(a.name, "matrix_exp", a.name), a.bdim, a.fold)
 
 
 @rule("stepnet_joint.matrix_exp_grad.default")

@@ -6,7 +6,7 @@ from typing import Any
 
 from stepnet.errors import Unsupported
 
-from .normal import Builder, Ref, rule
+from .normal import Builder, Ref, rule, rules
 
 
 def _drawn(b: Builder, op: str, more: tuple[int, ...] = (), dtype: str | None = None) -> Ref:
@@ -20,34 +20,27 @@ def _drawn(b: Builder, op: str, more: tuple[int, ...] = (), dtype: str | None = 
     return Ref(b.emit(op, (), shape, dtype or b.meta_dtype(), "row"), at)
 
 
-def _noise(b: Builder, op: str) -> Ref:
+def _noise(op: str, b: Builder, *_: Any, **__: Any) -> Ref:
     found = _drawn(b, op)
     return b.result(found.name, found.bdim)
 
 
-@rule("rand", "rand_like")
-def _rand(b: Builder, *_: Any, **__: Any) -> Any:
-    return _noise(b, "rand")
-
-
-@rule("randn", "randn_like")
-def _randn(b: Builder, *args: Any, **__: Any) -> Any:
-    return _noise(b, "randn")
+rules(_noise, {"rand": "rand", "rand_like": "rand", "randn": "randn", "randn_like": "randn"})
 
 
 @rule("normal_functional")
 def _normal(b: Builder, x: Any, mean: float = 0.0, std: float = 1.0, **_: Any) -> Any:
-    return _scaled(b, _noise(b, "randn"), mean, std)
+    return _scaled(b, _noise("randn", b), mean, std)
 
 
 @rule("normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor")
 def _normal_of(b: Builder, mean: Any, std: Any = 1.0, **_: Any) -> Any:
-    return _scaled(b, _noise(b, "randn"), mean, std)
+    return _scaled(b, _noise("randn", b), mean, std)
 
 
 @rule("uniform")
 def _uniform(b: Builder, x: Any, low: float = 0.0, high: float = 1.0, **_: Any) -> Any:
-    return _scaled(b, _noise(b, "rand"), low, high - low)
+    return _scaled(b, _noise("rand", b), low, high - low)
 
 
 def _scaled(b: Builder, noise: Ref, shift: Any, scale: Any) -> Any:
@@ -57,16 +50,14 @@ def _scaled(b: Builder, noise: Ref, shift: Any, scale: Any) -> Any:
 
 @rule("exponential")
 def _exponential(b: Builder, x: Any, rate: float = 1.0, **_: Any) -> Any:
-    waited = _waiting(b, _noise(b, "rand"))
+    waited = _waiting(b, _noise("rand", b))
     return waited if rate == 1 else b.pointwise("div", [waited, rate])
 
 
 def _waiting(b: Builder, noise: Ref) -> Ref:
     """Exponential noise of uniform noise, which may be 0 and is never 1."""
-    value = b.values[noise.name]
-    back = b.emit("neg", (noise.name,), value.shape, value.dtype)
-    log = b.emit("log1p", (back,), value.shape, value.dtype)
-    return Ref(b.emit("neg", (log,), value.shape, value.dtype), noise.bdim)
+    log = b.like(noise.name, "log1p", b.like(noise.name, "neg", noise.name))
+    return Ref(b.like(log, "neg", log), noise.bdim)
 
 
 @rule("randint.default", "randint_like.default")
@@ -82,17 +73,15 @@ def _randint_low(b: Builder, first: Any, *args: Any, **__: Any) -> Any:
 
 def _whole_numbers(b: Builder, low: int, high: int) -> Any:
     noise = _drawn(b, "rand", dtype="float64")
-    shape = b.values[noise.name].shape
-    name = noise.name
-    for op, number in (("mul", high - low), ("add", low)):
-        name = b.emit(op, (name, b.full(number, (), "float64")), shape, "float64")
-    whole = Ref(b.emit("floor", (name,), shape, "float64"), noise.bdim)
+    name = b.like(noise.name, "mul", noise.name, high - low)
+    name = b.like(name, "add", name, low)
+    whole = Ref(b.like(name, "floor", name), noise.bdim)
     return b.result(b.cast(whole, b.meta_dtype()).name, noise.bdim)
 
 
 @rule("bernoulli.p", "bernoulli.default")
 def _bernoulli(b: Builder, x: Ref, p: Any = None, **_: Any) -> Any:
-    noise = _noise(b, "rand")
+    noise = _noise("rand", b)
     odds, rank = x if p is None else p, len(b.meta.shape)
     dtype, shape = b.values[noise.name].dtype, b.values[noise.name].shape
     if isinstance(odds, Ref):
@@ -123,11 +112,10 @@ def _multinomial(b: Builder, p: Ref, count: int, replacement: bool = False, **_:
         index = b.emit("topk", (race,), (count,), "int64", dim=0, largest=True, sorted=True)
     # a sum of odds that is a number above 0, and none of them below
     total = b.emit("sum", (p.name,), (1,), dtype, dims=(0,))
-    zero, most = b.full(0, (), dtype), b.full(float("inf"), (), dtype)
-    fair = b.emit("gt", (total, zero), (1,), "bool")
-    finite = b.emit("lt", (total, most), (1,), "bool")
+    fair = b.like(total, "gt", total, 0, dtype="bool")
+    finite = b.like(total, "lt", total, float("inf"), dtype="bool")
     least = b.emit("amin", (p.name,), (1,), dtype, dims=(0,))
-    right = b.emit("ge", (least, zero), (1,), "bool")
+    right = b.like(least, "ge", least, 0, dtype="bool")
     for other in (fair, finite):
-        right = b.emit("and", (right, other), (1,), "bool")
+        right = b.like(right, "and", right, other)
     return b.result(b.emit("where", (right, index, b.full(-1, (), "int64")), (count,), "int64"), 0)

@@ -10,37 +10,22 @@ from stepnet.data.dtypes import dtype_name
 from stepnet.errors import Unsupported
 from stepnet.ir.graph import Node
 
-from .normal import BATCH, ROW_NUMBERS, Builder, Ref, rule
+from .normal import BATCH, ROW_NUMBERS, Builder, Ref, rule, rules
 
 
-def _constant(b: Builder, number: Any) -> Any:
+def _constant(number: Any, b: Builder, *_: Any, **__: Any) -> Any:
     return b.widened(number)
 
 
-@rule("zeros_like", "new_zeros", "zeros", "empty", "empty_like", "new_empty", "empty_strided",
-      "new_empty_strided", "empty_permuted")  # fmt: skip
-def _zeros(b: Builder, *args: Any, **kwargs: Any) -> Any:
-    return _constant(b, 0)
+def _filled(place: int, b: Builder, *args: Any, **_: Any) -> Any:
+    """Full of the argument at a place."""
+    return b.widened(args[place])
 
 
-@rule("ones_like", "new_ones", "ones")
-def _ones(b: Builder, *args: Any, **kwargs: Any) -> Any:
-    return _constant(b, 1)
-
-
-@rule("full", "full_like")
-def _full(b: Builder, _like: Any, number: Any, *args: Any, **kwargs: Any) -> Any:
-    return _constant(b, number)
-
-
-@rule("new_full")
-def _new_full(b: Builder, _like: Any, _size: Any, number: Any, *args: Any, **kwargs: Any) -> Any:
-    return _constant(b, number)
-
-
-@rule("scalar_tensor")
-def _scalar(b: Builder, number: Any, *args: Any, **kwargs: Any) -> Any:
-    return _constant(b, number)
+_EMPTY = "empty empty_like new_empty empty_strided new_empty_strided empty_permuted"
+rules(_constant, dict.fromkeys(("zeros_like", "new_zeros", "zeros", *_EMPTY.split()), 0))
+rules(_constant, dict.fromkeys(("ones_like", "new_ones", "ones"), 1))
+rules(_filled, {"full": 1, "full_like": 1, "new_full": 2, "scalar_tensor": 0})
 
 
 @rule("arange.start_step")

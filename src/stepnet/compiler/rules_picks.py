@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from stepnet.errors import Unsupported
 from stepnet.ir.agreement import INTEGERS
 from stepnet.ir.op_rules import broadcast
 
-from .normal import ROW_NUMBERS, Builder, Ref, rule
-from .rules_shape import feature_dim, product, slice_feature
+from .normal import ROW_NUMBERS, Builder, Ref, rule, rules
+from .rules_shape import feature_dim, slice_feature
 
 
 def _together(b: Builder, *refs: Ref) -> bool:
@@ -34,7 +35,7 @@ def _gather(b: Builder, x: Ref, dim: int, index: Ref, sparse_grad: bool = False)
     return b.result(gathered(b, x.name, _index(b, index), feature_dim(b, x, dim)), x.bdim, x.fold)
 
 
-def _put(b: Builder, op: str, x: Ref, dim: int, index: Ref, source: Any) -> Any:
+def _put(op: str, b: Builder, x: Ref, dim: int, index: Ref, source: Any) -> Any:
     value = b.values[x.name]
     if not value.shape or not _together(b, x, index):
         return NotImplemented
@@ -51,14 +52,7 @@ def _put(b: Builder, op: str, x: Ref, dim: int, index: Ref, source: Any) -> Any:
     return b.result(b.emit(op, (x.name, places, name), value.shape, value.dtype, dim=own), x.bdim, x.fold)
 
 
-@rule("scatter.src", "scatter.value")
-def _scatter(b: Builder, x: Ref, dim: int, index: Ref, source: Any) -> Any:
-    return _put(b, "scatter", x, dim, index, source)
-
-
-@rule("scatter_add")
-def _scatter_add(b: Builder, x: Ref, dim: int, index: Ref, source: Ref) -> Any:
-    return _put(b, "scatter_add", x, dim, index, source)
+rules(_put, {"scatter.src": "scatter", "scatter.value": "scatter", "scatter_add": "scatter_add"})
 
 
 @rule("scatter_reduce.two")
@@ -67,7 +61,7 @@ def _scatter_reduce(
 ) -> Any:
     if reduce != "sum" or not include_self:
         return NotImplemented
-    return _put(b, "scatter_add", x, dim, index, source)
+    return _put("scatter_add", b, x, dim, index, source)
 
 
 # -- by tensors of indices ----------------------------------------------------------------------------------
@@ -75,11 +69,8 @@ def _scatter_reduce(
 
 def _wrapped(b: Builder, name: str, size: int) -> str:
     """Indices that count from the end count from the front."""
-    value = b.values[name]
-    zero, whole = b.full(0, (), "int64"), b.full(size, (), "int64")
-    negative = b.emit("lt", (name, zero), value.shape, "bool")
-    moved = b.emit("add", (name, whole), value.shape, "int64")
-    return b.emit("where", (negative, moved, name), value.shape, "int64")
+    negative = b.like(name, "lt", name, 0, dtype="bool")
+    return b.like(name, "where", negative, b.like(name, "add", name, size), name)
 
 
 def _places(b: Builder, x: Ref, indices: Sequence[Any]) -> tuple[str, list[int], list[str], bool] | None:
@@ -114,7 +105,7 @@ def _flat(b: Builder, name: str, dims: list[int]) -> tuple[str, tuple[int, ...],
     """A value with neighbouring dimensions merged, and what stands before and after them."""
     shape = b.values[name].shape
     before, after = shape[: dims[0]], shape[dims[-1] + 1 :]
-    return b.reshape(name, (*before, product(shape[dims[0] : dims[-1] + 1]), *after)), before, after
+    return b.reshape(name, (*before, prod(shape[dims[0] : dims[-1] + 1]), *after)), before, after
 
 
 def _one_index(b: Builder, names: list[str], sizes: Sequence[int]) -> str | None:
@@ -124,9 +115,7 @@ def _one_index(b: Builder, names: list[str], sizes: Sequence[int]) -> str | None
         shape = broadcast([b.values[total].shape, b.values[name].shape])
         if shape is None:
             return None
-        first = b.values[total].shape
-        scaled = b.emit("mul", (total, b.full(size, (), "int64")), first, "int64")
-        total = b.emit("add", (scaled, name), shape, "int64")
+        total = b.emit("add", (b.like(total, "mul", total, size), name), shape, "int64")
     return total
 
 
@@ -193,8 +182,7 @@ def _masked(b: Builder, x: Ref, mask: Ref, source: Ref) -> Any:
         return NotImplemented  # as many numbers as the mask has places
     wide = (*chosen.shape, *(1 for _ in value.shape[len(chosen.shape) :]))
     told = b.reshape(mask.name, wide)
-    name = b.emit("where", (told, b.reshape(put.name, ()), x.name), value.shape, value.dtype)
-    return b.result(name, x.bdim, x.fold)
+    return b.result(b.like(x.name, "where", told, b.reshape(put.name, ()), x.name), x.bdim, x.fold)
 
 
 def _refused(b: Builder, indices: Sequence[Any]) -> Any:
@@ -206,31 +194,17 @@ def _refused(b: Builder, indices: Sequence[Any]) -> Any:
 # -- totals, orders -----------------------------------------------------------------------------------------
 
 
-def _running(b: Builder, op: str, x: Ref, dim: int) -> Any:
+def _running(op: str, b: Builder, x: Ref, dim: int, *, dtype: Any = None) -> Any:
     x = b.cast(x, b.meta_dtype())
-    value = b.values[x.name]
-    if not value.shape:
+    if not b.values[x.name].shape:
         return x if op != "logcumsumexp" else NotImplemented
-    name = b.emit(op, (x.name,), value.shape, value.dtype, dim=feature_dim(b, x, dim))
-    return b.result(name, x.bdim, x.fold)
+    return b.result(b.like(x.name, op, x.name, dim=feature_dim(b, x, dim)), x.bdim, x.fold)
 
 
-@rule("cumsum")
-def _cumsum(b: Builder, x: Ref, dim: int, *, dtype: Any = None) -> Any:
-    return _running(b, "cumsum", x, dim)
+rules(_running, {name: name for name in ("cumsum", "cumprod", "logcumsumexp")})
 
 
-@rule("cumprod")
-def _cumprod(b: Builder, x: Ref, dim: int, *, dtype: Any = None) -> Any:
-    return _running(b, "cumprod", x, dim)
-
-
-@rule("logcumsumexp")
-def _logcumsumexp(b: Builder, x: Ref, dim: int) -> Any:
-    return _running(b, "logcumsumexp", x, dim)
-
-
-def _picked(b: Builder, op: str, x: Ref, dim: int, size: int | None = None, **how: Any) -> Any:
+def _picked(op: str, b: Builder, x: Ref, dim: int, size: int | None = None, **how: Any) -> Any:
     """The elements that an op finds the places of, and these places."""
     value = b.values[x.name]
     if not value.shape:
@@ -241,31 +215,24 @@ def _picked(b: Builder, op: str, x: Ref, dim: int, size: int | None = None, **ho
     return [Ref(gathered(b, x.name, index, own), x.bdim, x.fold), Ref(index, x.bdim, x.fold)]
 
 
-@rule("cummax")
-def _cummax(b: Builder, x: Ref, dim: int) -> Any:
-    return _picked(b, "cumargmax", x, dim)
-
-
-@rule("cummin")
-def _cummin(b: Builder, x: Ref, dim: int) -> Any:
-    return _picked(b, "cumargmin", x, dim)
+rules(_picked, {"cummax": "cumargmax", "cummin": "cumargmin"})
 
 
 @rule("sort.default")
 def _sort(b: Builder, x: Ref, dim: int = -1, descending: bool = False) -> Any:
-    return _picked(b, "argsort", x, dim, descending=descending, stable=False)
+    return _picked("argsort", b, x, dim, descending=descending, stable=False)
 
 
 @rule("sort.stable")
 def _sort_stable(
     b: Builder, x: Ref, *, stable: bool | None = False, dim: int = -1, descending: bool = False
 ) -> Any:
-    return _picked(b, "argsort", x, dim, descending=descending, stable=bool(stable))
+    return _picked("argsort", b, x, dim, descending=descending, stable=bool(stable))
 
 
 @rule("topk")
 def _topk(b: Builder, x: Ref, k: int, dim: int = -1, largest: bool = True, ordered: bool = True) -> Any:
-    return _picked(b, "topk", x, dim, int(k), largest=largest, sorted=ordered)
+    return _picked("topk", b, x, dim, int(k), largest=largest, sorted=ordered)
 
 
 @rule("kthvalue")
@@ -302,7 +269,7 @@ def _ordered(b: Builder, x: Ref, dim: int) -> str | None:
     return b.emit("argsort", (x.name,), value.shape, "int64", dim=own, descending=False, stable=True)
 
 
-def _extreme(b: Builder, op: str, x: Ref, dim: int, keepdim: bool) -> Any:
+def _extreme(op: str, b: Builder, x: Ref, dim: int, keepdim: bool = False) -> Any:
     """The largest or the smallest, and where the first of them is."""
     value = b.values[x.name]
     if not value.shape:
@@ -328,14 +295,7 @@ def _at_place(b: Builder, x: Ref, index: str, own: int, keepdim: bool) -> Any:
     return out
 
 
-@rule("max.dim")
-def _max(b: Builder, x: Ref, dim: int, keepdim: bool = False) -> Any:
-    return _extreme(b, "max", x, dim, keepdim)
-
-
-@rule("min.dim")
-def _min(b: Builder, x: Ref, dim: int, keepdim: bool = False) -> Any:
-    return _extreme(b, "min", x, dim, keepdim)
+rules(_extreme, {"max.dim": "max", "min.dim": "min"})
 
 
 @rule("index_select")

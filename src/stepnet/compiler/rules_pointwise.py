@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,18 +10,16 @@ import torch
 from stepnet.data.dtypes import dtype_name, dtype_of
 from stepnet.errors import Unsupported
 
-from .normal import BATCH, Builder, Ref, rule
+from .normal import BATCH, Builder, Ref, rule, rules
 from .torch_names import COMPARE, LOGIC, RARE, UNARY, stand_in_for
 
 
-def _register_unary(target: str, op: str) -> None:
-    @rule(target)
-    def _(b: Builder, x: Ref) -> Any:
-        return b.pointwise(op, [x])
+def _one_op(op: str, b: Builder, *operands: Any) -> Any:
+    return b.pointwise(op, list(operands))
 
 
-for _target, _op in (UNARY | RARE).items():
-    _register_unary(_target, _op)
+_OF_TWO = ("maximum", "minimum", "remainder", "atan2", "floor_divide")
+rules(_one_op, {**UNARY, **RARE, "round.default": "round", **dict(zip(_OF_TWO, _OF_TWO, strict=True))})
 
 
 def _promoted(b: Builder, x: Any, y: Any) -> str:
@@ -38,26 +35,18 @@ def _promoted(b: Builder, x: Any, y: Any) -> str:
     return dtype_name(torch.result_type(stand_in(x), stand_in(y)))
 
 
-def _register_compare(target: str, op: str) -> None:
-    @rule(target)
-    def _(b: Builder, x: Any, y: Any) -> Any:
-        return b.pointwise(op, [x, y], _promoted(b, x, y))
+def _comparison(op: str, b: Builder, x: Any, y: Any) -> Any:
+    return b.pointwise(op, [x, y], _promoted(b, x, y))
 
 
-for _target, _op in COMPARE.items():
-    _register_compare(_target, _op)
+def _logic(target: str, b: Builder, x: Any, y: Any) -> Any:
+    if target.startswith("bitwise") and b.meta_dtype() != "bool":
+        return NotImplemented
+    return b.pointwise(LOGIC[target], [x, y], "bool")
 
 
-def _register_logic(target: str, op: str) -> None:
-    @rule(target)
-    def _(b: Builder, x: Any, y: Any) -> Any:
-        if target.startswith("bitwise") and b.meta_dtype() != "bool":
-            return NotImplemented
-        return b.pointwise(op, [x, y], "bool")
-
-
-for _target, _op in LOGIC.items():
-    _register_logic(_target, _op)
+rules(_comparison, COMPARE)
+rules(_logic, {target: target for target in LOGIC})
 
 
 @rule("logical_not", "bitwise_not")
@@ -74,17 +63,10 @@ def _isnan(b: Builder, x: Ref) -> Any:
 
 @rule("isinf")
 def _isinf(b: Builder, x: Ref) -> Any:
-    value = b.values[x.name]
-    if not value.dtype.startswith("float"):
+    if not b.values[x.name].dtype.startswith("float"):
         return NotImplemented
-    size = b.emit("abs", (x.name,), value.shape, value.dtype)
-    most = b.full(math.inf, (), value.dtype)
-    return b.result(b.emit("eq", (size, most), value.shape, "bool"), x.bdim, x.fold)
-
-
-@rule("round.default")
-def _round(b: Builder, x: Ref) -> Any:
-    return b.pointwise("round", [x])
+    size = b.like(x.name, "abs", x.name)
+    return b.result(b.like(x.name, "eq", size, math.inf, dtype="bool"), x.bdim, x.fold)
 
 
 def _scaled(b: Builder, y: Any, alpha: Any) -> Any:
@@ -92,24 +74,19 @@ def _scaled(b: Builder, y: Any, alpha: Any) -> Any:
         return y
     if not isinstance(y, Ref):
         return y * alpha
-    value = b.values[y.name]
-    number = b.full(alpha, (), value.dtype)
-    return Ref(b.emit("mul", (y.name, number), value.shape, value.dtype), y.bdim, y.fold)
+    return Ref(b.like(y.name, "mul", y.name, alpha), y.bdim, y.fold)
 
 
-@rule("add")
-def _add(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Any:
-    return b.pointwise("add", [x, _scaled(b, y, alpha)])
+def _sum(op: str, b: Builder, x: Any, y: Any, alpha: Any = 1) -> Any:
+    return b.pointwise(op, [x, _scaled(b, y, alpha)])
 
 
-@rule("sub")
-def _sub(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Any:
-    return b.pointwise("sub", [x, _scaled(b, y, alpha)])
+rules(_sum, {"add": "add", "sub": "sub"})
 
 
 @rule("rsub")
 def _rsub(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Any:
-    return _sub(b, y, x, alpha)
+    return _sum("sub", b, y, x, alpha)
 
 
 @rule("sigmoid_backward")
@@ -140,23 +117,11 @@ def _div(b: Builder, x: Any, y: Any) -> Any:
     return b.pointwise("div", [x, y])
 
 
-@rule("maximum")
-def _maximum(b: Builder, x: Any, y: Any) -> Any:
-    return b.pointwise("maximum", [x, y])
-
-
-@rule("minimum")
-def _minimum(b: Builder, x: Any, y: Any) -> Any:
-    return b.pointwise("minimum", [x, y])
-
-
 def _bound(b: Builder, x: Ref, op: str, number: Any) -> Ref:
     """A number where x is beyond it. A choice, for maximum and minimum may turn -0.0 to 0.0."""
     x = b.cast(x, b.meta_dtype())
-    value = b.values[x.name]
-    limit = b.full(number, (), value.dtype)
-    beyond = b.emit("lt" if op == "maximum" else "gt", (x.name, limit), value.shape, "bool")
-    return Ref(b.emit("where", (beyond, limit, x.name), value.shape, value.dtype), x.bdim, x.fold)
+    beyond = b.like(x.name, "lt" if op == "maximum" else "gt", x.name, number, dtype="bool")
+    return Ref(b.like(x.name, "where", beyond, number, x.name), x.bdim, x.fold)
 
 
 @rule("clamp", "clamp_min", "clamp_max")
@@ -190,40 +155,28 @@ def _pow(b: Builder, x: Any, y: Any) -> Any:
     return b.pointwise("pow", [x, y])
 
 
-@rule("remainder")
-def _remainder(b: Builder, x: Any, y: Any) -> Any:
-    return b.pointwise("remainder", [x, y])
+def _of_floats(op: str, b: Builder, x: Any, y: Any) -> Any:
+    return b.pointwise(op, [x, y]) if b.meta_dtype().startswith("float") else NotImplemented
 
 
-@rule("atan2")
-def _atan2(b: Builder, x: Any, y: Any) -> Any:
-    return b.pointwise("atan2", [x, y])
+_COPYSIGN = dict.fromkeys(("copysign.Tensor", "copysign.Scalar"), "copysign")
+rules(_of_floats, {"hypot": "hypot", "fmod": "fmod", **_COPYSIGN})
 
 
-@rule("hypot", "copysign.Tensor", "copysign.Scalar", "fmod")
-def _of_two(b: Builder, x: Any, y: Any) -> Any:
-    if not b.meta_dtype().startswith("float"):
-        return NotImplemented
-    name = str(b.node.target).split(".")[1] if b.node is not None else ""
-    return b.pointwise(name, [x, y])
-
-
-@rule("fmax", "fmin")
-def _fmax(b: Builder, x: Any, y: Any) -> Any:
+def _unless_nan(op: str, b: Builder, x: Any, y: Any) -> Any:
     """The other one where one is NaN."""
-    name = "maximum" if b.node is not None and "fmax" in str(b.node.target) else "minimum"
-    most = b.pointwise(name, [x, y])
-    value = b.values[most.name]
-    if not value.dtype.startswith("float"):
+    most = b.pointwise(op, [x, y])
+    if not b.values[most.name].dtype.startswith("float"):
         return most
     for own, other in ((x, y), (y, x)):
         wide = b.widened(own)
-        missing = b.emit("isnan", (wide.name,), value.shape, "bool")
+        missing = b.like(most.name, "isnan", wide.name, dtype="bool")
         spare = b.widened(other)
-        most = Ref(
-            b.emit("where", (missing, spare.name, most.name), value.shape, value.dtype), most.bdim, most.fold
-        )
+        most = Ref(b.like(most.name, "where", missing, spare.name, most.name), most.bdim, most.fold)
     return most
+
+
+rules(_unless_nan, {"fmax": "maximum", "fmin": "minimum"})
 
 
 @rule("polygamma")
@@ -243,11 +196,6 @@ def _div_mode(b: Builder, x: Any, y: Any, *, rounding_mode: str | None = None) -
     )
 
 
-@rule("floor_divide")
-def _floor_divide(b: Builder, x: Any, y: Any) -> Any:
-    return b.pointwise("floor_divide", [x, y])
-
-
 @rule("round.decimals")
 def _round_decimals(b: Builder, x: Ref, *, decimals: int) -> Any:
     if not b.meta_dtype().startswith("float"):
@@ -260,13 +208,10 @@ def _round_decimals(b: Builder, x: Ref, *, decimals: int) -> Any:
 @rule("sinc")
 def _sinc(b: Builder, x: Ref) -> Any:
     x = b.cast(x, b.meta_dtype())
-    value = b.values[x.name]
-    turned = b.emit("mul", (x.name, b.full(math.pi, (), value.dtype)), value.shape, value.dtype)
-    wave = b.emit("sin", (turned,), value.shape, value.dtype)
-    wave = b.emit("div", (wave, turned), value.shape, value.dtype)
-    still = b.emit("eq", (x.name, b.full(0, (), value.dtype)), value.shape, "bool")
-    name = b.emit("where", (still, b.full(1, (), value.dtype), wave), value.shape, value.dtype)
-    return b.result(name, x.bdim, x.fold)
+    turned = b.like(x.name, "mul", x.name, math.pi)
+    wave = b.like(x.name, "div", b.like(x.name, "sin", turned), turned)
+    still = b.like(x.name, "eq", x.name, 0, dtype="bool")
+    return b.result(b.like(x.name, "where", still, 1, wave), x.bdim, x.fold)
 
 
 @rule("where.self")
@@ -300,11 +245,7 @@ def _conj(b: Builder, x: Ref) -> Any:
     return NotImplemented if b.meta_dtype().startswith("complex") else x
 
 
-@rule("clone", "alias", "detach", "lift_fresh_copy", "lift_fresh", "contiguous", "positive")
-def _same(b: Builder, x: Ref, **rest: Any) -> Any:
-    return x
-
-
-@rule("prims.copy_strided.default")
-def _laid_out(b: Builder, x: Ref, strides: Sequence[int]) -> Any:
+@rule("clone", "alias", "detach", "lift_fresh_copy", "lift_fresh", "contiguous", "positive",
+      "prims.copy_strided.default")  # fmt: skip
+def _same(b: Builder, x: Ref, *_: Any, **rest: Any) -> Any:
     return x

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from stepnet.errors import Unsupported
 
-from .normal import Builder, Ref, rule
-from .rules_shape import feature_dim, product, slice_feature
+from .normal import Builder, Ref, rule, rules
+from .rules_shape import feature_dim, slice_feature, swapped
 
 
-def _reduce(b: Builder, op: str, x: Ref, dims: Sequence[int] | int | None, keepdim: bool) -> Any:
+def _reduce(
+    op: str, b: Builder, x: Ref, dims: Sequence[int] | int | None = None, keepdim: bool = False,
+    dtype: Any = None,
+) -> Any:  # fmt: skip
     value = b.values[x.name]
     rank = len(value.shape) - x.fold + (x.bdim is not None)
     wanted = [dims] if isinstance(dims, int) else list(dims or range(rank))
@@ -41,33 +45,21 @@ def _reduce(b: Builder, op: str, x: Ref, dims: Sequence[int] | int | None, keepd
     return b.result(b.reshape(name, shape), bdim, x.fold)
 
 
-@rule("sum.dim_IntList", "sum.default")
-def _sum(b: Builder, x: Ref, dims: Any = None, keepdim: bool = False, dtype: Any = None) -> Any:
-    return _reduce(b, "sum", x, dims, keepdim)
+rules(_reduce, {"sum.dim_IntList": "sum", "sum.default": "sum", "amax": "amax", "amin": "amin"})
 
 
 @rule("mean.dim", "mean.default")
 def _mean(b: Builder, x: Ref, dims: Any = None, keepdim: bool = False, dtype: Any = None) -> Any:
-    out = _reduce(b, "sum", x, dims, keepdim)
+    out = _reduce("sum", b, x, dims, keepdim)
     if b.values[out.name].kind == "sum":
         raise Unsupported("a mean over the rows: the step mixes rows", line=b.line)
-    value = b.values[x.name]
-    count = value.size // max(b.values[out.name].size, 1)
-    number = b.full(count, (), b.values[out.name].dtype)
-    done = b.values[out.name]
-    return Ref(b.emit("div", (out.name, number), done.shape, done.dtype), out.bdim, out.fold)
+    count = b.values[x.name].size // max(b.values[out.name].size, 1)
+    return Ref(b.like(out.name, "div", out.name, count), out.bdim, out.fold)
 
 
-@rule("std.correction")
-def _std(b: Builder, x: Ref, dims: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
-    return _var(b, x, dims, correction=correction, keepdim=keepdim, is_std=True)
-
-
-@rule("var.correction", "var_mean.correction")
 def _var(
-    b: Builder, x: Ref, dims: Any = None, *, correction: Any = None, keepdim: bool = False,
-    is_std: bool = False,
-) -> Any:  # fmt: skip
+    is_std: bool, b: Builder, x: Ref, dims: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> Any:
     meta = b.meta
     pair = isinstance(meta, (tuple, list))
     value = b.values[x.name]
@@ -78,35 +70,34 @@ def _var(
     b.meta = meta[0] if pair else meta
     own = tuple(sorted(feature_dim(b, x, d) for d in wanted))
     kept = [1 if i in own else s for i, s in enumerate(value.shape)]
-    count = value.size // max(product(kept), 1)
+    count = value.size // max(prod(kept), 1)
     free = max(count - (1 if correction is None else correction), 0)
 
     def average(name: str, number: float) -> str:
         total = b.emit("sum", (name,), kept, value.dtype, dims=own)
-        return b.emit("div", (total, b.full(number, (), value.dtype)), kept, value.dtype)
+        return b.like(total, "div", total, number)
 
     # from the first element: equal numbers then have no variance at all, and huge ones a finite mean
     first = x.name
     for dim in own:
         shape = [1 if i == dim else s for i, s in enumerate(b.values[first].shape)]
         first = b.emit("slice", (first,), shape, value.dtype, dim=dim, start=0, end=1, step=1)
-    shifted = b.emit("sub", (x.name, first), value.shape, value.dtype)
+    shifted = b.like(x.name, "sub", x.name, first)
     scale: str | None = None
     mean = first
     if value.dtype == "float32" and not pair and value.size:  # torch squares such numbers as doubles
         scale = _largest(b, shifted, own, kept)
-        shifted = b.emit("div", (shifted, scale), value.shape, value.dtype)
+        shifted = b.like(shifted, "div", shifted, scale)
         around = (shifted, average(shifted, count))
     else:
         mean = b.emit("add", (first, average(shifted, count)), kept, value.dtype)
         around = (x.name, mean)
-    centred = b.emit("sub", around, value.shape, value.dtype)
-    squares = b.emit("mul", (centred, centred), value.shape, value.dtype)
-    out = average(squares, free)
+    centred = b.like(x.name, "sub", *around)
+    out = average(b.like(centred, "mul", centred, centred), free)
     if is_std:
-        out = b.emit("sqrt", (out,), kept, value.dtype)
+        out = b.like(out, "sqrt", out)
     for factor in [] if scale is None else [scale] if is_std else [scale, scale]:
-        out = b.emit("mul", (out, factor), kept, value.dtype)
+        out = b.like(out, "mul", out, factor)
     shape = b.row_shape(b.meta.shape, b.batch_at(b.meta.shape)[0])
     at = x.bdim
     if at is not None and not keepdim:
@@ -115,14 +106,14 @@ def _var(
     return [found, b.result(b.reshape(mean, shape), at)] if pair else found
 
 
+rules(_var, {"std.correction": True, "var.correction": False, "var_mean.correction": False})
+
+
 def _largest(b: Builder, name: str, dims: tuple[int, ...], kept: list[int]) -> str:
     """The largest magnitude over some dimensions; 1 where all is zero."""
-    value = b.values[name]
-    size = b.emit("abs", (name,), value.shape, value.dtype)
-    most = b.emit("amax", (size,), kept, value.dtype, dims=dims)
-    zero, one = b.full(0.0, (), value.dtype), b.full(1.0, (), value.dtype)
-    hit = b.emit("eq", (most, zero), kept, "bool")
-    return b.emit("where", (hit, one, most), kept, value.dtype)
+    most = b.emit("amax", (b.like(name, "abs", name),), kept, b.values[name].dtype, dims=dims)
+    hit = b.like(most, "eq", most, 0.0, dtype="bool")
+    return b.like(most, "where", hit, 1.0, most)
 
 
 @rule("prod.default", "prod.dim_int")
@@ -144,38 +135,19 @@ def _prod(b: Builder, x: Ref, dim: int | None = None, keepdim: bool = False, dty
     return b.result(b.reshape(last, (*value.shape[: x.fold], *kept)), at, x.fold)
 
 
-def _truths(b: Builder, op: str, x: Ref, dims: Any, keepdim: bool) -> Any:
+def _truths(op: str, b: Builder, x: Ref, dims: Any = None, keepdim: bool = False) -> Any:
     """The largest or the smallest of truth values, counted as 1 and 0."""
-    value = b.values[x.name]
-    if value.dtype != "bool":
-        zero = b.full(0, (), value.dtype)
-        x = Ref(b.emit("ne", (x.name, zero), value.shape, "bool"), x.bdim, x.fold)
-    found = _reduce(b, op, b.cast(x, "int64"), dims, keepdim)
-    shape = b.values[found.name].shape
-    return Ref(b.emit("ne", (found.name, b.full(0, (), "int64")), shape, "bool"), found.bdim, found.fold)
+    if b.values[x.name].dtype != "bool":
+        x = Ref(b.like(x.name, "ne", x.name, 0, dtype="bool"), x.bdim, x.fold)
+    found = _reduce(op, b, b.cast(x, "int64"), dims, keepdim)
+    return Ref(b.like(found.name, "ne", found.name, 0, dtype="bool"), found.bdim, found.fold)
 
 
-@rule("any.default", "any.dim", "any.dims")
-def _any(b: Builder, x: Ref, dims: Any = None, keepdim: bool = False) -> Any:
-    return _truths(b, "amax", x, dims, keepdim)
+rules(_truths, {f"any.{dims}": "amax" for dims in ("default", "dim", "dims")})
+rules(_truths, {f"all.{dims}": "amin" for dims in ("default", "dim", "dims")})
 
 
-@rule("all.default", "all.dim", "all.dims")
-def _all(b: Builder, x: Ref, dims: Any = None, keepdim: bool = False) -> Any:
-    return _truths(b, "amin", x, dims, keepdim)
-
-
-@rule("amax")
-def _amax(b: Builder, x: Ref, dims: Any = None, keepdim: bool = False) -> Any:
-    return _reduce(b, "amax", x, dims, keepdim)
-
-
-@rule("amin")
-def _amin(b: Builder, x: Ref, dims: Any = None, keepdim: bool = False) -> Any:
-    return _reduce(b, "amin", x, dims, keepdim)
-
-
-def _arg(b: Builder, op: str, x: Ref, dim: int | None, keepdim: bool) -> Any:
+def _arg(op: str, b: Builder, x: Ref, dim: int | None = None, keepdim: bool = False) -> Any:
     value = b.values[x.name]
     if x.bdim not in (None, 0) or x.fold or (dim is None and x.bdim is not None) or not value.shape:
         return NotImplemented
@@ -187,19 +159,7 @@ def _arg(b: Builder, op: str, x: Ref, dim: int | None, keepdim: bool) -> Any:
     return b.result(b.reshape(name, b.row_shape(b.meta.shape, x.bdim)), x.bdim)
 
 
-@rule("argmax")
-def _argmax(b: Builder, x: Ref, dim: int | None = None, keepdim: bool = False) -> Any:
-    return _arg(b, "argmax", x, dim, keepdim)
-
-
-@rule("argmin")
-def _argmin(b: Builder, x: Ref, dim: int | None = None, keepdim: bool = False) -> Any:
-    return _arg(b, "argmin", x, dim, keepdim)
-
-
-def _swapped(b: Builder, name: str) -> str:
-    rank = len(b.values[name].shape)
-    return b.permute(name, [*range(rank - 2), rank - 1, rank - 2])
+rules(_arg, {"argmax": "argmax", "argmin": "argmin"})
 
 
 @rule("mm")
@@ -212,7 +172,7 @@ def _mm(b: Builder, x: Ref, y: Ref) -> Any:
         return b.result(b.emit("matmul", (x.name, y.name), shape, dtype), 0, x.fold)
     if x.bdim is None and y.bdim == 1:
         shape = (*yv.shape[:-1], xv.shape[0])
-        return b.result(b.emit("matmul", (y.name, _swapped(b, x.name)), shape, dtype), 1, y.fold)
+        return b.result(b.emit("matmul", (y.name, swapped(b, x.name)), shape, dtype), 1, y.fold)
     if x.bdim == 1 and y.bdim == 0 and x.fold == y.fold:
         shape = (xv.shape[-1], yv.shape[-1])
         return Ref(b.emit("matmul_tn", (x.name, y.name), shape, dtype, "sum", batch=0))
@@ -248,7 +208,7 @@ def _bmm(b: Builder, x: Ref, y: Ref) -> Any:
     if pair == (None, 2):  # [h, n, m] x [h, m, B]
         heads, m = yv.shape
         lone = b.reshape(y.name, (heads, 1, m))
-        out = b.emit("matmul", (lone, _swapped(b, x.name)), (heads, 1, xv.shape[1]), dtype)
+        out = b.emit("matmul", (lone, swapped(b, x.name)), (heads, 1, xv.shape[1]), dtype)
         return b.result(b.reshape(out, (heads, xv.shape[1])), 2)
     if pair == (2, 1):  # [h, n, B] x [h, B, p]: a gradient
         shape = (xv.shape[0], xv.shape[1], yv.shape[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from stepnet.errors import Unsupported
@@ -21,8 +22,8 @@ def _view(b: Builder, x: Ref, shape: Any) -> Any:
     if at is None:
         raise Unsupported("a reshape loses the batch dimension", line=b.line)
     if times == 1:
-        before = product(target[:at])
-        ahead = product(value.shape[: x.bdim]) if x.fold == 0 else 1
+        before = prod(target[:at])
+        ahead = prod(value.shape[: x.bdim]) if x.fold == 0 else 1
         if ahead != before or (x.fold and x.bdim != 0):
             raise Unsupported("a reshape moves values between rows", line=b.line)
         return b.result(b.reshape(x.name, target), at)
@@ -37,13 +38,6 @@ def _view(b: Builder, x: Ref, shape: Any) -> Any:
     return b.result(whole, 0, 1)
 
 
-def product(sizes: Sequence[int]) -> int:
-    out = 1
-    for size in sizes:
-        out *= size
-    return out
-
-
 @rule("permute", "permute_copy")
 def _permute(b: Builder, x: Ref, dims: Sequence[int]) -> Any:
     value = b.values[x.name]
@@ -55,6 +49,12 @@ def _permute(b: Builder, x: Ref, dims: Sequence[int]) -> Any:
     bdim = order.index(x.bdim)
     own = [d - (d > x.bdim) + x.fold for d in order if d != x.bdim]
     return b.result(b.permute(x.name, [*range(x.fold), *own]), bdim, x.fold)
+
+
+def swapped(b: Builder, name: str) -> str:
+    """A value with its last two dimensions in each other's place."""
+    rank = len(b.values[name].shape)
+    return b.permute(name, [*range(rank - 2), rank - 1, rank - 2])
 
 
 @rule("t", "transpose", "transpose_copy", "t_copy")
@@ -354,8 +354,7 @@ def _select_scatter(b: Builder, x: Ref, source: Ref, dim: int, index: int) -> An
 @rule("flip")
 def _flip(b: Builder, x: Ref, dims: Sequence[int]) -> Any:
     own = tuple(feature_dim(b, x, d) for d in dims)
-    value = b.values[x.name]
-    return b.result(b.emit("flip", (x.name,), value.shape, value.dtype, dims=own), x.bdim, x.fold)
+    return b.result(b.like(x.name, "flip", x.name, dims=own), x.bdim, x.fold)
 
 
 @rule("embedding")

@@ -18,6 +18,13 @@ from stepnet.data.values import Value, axis_of, check_fit, copy, describe, integ
 from stepnet.errors import ArrayError
 
 
+def written(array: TensorArray, *args: Any, **kwargs: Any) -> TensorArray:
+    """A second array of the same values, and one more: `write` where nothing may change."""
+    changed = array.__copy__()
+    changed.write(*args, **kwargs)
+    return changed
+
+
 class TensorArray:
     """An array whose places hold tensors or LoDTensors, one per step of a loop.
 

@@ -227,7 +227,7 @@ def offsets_of(lengths: Tensor) -> Tensor:
 
 
 @outside_modes
-def owners(lengths: Tensor, rows: int, device: torch.device | str = "cpu") -> Tensor:
+def owners(lengths: Tensor, rows: int) -> Tensor:
     """[rows] for every row, the sequence it belongs to.
 
     >>> owners(torch.tensor([3, 0, 2]), 5)
@@ -236,7 +236,7 @@ def owners(lengths: Tensor, rows: int, device: torch.device | str = "cpu") -> Te
     # Not repeat_interleave: on the CPU it wakes all threads for a handful of numbers, which costs
     # milliseconds where another process holds a core.
     ends = lengths.cumsum(0)
-    return torch.bincount(ends, minlength=rows + 1)[:rows].cumsum(0).to(device)
+    return torch.bincount(ends, minlength=rows + 1)[:rows].cumsum(0)
 
 
 @outside_modes

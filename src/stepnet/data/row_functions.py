@@ -57,6 +57,12 @@ IN_PLACE_TOO = """
     cumsum_ cumprod_ scatter_ scatter_add_ scatter_reduce_ index_add_ index_copy_ index_fill_ index_reduce_
 """
 
+# In one, two or three dimensions.
+_OF_IMAGES = """
+    conv* conv_transpose* max_pool* max_pool*_with_indices avg_pool* adaptive_avg_pool* adaptive_max_pool*
+    adaptive_max_pool*_with_indices lp_pool* dropout*
+"""
+
 # Each row: the rule, and the functions that obey it (of torch, Tensor, torch.nn.functional and the rest;
 # where those of one name differ, the place stands before it).
 TABLE: list[tuple[Rule, str]] = [
@@ -99,13 +105,13 @@ TABLE: list[tuple[Rule, str]] = [
     (rules.all_of(pointwise, feature_dims(2, by_rows=ALL)), "cross"),
     (rules.all_of(pointwise, feature_dims(2, default=-1)), "trapezoid trapz cumulative_trapezoid"),
     (rules.all_of(pointwise, leading(2, by_rows=ALL)), "pairwise_distance"),
-    (rules.keeps_rows(1, "shape", "reshape"), "reshape view"),
-    (rules.keeps_rows(1, "size", "expand"), "expand broadcast_to"),
-    (rules.keeps_rows(1, "repeats", "repeat"), "repeat"),
-    (rules.keeps_rows(1, "dims", "tile"), "tile"),
-    (rules.keeps_rows(1, "dims", "permute"), "permute"),
-    (rules.last_dims(1, "normalized_shape"), "layer_norm rms_norm"),
-    (rules.last_dims(1, "pad", per_dim=2), "pad constant_pad_nd"),
+    (rules.keeps_rows("shape", "reshape"), "reshape view"),
+    (rules.keeps_rows("size", "expand"), "expand broadcast_to"),
+    (rules.keeps_rows("repeats", "repeat"), "repeat"),
+    (rules.keeps_rows("dims", "tile"), "tile"),
+    (rules.keeps_rows("dims", "permute"), "permute"),
+    (rules.last_dims("normalized_shape"), "layer_norm rms_norm"),
+    (rules.last_dims("pad", per_dim=2), "pad constant_pad_nd"),
     (rules.matmul, "matmul mm mv bmm __matmul__ __rmatmul__"),
     (rules.linear, "linear"),
     (rules.einsum, "einsum"),
@@ -124,20 +130,12 @@ TABLE: list[tuple[Rule, str]] = [
         slogdet inverse inv inv_ex pinv pinverse cholesky cholesky_ex cholesky_inverse matrix_exp matrix_power
         matrix_rank cond eig eigh eigvals eigvalsh svd svdvals qr lu lu_factor lu_factor_ex""",
     ),
-    (leading(3, exactly=True), "conv1d conv_transpose1d max_pool1d max_pool1d_with_indices avg_pool1d"),
-    (leading(3, exactly=True), "adaptive_avg_pool1d adaptive_max_pool1d adaptive_max_pool1d_with_indices"),
-    (leading(3, exactly=True), "lp_pool1d dropout1d F.fold"),
-    (leading(3, exactly=True, by_rows=2), "max_unpool1d"),
+    (leading(3, exactly=True), "F.fold"),
+    (leading(4, exactly=True), "F.unfold"),
     (leading(4), "pixel_shuffle pixel_unshuffle"),
     (leading(4, by_rows=2), "grid_sample"),
-    (leading(4, exactly=True), "conv2d conv_transpose2d max_pool2d max_pool2d_with_indices avg_pool2d"),
-    (leading(4, exactly=True), "adaptive_avg_pool2d adaptive_max_pool2d adaptive_max_pool2d_with_indices"),
-    (leading(4, exactly=True), "lp_pool2d dropout2d F.unfold"),
-    (leading(4, exactly=True, by_rows=2), "max_unpool2d"),
-    (leading(5, exactly=True), "conv3d conv_transpose3d max_pool3d max_pool3d_with_indices avg_pool3d"),
-    (leading(5, exactly=True), "adaptive_avg_pool3d adaptive_max_pool3d adaptive_max_pool3d_with_indices"),
-    (leading(5, exactly=True), "lp_pool3d dropout3d"),
-    (leading(5, exactly=True, by_rows=2), "max_unpool3d"),
+    *((leading(n + 2, exactly=True), _OF_IMAGES.replace("*", f"{n}d")) for n in (1, 2, 3)),
+    *((leading(n + 2, exactly=True, by_rows=2), f"max_unpool{n}d") for n in (1, 2, 3)),
     (rules.batch_norm, "batch_norm"),
     (rules.instance_norm, "F.instance_norm"),
     (rules.one_hot, "one_hot"),

@@ -130,8 +130,9 @@ def pointwise(call: Call) -> None:
     dimensions, and must have one row or as many as the LoDTensor when it has as many.
     """
     _one_ndim(call)
-    for plain in _plains(call):
-        _meets_features(call, plain)
+    for plain in call.operands():
+        if isinstance(plain, Tensor):
+            _meets_features(call, plain)
 
 
 def _meets_features(call: Call, plain: Tensor) -> None:
@@ -316,13 +317,13 @@ def loss(rule: Rule) -> Rule:
     return checked
 
 
-def keeps_rows(sizes_at: int, name: str, how: str) -> Rule:
+def keeps_rows(name: str, how: str) -> Rule:
     """A list of sizes that leaves dimension 0 alone: ``reshape``, ``expand``, ``repeat``, ``tile``,
     ``permute``."""
 
     def rule(call: Call) -> None:
         _check_operands(call, 1)
-        sizes = call.sizes(sizes_at, name)
+        sizes = call.sizes(1, name)
         rows, features = call.rows, call.shape[1:]
         first = sizes[0] if sizes else None
         fits = {
@@ -339,12 +340,12 @@ def keeps_rows(sizes_at: int, name: str, how: str) -> Rule:
     return rule
 
 
-def last_dims(at: int, name: str, per_dim: int = 1) -> Rule:
+def last_dims(name: str, per_dim: int = 1) -> Rule:
     """An argument whose length says how many of the last dims are meant: layer_norm, pad."""
 
     def rule(call: Call) -> None:
         _check_operands(call, 1)
-        given = call.argument(at, name, ())
+        given = call.argument(1, name, ())
         if len(given) // per_dim >= call.ndim:
             call.refuse(f"{name} {list(given)} reaches dimension 0")
 
@@ -393,10 +394,6 @@ def where(call: Call) -> None:
     if len(call.args) + len(call.kwargs) < 3:
         call.refuse("only a condition: the result has a row per place, not per row")
     pointwise(call)
-
-
-def _plains(call: Call) -> Iterator[Tensor]:
-    return (a for a in call.operands() if isinstance(a, Tensor))
 
 
 def _one_ndim(call: Call) -> None:

@@ -119,6 +119,16 @@ def _build(spec: Spec, leaves: Iterator[Any]) -> Any:
     return spec.kind(children)
 
 
+def by_leaf(change: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """A tree of what `change` gives for each leaf, and for those at its place in trees of the same structure.
+
+    >>> by_leaf(max, (1, [5]), (3, [4]))
+    (3, [5])
+    """
+    first, spec = flatten(tree)
+    return unflatten(spec, list(map(change, first, *(flatten(other)[0] for other in others))))
+
+
 def names(spec: Spec, root: str) -> list[str]:
     """The path of each leaf, as a user would write it.
 

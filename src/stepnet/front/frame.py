@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.data.array import TensorArray
+from stepnet.data.array import TensorArray, written
 from stepnet.data.recording import RECORDER, StandIn, inside
 from stepnet.data.tree import flatten
 from stepnet.errors import StepError
 
-from .examples import changing, named
 from .program import Program
 from .recorded import Break, Call, Count, Guard, Op, Read, Write
 from .step import describe_leaf
@@ -35,7 +33,9 @@ class WhileLoop:
     def __init__(
         self, loop_vars: Sequence[Any], max_steps: int | None, runner: Runner, site: Any = None
     ) -> None:
-        if type(loop_vars) not in (tuple, list) or not all(_is_tensor(v) for v in loop_vars):
+        if type(loop_vars) not in (tuple, list) or not all(
+            isinstance(v, (Tensor, StandIn)) for v in loop_vars
+        ):
             raise StepError(
                 "create_whileloop: loop_vars must be a list of tensors",
                 got=[describe_leaf(v) for v in loop_vars]
@@ -236,7 +236,7 @@ class Frame:
         if around and name in ("read", "write", "size"):
             return getattr(program, name)(*args, **kwargs)
         if name == "write":
-            changed = program.call(_written, args, kwargs, "write_to")
+            changed = program.call(written, args, kwargs, "write_to")
             array.deferred = changed.deferred if isinstance(changed, TensorArray) else changed
             return None
         return program.call(called(name), args, kwargs)
@@ -248,12 +248,6 @@ def _made_inside() -> StepError:
     )
 
 
-def _written(array: TensorArray, *args: Any, **kwargs: Any) -> TensorArray:
-    changed = copy.copy(array)
-    changed.write(*args, **kwargs)
-    return changed
-
-
 def _as_names(loop_vars: Sequence[Any]) -> str:
     """How a frame is entered with names for the loop variables."""
     names = ["step", *(f"variable_{i}" for i in range(1, len(loop_vars)))][: len(loop_vars)]
@@ -262,23 +256,6 @@ def _as_names(loop_vars: Sequence[Any]) -> str:
 
 def _any_symbolic(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return any(True for _ in inside((args[1:], kwargs)))
-
-
-def run_call(op: Call, values: dict[int, Any]) -> None:
-    """Do one recorded call.
-
-    Raises:
-        StepError: it gives another number of values than at the first step.
-    """
-    kwargs = resolve(op.kwargs, values) if op.kwargs else {}
-    result = op.function(*resolve(op.args, values), **kwargs)
-    if not op.nested:
-        values[op.out] = named(result)
-        return
-    leaves = flatten(named(result))[0]
-    if len(leaves) != op.count:
-        raise changing(f"{op.count} parts", f"{len(leaves)} at another step", op.line)
-    values.update(enumerate(leaves, op.out))
 
 
 @dataclass(frozen=True)
@@ -327,17 +304,13 @@ class Recording:
                 value = values[op.of.place]
                 if isinstance(value, Symbolic):
                     program.guard(program.template(value), op.told, op.line)
-                elif value != op.told:
-                    raise changing(op.told, str(value), op.line)
+                else:
+                    op.do(values, arrays)
             else:
                 program.break_if(values[op.condition.place], op.line)
         loop.updates = {at: program.template(resolve(new, values)) for at, new in self.updates.items()}
         loop._finish()
         return loop
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, (Tensor, StandIn))
 
 
 def check_same(place: int, old: Tensor, new: Any, at: str) -> None:

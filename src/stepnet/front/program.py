@@ -11,7 +11,7 @@ import copy
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from stepnet.data.recording import RECORDER, UNKNOWN, StandIn
 from stepnet.data.tree import Spec, flatten, leaves, map_leaves, unflatten
 from stepnet.errors import StepError, StepnetError
 from stepnet.user_line import user_line
+from stepnet.watchers import during
 
 from .examples import bare_leaf, first_place, in_place, key_of, like_values_of, named, on_meta
 from .modes import modes, under
@@ -33,9 +34,6 @@ from .template import Ref, Shape, encode, places, ref, resolve
 
 _CONCRETE = {"item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__"}
 _SIZES = {"shape", "size", "__len__", "numel", "nelement"}
-
-
-_Op = TypeVar("_Op", bound=Op)
 
 
 @dataclass(eq=False)
@@ -164,24 +162,26 @@ class Program:
             program = program.around
         return False
 
-    def _find(self, *key: Any) -> tuple[Any, Known | None]:
-        """The key of an operation, and what is known of it."""
+    def _next(self, make: Callable[[], Known], *key: Any) -> Known:
+        """What comes next, as it is known from before, or as it is made."""
+        global _count
         key = (*key, *self._fresh)
         self._fresh.clear()
-        if self.known is None:
-            return key, None
-        try:
-            return key, self.known.next.get(key)
-        except TypeError:  # an argument that does not hash
-            self.known = None
-            return key, None
-
-    def _remember(self, key: Any, known: Known) -> Known:
-        global _count
+        known = None
         if self.known is not None:
-            self.known.next[key] = known
+            try:
+                known = self.known.next.get(key)
+            except TypeError:  # an argument that does not hash
+                self.known = None
+        if known is None:
+            known = make()
+            if self.known is not None:
+                self.known.next[key] = known
+                _count += 1
+        if self.known is not None:
             self.known = known
-            _count += 1
+        if known.op is not None:
+            self.ops.append(known.op)
         return known
 
     def call(
@@ -198,19 +198,18 @@ class Program:
         kwargs_template = self.template(kwargs) if kwargs else ()
         name = args[1] if function is getattr else name or getattr(function, "__name__", repr(function))
         fixed = name in _SIZES and self._fixed(args_template) and self._fixed(kwargs_template)
-        key, known = self._find(Call, function, args_template, kwargs_template, fixed)
-        if known is None:
-            line = line or user_line().short
-            known = self._new_call(
-                function, (args, args_template), (kwargs, kwargs_template), name, line, fixed
-            )
+
+        def make() -> Known:
+            at = line or user_line().short
+            given = (args, args_template), (kwargs, kwargs_template)
+            known = self._new_call(function, *given, name, at, fixed)
             known.op = Call(function, args_template, kwargs_template, len(self.examples), len(known.examples),
-                            known.spec is not None, line)  # fmt: skip
-            known = self._remember(key, known)
-        elif self.known is not None:
-            self.known = known
+                            known.spec is not None, at)  # fmt: skip
+            return known
+
+        known = self._next(make, Call, function, args_template, kwargs_template, fixed)
         assert isinstance(known.op, Call)
-        self.ops.append(known.op)
+        line = known.op.line
         values = [self._value(example) for example in known.examples]
         for i, told in enumerate(known.told):
             if told:
@@ -283,7 +282,9 @@ class Program:
             )
             if not symbolic:
                 return Known(None, (example,), None, (True,))
-            told = tuple([fixed or (name in _SIZES and self._is_closed(leaf)) for leaf in bare])
+            # the size of what comes from a tape may be the same whatever the tape is played with
+            closed = name in _SIZES and self.stand_in is not None
+            told = tuple([fixed or (closed and not self.is_open(leaf)) for leaf in bare])
         return Known(None, tuple(bare), spec if spec.kind is not None else None, told)
 
     def _run_like(self, like: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -292,17 +293,8 @@ class Program:
         for place, example in enumerate(self.examples):
             bare = self._bare(self.constants[place]) if place in self.constants else example
             values[place] = UNKNOWN if bare is None else bare
-        tokens = OPEN.set(None), RECORDER.set(None)
-        try:
-            with torch.no_grad():
-                return like(*resolve(args, values), **resolve(kwargs, values))
-        finally:
-            OPEN.reset(tokens[0])
-            RECORDER.reset(tokens[1])
-
-    def _is_closed(self, size: int) -> bool:
-        """Whether a size of what comes from a tape is the same whatever the tape is played with."""
-        return self.stand_in is not None and not self.is_open(size)
+        with during(OPEN, None), during(RECORDER, None), torch.no_grad():
+            return like(*resolve(args, values), **resolve(kwargs, values))
 
     def is_open(self, size: Any) -> bool:
         """Whether a size is one of those that are known only when a tape is played."""
@@ -343,7 +335,7 @@ class Program:
 
     def guard(self, of: Ref, told: Any, line: str = "") -> None:
         """Record that Python was told a number, which each step must have again."""
-        self._plain(Guard, lambda: line or user_line().short, of, told)
+        self._plain(Guard, line, of, told)
 
     def told_number(self, value: Symbolic) -> Any:
         """A symbolic number for Python: that of the first step, which every other step must have, too."""
@@ -430,31 +422,25 @@ class Program:
         index, default = self.template((index, default))
         known_example = isinstance(example, (Tensor, LoDTensor))
         like = key_of(example) if known_example else None
-        key, known = self._find(Read, number, index, default, like, array.deferred is None)
         if known_example and like is None:
-            self.known = known = None
-        if known is None:
+            self.known = None
+
+        def make() -> Known:
             op = Read(number, index, default, len(self.examples), line or user_line().short)
-            known = self._remember(key, Known(op, (self._bare(example) if known_example else None,)))
-        elif self.known is not None:
-            self.known = known
-        assert known.op is not None
-        self.ops.append(known.op)
+            return Known(op, (self._bare(example) if known_example else None,))
+
+        known = self._next(make, Read, number, index, default, like, array.deferred is None)
         return self._value(known.examples[0])
 
     def size(self, array: TensorArray, line: str = "") -> Any:
         """Record `array.size()`."""
         number = self._number(array)
         example = None if array.deferred is not None else array._size
-        key, known = self._find(Count, number, example)
-        if known is None:
-            op = Count(number, len(self.examples), line or user_line().short)
-            known = self._remember(key, Known(op, (example,)))
-        elif self.known is not None:
-            self.known = known
-        assert known.op is not None
-        self.ops.append(known.op)
-        return self._value(known.examples[0])
+
+        def make() -> Known:
+            return Known(Count(number, len(self.examples), line or user_line().short), (example,))
+
+        return self._value(self._next(make, Count, number, example).examples[0])
 
     def write(
         self, array: TensorArray, index: Any, value: Any, data_shared: bool = True, line: str = ""
@@ -463,31 +449,21 @@ class Program:
         number = self._number(array)
         self._last[number] = value._example if isinstance(value, Symbolic) else value
         index, value = self.template((index, value))
-        self._plain(Write, lambda: line or user_line().short, number, index, value, data_shared)
+        self._plain(Write, line, number, index, value, data_shared)
 
     def break_if(self, condition: Symbolic, line: str = "") -> None:
         """Record the end of the loop."""
-        self._plain(Break, lambda: line or user_line().short, self.template(condition))
+        self._plain(Break, line, self.template(condition))
 
-    def _plain(self, kind: Callable[..., _Op], line: Callable[[], str], *parts: Any) -> None:
+    def _plain(self, kind: Callable[..., Op], line: str, *parts: Any) -> None:
         """Record an operation that gives nothing."""
-        key, known = self._find(kind, *parts)
-        if known is None:
-            known = self._remember(key, Known(kind(*parts, line())))
-        elif self.known is not None:
-            self.known = known
-        assert known.op is not None
-        self.ops.append(known.op)
+        self._next(lambda: Known(kind(*parts, line or user_line().short)), kind, *parts)
 
     def close(self, updates: dict[int, Any]) -> None:
         """The frame was left; `updates` has the template of each loop variable's next value."""
         self.open = False
         self.parameters = ()  # they refer to this program: what it holds is to go with the last reference
-        key, known = self._find("end", tuple(sorted(updates.items())))
-        if known is None:
-            self._remember(key, Known())
-        elif self.known is not None:
-            self.known = known
+        self._next(Known, "end", tuple(sorted(updates.items())))
 
 
 class _Unknown(Exception):

@@ -1,12 +1,17 @@
-"""The operations that a frame records."""
+"""The operations that a frame records, and how each is done on the values and the arrays of a step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .template import Ref
+from stepnet.data.tree import flatten
+
+from .examples import changing, named
+from .template import Ref, resolve
+
+Values = dict[int, Any]
 
 
 @dataclass(frozen=True)
@@ -21,6 +26,18 @@ class Call:
     nested: bool  # whether the result is taken apart; else it is one value, whatever it is
     line: str
 
+    def do(self, values: Values, arrays: Sequence[Any], at: str = "") -> None:
+        """Raises a StepError if it gives another number of values than at the first step."""
+        kwargs = resolve(self.kwargs, values) if self.kwargs else {}
+        result = named(self.function(*resolve(self.args, values), **kwargs))
+        if not self.nested:
+            values[self.out] = result
+            return
+        leaves = flatten(result)[0]
+        if len(leaves) != self.count:
+            raise changing(f"{self.count} parts", f"{len(leaves)} at another step", self.line)
+        values.update(enumerate(leaves, self.out))
+
 
 @dataclass(frozen=True)
 class Read:
@@ -31,6 +48,9 @@ class Read:
     default: Any
     out: int
     line: str
+
+    def do(self, values: Values, arrays: Sequence[Any], at: str = "") -> None:
+        values[self.out] = arrays[self.array].read(*resolve((self.index, self.default), values))
 
 
 @dataclass(frozen=True)
@@ -43,6 +63,9 @@ class Write:
     data_shared: bool
     line: str
 
+    def do(self, values: Values, arrays: Sequence[Any], at: str = "") -> None:
+        arrays[self.array].write(*resolve((self.index, self.value), values), self.data_shared)
+
 
 @dataclass(frozen=True)
 class Count:
@@ -52,6 +75,9 @@ class Count:
     out: int
     line: str
 
+    def do(self, values: Values, arrays: Sequence[Any], at: str = "") -> None:
+        values[self.out] = arrays[self.array].size()
+
 
 @dataclass(frozen=True)
 class Guard:
@@ -60,6 +86,11 @@ class Guard:
     of: Ref
     told: Any
     line: str
+
+    def do(self, values: Values, arrays: Sequence[Any], at: str = "") -> None:
+        """Raises a StepError if it does not hold; `at` says at which step."""
+        if values[self.of.place] != self.told:
+            raise changing(self.told, f"{values[self.of.place]}{at}", self.line)
 
 
 @dataclass(frozen=True)

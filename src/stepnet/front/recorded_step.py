@@ -11,7 +11,6 @@ from torch import Tensor
 
 from stepnet.data.recording import Interned
 
-from .frame import run_call
 from .recorded import Call
 from .step import check_joined, failure, next_state
 from .template import Ref, resolve
@@ -80,7 +79,7 @@ class RecordedStep:
         places = (*step.x, *step.state, *step.constants)
         known: dict[int, Any] = dict(zip(places, (*values, *self.constants), strict=True))
         for call in step.calls:
-            run_call(call, known)
+            call.do(known, ())
         return [known[at.place] for at in step.y], [resolve(new, known) for new in step.new]
 
 

@@ -193,7 +193,9 @@ def _operator(name: str, swapped: bool = False) -> Callable[..., Any]:
     function = getattr(operator, name if hasattr(operator, name) else f"{name}_")
 
     def call(self: Symbolic, *others: Any) -> Any:
-        if isinstance(self, SymbolicNumber) and any(_no_number(other) for other in others):
+        if isinstance(self, SymbolicNumber) and any(
+            o is None or isinstance(o, (str, tuple, list)) for o in others
+        ):
             if name not in ("eq", "ne"):
                 return NotImplemented
             # the shapes of a tape's items have None there
@@ -203,10 +205,6 @@ def _operator(name: str, swapped: bool = False) -> Callable[..., Any]:
 
     call.__name__ = name
     return call
-
-
-def _no_number(value: Any) -> bool:
-    return value is None or isinstance(value, (str, tuple, list))
 
 
 def _number(name: str) -> Callable[..., Any]:
@@ -220,10 +218,7 @@ def _number(name: str) -> Callable[..., Any]:
 
 
 _BINARY = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift"
-for _name in [
-    *_BINARY.split(),
-    *["eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert", "getitem"],
-]:
+for _name in f"{_BINARY} eq ne lt le gt ge neg pos abs invert getitem".split():
     setattr(Symbolic, f"__{_name}__", _operator(_name))
 for _name in _BINARY.split():
     setattr(Symbolic, f"__r{_name}__", _operator(_name, swapped=True))
@@ -231,7 +226,7 @@ for _name in ("__bool__", "__int__", "__float__", "__index__"):
     setattr(Symbolic, _name, _number(_name))
 for _kind in (SymbolicNumber, SymbolicSize):  # torch.SymInt has operators of its own
     for _name in [n for n in vars(Symbolic) if n.startswith("__") and hasattr(operator, n)]:
-        if _name not in ("__index__",) and _name not in vars(_kind):
+        if _name != "__index__" and _name not in vars(_kind):
             setattr(_kind, _name, vars(Symbolic)[_name])
     for _name in _BINARY.split():
         setattr(_kind, f"__r{_name}__", vars(Symbolic)[f"__r{_name}__"])

@@ -163,20 +163,37 @@ def resolve(template: Any, values: Mapping[int, Any]) -> Any:
     return items if template.kind is list else template.kind(*items)
 
 
-def renamed(template: Any, new: Mapping[int, Any]) -> Any:
-    """The template with other templates in some places."""
+def changed(template: Any, change: Callable[[Any], Any]) -> Any:
+    """The template with `change` called on each leaf: a place, a literal, or what stands for itself."""
     kind = type(template)
-    if kind is Ref:
-        return new.get(template.place, template)
     if kind is tuple:
-        return tuple([renamed(item, new) for item in template])
+        return tuple([changed(item, change) for item in template])
     if kind is Packed:
         if template.kind is dict:
-            return Packed(dict, tuple([(key, renamed(item, new)) for key, item in template.items]))
-        return Packed(template.kind, tuple([renamed(item, new) for item in template.items]))
+            return Packed(dict, tuple([(key, changed(item, change)) for key, item in template.items]))
+        return Packed(template.kind, tuple([changed(item, change) for item in template.items]))
     if kind is Closed:
-        return Closed(template.function, renamed(template.cells, new), renamed(template.defaults, new))
-    return template
+        return Closed(template.function, changed(template.cells, change), changed(template.defaults, change))
+    return change(template)
+
+
+def renamed(template: Any, new: Mapping[int, Any]) -> Any:
+    """The template with other templates in some places."""
+    return changed(template, lambda leaf: new.get(leaf.place, leaf) if type(leaf) is Ref else leaf)
+
+
+def _leaves(template: Any) -> Iterator[Any]:
+    kind = type(template)
+    if kind is tuple:
+        for item in template:
+            yield from _leaves(item)
+    elif kind is Closed:
+        yield from _leaves((template.cells, template.defaults))
+    elif kind is Packed:
+        for item in template.items:
+            yield from _leaves(item[1] if template.kind is dict else item)
+    else:
+        yield template
 
 
 def literals(template: Any) -> Iterator[Any]:
@@ -185,26 +202,10 @@ def literals(template: Any) -> Iterator[Any]:
     >>> list(literals((ref(0), Packed(list, (3, Literal(float, 2.5))))))
     [3, 2.5]
     """
-    kind = type(template)
-    if kind is Literal:
-        yield template.value
-    elif kind is tuple or kind is Packed:
-        for item in template.items if kind is Packed else template:
-            yield from literals(item)
-    elif kind is not Ref:
-        yield template
+    leaves = (leaf for leaf in _leaves(template) if type(leaf) is not Ref)
+    return (leaf.value if type(leaf) is Literal else leaf for leaf in leaves)
 
 
 def places(template: Any) -> Iterator[int]:
     """The places in a template."""
-    kind = type(template)
-    if kind is Ref:
-        yield template.place
-    elif kind is tuple:
-        for item in template:
-            yield from places(item)
-    elif kind is Closed:
-        yield from places((template.cells, template.defaults))
-    elif kind is Packed:
-        for item in template.items:
-            yield from places(item[1] if template.kind is dict else item)
+    return (leaf.place for leaf in _leaves(template) if type(leaf) is Ref)

@@ -112,9 +112,9 @@ class Graph:
                 kept.append(node)
         return kept[::-1]
 
-    def with_nodes(self, nodes: Iterable[Node], results: tuple[str, ...] | None = None) -> Graph:
-        """The same values with other nodes (and results)."""
-        return replace(self, nodes=tuple(nodes), results=self.results if results is None else results)
+    def with_nodes(self, nodes: Iterable[Node]) -> Graph:
+        """The same values with other nodes."""
+        return replace(self, nodes=tuple(nodes))
 
 
 def in_order(nodes: Sequence[Node]) -> tuple[Node, ...]:

@@ -21,7 +21,18 @@ class _Shown:
 
 
 @dataclass(frozen=True, repr=False)
-class InputPort(_Shown):
+class _Port(_Shown):
+    external: str
+    internal: Any
+    axis: int | None = None
+    start: int = 0
+    end: int = -1
+    stride: int = 1
+    part_size: int = 1
+
+
+@dataclass(frozen=True, repr=False)
+class InputPort(_Port):
     """An input of a TensorIterator, and the parameter of its body that it feeds.
 
     With an `axis` the input is cut into steps; without, the parameter gets all of it: at every iteration, or
@@ -42,17 +53,11 @@ class InputPort(_Shown):
     InputPort('x', 'x_t', axis=1, start=-1, end=0, stride=-1)
     """
 
-    external: str
     internal: str
-    axis: int | None = None
-    start: int = 0
-    end: int = -1
-    stride: int = 1
-    part_size: int = 1
 
 
 @dataclass(frozen=True, repr=False)
-class OutputPort(_Shown):
+class OutputPort(_Port):
     """An output of a TensorIterator, and the result of its body that it is made of.
 
     With an `axis` it is the values of all iterations joined along that axis, in their order, or with a
@@ -73,13 +78,7 @@ class OutputPort(_Shown):
     (OutputPort('last', 0), OutputPort('y', 'y_t', axis=1))
     """
 
-    external: str
     internal: int | str
-    axis: int | None = None
-    start: int = 0
-    end: int = -1
-    stride: int = 1
-    part_size: int = 1
 
 
 @dataclass(frozen=True, repr=False)

@@ -44,13 +44,12 @@ def check_rows(kind: str, x: Any, what: str = "its input") -> None:
         )
 
 
-def check_sequences(kind: str, x: Any, what: str = "its input", levels: int = 1) -> LoDTensor:
-    """The example of sequences with at least so many levels."""
+def check_sequences(kind: str, x: Any, what: str = "its input") -> LoDTensor:
+    """The example of sequences."""
     example = check_item(kind, x, what).creation.example
-    if not isinstance(example, LoDTensor) or example.lod_level < levels:
+    if not isinstance(example, LoDTensor):
         raise TapeError(
-            f"{kind} ({user_line()}): {what} must be sequences"
-            + (f" of at least {levels} levels" if levels > 1 else ""),
+            f"{kind} ({user_line()}): {what} must be sequences",
             got=f"'{x.name}', {describe(example)}",
             remedy="data(name, Sequence(...)) makes sequences",
         )

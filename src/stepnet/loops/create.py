@@ -91,7 +91,8 @@ def run_now(loop: WhileLoop) -> list[Tensor]:
         loop.reason = refusal.reason
         watch = watching()
         if watch is not None:
-            dtype = next((v.dtype for v in loop.program.constants.values() if _floats(v)), torch.float32)
+            tensors = (v for v in loop.program.constants.values() if isinstance(v, Tensor))
+            dtype = next((v.dtype for v in tensors if v.is_floating_point()), torch.float32)
             watch(RecordedStep.name, steps=None, dtype=dtype, refusal=refusal)
         return run_recorded(loop)
 
@@ -163,10 +164,6 @@ def _is_alone(raised: Raised) -> bool:
             return True
     raised.one_row()
     return True
-
-
-def _floats(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def _scan(loop: WhileLoop, raised: Raised, executors: Sequence[Executor]) -> list[Tensor]:

@@ -7,17 +7,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stepnet.api import recurrent
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import StepError
 from stepnet.executors.base import Backend
 from stepnet.executors.naive import PLAIN
-from stepnet.front.memory import Memory, ScopeStep, Stepnet, check_rows
+from stepnet.front.memory import Memory, Stepnet, check_rows
 from stepnet.front.scope import Scope
 from stepnet.front.static import memory_of
 from stepnet.front.step import describe_leaf
 
-from .in_frame import run_in_frame
+from .as_step import run_as_step, run_in_frame
 
 
 def dynamic_recurrent(
@@ -73,22 +72,18 @@ def dynamic_recurrent(
     ([10.0, 2.0, 4.0, 6.0], [10.0, 6.0])
     """
 
-    def results(within: Scope, other: Backend | None) -> tuple[LoDTensor | Tensor, ...]:
-        last = dynamic_recurrent(
+    def run(within: Scope, other: Backend | None) -> dict[str, Tensor]:
+        return dynamic_recurrent(
             stepnet, within, inputs, outputs, memories,
             static_inputs=static_inputs, padded=padded, level=level, reverse=reverse,
             backend=other or backend,
         )  # fmt: skip
-        return (*(within[output] for output in outputs), *last.values())
 
-    recorded = run_in_frame(scope, results, len(outputs) + len(memories))
+    recorded = run_in_frame(scope, run, outputs, memories)
     if recorded is not None:
-        for output, value in zip(outputs, recorded, strict=False):
-            scope[output] = value
-        return dict(zip((m.name for m in memories), recorded[len(outputs) :], strict=True))
+        return recorded
     name = getattr(stepnet, "__name__", type(stepnet).__name__)
-    x = _inputs(scope, inputs, name)
-    first = x[0]
+    first = _first_input(scope, inputs, name)
     if not -first.lod_level <= level < first.lod_level:
         raise StepError(
             f"dynamic_recurrent over '{name}': input '{inputs[0]}' has no level {level}",
@@ -113,23 +108,15 @@ def dynamic_recurrent(
             remedy="give a row per sequence, in the order of the inputs",
         )
     ragged = {n: scope[n] for n in static_inputs if isinstance(scope[n], LoDTensor) and n not in padded}
-    hidden = {*inputs, *outputs, *static_inputs, *(m.init for m in memories)}
-    around = Scope({n: v for n, v in scope.all_values().items() if n not in hidden})
-    step = ScopeStep(stepnet, around, inputs, outputs, memories, static_inputs, ragged)
-    boots = [memory.boot(scope, rows, first.values) for memory in memories]
-    static = [torch.arange(rows) if n in ragged else scope[n] for n in static_inputs]
-    static = [
-        memory_of(v, rows, f"static input '{n}'") if n in padded else v
-        for n, v in zip(static_inputs, static, strict=True)
-    ]
-    backend = PLAIN.name if ragged and backend is None else backend
-    y, last = recurrent(step, x, (*boots, *static), level=level, reverse=reverse, backend=backend)
-    for output, value in zip(outputs, y, strict=True):
-        scope[output] = value
-    return dict(zip((memory.name for memory in memories), last, strict=False))
+    static = {n: torch.arange(rows) if n in ragged else scope[n] for n in static_inputs}
+    static |= {n: memory_of(static[n], rows, f"static input '{n}'") for n in static_inputs if n in padded}
+    return run_as_step(
+        stepnet, scope, inputs, outputs, memories, (rows, first.values), static=static, ragged=ragged,
+        level=level, reverse=reverse, backend=PLAIN.name if ragged and backend is None else backend,
+    )  # fmt: skip
 
 
-def _inputs(scope: Scope, names: Sequence[str], stepnet: str) -> tuple[LoDTensor, ...]:
+def _first_input(scope: Scope, names: Sequence[str], stepnet: str) -> LoDTensor:
     wrong = [
         f"input '{name}' is {describe_leaf(scope[name]) if name in scope else 'not in the scope'}"
         for name in names
@@ -142,4 +129,4 @@ def _inputs(scope: Scope, names: Sequence[str], stepnet: str) -> tuple[LoDTensor
             remedy="RecurrentOp runs a stepnet over tensors of one length; "
             "LoDTensor.from_sequences and from_padded make LoDTensors",
         )
-    return tuple(scope[name] for name in names)
+    return scope[names[0]]

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from stepnet.errors import StepError
 from stepnet.executors import naive
-from stepnet.front.examples import changing
-from stepnet.front.frame import WhileLoop, check_same, is_one_boolean, not_one_boolean, run_call
-from stepnet.front.recorded import Call, Count, Guard, Read, Write
+from stepnet.front.frame import WhileLoop, check_same, is_one_boolean, not_one_boolean
+from stepnet.front.recorded import Break
 from stepnet.front.template import resolve
 from stepnet.ir.loop import BackEdge, Iteration, Last, Loop, Merged
 
@@ -68,24 +67,14 @@ class FrameBody:
         values: dict[int, Any] = {**program.constants, **dict(enumerate(variables))}
         for number, array in enumerate(program.arrays):
             values[-1 - number] = array
+        at = f" at step {step}"
         for op in program.ops:
-            if isinstance(op, Call):
-                run_call(op, values)
-            elif isinstance(op, Read):
-                array = program.arrays[op.array]
-                values[op.out] = array.read(resolve(op.index, values), resolve(op.default, values))
-            elif isinstance(op, Write):
-                array = program.arrays[op.array]
-                array.write(resolve(op.index, values), resolve(op.value, values), op.data_shared)
-            elif isinstance(op, Count):
-                values[op.out] = program.arrays[op.array].size()
-            elif isinstance(op, Guard):
-                if values[op.of.place] != op.told:
-                    raise changing(op.told, f"{values[op.of.place]} at step {step}", op.line)
-            else:
-                condition = values[op.condition.place]
-                if not is_one_boolean(condition):
-                    raise not_one_boolean(condition, f" at step {step} ({op.line})")
-                if bool(condition):
-                    return None
+            if not isinstance(op, Break):
+                op.do(values, program.arrays, at)
+                continue
+            condition = values[op.condition.place]
+            if not is_one_boolean(condition):
+                raise not_one_boolean(condition, f"{at} ({op.line})")
+            if bool(condition):
+                return None
         return values

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stepnet.api import recurrent
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import StepError
 from stepnet.executors import naive
 from stepnet.executors.base import Backend
-from stepnet.front.memory import Memory, ScopeStep, Stepnet
+from stepnet.front.memory import Memory, Stepnet
 from stepnet.front.meta import OnMeta, without_data
 from stepnet.front.scope import Scope, Variable
 from stepnet.front.step import describe_leaf
 from stepnet.ir.loop import BackEdge, Concat, Iteration, Loop, Merged, Slice
 from stepnet.watchers import instead
 
-from .in_frame import run_in_frame
+from .as_step import run_as_step, run_in_frame
 
 
 class StepScopes:
@@ -112,8 +111,8 @@ class RecurrentOp:
         self._check(scope)
         bare = {n: without_data(v) if isinstance(v, Tensor) else v for n, v in scope.all_values().items()}
         shadow = Scope(bare)
-        (step,) = self._make_scopes(shadow, 1, {0: tuple(bare[name][:1].sum(0, dtype=bare[name].dtype)
-                                                         for name in self.inputs)})  # fmt: skip
+        firsts = (bare[name][:1].sum(0, dtype=bare[name].dtype) for name in self.inputs)
+        step = self._step_scope(shadow, firsts)
         self.init_memories([step], infer_shape_mode=True)
         boots = {memory.name: step[memory.pre_name] for memory in self.memories}
         try:
@@ -152,10 +151,10 @@ class RecurrentOp:
         count = steps if torch.is_grad_enabled() else min(steps, 2)
         order = self._order(steps)
         columns = [scope[name].unbind(0) for name in self.inputs]
-        return self._make_scopes(scope, count, {i: tuple(c[order[i]] for c in columns) for i in range(count)})
+        return [self._step_scope(scope, (c[order[i]] for c in columns)) for i in range(count)]
 
-    def _make_scopes(self, scope: Scope, count: int, values: dict[int, tuple[Any, ...]]) -> list[Scope]:
-        return [scope.new_scope(dict(zip(self.inputs, values[i], strict=True))) for i in range(count)]
+    def _step_scope(self, scope: Scope, values: Iterable[Any]) -> Scope:
+        return scope.new_scope(dict(zip(self.inputs, values, strict=True)))
 
     def init_memories(self, step_scopes: Sequence[Scope], infer_shape_mode: bool = False) -> None:
         """Let each pre-memory be a reference to the memory of the step before; the first, to its init.
@@ -193,19 +192,14 @@ class RecurrentOp:
         Raises:
             StepError: something does not fit, by name; an input is ragged.
         """
-        names = [*self.outputs, *(memory.name for memory in self.memories)]
-        recorded = run_in_frame(scope, self._results, len(names))
+        recorded = run_in_frame(scope, self._run_compiled, self.outputs, self.memories)
         if recorded is not None:  # it keeps no scopes of steps
-            outputs = len(self.outputs)
-            for name, value in zip(self.outputs, recorded, strict=False):
-                scope[name] = value
-            self.scopes = StepScopes({}, 0)
-            self.last = dict(zip(names[outputs:], recorded[outputs:], strict=True))
+            self.scopes, self.last = StepScopes({}, 0), recorded
             return
-        self._check(scope)
         if not keep_scopes or instead() is not None:  # what is saved keeps no scopes
             self._run_compiled(scope)
             return
+        self._check(scope)
         x = scope[self.inputs[0]]
         body = _ScopedBody(self, scope)
         boots = [memory.boot(scope, *_rows(x)) for memory in self.memories]
@@ -220,11 +214,6 @@ class RecurrentOp:
         self.scopes = StepScopes(body.kept, len(x))
         last = boots if body.before is None else [body.before[memory.name] for memory in self.memories]
         self.last = dict(zip((memory.name for memory in self.memories), last, strict=True))
-
-    def _results(self, scope: Scope, backend: Backend | None) -> tuple[Tensor, ...]:
-        self._check(scope)
-        self._run_compiled(scope, backend)
-        return (*(scope[name] for name in self.outputs), *(self.last[m.name] for m in self.memories))
 
     def _step(self, scope: Scope, step: Scope, t: int) -> None:
         try:
@@ -244,17 +233,15 @@ class RecurrentOp:
                 )
         self._report(wrong)
 
-    def _run_compiled(self, scope: Scope, backend: Backend | None = None) -> None:
-        hidden = {*self.inputs, *self.outputs, *(m.init for m in self.memories)}
-        around = Scope({n: v for n, v in scope.all_values().items() if n not in hidden})
-        step = ScopeStep(self.stepnet, around, self.inputs, self.outputs, self.memories)
-        x = tuple(scope[name] for name in self.inputs)
-        boots = tuple(memory.boot(scope, *_rows(x[0])) for memory in self.memories)
-        y, last = recurrent(step, x, boots, reverse=self.reverse, backend=backend)
-        for name, value in zip(self.outputs, y, strict=True):
-            scope[name] = value
-        self.scopes = StepScopes({}, x[0].shape[0])
-        self.last = dict(zip((memory.name for memory in self.memories), last, strict=True))
+    def _run_compiled(self, scope: Scope, backend: Backend | None = None) -> dict[str, Tensor]:
+        self._check(scope)
+        x = scope[self.inputs[0]]
+        self.last = run_as_step(
+            self.stepnet, scope, self.inputs, self.outputs, self.memories, _rows(x),
+            reverse=self.reverse, backend=backend,
+        )  # fmt: skip
+        self.scopes = StepScopes({}, x.shape[0])
+        return self.last
 
     def _order(self, steps: int) -> range:
         return range(steps - 1, -1, -1) if self.reverse else range(steps)
@@ -323,7 +310,7 @@ class _ScopedBody:
     def __call__(self, i: int, *values: Any) -> tuple[Any, ...]:
         op, t = self.op, self._order[i]
         count = len(op.inputs)
-        step = self.scope.new_scope(dict(zip(op.inputs, values[:count], strict=True)))
+        step = op._step_scope(self.scope, values[:count])
         for memory, value in zip(op.memories, values[count:], strict=True):
             variable = Variable(value) if self.before is None else self.before.var(memory.name)
             step.share(memory.pre_name, variable)

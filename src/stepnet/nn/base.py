@@ -8,17 +8,17 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stepnet.api import recurrent
 from stepnet.cells.cell import check_size, draw
+from stepnet.cells.wrapper import check_probability
 from stepnet.data.modes import autocast_dtype
 from stepnet.data.recording import UNKNOWN, recorded_in_frames
 from stepnet.errors import StepError
 from stepnet.resets import as_resets
 
-from .batch import Batch, on_rows
+from .batch import Batch, dropped, side_by_side
 
 
 class LayerStep:
@@ -73,7 +73,13 @@ class RNNBase(nn.Module):
         self.num_layers = check_size(self, "num_layers", num_layers)
         self.bias = self._flag("bias", bias)
         self.batch_first = self._flag("batch_first", batch_first)
-        self.dropout = self._dropout(dropout)
+        self.dropout = check_probability(type(self).__name__, "dropout", dropout)
+        if dropout and num_layers == 1:
+            warnings.warn(
+                f"{type(self).__name__}(dropout={dropout}) drops nothing: it lies between layers, "
+                "and num_layers=1",
+                stacklevel=2 if type(self).__init__ is RNNBase.__init__ else 3,
+            )
         self.bidirectional = self._flag("bidirectional", bidirectional)
         if isinstance(proj_size, bool) or not isinstance(proj_size, int) or not 0 <= proj_size < hidden_size:
             raise StepError(
@@ -108,18 +114,6 @@ class RNNBase(nn.Module):
                 remedy="check the order of the arguments, or pass them by name",
             )
         return value
-
-    def _dropout(self, p: Any) -> float:
-        if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 <= p <= 1:
-            raise StepError(
-                f"{type(self).__name__} 'dropout' must be a probability", got=repr(p), expected="0 to 1"
-            )
-        if p and self.num_layers == 1:
-            warnings.warn(
-                f"{type(self).__name__}(dropout={p}) drops nothing: it lies between layers, and num_layers=1",
-                stacklevel=3 if type(self).__init__ is RNNBase.__init__ else 4,
-            )
-        return float(p)
 
     def _suffixes(self, layer: int) -> tuple[str, ...]:
         forward = f"l{layer}"
@@ -165,7 +159,7 @@ class RNNBase(nn.Module):
         finals: list[Any] = []
         for layer in range(self.num_layers):
             if layer and self.dropout:
-                x = on_rows(lambda rows: F.dropout(rows, self.dropout, self.training), x)
+                x = dropped(self.dropout, self.training)(x)
             ys = []
             for suffix, reverse in zip(self._suffixes(layer), (False, True), strict=False):
                 k = len(finals)
@@ -176,7 +170,7 @@ class RNNBase(nn.Module):
                 y, final = recurrent(step, x, given[k], reverse=reverse, axis=batch.axis, resets=again)
                 ys.append(y)
                 finals.append(final if dtypes is None else _cast(final, dtypes))
-            x = on_rows(lambda *rows: torch.cat(rows, -1), *ys) if len(ys) > 1 else ys[0]
+            x = side_by_side(*ys) if len(ys) > 1 else ys[0]
         return batch.close(x), self._join(batch, finals)
 
     def _result_dtypes(self, batch: Batch, state: Any) -> tuple[torch.dtype, ...] | None:

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.data.convert import pack_like
 from stepnet.data.dtypes import dtype_name
 from stepnet.data.lod import LoDTensor
+from stepnet.data.values import rows as rows_of
 from stepnet.errors import StepError
 
 
@@ -59,7 +61,7 @@ class Batch:
     @property
     def rows(self) -> Tensor:
         """All values of x."""
-        return self.x.values if isinstance(self.x, LoDTensor) else self.x
+        return rows_of(self.x)
 
     @property
     def unbatched(self) -> bool:
@@ -112,8 +114,15 @@ class Batch:
         return state.squeeze(1) if self.unbatched else state
 
 
-def on_rows(fn: Callable[..., Tensor], *xs: Any) -> Any:
-    """`fn` on tensors, or on the rows of LoDTensors of the same LoD."""
-    if isinstance(xs[0], LoDTensor):
-        return xs[0].with_values(fn(*(x.values for x in xs)))
-    return fn(*xs)
+def side_by_side(*ys: Any) -> Any:
+    """The features of tensors, or of the rows of LoDTensors of the same LoD, side by side."""
+    return _like(ys[0], torch.cat([*map(rows_of, ys)], -1))
+
+
+def dropped(p: float, training: bool) -> Callable[[Any], Any]:
+    """Dropout of a tensor, or of the rows of a LoDTensor."""
+    return lambda x: _like(x, F.dropout(rows_of(x), p, training))
+
+
+def _like(x: Any, rows: Tensor) -> Any:
+    return x.with_values(rows) if isinstance(x, LoDTensor) else rows

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
+import operator
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
@@ -18,13 +17,14 @@ from stepnet.cells.wrapper import Wrapper, check_probability
 from stepnet.data.convert import pack_like
 from stepnet.data.lod import LoDTensor
 from stepnet.data.recording import UNKNOWN, recorded_in_frames
-from stepnet.data.tree import flatten, unflatten
+from stepnet.data.tree import by_leaf, flatten
+from stepnet.data.values import rows as rows_of
 from stepnet.errors import StepError
 from stepnet.front.step import TorchCell, as_step, describe_leaf, step_name
 from stepnet.resets import as_resets
 from stepnet.typed import Rows
 
-from .batch import on_rows
+from .batch import dropped, side_by_side
 
 
 class Stack(nn.Module):
@@ -109,12 +109,12 @@ class Stack(nn.Module):
                 y, final = recurrence(x, next(start), again)
                 ys.append(y)
                 finals.append(final)
-            y = ys[0] if len(ys) == 1 else _by_leaf(_beside, *ys)
+            y = ys[0] if len(ys) == 1 else by_leaf(side_by_side, *ys)
             if self.dropout and k + 1 < len(self.layers):
-                y = _by_leaf(self._drop, y)
+                y = by_leaf(dropped(self.dropout, self.training), y)
             x = _sum(x, y, k) if residual else y
         if isinstance(input, PackedSequence):
-            x = _by_leaf(lambda leaf: pack_like(input, leaf.values), x)
+            x = by_leaf(lambda leaf: pack_like(input, leaf.values), x)
         return x, tuple(finals)
 
     if TYPE_CHECKING:
@@ -122,9 +122,6 @@ class Stack(nn.Module):
         def __call__(
             self, input: Rows, hx: Sequence[Any] | None = None, resets: Any = None
         ) -> tuple[Rows, tuple[Any, ...]]: ...
-
-    def _drop(self, y: Any) -> Any:
-        return on_rows(lambda rows: F.dropout(rows, self.dropout, self.training), y)
 
     def _states(self, name: str, hx: Any) -> list[Any]:
         """The initial state of each direction of each layer."""
@@ -208,7 +205,7 @@ def _check_features(step: Any, x: Any, layer: int) -> None:
     while isinstance(step, (Wrapper, TorchCell)):
         step = step.cell
     size = getattr(step, "input_size", None)
-    rows = x.values if isinstance(x, LoDTensor) else x
+    rows = rows_of(x)
     if isinstance(size, int) and isinstance(rows, Tensor) and rows.dim() > 1 and rows.shape[-1] != size:
         raise StepError(
             f"Stack layer {layer}, a {step_name(step)}, was built for other features than it gets",
@@ -218,23 +215,11 @@ def _check_features(step: Any, x: Any, layer: int) -> None:
         )
 
 
-def _by_leaf(change: Callable[..., Any], *trees: Any) -> Any:
-    """`change` on the leaves of trees of one structure."""
-    flat = [flatten(tree) for tree in trees]
-    return unflatten(
-        flat[0][1], [change(*leaves) for leaves in zip(*(leaves for leaves, _ in flat), strict=True)]
-    )
-
-
-def _beside(*ys: Any) -> Any:
-    return on_rows(lambda *rows: torch.cat(rows, -1), *ys)
-
-
 def _sum(x: Any, y: Any, layer: int) -> Any:
     """x + y, or an error where they are not alike."""
     (x_leaves, x_spec), (y_leaves, y_spec) = flatten(x), flatten(y)
     if x_spec == y_spec and all(a.shape == b.shape for a, b in zip(x_leaves, y_leaves, strict=True)):
-        return unflatten(x_spec, [a + b for a, b in zip(x_leaves, y_leaves, strict=True)])
+        return by_leaf(operator.add, x, y)
     widths = [", ".join(map(describe_leaf, leaves)) for leaves in (x_leaves, y_leaves)]
     raise StepError(
         f"Stack layer {layer} cannot be residual: its output is not as wide as its input",

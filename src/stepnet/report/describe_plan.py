@@ -20,6 +20,7 @@ from .cost import border_bytes, contracts, node_flops, region_border, weight
 from .names import SourceLines, tensor_names
 from .records import Direction, LoopSummary, Op, Port, Region, Role, Saved, by_line
 
+_STATES: dict[str, Role] = {"sequence": "static"}  # by kind: one that no step changes is no state
 Labels = Mapping[str, str]  # the user's name of a value, where there is one
 
 
@@ -80,7 +81,7 @@ class _Describer:
         plan, values = self.ready.plan, loop.body.values
         enters = [
             *(_port(n, values[n], "x") for n in plan.x),
-            *(_port(n, values[n], _role(values[n])) for n in plan.states),
+            *(_port(n, values[n], _STATES.get(values[n].kind, "state")) for n in plan.states),
             *(_port(labels[n], values[n], "weight") for n in plan.weights),
         ]
         leaves = [_port(label, values[n], "y") for label, n in zip(y_names, plan.y, strict=True)]
@@ -212,11 +213,6 @@ class _Describer:
 def _labels(names: Sequence[str], labels: Sequence[str]) -> dict[str, str]:
     """The label of each name; of a name that has several, the first."""
     return dict(zip(reversed(names), reversed(labels), strict=True))
-
-
-def _role(state: Value) -> Role:
-    """What a state is called: one that no step changes is no state."""
-    return "static" if state.kind == "sequence" else "state"
 
 
 def _port(label: str, value: Value, role: Role, named: bool = True) -> Port:

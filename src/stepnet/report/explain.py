@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from stepnet.api import Recurrent, state_with_static
 from stepnet.checks import checked
 from stepnet.compiler.iteration import code_of
 from stepnet.compiler.reach import reach
+from stepnet.data.dtypes import dtype_name
 from stepnet.data.lod import LoDTensor
+from stepnet.data.values import rows
 from stepnet.engine import Entry, find_plan
 from stepnet.errors import StepError, Unsupported
 from stepnet.executors.base import Backend
@@ -151,7 +152,7 @@ def explain_loop(
         executor, label = entry.ready.executor.name, entry.ready.executor.label
         tensors = [captures.tensors[place] for place in entry.weights]
         loops, saved, linear = describe_plan(
-            entry.ready, loop, entry.y_spec, tensors, counts, code, _rows(x_leaves[0]).device.type
+            entry.ready, loop, entry.y_spec, tensors, counts, code, rows(x_leaves[0]).device.type
         )
     elif chosen not in (AUTO, PLAIN.name) and not scopes:
         executor, label = REFUSED, "declined"
@@ -160,8 +161,8 @@ def explain_loop(
         described, note = describe_plain_loop(loop, feeds, line_in(captures.files), counts, code)
         loops, notes = (described,), [*notes, note]
     lengths = sorted(counts)
-    rows = list(map(_rows, x_leaves))
-    wants = any(t.requires_grad for t in (*rows, *states, *shared, *captures.tensors))
+    tables = list(map(rows, x_leaves))
+    wants = any(t.requires_grad for t in (*tables, *states, *shared, *captures.tensors))
     return Explanation(
         name=body.name,
         reverse=sweep.reverse,
@@ -171,7 +172,7 @@ def explain_loop(
         sequences=len(lengths),
         steps=lengths[-1] if lengths else 0,
         shortest=lengths[0] if lengths else 0,
-        dtype=str(rows[0].dtype).removeprefix("torch."),
+        dtype=dtype_name(tables[0].dtype),
         training=torch.is_grad_enabled() and wants,
         loops=loops,
         saved=saved,
@@ -180,10 +181,6 @@ def explain_loop(
         notes=tuple(notes),
         source=generated_source(entry.ready) if source else None,
     )
-
-
-def _rows(x: Any) -> Tensor:
-    return x.values if isinstance(x, LoDTensor) else x
 
 
 def _counts(x: Any, sweep: Sweep) -> list[int]:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from stepnet.api import Recurrent
+from stepnet.data.dtypes import dtype_name
 from stepnet.errors import StepError, Unsupported
 from stepnet.executors.naive import PLAIN
 from stepnet.front.step import step_name
@@ -92,7 +93,7 @@ def _call(model: Any, x: Any, state: Any) -> None:
 def _declined(name: str, *, steps: int | None, dtype: torch.dtype, refusal: Unsupported) -> Explanation:
     """A loop that cannot be written as a step over rows: it runs on the whole batch as one row."""
     steps = steps or 0
-    kind = str(dtype).removeprefix("torch.")
+    kind = dtype_name(dtype)
     refused = Refused("compiler", "the compiler", refusal.reason, refusal.remedy, refusal.line, None)
     grad = torch.is_grad_enabled()
     return Explanation(name, PLAIN.name, PLAIN.label, steps, 1, steps, steps, kind, grad, refusals=(refused,))

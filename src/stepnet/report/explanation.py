@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import html
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from stepnet.executors.naive import PLAIN
 
@@ -15,27 +16,24 @@ from .records import REFUSED, Direction, LoopSummary, Op, Refused, Region, Regio
 class Report:
     """What is common to reports: text by `str`, a picture by `to_svg`, plain data by `to_dict`.
 
-    Text and pictures are imported when they are asked for: `import stepnet` need not load them.
+    They are written by the modules `KIND_text` and `KIND_picture`, which are imported when they are asked
+    for: `import stepnet` need not load them.
     """
 
-    def _text(self) -> str:
-        raise NotImplementedError
-
-    def _svg(self) -> str:
-        raise NotImplementedError
+    kind: ClassVar[str] = "explanation"
 
     def __str__(self) -> str:
-        return self._text()
+        return import_module(f"{__package__}.{self.kind}_text").text(self)
 
     def __repr__(self) -> str:
-        return self._text()
+        return str(self)
 
     def to_svg(self, path: str | Path | None = None) -> str:
         """The picture as SVG, also written to `path` if that is not None.
 
         Of a step its graph, coloured by region; of a model an overview, then the graph of each recurrence.
         """
-        drawing = self._svg()
+        drawing: str = import_module(f"{__package__}.{self.kind}_picture").picture(self)
         if path is not None:
             Path(path).write_text(drawing, encoding="utf-8")
         return drawing
@@ -135,16 +133,6 @@ class Explanation(Report):
             if name in (None, op.name)
         )
 
-    def _text(self) -> str:
-        from .explanation_text import text
-
-        return text(self)
-
-    def _svg(self) -> str:
-        from .explanation_picture import picture
-
-        return picture(self)
-
 
 @dataclass(frozen=True, repr=False)
 class ModelExplanation(Report):
@@ -167,13 +155,3 @@ class ModelExplanation(Report):
     def saved_bytes(self) -> int:
         """Memory that is kept from the forward to the backward loops for that alone."""
         return sum(it.saved_bytes for it in self.recurrences)
-
-    def _text(self) -> str:
-        from .explanation_text import model_text
-
-        return model_text(self)
-
-    def _svg(self) -> str:
-        from .explanation_picture import model_picture
-
-        return model_picture(self)

@@ -23,14 +23,16 @@ _NARROWEST = 780.0
 _BAR = 240.0  # of the recurrence that computes most
 
 
-def picture(it: Explanation) -> str:
-    """The picture of one recurrence."""
+def picture(it: Explanation | ModelExplanation) -> str:
+    """The picture of one recurrence or of a model."""
+    if isinstance(it, ModelExplanation):
+        return _model_picture(it)
     canvas = svg.Canvas()
     width, y = _draw(canvas, it, 0.0)
     return canvas.svg(width, y, f"What stepnet does with the step {it.name}")
 
 
-def model_picture(it: ModelExplanation) -> str:
+def _model_picture(it: ModelExplanation) -> str:
     """A bar for each recurrence, then the graph of each that is not drawn before."""
     canvas = svg.Canvas()
     y = canvas.heading(10.0, [(it.name, 20, svg.TEXT), (summary(it), 13, svg.FAINT)])

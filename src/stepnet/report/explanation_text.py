@@ -23,13 +23,15 @@ _COUNTS = (
 )
 
 
-def text(it: Explanation) -> str:
-    """The whole explanation of one recurrence."""
+def text(it: Explanation | ModelExplanation) -> str:
+    """The whole explanation, of one recurrence or of a model."""
+    if isinstance(it, ModelExplanation):
+        return _model_text(it)
     source = "" if it.source is None else f"\n\nGENERATED C\n\n{it.source.rstrip()}"
     return to_text(_parts(it)) + source
 
 
-def model_text(it: ModelExplanation) -> str:
+def _model_text(it: ModelExplanation) -> str:
     """A table of the recurrences, then each that is not explained before."""
     rows = [("", "", "runs by", "FLOP", "on many rows", "kept")]
     for number, one in enumerate(it.recurrences, 1):

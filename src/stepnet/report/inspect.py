@@ -22,7 +22,7 @@ from .inspection import BackEdge, Inspection, Layer, LayerLoop, Net, Socket, Whe
 from .ports import inputs_of, outputs_of
 from .records import Cost, Value
 from .schedule import when
-from .sizes import Sizes, sizes
+from .sizes import Sizes, declared, sizes
 from .steps import steps
 from .trial import trial
 
@@ -60,9 +60,7 @@ def inspect_model(
         name=model.name,
         file=Path(xml).name,
         version=graph.net.version,
-        inputs=tuple(
-            Socket(s.name, Value(str(s.dtype).removeprefix("torch."), s.shape)) for s in model.inputs
-        ),
+        inputs=tuple(Socket(s.name, declared(s)) for s in model.inputs),
         outputs=tuple(Socket(name, top.result(i)) for i, name in outputs.items()),
         counted_at=at.inputs,
         net=net,

@@ -10,15 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.compiler.fission import components
+from stepnet.data.dtypes import dtype_name
 from stepnet.errors import IRError
 from stepnet.onnx import ONNXModel, load
 from stepnet.onnx.reading.graph import SEEN, Graph, Step
+from stepnet.watchers import during
 
 from .cost import TRANSCENDENTAL, product_flops, tensor_bytes
 from .inspection import BackEdge, Inspection, Layer, LayerLoop, Net, PortMapping, Socket, When
 from .records import Cost, Value
-from .sizes import check_shapes, shapes_at
+from .schedule import frequencies as by_edges
+from .sizes import check_shapes, declared, shapes_at
 
 _TRIED = (1, 2, 3, 8, 16, 64)  # for dynamic dimensions: one row of one step if the model takes it
 _COSTLY = {
@@ -53,18 +55,14 @@ def inspect_onnx(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Inspectio
         name=model.name,
         file=path.name,
         version=model.opset,
-        inputs=tuple(Socket(s.name, _declared(s)) for s in model.inputs),
-        outputs=tuple(Socket(s.name, _declared(s)) for s in model.outputs),
+        inputs=tuple(Socket(s.name, declared(s)) for s in model.inputs),
+        outputs=tuple(Socket(s.name, declared(s)) for s in model.outputs),
         counted_at=at,
         net=net,
         parameters=sum(t.numel() for t in constants if t.is_floating_point()),
         weight_bytes=sum(tensor_bytes(t) for t in constants),
         cost=net.cost,
     )
-
-
-def _declared(socket: Any) -> Value:
-    return Value(None if socket.dtype is None else str(socket.dtype).removeprefix("torch."), socket.shape)
 
 
 def _sized(model: ONNXModel, shapes: Mapping[str, tuple[int, ...]], size: int) -> dict[str, tuple[int, ...]]:
@@ -88,14 +86,12 @@ def _seen(model: ONNXModel, at: Mapping[str, tuple[int, ...]], *, watch: bool = 
     zeros = {s.name: torch.zeros(at[s.name], dtype=s.dtype) for s in model.inputs if s.name in at}
     if len(zeros) < len(model.inputs):
         return None
-    token = SEEN.set((lambda step, given, gave: seen.setdefault(id(step), (given, gave))) if watch else None)
+    note = (lambda step, given, gave: seen.setdefault(id(step), (given, gave))) if watch else None
     try:
-        with torch.no_grad():
+        with during(SEEN, note), torch.no_grad():
             model(*zeros.values())
     except IRError:
         return None
-    finally:
-        SEEN.reset(token)
     return seen
 
 
@@ -173,7 +169,8 @@ class _Describer:
             states = _states(step) if body == "body" else 0
             frequencies: Mapping[int, When] = {}
             if kind != "If":
-                frequencies = _frequencies(graph, states) if compiled else _all_steps(graph)
+                count = len(graph.inputs) + len(graph.steps)
+                frequencies = _frequencies(graph, states) if compiled else dict.fromkeys(range(count), "step")
             bodies[body] = _Describer(self.seen, self.other, frequencies).net(graph, path)
             takes[body], gives[body] = _ports(step, graph, states, places)
             if kind == "Scan":
@@ -207,7 +204,7 @@ def _value(gave: Sequence[Any], again: Sequence[Any], k: int) -> Value:
     two = again[k] if k < len(again) else one
     if not isinstance(one, Tensor):
         return Value(None, None)
-    dtype = str(one.dtype).removeprefix("torch.")
+    dtype = dtype_name(one.dtype)
     if not isinstance(two, Tensor) or one.dim() != two.dim():
         return Value(dtype, None)
     return Value(dtype, tuple(a if a == b else -1 for a, b in zip(one.shape, two.shape, strict=True)))
@@ -256,26 +253,15 @@ def _cut(axis: int, backwards: int) -> dict[str, Any]:
     return {"axis": axis, "start": -1, "end": 0, "stride": -1} if backwards else {"axis": axis}
 
 
-def _all_steps(graph: Graph) -> dict[int, When]:
-    return dict.fromkeys(range(len(graph.inputs) + len(graph.steps)), "step")
-
-
 def _frequencies(graph: Graph, states: int) -> dict[int, When]:
-    """How often each node of a Scan's body has to run, by its edges; as `schedule.when` says it."""
+    """How often each node of a Scan's body has to run."""
     numbers: dict[Any, int] = {value: k for k, value in enumerate(graph.inputs)}
-    inputs: dict[str, list[str]] = {str(k): [] for k in range(len(graph.inputs))}
+    inputs: dict[int, list[int]] = {k: [] for k in numbers.values()}
     for k, step in enumerate(graph.steps, len(graph.inputs)):
-        inputs[str(k)] = [str(numbers[v]) for v in step.inputs if v in numbers]
+        inputs[k] = [numbers[v] for v in step.inputs if v in numbers]
         numbers.update(dict.fromkeys(step.outputs, k))
-    for k, value in enumerate(graph.outputs[:states]):
-        if numbers.get(value, k) != k:
-            inputs[str(k)].append(str(numbers[value]))
-    cycle = {int(i) for part in components(inputs) if len(part) > 1 for i in part}
-    varies = set(range(len(graph.inputs)))
-    for k in range(len(graph.inputs), len(inputs)):
-        if varies & {int(i) for i in inputs[str(k)]}:
-            varies.add(k)
-    return {k: "step" if k in cycle else "rows" if k in varies else "once" for k in range(len(inputs))}
+    edges = [(numbers[v], k) for k, v in enumerate(graph.outputs[:states]) if numbers.get(v, k) != k]
+    return by_edges(inputs, edges, range(len(graph.inputs)))
 
 
 def _cell(node: Any, given: Sequence[Any]) -> tuple[Cost, Cost, int | None]:

@@ -158,6 +158,8 @@ class Inspection(Report):
         cost: of a run.
     """
 
+    kind = "inspection"
+
     name: str
     file: str
     version: int
@@ -172,13 +174,3 @@ class Inspection(Report):
     def loops(self) -> tuple[tuple[Layer, LayerLoop], ...]:
         """All loops and sequence layers, those of a body after the loop that contains them."""
         return tuple((layer, layer.loop) for layer in self.net.all_layers() if layer.loop is not None)
-
-    def _text(self) -> str:
-        from .inspection_text import text
-
-        return text(self)
-
-    def _svg(self) -> str:
-        from .inspection_picture import picture
-
-        return picture(self)

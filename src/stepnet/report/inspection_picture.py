@@ -15,10 +15,10 @@ from .inspection import BackEdge, Inspection, Layer, LayerLoop, Net, PortMapping
 from .records import Cost, Value
 from .words import (
     count,
+    parameter_count,
     printable,
     shape,
     short,
-    short_count,
     sizes_by_name,
     steps_text,
     typed,
@@ -49,7 +49,7 @@ def _heading(it: Inspection) -> Iterator[tuple[str, float, str]]:
     yield printable(it.name or it.file), 20.0, svg.TEXT
     layers = sum(layer.computes for layer in it.net.all_layers())
     cost = "" if it.cost.unknown else f", {short(it.cost.flops, 'FLOP')} a run"
-    parts = (count(layers, "layer"), count(len(it.loops()), "loop"), short_count(it.parameters, "parameter"))
+    parts = (count(layers, "layer"), count(len(it.loops()), "loop"), parameter_count(it.parameters))
     yield f"{', '.join(parts)}{cost}", 13.0, svg.TEXT
     yield f"counted at {sizes_by_name(it.counted_at)}", 11.0, svg.FAINT
 
@@ -271,7 +271,7 @@ def _shared_box(layers: Group) -> Box:
     if len(kinds) > 4:
         shown.append(f"{sum(number for _, number in kinds[4:])} others")
     parameters = sum(layer.parameters for layer in layers)
-    figures = [short_count(parameters, "parameter")] if parameters else []
+    figures = [parameter_count(parameters)] if parameters else []
     figures += [short(cost.flops, "FLOP")] if cost.flops else []
     lines = (", ".join(part) for part in (shown[:2], shown[2:], figures) if part)
     heavy = any(layer.type.lower() in PRODUCTS for layer in layers)
@@ -289,7 +289,7 @@ def _tip(layer: Layer) -> str:
     if layer.constants:
         lines.append(f"constants: {', '.join(map(printable, layer.constants))}")
     if layer.parameters:
-        lines.append(short_count(layer.parameters, "parameter"))
+        lines.append(parameter_count(layer.parameters))
     if layer.cost.flops:
         lines.append(short(layer.cost.flops, "FLOP"))
     return "\n".join(lines)

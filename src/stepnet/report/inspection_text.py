@@ -14,9 +14,9 @@ from .text import UNFOLDED, add_row, print_parts, table, to_text
 from .words import (
     WHEN,
     count,
+    parameter_count,
     printable,
     short,
-    short_count,
     sizes_by_name,
     steps_text,
     typed,
@@ -61,7 +61,7 @@ def _head(it: Inspection) -> Text:
         f"{'operator set' if it.file.endswith('.onnx') else 'IR version'} {it.version}",
         count(sum(layer.computes for layer in it.net.all_layers()), "layer"),
         count(len(it.loops()), "loop"),
-        short_count(it.parameters, "parameter"),
+        parameter_count(it.parameters),
         f"{short(it.weight_bytes, 'B')} of constants",
     )
     name = f" '{printable(it.name)}'" if it.name else ""

@@ -15,6 +15,7 @@ from graphlib import TopologicalSorter
 from itertools import pairwise
 
 _SWEEPS = 16
+_GAP = 16.0  # between neighbours in a layer
 _BEND = 8.0  # width of a point where an edge crosses a layer
 
 
@@ -49,15 +50,12 @@ class _Graph:
     below: list[list[int]] = field(default_factory=list)
 
 
-def arrange(
-    items: Sequence[Item], edges: Sequence[tuple[int, int]], *, gap: float = 16.0, drop: float = 34.0
-) -> Placed:
+def arrange(items: Sequence[Item], edges: Sequence[tuple[int, int]], *, drop: float = 34.0) -> Placed:
     """Lay out a graph.
 
     Args:
         items: the nodes.
         edges: (from, to) by number; no cycles.
-        gap: between neighbours in a layer.
         drop: between layers.
 
     >>> arrange([Item(10, 4), Item(10, 4)], [(0, 1)], drop=6.0).centres
@@ -87,7 +85,7 @@ def arrange(
         graph.below[a].append(b)
         graph.above[b].append(a)
     _order(graph)
-    x = _places(graph, gap)
+    x = _places(graph)
     left = min(x[n] - graph.widths[n] / 2 for layer in graph.layers for n in layer)
     right = max(x[n] + graph.widths[n] / 2 for layer in graph.layers for n in layer)
     centres, spans, at = [0.0] * len(graph.widths), [(0.0, 0.0)] * len(graph.widths), 0.0
@@ -169,16 +167,16 @@ def _crossings(graph: _Graph) -> float:
     return total
 
 
-def _places(graph: _Graph, gap: float) -> list[float]:
+def _places(graph: _Graph) -> list[float]:
     """Centres along the layers."""
     x = [0.0] * len(graph.widths)
     for layer in graph.layers:
         at = 0.0
         for n in layer:
             x[n] = at + graph.widths[n] / 2
-            at += graph.widths[n] + gap
+            at += graph.widths[n] + _GAP
         for n in layer:
-            x[n] -= (at - gap) / 2
+            x[n] -= (at - _GAP) / 2
     for sweep in range(_SWEEPS):
         down = sweep % 2 == 0
         for layer in graph.layers if down else graph.layers[::-1]:
@@ -187,7 +185,7 @@ def _places(graph: _Graph, gap: float) -> list[float]:
                 near = (graph.above[n] if down else graph.below[n]) or [*graph.above[n], *graph.below[n]]
                 wishes.append(sum(x[m] for m in near) / len(near) if near else x[n])
             widths = [graph.widths[n] for n in layer]
-            for n, centre in zip(layer, spread(wishes, widths, gap), strict=True):
+            for n, centre in zip(layer, spread(wishes, widths, _GAP), strict=True):
                 x[n] = centre
     return x
 

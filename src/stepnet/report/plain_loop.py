@@ -16,7 +16,10 @@ from stepnet.compiler.iteration import code_of
 from stepnet.compiler.reach import reach
 from stepnet.compiler.record import unseen_memory_of, written
 from stepnet.compiler.undo import Snapshot
+from stepnet.data.dtypes import dtype_name
 from stepnet.data.lod import LoDTensor
+from stepnet.data.tree import leaves
+from stepnet.data.values import rows as rows_of
 from stepnet.executors import naive
 from stepnet.ir.loop import Loop
 
@@ -73,12 +76,12 @@ def describe_plain_loop(
 
 
 def _port(name: str, role: Role, leaf: Any, axis: int | None = None) -> Port:
-    values = leaf.values if isinstance(leaf, LoDTensor) else leaf
+    values = rows_of(leaf)
     sizes = list(values.shape)
     if axis is not None and values is leaf and sizes:
         del sizes[axis]
     rows = role != "weight" and bool(sizes)
-    return Port(name, role, "row" if rows else "shared", tuple(sizes[rows:]), str(values.dtype).split(".")[1])
+    return Port(name, role, "row" if rows else "shared", tuple(sizes[rows:]), dtype_name(values.dtype))
 
 
 def recorded(
@@ -219,16 +222,7 @@ class Recorder(TorchFunctionMode):
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:
-    if isinstance(tree, LoDTensor):
-        yield tree.values
-    elif isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, (tuple, list)):
-        for item in tree:
-            yield from _tensors(item)
-    elif isinstance(tree, dict):
-        for item in tree.values():
-            yield from _tensors(item)
+    return map(rows_of, leaves(tree, (Tensor, LoDTensor)))
 
 
 def _traced(tensors: list[Tensor]) -> bool:

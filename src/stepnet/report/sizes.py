@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.dtypes import dtype_name
 from stepnet.errors import IRError
 from stepnet.openvino import OpenVINOModel
 from stepnet.openvino.graph import Graph, Node
@@ -65,11 +66,12 @@ class Sizes:
         A dimension that differs between two sizes is dynamic; what cannot be inferred is as declared.
         """
         first, second = (dict(enumerate(survey.seen.get(id(layer), ()))) for survey in self.pair)
-        declared = (
-            Value(None if p.type is None else _name(p.type.dtype), p.shape or None) for p in layer.outputs
+        written = (
+            Value(None if p.type is None else dtype_name(p.type.dtype), p.shape or None)
+            for p in layer.outputs
         )
         return tuple(
-            _common(first.get(i, UNKNOWN), second.get(i, UNKNOWN), it) for i, it in enumerate(declared)
+            _common(first.get(i, UNKNOWN), second.get(i, UNKNOWN), it) for i, it in enumerate(written)
         )
 
 
@@ -158,6 +160,11 @@ def check_shapes(model: OpenVINOModel, shapes: Mapping[str, tuple[int, ...]]) ->
             raise IRError(f"--shape {name}={text}: does not fit the input", expected=sockets[name])
 
 
+def declared(socket: Any) -> Value:
+    """An input or output of a model, as its file says it."""
+    return Value(None if socket.dtype is None else dtype_name(socket.dtype), socket.shape)
+
+
 def _survey(model: OpenVINOModel, shapes: Mapping[str, tuple[int, ...]]) -> Survey:
     survey = Survey()
     arguments: list[Any] = [UNKNOWN] * len(model.inputs)
@@ -172,9 +179,7 @@ def _common(a: Any, b: Any, declared: Value) -> Value:
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
         return declared
     if a.dim() != b.dim():
-        return Value(_name(a.dtype), None)
-    return Value(_name(a.dtype), tuple(m if m == n else -1 for m, n in zip(a.shape, b.shape, strict=True)))
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+        return Value(dtype_name(a.dtype), None)
+    return Value(
+        dtype_name(a.dtype), tuple(m if m == n else -1 for m, n in zip(a.shape, b.shape, strict=True))
+    )

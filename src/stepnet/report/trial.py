@@ -14,7 +14,6 @@ from stepnet.executors.setting import get_backend, set_backend
 from stepnet.executors.torch_ops.executor import TORCH_OPS
 from stepnet.file_model import LoopReport
 from stepnet.openvino.graph import Node
-from stepnet.openvino.records import Layer
 from stepnet.watchers import watched
 
 from .cost import SEQUENCES
@@ -46,7 +45,8 @@ def trial(node: Node, inputs: Sequence[Any], steps: int | None) -> Trial:
     """
     if not inputs or not all(isinstance(value, Tensor) for value in inputs):
         return Trial(None, "the shapes of its inputs are not known")
-    if any(_loops(layer) for body in node.layer.bodies.values() for layer in body.layers.values()):
+    inner = [layer for body in node.layer.bodies.values() for layer in body.layers.values()]
+    if any(layer.bodies or layer.type.lower() in SEQUENCES for layer in inner):
         return Trial(False, "its body holds a loop or a branch")  # which zeros might never end
     if steps is None:
         return Trial(False, "only the run tells its number of steps")
@@ -79,7 +79,3 @@ def trial(node: Node, inputs: Sequence[Any], steps: int | None) -> Trial:
             once += Cost() if region.per_step else region.cost
             each += region.cost if region.per_step else Cost()
     return Trial(True, None, once, Cost(each.flops // steps, each.bytes // steps))
-
-
-def _loops(layer: Layer) -> bool:
-    return bool(layer.bodies) or layer.type.lower() in SEQUENCES

@@ -34,13 +34,13 @@ def short(number: float, unit: str) -> str:
     return f"{number:.0f} {unit}".rstrip()
 
 
-def short_count(number: int, noun: str) -> str:
-    """A large number of things in three digits.
+def parameter_count(number: int) -> str:
+    """A number of parameters in three digits.
 
-    >>> short_count(64200, "parameter"), short_count(1, "loop")
-    ('64.2 k parameters', '1 loop')
+    >>> parameter_count(64200), parameter_count(1)
+    ('64.2 k parameters', '1 parameter')
     """
-    return f"{short(number, '')} {noun}{'' if number == 1 else 's'}"
+    return f"{short(number, '')} parameter{'' if number == 1 else 's'}"
 
 
 def share(part: int, whole: int) -> str:

@@ -108,7 +108,9 @@ def _pool(creation: Creation, x: Padded, how: str) -> Any:
             row = x.grid.gather(axis, ends.expand(*lengths.shape, 1, *x.grid.shape[axis + 1 :])).squeeze(axis)
         pooled = torch.where(counts > 0, row, torch.zeros_like(row))
     elif how == "max":
-        low = torch.where(inside, x.grid, torch.full_like(x.grid, _lowest(x.grid.dtype))).amax(axis)
+        dtype = x.grid.dtype
+        least = -torch.inf if dtype.is_floating_point else torch.iinfo(dtype).min
+        low = torch.where(inside, x.grid, torch.full_like(x.grid, least)).amax(axis)
         pooled = torch.where(counts > 0, low, torch.zeros_like(low))
     else:
         pooled = torch.where(inside, x.grid, torch.zeros_like(x.grid)).sum(axis)
@@ -116,10 +118,6 @@ def _pool(creation: Creation, x: Padded, how: str) -> Any:
             divisor = counts.clamp(min=1).to(pooled.dtype)
             pooled = pooled / (divisor if how == "mean" else divisor.sqrt())
     return Padded(pooled, x.lengths[:-1]) if x.level > 1 else pooled
-
-
-def _lowest(dtype: torch.dtype) -> float:
-    return -torch.inf if dtype.is_floating_point else torch.iinfo(dtype).min
 
 
 def _expand(creation: Creation, x: Any, like: Padded, level: int = -1) -> Padded:

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-from stepnet.data.array import TensorArray
+from stepnet.data.array import TensorArray, written
 
 Record = Callable[..., Any]
 
@@ -25,37 +25,23 @@ def record_array_call(
         return None
     before = array.deferred if array.deferred is not None else copy.copy(array)
     if name == "write":
-        array.deferred = record("write", _written, (before, *others), kwargs)
+        array.deferred = record("write", written, (before, *others), kwargs)
         return None
     if name == "unstack":
-        array.deferred = record("unstack", _unstack, others, kwargs)
+        array.deferred = record("unstack", TensorArray.unstack, others, kwargs)
         return array
     if name == "unpack":
-        both = record("unpack", _unpack, others, kwargs)
+        both = record("unpack", TensorArray.unpack, others, kwargs)
         array.deferred, indices_map = both
         return array, indices_map
-    return record(name, _Called(name), (before, *others), kwargs)
+    return record(name, Method(name), (before, *others), kwargs)
 
 
-def _written(array: TensorArray, *args: Any, **kwargs: Any) -> TensorArray:
-    changed = copy.copy(array)
-    changed.write(*args, **kwargs)
-    return changed
-
-
-def _unstack(*args: Any, **kwargs: Any) -> TensorArray:
-    return TensorArray.unstack(*args, **kwargs)
-
-
-def _unpack(*args: Any, **kwargs: Any) -> Any:
-    return TensorArray.unpack(*args, **kwargs)
-
-
-class _Called:
-    """A method by name."""
+class Method:
+    """A method by name, so that it is that of a LoDTensor where the value is one."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def __call__(self, array: TensorArray, *args: Any, **kwargs: Any) -> Any:
-        return getattr(array, self.name)(*args, **kwargs)
+    def __call__(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(value, self.name)(*args, **kwargs)

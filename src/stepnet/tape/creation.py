@@ -15,6 +15,7 @@ from stepnet.data.dtypes import dtype_name
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import leaves, map_leaves
 from stepnet.user_line import Line
+from stepnet.watchers import during
 
 
 class _Unknown:
@@ -117,25 +118,20 @@ class Creation:
         """Call it on the values of earlier creations, by index."""
         args = [map_leaves(a, Ref, lambda ref: values[ref.index]) for a in self.args]
         kwargs = {k: map_leaves(a, Ref, lambda ref: values[ref.index]) for k, a in self.kwargs.items()}
-        token = PLAYING.set(True)
-        try:
+        with during(PLAYING, True):
             result = self.function(*args, **kwargs)
             return result if self.act is None else self.act(result)
-        finally:
-            PLAYING.reset(token)
 
 
 def trial(run: Callable[[], Any]) -> Any:
     """What a layer gives for examples; unknown if a loop in it does not end. The random state stays."""
     state = torch.get_rng_state()
-    token = TRIAL.set(True)
     try:
-        with torch.no_grad():
+        with during(TRIAL, True), torch.no_grad():
             return run()
     except Endless:
         return UNKNOWN
     finally:
-        TRIAL.reset(token)
         torch.set_rng_state(state)
 
 

@@ -15,7 +15,7 @@ from stepnet.data.recording import InFrame, StandIn
 from stepnet.data.tree import leaves
 from stepnet.errors import TapeError
 
-from .arrays import record_array_call
+from .arrays import Method, record_array_call
 from .creation import UNKNOWN, Creation, describe, is_rows, open_shape
 
 # What may be asked of a TensorArray that is an item's value.
@@ -33,6 +33,10 @@ def _operator(function: Callable[..., Any], swapped: bool = False) -> Callable[.
         return self.tape.record(name, function, (*other, self) if swapped else (self, *other))
 
     return call
+
+
+def _both_ways(function: Callable[..., Any]) -> tuple[Callable[..., TapeItem], Callable[..., TapeItem]]:
+    return _operator(function), _operator(function, swapped=True)
 
 
 class TapeItem(StandIn):
@@ -130,7 +134,7 @@ class TapeItem(StandIn):
 
     def __getattr__(self, name: str) -> Any:
         if name in _RECORDED_OF_ARRAYS and isinstance(self.creation.example, TensorArray):
-            return lambda *args, **kwargs: self.tape.record(name, _Method(name), (self, *args), kwargs)
+            return lambda *args, **kwargs: self.tape.record(name, Method(name), (self, *args), kwargs)
         if name.startswith("_") or not (hasattr(Tensor, name) or name == "values"):
             raise AttributeError(f"a TapeItem has no attribute '{name}', and neither has its value")
         if name in _RECORDED_PROPERTIES:
@@ -144,7 +148,7 @@ class TapeItem(StandIn):
             inside = next((v for v in leaves((args, kwargs), InFrame)), None)
             if inside is not None:
                 return inside.__torch_function__(getattr(Tensor, name), (), (self, *args), kwargs)
-            return self.tape.record(name, _Method(name), (self, *args), kwargs)
+            return self.tape.record(name, Method(name), (self, *args), kwargs)
 
         return method
 
@@ -189,28 +193,17 @@ class TapeItem(StandIn):
 
     # Operators
 
-    __add__ = _operator(operator.add)
-    __radd__ = _operator(operator.add, swapped=True)
-    __sub__ = _operator(operator.sub)
-    __rsub__ = _operator(operator.sub, swapped=True)
-    __mul__ = _operator(operator.mul)
-    __rmul__ = _operator(operator.mul, swapped=True)
-    __truediv__ = _operator(operator.truediv)
-    __rtruediv__ = _operator(operator.truediv, swapped=True)
-    __floordiv__ = _operator(operator.floordiv)
-    __rfloordiv__ = _operator(operator.floordiv, swapped=True)
-    __mod__ = _operator(operator.mod)
-    __rmod__ = _operator(operator.mod, swapped=True)
-    __pow__ = _operator(operator.pow)
-    __rpow__ = _operator(operator.pow, swapped=True)
-    __matmul__ = _operator(operator.matmul)
-    __rmatmul__ = _operator(operator.matmul, swapped=True)
-    __and__ = _operator(operator.and_)
-    __rand__ = _operator(operator.and_, swapped=True)
-    __or__ = _operator(operator.or_)
-    __ror__ = _operator(operator.or_, swapped=True)
-    __xor__ = _operator(operator.xor)
-    __rxor__ = _operator(operator.xor, swapped=True)
+    __add__, __radd__ = _both_ways(operator.add)
+    __sub__, __rsub__ = _both_ways(operator.sub)
+    __mul__, __rmul__ = _both_ways(operator.mul)
+    __truediv__, __rtruediv__ = _both_ways(operator.truediv)
+    __floordiv__, __rfloordiv__ = _both_ways(operator.floordiv)
+    __mod__, __rmod__ = _both_ways(operator.mod)
+    __pow__, __rpow__ = _both_ways(operator.pow)
+    __matmul__, __rmatmul__ = _both_ways(operator.matmul)
+    __and__, __rand__ = _both_ways(operator.and_)
+    __or__, __ror__ = _both_ways(operator.or_)
+    __xor__, __rxor__ = _both_ways(operator.xor)
     __lt__ = _operator(operator.lt)
     __le__ = _operator(operator.le)
     __gt__ = _operator(operator.gt)
@@ -222,16 +215,6 @@ class TapeItem(StandIn):
     __ne__ = _operator(operator.ne)  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
 
 
-class _Method:
-    """A tensor's method, by name, so that it is that of a LoDTensor where the value is one."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __call__(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(value, self.name)(*args, **kwargs)
-
-
-class _Property(_Method):
+class _Property(Method):
     def __call__(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         return getattr(value, self.name)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+import warnings
 from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from stepnet.data.dtypes import dtype_of
-from stepnet.errors import BuildError, NoCompiler, StepIndexError, Unsupported
+from stepnet.errors import BuildError, NoCompiler, StepIndexError, Unsupported, describe
 from stepnet.executors import cache_folder
 from stepnet.executors.layout import Layout, is_uneven
 from stepnet.executors.schedule.features import features
@@ -202,11 +203,13 @@ class CScan:
 
     @functools.cached_property
     def _run_by_features(self) -> Callable[..., None] | None:
-        """The same scan by threads that take some features each, built when it is first called for; None
-        where it cannot be built."""
+        """The same scan by threads that take some features each, built when it is first called for; None,
+        and a warning, where it cannot be built."""
         try:
             return _built(write(*self._whose, "run", self.features))
-        except BuildError:
+        except BuildError as error:
+            what = "one long sequence runs on one thread: the code for several was not built"
+            warnings.warn(describe(what, got=error), RuntimeWarning, stacklevel=2)
             return None
 
     def _members(self, threads: int, sequences: int) -> int:

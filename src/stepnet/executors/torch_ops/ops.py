@@ -16,22 +16,15 @@ from stepnet.ir.ops import OPS, Stage
 
 from .whole import bind_whole
 
-_POINTWISE: dict[str, Callable[..., Tensor]] = {
-    "neg": torch.neg, "abs": torch.abs, "sign": torch.sign, "relu": torch.relu, "floor": torch.floor,
-    "ceil": torch.ceil, "round": torch.round, "trunc": torch.trunc, "not": torch.logical_not,
-    "isnan": torch.isnan, "copy": torch.clone, "reciprocal": torch.reciprocal, "exp": torch.exp,
-    "expm1": torch.expm1, "log": torch.log, "log1p": torch.log1p, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt,
-    "sin": torch.sin, "cos": torch.cos, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "erf": torch.erf,
-    "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "maximum": torch.maximum,
-    "minimum": torch.minimum, "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt,
-    "ge": torch.ge, "and": torch.logical_and, "or": torch.logical_or, "xor": torch.logical_xor,
-    "pow": torch.pow, "remainder": torch.remainder, "atan2": torch.atan2, "where": torch.where,
-    "trigamma": lambda x: torch.polygamma(1, x),
-    **{name: getattr(torch, name) for name in (
-        "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "exp2", "log2", "log10",
-        "erfc", "erfinv", "lgamma", "digamma", "hypot", "fmod", "copysign", "floor_divide",
-    )},
+_OTHERWISE_CALLED: dict[str, Callable[..., Tensor]] = {
+    "not": torch.logical_not, "and": torch.logical_and, "or": torch.logical_or, "xor": torch.logical_xor,
+    "copy": torch.clone, "trigamma": lambda x: torch.polygamma(1, x),
 }  # fmt: skip
+_POINTWISE: dict[str, Callable[..., Tensor]] = {
+    name: _OTHERWISE_CALLED.get(name) or getattr(torch, name)
+    for name, op in OPS.items()
+    if op.stage is Stage.POINTWISE and name != "cast"
+}
 
 # Every op without a function of torch, and why.
 REFUSED = {
