@@ -1,6 +1,7 @@
 """From a loop to a run: what its body reads, the plan for that, and the executor."""
 
 from .again import Asked as Asked
+from .again import Steps as Steps
 from .again import Way as Way
 from .again import asked as asked
 from .plans import Entry as Entry

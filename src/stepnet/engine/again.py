@@ -2,12 +2,15 @@
 to look through as a step of a small cell.
 
 What tells two calls apart is what tells two plans apart (`plans.lookup`): all that the body's Python reads,
-walked anew at every call, and what its inputs look like. Whatever is out of the ordinary (modes, transforms,
-traces, several inputs) goes the long way, and so does the first call of each kind.
+and what its inputs look like. The step is walked anew, or, where two walks found the same, words of memory
+tell that nothing has changed since (`compiler.unchanged`). Whatever is out of the ordinary (modes,
+transforms, traces, several inputs) goes the long way, and so does the first call of each kind.
 """
 
 from __future__ import annotations
 
+import types
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,12 +19,14 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from stepnet.compiler.reach import reach
+from stepnet.compiler.reach import Reach, reach
+from stepnet.compiler.unchanged import words
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype
 from stepnet.data.tree import LEAF, Spec, flatten, unflatten
 from stepnet.executors.autograd import Call
 from stepnet.executors.autograd import run as run_plan
+from stepnet.executors.c.memory import unchanged
 from stepnet.executors.layout import Layout
 from stepnet.executors.registry import tried
 from stepnet.executors.setting import only_plain
@@ -35,6 +40,75 @@ from .rows import as_rows
 
 _known: OrderedDict[Any, Entry] = OrderedDict()
 _LIMIT = 512
+_RARELY = 256  # walks, at most, before it is written down anew what is to stay as it is
+
+
+class _Found(NamedTuple):
+    """What was found of a step, and whether it still would be; its plans, by what inputs look like."""
+
+    holds: Callable[[], int]
+    key: tuple[Any, ...]
+    tensors: Sequence[weakref.ref[Tensor]]
+    runs: dict[Any, Entry]
+    kept: Any
+
+
+class _Step:
+    """A step that was walked. Once two walks found the same, it is written down by what words one tells that
+    nothing has changed; where something did, that is done again after twice as many walks."""
+
+    __slots__ = ("_alike", "_pause", "alive", "found", "key")
+
+    def __init__(self, alive: weakref.ref[Any]) -> None:
+        self.alive = alive
+        self.found: _Found | None = None
+        self.key: tuple[Any, ...] = ()
+        self._alike, self._pause = 0, 1
+
+    def note(self, step: Callable[..., Any], function: Callable[..., Any], found: Reach) -> None:
+        """Another walk found this."""
+        self._alike = self._alike + 1 if found.key == self.key else 0
+        self.key = found.key
+        if self._alike < self._pause:
+            return
+        self._alike, self._pause = 0, min(2 * self._pause, _RARELY)
+        own = found if step is function else reach(step)  # a cell of torch is wrapped anew at each call
+        if len(own.tensors) != len(found.tensors) or any(map(_differ, own.tensors, found.tensors)):
+            return
+        told = words(own, found.key, self.alive)
+        holds = None if told is None else unchanged(told.checks)
+        if told is not None and holds is not None:
+            self.found = _Found(holds, found.key, told.tensors, {}, told)
+
+
+def _differ(one: Tensor, other: Tensor) -> bool:
+    return one is not other
+
+
+_steps: dict[Any, _Step] = {}
+
+
+def _place(step: Any) -> Any:
+    """What a step is found by while it is alive; a bound method is made anew wherever it is named."""
+    if type(step) is types.MethodType:
+        return id(step.__func__), id(step.__self__)
+    return id(step)
+
+
+def _note(step: Any, function: Callable[..., Any], found: Reach) -> None:
+    """A walk found this of a step, in the form that is run a function."""
+    place = _place(step)
+    known = _steps.get(place)
+    if known is None:
+        if len(_steps) >= _LIMIT:
+            _steps.clear()
+        owner = step.__self__ if type(step) is types.MethodType else step
+        try:
+            alive = weakref.ref(owner, lambda _: _steps.pop(place, None))
+        except TypeError:
+            return
+        known = _steps[place] = _Step(alive)
+    known.note(step, function, found)
 
 
 class Way(NamedTuple):
@@ -46,38 +120,61 @@ class Way(NamedTuple):
     backend: str
 
 
-# of a body's function, its x, what is carried, how both are nested, and the way: the loop and what it is fed
-Record = Callable[..., tuple[Loop, Mapping[str, Any]]]
+class Steps(NamedTuple):
+    """What steps are, of which the engine knows nothing.
+
+    `wrap`: a step as a function of its parameters. `boot`: what it begins with for a number of sequences.
+    `record`: of a function, its x, what is carried, how both are nested, and the way: the loop and what it
+    is fed.
+    """
+
+    wrap: Callable[[Any], Callable[..., Any]]
+    boot: Callable[[Callable[..., Any], int], Any]
+    record: Callable[..., tuple[Loop, Mapping[str, Any]]]
 
 
 class Asked(NamedTuple):
     """A run that may be like one before: what it goes by, and what it is found by."""
 
-    function: Callable[..., Any]
+    of: Steps
+    step: Callable[..., Any]
     x: Tensor | LoDTensor
     states: list[Tensor]
     form: tuple[Spec, Spec]
     way: Way
-    record: Record
-    reads: Reads
+    key: tuple[Any, ...]  # of what the step reads
+    tensors: list[Tensor]
     rows: Tensor
     layout: Layout
-    key: Any
+    looks: Any  # what tells its inputs apart from others
+    runs: dict[Any, Entry] | None
 
     def loop(self) -> tuple[Loop, Mapping[str, Any]]:
         """The record of the loop, and what it is fed."""
         reverse, level, axis, _ = self.way
-        of = (self.function, self.x, self.states, self.form)
-        return self.record(*of, reverse=reverse, level=level, axis=axis)
+        of = (self.of.wrap(self.step), self.x, self.states, self.form)
+        return self.of.record(*of, reverse=reverse, level=level, axis=axis)
+
+    @property
+    def reads(self) -> Reads:
+        """What its step reads."""
+        return Reads(Reach(self.key, self.tensors, True, None, None, []), ("reach", *self.key), self.tensors)
 
     def known(self) -> Entry | None:
         """The plan of a call like this one."""
-        return _known.get(self.key)
+        entry = None if self.runs is None else self.runs.get(self.looks)
+        if entry is None:
+            entry = _known.get((self.key, self.looks))
+            if entry is not None and self.runs is not None:
+                if len(self.runs) >= _LIMIT:
+                    self.runs.clear()
+                self.runs[self.looks] = entry
+        return entry
 
     def keep(self, entry: Entry) -> None:
         """Note the plan that this call went by, if it has one."""
         if entry.ready is not None and entry.compiled is not None and entry.y_spec is not None:
-            _known[self.key] = entry
+            _known[self.key, self.looks] = entry
             while len(_known) > _LIMIT:
                 _known.popitem(last=False)
 
@@ -86,7 +183,7 @@ class Asked(NamedTuple):
         assert entry.ready is not None
         assert entry.compiled is not None
         assert entry.y_spec is not None
-        tensors = self.reads.tensors
+        tensors = self.tensors
         weights = [tensors[place] for place in entry.weights]
         ready, plain = entry.ready, self._plain(entry.weights)
 
@@ -136,36 +233,41 @@ def _table(x: Any, way: Way) -> tuple[Tensor, Layout] | None:
     return rows, Layout.of(x._lod, way.reverse)
 
 
-def asked(
-    function: Callable[..., Any], x: Any, state: Any, way: Way, boot: Callable[..., Any], record: Record
-) -> tuple[Any, Asked | None]:
+def asked(of: Steps, step: Any, x: Any, state: Any, way: Way) -> tuple[Any, Asked | None]:
     """The initial state, and what a run is found by; None if it is to go the long way.
 
     Args:
-        function: what the body reads by.
+        of: what steps are.
+        step: the step, as the caller has it.
         x: what is cut into steps.
-        state: what is carried; None: what `boot` gives for the function and a number of sequences, if the run
-            is of the kind that may be found.
+        state: what is carried; None: what the step begins with, if the run is of the kind that may be found.
         way: how it goes over its rows.
-        boot: see state.
-        record: makes the loop and what it is fed, where they are needed after all.
     """
     table = _table(x, way) if tried(way.backend) else None
     if table is None:
         return state, None
     rows, layout = table
     if state is None:
-        state = boot(function, layout.sequences)
+        state = of.boot(of.wrap(step), layout.sequences)
     states, spec = flatten(state)
     for leaf in states:
         if type(leaf) is not Tensor or not leaf.is_cpu or not leaf.dim() or leaf.shape[0] != layout.sequences:
             return state, None
-    found = reach(function)
-    if found.refused is not None or found.open is not None or found.generators or not found.complete:
-        return state, None
-    key = (
-        found.key,
-        tuple([(type(t), t.shape, t.dtype, t.requires_grad, t.device) for t in found.tensors]),
+    known = _steps.get(_place(step))
+    found = None if known is None else known.found
+    if found is not None and found.holds():
+        key, runs = found.key, found.runs
+        tensors: Any = [reference() for reference in found.tensors]
+    else:
+        function = of.wrap(step)
+        walked = reach(function)
+        closed = walked.refused is None and walked.open is None
+        if not closed or walked.generators or not walked.complete:
+            return state, None
+        _note(step, function, walked)
+        key, tensors, runs = walked.key, walked.tensors, None
+    looks = (
+        tuple([(type(t), t.shape, t.dtype, t.requires_grad, t.device) for t in tensors]),
         spec,
         tuple([(t.shape[1:], t.dtype, t.requires_grad) for t in states]),
         (rows.shape[1:], rows.dtype, rows.requires_grad, type(x)),
@@ -174,10 +276,15 @@ def asked(
         torch.get_default_dtype(),
         tried(way.backend),
     )
-    reads = Reads(found, ("reach", *found.key), found.tensors)
-    return state, Asked(function, x, states, (LEAF, spec), way, record, reads, rows, layout, key)
+    return state, Asked(of, step, x, states, (LEAF, spec), way, key, tensors, rows, layout, looks, runs)
+
+
+def forget_steps() -> None:
+    """Walk every step anew at its next call."""
+    _steps.clear()
 
 
 def forget() -> None:
     """Forget every call."""
     _known.clear()
+    forget_steps()

@@ -184,6 +184,7 @@ def find_plan(loop: Loop, feeds: Mapping[str, Any], *, backend: str) -> tuple[En
     entry = lookup(loop, reads, sequences, backend)
     if _refused_as(AsksCaptured, entry):
         note_asking(code_of(loop).function)
+        again.forget_steps()
         reads = read(loop, sequences.x_rows, sequences.states, sequences.shared)
         entry = lookup(loop, reads, sequences, backend)
     while _refused_as(TooFewSteps, entry):
