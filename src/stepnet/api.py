@@ -238,8 +238,11 @@ def _outside(
         together: Any = torch.compiler.disable(state_with_static) if compiling else state_with_static
         state = together(step, x, state, static, level, axis)
     other = instead()
-    how: Any = {"reverse": reverse, "level": level, "axis": axis, "scopes": scopes}
     windowed = checkpoint is not None or detach_every is not None
+    if other is resets is None and not (windowed or compiling):
+        out = _recurrent(step, x, state, reverse, level, axis, scopes, backend)
+        return out if static is None else (out[0], out[1].state, *out[2:])
+    how: Any = {"reverse": reverse, "level": level, "axis": axis, "scopes": scopes}
     if windowed:
         check_windows(checkpoint, detach_every, scopes)
     if resets is not None:
@@ -255,11 +258,9 @@ def _outside(
         del how["scopes"]
         windows: Any = {"checkpoint": checkpoint, "detach_every": detach_every}
         out = parts(recurrent, step, x, state, backend=backend, **windows, **how)
-    elif compiling:
-        outside: Any = torch.compiler.disable(_recurrent)
-        out = outside(step, x, state, reverse, level, axis, scopes, backend)
     else:
-        out = _recurrent(step, x, state, reverse, level, axis, scopes, backend)
+        outside: Any = torch.compiler.disable(_recurrent) if compiling else _recurrent
+        out = outside(step, x, state, reverse, level, axis, scopes, backend)
     return out if static is None else (out[0], out[1].state, *out[2:])
 
 

@@ -193,15 +193,14 @@ class Asked(NamedTuple):
 
         call = Call(ready, self.layout, entry.compiled.constants, plain, MadeLater(along))
         out = run_plan(call, [self.rows.contiguous()], [s.contiguous() for s in self.states], weights)
-        n_y = len(out) - len(self.states)
-        x = self.x
+        n_y, x, spec = len(out) - len(self.states), self.x, entry.y_spec
         if isinstance(x, Tensor):
-            y = [rows.reshape(*x.shape[:2], *rows.shape[1:]) for rows in out[:n_y]]
+            steps = x.shape[:2]
+            y = [rows.reshape(steps + rows.shape[1:]) for rows in out[:n_y]]
         else:
             y = [x.with_values(rows) for rows in out[:n_y]]
-        spec = entry.y_spec
         whole = y[0] if spec.children == (LEAF,) else unflatten(spec, y)[spec.keys[0]]
-        return whole, unflatten(self.form[1], out[n_y:])
+        return whole, out[n_y] if self.form[1] is LEAF else unflatten(self.form[1], out[n_y:])
 
     def _plain(self, places: Sequence[int]) -> Callable[..., Any]:
         """The plain loop on the inputs of this call, made when it is asked for."""
