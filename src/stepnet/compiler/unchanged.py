@@ -206,8 +206,6 @@ class _Writer:
             raise _Untold
         if not is_trusted_class(kind):
             self._class(kind)
-        elif not known:
-            raise _Untold
         own = object.__getattribute__(value, "__dict__")
         if type(own) is not dict:
             raise _Untold

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -25,8 +26,8 @@ from .batch import Batch, on_rows
 class LayerStep:
     """One direction of one layer as a step: `function(x, state, **weights)`, and y cast to `dtype`.
 
-    It holds the weights, under the names they have in their module, and nothing else of it: what a step
-    reaches is walked at every call.
+    It holds the weights, under the names they have in their module, and nothing else of it: a step that is
+    new is walked, with all that it reaches.
     """
 
     def __init__(
@@ -46,6 +47,18 @@ class LayerStep:
     def __call__(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         y, new = self.function(x, state, **{k: getattr(self, place) for k, place in self.places.items()})
         return (y if self.dtype is None else y.to(self.dtype)), new
+
+    def is_of(
+        self, function: Callable[..., Any], weights: Mapping[str, Tensor], dtype: torch.dtype | None
+    ) -> bool:
+        """Whether it is the step of a function with these weights, of this dtype."""
+        held, places = self.__dict__, self.places
+        same = [held[places[name]] is weight for name, weight in weights.items()]
+        return all(same) and self.dtype is dtype and self.function is function
+
+
+# of each module, by the suffix of a layer: those of its parameters, which are as alive as it is
+_STEPS: WeakKeyDictionary[nn.Module, dict[str, LayerStep]] = WeakKeyDictionary()
 
 
 class RNNBase(nn.Module):
@@ -171,8 +184,7 @@ class RNNBase(nn.Module):
             for suffix, reverse in zip(self._suffixes(layer), (False, True), strict=False):
                 k = len(finals)
                 dtype = self._result_dtype(batch.rows, given[k])
-                name = f"{type(self).__name__} {suffix}"
-                step = LayerStep(name, suffix, self.step, self.weights(suffix), dtype)
+                step = self._layer(suffix, dtype)
                 again = None if asked is None else replace(asked, state=fresh[k])
                 y, final = recurrent(step, x, given[k], reverse=reverse, axis=batch.axis, resets=again)
                 ys.append(y)
@@ -181,6 +193,17 @@ class RNNBase(nn.Module):
                 )
             x = on_rows(lambda *rows: torch.cat(rows, -1), *ys) if len(ys) > 1 else ys[0]
         return batch.close(x), self._join(batch, finals)
+
+    def _layer(self, suffix: str, dtype: torch.dtype | None) -> LayerStep:
+        """The step of a layer and direction, as long as the same weights are in their places."""
+        steps, weights = _STEPS.setdefault(self, {}), self.weights(suffix)
+        step = steps.get(suffix)
+        function = self.step
+        if step is None or not step.is_of(function, weights, dtype):
+            step = LayerStep(f"{type(self).__name__} {suffix}", suffix, function, weights, dtype)
+            if all(type(weight) is nn.Parameter for weight in weights.values()):
+                steps[suffix] = step
+        return step
 
     def _result_dtype(self, rows: Tensor, state: Any) -> torch.dtype | None:
         """What autocast makes of the results, as of those of torch.nn's modules; None: nothing."""
