@@ -26,7 +26,7 @@ from .data.convert import pack_like
 from .data.lod import LoDTensor
 from .data.recording import recorded_in_frames
 from .data.tree import Spec, flatten, unflatten
-from .engine import Asked, Steps, Way, asked, find_plan, read, run, run_again
+from .engine import Asked, Steps, Way, asked, find_plan, read, run, run_again, run_warm
 from .errors import Unsupported
 from .executors import naive
 from .executors.autograd import Ready, distinct
@@ -163,6 +163,16 @@ def recurrent(
     >>> y.values.flatten().tolist(), total.flatten().tolist()
     ([1.0, 2.0, 3.0, 1.0], [3.0, 1.0])
     """
+    if (
+        type(x) is Tensor
+        and state is not None
+        and steps is static is resets is checkpoint is detach_every is None
+        and not (scopes or torch.compiler.is_compiling() or torch.compiler.is_exporting())
+        and instead() is watching() is None
+        and not (is_kept() or lifting.inside_a_step())
+        and (out := run_warm(_STEPS, step, x, state, (reverse, level, axis, check_backend(backend))))
+    ):
+        return out
     how: Any = {
         "steps": steps, "static": static, "reverse": reverse, "level": level, "axis": axis, "scopes": scopes,
         "backend": backend, "resets": resets, "checkpoint": checkpoint, "detach_every": detach_every,

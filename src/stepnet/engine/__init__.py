@@ -8,5 +8,6 @@ from .plans import Entry as Entry
 from .plans import find_plan as find_plan
 from .plans import run as run
 from .plans import run_again as run_again
+from .plans import run_warm as run_warm
 from .reads import Reads as Reads
 from .reads import read as read

@@ -2,15 +2,13 @@
 to look through as a step of a small cell.
 
 What tells two calls apart is what tells two plans apart (`plans.lookup`): all that the body's Python reads,
-and what its inputs look like. The step is walked anew, or, where two walks found the same, words of memory
-tell that nothing has changed since (`compiler.unchanged`). Whatever is out of the ordinary (modes,
+and what its inputs look like. The step is walked anew, unless it is known to read what it read (`walked`); of
+such a step calls on equal shapes are found at once (`warm`). Whatever is out of the ordinary (modes,
 transforms, traces, several inputs) goes the long way, and so does the first call of each kind.
 """
 
 from __future__ import annotations
 
-import types
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,13 +18,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from stepnet.compiler.reach import Reach, reach
-from stepnet.compiler.unchanged import words
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype
 from stepnet.data.tree import LEAF, Spec, flatten, unflatten
 from stepnet.executors.autograd import Call
 from stepnet.executors.autograd import run as run_plan
-from stepnet.executors.c.memory import unchanged
 from stepnet.executors.layout import Layout
 from stepnet.executors.registry import tried
 from stepnet.executors.setting import only_plain
@@ -37,78 +33,10 @@ from .directions import Find, MadeLater, RunsAlong
 from .make import Entry
 from .reads import Reads
 from .rows import as_rows
+from .walked import forget_steps, note, unchanged_step
 
 _known: OrderedDict[Any, Entry] = OrderedDict()
 _LIMIT = 512
-_RARELY = 256  # walks, at most, before it is written down anew what is to stay as it is
-
-
-class _Found(NamedTuple):
-    """What was found of a step, and whether it still would be; its plans, by what inputs look like."""
-
-    holds: Callable[[], int]
-    key: tuple[Any, ...]
-    tensors: Sequence[weakref.ref[Tensor]]
-    runs: dict[Any, Entry]
-    kept: Any
-
-
-class _Step:
-    """A step that was walked. Once two walks found the same, it is written down by what words one tells that
-    nothing has changed; where something did, that is done again after twice as many walks."""
-
-    __slots__ = ("_alike", "_pause", "alive", "found", "key")
-
-    def __init__(self, alive: weakref.ref[Any]) -> None:
-        self.alive = alive
-        self.found: _Found | None = None
-        self.key: tuple[Any, ...] = ()
-        self._alike, self._pause = 0, 1
-
-    def note(self, step: Callable[..., Any], function: Callable[..., Any], found: Reach) -> None:
-        """Another walk found this."""
-        self._alike = self._alike + 1 if found.key == self.key else 0
-        self.key = found.key
-        if self._alike < self._pause:
-            return
-        self._alike, self._pause = 0, min(2 * self._pause, _RARELY)
-        own = found if step is function else reach(step)  # a cell of torch is wrapped anew at each call
-        if len(own.tensors) != len(found.tensors) or any(map(_differ, own.tensors, found.tensors)):
-            return
-        told = words(own, found.key, self.alive)
-        holds = None if told is None else unchanged(told.checks)
-        if told is not None and holds is not None:
-            self.found = _Found(holds, found.key, told.tensors, {}, told)
-
-
-def _differ(one: Tensor, other: Tensor) -> bool:
-    return one is not other
-
-
-_steps: dict[Any, _Step] = {}
-
-
-def _place(step: Any) -> Any:
-    """What a step is found by while it is alive; a bound method is made anew wherever it is named."""
-    if type(step) is types.MethodType:
-        return id(step.__func__), id(step.__self__)
-    return id(step)
-
-
-def _note(step: Any, function: Callable[..., Any], found: Reach) -> None:
-    """A walk found this of a step, in the form that is run a function."""
-    place = _place(step)
-    known = _steps.get(place)
-    if known is None:
-        if len(_steps) >= _LIMIT:
-            _steps.clear()
-        owner = step.__self__ if type(step) is types.MethodType else step
-        try:
-            alive = weakref.ref(owner, lambda _: _steps.pop(place, None))
-        except TypeError:
-            return
-        known = _steps[place] = _Step(alive)
-    known.note(step, function, found)
 
 
 class Way(NamedTuple):
@@ -147,7 +75,6 @@ class Asked(NamedTuple):
     rows: Tensor
     layout: Layout
     looks: Any  # what tells its inputs apart from others
-    runs: dict[Any, Entry] | None
 
     def loop(self) -> tuple[Loop, Mapping[str, Any]]:
         """The record of the loop, and what it is fed."""
@@ -162,14 +89,7 @@ class Asked(NamedTuple):
 
     def known(self) -> Entry | None:
         """The plan of a call like this one."""
-        entry = None if self.runs is None else self.runs.get(self.looks)
-        if entry is None:
-            entry = _known.get((self.key, self.looks))
-            if entry is not None and self.runs is not None:
-                if len(self.runs) >= _LIMIT:
-                    self.runs.clear()
-                self.runs[self.looks] = entry
-        return entry
+        return _known.get((self.key, self.looks))
 
     def keep(self, entry: Entry) -> None:
         """Note the plan that this call went by, if it has one."""
@@ -252,19 +172,17 @@ def asked(of: Steps, step: Any, x: Any, state: Any, way: Way) -> tuple[Any, Aske
     for leaf in states:
         if type(leaf) is not Tensor or not leaf.is_cpu or not leaf.dim() or leaf.shape[0] != layout.sequences:
             return state, None
-    known = _steps.get(_place(step))
-    found = None if known is None else known.found
-    if found is not None and found.holds():
-        key, runs = found.key, found.runs
-        tensors: Any = [reference() for reference in found.tensors]
+    found = unchanged_step(step)
+    if found is not None:
+        key, tensors = found.key, found.now()
     else:
         function = of.wrap(step)
         walked = reach(function)
         closed = walked.refused is None and walked.open is None
         if not closed or walked.generators or not walked.complete:
             return state, None
-        _note(step, function, walked)
-        key, tensors, runs = walked.key, walked.tensors, None
+        note(step, function, walked)
+        key, tensors = walked.key, walked.tensors
     looks = (
         tuple([(type(t), t.shape, t.dtype, t.requires_grad, t.device) for t in tensors]),
         spec,
@@ -275,12 +193,60 @@ def asked(of: Steps, step: Any, x: Any, state: Any, way: Way) -> tuple[Any, Aske
         torch.get_default_dtype(),
         tried(way.backend),
     )
-    return state, Asked(of, step, x, states, (LEAF, spec), way, key, tensors, rows, layout, looks, runs)
+    return state, Asked(of, step, x, states, (LEAF, spec), way, key, tensors, rows, layout, looks)
 
 
-def forget_steps() -> None:
-    """Walk every step anew at its next call."""
-    _steps.clear()
+class _Like(NamedTuple):
+    """What calls have in common that look alike."""
+
+    entry: Entry
+    form: tuple[Spec, Spec]
+    way: Way
+    layout: Layout
+    find: Find
+
+
+def warm(
+    of: Steps, step: Any, x: Tensor, state: Any, way: tuple[bool, int, int, str], find: Callable[[str], Find]
+) -> tuple[Any, Any] | None:
+    """y and the final state of a call with the shapes of one before, of a step that reads what it read; None
+    where it is not known to be one. `find`: for a backend, see `RunsAlong`.
+
+    Raises:
+        Unsupported: the plan declines.
+    """
+    found = unchanged_step(step)
+    if found is None or torch._C._len_torch_function_stack() or forward_ad._current_level >= 0:
+        return None
+    if torch.is_anomaly_enabled() or only_plain(()) is not None:
+        return None
+    states, spec = ([state], LEAF) if type(state) is Tensor else flatten(state)
+    for leaf in states:
+        if type(leaf) is not Tensor:
+            return None
+    tensors = found.now()
+    looks = (
+        tuple([(t.shape, t.dtype, t.requires_grad, t.device, type(t)) for t in (x, *states, *tensors)]),
+        spec,
+        way,
+        torch.is_grad_enabled(),
+        torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
+        torch.get_default_dtype(),
+        tried(way[3]),
+    )
+    like: _Like | None = found.likes.get(looks)
+    if like is not None:
+        rows = x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
+        call = Asked(of, step, x, states, like.form, like.way, found.key, tensors, rows, like.layout, looks)
+        return call.run(like.entry, like.find)
+    _, call = asked(of, step, x, state, Way(*way))
+    entry = None if call is None else call.known()
+    if call is None or entry is None:
+        return None
+    if len(found.likes) >= _LIMIT:
+        found.likes.clear()
+    found.likes[looks] = like = _Like(entry, call.form, call.way, call.layout, find(way[3]))
+    return call.run(entry, like.find)
 
 
 def forget() -> None:
