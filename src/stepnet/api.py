@@ -26,7 +26,7 @@ from .data.convert import pack_like
 from .data.lod import LoDTensor
 from .data.recording import recorded_in_frames
 from .data.tree import Spec, flatten, unflatten
-from .engine import Asked, Way, asked, find_plan, read, run, run_again
+from .engine import Asked, Steps, Way, asked, find_plan, read, run, run_again, run_warm
 from .errors import Unsupported
 from .executors import naive
 from .executors.autograd import Ready, distinct
@@ -65,6 +65,8 @@ from .resets import Resets, run_with_resets
 from .typed import Booting, Rows, Settings, State, typed
 from .watchers import Instead, instead, is_kept, kept, replaced, watched, watching
 from .windows import check_windows, run_in_windows
+
+_STEPS = Steps(as_step, boot_state, loop_of)
 
 
 def _like(step: Any, x: Any = None, state: Any = None, **how: Any) -> Any:
@@ -176,6 +178,16 @@ def recurrent(
     >>> y.values.flatten().tolist(), total.flatten().tolist()
     ([1.0, 2.0, 3.0, 1.0], [3.0, 1.0])
     """
+    if (
+        type(x) is Tensor
+        and state is not None
+        and steps is static is resets is checkpoint is detach_every is None
+        and not (scopes or torch.compiler.is_compiling() or (CAN_CAPTURE and torch.compiler.is_exporting()))
+        and instead() is watching() is None
+        and not (is_kept() or lifting.inside_a_step())
+        and (out := run_warm(_STEPS, step, x, state, (reverse, level, axis, check_backend(backend))))
+    ):
+        return out
     how = _How(steps, static, reverse, level, axis, scopes, backend, resets, checkpoint, detach_every)
     if CAN_CAPTURE and torch.compiler.is_dynamo_compiling():
         return _in_graph(step, x, state, how)
@@ -283,7 +295,7 @@ def _recurrent(
     booted, call = state is None, None
     if not scopes and watching() is None and not lifting.inside_a_step():
         way = Way(reverse, level, axis, check_backend(backend))
-        state, call = asked(as_step(step), x, state, way, boot_state, loop_of)
+        state, call = asked(_STEPS, step, x, state, way)
         if call is not None and (out := run_again(call)) is not None:
             return out
     body, x_leaves, state_leaves = checked(step, x, state, level=level, axis=axis)

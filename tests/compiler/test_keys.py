@@ -20,7 +20,9 @@ import torch
 from torch import nn
 
 from stepnet.compiler.reach import reach
+from stepnet.compiler.unchanged import words
 from stepnet.compiler.undo import Snapshot
+from stepnet.executors.c.memory import unchanged
 
 PLANS_ON_DISK = False  # keys alone tell steps apart
 
@@ -299,7 +301,11 @@ def test_a_change_is_seen(name):
     before, again = reach(step), reach(step)
     if before.open is None and before.refused is None:
         assert before.key == again.key
+        told = words(again)
+        holds = None if told is None else unchanged(told.checks)
+        assert holds is None or holds()
         change()
+        assert holds is None or not holds()
         after = reach(step)
         assert after.open is not None or after.refused is not None or after.key != before.key
 

@@ -225,3 +225,37 @@ def test_no_step_is_kept_alive():
     gc.collect()
     assert gone() is None
     assert again._known
+
+
+@pytest.mark.parametrize("backend", ["c", "eager"])
+def test_the_third_call_looks_at_words_of_memory(backend, monkeypatch):
+    class Holder:
+        def __init__(self) -> None:
+            self.cell = Cell()
+
+        def step(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+            return self.cell(x, h)
+
+    holder, torch_cell, scale = Holder(), nn.GRUCell(F, H, dtype=D), 0.5
+
+    def closure(x, h):
+        h = torch.tanh(h * scale + x.sum(-1, keepdim=True))
+        return h, h
+
+    steps = {"bound": lambda: holder.step, "torch": lambda: torch_cell, "closure": lambda: closure}
+    x, h0 = inputs(), torch.ones(B, H, dtype=D)
+    for _ in range(2):
+        for step in steps.values():
+            recurrent(step(), x, h0, backend=backend)
+    expected = [recurrent(step(), x, h0, backend="naive") for step in steps.values()]
+    with monkeypatch.context() as patched:
+        patched.setattr(again, "reach", lambda *_: pytest.fail("it was walked"))
+        for step, (y, h) in zip(steps.values(), expected, strict=True):
+            got = recurrent(step(), x, h0, backend=backend)
+            torch.testing.assert_close(got, (y, h))
+    scale, holder.cell = 0.25, Cell()
+    torch_cell.weight_hh = nn.Parameter(torch.zeros(3 * H, H, dtype=D))
+    holder.cell.scale = 2.0
+    for step in steps.values():
+        expected = recurrent(step(), x, h0, backend="naive")
+        torch.testing.assert_close(recurrent(step(), x, h0, backend=backend), expected)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import itertools
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -154,6 +156,34 @@ def test_parameters_are_read_at_each_call():
     torch.testing.assert_close(module(x)[0], peer(x)[0])
     module.flatten_parameters()
     torch.testing.assert_close(module(x)[0], peer(x)[0])
+
+
+def test_what_changes_between_calls_is_seen():
+    module, plain, x = ours.RNN(2, 3), nn.RNN(2, 3), torch.randn(4, 1, 2)
+
+    def same():
+        plain.load_state_dict(module.state_dict())
+        for _ in range(3):
+            torch.testing.assert_close(module(x), plain(x))
+
+    same()
+    module.weight_hh_l0 = nn.Parameter(torch.randn(3, 3))
+    same()
+    module.nonlinearity, plain = "relu", nn.RNN(2, 3, nonlinearity="relu")
+    same()
+    other = {name: torch.randn_like(value) for name, value in module.named_parameters()}
+    torch.testing.assert_close(functional_call(module, other, x), functional_call(plain, other, x))
+    same()
+
+
+def test_a_module_that_ran_can_go():
+    module = ours.GRU(2, 3)
+    for _ in range(3):
+        module(torch.zeros(1, 1, 2))
+    gone = weakref.ref(module), weakref.ref(module.weight_hh_l0)
+    del module
+    gc.collect()
+    assert [reference() for reference in gone] == [None, None]
 
 
 def test_moved_to_another_dtype_and_device():

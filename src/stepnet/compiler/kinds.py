@@ -35,14 +35,15 @@ def _slots(klass: type) -> list[str]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _has_slots(kind: type) -> bool:
+def has_slots(kind: type) -> bool:
+    """Whether classes of the user's give objects of a class slots."""
     return any(map(_slots, kind.__mro__))
 
 
 def slot_values(value: Any) -> list[tuple[type, str, Any]]:
     """(class, name, what it holds) of each slot that classes of the user's give an object."""
     found: list[tuple[type, str, Any]] = []
-    if not _has_slots(type(value)):
+    if not has_slots(type(value)):
         return found
     for klass in type(value).__mro__:
         for name in _slots(klass):

@@ -32,7 +32,8 @@ class Reach:
 
     `complete`: false for too many objects. `open`: why the key does not tell all, or None. `refused`: why the
     step cannot even be tried on sample rows, or None. `holders`: the containers met, by owner. `generators`:
-    those that it may draw noise from.
+    those that it may draw noise from. `names`: of the attributes that were looked up. `in_python`: what the
+    standard library holds was looked into.
     """
 
     key: tuple[Any, ...]
@@ -42,6 +43,8 @@ class Reach:
     refused: str | None
     holders: list[Any]
     generators: list[torch.Generator] = field(default_factory=list)
+    names: Set[str] = frozenset()
+    in_python: bool = False
 
     @property
     def files(self) -> frozenset[str]:
@@ -100,8 +103,9 @@ def _walked(step: Callable[..., Any], root: Any, everything: bool) -> Reach:
         ]  # what code names is among them, however much else there is
         walk = whole
     return Reach(
-        tuple(walk.key), walk.tensors, walk.complete, walk.open, walk.refused, walk.holders, walk.generators
-    )
+        tuple(walk.key), walk.tensors, walk.complete, walk.open, walk.refused, walk.holders, walk.generators,
+        walk.names, bool(walk.met),
+    )  # fmt: skip
 
 
 def note_asking(step: Callable[..., Any]) -> None:

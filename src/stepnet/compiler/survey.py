@@ -106,6 +106,11 @@ class Survey:
             (space, name) for name in names if name in space and not _is_fixed(_inside(space[name]))
         ]
 
+    @property
+    def spaces(self) -> list[Any]:
+        """The dicts of modules and classes that it looked into."""
+        return [space for space, *_ in (*self._groups, *self._sizes)]
+
     def holds(self) -> bool:
         """True while every attribute is the object that it was."""
         for space, size in self._sizes:

@@ -35,8 +35,8 @@ _LIMIT = 4000  # objects; a step that reaches more is not worth keying
 _MOST_BYTES = 4096  # of an array whose numbers are part of the key
 _TABLES = ("_parameters", "_buffers", "_modules")
 _MODULE_NOISE = frozenset(nn.Module().__dict__) - {"training"}  # which has places of its own here
-_HOOKS = tuple(name for name, held in vars(nn.Module()).items() if "hook" in name and isinstance(held, dict))
-_MODULE_HOOKS = tuple(name for name in vars(_torch_module) if name.startswith("_global_") and "hook" in name)
+HOOKS = tuple(name for name, held in vars(nn.Module()).items() if "hook" in name and isinstance(held, dict))
+MODULE_HOOKS = tuple(name for name in vars(_torch_module) if name.startswith("_global_") and "hook" in name)
 # Called by operators, torch and Python itself, not by name.
 IMPLICIT = frozenset({"forward", "backward", "setup_context", "vmap", "jvp", "_compiled_call_impl"})
 _UNREAD = words(  # unless code names them, or does what calls them
@@ -54,7 +54,7 @@ class Walk(CodeWalk):
 
     def visit(self, value: Any) -> None:
         kind = type(value)
-        if kind in _PLAIN:
+        if kind in PLAIN:
             self.key.append(value)
             self.key.append(kind)  # 1, 1.0 and True are equal but trace differently
             return
@@ -222,7 +222,7 @@ class Walk(CodeWalk):
         for name, item in list(own.items()):
             if name in names:
                 kind = type(item)
-                if kind in _PLAIN:  # as `visit` has it
+                if kind in PLAIN:  # as `visit` has it
                     self.key += (name, item, kind)
                 else:
                     self.key.append(name)
@@ -236,14 +236,14 @@ class Walk(CodeWalk):
         self._known_class(kind)
         if not self.hooks and not self.everything:
             self.hooks = True
-            for name in _MODULE_HOOKS:
+            for name in MODULE_HOOKS:
                 if vars(_torch_module)[name]:
                     visit(vars(_torch_module)[name])
         whole = self.everything or read_whole(kind)
         own = module.__dict__
         self.hold(own)
-        if any(map(own.get, _HOOKS)):
-            for name in _HOOKS:
+        if any(map(own.get, HOOKS)):
+            for name in HOOKS:
                 if own.get(name):
                     visit(own[name])
         for name in _TABLES:
@@ -256,7 +256,7 @@ class Walk(CodeWalk):
         for name, item in list(own.items()):
             if name not in _MODULE_NOISE and name in names:
                 at = type(item)
-                if at in _PLAIN:
+                if at in PLAIN:
                     key += (name, item, at)
                 else:
                     key.append(name)
@@ -349,7 +349,7 @@ class _Seen(int):
     __hash__ = int.__hash__
 
 
-_PLAIN = frozenset({int, bool, str, type(None)})
+PLAIN = frozenset({int, bool, str, type(None)})
 _TABLE_READERS = words(
     """parameters named_parameters buffers named_buffers children named_children modules named_modules
     state_dict _parameters _buffers _modules get_submodule get_parameter get_buffer apply extra_repr"""
@@ -373,6 +373,11 @@ def _how(kind: type) -> Callable[[Walk, Any], None]:
         if issubclass(kind, kinds):
             return how
     return Walk._unknown if any(map(more_than_attributes, kind.__mro__)) else Walk._object
+
+
+def has_attributes(kind: type) -> bool:
+    """Whether objects of a class are visited as such: what they hold are attributes."""
+    return _how(kind) is Walk._object
 
 
 _HOW: tuple[tuple[Any, Callable[[Walk, Any], None]], ...] = (

@@ -31,7 +31,7 @@ from .trust import (
 )
 
 END = "; end"  # of attributes, whose number is not in the key; no name of one
-_OF_FUNCTIONS = ("__name__", "__qualname__", "__module__", "__doc__", "__annotations__")
+OF_FUNCTIONS = ("__name__", "__qualname__", "__module__", "__doc__", "__annotations__")
 _LOOKED_UP = frozenset({"globals", "eval", "exec"})  # which may find any global
 _BUILTINS = dict(vars(builtins))
 
@@ -60,6 +60,8 @@ class CodeWalk(abc.ABC):
         """Note a container that a run of the step may change."""
         if not self.in_python or value is os.environ:
             self.holders.append(value)
+        else:
+            self.met.append(value)
 
     @abc.abstractmethod
     def visit(self, value: Any) -> None:
@@ -135,7 +137,7 @@ class CodeWalk(abc.ABC):
             self.hold(function.__dict__)
             self._attributes(function.__dict__)
         self.names |= known.names
-        for name in _OF_FUNCTIONS:
+        for name in OF_FUNCTIONS:
             if name in self.names:
                 self.key.append(name)
                 self.visit(getattr(function, name))

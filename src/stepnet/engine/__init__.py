@@ -1,11 +1,13 @@
 """From a loop to a run: what its body reads, the plan for that, and the executor."""
 
 from .again import Asked as Asked
+from .again import Steps as Steps
 from .again import Way as Way
 from .again import asked as asked
 from .plans import Entry as Entry
 from .plans import find_plan as find_plan
 from .plans import run as run
 from .plans import run_again as run_again
+from .plans import run_warm as run_warm
 from .reads import Reads as Reads
 from .reads import read as read

@@ -2,8 +2,9 @@
 to look through as a step of a small cell.
 
 What tells two calls apart is what tells two plans apart (`plans.lookup`): all that the body's Python reads,
-walked anew at every call, and what its inputs look like. Whatever is out of the ordinary (modes, transforms,
-traces, several inputs) goes the long way, and so does the first call of each kind.
+and what its inputs look like. The step is walked anew, unless it is known to read what it read (`walked`); of
+such a step calls on equal shapes are found at once (`warm`). Whatever is out of the ordinary (modes,
+transforms, traces, several inputs) goes the long way, and so does the first call of each kind.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from stepnet.compiler.reach import reach
+from stepnet.compiler.reach import Reach, reach
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype
 from stepnet.data.tree import LEAF, Spec, flatten, unflatten
@@ -32,6 +33,7 @@ from .directions import Find, MadeLater, RunsAlong
 from .make import Entry
 from .reads import Reads
 from .rows import as_rows
+from .walked import forget_steps, note, unchanged_step
 
 _known: OrderedDict[Any, Entry] = OrderedDict()
 _LIMIT = 512
@@ -46,38 +48,53 @@ class Way(NamedTuple):
     backend: str
 
 
-# of a body's function, its x, what is carried, how both are nested, and the way: the loop and what it is fed
-Record = Callable[..., tuple[Loop, Mapping[str, Any]]]
+class Steps(NamedTuple):
+    """What steps are, of which the engine knows nothing.
+
+    `wrap`: a step as a function of its parameters. `boot`: what it begins with for a number of sequences.
+    `record`: of a function, its x, what is carried, how both are nested, and the way: the loop and what it
+    is fed.
+    """
+
+    wrap: Callable[[Any], Callable[..., Any]]
+    boot: Callable[[Callable[..., Any], int], Any]
+    record: Callable[..., tuple[Loop, Mapping[str, Any]]]
 
 
 class Asked(NamedTuple):
     """A run that may be like one before: what it goes by, and what it is found by."""
 
-    function: Callable[..., Any]
+    of: Steps
+    step: Callable[..., Any]
     x: Tensor | LoDTensor
     states: list[Tensor]
     form: tuple[Spec, Spec]
     way: Way
-    record: Record
-    reads: Reads
+    key: tuple[Any, ...]  # of what the step reads
+    tensors: list[Tensor]
     rows: Tensor
     layout: Layout
-    key: Any
+    looks: Any  # what tells its inputs apart from others
 
     def loop(self) -> tuple[Loop, Mapping[str, Any]]:
         """The record of the loop, and what it is fed."""
         reverse, level, axis, _ = self.way
-        of = (self.function, self.x, self.states, self.form)
-        return self.record(*of, reverse=reverse, level=level, axis=axis)
+        of = (self.of.wrap(self.step), self.x, self.states, self.form)
+        return self.of.record(*of, reverse=reverse, level=level, axis=axis)
+
+    @property
+    def reads(self) -> Reads:
+        """What its step reads."""
+        return Reads(Reach(self.key, self.tensors, True, None, None, []), ("reach", *self.key), self.tensors)
 
     def known(self) -> Entry | None:
         """The plan of a call like this one."""
-        return _known.get(self.key)
+        return _known.get((self.key, self.looks))
 
     def keep(self, entry: Entry) -> None:
         """Note the plan that this call went by, if it has one."""
         if entry.ready is not None and entry.compiled is not None and entry.y_spec is not None:
-            _known[self.key] = entry
+            _known[self.key, self.looks] = entry
             while len(_known) > _LIMIT:
                 _known.popitem(last=False)
 
@@ -86,7 +103,7 @@ class Asked(NamedTuple):
         assert entry.ready is not None
         assert entry.compiled is not None
         assert entry.y_spec is not None
-        tensors = self.reads.tensors
+        tensors = self.tensors
         weights = [tensors[place] for place in entry.weights]
         ready, plain = entry.ready, self._plain(entry.weights)
 
@@ -96,15 +113,14 @@ class Asked(NamedTuple):
 
         call = Call(ready, self.layout, entry.compiled.constants, plain, MadeLater(along))
         out = run_plan(call, [self.rows.contiguous()], [s.contiguous() for s in self.states], weights)
-        n_y = len(out) - len(self.states)
-        x = self.x
+        n_y, x, spec = len(out) - len(self.states), self.x, entry.y_spec
         if isinstance(x, Tensor):
-            y = [rows.reshape(*x.shape[:2], *rows.shape[1:]) for rows in out[:n_y]]
+            steps = x.shape[:2]
+            y = [rows.reshape(steps + rows.shape[1:]) for rows in out[:n_y]]
         else:
             y = [x.with_values(rows) for rows in out[:n_y]]
-        spec = entry.y_spec
         whole = y[0] if spec.children == (LEAF,) else unflatten(spec, y)[spec.keys[0]]
-        return whole, unflatten(self.form[1], out[n_y:])
+        return whole, out[n_y] if self.form[1] is LEAF else unflatten(self.form[1], out[n_y:])
 
     def _plain(self, places: Sequence[int]) -> Callable[..., Any]:
         """The plain loop on the inputs of this call, made when it is asked for."""
@@ -136,36 +152,39 @@ def _table(x: Any, way: Way) -> tuple[Tensor, Layout] | None:
     return rows, Layout.of(x._lod, way.reverse)
 
 
-def asked(
-    function: Callable[..., Any], x: Any, state: Any, way: Way, boot: Callable[..., Any], record: Record
-) -> tuple[Any, Asked | None]:
+def asked(of: Steps, step: Any, x: Any, state: Any, way: Way) -> tuple[Any, Asked | None]:
     """The initial state, and what a run is found by; None if it is to go the long way.
 
     Args:
-        function: what the body reads by.
+        of: what steps are.
+        step: the step, as the caller has it.
         x: what is cut into steps.
-        state: what is carried; None: what `boot` gives for the function and a number of sequences, if the run
-            is of the kind that may be found.
+        state: what is carried; None: what the step begins with, if the run is of the kind that may be found.
         way: how it goes over its rows.
-        boot: see state.
-        record: makes the loop and what it is fed, where they are needed after all.
     """
     table = _table(x, way) if tried(way.backend) else None
     if table is None:
         return state, None
     rows, layout = table
     if state is None:
-        state = boot(function, layout.sequences)
+        state = of.boot(of.wrap(step), layout.sequences)
     states, spec = flatten(state)
     for leaf in states:
         if type(leaf) is not Tensor or not leaf.is_cpu or not leaf.dim() or leaf.shape[0] != layout.sequences:
             return state, None
-    found = reach(function)
-    if found.refused is not None or found.open is not None or found.generators or not found.complete:
-        return state, None
-    key = (
-        found.key,
-        tuple([(type(t), t.shape, t.dtype, t.requires_grad, t.device) for t in found.tensors]),
+    found = unchanged_step(step)
+    if found is not None:
+        key, tensors = found.key, found.now()
+    else:
+        function = of.wrap(step)
+        walked = reach(function)
+        closed = walked.refused is None and walked.open is None
+        if not closed or walked.generators or not walked.complete:
+            return state, None
+        note(step, function, walked)
+        key, tensors = walked.key, walked.tensors
+    looks = (
+        tuple([(type(t), t.shape, t.dtype, t.requires_grad, t.device) for t in tensors]),
         spec,
         tuple([(t.shape[1:], t.dtype, t.requires_grad) for t in states]),
         (rows.shape[1:], rows.dtype, rows.requires_grad, type(x)),
@@ -174,10 +193,63 @@ def asked(
         torch.get_default_dtype(),
         tried(way.backend),
     )
-    reads = Reads(found, ("reach", *found.key), found.tensors)
-    return state, Asked(function, x, states, (LEAF, spec), way, record, reads, rows, layout, key)
+    return state, Asked(of, step, x, states, (LEAF, spec), way, key, tensors, rows, layout, looks)
+
+
+class _Like(NamedTuple):
+    """What calls have in common that look alike."""
+
+    entry: Entry
+    form: tuple[Spec, Spec]
+    way: Way
+    layout: Layout
+    find: Find
+
+
+def warm(
+    of: Steps, step: Any, x: Tensor, state: Any, way: tuple[bool, int, int, str], find: Callable[[str], Find]
+) -> tuple[Any, Any] | None:
+    """y and the final state of a call with the shapes of one before, of a step that reads what it read; None
+    where it is not known to be one. `find`: for a backend, see `RunsAlong`.
+
+    Raises:
+        Unsupported: the plan declines.
+    """
+    found = unchanged_step(step)
+    if found is None or torch._C._len_torch_function_stack() or forward_ad._current_level >= 0:
+        return None
+    if torch.is_anomaly_enabled() or only_plain(()) is not None:
+        return None
+    states, spec = ([state], LEAF) if type(state) is Tensor else flatten(state)
+    for leaf in states:
+        if type(leaf) is not Tensor:
+            return None
+    tensors = found.now()
+    looks = (
+        tuple([(t.shape, t.dtype, t.requires_grad, t.device, type(t)) for t in (x, *states, *tensors)]),
+        spec,
+        way,
+        torch.is_grad_enabled(),
+        torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
+        torch.get_default_dtype(),
+        tried(way[3]),
+    )
+    like: _Like | None = found.likes.get(looks)
+    if like is not None:
+        rows = x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
+        call = Asked(of, step, x, states, like.form, like.way, found.key, tensors, rows, like.layout, looks)
+        return call.run(like.entry, like.find)
+    _, call = asked(of, step, x, state, Way(*way))
+    entry = None if call is None else call.known()
+    if call is None or entry is None:
+        return None
+    if len(found.likes) >= _LIMIT:
+        found.likes.clear()
+    found.likes[looks] = like = _Like(entry, call.form, call.way, call.layout, find(way[3]))
+    return call.run(entry, like.find)
 
 
 def forget() -> None:
     """Forget every call."""
     _known.clear()
+    forget_steps()

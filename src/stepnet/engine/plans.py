@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from stepnet.compiler.answers import AsksCaptured
@@ -31,11 +31,12 @@ from stepnet.ir.loop import Loop
 from . import again
 from .check import plain_loop
 from .choice import Slower
-from .directions import RunsAlong
+from .directions import Find, RunsAlong
 from .make import Entry, make
 from .reads import CHANGES, FailsOnSamples, Reads, more_inner_steps, read, steps_of_inner_loops
 from .rows import Noise, Sequences, as_rows
 from .transforms import find_transformed
+from .walked import forget_steps
 
 _entries: OrderedDict[Any, Entry] = OrderedDict()
 _told: set[Any] = set()  # steps and reasons that were warned of
@@ -64,7 +65,7 @@ def run(
     Raises:
         Unsupported: no plan can be made, or no executor of `backend` takes it.
     """
-    find = functools.partial(lookup, backend=backend)
+    find = _finding(backend)
     transformed = transforms_active()
     further = None
     if transformed:
@@ -161,9 +162,23 @@ def run_again(asked: again.Asked) -> tuple[Any, Any] | None:
         return None
     _misses.pop(entry.family, None)
     try:
-        return asked.run(entry, functools.partial(lookup, backend=asked.way.backend))
+        return asked.run(entry, _finding(asked.way.backend))
     except Unsupported:
         return None
+
+
+def run_warm(
+    of: again.Steps, step: Any, x: Tensor, state: Any, way: tuple[bool, int, int, str]
+) -> tuple[Any, Any] | None:
+    """What `run_again` gives for a call with the shapes of one before; None if it is not known to be one."""
+    try:
+        return again.warm(of, step, x, state, way, _finding)
+    except Unsupported:
+        return None
+
+
+def _finding(backend: str) -> Find:
+    return functools.partial(lookup, backend=backend)
 
 
 def find_plan(loop: Loop, feeds: Mapping[str, Any], *, backend: str) -> tuple[Entry, Reads, Sequences]:
@@ -184,6 +199,7 @@ def find_plan(loop: Loop, feeds: Mapping[str, Any], *, backend: str) -> tuple[En
     entry = lookup(loop, reads, sequences, backend)
     if _refused_as(AsksCaptured, entry):
         note_asking(code_of(loop).function)
+        forget_steps()
         reads = read(loop, sequences.x_rows, sequences.states, sequences.shared)
         entry = lookup(loop, reads, sequences, backend)
     while _refused_as(TooFewSteps, entry):

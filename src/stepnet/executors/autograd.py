@@ -33,6 +33,11 @@ class Ready:
     histories: dict[Any, tuple[bool, ...]] = field(default_factory=dict, compare=False)  # see `twice.Along`
 
     @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The inputs: x, states, weights."""
+        return *self.plan.x, *self.plan.states, *self.plan.weights
+
+    @cached_property
     def extra(self) -> list[str]:
         """The kept values that a call saves beside its inputs and the rows of y."""
         plan = self.plan
@@ -134,18 +139,21 @@ def _run(call: Call, tensors: Sequence[Tensor], n_x: int, n_states: int) -> list
 
 def forward(call: Call, tensors: Sequence[Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
     """The results of a plan, and all values that it keeps, by name."""
-    plan = call.ready.plan
-    names = (*plan.x, *plan.states, *plan.weights)
-    at_hand = {**dict(zip(names, tensors, strict=False)), **call.constants}
-    given = {name: at_hand.pop(name) for name in plan.states}
+    ready, constants = call.ready, call.constants
+    values = dict(zip(ready.names, tensors, strict=False))
+    if constants:
+        values |= constants
     if call.noise is not None:
-        at_hand |= dict(zip(call.ready.forward.noise, call.noise, strict=True))
-    carried_as = call.ready.carried_as
-    states = {name: _cast(tensor, carried_as[name]) for name, tensor in given.items()}
-    values, finals = call.ready.forward.run(at_hand, states, call.layout)
-    last_states = [_cast(finals[name], tensor.dtype) for name, tensor in given.items()]
-    out = [*(values[n] for n in plan.y), *last_states]
-    return out if call.ready.owned else distinct(out, tensors), values
+        values |= dict(zip(ready.forward.noise, call.noise, strict=True))
+    given = [values.pop(name) for name in ready.plan.states]
+    states = {
+        name: _cast(tensor, ready.carried_as[name])
+        for name, tensor in zip(ready.plan.states, given, strict=True)
+    }
+    values, finals = ready.forward.run(values, states, call.layout)
+    out = [values[name] for name in ready.plan.y]
+    out += [_cast(finals[name], t.dtype) for name, t in zip(ready.plan.states, given, strict=True)]
+    return out if ready.owned else distinct(out, tensors), values
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -211,8 +219,7 @@ def gradients(
     plan, layout = call.ready.plan, call.layout
     y = kept[: len(plan.y)]
     extra = dict(zip(call.ready.extra, kept[len(plan.y) :], strict=True))
-    names = (*plan.x, *plan.states, *plan.weights)
-    inputs = dict(zip(names, tensors, strict=False)) | call.constants
+    inputs = dict(zip(call.ready.names, tensors, strict=False)) | call.constants
     results = dict(zip(plan.y, y, strict=True))
     values = {name: inputs[name] for name in plan.weights}
     for name in plan.kept:

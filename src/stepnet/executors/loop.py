@@ -18,6 +18,7 @@ from stepnet.ir.plan import LoopPlan, Region
 from .layout import Layout
 from .torch_ops.ops import Run, bind
 
+_CPU = torch.device("cpu")
 _BY_LAYOUT = frozenset({"shift", "spread", "sum_steps"})
 Scan = Callable[[Region, dict[str, Tensor], Mapping[str, Tensor], Layout], dict[str, Tensor]]
 
@@ -61,7 +62,15 @@ class PreparedLoop:
         fresh += [node.output for node in maps if node.op == "matmul_tn"]
         self.fresh = frozenset(name for name in fresh if fresh.count(name) == 1)
         # big row tables are let go early
-        self._dies = last_uses(uses, {*plan.wanted, *plan.rows_of_carries()})
+        dies = last_uses(uses, {*plan.wanted, *plan.rows_of_carries()})
+        dies[-1:] = [()] * len(dies[-1:])  # the caller lets go of all
+        self._turns = [
+            (*region, dead)
+            for region, dead in zip(self.regions, dies, strict=True)
+            if any(region[1:]) or dead
+        ]
+        scanned = {carry.parameter for region in plan.regions for carry in region.carries}
+        self._rest = [c for c in plan.carries if c.parameter == c.result or c.parameter not in scanned]
 
     def run(
         self, values: dict[str, Tensor], states: Mapping[str, Tensor], layout: Layout
@@ -76,11 +85,12 @@ class PreparedLoop:
         Returns:
             The wanted values by name, and the last value of each carry by parameter name.
         """
-        inputs = (*values.items(), *states.items())
-        device = inputs[0][1].device if inputs else torch.device("cpu")
-        for name, tensor in inputs:
-            if not tensor.data_ptr() and tensor.numel():
-                raise _freed(name, tensor)
+        tensor = None
+        for inputs in (states, values):
+            for name, tensor in inputs.items():
+                if not tensor.data_ptr() and tensor.numel():
+                    raise _freed(name, tensor)
+        device = _CPU if tensor is None else tensor.device
         if is_as_written(device):
             return self._run(values, states, layout)
         with as_written(device):  # the plan says what is cast, and constants are made where the rows are
@@ -100,16 +110,16 @@ class PreparedLoop:
         finals: dict[str, Tensor] = {}
         for name in self._whole:
             values[name] = states[name]
-        for at, (region, scan, nodes) in enumerate(self.regions):
+        for region, scan, nodes, dead in self._turns:
             if scan is not None:
                 finals |= scan(region, values, states, layout)
             elif nodes:
                 if self.noise and self.noise[0] in values:  # it is that of another run
                     nodes = [node for node in nodes if node.op not in RANDOM]
                 run_nodes(nodes, values, _rows_of(region, layout), states, layout)
-            for name in self._dies[at]:
+            for name in dead:
                 values.pop(name, None)
-        for carry in self.plan.carries:
+        for carry in self._rest:
             if carry.parameter == carry.result:
                 finals[carry.parameter] = states[carry.parameter]
             elif carry.parameter not in finals:

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +25,8 @@ from .batch import Batch, dropped, side_by_side
 class LayerStep:
     """One direction of one layer as a step: `function(x, state, **weights)`, and y cast to `dtype`.
 
-    It holds the weights, under the names they have in their module, and nothing else of it: what a step
-    reaches is walked at every call.
+    It holds the weights, under the names they have in their module, and nothing else of it: a step that is
+    new is walked, with all that it reaches.
     """
 
     def __init__(
@@ -45,6 +46,18 @@ class LayerStep:
     def __call__(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         y, new = self.function(x, state, **{k: getattr(self, place) for k, place in self.places.items()})
         return (y if self.dtype is None else y.to(self.dtype)), new
+
+    def is_of(
+        self, function: Callable[..., Any], weights: Mapping[str, Tensor], dtype: torch.dtype | None
+    ) -> bool:
+        """Whether it is the step of a function with these weights, of this dtype."""
+        held, places = self.__dict__, self.places
+        same = [held[places[name]] is weight for name, weight in weights.items()]
+        return all(same) and self.dtype is dtype and self.function is function
+
+
+# of each module, by the suffix of a layer: those of its parameters, which are as alive as it is
+_STEPS: WeakKeyDictionary[nn.Module, dict[str, LayerStep]] = WeakKeyDictionary()
 
 
 class RNNBase(nn.Module):
@@ -164,14 +177,24 @@ class RNNBase(nn.Module):
             for suffix, reverse in zip(self._suffixes(layer), (False, True), strict=False):
                 k = len(finals)
                 dtypes = self._result_dtypes(batch, given[k])
-                name = f"{type(self).__name__} {suffix}"
-                step = LayerStep(name, suffix, self.step, self.weights(suffix), dtypes[0] if dtypes else None)
+                step = self._layer(suffix, dtypes[0] if dtypes else None)
                 again = None if asked is None else replace(asked, state=fresh[k])
                 y, final = recurrent(step, x, given[k], reverse=reverse, axis=batch.axis, resets=again)
                 ys.append(y)
                 finals.append(final if dtypes is None else _cast(final, dtypes))
             x = side_by_side(*ys) if len(ys) > 1 else ys[0]
         return batch.close(x), self._join(batch, finals)
+
+    def _layer(self, suffix: str, dtype: torch.dtype | None) -> LayerStep:
+        """The step of a layer and direction, as long as the same weights are in their places."""
+        steps, weights = _STEPS.setdefault(self, {}), self.weights(suffix)
+        step = steps.get(suffix)
+        function = self.step
+        if step is None or not step.is_of(function, weights, dtype):
+            step = LayerStep(f"{type(self).__name__} {suffix}", suffix, function, weights, dtype)
+            if all(type(weight) is nn.Parameter for weight in weights.values()):
+                steps[suffix] = step
+        return step
 
     def _result_dtypes(self, batch: Batch, state: Any) -> tuple[torch.dtype, ...] | None:
         """What autocast makes of y and of each tensor of the state, as torch.nn's modules have it; None where

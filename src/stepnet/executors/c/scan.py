@@ -66,6 +66,7 @@ class CScan:
         self._splits = any(BY_DTYPE[p.value(name).dtype].is_split for name in p.matrices)
         made = [entry.value for entry in self.source.fields if entry.role in ("out", "sum", "total")]
         self._made = {n: (p.value(n).shape, dtype_of(p.value(n).dtype)) for n in made}
+        self._may_fail = bool(p.faults)
         self._placed: Placed | None = None
         constants = _constants(loop, p)
         self._matrices = _matrices(loop, p)
@@ -82,7 +83,10 @@ class CScan:
             place for place in desks.places("row", "sequence", "shared") if place[1] not in constants
         ]
         self._held, self._carried = desks.places("held"), desks.places("state")
-        self._multiplied = desks.places("matrix")
+        self._multiplied: list[tuple[int, str, int | None, int, int]] = []
+        for at, name in desks.places("matrix"):
+            of, (*batch, row, column) = self._matrices[name]
+            self._multiplied.append((at, of, batch[-1] if batch else None, row, column))
 
     def __call__(
         self, region: Region, values: dict[str, Tensor], states: Mapping[str, Tensor], layout: Layout
@@ -98,20 +102,26 @@ class CScan:
         made: dict[str, Tensor] = {}
         alive: list[Tensor] = []
         for at, name in self._read:
-            numbers[at] = _pointer(values[name], alive)
+            tensor = values[name]
+            numbers[at] = tensor.data_ptr() if tensor.is_contiguous() else _copied(tensor, alive)
         for at, name in self._held:
-            numbers[at] = _pointer(states[name], alive)
+            tensor = states[name]
+            numbers[at] = tensor.data_ptr() if tensor.is_contiguous() else _copied(tensor, alive)
         for at, name in self._carried:
-            like = states[name]
-            finals[name] = last = torch.empty(like.shape, dtype=like.dtype)
-            numbers[at], numbers[at + 1] = _pointer(like, alive), last.data_ptr()
-        for at, name in self._multiplied:
-            of, dims = self._matrices[name]
+            tensor = states[name]
+            if tensor.is_contiguous():
+                numbers[at], last = tensor.data_ptr(), torch.empty_like(tensor)
+            else:
+                numbers[at], last = _copied(tensor, alive), torch.empty(tensor.shape, dtype=tensor.dtype)
+            finals[name] = last
+            numbers[at + 1] = last.data_ptr()
+        for at, of, batch, row, column in self._multiplied:
             matrix = values[of]
-            strides = matrix.stride()
-            *batch, row, column = [strides[dim] for dim in dims]
-            numbers[at], numbers[at + 1], numbers[at + 2] = matrix.data_ptr(), row, column
-            numbers[at + 3] = batch[-1] if batch else 0
+            numbers[at], numbers[at + 1] = matrix.data_ptr(), matrix.stride(row)
+            numbers[at + 2], numbers[at + 3] = (
+                matrix.stride(column),
+                0 if batch is None else matrix.stride(batch),
+            )
         for at, name, shape, dtype, make in placed.tables:
             made[name] = table = make(shape, dtype=dtype)
             numbers[at] = table.data_ptr()
@@ -120,7 +130,7 @@ class CScan:
         run(c_threads.pool(placed.used), desk.address)
         self._desks.give_back(desk)
         p = self.source.program
-        if p.faults and made[""]:
+        if self._may_fail and made[""]:
             raise _fault(p, int(made[""]))
         for name in p.sums:
             values[name] = made[name] if placed.parts == 1 else made[name].sum(0)
@@ -280,8 +290,7 @@ def _places(p: Program, node: Node) -> str:
     return f"{shape[0]} rows{at}" if node.op == "embed" else f"{shape[node.attr('dim')]} places{at}"
 
 
-def _pointer(tensor: Tensor, alive: list[Tensor]) -> int:
-    if not tensor.is_contiguous():
-        tensor = tensor.contiguous()
-        alive.append(tensor)
-    return tensor.data_ptr()
+def _copied(tensor: Tensor, alive: list[Tensor]) -> int:
+    """Where the elements of a tensor stand one after the other, as long as `alive` is."""
+    alive.append(tensor.contiguous())
+    return alive[-1].data_ptr()

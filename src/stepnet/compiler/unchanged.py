@@ -1,0 +1,274 @@
+"""Whether a step still reads what it read, told by a few words of memory in place of one more walk.
+
+Where CPython's objects keep what a walk looked at is known: a dict counts its changes in one word (PEP 509,
+up to Python 3.12), a cell and a list hold addresses. As long as each such word is what it was, the walk would
+be, too. Words are in the order of the walk: one is only read while those before it say that what it is part
+of is alive.
+
+What is noted keeps no object of the user's alive: addresses of what may die are held by weak references,
+which are words themselves. A step that reads anything of another kind is walked at every call.
+"""
+
+from __future__ import annotations
+
+import abc
+import builtins
+import ctypes
+import functools
+import gc
+import sys
+import types
+import weakref
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.nn.modules import module as _torch_module
+
+from .code_facts import facts
+from .kinds import MISSING, Names, has_slots
+from .reach import Reach
+from .survey import Survey
+from .trust import BY_VALUE, is_trusted_class
+from .walk import HOOKS, MODULE_HOOKS, PLAIN, has_attributes
+from .walk_code import OF_FUNCTIONS
+
+_CELL = _REFERENCE = _SIZE = 16  # bytes from the start of an object to what it holds: of CPython 3.10 to 3.12
+_TYPE, _VERSION, _ITEMS = 8, 24, 24
+_MANAGED = 1 << 4  # of a class's flags: the dict of an object stands before it
+_FIXED = frozenset({*PLAIN, *BY_VALUE})  # never change
+# Modules are looked into by name, methods and functions of C are what they are of.
+_NEVER_CHANGE = (types.MethodType, types.BuiltinFunctionType, types.ModuleType)
+_MOST = 2000  # words
+
+
+class Words(NamedTuple):
+    """`checks`: three numbers each: 0, an address and the word that stands there; or the addresses of a dict,
+    of a name, and of what it holds by that name, 0 for nothing. `tensors` are those of the walk; `kept` keeps
+    addresses taken."""
+
+    checks: array[int]
+    tensors: Sequence[weakref.ref[Tensor]]
+    kept: Sequence[Any]
+
+
+def words(reach: Reach, key: Sequence[Any] = (), root: weakref.ref[Any] | None = None) -> Words | None:
+    """What is to stay as it is for a walk to find what it found; None if that cannot be told so.
+
+    Args:
+        reach: what the walk found.
+        key: that of what is around what it began at.
+        root: what must be alive before anything is looked at.
+    """
+    at = _offsets()
+    told = reach.complete and reach.open is None and reach.refused is None and not reach.generators
+    if at is None or not told or reach.in_python or not reach.names.isdisjoint(OF_FUNCTIONS):
+        return None
+    writer = _Writer(at)
+    try:
+        if root is not None:
+            writer.word(id(root) + _REFERENCE)
+            writer.kept.append(root)
+        writer.dict(vars(builtins))
+        writer.dict(vars(_torch_module))
+        for name in MODULE_HOOKS:
+            writer.dict(vars(_torch_module)[name])
+        for part in {*reach.key, *key}:
+            if type(part) is Survey:
+                for space in part.spaces:
+                    writer.dict(_behind(space))
+                writer.kept.append(part)
+        for held in reach.holders:
+            writer.held(held)
+        if len(writer.checks) > 3 * _MOST:
+            return None
+        return Words(writer.checks, [weakref.ref(t) for t in reach.tensors], writer.kept)
+    except _Untold:
+        return None
+
+
+class _Untold(Exception):
+    """It is of a kind that no words tell."""
+
+
+class _Writer:
+    """Writes down the words that tell of each object that a walk met."""
+
+    def __init__(self, at: _Offsets) -> None:
+        self.at = at
+        self.checks: array[int] = array("q")
+        self.kept: list[Any] = []
+        self._dicts = set[int]()
+
+    def word(self, address: int) -> None:
+        self.checks.extend((0, address, _word(address)))
+
+    def link(self, address: int, value: Any) -> None:
+        """A word that is the address of a value."""
+        if _word(address) != id(value):
+            raise _Untold
+        self.word(address)
+        self._stays(value)
+
+    def _stays(self, value: Any) -> None:
+        """See that no other value comes to stand where this one does, unless what it holds is told, too."""
+        if type(value) in (dict, list, tuple):
+            return
+        if type(value) in _FIXED:
+            self.kept.append(value)
+            return
+        try:
+            reference = weakref.ref(value)
+        except TypeError:
+            raise _Untold from None
+        self.kept.append(reference)
+        self.checks.extend((0, id(reference) + _REFERENCE, id(value)))
+
+    def lookup(self, space: dict[str, Any], name: str) -> None:
+        """What the dict of a module, which others may fill with other names, holds by a name."""
+        if type(space) is not dict:
+            raise _Untold
+        value = space.get(name, MISSING)
+        self.kept.append(name)
+        if value is MISSING:
+            self.checks.extend((id(space), id(name), 0))
+        else:
+            self.checks.extend((id(space), id(name), id(value)))
+            self._stays(value)
+
+    def dict(self, held: Mapping[Any, Any]) -> None:
+        """A dict, whole."""
+        if id(held) not in self._dicts:
+            self._dicts.add(id(held))
+            self.word(id(held) + _TYPE)
+            self.word(id(held) + _VERSION)
+
+    def held(self, value: Any) -> None:
+        """What was visited, or is looked up in."""
+        kind = type(value)
+        if kind is Names:
+            for name in value.names:
+                self.lookup(value.space, name)
+        elif kind is dict:
+            self.dict(value)
+        elif kind is types.CellType:
+            self.link(id(value) + _CELL, value.cell_contents)
+        elif kind is list or kind is tuple:
+            self._items(value)
+        elif kind is types.FunctionType:
+            self._function(value)
+        elif kind in _NEVER_CHANGE or kind in _FIXED:
+            return
+        elif issubclass(kind, type):
+            self._class(value)
+        else:
+            self._object(value)
+
+    def _items(self, value: Any) -> None:
+        self.word(id(value) + _TYPE)
+        self.word(id(value) + _SIZE)
+        at = id(value) + _ITEMS
+        if type(value) is list:
+            self.word(at)
+            at = _word(at)
+        for n, item in enumerate(value):
+            self.link(at + 8 * n, item)
+
+    def _function(self, function: types.FunctionType) -> None:
+        known = facts(function.__code__)
+        if known.imports or any(cell == types.CellType() for cell in function.__closure__ or ()):
+            raise _Untold
+        self.word(id(function) + _TYPE)
+        parts = function.__code__, function.__defaults__, function.__kwdefaults__, function.__dict__
+        for offset, part in zip(self.at.function, parts, strict=True):
+            if part is None:
+                self.word(id(function) + offset)
+            else:
+                self.link(id(function) + offset, part)
+        self.dict(function.__dict__)
+        for name in () if known.trusted else known.globals:
+            self.lookup(function.__globals__, name)
+
+    def _class(self, kind: type) -> None:
+        if isinstance(kind, abc.ABCMeta) or (type(kind) is not type and not is_trusted_class(type(kind))):
+            raise _Untold
+        self.link(id(kind) + self.at.mro, kind.__mro__)
+        for klass in kind.__mro__:
+            if not is_trusted_class(klass):
+                self.dict(_behind(klass.__dict__))
+
+    def _object(self, value: Any) -> None:
+        kind = type(value)
+        self.word(id(value) + _TYPE)
+        known = issubclass(kind, Tensor | nn.Module)
+        if not (known or has_attributes(kind)) or has_slots(kind):
+            raise _Untold
+        if not is_trusted_class(kind):
+            self._class(kind)
+        own = object.__getattribute__(value, "__dict__")
+        if type(own) is not dict:
+            raise _Untold
+        before = kind.__flags__ & _MANAGED or kind.__dictoffset__ < 0
+        self.link(id(value) + (self.at.managed if before else kind.__dictoffset__), own)
+        self.dict(own)
+        if issubclass(kind, nn.Module):
+            for name in HOOKS:
+                if isinstance(own.get(name), dict):
+                    self.word(id(own[name]) + _VERSION)
+
+
+class _Offsets(NamedTuple):
+    """Where CPython keeps what, in bytes from the start of an object."""
+
+    function: tuple[int, ...]  # its code, defaults, keyword defaults, attributes
+    mro: int
+    managed: int
+
+
+def _word(address: int) -> int:
+    return ctypes.c_int64.from_address(address).value
+
+
+def _behind(space: Any) -> dict[str, Any]:
+    """The dict of a module, or that of a class."""
+    return space if type(space) is dict else gc.get_referents(space)[0]
+
+
+@functools.cache
+def _offsets() -> _Offsets | None:
+    """What is known of this Python, looked up in objects made for it; None where it is another one."""
+    if sys.implementation.name != "cpython" or sys.version_info >= (3, 13) or sys.maxsize < 1 << 32:
+        return None
+
+    class Plain:
+        """Its objects have attributes, and nothing else."""
+
+    def function(x: Any = _FIXED, *, y: Any = _FIXED) -> Any:
+        return x, y
+
+    one = Plain()
+    attributes = vars(one)
+    told = function.__code__, function.__defaults__, function.__kwdefaults__, function.__dict__
+    places = [_place_of(part, function, range(16, 128, 8)) for part in told]
+    mro = _place_of(Plain.__mro__, Plain, range(16, 600, 8))
+    managed = _place_of(attributes, one, range(-32, 0, 8)) if Plain.__flags__ & _MANAGED else 0
+    cell, items, pair, reference = types.CellType(one), [one, one], (one, one), weakref.ref(one)
+    version = _word(id(attributes) + _VERSION)
+    attributes["new"] = one
+    as_known = (
+        _word(id(cell) + _CELL) == _word(id(reference) + _REFERENCE) == id(one)
+        and _word(_word(id(items) + _ITEMS)) == _word(id(pair) + _ITEMS) == id(one)
+        and _word(id(items) + _SIZE) == len(items)
+        and _word(id(one) + _TYPE) == id(Plain)
+        and _word(id(attributes) + _VERSION) != version
+    )
+    if not as_known or None in places or mro is None or managed is None:
+        return None
+    return _Offsets(tuple(place for place in places if place is not None), mro, managed)
+
+
+def _place_of(value: Any, owner: Any, where: Sequence[int]) -> int | None:
+    """The one place in an object that holds the address of a value."""
+    found = [offset for offset in where if _word(id(owner) + offset) == id(value)]
+    return found[0] if len(found) == 1 else None

@@ -1,0 +1,98 @@
+"""Steps that were walked, and whether they still read what they read: told by words of memory
+(`compiler.unchanged`), once two walks found the same."""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from stepnet.compiler.reach import Reach, reach
+from stepnet.compiler.unchanged import words
+from stepnet.executors.c.memory import unchanged
+
+_LIMIT = 512
+_RARELY = 256  # walks, at most, before it is written down anew what is to stay as it is
+
+
+class Found(NamedTuple):
+    """What was found of a step, and whether it still would be. `likes`: its runs, by what they look like."""
+
+    holds: Callable[[], int]
+    key: tuple[Any, ...]
+    tensors: Sequence[weakref.ref[Tensor]]
+    likes: dict[Any, Any]
+    kept: Any
+
+    def now(self) -> list[Tensor]:
+        """The tensors that it reads, which are alive while it holds."""
+        return [reference() for reference in self.tensors]  # pyright: ignore[reportReturnType]
+
+
+class _Step:
+    """A step that was walked. Once two walks found the same, it is written down by what words one tells that
+    nothing has changed; where something did, that is done again after twice as many walks."""
+
+    __slots__ = ("_alike", "_pause", "alive", "found", "key")
+
+    def __init__(self, alive: weakref.ref[Any]) -> None:
+        self.alive = alive
+        self.found: Found | None = None
+        self.key: tuple[Any, ...] = ()
+        self._alike, self._pause = 0, 1
+
+    def note(self, step: Callable[..., Any], function: Callable[..., Any], found: Reach) -> None:
+        """Another walk found this."""
+        self._alike = self._alike + 1 if found.key == self.key else 0
+        self.key = found.key
+        if self._alike < self._pause:
+            return
+        self._alike, self._pause = 0, min(2 * self._pause, _RARELY)
+        own = found if step is function else reach(step)  # a cell of torch is wrapped anew at each call
+        if [*map(id, own.tensors)] != [*map(id, found.tensors)]:
+            return
+        told = words(own, found.key, self.alive)
+        holds = None if told is None else unchanged(told.checks)
+        if told is not None and holds is not None:
+            self.found = Found(holds, found.key, told.tensors, {}, told)
+
+
+_steps: dict[Any, _Step] = {}
+
+
+def _place(step: Any) -> Any:
+    """What a step is found by while it is alive; a bound method is made anew wherever it is named."""
+    if type(step) is types.MethodType:
+        return id(step.__func__), id(step.__self__)
+    return id(step)
+
+
+def unchanged_step(step: Any) -> Found | None:
+    """What walks found of a step, if another one would find the same."""
+    known = _steps.get(_place(step))
+    found = None if known is None else known.found
+    return found if found is not None and found.holds() else None
+
+
+def note(step: Any, function: Callable[..., Any], found: Reach) -> None:
+    """A walk found this of a step; `function` is the form of it that runs."""
+    place = _place(step)
+    known = _steps.get(place)
+    if known is None:
+        if len(_steps) >= _LIMIT:
+            _steps.clear()
+        owner = step.__self__ if type(step) is types.MethodType else step
+        try:
+            alive = weakref.ref(owner, lambda _: _steps.pop(place, None))
+        except TypeError:
+            return
+        known = _steps[place] = _Step(alive)
+    known.note(step, function, found)
+
+
+def forget_steps() -> None:
+    """Walk every step anew at its next call."""
+    _steps.clear()
