@@ -27,6 +27,12 @@ def is_followed() -> bool:
     return CAN_CAPTURE and torch.compiler.is_exporting() and instead() is None
 
 
+def is_exported() -> bool:
+    """Whether it goes into a program for other processes, where a call stays one operator that can be known by
+    name. What is compiled for this process joins torch's operators with what is around them."""
+    return is_followed() and torch.compiler.is_exporting()
+
+
 def structure(function: str, levels: Sequence[Tensor], rows: int) -> LoD:
     """Offsets that a graph is given, checked as it runs.
 
