@@ -54,8 +54,11 @@ def structure(function: str, levels: Sequence[Tensor], rows: int) -> LoD:
         levels: outermost first.
         rows: how many rows there are.
     """
-    own = call(function, levels, [], sizes=[rows])
-    return LoD.trusted(tuple(own), rows)
+    # A program is for any number of sequences: of one computed from the size of a tensor, torch asks whether
+    # it is 1, and then takes no other.
+    counts = [] if is_exported() else [t.shape[0] for t in levels]
+    own = call(function, levels, [], sizes=[rows, *counts])
+    return LoD.trusted(tuple(own[: len(levels)]), rows)
 
 
 def are_levels(lod: object) -> bool:

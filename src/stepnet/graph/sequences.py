@@ -133,20 +133,29 @@ def _ends_shapes(values: Tensors, _: Any, *sizes: int) -> list[Tensor]:
     return [values[0].new_empty((len(sizes) + 1,), dtype=torch.int64, device="cpu")]
 
 
-def _own(lod: LoD, rows: int) -> list[Tensor]:
+def _own(lod: LoD, rows: int, counts: Sequence[int]) -> list[Tensor]:
     if lod.rows != rows:
         raise LoDError("the offsets of a graph must end at the number of rows", got=lod.rows, expected=rows)
-    return [*lod.levels]
+    return [*lod.levels] if counts else [*lod.levels, *map(lod.lengths, range(len(lod.levels)))]
 
 
-def _levels(values: Tensors, _: Any, more: int) -> list[Tensor]:
-    return [t.new_empty((t.shape[0] + more,), dtype=torch.int64, device="cpu") for t in values]
+def _levels(values: Tensors, more: int, counts: Sequence[int]) -> list[Tensor]:
+    """The offsets of each level; of open sizes, which are those of its lengths, that come with them."""
+    sizes: list[Any] = [n + more for n in counts]
+    if not counts:
+        sizes = [open_size() for _ in values]
+        sizes = [*(n + 1 for n in sizes), *sizes]
+    return [values[0].new_empty((n,), dtype=torch.int64, device="cpu") for n in sizes]
 
 
 FUNCTIONS: dict[str, Function] = {
-    "offsets": Function(lambda t, _, rows: _own(LoD(t), rows), lambda t, _, rows: _levels(t, _, 0)),
+    "offsets": Function(
+        lambda t, _, rows, *counts: _own(LoD(t), rows, counts),
+        lambda t, _, __, *counts: _levels(t, 0, counts),
+    ),
     "lengths": Function(
-        lambda t, _, rows: _own(LoD.from_lengths(t), rows), lambda t, _, rows: _levels(t, _, 1)
+        lambda t, _, rows, *counts: _own(LoD.from_lengths(t), rows, counts),
+        lambda t, _, __, *counts: _levels(t, 1, counts),
     ),
     "ends": Function(lambda _, __, *sizes: [*LoD.from_lengths([sizes]).levels], _ends_shapes),
     "pad": Function(lambda _, xs, *how: [xs[0].to_padded(*how)[0]], _padded_shapes),
