@@ -44,8 +44,12 @@ def _owners(offsets: Tensor, rows: Tensor) -> Tensor:
 
 
 def _offsets(levels: Sequence[Tensor]) -> list[Tensor]:
-    own = [t.to(torch.int64).clone() for t in levels]
-    return [*own, *(t.diff() for t in own)]
+    lengths = []
+    for offsets in (t.to(torch.int64) for t in levels):
+        # by `nonzero`, for a size of its own; of one less than another, torch asks whether it is 1
+        at = (torch.arange(offsets.shape[0], device=offsets.device) < offsets.shape[0] - 1).nonzero()[:, 0]
+        lengths.append(offsets.index_select(0, at + 1) - offsets.index_select(0, at))
+    return _lengths(lengths)
 
 
 def _lengths(levels: Sequence[Tensor]) -> list[Tensor]:
