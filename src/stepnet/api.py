@@ -23,6 +23,7 @@ from .checks import (
     values_of,
 )
 from .data.convert import pack_like
+from .data.in_graph import not_followed
 from .data.lod import LoDTensor
 from .data.recording import recorded_in_frames
 from .data.tree import Spec, flatten, unflatten
@@ -213,6 +214,8 @@ def _in_graph(step: Any, x: Any, state: Any, how: _How) -> Any:
     steps, level, resets = how.steps, how.level, how.resets
     if how.scopes or not (steps is None or isinstance(steps, int)):
         return apart(outside, "stepnet: scopes= and steps= with a list are no part of a graph")
+    if torch._C._are_functorch_transforms_active():
+        return apart(outside, "stepnet: a recurrence inside a transform of torch.func is no part of a graph")
     function = TorchCell(step) if isinstance(step, nn.RNNCellBase) else step
     rows = clock(x, state, steps, how.axis).rows if steps is not None else x
     static = side_by_side(how.static)
@@ -236,6 +239,7 @@ def _in_graph(step: Any, x: Any, state: Any, how: _How) -> Any:
     )  # fmt: skip
 
 
+@not_followed
 def _outside(step: Any, x: Any, state: Any, how: _How) -> Any:
     """A call that runs at once."""
     steps, static, reverse, level, axis, scopes, backend, resets, checkpoint, detach_every = how

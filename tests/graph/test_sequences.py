@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,10 @@ CASES: dict[str, Callable[..., Any]] = {
     "expand": lambda x, h: sequence_expand(h, x) * 2,
     "expand sequences": lambda x, _: sequence_expand(x, x).sin(),
     "concat": lambda x, _: sequence_concat([x, x * 2]),
+    "padded": lambda x, _: LoDTensor.from_padded(
+        *x.to_padded(-math.inf, batch_first=False), batch_first=False
+    ),
+    "listed": lambda x, h: LoDTensor.from_sequences([x.values, h, h * 2]),
     "attention": lambda x, h: sequence_pool(sequence_softmax(x * sequence_expand(h, x)) * x, "sum"),
 }
 

@@ -14,7 +14,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from stepnet import LoDTensor, Recurrent, cells, recurrent, sequence_pool, sequence_softmax
+from stepnet import LoDTensor, Recurrent, cells, recurrent, sequence_concat
 from stepnet.graph import ops
 
 from .models import assert_alike, gradients, ragged
@@ -220,7 +220,7 @@ def test_torchs_own_checks_of_operators() -> None:
             return h, h
 
         y, _ = recurrent(step, x, h)
-        return sequence_pool(sequence_softmax(y), "max")
+        return sequence_concat([y, y]).values, y.to_padded()[0]
 
     caught = Caught()
 
@@ -252,3 +252,24 @@ def test_a_gradient_is_not_differentiated_again() -> None:
     (grad,) = torch.autograd.grad(y.square().sum(), x.values, create_graph=True)
     with pytest.raises(Exception, match="cannot be differentiated again"):
         grad.sum().backward()
+
+
+@pytest.mark.parametrize("compiled", ["all of it", "the model"])
+def test_torch_func_breaks_the_graph_and_is_right(compiled: str) -> None:
+    model = Small().double()
+    x = LoDTensor.from_lengths(torch.randn(6, 3, dtype=torch.float64), [[2, 4]])
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+
+    def gradient(call: Any) -> Any:
+        def loss(weights: Any) -> Tensor:
+            return torch.func.functional_call(call, weights, (x,))[1].sin().sum()
+
+        return torch.func.grad(loss)(weights)
+
+    expected = gradient(model)
+    if compiled == "all of it":
+        found = torch.compile(lambda: gradient(model), backend="aot_eager")()
+    else:
+        model.compile(backend="aot_eager")
+        found = gradient(model)
+    torch.testing.assert_close(found, expected)

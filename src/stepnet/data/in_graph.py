@@ -6,8 +6,10 @@ as text; `stepnet.graph` says what runs, and of which shapes its results are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from types import FunctionType
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,8 +18,19 @@ from torch.nn.utils.rnn import PackedSequence
 from stepnet.data.offsets import LoD
 from stepnet.watchers import instead
 
+_F = TypeVar("_F", bound=FunctionType)
 _VERSION: Any = torch.__version__
 CAN_CAPTURE: bool = _VERSION >= (2, 13)  # what the nodes stand on is private to torch, and changes
+
+
+def not_followed(function: _F) -> _F:
+    """A function that Dynamo leaves alone, with all that it calls, where it gave up on what calls it."""
+    if CAN_CAPTURE:
+        native: Any = torch._C
+        dynamo = native._dynamo.eval_frame
+        skip = dynamo._FrameAction.SKIP
+        dynamo.set_code_exec_strategy(function.__code__, dynamo._FrameExecStrategy(skip, skip))
+    return function
 
 
 def is_followed() -> bool:
@@ -25,6 +38,12 @@ def is_followed() -> bool:
     if torch.compiler.is_dynamo_compiling():
         return CAN_CAPTURE
     return CAN_CAPTURE and torch.compiler.is_exporting() and instead() is None
+
+
+def is_exported() -> bool:
+    """Whether it goes into a program for other processes, where a call stays one operator, known by its name.
+    What is compiled for this process joins torch's own operators with what is around them."""
+    return is_followed() and torch.compiler.is_exporting()
 
 
 def structure(function: str, levels: Sequence[Tensor], rows: int) -> LoD:
@@ -35,8 +54,11 @@ def structure(function: str, levels: Sequence[Tensor], rows: int) -> LoD:
         levels: outermost first.
         rows: how many rows there are.
     """
-    own = call(function, levels, [], sizes=[rows])
-    return LoD.trusted(tuple(own), rows)
+    # A program is for any number of sequences: of one computed from the size of a tensor, torch asks whether
+    # it is 1, and then takes no other.
+    counts = [] if is_exported() else [t.shape[0] for t in levels]
+    own = call(function, levels, [], sizes=[rows, *counts])
+    return LoD.trusted(tuple(own[: len(levels)]), rows)
 
 
 def are_levels(lod: object) -> bool:
@@ -54,6 +76,13 @@ def packed_like(packed: PackedSequence, rows: Tensor) -> Tensor:
     """The data of a PackedSequence like another, of rows that stand sequence after sequence."""
     (data,) = call("pack", _parts(rows, packed), [])
     return data
+
+
+def joined(sequences: Sequence[Tensor]) -> tuple[Tensor, LoD]:
+    """Tensors that differ in length alone, one after the other."""
+    rows = torch.cat([*sequences])
+    (offsets,) = call("ends", [rows], [], sizes=[t.shape[0] for t in sequences])
+    return rows, LoD.trusted((offsets,), rows.shape[0])
 
 
 def _parts(data: Tensor, packed: PackedSequence) -> list[Tensor]:
@@ -74,6 +103,7 @@ def call(
         sizes: numbers that the graph may leave open.
     """
     counts = tuple([len(lod.levels) for lod in lods])
-    what = f"sequence {function} {counts!r} {options!r}"
+    plain = tuple([str(o) if isinstance(o, float) and not math.isfinite(o) else o for o in options])
+    what = f"sequence {function} {counts!r} {plain!r}"
     offsets = [level for lod in lods for level in lod.levels]
     return torch.ops.stepnet.run([*values, *offsets], [*sizes], what)

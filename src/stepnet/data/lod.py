@@ -148,6 +148,8 @@ class LoDTensor(RowWise):
         >>> LoDTensor.from_sequences([[1, 2], [], [3]])
         LoDTensor(3 sequences, lengths [[2, 0, 1]], values [3] int64)
         """
+        if in_graph.is_followed() and _are_rows(sequences):
+            return LoDTensor._make(*in_graph.joined(sequences))
         values, lengths = convert.join_sequences(sequences)
         return LoDTensor._make(values, LoD.from_lengths(lengths))
 
@@ -162,6 +164,9 @@ class LoDTensor(RowWise):
         >>> LoDTensor.from_padded(torch.tensor([[1, 2, 0], [3, 0, 0]]), [2, 1]).values
         tensor([1, 2, 3])
         """
+        if in_graph.is_followed() and isinstance(lengths, Tensor):
+            values, offsets = in_graph.call("unpad", [padded, lengths], [], batch_first)
+            return LoDTensor._make(values, LoD.trusted((offsets,), values.shape[0]))
         values, lengths = convert.padded_to_rows(padded, lengths, batch_first)
         return LoDTensor._make(values, LoD.from_lengths([lengths]))
 
@@ -218,6 +223,9 @@ class LoDTensor(RowWise):
                 [3, 0]]), tensor([2, 1]))
         """
         lengths = self._lod.lengths()
+        if in_graph.is_followed():
+            how = padding_value, batch_first
+            return in_graph.call("pad", [self._values], [self._lod], *how)[0], lengths
         return convert.rows_to_padded(self._values, lengths, padding_value, batch_first), lengths
 
     def to_packed(self) -> PackedSequence:
@@ -526,6 +534,19 @@ def _check_batches(batches: Any) -> None:
                     expected=f"{b}",
                     remedy="x.drop_levels() leaves out an outer level" if what == "levels" else None,
                 )
+
+
+def _are_rows(sequences: Any) -> bool:
+    """Whether it is a list of tensors that differ in length alone."""
+    if not isinstance(sequences, list) or not sequences or not isinstance(sequences[0], Tensor):
+        return False
+    first = sequences[0]
+    return first.ndim > 0 and all(
+        isinstance(t, Tensor)
+        and (t.ndim, t.shape[1:], t.dtype, t.device)
+        == (first.ndim, first.shape[1:], first.dtype, first.device)
+        for t in sequences
+    )
 
 
 def _check_values(values: Any, lod: LoD) -> None:

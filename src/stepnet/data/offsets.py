@@ -133,6 +133,8 @@ class LoD:
     @outside_modes
     def owner(self) -> Tensor:
         """[rows] for every row, its sequence of the last level. Made once, so nobody may write to it."""
+        if torch.compiler.is_dynamo_compiling():
+            return torch.bucketize(torch.arange(self.rows), self.levels[-1][1:], right=True)
         found = self._owner
         if found is None:
             found = owners(self.lengths(), self.rows)

@@ -52,11 +52,11 @@ def sequence_pool(x: LoDTensor, pooling: Pooling, pad_value: float = 0.0) -> Any
         raise LoDError(
             "sequence_pool: no such pooling", got=repr(pooling), expected=", ".join(get_args(Pooling))
         )
-    if in_graph.is_followed():
+    if in_graph.is_exported():
         (pooled,) = in_graph.call("pool", [x._values], [x._lod], pooling, pad_value)
         levels = x._lod.levels[:-1]
         return LoDTensor._make(pooled, LoD.trusted(levels, pooled.shape[0])) if levels else pooled
-    instead = INSTEAD.get()
+    instead = _instead()
     if instead is not None:
         pooled = instead(pooling, x, x.values, pad_value)
     elif pooling in ("first", "last"):
@@ -83,9 +83,9 @@ def sequence_softmax(x: LoDTensor) -> LoDTensor:
     _check_ragged(x, "sequence_softmax")
     if not x.dtype.is_floating_point:
         raise LoDError("sequence_softmax takes floating point values", got=x.dtype, remedy="x.float()")
-    if in_graph.is_followed():
+    if in_graph.is_exported():
         return LoDTensor._make(in_graph.call("softmax", [x._values], [x._lod])[0], x._lod)
-    instead = INSTEAD.get()
+    instead = _instead()
     if instead is not None:
         return x.with_values(instead("softmax", x, x.values, 0.0))
     rows = _wide(x.values)
@@ -115,10 +115,11 @@ def sequence_expand(x: Tensor | LoDTensor, y: LoDTensor, ref_level: int = -1) ->
     tensor([10, 10, 30, 30, 30])
     """
     _check_ragged(y, "sequence_expand", "y")
-    if in_graph.is_followed():
+    last = ref_level in (-1, y.lod_level - 1)
+    if in_graph.is_exported() or (in_graph.is_followed() and not (last and isinstance(x, Tensor))):
         return _expanded_in_graph(x, y, ref_level)
-    instead = INSTEAD.get()
-    if instead is not None and isinstance(x, Tensor) and ref_level in (-1, y.lod_level - 1):
+    instead = _instead()
+    if instead is not None and isinstance(x, Tensor) and last:
         return y.with_values(instead("expand", y, x, 0.0))
     lengths = y.lengths(ref_level)
     if not isinstance(x, Tensor | LoDTensor) or x.ndim == 0:
@@ -134,7 +135,6 @@ def sequence_expand(x: Tensor | LoDTensor, y: LoDTensor, ref_level: int = -1) ->
             expected=len(lengths),
             remedy=remedy,
         )
-    last = ref_level in (-1, y.lod_level - 1)
     repeats = y._lod.owner() if last else owners(lengths, sum(lengths.tolist()))
     if isinstance(x, LoDTensor):
         return x.select_sequences(repeats)
@@ -199,7 +199,7 @@ def sequence_reverse(x: LoDTensor) -> LoDTensor:
     tensor([3, 2, 1, 4])
     """
     _check_ragged(x, "sequence_reverse")
-    if in_graph.is_followed():
+    if in_graph.is_exported():
         return LoDTensor._make(in_graph.call("reverse", [x._values], [x._lod])[0], x._lod)
     return LoDTensor._make(x.values.index_select(0, beside(_mirrored(x._lod), x.values)), x._lod)
 
@@ -276,6 +276,10 @@ def sequence_mask(lengths: Any, maxlen: int | None = None) -> Tensor:
     return torch.arange(maxlen, device=device) < own.to(device, copy=True).unsqueeze(1)
 
 
+def _instead() -> Callable[..., Any] | None:
+    return None if torch.compiler.is_dynamo_compiling() else INSTEAD.get()  # which Dynamo cannot ask for
+
+
 def _check_ragged(x: Any, function: str, name: str = "x") -> None:
     if not isinstance(x, LoDTensor):
         raise LoDError(
@@ -318,11 +322,23 @@ def _owner_index(x: LoDTensor, rows: Tensor) -> Tensor:
 
 def _end_rows(x: LoDTensor, which: str, pad_value: float) -> Tensor:
     check_fill(pad_value, x.dtype, "pad_value")
+    if torch.compiler.is_dynamo_compiling():
+        return _end_rows_in_graph(x, which, pad_value)
     full, rows = _ends(x._lod, which)
     ends, sequences = x.values.index_select(0, beside(rows, x.values)), len(x._lod.levels[-1]) - 1
     if len(full) == sequences:
         return ends
     return x.values.new_full((sequences, *x.shape[1:]), pad_value).index_copy(0, beside(full, ends), ends)
+
+
+def _end_rows_in_graph(x: LoDTensor, which: str, pad_value: float) -> Tensor:
+    """Without sizes that no graph knows: an empty sequence takes a row, and leaves it."""
+    offsets = beside(x._lod.levels[-1], x.values)
+    rows = offsets[:-1] if which == "first" else offsets[1:] - 1
+    held = torch.cat([x.values, x.values.new_zeros(1, *x.shape[1:])])
+    ends = held.index_select(0, rows.clamp(min=0))
+    empty = (offsets.diff() == 0).view(-1, *(1,) * (x.ndim - 1))
+    return ends.masked_fill(empty, pad_value)
 
 
 @outside_modes

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from stepnet.data.dtypes import dtype_of
+from stepnet.data.in_graph import not_followed
 from stepnet.data.storage import memory_of
 from stepnet.ir.plan import Plan
 
@@ -176,6 +177,7 @@ def distinct(out: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
 
 class _PlanCall(torch.autograd.Function):
     @staticmethod
+    @not_followed
     def forward(ctx: Any, call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore
         plan = call.ready.plan
         if plan.random and call.noise is None:
@@ -192,6 +194,7 @@ class _PlanCall(torch.autograd.Function):
         return tuple(out)
 
     @staticmethod
+    @not_followed
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         call: Call = ctx.call
         saved = ctx.saved_tensors

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from stepnet.data.in_graph import not_followed
 from stepnet.data.modes import transforms
 from stepnet.errors import Unsupported
 
@@ -81,6 +82,7 @@ def run_transformed(
 
 class _PlanCall(torch.autograd.Function):
     @staticmethod
+    @not_followed
     def forward(run: Run, *tensors: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore
         call = run.call
         plain = [t.detach().contiguous() for t in tensors]
@@ -88,6 +90,7 @@ class _PlanCall(torch.autograd.Function):
         return (*out, *(values[name].detach() for name in call.ready.extra))
 
     @staticmethod
+    @not_followed
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         run, *tensors = inputs
         call, plan = run.call, run.call.ready.plan
@@ -104,6 +107,7 @@ class _PlanCall(torch.autograd.Function):
         ctx.mark_non_differentiable(*still, *output[len(results) :])
 
     @staticmethod
+    @not_followed
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         call = ctx.run.call
         needed = tuple(ctx.needs_input_grad[1:])
@@ -122,6 +126,7 @@ class _PlanCall(torch.autograd.Function):
         return (None, *(next(parts) if has_one else None for has_one in has))
 
     @staticmethod
+    @not_followed
     def jvp(ctx: Any, _: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         run: Run = ctx.run
         tensors = ctx.saved_tensors[: ctx.count]
@@ -134,6 +139,7 @@ class _PlanCall(torch.autograd.Function):
         return (*moved, *(None,) * len(run.call.ready.extra))
 
     @staticmethod
+    @not_followed
     def vmap(info: Any, in_dims: Any, run: Run, *tensors: Tensor) -> Any:  # pyright: ignore
         ready, k = run.call.ready, info.batch_size
         kinds = _kinds(run, len(tensors))
@@ -150,6 +156,7 @@ class _Gradient(torch.autograd.Function):
     """The gradients that there are, of (tensors, what was kept, gradients of results)."""
 
     @staticmethod
+    @not_followed
     def forward(  # pyright: ignore
         run: Run, count: int, needed: tuple[bool, ...], given: tuple[bool, ...], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
@@ -161,6 +168,7 @@ class _Gradient(torch.autograd.Function):
         return tuple(g for g in found if g is not None)
 
     @staticmethod
+    @not_followed
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.run, ctx.count, ctx.needed, ctx.given, *tensors = inputs
         ctx.set_materialize_grads(False)
@@ -168,6 +176,7 @@ class _Gradient(torch.autograd.Function):
         ctx.save_for_forward(*tensors)
 
     @staticmethod
+    @not_followed
     def backward(ctx: Any, *directions: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         run, tensors, kept, grads = _Gradient._parts(ctx)
         n, wanted = ctx.count, ctx.needs_input_grad[4:]
@@ -185,6 +194,7 @@ class _Gradient(torch.autograd.Function):
         return (None, None, None, None, *found, *(None,) * len(kept), *last)
 
     @staticmethod
+    @not_followed
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, ...]:
         """Of what came in they are linear; along inputs, the second derivative."""
         run, tensors, kept, grads = _Gradient._parts(ctx)
@@ -213,6 +223,7 @@ class _Gradient(torch.autograd.Function):
         return tuple(sums)
 
     @staticmethod
+    @not_followed
     def _parts(ctx: Any) -> tuple[Run, Sequence[Tensor], Sequence[Tensor], list[Tensor | None]]:
         """The run, its inputs, what it kept, and what came in for each result."""
         saved = ctx.saved_tensors
@@ -226,6 +237,7 @@ class _Gradient(torch.autograd.Function):
         )
 
     @staticmethod
+    @not_followed
     def vmap(  # pyright: ignore
         info: Any, in_dims: Any, run: Run, count: int, needed: Any, given: Any, *tensors: Tensor
     ) -> Any:

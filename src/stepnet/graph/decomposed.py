@@ -43,8 +43,18 @@ def _owners(offsets: Tensor, rows: Tensor) -> Tensor:
     return torch.bucketize(at, offsets[1:].to(rows.device), right=True)
 
 
+def _offsets(levels: Sequence[Tensor]) -> list[Tensor]:
+    lengths = []
+    for offsets in (t.to(torch.int64) for t in levels):
+        # by `nonzero`, for a size of its own; of one less than another, torch asks whether it is 1
+        at = (torch.arange(offsets.shape[0], device=offsets.device) < offsets.shape[0] - 1).nonzero()[:, 0]
+        lengths.append(offsets.index_select(0, at + 1) - offsets.index_select(0, at))
+    return _lengths(lengths)
+
+
 def _lengths(levels: Sequence[Tensor]) -> list[Tensor]:
-    return [torch.cat([t.new_zeros(1, dtype=torch.int64), t.cumsum(0)]) for t in levels]
+    ends = [torch.cat([t.new_zeros(1, dtype=torch.int64), t.cumsum(0)]) for t in levels]
+    return [*ends, *(t.to(torch.int64).clone() for t in levels)]
 
 
 def _reversed(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -84,7 +94,7 @@ def _pooled(tensors: Sequence[Tensor], pooling: str, pad_value: float) -> Any:
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "offsets": lambda levels: [t.to(torch.int64).clone() for t in levels],
+    "offsets": _offsets,
     "lengths": _lengths,
     "reverse": _reversed,
     "expand": _expanded,

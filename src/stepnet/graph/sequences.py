@@ -113,21 +113,53 @@ def _beside_shapes(values: Tensors, lods: Sequence[Tensors]) -> list[Tensor]:
     return [x.new_empty((n, size, *x.shape[1:])), x.new_empty((n, size), dtype=torch.bool)]
 
 
-def _own(lod: LoD, rows: int) -> list[Tensor]:
+def _padded_shapes(values: Tensors, lods: Sequence[Tensors], value: float, batch_first: bool) -> list[Tensor]:
+    n, longest = lods[0][-1].shape[0] - 1, open_size()
+    lead = (n, longest) if batch_first else (longest, n)
+    return [values[0].new_empty((*lead, *values[0].shape[1:]))]
+
+
+def _unpadded(values: Tensors, batch_first: bool) -> list[Tensor]:
+    return _whole(LoDTensor.from_padded(values[0], values[1], batch_first))
+
+
+def _unpadded_shapes(values: Tensors, _: Any, batch_first: bool) -> list[Tensor]:
+    x, lengths = values
+    ends = lengths.new_empty((lengths.shape[0] + 1,), dtype=torch.int64, device="cpu")
+    return [x.new_empty((open_size(), *x.shape[2:])), ends]
+
+
+def _ends_shapes(values: Tensors, _: Any, *sizes: int) -> list[Tensor]:
+    return [values[0].new_empty((len(sizes) + 1,), dtype=torch.int64, device="cpu")]
+
+
+def _own(lod: LoD, rows: int, counts: Sequence[int]) -> list[Tensor]:
     if lod.rows != rows:
         raise LoDError("the offsets of a graph must end at the number of rows", got=lod.rows, expected=rows)
-    return [*lod.levels]
+    return [*lod.levels] if counts else [*lod.levels, *map(lod.lengths, range(len(lod.levels)))]
 
 
-def _levels(values: Tensors, _: Any, more: int) -> list[Tensor]:
-    return [t.new_empty((t.shape[0] + more,), dtype=torch.int64, device="cpu") for t in values]
+def _levels(values: Tensors, more: int, counts: Sequence[int]) -> list[Tensor]:
+    """The offsets of each level; of open sizes, which are those of its lengths, that come with them."""
+    sizes: list[Any] = [n + more for n in counts]
+    if not counts:
+        sizes = [open_size() for _ in values]
+        sizes = [*(n + 1 for n in sizes), *sizes]
+    return [values[0].new_empty((n,), dtype=torch.int64, device="cpu") for n in sizes]
 
 
 FUNCTIONS: dict[str, Function] = {
-    "offsets": Function(lambda t, _, rows: _own(LoD(t), rows), lambda t, _, rows: _levels(t, _, 0)),
-    "lengths": Function(
-        lambda t, _, rows: _own(LoD.from_lengths(t), rows), lambda t, _, rows: _levels(t, _, 1)
+    "offsets": Function(
+        lambda t, _, rows, *counts: _own(LoD(t), rows, counts),
+        lambda t, _, __, *counts: _levels(t, 0, counts),
     ),
+    "lengths": Function(
+        lambda t, _, rows, *counts: _own(LoD.from_lengths(t), rows, counts),
+        lambda t, _, __, *counts: _levels(t, 1, counts),
+    ),
+    "ends": Function(lambda _, __, *sizes: [*LoD.from_lengths([sizes]).levels], _ends_shapes),
+    "pad": Function(lambda _, xs, *how: [xs[0].to_padded(*how)[0]], _padded_shapes),
+    "unpad": Function(lambda t, _, *how: _unpadded(t, *how), _unpadded_shapes),
     "unpack": Function(lambda t, _: _whole(LoDTensor.from_packed(_packed(*t))), _unpack_shapes),
     "pack": Function(lambda t, _: [pack_like(_packed(*t), t[0]).data], _alike),
     "beside": Function(lambda _, xs: [*padded(xs[0])], _beside_shapes),
@@ -145,7 +177,8 @@ FUNCTIONS: dict[str, Function] = {
 def _load(text: str) -> SequenceCall:
     name, rest = text.split(" ", 1)
     levels, options = ast.literal_eval(f"({rest.replace(') (', '), (')})")
-    return SequenceCall(FUNCTIONS[name], levels, options)
+    numbers = tuple(float(o) if o in ("inf", "-inf", "nan") else o for o in options)
+    return SequenceCall(FUNCTIONS[name], levels, numbers)
 
 
 add_kind("sequence", _load)
