@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from stepnet.file_model import LoopReport, beside_graphs
+from stepnet.file_model import LoopReport, beside_graphs, not_in_recordings
 from stepnet.iterator.tensor_iterator import INSTEAD
 from stepnet.repeat import INSTEAD as WHILE_LOOPS
 from stepnet.repeat import while_loop
@@ -75,6 +75,7 @@ def _loop(node: Info) -> Run:
         return while_loop(goes_on, turn, variables)[2:]
 
     def run(*inputs: Any) -> Sequence[Any]:
+        not_in_recordings()
         (trips, going, *state), outer = inputs[: carried + 2], inputs[carried + 2 :]
         around = dict(zip(node.outer, outer, strict=True))
         if WHILE_LOOPS.get() is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -68,8 +68,7 @@ class ONNXModel(FileModel):
                 node cannot run on what it is given.
         """
         checked = self.checked(args, kwargs)
-        around = {value: getattr(self, name) for value, name in self._constants.items()}
-        return Outputs(tuple(s.name for s in self.outputs), tuple(self.graph.run(checked, around)))
+        return Outputs(tuple(s.name for s in self.outputs), tuple(self.graph.run(checked, _Constants(self))))
 
     @property
     def loops(self) -> tuple[LoopReport, ...]:
@@ -78,6 +77,24 @@ class ONNXModel(FileModel):
 
     def _takes(self, given: torch.dtype, declared: torch.dtype) -> bool:
         return given in {t.dtype for t in (*self.parameters(), *self.buffers())}
+
+
+class _Constants(Mapping[ir.Value, Tensor]):
+    """The constants of a model as they are now."""
+
+    def __init__(self, model: ONNXModel) -> None:
+        self._model, self._names, self._buffers = model, model._constants, model._buffers
+
+    def __getitem__(self, value: ir.Value) -> Tensor:
+        name = self._names[value]
+        found = self._buffers.get(name)
+        return getattr(self._model, name) if found is None else found
+
+    def __iter__(self) -> Iterator[ir.Value]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def _reports(graph: Graph) -> Iterator[LoopReport]:

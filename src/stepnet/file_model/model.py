@@ -13,9 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .data.dtypes import dtype_name
-from .data.recording import Interned
-from .errors import IRError, Unsupported
+from stepnet.data.dtypes import dtype_name
+from stepnet.data.recording import Interned
+from stepnet.errors import IRError, Unsupported
+
+from .prepared import not_in_recordings
 
 
 def shorten(text: str, limit: int = 80) -> str:
@@ -75,6 +77,7 @@ def beside_graphs(run: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(run)
     def call(*args: Any) -> Any:
+        not_in_recordings()
         if torch.compiler.is_dynamo_compiling():
             return torch.compiler.disable(run)(*args)
         return run(*args)
