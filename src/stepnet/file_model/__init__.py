@@ -8,4 +8,7 @@ from .model import beside_graphs as beside_graphs
 from .model import shorten as shorten
 from .prepared import Prepared as Prepared
 from .prepared import Recorder as Recorder
+from .prepared import decided as decided
+from .prepared import is_recorded as is_recorded
 from .prepared import not_in_recordings as not_in_recordings
+from .prepared import plainly_fed as plainly_fed

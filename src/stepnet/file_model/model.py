@@ -175,9 +175,10 @@ class FileModel(nn.Module):
             return list(value) if isinstance(value, (list, tuple)) else value
         if not isinstance(value, Tensor):
             raise IRError(f"{where} must be a tensor or an array", got=type(value).__name__, expected=socket)
-        floats = value.is_floating_point() and socket.dtype.is_floating_point
-        moved = floats and self._takes(value.dtype, socket.dtype)
-        if not socket.fits(value) or (value.dtype != socket.dtype and not moved):
+        fits = value.dtype == socket.dtype
+        if not fits and value.is_floating_point() and socket.dtype.is_floating_point:
+            fits = self._takes(value.dtype, socket.dtype)
+        if not fits or not socket.fits(value):
             got = f"{dtype_name(value.dtype)}{list(value.shape)}"
             raise IRError(f"{where} does not fit", got=got, expected=socket)
         return value

@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -27,7 +28,8 @@ from stepnet.repeat import INSTEAD as WHILE_LOOPS
 from stepnet.watchers import instead
 
 _MOST_KINDS = 64  # of calls, that one graph remembers
-_RECORDING: ContextVar[bool] = ContextVar("whether a node is being recorded", default=False)
+_MOST_WAYS = 4  # through the branches of a graph, that one kind of call remembers
+_RECORDER: ContextVar[Recorder | None] = ContextVar("what records the node that runs", default=None)
 # What is read of a tensor besides its numbers: by the sizes alone, or by neither.
 _OF_SIZES = {"dim", "size", "numel", "nelement", "ndimension", "__len__", "shape", "ndim"}
 _OF_TYPES = {"is_floating_point", "is_complex", "element_size", "dtype", "device", "requires_grad", "is_cpu",
@@ -38,41 +40,74 @@ _OF_NUMBERS = {"nonzero", "masked_select", "argwhere", "unique", "unique_consecu
 
 
 class Opaque(Exception):
-    """A node reads numbers of its inputs, and is called as a whole."""
+    """A node reads numbers of its inputs, and is called as a whole.
+
+    Args:
+        sized: whether the sizes of its inputs say those of what it gives.
+    """
+
+    def __init__(self, sized: bool = False) -> None:
+        super().__init__()
+        self.sized = sized
 
 
 class Unprepared(Exception):
     """A graph gives what no function of it would."""
 
 
+class Otherwise(Exception):
+    """A branch is another than the one that the function takes."""
+
+
 class Plain(Protocol):
     """A graph that runs node by node."""
 
-    captured: Sequence[Any]  # what it reads besides its inputs
-    constants: Collection[Any]  # of that, the constants of the file
+    @property
+    def captured(self) -> Sequence[Any]:
+        """What it reads besides its inputs."""
+        ...
+
+    @property
+    def constants(self) -> Collection[Any]:
+        """Of that, the constants of the file."""
+        ...
 
     def plainly(self, arguments: Sequence[Any], around: Mapping[Any, Any], recorder: Recorder | None) -> Any:
         """Its outputs; each node is called by `recorder.call` if there is one."""
 
 
-def not_in_recordings() -> None:
+def is_recorded() -> bool:
+    """Whether what is called here is noted, for calls of these sizes alone."""
+    return _RECORDER.get() is not None
+
+
+def decided(value: Tensor) -> Any:
+    """The number in a tensor of one element, by which a graph takes a branch."""
+    recorder = _RECORDER.get()
+    return value.item() if recorder is None else recorder.decided(value)
+
+
+def not_in_recordings(sized: bool = False) -> None:
     """To be called by what must not be taken apart: loops, which have functions of their own.
+
+    Args:
+        sized: whether the sizes of the inputs say those of what it gives.
 
     Raises:
         Opaque: a node is being recorded.
     """
-    if _RECORDING.get():
-        raise Opaque
+    if is_recorded():
+        raise Opaque(sized)
 
 
 def plainly_fed(values: Iterable[Any]) -> bool:
     """Whether a call is one of tensors with data, that nothing traces or watches."""
     return (
-        all(type(value) in (Tensor, nn.Parameter) and value.is_cpu for value in values)
+        not torch.compiler.is_compiling()
+        and all(type(value) in (Tensor, nn.Parameter) and value.is_cpu for value in values)
         and not torch._C._len_torch_function_stack()
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._are_functorch_transforms_active()
-        and not torch.compiler.is_compiling()
         and torch._C._get_tracing_state() is None
         and INSTEAD.get() is WHILE_LOOPS.get() is instead() is None
     )
@@ -82,8 +117,8 @@ class Prepared:
     """The functions of a graph, one for each kind of call."""
 
     def __init__(self) -> None:
-        # by the kind of a call; None: it was met once; False: it runs node by node
-        self._functions: dict[Any, Function | bool | None] = {}
+        # by the kind of a call, one for each way through branches; None: it runs node by node
+        self._functions: dict[Any, list[Function] | None] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Prepared:
         return Prepared()
@@ -93,35 +128,42 @@ class Prepared:
 
     def run(self, graph: Plain, arguments: Sequence[Any], around: Mapping[Any, Any]) -> Any:
         """The outputs of a graph for its inputs and what it captures; `plainly_fed` with the inputs."""
+        ids = [*map(id, arguments)]
         kind = (
+            tuple(map(ids.index, ids)),  # one tensor may be several inputs
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
             torch.get_default_dtype(),
             torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
             *((t.shape, t.dtype, t.requires_grad) for t in arguments),
         )
-        function = self._functions.get(kind)
-        constants = function.constants_of(around) if isinstance(function, Function) else None
-        if isinstance(function, Function) and constants is not None:
+        functions = self._functions.get(kind, ())
+        for function in functions or ():
+            constants = function.constants_of(around)
+            if constants is None:
+                continue
             try:
                 return function.run(*arguments, *constants)
+            except Otherwise:
+                continue
             except Exception:  # which the nodes tell better, one by one
                 out = graph.plainly(arguments, around, None)
-                self._functions[kind] = False
+                self._functions[kind] = None
                 return out
-        if function is False or not plainly_fed(around[value] for value in graph.captured):
+        if functions is None or not plainly_fed(around[value] for value in graph.captured):
             return graph.plainly(arguments, around, None)
         if kind not in self._functions:
             while len(self._functions) >= _MOST_KINDS:
                 self._functions.pop(next(iter(self._functions)), None)
-            self._functions[kind] = None
+            self._functions[kind] = []
             return graph.plainly(arguments, around, None)
         recorder = Recorder(arguments, {key: around[key] for key in graph.captured}, graph.constants)
         out = graph.plainly(arguments, around, recorder)
         try:
-            self._functions[kind] = recorder.function(out)
+            fit = [function for function in functions if function.constants_of(around) is not None]
+            self._functions[kind] = [recorder.function(out), *fit][:_MOST_WAYS]
         except Unprepared:
-            self._functions[kind] = False
+            self._functions[kind] = None
         return out
 
 
@@ -139,16 +181,20 @@ class Function:
         constants: those.
         kinds: what is seen of each.
         folded: constants whose numbers are part of the function, as they were.
+        twins: pairs of constants that are one tensor.
     """
 
     run: Callable[..., Any]
     constants: Sequence[Hashable]
     kinds: Sequence[Any]
     folded: Sequence[tuple[Hashable, Tensor, int]]
+    twins: Sequence[tuple[Hashable, Hashable]]
 
     def constants_of(self, around: Mapping[Any, Any]) -> list[Tensor] | None:
         """The constants that it reads; None: they are no longer such as it was made for."""
         if not all(around[key] is t and t._version == version for key, t, version in self.folded):
+            return None
+        if not all(around[one] is around[two] for one, two in self.twins):
             return None
         found = [around[key] for key in self.constants]
         return found if [*map(_seen, found)] == self.kinds else None
@@ -197,11 +243,20 @@ class Recorder(TorchFunctionMode):
         self._slots: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._sized: set[int] = set()  # slots of tensors whose sizes the kind of the call says
         self._met: set[int] = set()  # slots whose numbers, sizes or types were asked for
-        self._fails = False
+        self._fails = self._deciding = False
         self._count = len(arguments)
         for value in arguments:
             self._sized.add(self._slot(value))
-        self._around = {self._slot(value): (key, value) for key, value in around.items()}
+        self._around: dict[int, tuple[Hashable, Tensor]] = {}
+        self._twins: list[tuple[Hashable, Hashable]] = []  # constants that are one tensor
+        for key, value in around.items():
+            same = self._known(value)
+            if same is None:
+                self._around[self._slot(value)] = key, value
+            elif same in self._around and key in constants and self._around[same][0] in constants:
+                self._twins.append((self._around[same][0], key))
+            else:
+                self._fails = True
         self._sized.update(self._around)
         self._foldable = {
             slot
@@ -239,20 +294,39 @@ class Recorder(TorchFunctionMode):
     def call(self, function: Callable[[Sequence[Any]], Sequence[Any]], arguments: Sequence[Any]) -> Any:
         """What a node gives; what it asks torch for is noted, or itself where that says not all."""
         before = len(self._calls)
-        token = _RECORDING.set(True)
+        token = _RECORDER.set(self)
         try:
             with self:
                 return function(arguments)
-        except Opaque:
+        except Opaque as opaque:
             del self._calls[before:]
+            sized = opaque.sized
         finally:
-            _RECORDING.reset(token)
+            _RECORDER.reset(token)
         results = function(arguments)
         noted = self._noted(list(arguments))
-        if not self._folds(_slots_in(noted)):
-            self._fails |= not all(isinstance(result, Tensor) for result in results)
-            self._calls.append(_Call(function, ((noted,), {}), [*map(self._slot, results)], True, False))
+        slots = {*_slots_in(noted)}
+        if self._folds(slots):
+            return results
+        if not all(isinstance(result, Tensor) for result in results):
+            self._fails = True
+            return results
+        # a loop without a step gives what it was given, which is not the same in all calls
+        given = {id(value) for value in arguments}
+        results = [value.view_as(value) if id(value) in given else value for value in results]
+        found = [*map(self._slot, results)]
+        self._calls.append(_Call(function, ((noted,), {}), found, True, False))
+        if sized and self._sized.issuperset(slots):
+            self._sized.update(found)
         return results
+
+    def decided(self, value: Tensor) -> Any:
+        """The number in a tensor; the function is for this one."""
+        self._deciding = True
+        try:
+            return value.item()
+        finally:
+            self._deciding = False
 
     def forget(self) -> None:
         """Begin anew."""
@@ -284,7 +358,10 @@ class Recorder(TorchFunctionMode):
     def _note(self, func: Any, noted: Any, slots: Sequence[int], result: Any) -> None:
         name = func.__self__.__name__ if func.__name__ == "__get__" else func.__name__
         several = isinstance(result, (tuple, list)) and bool(result)
-        results = list(result) if several else [result]
+        results: list[Any] = list(result) if several else [result]
+        if self._deciding:
+            self._calls.append(_Call(partial(_expect, result), noted, [], False, True))
+            return
         if not all(isinstance(value, Tensor) for value in results):
             sized = name in _OF_SIZES and self._sized.issuperset(slots)
             if not sized and name not in _OF_TYPES:
@@ -339,13 +416,23 @@ class Recorder(TorchFunctionMode):
             to = ", ".join(f"v{slot}" for slot in call.results) + ("," if call.several else "")
             if done:
                 lines.append("    del " + ", ".join(f"v{slot}" for slot in done))
-            lines.append(f"    {to} = {_held(call.function, held)}({', '.join(given)})")
+            to += " = " if to else ""
+            lines.append(f"    {to}{_held(call.function, held)}({', '.join(given)})")
         names = [f"v{slot}" for slot in (*range(self._count), *read)]
-        body = [f"def run({', '.join(names)}):", *reversed(lines), f"    return ({''.join(r + ', ' for r in results)})"]
+        body = [
+            f"def run({', '.join(names)}):",
+            *reversed(lines),
+            f"    return ({''.join(r + ', ' for r in results)})",
+        ]
         exec(compile("\n".join(body), "<a graph of a file>", "exec"), held)
         kinds = [_seen(value) for _, value in read.values()]
         folded = [(key, value, value._version) for key, value in map(self._around.__getitem__, self._folded)]
-        return Function(held["run"], [key for key, _ in read.values()], kinds, folded)
+        return Function(held["run"], [key for key, _ in read.values()], kinds, folded, self._twins)
+
+
+def _expect(number: Any, value: Tensor) -> None:
+    if value.item() != number:
+        raise Otherwise
 
 
 def _slots_in(value: Any) -> Iterator[int]:
@@ -376,7 +463,9 @@ def _source(value: Any, held: dict[str, Any]) -> str:
     if not any(_slots_in(value)) and not isinstance(value, list):
         return _held(value, held)
     if isinstance(value, slice):
-        return f"slice({_source(value.start, held)}, {_source(value.stop, held)}, {_source(value.step, held)})"
+        return (
+            f"slice({_source(value.start, held)}, {_source(value.stop, held)}, {_source(value.step, held)})"
+        )
     if isinstance(value, dict):
         items = ", ".join(f"{name!r}: {_source(item, held)}" for name, item in value.items())
         return "{" + items + "}"

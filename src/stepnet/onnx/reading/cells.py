@@ -122,7 +122,7 @@ class Cell:
                 ys.append(y)
                 finals.append(last if self.states > 1 else (last,))
                 continue
-            not_in_recordings()
+            not_in_recordings(sized=True)
             if lengths is None:
                 y, last = recurrent(step, x, state, reverse=reverse)
             else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from stepnet.file_model import LoopReport, beside_graphs, not_in_recordings
+from stepnet.file_model import LoopReport, beside_graphs, decided, not_in_recordings
 from stepnet.iterator.tensor_iterator import INSTEAD
 from stepnet.repeat import INSTEAD as WHILE_LOOPS
 from stepnet.repeat import while_loop
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def _one(value: Any, what: str) -> Any:
     if not isinstance(value, Tensor) or value.numel() != 1:
         raise Misfit(f"the {what} must be one value", getattr(value, "shape", type(value).__name__))
-    return value.reshape(()).item()
+    return decided(value.reshape(()))
 
 
 @op("If")

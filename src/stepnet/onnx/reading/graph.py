@@ -16,8 +16,7 @@ from torch import Tensor
 
 from stepnet.errors import IRError, StepnetError
 from stepnet.executors.setting import check_backend
-from stepnet.file_model import Prepared, Recorder
-from stepnet.file_model.prepared import plainly_fed
+from stepnet.file_model import Prepared, Recorder, plainly_fed
 from stepnet.ir.last_uses import last_uses
 
 from . import cells, control, elementwise, joined_steps, sequences, shapes, sizes, sums
@@ -168,7 +167,7 @@ class Graph:
     def _joined(
         self, arguments: Sequence[Any], given: dict[ir.Value | None, Any]
     ) -> tuple[Any, list[Step]] | None:
-        """The steps with nodes around Scans as part of them, by the kind of the call; None: there are none."""
+        """The kind of a call, and its steps with nodes around Scans as part of them; None: there are none."""
         key = (
             check_backend(None),
             torch.is_grad_enabled(),
