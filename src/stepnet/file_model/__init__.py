@@ -6,6 +6,8 @@ from .model import LoopReport as LoopReport
 from .model import Socket as Socket
 from .model import beside_graphs as beside_graphs
 from .model import shorten as shorten
+from .prepared import ERRORS as ERRORS
+from .prepared import Otherwise as Otherwise
 from .prepared import Prepared as Prepared
 from .prepared import Recorder as Recorder
 from .prepared import decided as decided

@@ -23,10 +23,14 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from stepnet.errors import StepnetError
 from stepnet.iterator.tensor_iterator import INSTEAD
 from stepnet.repeat import INSTEAD as WHILE_LOOPS
 from stepnet.watchers import instead
 
+# What torch raises for inputs that an operator does not take.
+ERRORS = (RuntimeError, ValueError, IndexError, TypeError, OverflowError, ArithmeticError, AssertionError,
+          AttributeError, KeyError, MemoryError)  # fmt: skip
 _MOST_KINDS = 64  # of calls, that one graph remembers
 _MOST_WAYS = 4  # through the branches of a graph, that one kind of call remembers
 _RECORDER: ContextVar[Recorder | None] = ContextVar("what records the node that runs", default=None)
@@ -146,7 +150,7 @@ class Prepared:
                 return function.run(*arguments, *constants)
             except Otherwise:
                 continue
-            except Exception:  # which the nodes tell better, one by one
+            except (StepnetError, *ERRORS):  # which the nodes tell better, one by one
                 out = graph.plainly(arguments, around, None)
                 self._functions[kind] = None
                 return out
@@ -164,7 +168,7 @@ class Prepared:
             self._functions[kind] = [recorder.function(out), *fit][:_MOST_WAYS]
         except Unprepared:
             self._functions[kind] = None
-        return out
+        return recorder.handed(out)
 
 
 def _seen(constant: Tensor) -> Any:
@@ -377,6 +381,18 @@ class Recorder(TorchFunctionMode):
         masks = any(isinstance(part, (_Slot, Tensor, list)) for part in parts)
         if self._sized.issuperset(slots) and name not in _OF_NUMBERS and not masks:
             self._sized.update(found)
+
+    def handed(self, outputs: Sequence[Any]) -> tuple[Any, ...]:
+        """Outputs that a caller may change: what is part of the function is not among them."""
+        lies = {value.untyped_storage().data_ptr() for _, value in self._around.values()}
+        return tuple(
+            value.clone()
+            if isinstance(value, Tensor)
+            and self._known(value) is None
+            and value.untyped_storage().data_ptr() not in lies
+            else value
+            for value in outputs
+        )
 
     def function(self, outputs: Sequence[Any]) -> Function:
         """The function of what was noted.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from stepnet.data.dtypes import typed_shape
 from stepnet.errors import IRError, StepnetError
 from stepnet.export.open_sizes import Repeated, Sizes
-from stepnet.file_model import Prepared, Recorder, plainly_fed
+from stepnet.file_model import ERRORS, Prepared, Recorder, plainly_fed
 from stepnet.ir.last_uses import last_uses
 
 from .attributes import Attributes
@@ -28,17 +28,6 @@ from .records import Layer, Net
 from .table import ROWS, is_constant
 from .weights import Weights
 
-# What torch raises for inputs that an operator does not take.
-ERRORS = (
-    RuntimeError,
-    ValueError,
-    IndexError,
-    TypeError,
-    OverflowError,
-    ArithmeticError,
-    AssertionError,
-    MemoryError,
-)
 _LONGEST = 2**20  # numbers in a value input
 _FEW = 64  # numbers in a constant that shapes are computed with
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from stepnet.errors import IRError, StepnetError
 from stepnet.executors.setting import check_backend
-from stepnet.file_model import Prepared, Recorder, plainly_fed
+from stepnet.file_model import ERRORS, Prepared, Recorder, plainly_fed
 from stepnet.ir.last_uses import last_uses
 
 from . import cells, control, elementwise, joined_steps, sequences, shapes, sizes, sums
@@ -24,9 +24,6 @@ from .info import TABLE, Info, Misfit, error
 from .sizes import Sizes, on_sizes, plain
 
 OPERATORS = (elementwise, sizes, shapes, sums, cells, sequences, control)  # which fill the table
-# What torch raises for inputs that an operator does not take.
-ERRORS = (RuntimeError, ValueError, IndexError, TypeError, OverflowError, ArithmeticError, AssertionError,
-          AttributeError, KeyError, MemoryError)  # fmt: skip
 _MOST_KINDS = 64  # of calls, that one graph remembers
 _LONGEST = 2**16  # numbers in a constant that is read as sizes or positions
 DOMAINS = ("", "ai.onnx")

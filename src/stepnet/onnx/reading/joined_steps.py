@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from stepnet.errors import StepnetError
+from stepnet.file_model import ERRORS, Otherwise
 from stepnet.ir.last_uses import last_uses
 
 from .control import ScanRunner
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 
 
-class Declined(Exception):
+class Declined(Otherwise):
     """The loop does not compile: its nodes run one by one."""
 
 
@@ -494,8 +495,6 @@ def found(
         steps, outputs, captured: of the graph.
         given: its inputs and what it captures.
     """
-    from .graph import ERRORS
-
     new: list[Step] | None = None
     try:
         with torch.no_grad():
