@@ -21,7 +21,8 @@ HEAD = '<ir_version: 9, opset_import: ["": 18]>\n'
 # Sizes that decide, weights in another order, a choice by a number, a node that reads numbers, a result that
 # depends on sizes alone.
 GRAPH = """g (float[N, 4] x, int64 way) => (float[N, 3] y, float[M, 3] cut, int64[K] size, float[3] b)
-<float[3, 4] w = {WEIGHTS}, float[3] b = {1, 2, 3}, int64[2] order = {1, 0}, int64[1] zero = {0}, int64 two = {2}>
+<float[3, 4] w = {WEIGHTS}, float[3] b = {1, 2, 3},
+ int64[2] order = {1, 0}, int64[1] zero = {0}, int64 two = {2}>
 {
   sizes = Shape(x)
   rows = Gather <axis = 0> (sizes, order)
