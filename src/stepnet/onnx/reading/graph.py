@@ -204,14 +204,14 @@ class Graph:
         if joined is not None:
             key, steps = joined
             try:
-                return self._through(steps, dict(values), recorder)
+                return self.through(steps, dict(values), recorder)
             except joined_steps.Declined:
                 self._found[key] = None
                 if recorder is not None:
                     recorder.forget()
-        return self._through(self.steps, values, recorder)
+        return self.through(self.steps, values, recorder)
 
-    def _through(
+    def through(
         self, steps: Sequence[Step], values: dict[ir.Value | None, Any], recorder: Recorder | None
     ) -> tuple[Any, ...]:
         """The outputs of steps, from all values that they read."""
