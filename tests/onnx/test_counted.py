@@ -7,12 +7,12 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-import stepnet
 from stepnet.errors import IRError
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnx_ir")
 import stepnet.onnx  # noqa: E402
+from saved_modules import plain_loops  # noqa: E402
 
 LOOP = """<ir_version: 9, opset_import: ["": 18]>
 g (double[A,B,3] xs, double[N,3] h0, int64 n, double[3,3] w) => (double[N,3] h, double[T,N,3] ys)
