@@ -12,6 +12,7 @@ import torch
 from stepnet.errors import IRError
 from stepnet.executors.setting import set_backend
 from stepnet.openvino import load
+from ways_of_calling import called
 
 CASES = Path(__file__).parent / "cases"
 GOOD = [p for kind in ("corpus", "disputed", "legacy") for p in sorted((CASES / kind).iterdir())]
@@ -44,7 +45,8 @@ def check(folder: Path, model=None):
         ):
             named = {name: inputs[name] for name in inputs.files}
             expected = [outputs[f"out{k}"] for k in range(len(outputs.files))]
-        for found in (model(**named), model(*(named[name] for name in case["inputs"]))):
+        values = [torch.from_numpy(np.array(named[name])) for name in case["inputs"]]
+        for found in (model(**named), *called(model, values)):
             assert len(found) == len(expected)
             for ours, theirs in zip(found, expected, strict=True):
                 assert tuple(ours.shape) == theirs.shape

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from stepnet.data.dtypes import typed_shape
 from stepnet.errors import IRError, StepnetError
 from stepnet.export.open_sizes import Repeated, Sizes
+from stepnet.file_model import ERRORS, Prepared, Recorder, plainly_fed
 from stepnet.ir.last_uses import last_uses
 
 from .attributes import Attributes
@@ -27,17 +28,6 @@ from .records import Layer, Net
 from .table import ROWS, is_constant
 from .weights import Weights
 
-# What torch raises for inputs that an operator does not take.
-ERRORS = (
-    RuntimeError,
-    ValueError,
-    IndexError,
-    TypeError,
-    OverflowError,
-    ArithmeticError,
-    AssertionError,
-    MemoryError,
-)
 _LONGEST = 2**20  # numbers in a value input
 _FEW = 64  # numbers in a constant that shapes are computed with
 
@@ -57,11 +47,17 @@ class Node:
 
     def arguments(self, slots: Sequence[Any] | Mapping[int, Any]) -> list[Any]:
         """What the function is given."""
-        arguments = [slots[slot] for slot in self.inputs]
+        return self._with_numbers([slots[slot] for slot in self.inputs])
+
+    def _with_numbers(self, arguments: list[Any]) -> list[Any]:
         for i in self.values:
             if i < len(arguments):
                 arguments[i] = self.fixed[i] if i in self.fixed else arguments[i].tolist()
         return arguments
+
+    def of_inputs(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Run on its inputs as they are among the slots."""
+        return self.call(self._with_numbers(list(values)))
 
     def call(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
         """Run, and give one result for each output.
@@ -117,6 +113,7 @@ class Graph(nn.Module):
         self.net = net
         self.bodies = nn.ModuleDict()
         self.constant_slots: list[tuple[int, str]] = []
+        self._prepared = Prepared()
         self._slot_of: dict[tuple[int, int], int] = {}
         self.nodes: list[Node] = []
         constants = self._read_constants(weights)
@@ -225,20 +222,40 @@ class Graph(nn.Module):
             parts.append((said, layer.inputs, layer.outputs, node.inputs, node.outputs, fixed, bodies))
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
-    def start(self, arguments: Sequence[Any]) -> list[Any]:
+    def start(self, arguments: Sequence[Any], around: Mapping[int, Any] | None = None) -> list[Any]:
         """Slots with constants and arguments in place."""
         slots: list[Any] = [None] * self.slot_count
         for slot, name in self.constant_slots:
-            slots[slot] = getattr(self, name)
+            slots[slot] = getattr(self, name) if around is None else around[slot]
         for slot, argument in zip(self.parameter_slots, arguments, strict=True):
             slots[slot] = argument
         return slots
 
     def forward(self, *arguments: Tensor) -> tuple[Tensor, ...]:
         """Run all layers; the values of the Results in the order of the file."""
-        slots = self.start(arguments)
+        around = {slot: getattr(self, name) for slot, name in self.constant_slots}
+        if plainly_fed(arguments):
+            return self._prepared.run(self, arguments, around)
+        return self.plainly(arguments, around, None)
+
+    @property
+    def captured(self) -> Sequence[int]:
+        """The slots of its constants."""
+        return [slot for slot, _ in self.constant_slots]
+
+    @property
+    def constants(self) -> Sequence[int]:
+        """All that it captures."""
+        return self.captured
+
+    def plainly(
+        self, arguments: Sequence[Any], around: Mapping[int, Any], recorder: Recorder | None
+    ) -> tuple[Tensor, ...]:
+        """The outputs, layer by layer; `recorder` notes what they do."""
+        slots = self.start(arguments, around)
         for node in self.nodes:
-            results = node.call(node.arguments(slots))
+            values = [slots[slot] for slot in node.inputs]
+            results = node.of_inputs(values) if recorder is None else recorder.call(node.of_inputs, values)
             for slot, result in zip(node.outputs, results, strict=False):
                 slots[slot] = result
             for slot in node.done:

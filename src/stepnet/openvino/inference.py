@@ -17,10 +17,10 @@ from torch import Tensor
 from stepnet.errors import IRError, LoopError
 from stepnet.executors.naive import number_of
 from stepnet.executors.segment import iterations
-from stepnet.file_model import shorten
+from stepnet.file_model import ERRORS, shorten
 from stepnet.ir.loop import Concat, Iteration, Slice
 
-from .graph import ERRORS, Graph, Node
+from .graph import Graph, Node
 from .layers.row import Misfit
 from .loops import IfRunner, LoopRunner, TensorIteratorRunner
 from .weights import check_bytes

@@ -22,7 +22,7 @@ from stepnet.executors import naive
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.segment import Count, Cut
 from stepnet.executors.setting import check_backend
-from stepnet.file_model import LoopReport, beside_graphs
+from stepnet.file_model import LoopReport, beside_graphs, not_in_recordings
 from stepnet.ir.loop import (
     BackEdge,
     Concat,
@@ -391,6 +391,7 @@ class IfRunner:
             raise IRError(f"{layer.where}: has no condition", expected="a condition as its first input")
 
     def __call__(self, condition: Any, *rest: Any) -> tuple[Any, ...]:
+        not_in_recordings()
         prefix = "then_" if bool(_one(condition, "condition")) else "else_"
         return self.branch(prefix, (condition, *rest))
 

@@ -54,6 +54,15 @@ class OpenVINOModel(FileModel):
         shared: dict[int, nn.Parameter] = {}
         self.graph = Graph(net, weights, trainable=trainable, shared=shared)
         check_shapes(self.graph, shapes, dtypes)
+        self._weights = weights
+        self._own = frozenset({*vars(self), *self._modules, "_own"})
+
+    def _recipe(self) -> tuple[Any, ...]:
+        return self.graph.net, self._weights
+
+    @classmethod
+    def _anew(cls, *recipe: Any) -> OpenVINOModel:
+        return cls(*recipe, trainable=False)
 
     def forward(self, *args: Any, **kwargs: Any) -> Outputs:
         """Run the model on tensors or numpy arrays.

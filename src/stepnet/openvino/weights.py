@@ -6,6 +6,7 @@ import math
 import mmap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,6 +46,10 @@ class Weights:
             raise IRError(
                 f"{path.name}: cannot be read: {reason}", got=str(path), expected="the .bin file"
             ) from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickled and copied with the constants that were read, without the file."""
+        return {**vars(self), "_map": None, "_converted": {}}
 
     def constant(self, layer: Layer) -> Tensor:
         """The tensor of a Const layer.

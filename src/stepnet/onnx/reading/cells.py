@@ -11,6 +11,7 @@ from torch import Tensor
 
 from stepnet.api import recurrent
 from stepnet.data.lod import LoDTensor
+from stepnet.file_model import not_in_recordings
 from stepnet.watchers import instead
 
 from .elementwise import UNARY, activation
@@ -118,7 +119,11 @@ class Cell:
             ):
                 y, last = step(x[0], state)  # of a stream, say: there is nothing to loop over
                 y = y.unsqueeze(0)
-            elif lengths is None:
+                ys.append(y)
+                finals.append(last if self.states > 1 else (last,))
+                continue
+            not_in_recordings(sized=True)
+            if lengths is None:
                 y, last = recurrent(step, x, state, reverse=reverse)
             else:
                 rows, last = recurrent(

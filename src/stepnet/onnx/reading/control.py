@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from stepnet.file_model import LoopReport, beside_graphs
+from stepnet.file_model import LoopReport, beside_graphs, decided, not_in_recordings
 from stepnet.iterator.tensor_iterator import INSTEAD
 from stepnet.repeat import INSTEAD as WHILE_LOOPS
 from stepnet.repeat import while_loop
 
+from .counted import CountedLoop
 from .info import Info, Misfit, Run, op
 from .scan_rows import ScanLoop
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 def _one(value: Any, what: str) -> Any:
     if not isinstance(value, Tensor) or value.numel() != 1:
         raise Misfit(f"the {what} must be one value", getattr(value, "shape", type(value).__name__))
-    return value.reshape(()).item()
+    return decided(value.reshape(()))
 
 
 @op("If")
@@ -54,7 +55,12 @@ def _loop(node: Info) -> Run:
     scanned = node.count - carried
     if scanned < 0 or len(body.outputs) != 1 + carried + scanned:
         raise Misfit("the body gives another number of values", len(body.outputs), 1 + node.count)
-    counted = body.outputs[0] is body.inputs[1]  # it hands its condition on: nothing but the count ends it
+    makers = {step.outputs[0]: step for step in body.steps}
+    goes_on = body.outputs[0]
+    while goes_on in makers and makers[goes_on].info.node.op_type == "Identity":
+        goes_on = makers[goes_on].inputs[0]
+    counted = goes_on is body.inputs[1]  # it hands its condition on: nothing but the count ends it
+    by_rows = CountedLoop(node, body, carried, scanned) if counted else None
     if counted and not node.has(0) and node.known.get(1) not in (False, [False]):
         raise Misfit("the loop never ends", "no trip count, and a condition that stays true")
 
@@ -75,12 +81,17 @@ def _loop(node: Info) -> Run:
         return while_loop(goes_on, turn, variables)[2:]
 
     def run(*inputs: Any) -> Sequence[Any]:
+        not_in_recordings()
         (trips, going, *state), outer = inputs[: carried + 2], inputs[carried + 2 :]
         around = dict(zip(node.outer, outer, strict=True))
         if WHILE_LOOPS.get() is not None:
             return written(trips, going, state, around)
         most = None if trips is None else _one(trips, "trip count")
         goes = True if going is None else bool(_one(going, "condition"))
+        if by_rows is not None and most is not None and goes and not is_watched():
+            out = by_rows(most, state, around)
+            if out is not None:
+                return out
         condition = torch.tensor(True) if going is None else going
         rows: list[list[Any]] = [[] for _ in range(scanned)]
         step = 0
@@ -93,6 +104,8 @@ def _loop(node: Info) -> Run:
             step += 1
         return (*state, *(torch.stack(table) if table else torch.zeros(0) for table in rows))
 
+    if by_rows is not None:
+        run.reports = by_rows.reports  # type: ignore[attr-defined]
     return run
 
 

@@ -103,7 +103,7 @@ def _clip(node: Info) -> Run:
 @op("Cast")
 def _cast(node: Info) -> Run:
     dtype = dtype_of(node.get("to", 0))
-    return lambda x: x.to(dtype)
+    return lambda x: x if x.dtype == dtype else x.to(dtype)
 
 
 @op("CastLike", inputs=(2, 2))

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from stepnet.errors import IRError, StepnetError
 from stepnet.executors.setting import check_backend
+from stepnet.file_model import ERRORS, Prepared, Recorder, plainly_fed
 from stepnet.ir.last_uses import last_uses
 
 from . import cells, control, elementwise, joined_steps, sequences, shapes, sizes, sums
@@ -23,9 +24,6 @@ from .info import TABLE, Info, Misfit, error
 from .sizes import Sizes, on_sizes, plain
 
 OPERATORS = (elementwise, sizes, shapes, sums, cells, sequences, control)  # which fill the table
-# What torch raises for inputs that an operator does not take.
-ERRORS = (RuntimeError, ValueError, IndexError, TypeError, OverflowError, ArithmeticError, AssertionError,
-          AttributeError, KeyError, MemoryError)  # fmt: skip
 _MOST_KINDS = 64  # of calls, that one graph remembers
 _LONGEST = 2**16  # numbers in a constant that is read as sizes or positions
 DOMAINS = ("", "ai.onnx")
@@ -123,7 +121,9 @@ class Graph:
             if value not in made:
                 captured[value] = None
         self.captured = list(captured)
+        self.constants = frozenset(value for value in captured if value in constants)
         self._opset = opset
+        self._prepared = Prepared()
         self._scans = any(isinstance(step.run, control.ScanRunner) for step in self.steps)
         self._found: dict[Any, list[Step] | None] = {}  # steps with nodes in Scans, by the kind of a call
         kept = {*self.outputs, *self.captured}
@@ -161,12 +161,10 @@ class Graph:
             raise error(place, problem) from problem
         return Step(place, run, (*node.inputs, *outer), tuple(node.outputs), info)
 
-    def _joined(self, arguments: Sequence[Any], given: Mapping[ir.Value | None, Any]) -> tuple[Any, ...]:
-        """The outputs, with nodes around Scans as part of them.
-
-        Raises:
-            Declined: there are none, or such a loop does not compile.
-        """
+    def _joined(
+        self, arguments: Sequence[Any], given: dict[ir.Value | None, Any]
+    ) -> tuple[Any, list[Step]] | None:
+        """The kind of a call, and its steps with nodes around Scans as part of them; None: there are none."""
         key = (
             check_backend(None),
             torch.is_grad_enabled(),
@@ -177,19 +175,7 @@ class Graph:
                 del self._found[next(iter(self._found))]
             self._found[key] = joined_steps.found(self._opset, self.steps, self.outputs, self.captured, given)
         steps = self._found[key]
-        if steps is None:
-            raise joined_steps.Declined
-        values = dict(given)
-        try:
-            for step in steps:
-                results = step.call([values[value] for value in step.inputs])
-                values.update(zip(step.outputs, results, strict=False))
-                for value in step.done:
-                    del values[value]
-        except joined_steps.Declined:
-            self._found[key] = None
-            raise
-        return tuple(plain(values[value]) for value in self.outputs)
+        return None if steps is None else (key, steps)
 
     @property
     def content(self) -> str:
@@ -202,19 +188,37 @@ class Graph:
 
     def run(self, arguments: Sequence[Any], around: Mapping[ir.Value, Any]) -> tuple[Any, ...]:
         """The outputs, for the inputs and what it captures."""
+        if SEEN.get() is None and plainly_fed(arguments):
+            return self._prepared.run(self, arguments, around)
+        return self.plainly(arguments, around, None)
+
+    def plainly(
+        self, arguments: Sequence[Any], around: Mapping[ir.Value, Any], recorder: Recorder | None
+    ) -> tuple[Any, ...]:
+        """The outputs, node by node; `recorder` notes what the nodes do."""
         values: dict[ir.Value | None, Any] = {value: around[value] for value in self.captured}
         values.update(zip(self.inputs, arguments, strict=True))
-        fed = joined_steps.plainly_fed(values.values()) if self._scans else False
+        fed = self._scans and SEEN.get() is None and plainly_fed(values.values())
         values[None] = None
-        seen = SEEN.get()
-        if fed and seen is None:
+        joined = self._joined(arguments, values) if fed else None
+        if joined is not None:
+            key, steps = joined
             try:
-                return self._joined(arguments, values)
+                return self.through(steps, dict(values), recorder)
             except joined_steps.Declined:
-                pass
-        for step in self.steps:
+                self._found[key] = None
+                if recorder is not None:
+                    recorder.forget()
+        return self.through(self.steps, values, recorder)
+
+    def through(
+        self, steps: Sequence[Step], values: dict[ir.Value | None, Any], recorder: Recorder | None
+    ) -> tuple[Any, ...]:
+        """The outputs of steps, from all values that they read."""
+        seen = SEEN.get()
+        for step in steps:
             arguments = [values[value] for value in step.inputs]
-            results = step.call(arguments)
+            results = step.call(arguments) if recorder is None else recorder.call(step.call, arguments)
             if seen is not None:
                 seen(step, [plain(a) for a in arguments], [plain(r) for r in results])
             values.update(zip(step.outputs, results, strict=False))

@@ -9,7 +9,7 @@ is the same for all steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -19,10 +19,8 @@ import torch
 from torch import Tensor
 
 from stepnet.errors import StepnetError
+from stepnet.file_model import ERRORS, Otherwise
 from stepnet.ir.last_uses import last_uses
-from stepnet.iterator.tensor_iterator import INSTEAD
-from stepnet.repeat import INSTEAD as WHILE_LOOPS
-from stepnet.watchers import instead
 
 from .control import ScanRunner
 from .elementwise import BINARY, MANY, UNARY
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 
 
-class Declined(Exception):
+class Declined(Otherwise):
     """The loop does not compile: its nodes run one by one."""
 
 
@@ -497,8 +495,6 @@ def found(
         steps, outputs, captured: of the graph.
         given: its inputs and what it captures.
     """
-    from .graph import ERRORS
-
     new: list[Step] | None = None
     try:
         with torch.no_grad():
@@ -517,15 +513,3 @@ def found(
     uses = [[v for v in (*step.inputs, *step.outputs) if v is not None] for step in new]
     done = last_uses(uses, {*outputs, *captured})
     return [replace(step, done=values) for step, values in zip(new, done, strict=True)]
-
-
-def plainly_fed(values: Iterable[Any]) -> bool:
-    """Whether a call is one of tensors with data, that nothing traces or watches."""
-    return (
-        all(type(value) in (Tensor, torch.nn.Parameter) and value.is_cpu for value in values)
-        and not torch._C._len_torch_function_stack()
-        and not torch._C._len_torch_dispatch_stack()
-        and not torch._C._are_functorch_transforms_active()
-        and not torch.compiler.is_compiling()
-        and INSTEAD.get() is WHILE_LOOPS.get() is instead() is None
-    )

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
+from onnx import ModelProto
 from onnx_ir.tensor_adapters import to_torch_dtype
 from torch import Tensor, nn
 
 from stepnet.data.outputs import Outputs
 from stepnet.errors import IRError
-from stepnet.file_model import FileModel, LoopReport, Socket
+from stepnet.file_model import ERRORS, FileModel, LoopReport, Socket
 
-from .graph import DOMAINS, ERRORS, Graph, inputs_of
+from .graph import DOMAINS, Graph, inputs_of
 from .info import TABLE
 
+_FEW = 64  # numbers that a pickled graph holds
 OLDEST = 7  # of the sets of operators that are read
 
 
@@ -50,6 +53,7 @@ class ONNXModel(FileModel):
             names = [socket.name for socket in sockets]
             if len(set(names)) < len(names):
                 raise IRError(f"{where}: two inputs or outputs have one name", got=names)
+        self._model = model
         self._constants: dict[ir.Value, str] = {}
         for value in self.graph.captured:
             name = f"constant_{len(self._constants)}"
@@ -59,6 +63,32 @@ class ONNXModel(FileModel):
                 self.register_parameter(name, nn.Parameter(data))
             else:
                 self.register_buffer(name, data)
+        self._own = frozenset({*vars(self), "_own"})
+
+    def _recipe(self) -> tuple[Any, ...]:
+        """The file without its large numbers of floating point, which the state of the module holds."""
+        model, large = self._model.clone(), []
+        for place, value in _initializers(model):
+            data = value.const_value
+            assert data is not None
+            kind, shape = data.dtype, data.shape.numpy()
+            if data.size > _FEW and kind.is_floating_point():
+                large.append((place, kind.value, shape))
+                data = ir.Tensor(np.zeros(0, kind.numpy()), name=value.name)
+            elif isinstance(data, ir.ExternalTensor):
+                data = ir.Tensor(data.numpy().copy(), kind, name=value.name)
+            value.const_value = data
+        return ir.to_proto(model).SerializeToString(), large, self._where
+
+    @classmethod
+    def _anew(cls, *recipe: Any) -> ONNXModel:
+        content, large, where = recipe
+        model = ir.from_proto(ModelProto.FromString(content))
+        values = dict(_initializers(model))
+        for place, kind, shape in large:
+            zeros = np.broadcast_to(np.zeros((), ir.DataType(kind).numpy()), shape)
+            values[place].const_value = ir.Tensor(zeros, ir.DataType(kind), name=values[place].name)
+        return cls(model, where, trainable=False)
 
     def forward(self, *args: Any, **kwargs: Any) -> Outputs:
         """Run the model on tensors or numpy arrays; on lists of them where an input is a sequence.
@@ -68,8 +98,7 @@ class ONNXModel(FileModel):
                 node cannot run on what it is given.
         """
         checked = self.checked(args, kwargs)
-        around = {value: getattr(self, name) for value, name in self._constants.items()}
-        return Outputs(tuple(s.name for s in self.outputs), tuple(self.graph.run(checked, around)))
+        return Outputs(tuple(s.name for s in self.outputs), tuple(self.graph.run(checked, _Constants(self))))
 
     @property
     def loops(self) -> tuple[LoopReport, ...]:
@@ -78,6 +107,32 @@ class ONNXModel(FileModel):
 
     def _takes(self, given: torch.dtype, declared: torch.dtype) -> bool:
         return given in {t.dtype for t in (*self.parameters(), *self.buffers())}
+
+
+def _initializers(model: ir.Model) -> Iterator[tuple[tuple[int, str], ir.Value]]:
+    """The constants of all graphs, and where they are."""
+    for number, graph in enumerate(model.graphs()):
+        for name, value in graph.initializers.items():
+            if value.const_value is not None:
+                yield (number, name), value
+
+
+class _Constants(Mapping[ir.Value, Tensor]):
+    """The constants of a model as they are now."""
+
+    def __init__(self, model: ONNXModel) -> None:
+        self._model, self._names, self._buffers = model, model._constants, model._buffers
+
+    def __getitem__(self, value: ir.Value) -> Tensor:
+        name = self._names[value]
+        found = self._buffers.get(name)
+        return getattr(self._model, name) if found is None else found
+
+    def __iter__(self) -> Iterator[ir.Value]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def _reports(graph: Graph) -> Iterator[LoopReport]:

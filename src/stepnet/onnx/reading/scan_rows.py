@@ -145,26 +145,33 @@ class ScanLoop:
         out = None if plainly else self.compiled(feeds)
         return naive.run(self.loop, feeds) if out is None else out
 
-    def compiled(self, feeds: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The outputs by name; None: it is not compiled, and the report says why."""
+    def compiled(self, feeds: Mapping[str, Any], steps: int | None = None) -> dict[str, Any] | None:
+        """The outputs by name; None: it is not compiled, and the report says why.
+
+        Args:
+            feeds: the inputs by name.
+            steps: how many; None: as many as the inputs have.
+        """
         backend, why_not = check_backend(None), self.reason
         if why_not is None and backend == PLAIN.name:
             why_not = "the backend is 'naive'"
         if why_not is not None:
-            show_declined(self.loop, feeds, None, Unsupported(why_not))
+            show_declined(self.loop, feeds, steps, Unsupported(why_not))
 
         def run() -> dict[str, Any]:
-            out = self._without_lead(feeds, backend)
-            return self.rows.run(feeds, backend) if out is None else out
+            out = self._without_lead(feeds, backend, steps)
+            return self.rows.run(feeds, backend, steps=steps) if out is None else out
 
         return self.reports.attempt(why_not, run)
 
-    def _without_lead(self, feeds: Mapping[str, Any], backend: str) -> dict[str, Any] | None:
+    def _without_lead(
+        self, feeds: Mapping[str, Any], backend: str, steps: int | None
+    ) -> dict[str, Any] | None:
         """The outputs, where an axis of one element stands before the batch."""
         names = self.body.parameters
         states = {name: feeds[name] for name in names[: self.states]}
         x = {name: feeds[name] for name in names[self.states : self.states + len(self.body.cut)]}
-        if not all(isinstance(value, Tensor) for value in feeds.values()) or not states:
+        if not all(isinstance(value, Tensor) for value in feeds.values()) or not states or not x:
             return None
         if any((*self.body.cut, *self.out_axes)):
             return None
@@ -176,7 +183,7 @@ class ScanLoop:
             }
             fewer |= {name: value.squeeze(1) if leads.cut else value for name, value in x.items()}
             try:
-                out = loop.run({**feeds, **fewer}, backend)
+                out = loop.run({**feeds, **fewer}, backend, steps=steps)
             except Unsupported:
                 continue
             axes = [

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from stepnet.file_model import is_recorded
+
 from .info import Info, Misfit, Run, op
 
 Axes = list[int]
@@ -160,11 +162,24 @@ def _conv(node: Info) -> Run:
         sizes = pads or [0] * 2 * rank
         if auto.startswith("SAME"):
             sizes = _same(x.shape[2:], w.shape[2:], stride, dilation, auto == "SAME_LOWER")
-        flat = [size for k in reversed(range(rank)) for size in (sizes[k], sizes[k + rank])]
+        around = sizes[:rank]
+        if around != sizes[rank:] or min(around) < 0:
+            x = F.pad(x, [size for k in reversed(range(rank)) for size in (sizes[k], sizes[k + rank])])
+            around = [0] * rank
+        if rank == group == dilation[0] == 1 and is_recorded() and _is_short(x, w, stride[0], around[0]):
+            rows = (F.pad(x, around * 2) if around[0] else x).unfold(2, w.shape[2], stride[0]).transpose(1, 2)
+            return F.linear(rows.flatten(2), w.flatten(1), b).transpose(1, 2)
         run: Any = (F.conv1d, F.conv2d, F.conv3d)[rank - 1]
-        return run(F.pad(x, flat), w, b, stride, 0, dilation, group)
+        return run(x, w, b, stride, around, dilation, group)
 
     return conv
+
+
+def _is_short(x: Tensor, w: Tensor, stride: int, around: int) -> bool:
+    """Whether a product of matrices is the faster convolution: few places, and many weights, which torch's
+    convolution would put in another order in each call."""
+    steps = x.shape[2] + 2 * around - w.shape[2]
+    return steps >= 0 and x.shape[2] > 1 and x.shape[0] * (steps // stride + 1) <= 8 and w.numel() >= 20_000
 
 
 def _same(sizes: Any, kernel: Any, stride: Any, dilation: Any, lower: bool) -> list[int]:

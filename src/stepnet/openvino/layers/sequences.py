@@ -19,7 +19,7 @@ from stepnet.executors import naive
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.setting import check_backend
 from stepnet.export.open_sizes import Repeated
-from stepnet.file_model import LoopReport
+from stepnet.file_model import LoopReport, not_in_recordings
 from stepnet.front.step import failure, next_state
 from stepnet.ir.loop import Loop
 from stepnet.ir.sweep import over_rows
@@ -76,6 +76,7 @@ class SequenceRunner:
         self.reports = LoopReport(layer.where)
 
     def __call__(self, x: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        not_in_recordings(sized=True)
         count = self.cell.states
         states, lengths, (w, r, b) = rest[:count], rest[count], rest[count + 1 : count + 4]
         directions = 2 if self.direction == "bidirectional" else 1

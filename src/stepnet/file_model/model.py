@@ -13,9 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .data.dtypes import dtype_name
-from .data.recording import Interned
-from .errors import IRError, Unsupported
+from stepnet.data.dtypes import dtype_name
+from stepnet.data.recording import Interned
+from stepnet.errors import IRError, Unsupported
+
+from .prepared import not_in_recordings
 
 
 def shorten(text: str, limit: int = 80) -> str:
@@ -75,6 +77,7 @@ def beside_graphs(run: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(run)
     def call(*args: Any) -> Any:
+        not_in_recordings()
         if torch.compiler.is_dynamo_compiling():
             return torch.compiler.disable(run)(*args)
         return run(*args)
@@ -122,12 +125,40 @@ class FileModel(nn.Module):
     """
 
     takes_sequences = True
+    _own: frozenset[str] = frozenset()  # names of what the constructor puts into it
 
     def __init__(self, name: str, where: str, inputs: Sequence[Socket], outputs: Sequence[Socket]) -> None:
         super().__init__()
         self.name, self._where = name, where
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
         self._aliases = {socket.name: socket.name for socket in inputs}  # names that inputs answer to
+
+    def _recipe(self) -> tuple[Any, ...]:
+        """What `_anew` makes such a model from."""
+        raise NotImplementedError
+
+    @classmethod
+    def _anew(cls, *recipe: Any) -> FileModel:
+        """A model of the same graph."""
+        raise NotImplementedError
+
+    def __reduce__(self) -> Any:
+        """Pickled, saved and copied as a recipe, the state of its modules, and what was added to it."""
+        modules = {p: m for p, m in self.named_modules() if not p or p.split(".")[0] in self._own}
+        states = {
+            path: {name: value for name, value in vars(module).items() if name in _OF_MODULES}
+            for path, module in modules.items()
+        }
+        added = {name: value for name, value in vars(self).items() if name not in _OF_MODULES | self._own}
+        added |= {name: module for name, module in self._modules.items() if name not in self._own}
+        return _anew, (type(self), self._recipe()), (states, added)
+
+    def __setstate__(self, state: Any) -> None:
+        states, added = state
+        for path, values in states.items():
+            vars(self.get_submodule(path)).update(values)
+        for name, value in added.items():
+            setattr(self, name, value)
 
     def extra_repr(self) -> str:
         return f"{self.name}: ({', '.join(map(str, self.inputs))}) -> ({', '.join(map(str, self.outputs))})"
@@ -172,9 +203,10 @@ class FileModel(nn.Module):
             return list(value) if isinstance(value, (list, tuple)) else value
         if not isinstance(value, Tensor):
             raise IRError(f"{where} must be a tensor or an array", got=type(value).__name__, expected=socket)
-        floats = value.is_floating_point() and socket.dtype.is_floating_point
-        moved = floats and self._takes(value.dtype, socket.dtype)
-        if not socket.fits(value) or (value.dtype != socket.dtype and not moved):
+        fits = value.dtype == socket.dtype
+        if not fits and value.is_floating_point() and socket.dtype.is_floating_point:
+            fits = self._takes(value.dtype, socket.dtype)
+        if not fits or not socket.fits(value):
             got = f"{dtype_name(value.dtype)}{list(value.shape)}"
             raise IRError(f"{where} does not fit", got=got, expected=socket)
         return value
@@ -182,3 +214,10 @@ class FileModel(nn.Module):
     def _takes(self, given: torch.dtype, declared: torch.dtype) -> bool:
         """Whether the model was taken to another floating type than its file declares (`model.double()`)."""
         raise NotImplementedError
+
+
+_OF_MODULES = {*vars(nn.Module()), "_compiled_call_impl"} - {"_modules"}
+
+
+def _anew(kind: type[FileModel], recipe: tuple[Any, ...]) -> FileModel:
+    return kind._anew(*recipe)

@@ -1,0 +1,16 @@
+"""What models from files share, whatever the format."""
+
+from .model import FileBody as FileBody
+from .model import FileModel as FileModel
+from .model import LoopReport as LoopReport
+from .model import Socket as Socket
+from .model import beside_graphs as beside_graphs
+from .model import shorten as shorten
+from .prepared import ERRORS as ERRORS
+from .prepared import Otherwise as Otherwise
+from .prepared import Prepared as Prepared
+from .prepared import Recorder as Recorder
+from .prepared import decided as decided
+from .prepared import is_recorded as is_recorded
+from .prepared import not_in_recordings as not_in_recordings
+from .prepared import plainly_fed as plainly_fed

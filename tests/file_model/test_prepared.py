@@ -1,0 +1,219 @@
+"""Graphs of files as functions: they give what the nodes give, whatever changed since they were made."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+
+import pytest
+import torch
+
+import stepnet
+from stepnet.errors import IRError
+from ways_of_calling import as_nodes, functions
+
+parser = pytest.importorskip("onnx").parser
+pytest.importorskip("onnx_ir")
+import stepnet.onnx  # noqa: E402
+
+HEAD = '<ir_version: 9, opset_import: ["": 18]>\n'
+# Sizes that decide, weights in another order, a choice by a number, a node that reads numbers, a result that
+# depends on sizes alone.
+GRAPH = """g (float[N, 4] x, int64 way) => (float[N, 3] y, float[M, 3] cut, int64[K] size, float[3] b)
+<float[3, 4] w = {WEIGHTS}, float[3] b = {1, 2, 3},
+ int64[2] order = {1, 0}, int64[1] zero = {0}, int64 two = {2}>
+{
+  sizes = Shape(x)
+  rows = Gather <axis = 0> (sizes, order)
+  size = Mul(rows, order)
+  few = Less(rows, two)
+  any = ReduceMax <keepdims = 1> (few)
+  turned = Transpose <perm = [1, 0]> (w)
+  first = If (any) <then_branch = t () => (a) { a = MatMul(x, turned) },
+                    else_branch = e () => (c) { p = MatMul(x, turned)  c = Add(p, b) }>
+  positive = Greater(way, two)
+  y = If (positive) <then_branch = u () => (d) { d = Tanh(first) },
+                     else_branch = v () => (f) { f = Neg(first) }>
+  end = Unsqueeze(way, zero)
+  cut = Slice(y, zero, end)
+}
+""".replace("WEIGHTS", ", ".join(f"{k / 7 - 1:.3f}" for k in range(12)))
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    import onnx
+
+    place = tmp_path_factory.mktemp("g") / "g.onnx"
+    onnx.save(parser.parse_model(HEAD + GRAPH), place)
+    return place
+
+
+def inputs(rows=2, way=1):
+    return torch.randn(rows, 4), torch.tensor(way)
+
+
+def check(model, *values, tolerance=0.0):
+    with torch.no_grad():
+        found, expected = model(*values), as_nodes(model, values)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+    return found
+
+
+def test_each_size_and_each_way(path):
+    model = stepnet.onnx.load(path)
+    for way in (1, 3, 2, 5):
+        for rows in (2, 1, 2, 0, 1, 1, 0, 2):
+            check(model, *inputs(rows, way))
+    assert functions(model.graph) == 6  # of three sizes, and two ways
+
+
+def change_in_place(model):
+    for number in model.buffers():
+        number.add_(1)
+
+
+def load_numbers(model):
+    model.load_state_dict({name: value + 1 for name, value in model.state_dict().items()})
+
+
+def assign_numbers(model):
+    model.load_state_dict({k: v + 1 for k, v in model.state_dict().items()}, assign=True)
+
+
+def to_double(model):
+    model.double()
+
+
+@pytest.mark.parametrize("change", [change_in_place, load_numbers, assign_numbers, to_double])
+def test_constants_that_change(path, change):
+    model = stepnet.onnx.load(path)
+    before = [check(model, *inputs(3, 3)) for _ in range(3)][-1]
+    x, way = inputs(3, 3)
+    old = check(model, x, way)[0]
+    change(model)
+    x = x.double() if change is to_double else x
+    for _ in range(3):
+        new = check(model, x, way)
+    assert (new[0].dtype != old.dtype) == (change is to_double)
+    assert change is to_double or not torch.equal(new[0], old)
+    assert torch.equal(before[2], torch.tensor([4, 0])), "what a call gave stays"
+
+
+def test_parameters_that_are_trained(path):
+    model, twin = stepnet.onnx.load(path, trainable=True), stepnet.onnx.load(path, trainable=True)
+    for _ in range(4):
+        x, way = inputs(3, 3)
+        for out in (model(x, way), as_nodes(twin, (x, way))):
+            (out[0].square().sum() + out[1].sum()).backward()
+        for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(a.grad, b.grad, rtol=0, atol=0)  # accumulated over the calls
+            for number in (a, b):
+                number.data.sub_(0.1 * number.grad)
+    assert functions(model.graph)
+
+
+def test_results_are_the_callers(path):
+    """What depends on sizes alone is part of the function, and no caller can change it."""
+    model, values = stepnet.onnx.load(path), inputs(3, 3)
+    for _ in range(4):
+        out = model(*values)
+        assert out["size"].tolist() == [4, 0]
+        out["size"].fill_(9)
+        assert out["b"].data_ptr() in {number.data_ptr() for number in model.buffers()}
+
+
+def test_one_tensor_in_two_places(tmp_path):
+    """In one call two inputs are one tensor, in the next they are not; and a loop gives what it was given."""
+    import onnx
+
+    text = """g (float[N] x, float[N] y, int64 n) => (float[N] z, float[N] s)
+    <bool go = {1}> {
+      z = Loop (n, go, x) <body = b (int64 i, bool c, float[N] v) => (bool d, float[N] w) {
+        d = Identity(c)  w = Add(v, y) }>
+      s = Sub(x, y)
+    }"""
+    onnx.save(parser.parse_model(HEAD + text), tmp_path / "m.onnx")
+    model, x = stepnet.onnx.load(tmp_path / "m.onnx"), torch.randn(3)
+    for trips in (0, 0, 2, 0, 3):
+        for y in (x, x, x.clone() * 2, x * 3, x):
+            check(model, x, y, torch.tensor(trips))
+
+
+def test_errors_name_the_node_in_every_call(tmp_path):
+    import onnx
+
+    text = "g (float[N] x, int64[K] at) => (float[K] y) { z = Exp(x)  y = Gather(z, at) }"
+    onnx.save(parser.parse_model(HEAD + text), tmp_path / "m.onnx")
+    model = stepnet.onnx.load(tmp_path / "m.onnx")
+    for place in (0, 2, 5, 1, 5, 1):
+        if place < 3:
+            check(model, torch.randn(3), torch.tensor([place]))
+        else:
+            with pytest.raises(IRError, match=r"node 1 '' \(Gather\): index out of range"):
+                model(torch.randn(3), torch.tensor([place]))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # torch's own, of jvp
+def test_other_ways_to_call(path):
+    """Under autocast, in inference mode, mapped, compiled, exported, on fakes, on meta, and in threads."""
+    model, (x, way) = stepnet.onnx.load(path), inputs(3, 3)
+    expected = check(model, x, way)[0]
+    for _ in range(3):
+        with torch.autocast("cpu", torch.bfloat16):
+            assert not torch.equal(check(model, x, way)[0], expected)
+        with torch.inference_mode():
+            assert torch.equal(model(x, way)[0], expected)
+        x_grad = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(model(x_grad, way)[0].sum(), x_grad)
+        straight = torch.func.jacrev(lambda v: model(v, way)[0].sum())(x)
+        torch.testing.assert_close(slope, straight)
+        forward = torch.func.jvp(lambda v: model(v, way)[0].sum(), (x,), (torch.ones_like(x),))[1]
+        torch.testing.assert_close(forward, slope.sum())
+        assert torch.equal(model(x, way)[0], expected)
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(model(x, way)[0])) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(one, expected) for one in found)
+    assert len(found) == 4
+
+
+def test_swapped_parameters(path):
+    model, (x, way) = stepnet.onnx.load(path), inputs(3, 3)
+    for k in range(4):
+        swapped = {name: value + k for name, value in model.named_buffers() if value.is_floating_point()}
+        twin = copy.deepcopy(model)
+        twin.load_state_dict(swapped, strict=False)
+        found = torch.func.functional_call(model, swapped, (x, way))
+        torch.testing.assert_close(found[0], as_nodes(twin, (x, way))[0])
+
+
+def test_checkpoints(path):
+    """What is noted may be the second run, in backward: it saves as much for gradients as the first."""
+    from torch.utils.checkpoint import checkpoint
+
+    model, (x, way) = stepnet.onnx.load(path, trainable=True), inputs(3, 3)
+    grads = []
+    for _ in range(3):
+        model.zero_grad()
+        checkpoint(lambda v: model(v, way)[0], x, use_reentrant=False).sum().backward()
+        grads.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    assert all(torch.equal(a, b) for one in grads for a, b in zip(one, grads[0], strict=True))
+
+
+def test_inputs_are_let_go(path):
+    import weakref
+
+    model = stepnet.onnx.load(path)
+    for _ in range(3):
+        x, way = inputs(3, 3)
+        alive = weakref.ref(x)
+        model(x, way)
+        del x
+        gc.collect()
+        assert alive() is None

@@ -1,0 +1,59 @@
+"""Loops of ONNX files that only their trip count ends: compiled where they treat rows alike."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from stepnet.errors import IRError
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnx_ir")
+import stepnet.onnx  # noqa: E402
+from saved_modules import plain_loops  # noqa: E402
+
+LOOP = """<ir_version: 9, opset_import: ["": 18]>
+g (double[A,B,3] xs, double[N,3] h0, int64 n, double[3,3] w) => (double[N,3] h, double[T,N,3] ys)
+<bool go = {1}> {
+ h, ys = Loop(n, go, h0) <body = b (int64 i, bool c, double[N,3] s)
+                          => (bool d, double[N,3] t, double[N,3] y) {
+   d = Identity(c)  p = MatMul(s, w)  STEP  }>
+}"""
+STEPS = {  # a step, and why it is not compiled
+    "an element at a time": ("x = Gather<axis=0>(xs, i)  q = Add(p, x)  t = Tanh(q)  y = Mul(t, x)", None),
+    "along another axis": ("x = Gather<axis=1>(xs, i)  q = Add(p, x)  t = Tanh(q)  y = Mul(t, x)", None),
+    "nothing picked": ("t = Tanh(p)  y = Add(t, s)", None),
+    "the number": (
+        "k = Cast<to=11>(i)  t = Mul(p, k)  y = Add(t, s)",
+        "its body computes with the number of the iteration",
+    ),
+    "rows that mix": ("m = ReduceMean(s)  t = Add(p, m)  y = Neg(t)", "a mean over the rows"),
+}
+
+
+@pytest.mark.parametrize("kind", STEPS)
+def test_a_counted_loop(kind, tmp_path):
+    step, why_not = STEPS[kind]
+    onnx.save(onnx.parser.parse_model(LOOP.replace("STEP", step)), tmp_path / "m.onnx")
+    model, axis = stepnet.onnx.load(tmp_path / "m.onnx"), int(kind == "along another axis")
+    for steps, batch, trips in ((5, 4, 5), (5, 4, 3), (1, 1, 1), (3, 0, 3), (5, 1, 5), (4, 2, 0), (5, 4, 5)):
+        xs = torch.randn(steps, batch, 3, dtype=torch.float64).transpose(0, axis).requires_grad_()
+        h0, w = (torch.randn(n, 3, dtype=torch.float64, requires_grad=True) for n in (batch, 3))
+        results = []
+        for compiled in (True, True, False):
+            with nullcontext() if compiled else plain_loops():
+                out = [*model(xs, h0, torch.tensor(trips), w)]
+            if compiled and trips:
+                assert model.loops[0].compiled == (why_not is None), model.loops[0].reason
+                assert why_not is None or why_not in model.loops[0].reason
+            total = sum(value.square().sum() for value in out)
+            slopes = torch.autograd.grad(total, (xs, h0, w), allow_unused=True, materialize_grads=True)
+            results.append([*out, *slopes])
+        for found in results[:2]:
+            for a, b in zip(found, results[2], strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+    if "picked" not in kind and why_not is None:
+        with pytest.raises(IRError, match=r"\(Loop\), body: node 2 '' \(Gather\)"):
+            model(xs, h0, torch.tensor(9), w)
