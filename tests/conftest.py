@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 from pathlib import Path
@@ -15,6 +16,7 @@ from covering import left_out
 
 TESTS = Path(__file__).parent
 MADE_ANEW = ("compiler", "fuzz", "test_modes.py")
+OPTIMISED = ("benchmarks", "cells", "executors", "zoo", "test_docs.py", "compiler/test_special_values.py")
 
 # No deadline: the first call of anything in torch is slow. In CI the same examples every time.
 settings.register_profile("stepnet", deadline=None, derandomize="CI" in os.environ)
@@ -69,6 +71,25 @@ def _nothing_is_timed(request, monkeypatch):
         monkeypatch.setattr(choice, "stopwatch", lambda call: 1.0)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _c_is_built_in_a_hurry(request):
+    """Optimising is two thirds of what a C compiler does: where C is not what is tested, `make fuzz` alone has
+    it done."""
+    if request.config.getoption("exhaustive") or any(_is_under(request.path, name) for name in OPTIMISED):
+        yield
+        return
+    from stepnet.executors.c import build
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(build, "_FLAGS", tuple("-O0" if flag == "-O2" else flag for flag in build._FLAGS))
+        patched.setattr(build, "_find_compiler", functools.lru_cache(build._find_compiler.__wrapped__))
+        yield
+
+
+def _is_under(path, name):
+    return path.is_relative_to(TESTS / name)
+
+
 @pytest.fixture(scope="module")
 def _plans_of_this_file():
     return {}
@@ -80,7 +101,7 @@ def _plans_are_made_anew(request, monkeypatch, _plans_of_this_file):
     All other tests may read the plan that an earlier one left in the folder of this run; as with every plan,
     its numbers are first held against the plain loop. A file says `PLANS_ON_DISK = True` to read that folder
     in any case, `False` to record each step anew."""
-    compiles = any(request.path.is_relative_to(TESTS / name) for name in MADE_ANEW)
+    compiles = any(_is_under(request.path, name) for name in MADE_ANEW)
     on_disk = getattr(request.module, "PLANS_ON_DISK", None)
     if on_disk is False or (on_disk is None and compiles):
         from stepnet.executors import plan_files
