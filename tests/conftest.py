@@ -22,6 +22,8 @@ OPTIMISED = ("benchmarks", "cells", "executors", "zoo", "test_docs.py")
 settings.register_profile("stepnet", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("stepnet")
 
+gc.set_threshold(100_000, 20, 20)  # by its own count Python spends a tenth of the time on looking for garbage
+
 # Two processes run the tests on two cores; tests of shared work set threads of their own.
 torch.set_num_threads(1)
 
