@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from covering import few
 from plans import entry_of
 from stepnet.api import recurrent
 from stepnet.compiler.capture import _harmless
@@ -243,51 +242,35 @@ _COPY_OR_NOT = {  # whether a result is the input, a view of it or a copy: torch
 }
 
 
-def _cut(v, h, function):
-    with torch.no_grad():
-        u = function(v)
-    return u * 2, u + h
-
-
-def _written(v, h, function):
-    function(v).mul_(2)
-    return v, v + h
-
-
-_NAMES = list(_COPY_OR_NOT)
-_EIGHTS = [_NAMES[first : first + 8] for first in range(0, len(_NAMES), 8)]
-
-
-@pytest.mark.parametrize("how", [_cut, _written])
 @pytest.mark.parametrize("backend", ["eager", "c"])
-@pytest.mark.parametrize("names", few([*_EIGHTS, *([name] for name in _NAMES)], _EIGHTS), ids=", ".join)
-def test_what_shares_memory_with_what(names, backend, how):
-    """Functions side by side, each with a weight of its own; `make fuzz` has each alone, too."""
-    weights = {name: torch.randn(3, dtype=torch.float64, requires_grad=True) for name in names}
+@pytest.mark.parametrize("name", _COPY_OR_NOT)
+def test_what_shares_memory_with_what(name, backend):
+    function = _COPY_OR_NOT[name]
+    w = torch.randn(3, dtype=torch.float64, requires_grad=True)
 
-    def step(x, states):
-        pairs = {name: how(x * w, states[name], _COPY_OR_NOT[name]) for name, w in weights.items()}
-        return {name: y for name, (y, _) in pairs.items()}, {name: new for name, (_, new) in pairs.items()}
+    def cut(x, h):
+        v = x * w
+        with torch.no_grad():
+            u = function(v)
+        return u * 2, u + h
 
-    def results(executor):
+    def written(x, h):
+        v = x * w
+        function(v).mul_(2)
+        return v, v + h
+
+    def results(step, executor):
         x = torch.randn(3, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-        states = {name: torch.zeros(2, 3, dtype=torch.float64) for name in names}
-        ys, news = recurrent(step, x, states, backend=executor)
-        found = {}
-        for name, w in weights.items():
-            asked = [t for t in (ys[name], news[name]) if t.requires_grad]
-            total = sum(t.sum() for t in asked)
-            grads = torch.autograd.grad(total, [w], allow_unused=True, retain_graph=True) if asked else ()
-            flags = [t.requires_grad for t in (ys[name], news[name])], [t is None for t in grads]
-            found[name] = flags, [t.detach() for t in (ys[name], news[name], *grads) if t is not None]
-        return found
+        y, new = recurrent(step, x, torch.zeros(2, 3, dtype=torch.float64), backend=executor)
+        flags = [t.requires_grad for t in (y, new)]
+        grads = torch.autograd.grad(y.sum() + new.sum(), [w], allow_unused=True) if any(flags) else ()
+        return flags, [t is None for t in grads], [t.detach() for t in (y, new, *grads) if t is not None]
 
-    ours, plain = results(backend), results("naive")
-    for name in names:
-        assert ours[name][0] == plain[name][0], name
-        torch.testing.assert_close(
-            ours[name][1], plain[name][1], msg=lambda text, name=name: f"{name}: {text}"
-        )
+    for step in (cut, written):
+        *ours, values = results(step, backend)
+        *plain, expected = results(step, "naive")
+        assert ours == plain
+        torch.testing.assert_close(values, expected)
 
 
 def test_a_function_that_gives_no_gradient_to_one_of_its_inputs():
