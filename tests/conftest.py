@@ -16,7 +16,7 @@ from covering import left_out
 
 TESTS = Path(__file__).parent
 MADE_ANEW = ("compiler", "fuzz", "test_modes.py")
-HURRIED = ("compiler", "engine", "graph/test_export.py", "test_two_processes.py")
+OPTIMISED = ("benchmarks", "executors")
 
 # No deadline: the first call of anything in torch is slow. In CI the same examples every time.
 settings.register_profile("stepnet", deadline=None, derandomize="CI" in os.environ)
@@ -76,9 +76,9 @@ def _nothing_is_timed(request, monkeypatch):
 @pytest.fixture(scope="module", autouse=True)
 def _c_is_built_in_a_hurry(request):
     """Optimising is two thirds of what a C compiler does. Where generated C is not what is tested,
-    `make fuzz` alone has it done; a file says `HURRIED = True` or `False` of itself."""
-    listed = any(_is_under(request.path, name) for name in HURRIED)
-    if request.config.getoption("exhaustive") or not getattr(request.module, "HURRIED", listed):
+    `make fuzz` alone has it done; a file says `OPTIMISED = True` or `False` of itself."""
+    listed = any(_is_under(request.path, name) for name in OPTIMISED)
+    if request.config.getoption("exhaustive") or getattr(request.module, "OPTIMISED", listed):
         yield
         return
     from stepnet.executors.c import build
