@@ -16,6 +16,9 @@ from stepnet.executors.c.products import cpu
 
 TILE_FLAGS = ("-mamx-tile", "-mamx-bf16")
 _SANITIZE = ("-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+_SANITIZE += (
+    "-fno-sanitize=null,object-size,pointer-overflow",
+)  # what they see of these programs, address sees
 _EMULATOR = Path(__file__).parent / "tile_emulator.c"
 
 

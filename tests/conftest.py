@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 from pathlib import Path
@@ -15,10 +16,13 @@ from covering import left_out
 
 TESTS = Path(__file__).parent
 MADE_ANEW = ("compiler", "fuzz", "test_modes.py")
+OPTIMISED = ("benchmarks", "executors")
 
 # No deadline: the first call of anything in torch is slow. In CI the same examples every time.
 settings.register_profile("stepnet", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("stepnet")
+
+gc.set_threshold(100_000, 20, 20)  # by its own count Python spends a tenth of the time on looking for garbage
 
 # Two processes run the tests on two cores; tests of shared work set threads of their own.
 torch.set_num_threads(1)
@@ -69,6 +73,26 @@ def _nothing_is_timed(request, monkeypatch):
         monkeypatch.setattr(choice, "stopwatch", lambda call: 1.0)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _c_is_built_in_a_hurry(request):
+    """Optimising is two thirds of what a C compiler does. Where generated C is not what is tested,
+    `make fuzz` alone has it done; a file says `OPTIMISED = True` or `False` of itself."""
+    listed = any(_is_under(request.path, name) for name in OPTIMISED)
+    if request.config.getoption("exhaustive") or getattr(request.module, "OPTIMISED", listed):
+        yield
+        return
+    from stepnet.executors.c import build
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(build, "_FLAGS", tuple("-O0" if flag == "-O2" else flag for flag in build._FLAGS))
+        patched.setattr(build, "_find_compiler", functools.lru_cache(build._find_compiler.__wrapped__))
+        yield
+
+
+def _is_under(path, name):
+    return path.is_relative_to(TESTS / name)
+
+
 @pytest.fixture(scope="module")
 def _plans_of_this_file():
     return {}
@@ -80,7 +104,7 @@ def _plans_are_made_anew(request, monkeypatch, _plans_of_this_file):
     All other tests may read the plan that an earlier one left in the folder of this run; as with every plan,
     its numbers are first held against the plain loop. A file says `PLANS_ON_DISK = True` to read that folder
     in any case, `False` to record each step anew."""
-    compiles = any(request.path.is_relative_to(TESTS / name) for name in MADE_ANEW)
+    compiles = any(_is_under(request.path, name) for name in MADE_ANEW)
     on_disk = getattr(request.module, "PLANS_ON_DISK", None)
     if on_disk is False or (on_disk is None and compiles):
         from stepnet.executors import plan_files

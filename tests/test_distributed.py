@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -164,14 +159,3 @@ def test_row_mean_of_one_process():
     for rows in (-1, [1, 2], float("nan")):
         with pytest.raises(LoDError, match="'rows' must be one number"):
             stepnet.distributed.row_mean(torch.tensor(1.0), rows)
-
-
-def test_two_processes_train_as_one():
-    program = str(Path(__file__).with_name("two_ranks.py"))
-    launcher = ["-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(
-        [sys.executable, *launcher, program],
-        env=environment, capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]

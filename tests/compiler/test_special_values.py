@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from stepnet.api import recurrent
 
 PLANS_ON_DISK = True  # what is recorded once runs in both executors
+OPTIMISED = True  # vectors are told from what is left over
 
 # Lambdas throughout: a plan is found again by their code, which torch's own functions lack.
 UNARY = {

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from covering import few
 from stepnet import LoDTensor, cells, recurrent
 from stepnet.engine import directions
 from stepnet.executors import twice
@@ -140,8 +141,9 @@ def test_second_derivatives(name, backend, only_plans):
         torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9)
 
 
-def test_third_derivatives(only_plans):
-    cell = STEPS["GRU"]()
+@pytest.mark.parametrize("name", few(["RNN", "GRU"], ["RNN"]))
+def test_third_derivatives(name, only_plans):
+    cell = STEPS[name]()
     x, h = inputs()
 
     def run(chosen):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import multiprocessing
 import os
 import stat
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from forks import Fork, in_a_fork
 from stepnet.errors import BuildError
 from stepnet.executors import cache_folder
 from stepnet.executors.c import build as c_build
@@ -283,21 +285,8 @@ def test_eight_processes_at_once(cache, tmp_path, monkeypatch):
     real = c_build.compiler().command[0]
     slow = f'case "$*" in *-shared*) echo x >> {count}; sleep 0.3;; esac; exec {real} "$@"'
     monkeypatch.setenv("CC", str(_script(tmp_path / "slow-cc", slow)))
-    program = (
-        "import ctypes, os, sys\n"
-        "from stepnet.executors.c import build as c_build\n"
-        "children = []\n"
-        "for _ in range(8):\n"
-        "    children.append(os.fork())\n"
-        "    if children[-1] == 0:\n"
-        "        x = ctypes.c_int64()\n"
-        "        c_build.build(sys.argv[1]).function('answer', ctypes.c_void_p)(ctypes.byref(x))\n"
-        "        os._exit(x.value)\n"
-        "print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children])\n"
-    )
-    command = [sys.executable, "-W", "ignore", "-c", program, _source()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.stdout.strip() == str([42] * 8), done.stderr
+    ranks = [Fork(lambda: _answer(c_build.build(_source()))) for _ in range(8)]
+    assert [rank.result() for rank in ranks] == [42] * 8
     assert [path.suffix for path in cache.iterdir()] == [".so"]  # no half-built leftovers, no locks
     assert count.read_text() == "x\n"
 
@@ -310,24 +299,21 @@ def test_one_that_waits_for_a_build_does_not_wait_for_ever(cache, monkeypatch, e
     monkeypatch.setattr(c_build, "_MOST_WAIT", 0.2)
     source = _source()
     key = c_build._key(c_build.compiler(), source)
-    program = (
-        "import sys, time\n"
-        "from stepnet.executors import cache_folder\n"
-        "with cache_folder.alone(sys.argv[1], 9):\n"
-        "    print('in', flush=True)\n"
-        "    time.sleep(60)\n"
-    )
-    command = [sys.executable, "-W", "ignore", "-c", program, f"{key}.so"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "in\n"
-        if end == "dies":
-            other.kill()
-            other.wait()
-        started = time.monotonic()
-        library = c_build.build(source)
-        waited = time.monotonic() - started
+
+    def builds() -> None:
+        with cache_folder.alone(f"{key}.so", 9):
+            inside.set()
+            time.sleep(60)
+
+    inside = multiprocessing.get_context("fork").Event()
+    other = Fork(builds)
+    assert inside.wait(60)
+    if end == "dies":
         other.kill()
+    started = time.monotonic()
+    library = c_build.build(source)
+    waited = time.monotonic() - started
+    other.kill()
     assert library.path.exists()
     assert end == "dies" or waited >= 0.2
 
@@ -354,21 +340,18 @@ def test_threads_share_one_build(tmp_path, monkeypatch):
 @needs_compiler
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_child_forked_during_a_build_can_build():
-    """In a fresh process: forking one that runs other threads may warn, and must not hang."""
-    program = (
-        "import os, sys\n"
-        "from stepnet.executors.c import build as c_build\n"
-        "source = sys.argv[1]\n"
-        "slot = c_build._loaded.setdefault('key', c_build._Slot())\n"
-        "c_build._lock.acquire(); slot.lock.acquire()\n"  # as another thread would, in the middle of a build
-        "child = os.fork()\n"
-        "if child == 0:\n"
-        "    slot.lock.acquire(); c_build.build(source); os._exit(7)\n"
-        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
-    )
-    command = [sys.executable, "-W", "ignore", "-c", program, _source()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.stdout.strip() == "7", done.stderr
+
+    def forks() -> int:
+        slot = c_build._loaded.setdefault("key", c_build._Slot())
+        c_build._lock.acquire()  # as another thread would, in the middle of a build
+        slot.lock.acquire()
+        child = os.fork()
+        if child == 0:
+            slot.lock.acquire()
+            os._exit(_answer(c_build.build(_source())))
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    assert in_a_fork(forks) == 42
 
 
 # ---- compilers

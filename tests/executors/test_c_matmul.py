@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from c_programs import run_sanitized
 from stepnet.executors.c import build as c_build
 
 pytestmark = pytest.mark.skipif(
@@ -247,18 +247,4 @@ int main(void) {
 def test_no_byte_outside_is_read_or_written(tmp_path: Path):
     """The same kernels under the address and undefined-behaviour sanitizers, on buffers of exact size."""
     check = CHECK_TEMPLATE.replace("_T", "_f32").replace("REAL", "float")
-    source, program = tmp_path / "main.c", tmp_path / "main"
-    source.write_text("#include <stdlib.h>\n" + c_build.preamble("f32") + check + MAIN)
-    cc = c_build.compiler()
-    sanitize = ["-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    hello = tmp_path / "hello.c"
-    hello.write_text("int main(void) { return 0; }")
-    probe = subprocess.run(
-        [*cc.command, *sanitize, str(hello), "-o", str(program)], capture_output=True, check=False
-    )
-    if probe.returncode or subprocess.run([program], capture_output=True, check=False).returncode:
-        pytest.skip("the sanitizers' runtime does not work here")
-    command = [*cc.command, *cc.flags, *sanitize, str(source), "-o", str(program), "-lm"]
-    subprocess.run(command, check=True, capture_output=True)
-    done = subprocess.run([program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_sanitized(tmp_path, c_build.preamble("f32") + check + MAIN)

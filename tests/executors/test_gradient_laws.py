@@ -16,6 +16,7 @@ from stepnet import cells, recurrent
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import SlowPathWarning, StepError
 
+OPTIMISED = False
 DTYPE = torch.float64
 D = 3
 TORCHS_OWN = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # it makes forward rules so

@@ -13,6 +13,7 @@ from stepnet.testing import FLOAT64, check_step, oracle
 
 pytestmark = pytest.mark.usefixtures("verified_plans")
 
+OPTIMISED = False
 DTYPE = torch.float64
 FEATURES, HIDDEN = 2, 3
 SIZES = [2, 0, 3, 1]

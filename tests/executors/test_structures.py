@@ -14,6 +14,7 @@ from stepnet.testing import LENGTHS, check_step
 
 pytestmark = pytest.mark.usefixtures("verified_plans")
 
+OPTIMISED = False
 DTYPE = torch.float64
 FEATURES, HIDDEN = 3, 5
 PATTERNS = ["unsorted, an empty one in the middle", "one row", "all empty", "batch of none"]

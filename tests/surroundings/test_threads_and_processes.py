@@ -2,48 +2,37 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import subprocess
-import sys
-import textwrap
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from beside_plain import CLOSE, Cell, by_hand, cell, check, ours, rows
+from beside_plain import CLOSE, Cell, by_hand, cell, check, ours, results, rows
+from forks import in_a_fork
 
-EXPECTED_OF_CHILD = """
-    import torch
+
+def right(step: torch.nn.Module) -> bool:
+    torch.testing.assert_close(results(step, ours), results(cell(), by_hand), rtol=1e-9, atol=1e-9)
+    return True
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
     torch.set_num_threads(2)
-    from beside_plain import by_hand, cell, ours, results
-
-    def right(step):
-        torch.testing.assert_close(results(step, ours), results(cell(), by_hand), rtol=1e-9, atol=1e-9)
-"""
-
-
-def child(program: str) -> None:
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(EXPECTED_OF_CHILD) + textwrap.dedent(program)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert run.returncode == 0, run.stderr
+    yield
+    torch.set_num_threads(before)
 
 
 def test_other_numbers_of_threads_in_between() -> None:
     step, twin = cell(), cell()
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 3, 2, 1):
-            torch.set_num_threads(threads)
-            check(step, twin)
-    finally:
-        torch.set_num_threads(before)
+    for threads in (1, 3, 2, 1):
+        torch.set_num_threads(threads)
+        check(step, twin)
 
 
 def outputs(step: torch.nn.Module) -> list[torch.Tensor]:
@@ -97,40 +86,15 @@ def test_threads_that_meet_a_new_step_at_once() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_fork_after_use() -> None:
-    child(
-        """
-        import os
-        step = cell()
-        right(step)
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                right(step)
-                right(cell())
-                status = 0
-            finally:
-                os._exit(status)
-        right(step)
-        assert os.waitpid(child, 0)[1] == 0
-        """
-    )
+    step = cell()
+    assert right(step)
+    assert in_a_fork(lambda: right(step) and right(cell()))
+    assert right(step)
 
 
-def test_spawn_after_use(tmp_path) -> None:
-    (tmp_path / "worker.py").write_text(
-        textwrap.dedent(EXPECTED_OF_CHILD) + "\n\ndef work(step):\n    right(step)\n    return True\n"
-    )
-    child(
-        f"""
-        import sys, multiprocessing
-        sys.path.insert(0, {str(tmp_path)!r})
-        if __name__ == "__main__":
-            import worker
-            step = cell()
-            right(step)
-            with multiprocessing.get_context("spawn").Pool(1) as pool:
-                assert pool.apply(worker.work, (step,))
-            right(step)
-        """
-    )
+def test_spawn_after_use() -> None:
+    step = cell()
+    assert right(step)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(right, (step,))
+    assert right(step)

@@ -1,9 +1,12 @@
-"""One of two processes that train together, as torchrun starts them; run by test_distributed."""
+"""Two processes that train together, with the environment that torchrun gives them."""
 
 from __future__ import annotations
 
 import os
+import socket
+import warnings
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -11,6 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import stepnet
+from forks import Fork
 from stepnet import LoDTensor, Recurrent
 
 F_IN, H, WORLD = 3, 4, 2
@@ -103,5 +107,18 @@ def main(rank: int) -> None:
     dist.destroy_process_group()
 
 
-if __name__ == "__main__":
-    main(int(os.environ["RANK"]))
+def ranked(rank: int, port: int) -> bool:
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(WORLD)}
+    warnings.simplefilter("ignore")
+    main(rank)
+    return True
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_they_train_as_one() -> None:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    ranks = [Fork(ranked, rank, port) for rank in range(WORLD)]
+    assert all(rank.result() for rank in ranks)
