@@ -148,7 +148,7 @@ def self_check(
     own = [w.view_as(w) if w.requires_grad else w for w in weights]
     with_weights = plain_loop(loop, sequences._replace(layout=layout), guarded=guarded)
 
-    def plain(x: Sequence[Tensor], states: Sequence[Tensor], *_: Any) -> Results:
+    def plain(x: Sequence[Tensor], states: Sequence[Tensor], *_: Any, own: Sequence[Tensor] = own) -> Results:
         with Replaced({id(w): t for w, t in zip(weights, own, strict=True)}):
             return with_weights(x, states)
 
@@ -172,11 +172,12 @@ def self_check(
         return results + (_gradients(results, seeds, inputs) if ready.backward is not None else [])
 
     def nudged(by: float) -> list[Tensor]:
-        """The plain loop's numbers for samples that differ in their last digits."""
-        moved = [_nudged(t, by).requires_grad_(t.requires_grad) for t in (*x, *boot)]
+        """The plain loop's numbers for samples and weights that differ in their last digits."""
+        moved = [_nudged(t, by).requires_grad_(t.requires_grad) for t in (*x, *boot, *own)]
+        states = len(x) + len(boot)
         with torch.random.fork_rng(devices=[]), kept(noise.generators):
-            results = _joined(plain(moved[: len(x)], moved[len(x) :]))
-        return all_of(results, [t for t in (*moved, *own) if t.requires_grad])
+            results = _joined(plain(moved[: len(x)], moved[len(x) : states], own=moved[states:]))
+        return all_of(results, [t for t in moved if t.requires_grad])
 
     loose = looseness(compiled)
     pairs = list(zip(all_of(ours), all_of(theirs), strict=False))
