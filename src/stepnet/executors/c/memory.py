@@ -38,14 +38,15 @@ def unchanged(checks: array[int]) -> Callable[[], int] | None:
     >>> bool(holds())
     False
     """
-    checked = _function()
+    checked = comparison()
     if checked is None:
         return None
     return functools.partial(checked, checks.buffer_info()[0], len(checks) // 3, _find())
 
 
 @functools.cache
-def _function() -> Callable[..., int] | None:
+def comparison() -> Callable[..., int] | None:
+    """The function of C, built; None where it cannot be. What builds other C asks for it: no later call waits."""
     try:
         library = build(_TEXT)
     except BuildError:

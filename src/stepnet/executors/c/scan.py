@@ -23,6 +23,7 @@ from stepnet.ir.plan import LoopPlan, Region
 from . import build as c_build
 from . import threads as c_threads
 from .desk import Desks, Placed, Table, padded
+from .memory import comparison
 from .products import BY_DTYPE, float_parts
 from .source import FIXED, Source, write
 from .tables import LARGE, new_table
@@ -235,6 +236,7 @@ def _built(source: Source) -> Callable[..., None]:
     suffixes = sorted(products | {BY_DTYPE[p.real].sums})
     before = c_build.preamble(*suffixes, linked=True) + headers(p)
     library = c_build.build(before + without_comments(source.text), *suffixes)
+    comparison()
     return library.function("run", ctypes.POINTER(c_threads.Pool), ctypes.c_void_p)
 
 
