@@ -46,7 +46,7 @@ def unchanged(checks: array[int]) -> Callable[[], int] | None:
 
 @functools.cache
 def comparison() -> Callable[..., int] | None:
-    """The function of C, built; None where it cannot be. What builds other C asks for it: no later call waits."""
+    """The function of C, built; None where it cannot be. Built beside other C: no later call waits for it."""
     try:
         library = build(_TEXT)
     except BuildError:
