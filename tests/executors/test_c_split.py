@@ -126,8 +126,8 @@ KINDS = (
     cancels=st.booleans(), seed=st.integers(0, 1 << 30),
 )  # fmt: skip
 def test_three_parts_are_as_exact_as_floats(tiles, rows, K, N, kinds, cancels, seed):
-    """Errors of all elements together, each counted in what its products add up to in size; of few elements
-    they are a matter of luck."""
+    """Errors of all elements together, each counted in what its products add up to in size; of few elements,
+    or of few terms that count, they are a matter of luck."""
     torch.manual_seed(seed)
     a, b = scaled(kinds[0], (rows, K)), scaled(kinds[1], (K, N))
     if cancels:  # the second half takes away what the first one adds, but for one term
@@ -146,7 +146,9 @@ def test_three_parts_are_as_exact_as_floats(tiles, rows, K, N, kinds, cancels, s
         return float(((found.double() - exact)[some] / sizes[some]).pow(2).mean().sqrt())
 
     if some.any():
-        assert off(ours) <= 1.1 * off(floats) + UNIT / 20  # one term alone is rounded as floats are
+        terms = float((sizes.square() / (a.double().square() @ b.double().square()))[some].median())
+        luck = UNIT / (20 if terms > 4 else 5)  # one term alone is rounded as floats are
+        assert off(ours) <= 1.1 * off(floats) + luck
     if (sizes < 2.0**126).all():
         assert ours.isfinite().all()
 
