@@ -400,21 +400,15 @@ class Recurrent(nn.Module, Generic[State]):
 
     @overload
     def __init__(
-        self: Recurrent[tuple[Tensor, Tensor]],
-        step: nn.LSTMCell,
-        *,
-        scopes: bool = False,
-        **how: Unpack[Settings],
-    ) -> None: ...
+        self: Recurrent[tuple[Tensor, Tensor]], step: nn.LSTMCell,
+        *, scopes: bool = False, **how: Unpack[Settings],
+    ) -> None: ...  # fmt: skip
 
     @overload
     def __init__(
-        self: Recurrent[Tensor],
-        step: nn.GRUCell | nn.RNNCell,
-        *,
-        scopes: bool = False,
-        **how: Unpack[Settings],
-    ) -> None: ...
+        self: Recurrent[Tensor], step: nn.GRUCell | nn.RNNCell,
+        *, scopes: bool = False, **how: Unpack[Settings],
+    ) -> None: ...  # fmt: skip
 
     @overload
     def __init__(
@@ -423,21 +417,15 @@ class Recurrent(nn.Module, Generic[State]):
 
     @overload
     def __init__(
-        self,
-        step: Callable[[Any, State], tuple[Any, State]],
-        *,
-        scopes: bool = False,
-        **how: Unpack[Settings],
-    ) -> None: ...
+        self, step: Callable[[Any, State], tuple[Any, State]],
+        *, scopes: bool = False, **how: Unpack[Settings],
+    ) -> None: ...  # fmt: skip
 
     @overload
     def __init__(
-        self,
-        step: Callable[[Any, State, Any], tuple[Any, State]],
-        *,
-        scopes: bool = False,
-        **how: Unpack[Settings],
-    ) -> None: ...
+        self, step: Callable[[Any, State, Any], tuple[Any, State]],
+        *, scopes: bool = False, **how: Unpack[Settings],
+    ) -> None: ...  # fmt: skip
 
     def __init__(
         self,
@@ -479,25 +467,15 @@ class Recurrent(nn.Module, Generic[State]):
 
         @overload
         def __call__(
-            self,
-            x: Rows,
-            state: State | None = None,
-            resets: Any = None,
-            *,
-            steps: None = None,
-            static: Any = None,
-        ) -> tuple[Rows, State]: ...
+            self, x: Rows, state: State | None = None, resets: Any = None,
+            *, steps: None = None, static: Any = None,
+        ) -> tuple[Rows, State]: ...  # fmt: skip
 
         @overload
         def __call__(
-            self,
-            x: Any = None,
-            state: State | None = None,
-            resets: Any = None,
-            *,
-            steps: Any = None,
-            static: Any = None,
-        ) -> tuple[Any, State]: ...
+            self, x: Any = None, state: State | None = None, resets: Any = None,
+            *, steps: Any = None, static: Any = None,
+        ) -> tuple[Any, State]: ...  # fmt: skip
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -41,18 +43,8 @@ class DeltaNet(HeadsCell):
     (torch.Size([2, 4]), torch.Size([2, 2, 2, 2]))
     """
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        heads: int = 1,
-        key_size: int | None = None,
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(input_size, hidden_size, heads, key_size, bias, device, dtype)
-        self.write_share = nn.Linear(input_size, heads, False, device, dtype)
+    def add_parameters(self, **like: Any) -> None:
+        self.write_share = nn.Linear(self.input_size, self.heads, False, **like)
 
     def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """One step."""
@@ -96,19 +88,10 @@ class GatedDeltaNet(DeltaNet):
     (torch.Size([2, 4]), torch.Size([2, 2, 2, 2]))
     """
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        heads: int = 1,
-        key_size: int | None = None,
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(input_size, hidden_size, heads, key_size, bias, device, dtype)
-        self.decay_time = nn.Linear(input_size, heads, True, device, dtype)
-        self.decay_rate = nn.Parameter(torch.empty(heads, device=device, dtype=dtype))
+    def add_parameters(self, **like: Any) -> None:
+        super().add_parameters(**like)
+        self.decay_time = nn.Linear(self.input_size, self.heads, True, **like)
+        self.decay_rate = nn.Parameter(torch.empty(self.heads, **like))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -47,6 +49,10 @@ class HeadsCell(nn.Module):
         self.query = nn.Linear(input_size, self.key_size, bias, device, dtype)
         self.key = nn.Linear(input_size, self.key_size, bias, device, dtype)
         self.value = nn.Linear(input_size, hidden_size, bias, device, dtype)
+        self.add_parameters(device=device, dtype=dtype)
+
+    def add_parameters(self, **like: Any) -> None:
+        """Make what a cell has besides; called once."""
 
     def reset_parameters(self) -> None:
         """Draw all parameters anew."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -174,10 +175,6 @@ def _mul_own(b: Builder, x: Operand, number: Any) -> Operand:
     return Pair(scaled(x.re), scaled(x.im)) if isinstance(x, Pair) else scaled(x)
 
 
-def _sub(b: Builder, x: Operand, y: Operand, alpha: Any = 1) -> Pair:
-    return _add(b, x, y, alpha, "sub")
-
-
 def _mul(b: Builder, x: Operand, y: Operand) -> Pair:
     (a, c), (d, e) = _parts(x), _parts(y)
     re = _sum(b, "sub", _times(b, a, d), _times(b, c, e))
@@ -195,10 +192,6 @@ def _div(b: Builder, x: Operand, y: Operand) -> Pair:
     re = _sum(b, "add", _times(b, a, d_small), _times(b, c, e_small))
     im = _sum(b, "sub", _times(b, c, d_small), _times(b, a, e_small))
     return Pair(_op(b, "div", re, whole), _op(b, "div", im, whole))
-
-
-def _reciprocal(b: Builder, x: Pair) -> Pair:
-    return _div(b, 1.0, x)
 
 
 def _conjugate(b: Builder, x: Pair) -> Pair:
@@ -282,7 +275,7 @@ def _pow(b: Builder, x: Operand, y: Operand) -> Any:
         if y == 0.5:
             return _sqrt(b, x)
         if y == -1:
-            return _reciprocal(b, x)
+            return _div(b, 1.0, x)
     if isinstance(x, (int, float)) and x > 0 and isinstance(y, Pair):
         low = math.log(x)
         return _exp(b, Pair(_op(b, "mul", y.re, low), _op(b, "mul", y.im, low)))
@@ -321,14 +314,6 @@ def _complex(b: Builder, re: Ref, im: Ref) -> Pair:
 
 def _polar(b: Builder, size: Ref, angle: Ref) -> Pair:
     return Pair(_op(b, "mul", size, _op(b, "cos", angle)), _op(b, "mul", size, _op(b, "sin", angle)))
-
-
-def _re(b: Builder, x: Pair) -> Ref:
-    return x.re
-
-
-def _im(b: Builder, x: Pair) -> Ref:
-    return x.im
 
 
 def _to_copy(b: Builder, x: Operand, dtype: Any = None, **_: Any) -> Any:
@@ -372,10 +357,6 @@ def _equal(b: Builder, x: Operand, y: Operand, op: str = "eq", join: str = "and"
     return b.pointwise(join, same, "bool")
 
 
-def _not_equal(b: Builder, x: Operand, y: Operand) -> Any:
-    return _equal(b, x, y, "ne", "or")
-
-
 def _isnan(b: Builder, x: Pair) -> Any:
     value = b.values[x.re.name].dtype
     return b.pointwise("or", [b.pointwise("isnan", [part], value) for part in (x.re, x.im)], "bool")
@@ -402,15 +383,16 @@ def _product(name: str) -> Callable[..., Any]:
 
 
 _COMPLEX: dict[str, Callable[..., Any]] = {
-    "add": _add, "sub": _sub, "mul": _mul, "div": _div, "true_divide": _div, "reciprocal": _reciprocal,
+    "add": _add, "sub": partial(_add, op="sub"), "mul": _mul, "pow": _pow,
+    **dict.fromkeys(("div", "true_divide"), _div), "reciprocal": lambda b, x: _div(b, 1.0, x),
     "abs": _abs, "angle": _angle, "sgn": _sgn, "exp": _exp, "log": _log, "sqrt": _sqrt,
     "sin": _wave("sin", "cosh", "cos", "sinh"), "cos": _wave("cos", "cosh", "sin", "sinh", turned=True),
     "sinh": _wave("sinh", "cos", "cosh", "sin"), "cosh": _wave("cosh", "cos", "sinh", "sin"),
-    "tanh": _tanh, "sigmoid": _sigmoid, "pow": _pow, "polar": _polar,
-    "complex": _complex, "view_as_real": _view_as_real, "view_as_complex": _view_as_complex, "real": _re,
-    "imag": _im, "_to_copy": _to_copy, "convert_element_type": _to_copy, "full": _full, "full_like": _full,
-    "new_full": _full, "scalar_tensor": _full, "ones_like": _ones, "ones": _ones, "new_ones": _ones,
-    "cat": _cat,
-    "where": _chosen, "eq": _equal, "ne": _not_equal, "isnan": _isnan, "mm": _product("mm"),
-    "bmm": _product("bmm"),
+    "tanh": _tanh, "sigmoid": _sigmoid, "real": lambda b, x: x.re, "imag": lambda b, x: x.im,
+    "polar": _polar, "complex": _complex, "view_as_real": _view_as_real, "view_as_complex": _view_as_complex,
+    **dict.fromkeys(("_to_copy", "convert_element_type"), _to_copy),
+    **dict.fromkeys(("full", "full_like", "new_full", "scalar_tensor"), _full),
+    **dict.fromkeys(("ones_like", "ones", "new_ones"), _ones),
+    "cat": _cat, "where": _chosen, "isnan": _isnan, "mm": _product("mm"), "bmm": _product("bmm"),
+    "eq": _equal, "ne": partial(_equal, op="ne", join="or"),
 }  # fmt: skip

@@ -43,16 +43,5 @@ def _mapping(
     outer: str, inner: str, way: Way, row: PortRow, *,
     source: tuple[int, int] | None = None, output: int | None = None,
 ) -> PortMapping:  # fmt: skip
-    return PortMapping(
-        outer,
-        inner,
-        way,
-        row.axis,
-        row.start,
-        row.end,
-        row.stride,
-        row.part_size,
-        row.internal,
-        source,
-        output,
-    )
+    cut = (row.axis, row.start, row.end, row.stride, row.part_size)
+    return PortMapping(outer, inner, way, *cut, row.internal, source, output)
