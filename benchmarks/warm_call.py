@@ -40,7 +40,7 @@ def cases(quick: bool) -> Iterator[Case]:
     if not quick:
         yield _case("lstm forward", lambda backend: _forward(lstm, lod, None, backend))
     yield _case("lstm train", lambda backend: _training(lstm, lod, backend))
-    for rows in (1,) if quick else (1, 16):
+    for rows in () if quick else (1, 16):
         yield _one_step("torch.nn.GRUCell", nn.GRUCell(UNITS, UNITS), rows)
         yield _one_step("own GRU", GRU(), rows)
 
