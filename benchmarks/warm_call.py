@@ -1,4 +1,4 @@
-"""What a call costs beside its arithmetic once its plan is there: recurrences of a few numbers."""
+"""What a call costs beside its arithmetic once its plan is there: recurrences of a few numbers, one step."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from stepnet import LoDTensor, cells, recurrent
 from .harness import Case, Contender, Effort, Row, Topic, measure
 
 LENGTHS = (5, 3, 2, 4)
+UNITS = 64  # of the cells of which one step is run
 FEATURES = 16
 EFFORTS = (
     Effort(rounds=100, warmup=4, shortest=5e-3, budget=15.0),
@@ -39,6 +40,45 @@ def cases(quick: bool) -> Iterator[Case]:
     if not quick:
         yield _case("lstm forward", lambda backend: _forward(lstm, lod, None, backend))
     yield _case("lstm train", lambda backend: _training(lstm, lod, backend))
+    for rows in () if quick else (1, 16):
+        yield _one_step("torch.nn.GRUCell", nn.GRUCell(UNITS, UNITS), rows)
+        yield _one_step("own GRU", GRU(), rows)
+
+
+class GRU(nn.Module):
+    """A GRU as one writes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_x, self.of_h = nn.Linear(UNITS, 3 * UNITS), nn.Linear(UNITS, 3 * UNITS)
+
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        r, z, n = self.of_x(x).chunk(3, -1)
+        s, u, m = self.of_h(h).chunk(3, -1)
+        n = torch.tanh(n + torch.sigmoid(r + s) * m)
+        h = n + torch.sigmoid(z + u) * (h - n)
+        return h, h
+
+
+def _one_step(name: str, cell: nn.Module, rows: int) -> Case:
+    """A call of one step, as in acting or decoding, and a call of the cell itself."""
+    x, h = torch.randn(1, rows, UNITS), torch.zeros(rows, UNITS)
+
+    def by_recurrent() -> Mapping[str, Tensor]:
+        with torch.no_grad():
+            return {"h": recurrent(cell, x, h)[1]}
+
+    def by_itself() -> Mapping[str, Tensor]:
+        with torch.no_grad():
+            new = cell(x[0], h)
+        return {"h": new if isinstance(new, Tensor) else new[1]}
+
+    return Case(
+        name=f"one step, {name}, B={rows}",
+        contenders={"stepnet": Contender(by_recurrent), "the cell": Contender(by_itself)},
+        reference="the cell",
+        facts={"B": rows, "H": UNITS},
+    )
 
 
 def _case(name: str, run: Callable[[str], Callable[[], Mapping[str, Tensor]]]) -> Case:

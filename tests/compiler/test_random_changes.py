@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from fuzz.changes import check
+from stepnet.engine import walked
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_run_change_run(seed):
+def test_run_change_run(seed, monkeypatch):
+    monkeypatch.setattr(walked, "_SURE", seed % 2)  # some by words of memory from the second call on
     assert check(seed) is None

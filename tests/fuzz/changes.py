@@ -112,8 +112,8 @@ class World:
         module = types.ModuleType("settings")
         module.value, module.inner = 1.5, types.SimpleNamespace(value=1.5)  # pyright: ignore
         self.space: dict[str, Any] = {
-            "__name__": "world", "torch": torch, "nn": nn, "os": os,
-            "D": D, "NAME": NAME, "NUMBER": 1.5, "HELPED": 1.5,
+            "__name__": "world",
+            "torch": torch, "nn": nn, "os": os, "D": D, "NAME": NAME, "NUMBER": 1.5, "HELPED": 1.5,
             "METHOD": 1.5, "MODULE": module, "LIST": [0.0, 1.5], "TABLE": {"a": 1.5, "b": [1.5]},
             "FLAGS": {"on"},
             "QUEUE": deque([1.5, 2.5]), "KIND": "class",

@@ -19,13 +19,13 @@ from torch.autograd import forward_ad
 
 from stepnet.compiler.reach import Reach, reach
 from stepnet.data.lod import LoDTensor
-from stepnet.data.modes import autocast_dtype
+from stepnet.data.modes import autocast_dtype, traced
 from stepnet.data.tree import LEAF, Spec, flatten, unflatten
 from stepnet.executors.autograd import Call
 from stepnet.executors.autograd import run as run_plan
 from stepnet.executors.layout import Layout
 from stepnet.executors.registry import tried
-from stepnet.executors.setting import only_plain
+from stepnet.executors.setting import only_plain, transforms_active
 from stepnet.ir.loop import Loop
 
 from .check import plain_loop
@@ -218,7 +218,7 @@ def warm(
     found = unchanged_step(step)
     if found is None or torch._C._len_torch_function_stack() or forward_ad._current_level >= 0:
         return None
-    if torch.is_anomaly_enabled() or only_plain(()) is not None:
+    if torch.is_anomaly_enabled() or torch._C._len_torch_dispatch_stack() or transforms_active() or traced():
         return None
     states, spec = ([state], LEAF) if type(state) is Tensor else flatten(state)
     for leaf in states:

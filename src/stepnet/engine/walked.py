@@ -15,6 +15,7 @@ from stepnet.compiler.unchanged import words
 from stepnet.executors.c.memory import unchanged
 
 _LIMIT = 512
+_SURE = 1  # walks that found what the one before did, until it is written down
 _RARELY = 256  # walks, at most, before it is written down anew what is to stay as it is
 
 
@@ -42,7 +43,7 @@ class _Step:
         self.alive = alive
         self.found: Found | None = None
         self.key: tuple[Any, ...] = ()
-        self._alike, self._pause = 0, 1
+        self._alike, self._pause = 0, _SURE
 
     def note(self, step: Callable[..., Any], function: Callable[..., Any], found: Reach) -> None:
         """Another walk found this."""
