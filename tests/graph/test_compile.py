@@ -147,6 +147,36 @@ class Nested(nn.Module):
         return recurrent(step, x, h)
 
 
+class Spike(torch.autograd.Function):
+    """A gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, v: Tensor) -> Tensor:  # pyright: ignore
+        ctx.save_for_backward(v)
+        return (v > 0).to(v.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore
+        (v,) = ctx.saved_tensors
+        return grad / (v.abs() + 1) ** 2
+
+
+class Views(nn.Module):
+    """A state twice, a weight and its transpose, and sums of exponentials: torch asks if there are any."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.input = nn.Parameter(torch.randn(4, 4) / 4), nn.Linear(3, 4)
+
+    def forward(self, x: LoDTensor, h: Tensor) -> Any:
+        def step(x: Tensor, state: Any) -> Any:
+            h, m = state
+            h = torch.tanh(h @ (self.weight - self.weight.T) + self.input(x) + m)
+            return Spike.apply(h), (h, h - h.logsumexp(1, keepdim=True))
+
+        return recurrent(step, x, (h, h))
+
+
 CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[list[int]], Sequence[Any]]]] = {
     "closure": (Closure, lambda n: (ragged(n), state(len(n)))),
     "closure, dense": (Closure, lambda n: (dense(sum(n), len(n)), state(len(n)))),
@@ -159,6 +189,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[list[int]], Sequence[A
     "packed, sorted": (lambda: stepnet.nn.GRU(3, 4), lambda n: (packed(n, sort=True),)),
     "static": (Static, lambda n: (ragged(n), state(len(n)), state(len(n), 3, 4))),
     "ragged static": (Attends, lambda n: (ragged(n), state(len(n)), ragged([k + 1 for k in n], 4))),
+    "views": (Views, lambda n: (ragged(n), state(len(n)))),
     "resets": (Restarted, lambda n: (ragged(n), state(len(n)), torch.rand(sum(n)) < 0.3)),
     "windows": (InWindows, lambda n: (ragged(n), state(len(n)))),
     "steps": (Counted, lambda n: (state(sum(n)),)),
@@ -166,7 +197,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[list[int]], Sequence[A
 }
 
 
-@pytest.mark.filterwarnings("ignore::stepnet.errors.SlowPathWarning")  # a nested one, not compiled
+@pytest.mark.filterwarnings("ignore::stepnet.errors.SlowPathWarning")  # nested; of a Function
+@pytest.mark.filterwarnings("ignore:.*Function.*should not be instantiated:DeprecationWarning")  # torch's own
 @pytest.mark.parametrize("case", few(CASES, CASES.keys() - {"modules", "RNN, dense", "GRU"}))
 def test_one_graph_with_the_same_values_and_gradients(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
@@ -178,7 +210,7 @@ def test_one_graph_with_the_same_values_and_gradients(case: str, monkeypatch: py
         with torch._dynamo.config.patch(error_on_recompile=k > 1):
             assert_alike(model, compiled, arguments(lengths))
     assert counter.frame_count <= 2
-    if case not in ("resets", "nested", "windows"):  # a plan alone runs what ran before
+    if case not in ("resets", "nested", "windows", "views"):  # a plan alone runs what ran before
         monkeypatch.setattr(Recurrence, "run", None)
         assert_alike(model, compiled, arguments(LENGTHS[-1]))
 

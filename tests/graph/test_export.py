@@ -122,6 +122,21 @@ def test_saved_and_run_in_another_process_at_other_lengths(tmp_path: Path) -> No
     assert run.stdout == "dense equal\nragged equal\n", run.stderr
 
 
+@pytest.mark.exhaustive  # half a minute of C++
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # torch's own
+def test_compiled_ahead_of_time(tmp_path: Path) -> None:
+    _, open_sizes, batches = CASES["ragged"]
+    model = Ragged().double()
+    with torch.no_grad():
+        program = export(model, batches[0], dynamic_shapes=open_sizes)
+        plain = program.run_decompositions({**torch.export.default_decompositions(), **decompositions()})
+        inductor: Any = torch._inductor
+        path = inductor.aoti_compile_and_package(plain, package_path=str(tmp_path / "model.pt2"))
+        packaged = inductor.aoti_load_package(path)
+        for args in (*batches, rows_of(0), rows_of()):
+            torch.testing.assert_close(packaged(*args), model(*args), rtol=1e-9, atol=1e-9)
+
+
 def test_offsets_are_checked_as_the_program_runs() -> None:
     model = Ragged().double()
     program = export(model, rows_of(2, 4), dynamic_shapes=({0: ANY}, {0: ANY})).module()

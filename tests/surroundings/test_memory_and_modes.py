@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from beside_plain import CLOSE, H, by_hand, cell, check, ours, results, rows
@@ -133,6 +134,34 @@ def test_a_plan_made_under_anomaly_mode_outlives_it(backend: str | None) -> None
     with torch.no_grad():
         torch.testing.assert_close([y, h], list(by_hand(Root(), x, h0)), **CLOSE)
     assert explain(step, x, h0, backend=backend).executor == (backend or "c")
+
+
+class Scaled(TorchFunctionMode):
+    """Multiplies what tanh gives, and counts its calls."""
+
+    def __init__(self, by: float) -> None:
+        super().__init__()
+        self.by, self.calls = by, 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is not torch.tanh:
+            return result
+        self.calls += 1
+        return result if self.by == 1 else result * self.by
+
+
+@pytest.mark.parametrize("by", [1.0, 2.0])
+def test_a_function_mode_that_changes_the_step_is_that_of_the_plain_loop(by: float) -> None:
+    step = cell()
+    with Scaled(by):
+        expected = results(step, by_hand)
+        found = results(step, ours)
+        told = explain(step, *rows())
+    torch.testing.assert_close(found, expected, **CLOSE)
+    assert told.executor == ("c" if by == 1 else "naive")
+    assert by == 1 or "TorchFunctionMode" in told.refusals[0].reason
+    check(step, cell())
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

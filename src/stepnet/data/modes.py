@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 from torch._ops import _len_torch_dispatch_stack_pre_dispatch
-from torch.overrides import _pop_mode, _push_mode
+from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -73,6 +73,14 @@ def _without_modes() -> Iterator[None]:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch._C.DisableTorchFunction())
         yield
+
+
+def in_function_modes() -> bool:
+    """Whether a TorchFunctionMode is active that is neither torch's default device nor one of ours."""
+    if not torch._C._len_torch_function_stack():
+        return False
+    known = ("torch.utils._device", "stepnet.")
+    return not all(type(m).__module__.startswith(known) for m in _get_current_function_mode_stack())
 
 
 def transforms() -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.compiler.capture import Replaced
+from stepnet.compiler.capture import Replaced, without_modes
 from stepnet.compiler.draws import kept
 from stepnet.compiler.inner_loops import TooFewSteps, is_guarded
 from stepnet.compiler.iteration import code_of
@@ -104,6 +104,25 @@ def _run(loop: Loop, sequences: Sequences, x: Sequence[Tensor], states: Sequence
     leaves = flatten({port.output: out[port.output] for port in loop.joined})[0]
     y = [leaf.values.index_select(0, back.to(leaf.values.device)) for leaf in leaves]
     return y, [out[f"last {port.parameter}"] for port in loop.merged]
+
+
+def same_in_modes(loop: Loop, sequences: Sequences) -> bool:
+    """Whether the TorchFunctionModes around only watch a step, which gives on a row what it gives without."""
+    generator = torch.Generator().manual_seed(24)
+    few_rows = sequences._replace(layout=Layout.ragged(torch.tensor([0, 1]), reverse=False))
+
+    def run() -> list[Tensor]:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            return _joined(_run(loop, few_rows, x, states))
+
+    with without_modes():
+        x = [sampled(t, 1, 0.1, generator) for t in sequences.x_rows]
+        states = [sampled(t, 1, 0.1, generator) for t in sequences.states]
+        expected = run()
+    found = run()
+    with without_modes():
+        pairs = zip(found, expected, strict=True)
+        return all(type(a) is type(b) and torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
 
 
 def sample_layout() -> Layout:

@@ -17,7 +17,7 @@ from stepnet.compiler.answers import AsksCaptured
 from stepnet.compiler.inner_loops import ENDED, ENDED_AT_LIMIT, TooFewSteps, is_guarded
 from stepnet.compiler.iteration import code_of
 from stepnet.compiler.reach import note_asking
-from stepnet.data.modes import autocast_dtype, default_device
+from stepnet.data.modes import autocast_dtype, default_device, in_function_modes
 from stepnet.data.tree import LEAF, unflatten
 from stepnet.errors import NoCompiler, SlowPathWarning, StepError, TorchOpsWarning, Unsupported
 from stepnet.executors import naive
@@ -29,7 +29,7 @@ from stepnet.executors.transformed import Run, run_transformed
 from stepnet.ir.loop import Loop
 
 from . import again
-from .check import plain_loop
+from .check import plain_loop, same_in_modes
 from .choice import Slower
 from .directions import Find, RunsAlong
 from .make import Entry, make
@@ -205,6 +205,9 @@ def find_plan(loop: Loop, feeds: Mapping[str, Any], *, backend: str) -> tuple[En
     while _refused_as(TooFewSteps, entry):
         more_inner_steps(reads)
         entry = lookup(loop, reads, sequences, backend)
+    tried_in_modes = backend == AUTO and entry.compiled is not None and not entry.compiled.draws
+    if tried_in_modes and in_function_modes() and not same_in_modes(loop, sequences):
+        raise Unsupported("a TorchFunctionMode changes what the step computes")
     return entry, reads, sequences
 
 

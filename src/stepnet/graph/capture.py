@@ -15,6 +15,7 @@ import operator
 import re
 import warnings
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -50,7 +51,7 @@ LIBRARY.define(
 
 def _rows(x: list[Tensor], states: list[Tensor], axis: int, levels: int) -> list[Tensor]:
     """One step of x and of the states."""
-    n = open_size()
+    n = open_size(1)  # a step is run where a sequence goes on
     return [
         *(t.new_empty((n, *row_shape(t, axis, levels))) for t in x),
         *(t.new_empty((n, *t.shape[1:])) for t in states),
@@ -91,6 +92,24 @@ if CAN_CAPTURE:
     _node = _Node()
 
 
+def _take_views() -> bool:
+    """Let Dynamo hand a body two views of one tensor, such as a weight and its transpose.
+
+    It refuses them for bodies that write, or give what they were given.
+    """
+    from torch._dynamo.variables import higher_order_ops
+
+    class Node(higher_order_ops.BaseHOPVariable):
+        supports_aliasing = True
+
+    names: Any = higher_order_ops
+    names._hop_name_to_variable_class.setdefault(_node.__name__, Node)
+    return True
+
+
+_take_views._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]  # it calls, not traces
+
+
 def captured(
     outside: Callable[[], Any], step: Callable[..., Any], x: Any, state: Any, static: Any, marks: Any,
     fresh: Any, *, clocked: bool, resets: str, reverse: bool, axis: int, backend: str | None,
@@ -109,7 +128,6 @@ def captured(
     """
     x_leaves, x_spec = _pytree.tree_flatten(x, is_leaf=_is_ragged)
     state_leaves, state_spec = _pytree.tree_flatten(state)
-    state_leaves = [t.clone() for t in state_leaves]  # for Dynamo, which takes no two views of one
     static_leaves, static_spec = _pytree.tree_flatten(() if static is None else static)
     fresh_leaves = _pytree.tree_leaves(() if fresh is None else fresh)
     first = x_leaves[0]
@@ -122,6 +140,7 @@ def captured(
     beside = offsets if marks is None else [*offsets, marks, *fresh_leaves]
     n_x, n_state = len(values), len(state_leaves)
     autocast = autocast_now()
+    _take_views()
 
     def body() -> Any:
         if not torch.compiler.is_dynamo_compiling():
@@ -290,7 +309,8 @@ class _Lowered:
         n_fresh = len(beside) - len(x) * way.levels - bool(way.resets)
         counts = len(x), len(states), len(static), n_fresh
         random = any(_NOISE.search(str(n.target)) for n in graph.nodes)
-        self._recurrence = Recurrence(way, _function(code), counts, leaves, random)
+        held = {str(n.target): getattr(subgraph, str(n.target)) for n in graph.nodes if n.op == "get_attr"}
+        self._recurrence = Recurrence(way, _function(code, held), counts, leaves, random)
         self._digest = hashlib.sha256(repr((code.src, way)).encode()).hexdigest()[:16]
         self._what = f"compiled {self._digest}#{next(_ordinals)}"  # two calls stay two, however alike
 
@@ -324,20 +344,20 @@ class _Lowered:
         return tuple(results[i] for i in self._results)
 
 
-def _function(code: Any) -> Callable[..., Any]:
-    """The code of a graph as a function by itself."""
-    space = dict(code.globals)
+def _function(code: Any, held: dict[str, Any]) -> Callable[..., Any]:
+    """The code of a graph as a function by itself. `held`: what it calls its own."""
+    space = {**code.globals, "self": SimpleNamespace(**held)}
     source = _PRIVATE.sub(_public, code.src).replace("def forward(self, ", "def forward(", 1)
     exec(compile(source, "<step in a graph>", "exec"), space)
     return space["forward"]
 
 
 def _is_size_check(node: fx.Node) -> bool:
-    """Whether a node tells that the number of rows is not negative."""
+    """Whether a node tells that there are rows."""
     if node.target is not torch.ops.aten._assert_scalar.default:
         return False
     (holds, *_) = node.args
-    return isinstance(holds, fx.Node) and holds.target is operator.ge and holds.args[1:] == (0,)
+    return isinstance(holds, fx.Node) and holds.target is operator.ge and holds.args[1:] in ((0,), (1,))
 
 
 _PRIVATE = re.compile(r"torch\._C\._nn\.(\w+)")
