@@ -6,6 +6,7 @@ from a run of what was read.
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import resource
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import torch
 from onnx import AttributeProto, ModelProto
 
@@ -57,6 +59,66 @@ def written() -> Files:
     return found
 
 
+HEAD = '<ir_version: 10, opset_import: ["": 18, "my": 1]>'
+OF_FUNCTIONS = """g (float[N,3] x) => (float[N,3] y) { a = my.twice <k = 2.0> (x)  y = my.both(a, x) }
+<domain: "my", opset_import: ["": 18, "my": 1]> twice <k> (u) => (v)
+{ c = Constant<value_float: float = @k>()  w = Mul(u, c)  v = my.inner(w) }
+<domain: "my", opset_import: ["": 18]> inner (u) => (v) { v = Tanh(u) }
+<domain: "my", opset_import: ["": 18]> both (u, z) => (v) { s = Add(u, z)  v = Relu(s) }"""
+NESTED = """g (float[N,3] x, bool c) => (float[N,3] y) { y = If(c) <
+  then_branch = t () => (a) { n = Constant<value = int64 {3}>()  go = Constant<value = bool {1}>()
+    a = Loop(n, go, x) <body = b (int64 i, bool d, float[N,3] s) => (bool e, float[N,3] r) {
+      e = Identity(d)  z = Constant<value = int64 {1}>()  l = Less(i, z)
+      r = If(l) <then_branch = p () => (q) { q = Add(s, x) }, else_branch = o () => (m) { m = Neg(s) }> }> },
+  else_branch = f () => (k) {
+    k = Scan(x) <num_scan_inputs = 1, body = w (float[3] row) => (float[3] out) { out = Tanh(row) }> }> }"""
+OUTSIDE = "g (float[N,4] x) => (float[N,4] y) { p = MatMul(x, w)  y = Add(p, b) }"
+PLACES = ["w.bin", "../w.bin", "/etc/passwd", "link.bin", "there/w.bin", "fifo", "w.bin\0x", ".", "w.bin/",
+          "a" * 5000, "-1", "64", "81", "9" * 19, "1e3", "0x10"]  # fmt: skip
+
+
+def special() -> Files:
+    """Functions of a file's own, loops and branches in one another, and constants outside the file."""
+    models = [onnx.parser.parse_model(HEAD + text) for text in (OF_FUNCTIONS, NESTED, OUTSIDE)]
+    for name, dims, offset in (("w", (4, 4), 0), ("b", (4,), 64)):
+        tensor = models[2].graph.initializer.add(name=name, data_type=1, dims=dims, data_location=1)
+        for key, value in (("location", "w.bin"), ("offset", offset), ("length", 4 * int(np.prod(dims)))):
+            tensor.external_data.add(key=key, value=str(value))
+    x = np.ones((2, 3), np.float32)
+    inputs = [[x], [x, np.array(True)], [np.ones((2, 4), np.float32)]]
+    return [(model.SerializeToString(), given) for model, given in zip(models, inputs, strict=True)]
+
+
+def around(folder: Path) -> None:
+    """What constants outside a file may meet in its folder."""
+    (folder / "w.bin").write_bytes(bytes(80))
+    for name, to in (("link.bin", "/etc/passwd"), ("there", "/tmp")):
+        (folder / name).symlink_to(to)
+    os.mkfifo(folder / "fifo")
+
+
+def _special(model: ModelProto, rng: random.Random) -> None:
+    """Change a function of the file's own, or where a constant lies."""
+    outside = [tensor for tensor in model.graph.initializer if tensor.external_data]
+    if outside:
+        entry = rng.choice(rng.choice(outside).external_data)
+        entry.value = rng.choice(PLACES)
+        return
+    names = [f.name for f in model.functions]
+    function = rng.choice(model.functions)
+    node, kind = rng.choice(function.node), rng.randrange(6)
+    if kind < 2:
+        node.op_type, node.domain = rng.choice(names), rng.choice(["my", ""])  # itself, too
+    elif kind == 2 and node.input:
+        node.input[0] = rng.choice(["u", "v", "z", "", *names])
+    elif kind == 3:
+        function.name = rng.choice(names)
+    elif kind == 4 and function.input:
+        del function.input[0]
+    else:
+        model.functions.remove(function)
+
+
 def mutate(data: bytes, rng: random.Random) -> bytes:
     """One to four changes: of bytes, or of what the file says."""
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
@@ -82,6 +144,9 @@ def _content(data: bytes, rng: random.Random) -> bytes:
         model.ParseFromString(data)
     except Exception:  # bytes were changed before
         return _bytes(data, rng)
+    if rng.random() < 0.7 and (model.functions or any(t.external_data for t in model.graph.initializer)):
+        _special(model, rng)
+        return model.SerializeToString()
     graphs = [model.graph]
     for graph in graphs:  # grows
         graphs += [a.g for node in graph.node for a in node.attribute if a.type == AttributeProto.GRAPH]
@@ -159,6 +224,8 @@ def fuzz(count: int, seed: int, folder: Path, found: Files) -> Counter[str]:
     counts: Counter[str] = Counter()
     before = stepnet.get_backend()
     stepnet.set_backend("naive")
+    if not (folder / "w.bin").exists():
+        around(folder)
     try:
         for _ in range(count):
             data, inputs = rng.choice(found)
@@ -178,4 +245,11 @@ if __name__ == "__main__":
     assert onnx.__version__
     place = Path(tempfile.mkdtemp())
     print(f"files: {place}")
-    print(fuzz(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0, place, [*nodes(), *written()]))
+    print(
+        fuzz(
+            int(sys.argv[1]),
+            int(sys.argv[2]) if len(sys.argv) > 2 else 0,
+            place,
+            [*nodes(), *written(), *special()],
+        )
+    )

@@ -119,6 +119,7 @@ def test_numbers_that_do_not_fit_their_shape(tmp_path):
         ("none.bin", 8, "is not there"),
         ("w.bin", 10**12, "behind the end of its file"),
         ("link.bin", 8, "lies outside the folder"),
+        ("a" * 5000, 8, "too long"),
     ],
 )
 def test_constants_outside_the_file(location, length, text, tmp_path):
@@ -136,6 +137,17 @@ def test_constants_outside_the_file(location, length, text, tmp_path):
         stepnet.onnx.load(write(folder / "m.onnx", [node("Reshape", "xs")], [X], constants=[constant]))
 
 
+def test_sparse_constants(tmp_path):
+    one = TensorProto(name="s", data_type=1, dims=[1], float_data=[2.0])
+    places = TensorProto(data_type=7, dims=[1], int64_data=[1])
+    path = write(tmp_path / "m.onnx", **given([node("Relu", "x")], inputs=[X]))
+    model = onnx.load(path)
+    model.graph.sparse_initializer.add(values=one, indices=places, dims=[3])
+    onnx.save(model, path)
+    with pytest.raises(IRError, match=r"(?s)m\.onnx: sparse constants are not read.*'s'"):
+        stepnet.onnx.load(path)
+
+
 def test_what_is_no_file(tmp_path):
     (tmp_path / "text.onnx").write_text("<xml/>")
     (tmp_path / "folder.onnx").mkdir()
@@ -147,5 +159,5 @@ def test_what_is_no_file(tmp_path):
 def test_changed_files(tmp_path):
     """What a file says changed, and bytes: a model or an error, of a run, too; `fuzz.py` makes long runs."""
     fuzz = runpy.run_path(str(Path(__file__).with_name("fuzz.py")))
-    told = fuzz["fuzz"](300, 7, tmp_path, fuzz["written"]())
+    told = fuzz["fuzz"](300, 7, tmp_path, [*fuzz["written"](), *fuzz["special"]()])
     assert min(told["IRError"], told["model that runs"], told["model, IRError when run"]) > 2, told

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import openvino_rows
 from ir_files import Net
 from stepnet.errors import IRError
 from stepnet.openvino import load, supported_types
@@ -458,6 +459,7 @@ ROWS = [
         **{"exclude-pad": "false"},
     ),
 ]
+ROWS += [pytest.param(*case, id=f"{case[0]}-{number}") for number, case in enumerate(openvino_rows.CASES)]
 ELSEWHERE = {"LSTMCell", "GRUCell", "RNNCell", "LSTMSequence", "GRUSequence", "RNNSequence",
              "TensorIterator", "Loop", "If", "Parameter", "Result", "Const"}  # fmt: skip
 

@@ -42,7 +42,9 @@ class Attributes:
         value = self.text(name, default).strip().lower()
         if value not in choices:
             raise IRError(
-                f"{self.where}: {name} is not known", got=shorten(value), expected=", ".join(choices)
+                f"{self.where}: {name} is not known",
+                got=_said(value),
+                expected=", ".join(choices),
             )
         return value
 
@@ -88,7 +90,9 @@ class Attributes:
         value = self.text(name).strip().lower()
         if value not in ("true", "false", "1", "0"):
             raise IRError(
-                f"{self.where}: {name} is no truth value", got=shorten(value), expected="true or false"
+                f"{self.where}: {name} is no truth value",
+                got=_said(value),
+                expected="true or false",
             )
         return value in ("true", "1")
 
@@ -99,7 +103,9 @@ class Attributes:
     def _int(self, name: str, text: str) -> int:
         if not _INT.fullmatch(text.strip()):
             raise IRError(
-                f"{self.where}: {name} is no whole number", got=shorten(text), expected="an integer"
+                f"{self.where}: {name} is no whole number",
+                got=_said(text),
+                expected="an integer",
             )
         value = int(text)
         if not -_TOP <= value < _TOP:
@@ -108,5 +114,9 @@ class Attributes:
 
     def _float(self, name: str, text: str) -> float:
         if not _FLOAT.fullmatch(text.strip()):
-            raise IRError(f"{self.where}: {name} is no number", got=shorten(text), expected="a number")
+            raise IRError(f"{self.where}: {name} is no number", got=_said(text), expected="a number")
         return float(text)
+
+
+def _said(text: str) -> str:
+    return shorten(text) or "nothing"

@@ -237,9 +237,12 @@ class Walk:
     def _sliced(self, node: Node, port: Slice, value: Tensor) -> tuple[Tensor, int]:
         if not -value.dim() <= port.axis < value.dim():
             text = f"axis {port.axis} lies outside an input of {value.dim()} dimensions"
-            raise _Fault(
-                IRError(f"{node.layer.where}: the slice of '{shorten(port.parameter)}': {text}"), text
+            error = IRError(
+                f"{node.layer.where}: the slice of '{shorten(port.parameter)}': {text}",
+                got=f"axis={port.axis}",
+                expected=f"{-value.dim()} to {value.dim() - 1}",
             )
+            raise _Fault(error, text)
         axis = port.axis % value.dim()
         try:
             _, _, steps = iterations(port, value.shape[axis])
@@ -253,13 +256,21 @@ class Walk:
     def _joined(self, node: Node, port: Concat, which: int, value: Tensor, steps: int) -> Tensor:
         if not -value.dim() <= port.axis < value.dim():
             text = f"axis {port.axis} lies outside a result of {value.dim()} dimensions"
-            raise _Fault(IRError(f"{node.layer.where}: {port.output}: {text}"), text)
+            error = IRError(
+                f"{node.layer.where}: {port.output}: {text}",
+                got=f"axis={port.axis}",
+                expected=f"{-value.dim()} to {value.dim() - 1}",
+            )
+            raise _Fault(error, text)
         axis, part = port.axis % value.dim(), port.part_size or 1
         if value.shape[axis] != part:
             text = f"part_size is {part}, but the result has {value.shape[axis]} elements along axis {axis}"
-            raise _Fault(
-                IRError(f"{node.layer.where}: output {port.output}: {text}"), (part, value.shape[axis])
+            error = IRError(
+                f"{node.layer.where}: output {port.output}: {text}",
+                got=f"a result of {list(value.shape)}",
+                expected=f"{part} along axis {axis}, or part_size={value.shape[axis]}",
             )
+            raise _Fault(error, (part, value.shape[axis]))
         declared = next(p for p in node.layer.outputs if f"port {p.id}" == port.output).shape
         if declared is not None and len(declared) == value.dim() and declared[axis] not in (-1, steps * part):
             error = IRError(

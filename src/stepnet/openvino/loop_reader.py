@@ -70,9 +70,17 @@ def _row(element: Any, layer: Layer, side: str) -> PortRow:
         if layer.type == "If":
             raise IRError(f"{here}: a branch of If is not sliced", got=f"axis={axis}")
         if stride == 0:
-            raise IRError(f"{here}: stride must not be 0", got="stride=0")
+            raise IRError(
+                f"{here}: stride must not be 0",
+                got="stride=0",
+                expected='stride="1", say, or -1 for backwards',
+            )
         if part <= 0:
-            raise IRError(f"{here}: part_size must be > 0", got=f"part_size={part}")
+            raise IRError(
+                f"{here}: part_size must be > 0",
+                got=f"part_size={part}",
+                expected=f'part_size="{max(abs(stride), 1)}", as far as the stride',
+            )
         if part != abs(stride):
             raise IRError(
                 f"{here}: part_size {part} and |stride| {abs(stride)} differ"
@@ -120,7 +128,11 @@ def _check_outputs(layer: Layer, net: Net, rows: PortMap) -> None:
         where = f"{layer.where}: port_map output internal_layer_id={row.internal}"
         _check_internal(layer, net, row, "Result", where)
         if row.purpose == "current_iteration":
-            raise IRError(f"{where}: current_iteration is the purpose of an input")
+            raise IRError(
+                f"{where}: current_iteration is the purpose of an input",
+                got="a port_map output",
+                expected='purpose="execution_condition", or none',
+            )
         if row.purpose == "execution_condition":
             conditions += 1
             if row.external < 0:

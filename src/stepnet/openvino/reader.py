@@ -131,6 +131,7 @@ def _read_layer(element: Any, scope: str, depth: int) -> Layer:
         raise IRError(
             f"{where}: must have one output and no input",
             got=f"{len(inputs)} inputs, {len(outputs)} outputs",
+            expected="no inputs, 1 output",
         )
     if not _VERSION.fullmatch(version) and version != "extension":
         raise IRError(f"{where}: version is not known", got=shorten(version), expected="opset1, opset2, ...")

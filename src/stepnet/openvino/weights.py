@@ -65,7 +65,9 @@ class Weights:
         offset, size = attributes.size("offset"), attributes.size("size")
         element_type, shape = _declared(layer, attributes)
         if any(d < 0 for d in shape):
-            raise IRError(f"{layer.where}: a constant has no dynamic dimension", got=_text(shape))
+            raise IRError(
+                f"{layer.where}: a constant has no dynamic dimension", got=_text(shape), expected="sizes >= 0"
+            )
         needed = math.prod(shape) * element_type.size
         if size != needed:
             raise IRError(

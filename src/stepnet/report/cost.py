@@ -147,19 +147,21 @@ def call_flops(name: str, read: Sequence[Tensor], results: Sequence[Tensor]) -> 
 
 # -- OpenVINO's layers, by type ----------------------------------------------------------------------------
 
-VIEWS = _names("reshape squeeze unsqueeze shapeof parameter result const")
+VIEWS = _names("identity reshape squeeze unsqueeze shapeof parameter result const")
 MOVES = VIEWS | _names(
-    "broadcast concat convert convertlike convertpromotetypes gather gatherelements gathernd nonzero onehot"
-    " pad range reversesequence scatterelementsupdate scatterndupdate scatterupdate select slice split"
-    " stridedslice tile topk transpose variadicsplit"
+    "broadcast concat convert convertlike convertpromotetypes depthtospace eye gather gatherelements gathernd"
+    " nonzero onehot pad range reversesequence roll scatterelementsupdate scatterndupdate scatterupdate"
+    " select shufflechannels slice slicescatter spacetodepth split stridedslice tile topk transpose"
+    " variadicsplit"
 )
 COSTLY = _names(
     "acos acosh asin asinh atan atanh cos cosh elu erf exp gelu log mish power selu sigmoid sin sinh softplus"
     " sqrt swish tan tanh"
 )
 CHEAP = _names(
-    "abs add ceiling clamp divide equal floor floormod greater greaterequal hardsigmoid hsigmoid hswish"
-    " isfinite isnan less lessequal logicaland logicalnot logicalor logicalxor maximum minimum mod multiply"
+    "abs add bitwiseand bitwiseleftshift bitwisenot bitwiseor bitwiserightshift bitwisexor bucketize ceiling"
+    " clamp divide equal floor floormod greater greaterequal hardsigmoid hsigmoid hswish isfinite isinf isnan"
+    " searchsorted less lessequal logicaland logicalnot logicalor logicalxor maximum minimum mod multiply"
     " negative notequal prelu relu round sign softsign squareddifference subtract"
 )
 READS = _names(
@@ -172,6 +174,9 @@ SEVERAL = {
     "logsoftmax": TRANSCENDENTAL + 4,
     "mvn": 6,  # mean, difference, square, mean of the squares, product with the root
     "normalizel2": 3,
+    "grn": 3,
+    "groupnormalization": 6,
+    "lrn": TRANSCENDENTAL + 5,
     "batchnorminference": 2,
     "fakequantize": 6,
 }
@@ -182,7 +187,8 @@ _ACTIVATIONS = {  # of a cell, for each element of the state
     "grucell": 3 * TRANSCENDENTAL + 12,
     "rnncell": TRANSCENDENTAL + 2,
 }
-PRODUCTS = frozenset({"matmul", "convolution", "groupconvolution", "maxpool", "avgpool", *GATES, *SEQUENCES})
+PRODUCTS = frozenset({"matmul", "convolution", "groupconvolution", "maxpool", "avgpool", "einsum", "inverse",
+                      "scaleddotproductattention", *GATES, *SEQUENCES})  # fmt: skip
 
 
 def layer_cost(layer: Layer, inputs: Sequence[Any], outputs: Sequence[Any]) -> Cost:
@@ -215,12 +221,33 @@ def _layer_flops(kind: str, layer: Layer, inputs: Sequence[Tensor], size: int) -
         return product_flops(a.shape[-2 if transposed and a.dim() > 1 else -1], size)
     if kind in ("convolution", "groupconvolution"):
         return product_flops(math.prod(inputs[1].shape[1 if kind == "convolution" else 2 :]), size)
+    if kind == "einsum":
+        return product_flops(1, _counted(layer.attributes["equation"], inputs))
+    if kind == "inverse":
+        return product_flops(inputs[0].shape[-1], size)
+    if kind == "scaleddotproductattention":
+        key, value = inputs[1:3]
+        scores = size // max(value.shape[-1], 1) * key.shape[-2]
+        return product_flops(key.shape[-1] + value.shape[-1], scores) + SEVERAL["softmax"] * scores
     if kind in ("maxpool", "avgpool"):
         return math.prod(int(k) for k in layer.attributes["kernel"].split(",")) * size
     steps = 1
     if kind in SEQUENCES:
         steps = inputs[0].shape[1] * (2 if inputs[1].shape[1] == 2 else 1)
     return steps * sum(cell_flops(layer, inputs))
+
+
+def _counted(equation: str, inputs: Sequence[Tensor]) -> int:
+    """How many products an einsum adds up: one for each choice of all of its indices."""
+    sizes: dict[str, int] = {}
+    for term, value in zip(equation.replace(" ", "").split("->")[0].split(","), inputs, strict=True):
+        first, _, last = term.partition("...")
+        shape = list(value.shape)
+        named = dict(zip(first, shape, strict=False)) | dict(zip(last[::-1], shape[::-1], strict=False))
+        rest = shape[len(first) : len(shape) - len(last)]
+        named |= {f"...{place}": size for place, size in enumerate(rest[::-1])}
+        sizes |= {name: max(size, sizes.get(name, 1)) for name, size in named.items()}
+    return math.prod(sizes.values())
 
 
 def cell_flops(layer: Layer, inputs: Sequence[Tensor]) -> tuple[int, int]:

@@ -8,9 +8,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import torch
-from onnx import ModelProto
+from onnx import AttributeProto, GraphProto, ModelProto
 from onnx_ir.tensor_adapters import to_torch_dtype
 from torch import Tensor, nn
 
@@ -186,11 +187,16 @@ def load(path: str | os.PathLike[str], *, trainable: bool = False) -> ONNXModel:
     except OSError as problem:
         raise IRError(f"{where}: cannot be read: {problem.strerror}", expected="an ONNX file") from problem
     try:
-        model = ir.load(place)
+        proto = onnx.load(place, load_external_data=False)
+        _check_dense(proto.graph, where)
+        model = ir.from_proto(proto)
+        ir.external_data.set_base_dir(model.graph, place.parent)
         if model.functions:
             from onnx_ir.passes.common import InlinePass
 
             InlinePass()(model)
+    except IRError:
+        raise
     except Exception as problem:  # of protobuf and of onnx-ir, which name no common class
         text = str(problem).strip().splitlines()
         raise IRError(
@@ -204,7 +210,7 @@ def load(path: str | os.PathLike[str], *, trainable: bool = False) -> ONNXModel:
         return ONNXModel(model, where, trainable=trainable)
     except IRError:
         raise
-    except ERRORS as problem:  # of onnx-ir, which reads much of a file when it is asked for it
+    except (OSError, *ERRORS) as problem:  # of onnx-ir, which reads much of a file when it is asked for it
         text = str(problem).strip().splitlines()
         raise IRError(
             f"{where}: breaks a rule: {text[0][:300] if text else type(problem).__name__}"
@@ -227,6 +233,20 @@ def _check_names(model: ir.Model, where: str) -> None:
         wrong = next((name for name in names if name is not None and not isinstance(name, str)), None)
         if wrong is not None:
             raise IRError(f"{where}: a name is no text", got=repr(wrong)[:100])
+
+
+def _check_dense(graph: GraphProto, where: str) -> None:
+    """Refuse sparse constants, which onnx-ir passes over."""
+    if graph.sparse_initializer:
+        raise IRError(
+            f"{where}: sparse constants are not read",
+            got=", ".join(repr(sparse.values.name)[:80] for sparse in graph.sparse_initializer[:8]),
+            expected="constants with all of their numbers",
+        )
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.GRAPH:
+                _check_dense(attribute.g, where)
 
 
 def _check_operators(model: ir.Model, where: str) -> None:

@@ -38,6 +38,12 @@ def _clamp(layer: Layer, attributes: Attributes) -> Function:
     return clamp
 
 
+def _is_inf(layer: Layer, attributes: Attributes) -> Function:
+    negative = attributes.bool("detect_negative", True)
+    positive = attributes.bool("detect_positive", True)
+    return lambda x: x.isinf() & ((x < 0) & negative | (x > 0) & positive)
+
+
 def _elu(layer: Layer, attributes: Attributes) -> Function:
     alpha = attributes.float("alpha")
     return lambda x: torch.where(x > 0, x, alpha * torch.expm1(x.clamp(max=0)))
@@ -107,6 +113,7 @@ ROWS = (
     _one("Erf", torch.erf),
     _one("IsNaN", torch.isnan),
     _one("IsFinite", torch.isfinite),
+    Row("IsInf", _is_inf, (1, 1)),
     Row("Clamp", _clamp, (1, 1)),
     Row("Elu", _elu, (1, 1)),
     Row("Gelu", _gelu, (1, 1)),

@@ -30,15 +30,20 @@ def broadcast_together(a: Tensor, b: Tensor, mode: str, axis: int) -> tuple[Tens
         if i > min(a.dim(), b.dim()):
             if loose:
                 break
-            raise Misfit(_differ(a, b), dims=(a.dim(), b.dim()))
+            raise _differ(a, b, (a.dim(), b.dim()))
         m, n = a.shape[-i], b.shape[-i]
         if m is not n and not (loose and (m == 1 or n == 1)) and m != n:
-            raise Misfit(_differ(a, b), dims=(m, n))
+            raise _differ(a, b, (m, n))
     return a, b
 
 
-def _differ(a: Tensor, b: Tensor) -> str:
-    return f"shapes {shape_text(a)} and {shape_text(b)} do not fit together"
+def _differ(a: Tensor, b: Tensor, dims: tuple[int, int]) -> Misfit:
+    return Misfit(
+        f"shapes {shape_text(a)} and {shape_text(b)} do not fit together",
+        got=f"{dims[0]} and {dims[1]}",
+        expected="equal numbers, or 1 where the layer broadcasts",
+        dims=dims,
+    )
 
 
 def binary(function: Callable[[Tensor, Tensor], Tensor]) -> Maker:
@@ -129,6 +134,12 @@ ROWS = (
     _two("GreaterEqual", torch.ge),
     _two("Less", torch.lt),
     _two("LessEqual", torch.le),
+    _two("BitwiseAnd", torch.bitwise_and),
+    _two("BitwiseOr", torch.bitwise_or),
+    _two("BitwiseXor", torch.bitwise_xor),
+    _two("BitwiseLeftShift", torch.bitwise_left_shift),
+    _two("BitwiseRightShift", torch.bitwise_right_shift),
+    Row("BitwiseNot", plain(torch.bitwise_not), (1, 1)),
     Row("LogicalAnd", _on_truth(torch.logical_and), (2, 2)),
     Row("LogicalOr", _on_truth(torch.logical_or), (2, 2)),
     Row("LogicalXor", _on_truth(torch.logical_xor), (2, 2)),

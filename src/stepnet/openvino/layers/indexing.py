@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -245,17 +245,17 @@ def _as_numbers(x: Tensor, y: Tensor, function: Callable[[Tensor, Tensor], Tenso
     return function(x.to(torch.uint8), y.to(torch.uint8)) != 0
 
 
-def _places(x: Tensor, indices: Tensor) -> tuple[Tensor, ...]:
-    if indices.dim() == 0 or indices.shape[-1] > x.dim():
-        raise Misfit(f"indices {shape_text(indices)} do not fit {shape_text(x)}", dims=str(indices.shape))
-    return tuple(_wrapped(part, x.shape[i]) for i, part in enumerate(indices.unbind(-1)))
+def _places(shape: Sequence[int], indices: Tensor) -> tuple[Tensor, ...]:
+    if indices.dim() == 0 or indices.shape[-1] > len(shape):
+        raise Misfit(f"indices {shape_text(indices)} do not fit {list(shape)}", dims=str(indices.shape))
+    return tuple(_wrapped(part, shape[i]) for i, part in enumerate(indices.unbind(-1)))
 
 
 def _scatter_nd(layer: Layer, attributes: Attributes) -> Function:
     how = attributes.choice("reduction", ("none", "sum", "sub", "prod", "min", "max"), "none")
 
     def scatter(x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-        places, new = _places(x, indices), updates.to(x.dtype)
+        places, new = _places(x.shape, indices), updates.to(x.dtype)
         if how == "none":
             return x.index_put(places, new)
         if how == "sub":
@@ -275,9 +275,24 @@ def _scatter_nd(layer: Layer, attributes: Attributes) -> Function:
 
 
 def _gather_nd(layer: Layer, attributes: Attributes) -> Function:
-    if attributes.int("batch_dims", 0) != 0:
-        raise Misfit("batch_dims other than 0 is not supported", got=attributes.int("batch_dims"))
-    return lambda x, indices: x[_places(x, indices)]
+    shared, joins = attributes.size("batch_dims", 0), layer.version == "opset5"
+
+    def gather_nd(x: Tensor, indices: Tensor) -> Tensor:
+        if shared == 0:
+            return x[_places(x.shape, indices)]
+        lead = x.shape[:shared]
+        if shared >= min(x.dim(), indices.dim()) or lead != indices.shape[:shared]:
+            raise Misfit(
+                f"batch_dims {shared} does not fit {shape_text(x)} and {shape_text(indices)}",
+                dims=str((lead, indices.shape[:shared])),
+            )
+        count = math.prod(lead)
+        rows, places = x.reshape(count, *x.shape[shared:]), indices.reshape(count, *indices.shape[shared:])
+        own = torch.arange(count, device=x.device).reshape(-1, *(1,) * (places.dim() - 2))
+        found = rows[(own.expand(places.shape[:-1]), *_places(x.shape[shared:], places))]
+        return found if joins else found.reshape(*lead, *found.shape[1:])  # the first version joins them
+
+    return gather_nd
 
 
 def _one_hot(layer: Layer, attributes: Attributes) -> Function:

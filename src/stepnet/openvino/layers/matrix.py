@@ -40,6 +40,47 @@ def _mat_mul(layer: Layer, attributes: Attributes) -> Function:
     return mat_mul
 
 
+def _einsum(layer: Layer, attributes: Attributes) -> Function:
+    equation = attributes.text("equation").replace(" ", "")
+
+    def einsum(*operands: Tensor) -> Tensor:
+        same_types(operands)
+        return torch.einsum(equation, *operands)
+
+    return einsum
+
+
+def _inverse(layer: Layer, attributes: Attributes) -> Function:
+    adjoint = attributes.bool("adjoint", False)
+
+    def inverse(x: Tensor) -> Tensor:
+        if x.dim() < 2 or x.shape[-1] != x.shape[-2]:
+            raise Misfit(f"{shape_text(x)} is no square matrix", dims=str(x.shape))
+        return torch.linalg.inv(x) * (torch.linalg.det(x)[..., None, None] if adjoint else 1)
+
+    return inverse
+
+
+def _attention(layer: Layer, attributes: Attributes) -> Function:
+    causal = attributes.bool("causal")
+
+    def attention(
+        query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, scale: Tensor | None = None
+    ) -> Tensor:
+        factor = query.shape[-1] ** -0.5 if scale is None else scale
+        scores = query @ key.transpose(-1, -2) * factor
+        if causal:
+            after = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+            scores = scores.masked_fill(after, -torch.inf)
+        elif mask is not None and mask.dtype is torch.bool:
+            scores = scores.masked_fill(~mask, -torch.inf)
+        elif mask is not None:
+            scores = scores + mask
+        return scores.softmax(-1) @ value
+
+    return attention
+
+
 def _convolution(grouped: bool) -> Callable[[Layer, Attributes], Function]:
     def make(layer: Layer, attributes: Attributes) -> Function:
         strides, dilations = attributes.ints("strides"), attributes.ints("dilations")
@@ -187,6 +228,9 @@ def _ceil_extra(window: _Window, x: Tensor, kernel: list[int], rounding: str) ->
 
 ROWS = (
     Row("MatMul", _mat_mul, (2, 2)),
+    Row("Einsum", _einsum, (1, 4096)),
+    Row("Inverse", _inverse, (1, 1)),
+    Row("ScaledDotProductAttention", _attention, (3, 5)),
     Row("Convolution", _convolution(grouped=False), (2, 2)),
     Row("GroupConvolution", _convolution(grouped=True), (2, 2)),
     Row("MaxPool", _max_pool, (1, 1), (1, 2)),

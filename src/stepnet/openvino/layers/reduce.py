@@ -121,6 +121,45 @@ def _batch_norm(layer: Layer, attributes: Attributes) -> Function:
     return batch_norm
 
 
+def _lrn(layer: Layer, attributes: Attributes) -> Function:
+    alpha, beta, bias = (attributes.float(name) for name in ("alpha", "beta", "bias"))
+    size = attributes.int("size")
+    if size < 1:
+        raise Misfit("size must be at least 1", got=size)
+    reach = (size - 1) // 2
+
+    def lrn(x: Tensor, axes: Any) -> Tensor:
+        squares, chosen = x * x, axes_in(listed(axes), x.dim())
+        for axis in chosen:  # sums of windows, as differences of sums from the start
+            whole = torch.cat([torch.zeros_like(squares.narrow(axis, 0, 1)), squares.cumsum(axis)], axis)
+            place = torch.arange(x.shape[axis], device=x.device)
+            ends, starts = (place + reach + 1).clamp(max=x.shape[axis]), (place - reach).clamp(min=0)
+            squares = whole.index_select(axis, ends) - whole.index_select(axis, starts)
+        return x / (bias + alpha / size ** len(chosen) * squares) ** beta
+
+    return lrn
+
+
+def _grn(layer: Layer, attributes: Attributes) -> Function:
+    bias = attributes.float("bias")
+    return lambda x: x / torch.sqrt((x * x).sum(1, keepdim=True) + bias)
+
+
+def _group_norm(layer: Layer, attributes: Attributes) -> Function:
+    groups, eps = attributes.int("num_groups"), attributes.float("epsilon")
+
+    def group_norm(x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+        if x.dim() < 2 or groups < 1 or x.shape[1] % groups or {scale.shape, bias.shape} != {x.shape[1:2]}:
+            raise Misfit(
+                f"{groups} groups, scale {shape_text(scale)} and bias {shape_text(bias)} do not fit"
+                f" {shape_text(x)}",
+                dims=str((x.shape, groups)),
+            )
+        return torch.nn.functional.group_norm(x, groups, scale, bias, eps)
+
+    return group_norm
+
+
 def _fake_quantize(layer: Layer, attributes: Attributes) -> Function:
     steps = attributes.int("levels") - 1
     if steps < 1:
@@ -151,5 +190,8 @@ ROWS = (
     Row("MVN", _mvn, (1, 2), values=(1,)),
     Row("NormalizeL2", _normalize_l2, (2, 2), values=(1,)),
     Row("BatchNormInference", _batch_norm, (5, 5)),
+    Row("LRN", _lrn, (2, 2), values=(1,)),
+    Row("GRN", _grn, (1, 1)),
+    Row("GroupNormalization", _group_norm, (3, 3)),
     Row("FakeQuantize", _fake_quantize, (5, 5)),
 )

@@ -85,7 +85,12 @@ def axis_in(axis: int, rank: int, name: str = "axis") -> int:
         Misfit: it lies outside the tensor.
     """
     if not -rank <= axis < rank:
-        raise Misfit(f"{name} {axis} lies outside a tensor of {rank} dimensions", got=axis, dims=(axis, rank))
+        raise Misfit(
+            f"{name} {axis} lies outside a tensor of {rank} dimensions",
+            got=axis,
+            expected=f"{-rank} to {rank - 1}" if rank else "a tensor with axes",
+            dims=(axis, rank),
+        )
     return axis % rank
 
 

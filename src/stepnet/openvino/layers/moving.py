@@ -1,0 +1,178 @@
+"""Layers that put elements elsewhere: rolled, shuffled, between channels and space, looked up in order."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepnet.openvino.attributes import Attributes
+from stepnet.openvino.element_types import by_name
+from stepnet.openvino.records import Layer
+
+from .indexing import sliced
+from .row import Function, Misfit, Row, axis_in, listed, number, plain, shape_text
+
+_MOST = 2**28  # numbers in a matrix whose size a file says
+
+
+def _roll(x: Tensor, shift: Any, axes: Any) -> Tensor:
+    along = [axis_in(axis, x.dim(), "axes:") for axis in listed(axes)]
+    by = listed(shift) * (1 if isinstance(shift, list) and len(shift) != 1 else len(along))
+    if len(by) != len(along):
+        raise Misfit("needs one shift for each axis", got=len(by), expected=len(along), dims=str((by, along)))
+    for axis, places in zip(along, by, strict=True):
+        x = x.roll(places % max(x.shape[axis], 1), axis)
+    return x
+
+
+def _space(layer: Layer, attributes: Attributes) -> tuple[bool, int]:
+    """Whether blocks come first among the channels, and how wide they are."""
+    first = attributes.choice("mode", ("blocks_first", "depth_first")) == "blocks_first"
+    block = attributes.int("block_size", 1)
+    if block < 1:
+        raise Misfit("block_size must be at least 1", got=block)
+    return first, block
+
+
+def _depth_to_space(layer: Layer, attributes: Attributes) -> Function:
+    first, block = _space(layer, attributes)
+
+    def depth_to_space(x: Tensor) -> Tensor:
+        batch, channels, *space = _of_space(x)
+        rank = len(space)
+        if channels % block**rank:
+            raise Misfit(
+                f"{channels} channels are no blocks of {block}^{rank}", dims=(channels, block), got=channels
+            )
+        kept, blocks = channels // block**rank, [block] * rank
+        x = x.reshape([batch, *blocks, kept, *space] if first else [batch, kept, *blocks, *space])
+        at = 1 if first else 2
+        order = [0, rank + 1 if first else 1]
+        order += [place for k in range(rank) for place in (rank + 2 + k, at + k)]
+        return x.permute(order).reshape([batch, kept, *(size * block for size in space)])
+
+    return depth_to_space
+
+
+def _space_to_depth(layer: Layer, attributes: Attributes) -> Function:
+    first, block = _space(layer, attributes)
+
+    def space_to_depth(x: Tensor) -> Tensor:
+        batch, channels, *space = _of_space(x)
+        if any(size % block for size in space):
+            raise Misfit(f"the sizes of {shape_text(x)} are no blocks of {block}", dims=(str(space), block))
+        rank = len(space)
+        x = x.reshape([batch, channels, *(part for size in space for part in (size // block, block))])
+        inner, outer = [3 + 2 * k for k in range(rank)], [2 + 2 * k for k in range(rank)]
+        x = x.permute([0, *inner, 1, *outer] if first else [0, 1, *inner, *outer])
+        return x.reshape([batch, channels * block**rank, *(size // block for size in space)])
+
+    return space_to_depth
+
+
+def _of_space(x: Tensor) -> list[int]:
+    if x.dim() < 3:
+        raise Misfit(
+            f"{shape_text(x)} has no axes of space", expected="[batch, channels, space...]", dims=x.dim()
+        )
+    return list(x.shape)
+
+
+def _shuffle_channels(layer: Layer, attributes: Attributes) -> Function:
+    axis, groups = attributes.int("axis", 1), attributes.int("group", 1)
+
+    def shuffle(x: Tensor) -> Tensor:
+        at = axis_in(axis, x.dim())
+        if groups < 1 or x.shape[at] % groups:
+            raise Misfit(
+                f"axis {at} of {shape_text(x)} is not {groups} groups", got=groups, dims=(x.shape[at], groups)
+            )
+        parts = x.unflatten(at, (groups, x.shape[at] // groups))
+        return parts.transpose(at, at + 1).flatten(at, at + 1)
+
+    return shuffle
+
+
+def _slice_scatter(x: Tensor, updates: Tensor, start: Any, stop: Any, step: Any, axes: Any = None) -> Tensor:
+    places = torch.arange(math.prod(x.shape), device=x.device).reshape(x.shape)
+    starts, stops, steps = listed(start), listed(stop), listed(step)
+    along = list(range(len(starts))) if axes is None else listed(axes)
+    if not len(starts) == len(stops) == len(steps) == len(along):
+        raise Misfit(
+            "start, stop, step and axes have different lengths",
+            dims=str((len(starts), len(stops), len(steps), len(along))),
+        )
+    for axis, a, b, by in zip(along, starts, stops, steps, strict=True):
+        places = sliced(places, axis_in(axis, x.dim()), a, b, by)
+    if updates.dim() > places.dim() or any(
+        n not in (1, m) for n, m in zip(updates.shape[::-1], places.shape[::-1], strict=False)
+    ):
+        raise Misfit(
+            f"updates {shape_text(updates)} do not fit the slice {shape_text(places)}",
+            dims=str((updates.shape, places.shape)),
+        )
+    new = updates.to(x.dtype).expand(places.shape).reshape(-1)
+    return x.reshape(-1).index_put((places.reshape(-1),), new).reshape(x.shape)
+
+
+def _eye(layer: Layer, attributes: Attributes) -> Function:
+    dtype = by_name(attributes.text("output_type"), layer.where, "output_type").dtype
+
+    def eye(rows: Any, columns: Any, diagonal: Any, batch: Any = ()) -> Tensor:
+        high, wide, shift = number(rows, "rows"), number(columns, "columns"), number(diagonal, "diagonal")
+        lead = listed(list(batch)) if batch else []
+        if min(high, wide, *lead, 0) < 0 or high * wide > _MOST:
+            raise Misfit("no such matrix is made", got=[*lead, high, wide], dims=str((lead, high, wide)))
+        places = torch.arange(wide) - torch.arange(high).unsqueeze(1)
+        return (places == shift).to(dtype).expand(*lead, high, wide)
+
+    return eye
+
+
+def _places_in(layer: Layer, attributes: Attributes, right: bool, sequence: Tensor, x: Tensor) -> Tensor:
+    dtype = by_name(attributes.text("output_type", "i64"), layer.where, "output_type").dtype
+    kind = torch.promote_types(sequence.dtype, x.dtype)
+    found = torch.searchsorted(sequence.to(kind).contiguous(), x.to(kind).contiguous(), right=right)
+    return found.to(dtype)
+
+
+def _bucketize(layer: Layer, attributes: Attributes) -> Function:
+    right = not attributes.bool("with_right_bound", True)
+
+    def bucketize(x: Tensor, edges: Tensor) -> Tensor:
+        if edges.dim() != 1:
+            raise Misfit("buckets must have one axis", got=shape_text(edges), dims=edges.dim())
+        return _places_in(layer, attributes, right, edges, x)
+
+    return bucketize
+
+
+def _search_sorted(layer: Layer, attributes: Attributes) -> Function:
+    right = attributes.bool("right_mode", False)
+
+    def search(sequence: Tensor, x: Tensor) -> Tensor:
+        if sequence.dim() != 1 and sequence.shape[:-1] != x.shape[:-1]:
+            raise Misfit(
+                f"{shape_text(sequence)} and {shape_text(x)} do not fit",
+                expected="one sequence, or one for each row",
+                dims=str((sequence.shape, x.shape)),
+            )
+        return _places_in(layer, attributes, right, sequence, x)
+
+    return search
+
+
+ROWS = (
+    Row("Roll", plain(_roll), (3, 3), values=(1, 2)),
+    Row("DepthToSpace", _depth_to_space, (1, 1)),
+    Row("SpaceToDepth", _space_to_depth, (1, 1)),
+    Row("ShuffleChannels", _shuffle_channels, (1, 1)),
+    Row("SliceScatter", plain(_slice_scatter), (5, 6), values=(2, 3, 4, 5)),
+    Row("Eye", _eye, (3, 4), values=(0, 1, 2, 3)),
+    Row("Bucketize", _bucketize, (2, 2)),
+    Row("SearchSorted", _search_sorted, (2, 2)),
+    Row("Identity", plain(lambda x: x), (1, 1)),
+)

@@ -1,0 +1,113 @@
+"""Layers that move elements, work on bits, or are sums of products, beside what numpy says of each."""
+
+from __future__ import annotations
+
+import numpy as np
+
+RNG = np.random.default_rng(5)
+A = RNG.standard_normal((2, 3, 4)).astype(np.float32)
+I = RNG.integers(-7, 8, (2, 3, 4)).astype(np.int32)
+SHIFTS = RNG.integers(0, 4, (3, 1)).astype(np.int32)
+IMAGE = RNG.standard_normal((2, 8, 4, 6)).astype(np.float32)
+SQUARE = (RNG.standard_normal((2, 3, 3)) + 3 * np.eye(3)).astype(np.float32)
+ODD = np.array([[np.inf, -np.inf, np.nan, 1.0]], np.float32)
+NEAR = np.sort(RNG.standard_normal((2, 3, 5)).astype(np.float32), -1)
+PLACES = RNG.integers(0, 3, (2, 7, 1)).astype(np.int64)
+EACH = RNG.integers(-4, 4, (2, 3, 1)).astype(np.int64)
+
+
+def c(value, dtype=np.int64):
+    return ("const", np.asarray(value, dtype=dtype))
+
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def attended(mask=0.0, scale=0.5):
+    return softmax(A @ A.transpose(0, 2, 1) * scale + mask) @ A
+
+
+def windows(x, size):
+    reach = (size - 1) // 2
+    sums = [np.square(x[:, max(0, k - reach) : k + reach + 1]).sum(1) for k in range(x.shape[1])]
+    return x / (2 + 0.9 / size * np.stack(sums, 1)) ** 0.7
+
+
+def in_blocks(x, first):
+    batch, channels, high, wide = x.shape
+    parts = x.reshape(batch, 2, 2, channels // 4, high, wide) if first else None
+    if first:
+        return parts.transpose(0, 3, 4, 1, 5, 2).reshape(batch, channels // 4, high * 2, wide * 2)
+    parts = x.reshape(batch, channels // 4, 2, 2, high, wide)
+    return parts.transpose(0, 1, 4, 2, 5, 3).reshape(batch, channels // 4, high * 2, wide * 2)
+
+
+def updated():
+    found = A.copy()
+    found[:, 2:0:-1, ::2] = -A[:, :2, :2]
+    return found
+
+
+def of_groups(x):
+    parts = x.reshape(2, 4, -1)
+    parts = (parts - parts.mean(-1, keepdims=True)) / np.sqrt(parts.var(-1, keepdims=True) + 0.01)
+    return parts.reshape(x.shape) * np.arange(8)[:, None, None] + 1
+
+
+AFTER = np.triu(np.full((3, 3), -np.inf, np.float32), 1)
+CASES = [  # type, inputs, result, version, and attributes
+    ("Einsum", [A, A], A @ A.transpose(0, 2, 1), "opset7", {"equation": "bij, bkj -> bik"}),
+    ("Roll", [A, c([1, -6]), c([0, -1])], np.roll(A, (1, -6), (0, 2)), "opset7", {}),
+    ("Roll", [A, c(2), c([2, 1])], np.roll(A, (2, 2), (2, 1)), "opset7", {}),
+    ("BitwiseAnd", [I, SHIFTS], I & SHIFTS, "opset13", {}),
+    ("BitwiseOr", [I, SHIFTS], I | SHIFTS, "opset13", {}),
+    ("BitwiseXor", [I, SHIFTS], I ^ SHIFTS, "opset13", {}),
+    ("BitwiseNot", [I], ~I, "opset13", {}),
+    ("BitwiseNot", [A > 0], A <= 0, "opset13", {}),
+    ("BitwiseLeftShift", [I, SHIFTS], I << SHIFTS, "opset15", {}),
+    ("BitwiseRightShift", [I, SHIFTS], I >> SHIFTS, "opset15", {}),
+    ("IsInf", [ODD], np.isinf(ODD), "opset10", {}),
+    ("IsInf", [ODD], np.isposinf(ODD), "opset10", {"detect_negative": "false"}),
+    ("IsInf", [ODD], np.isneginf(ODD), "opset10", {"detect_positive": "false"}),
+    ("Bucketize", [I, c([-3, 0, 2], np.int32)], np.searchsorted([-3, 0, 2], I), "opset3", {}),
+    ("Bucketize", [I, c([-3, 0, 2], np.int32)], np.searchsorted([-3, 0, 2], I, "right"), "opset3",
+     {"with_right_bound": "false", "output_type": "i32"}),
+    ("SearchSorted", [c([-1, 0, 1], np.float32), A], np.searchsorted([-1, 0, 1], A), "opset15", {}),
+    ("SearchSorted", [NEAR, NEAR[..., :2]],
+     np.stack([[np.searchsorted(r, r[:2], "right") for r in m] for m in NEAR]), "opset15",
+     {"right_mode": "true"}),
+    ("Inverse", [SQUARE], np.linalg.inv(SQUARE), "opset14", {"adjoint": "false"}),
+    ("Inverse", [SQUARE], np.linalg.inv(SQUARE) * np.linalg.det(SQUARE)[:, None, None], "opset14",
+     {"adjoint": "true"}),
+    ("ScaledDotProductAttention", [A, A, A], attended(), "opset13", {"causal": "false"}),
+    ("ScaledDotProductAttention", [A, A, A], attended(AFTER), "opset13", {"causal": "true"}),
+    ("ScaledDotProductAttention", [A, A, A, c(AFTER == 0, bool)], attended(AFTER), "opset13",
+     {"causal": "false"}),
+    ("ScaledDotProductAttention", [A, A, A, c(0.0, np.float32), c(0.3, np.float32)], attended(scale=0.3),
+     "opset13", {"causal": "false"}),
+    ("LRN", [IMAGE, c([1])], windows(IMAGE, 5), "opset1",
+     {"alpha": "0.9", "beta": "0.7", "bias": "2", "size": "5"}),
+    ("LRN", [IMAGE, c([1])], windows(IMAGE, 4), "opset1",
+     {"alpha": "0.9", "beta": "0.7", "bias": "2", "size": "4"}),
+    ("GRN", [IMAGE], IMAGE / np.sqrt(np.square(IMAGE).sum(1, keepdims=True) + 0.3), "opset1",
+     {"bias": "0.3"}),
+    ("GroupNormalization", [IMAGE, c(np.arange(8), np.float32), c(np.ones(8), np.float32)], of_groups(IMAGE),
+     "opset12", {"num_groups": "4", "epsilon": "0.01"}),
+    ("DepthToSpace", [IMAGE], in_blocks(IMAGE, True), "opset1", {"mode": "blocks_first", "block_size": "2"}),
+    ("DepthToSpace", [IMAGE], in_blocks(IMAGE, False), "opset1", {"mode": "depth_first", "block_size": "2"}),
+    ("SpaceToDepth", [in_blocks(IMAGE, True)], IMAGE, "opset1", {"mode": "blocks_first", "block_size": "2"}),
+    ("SpaceToDepth", [in_blocks(IMAGE, False)], IMAGE, "opset1", {"mode": "depth_first", "block_size": "2"}),
+    ("ShuffleChannels", [IMAGE], IMAGE.reshape(2, 2, 4, 4, 6).transpose(0, 2, 1, 3, 4).reshape(IMAGE.shape),
+     "opset1", {"axis": "1", "group": "2"}),
+    ("Eye", [c(3), c(4), c(-1)], np.eye(3, 4, -1), "opset9", {"output_type": "f32"}),
+    ("Eye", [c(2), c(2), c(0), c([3])], np.stack([np.eye(2, dtype=int)] * 3), "opset9",
+     {"output_type": "i64"}),
+    ("Identity", [A], A, "opset16", {}),
+    ("SliceScatter", [A, -A[:, :2, :2], c([2, 0]), c([0, 4]), c([-1, 2]), c([1, 2])], updated(), "opset15",
+     {}),
+    ("GatherND", [A, PLACES], A[np.arange(2)[:, None], PLACES[..., 0]], "opset8", {"batch_dims": "1"}),
+    ("GatherND", [A, EACH], np.take_along_axis(A, EACH, 2)[..., 0], "opset8", {"batch_dims": "2"}),
+    ("GatherND", [A, EACH], np.take_along_axis(A, EACH, 2).reshape(6), "opset5", {"batch_dims": "2"}),
+]  # fmt: skip
