@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import re
-import subprocess
+import runpy
 import sys
 
 import pytest
@@ -73,9 +73,12 @@ def test_bad_arguments_end_at_once(arguments, words):
     assert words in output
 
 
-def test_python_m_stepnet():
-    command = [sys.executable, "-m", "stepnet", "--version"]
-    assert subprocess.run(command, capture_output=True, text=True, timeout=120).stdout == "stepnet 0.1.0\n"
+def test_python_m_stepnet(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["", "--version"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_module("stepnet", run_name="__main__", alter_sys=True)
+    assert not end.value.code
+    assert capsys.readouterr().out == "stepnet 0.1.0\n"
 
 
 def few(data, split, each=4):

@@ -87,17 +87,21 @@ def test_command(wheel):
     assert dict(scripts["console_scripts"]) == {"stepnet": "stepnet.cli:main"}
 
 
-def test_the_installed_wheel_has_its_data(wheel, tmp_path):
-    """Unpacked alone into a folder that goes before the checkout, it runs from there."""
+def test_the_installed_wheel_is_light_and_has_its_data(wheel, tmp_path):
+    """Unpacked alone into a folder that goes before the checkout, it runs from there, and imports little."""
     zipfile.ZipFile(wheel).extractall(tmp_path)
     code = (
-        "import stepnet, stepnet.cli; from stepnet.datasets import japanese_vowels;"
-        " print(stepnet.__file__); print(len(japanese_vowels().test.x))"
+        "import sys, stepnet; print(*{name.split('.')[0] for name in sys.modules});"
+        "import stepnet.cli; from stepnet.datasets import japanese_vowels;"
+        "print(stepnet.__file__, len(japanese_vowels().test.x))"
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-c", code]
     run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=120)
     assert run.returncode == 0, run.stderr
-    place, count = run.stdout.split()
+    imported, rest = (line.split() for line in run.stdout.splitlines())
+    assert "torch" in imported
+    assert not {"typer", "click", "rich", "matplotlib", "networkx"} & {*imported}
+    place, count = rest
     assert Path(place).is_relative_to(tmp_path)
     assert count == "370"

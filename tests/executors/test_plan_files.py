@@ -21,6 +21,7 @@ from stepnet.engine import make, plans
 from stepnet.executors import cache_folder, plan_files
 
 PLANS_ON_DISK = True  # see conftest
+OPTIMISED = False
 WEIGHT = torch.randn(4, 4, dtype=torch.float64)
 
 

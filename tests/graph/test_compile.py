@@ -52,9 +52,9 @@ class Modules(nn.Module):
 class Layers(nn.Module):
     """The drop-in layers."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, layers: int = 2) -> None:
         super().__init__()
-        self.rnn = getattr(stepnet.nn, kind)(3, 4, num_layers=2, bidirectional=True)
+        self.rnn = getattr(stepnet.nn, kind)(3, 4, num_layers=layers, bidirectional=True)
 
     def forward(self, x: Any) -> Any:
         return self.rnn(x)
@@ -182,7 +182,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[list[int]], Sequence[A
     "closure, dense": (Closure, lambda n: (dense(sum(n), len(n)), state(len(n)))),
     "modules": (Modules, lambda n: (ragged(n),)),
     "modules, dense": (Modules, lambda n: (dense(sum(n), len(n)),)),
-    "LSTM": (lambda: Layers("LSTM"), lambda n: (ragged(n),)),
+    "LSTM": (lambda: Layers("LSTM", 1), lambda n: (ragged(n),)),
     "GRU": (lambda: Layers("GRU"), lambda n: (ragged(n),)),
     "RNN, dense": (lambda: Layers("RNN"), lambda n: (dense(sum(n), len(n)),)),
     "packed": (Modules, lambda n: (packed(n),)),

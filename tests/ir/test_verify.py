@@ -168,6 +168,14 @@ BROKEN = {
         one("gather", ["a shared 7", "i row 2 int64"], "y row 2", dim=0),
         "gathers from a shared value by a row index",
     ),
+    "the largest of no dimension": (
+        one("topk", ["a row 7"], "y row 7 int64", dim=1, largest=True, sorted=True),
+        "works along dimension 1 of 1",
+    ),
+    "the largest of a number": (
+        one("topk", ["a row -"], "y row - int64", dim=-1, largest=True, sorted=True),
+        "works along dimension -1 of 0",
+    ),
     "a table of rows": (one("embed", ["t row 9,5", "i row - int64"], "y row 5"), "looks up in a row value"),
     "an embedding's shape": (
         one("embed", ["t shared 9,5", "i row 2 int64"], "y row 5"),

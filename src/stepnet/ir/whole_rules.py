@@ -67,7 +67,7 @@ def _places(node: Node, inputs: Inputs, out: Value) -> Iterator[str]:
     yield from _along(node, inputs)
     shape, dim = inputs[0].shape, node.attr("dim")
     if node.op == "topk":
-        size = min(out.shape[dim], shape[dim]) if len(out.shape) == len(shape) else 0
+        size = min(out.shape[dim], shape[dim]) if len(out.shape) == len(shape) > dim >= 0 else 0
         shape = (*shape[:dim], size, *shape[dim + 1 :])
         _ = node.attr("largest"), node.attr("sorted")  # it has to say both
     if node.op == "argsort":
