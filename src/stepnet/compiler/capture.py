@@ -12,14 +12,12 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import isqrt
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.fx import Graph as FxGraph
-from torch.fx import Node as FxNode
 from torch.fx import traceback as fx_traceback
 from torch.overrides import TorchFunctionMode
 
@@ -30,7 +28,7 @@ from .answers import ASKS, OF_ROWS, Answers
 from .applied import applied
 from .decompositions import Exact, exact
 from .draws import noise_of
-from .joint import joint_graph
+from .joint import Input, joint_graph
 from .whole_calls import keep_whole
 
 _EXTRA = (
@@ -207,22 +205,9 @@ def trace(
     Raises:
         Unsupported: the step cannot be traced, or depends on the batch size; names the line.
     """
-    # torch's tracing machinery takes a second to import: only those who compile pay for it
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
-
     with_grad = any(e.grad for e in (*x, *state)) or any(grad for _, _, grad in weights)
-    env = ShapeEnv()
-    fake = FakeTensorMode(shape_env=env)
-    fake.cache_enabled = False  # a trace meets few calls twice, and keeping each takes as long as running it
-    seed = fake.from_tensor(
-        torch.empty(7, 1),
-        symbolic_context=StatelessSymbolicContext([DimDynamic.DYNAMIC, DimDynamic.STATIC]),
-    )
-    batch = seed.shape[0]
-    with fake:
-        rows = [_blank((batch, *e.shape), e.dtype, e.grad) for e in (*x, *state)]
-        shared = [_blank(t.shape, t.dtype, grad) for _, t, grad in weights]
+    rows = [_input(e.shape, e.dtype, e.grad, rows=True) for e in (*x, *state)]
+    shared = [_input(t.shape, t.dtype, grad, rows=False) for _, t, grad in weights]
     of_pairs = [e.dtype.is_complex for e in (*x, *state)] + [t.is_complex() for _, t, _ in weights]
     floats = [e.dtype.to_real() for e in (*x, *state) if e.dtype.is_floating_point or e.dtype.is_complex]
     real = floats[0] if floats else torch.get_default_dtype()
@@ -249,7 +234,7 @@ def trace(
     try:
         with warnings.catch_warnings(), _clean_modes(), fx_traceback.preserve_node_meta():
             warnings.simplefilter("ignore")
-            graph, constants = joint_graph(flat, rows + shared, with_grad, _decompositions(), fake)
+            graph, constants, batch = joint_graph(flat, rows + shared, with_grad, _decompositions())
     except Unsupported:
         raise
     except Exception as error:
@@ -260,8 +245,6 @@ def trace(
             remedy = "torch.where(condition, a, b), or a stepnet.while_loop with a condition for each row"
         line = next((n for n in reversed(lines) if n), None)
         raise Unsupported(why, line=line, remedy=remedy) from error
-    _check_guards(env, batch)
-    _strip_effects(graph)
     _note_lines(graph)
     tangents = [i for i, grad in enumerate(seen["grad"]) if grad] if with_grad else []
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
@@ -279,22 +262,14 @@ def trace(
         followed=[place for place, t, _ in weights if id(t) in followed],
         flow=seen["flow"][0],
         requires=seen["flow"][1],
-        batch=str(batch.node.expr),  # pyright: ignore[reportAttributeAccessIssue]
+        batch=batch,
         paired=seen["paired"],
     )
 
 
-@functools.cache
-def warm() -> None:
-    """Trace something once: torch imports what it traces with, and sets environment variables of its own."""
-    row = Example((1,), torch.float32, True)
-    trace(lambda x, states: (None, [x[0] * 2], []), [row], [], [], here=lambda: None)
-
-
-def _blank(shape: Sequence[Any], dtype: torch.dtype, grad: bool) -> Tensor:
+def _input(shape: Sequence[int], dtype: torch.dtype, grad: bool, *, rows: bool) -> Input:
     """An input of the trace; complex numbers as pairs of real ones."""
-    pair = (2,) if dtype.is_complex else ()
-    return torch.empty((*shape, *pair), dtype=dtype.to_real(), device="cpu", requires_grad=grad)
+    return Input((*shape, *((2,) if dtype.is_complex else ())), dtype.to_real(), grad, rows)
 
 
 def _is_cut_view(tensor: Tensor) -> bool:
@@ -415,21 +390,6 @@ def _clean_modes() -> Iterator[None]:
         yield
 
 
-def _strip_effects(graph: FxGraph) -> None:
-    """Remove the tokens that order side effects such as the error check of linalg.solve."""
-    calls = [n for n in graph.nodes if "with_effects" in str(n.target)]
-    tokens = {n.args[0] for n in calls if isinstance(n.args[0], FxNode)}
-    spent = {user for n in calls for user in n.users if user.args[1] == 0}
-    for node in reversed(list(graph.nodes)):
-        if node.op == "output":
-            outs = [out for out in node.args[0] if out not in spent]
-            node.args = (outs,)
-        elif node in spent or node in calls or (node in tokens and node.op == "placeholder"):
-            if node.users:
-                raise Unsupported("an op with side effects gives a value that the step uses")
-            graph.erase_node(node)
-
-
 def _note_lines(graph: FxGraph) -> None:
     """Give every traced call the user's line; a backward call gets that of its forward call."""
     by_sequence: dict[Any, str] = {}
@@ -441,37 +401,6 @@ def _note_lines(graph: FxGraph) -> None:
             by_sequence.setdefault(number, trace)
         elif number in by_sequence:
             node.meta["stepnet_line"] = by_sequence[number]
-
-
-def _check_guards(env: Any, batch: Any) -> None:
-    symbol = batch.node.expr
-    for guard in env.guards:
-        expr = guard.expr
-        if symbol in expr.free_symbols and not _harmless(expr, symbol):
-            raise Unsupported(
-                f"the step depends on how many rows it is given ({expr})",
-                remedy="do not branch on x.shape[0]; rows of all sequences come together",
-            )
-
-
-_MOST_ROWS = 1 << 40  # more than any memory holds
-
-
-def _harmless(expr: Any, symbol: Any) -> bool:
-    """True for a condition that every batch size from 2 on meets, up to sizes that no memory holds.
-
-    It can change only near a number that follows from its constants: those, their quotients and roots.
-    """
-    named = {abs(int(c)) for c in expr.atoms() if getattr(c, "is_Integer", False)} - {0}
-    named |= {abs(int(c)) for c in expr.atoms() if getattr(c, "is_number", False) and c.is_finite} - {0}
-    near = named | {a // b for a in named for b in named} | {a * b for a in named for b in named}
-    near |= {isqrt(c) for c in near} | {round(c ** (1 / 3)) for c in near if c < _MOST_ROWS**3}
-    sizes = {*range(2, 70), *(1 << k for k in range(41)), *(10**k for k in range(13)), 99991}
-    sizes |= {c + d for c in near for d in range(-2, 3)}
-    try:
-        return all(bool(expr.subs(symbol, n)) for n in sorted(sizes) if 2 <= n < _MOST_ROWS)
-    except TypeError:
-        return False
 
 
 def _checked_by_a_distribution(error: BaseException | None) -> bool:

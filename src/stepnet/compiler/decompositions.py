@@ -65,7 +65,15 @@ def _stack(tensors: list[Tensor], dim: int = 0) -> Tensor:
     return torch.cat([t.unsqueeze(dim) for t in tensors], dim)  # torch's joins rows with rows, then views
 
 
-_OURS: dict[str, Callable[..., Tensor]] = {
+def _split(x: Tensor, size: int, dim: int = 0) -> Any:
+    whole = x.shape[dim]
+    if not isinstance(whole, int) or not isinstance(size, int) or size <= 0:
+        return NotImplemented
+    sizes = [min(size, whole - start) for start in range(0, whole, size)] or [0]
+    return torch.ops.aten.split_with_sizes.default(x, sizes, dim)
+
+
+_OURS: dict[str, Callable[..., Any]] = {
     "hardtanh_backward": _hardtanh_backward,
     "elu_backward": _elu_backward,
     "hardsigmoid_backward": _hardsigmoid_backward,
@@ -76,9 +84,10 @@ _OURS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def exact() -> dict[Any, Callable[..., Tensor]]:
+def exact() -> dict[Any, Callable[..., Any]]:
     """The decompositions by overload."""
-    return {getattr(torch.ops.aten, name).default: made for name, made in _OURS.items()}
+    ours = {getattr(torch.ops.aten, name).default: made for name, made in _OURS.items()}
+    return {**ours, torch.ops.aten.split.Tensor: _split}
 
 
 # torch decomposes these before autograd sees them, whatever table it is given

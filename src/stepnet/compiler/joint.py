@@ -1,22 +1,25 @@
-"""The joint graph of a function and of its gradients, as torch's tracer records it.
+"""The joint graph of a function and of its gradients.
 
-Most functions are recorded by `recorder`, what that does not know by torch's `make_fx`. One that writes into
-what it made (`h[:, 0] = 1`) is recorded by torch's ahead-of-time machinery, which makes new values of writes.
+Most functions are recorded by `recorder`, others by torch's tracers (`by_torch`).
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, GraphModule, Node
+from torch.autograd.graph import _engine_run_backward  # pyright: ignore[reportPrivateUsage]
+from torch.fx import Graph, Node
+from torch.fx import traceback as fx_traceback
 
 from stepnet.errors import Unsupported
 
+from .outline import blank
 from .recorder import Writes, recorded
+from .row_count import NAME, Unusual
 
 Flat = Callable[..., tuple[Tensor, ...]]
 Decompositions = dict[Any, Callable[..., Any]]
@@ -38,71 +41,78 @@ def _tangent(result: Tensor) -> Tensor:
     return torch.empty_like(result)
 
 
-def joint_graph(
-    run: Flat, inputs: Sequence[Tensor], with_gradients: bool, decompositions: Decompositions, fake: Any
-) -> tuple[Graph, dict[str, Tensor]]:
+class Input(NamedTuple):
+    """One input: its shape, without that of rows; whether a gradient is wanted; whether it has rows."""
+
+    shape: Sequence[int]
+    dtype: torch.dtype
+    grad: bool
+    rows: bool
+
+
+class Recorded(NamedTuple):
     """A graph of (inputs, tangents of the results that need a gradient) -> (results, gradients of inputs),
-    and the constants that it reads.
+    the constants that it reads, and what it calls the number of rows."""
+
+    graph: Graph
+    constants: dict[str, Tensor]
+    rows: str
+
+
+def joint_graph(
+    run: Flat, inputs: Sequence[Input], with_gradients: bool, decompositions: Decompositions
+) -> Recorded:
+    """The joint graph of a function of tensors, whose results share no memory with its inputs.
 
     Args:
-        run: a function of tensors; its results share no memory with its inputs.
-        inputs: fake tensors.
+        run: the function.
+        inputs: what it is given.
         with_gradients: whether there are tangents and gradients at all.
         decompositions: what each op is replaced with.
-        fake: the mode that made the inputs.
+
+    Raises:
+        Unsupported: it depends on the number of rows. Whatever `run` raises comes through.
     """
     function = _joint(run) if with_gradients else run
-    import torch._dynamo  # which calls torch as it is imported: not under the modes below
-
-    constants: dict[str, Tensor] = {}
-    graph = None
+    outlines = [blank(i.shape, i.dtype, rows=i.rows).requires_grad_(i.grad) for i in inputs]
+    made, writes = None, False
     try:
-        with _as_traced(with_gradients, fake):
-            graph, constants = recorded(function, inputs, decompositions)
+        with recording(with_gradients):
+            graph, constants = recorded(function, outlines, decompositions)
+        writes = not without_copies(graph)
+        made = None if writes else Recorded(finished(graph), constants, NAME)
     except Unsupported:
         raise
-    except Writes:
-        pass
-    except Exception:  # unusual, or an error: torch's tracer knows, or tells it in its own words
-        from torch.fx.experimental.proxy_tensor import make_fx
+    except (Unusual, Exception) as error:  # torch's tracer knows, or tells it in its own words
+        writes = isinstance(error, Writes)
+    if made is None:
+        from .by_torch import by_torch  # a second of imports
 
-        with _as_traced(with_gradients, fake):
-            module = make_fx(function, decompositions)(*inputs)
-        graph, constants = module.graph, _constants(module)
-    if graph is None or not _without_copies(graph):
-        from torch._functorch.aot_autograd import aot_export_joint_simple
+        return by_torch(function, run, inputs, with_gradients, decompositions, writes=writes)
+    return made
 
-        module: Any = aot_export_joint_simple(
-            run, tuple(inputs), trace_joint=with_gradients, decompositions=decompositions
-        )
-        return module.graph, _constants(module)
+
+def finished(graph: Graph) -> Graph:
+    """A recorded graph, its tangents inputs behind the others."""
     _as_inputs(graph, [n for n in graph.nodes if n.target is torch.ops.stepnet_joint.tangent.default])
     graph.eliminate_dead_code()
-    return graph, constants
-
-
-def _constants(module: GraphModule) -> dict[str, Tensor]:
-    return {n.target: getattr(module, n.target) for n in module.graph.nodes if n.op == "get_attr"}
+    return graph
 
 
 @contextlib.contextmanager
-def _as_traced(with_gradients: bool, fake: Any) -> Iterator[None]:
-    from torch._dispatch.python import enable_python_dispatcher
-
+def recording(with_gradients: bool) -> Iterator[None]:
+    """What a recording is made under, whoever makes it."""
     with (
         torch.set_grad_enabled(with_gradients),
         torch.random.fork_rng(devices=[]),
         torch.autograd.set_multithreading_enabled(False),
         torch.autograd.detect_anomaly(check_nan=False),  # which keeps the line of each forward call
-        fake,
-        enable_python_dispatcher(),
     ):
         yield
 
 
 def _joint(run: Flat) -> Callable[..., tuple[Tensor | None, ...]]:
     """A function that gives the results of another one and the gradients of its inputs."""
-    from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks
 
     def joint(*inputs: Tensor) -> tuple[Tensor | None, ...]:
         results = run(*inputs)
@@ -112,16 +122,42 @@ def _joint(run: Flat) -> Callable[..., tuple[Tensor | None, ...]]:
             tangents = [torch.ops.stepnet_joint.tangent(t) for t in follow]
         parts: Any = ()
         if follow and wanted:
-            setup_stacktrace_preservation_hooks([t.grad_fn for t in follow if t.grad_fn is not None])
+            _keep_lines([t.grad_fn for t in follow if t.grad_fn is not None])
             with torch.autocast("cpu", enabled=False):  # a loss is differentiated outside of it
-                parts = torch.autograd.grad(follow, wanted, tangents, allow_unused=True)
+                # `torch.autograd.grad`, but that imports what torch traces with to compare shapes
+                parts = _engine_run_backward(
+                    tuple(follow), tuple(tangents), False, False, tuple(wanted), True, accumulate_grad=False
+                )
         gradients = iter(parts)
         return (*results, *(next(gradients, None) if t.requires_grad else None for t in inputs))
 
     return joint
 
 
-def _without_copies(graph: Graph) -> bool:
+def _keep_lines(roots: Sequence[Any]) -> None:
+    """Have calls of a backward pass noted with the line and the number of their forward call."""
+
+    def before(stack: list[str], number: int) -> Callable[..., None]:
+        def note(*_: Any) -> None:
+            fx_traceback.set_stack_trace(stack)
+            fx_traceback.set_grad_fn_seq_nr(number)
+
+        return note
+
+    def after(*_: Any) -> None:  # gradients that meet are added up behind it, in its line
+        fx_traceback.reset_grad_fn_seq_nr()
+
+    todo, seen = list(roots), set(roots)
+    while todo:
+        node = todo.pop()
+        node.register_prehook(before(node.metadata.get("traceback_", []), node._sequence_nr()))
+        node.register_hook(after)
+        later = [other for other, _ in node.next_functions if other is not None and other not in seen]
+        seen.update(later)
+        todo += later
+
+
+def without_copies(graph: Graph) -> bool:
     """Put what is copied over a value in its place: some gradients end so. False for other writes."""
     writes = [
         n for n in graph.nodes if (s := getattr(n.target, "_schema", None)) is not None and s.is_mutable

@@ -23,6 +23,7 @@ from .attention import attention, heads_attention
 from .contractions import bilinear, cdist, einsum
 from .fourier import TRANSFORMS
 from .inner_loops import inner
+from .torch_cells import TORCH_CELLS
 
 _MOST_TAPS, _MOST_GROUPS = 128, 16  # of a convolution that is written out
 
@@ -315,6 +316,7 @@ SIMPLER: dict[Any, Callable[..., Any]] = {
     torch.conv2d: _convolution(2),
     torch.conv3d: _convolution(3),
     **TRANSFORMS,
+    **TORCH_CELLS,
 }
 
 # Those on autocast's lists. What they are written with here is on none, so the casts are made first.

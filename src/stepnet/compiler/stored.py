@@ -87,7 +87,7 @@ def dump(
             "paired": joint.paired,
         }
         data = json.dumps(found, separators=(",", ":")).encode()
-        load(data, signature, weights, bind, sample)
+        _read(data, signature, weights, bind, sample)
         return data
     except (Unsupported, TypeError, ValueError):  # a complex number, an object, a key that is no text
         return None
@@ -97,6 +97,21 @@ def load(
     data: bytes, signature: Signature, weights: Weights, bind: Callable[..., Any], sample: Sequence[Tensor]
 ) -> Compiled:
     """The compiled step; the arguments are those that `compile_loop` would be given.
+
+    Raises:
+        Unsupported: the bytes hold something else.
+    """
+    joint, y_spec = _read(data, signature, weights, bind, sample)
+    try:
+        return finish(joint, signature, weights, y_spec)
+    except (GraphError, ValueError, RecursionError, RuntimeError, OverflowError) as error:
+        raise Unsupported(str(error)) from error
+
+
+def _read(
+    data: bytes, signature: Signature, weights: Weights, bind: Callable[..., Any], sample: Sequence[Tensor]
+) -> tuple[Joint, Spec]:
+    """The joint graph and the structure of y.
 
     Raises:
         Unsupported: the bytes hold something else.
@@ -122,7 +137,7 @@ def load(
         verify(joint.graph, "joint")
         if any(node.op == "opaque" for node in joint.graph.nodes):
             _try(joint, weights, bind, sample)
-        return finish(joint, signature, weights, y_spec)
+        return joint, y_spec
     except (GraphError, ValueError, RecursionError, RuntimeError, OverflowError) as error:
         raise Unsupported(str(error)) from error
 

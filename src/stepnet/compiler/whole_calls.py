@@ -1,6 +1,6 @@
 """Aten calls that stay whole in a trace, because the normal form has a rule for each of them.
 
-Every call that torch's tracer meets costs about a millisecond. What would become five calls there is recorded
+Every call that is recorded costs a tenth of a millisecond. What would become five calls there is recorded
 once, and becomes those five in the normal form, where they cost next to nothing.
 """
 

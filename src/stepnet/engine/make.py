@@ -16,7 +16,7 @@ from torch import Tensor
 
 from stepnet.compiler import stored
 from stepnet.compiler.answers import AsksCaptured
-from stepnet.compiler.capture import BY_VALUES, Example, warm, without_hooks, without_modes
+from stepnet.compiler.capture import BY_VALUES, Example, without_hooks, without_modes
 from stepnet.compiler.draws import Draw, drawn_in_order, kept
 from stepnet.compiler.inner_loops import inner_loops, is_guarded
 from stepnet.compiler.iteration import code_of, iteration
@@ -76,6 +76,8 @@ def _make(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry
         return entry
     holders = reached.holders
     if any(holder is os.environ for holder in holders):
+        from stepnet.compiler.by_torch import warm  # a second of imports
+
         warm()
     snapshot = Snapshot(holders)
     try:

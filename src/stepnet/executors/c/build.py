@@ -4,9 +4,9 @@ What is built is kept under the hash of its source, the flags and everything the
 and this CPU (`cache_folder`). Any number of processes may build one source at once. Each build trims the
 folder (`cache_trim`).
 
-The products (`products/`) are most of what there is to compile, and the same for all steps: they are
-compiled once into an object file for each type, which every library is linked with. Math stays a header,
-because its functions are vectorised inside the loops that call them.
+The products (`products/`) and how threads share work are most of what there is to compile, and the same for
+all steps: they are compiled once into an object file for each type, which every library is linked with. Math
+stays a header, because its functions are vectorised inside the loops that call them.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Library:
 def preamble(*dtypes: str, linked: bool = False) -> str:
     """The text generated code starts with: math, matmul of each dtype ("f32", "f64", "bf16"), threads, scans.
 
-    With `linked` the larger functions of the products are declared only, and `build` is told their types.
+    With `linked` the larger functions are declared only, and `build` is told the types of the products.
 
     >>> "sn_tanh_f32" in preamble("f32")
     True

@@ -25,6 +25,24 @@ typedef struct {
 
 typedef void (*sn_work)(void *data, int64_t index, int64_t count);
 
+/* Starts as {0, 0}. Each member keeps a `sense`, 0 at first. What members wrote before it, all can read after it. */
+typedef struct {
+    int64_t arrived, sense;
+} sn_barrier;
+
+/* In place, or SN_BUILT_ONCE into object files that code with SN_LINKED is linked with: one of them is taken. */
+#if defined(SN_LINKED)
+#define SN_THREADS __attribute__((visibility("hidden")))
+#elif defined(SN_BUILT_ONCE)
+#define SN_THREADS __attribute__((visibility("hidden"), weak))
+#else
+#define SN_THREADS static __attribute__((unused))
+#endif
+SN_THREADS void sn_together(const sn_pool *pool, sn_work member, void *data);
+SN_THREADS void sn_parallel(const sn_pool *pool, int64_t shares, sn_work share, void *data);
+SN_THREADS void sn_meet(sn_barrier *barrier, int64_t *sense, int64_t count);
+#ifndef SN_LINKED
+
 typedef struct {
     sn_work member;
     void *data;
@@ -58,7 +76,7 @@ static void *sn_enter_thread(void *p) {
     return 0;
 }
 
-static __attribute__((unused)) void sn_together(const sn_pool *pool, sn_work member, void *data) {
+void sn_together(const sn_pool *pool, sn_work member, void *data) {
     sn_team team = {member, data, pool->team_size, 0, 0};
     int64_t threads = pool->threads, made = 0;
     pthread_t others[63];
@@ -88,19 +106,14 @@ static void sn_take_shares(void *p, int64_t index, int64_t count) {
         queue->share(queue->data, i, queue->shares);
 }
 
-static __attribute__((unused)) void sn_parallel(const sn_pool *pool, int64_t shares, sn_work share, void *data) {
+void sn_parallel(const sn_pool *pool, int64_t shares, sn_work share, void *data) {
     sn_queue queue = {share, data, shares, 0};
     sn_pool some = *pool;
     if (some.threads > shares) some.threads = shares;
     sn_together(&some, sn_take_shares, &queue);
 }
 
-/* Starts as {0, 0}. Each member keeps a `sense`, 0 at first. What members wrote before it, all can read after it. */
-typedef struct {
-    int64_t arrived, sense;
-} sn_barrier;
-
-static __attribute__((unused)) void sn_meet(sn_barrier *barrier, int64_t *sense, int64_t count) {
+void sn_meet(sn_barrier *barrier, int64_t *sense, int64_t count) {
     int64_t mine = *sense = !*sense;
     if (__atomic_add_fetch(&barrier->arrived, 1, __ATOMIC_ACQ_REL) == count) {
         __atomic_store_n(&barrier->arrived, 0, __ATOMIC_RELAXED);
@@ -111,4 +124,5 @@ static __attribute__((unused)) void sn_meet(sn_barrier *barrier, int64_t *sense,
         sn_wait_a_moment(spins);
 }
 
+#endif
 #endif

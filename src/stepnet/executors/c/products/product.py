@@ -94,9 +94,9 @@ class Product:
 
     @property
     def object_text(self) -> str:
-        """The source of an object file that holds its larger functions."""
+        """The source of an object file that holds its larger functions, and those of threads."""
         if not self.needs:
-            return f"#define SN_BUILT_ONCE\n{self.text}"
+            return f"#define SN_BUILT_ONCE\n{_file('sn_parallel.h', _HERE.parent)}\n{self.text}"
         others = "\n".join(BY_SUFFIX[suffix].text for suffix in self.needs)
         return (
             f"{common()}\n#define SN_LINKED\n{others}\n#undef SN_LINKED\n#define SN_BUILT_ONCE\n{self.text}"
