@@ -172,9 +172,9 @@ def asked(of: Steps, step: Any, x: Any, state: Any, way: Way) -> tuple[Any, Aske
     for leaf in states:
         if type(leaf) is not Tensor or not leaf.is_cpu or not leaf.dim() or leaf.shape[0] != layout.sequences:
             return state, None
-    found = unchanged_step(step)
-    if found is not None:
-        key, tensors = found.key, found.now()
+    unchanged = unchanged_step(step)
+    if unchanged is not None:
+        key, tensors = unchanged[0].key, unchanged[1]
     else:
         function = of.wrap(step)
         walked = reach(function)
@@ -215,8 +215,8 @@ def warm(
     Raises:
         Unsupported: the plan declines.
     """
-    found = unchanged_step(step)
-    if found is None or torch._C._len_torch_function_stack() or forward_ad._current_level >= 0:
+    unchanged = unchanged_step(step)
+    if unchanged is None or torch._C._len_torch_function_stack() or forward_ad._current_level >= 0:
         return None
     if torch.is_anomaly_enabled() or torch._C._len_torch_dispatch_stack() or transforms_active() or traced():
         return None
@@ -224,7 +224,7 @@ def warm(
     for leaf in states:
         if type(leaf) is not Tensor:
             return None
-    tensors = found.now()
+    found, tensors = unchanged
     looks = (
         tuple([(t.shape, t.dtype, t.requires_grad, t.device, type(t)) for t in (x, *states, *tensors)]),
         spec,

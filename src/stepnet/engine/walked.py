@@ -28,10 +28,6 @@ class Found(NamedTuple):
     likes: dict[Any, Any]
     kept: Any
 
-    def now(self) -> list[Tensor]:
-        """The tensors that it reads, which are alive while it holds."""
-        return [reference() for reference in self.tensors]  # pyright: ignore[reportReturnType]
-
 
 class _Step:
     """A step that was walked. Once two walks found the same, it is written down by what words one tells that
@@ -71,11 +67,14 @@ def _place(step: Any) -> Any:
     return id(step)
 
 
-def unchanged_step(step: Any) -> Found | None:
-    """What walks found of a step, if another one would find the same."""
+def unchanged_step(step: Any) -> tuple[Found, list[Tensor]] | None:
+    """What walks found of a step, and the tensors that it reads, if another walk would find the same."""
     known = _steps.get(_place(step))
     found = None if known is None else known.found
-    return found if found is not None and found.holds() else None
+    if found is None:
+        return None
+    tensors: Any = [reference() for reference in found.tensors]  # before it is asked: they live from here on
+    return (found, tensors) if found.holds() else None
 
 
 def note(step: Any, function: Callable[..., Any], found: Reach) -> None:
