@@ -17,7 +17,7 @@ def altered(value):
 
 
 def called(model, values, *, pickled=True):
-    """What a model gives: node by node; after it was noted on other numbers; and perhaps of a pickled twin."""
+    """What a model gives: node by node; after other numbers were noted; perhaps of a pickled twin."""
     yield model(*values)
     model(*map(altered, values))
     yield model(*values)
