@@ -16,12 +16,13 @@ def altered(value):
     return (value.flip(-1) if value.dim() else value) * 0.5
 
 
-def called(model, values):
-    """What a model gives: node by node; after it was noted on other numbers; and of a pickled twin."""
+def called(model, values, *, pickled=True):
+    """What a model gives: node by node; after other numbers were noted; perhaps of a pickled twin."""
     yield model(*values)
     model(*map(altered, values))
     yield model(*values)
-    yield pickle.loads(pickle.dumps(model))(*values)
+    if pickled:
+        yield pickle.loads(pickle.dumps(model))(*values)
 
 
 def functions(graph):

@@ -79,7 +79,7 @@ def test_node(name, tmp_path):
     model = stepnet.onnx.load(tmp_path / "node.onnx")
     for inputs, outputs in case.data_sets:
         with torch.no_grad():
-            for found in called(model, [*map(tensor, inputs)]):
+            for found in called(model, [*map(tensor, inputs)], pickled=len(name) % 4 == 0):
                 for a, b in zip(found, outputs, strict=True):
                     same(a, b)
 

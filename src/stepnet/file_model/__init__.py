@@ -7,10 +7,10 @@ from .model import Socket as Socket
 from .model import beside_graphs as beside_graphs
 from .model import shorten as shorten
 from .prepared import ERRORS as ERRORS
-from .prepared import Otherwise as Otherwise
 from .prepared import Prepared as Prepared
-from .prepared import Recorder as Recorder
-from .prepared import decided as decided
-from .prepared import is_recorded as is_recorded
-from .prepared import not_in_recordings as not_in_recordings
 from .prepared import plainly_fed as plainly_fed
+from .recording import Otherwise as Otherwise
+from .recording import Recorder as Recorder
+from .recording import decided as decided
+from .recording import is_recorded as is_recorded
+from .recording import not_in_recordings as not_in_recordings

@@ -17,7 +17,7 @@ from stepnet.data.dtypes import dtype_name
 from stepnet.data.recording import Interned
 from stepnet.errors import IRError, Unsupported
 
-from .prepared import not_in_recordings
+from .recording import not_in_recordings
 
 
 def shorten(text: str, limit: int = 80) -> str:

@@ -4,63 +4,31 @@
                                                                                     return add(t, c)
 
 The second call of a kind runs node by node as the first did, and each function of torch that it calls is
-noted. What depends on sizes and on whole numbers of the file alone is then known, and so is what the graph
-decided by it; constants of floating point are read anew in each call. A node that reads numbers of its inputs
-(a loop, a branch by what was computed) stays a call of that node.
+noted. What depends on sizes and on constants alone is then known, and so is what the graph decided by it,
+as long as those constants are not changed; parameters are read anew in each call. A loop, or another node
+that reads numbers of its inputs, stays a call of that node; a branch is taken as it was, and checked.
 """
 
 from __future__ import annotations
 
-import itertools
-import weakref
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from stepnet.errors import StepnetError
 from stepnet.iterator.tensor_iterator import INSTEAD
 from stepnet.repeat import INSTEAD as WHILE_LOOPS
 from stepnet.watchers import instead
 
+from .recording import Function, Otherwise, Recorder, Unprepared
+
 # What torch raises for inputs that an operator does not take.
 ERRORS = (RuntimeError, ValueError, IndexError, TypeError, OverflowError, ArithmeticError, AssertionError,
           AttributeError, KeyError, MemoryError)  # fmt: skip
 _MOST_KINDS = 64  # of calls, that one graph remembers
 _MOST_WAYS = 4  # through the branches of a graph, that one kind of call remembers
-_RECORDER: ContextVar[Recorder | None] = ContextVar("what records the node that runs", default=None)
-# What is read of a tensor besides its numbers: by the sizes alone, or by neither.
-_OF_SIZES = {"dim", "size", "numel", "nelement", "ndimension", "__len__", "shape", "ndim"}
-_OF_TYPES = {"is_floating_point", "is_complex", "element_size", "dtype", "device", "requires_grad", "is_cpu",
-             "is_meta", "is_cuda", "is_sparse", "is_nested", "itemsize"}  # fmt: skip
-# What gives as much as the numbers of its inputs say.
-_OF_NUMBERS = {"nonzero", "masked_select", "argwhere", "unique", "unique_consecutive", "bincount",
-               "repeat_interleave"}  # fmt: skip
-
-
-class Opaque(Exception):
-    """A node reads numbers of its inputs, and is called as a whole.
-
-    Args:
-        sized: whether the sizes of its inputs say those of what it gives.
-    """
-
-    def __init__(self, sized: bool = False) -> None:
-        super().__init__()
-        self.sized = sized
-
-
-class Unprepared(Exception):
-    """A graph gives what no function of it would."""
-
-
-class Otherwise(Exception):
-    """A branch is another than the one that the function takes."""
 
 
 class Plain(Protocol):
@@ -78,30 +46,6 @@ class Plain(Protocol):
 
     def plainly(self, arguments: Sequence[Any], around: Mapping[Any, Any], recorder: Recorder | None) -> Any:
         """Its outputs; each node is called by `recorder.call` if there is one."""
-
-
-def is_recorded() -> bool:
-    """Whether what is called here is noted, for calls of these sizes alone."""
-    return _RECORDER.get() is not None
-
-
-def decided(value: Tensor) -> Any:
-    """The number in a tensor of one element, by which a graph takes a branch."""
-    recorder = _RECORDER.get()
-    return value.item() if recorder is None else recorder.decided(value)
-
-
-def not_in_recordings(sized: bool = False) -> None:
-    """To be called by what must not be taken apart: loops, which have functions of their own.
-
-    Args:
-        sized: whether the sizes of the inputs say those of what it gives.
-
-    Raises:
-        Opaque: a node is being recorded.
-    """
-    if is_recorded():
-        raise Opaque(sized)
 
 
 def plainly_fed(values: Iterable[Any]) -> bool:
@@ -169,321 +113,3 @@ class Prepared:
         except Unprepared:
             self._functions[kind] = None
         return recorder.handed(out)
-
-
-def _seen(constant: Tensor) -> Any:
-    """What a function relies on of a constant that it reads."""
-    return type(constant), constant.shape, constant.dtype, constant.requires_grad, constant.is_cpu
-
-
-@dataclass(frozen=True)
-class Function:
-    """A graph in a call of one kind.
-
-    Attributes:
-        run: of the inputs, and of the constants that it reads.
-        constants: those.
-        kinds: what is seen of each.
-        folded: constants whose numbers are part of the function, as they were.
-        twins: pairs of constants that are one tensor.
-    """
-
-    run: Callable[..., Any]
-    constants: Sequence[Hashable]
-    kinds: Sequence[Any]
-    folded: Sequence[tuple[Hashable, Tensor, int]]
-    twins: Sequence[tuple[Hashable, Hashable]]
-
-    def constants_of(self, around: Mapping[Any, Any]) -> list[Tensor] | None:
-        """The constants that it reads; None: they are no longer such as it was made for."""
-        if not all(around[key] is t and t._version == version for key, t, version in self.folded):
-            return None
-        if not all(around[one] is around[two] for one, two in self.twins):
-            return None
-        found = [around[key] for key in self.constants]
-        return found if [*map(_seen, found)] == self.kinds else None
-
-
-@dataclass
-class _Call:
-    """A call that was noted.
-
-    Attributes:
-        function: what was called: a function of torch, or a node.
-        arguments: by position and by name; tensors that the function computes are `_Slot`.
-        results: the slots of what it gives.
-        several: whether that is a sequence.
-        kept: whether it stays where nothing reads what it gives.
-    """
-
-    function: Callable[..., Any]
-    arguments: tuple[tuple[Any, ...], dict[str, Any]]
-    results: Sequence[int]
-    several: bool
-    kept: bool
-
-
-@dataclass(frozen=True)
-class _Slot:
-    number: int
-
-
-class Recorder(TorchFunctionMode):
-    """Notes what a call of a graph asks torch for.
-
-    Args:
-        arguments: the inputs of the call.
-        around: what the graph captures.
-        constants: of that, what stays: what is computed from it alone is part of the function, unless it is
-            a parameter, or counts no changes.
-    """
-
-    def __init__(
-        self, arguments: Sequence[Tensor], around: Mapping[Any, Tensor], constants: Collection[Any]
-    ) -> None:
-        super().__init__()
-        self._calls: list[_Call] = []
-        self._numbers = itertools.count()
-        self._slots: dict[int, tuple[weakref.ref[Tensor], int]] = {}
-        self._sized: set[int] = set()  # slots of tensors whose sizes the kind of the call says
-        self._met: set[int] = set()  # slots whose numbers, sizes or types were asked for
-        self._fails = self._deciding = False
-        self._count = len(arguments)
-        for value in arguments:
-            self._sized.add(self._slot(value))
-        self._around: dict[int, tuple[Hashable, Tensor]] = {}
-        self._twins: list[tuple[Hashable, Hashable]] = []  # constants that are one tensor
-        for key, value in around.items():
-            same = self._known(value)
-            if same is None:
-                self._around[self._slot(value)] = key, value
-            elif same in self._around and key in constants and self._around[same][0] in constants:
-                self._twins.append((self._around[same][0], key))
-            else:
-                self._fails = True
-        self._sized.update(self._around)
-        self._foldable = {
-            slot
-            for slot, (key, value) in self._around.items()
-            if key in constants
-            and type(value) is Tensor
-            and not value.requires_grad
-            and not value.is_inference()
-        }
-        self._folded: set[int] = set()
-
-    def _slot(self, value: Tensor) -> int:
-        number = next(self._numbers)
-        self._slots[id(value)] = weakref.ref(value), number
-        return number
-
-    def _known(self, value: Tensor) -> int | None:
-        """The slot of a tensor; None: it is the same in all calls of the kind."""
-        found = self._slots.get(id(value))
-        return found[1] if found is not None and found[0]() is value else None
-
-    def _noted(self, value: Any) -> Any:
-        """A structure with slots in the place of tensors that the function computes."""
-        if isinstance(value, Tensor):
-            slot = self._known(value)
-            return value if slot is None else _Slot(slot)
-        if type(value) in (tuple, list):
-            return type(value)(self._noted(item) for item in value)
-        if type(value) is dict:
-            return {name: self._noted(item) for name, item in value.items()}
-        if isinstance(value, slice):
-            return slice(*(self._noted(part) for part in (value.start, value.stop, value.step)))
-        return value
-
-    def call(self, function: Callable[[Sequence[Any]], Sequence[Any]], arguments: Sequence[Any]) -> Any:
-        """What a node gives; what it asks torch for is noted, or itself where that says not all."""
-        before = len(self._calls)
-        token = _RECORDER.set(self)
-        try:
-            with self:
-                return function(arguments)
-        except Opaque as opaque:
-            del self._calls[before:]
-            sized = opaque.sized
-        finally:
-            _RECORDER.reset(token)
-        results = function(arguments)
-        noted = self._noted(list(arguments))
-        slots = {*_slots_in(noted)}
-        if self._folds(slots):
-            return results
-        if not all(isinstance(result, Tensor) for result in results):
-            self._fails = True
-            return results
-        # a loop without a step gives what it was given, which is not the same in all calls
-        given = {id(value) for value in arguments}
-        results = [value.view_as(value) if id(value) in given else value for value in results]
-        found = [*map(self._slot, results)]
-        self._calls.append(_Call(function, ((noted,), {}), found, True, False))
-        if sized and self._sized.issuperset(slots):
-            self._sized.update(found)
-        return results
-
-    def decided(self, value: Tensor) -> Any:
-        """The number in a tensor; the function is for this one."""
-        self._deciding = True
-        try:
-            return value.item()
-        finally:
-            self._deciding = False
-
-    def forget(self) -> None:
-        """Begin anew."""
-        self._calls.clear()
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        iterated = func is Tensor.__iter__
-        if iterated:
-            func = Tensor.unbind
-        noted = self._noted(args), self._noted(kwargs)
-        slots = [*_slots_in(noted)]
-        result = func(*args, **kwargs)
-        if not self._folds(slots):
-            self._note(func, noted, slots, result)
-        return iter(result) if iterated else result
-
-    def _folds(self, slots: Iterable[int]) -> bool:
-        """Whether what is computed from these is the same in all calls of the kind."""
-        slots = {*slots}
-        self._met |= slots
-        if not self._foldable.issuperset(slots):
-            return False
-        self._folded |= slots
-        return True
-
-    def _note(self, func: Any, noted: Any, slots: Sequence[int], result: Any) -> None:
-        name = func.__self__.__name__ if func.__name__ == "__get__" else func.__name__
-        several = isinstance(result, (tuple, list)) and bool(result)
-        results: list[Any] = list(result) if several else [result]
-        if self._deciding:
-            self._calls.append(_Call(partial(_expect, result), noted, [], False, True))
-            return
-        if not all(isinstance(value, Tensor) for value in results):
-            sized = name in _OF_SIZES and self._sized.issuperset(slots)
-            if not sized and name not in _OF_TYPES:
-                raise Opaque
-            return
-        if (name.endswith("_") and not name.endswith("__")) or name == "__setitem__" or "out" in noted[1]:
-            raise Opaque
-        kept = any(value.requires_grad for value in results)  # checkpoints count what is saved for gradients
-        found = [*map(self._slot, results)]
-        self._calls.append(_Call(func, noted, found, several, kept))
-        index = noted[0][1] if name == "__getitem__" else None
-        parts = index if isinstance(index, tuple) else (index,)
-        masks = any(isinstance(part, (_Slot, Tensor, list)) for part in parts)
-        if self._sized.issuperset(slots) and name not in _OF_NUMBERS and not masks:
-            self._sized.update(found)
-
-    def handed(self, outputs: Sequence[Any]) -> tuple[Any, ...]:
-        """Outputs that a caller may change: what is part of the function is not among them."""
-        lies = {value.untyped_storage().data_ptr() for _, value in self._around.values()}
-        return tuple(
-            value.clone()
-            if isinstance(value, Tensor)
-            and self._known(value) is None
-            and value.untyped_storage().data_ptr() not in lies
-            else value
-            for value in outputs
-        )
-
-    def function(self, outputs: Sequence[Any]) -> Function:
-        """The function of what was noted.
-
-        Raises:
-            Unprepared: an output is no tensor, or lies in a constant of whole numbers.
-        """
-        if self._fails:
-            raise Unprepared
-        lies = {t.untyped_storage().data_ptr() for _, t in self._around.values()}
-        held: dict[str, Any] = {}
-        results = []
-        for value in outputs:
-            if not isinstance(value, Tensor):
-                raise Unprepared
-            slot = self._known(value)
-            if slot is None and value.untyped_storage().data_ptr() in lies:
-                raise Unprepared
-            results.append(f"v{slot}" if slot is not None else f"{_held(value, held)}.clone()")
-        wanted = {slot for value in outputs if (slot := self._known(value)) is not None}
-        kept = list(wanted)
-        calls: list[_Call] = []
-        for call in reversed(self._calls):
-            if call.kept or not wanted.isdisjoint(call.results):
-                calls.append(call)
-                wanted.update(_slots_in(call.arguments))
-        read = {slot: self._around[slot] for slot in self._around if slot in self._met | wanted}
-        lines: list[str] = []
-        last: set[int] = set(kept)
-        for call in calls:  # from the last
-            own = {*_slots_in(call.arguments), *call.results}
-            done = sorted(own - last)
-            last |= own
-            positional, named = call.arguments
-            given = [_source(value, held) for value in positional]
-            given += [f"{name}={_source(value, held)}" for name, value in named.items()]
-            to = ", ".join(f"v{slot}" for slot in call.results) + ("," if call.several else "")
-            if done:
-                lines.append("    del " + ", ".join(f"v{slot}" for slot in done))
-            to += " = " if to else ""
-            lines.append(f"    {to}{_held(call.function, held)}({', '.join(given)})")
-        names = [f"v{slot}" for slot in (*range(self._count), *read)]
-        body = [
-            f"def run({', '.join(names)}):",
-            *reversed(lines),
-            f"    return ({''.join(r + ', ' for r in results)})",
-        ]
-        exec(compile("\n".join(body), "<a graph of a file>", "exec"), held)
-        kinds = [_seen(value) for _, value in read.values()]
-        folded = [(key, value, value._version) for key, value in map(self._around.__getitem__, self._folded)]
-        return Function(held["run"], [key for key, _ in read.values()], kinds, folded, self._twins)
-
-
-def _expect(number: Any, value: Tensor) -> None:
-    if value.item() != number:
-        raise Otherwise
-
-
-def _slots_in(value: Any) -> Iterator[int]:
-    if isinstance(value, _Slot):
-        yield value.number
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _slots_in(item)
-    elif isinstance(value, dict):
-        yield from _slots_in([*value.values()])
-    elif isinstance(value, slice):
-        yield from _slots_in([value.start, value.stop, value.step])
-
-
-def _held(value: Any, held: dict[str, Any]) -> str:
-    """The name of an object that the function holds."""
-    name = f"k{len(held)}"
-    held[name] = value
-    return name
-
-
-def _source(value: Any, held: dict[str, Any]) -> str:
-    """A value of the function as Python writes it."""
-    if isinstance(value, _Slot):
-        return f"v{value.number}"
-    if value is None or type(value) in (bool, int):
-        return repr(value)
-    if not any(_slots_in(value)) and not isinstance(value, list):
-        return _held(value, held)
-    if isinstance(value, slice):
-        return (
-            f"slice({_source(value.start, held)}, {_source(value.stop, held)}, {_source(value.step, held)})"
-        )
-    if isinstance(value, dict):
-        items = ", ".join(f"{name!r}: {_source(item, held)}" for name, item in value.items())
-        return "{" + items + "}"
-    items = "".join(f"{_source(item, held)}, " for item in value)
-    return f"[{items}]" if isinstance(value, list) else f"({items})"
