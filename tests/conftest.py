@@ -30,6 +30,7 @@ torch.set_num_threads(1)
 
 def pytest_collection_modifyitems(config, items):
     """An ordinary run leaves out what `make fuzz` runs; a test whose id is written out runs in any case."""
+    items.sort(key=lambda item: not _is_under(item.path, "zoo"))  # of the last files, the long one
     if config.getoption("exhaustive") or any("[" in arg for arg in config.args):
         return
     out = left_out(items)
