@@ -119,6 +119,22 @@ def test_the_fastest_of_those_that_accept_a_step_runs_it(clock, disk, seconds, w
     assert watch.calls == timed, "timed once"
 
 
+def test_each_size_of_batch_has_a_choice_of_its_own(clock, disk):
+    """What is right for one sequence need not be for many; about as many are one size."""
+    step, few_, many = Vanilla(), rows(1), rows(40)
+    clock(c=1.0, naive=5.0, eager=2.0)
+    assert executor(step, *few_) == "c"
+    slow = clock(c=3.0, naive=5.0, eager=2.0)
+    assert executor(step, *many) == "eager"
+    timed = slow.calls
+    for _ in range(3):  # the way of a call like one before, too
+        assert executor(step, *few_) == "c"
+        assert executor(step, *rows(50)) == "eager"
+        for given in (few_, many):
+            torch.testing.assert_close(recurrent(step, *given), recurrent(step, *given, backend="naive"))
+    assert slow.calls == timed, "timed once"
+
+
 def test_explain_tells_the_times_and_who_was_slower(clock, disk):
     clock(c=3.0, naive=5.0, eager=2.0)
     told = told_of(Vanilla(), *rows())

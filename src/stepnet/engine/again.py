@@ -29,6 +29,7 @@ from stepnet.executors.setting import only_plain, transforms_active
 from stepnet.ir.loop import Loop
 
 from .check import plain_loop
+from .choice import about_as_many
 from .directions import Find, MadeLater, RunsAlong
 from .make import Entry
 from .reads import Reads
@@ -89,14 +90,18 @@ class Asked(NamedTuple):
 
     def known(self) -> Entry | None:
         """The plan of a call like this one."""
-        return _known.get((self.key, self.looks))
+        return _known.get((self.key, self.looks)) or _known.get(self._of_size())
 
     def keep(self, entry: Entry) -> None:
         """Note the plan that this call went by, if it has one."""
         if entry.ready is not None and entry.compiled is not None and entry.y_spec is not None:
-            _known[self.key, self.looks] = entry
+            _known[(self.key, self.looks) if entry.accepted is None else self._of_size()] = entry
             while len(_known) > _LIMIT:
                 _known.popitem(last=False)
+
+    def _of_size(self) -> Any:
+        """What a plan is found by that is for about as many sequences."""
+        return self.key, self.looks, about_as_many(self.layout.sequences)
 
     def run(self, entry: Entry, find: Find) -> tuple[Any, Any]:
         """y and the final state, by a plan. `find`: see `RunsAlong`."""

@@ -154,7 +154,16 @@ def remember(key: str | None, timing: Timing, sequences: int) -> None:
         plan_files.write(_place(key, sequences), json.dumps(timing.seconds).encode())
 
 
+def about_as_many(sequences: int) -> int:
+    """A number for so many sequences to the next power of two, for which one choice is made.
+
+    >>> about_as_many(33) == about_as_many(60) != about_as_many(1)
+    True
+    """
+    return min(sequences, MOST_SEQUENCES).bit_length()
+
+
 def _place(key: str, sequences: int) -> str:
-    """Where the times of a plan are kept, for so many sequences to the next power of two, and threads."""
-    bucket = min(sequences, MOST_SEQUENCES).bit_length()
-    return hashlib.sha256(f"{key} {bucket} {torch.get_num_threads()}".encode()).hexdigest()[:40]
+    """Where the times of a plan are kept, for about as many sequences, and threads."""
+    of = f"{key} {about_as_many(sequences)} {torch.get_num_threads()}"
+    return hashlib.sha256(of.encode()).hexdigest()[:40]

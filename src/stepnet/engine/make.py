@@ -7,7 +7,7 @@ import contextvars
 import functools
 import os
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -40,7 +40,7 @@ from stepnet.ir.loop import Loop
 from stepnet.user_line import line_in
 
 from .check import self_check
-from .choice import Race, race, recall, remember
+from .choice import MOST_SEQUENCES, Race, about_as_many, race, recall, remember
 from .reads import FailsOnSamples, Reads, read, steps_of_inner_loops
 from .rows import Noise, Sequences, samples
 
@@ -60,6 +60,19 @@ class Entry:
     twice: bool | None = None  # of a derivative's plan: whether second derivatives by it are right
     forward_mode: bool | None = None  # and whether derivatives in forward mode are
     family: Any = None  # what entries of the same code, with other values, have in common
+    accepted: Accepted | None = None  # of a plan that is timed for some numbers of sequences
+    size: int = 0  # of its number of sequences
+    sizes: dict[int, Entry] = field(default_factory=dict)  # the same for more or fewer sequences
+
+
+class Accepted(NamedTuple):
+    """A plan as the first executor that accepts it made it ready, before any is timed, and what was said of
+    it until then; the key of its files."""
+
+    ready: Ready
+    refusals: Sequence[tuple[str, Unsupported]]
+    notes: Sequence[str]
+    key: str | None
 
 
 def make(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry:
@@ -68,8 +81,7 @@ def make(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry:
 
 
 def _make(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry:
-    entry = Entry()
-    grad = torch.is_grad_enabled()
+    entry = Entry(size=about_as_many(sequences.layout.sequences))
     reached = reach(code_of(loop).function, everything=True)
     if reached.refused is not None:
         entry.refusals.append(("capture", Unsupported(reached.refused)))
@@ -81,14 +93,7 @@ def _make(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry
         warm()
     snapshot = Snapshot(holders)
     try:
-        with (  # a plan outlives the modes and hooks it is made under
-            for_plans(),
-            torch.set_grad_enabled(grad),
-            without_hooks(),
-            torch.autograd.set_detect_anomaly(False),
-            without_modes(),
-            kept(reads.reach.generators),
-        ):
+        with _apart(reads):
             _compile(entry, snapshot, loop, reads, sequences, backend)
     except Unsupported as refusal:
         entry.ready = None
@@ -104,6 +109,21 @@ def _make(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry
     finally:
         entry.changes |= snapshot.restore()
     return entry
+
+
+@contextlib.contextmanager
+def _apart(reads: Reads) -> Iterator[None]:
+    """A plan outlives the modes and hooks it is made under, and draws nothing."""
+    grad = torch.is_grad_enabled()
+    with (
+        for_plans(),
+        torch.set_grad_enabled(grad),
+        without_hooks(),
+        torch.autograd.set_detect_anomaly(False),
+        without_modes(),
+        kept(reads.reach.generators),
+    ):
+        yield
 
 
 def _compile(
@@ -298,20 +318,55 @@ def _choose(
         return
     if not compiled.is_compared:
         entry.notes.append("the step draws noise: the self-check was skipped")
-    count = sequences.layout.sequences
-    first = entry.ready.executor
-    if backend != AUTO or device.type != "cpu" or first.is_surely_faster(entry.ready.plan, count):
+    surely = entry.ready.executor.is_surely_faster(entry.ready.plan, MOST_SEQUENCES)
+    if backend == AUTO and device.type == "cpu" and not surely:
+        entry.accepted = Accepted(entry.ready, [*entry.refusals], [*entry.notes], key)
+        _time(entry, entry.accepted, compiled, loop, noise, sequences, weights)
+
+
+def for_as_many(entry: Entry, loop: Loop, reads: Reads, sequences: Sequences) -> Entry:
+    """An entry of a run with other numbers of sequences, with the executor that is the fastest for these."""
+    size = about_as_many(sequences.layout.sequences)
+    if entry.accepted is None or size == entry.size:
+        return entry
+    if size not in entry.sizes:
+        timed = contextvars.copy_context().run(_timed, entry, entry.accepted, loop, reads, sequences)
+        entry.sizes[size] = replace(timed, size=size)
+    return entry.sizes[size]
+
+
+def _timed(entry: Entry, accepted: Accepted, loop: Loop, reads: Reads, sequences: Sequences) -> Entry:
+    assert entry.compiled is not None
+    said = {"ready": accepted.ready, "refusals": [*accepted.refusals], "notes": [*accepted.notes]}
+    made: Entry = replace(entry, **said, twice=None, forward_mode=None, sizes={})
+    tensors, grad = reads.tensors, torch.is_grad_enabled()
+    weights = [(place, tensors[place], grad and tensors[place].requires_grad) for place in entry.weights]
+    noise = Noise(entry.compiled.draws, reads.reach.generators)
+    with _apart(reads):
+        _time(made, accepted, entry.compiled, loop, noise, sequences, weights)
+    return made
+
+
+def _time(
+    entry: Entry, accepted: Accepted, compiled: Compiled, loop: Loop, noise: Noise, sequences: Sequences,
+    weights: Sequence[tuple[int, Tensor, bool]],
+) -> None:  # fmt: skip
+    """Leave the executor that accepts a plan for another one, or the plain loop, that is timed faster."""
+    count, first = sequences.layout.sequences, accepted.ready.executor
+    if first.is_surely_faster(accepted.ready.plan, count):
         return
-    timing = recall(key, first.name, count)
+    accept = functools.partial(_accepted, compiled, loop, noise, sequences, weights)
+    timing = recall(accepted.key, first.name, count)
     others = {executor.name: executor for executor in tried(AUTO) if executor is not first}
     if timing is None:
         try:
             entered = Race(loop, noise, sequences, weights)
-            timing = race(entered, entry.ready, compiled.constants, lambda: accept(Entry(), others.values()))
+            other = functools.partial(accept, Entry(), others.values())
+            timing = race(entered, accepted.ready, compiled.constants, other)
         except Exception as error:  # whatever it is, the first that accepts the plan is right
             entry.notes.append(f"not timed: {(str(error).splitlines() or [type(error).__name__])[0]}")
             return
-        remember(key, timing, count)
+        remember(accepted.key, timing, count)
     entry.notes.append(timing.text())
     fastest = timing.fastest()
     if fastest != first.name:

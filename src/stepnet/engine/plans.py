@@ -30,9 +30,9 @@ from stepnet.ir.loop import Loop
 
 from . import again
 from .check import plain_loop, same_in_modes
-from .choice import Slower
+from .choice import Slower, about_as_many
 from .directions import Find, RunsAlong
-from .make import Entry, make
+from .make import Entry, for_as_many, make
 from .reads import CHANGES, FailsOnSamples, Reads, more_inner_steps, read, steps_of_inner_loops
 from .rows import Noise, Sequences, as_rows
 from .transforms import find_transformed
@@ -238,11 +238,15 @@ def lookup(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entr
     entry = _entries.get(key)
     if entry is not None:
         _misses.pop(entry.family, None)
-        return entry
+        size = about_as_many(sequences.layout.sequences)
+        if entry.accepted is None or size == entry.size:
+            return entry
+        if size in entry.sizes:
+            return entry.sizes[size]
     with _lock:
         entry = _entries.get(key)
         if entry is not None:
-            return entry
+            return for_as_many(entry, loop, reads, sequences)
         family = (reads.code, signature)
         missed = _misses.get(family, 0)
         if missed >= _MOST_MISSES:
