@@ -54,6 +54,7 @@ class Stack(nn.Module):
     Raises:
         StepError: no cells; an argument, the input or hx does not fit, the text says which layer.
 
+    >>> import torch
     >>> from stepnet import cells
     >>> stack = Stack([cells.GRU(3, 4), cells.LSTM(4, 4)], residual=(False, True))
     >>> y, (h, (h2, c2)) = stack(torch.zeros(5, 2, 3))
