@@ -166,3 +166,42 @@ def test_a_step_cannot_catch_what_ends_the_recording():
     x = LoDTensor.from_lengths(torch.randn(9, 3), [[4, 0, 5]])
     with pytest.raises(Unsupported):
         recurrent(step, x, torch.zeros(3, 3), backend="eager")
+
+
+def write_a_number(x, h):
+    v = (x * 2).clone()
+    v[:, 0] = 0.3
+    return v, h
+
+
+def write_into_a_view(x, h):
+    v = (x * 2).clone()
+    v[:, 1:].mul_(h[:, 1:] + 1)
+    v[:, 0].fill_(2.0)
+    return v, torch.tanh(h + v)
+
+
+def print_a_tensor(x, h):
+    repr(x), str(h), f"{x[0, 0]}"
+    return x * 2, torch.tanh(x + h)
+
+
+@pytest.mark.parametrize("step", [write_a_number, write_into_a_view, print_a_tensor])
+def test_what_ends_a_recording_leaves_nothing_of_torch_switched_off(step):
+    """Torch shows its tensors in errors, with guards in force that are put back when the error is freed."""
+
+    def switched():
+        torch_c = torch._C
+        return str(torch_c._dispatch_tls_local_include_set()), str(torch_c._dispatch_tls_local_exclude_set())
+
+    before, results = switched(), []
+    for backend in ("naive", "eager"):
+        x, h = torch.linspace(-1, 1, 12).reshape(4, 3).requires_grad_(), torch.ones(2, 3, requires_grad=True)
+        y, last = recurrent(step, LoDTensor.from_lengths(x, [[3, 1]]), h, backend=backend)
+        grads = torch.autograd.grad(y.values.square().sum() + last.sum(), [x, h])
+        results.append([y.values, last, *grads])
+    torch.testing.assert_close(*results)
+    assert switched() == before
+    made = torch.ones(3, requires_grad=True) * 2
+    made[0] = 1.0
+    assert made.requires_grad

@@ -76,15 +76,16 @@ def joint_graph(
     function = _joint(run) if with_gradients else run
     outlines = [blank(i.shape, i.dtype, rows=i.rows).requires_grad_(i.grad) for i in inputs]
     made, writes = None, False
-    try:
-        with recording(with_gradients):
-            graph, constants = recorded(function, outlines, decompositions)
-        writes = not without_copies(graph)
-        made = None if writes else Recorded(finished(graph), constants, NAME)
-    except Unsupported:
-        raise
-    except (Unusual, Exception) as error:  # torch's tracer knows, or tells it in its own words
-        writes = isinstance(error, Writes)
+    with _dispatch_kept():
+        try:
+            with recording(with_gradients):
+                graph, constants = recorded(function, outlines, decompositions)
+            writes = not without_copies(graph)
+            made = None if writes else Recorded(finished(graph), constants, NAME)
+        except Unsupported:
+            raise
+        except (Unusual, Exception) as error:  # torch's tracer knows, or tells it in its own words
+            writes = isinstance(error, Writes)
     if made is None:
         from .by_torch import by_torch  # a second of imports
 
@@ -97,6 +98,13 @@ def finished(graph: Graph) -> Graph:
     _as_inputs(graph, [n for n in graph.nodes if n.target is torch.ops.stepnet_joint.tangent.default])
     graph.eliminate_dead_code()
     return graph
+
+
+def _dispatch_kept() -> contextlib.AbstractContextManager[None]:
+    """What torch dispatches to is as before in the end. Frames of torch's that an error ended in may hold
+    guards, which put back what was in force in them as they are freed."""
+    now = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    return torch._C._ForceDispatchKeyGuard(*now)
 
 
 @contextlib.contextmanager

@@ -49,6 +49,9 @@ class Outline(Tensor):
 
     __torch_function__: Any = torch._C._disabled_torch_function_impl  # pyright: ignore
 
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"Outline({list(self.shape)}, {self.dtype})"
+
     def untyped_storage(self) -> torch.UntypedStorage:
         """What views of one tensor have in common."""
         return self.few.untyped_storage()
