@@ -65,8 +65,8 @@ def dense(steps: int, n: int) -> tuple[Tensor]:
 
 
 CASES: dict[str, tuple[type[nn.Module], Any, Sequence[tuple[Tensor, ...]]]] = {
-    "dense": (Dense, ({0: ANY, 1: ANY},), [dense(5, 3), dense(7, 2), dense(2, 4)]),
-    "ragged": (Ragged, ({0: ANY}, {0: ANY}), [rows_of(2, 4), rows_of(3, 0, 1, 5), rows_of(6)]),
+    "dense": (Dense, ({0: ANY, 1: ANY},), [dense(5, 3), dense(2, 4)]),
+    "ragged": (Ragged, ({0: ANY}, {0: ANY}), [rows_of(2, 4), rows_of(3, 0, 1, 5)]),
 }
 
 
@@ -85,6 +85,7 @@ def assert_same_without_stepnet(
 LOADED = """
 import sys, torch, stepnet
 from pathlib import Path
+stepnet.set_backend("eager")
 for path in sorted(Path(sys.argv[1]).glob("*.pt2")):
     program = torch.export.load(path).module()
     for args, expected in torch.load(path.with_suffix(".pt")):
