@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from stepnet import onnx, openvino, recurrent
+from stepnet.export.module import _Trace
 
 N = 3
 
@@ -82,6 +83,26 @@ def run_openvino(path, arrays):
 FORMATS = {"onnx": (onnx, run_onnx, "m.onnx"), "openvino": (openvino, run_openvino, "m.xml")}
 
 
+@pytest.fixture(scope="module")
+def programs():
+    return {}
+
+
+@pytest.fixture
+def one_trace(programs, monkeypatch):
+    """What is written does not depend on the format until it is written: all formats share the trace."""
+    traced = _Trace._traced
+
+    def shared(self, dynamic):
+        key = str(dynamic)
+        if key not in programs:
+            programs[key] = traced(self, dynamic)
+        return programs[key]
+
+    monkeypatch.setattr(_Trace, "_traced", shared)
+
+
+@pytest.mark.usefixtures("one_trace")
 @pytest.mark.parametrize("name", FORMATS)
 def test_written_and_read_back(name, tmp_path):
     form, runtime, file = FORMATS[name]

@@ -14,6 +14,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from covering import few
 from stepnet import LoDTensor, Recurrent, cells, recurrent, sequence_concat
 from stepnet.graph import ops
 
@@ -41,7 +42,7 @@ MODES: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", few(MODES, ["inference", "autocast"]))
 def test_in_a_mode_and_after_it(mode: str) -> None:
     torch.manual_seed(0)
     model = Small()

@@ -98,7 +98,7 @@ def test_the_second_example_of_the_document(backend):
 numbers = st.integers(-9, 9)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.integers(0, 8), numbers, numbers, st.sampled_from([-3, -2, -1, 1, 2, 3]), st.sampled_from([1, 1, -1]),
     st.sampled_from([0, 1, -2]), st.sampled_from(["naive", "auto"]),

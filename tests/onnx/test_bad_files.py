@@ -159,5 +159,5 @@ def test_what_is_no_file(tmp_path):
 def test_changed_files(tmp_path):
     """What a file says changed, and bytes: a model or an error, of a run, too; `fuzz.py` makes long runs."""
     fuzz = runpy.run_path(str(Path(__file__).with_name("fuzz.py")))
-    told = fuzz["fuzz"](300, 7, tmp_path, [*fuzz["written"](), *fuzz["special"]()])
+    told = fuzz["fuzz"](150, 7, tmp_path, [*fuzz["written"](), *fuzz["special"]()])
     assert min(told["IRError"], told["model that runs"], told["model, IRError when run"]) > 2, told

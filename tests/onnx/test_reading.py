@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import stepnet
+from covering import few
 from saved_modules import plain_loops
 from stepnet import cells
 
@@ -51,6 +52,7 @@ def _plainly(model, inputs):
         return model(*inputs)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("reverse", [False, True], ids=["forwards", "backwards"])
 @pytest.mark.parametrize("name", CELLS)
 def test_written_and_read(name, reverse, tmp_path):
@@ -72,7 +74,7 @@ def test_written_and_read(name, reverse, tmp_path):
     assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", ["LSTM", "GRU", "SLSTM"])
+@pytest.mark.parametrize("name", few(CELLS, ["LSTM", "SLSTM"]))
 def test_lengths(name, tmp_path):
     from stepnet import LoDTensor
 
@@ -84,7 +86,7 @@ def test_lengths(name, tmp_path):
     check(tmp_path / "m.onnx", padded[:1, :2], np.array([2]))
 
 
-@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize("name", few(CELLS, ["LSTM", "SLSTM"]))
 def test_to_openvino_and_to_onnx_again(name, tmp_path):
     module = stepnet.Recurrent(CELLS[name]())
     example = torch.randn(4, 2, F)
@@ -136,18 +138,19 @@ ONLY = {
     "LSTM": {
         "peepholes": {"peepholes": True, "direction": "bidirectional", "first": True},
         "coupled": {"input_forget": 1},
-        "activations": {"activations": ["HardSigmoid", "Relu", "Softsign"], "activation_alpha": [0.3],
+        "activations of LSTM": {"activations": ["HardSigmoid", "Relu", "Softsign"], "activation_alpha": [0.3],
                         "activation_beta": [0.4]},
     },
     "GRU": {
         "before reset": {"linear_before_reset": 1, "lengths": True},
-        "activations": {"activations": ["Sigmoid", "ScaledTanh"], "activation_alpha": [1.5],
+        "activations of GRU": {"activations": ["Sigmoid", "ScaledTanh"], "activation_alpha": [1.5],
                         "activation_beta": [0.5]},
     },
-    "RNN": {"activations": {"activations": ["LeakyRelu"], "activation_alpha": [0.3]}},
+    "RNN": {"activations of RNN": {"activations": ["LeakyRelu"], "activation_alpha": [0.3]}},
 }  # fmt: skip
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     ("kind", "asked"), [(kind, name) for kind in GATES for name in {**ASKED, **ONLY[kind]}]
 )

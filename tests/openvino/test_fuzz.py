@@ -13,7 +13,7 @@ FUZZ = runpy.run_path(str(Path(__file__).with_name("fuzz.py")))
 def test_only_models_and_errors_come_out(tmp_path):
     set_backend("naive")
     try:
-        outcomes = FUZZ["fuzz"](400, seed=1, folder=tmp_path)
+        outcomes = FUZZ["fuzz"](300, seed=1, folder=tmp_path)
     finally:
         set_backend("auto")
     assert outcomes["IRError"] > 100

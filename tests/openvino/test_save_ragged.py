@@ -20,6 +20,7 @@ def rows(lengths, features=3):
 CELLS = [cells.LSTM, cells.GRU, cells.LayerNormLSTM, cells.MinGRU, cells.SLSTM]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_cell(cell, reverse, tmp_path):
