@@ -294,7 +294,7 @@ int main(void) {
 
 def test_no_byte_outside_is_read_or_written(tmp_path: Path):
     """Under the sanitizers, as compiled for AMX, each of those instructions checked; else by their twin."""
-    if can_emulate_tiles(tmp_path):
+    if can_emulate_tiles():
         assert " products of tiles" in run_sanitized(tmp_path, text(1, True) + CHECK, has_tiles=True)
     else:
         run_sanitized(tmp_path, text(2, True) + CHECK)

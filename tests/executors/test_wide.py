@@ -13,6 +13,7 @@ from stepnet import LoDTensor, explain, recurrent
 from stepnet.engine import plans
 from stepnet.report.explanation import Explanation
 
+OPTIMISED = False
 LENGTHS = [3, 0, 1, 4]
 PLANS_ON_DISK = False
 
