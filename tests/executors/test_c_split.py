@@ -120,7 +120,7 @@ KINDS = (
 )  # fmt: skip
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     rows=st.integers(12, 70), K=st.integers(64, 300), N=st.integers(16, 100),
     kinds=st.tuples(*[st.sampled_from(KINDS)] * 2),
