@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import platform
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -53,14 +55,28 @@ class Rows:
         return bool(self.buffer[outside].isnan().all())
 
 
-def can_emulate_tiles(folder: Path) -> bool:
+@functools.cache
+def can_emulate_tiles() -> bool:
     """Whether tile instructions can be compiled, and the CPU knows those around them."""
     if platform.system() != "Linux" or platform.machine() != "x86_64" or "avx512f" not in cpu._flags():
         return False
-    source, cc = folder / "probe.c", c_build.compiler()
-    source.write_text("#include <immintrin.h>\nint main(void) { _tile_release(); return 0; }\n")
-    command = [*cc.command, *cc.flags, *TILE_FLAGS, str(source), "-o", str(folder / "probe")]
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    return _runs("#include <immintrin.h>\nint main(void) { _tile_release(); return 0; }", TILE_FLAGS, False)
+
+
+@functools.cache
+def _sanitizers_work() -> bool:
+    return _runs("int main(void) { return 0; }", _SANITIZE)
+
+
+def _runs(text: str, flags: tuple[str, ...], is_run: bool = True) -> bool:
+    """Whether a program can be built with these flags, and run."""
+    with tempfile.TemporaryDirectory() as folder:
+        cc, program = c_build.compiler(), f"{folder}/probe"
+        command = [*cc.command, *cc.flags, *flags, "-x", "c", "-", "-o", program]
+        built = subprocess.run(command, input=text, text=True, capture_output=True, check=False)
+        if built.returncode or not is_run:
+            return not built.returncode
+        return subprocess.run([program], capture_output=True, check=False).returncode == 0
 
 
 def emulator_library(folder: Path) -> Path:
@@ -76,16 +92,11 @@ def run_sanitized(folder: Path, text: str, has_tiles: bool = False) -> str:
 
     With `has_tiles` it is compiled for AMX, and each of those instructions is checked as it runs.
     """
-    source, program, hello = folder / "main.c", folder / "main", folder / "hello.c"
+    if not _sanitizers_work():
+        pytest.skip("the sanitizers' runtime does not work here")
+    source, program = folder / "main.c", folder / "main"
     source.write_text("#include <stdlib.h>\n" + text)
     cc = c_build.compiler()
-    hello.write_text("int main(void) { return 0; }")
-    probe = [*cc.command, *_SANITIZE, str(hello), "-o", str(program)]
-    if (
-        subprocess.run(probe, capture_output=True, check=False).returncode
-        or subprocess.run([program], capture_output=True, check=False).returncode
-    ):
-        pytest.skip("the sanitizers' runtime does not work here")
     extra = [*TILE_FLAGS, str(_EMULATOR)] if has_tiles else []
     command = [*cc.command, *cc.flags, *_SANITIZE, str(source), *extra, "-o", str(program), "-lm"]
     subprocess.run(command, check=True, capture_output=True)

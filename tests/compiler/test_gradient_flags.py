@@ -78,8 +78,15 @@ def run(step, lengths, needs, backend, dense):
     return results, gradients
 
 
-@pytest.mark.parametrize("needs", NEEDS, ids=lambda needs: needs or "none")
-@pytest.mark.parametrize("name", STEPS)
+_WANTED = [(name, needs) for name in STEPS for needs in NEEDS]
+_IN_TURN = [case for i, case in enumerate(_WANTED) if (i + i // len(NEEDS)) % 3 == 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "needs"),
+    few(_WANTED, [*_IN_TURN, *((name, max(NEEDS, key=len)) for name in STEPS)]),
+    ids=[f"{name}-{needs or 'none'}" for name, needs in _WANTED],
+)
 def test_as_the_plain_loop(name, needs):
     for lengths in LENGTHS:
         for dense in (False, True) if lengths in ([2, 2], []) else (False,):

@@ -201,6 +201,7 @@ def text(made):
     return [*lines, results, made.flow, made.requires, [c.tolist() for c in made.constants.values()]]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("gradients", [True, False])
 @pytest.mark.parametrize("step", [*PLAIN, *LEFT], ids=lambda step: step.__name__)
 def test_the_graph_is_that_of_torchs_tracers(step, gradients, monkeypatch):

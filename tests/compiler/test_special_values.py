@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from covering import few
 from stepnet.api import recurrent
 
 PLANS_ON_DISK = True  # what is recorded once runs in both executors
@@ -153,11 +154,18 @@ def side_by_side(functions, dtype, backend, a, b):
     return wrong
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+HALVES = {
+    "one half": dict(list(UNARY.items())[::2]),
+    "other half": dict(list(UNARY.items())[1::2]),
+    "writing": WRITING,
+}
+KINDS = [(half, dtype) for half in HALVES for dtype in (torch.float64, torch.float32)]
+
+
 @pytest.mark.parametrize("backend", ["eager", "c"])
-@pytest.mark.parametrize("functions", [UNARY, WRITING], ids=["most", "writing"])
-def test_unary(functions, dtype, backend):
-    assert not side_by_side(functions, dtype, backend, numbers(dtype), None)
+@pytest.mark.parametrize(("half", "dtype"), few(KINDS, [KINDS[0], KINDS[3], KINDS[4]]))
+def test_unary(half, dtype, backend):
+    assert not side_by_side(HALVES[half], dtype, backend, numbers(dtype), None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)

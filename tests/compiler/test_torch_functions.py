@@ -199,7 +199,7 @@ def unchanged(names):
 
 
 @pytest.mark.parametrize("backend", ["eager", "c"])
-@pytest.mark.parametrize("names", few(GROUPS_IN_C, GROUPS_IN_C[::3]), ids="; ".join)
+@pytest.mark.parametrize("names", few(GROUPS_IN_C, GROUPS_IN_C[::6]), ids="; ".join)
 def test_of_a_state_that_stays(names, backend):
     state = {name: boot() for name in names}
     check_step(unchanged(names), rows(), state, weights={"MATRIX": MATRIX, "ROW": ROW}, backend=backend)

@@ -8,7 +8,8 @@ from plans import verify_new_entries
 
 
 @pytest.fixture
-def verified_plans():
-    """Every graph and plan that the test made keeps the rules of its stage."""
+def verified_plans(request):
+    """The graphs and plans that the test made keep the rules of their stages: one in three of those of an
+    ordinary run."""
     yield
-    verify_new_entries()
+    verify_new_entries(1 if request.config.getoption("exhaustive") else 3)

@@ -11,6 +11,7 @@ from stepnet.errors import StepIndexError, Unsupported
 from stepnet.executors.c import build as c_build
 
 pytestmark = pytest.mark.skipif(c_build.available() is not None, reason="no C compiler")
+OPTIMISED = False
 LENGTHS = [[5, 0, 1, 9, 3]]
 WORDS, H = 11, 6
 NAN, INF = float("nan"), float("inf")

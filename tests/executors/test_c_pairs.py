@@ -12,9 +12,11 @@ import pytest
 import torch
 
 from c_programs import NOTHING, Rows, can_emulate_tiles, run_sanitized
+from covering import few
 from stepnet.executors.c import build as c_build
 from stepnet.executors.c.products import BY_DTYPE, BY_SUFFIX, common, cpu, paired
 
+OPTIMISED = False
 BF16 = BY_DTYPE["bfloat16"]
 WAYS = {  # what the text begins with, and its tiles
     "of this CPU": ("", 0),
@@ -54,7 +56,7 @@ def text(way: str) -> str:
     return "\n".join((head, common(), BY_SUFFIX["f32"].text, paired(tiles)))
 
 
-@pytest.fixture(scope="module", params=WAYS)
+@pytest.fixture(scope="module", params=few(WAYS, [way for way in WAYS if way != "twin of tiles"]))
 def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
     return c_build.build(text(request.param) + ENTRY).handle
 
@@ -229,12 +231,11 @@ static int check(int64_t rows, int64_t K, int64_t N, int turned) {
     return bad;
 }
 int main(void) {
-    int64_t rows[] = {1, 3, 4, 16, 33}, K[] = {1, 2, 17, 32, 65}, N[] = {1, 16, 33, 64, 100};
+    int64_t rows[] = {1, 3, 4, 33}, K[] = {1, 17, 32, 65}, N[] = {1, 33, 64};
     int bad = 0;
-    for (int i = 0; i < 5; ++i)
-        for (int j = 0; j < 5; ++j)
-            for (int l = 0; l < 5; ++l)
-                for (int turned = 0; turned < 2; ++turned) bad += check(rows[i], K[j], N[l], turned);
+    for (int i = 0; i < 4; ++i)
+        for (int j = 0; j < 4; ++j)
+            for (int l = 0; l < 3; ++l) bad += check(rows[i], K[j], N[l], (i + j + l) & 1);
     return bad != 0;
 }
 """
@@ -242,7 +243,7 @@ int main(void) {
 
 def test_no_byte_outside_is_read_or_written(tmp_path: Path):
     """Under the sanitizers, as compiled for AMX, each of those instructions checked; else by their twin."""
-    if can_emulate_tiles(tmp_path):
+    if can_emulate_tiles():
         source = "\n".join((common(), BY_SUFFIX["f32"].text, paired(1)))
         assert " products of tiles" in run_sanitized(tmp_path, source + CHECK, has_tiles=True)
     else:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import pytest
 import torch
 from torch import nn
 
+from covering import few
 from numpy_executor import Numpy
 from plans import entry_of
 from stepnet import cells
@@ -84,21 +86,25 @@ def nested(fn, tree):
 
 # Cells that are made of others, or wrapped, meet the lengths that differ most.
 FEW = ["unsorted, an empty one in the middle", "one row", "batch of none"]
+PATTERNS = {name: list(LENGTHS) if name in cells.__dict__ else FEW for name in MAKERS}
 RAGGED = [
-    (name, pattern, reverse)
-    for name in MAKERS
-    for pattern in (LENGTHS if name in cells.__dict__ else FEW)
+    (backend, name, pattern, reverse)
+    for backend, name in itertools.product(EXECUTORS, MAKERS)
+    for pattern in PATTERNS[name]
     for reverse in (False, True)
+]
+IN_TURN = [  # each cell by each executor, and each executor meets the lengths in turn
+    (backend, name, PATTERNS[name][(i + j) % len(PATTERNS[name])], bool(j % 2))
+    for i, backend in enumerate(EXECUTORS)
+    for j, name in enumerate(MAKERS)
 ]
 
 
-@pytest.mark.covering(2)
 @pytest.mark.parametrize(
-    ("name", "pattern", "reverse"),
-    RAGGED,
-    ids=[f"{name}-{pattern}{', reverse' * reverse}" for name, pattern, reverse in RAGGED],
+    ("backend", "name", "pattern", "reverse"),
+    few(RAGGED, IN_TURN),
+    ids=[f"{backend}-{name}-{pattern}{', reverse' * reverse}" for backend, name, pattern, reverse in RAGGED],
 )
-@pytest.mark.parametrize("backend", EXECUTORS)
 def test_ragged(backend, name, pattern, reverse):
     cell, lengths = cell_of(name), LENGTHS[pattern]
     check_step(cell, rows_of(lengths), boot(cell, len(lengths)), backend=backend, reverse=reverse)

@@ -15,6 +15,7 @@ from stepnet.executors.c.scan import CScan
 from stepnet.executors.layout import Layout, is_uneven
 from stepnet.executors.schedule.features import Features, features
 
+OPTIMISED = False
 DTYPE = torch.float64
 F = 24
 LENGTHS = {"ragged": [3, 0, 70, 1, 6], "one": [9], "none": []}

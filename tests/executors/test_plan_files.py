@@ -226,7 +226,14 @@ def test_a_folder_that_takes_nothing_costs_time_only(cache, compiled, monkeypatc
     assert kept(cache) == []
 
 
-CHILD = """
+FIRST = """
+import os, torch
+from stepnet import recurrent
+step = lambda x, h: (x * len(os.environ["HOME"]), torch.tanh(x + h))
+x = torch.randn(3, 2, 1, requires_grad=True)
+recurrent(step, x, torch.zeros(2, 1), backend="eager")[0].sum().backward()
+"""
+DIGESTS = """
 import torch
 from stepnet import Recurrent, cells, nn, recurrent
 from stepnet.engine import make
@@ -235,9 +242,10 @@ from stepnet.errors import Unsupported
 def refuse(*_):
     raise Unsupported("only the digest is asked for")
 
+digests = []
 make.compile_loop = refuse
 real = make._digest
-make._digest = lambda *given: print(real(*given)) or real(*given)
+make._digest = lambda *given: digests.append(real(*given)) or digests[-1]
 x = torch.randn(3, 2, 4)
 for name in "GRU LSTM RNN LayerNormLSTM MinGRU PeepholeLSTM SLSTM".split():
     Recurrent(getattr(cells, name)(4, 4))(x)
@@ -247,11 +255,18 @@ recurrent(lambda x, h: (h, torch.tanh(inner(x) + h)), x, torch.zeros(2, 4))
 """
 
 
-def test_a_digest_does_not_depend_on_the_order_of_sets():
+def test_in_a_process_of_its_own(tmp_path):
+    """Its first step may read its environment. A digest does not depend on the order of sets."""
+    (tmp_path / "made_digests.py").write_text(DIGESTS)
+    program = f"{FIRST}\nimport made_digests\nprint(*made_digests.digests)"
+
     def digests(seed):
-        command = [sys.executable, "-W", "ignore", "-c", CHILD]
-        environment = os.environ | {"PYTHONHASHSEED": seed}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", program],
+            cwd=tmp_path, env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
         return done.stdout.split()
 
     one, other = digests("1"), digests("2")

@@ -12,6 +12,7 @@ from stepnet.executors.c import scan as c_scan
 from stepnet.executors.c.scan import CScan
 from stepnet.executors.layout import Layout
 
+OPTIMISED = False
 LENGTHS = {"ragged": [3, 0, 7, 1, 6], "one": [9], "none": [], "pair": [2, 5]}
 
 

@@ -8,6 +8,7 @@ from collections import namedtuple
 import pytest
 import torch
 
+from covering import few
 from plans import BACKENDS, ops, plan_of
 from stepnet.data.lod import LoDTensor
 from stepnet.testing import LENGTHS, check_step
@@ -390,9 +391,15 @@ def cut(rows, lengths):
     return LoDTensor.from_lengths(rows, [list(lengths)])
 
 
-@pytest.mark.covering(2)
-@pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize(("backend", "name"), CASES, ids=[f"{b}-{n}" for b, n in CASES])
+RAGGED = [(*case, pattern) for case in CASES for pattern in PATTERNS]
+IN_TURN = [(*case, PATTERNS[(i + i // 4) % 4]) for i, case in enumerate(CASES)]
+
+
+@pytest.mark.parametrize(
+    ("backend", "name", "pattern"),
+    few(RAGGED, [*((*case, PATTERNS[0]) for case in CASES), *IN_TURN]),
+    ids=["-".join(case) for case in RAGGED],
+)
 def test_ragged(backend, name, pattern):
     case, lengths = case_of(name), LENGTHS[pattern]
     x, state = cut(case.x(sum(lengths)), lengths), case.state(len(lengths))

@@ -16,10 +16,10 @@ ZOO = {**gated.ZOO, **matrix.ZOO, **algorithms.ZOO}
 LENGTHS = [3, 0, 1, 4]
 # Of each family some; every kind of state, of loops in the step and of linear algebra is among them.
 FEW = [
-    "RGLRU", "CoRNN", "HyperLSTM", "PhasedLSTM", "GroupNormGRU", "Clockwork", "LIF", "CharLevel",
-    "MixtureOfExperts", "ConvLSTM", "NeuralGPU", "RWKV6", "MLSTM", "Mamba2", "DeltaNet", "FastWeights", "LRU",
+    "RGLRU", "CoRNN", "PhasedLSTM", "Clockwork", "LIF", "CharLevel",
+    "MixtureOfExperts", "ConvLSTM", "NeuralGPU", "RWKV6", "Mamba2", "DeltaNet", "FastWeights", "LRU",
     "UnitaryRNN", "WindowAttention", "SquareRootFilter", "RecursiveLeastSquares", "Sinkhorn", "SortedMixture",
-    "Beams", "StackRNN", "RingBuffer", "Quantised", "Counters", "SplineFlow", "NTM",
+    "Beams", "RingBuffer", "Quantised", "Counters", "SplineFlow", "NTM",
 ]  # fmt: skip
 
 
