@@ -16,7 +16,7 @@ from covering import left_out
 
 TESTS = Path(__file__).parent
 MADE_ANEW = ("compiler", "fuzz", "test_modes.py")
-OPTIMISED = ("benchmarks", "executors")
+OPTIMISED = ("executors",)
 
 # No deadline: the first call of anything in torch is slow. In CI the same examples every time.
 settings.register_profile("stepnet", deadline=None, derandomize="CI" in os.environ)
