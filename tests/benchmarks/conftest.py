@@ -24,7 +24,7 @@ def _one_thread(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _turns_are_cheap(monkeypatch):
-    """No pauses, whose times nobody reads; and what the process of all tests holds stays frozen after a run."""
+    """No pauses, whose times nobody reads; and what all tests hold stays frozen after a run."""
     from benchmarks import harness
 
     monkeypatch.setattr(harness, "PAUSE", 0.0)
