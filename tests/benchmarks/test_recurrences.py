@@ -15,6 +15,7 @@ import re
 import runpy
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -409,7 +410,7 @@ def forked(command, *, env, **_):
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
 @pytest.mark.parametrize("run", few([subprocess.run, forked], [forked]))
 def test_a_first_call_in_a_new_process(run, monkeypatch, tmp_path):
-    monkeypatch.setattr(first_call.subprocess, "run", run)
+    monkeypatch.setattr(first_call, "subprocess", SimpleNamespace(run=run))  # builds run the real one
     seconds, values = first_call._in_child("min_gru", str(tmp_path))
     assert 0 < seconds < 60
     wanted = Setting(WORKS["min_gru"], first_call.SIZE, ragged=False).target(training=True)
