@@ -4,7 +4,7 @@ The encoder reads words of any number, from the last to the first. At each step 
 the encoder said of its own sequence, and at nothing else: the memory is a LoDTensor, each sequence as long as
 it is, and nothing is padded.
 
-    python examples/06_attention.py          sequences of 1 to 3 words, a few seconds
+    python examples/06_attention.py          sequences of 1 or 2 words, a few seconds
     python examples/06_attention.py --long   sequences of 1 to 10 words, a quarter of a minute of one core
 """
 
@@ -114,5 +114,5 @@ if __name__ == "__main__":
     if "--long" in sys.argv:
         main(longest=10, batches=500)
     else:
-        main(longest=3, batches=120)
+        main(longest=2, batches=60)
     torch.set_num_threads(threads)

@@ -50,7 +50,7 @@ def main() -> None:
     print(f"trained on {train.inputs}; generates from {generate.inputs}")
 
     optimizer = torch.optim.Adam(train.parameters(), lr=0.01)
-    for epoch in range(5):
+    for epoch in range(3):
         train.reset()
         for _ in range(50):
             x, given, then = batch(32)

@@ -16,16 +16,20 @@ from covering import left_out
 
 TESTS = Path(__file__).parent
 MADE_ANEW = ("compiler", "fuzz", "test_modes.py")
-OPTIMISED = ("benchmarks", "executors")
+OPTIMISED = ("executors",)
 
 # No deadline: the first call of anything in torch is slow. In CI the same examples every time.
-settings.register_profile("stepnet", deadline=None, derandomize="CI" in os.environ)
-settings.load_profile("stepnet")
+settings.register_profile("exhaustive", deadline=None, derandomize="CI" in os.environ)
+settings.register_profile("ordinary", settings.get_profile("exhaustive"), max_examples=40)
 
 gc.set_threshold(100_000, 20, 20)  # by its own count Python spends a tenth of the time on looking for garbage
 
 # Two processes run the tests on two cores; tests of shared work set threads of their own.
 torch.set_num_threads(1)
+
+
+def pytest_configure(config):
+    settings.load_profile("exhaustive" if config.getoption("exhaustive") else "ordinary")
 
 
 def pytest_collection_modifyitems(config, items):

@@ -13,6 +13,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 
 def cover(sets: Sequence[frozenset[Hashable]]) -> list[int]:
@@ -49,6 +50,11 @@ def few(table: Iterable[Any], chosen: Iterable[Any]) -> list[Any]:
     values = [one if isinstance(one, tuple) else (one,) for one in table]
     rest = [pytest.param(*value, marks=pytest.mark.exhaustive) for value in values]
     return [one if one in chosen else other for one, other in zip(table, rest, strict=True)]
+
+
+def examples(number: int) -> int:
+    """As many random examples of a law; in an ordinary run the share that tests/conftest.py says."""
+    return -(-number * settings().max_examples // 100)
 
 
 def _values(callspec: Any) -> dict[str, Hashable]:

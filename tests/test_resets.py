@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import stepnet
+from covering import examples, few
 from stepnet import LoDTensor, Recurrent, Resets, cells, recurrent
 from stepnet import nn as modules
 from stepnet.data.tree import flatten, unflatten
@@ -72,7 +73,7 @@ CELL = Start()
 
 @pytest.mark.parametrize("backend", ["naive", "eager", "c"])
 def test_equals_the_masked_loop(backend):
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=examples(25))
     @given(
         st.lists(st.integers(0, 5), max_size=4),
         st.integers(0, 2**20),
@@ -353,7 +354,7 @@ def test_a_stack():
     torch.testing.assert_close((h, h_back), (final, final_back), **CLOSE)
 
 
-@pytest.mark.parametrize("name", ["is_init", "done"])
+@pytest.mark.parametrize("name", few(["is_init", "done"], ["done"]))
 def test_saved_as_openvino(tmp_path, name):
     from stepnet.openvino import load, save
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from covering import examples
 from stepnet import Explanation, LoDTensor, Recurrent, explain, recurrent
 from stepnet.engine import plans
 from stepnet.errors import SlowPathWarning, StepError
@@ -168,7 +169,7 @@ def test_what_steps_do_with_it(step, static, backend):
     same(outcome(step, x, h, static, backend), outcome(step, x, h, static, "naive"))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 @given(
     lengths=st.lists(st.integers(0, 4), min_size=0, max_size=5),
     memory=st.integers(0, 9),

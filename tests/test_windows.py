@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
 import stepnet
+from covering import examples
 from stepnet import LoDTensor, Recurrent, Resets, cells, recurrent
 from stepnet import windows as file
 from stepnet.data.windows import Joined
@@ -64,7 +65,7 @@ def check(out, expected, leaves):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_law(backend):
-    @settings(max_examples=25)
+    @settings(max_examples=examples(25))
     @given(
         st.lists(st.integers(0, 7), min_size=1, max_size=4),
         st.integers(1, 8),

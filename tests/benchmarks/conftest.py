@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 
@@ -19,3 +20,12 @@ def _one_thread(monkeypatch):
     monkeypatch.setattr(command, "THREADS", 1)
     yield
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _turns_are_cheap(monkeypatch):
+    """No pauses, whose times nobody reads; and what all tests hold stays frozen after a run."""
+    from benchmarks import harness
+
+    monkeypatch.setattr(harness, "PAUSE", 0.0)
+    monkeypatch.setattr(gc, "unfreeze", lambda: None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import doctest
 import functools
@@ -9,9 +10,12 @@ import importlib
 import io
 import json
 import mmap
+import os
 import re
+import runpy
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,6 +28,8 @@ from rich.console import Console
 
 from benchmarks import __main__ as command
 from benchmarks import first_call, goals, harness, memory, page, peers, plot, recurrences, topics
+from covering import few
+from forks import in_a_fork
 
 SIZE = Size(6, 3, 16)  # of a quick run, which then needs no further builds
 LAYOUTS = {"dense": False, "ragged": True}
@@ -387,7 +393,24 @@ def test_a_quick_run_of_memory_held(tmp_path):
 # ---------------------------------------------------------------------------------------------- first call
 
 
-def test_a_first_call_in_a_new_process(tmp_path):
+def forked(command, *, env, **_):
+    """A command of Python's that runs a module, by a fork of this process, which has imported torch."""
+
+    def said():
+        os.environ.update(env)
+        sys.argv = command[2:]
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            runpy.run_module(command[2], run_name="__main__", alter_sys=True)
+        return out.getvalue()
+
+    assert command[:2] == [sys.executable, "-m"]
+    return subprocess.CompletedProcess(command, 0, in_a_fork(said), "")
+
+
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
+@pytest.mark.parametrize("run", few([subprocess.run, forked], [forked]))
+def test_a_first_call_in_a_new_process(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(first_call, "subprocess", SimpleNamespace(run=run))  # builds run the real one
     seconds, values = first_call._in_child("min_gru", str(tmp_path))
     assert 0 < seconds < 60
     wanted = Setting(WORKS["min_gru"], first_call.SIZE, ragged=False).target(training=True)

@@ -143,11 +143,12 @@ class Sequences(torch.utils.data.Dataset):
         return len(self.lengths)
 
 
-@pytest.mark.parametrize("context", few([None, "fork", "spawn", "forkserver"], [None, "fork", "spawn"]))
+@pytest.mark.parametrize("context", few([None, "fork", "spawn", "forkserver"], [None, "fork"]))
 def test_in_a_data_loader(context):
     from stepnet.data import collate
 
     data = Sequences()
+    assert pickle.loads(pickle.dumps(collate)) is collate  # as a process that is spawned gets it
     loader = torch.utils.data.DataLoader(
         data,
         batch_sampler=RowBudgetSampler(data.lengths, 6, shuffle=False),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from covering import examples
 from stepnet.data.lod import LoDTensor
 from stepnet.data.sequence import (
     sequence_concat,
@@ -138,7 +139,7 @@ def test_values_and_gradients_are_those_of_the_loop(
     torch.testing.assert_close(grad, expected_grad, rtol=1e-13, atol=1e-13)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(lod_tensors(features=(2,)))
 def test_values_are_those_of_the_loop_for_any_lod(x: LoDTensor) -> None:
     x = x.map(torch.sin)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from covering import examples
 from stepnet import LoDTensor
 from stepnet.data import from_arrow, from_awkward, from_pandas, tables, to_arrow, to_awkward, to_pandas
 from stepnet.errors import LoDError, MissingExtraError
@@ -29,7 +30,7 @@ def test_there_and_back(library, features):
     pytest.importorskip(library)
     there, back = (to_arrow, from_arrow) if library == "pyarrow" else (to_awkward, from_awkward)
 
-    @settings(max_examples=30)
+    @settings(max_examples=examples(30))
     @given(lod_tensors(features=features))
     def law(x):
         table = there(x)

@@ -35,8 +35,7 @@ from stepnet.tape import Tape
 X = LoDTensor(torch.tensor([3, 1, 4, 1, 5]), [[0, 2, 5]])
 
 
-@pytest.fixture
-def classifier():
+def tape_of_a_classifier():
     torch.manual_seed(0)
     with Tape() as tape:
         words = data("words", Sequence(Integer(9)))
@@ -47,6 +46,11 @@ def classifier():
         classification_cost(scores, label, name="cost")
         torch.softmax(scores, -1)
     return tape
+
+
+@pytest.fixture
+def classifier():
+    return tape_of_a_classifier()
 
 
 def test_the_file_tells_data_types_outputs_and_evaluators(classifier, tmp_path):
@@ -112,6 +116,14 @@ def test_float64_stays_float64(tmp_path):
     torch.testing.assert_close(got, net(x=x)[0], rtol=1e-12, atol=1e-12)
 
 
+@pytest.fixture(scope="module")
+def scores(tmp_path_factory):
+    """Loaded from a file, which is written once."""
+    path = tmp_path_factory.mktemp("saved") / "net.xml"
+    tape_of_a_classifier().topology("scores").save(path)
+    return stepnet.load(path)
+
+
 @pytest.mark.parametrize(
     ("feeds", "message"),
     [
@@ -122,10 +134,9 @@ def test_float64_stays_float64(tmp_path):
     ],
     ids=["missing", "unknown", "levels", "range"],
 )
-def test_a_loaded_topology_checks_its_data(classifier, tmp_path, feeds, message):
-    classifier.topology("scores").save(tmp_path / "net.xml")
+def test_a_loaded_topology_checks_its_data(scores, feeds, message):
     with pytest.raises(TapeError, match=message):
-        stepnet.load(tmp_path / "net.xml")(**feeds)
+        scores(**feeds)
 
 
 def searched(x, words):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import stepnet
-from covering import few
+from covering import examples, few
 from stepnet import LoDTensor, Recurrent, Resets, cells, recurrent, stream
 from stepnet.errors import StreamError, UnknownStream
 from stepnet.streams import streams as stream_file
@@ -112,7 +112,7 @@ def pushes(draw):
 
 @pytest.mark.parametrize("name", few(MODULES, ["lstm", "learned"]))
 def test_any_cutting(name):
-    @settings(max_examples=20)
+    @settings(max_examples=examples(20))
     @given(pushes(), st.integers(0, 2**20))
     def law(cut, seed):
         lengths, plan = cut
