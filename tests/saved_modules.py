@@ -19,7 +19,7 @@ from stepnet.data.tree import flatten
 from stepnet.openvino import OpenVINOModel, Outputs, load, save
 from stepnet.openvino.records import Layer, Net
 
-SIZES = ((5, 3), (1, 1), (1, 4), (4, 1))  # steps and sequences
+SIZES = ((5, 3), (1, 1), (9, 2), (1, 4), (4, 1))  # steps and sequences
 LENGTHS = ([5, 2, 1], [3, 0, 4], [1], [0, 3])
 
 
