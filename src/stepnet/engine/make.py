@@ -64,6 +64,10 @@ class Entry:
     size: int = 0  # of its number of sequences
     sizes: dict[int, Entry] = field(default_factory=dict)  # the same for more or fewer sequences
 
+    def of_size(self, size: int) -> Entry | None:
+        """This, or the same for about as many sequences as `size` says; None if that was not made yet."""
+        return self if self.accepted is None or size == self.size else self.sizes.get(size)
+
 
 class Accepted(NamedTuple):
     """A plan as the first executor that accepts it made it ready, before any is timed, and what was said of
@@ -327,18 +331,20 @@ def _choose(
 def for_as_many(entry: Entry, loop: Loop, reads: Reads, sequences: Sequences) -> Entry:
     """An entry of a run with other numbers of sequences, with the executor that is the fastest for these."""
     size = about_as_many(sequences.layout.sequences)
-    if entry.accepted is None or size == entry.size:
-        return entry
-    if size not in entry.sizes:
-        timed = contextvars.copy_context().run(_timed, entry, entry.accepted, loop, reads, sequences)
-        entry.sizes[size] = replace(timed, size=size)
-    return entry.sizes[size]
+    found = entry.of_size(size)
+    if found is None:
+        found = entry.sizes[size] = contextvars.copy_context().run(
+            _timed, entry, loop, reads, sequences, size
+        )
+    return found
 
 
-def _timed(entry: Entry, accepted: Accepted, loop: Loop, reads: Reads, sequences: Sequences) -> Entry:
+def _timed(entry: Entry, loop: Loop, reads: Reads, sequences: Sequences, size: int) -> Entry:
+    accepted = entry.accepted
+    assert accepted is not None
     assert entry.compiled is not None
     said = {"ready": accepted.ready, "refusals": [*accepted.refusals], "notes": [*accepted.notes]}
-    made: Entry = replace(entry, **said, twice=None, forward_mode=None, sizes={})
+    made: Entry = replace(entry, **said, twice=None, forward_mode=None, size=size, sizes={})
     tensors, grad = reads.tensors, torch.is_grad_enabled()
     weights = [(place, tensors[place], grad and tensors[place].requires_grad) for place in entry.weights]
     noise = Noise(entry.compiled.draws, reads.reach.generators)

@@ -238,11 +238,9 @@ def lookup(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entr
     entry = _entries.get(key)
     if entry is not None:
         _misses.pop(entry.family, None)
-        size = about_as_many(sequences.layout.sequences)
-        if entry.accepted is None or size == entry.size:
-            return entry
-        if size in entry.sizes:
-            return entry.sizes[size]
+        found = entry.of_size(about_as_many(sequences.layout.sequences))
+        if found is not None:
+            return found
     with _lock:
         entry = _entries.get(key)
         if entry is not None:

@@ -10,7 +10,6 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +25,6 @@ from stepnet.watchers import Instead
 
 from .graph import Target
 
-Answer = Callable[..., Any] | None
 _CALLS: dict[int, Any] = {}
 _numbers = itertools.count()
 
@@ -46,16 +44,6 @@ def traced_op(shapes: Callable[..., Any]) -> Callable[..., Any]:
 def call_of(number: int) -> Any:
     """The call that a node of a traced graph stands for."""
     return _CALLS[number]
-
-
-@contextlib.contextmanager
-def answered(hook: ContextVar[Answer], instead: Answer) -> Iterator[None]:
-    """Let `instead` answer for the calls of one kind that are made in here."""
-    token = hook.set(instead)
-    try:
-        yield
-    finally:
-        hook.reset(token)
 
 
 class Recorder:

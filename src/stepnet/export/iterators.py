@@ -17,7 +17,7 @@ from stepnet.compiler.reach import reach
 from stepnet.ir import loop as ir
 from stepnet.iterator.tensor_iterator import INSTEAD
 from stepnet.user_line import user_line
-from stepnet.watchers import replaced
+from stepnet.watchers import during, replaced
 
 from .aten import AtenNet, rule
 from .body_trace import BodyTrace, inside, no_lengths
@@ -27,7 +27,6 @@ from .calls import (
     Kind,
     Recorder,
     Tracer,
-    answered,
     call_of,
     inner_calls,
     places_of,
@@ -133,7 +132,7 @@ class LoopTracer(Tracer):
 
 
 def _answered(instead: Any) -> Any:
-    return answered(INSTEAD, instead)
+    return during(INSTEAD, instead)
 
 
 KINDS.append(Kind(_answered, LoopRecorder, lambda calls, _: LoopTracer(calls)))

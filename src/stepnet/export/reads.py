@@ -11,14 +11,14 @@ from stepnet.compiler.record import tensors_used
 from stepnet.executors import naive
 from stepnet.ir.loop import Loop
 from stepnet.iterator.tensor_iterator import INSTEAD
-from stepnet.watchers import replaced
+from stepnet.watchers import during, replaced
 
-from .calls import AsLoop, answered
+from .calls import AsLoop
 
 
 def tensors_read(run: Callable[[], Any], inputs: Sequence[Tensor]) -> list[Tensor]:
     """Run a body for real, loops inside it plainly, and report the tensors it read besides `inputs`."""
-    with replaced(_Plainly()), answered(INSTEAD, _iterator):
+    with replaced(_Plainly()), during(INSTEAD, _iterator):
         used = tensors_used(run, inputs)
     return [tensor for tensor in used if not tensor.is_meta]  # frames inside are recorded on those
 

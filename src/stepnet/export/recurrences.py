@@ -33,7 +33,7 @@ from stepnet.front.step import as_loop
 from stepnet.front.template import literals
 from stepnet.ir.loop import Loop, Sweep
 from stepnet.user_line import user_line
-from stepnet.watchers import Instead, replaced
+from stepnet.watchers import Instead, during, replaced
 
 from .aten import AtenNet, rule
 from .body_trace import Nested, no_lengths
@@ -45,7 +45,6 @@ from .calls import (
     Lengths,
     Recorder,
     Tracer,
-    answered,
     call_of,
     inner_calls,
     places_of,
@@ -319,7 +318,7 @@ class RecurrenceTracer(Tracer, AsLoop):
 @contextmanager
 def _answered(instead: Any) -> Iterator[None]:
     sequences = getattr(instead, "sequences", None)
-    with replaced(instead), answered(SEQUENCES, sequences):
+    with replaced(instead), during(SEQUENCES, sequences):
         yield
 
 

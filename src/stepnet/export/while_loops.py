@@ -19,7 +19,7 @@ from stepnet.front.step import describe_leaf, step_name
 from stepnet.iterator.tensor_iterator import INSTEAD as LOOPS
 from stepnet.repeat import INSTEAD, while_loop
 from stepnet.user_line import user_line
-from stepnet.watchers import replaced
+from stepnet.watchers import during, replaced
 
 from .aten import AtenNet, rule
 from .body_trace import BodyTrace, inside
@@ -29,7 +29,6 @@ from .calls import (
     Kind,
     Recorder,
     Tracer,
-    answered,
     call_of,
     inner_calls,
     places_of,
@@ -126,7 +125,7 @@ class WhileTracer(Tracer):
 
 
 def _answered(instead: Any) -> Any:
-    return answered(INSTEAD, instead)
+    return during(INSTEAD, instead)
 
 
 KINDS.append(Kind(_answered, WhileRecorder, lambda calls, _: WhileTracer(calls)))
@@ -217,8 +216,8 @@ def _written(
         values, inner = list(leaves), call.inner[not first]
         with (
             Picked(),
-            answered(INSTEAD, _refused(call.where)),
-            inside(b, call.where, inner, replaced, lambda refuse: answered(LOOPS, refuse)),
+            during(INSTEAD, _refused(call.where)),
+            inside(b, call.where, inner, replaced, lambda refuse: during(LOOPS, refuse)),
         ):
             if not first:
                 values = _same(call, _tuple(body(*unflatten(call.spec, values))))

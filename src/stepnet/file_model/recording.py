@@ -17,6 +17,8 @@ from typing import Any
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from stepnet.watchers import during
+
 _RECORDER: ContextVar[Recorder | None] = ContextVar("what records the node that runs", default=None)
 # What is read of a tensor besides its numbers: by the sizes alone, or by neither.
 _OF_SIZES = {"dim", "size", "numel", "nelement", "ndimension", "__len__", "shape", "ndim"}
@@ -198,15 +200,12 @@ class Recorder(TorchFunctionMode):
     def call(self, function: Callable[[Sequence[Any]], Sequence[Any]], arguments: Sequence[Any]) -> Any:
         """What a node gives; what it asks torch for is noted, or itself where that says not all."""
         before = len(self._calls)
-        token = _RECORDER.set(self)
         try:
-            with self:
+            with during(_RECORDER, self), self:
                 return function(arguments)
         except Opaque as opaque:
             del self._calls[before:]
             sized = opaque.sized
-        finally:
-            _RECORDER.reset(token)
         results = function(arguments)
         noted = self._noted(list(arguments))
         slots = {*_slots_in(noted)}

@@ -19,7 +19,7 @@ from stepnet.errors import StreamError
 from stepnet.front.step import WithStatic, as_step, boot_state, describe_leaf, step_name
 from stepnet.ir.loop import Loop
 from stepnet.resets import as_resets
-from stepnet.watchers import kept_by, watched
+from stepnet.watchers import during, kept_by, watched
 
 from .states import States
 
@@ -46,28 +46,20 @@ class Keeper:
     @contextmanager
     def answering(self) -> Iterator[None]:
         """Let it answer for what a module does in here."""
-        token = sequence.INSTEAD.set(_of_whole_sequences)
-        try:
-            with kept_by(self.run), watched(_refuse_loop):
-                yield
-        finally:
-            sequence.INSTEAD.reset(token)
+        with during(sequence.INSTEAD, _of_whole_sequences), kept_by(self.run), watched(_refuse_loop):
+            yield
 
     def run(
         self, step: Any, x: Any, state: Any, *, steps: Any, resets: Any, reverse: bool, level: int, **how: Any
     ) -> Any:
         """A call of `recurrent`: as it was made, but for the state that it starts from."""
-        token = sequence.INSTEAD.set(None)
-        try:
-            with watched(None):
-                how |= {"steps": steps, "reverse": reverse, "level": level}
-                if not self._goes_on(step, x, steps, level):
-                    return recurrent(step, x, state, resets=resets, **how)
-                if reverse:
-                    raise _backwards(step_name(as_step(step)))
-                return self._run(as_step(step), x, state, resets, how)
-        finally:
-            sequence.INSTEAD.reset(token)
+        with during(sequence.INSTEAD, None), watched(None):
+            how |= {"steps": steps, "reverse": reverse, "level": level}
+            if not self._goes_on(step, x, steps, level):
+                return recurrent(step, x, state, resets=resets, **how)
+            if reverse:
+                raise _backwards(step_name(as_step(step)))
+            return self._run(as_step(step), x, state, resets, how)
 
     def _run(self, step: Any, x: Any, state: Any, resets: Any, how: dict[str, Any]) -> Any:
         name = step_name(step)
@@ -154,15 +146,12 @@ def _of_whole_sequences(name: Any, of: LoDTensor, x: Tensor, fill: float) -> Any
     Raises:
         StreamError: they are over streams, which have not ended.
     """
-    token = sequence.INSTEAD.set(None)
-    try:
+    with during(sequence.INSTEAD, None):
         if name == "expand":
             return sequence.sequence_expand(x, of).values
         if of.lod_level > 1:
             softmax = name == "softmax"
             return sequence.sequence_softmax(of).values if softmax else sequence.sequence_pool(of, name, fill)
-    finally:
-        sequence.INSTEAD.reset(token)
     raise StreamError(
         f"the module takes '{name}' of the rows of a stream, of which it sees a chunk at a time",
         remedy="stream the part of the module before it, or carry the value as the state of a step",
