@@ -35,6 +35,8 @@ _MOST_NODES = 1 << 13
 _MOST_BYTES = 1 << 28  # of all values for a few rows, or 16 times what the step is given
 _LARGEST = (1 << 63) - 1
 _TEXT = 1000  # the longest name or line
+# What wrong bytes raise where they are read or made into a plan.
+_WRONG = (GraphError, ValueError, RecursionError, RuntimeError, OverflowError)
 _KINDS = ("row", "shared", "sum")
 _TREES: dict[str, type] = {"tuple": tuple, "list": list, "dict": dict, "None": type(None)}
 _ATTRS: dict[str, dict[str, str]] = {
@@ -104,7 +106,7 @@ def load(
     joint, y_spec = _read(data, signature, weights, bind, sample)
     try:
         return finish(joint, signature, weights, y_spec)
-    except (GraphError, ValueError, RecursionError, RuntimeError, OverflowError) as error:
+    except _WRONG as error:
         raise Unsupported(str(error)) from error
 
 
@@ -138,7 +140,7 @@ def _read(
         if any(node.op == "opaque" for node in joint.graph.nodes):
             _try(joint, weights, bind, sample)
         return joint, y_spec
-    except (GraphError, ValueError, RecursionError, RuntimeError, OverflowError) as error:
+    except _WRONG as error:
         raise Unsupported(str(error)) from error
 
 

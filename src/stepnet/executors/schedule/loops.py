@@ -31,7 +31,6 @@ class RowFunction:
 
     loops: list[Loop]
     lines: list[str]
-    stage_of: dict[str, int]
 
 
 def iteration_shape(p: Program, node: Node) -> tuple[int, ...]:
@@ -151,4 +150,4 @@ def row_function(p: Program, nodes: list[Node], homes: dict[str, list[str]]) -> 
             key = () if all(n == 1 for n in shape) else shape
             groups.setdefault(key, Loop(key)).nodes.append(node)
         loops += [*sorted(groups.values(), key=lambda loop: loop.shape != ()), *alone]
-    return RowFunction(loops, lines, {n: first[id(node)] for n, node in made.items()})
+    return RowFunction(loops, lines)
