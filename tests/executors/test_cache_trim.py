@@ -78,6 +78,16 @@ def test_no_folder(tmp_path):
     cache_trim.used(tmp_path / "none")
 
 
+def test_a_process_looks_at_first_and_when_it_has_added_a_part(tmp_path, monkeypatch):
+    looks = []
+    monkeypatch.setattr(cache_trim, "MOST_BYTES", 6400)
+    monkeypatch.setattr(cache_trim, "trim", looks.append)
+    for size in (1, 60, 39, 1, 99, 500):
+        cache_trim.added(tmp_path, size)
+        looks.append(size)
+    assert looks == [tmp_path, 1, 60, 39, tmp_path, 1, 99, tmp_path, 500]
+
+
 @needs_compiler
 def test_a_build_trims_and_a_removed_library_is_built_again(tmp_path, monkeypatch):
     monkeypatch.setenv("STEPNET_CACHE_DIR", str(tmp_path / "cache"))

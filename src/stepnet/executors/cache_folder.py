@@ -54,12 +54,22 @@ def read(key: str, ending: str, most: int) -> Iterator[tuple[Path, bytes]]:
     Raises:
         BuildError: no folder can be made.
     """
-    for path in sorted(cache_folder().glob(f"{key}-*.{ending}")):
+    for path in files(cache_folder(), key, ending):
         data = _trusted(path, most)
         if data is not None:
             yield path, data
         else:
             remove(path)
+
+
+def files(folder: Path, key: str, ending: str) -> list[Path]:
+    """What has the name of a file of this key."""
+    try:
+        names = os.listdir(folder)
+    except OSError:  # removed meanwhile
+        return []
+    mine = [name for name in names if name.startswith(f"{key}-") and name.endswith(f".{ending}")]
+    return [folder / name for name in sorted(mine)]
 
 
 def keep(folder: Path, key: str, made: Path) -> Path:

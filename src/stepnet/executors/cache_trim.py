@@ -16,14 +16,25 @@ from pathlib import Path
 MOST_BYTES = 200 << 20
 YOUNG = 600.0  # seconds in which a library that was used may be about to be loaded
 ABANDONED = 86400.0  # seconds after which the workplace of a build that never ended is removed
+_FEW = 64  # a process looks again when it has added this part of what the folder may hold
 
 _BUILT = re.compile(r"[0-9a-f]{40}-[0-9a-f]{64}\.(so|o|plan)")
+_added: dict[Path, int] = {}  # bytes since this process last looked into a folder
 
 
 def used(path: Path | int) -> None:
     """Note that a file, by its path or as it was opened, is used now."""
     with contextlib.suppress(OSError):  # removed by another process, or the folder cannot be written
         os.utime(path)
+
+
+def added(folder: Path, size: int) -> None:
+    """Note a file that was put there. Looking at thousands of files takes as long as a small build, so a
+    process looks when it first adds one, then after each 64th of what the folder may hold."""
+    _added[folder] = size = _added.get(folder, MOST_BYTES) + size
+    if size >= MOST_BYTES // _FEW:
+        trim(folder)
+        _added[folder] = 0
 
 
 def trim(folder: Path, most_bytes: int | None = None) -> None:

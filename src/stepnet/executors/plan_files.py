@@ -30,7 +30,7 @@ def write(key: str, data: bytes) -> None:
             made = Path(work, "made.plan")
             made.write_bytes(data)
             final = cache_folder.keep(folder, key, made)
-        for path in folder.glob(f"{key}-*.plan"):
+        for path in cache_folder.files(folder, key, "plan"):
             if path != final:
                 cache_folder.remove(path)
-        cache_trim.trim(folder)
+        cache_trim.added(folder, len(data))

@@ -295,7 +295,7 @@ def _made(
                 raise BuildError(f"the C compiler failed: {shlex.join(command)}", got=message, remedy=remedy)
             data = binary.read_bytes()
             path = cache_folder.keep(folder, key, binary)
-            cache_trim.trim(folder)
+            cache_trim.added(folder, len(data))
     except subprocess.TimeoutExpired as error:
         raise BuildError(
             f"the C compiler gave no answer in {_TIMEOUT:.0f} s", remedy="try another one by CC"
