@@ -29,16 +29,21 @@ _CALLS: dict[int, Any] = {}
 _numbers = itertools.count()
 
 
-def traced_op(shapes: Callable[..., Any]) -> Callable[..., Any]:
-    """Make an operator that stands in a trace for a call; `shapes` gives tensors like its results."""
+def traced_op(schema: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make an operator that stands in a trace for a call, of a function that gives tensors like its results.
 
-    def run(*_: Any) -> Any:
-        raise RuntimeError(f"a {shapes.__name__} of a traced module is written, not run")
+    torch 2.6 cannot read a schema from `list[Tensor]`.
+    """
 
-    schema = torch.library.infer_schema(shapes, mutates_args=())
-    op = torch.library.custom_op(f"stepnet::{shapes.__name__}", run, mutates_args=(), schema=schema)
-    op.register_fake(shapes)
-    return shapes
+    def made(shapes: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*_: Any) -> Any:
+            raise RuntimeError(f"a {shapes.__name__} of a traced module is written, not run")
+
+        op = torch.library.custom_op(f"stepnet::{shapes.__name__}", run, mutates_args=(), schema=schema)
+        op.register_fake(shapes)
+        return shapes
+
+    return made
 
 
 def call_of(number: int) -> Any:

@@ -74,7 +74,7 @@ def iterations(port: ir.Slice | ir.Concat, size: Any) -> Any:
     return (end - start if port.stride > 0 else start - end) // abs(port.stride)
 
 
-@traced_op
+@traced_op("(int call, Tensor[] inputs, Tensor[] weights) -> Tensor[]")
 def iterator(call: int, inputs: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
     made: LoopCall = call_of(call)
     feeds = dict(zip(made.sources, inputs, strict=True))

@@ -129,7 +129,7 @@ class RecurrenceCall:
         return joined | {output: leaves[n + place] for output, place in self.loop.finals}
 
 
-@traced_op
+@traced_op("(int call, Tensor[] x, Tensor[] state, Tensor[] weights, Tensor[] lengths) -> Tensor[]")
 def recurrence(
     call: int, x: list[Tensor], state: list[Tensor], weights: list[Tensor], lengths: list[Tensor]
 ) -> list[Tensor]:

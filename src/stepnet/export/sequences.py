@@ -13,7 +13,7 @@ from .graph import Value
 from .scans import Steps, last_row, mask_of, per_sequence
 
 
-@traced_op
+@traced_op("(str kind, Tensor rows, Tensor x, Tensor lengths, float pad) -> Tensor")
 def sequences(kind: str, rows: Tensor, x: Tensor, lengths: Tensor, pad: float) -> Tensor:
     if kind == "softmax":
         return torch.empty_like(x)

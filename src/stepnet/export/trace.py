@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -155,15 +156,18 @@ def _lowered(program: ExportedProgram, known: Known) -> ExportedProgram:
     calls = [n for n in program.graph.nodes if n.op == "call_function"]
     if all(known(n) for n in calls):
         return program
-    table = torch.export.default_decompositions()
-    for overload, simpler in small_matrices.TABLE.items():
-        table[overload] = simpler
     kept = {n.target for n in calls if known(n)}
-    for overload in [o for o in table if o in kept]:
-        del table[overload]
+    simpler = _simpler(len(torch._C._dispatch_get_all_op_names()))
+    table = {overload: rule for overload, rule in simpler.items() if overload not in kept}
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         return program.run_decompositions(table)
+
+
+@functools.lru_cache(maxsize=1)
+def _simpler(operators: int) -> dict[Any, Callable[..., Any]]:
+    """What calls are taken apart into, when torch has so many operators: to list them takes it 0.03 s."""
+    return {**torch.export.default_decompositions(), **small_matrices.TABLE}
 
 
 def sizes_of(value: Tensor, numbers: Numbers | None = None) -> list[Any]:

@@ -64,7 +64,7 @@ class WhileCall:
         return cond, body
 
 
-@traced_op
+@traced_op("(int call, Tensor[] state, Tensor[] weights, Tensor[] sizes) -> Tensor[]")
 def while_node(call: int, state: list[Tensor], weights: list[Tensor], sizes: list[Tensor]) -> list[Tensor]:
     return [value.new_empty(value.shape) for value in state]
 
