@@ -106,13 +106,13 @@ def _run(loop: Loop, sequences: Sequences, x: Sequence[Tensor], states: Sequence
     return y, [out[f"last {port.parameter}"] for port in loop.merged]
 
 
-def same_in_modes(loop: Loop, sequences: Sequences) -> bool:
+def same_in_modes(loop: Loop, sequences: Sequences, generators: Sequence[torch.Generator]) -> bool:
     """Whether the TorchFunctionModes around only watch a step, which gives on a row what it gives without."""
     generator = torch.Generator().manual_seed(24)
     few_rows = sequences._replace(layout=Layout.ragged(torch.tensor([0, 1]), reverse=False))
 
     def run() -> list[Tensor]:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with torch.random.fork_rng(devices=[]), kept(generators), torch.no_grad():
             return _joined(_run(loop, few_rows, x, states))
 
     with without_modes():

@@ -205,8 +205,8 @@ def find_plan(loop: Loop, feeds: Mapping[str, Any], *, backend: str) -> tuple[En
     while _refused_as(TooFewSteps, entry):
         more_inner_steps(reads)
         entry = lookup(loop, reads, sequences, backend)
-    tried_in_modes = backend == AUTO and entry.compiled is not None and not entry.compiled.draws
-    if tried_in_modes and in_function_modes() and not same_in_modes(loop, sequences):
+    watched = entry.compiled is not None and in_function_modes()
+    if watched and not same_in_modes(loop, sequences, reads.reach.generators):
         raise Unsupported("a TorchFunctionMode changes what the step computes")
     return entry, reads, sequences
 
