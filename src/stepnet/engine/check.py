@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -167,13 +166,13 @@ def self_check(
     own = [w.view_as(w) if w.requires_grad else w for w in weights]
     with_weights = plain_loop(loop, sequences._replace(layout=layout), guarded=guarded)
 
-    def plain(x: Sequence[Tensor], states: Sequence[Tensor], *_: Any, own: Sequence[Tensor] = own) -> Results:
+    def plain(x: Sequence[Tensor], states: Sequence[Tensor], own: Sequence[Tensor] = own) -> Results:
         with Replaced({id(w): t for w, t in zip(weights, own, strict=True)}):
             return with_weights(x, states)
 
     wanted = [t for t in (*x, *boot, *own) if t.requires_grad]
     with torch.random.fork_rng(devices=[]):
-        call = Call(ready, layout, compiled.constants, plain, guarded=guarded)
+        call = Call(ready, layout, compiled.constants, noise.drawn_again(plain), guarded=guarded)
         with kept(noise.generators):
             drawn = noise.tables(layout)
         ours = run(call, [*x, *drawn], boot, own)
@@ -195,7 +194,7 @@ def self_check(
         moved = [_nudged(t, by).requires_grad_(t.requires_grad) for t in (*x, *boot, *own)]
         states = len(x) + len(boot)
         with torch.random.fork_rng(devices=[]), kept(noise.generators):
-            results = _joined(plain(moved[: len(x)], moved[len(x) : states], own=moved[states:]))
+            results = _joined(plain(moved[: len(x)], moved[len(x) : states], moved[states:]))
         return all_of(results, [t for t in moved if t.requires_grad])
 
     loose = looseness(compiled)

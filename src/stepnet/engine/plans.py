@@ -98,9 +98,9 @@ def run(
     weights = [reads.tensors[place] for place in entry.weights]
     noise = Noise(entry.compiled.draws, reads.reach.generators)
     before = [generator.get_state() for generator in noise.generators]
+    plain = noise.drawn_again(plain_loop(loop, sequences, reads, entry.weights, guarded=guarded))
     x_rows = [*(rows.contiguous() for rows in sequences.x_rows), *noise.tables(sequences.layout)]
     states = [state.contiguous() for state in sequences.states]
-    plain = plain_loop(loop, sequences, reads, entry.weights, guarded=guarded)
     along = None
     if not (transformed or guarded or random):
         along = RunsAlong(loop, entry.ready, sequences, reads, entry.weights, find)
