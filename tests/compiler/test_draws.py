@@ -118,11 +118,46 @@ def test_what_no_plan_draws(step):
     torch.testing.assert_close(ours, recurrent(step, x, h, backend="naive")[1])
 
 
-def test_its_gradient_cannot_be_differentiated_again():
+def test_its_gradient_is_differentiated_again_with_the_same_noise():
+    found = []
+    for backend in ("naive", "c"):
+        x, rows, h = inputs([2, 0, 3])
+        ONE.manual_seed(7)
+        OTHER.manual_seed(8)
+        y, _ = recurrent(noisy, x, h, backend=backend)
+        after = torch.rand(2, generator=ONE)
+        first = torch.autograd.grad(y[0].values.sin().sum(), [rows, h, W], create_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in first), [rows, h, W])
+        found.append([after, *first, *second, ONE.get_state(), OTHER.get_state()])
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-10)
+
+
+def test_a_gradient_whose_noise_is_lost():
     x, rows, h = inputs([2, 3])
-    y, _ = recurrent(noisy, x, h, backend="c")
+    y, _ = recurrent(both, x, h, backend="c")  # torch's own generator is asked for all steps at once
     with pytest.raises(StepError, match="draws noise"):
-        torch.autograd.grad(y[0].values.sum(), rows, create_graph=True)
+        torch.autograd.grad(y.values.sum(), rows, create_graph=True)
+    y, _ = recurrent(noisy, x, h, backend="c")
+    seeds = torch.ones(2, *y[0].values.shape, dtype=DTYPE)
+    with pytest.raises(StepError, match="draws noise"):
+        torch.autograd.grad(y[0].values, rows, seeds, is_grads_batched=True)
+
+
+def checked(x: Tensor, h: Tensor) -> Any:
+    if not x.isfinite().all():
+        raise ValueError("x is not finite")
+    h = (x @ W + h * torch.rand(x.shape[0], D, generator=ONE, dtype=DTYPE)).abs().sqrt()
+    return h, h
+
+
+def test_the_plain_loop_draws_the_same_where_its_gradients_are_asked_for():
+    found = []
+    for backend in ("naive", "c"):
+        ONE.manual_seed(7)
+        x = torch.zeros(2, 3, D, dtype=DTYPE, requires_grad=True)  # the root of zero has no gradient
+        y, _ = recurrent(checked, x, torch.zeros(3, D, dtype=DTYPE), backend=backend)
+        found.append([y, *torch.autograd.grad(y.sum(), [x, W])])
+    torch.testing.assert_close(*found, equal_nan=True)
 
 
 def halved(x: Tensor, h: Tensor) -> Any:

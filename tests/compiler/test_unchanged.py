@@ -155,3 +155,21 @@ def test_what_others_put_beside_a_global_is_no_change():
     del space["k"]
     assert not holds()
     del told, again
+
+
+def test_other_bases_whose_order_stands_where_an_earlier_one_did():
+    kinds = [type(f"Base{n}", (), {"k": float(n)}) for n in range(3)]
+    root = type("Root", (), {})
+    made = type("Made", (root,), {"k": 1.0})
+    read = type("Read", (made,), {})()
+
+    def step(x, h):
+        return x * read.k, h
+
+    del made.k
+    made.__bases__ = (kinds[0],)
+    _, told, holds = holding(step)
+    for n in range(1, 200):
+        made.__bases__ = (kinds[n % 3],)
+        assert not holds() or read.k == 0.0
+    del told

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from stepnet import LoDTensor, cells, recurrent
 from stepnet.engine import again, plans
-from stepnet.errors import StepError
+from stepnet.errors import SlowPathWarning, StepError
 
 F, H, B = 3, 4, 2
 D = torch.float64
@@ -259,3 +259,43 @@ def test_the_third_call_looks_at_words_of_memory(backend, monkeypatch):
     for step in steps.values():
         expected = recurrent(step(), x, h0, backend="naive")
         torch.testing.assert_close(recurrent(step(), x, h0, backend=backend), expected)
+
+
+class Weighed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.randn(H, H, generator=torch.Generator().manual_seed(3), dtype=D))
+
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(x + torch.mm(self.weight, h.T).T)
+        return h, h
+
+
+NOT_AS_IN_MEMORY = {
+    "negative": lambda t: torch.complex(t, t).conj().imag,
+    "zeros": lambda t: torch._efficientzerotensor(t.shape, dtype=t.dtype),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_AS_IN_MEMORY)
+def test_tensors_whose_memory_does_not_hold_their_numbers(kind):
+    form, step, h0 = NOT_AS_IN_MEMORY[kind], Weighed(), torch.ones(B, H, dtype=D, requires_grad=True)
+    x = torch.randn(3, B, H, dtype=D)
+    for _ in range(4):
+        same(step, x, h0, "c")
+    same(step, form(x), h0, "c")
+    same(step, x, form(h0), "c")
+    step.weight = form(step.weight)
+    same(step, x, h0, "c")
+
+
+def test_sparse_tensors_are_the_plain_loops():
+    step, h0 = Weighed(), torch.ones(B, H, dtype=D, requires_grad=True)
+    x = torch.randn(3, B, H, dtype=D)
+    for _ in range(4):
+        same(step, x, h0, None)
+    step.weight = step.weight.to_sparse()
+    with pytest.warns(SlowPathWarning, match="layout"):
+        same(step, x, h0, None)
+    step.weight = step.weight.to_dense()
+    same(step, x, h0, None)

@@ -241,3 +241,36 @@ def test_a_step_that_cannot_be_timed_runs_by_the_first_executor(clock, disk, mon
     told = told_of(Vanilla(), *rows())
     assert told.executor == "c"
     assert "not timed: no clock" in told.notes
+
+
+class Derived(Vanilla):
+    """Reads a weight, and what is made of it outside."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = self.w.weight * 2
+        self.gate.retain_grad()
+
+    def forward(self, x, h):
+        h = torch.tanh(x + self.w(h) @ self.gate)
+        return h, h
+
+
+def test_histories_and_hooks_of_weights_are_left_alone_by_timing(clock, disk, monkeypatch):
+    watch = clock(c=2.0, naive=3.0, eager=2.5)
+    monkeypatch.setattr(choice, "stopwatch", lambda call: (call(), watch(call))[1])
+    step, (x, h) = Derived(), rows()
+    told = []
+    step.w.weight.register_hook(told.append)
+    step.gate.register_hook(told.append)
+    y, _ = recurrent(step, x, h)
+    assert watch.calls > 4
+    assert told == []
+    assert step.gate.grad is None
+    expected = torch.autograd.grad(
+        recurrent(step, x, h, backend="naive")[0].sum(), step.w.weight, retain_graph=True
+    )
+    told.clear()
+    y.sum().backward()
+    assert len(told) == 2
+    torch.testing.assert_close(step.w.weight.grad, *expected)

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from beside_plain import CLOSE, H, by_hand, cell, check, ours, results, rows
 from stepnet import LoDTensor, explain, recurrent
+from stepnet.errors import Unsupported
 
 BACKENDS = [None, "naive", "eager", "c"]
 
@@ -158,10 +159,31 @@ def test_a_function_mode_that_changes_the_step_is_that_of_the_plain_loop(by: flo
         expected = results(step, by_hand)
         found = results(step, ours)
         told = explain(step, *rows())
+        if by != 1:
+            with pytest.raises(Unsupported, match="TorchFunctionMode"):
+                ours(step, *rows(), "eager")
     torch.testing.assert_close(found, expected, **CLOSE)
     assert told.executor == ("c" if by == 1 else "naive")
     assert by == 1 or "TorchFunctionMode" in told.refusals[0].reason
     check(step, cell())
+
+
+def test_a_function_mode_changes_a_step_that_draws_its_noise() -> None:
+    generator = torch.Generator()
+
+    def step(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        noise = torch.rand(x.shape[0], H, generator=generator, dtype=torch.float64)
+        h = torch.tanh(h + noise + x.sum(-1, keepdim=True))
+        return h, h
+
+    def drawn(backend: str | None) -> list[Tensor]:
+        generator.manual_seed(3)
+        return [*ours(step, *rows(), backend)]
+
+    for by in (1.0, 2.0):
+        with Scaled(by):
+            found, expected = drawn(None), drawn("naive")
+        torch.testing.assert_close(found, expected, **CLOSE)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

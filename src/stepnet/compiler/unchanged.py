@@ -194,6 +194,7 @@ class _Writer:
         if isinstance(kind, abc.ABCMeta) or (type(kind) is not type and not is_trusted_class(type(kind))):
             raise _Untold
         self.link(id(kind) + self.at.mro, kind.__mro__)
+        self._items(kind.__mro__)  # a later one may come to stand where this one does
         for klass in kind.__mro__:
             if not is_trusted_class(klass):
                 self.dict(_behind(klass.__dict__))

@@ -175,7 +175,9 @@ def asked(of: Steps, step: Any, x: Any, state: Any, way: Way) -> tuple[Any, Aske
         state = of.boot(of.wrap(step), layout.sequences)
     states, spec = flatten(state)
     for leaf in states:
-        if type(leaf) is not Tensor or not leaf.is_cpu or not leaf.dim() or leaf.shape[0] != layout.sequences:
+        if type(leaf) is not Tensor or leaf.layout is not torch.strided or not leaf.is_cpu:
+            return state, None
+        if not leaf.dim() or leaf.shape[0] != layout.sequences:
             return state, None
     unchanged = unchanged_step(step)
     if unchanged is not None:
@@ -226,8 +228,8 @@ def warm(
     if torch.is_anomaly_enabled() or torch._C._len_torch_dispatch_stack() or transforms_active() or traced():
         return None
     states, spec = ([state], LEAF) if type(state) is Tensor else flatten(state)
-    for leaf in states:
-        if type(leaf) is not Tensor:
+    for tensor in (x, *states):
+        if type(tensor) is not Tensor or tensor.layout is not torch.strided:
             return None
     found, tensors = unchanged
     looks = (

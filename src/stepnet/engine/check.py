@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -106,13 +105,13 @@ def _run(loop: Loop, sequences: Sequences, x: Sequence[Tensor], states: Sequence
     return y, [out[f"last {port.parameter}"] for port in loop.merged]
 
 
-def same_in_modes(loop: Loop, sequences: Sequences) -> bool:
+def same_in_modes(loop: Loop, sequences: Sequences, generators: Sequence[torch.Generator]) -> bool:
     """Whether the TorchFunctionModes around only watch a step, which gives on a row what it gives without."""
     generator = torch.Generator().manual_seed(24)
     few_rows = sequences._replace(layout=Layout.ragged(torch.tensor([0, 1]), reverse=False))
 
     def run() -> list[Tensor]:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with torch.random.fork_rng(devices=[]), kept(generators), torch.no_grad():
             return _joined(_run(loop, few_rows, x, states))
 
     with without_modes():
@@ -167,13 +166,13 @@ def self_check(
     own = [w.view_as(w) if w.requires_grad else w for w in weights]
     with_weights = plain_loop(loop, sequences._replace(layout=layout), guarded=guarded)
 
-    def plain(x: Sequence[Tensor], states: Sequence[Tensor], *_: Any, own: Sequence[Tensor] = own) -> Results:
+    def plain(x: Sequence[Tensor], states: Sequence[Tensor], own: Sequence[Tensor] = own) -> Results:
         with Replaced({id(w): t for w, t in zip(weights, own, strict=True)}):
             return with_weights(x, states)
 
     wanted = [t for t in (*x, *boot, *own) if t.requires_grad]
     with torch.random.fork_rng(devices=[]):
-        call = Call(ready, layout, compiled.constants, plain, guarded=guarded)
+        call = Call(ready, layout, compiled.constants, noise.drawn_again(plain), guarded=guarded)
         with kept(noise.generators):
             drawn = noise.tables(layout)
         ours = run(call, [*x, *drawn], boot, own)
@@ -195,7 +194,7 @@ def self_check(
         moved = [_nudged(t, by).requires_grad_(t.requires_grad) for t in (*x, *boot, *own)]
         states = len(x) + len(boot)
         with torch.random.fork_rng(devices=[]), kept(noise.generators):
-            results = _joined(plain(moved[: len(x)], moved[len(x) : states], own=moved[states:]))
+            results = _joined(plain(moved[: len(x)], moved[len(x) : states], moved[states:]))
         return all_of(results, [t for t in moved if t.requires_grad])
 
     loose = looseness(compiled)

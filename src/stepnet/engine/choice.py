@@ -7,6 +7,7 @@ disk beside the plan.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import time
@@ -17,6 +18,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
+from stepnet.compiler.capture import Replaced
 from stepnet.errors import Unsupported
 from stepnet.executors import plan_files
 from stepnet.executors.autograd import Call, Ready, run
@@ -87,6 +89,11 @@ class Race:
         self.x = [few(t, rows).requires_grad_(t.requires_grad) for t in sequences.x_rows]
         self.boot = [few(t, self.sequences).requires_grad_(t.requires_grad) for t in sequences.states]
         self.weights = [tensor for _, tensor, _ in weights]
+        self.swap: dict[int, Tensor] = {}
+        if not all(map(_is_bare, self.weights)):  # histories and hooks are the caller's; else it costs time
+            own = [t.detach().requires_grad_(t.requires_grad) for t in self.weights]
+            self.swap = {id(t): alias for t, alias in zip(self.weights, own, strict=True)}
+            self.weights = own
         self.noise = noise.tables(self.layout)
         self.plain = plain_loop(loop, sequences._replace(layout=self.layout))
         self.ways: dict[str, Callable[[], Sequence[Tensor]]] = {}
@@ -95,10 +102,14 @@ class Race:
     def enter(self, name: str, ready: Ready | None, constants: dict[str, Tensor]) -> None:
         """Add a plan made ready; None: the plain loop."""
         if ready is None:
-            self.ways[name] = lambda: [t for results in self.plain(self.x, self.boot) for t in results]
+            self.ways[name] = self._plainly
         else:
             call = Call(ready, self.layout, constants, self.plain)
             self.ways[name] = lambda: run(call, [*self.x, *self.noise], self.boot, self.weights)
+
+    def _plainly(self) -> list[Tensor]:
+        with Replaced(self.swap) if self.swap else contextlib.nullcontext():
+            return [t for results in self.plain(self.x, self.boot) for t in results]
 
     def go(self, rounds: int) -> None:
         """Time every way, in turns."""
@@ -114,6 +125,11 @@ class Race:
         if ends and wanted and torch.is_grad_enabled():
             seeds = [torch.ones_like(t) for t in ends]
             torch.autograd.grad(ends, wanted, seeds, allow_unused=True)
+
+
+def _is_bare(tensor: Tensor) -> bool:
+    """Whether nobody is told of a gradient of a tensor before it is its own."""
+    return tensor.is_leaf and not tensor._backward_hooks
 
 
 def race(

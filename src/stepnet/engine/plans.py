@@ -98,9 +98,9 @@ def run(
     weights = [reads.tensors[place] for place in entry.weights]
     noise = Noise(entry.compiled.draws, reads.reach.generators)
     before = [generator.get_state() for generator in noise.generators]
+    plain = noise.drawn_again(plain_loop(loop, sequences, reads, entry.weights, guarded=guarded))
     x_rows = [*(rows.contiguous() for rows in sequences.x_rows), *noise.tables(sequences.layout)]
     states = [state.contiguous() for state in sequences.states]
-    plain = plain_loop(loop, sequences, reads, entry.weights, guarded=guarded)
     along = None
     if not (transformed or guarded or random):
         along = RunsAlong(loop, entry.ready, sequences, reads, entry.weights, find)
@@ -205,8 +205,8 @@ def find_plan(loop: Loop, feeds: Mapping[str, Any], *, backend: str) -> tuple[En
     while _refused_as(TooFewSteps, entry):
         more_inner_steps(reads)
         entry = lookup(loop, reads, sequences, backend)
-    tried_in_modes = backend == AUTO and entry.compiled is not None and not entry.compiled.draws
-    if tried_in_modes and in_function_modes() and not same_in_modes(loop, sequences):
+    watched = entry.compiled is not None and in_function_modes()
+    if watched and not same_in_modes(loop, sequences, reads.reach.generators):
         raise Unsupported("a TorchFunctionMode changes what the step computes")
     return entry, reads, sequences
 

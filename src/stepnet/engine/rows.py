@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stepnet.compiler.draws import Draw, drawn_in_order
+from stepnet.compiler.draws import Draw, drawn_in_order, kept
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import Unsupported
 from stepnet.executors.layout import Layout
@@ -108,6 +108,20 @@ class Noise(NamedTuple):
             table[layout.packed] = packed
             tables.append(table)
         return tables
+
+    def drawn_again(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """A plain loop that draws what a run will draw which begins now."""
+        if not self.draws:
+            return plain
+        before = [generator.get_state() for generator in self.generators]
+
+        def run(*given: Any) -> Any:
+            with kept(self.generators):
+                for generator, state in zip(self.generators, before, strict=True):
+                    generator.set_state(state)
+                return plain(*given)
+
+        return run
 
 
 def few(rows: Tensor, n: int) -> Tensor:

@@ -73,7 +73,7 @@ class PreparedLoop:
         self._rest = [c for c in plan.carries if c.parameter == c.result or c.parameter not in scanned]
 
     def run(
-        self, values: dict[str, Tensor], states: Mapping[str, Tensor], layout: Layout
+        self, values: dict[str, Tensor], states: dict[str, Tensor], layout: Layout
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Run the loop.
 
@@ -88,8 +88,8 @@ class PreparedLoop:
         tensor = None
         for inputs in (states, values):
             for name, tensor in inputs.items():
-                if not tensor.data_ptr() and tensor.numel():
-                    raise _freed(name, tensor)
+                if tensor.is_neg() or (not tensor.data_ptr() and tensor.numel()):
+                    inputs[name] = _in_memory(name, tensor)
         device = _CPU if tensor is None else tensor.device
         if is_as_written(device):
             return self._run(values, states, layout)
@@ -151,8 +151,17 @@ def _spared(plan: LoopPlan, scans: Sequence[Scan | None]) -> set[str]:
     return named
 
 
-def _freed(name: str, tensor: Tensor) -> StepError:
-    return StepError(
+def _in_memory(name: str, tensor: Tensor) -> Tensor:
+    """What torch only notes to stand for zeros, or for the negative of its numbers, written out.
+
+    Raises:
+        StepError: its memory is gone.
+    """
+    if tensor.is_neg():
+        return tensor.resolve_neg()
+    if tensor._is_zerotensor():
+        return torch.zeros_like(tensor)
+    raise StepError(
         "the memory of a tensor that a loop reads was freed before the loop ran",
         got=f"'{name}', {list(tensor.shape)}",
         remedy="with fully_shard, return tensors, LoDTensors, or tuples, lists, dicts, dataclasses of them: "

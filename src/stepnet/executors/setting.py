@@ -73,6 +73,8 @@ def only_plain(tensors: Sequence[Tensor], *, transforms: bool = False) -> str | 
     for tensor in tensors:
         if tensor.is_meta:
             return "the tensors are on meta, without numbers"
+        if tensor.layout is not torch.strided:
+            return f"a tensor of layout {tensor.layout} is no table of numbers"
         kind = type(tensor)
         if kind is not Tensor and kind is not nn.Parameter and not isinstance(tensor, nn.Parameter):
             return f"a {kind.__name__} is traced or dispatched by rules of its own"

@@ -149,7 +149,7 @@ def by_plain_loop(
     directions: Sequence[Tensor | None], wanted: Sequence[bool], create_graph: bool,
 ) -> list[Tensor | None]:  # fmt: skip
     """The gradients of the gradient, by differentiating the plain loop twice."""
-    _refuse_noise(call)
+    _refuse_noise(call, directions)
     own = [
         t if t.requires_grad or not need else t.requires_grad_() for t, need in zip(own, needed, strict=True)
     ]
@@ -188,20 +188,21 @@ def again(
     The loop runs on aliases of its inputs, and they are what is differentiated: an input may depend on
     another one (a state on a weight that also made x), and only what the loop does with it is its gradient.
     """
-    _refuse_noise(call)
+    _refuse_noise(call, grads)
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
         own = [t.view_as(t) if need else t.detach() for t, need in zip(tensors, needed, strict=True)]
         return of_plain_loop(call, own, grads, needed, create_graph)
 
 
-def _refuse_noise(call: Call) -> None:
-    """The plain loop would draw other noise.
+def _refuse_noise(call: Call, grads: Sequence[Tensor | None]) -> None:
+    """The plain loop would draw other noise than the plan did. That of the step's own generators it draws
+    again, but not in a batch of gradients.
 
     Raises:
         StepError: the step draws noise.
     """
-    if call.ready.plan.random:
+    if call.ready.forward.noise or (call.ready.plan.random and not all(map(is_plain, grads))):
         raise StepError(
             f"step '{call.ready.plan.name}' draws noise, and its gradient has no plan to differentiate it by",
             remedy="backend='naive' keeps the noise for double backward",
