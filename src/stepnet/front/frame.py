@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stepnet.data.array import TensorArray, written
-from stepnet.data.recording import RECORDER, StandIn, inside
+from stepnet.data.recording import RECORDER, InFrame, StandIn, inside
 from stepnet.data.tree import flatten
 from stepnet.errors import StepError
 
@@ -34,7 +34,7 @@ class WhileLoop:
         self, loop_vars: Sequence[Any], max_steps: int | None, runner: Runner, site: Any = None
     ) -> None:
         if type(loop_vars) not in (tuple, list) or not all(
-            isinstance(v, (Tensor, StandIn)) for v in loop_vars
+            isinstance(v, (Tensor, StandIn, InFrame)) for v in loop_vars
         ):
             raise StepError(
                 "create_whileloop: loop_vars must be a list of tensors",
@@ -91,7 +91,7 @@ class WhileLoop:
         """Give a loop variable its value for the next step.
 
         Raises:
-            StepError: not a loop variable, updated before, or another shape or dtype.
+            StepError: not a loop variable, updated before, or another rank or dtype.
         """
         self._check_open("update")
         is_value = isinstance(variable, Symbolic)
@@ -115,7 +115,7 @@ class WhileLoop:
             value = torch.as_tensor(value, dtype=None if old is None else old.dtype)
         example = value._example if isinstance(value, Symbolic) else value
         if old is not None and isinstance(example, Tensor):
-            check_same(place, old, example, "")
+            check_kind(place, old, example, "")
         self.updates[place] = self.program.template(value)
 
     @property
@@ -313,12 +313,13 @@ class Recording:
         return loop
 
 
-def check_same(place: int, old: Tensor, new: Any, at: str) -> None:
-    if not isinstance(new, Tensor) or (old.shape, old.dtype) != (new.shape, new.dtype):
+def check_kind(place: int, old: Tensor, new: Any, at: str) -> None:
+    """Refuse a value of another rank or dtype for a loop variable; its sizes may change."""
+    if not isinstance(new, Tensor) or (old.dim(), old.dtype) != (new.dim(), new.dtype):
         raise StepError(
             f"loop variable {place} of the while loop changed its shape or dtype{at}",
             got=f"was {describe_leaf(old)}, became {describe_leaf(new)}",
-            remedy="start with the final shape and dtype, or collect what grows in a TensorArray",
+            remedy="start with the final rank and dtype: sizes may change from step to step",
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -47,8 +46,8 @@ def create_whileloop(loop_vars: Sequence[Tensor], *, max_steps: int | None = Non
     `torch.rand_like(value)`, which is recorded.
 
     Args:
-        loop_vars: tensors that change from step to step; each is updated in the frame, to the same shape
-            and dtype.
+        loop_vars: tensors that change from step to step; each is updated in the frame, to the same rank and
+            dtype. Where its sizes change, the loop runs step by step.
         max_steps: an error, if the loop has not ended after so many steps. None: no limit.
 
     Raises:
@@ -127,14 +126,15 @@ def _saved(loop: WhileLoop, saving: Instead) -> list[Tensor]:
         loop.executor = "the recurrence that is saved"
         if saving.alone(lambda: _is_alone(raised)):
             raised = raised.one_row(known=True)
-    except Unsupported as refusal:
-        with contextlib.suppress(Unsupported):
-            return run_as_while(loop, refusal)
-        raise IRError(
-            f"the while loop at {line} cannot be written as a loop",
-            got=refusal.reason,
-            expected="a loop that counts a step, and reads and writes arrays there; or one that writes none",
-        ) from refusal
+    except Unsupported as no_scan:
+        try:
+            return run_as_while(loop, no_scan)
+        except Unsupported as refusal:
+            raise IRError(
+                f"the while loop at {line} cannot be written as a loop",
+                got=refusal.reason,
+                expected="a loop that counts a step, and reads and writes arrays there; or writes none",
+            ) from refusal
     for call in raised.body.step.calls:
         if any(isinstance(leaf, torch.SymInt) for leaf in literals((call.args, call.kwargs))):
             raise IRError(
