@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +11,11 @@ import torch
 from torch import Tensor
 
 from stepnet.data.array import TensorArray, written
+from stepnet.data.in_graph import follow, not_followed
 from stepnet.data.recording import RECORDER, InFrame, StandIn, inside
 from stepnet.data.tree import flatten
 from stepnet.errors import StepError
+from stepnet.watchers import during
 
 from .program import Program
 from .recorded import Break, Call, Count, Guard, Op, Read, Write
@@ -54,6 +57,7 @@ class WhileLoop:
         self._frame: Frame | None = None
         self._results: tuple[Tensor, ...] | None = None
 
+    @not_followed
     def frame(self) -> Frame:
         """The frame to write the loop in: `with loop.frame() as (step,):`.
 
@@ -173,24 +177,26 @@ class Frame:
         program = self._loop.program
         program.around = OPEN.get()
         self._entered = self.inside = True
-        self._mode = Recorded()
-        self._tokens = OPEN.set(program), RECORDER.set(self._record)
-        self._mode.__enter__()
+        self._followed = follow(None)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(during(OPEN, program))
+            stack.enter_context(during(RECORDER, self._record))
+            stack.enter_context(Recorded())
+            self._until = stack.pop_all()
         return program.parameters
 
     def __exit__(self, kind: Any, *_: object) -> None:
         self.inside = False
         loop = self._loop
+        self._until.close()
+        del self._loop, self._until  # what the loop holds is to go with the loop
         try:
-            self._mode.__exit__(None, None, None)
+            if kind is None:
+                loop._finish()
+            else:
+                loop.program.close({})
         finally:
-            OPEN.reset(self._tokens[0])
-            RECORDER.reset(self._tokens[1])
-            del self._loop, self._tokens, self._mode  # what the loop holds is to go with the loop
-        if kind is None:
-            loop._finish()
-        else:
-            loop.program.close({})
+            follow(self._followed)
 
     def _record(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of a TensorArray's method: recorded, unless the array is no part of the loop."""
@@ -240,6 +246,10 @@ class Frame:
             array.deferred = changed.deferred if isinstance(changed, TensorArray) else changed
             return None
         return program.call(called(name), args, kwargs)
+
+
+for _method in (Frame.__enter__, Frame.__exit__):
+    not_followed(_method, calls=True)
 
 
 def _made_inside() -> StepError:

@@ -19,6 +19,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.data.array import TensorArray
 from stepnet.data.lod import LoDTensor
+from stepnet.data.modes import unrecorded
 from stepnet.data.recording import RECORDER, UNKNOWN, StandIn
 from stepnet.data.tree import Spec, flatten, leaves, map_leaves, unflatten
 from stepnet.errors import StepError, StepnetError
@@ -224,6 +225,7 @@ class Program:
             unflatten(known.spec, values) if known.spec.kind is not tuple or not known.told else Shape(values)
         )
 
+    @unrecorded
     def _new_call(
         self, function: Callable[..., Any], given_args: tuple[Any, Any], given_kwargs: tuple[Any, Any],
         name: str, line: str, fixed: bool,
@@ -389,6 +391,7 @@ class Program:
 
         return map_leaves(tree, (Symbolic, Tensor, LoDTensor, StandIn, TensorArray), example)
 
+    @unrecorded
     def _bare(self, value: Any) -> Any:
         """A value from outside without data; None where that says too little."""
         if isinstance(value, StandIn):

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.api import recurrent
+from stepnet.data.in_graph import leave_to_python, not_followed
 from stepnet.engine import run
-from stepnet.errors import IRError, Unsupported
+from stepnet.errors import IRError, StepError, Unsupported
 from stepnet.executors.base import Executor
 from stepnet.executors.registry import tried
 from stepnet.executors.setting import get_backend
@@ -18,6 +20,7 @@ from stepnet.executors.torch_ops.executor import TORCH_OPS
 from stepnet.front.frame import WhileLoop
 from stepnet.front.raise_loop import Raised, raise_loop
 from stepnet.front.recorded_step import RecordedStep
+from stepnet.front.scan_form import rule
 from stepnet.front.symbolic import OPEN
 from stepnet.front.template import literals
 from stepnet.watchers import Instead, instead, replaced, watched, watching
@@ -28,6 +31,7 @@ from .on_tape import record, tape_of
 from .recorded_frame import run_recorded
 
 
+@not_followed
 def create_whileloop(loop_vars: Sequence[Tensor], *, max_steps: int | None = None) -> WhileLoop:
     """A while loop to be written as a frame.
 
@@ -68,6 +72,8 @@ def create_whileloop(loop_vars: Sequence[Tensor], *, max_steps: int | None = Non
     >>> sums.stack()
     tensor([1., 3., 6.])
     """
+    if torch.compiler.is_dynamo_compiling():
+        leave_to_python("stepnet: a frame is written by Python")
     caller = sys._getframe(1)
     return WhileLoop(loop_vars, max_steps, _run, site=(caller.f_code, caller.f_lineno))
 
@@ -101,6 +107,8 @@ def _run_raised(loop: WhileLoop) -> list[Tensor]:
     if not executors:
         raise Unsupported("the backend 'naive' is set")
     raised = raise_loop(loop)
+    if torch.compiler.is_exporting():
+        return _exported(loop, raised)
     if not raised.rowwise or raised.sizes in raised.form.as_row:
         return _scan(loop, raised.one_row(), executors)
     try:
@@ -112,6 +120,27 @@ def _run_raised(loop: WhileLoop) -> list[Tensor]:
             raise refusal from None
     raised.form.as_row.add(raised.sizes)
     return results
+
+
+def _exported(loop: WhileLoop, raised: Raised) -> list[Tensor]:
+    """Run the scan as a recurrence, which is one operator of the program that torch exports.
+
+    Raises:
+        Unsupported: its values are no rows of a batch.
+    """
+    if not raised.rowwise:
+        raise rule("it is exported by torch, and its values have no batch")
+
+    def step(x: tuple[Tensor, ...], state: tuple[Tensor, ...]) -> tuple[Any, Any]:
+        y, new = raised.body.run((*x, *state))
+        return tuple(y), tuple(new)
+
+    try:
+        y, last = recurrent(step, tuple(raised.x), tuple(raised.state), reverse=raised.form.by < 0)
+    except (RuntimeError, StepError) as error:
+        raise rule(f"torch does not export it as a recurrence: {str(error).splitlines()[0]}") from error
+    loop.executor = "a recurrence of the exported program"
+    return raised.finish(list(y), list(last))
 
 
 def _saved(loop: WhileLoop, saving: Instead) -> list[Tensor]:
