@@ -137,6 +137,104 @@ def test_frames_equal_loops_by_hand(lengths, names):
     same(body, [array], len(array), (rows, W))
 
 
+# What a loop variable may become whose sizes change from step to step, from x [2] and itself [n, 2].
+CHANGING: dict[str, Any] = {
+    "cat": lambda h, x: torch.cat([h, x[None]]),
+    "cat, and its sizes": lambda h, x: torch.cat([h / h.shape[0] * h.numel(), x[None] / h.size(0)]),
+    "cut": lambda h, x: h[1:] + x,
+    "cut to a size": lambda h, x: h[: h.shape[0] - 1] * x,
+    "repeat": lambda h, x: (h * x).repeat(2, 1),
+    "as it broadcasts": lambda h, x: h[:1] + x + W[:, :1] @ W[:1],
+    "chosen by its numbers": lambda h, x: torch.cat([h, x[None]])[torch.cat([h, x[None]]).sum(1) > 0],
+    "a recurrence over it": lambda h, x: torch.cat([
+        h, stepnet.recurrent(lambda v, s: (v @ W + s,) * 2, h[:, None], x[None])[1]]),
+    "while_loop": lambda h, x: stepnet.while_loop(
+        lambda i, v: i < 2, lambda i, v: (i + 1, v * v.shape[0]), (0, torch.cat([x[None], h])))[1],
+    "of one size after all": lambda h, x: h * h.shape[0] + x / h.numel(),
+}  # fmt: skip
+
+
+def turns(body: Any, x: torch.Tensor, h: Any, frame: bool) -> Any:
+    """The last value of a loop variable that starts as `h`: of a frame, or of the loop by hand."""
+    if not frame:
+        for row in x:
+            h = body(h, row)
+        return h
+    steps, loop = TensorArray(unstack_from=x), stepnet.create_whileloop([torch.tensor(0), h])
+    with loop.frame() as (s, v):
+        loop.break_if(s == steps.size())
+        loop.update(s, s + 1)
+        loop.update(v, body(v, steps.read(s)))
+    return loop.results[1]
+
+
+@pytest.mark.parametrize("body", CHANGING.values(), ids=CHANGING)
+@pytest.mark.parametrize("count", [0, 3])
+def test_sizes_of_a_loop_variable_change_from_step_to_step(body, count):
+    x = torch.randn(count, 2, dtype=torch.float64, requires_grad=True)
+    h = torch.rand(4, 2, dtype=torch.float64).requires_grad_()
+    first, second = [], []
+    for frame in (True, False):
+        y = turns(body, x, h, frame)
+        first.append(
+            [y, *torch.autograd.grad(y.pow(3).sum(), (x, h, W), create_graph=True, allow_unused=True)]
+        )
+        total = sum(g.pow(2).sum() for g in first[-1][1:] if g is not None)
+        second.append(torch.autograd.grad(total, (x, h), allow_unused=True))
+    for a, b in (*zip(*first, strict=True), *zip(*second, strict=True)):
+        assert (a is None) == (b is None)
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+def test_a_loop_variable_that_grows_in_a_frame_in_a_frame():
+    blocks = torch.randn(3, 4, 2, dtype=torch.float64)
+    array, means = TensorArray(unstack_from=blocks), TensorArray()
+    outer = stepnet.create_whileloop([torch.tensor(0), BOOT[:1]])
+    with outer.frame() as (s, h):
+        outer.break_if(s == 3)
+        grown = turns(CHANGING["cat, and its sizes"], array.read(s), h, True)
+        means.write(s, grown.sum(0) / grown.shape[0])
+        outer.update(s, s + 1)
+        outer.update(h, grown[: h.shape[0] + 1])
+    h, expected = BOOT[:1], []
+    for block in blocks:
+        grown = turns(CHANGING["cat, and its sizes"], block, h, False)
+        expected.append(grown.mean(0))
+        h = grown[: h.shape[0] + 1]
+    torch.testing.assert_close(means.stack(), torch.stack(expected))
+    torch.testing.assert_close(outer.results[1], h)
+
+
+def test_what_does_not_fit_at_a_later_step_is_told_with_its_line():
+    x = torch.randn(3, 2, dtype=torch.float64)
+    with pytest.raises(StepError, match="'add' fails at step 1") as caught:
+        turns(lambda h, row: torch.cat([h, row[None]]) + BOOT[:2], x, BOOT[:1], True)
+    assert "test_frame_sizes.py:" in str(caught.value)
+    for told in (len, lambda h: sum(1 for _ in range(h.shape[0]))):
+        with pytest.raises(StepError, match="changes from step to step"):
+            turns(lambda h, row, told=told: torch.cat([h * told(h), row[None]]), x, BOOT[:1], True)
+
+
+def test_a_frame_may_begin_where_what_it_reads_is_of_other_sizes():
+    array, rows = ragged([3, 1, 2])  # 3 rows at step 0, where no step begins
+    loop = stepnet.create_whileloop([torch.tensor(2), BOOT[:1]])
+    with loop.frame() as (s, h):
+        loop.break_if(s < 1)
+        x = array.read(s)
+        loop.update(s, s - 1)
+        loop.update(h, torch.cat([h, BOOT[:1]])[: x.shape[0]] + x)
+    expected = torch.cat([BOOT[:1] + array.read(2), BOOT[:1]]) + array.read(1)
+    torch.testing.assert_close(loop.results[1], expected)
+    both = torch.zeros(2, 2, dtype=torch.float64)
+    same(lambda x, s, out: both[: x[0].shape[0]] + x[0], [TensorArray(unstack_from=rows)], 2, (rows,))
+    loop = stepnet.create_whileloop([torch.tensor(1), both])
+    with loop.frame() as (s, h):
+        loop.break_if(s > 1)
+        loop.update(s, s + 1)
+        loop.update(h, h + array.read(s))
+    torch.testing.assert_close(loop.results[1], array.read(1))
+
+
 def test_the_second_run_of_a_frame_sees_the_sizes_of_its_own():
     """What a frame records is remembered: not the sizes."""
     for lengths in ([3, 1], [1, 1, 1], [3, 2], [2, 2], [3, 1]):

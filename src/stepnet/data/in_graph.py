@@ -23,14 +23,33 @@ _VERSION: Any = torch.__version__
 CAN_CAPTURE: bool = _VERSION >= (2, 13)  # what the nodes stand on is private to torch, and changes
 
 
-def not_followed(function: _F) -> _F:
-    """A function that Dynamo leaves alone, with all that it calls, where it gave up on what calls it."""
+def not_followed(function: _F, *, calls: bool = False) -> _F:
+    """A function that Dynamo leaves alone, with all that it calls, where it gave up on what calls it; or only
+    the function itself, and Dynamo follows its `calls`."""
     if CAN_CAPTURE:
         native: Any = torch._C
         dynamo = native._dynamo.eval_frame
-        skip = dynamo._FrameAction.SKIP
-        dynamo.set_code_exec_strategy(function.__code__, dynamo._FrameExecStrategy(skip, skip))
+        skip, default = dynamo._FrameAction.SKIP, dynamo._FrameAction.DEFAULT
+        strategy = dynamo._FrameExecStrategy(skip, default if calls else skip)
+        dynamo.set_code_exec_strategy(function.__code__, strategy)
     return function
+
+
+def leave_to_python(why: str) -> None:
+    """End what Dynamo compiles: Python runs the function that it follows, and all that called it."""
+    import torch._dynamo as dynamo
+
+    (dynamo.skip_frame if CAN_CAPTURE else dynamo.graph_break)(msg=why)
+
+
+def follow(callback: Any) -> Any:
+    """Let Dynamo follow what this thread runs from here on, as `callback` has it; None: nothing. Gives what
+    was before."""
+    native: Any = torch._C
+    return native._dynamo.eval_frame.set_eval_frame(callback)
+
+
+not_followed(follow, calls=True)
 
 
 def is_followed() -> bool:

@@ -43,6 +43,21 @@ def outside_modes(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return call
 
 
+def unrecorded(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """A function whose calls are no part of what a mode records, such as a trace; its tensors may be fake."""
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        if not (torch._C._len_torch_dispatch_stack() or _len_torch_dispatch_stack_pre_dispatch()):
+            return function(*args, **kwargs)
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        with _disable_current_modes():
+            return function(*args, **kwargs)
+
+    return call
+
+
 def _any_mode() -> bool:
     if torch.compiler.is_dynamo_compiling():  # Dynamo follows the function, and knows what is around it
         return False

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 from torch.compiler import is_dynamo_compiling
 
+from stepnet.data.in_graph import not_followed
+
 Recorder = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 RECORDER: ContextVar[Recorder | None] = ContextVar("recorder of TensorArray calls", default=None)
 
@@ -57,6 +59,7 @@ def recordable(method: Method) -> Method:
     Without one, a call that meets a StandIn, or an array that a StandIn stands for, is recorded by that.
     """
 
+    @not_followed
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
         recorder = RECORDER.get()

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from stepnet.data.dtypes import typed_shape
 from stepnet.data.lod import LoDTensor
+from stepnet.data.modes import unrecorded
 from stepnet.errors import ArrayError
 
 Value = Tensor | LoDTensor
@@ -52,10 +52,7 @@ def whole_number(value: Tensor) -> int:
     size = getattr(value, SIZE, None)
     if size is not None:
         return size
-    if type(value) is Tensor and torch._C._len_torch_dispatch_stack():
-        with _disable_current_modes():
-            return int(value)
-    return int(value)
+    return unrecorded(int)(value) if type(value) is Tensor else int(value)
 
 
 def integer(number: Any, where: str) -> int:

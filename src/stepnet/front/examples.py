@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from stepnet.data.lod import LoDTensor
 from stepnet.data.recording import UNKNOWN, StandIn
 from stepnet.errors import StepError
 
+from .step import describe_leaf
 from .symbolic import Symbolic
 
 
@@ -68,6 +69,14 @@ def changing(told: Any, found: Any, line: str) -> StepError:
         got=f"{told} at the first step, {found} ({line})",
         remedy="value.size(0) and value.shape[0] in place of len(value): they are symbolic numbers, which "
         "torch functions, arithmetic and slices take",
+    )
+
+
+def does_not_fit(name: str, error: Exception, given: Iterable[Any], line: str, at: str = "") -> StepError:
+    """The error of a call in a frame that does not take the values that it is given."""
+    return StepError(
+        f"in the frame, '{name}' fails{at}: {str(error).splitlines()[0]}",
+        got=f"{', '.join(describe_leaf(v) for v in given)} ({line})",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +11,11 @@ import torch
 from torch import Tensor
 
 from stepnet.data.array import TensorArray, written
-from stepnet.data.recording import RECORDER, StandIn, inside
+from stepnet.data.in_graph import follow, not_followed
+from stepnet.data.recording import RECORDER, InFrame, StandIn, inside
 from stepnet.data.tree import flatten
 from stepnet.errors import StepError
+from stepnet.watchers import during
 
 from .program import Program
 from .recorded import Break, Call, Count, Guard, Op, Read, Write
@@ -34,7 +37,7 @@ class WhileLoop:
         self, loop_vars: Sequence[Any], max_steps: int | None, runner: Runner, site: Any = None
     ) -> None:
         if type(loop_vars) not in (tuple, list) or not all(
-            isinstance(v, (Tensor, StandIn)) for v in loop_vars
+            isinstance(v, (Tensor, StandIn, InFrame)) for v in loop_vars
         ):
             raise StepError(
                 "create_whileloop: loop_vars must be a list of tensors",
@@ -54,6 +57,7 @@ class WhileLoop:
         self._frame: Frame | None = None
         self._results: tuple[Tensor, ...] | None = None
 
+    @not_followed
     def frame(self) -> Frame:
         """The frame to write the loop in: `with loop.frame() as (step,):`.
 
@@ -91,7 +95,7 @@ class WhileLoop:
         """Give a loop variable its value for the next step.
 
         Raises:
-            StepError: not a loop variable, updated before, or another shape or dtype.
+            StepError: not a loop variable, updated before, or another rank or dtype.
         """
         self._check_open("update")
         is_value = isinstance(variable, Symbolic)
@@ -115,7 +119,7 @@ class WhileLoop:
             value = torch.as_tensor(value, dtype=None if old is None else old.dtype)
         example = value._example if isinstance(value, Symbolic) else value
         if old is not None and isinstance(example, Tensor):
-            check_same(place, old, example, "")
+            check_kind(place, old, example, "")
         self.updates[place] = self.program.template(value)
 
     @property
@@ -173,24 +177,26 @@ class Frame:
         program = self._loop.program
         program.around = OPEN.get()
         self._entered = self.inside = True
-        self._mode = Recorded()
-        self._tokens = OPEN.set(program), RECORDER.set(self._record)
-        self._mode.__enter__()
+        self._followed = follow(None)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(during(OPEN, program))
+            stack.enter_context(during(RECORDER, self._record))
+            stack.enter_context(Recorded())
+            self._until = stack.pop_all()
         return program.parameters
 
     def __exit__(self, kind: Any, *_: object) -> None:
         self.inside = False
         loop = self._loop
+        self._until.close()
+        del self._loop, self._until  # what the loop holds is to go with the loop
         try:
-            self._mode.__exit__(None, None, None)
+            if kind is None:
+                loop._finish()
+            else:
+                loop.program.close({})
         finally:
-            OPEN.reset(self._tokens[0])
-            RECORDER.reset(self._tokens[1])
-            del self._loop, self._tokens, self._mode  # what the loop holds is to go with the loop
-        if kind is None:
-            loop._finish()
-        else:
-            loop.program.close({})
+            follow(self._followed)
 
     def _record(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of a TensorArray's method: recorded, unless the array is no part of the loop."""
@@ -240,6 +246,10 @@ class Frame:
             array.deferred = changed.deferred if isinstance(changed, TensorArray) else changed
             return None
         return program.call(called(name), args, kwargs)
+
+
+for _method in (Frame.__enter__, Frame.__exit__):
+    not_followed(_method, calls=True)
 
 
 def _made_inside() -> StepError:
@@ -313,12 +323,13 @@ class Recording:
         return loop
 
 
-def check_same(place: int, old: Tensor, new: Any, at: str) -> None:
-    if not isinstance(new, Tensor) or (old.shape, old.dtype) != (new.shape, new.dtype):
+def check_kind(place: int, old: Tensor, new: Any, at: str) -> None:
+    """Refuse a value of another rank or dtype for a loop variable; its sizes may change."""
+    if not isinstance(new, Tensor) or (old.dim(), old.dtype) != (new.dim(), new.dtype):
         raise StepError(
             f"loop variable {place} of the while loop changed its shape or dtype{at}",
             got=f"was {describe_leaf(old)}, became {describe_leaf(new)}",
-            remedy="start with the final shape and dtype, or collect what grows in a TensorArray",
+            remedy="start with the final rank and dtype: sizes may change from step to step",
         )
 
 

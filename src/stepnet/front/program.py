@@ -19,21 +19,22 @@ from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.data.array import TensorArray
 from stepnet.data.lod import LoDTensor
+from stepnet.data.modes import unrecorded
 from stepnet.data.recording import RECORDER, UNKNOWN, StandIn
 from stepnet.data.tree import Spec, flatten, leaves, map_leaves, unflatten
 from stepnet.errors import StepError, StepnetError
 from stepnet.user_line import user_line
 from stepnet.watchers import during
 
-from .examples import bare_leaf, first_place, in_place, key_of, like_values_of, named, on_meta
+from .examples import bare_leaf, does_not_fit, first_place, in_place, key_of, like_values_of, named, on_meta
 from .modes import modes, under
 from .recorded import Break, Call, Count, Guard, Op, Read, Write
-from .step import describe_leaf
 from .symbolic import OPEN, Symbolic, called, outside, symbolic
 from .template import Ref, Shape, encode, places, ref, resolve
 
 _CONCRETE = {"item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__"}
 _SIZES = {"shape", "size", "__len__", "numel", "nelement"}
+_NONE, _FIRST, _EVERY = range(3)  # of which steps an example tells the shape
 
 
 @dataclass(eq=False)
@@ -79,7 +80,7 @@ class Program:
         self._numbers: dict[int, int] = {}  # of arrays, by id
         self._last: dict[int, Any] = {}  # the example of what was last written to an array
         self._meta: dict[int, tuple[Any, Tensor]] = {}
-        self._fixed_places: dict[int, bool] = {}
+        self._shapes_true_of: dict[int, int] = {}  # by place
         self.around: Program | None = None  # of the frame around this one
         self.made: dict[int, TensorArray] = {}  # in the frame, by id
         self._modes = modes()
@@ -224,6 +225,7 @@ class Program:
             unflatten(known.spec, values) if known.spec.kind is not tuple or not known.told else Shape(values)
         )
 
+    @unrecorded
     def _new_call(
         self, function: Callable[..., Any], given_args: tuple[Any, Any], given_kwargs: tuple[Any, Any],
         name: str, line: str, fixed: bool,
@@ -263,12 +265,10 @@ class Program:
             return Known(None, (None,))
         except (RuntimeError, IndexError, TypeError, ValueError, AttributeError, StepnetError) as error:
             known = all(isinstance(v, (Tensor, int, float)) for v in given)
+            known &= self._true_of((args_template, kwargs_template)) != _NONE
             if not known or any(isinstance(v, Tensor) and not v.numel() for v in given):
                 return Known(None, (None,))  # what stands for it here says too little
-            raise StepError(
-                f"in the frame, '{name}' fails: {str(error).splitlines()[0]}",
-                got=f"{', '.join(describe_leaf(v) for v in given)} ({line})",
-            ) from error
+            raise does_not_fit(name, error, given, line) from error
         bare, spec = flatten(example)
         bare = [bare_leaf(leaf) for leaf in bare]
         values = [isinstance(leaf, (Tensor, LoDTensor, TensorArray)) or leaf is None for leaf in bare]
@@ -284,6 +284,7 @@ class Program:
                 return Known(None, (example,), None, (True,))
             # the size of what comes from a tape may be the same whatever the tape is played with
             closed = name in _SIZES and self.stand_in is not None
+            closed &= self._true_of((args_template, kwargs_template)) == _EVERY
             told = tuple([fixed or (closed and not self.is_open(leaf)) for leaf in bare])
         return Known(None, tuple(bare), spec if spec.kind is not None else None, told)
 
@@ -301,27 +302,35 @@ class Program:
         return self.stand_in is not None and self.stand_in.stand_in_shape((size,)) == (None,)
 
     def _fixed(self, template: Any) -> bool:
-        """Whether what a template refers to can have but one shape: it follows from the loop variables, which
-        keep theirs, from constants, and from arrays that are one tensor. Guards check it."""
-        if self.stand_in is not None or self.around is not None:
-            return False
-        return all(self._fixed_place(place) for place in places(template))
+        """Whether what a template refers to can have but one shape: it follows from constants and from arrays
+        that are one tensor. Guards check it."""
+        return self.stand_in is None and self.around is None and self._true_of(template) == _EVERY
 
-    def _fixed_place(self, place: int) -> bool:
+    def _true_of(self, template: Any) -> int:
+        """Of which steps the examples of what a template refers to tell the shapes: of none, of the first, as
+        those of loop variables do, or of every step."""
+        return min(map(self._true_at, places(template)), default=_EVERY)
+
+    def _true_at(self, place: int) -> int:
         if place < self.variables or place in self.constants:
-            return place >= 0
-        known = self._fixed_places.get(place)
+            return _NONE if place < 0 else _FIRST if place < self.variables else _EVERY
+        known = self._shapes_true_of.get(place)
         if known is None:
-            op = self._maker(place)
+            op, known = self._maker(place), _NONE
             if isinstance(op, Read):
                 array = self.arrays[op.array]
-                known = array.deferred is None and array._whole is not None and self._fixed(op.default)
-            elif isinstance(op, Call) and self.examples[place] is not None:
-                plain = not hasattr(op.function, "like")
-                known = plain and self._fixed(op.args) and self._fixed(op.kwargs)
-            else:
-                known = False
-            self._fixed_places[place] = known
+                tried = array.deferred.stand_in_example() if isinstance(array.deferred, StandIn) else array
+                if (
+                    not isinstance(array.deferred, Symbolic)
+                    and tried is not None
+                    and tried._whole is not None
+                ):
+                    known = self._true_of(op.default)
+            elif (
+                isinstance(op, Call) and self.examples[place] is not None and not hasattr(op.function, "like")
+            ):
+                known = self._true_of((op.args, op.kwargs))
+            self._shapes_true_of[place] = known
         return known
 
     def _maker(self, place: int) -> Op:
@@ -382,6 +391,7 @@ class Program:
 
         return map_leaves(tree, (Symbolic, Tensor, LoDTensor, StandIn, TensorArray), example)
 
+    @unrecorded
     def _bare(self, value: Any) -> Any:
         """A value from outside without data; None where that says too little."""
         if isinstance(value, StandIn):

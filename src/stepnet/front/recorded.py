@@ -26,6 +26,11 @@ class Call:
     nested: bool  # whether the result is taken apart; else it is one value, whatever it is
     line: str
 
+    @property
+    def name(self) -> str:
+        """What the function is called."""
+        return getattr(self.function, "__name__", repr(self.function))
+
     def do(self, values: Values, arrays: Sequence[Any], at: str = "") -> None:
         """Raises a StepError if it gives another number of values than at the first step."""
         kwargs = resolve(self.kwargs, values) if self.kwargs else {}

@@ -12,6 +12,7 @@ from stepnet.errors import Unsupported
 from stepnet.front.frame import WhileLoop
 from stepnet.front.recorded import Break, Call, Guard, Op, Read, Write
 from stepnet.front.scan_form import rule
+from stepnet.front.step import describe_leaf
 from stepnet.front.template import Literal, Ref, changed, resolve
 from stepnet.repeat import while_loop
 
@@ -22,7 +23,8 @@ def run_as_while(loop: WhileLoop, why: Unsupported) -> list[Tensor]:
     """Run a loop by `while_loop`, which is saved as one that computes its condition.
 
     Raises:
-        Unsupported: it writes arrays, or it reads some that are not one tensor, or Python was told a size.
+        Unsupported: it writes arrays, or it reads some that are not one tensor, or Python was told a size, or
+            a loop variable changes its sizes.
     """
     program = loop.program
     for op in program.ops:
@@ -64,7 +66,14 @@ def run_as_while(loop: WhileLoop, why: Unsupported) -> list[Tensor]:
         for op in ops:
             if not isinstance(op, Break):
                 op.do(values, arrays)
-        return tuple(resolve(update, values) for update in updates)
+        new = tuple(resolve(update, values) for update in updates)
+        for i, (old, value) in enumerate(zip(variables, new, strict=True)):
+            if old.shape != value.shape:
+                raise rule(
+                    f"what a loop in a file carries has one shape, and loop variable {i} was "
+                    f"{describe_leaf(old)} and became {describe_leaf(value)}"
+                )
+        return new
 
     return list(while_loop(cond, body, tuple(loop.loop_vars), max_steps=loop.max_steps))
 

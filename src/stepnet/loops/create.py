@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -10,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.api import recurrent
+from stepnet.data.in_graph import leave_to_python, not_followed
 from stepnet.engine import run
-from stepnet.errors import IRError, Unsupported
+from stepnet.errors import IRError, StepError, Unsupported
 from stepnet.executors.base import Executor
 from stepnet.executors.registry import tried
 from stepnet.executors.setting import get_backend
@@ -19,6 +20,7 @@ from stepnet.executors.torch_ops.executor import TORCH_OPS
 from stepnet.front.frame import WhileLoop
 from stepnet.front.raise_loop import Raised, raise_loop
 from stepnet.front.recorded_step import RecordedStep
+from stepnet.front.scan_form import rule
 from stepnet.front.symbolic import OPEN
 from stepnet.front.template import literals
 from stepnet.watchers import Instead, instead, replaced, watched, watching
@@ -29,6 +31,7 @@ from .on_tape import record, tape_of
 from .recorded_frame import run_recorded
 
 
+@not_followed
 def create_whileloop(loop_vars: Sequence[Tensor], *, max_steps: int | None = None) -> WhileLoop:
     """A while loop to be written as a frame.
 
@@ -47,8 +50,8 @@ def create_whileloop(loop_vars: Sequence[Tensor], *, max_steps: int | None = Non
     `torch.rand_like(value)`, which is recorded.
 
     Args:
-        loop_vars: tensors that change from step to step; each is updated in the frame, to the same shape
-            and dtype.
+        loop_vars: tensors that change from step to step; each is updated in the frame, to the same rank and
+            dtype. Where its sizes change, the loop runs step by step.
         max_steps: an error, if the loop has not ended after so many steps. None: no limit.
 
     Raises:
@@ -69,6 +72,8 @@ def create_whileloop(loop_vars: Sequence[Tensor], *, max_steps: int | None = Non
     >>> sums.stack()
     tensor([1., 3., 6.])
     """
+    if torch.compiler.is_dynamo_compiling():
+        leave_to_python("stepnet: a frame is written by Python")
     caller = sys._getframe(1)
     return WhileLoop(loop_vars, max_steps, _run, site=(caller.f_code, caller.f_lineno))
 
@@ -102,6 +107,8 @@ def _run_raised(loop: WhileLoop) -> list[Tensor]:
     if not executors:
         raise Unsupported("the backend 'naive' is set")
     raised = raise_loop(loop)
+    if torch.compiler.is_exporting():
+        return _exported(loop, raised)
     if not raised.rowwise or raised.sizes in raised.form.as_row:
         return _scan(loop, raised.one_row(), executors)
     try:
@@ -113,6 +120,27 @@ def _run_raised(loop: WhileLoop) -> list[Tensor]:
             raise refusal from None
     raised.form.as_row.add(raised.sizes)
     return results
+
+
+def _exported(loop: WhileLoop, raised: Raised) -> list[Tensor]:
+    """Run the scan as a recurrence, which is one operator of the program that torch exports.
+
+    Raises:
+        Unsupported: its values are no rows of a batch.
+    """
+    if not raised.rowwise:
+        raise rule("it is exported by torch, and its values have no batch")
+
+    def step(x: tuple[Tensor, ...], state: tuple[Tensor, ...]) -> tuple[Any, Any]:
+        y, new = raised.body.run((*x, *state))
+        return tuple(y), tuple(new)
+
+    try:
+        y, last = recurrent(step, tuple(raised.x), tuple(raised.state), reverse=raised.form.by < 0)
+    except (RuntimeError, StepError) as error:
+        raise rule(f"torch does not export it as a recurrence: {str(error).splitlines()[0]}") from error
+    loop.executor = "a recurrence of the exported program"
+    return raised.finish(list(y), list(last))
 
 
 def _saved(loop: WhileLoop, saving: Instead) -> list[Tensor]:
@@ -127,14 +155,15 @@ def _saved(loop: WhileLoop, saving: Instead) -> list[Tensor]:
         loop.executor = "the recurrence that is saved"
         if saving.alone(lambda: _is_alone(raised)):
             raised = raised.one_row(known=True)
-    except Unsupported as refusal:
-        with contextlib.suppress(Unsupported):
-            return run_as_while(loop, refusal)
-        raise IRError(
-            f"the while loop at {line} cannot be written as a loop",
-            got=refusal.reason,
-            expected="a loop that counts a step, and reads and writes arrays there; or one that writes none",
-        ) from refusal
+    except Unsupported as no_scan:
+        try:
+            return run_as_while(loop, no_scan)
+        except Unsupported as refusal:
+            raise IRError(
+                f"the while loop at {line} cannot be written as a loop",
+                got=refusal.reason,
+                expected="a loop that counts a step, and reads and writes arrays there; or writes none",
+            ) from refusal
     for call in raised.body.step.calls:
         if any(isinstance(leaf, torch.SymInt) for leaf in literals((call.args, call.kwargs))):
             raise IRError(

@@ -9,10 +9,13 @@ from typing import Any
 from torch import Tensor
 
 from stepnet.data.array import TensorArray
+from stepnet.data.recording import UNKNOWN
 from stepnet.errors import StepError
 from stepnet.front.frame import Recording, WhileLoop
 from stepnet.front.recorded import Write
+from stepnet.front.scan_form import ScanForm
 from stepnet.front.symbolic import OPEN, Symbolic
+from stepnet.front.template import ref
 
 
 class InnerLoop:
@@ -29,10 +32,12 @@ class InnerLoop:
     def __init__(self, loop: WhileLoop, own: list[int], written: list[int]) -> None:
         self.recording, self.places = Recording.of(loop), tuple(loop.program.constants)
         self.own, self.written = tuple(own), tuple(written)
-        self._like = tuple(loop.program.examples[: len(loop.loop_vars)])
         self._loop = weakref.ref(loop)
         updates = tuple(sorted(self.recording.updates.items()))
-        self._key = (self.recording.ops, updates, loop.max_steps, self.places, self.own, self.written)
+        self.change = tuple(changes_size(loop, place) for place, _ in updates)
+        self._key = (
+            self.recording.ops, updates, loop.max_steps, self.places, self.own, self.written, self.change
+        )  # fmt: skip
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, InnerLoop) and self._key == other._key
@@ -60,7 +65,14 @@ class InnerLoop:
 
     def like(self, loop_vars: list[Any], *_: Any) -> tuple[Any, ...]:
         """The results without data: arrays of values that are not known."""
-        return (*loop_vars, *(TensorArray() for _ in self.written))
+        results = (UNKNOWN if change else v for v, change in zip(loop_vars, self.change, strict=True))
+        return (*results, *(TensorArray() for _ in self.written))
+
+
+def changes_size(loop: WhileLoop, place: int) -> bool:
+    """Whether a loop variable is of other sizes after the first step, as far as that is known."""
+    old, new = (ScanForm.example(loop.program, at) for at in (ref(place), loop.updates[place]))
+    return not isinstance(new, Tensor) or old.shape != new.shape
 
 
 def record_inside(loop: WhileLoop) -> list[Any]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from stepnet.data.array import TensorArray
@@ -44,9 +45,8 @@ class TapedLoop:
         self, loop_vars: list[Any], constants: list[Any], arrays: list[TensorArray]
     ) -> tuple[Any, ...]:
         own = [copy.copy(array) for array in arrays]
-        for value, number in zip((*loop_vars, *constants), self._numbers, strict=True):
-            if number is not None and isinstance(value, Tensor) and type(value) is not Tensor:
-                setattr(value, SIZE, number)  # a constant of the tape, whose number a trace does not know
+        known = [_with_number(v, n) for v, n in zip((*loop_vars, *constants), self._numbers, strict=True)]
+        loop_vars, constants = known[: len(loop_vars)], known[len(loop_vars) :]
         values, recording = dict(zip(self.places, constants, strict=True)), self.recording
         if TRIAL.get():
             most = recording.max_steps
@@ -67,6 +67,16 @@ def _number(value: Any) -> int | None:
     """The number in a counter or a bound that is a constant of the tape."""
     whole = isinstance(value, Tensor) and not value.dtype.is_floating_point and value.numel() == 1
     return int(value) if whole else None
+
+
+def _with_number(value: Any, number: int | None) -> Any:
+    """A constant of the tape, with its number where a trace does not know it."""
+    if number is None or not isinstance(value, Tensor) or type(value) is Tensor:
+        return value
+    if torch.compiler.is_exporting():  # the steps are part of the program, each as it is
+        value = torch.tensor(number if not value.dim() else [number], dtype=value.dtype)
+    setattr(value, SIZE, number)
+    return value
 
 
 def tape_of(loop: WhileLoop) -> Tape | None:

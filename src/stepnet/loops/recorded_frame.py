@@ -8,9 +8,10 @@ from torch import Tensor
 
 from stepnet.errors import StepError
 from stepnet.executors import naive
-from stepnet.front.frame import WhileLoop, check_same, is_one_boolean, not_one_boolean
-from stepnet.front.recorded import Break
-from stepnet.front.template import resolve
+from stepnet.front.examples import does_not_fit
+from stepnet.front.frame import WhileLoop, check_kind, is_one_boolean, not_one_boolean
+from stepnet.front.recorded import Break, Call
+from stepnet.front.template import places, resolve
 from stepnet.ir.loop import BackEdge, Iteration, Last, Loop, Merged
 
 GOING = "it goes on"
@@ -24,7 +25,7 @@ def run_recorded(loop: WhileLoop) -> list[Tensor]:
     """Run a recorded loop step by step.
 
     Raises:
-        StepError: a condition is not one boolean, a loop variable changed its shape or dtype, or, a
+        StepError: a condition is not one boolean, a loop variable changed its rank or dtype, or, a
             TooManySteps, the loop did not end within its `max_steps`.
     """
     body = FrameBody(loop)
@@ -58,7 +59,7 @@ class FrameBody:
             raise TooManySteps(f"the while loop did not end within max_steps={step}")
         new = [resolve(self.loop.updates[i], values) for i in range(len(variables))]
         for place, (old, value) in enumerate(zip(variables, new, strict=True)):
-            check_same(place, old, value, f" at step {step}")
+            check_kind(place, old, value, f" at step {step}")
         return going, *new
 
     def _values(self, variables: tuple[Any, ...], step: int) -> dict[int, Any] | None:
@@ -70,7 +71,13 @@ class FrameBody:
         at = f" at step {step}"
         for op in program.ops:
             if not isinstance(op, Break):
-                op.do(values, program.arrays, at)
+                try:
+                    op.do(values, program.arrays, at)
+                except (RuntimeError, IndexError) as error:
+                    if type(error) not in (RuntimeError, IndexError) or not isinstance(op, Call):
+                        raise
+                    taken = [values[place] for place in places((op.args, op.kwargs))]
+                    raise does_not_fit(op.name, error, taken, op.line, at) from error
                 continue
             condition = values[op.condition.place]
             if not is_one_boolean(condition):

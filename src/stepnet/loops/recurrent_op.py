@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.in_graph import leave_to_python, not_followed
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import StepError
 from stepnet.executors import naive
@@ -181,6 +182,7 @@ class RecurrentOp:
         first = step[self.inputs[0]]
         return (first.shape[0] if first.dim() else 1), first
 
+    @not_followed
     def run(self, scope: Scope, *, keep_scopes: bool = True) -> None:
         """Run all time steps; outputs are written to `scope`.
 
@@ -192,6 +194,8 @@ class RecurrentOp:
         Raises:
             StepError: something does not fit, by name; an input is ragged.
         """
+        if torch.compiler.is_dynamo_compiling():
+            leave_to_python("stepnet: scopes are no part of a graph")
         recorded = run_in_frame(scope, self._run_compiled, self.outputs, self.memories)
         if recorded is not None:  # it keeps no scopes of steps
             self.scopes, self.last = StepScopes({}, 0), recorded
