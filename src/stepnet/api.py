@@ -30,7 +30,7 @@ from .data.tree import Spec, flatten, unflatten
 from .engine import Asked, Steps, Way, asked, find_plan, read, run, run_again, run_warm
 from .errors import Unsupported
 from .executors import naive
-from .executors.autograd import Ready, distinct
+from .executors.autograd import Ready, distinct, plainly
 from .executors.base import Backend
 from .executors.naive import PLAIN
 from .executors.registry import AUTO
@@ -349,7 +349,7 @@ def _run(
 
             out = naive.run(loop, feeds, observe)
     else:
-        out = naive.run(loop, feeds)
+        out = plainly(naive.run, loop, feeds)
     final = unflatten(body.state_spec, distinct([out[name] for name in body.new_state_names], state))
     return (out["y"], final, step_scopes) if scopes else (out["y"], final)
 

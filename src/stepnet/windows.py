@@ -15,18 +15,20 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils.checkpoint import checkpoint as recomputed
 
 from .data.convert import pack_like
 from .data.lod import LoDTensor
 from .data.modes import beside, traced
 from .data.offsets import LoD
 from .data.tree import by_leaf, flatten, unflatten
-from .data.windows import Joined, Windows, windows
+from .data.windows import Between, Joined, Windows, windows
 from .errors import StepError
+from .executors.autograd import computed_again
 from .front.step import WithStatic, as_step, boot_state, describe_leaf
 
-_LEAST = 1 << 19  # numbers of states in a window; with fewer, beginning one costs as much as its steps
+_MOST = 1 << 19  # numbers of states in a window, if it is no longer than the root: caches hold its tables
+_LEAST = 1 << 12  # rows of a window, unless that is too many: with fewer, beginning one costs too much
+_COUNT = 128  # windows, unless they have too few rows or too many numbers
 
 
 def check_windows(checkpoint: Any, detach_every: Any, scopes: bool) -> None:
@@ -80,7 +82,7 @@ def run_in_windows(
         return run(step, x, state, level=level, **how)
     function = as_step(step)
     state = boot_state(function, cuts.n) if state is None else state
-    size = detach_every or _size(checkpoint, cuts.longest, state)
+    size = detach_every or _size(checkpoint, cuts, state)
     if cuts.longest <= size:
         return run(step, x, state, level=level, **how)
 
@@ -88,7 +90,8 @@ def run_in_windows(
         return run(function, unflatten(spec, own), before, level=0, **how)
 
     def lone(own: list[Any], before: Any) -> tuple[Any, Any]:
-        return recomputed(window, own, before, use_reentrant=False)  # pyright: ignore[reportReturnType]
+        with computed_again():
+            return window(own, before)
 
     y, final = cuts.run(size, lone if again else window, window, state, again)
     return by_leaf(lambda leaf: pack_like(packed, leaf.values), y) if packed is not None else y, final
@@ -97,17 +100,26 @@ def run_in_windows(
 Window = Callable[[list[Any], Any], tuple[Any, Any]]
 
 
-def _size(checkpoint: int | bool | None, longest: int, state: Any) -> int:
+def _size(checkpoint: int | bool | None, cuts: _Ragged | _Dense, state: Any) -> int:
+    longest = cuts.longest
     if checkpoint is not True:
         return int(checkpoint or longest)
     numbers = sum(leaf.numel() for leaf in flatten(state)[0] if isinstance(leaf, Tensor))
-    return max(math.isqrt(longest), _LEAST // max(numbers, 1))
+    enough = max(_LEAST // max(cuts.n, 1), longest // _COUNT)
+    return max(math.isqrt(longest), min(enough, _MOST // max(numbers, 1)))
 
 
 def _detached(state: Any) -> Any:
     if isinstance(state, WithStatic):
         return WithStatic(_detached(state.state), state.static)
     return by_leaf(lambda leaf: leaf.detach(), state)
+
+
+def _put(between: Between, state: Any) -> Any:
+    if isinstance(state, WithStatic):
+        return WithStatic(_put(between, state.state), state.static)
+    leaves, spec = flatten(state)
+    return unflatten(spec, between.put(leaves))
 
 
 def _cuts(leaves: list[Any], level: int, axis: int, reverse: bool) -> _Ragged | _Dense | None:
@@ -156,12 +168,14 @@ class _Dense:
         sizes = [size] * (self.longest // size) + [self.longest % size] * bool(self.longest % size)
         sizes = sizes[::-1] if self.reverse else sizes
         parts = [leaf.split(sizes, self.axis) for leaf in self.leaves]
-        count, ys, first = len(sizes), _Results(self.longest, self.axis, lean=again), True
-        for k in reversed(range(count)) if self.reverse else range(count):
-            run = last if k == (0 if self.reverse else count - 1) else window
-            y, state = run([part[k] for part in parts], state if again or first else _detached(state))
+        count, ys = len(sizes), _Results(self.longest, self.axis, lean=again)
+        between = Between((count - 1) * self.n)
+        order = range(count)[::-1] if self.reverse else range(count)
+        for k in order:
+            if k != order[0]:
+                state = _put(between, state) if again else _detached(state)
+            y, state = (last if k == order[-1] else window)([part[k] for part in parts], state)
             ys.add(y, (sum(sizes[:k]), sizes[k]))
-            first = False
         return ys.whole(lambda leaves: torch.cat(leaves[::-1] if self.reverse else leaves, self.axis)), state
 
 
@@ -178,16 +192,18 @@ class _Ragged:
         cut = windows(self.levels[-1], size, self.reverse)
         parts = zip(*map(cut.cut, self.leaves), strict=True)
         before, ended = cut.sequences[0], []
-        ys, first = _Results(int(self.levels[-1][-1]), 0, lean=again), True
+        ys = _Results(int(self.levels[-1][-1]), 0, lean=again)
+        between = Between(sum(map(len, cut.sequences[1:])))
         for k, (own, part, place) in enumerate(zip(cut.sequences, parts, cut.places(), strict=True), 1):
             if len(own) < len(before):
                 goes_on = torch.isin(before, own)
                 ended.append((before[~goes_on], _rows(state, ~goes_on)))
                 state = _rows(state, goes_on)
-            run = last if k == len(cut.sequences) else window
-            y, state = run(list(part), state if again or first else _detached(state))
+            if k > 1:
+                state = _put(between, state) if again else _detached(state)
+            y, state = (last if k == len(cut.sequences) else window)(list(part), state)
             ys.add(y, place)
-            before, first = own, False
+            before = own
         ended.append((before, state))
         y = ys.whole(lambda leaves: self._whole(cut, leaves), self._of_rows)
         if len(ended) == 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -122,7 +123,7 @@ def _part(lod: LoD, sequences: Tensor, starts: Tensor, counts: Tensor) -> tuple[
     return LoD.trusted((offsets_of(counts), *below.levels), below.rows), rows
 
 
-_HOLES = 1 << 22  # bytes of results, after which what their windows freed is given back
+_HOLES = 1 << 24  # bytes of results, after which what their windows freed is given back: it is taken anew
 
 
 class Joined:
@@ -157,6 +158,39 @@ class Joined:
         """All windows."""
         table, self.table = self.table, None
         return _Whole.apply([table], self.axis, self.places, *self.parts)  # pyright: ignore[reportReturnType]
+
+
+class Between:
+    """The states between windows, one after the other in a table of so many rows: small tensors that stay
+    would lie between large ones that go, whose room then fits no other."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows, self.begin = rows, 0
+        self.tables: list[Tensor] = []
+
+    def put(self, leaves: Sequence[Tensor]) -> list[Tensor]:
+        """The leaves of a state, in their place. Differentiable."""
+        if not all(type(leaf) is Tensor and leaf.is_cpu and leaf.dim() for leaf in leaves):
+            return [*leaves]
+        if not self.tables:
+            self.tables = [leaf.detach().new_empty(self.rows, *leaf.shape[1:]) for leaf in leaves]
+        begin, self.begin = self.begin, self.begin + max((len(leaf) for leaf in leaves), default=0)
+        pairs = zip(leaves, self.tables, strict=True)
+        return [_Copied.apply(leaf, [table[begin : self.begin]]) for leaf, table in pairs]  # pyright: ignore
+
+
+class _Copied(torch.autograd.Function):
+    """A tensor copied into memory that is there. No view, so that each is changed by itself."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, place: list[Tensor]) -> Tensor:  # pyright: ignore
+        (to,) = place
+        own = tensor.new_empty(0).set_(to.untyped_storage(), to.storage_offset(), to.shape, to.stride())
+        return own.copy_(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore
+        return grad, None
 
 
 class _Apart(torch.autograd.Function):

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from stepnet.data.dtypes import dtype_of
 from stepnet.data.in_graph import not_followed
 from stepnet.data.storage import memory_of
 from stepnet.ir.plan import Plan
+from stepnet.watchers import during
 
 from .base import Executor
 from .flow import carry_gradients, reached
 from .layout import Layout
 from .loop import PreparedLoop, last, shift
-from .noise import generator_of
+from .noise import generator_of, noise_of
 from .twice import Along, again, differentiable, is_plain
 
 
@@ -157,6 +161,28 @@ def forward(call: Call, tensors: Sequence[Tensor]) -> tuple[list[Tensor], dict[s
     return out if ready.owned else distinct(out, tensors), values
 
 
+_again: ContextVar[bool] = ContextVar("stepnet_computed_again", default=False)
+
+
+def computed_again() -> AbstractContextManager[None]:
+    """In here, runs keep for backward what they are given and no more: it computes the rest once more."""
+    return during(_again, True)
+
+
+def plainly(run: Callable[..., Any], *args: Any) -> Any:
+    """What a run gives that autograd records op by op; in `computed_again`, recorded in backward."""
+    if not (_again.get() and torch.is_grad_enabled()):
+        return run(*args)
+    with during(_again, False):
+        return checkpoint(run, *args, use_reentrant=False)
+
+
+def _kept(call: Call, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """What a run keeps: the rows of y, then the plan's `extra`."""
+    out, values = forward(call, tensors)
+    return [*out[: len(call.ready.plan.y)], *(values[name] for name in call.ready.extra)]
+
+
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor if tensor.dtype is dtype else tensor.to(dtype)  # which takes a microsecond to find out
 
@@ -187,8 +213,8 @@ class _PlanCall(torch.autograd.Function):
         ctx.call = call
         ctx.set_materialize_grads(False)
         ctx.count = len(tensors)
-        extra = [values[n] for n in call.ready.extra]
-        ctx.save_for_backward(*tensors, *out[: len(plan.y)], *extra)
+        extra = [] if _again.get() else [*out[: len(plan.y)], *(values[n] for n in call.ready.extra)]
+        ctx.save_for_backward(*tensors, *extra)
         carry = carry_gradients(plan, call.layout, ctx.needs_input_grad[1:])
         ctx.mark_non_differentiable(*(t for t, carries in zip(out, carry, strict=True) if not carries))
         return tuple(out)
@@ -204,7 +230,8 @@ class _PlanCall(torch.autograd.Function):
             return (None, *again(call, tensors, grads, needed))
 
         def compute() -> list[Tensor | None]:
-            return gradients(call, tensors, saved[ctx.count :], grads, needed)
+            kept = saved[ctx.count :] or _kept(call._replace(noise=noise_of(call)), tensors)
+            return gradients(call, tensors, kept, grads, needed)
 
         if torch.is_grad_enabled():
             return (None, *differentiable(call, compute, tensors, grads, needed))
