@@ -100,7 +100,7 @@ def _split(node: Info) -> Run:
         if wanted is None:
             size = -(-x.shape[axis] // count)
             wanted = [max(min(size, x.shape[axis] - k * size), 0) for k in range(count)]
-        return x.split(wanted, axis)
+        return x.split(wanted, axis) if isinstance(wanted, int) else x.split_with_sizes(wanted, axis)
 
     return split
 
