@@ -1,5 +1,6 @@
 """What models from files share, whatever the format."""
 
+from .model import STATES as STATES
 from .model import FileBody as FileBody
 from .model import FileModel as FileModel
 from .model import LoopReport as LoopReport

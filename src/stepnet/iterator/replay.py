@@ -56,13 +56,13 @@ def view_of(value: Tensor, sources: Sequence[Tensor]) -> View | None:
     ]
     if len(found) != 1:
         return None
-    offset = value.storage_offset() - sources[found[0]].storage_offset()
+    offset = int(value.storage_offset()) - int(sources[found[0]].storage_offset())
     return View(found[0], (value.shape, value.stride(), offset))
 
 
 def _span(value: Tensor) -> tuple[int, int]:
     """Its first and its last number in memory."""
-    first = value.storage_offset()
+    first = int(value.storage_offset())
     return first, first + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
 
 

@@ -20,6 +20,7 @@ from .graph import Graph
 from .inference import check_shapes
 from .reader import read_net, shape_from_text
 from .records import Layer, Net, Shape
+from .states import open_states
 from .table import check_supported, is_constant
 from .weights import Weights, check_bytes, check_rank, element_type_of
 
@@ -54,6 +55,10 @@ class OpenVINOModel(FileModel):
         shared: dict[int, nn.Parameter] = {}
         self.graph = Graph(net, weights, trainable=trainable, shared=shared)
         check_shapes(self.graph, shapes, dtypes)
+        self.states = {
+            name: self.outputs[net.results.index(result)].name for name, (_, result) in net.states.items()
+        }
+        self._begun = frozenset(net.states)
         self._weights = weights
         self._own = frozenset({*vars(self), *self._modules, "_own"})
 
@@ -128,6 +133,7 @@ def load(
     path = Path(xml)
     net = read_net(path)
     check_supported(net)
+    open_states(net)
     check_parameters(net)
     if bin is not None:
         weights = Weights(Path(bin))

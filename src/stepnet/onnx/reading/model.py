@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from stepnet.data.outputs import Outputs
 from stepnet.errors import IRError
-from stepnet.file_model import ERRORS, FileModel, LoopReport, Socket
+from stepnet.file_model import ERRORS, STATES, FileModel, LoopReport, Socket, shorten
 
 from .graph import DOMAINS, Graph, inputs_of
 from .info import TABLE
@@ -54,6 +55,7 @@ class ONNXModel(FileModel):
             names = [socket.name for socket in sockets]
             if len(set(names)) < len(names):
                 raise IRError(f"{where}: two inputs or outputs have one name", got=names)
+        self.states = self._said_states()
         self._model = model
         self._constants: dict[ir.Value, str] = {}
         for value in self.graph.captured:
@@ -65,6 +67,22 @@ class ONNXModel(FileModel):
             else:
                 self.register_buffer(name, data)
         self._own = frozenset({*vars(self), "_own"})
+
+    def _said_states(self) -> dict[str, str]:
+        """The pairs that the metadata lists."""
+        text = self.metadata.get(STATES, "{}")
+        try:
+            said = json.loads(text)
+        except ValueError:
+            said = None
+        ends = {s.name for s in self.inputs}, {s.name for s in self.outputs}
+        if not isinstance(said, dict) or not all(a in ends[0] and b in ends[1] for a, b in said.items()):
+            raise IRError(
+                f"{self._where}: the metadata '{STATES}' is no pairs of inputs and outputs",
+                got=shorten(text),
+                expected='{"NAME of an input": "NAME of an output"}',
+            )
+        return said
 
     def _recipe(self) -> tuple[Any, ...]:
         """The file without its large numbers of floating point, which the state of the module holds."""

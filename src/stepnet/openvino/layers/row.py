@@ -105,13 +105,15 @@ def shape_text(x: Tensor) -> str:
 
 
 def same_types(tensors: Sequence[Tensor]) -> None:
-    """Refuse inputs of different element types.
+    """Refuse inputs of different element types; autocast makes floating-point ones differ.
 
     Raises:
         Misfit: they differ.
     """
     kinds = {t.dtype for t in tensors}
-    if len(kinds) > 1:
+    if len(kinds) > 1 and not (
+        torch.is_autocast_enabled("cpu") and all(kind.is_floating_point for kind in kinds)
+    ):
         shown = ", ".join(dtype_name(t.dtype) for t in tensors)
         raise Misfit(
             "inputs have different element types", got=shown, expected="one element type", dims=shown

@@ -13,6 +13,7 @@ from stepnet.openvino.graph import Graph
 from stepnet.openvino.layers.elementwise import convert
 from stepnet.openvino.model import OpenVINOModel, parameter_type
 from stepnet.openvino.records import Layer, Net
+from stepnet.openvino.states import closed_states
 from stepnet.openvino.table import is_constant
 
 
@@ -22,7 +23,7 @@ def snapshot(model: OpenVINOModel) -> Net:
     A constant is in the type that the file declares, whatever `model.double()` made of it. A Convert of a
     constant stays where it still gives the value in use; where that was trained, it is the constant now.
     """
-    net = _Snapshot().net(model.graph)
+    net = closed_states(_Snapshot().net(model.graph))
     net.rt_info = dict(model.graph.net.rt_info)
     return net
 
