@@ -157,10 +157,16 @@ def parameter_type(layer: Layer) -> tuple[ElementType, Shape | None]:
     """
     attributes = Attributes(layer.attributes, layer.where)
     element_type, port = element_type_of(layer, attributes), layer.outputs[0]
+    if element_type.bits < 8:
+        raise IRError(
+            f"{layer.where}: only constants are of {element_type.name}",
+            got=element_type.name,
+            expected="an element type of whole bytes",
+        )
     shape = shape_from_text(attributes.text("shape"), layer.where) if "shape" in attributes else port.shape
     if shape is not None:
         check_rank(shape, layer.where)
-        check_bytes(shape, element_type.size, layer.where)
+        check_bytes(shape, element_type.dtype.itemsize, layer.where)
     return element_type, shape
 
 

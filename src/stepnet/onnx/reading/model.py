@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -12,7 +12,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
-from onnx import AttributeProto, GraphProto, ModelProto
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto
+from onnx.inliner import inline_selected_functions
 from onnx_ir.tensor_adapters import to_torch_dtype
 from torch import Tensor, nn
 
@@ -208,7 +209,7 @@ def load(path: str | os.PathLike[str], *, trainable: bool = False) -> ONNXModel:
     try:
         proto = onnx.load(place, load_external_data=False)
         _check_dense(proto.graph, where)
-        model = ir.from_proto(proto)
+        model = ir.from_proto(_written_out(proto))
         ir.external_data.set_base_dir(model.graph, place.parent)
         if model.functions:
             from onnx_ir.passes.common import InlinePass
@@ -243,6 +244,42 @@ def supported_types() -> list[str]:
     True
     """
     return sorted([*TABLE, "Constant"])
+
+
+def _written_out(proto: ModelProto) -> ModelProto:
+    """A model without the operators that have no row here, where ONNX says what they are made of."""
+    versions = [imported.version for imported in proto.opset_import if imported.domain in DOMAINS]
+    kinds: set[tuple[str, str]] = set()
+    parts = (proto.graph.node, *(function.node for function in proto.functions))
+    for node in (node for part in parts for node in _all_nodes(part)):
+        if node.domain not in DOMAINS or node.op_type in TABLE or not onnx.defs.has(node.op_type):
+            continue
+        try:
+            schema = onnx.defs.get_schema(node.op_type, max(versions, default=0))
+        except onnx.defs.SchemaError:  # of later sets of operators
+            continue
+        if not (schema.has_function or schema.has_context_dependent_function):  # pyright: ignore
+            continue
+        kinds.add(("", node.op_type))
+        said = {attribute.name for attribute in node.attribute}
+        defaults = (a.default_value for name, a in schema.attributes.items() if name not in said)
+        node.attribute.extend(value for value in defaults if value.type)  # which the inliner passes over
+    if not kinds:
+        return proto
+    own = [(function.domain, function.name) for function in proto.functions]
+    try:
+        return inline_selected_functions(proto, [*sorted(kinds), *own], inline_schema_functions=True)
+    except RuntimeError:  # an input that is left out has no type there; they are told as not read
+        return proto
+
+
+def _all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    """Nodes, and those of the graphs in them."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                yield from _all_nodes(graph.node)
 
 
 def _check_names(model: ir.Model, where: str) -> None:
