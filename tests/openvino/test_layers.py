@@ -460,8 +460,8 @@ ROWS = [
     ),
 ]
 ROWS += [pytest.param(*case, id=f"{case[0]}-{number}") for number, case in enumerate(openvino_rows.CASES)]
-ELSEWHERE = {"LSTMCell", "GRUCell", "RNNCell", "LSTMSequence", "GRUSequence", "RNNSequence",
-             "TensorIterator", "Loop", "If", "Parameter", "Result", "Const"}  # fmt: skip
+ELSEWHERE = {"ReadValue", "Assign", "LSTMCell", "GRUCell", "RNNCell", "LSTMSequence", "GRUSequence",
+             "RNNSequence", "TensorIterator", "Loop", "If", "Parameter", "Result", "Const"}  # fmt: skip
 
 
 def write(folder: Path, kind, inputs, expected, version, attributes, *, dynamic=False):

@@ -125,14 +125,20 @@ def _openvino(
     except RuntimeError as error:
         raise CommandError(f"OpenVINO does not take {xml}: {_reason(error)}") from error
     places = {name: i for i, port in enumerate(compiled.inputs) for name in (port.node.friendly_name,)}
-    if len(places) != len(model.inputs):
-        raise CommandError(f"OpenVINO sees {len(places)} inputs in {xml}", expected=len(model.inputs))
+    count = len(model.inputs) - len(model.states)  # which come last, and are no inputs there
+    if len(places) != count:
+        raise CommandError(f"OpenVINO sees {len(places)} inputs in {xml}", expected=count)
     request = compiled.create_infer_request()
-    names = [places.get(socket.name, i) for i, socket in enumerate(model.inputs)]
+    names = [places.get(socket.name, i) for i, socket in enumerate(model.inputs[:count])]
 
     def run(order: list[Any]) -> list[Any]:
-        request.infer(dict(zip(names, order, strict=True)), share_inputs=True, share_outputs=True)
-        return [request.get_output_tensor(i).data for i in range(len(compiled.outputs))]
+        variables = {variable.name: variable for variable in request.query_state()}
+        for socket, value in zip(model.inputs[count:], order[count:], strict=True):
+            variables[socket.name].state = openvino.Tensor(value)
+        fed = dict(zip(names, order[:count], strict=True))
+        request.infer(fed, share_inputs=True, share_outputs=True)
+        found = [request.get_output_tensor(i).data for i in range(len(compiled.outputs))]
+        return [*found, *(variables[name].state.data.copy() for name in model.states)]
 
     return run, openvino.__version__.split("-")[0]
 

@@ -213,6 +213,18 @@ class _Like(NamedTuple):
     find: Find
 
 
+def nothing_around() -> bool:
+    """Whether no mode, transform or trace is around a call."""
+    return not (
+        torch._C._len_torch_function_stack()
+        or forward_ad._current_level >= 0
+        or torch.is_anomaly_enabled()
+        or torch._C._len_torch_dispatch_stack()
+        or transforms_active()
+        or traced()
+    )
+
+
 def warm(
     of: Steps, step: Any, x: Tensor, state: Any, way: tuple[bool, int, int, str], find: Callable[[str], Find]
 ) -> tuple[Any, Any] | None:
@@ -223,9 +235,7 @@ def warm(
         Unsupported: the plan declines.
     """
     unchanged = unchanged_step(step)
-    if unchanged is None or torch._C._len_torch_function_stack() or forward_ad._current_level >= 0:
-        return None
-    if torch.is_anomaly_enabled() or torch._C._len_torch_dispatch_stack() or transforms_active() or traced():
+    if unchanged is None or not nothing_around():
         return None
     states, spec = ([state], LEAF) if type(state) is Tensor else flatten(state)
     for tensor in (x, *states):

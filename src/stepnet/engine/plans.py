@@ -6,7 +6,7 @@ import functools
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -49,8 +49,9 @@ _lock = threading.RLock()
 
 
 def run(
-    loop: Loop, feeds: Mapping[str, Any], *, backend: str, warn: int = 5, asked: again.Asked | None = None
-) -> dict[str, Any]:
+    loop: Loop, feeds: Mapping[str, Any], *, backend: str, warn: int = 5, asked: again.Asked | None = None,
+    note: Callable[..., object] | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Run a loop by a plan. Without one, its body is warned of once, `warn` frames up; 0: not at all.
 
     Args:
@@ -58,6 +59,8 @@ def run(
         feeds: the value of each input port's `source`, as for the plain loop.
         backend: which executors may run it.
         asked: what the next run like this one is found by.
+        note: called with the plan, where rows stand, what the plan was given and what it gave, of a run that
+            another on tensors like these would be like.
 
     Returns:
         The value of each output port, as the plain loop gives it.
@@ -109,6 +112,8 @@ def run(
         out = run_transformed(Run(call, further), x_rows, states, weights)
     else:
         out = run_plan(call, x_rows, states, weights)
+        if note is not None and not (guarded or random) and reads.open is None:
+            note(entry, sequences.layout, (sequences.x_rows, sequences.states, weights), out)
     n_y = len(entry.ready.plan.y)
     y = [sequences.restore(rows) for rows in out[:n_y]]
     if entry.y_spec.children == (LEAF,):

@@ -1,5 +1,7 @@
 """What models from files share, whatever the format."""
 
+from .misfit import Misfit as Misfit
+from .model import STATES as STATES
 from .model import FileBody as FileBody
 from .model import FileModel as FileModel
 from .model import LoopReport as LoopReport
@@ -14,3 +16,7 @@ from .recording import Recorder as Recorder
 from .recording import decided as decided
 from .recording import is_recorded as is_recorded
 from .recording import not_in_recordings as not_in_recordings
+from .windows import Window as Window
+from .windows import max_places as max_places
+from .windows import max_pool as max_pool
+from .windows import mean_pool as mean_pool

@@ -19,6 +19,8 @@ from stepnet.errors import IRError, Unsupported
 
 from .recording import not_in_recordings
 
+STATES = "stepnet.states"  # under which metadata lists the pairs of inputs and outputs that are states
+
 
 def shorten(text: str, limit: int = 80) -> str:
     """Text of a file as a message can hold it."""
@@ -122,15 +124,18 @@ class FileModel(nn.Module):
     Attributes:
         inputs: name, shape and dtype of each input, in the order of the file.
         outputs: the same of each output.
+        states: the output that is the value after a call, by the input that is the value before it.
     """
 
     takes_sequences = True
+    _begun: frozenset[str] = frozenset()  # inputs that the file begins, where a call leaves them out
     _own: frozenset[str] = frozenset()  # names of what the constructor puts into it
 
     def __init__(self, name: str, where: str, inputs: Sequence[Socket], outputs: Sequence[Socket]) -> None:
         super().__init__()
         self.name, self._where = name, where
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
+        self.states: dict[str, str] = {}
         self._aliases = {socket.name: socket.name for socket in inputs}  # names that inputs answer to
 
     def _recipe(self) -> tuple[Any, ...]:
@@ -186,12 +191,15 @@ class FileModel(nn.Module):
             if name in values:
                 raise IRError(f"{where} is given input '{name}' twice")
             values[name] = value
+        values = dict.fromkeys(self._begun) | values
         missing = [name for name in names if name not in values]
         if missing:
             raise IRError(f"{where} is not given input '{missing[0]}'", got=list(values), expected=names)
         return [self._checked(socket, values[socket.name]) for socket in self.inputs]
 
     def _checked(self, socket: Socket, value: Any) -> Any:
+        if value is None and socket.name in self._begun:
+            return None
         where = f"{self._where}: input '{socket.name}'"
         if isinstance(value, (np.ndarray, np.generic)):
             array = np.array(value)

@@ -270,6 +270,8 @@ class Recorder(TorchFunctionMode):
             if not sized and name not in _OF_TYPES:
                 raise Opaque
             return
+        if name == "to" and self._known(results[0]) is not None:  # it is of that type
+            return
         if (name.endswith("_") and not name.endswith("__")) or name == "__setitem__" or "out" in noted[1]:
             raise Opaque
         kept = any(value.requires_grad for value in results)  # checkpoints count what is saved for gradients

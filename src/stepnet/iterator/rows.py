@@ -14,7 +14,7 @@ do not mix, or refuses, and then the plain loop runs the record as it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +29,7 @@ from stepnet.executors.segment import iterations
 from stepnet.ir.loop import Concat, Iteration, Loop
 from stepnet.watchers import watched, watching
 
+from .replay import Noting, Replay, kind_of
 from .row_body import COUNTER, Layout, RowBody, Run, new_name, state_name, x_name, y_name
 
 _MOST_CHECKED = 64  # sizes of a batch that one loop remembers
@@ -44,6 +45,7 @@ class RowCall:
     state: Mapping[str, Tensor]
     feeds: Mapping[str, Tensor]
     lone: Mapping[str, torch.Size]  # shapes of states of one element
+    exact: bool  # whether its body is that of the loop, whatever the numbers of the body's constants
 
 
 class RowLoop:
@@ -62,28 +64,45 @@ class RowLoop:
         self._checked: dict[Any, bool] = {}
         self._ran: dict[Any, int] = {}  # which of the sweeps ran, by the kind of a call
         self._sweeps: dict[Layout, tuple[Loop, RowBody]] = {}
+        self._replays: dict[Any, Replay] = {}  # by the kind of a call
 
-    def run(self, feeds: Mapping[str, Any], backend: str, *, steps: int | None = None) -> dict[str, Any]:
+    def run(
+        self, feeds: Mapping[str, Any], backend: str, *, steps: int | None = None,
+        reads: Sequence[Tensor] | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
         """The outputs by name, as the plain loop gives them.
 
         Args:
             feeds: as for the plain loop.
             backend: which executors may run it.
             steps: how many iterations; None: as many as the slices say.
+            reads: the tensors that the body reads besides what it is given; None: it may read anything.
 
         Raises:
             Unsupported: the loop is no sweep over rows, or does not compile.
         """
+        fed = () if reads is None else (*feeds.values(), *reads)
+        like = None if reads is None or watching() is not None else kind_of(fed, backend, steps)
+        replay = self._replays.get(like)
+        out = None if replay is None else replay.run(fed)
+        if out is not None:
+            return out
         kind = backend, torch.is_grad_enabled(), *((t.shape, t.dtype) for t in feeds.values())
         tried: list[tuple[RowCall, Unsupported]] = []
         for number, call in self._from(self._ran.get(kind, 0), self._shown(feeds, steps)):
+            noting = Noting() if like is not None and call.exact else None
             try:
-                out = self._outputs(call, run(call.loop, call.feeds, backend=backend, warn=0))
+                out = self._outputs(call, run(call.loop, call.feeds, backend=backend, warn=0, note=noting))
             except StepError as error:
                 tried.append((call, Unsupported(str(error.args[0]).splitlines()[0])))
             except Unsupported as error:
                 tried.append((call, error))
             else:
+                replay = None if noting is None else noting.replay(fed, out)
+                if replay is not None:
+                    while len(self._replays) >= _MOST_CHECKED:
+                        del self._replays[next(iter(self._replays))]
+                    self._replays[like] = replay
                 show(call.loop, call.feeds, backend)
                 while kind not in self._ran and len(self._ran) >= _MOST_CHECKED:
                     del self._ran[next(iter(self._ran))]
@@ -171,7 +190,7 @@ class RowLoop:
                     sources = {x_name(name): value for name, value in x.items()}
                     sources |= {state_name(name): value for name, value in own.items()}
                     sources |= {name: invariants[name] for name in body.shared}
-                    call = RowCall(loop, body, x, own, sources, lone)
+                    call = RowCall(loop, body, x, own, sources, lone, exact)
                     if (exact and not free) or self._known_to_fit(call, feeds):
                         found = True
                         yield call

@@ -17,11 +17,11 @@ from stepnet.errors import IRError
 from stepnet.export import module_graph
 from stepnet.export.graph import Graph
 from stepnet.export.states import state_pairs
+from stepnet.file_model import STATES, FileModel
 
 from .from_graph import ONNX, GraphWriter
 
 OPSET, IR_VERSION = 20, 9  # the first that has Gelu, and what torch writes
-STATES = "stepnet.states"  # of the model's metadata
 LARGE = 2**28  # bytes of constants that do not go into the file itself
 
 
@@ -67,15 +67,21 @@ def save(
             f"{place.name or place}: the name must end in .onnx", got=str(path), expected="NAME.onnx"
         )
     graph = module_graph(module, example_inputs, ONNX, dynamic=dynamic, name=place.stem)
-    replace_file(model_of(graph, f16=f16), place)
+    known = module.states if isinstance(module, FileModel) else {}
+    replace_file(model_of(graph, f16=f16, states=known), place)
 
 
-def model_of(graph: Graph, *, f16: bool = False, metadata: Mapping[str, str] | None = None) -> ir.Model:
-    """The ONNX model of a graph; `metadata` besides that of the states."""
+def model_of(
+    graph: Graph, *, f16: bool = False, metadata: Mapping[str, str] | None = None,
+    states: Mapping[str, str] | None = None,
+) -> ir.Model:  # fmt: skip
+    """The ONNX model of a graph; `metadata` besides that of the states, which `states` says some of."""
     pairs = state_pairs(graph)
     inputs = {number: str(node.name) for number, node in enumerate(graph.nodes) if node.op == "parameter"}
-    wanted = {result: f"{inputs[parameter]}_out" for parameter, result in pairs.items()}
     results = {i: node.attributes["names"][0] for i, node in enumerate(graph.nodes) if node.op == "result"}
+    numbers = {name: number for number, name in {**results, **inputs}.items()}
+    pairs |= {numbers[a]: numbers[b] for a, b in (states or {}).items() if a in numbers and b in numbers}
+    wanted = {result: f"{inputs[parameter]}_out" for parameter, result in pairs.items()}
     names: dict[int, str] = {}  # of the results: unlike those of all inputs, and of each other
     for number, name in {**wanted, **{i: name for i, name in results.items() if i not in wanted}}.items():
         while name in (*inputs.values(), *names.values()):

@@ -40,7 +40,7 @@ def convert(
     """
     read = model if isinstance(model, OpenVINOModel) else load(model)
     net = snapshot(read)
-    name_ends(net, [output.name for output in read.outputs])
+    name_ends(net, [output.name for output in read.outputs][: len(net.results)])
     if unfuse:
         unfuse_sequences(net)
     if f16:

@@ -11,30 +11,44 @@ from stepnet.errors import IRError
 
 @dataclass(frozen=True)
 class ElementType:
-    """One element type: `f32` in attributes, `FP32` on ports, torch.float32, 4 bytes."""
+    """One element type: `f32` in attributes, `FP32` on ports, torch.float32, 32 bits. Of less than a byte are
+    constants alone; torch has them in a type of 8 bits."""
 
     name: str
     precision: str
     dtype: torch.dtype
-    size: int
+    bits: int
+
+    def bytes(self, count: int) -> int:
+        """The size of so many numbers in the .bin file."""
+        return -(-count * self.bits // 8)
 
 
 ELEMENT_TYPES = (
-    ElementType("f64", "FP64", torch.float64, 8),
-    ElementType("f32", "FP32", torch.float32, 4),
-    ElementType("f16", "FP16", torch.float16, 2),
-    ElementType("bf16", "BF16", torch.bfloat16, 2),
-    ElementType("i64", "I64", torch.int64, 8),
-    ElementType("i32", "I32", torch.int32, 4),
-    ElementType("i16", "I16", torch.int16, 2),
-    ElementType("i8", "I8", torch.int8, 1),
-    ElementType("u8", "U8", torch.uint8, 1),
-    ElementType("boolean", "BOOL", torch.bool, 1),
+    ElementType("f64", "FP64", torch.float64, 64),
+    ElementType("f32", "FP32", torch.float32, 32),
+    ElementType("f16", "FP16", torch.float16, 16),
+    ElementType("bf16", "BF16", torch.bfloat16, 16),
+    ElementType("i64", "I64", torch.int64, 64),
+    ElementType("i32", "I32", torch.int32, 32),
+    ElementType("i16", "I16", torch.int16, 16),
+    ElementType("i8", "I8", torch.int8, 8),
+    ElementType("u8", "U8", torch.uint8, 8),
+    ElementType("boolean", "BOOL", torch.bool, 8),
+    ElementType("u16", "U16", torch.uint16, 16),
+    ElementType("u32", "U32", torch.uint32, 32),
+    ElementType("u64", "U64", torch.uint64, 64),
+    ElementType("f8e4m3", "F8E4M3", torch.float8_e4m3fn, 8),
+    ElementType("f8e5m2", "F8E5M2", torch.float8_e5m2, 8),
+    ElementType("i4", "I4", torch.int8, 4),
+    ElementType("u4", "U4", torch.uint8, 4),
+    ElementType("u2", "U2", torch.uint8, 2),
+    ElementType("u1", "U1", torch.uint8, 1),
 )
-_BY_NAME = {t.name: t for t in ELEMENT_TYPES} | {"bool": ELEMENT_TYPES[-1]}
-_BY_PRECISION = {t.precision: t for t in ELEMENT_TYPES}
-_BY_DTYPE = {t.dtype: t for t in ELEMENT_TYPES}
-_NOT_READ = {"u64", "u32", "u16", "u6", "u4", "u3", "u2", "u1", "i4", "nf4", "string", "dynamic", "undefined"}
+_BY_NAME = {t.name: t for t in ELEMENT_TYPES} | {"bool": ELEMENT_TYPES[9]}
+_BY_PRECISION = {t.precision: t for t in ELEMENT_TYPES} | {"BIN": ELEMENT_TYPES[-1]}
+_BY_DTYPE = {t.dtype: t for t in reversed(ELEMENT_TYPES)}
+_NOT_READ = {"u6", "u3", "nf4", "string", "dynamic", "undefined"}
 
 
 def by_name(name: str, where: str, attribute: str = "element_type") -> ElementType:

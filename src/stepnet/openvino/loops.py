@@ -233,7 +233,11 @@ class RowRunner:
             v.requires_grad for v in (*feeds.values(), *self.constant[0].constants())
         )
         body, rows = self.trained if learns else self.constant
-        return report.attempt(why_not, lambda: rows.run(body.feeds(feeds), backend, steps=steps))
+
+        def by_rows() -> dict[str, Any]:
+            return rows.run(body.feeds(feeds), backend, steps=steps, reads=body.constants())
+
+        return report.attempt(why_not, by_rows)
 
 
 class TensorIteratorRunner:

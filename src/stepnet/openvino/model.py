@@ -20,6 +20,7 @@ from .graph import Graph
 from .inference import check_shapes
 from .reader import read_net, shape_from_text
 from .records import Layer, Net, Shape
+from .states import open_states
 from .table import check_supported, is_constant
 from .weights import Weights, check_bytes, check_rank, element_type_of
 
@@ -54,6 +55,10 @@ class OpenVINOModel(FileModel):
         shared: dict[int, nn.Parameter] = {}
         self.graph = Graph(net, weights, trainable=trainable, shared=shared)
         check_shapes(self.graph, shapes, dtypes)
+        self.states = {
+            name: self.outputs[net.results.index(result)].name for name, (_, result) in net.states.items()
+        }
+        self._begun = frozenset(net.states)
         self._weights = weights
         self._own = frozenset({*vars(self), *self._modules, "_own"})
 
@@ -128,6 +133,7 @@ def load(
     path = Path(xml)
     net = read_net(path)
     check_supported(net)
+    open_states(net)
     check_parameters(net)
     if bin is not None:
         weights = Weights(Path(bin))
@@ -151,10 +157,16 @@ def parameter_type(layer: Layer) -> tuple[ElementType, Shape | None]:
     """
     attributes = Attributes(layer.attributes, layer.where)
     element_type, port = element_type_of(layer, attributes), layer.outputs[0]
+    if element_type.bits < 8:
+        raise IRError(
+            f"{layer.where}: only constants are of {element_type.name}",
+            got=element_type.name,
+            expected="an element type of whole bytes",
+        )
     shape = shape_from_text(attributes.text("shape"), layer.where) if "shape" in attributes else port.shape
     if shape is not None:
         check_rank(shape, layer.where)
-        check_bytes(shape, element_type.size, layer.where)
+        check_bytes(shape, element_type.dtype.itemsize, layer.where)
     return element_type, shape
 
 

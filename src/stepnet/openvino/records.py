@@ -74,7 +74,7 @@ class Net:
     """A model or a body: layers by id, and an order in which each follows what feeds it.
 
     `parameters` and `results` are layer ids in the order of the file. `rt_info` is what a file notes of
-    the whole model.
+    the whole model. `states` are the Parameter and the Result of each variable, by its name.
     """
 
     name: str
@@ -85,3 +85,4 @@ class Net:
     results: tuple[int, ...]
     version: int = 11
     rt_info: dict[str, Any] = field(default_factory=dict)  # text, or another such dict
+    states: dict[str, tuple[int, int]] = field(default_factory=dict)

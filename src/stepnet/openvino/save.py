@@ -68,5 +68,5 @@ def save(
             expected="the model and the path alone",
         )
     net = snapshot(module)
-    name_ends(net, [output.name for output in module.outputs])
+    name_ends(net, [output.name for output in module.outputs][: len(net.results)])
     write(net, Path(path))

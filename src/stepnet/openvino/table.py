@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from stepnet.errors import IRError
 
+from . import states
 from .layers import activations, cells, elementwise, indexing, matrix, moving, reduce, sequences, shape
 from .layers.row import Row
 from .records import Layer, Net
 
 ROWS: dict[str, Row] = {
     row.type.lower(): row
-    for module in (elementwise, activations, shape, indexing, moving, reduce, matrix, cells, sequences)
+    for module in (
+        elementwise,
+        activations,
+        shape,
+        indexing,
+        moving,
+        reduce,
+        matrix,
+        cells,
+        sequences,
+        states,
+    )
     for row in module.ROWS
 }
 STRUCTURE = {"parameter", "result", "const", "constant", "tensoriterator", "loop", "if"}

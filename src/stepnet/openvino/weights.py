@@ -68,7 +68,7 @@ class Weights:
             raise IRError(
                 f"{layer.where}: a constant has no dynamic dimension", got=_text(shape), expected="sizes >= 0"
             )
-        needed = math.prod(shape) * element_type.size
+        needed = element_type.bytes(math.prod(shape))
         if size != needed:
             raise IRError(
                 f"{layer.where}: size {size} does not match element_type x shape",
@@ -99,13 +99,24 @@ class Weights:
         count = math.prod(shape)
         if count == 0 or self._map is None:
             return torch.empty(shape, dtype=element_type.dtype)
-        size = count * element_type.size
+        size = element_type.bytes(count)
         flat = torch.frombuffer(self._map, dtype=torch.uint8, count=size, offset=offset)
+        if element_type.bits < 8:
+            return _unpacked(flat, element_type)[:count].reshape(shape)
         if element_type.dtype is torch.bool:
             return (flat != 0).reshape(shape)
-        if offset % element_type.size:
+        if offset % element_type.dtype.itemsize:
             flat = flat.clone()
         return flat.view(element_type.dtype).reshape(shape)
+
+
+def _unpacked(packed: Tensor, element_type: ElementType) -> Tensor:
+    """Numbers of less than a byte: the first in the lowest bits, single bits the other way round."""
+    bits = element_type.bits
+    places = torch.arange(0, 8, bits, dtype=torch.uint8)
+    parts = (packed.unsqueeze(1) >> (places.flip(0) if bits == 1 else places)) & (2**bits - 1)
+    flat = parts.reshape(-1).view(element_type.dtype)
+    return flat if element_type.dtype is torch.uint8 else torch.where(flat < 8, flat, flat - 16)
 
 
 def element_type_of(layer: Layer, attributes: Attributes) -> ElementType:

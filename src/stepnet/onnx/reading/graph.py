@@ -19,11 +19,11 @@ from stepnet.executors.setting import check_backend
 from stepnet.file_model import ERRORS, Prepared, Recorder, plainly_fed
 from stepnet.ir.last_uses import last_uses
 
-from . import cells, control, elementwise, joined_steps, sequences, shapes, sizes, sums
+from . import cells, control, elementwise, joined_steps, sequences, shapes, sizes, spaces, sums
 from .info import TABLE, Info, Misfit, error
 from .sizes import Sizes, on_sizes, plain
 
-OPERATORS = (elementwise, sizes, shapes, sums, cells, sequences, control)  # which fill the table
+OPERATORS = (elementwise, sizes, shapes, spaces, sums, cells, sequences, control)  # which fill the table
 _MOST_KINDS = 64  # of calls, that one graph remembers
 _LONGEST = 2**16  # numbers in a constant that is read as sizes or positions
 DOMAINS = ("", "ai.onnx")

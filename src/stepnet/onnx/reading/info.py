@@ -12,16 +12,9 @@ from onnx_ir.tensor_adapters import to_torch_dtype
 from torch import Tensor
 
 from stepnet.errors import IRError
+from stepnet.file_model import Misfit
 
 MOST = 2**28  # numbers in a tensor whose size a file says
-
-
-class Misfit(Exception):
-    """An attribute or an input does not fit; the error names the node."""
-
-    def __init__(self, what: str, got: object = None, expected: object = None) -> None:
-        super().__init__(what)
-        self.what, self.got, self.expected = what, got, expected
 
 
 @dataclass

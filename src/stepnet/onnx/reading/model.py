@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -11,13 +12,14 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
-from onnx import AttributeProto, GraphProto, ModelProto
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto
+from onnx.inliner import inline_selected_functions
 from onnx_ir.tensor_adapters import to_torch_dtype
 from torch import Tensor, nn
 
 from stepnet.data.outputs import Outputs
 from stepnet.errors import IRError
-from stepnet.file_model import ERRORS, FileModel, LoopReport, Socket
+from stepnet.file_model import ERRORS, STATES, FileModel, LoopReport, Socket, shorten
 
 from .graph import DOMAINS, Graph, inputs_of
 from .info import TABLE
@@ -54,6 +56,7 @@ class ONNXModel(FileModel):
             names = [socket.name for socket in sockets]
             if len(set(names)) < len(names):
                 raise IRError(f"{where}: two inputs or outputs have one name", got=names)
+        self.states = self._said_states()
         self._model = model
         self._constants: dict[ir.Value, str] = {}
         for value in self.graph.captured:
@@ -65,6 +68,22 @@ class ONNXModel(FileModel):
             else:
                 self.register_buffer(name, data)
         self._own = frozenset({*vars(self), "_own"})
+
+    def _said_states(self) -> dict[str, str]:
+        """The pairs that the metadata lists."""
+        text = self.metadata.get(STATES, "{}")
+        try:
+            said = json.loads(text)
+        except ValueError:
+            said = None
+        ends = {s.name for s in self.inputs}, {s.name for s in self.outputs}
+        if not isinstance(said, dict) or not all(a in ends[0] and b in ends[1] for a, b in said.items()):
+            raise IRError(
+                f"{self._where}: the metadata '{STATES}' is no pairs of inputs and outputs",
+                got=shorten(text),
+                expected='{"NAME of an input": "NAME of an output"}',
+            )
+        return said
 
     def _recipe(self) -> tuple[Any, ...]:
         """The file without its large numbers of floating point, which the state of the module holds."""
@@ -190,7 +209,7 @@ def load(path: str | os.PathLike[str], *, trainable: bool = False) -> ONNXModel:
     try:
         proto = onnx.load(place, load_external_data=False)
         _check_dense(proto.graph, where)
-        model = ir.from_proto(proto)
+        model = ir.from_proto(_written_out(proto))
         ir.external_data.set_base_dir(model.graph, place.parent)
         if model.functions:
             from onnx_ir.passes.common import InlinePass
@@ -225,6 +244,42 @@ def supported_types() -> list[str]:
     True
     """
     return sorted([*TABLE, "Constant"])
+
+
+def _written_out(proto: ModelProto) -> ModelProto:
+    """A model without the operators that have no row here, where ONNX says what they are made of."""
+    versions = [imported.version for imported in proto.opset_import if imported.domain in DOMAINS]
+    kinds: set[tuple[str, str]] = set()
+    parts = (proto.graph.node, *(function.node for function in proto.functions))
+    for node in (node for part in parts for node in _all_nodes(part)):
+        if node.domain not in DOMAINS or node.op_type in TABLE or not onnx.defs.has(node.op_type):
+            continue
+        try:
+            schema = onnx.defs.get_schema(node.op_type, max(versions, default=0))
+        except onnx.defs.SchemaError:  # of later sets of operators
+            continue
+        if not (schema.has_function or schema.has_context_dependent_function):  # pyright: ignore
+            continue
+        kinds.add(("", node.op_type))
+        said = {attribute.name for attribute in node.attribute}
+        defaults = (a.default_value for name, a in schema.attributes.items() if name not in said)
+        node.attribute.extend(value for value in defaults if value.type)  # which the inliner passes over
+    if not kinds:
+        return proto
+    own = [(function.domain, function.name) for function in proto.functions]
+    try:
+        return inline_selected_functions(proto, [*sorted(kinds), *own], inline_schema_functions=True)
+    except RuntimeError:  # an input that is left out has no type there; they are told as not read
+        return proto
+
+
+def _all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    """Nodes, and those of the graphs in them."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                yield from _all_nodes(graph.node)
 
 
 def _check_names(model: ir.Model, where: str) -> None:

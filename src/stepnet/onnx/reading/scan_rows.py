@@ -160,7 +160,7 @@ class ScanLoop:
 
         def run() -> dict[str, Any]:
             out = self._without_lead(feeds, backend, steps)
-            return self.rows.run(feeds, backend, steps=steps) if out is None else out
+            return self.rows.run(feeds, backend, steps=steps, reads=()) if out is None else out
 
         return self.reports.attempt(why_not, run)
 
@@ -183,7 +183,7 @@ class ScanLoop:
             }
             fewer |= {name: value.squeeze(1) if leads.cut else value for name, value in x.items()}
             try:
-                out = loop.run({**feeds, **fewer}, backend, steps=steps)
+                out = loop.run({**feeds, **fewer}, backend, steps=steps, reads=())
             except Unsupported:
                 continue
             axes = [

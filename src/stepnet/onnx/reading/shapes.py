@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -100,7 +101,7 @@ def _split(node: Info) -> Run:
         if wanted is None:
             size = -(-x.shape[axis] // count)
             wanted = [max(min(size, x.shape[axis] - k * size), 0) for k in range(count)]
-        return x.split(wanted, axis)
+        return x.split(wanted, axis) if isinstance(wanted, int) else x.split_with_sizes(wanted, axis)
 
     return split
 
@@ -184,12 +185,23 @@ def _scatter(node: Info) -> Run:
 
 @op("ScatterND", inputs=(3, 3))
 def _scatter_nd(node: Info) -> Run:
-    if node.get("reduction", "none") not in ("none", "add"):
-        raise Misfit("no such reduction runs", node.get("reduction"), "none, add")
-    add = node.get("reduction", "none") == "add"
+    how = node.get("reduction", "none")
+    kinds = {"none": None, "add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
+    if how not in kinds:
+        raise Misfit("no such reduction runs", how, ", ".join(kinds))
+    kind = kinds[how]
 
     def scatter(x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
-        return x.index_put(tuple(index.unbind(-1)), updates, accumulate=add)
+        places = index.unbind(-1)
+        if kind in (None, "sum"):
+            return x.index_put(places, updates, accumulate=kind == "sum")
+        lead = x.shape[: len(places)]
+        rows = torch.zeros((), dtype=torch.int64, device=x.device)
+        for size, place in zip(lead, places, strict=True):
+            rows = rows * size + torch.where(place < 0, place + size, place)
+        table = x.reshape(math.prod(lead), -1)
+        new = updates.reshape(rows.numel(), table.shape[1])
+        return table.scatter_reduce(0, rows.reshape(-1, 1).expand_as(new), new, kind).reshape(x.shape)
 
     return scatter
 
@@ -228,8 +240,8 @@ def _tile(node: Info) -> Run:
 def _pad(node: Info) -> Run:
     mode, sizes, axes = node.get("mode", "constant"), node.numbers(1, "pads"), node.numbers(3)
     fill = node.get("value", 0.0)
-    if mode not in ("constant", "reflect", "edge"):
-        raise Misfit("no such padding runs", mode, "constant, reflect, edge")
+    if mode not in ("constant", "reflect", "edge", "wrap"):
+        raise Misfit("no such padding runs", mode, "constant, reflect, edge, wrap")
 
     def pad(*inputs: Any) -> Tensor:
         x, wanted = inputs[0], sizes(inputs)
@@ -255,6 +267,8 @@ def _mirrored(size: int, before: int, after: int, mode: str) -> Tensor:
     index = torch.arange(-before, size + after)
     if mode == "edge":
         return index.clamp(0, size - 1)
+    if mode == "wrap":
+        return index % size
     index = index.abs()
     return torch.where(index >= size, 2 * (size - 1) - index, index)
 

@@ -179,7 +179,7 @@ def _is_short(x: Tensor, w: Tensor, stride: int, around: int) -> bool:
     """Whether a product of matrices is the faster convolution: few places, and many weights, which torch's
     convolution would put in another order in each call."""
     steps = x.shape[2] + 2 * around - w.shape[2]
-    return steps >= 0 and x.shape[2] > 1 and x.shape[0] * (steps // stride + 1) <= 8 and w.numel() >= 20_000
+    return steps >= 0 and x.shape[2] > 1 and x.shape[0] * (steps // stride + 1) <= 8 and w.numel() >= 8_000
 
 
 def _same(sizes: Any, kernel: Any, stride: Any, dilation: Any, lower: bool) -> list[int]:

@@ -94,8 +94,10 @@ def _select(layer: Layer, attributes: Attributes) -> Function:
 
 
 def _convert(layer: Layer, attributes: Attributes) -> Function:
-    dtype = by_name(attributes.text("destination_type"), layer.where, "destination_type").dtype
-    return lambda x: convert(x, dtype)
+    kind = by_name(attributes.text("destination_type"), layer.where, "destination_type")
+    if kind.bits < 8:
+        raise Misfit("only constants are of less than a byte", got=kind.name)
+    return lambda x: convert(x, kind.dtype)
 
 
 def convert(x: Tensor, dtype: torch.dtype) -> Tensor:

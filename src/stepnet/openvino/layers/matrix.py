@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from stepnet.file_model import Window, max_places, max_pool, mean_pool
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.element_types import by_name
 from stepnet.openvino.records import Layer
@@ -83,8 +84,8 @@ def _attention(layer: Layer, attributes: Attributes) -> Function:
 
 def _convolution(grouped: bool) -> Callable[[Layer, Attributes], Function]:
     def make(layer: Layer, attributes: Attributes) -> Function:
-        strides, dilations = attributes.ints("strides"), attributes.ints("dilations")
-        window = _Window(attributes, strides, dilations)
+        shape = _window(attributes, None)
+        strides, dilations = list(shape.strides), list(shape.dilations)
 
         def convolution(x: Tensor, weight: Tensor) -> Tensor:
             same_types((x, weight))
@@ -105,7 +106,7 @@ def _convolution(grouped: bool) -> Callable[[Layer, Attributes], Function]:
                     got=f"{x.shape[1]} channels, the kernel takes {weight.shape[1] * groups}",
                     dims=(x.shape[1], weight.shape[1], groups),
                 )
-            padded = window.pad(x, list(weight.shape[2:]), 0.0)
+            padded = replace(shape, kernel=weight.shape[2:]).pad(x, 0.0)
             run = (F.conv1d, F.conv2d, F.conv3d)[rank - 1]
             return run(padded, weight, None, strides, 0, dilations, groups)
 
@@ -114,116 +115,35 @@ def _convolution(grouped: bool) -> Callable[[Layer, Attributes], Function]:
     return make
 
 
-class _Window:
-    """Strides, dilations and padding of a sliding window."""
-
-    def __init__(self, attributes: Attributes, strides: list[int], dilations: list[int]) -> None:
-        self.auto = attributes.choice("auto_pad", _AUTO_PAD, "explicit")
-        self.strides, self.dilations = strides, dilations
-        explicit = self.auto in ("explicit", "notset")
-        self.begin = attributes.ints("pads_begin", None if explicit else [0] * len(strides))
-        self.end = attributes.ints("pads_end", None if explicit else [0] * len(strides))
-        if not len(strides) == len(dilations) == len(self.begin) == len(self.end):
-            raise Misfit("strides, dilations and pads have different lengths")
-        if any(s < 1 for s in (*strides, *dilations)):
-            raise Misfit("strides and dilations must be at least 1", got=f"{strides}, {dilations}")
-        if any(not 0 <= p < 2**31 for p in (*self.begin, *self.end)):
-            raise Misfit("pads must be >= 0", got=f"{self.begin}, {self.end}")
-
-    def pads(self, size: list[int], kernel: list[int]) -> list[tuple[int, int]]:
-        if self.auto == "valid":
-            return [(0, 0)] * len(kernel)
-        if self.auto in ("explicit", "notset"):
-            return list(zip(self.begin, self.end, strict=True))
-        pads = []
-        for s, k, stride, dilation in zip(size, kernel, self.strides, self.dilations, strict=True):
-            reach = (k - 1) * dilation + 1
-            total = max(0, (math.ceil(s / stride) - 1) * stride + reach - s)
-            small, big = total // 2, total - total // 2
-            pads.append((small, big) if self.auto == "same_upper" else (big, small))
-        return pads
-
-    def pad(self, x: Tensor, kernel: list[int], value: float, extra: list[int] | None = None) -> Tensor:
-        flat: list[int] = []
-        more = extra or [0] * len(kernel)
-        for (a, b), c in zip(self.pads(list(x.shape[2:]), kernel)[::-1], more[::-1], strict=True):
-            flat += [a, b + c]
-        return F.pad(x, flat, value=value) if any(flat) else x
+def _window(attributes: Attributes, kernel: list[int] | None, rounding: str = "floor") -> Window:
+    """Strides, dilations and padding of a sliding window; a kernel of None is known later."""
+    strides = attributes.ints("strides")
+    dilations = attributes.ints("dilations", None if kernel is None else [1] * len(strides))
+    auto = attributes.choice("auto_pad", _AUTO_PAD, "explicit")
+    fixed = auto in ("explicit", "notset")
+    begin, end = (
+        attributes.ints(name, None if fixed else [0] * len(strides)) for name in ("pads_begin", "pads_end")
+    )
+    sizes = [1] * len(strides) if kernel is None else kernel
+    return Window(sizes, strides, dilations, begin, end, None if fixed else auto, rounding)
 
 
 def _max_pool(layer: Layer, attributes: Attributes) -> Function:
-    kernel, strides = attributes.ints("kernel"), attributes.ints("strides")
-    window = _Window(attributes, strides, attributes.ints("dilations", [1] * len(kernel)))
-    ceil = attributes.choice("rounding_type", ("floor", "ceil", "ceil_torch"), "floor")
+    window = _pool_window(attributes)
     dtype = by_name(attributes.text("index_element_type", "i64"), layer.where, "index_element_type").dtype
-    if len(kernel) != len(strides) or any(k < 1 for k in kernel):
-        raise Misfit("kernel must be a size >= 1 for each stride", got=kernel)
-    wants_index = len(layer.outputs) > 1
-
-    def max_pool(x: Tensor) -> object:
-        rank = _pool_rank(x, kernel)
-        low = float("-inf") if x.dtype.is_floating_point else float(torch.iinfo(x.dtype).min)
-        padded = window.pad(x, kernel, low, _ceil_extra(window, x, kernel, ceil))
-        run = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[rank - 1]
-        if not wants_index:
-            return run(padded, kernel, strides, 0, window.dilations)
-        if padded.shape != x.shape:
-            raise Misfit("indices of padded data are not supported", dims=str(window.begin))
-        values, index = run(padded, kernel, strides, 0, window.dilations, return_indices=True)
-        return values, index.to(dtype)
-
-    return max_pool
+    if len(layer.outputs) == 1:
+        return lambda x: max_pool(window, x)
+    return lambda x: (max_pool(window, x), max_places(window, x).to(dtype))
 
 
 def _avg_pool(layer: Layer, attributes: Attributes) -> Function:
-    kernel, strides = attributes.ints("kernel"), attributes.ints("strides")
-    window = _Window(attributes, strides, [1] * len(kernel))
-    ceil = attributes.choice("rounding_type", ("floor", "ceil", "ceil_torch"), "floor")
-    without_pad = attributes.bool("exclude-pad", True)
-    if len(kernel) != len(strides) or any(k < 1 for k in kernel):
-        raise Misfit("kernel must be a size >= 1 for each stride", got=kernel)
-
-    def avg_pool(x: Tensor) -> Tensor:
-        rank = _pool_rank(x, kernel)
-        run = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[rank - 1]
-        extra = _ceil_extra(window, x, kernel, ceil)
-        total = run(window.pad(x, kernel, 0.0, extra), kernel, strides)
-        counted = torch.ones((1, 1, *x.shape[2:]), dtype=x.dtype, device=x.device)
-        if not without_pad:  # pads count, what rounding up adds does not
-            counted = window.pad(counted, kernel, 1.0)
-            short = [a - b for a, b in zip(_sizes(window, x, kernel, extra), counted.shape[2:], strict=True)]
-            counted = F.pad(counted, [n for s in short[::-1] for n in (0, s)])
-        else:
-            counted = window.pad(counted, kernel, 0.0, extra)
-        return total / run(counted, kernel, strides)
-
-    return avg_pool
+    window, without = _pool_window(attributes), attributes.bool("exclude-pad", True)
+    return lambda x: mean_pool(window, x, with_padding=not without)
 
 
-def _sizes(window: _Window, x: Tensor, kernel: list[int], extra: list[int]) -> list[int]:
-    pads = window.pads(list(x.shape[2:]), kernel)
-    return [s + a + b + c for s, (a, b), c in zip(x.shape[2:], pads, extra, strict=True)]
-
-
-def _pool_rank(x: Tensor, kernel: list[int]) -> int:
-    rank = x.dim() - 2
-    if rank not in (1, 2, 3) or len(kernel) != rank:
-        raise Misfit(f"kernel {kernel} does not fit data {shape_text(x)}", dims=(x.dim(), len(kernel)))
-    return rank
-
-
-def _ceil_extra(window: _Window, x: Tensor, kernel: list[int], rounding: str) -> list[int]:
-    """How much to pad at the end so that a last, incomplete window counts."""
-    extra = []
-    pads = window.pads(list(x.shape[2:]), kernel)
-    for i, (size, (a, b)) in enumerate(zip(x.shape[2:], pads, strict=True)):
-        stride = window.strides[i]
-        rest = size + a + b - ((kernel[i] - 1) * window.dilations[i] + 1)
-        add = -rest % stride if rounding != "floor" and rest >= 0 else 0
-        if rounding == "ceil_torch" and add and (rest + add) // stride * stride >= size + a:
-            add = 0  # the last window would start in the padding
-        extra.append(add)
-    return extra
+def _pool_window(attributes: Attributes) -> Window:
+    rounding = attributes.choice("rounding_type", ("floor", "ceil", "ceil_torch"), "floor")
+    return _window(attributes, attributes.ints("kernel"), rounding)
 
 
 ROWS = (

@@ -10,28 +10,12 @@ import torch
 from torch import Tensor
 
 from stepnet.data.dtypes import dtype_name
+from stepnet.file_model import Misfit
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
 Function = Callable[..., Any]  # of the inputs; gives a tensor, or a tuple of them for several outputs
 Maker = Callable[[Layer, Attributes], Function]
-
-
-class Misfit(Exception):
-    """Inputs of a layer that do not fit together.
-
-    `dims` are the sizes in conflict: they tell whether the conflict holds for every size of the dynamic
-    dimensions or only for the one that was tried.
-    """
-
-    def __init__(
-        self, what: str, *, got: object = None, expected: object = None, dims: object = None
-    ) -> None:
-        super().__init__(what)
-        self.what = what
-        self.got = got
-        self.expected = expected
-        self.dims = dims
 
 
 @dataclass(frozen=True)
@@ -105,13 +89,15 @@ def shape_text(x: Tensor) -> str:
 
 
 def same_types(tensors: Sequence[Tensor]) -> None:
-    """Refuse inputs of different element types.
+    """Refuse inputs of different element types; autocast makes floating-point ones differ.
 
     Raises:
         Misfit: they differ.
     """
     kinds = {t.dtype for t in tensors}
-    if len(kinds) > 1:
+    if len(kinds) > 1 and not (
+        torch.is_autocast_enabled("cpu") and all(kind.is_floating_point for kind in kinds)
+    ):
         shown = ", ".join(dtype_name(t.dtype) for t in tensors)
         raise Misfit(
             "inputs have different element types", got=shown, expected="one element type", dims=shown

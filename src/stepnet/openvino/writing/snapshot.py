@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from stepnet.openvino.attributes import Attributes
-from stepnet.openvino.element_types import ElementType, by_name
+from stepnet.openvino.element_types import ElementType, by_dtype, by_name
 from stepnet.openvino.graph import Graph
 from stepnet.openvino.layers.elementwise import convert
 from stepnet.openvino.model import OpenVINOModel, parameter_type
 from stepnet.openvino.records import Layer, Net
+from stepnet.openvino.states import closed_states
 from stepnet.openvino.table import is_constant
 
 
@@ -22,7 +23,7 @@ def snapshot(model: OpenVINOModel) -> Net:
     A constant is in the type that the file declares, whatever `model.double()` made of it. A Convert of a
     constant stays where it still gives the value in use; where that was trained, it is the constant now.
     """
-    net = _Snapshot().net(model.graph)
+    net = closed_states(_Snapshot().net(model.graph))
     net.rt_info = dict(model.graph.net.rt_info)
     return net
 
@@ -60,7 +61,8 @@ class _Snapshot:
         kind = _declared(layer)
         value = values[layer.id] = self._in(value, kind.dtype)
         if is_constant(layer):
-            return replace(layer, value=value)
+            port = replace(layer.outputs[0], type=by_dtype(value.dtype))  # numbers of 4 bits become bytes
+            return replace(layer, value=value, outputs=(port,))
         if _same(convert(values[layer.sources[0][0]], kind.dtype), value):
             return replace(layer)
         port = replace(layer.outputs[0], type=kind, shape=tuple(value.shape))

@@ -1,0 +1,133 @@
+"""Windows that slide over axes of space: where they stand, and what is taken of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .misfit import Misfit
+
+
+@dataclass(frozen=True)
+class Window:
+    """A window in each axis of space.
+
+    Attributes:
+        kernel, strides, dilations: a number for each axis.
+        begin, end: what is padded, where `auto` is None.
+        auto: same_upper, same_lower or valid.
+        rounding: of the number of windows: floor, ceil, or ceil_torch, without one that begins in padding.
+    """
+
+    kernel: Sequence[int]
+    strides: Sequence[int]
+    dilations: Sequence[int]
+    begin: Sequence[int]
+    end: Sequence[int]
+    auto: str | None = None
+    rounding: str = "floor"
+
+    def __post_init__(self) -> None:
+        sizes = {len(part) for part in (self.kernel, self.strides, self.dilations, self.begin, self.end)}
+        if len(sizes) > 1:
+            raise Misfit("kernel, strides, dilations and pads have different lengths")
+        if any(s < 1 for s in (*self.kernel, *self.strides, *self.dilations)):
+            got = f"{list(self.kernel)}, {list(self.strides)}, {list(self.dilations)}"
+            raise Misfit("kernel, strides and dilations must be at least 1", got=got)
+        if any(not 0 <= p < 2**31 for p in (*self.begin, *self.end)):
+            raise Misfit("pads must be >= 0", got=f"{self.begin}, {self.end}")
+
+    def check(self, x: Tensor) -> int:
+        """How many axes of space it has.
+
+        Raises:
+            Misfit: x has others.
+        """
+        rank = x.dim() - 2
+        if rank not in (1, 2, 3) or len(self.kernel) != rank:
+            raise Misfit(
+                f"kernel {list(self.kernel)} does not fit data {list(x.shape)}",
+                dims=(x.dim(), len(self.kernel)),
+            )
+        return rank
+
+    def pads(self, sizes: Sequence[int]) -> list[tuple[int, int]]:
+        """What is padded before and behind each axis."""
+        if self.auto == "valid":
+            return [(0, 0)] * len(self.kernel)
+        if self.auto is None:
+            return list(zip(self.begin, self.end, strict=True))
+        pads = []
+        for size, k, stride, dilation in zip(sizes, self.kernel, self.strides, self.dilations, strict=True):
+            total = max(0, (math.ceil(size / stride) - 1) * stride + (k - 1) * dilation + 1 - size)
+            small, big = total // 2, total - total // 2
+            pads.append((small, big) if self.auto == "same_upper" else (big, small))
+        return pads
+
+    def more(self, sizes: Sequence[int]) -> list[int]:
+        """What is padded besides, so that a last, incomplete window counts."""
+        extra = []
+        for i, (size, (a, b)) in enumerate(zip(sizes, self.pads(sizes), strict=True)):
+            rest = size + a + b - ((self.kernel[i] - 1) * self.dilations[i] + 1)
+            add = -rest % self.strides[i] if self.rounding != "floor" and rest >= 0 else 0
+            if self.rounding == "ceil_torch" and add and rest + add >= size + a:
+                add = 0  # the last window would begin in the padding
+            extra.append(add)
+        return extra
+
+    def pad(self, x: Tensor, value: float, *, more: bool = True) -> Tensor:
+        """x with its padding; without `more`, that of incomplete windows is zero."""
+        sizes = list(x.shape[2:])
+        pads, extra = self.pads(sizes), self.more(sizes)
+        flat = [n for (a, b), c in zip(pads[::-1], extra[::-1], strict=True) for n in (a, b + c * more)]
+        x = F.pad(x, flat, value=value) if any(flat) else x
+        rest = [n for c in extra[::-1] for n in (0, c)]
+        return x if more or not any(rest) else F.pad(x, rest)
+
+    def parts(self, x: Tensor) -> Tensor:
+        """What padded data has in each window: [batch, channels, windows..., numbers]."""
+        for axis, (k, stride, dilation) in enumerate(
+            zip(self.kernel, self.strides, self.dilations, strict=True), 2
+        ):
+            x = x.unfold(axis, (k - 1) * dilation + 1, stride)[..., ::dilation]
+        return x.flatten(2 + len(self.kernel))
+
+
+def max_pool(window: Window, x: Tensor) -> Tensor:
+    """The largest number of each window."""
+    rank = window.check(x)
+    run = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[rank - 1]
+    return run(window.pad(x, _least(x)), list(window.kernel), list(window.strides), 0, list(window.dilations))
+
+
+def max_places(window: Window, x: Tensor) -> Tensor:
+    """Where the largest number of each window stands among those of its channel."""
+    window.check(x)
+    values = window.parts(window.pad(x, _least(x)))
+    places = torch.arange(math.prod(x.shape[2:]), dtype=torch.float64, device=x.device).reshape(x.shape[2:])
+    places = window.parts(window.pad(places[None, None], -1.0).long())
+    largest = values == values.amax(-1, True)
+    at = torch.where(largest & (places >= 0), 1, 0).argmax(-1, True)
+    return places.expand(values.shape).gather(-1, at).squeeze(-1)
+
+
+def _least(x: Tensor) -> float:
+    return float("-inf") if x.is_floating_point() else float(torch.iinfo(x.dtype).min)
+
+
+def mean_pool(window: Window, x: Tensor, *, with_padding: bool) -> Tensor:
+    """The mean of each window; padding may count, what is added for incomplete windows does not."""
+    rank = window.check(x)
+    counted = torch.ones((1, 1, *x.shape[2:]), dtype=x.dtype, device=x.device)
+    tables = window.pad(x, 0.0), window.pad(counted, 1.0 if with_padding else 0.0, more=not with_padding)
+    if any(dilation > 1 for dilation in window.dilations):
+        total, count = (window.parts(table).mean(-1) for table in tables)
+    else:
+        run = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[rank - 1]
+        total, count = (run(table, list(window.kernel), list(window.strides)) for table in tables)
+    return total / count

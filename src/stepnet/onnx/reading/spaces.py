@@ -1,0 +1,186 @@
+"""Operators on axes of space: pooling, transposed convolution; and numbers in few bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from stepnet.file_model import Misfit, Window, max_places, max_pool, mean_pool
+
+from .info import Info, Run, dtype_of, op
+
+
+def _window(node: Info) -> Window:
+    kernel = node.get("kernel_shape", [])
+    rank = len(kernel)
+    auto = node.get("auto_pad", "NOTSET").lower()
+    if auto not in ("notset", "valid", "same_upper", "same_lower"):
+        raise Misfit("no such padding", auto, "NOTSET, VALID, SAME_UPPER, SAME_LOWER")
+    pads = node.get("pads", [0] * 2 * rank)
+    if len(pads) != 2 * rank:
+        raise Misfit("there must be two pads for each axis", pads, f"{2 * rank} numbers")
+    return Window(
+        kernel, node.get("strides", [1] * rank), node.get("dilations", [1] * rank), pads[:rank], pads[rank:],
+        None if auto == "notset" else auto, "ceil_torch" if node.get("ceil_mode", 0) else "floor",
+    )  # fmt: skip
+
+
+@op("MaxPool")
+def _max_pool(node: Info) -> Run:
+    window, turned = _window(node), node.get("storage_order", 0)
+    if node.count == 1:
+        return lambda x: max_pool(window, x)
+
+    def pool(x: Tensor) -> tuple[Tensor, Tensor]:
+        places, sizes = max_places(window, x), list(x.shape[2:])
+        count = x[0, 0].numel() if x.numel() else 0
+        if turned:  # the first axis of space is the innermost
+            axes = []
+            for size in reversed(sizes):
+                axes.append(places % size)
+                places = places // size
+            places = torch.zeros_like(places)
+            for axis, size in zip(axes, reversed(sizes), strict=True):
+                places = places * size + axis
+        channels = torch.arange(x.shape[0] * x.shape[1], device=x.device) * count
+        return max_pool(window, x), places + channels.reshape(*x.shape[:2], *(1,) * len(sizes))
+
+    return pool
+
+
+@op("AveragePool")
+def _average_pool(node: Info) -> Run:
+    window, with_padding = _window(node), bool(node.get("count_include_pad", 0))
+    return lambda x: mean_pool(window, x, with_padding=with_padding)
+
+
+@op("LpPool")
+def _lp_pool(node: Info) -> Run:
+    window, p = _window(node), node.get("p", 2)
+
+    def pool(x: Tensor) -> Tensor:
+        window.check(x)
+        return window.parts(window.pad(x.abs() ** p, 0.0)).sum(-1) ** (1 / p)
+
+    return pool
+
+
+@op("GlobalMaxPool")
+def _global_max(node: Info) -> Run:
+    return lambda x: x.amax(tuple(range(2, x.dim())), True)
+
+
+@op("ConvTranspose", inputs=(2, 3))
+def _transposed(node: Info) -> Run:
+    strides, dilations, pads = node.get("strides"), node.get("dilations"), node.get("pads")
+    group, auto = node.get("group", 1), node.get("auto_pad", "NOTSET")
+    wanted, more = node.get("output_shape"), node.get("output_padding")
+
+    def conv(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        rank = x.dim() - 2
+        if not 1 <= rank <= 3:
+            raise Misfit("a convolution has one to three axes of space", list(x.shape))
+        stride, dilation, extra = strides or [1] * rank, dilations or [1] * rank, more or [0] * rank
+        begin, end = (pads or [0] * 2 * rank)[:rank], (pads or [0] * 2 * rank)[rank:]
+        whole = [
+            s * (n - 1) + d * (k - 1) + 1 + e
+            for n, k, s, d, e in zip(x.shape[2:], w.shape[2:], stride, dilation, extra, strict=True)
+        ]
+        sizes = wanted[-rank:] if wanted else [n * s for n, s in zip(x.shape[2:], stride, strict=True)]
+        if wanted or auto.startswith("SAME"):
+            totals = [n - size for n, size in zip(whole, sizes, strict=True)]
+            small = [max(total, 0) // 2 for total in totals]
+            large = [max(total, 0) - half for total, half in zip(totals, small, strict=True)]
+            begin, end = (small, large) if auto == "SAME_UPPER" else (large, small)
+            end = [min(total, n) for total, n in zip(totals, end, strict=True)]
+        run: Any = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[rank - 1]
+        out = run(x, w, b, stride, 0, 0, group, dilation)
+        for axis, (low, high, e) in enumerate(zip(begin, end, extra, strict=True), 2):
+            if e > high:  # what no number of x reaches
+                shape = list(out.shape)
+                shape[axis] = e - high
+                rest = out.new_zeros(shape)
+                out = torch.cat([out, rest if b is None else rest + b.reshape(-1, *(1,) * rank)], axis)
+            out = out.narrow(axis, low, max(out.shape[axis] - max(high - e, 0) - low, 0))
+        return out
+
+    return conv
+
+
+@op("LRN")
+def _lrn(node: Info) -> Run:
+    size, alpha = node.get("size", 1), node.get("alpha", 0.0001)
+    beta, bias = node.get("beta", 0.75), node.get("bias", 1.0)
+    before, after = (size - 1) // 2, size // 2
+
+    def lrn(x: Tensor) -> Tensor:
+        squares = F.pad((x * x).movedim(1, -1), [before, after]).unfold(-1, size, 1).sum(-1).movedim(-1, 1)
+        return x / (bias + alpha / size * squares) ** beta
+
+    return lrn
+
+
+@op("CumProd", inputs=(2, 2))
+def _cumprod(node: Info) -> Run:
+    exclusive, reverse, axis = node.get("exclusive", 0), node.get("reverse", 0), node.numbers(1)
+
+    def cumprod(*inputs: Any) -> Tensor:
+        x, at = inputs[0], axis(inputs)
+        at = at if isinstance(at, int) else at[0]
+        y = x.flip(at) if reverse else x
+        if exclusive:
+            y = torch.cat([torch.ones_like(y.narrow(at, 0, 1)), y.narrow(at, 0, max(y.shape[at] - 1, 0))], at)
+        out = y.cumprod(at, dtype=x.dtype)
+        return out.flip(at) if reverse else out
+
+    return cumprod
+
+
+@op("Det")
+def _det(node: Info) -> Run:
+    return torch.linalg.det
+
+
+def _each(part: Tensor, x: Tensor, axis: int, block: int) -> Tensor:
+    """A scale or a zero point, for the numbers of x that it is of."""
+    if part.dim() == 0 or part.numel() == 1:
+        return part.reshape(())
+    if block:
+        return part.repeat_interleave(block, axis).narrow(axis, 0, x.shape[axis])
+    shape = [1] * x.dim()
+    shape[axis] = part.numel()
+    return part.reshape(shape)
+
+
+@op("DequantizeLinear", inputs=(2, 3))
+def _dequantize(node: Info) -> Run:
+    axis, block = node.get("axis", 1), node.get("block_size", 0)
+    fixed = dtype_of(node.get("output_dtype")) if node.get("output_dtype", 0) else None
+
+    def dequantize(x: Tensor, scale: Tensor, zero: Tensor | None = None) -> Tensor:
+        dtype = fixed or scale.dtype
+        out = x.to(scale.dtype)
+        out = out if zero is None else out - _each(zero, x, axis, block).to(scale.dtype)
+        return (out * _each(scale, x, axis, block)).to(dtype)
+
+    return dequantize
+
+
+@op("QuantizeLinear", inputs=(2, 3))
+def _quantize(node: Info) -> Run:
+    axis, block = node.get("axis", 1), node.get("block_size", 0)
+    fixed = dtype_of(node.get("output_dtype")) if node.get("output_dtype", 0) else None
+
+    def quantize(x: Tensor, scale: Tensor, zero: Tensor | None = None) -> Tensor:
+        dtype = fixed or (torch.uint8 if zero is None else zero.dtype)
+        out = x / _each(scale, x, axis, block).to(x.dtype)
+        if dtype.is_floating_point:
+            return (out if zero is None else out + _each(zero, x, axis, block).to(x.dtype)).to(dtype)
+        out = out.round().double()
+        out = out if zero is None else out + _each(zero, x, axis, block).double()
+        return out.clamp(torch.iinfo(dtype).min, torch.iinfo(dtype).max).to(dtype)
+
+    return quantize

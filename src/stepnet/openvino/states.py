@@ -1,0 +1,165 @@
+"""Variables of a model, which keep their value from one inference to the next, as inputs and outputs.
+
+    init -> ReadValue -> ... -> Assign     ->     init, NAME -> ReadValue -> ... -> Assign -> NAME_out
+
+NAME is the variable. An input that a call leaves out begins with what the file computes for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepnet.errors import IRError
+from stepnet.file_model import shorten
+
+from .attributes import Attributes
+from .element_types import ElementType, by_name
+from .layers.row import Misfit, Row, plain
+from .reader import shape_from_text
+from .records import Layer, Net, Port, Shape
+
+AFTER = "_out"
+
+
+def open_states(net: Net) -> None:
+    """Give each variable of a net an input and an output.
+
+    Raises:
+        IRError: a variable is read or written twice, written and not read, or is one of a body.
+    """
+    for layer in _with_bodies(net):
+        if _kind(layer) is not None:
+            raise IRError(
+                f"{layer.where}: a variable in a body is not read", expected="ReadValue and Assign outside"
+            )
+    reads, writes = (_by_variable(net, kind) for kind in ("readvalue", "assign"))
+    for name in writes.keys() - reads.keys():
+        raise IRError(
+            f"{writes[name].where}: nothing reads the variable '{shorten(name)}'",
+            expected=f'a ReadValue with variable_id="{shorten(name)}"',
+        )
+    free = max(net.layers, default=0) + 1
+    for name, read in reads.items():
+        write = writes.get(name, read)  # one that nothing writes stays what it is
+        net.layers[free] = _parameter(free, name, read)
+        net.layers[free + 1] = _result(free + 1, name + AFTER, write, net.scope)
+        read.inputs += (Port(-1, read.outputs[0].type, None),)
+        read.sources += ((free, 0),)
+        net.states[name] = free, free + 1
+        free += 2
+    first, last = [p for p, _ in net.states.values()], [r for _, r in net.states.values()]
+    net.order = (*first, *net.order, *last)
+    net.parameters, net.results = (*net.parameters, *first), (*net.results, *last)
+
+
+def closed_states(net: Net) -> Net:
+    """A net with its variables as they were; layers of it are copies that may be changed."""
+    gone = {i for pair in net.states.values() for i in pair}
+    layers = {i: layer for i, layer in net.layers.items() if i not in gone}
+    for layer in net.layers.values():
+        if _kind(layer) == "readvalue":
+            layers[layer.id] = replace(layer, inputs=layer.inputs[:-1], sources=layer.sources[:-1])
+    return replace(
+        net,
+        layers=layers,
+        order=tuple(i for i in net.order if i not in gone),
+        parameters=tuple(i for i in net.parameters if i not in gone),
+        results=tuple(i for i in net.results if i not in gone),
+        states={},
+    )
+
+
+def read_value(layer: Layer, attributes: Attributes) -> Callable[..., Any]:
+    """The function of a ReadValue: of what the file begins with, if it says that, and of the input."""
+    declared = attributes.text("variable_shape", "")
+
+    def read(*values: Tensor | None) -> Tensor:
+        state = values[-1]
+        if state is not None:
+            return state
+        if len(values) > 1 and values[0] is not None:
+            return values[0]
+        sizes = _sizes(layer)
+        if sizes is None or -1 in sizes:
+            raise Misfit(
+                "says nothing of what it begins with", expected="the variable as an input", got=declared
+            )
+        return torch.zeros(sizes, dtype=_type(layer).dtype)
+
+    return read
+
+
+def _kind(layer: Layer) -> str | None:
+    kind = layer.type.lower()
+    return kind if kind in ("readvalue", "assign") else None
+
+
+def _with_bodies(net: Net, inner: bool = False) -> Iterator[Layer]:
+    """The layers of all bodies in a net."""
+    for layer in net.layers.values():
+        if inner:
+            yield layer
+        for body in layer.bodies.values():
+            yield from _with_bodies(body, True)
+
+
+def _by_variable(net: Net, kind: str) -> dict[str, Layer]:
+    found: dict[str, Layer] = {}
+    for i in net.order:
+        layer = net.layers[i]
+        if _kind(layer) != kind:
+            continue
+        name = Attributes(layer.attributes, layer.where).text("variable_id")
+        if name in found:
+            raise IRError(
+                f"{layer.where}: the variable '{shorten(name)}' has two layers of this type",
+                got=f"layers {found[name].id} and {layer.id}",
+                expected="one",
+            )
+        if kind == "readvalue" and (len(layer.inputs) > 1 or len(layer.outputs) != 1):
+            raise IRError(
+                f"{layer.where}: has {len(layer.inputs)} inputs and {len(layer.outputs)} outputs",
+                expected="one output, and what the variable begins with as the input",
+            )
+        found[name] = layer
+    return found
+
+
+def _type(layer: Layer) -> ElementType:
+    attributes, port = Attributes(layer.attributes, layer.where), layer.outputs[0].type
+    if "variable_type" in attributes:
+        return by_name(attributes.text("variable_type"), layer.where, "variable_type")
+    if port is None:
+        raise IRError(f"{layer.where}: has no variable_type", expected='variable_type="f32" or another')
+    return port
+
+
+def _sizes(layer: Layer) -> Shape | None:
+    attributes = Attributes(layer.attributes, layer.where)
+    if "variable_shape" in attributes:
+        return shape_from_text(attributes.text("variable_shape"), layer.where)
+    return layer.outputs[0].shape
+
+
+def _result(number: int, name: str, write: Layer, scope: str) -> Layer:
+    if not write.outputs:
+        write.outputs = (replace(write.inputs[0], id=-1),)
+    port, where = replace(write.outputs[0], names=()), f"{scope}: Result layer {number} '{shorten(name)}'"
+    sources = ((write.id, 0),)
+    return Layer(number, name, "Result", "opset1", {}, (port,), (), where, sources, output_names=(name,))
+
+
+def _parameter(number: int, name: str, read: Layer) -> Layer:
+    kind, sizes = _type(read), _sizes(read)
+    text = "..." if sizes is None else ",".join("?" if size < 0 else str(size) for size in sizes)
+    where = f"{read.where}: its variable '{shorten(name)}'"
+    attributes = {"element_type": kind.name, "shape": text}
+    return Layer(number, name, "Parameter", "opset1", attributes, (), (Port(0, kind, sizes),), where)
+
+
+ROWS = (Row("ReadValue", read_value, (1, 2)), Row("Assign", plain(lambda value: value), (1, 1), (0, 1)))
