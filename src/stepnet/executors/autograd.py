@@ -264,7 +264,9 @@ def gradients(
     done, finals = {}, {}
     has = has_gradient(call, [grad is not None for grad in grads], needed)
     if call.ready.backward is not None:  # else initial states alone get one, of sequences of no steps
-        wanted = None if all(has) else frozenset(n for n, h in zip(plan.gradients, has, strict=False) if h and n)
+        wanted = (
+            None if all(has) else frozenset(n for n, h in zip(plan.gradients, has, strict=False) if h and n)
+        )
         done, finals = call.ready.backward.run(values, states, layout.backward, wanted)
     out: list[Tensor | None] = []
     own, loose = set[str](), dict[int, Tensor]()  # made for them once; to be held against others
