@@ -55,6 +55,21 @@ def several(tensor):
     return torch.stack([tensor, tensor * 2, -tensor])
 
 
+def sines(backend, values):
+    def step(x, h):
+        h = x * h.sin()
+        return h, h
+
+    h0 = STATE[:, :F_IN].repeat(2, 1)
+    y, final = recurrent(step, RAGGED.with_values(values), h0, backend=backend)
+    return y.values.square().sum() + final.sum()
+
+
+def twice(function, at):
+    """A second derivative in forward mode."""
+    return jvp(lambda p: jvp(function, (p,), (at * 2,))[1], (at,), (at.sin(),))
+
+
 MODELS = {name: several(p) for name, p in WEIGHTS.items()}
 ONES = torch.ones(T, B, H, dtype=DTYPE)
 
@@ -108,6 +123,16 @@ def test_by_plans(name, backend, plain_runs):
     plain_runs.clear()
     again = of(backend)
     torch.testing.assert_close(again, expected, rtol=1e-9, atol=1e-10)
+    assert not plain_runs
+
+
+def test_forward_mode_twice_over_a_gradient(plain_runs):
+    def of(backend):
+        return twice(grad(lambda v: sines(backend, v)), RAGGED.values)
+
+    torch.testing.assert_close(of("eager"), expected := of("naive"), rtol=1e-9, atol=1e-10)
+    plain_runs.clear()
+    torch.testing.assert_close(of("eager"), expected, rtol=1e-9, atol=1e-10)
     assert not plain_runs
 
 

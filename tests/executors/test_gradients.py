@@ -9,6 +9,7 @@ from plans import BACKENDS, ops, plan_of
 from stepnet import cells
 from stepnet.api import recurrent
 from stepnet.data.lod import LoDTensor
+from stepnet.executors import autograd, loop
 from stepnet.testing import FLOAT64, check_step, oracle
 
 pytestmark = pytest.mark.usefixtures("verified_plans")
@@ -85,6 +86,43 @@ def test_no_work_for_frozen_weights(backend):
     assert all(parameter.grad is None for parameter in cell.parameters())
     assert x.values.grad is not None
     assert h0.grad is not None
+
+
+@pytest.mark.parametrize("backend", ["eager", "c"])
+def test_no_work_for_gradients_that_are_not_asked_for(backend, monkeypatch):
+    """`autograd.grad` by some of the inputs is that by all, and makes no products for the others."""
+    monkeypatch.setattr(autograd, "WORTH_ASKING", 0)
+    cell, x, h0 = gru(), rows(), boot()
+    own = [x.values, h0, *cell.parameters()]
+    ran = []
+
+    def watched(nodes, *args):
+        ran.extend(node.op for node in nodes)
+        run_nodes(nodes, *args)
+
+    run_nodes = loop.run_nodes
+    monkeypatch.setattr(loop, "run_nodes", watched)
+
+    def gradients(asked, create_graph=False):
+        y, h = recurrent(cell, x, h0, backend=backend)
+        ran.clear()
+        results = (y.values * y.values).sum() + h.sin().sum()
+        return torch.autograd.grad(results, asked, create_graph=create_graph)
+
+    every = gradients(own)
+    assert ran.count("matmul_tn") == 2
+    for k, one in enumerate(own):
+        (found,) = gradients([one])
+        assert torch.equal(found, every[k])
+        assert ran.count("matmul_tn") == (one.dim() == 2 and k >= 2)
+    (g,) = gradients([x.values], create_graph=True)
+    assert ran.count("matmul_tn") == 0
+    cell.weight_hh.grad = None
+    g.square().sum().backward(inputs=[cell.weight_hh])
+    y, h = recurrent(cell, x, h0, backend="naive")
+    (expected,) = torch.autograd.grad((y.values**2).sum() + h.sin().sum(), x.values, create_graph=True)
+    (expected,) = torch.autograd.grad(expected.square().sum(), cell.weight_hh)
+    torch.testing.assert_close(cell.weight_hh.grad, expected)
 
 
 def test_no_work_for_a_gradient_of_x():

@@ -455,6 +455,24 @@ def test_regions_of_a_state_that_turns_in_no_loop():
     assert "shift" in ops(plan.forward, "map")
 
 
+def test_cheap_ops_that_two_scans_read_run_in_the_first():
+    u, v = weights((4, 4), (4, 4))
+
+    def step(x, state):
+        g, h = state
+        of_x = x * x - x
+        g = torch.tanh(g @ u + of_x)
+        h = torch.tanh(h @ v + g * of_x)
+        return h, (g, h)
+
+    x, state = cut(torch.randn(3, 4).to(u), [1, 2]), (u.new_zeros(2, 4), u.new_zeros(2, 4))
+    forward = plan_of(step, x, state, backend="c").forward
+    first, second = [region for region in forward.regions if region.kind == "scan"]
+    assert not ops(forward, "map")
+    assert "sub" in [node.op for node in first.nodes]
+    assert "sub" not in [node.op for node in second.nodes]
+
+
 @pytest.mark.parametrize(
     "keys",
     [

@@ -219,18 +219,19 @@ def _absorb(body: Graph, after: list[Node], scan: list[Node], carries: list[Carr
 
 
 def _sink(body: Graph, before: list[Node], scan: list[Node], carries: list[Carry], pulled: Set[str]) -> None:
-    """Cheap ops of the map before a scan move into it, if only the scan reads them."""
+    """Cheap ops of the map before a scan move into it, if it reads them and nothing before it does."""
     inside = {id(node) for node in scan}
     users = body.users()
     turned = {c.result for c in carries}
     shifted = {name for node in before if node.op == "shift" for name in node.inputs}
     left = []
+    stay: set[int] = set()
     for node in reversed(before):
-        reading = [user for name in node.outputs for user in users[name]]
-        wanted = bool(reading) or turned.intersection(node.outputs)
-        only = wanted and all(id(user) in inside for user in reading)
+        reading = {id(user) for name in node.outputs for user in users[name]}
+        read = not inside.isdisjoint(reading) or turned.intersection(node.outputs)
         if (
-            only
+            read
+            and stay.isdisjoint(reading)
             and _fusible(body, node, pulled)
             and node.op != "sum_rows"
             and not shifted.intersection(node.outputs)
@@ -239,6 +240,7 @@ def _sink(body: Graph, before: list[Node], scan: list[Node], carries: list[Carry
             inside.add(id(node))
         else:
             left.append(node)
+            stay.add(id(node))
     before[:] = reversed(left)
 
 

@@ -116,6 +116,15 @@ def outside_transforms() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def outside_innermost() -> Iterator[None]:
+    """Run as if the innermost transform of torch.func was not around."""
+    from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+
+    with retrieve_current_functorch_interpreter().lower():
+        yield
+
+
 def is_wrapped(tensor: Tensor) -> bool:
     """Whether a transform of torch.func made something else of a tensor.
 

@@ -73,20 +73,20 @@ class Along:
         n = len(self.body.parameters)
         given = dict(zip(self.body.parameters, values[:n], strict=True))
         recorded = torch.is_grad_enabled()
+        # through operations, so that whoever watches or replaces tensors sees them
+        directions = (*values[n:], *(d.view_as(d) for d in self.directions))
+        own, transformed = {}, torch._C._are_functorch_transforms_active()
         with torch.enable_grad():
-            own = {name: _alias(given[name]) for name in self.moved}
-            weights = [_alias(w) for w in self.weights]
-            swap = {id(w): t for w, t in zip(self.weights, weights, strict=True)}
-            at = given | own
-            with Replaced(swap), by_small_steps():
-                results = self.body(*(at[name] for name in self.body.parameters))
-            named = dict(zip(self.body.results, results, strict=True))
+            if not transformed:
+                own = {name: _alias(given[name]) for name in self.moved}
+            weights = [w if transformed else _alias(w) for w in self.weights]
+            named = self._results(given | own, weights)
             leaves = [flatten(named[name])[0] for name in self.joined]
-            moving = [t for part in leaves for t in part if differs(t)]
-            moving += [named[self.carried[name]] for name in self.states]
-            # through operations, so that whoever watches or replaces tensors sees them
-            directions = (*values[n:], *(d.view_as(d) for d in self.directions))
-            found = iter(_derivative(moving, (*own.values(), *weights), directions, recorded))
+            if transformed:
+                found = iter(self._transformed(given, directions))
+            else:
+                points = (*own.values(), *weights)
+                found = iter(_derivative(self._moving(named), points, directions, recorded))
         joined = [[next(found) for t in part if differs(t)] for part in leaves]
         if self.noisy:  # each derivative reads its result, so that nothing of the noise is left out
             parts = [[t for t in part if differs(t)] for part in leaves]
@@ -97,6 +97,37 @@ class Along:
         back = {id(own[name]): given[name] for name in own}
         new = [back.get(id(named[name]), named[name]) for name in self.carried.values()]
         return (*(t if recorded else t.detach() for t in new), *joined, *found)
+
+    def _results(self, at: dict[str, Any], weights: Sequence[Tensor]) -> dict[str, Any]:
+        """What the body gives, by name."""
+        swap = {id(w): t for w, t in zip(self.weights, weights, strict=True)}
+        with Replaced(swap), by_small_steps():
+            results = self.body(*(at[name] for name in self.body.parameters))
+        return dict(zip(self.body.results, results, strict=True))
+
+    def _moving(self, named: dict[str, Any]) -> list[Tensor]:
+        """The results that have derivatives: leaves of what is joined, then of what is carried."""
+        moving = [t for name in self.joined for t in flatten(named[name])[0] if differs(t)]
+        return moving + [named[self.carried[name]] for name in self.states]
+
+    def _transformed(self, given: dict[str, Any], directions: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """As `_derivative`, where transforms of torch.func are around, which know no other gradient than
+        their own."""
+        from torch.func import vjp
+
+        points = (*(given[name] for name in self.moved), *self.weights)
+
+        def moving(*points: Tensor) -> tuple[Tensor, ...]:
+            own = dict(zip(self.moved, points, strict=False))
+            return tuple(self._moving(self._results(given | own, points[len(own) :])))
+
+        def pulled(*u: Tensor) -> Any:
+            pull: Any = vjp(moving, *points)[1]
+            return pull(u)
+
+        zeros: Any = [torch.zeros_like(t) for t in moving(*points)]
+        push: Any = vjp(pulled, *zeros)[1]
+        return push(tuple(directions))
 
 
 def _alias(tensor: Tensor) -> Tensor:

@@ -26,6 +26,8 @@ from .loop import PreparedLoop, last, shift
 from .noise import generator_of, noise_of
 from .twice import Along, again, differentiable, is_plain
 
+WORTH_ASKING = 1 << 21  # multiplications that take longer than to ask whether anybody wants what they make
+
 
 @dataclass(frozen=True)
 class Ready:
@@ -225,7 +227,7 @@ class _PlanCall(torch.autograd.Function):
         call: Call = ctx.call
         saved = ctx.saved_tensors
         tensors = saved[: ctx.count]
-        needed = ctx.needs_input_grad[1:]
+        needed = _asked_for(ctx, tensors, ctx.needs_input_grad[1:])
         if not all(map(is_plain, grads)):
             return (None, *again(call, tensors, grads, needed))
 
@@ -239,6 +241,23 @@ class _PlanCall(torch.autograd.Function):
         if call.guarded and not all(g is None or bool(g.isfinite().all()) for g in found):
             return (None, *again(call, tensors, grads, needed))
         return (None, *found)
+
+
+def _asked_for(ctx: Any, tensors: Sequence[Tensor], needed: Sequence[bool]) -> tuple[bool, ...]:
+    """Which gradients this backward is to give: `autograd.grad(y, x)` leaves those of the weights to nobody.
+    It takes up to 20 microseconds for each to find out, so it is only asked where a product takes longer."""
+    rows = tensors[0].shape[0]
+    return tuple(
+        need and (rows * tensor.numel() < WORTH_ASKING or _is_asked_for(edge[0]))
+        for need, tensor, edge in zip(needed, tensors, ctx.next_functions, strict=True)
+    )
+
+
+def _is_asked_for(node: Any) -> bool:
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # of a leaf that autograd.grad is asked for; or outside of torch's engine
+        return True
 
 
 def gradients(
@@ -270,9 +289,12 @@ def gradients(
         else:
             values[name] = tangent
     done, finals = {}, {}
-    if call.ready.backward is not None:  # else initial states alone get one, of sequences of no steps
-        done, finals = call.ready.backward.run(values, states, layout.backward)
     has = has_gradient(call, [grad is not None for grad in grads], needed)
+    if call.ready.backward is not None:  # else initial states alone get one, of sequences of no steps
+        wanted = (
+            None if all(has) else frozenset(n for n, h in zip(plan.gradients, has, strict=False) if h and n)
+        )
+        done, finals = call.ready.backward.run(values, states, layout.backward, wanted)
     out: list[Tensor | None] = []
     own, loose = set[str](), dict[int, Tensor]()  # made for them once; to be held against others
     for k, name in enumerate(plan.gradients):

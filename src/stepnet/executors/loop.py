@@ -31,6 +31,9 @@ class _Bound:
     outputs: tuple[str, ...]
 
 
+_Turn = tuple[Region, Scan | None, list[_Bound], tuple[str, ...]]
+
+
 class PreparedLoop:
     """A loop plan made ready to run; `scan` runs its scans.
 
@@ -64,7 +67,8 @@ class PreparedLoop:
         # big row tables are let go early
         dies = last_uses(uses, {*plan.wanted, *plan.rows_of_carries()})
         dies[-1:] = [()] * len(dies[-1:])  # the caller lets go of all
-        self._turns = [
+        self._fewer: dict[frozenset[str], list[_Turn]] = {}
+        self._turns: list[_Turn] = [
             (*region, dead)
             for region, dead in zip(self.regions, dies, strict=True)
             if any(region[1:]) or dead
@@ -73,14 +77,16 @@ class PreparedLoop:
         self._rest = [c for c in plan.carries if c.parameter == c.result or c.parameter not in scanned]
 
     def run(
-        self, values: dict[str, Tensor], states: dict[str, Tensor], layout: Layout
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        self, values: dict[str, Tensor], states: dict[str, Tensor], layout: Layout,
+        wanted: frozenset[str] | None = None,
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:  # fmt: skip
         """Run the loop.
 
         Args:
             values: parameters by name, row values as [rows, ...].
             states: boot values of the carries by parameter name, in the caller's order of sequences.
             layout: where the rows stand.
+            wanted: those of the plan's wanted values that are asked for this time; None: all.
 
         Returns:
             The wanted values by name, and the last value of each carry by parameter name.
@@ -92,9 +98,9 @@ class PreparedLoop:
                     inputs[name] = _in_memory(name, tensor)
         device = _CPU if tensor is None else tensor.device
         if is_as_written(device):
-            return self._run(values, states, layout)
+            return self._run(values, states, layout, wanted)
         with as_written(device):  # the plan says what is cast, and constants are made where the rows are
-            return self._run(values, states, layout)
+            return self._run(values, states, layout, wanted)
 
     def draw(self, layout: Layout, device: torch.device) -> list[Tensor]:
         """The noise that a run on these rows draws, in the order of the step: `noise` names it."""
@@ -104,13 +110,31 @@ class PreparedLoop:
                 run_nodes([n for n in nodes if n.op in RANDOM], values, _rows_of(region, layout))
         return [values[name] for name in self.noise]
 
+    def _turns_for(self, wanted: frozenset[str]) -> list[_Turn]:
+        """What runs where only some of the wanted values are asked for: the rest of the maps is left out."""
+        if wanted not in self._fewer:
+            live = {*wanted, *self.plan.rows_of_carries()}
+            turns: list[_Turn] = []
+            for region, scan, nodes, dead in reversed(self._turns):
+                if scan is not None:
+                    live.update((*region.read, *_sources(scan)))
+                kept: list[_Bound] = []
+                for node in reversed(nodes):
+                    if not live.isdisjoint(node.outputs) or node.op in RANDOM:
+                        kept.insert(0, node)
+                        live.update(node.inputs)
+                turns.insert(0, (region, scan, kept, dead))
+            self._fewer[wanted] = turns
+        return self._fewer[wanted]
+
     def _run(
-        self, values: dict[str, Tensor], states: Mapping[str, Tensor], layout: Layout
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        self, values: dict[str, Tensor], states: Mapping[str, Tensor], layout: Layout,
+        wanted: frozenset[str] | None,
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:  # fmt: skip
         finals: dict[str, Tensor] = {}
         for name in self._whole:
             values[name] = states[name]
-        for region, scan, nodes, dead in self._turns:
+        for region, scan, nodes, dead in self._turns if wanted is None else self._turns_for(wanted):
             if scan is not None:
                 finals |= scan(region, values, states, layout)
             elif nodes:

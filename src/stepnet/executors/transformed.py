@@ -9,13 +9,15 @@ have all derivatives again. A batch of calls is one call after the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from stepnet.data.in_graph import not_followed
-from stepnet.data.modes import transforms
+from stepnet.data.modes import outside_innermost, transforms
 from stepnet.errors import Unsupported
 
 from .autograd import Call, Ready, forward, gradients, has_gradient
@@ -80,6 +82,27 @@ def run_transformed(
     return list(out[: len(run.call.ready.plan.y) + len(states)])  # pyright: ignore
 
 
+def _one_level_down(function: Callable[..., tuple[Tensor | None, ...]]) -> Any:
+    """A `jvp` whose arithmetic has derivatives in forward mode itself: torch switches that mode off around
+    it, at all levels of jvp inside jvp, not just at its own."""
+
+    def call(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        if transforms().count("Jvp") < 2:
+            return function(ctx, *tangents)
+        functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+        level = functorch.peek_interpreter_stack().level()
+
+        def below(tensor: Any) -> Any:
+            return functorch._unwrap_for_grad(tensor, level) if isinstance(tensor, Tensor) else tensor
+
+        plain = SimpleNamespace(**ctx.__dict__, saved_tensors=tuple(map(below, ctx.saved_tensors)))
+        with outside_innermost(), forward_ad._set_fwd_grad_enabled(True):
+            moved = function(plain, *map(below, tangents))
+        return tuple(None if t is None else functorch._wrap_for_grad(t, level) for t in moved)
+
+    return call
+
+
 class _PlanCall(torch.autograd.Function):
     @staticmethod
     @not_followed
@@ -126,6 +149,7 @@ class _PlanCall(torch.autograd.Function):
         return (None, *(next(parts) if has_one else None for has_one in has))
 
     @staticmethod
+    @_one_level_down
     @not_followed
     def jvp(ctx: Any, _: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         run: Run = ctx.run
@@ -194,6 +218,7 @@ class _Gradient(torch.autograd.Function):
         return (None, None, None, None, *found, *(None,) * len(kept), *last)
 
     @staticmethod
+    @_one_level_down
     @not_followed
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, ...]:
         """Of what came in they are linear; along inputs, the second derivative."""
