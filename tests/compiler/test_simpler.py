@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -38,6 +40,9 @@ FUNCTIONS = {
     "sum over the first": (lambda x: x.exp().sum(1) * x.amax(1), (3, 4)),
     "sums over single numbers": (lambda x: x.exp().sum(1, True).amax((1, 2), True) * x, (1, 1)),
     "a product of two rows": (lambda x: x @ x.mT, (3, 4)),
+    "copies for each row": (lambda x: x * _copies_for(x.shape[0]), (4,)),
+    "copies of features": (lambda x: x.repeat(1, 2, 2) * x.tile((1, 2)).repeat_interleave(2, 1), (1, 3)),
+    "a derivative of each row": (lambda x: torch.vmap(torch.func.jacrev(_bent))(x).sum(-1), (4,)),
     "an outer product": (lambda x: torch.einsum("bi,bj->bij", x, x.sin()).sum(1), (4,)),
     "a matrix and a vector": (lambda x: torch.einsum("bij,bj->bi", x, x[:, 0]), (3, 3)),
 }  # fmt: skip
@@ -47,7 +52,23 @@ LOOKUPS = {
     "numbers of a vector": lambda i: W["numbers"][i][:, None],
     "images": lambda i: W["images"][i].flatten(1),
     "index_select": lambda i: torch.index_select(W["table"], 0, i),
+    "columns": lambda i: W["table"][:, i % 4].t() * W["table"].index_select(1, i % 4).mT,
+    "one index beside another": lambda i: (
+        W["images"][i, i % 2] * W["images"][i, None, :, i % 3 - 3][:, 0, :1]
+    ),
+    "indices apart": lambda i: W["images"][i, :, i % 3] * W["images"][1:, 0, i % 3].mT[:, :2],
 }
+
+
+def _copies_for(rows: Any) -> Tensor:
+    """Weights as often as there are rows, in the ways that people write it."""
+    w = W["table"]
+    each = w[0].repeat(rows, 1) + torch.tile(w[1], (rows, 1)) * w[2:3].repeat_interleave(rows, 0)
+    return torch.bmm(w.repeat(rows, 1, 1), each.unsqueeze(2)).sum(1)
+
+
+def _bent(x: Tensor) -> Tensor:
+    return F.linear(torch.tanh(F.linear(x, W["table"])), W["table"].T) + torch.sigmoid(x)
 
 
 def outcome(step, x: Tensor, backend: str) -> list[Tensor]:
@@ -101,7 +122,13 @@ def test_one_hot():
 
 @pytest.mark.parametrize("backend", ["c", "eager", "naive"])
 @pytest.mark.parametrize(
-    "look", [lambda i: W["table"][i], lambda i: F.one_hot(i, 5).double()], ids=["row", "hot"]
+    "look",
+    [
+        lambda i: W["table"][i],
+        lambda i: F.one_hot(i, 5).double(),
+        lambda i: W["images"][0 * i, 0 * i, i - 2][:, None],
+    ],
+    ids=["row", "hot", "of two"],
 )
 def test_an_index_that_is_none_is_an_error(look, backend):
     def step(i, h):

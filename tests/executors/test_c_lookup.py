@@ -53,6 +53,19 @@ def test_a_word_fed_back(dtype, rtol, reverse):
     agree(step, x, (torch.zeros(5, H, dtype=dtype), start), [table, inner, back, out], rtol, reverse=reverse)
 
 
+def test_an_automaton():
+    """Tables of whole numbers and of truths, by a state and a sign."""
+    following, ends = torch.randint(0, 4, (4, 3)), torch.tensor([True, False, False, True])
+
+    def step(x, state):
+        state = following[state[0], x]
+        return (ends[state], following.to(torch.int32)[state]), (state,)
+
+    x, start = torch.randint(0, 3, (6, 2)), (torch.tensor([3, 1]),)
+    assert stepnet.explain(step, x, start).executor == "c"
+    agree(step, x, start, [])
+
+
 def test_several_words_of_a_row():
     """As beams have them: looked up as if each was a row."""
     table, back = weights((WORDS, H), (H, H))

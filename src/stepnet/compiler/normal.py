@@ -21,6 +21,7 @@ from torch.fx import Node as FxNode
 from stepnet.data.dtypes import dtype_name
 from stepnet.errors import Unsupported
 from stepnet.ir.graph import Graph, Kind, Node, Value
+from stepnet.ir.op_rules import broadcast
 from stepnet.ir.ops import OPS, Stage
 
 from .assertions import drop_proved
@@ -332,6 +333,8 @@ class Builder:
         if fold:
             source = next(r for r in refs if r.fold)
             shape = self.values[source.name].shape[:fold] + shape
+        if broadcast([self.values[name].shape for name in names]) != shape:  # a step of a wider call
+            names[0] = self.emit("expand", (names[0],), shape, compute)
         return self.result(self.emit(op, names, shape, out_dtype), bdim, fold)
 
     def constant(self, number: Any) -> Ref:

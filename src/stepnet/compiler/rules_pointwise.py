@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -91,14 +92,16 @@ def _rsub(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Any:
 
 @rule("sigmoid_backward")
 def _sigmoid_backward(b: Builder, grad: Ref, y: Ref) -> Any:
-    slope = b.pointwise("mul", [y, b.pointwise("sub", [1, y])])
-    return b.pointwise("mul", [grad, slope])
+    y = b.cast(y, b.meta_dtype())
+    slope = b.like(y.name, "mul", y.name, b.like(y.name, "sub", 1, y.name))
+    return b.pointwise("mul", [grad, replace(y, name=slope)])
 
 
 @rule("tanh_backward")
 def _tanh_backward(b: Builder, grad: Ref, y: Ref) -> Any:
-    slope = b.pointwise("sub", [1, b.pointwise("mul", [y, y])])
-    return b.pointwise("mul", [grad, slope])
+    y = b.cast(y, b.meta_dtype())
+    slope = b.like(y.name, "sub", 1, b.like(y.name, "mul", y.name, y.name))
+    return b.pointwise("mul", [grad, replace(y, name=slope)])
 
 
 @rule("mul")

@@ -67,20 +67,43 @@ def _group_norm(
 
 
 def _rows_of_a_table(table: Tensor, index: Any) -> Any:
-    """An embedding."""
-    if not isinstance(index, Tensor) or index.dtype != torch.int64 or not index.dim():
+    """An embedding: `table[index]`, `table[:, i]`, `table[i, j]`, with an index of each row."""
+    if not table.dim() or table.is_complex() or not all(type(n) is int for n in table.shape):
+        return NotImplemented  # a row of values
+    items = index if isinstance(index, tuple) else (index,)
+    picks = [item for item in items if isinstance(item, Tensor)]
+    if not any(p.dim() and type(p.shape[0]) is not int for p in picks):
+        return NotImplemented  # the same for all rows
+    known = (int, slice, type(...), type(None))
+    if not all(p.dtype == torch.int64 if isinstance(p, Tensor) else type(p) in known for p in items):
         return NotImplemented
-    if not table.dim() or not table.is_floating_point():
-        return NotImplemented
-    if not all(type(n) is int for n in table.shape) or type(index.shape[0]) is int:
-        return NotImplemented  # a row of values, or an index that is the same for all rows
-    count = table.shape[0]
-    index = torch.where(index < 0, index + count, index)
-    return F.embedding(index, table.reshape(count, -1)).reshape(*index.shape, *table.shape[1:])
+    table = table[tuple(slice(None) if isinstance(item, Tensor) else item for item in items)]
+    at = _dimensions_picked(items, table.dim())
+    together = at[-1] - at[0] == len(at) - 1
+    first = at[0] if together else 0
+    place: Any = 0
+    for pick, size in zip(picks, (table.shape[d] for d in at), strict=True):
+        place = place * size + torch.where(pick < 0, pick + size, pick)
+    if len(picks) > 1:  # an index out of its dimension is an error, whatever the others are
+        for pick, size in zip(picks, (table.shape[d] for d in at), strict=True):
+            place = torch.where((pick < size) & (pick >= -size), place, table.numel())
+    others = [d for d in range(table.dim()) if d not in at]
+    flat = table.permute(*at, *others).reshape(math.prod(table.shape[d] for d in at), -1)
+    rows = F.embedding(place, flat).reshape(*place.shape, *(table.shape[d] for d in others))
+    return rows.movedim((*range(place.dim()),), (*range(first, first + place.dim()),)) if first else rows
+
+
+def _dimensions_picked(items: Sequence[Any], dims: int) -> list[int]:
+    """Which dimensions tensors pick from; what is picked by a number is gone by then."""
+    front = [item for item in items if not isinstance(item, int)]
+    if any(item is ... for item in front):
+        hole = next(d for d, item in enumerate(front) if item is ...)
+        front[hole : hole + 1] = [slice(None)] * (dims - len(front) + 1)
+    return [d for d, item in enumerate(front) if isinstance(item, Tensor)]
 
 
 def _index_select(input: Tensor, dim: int, index: Tensor) -> Any:
-    return _rows_of_a_table(input, index) if dim % max(input.dim(), 1) == 0 else NotImplemented
+    return _rows_of_a_table(input, (*[slice(None)] * (dim % max(input.dim(), 1)), index))
 
 
 def one_hot(real: torch.dtype, input: Tensor, num_classes: int = -1) -> Any:
@@ -91,16 +114,47 @@ def one_hot(real: torch.dtype, input: Tensor, num_classes: int = -1) -> Any:
 
 
 def _repeat(input: Tensor, *sizes: Any) -> Any:
-    """Copies side by side."""
-    counts = [*sizes[0]] if len(sizes) == 1 and not isinstance(sizes[0], int) else [*sizes]
-    fits = len(counts) == input.dim() and all(isinstance(n, int) and 0 < n <= _MOST_TAPS for n in counts)
-    if not fits or counts[0] != 1:
+    """Copies side by side; of what has no rows, as many as there are rows."""
+    counts = [*sizes[0]] if len(sizes) == 1 and isinstance(sizes[0], Sequence) else [*sizes]
+    if len(counts) < input.dim():
         return NotImplemented
-    result = input.clone()
+    result = input[(None,) * (len(counts) - input.dim())]
     for dim, count in enumerate(counts):
-        if count > 1:
+        size = result.shape[dim]
+        if type(count) is int and count == 1:
+            continue
+        if type(size) is int and size == 1:
+            result = result.expand(*(count if d == dim else -1 for d in range(len(counts))))
+        elif type(size) is int and type(count) is int and 0 < count <= _MOST_TAPS:
             result = torch.cat([result] * count, dim)
-    return result
+        else:
+            return NotImplemented
+    return result.clone(memory_format=torch.contiguous_format)
+
+
+def _tile(input: Tensor, *dims: Any) -> Any:
+    counts = [*dims[0]] if len(dims) == 1 and isinstance(dims[0], Sequence) else [*dims]
+    return _repeat(input, *[1] * (input.dim() - len(counts)), *counts)
+
+
+def _repeat_interleave(input: Tensor, repeats: Any, dim: int | None = None, **_: Any) -> Any:
+    """Each element several times, one behind the other."""
+    if dim is None or isinstance(repeats, Tensor) or not input.dim():
+        return NotImplemented
+    dim %= input.dim()
+    size = input.shape[dim]
+    if type(size) is not int or (type(repeats) is not int and size != 1):
+        return NotImplemented
+    wide = _repeat(
+        input.unsqueeze(dim + 1), *(repeats if d == dim + 1 else 1 for d in range(input.dim() + 1))
+    )
+    return (
+        wide
+        if wide is NotImplemented
+        else wide.flatten(dim, dim + 1)
+        if type(repeats) is int
+        else wide.squeeze(dim)
+    )
 
 
 def _roll(input: Tensor, shifts: Any, dims: Any = None) -> Any:
@@ -291,7 +345,8 @@ SIMPLER: dict[Any, Callable[..., Any]] = {
     torch.index_select: _index_select,
     Tensor.index_select: _index_select,
     Tensor.repeat: _repeat,
-    Tensor.tile: _repeat,
+    **dict.fromkeys((torch.tile, Tensor.tile), _tile),
+    **dict.fromkeys((torch.repeat_interleave, Tensor.repeat_interleave), _repeat_interleave),
     torch.roll: _roll,
     Tensor.roll: _roll,
     **dict.fromkeys((F.dropout, F.alpha_dropout, torch.dropout, torch.alpha_dropout), _dropout(True)),

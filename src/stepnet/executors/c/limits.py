@@ -111,7 +111,6 @@ def _check_integers(body: Graph, node: Node) -> None:
             raise Unsupported("the loop divides whole numbers by one that may be 0", line=node.line)
     if node.op in ("argmax", "argmin", "embed"):
         source = body.values[node.inputs[0]]
-        table = node.op == "embed" and source.dtype in INTEGERS
-        if table or source.dtype == "bool" or not source.size:
+        if (source.dtype == "bool" and node.op != "embed") or not source.size:
             what = source.dtype if source.size else "nothing"
             raise Unsupported(f"the loop holds an {node.op} of {what}", line=node.line)
