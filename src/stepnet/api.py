@@ -23,7 +23,7 @@ from .checks import (
     values_of,
 )
 from .data.convert import pack_like
-from .data.in_graph import not_followed
+from .data.in_graph import is_exporting, not_followed
 from .data.lod import LoDTensor
 from .data.recording import recorded_in_frames
 from .data.tree import Spec, flatten, unflatten
@@ -183,7 +183,7 @@ def recurrent(
         type(x) is Tensor
         and state is not None
         and steps is static is resets is checkpoint is detach_every is None
-        and not (scopes or torch.compiler.is_compiling() or (CAN_CAPTURE and torch.compiler.is_exporting()))
+        and not (scopes or torch.compiler.is_compiling() or (CAN_CAPTURE and is_exporting()))
         and instead() is watching() is None
         and not (is_kept() or lifting.inside_a_step())
         and (out := run_warm(_STEPS, step, x, state, (reverse, level, axis, check_backend(backend))))
@@ -192,7 +192,7 @@ def recurrent(
     how = _How(steps, static, reverse, level, axis, scopes, backend, resets, checkpoint, detach_every)
     if CAN_CAPTURE and torch.compiler.is_dynamo_compiling():
         return _in_graph(step, x, state, how)
-    if CAN_CAPTURE and instead() is None and torch.compiler.is_exporting():
+    if CAN_CAPTURE and instead() is None and is_exporting():
         return traced_step(lambda: _in_graph(step, x, state, how))
     if is_kept() and not torch.compiler.is_compiling():
         told = how._asdict()

@@ -7,8 +7,7 @@ as text; `stepnet.graph` says what runs, and of which shapes its results are.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from types import FunctionType
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -18,8 +17,10 @@ from torch.nn.utils.rnn import PackedSequence
 from stepnet.data.offsets import LoD
 from stepnet.watchers import instead
 
-_F = TypeVar("_F", bound=FunctionType)
+_F = TypeVar("_F", bound=Callable[..., Any])
 _VERSION: Any = torch.__version__
+# Whether torch.export traces what runs; torch 2.6 tells it from nothing else that traces.
+is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 CAN_CAPTURE: bool = _VERSION >= (2, 13)  # what the nodes stand on is private to torch, and changes
 
 
@@ -28,10 +29,11 @@ def not_followed(function: _F, *, calls: bool = False) -> _F:
     the function itself, and Dynamo follows its `calls`."""
     if CAN_CAPTURE:
         native: Any = torch._C
+        written: Any = function
         dynamo = native._dynamo.eval_frame
         skip, default = dynamo._FrameAction.SKIP, dynamo._FrameAction.DEFAULT
         strategy = dynamo._FrameExecStrategy(skip, default if calls else skip)
-        dynamo.set_code_exec_strategy(function.__code__, strategy)
+        dynamo.set_code_exec_strategy(written.__code__, strategy)
     return function
 
 
@@ -56,13 +58,13 @@ def is_followed() -> bool:
     """Whether torch compiles or exports what runs, so that a call is to be made by `call`."""
     if torch.compiler.is_dynamo_compiling():
         return CAN_CAPTURE
-    return CAN_CAPTURE and torch.compiler.is_exporting() and instead() is None
+    return CAN_CAPTURE and is_exporting() and instead() is None
 
 
 def is_exported() -> bool:
     """Whether it goes into a program for other processes, where a call stays one operator, known by its name.
     What is compiled for this process joins torch's own operators with what is around them."""
-    return is_followed() and torch.compiler.is_exporting()
+    return is_followed() and is_exporting()
 
 
 def structure(function: str, levels: Sequence[Tensor], rows: int) -> LoD:

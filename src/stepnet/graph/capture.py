@@ -25,7 +25,7 @@ from torch.utils import _pytree
 
 from stepnet.data import in_graph
 from stepnet.data.convert import pack_like
-from stepnet.data.in_graph import CAN_CAPTURE
+from stepnet.data.in_graph import CAN_CAPTURE, is_exporting
 from stepnet.data.lod import LoDTensor
 from stepnet.front.static import Padded
 from stepnet.front.step import TorchCell
@@ -262,11 +262,6 @@ def _lower(subgraph: fx.GraphModule, operands: Sequence[Any], way: dict[str, Any
     return lowered(operands)
 
 
-def _is_exporting() -> bool:
-    """Whether what is traced is to run in other processes."""
-    return torch.compiler.is_exporting()
-
-
 class _Lowered:
     """A body of Dynamo without its markers, as an entry of the table of calls."""
 
@@ -318,7 +313,7 @@ class _Lowered:
         """Its results for the operands of the node, as one operator."""
         tensors, sizes = self._arguments(operands)
         what = self._what
-        if _is_exporting():
+        if is_exporting():
             what = text_of(self._recurrence, tensors, [operands[i] for i in self._reads])
         elif not calls.is_known(what):
             calls.add(what, self._recurrence)
@@ -328,7 +323,7 @@ class _Lowered:
         """A function of its operands, for the step of another one."""
 
         def recurrence(*operands: Any) -> Any:
-            if _is_exporting():
+            if is_exporting():
                 return self(operands)
             return self._results_of(self._recurrence.run(*self._arguments(operands)))
 

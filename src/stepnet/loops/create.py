@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stepnet.api import recurrent
-from stepnet.data.in_graph import leave_to_python, not_followed
+from stepnet.data.in_graph import is_exporting, leave_to_python, not_followed
 from stepnet.engine import run
 from stepnet.errors import IRError, StepError, Unsupported
 from stepnet.executors.base import Executor
@@ -107,7 +107,7 @@ def _run_raised(loop: WhileLoop) -> list[Tensor]:
     if not executors:
         raise Unsupported("the backend 'naive' is set")
     raised = raise_loop(loop)
-    if torch.compiler.is_exporting():
+    if is_exporting():
         return _exported(loop, raised)
     if not raised.rowwise or raised.sizes in raised.form.as_row:
         return _scan(loop, raised.one_row(), executors)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from stepnet.data.array import TensorArray
+from stepnet.data.in_graph import is_exporting
 from stepnet.data.values import SIZE
 from stepnet.front.frame import Recording, WhileLoop
 from stepnet.front.recorded import Write
@@ -73,7 +74,7 @@ def _with_number(value: Any, number: int | None) -> Any:
     """A constant of the tape, with its number where a trace does not know it."""
     if number is None or not isinstance(value, Tensor) or type(value) is Tensor:
         return value
-    if torch.compiler.is_exporting():  # the steps are part of the program, each as it is
+    if is_exporting():  # the steps are part of the program, each as it is
         value = torch.tensor(number if not value.dim() else [number], dtype=value.dtype)
     setattr(value, SIZE, number)
     return value

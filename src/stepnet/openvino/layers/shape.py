@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.in_graph import is_exporting
 from stepnet.export.open_sizes import Sizes
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.element_types import by_name
@@ -190,7 +191,7 @@ def _shape_of(layer: Layer, attributes: Attributes) -> Function:
     dtype = by_name(attributes.text("output_type", "i64"), layer.where, "output_type").dtype
 
     def shape_of(x: Tensor) -> Any:
-        if torch.compiler.is_exporting():
+        if is_exporting():
             return Sizes(list(x.shape), dtype)
         return torch.tensor(list(x.shape), dtype=dtype)
 
