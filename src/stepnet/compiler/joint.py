@@ -82,15 +82,25 @@ def joint_graph(
                 graph, constants = recorded(function, outlines, decompositions)
             writes = not without_copies(graph)
             made = None if writes else Recorded(finished(graph), constants, NAME)
-        except Unsupported:
-            raise
         except (Unusual, Exception) as error:  # torch's tracer knows, or tells it in its own words
+            if isinstance(error, Unsupported) and not _asked_for_numbers(error):
+                raise
             writes = isinstance(error, Writes)
     if made is None:
         from .by_torch import by_torch  # a second of imports
 
         return by_torch(function, run, inputs, with_gradients, decompositions, writes=writes)
     return made
+
+
+def _asked_for_numbers(error: BaseException | None) -> bool:
+    """Whether an error comes of a function in torch's C++ that wants each size as a number, as matmul does up
+    to torch 2.6; its tracer has those in Python."""
+    while error is not None:
+        if isinstance(error, RuntimeError) and "symbolic sizes/strides" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def finished(graph: Graph) -> Graph:

@@ -174,10 +174,17 @@ def _picks_by_number(func: OpOverload, args: Sequence[Any]) -> bool:
 
 @functools.cache
 def _is_composite(func: OpOverload) -> bool:
-    """Whether autograd would have called other ops in the place of this one."""
-    return func.has_kernel_for_dispatch_key(
-        DispatchKey.CompositeImplicitAutograd
-    ) and not func.has_kernel_for_dispatch_key(DispatchKey.CPU)
+    """Whether autograd would have called other ops in the place of this one.
+
+    Raises:
+        Unusual: it is a question of torch 2.6 for a size as a number, and no op.
+    """
+    try:
+        return func.has_kernel_for_dispatch_key(
+            DispatchKey.CompositeImplicitAutograd
+        ) and not func.has_kernel_for_dispatch_key(DispatchKey.CPU)
+    except RuntimeError as error:
+        raise Unusual(str(func)) from error
 
 
 @functools.cache
