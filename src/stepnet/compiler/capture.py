@@ -28,6 +28,7 @@ from .answers import ASKS, OF_ROWS, Answers
 from .applied import applied
 from .decompositions import Exact, exact
 from .draws import noise_of
+from .forward_mode import by_gradients
 from .joint import Input, joint_graph
 from .whole_calls import keep_whole
 
@@ -221,7 +222,7 @@ def trace(
         swap = {id(t): traced for (_, t, _), traced in zip(weights, given[len(rows) :], strict=True)}
         lines.clear()
         known = Answers(answers, given[: len(rows)])
-        with _Swap(swap, here, lines, followed, known) as mode, Exact(real):
+        with _Swap(swap, here, lines, followed, known) as mode, Exact(real), by_gradients():
             y_spec, y, new = call(xs, states)
         results = [t if isinstance(t, Tensor) else torch.as_tensor(t) for t in (*y, *new)]
         seen.setdefault("y", (y_spec, len(y)))

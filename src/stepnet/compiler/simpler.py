@@ -6,8 +6,6 @@ is traced.
 
 from __future__ import annotations
 
-import functools
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,11 +19,12 @@ from stepnet.data.tree import map_leaves
 
 from .attention import attention, heads_attention
 from .contractions import bilinear, cdist, einsum
+from .convolutions import CONVOLUTIONS
 from .fourier import TRANSFORMS
 from .inner_loops import inner
 from .torch_cells import TORCH_CELLS
 
-_MOST_TAPS, _MOST_GROUPS = 128, 16  # of a convolution that is written out
+_MOST_COPIES = 128  # that are joined
 
 
 def _batch_norm(
@@ -125,7 +124,7 @@ def _repeat(input: Tensor, *sizes: Any) -> Any:
             continue
         if type(size) is int and size == 1:
             result = result.expand(*(count if d == dim else -1 for d in range(len(counts))))
-        elif type(size) is int and type(count) is int and 0 < count <= _MOST_TAPS:
+        elif type(size) is int and type(count) is int and 0 < count <= _MOST_COPIES:
             result = torch.cat([result] * count, dim)
         else:
             return NotImplemented
@@ -259,68 +258,6 @@ def _determinant(matrix: Tensor) -> Any:
     return NotImplemented if matrix.is_complex() or matrix.dim() < 2 else _Determinant.apply(matrix)
 
 
-def _pair(value: Any, count: int) -> list[int]:
-    return [value] * count if isinstance(value, int) else [*value] * (count if len(value) == 1 else 1)
-
-
-def _padding(padding: Any, taps: Sequence[int], dilations: Sequence[int]) -> list[tuple[int, int]]:
-    """Zeros before and behind each dimension; "same" has the odd one behind."""
-    if padding == "same":
-        spans = [d * (k - 1) for k, d in zip(taps, dilations, strict=True)]
-        return [(n // 2, n - n // 2) for n in spans]
-    return [(p, p) for p in _pair(0 if padding == "valid" else padding, len(taps))]
-
-
-def _convolution(dims: int) -> Callable[..., Any]:
-    def convolution(
-        input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
-        dilation: Any = 1, groups: int = 1,
-    ) -> Any:  # fmt: skip
-        """The taps side by side, times the weights: a product of each row and a matrix."""
-        taps = weight.shape[2:]
-        if input.dim() != dims + 2 or taps.numel() > _MOST_TAPS or type(groups) is not int:
-            return NotImplemented
-        if input.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups:
-            return NotImplemented  # torch says what does not fit
-        if groups > _MOST_GROUPS and weight.shape[1] > 1:
-            return NotImplemented
-        steps, dilations = _pair(stride, dims), _pair(dilation, dims)
-        pads = _padding(padding, taps, dilations)
-        widths: Sequence[int] = [p for pad in reversed(pads) for p in pad]
-        last = input.movedim(1, -1)  # channels side by side: a patch is copied in long pieces
-        x = F.pad(last, [0, 0, *widths]) if any(widths) else last
-        sizes = [
-            (n - d * (k - 1) - 1) // s + 1
-            for n, k, s, d in zip(x.shape[1:-1], taps, steps, dilations, strict=True)
-        ]
-        if min(sizes, default=0) <= 0:
-            return NotImplemented
-        patches: list[Tensor] = []
-        for tap in itertools.product(*(range(k) for k in taps)):
-            patch = x
-            for axis, (at, n, s, d) in enumerate(zip(tap, sizes, steps, dilations, strict=True)):
-                end = at * d + (n - 1) * s + 1
-                patch = patch[(slice(None),) * (axis + 1) + (slice(at * d, end, s),)]
-            patches.append(patch)
-        result = _of_patches(patches, weight.flatten(2), groups).flatten(1, -2)
-        result = result if bias is None else result + bias
-        return result.transpose(1, 2).reshape(-1, weight.shape[0], *sizes)
-
-    return convolution
-
-
-def _of_patches(patches: Sequence[Tensor], weight: Tensor, groups: int) -> Tensor:
-    """What each tap sees, [rows, ..., channels], times weights [channels, channels of a group, taps]."""
-    if groups == 1:
-        return torch.cat([*patches], -1) @ weight.permute(2, 1, 0).reshape(-1, weight.shape[0])
-    if weight.shape[1] == 1:
-        each = weight.unflatten(0, (groups, -1))  # [groups, channels of each, 1, taps]
-        parts = [patch.unsqueeze(-1) * each[:, :, 0, tap] for tap, patch in enumerate(patches)]
-        return functools.reduce(torch.add, parts).flatten(-2)
-    seen, own = [patch.chunk(groups, -1) for patch in patches], weight.chunk(groups)
-    return torch.cat([_of_patches([parts[g] for parts in seen], own[g], 1) for g in range(groups)], -1)
-
-
 def _gaussian_nll_loss(
     input: Tensor, target: Tensor, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
 ) -> Any:
@@ -367,15 +304,13 @@ SIMPLER: dict[Any, Callable[..., Any]] = {
     torch.matrix_exp: _matrix_exp,
     torch.linalg.matrix_exp: _matrix_exp,
     Tensor.matrix_exp: _matrix_exp,
-    torch.conv1d: _convolution(1),
-    torch.conv2d: _convolution(2),
-    torch.conv3d: _convolution(3),
+    **CONVOLUTIONS,
     **TRANSFORMS,
     **TORCH_CELLS,
 }
 
 # Those on autocast's lists. What they are written with here is on none, so the casts are made first.
-_LOW = {torch.conv1d, torch.conv2d, torch.conv3d, F.scaled_dot_product_attention}
+_LOW = {*CONVOLUTIONS, F.scaled_dot_product_attention}
 _FLOAT32 = {torch.linalg.solve}
 
 

@@ -1,0 +1,111 @@
+"""Convolutions as products of each row: what the taps see, side by side, times the weights."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_MOST_TAPS, _MOST_GROUPS = 128, 16  # of a convolution that is written out
+
+
+def _pair(value: Any, count: int) -> list[int]:
+    return [value] * count if isinstance(value, int) else [*value] * (count if len(value) == 1 else 1)
+
+
+def _padding(padding: Any, taps: Sequence[int], dilations: Sequence[int]) -> list[tuple[int, int]]:
+    """Zeros before and behind each dimension; "same" has the odd one behind."""
+    if padding == "same":
+        spans = [d * (k - 1) for k, d in zip(taps, dilations, strict=True)]
+        return [(n // 2, n - n // 2) for n in spans]
+    return [(p, p) for p in _pair(0 if padding == "valid" else padding, len(taps))]
+
+
+def _convolution(dims: int) -> Callable[..., Any]:
+    def convolution(
+        input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
+        dilation: Any = 1, groups: int = 1,
+    ) -> Any:  # fmt: skip
+        """The taps side by side, times the weights: a product of each row and a matrix."""
+        taps = weight.shape[2:]
+        if input.dim() != dims + 2 or taps.numel() > _MOST_TAPS or type(groups) is not int:
+            return NotImplemented
+        if input.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups:
+            return NotImplemented  # torch says what does not fit
+        if groups > _MOST_GROUPS and weight.shape[1] > 1:
+            return NotImplemented
+        steps, dilations = _pair(stride, dims), _pair(dilation, dims)
+        pads = _padding(padding, taps, dilations)
+        widths: Sequence[int] = [p for pad in reversed(pads) for p in pad]
+        last = input.movedim(1, -1)  # channels side by side: a patch is copied in long pieces
+        x = F.pad(last, [0, 0, *widths]) if any(widths) else last
+        sizes = [
+            (n - d * (k - 1) - 1) // s + 1
+            for n, k, s, d in zip(x.shape[1:-1], taps, steps, dilations, strict=True)
+        ]
+        if min(sizes, default=0) <= 0:
+            return NotImplemented
+        patches: list[Tensor] = []
+        for tap in itertools.product(*(range(k) for k in taps)):
+            patch = x
+            for axis, (at, n, s, d) in enumerate(zip(tap, sizes, steps, dilations, strict=True)):
+                end = at * d + (n - 1) * s + 1
+                patch = patch[(slice(None),) * (axis + 1) + (slice(at * d, end, s),)]
+            patches.append(patch)
+        result = _of_patches(patches, weight.flatten(2), groups).flatten(1, -2)
+        result = result if bias is None else result + bias
+        return result.transpose(1, 2).reshape(-1, weight.shape[0], *sizes)
+
+    return convolution
+
+
+def _transposed_convolution(dims: int) -> Callable[..., Any]:
+    convolution = _convolution(dims)
+
+    def transposed(
+        input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
+        output_padding: Any = 0, groups: int = 1, dilation: Any = 1,
+    ) -> Any:  # fmt: skip
+        """A convolution with the weights turned round, of the input with zeros between its elements."""
+        if input.dim() != dims + 2 or groups != 1 or input.shape[1] != weight.shape[0]:
+            return NotImplemented
+        steps, pads, more, dilations = (_pair(v, dims) for v in (stride, padding, output_padding, dilation))
+        widths: list[int] = []
+        for axis, (s, p, extra, d) in enumerate(zip(steps, pads, more, dilations, strict=True), start=2):
+            if s > 1:
+                wide = [0, 0] * (dims + 1 - axis) + [0, s - 1]
+                input = F.pad(input.unsqueeze(axis + 1), wide).flatten(axis, axis + 1)
+                extra -= s - 1
+            reach = d * (weight.shape[axis] - 1) - p
+            widths[:0] = [reach, reach + extra]
+        turned = weight.flip([*range(2, dims + 2)]).transpose(0, 1)
+        return convolution(F.pad(input, widths), turned, bias, dilation=dilations)
+
+    return transposed
+
+
+def _of_patches(patches: Sequence[Tensor], weight: Tensor, groups: int) -> Tensor:
+    """What each tap sees, [rows, ..., channels], times weights [channels, channels of a group, taps]."""
+    if groups == 1:
+        return torch.cat([*patches], -1) @ weight.permute(2, 1, 0).reshape(-1, weight.shape[0])
+    if weight.shape[1] == 1:
+        each = weight.unflatten(0, (groups, -1))  # [groups, channels of each, 1, taps]
+        parts = [patch.unsqueeze(-1) * each[:, :, 0, tap] for tap, patch in enumerate(patches)]
+        return functools.reduce(torch.add, parts).flatten(-2)
+    seen, own = [patch.chunk(groups, -1) for patch in patches], weight.chunk(groups)
+    return torch.cat([_of_patches([parts[g] for parts in seen], own[g], 1) for g in range(groups)], -1)
+
+
+CONVOLUTIONS: dict[Any, Callable[..., Any]] = {
+    torch.conv1d: _convolution(1),
+    torch.conv2d: _convolution(2),
+    torch.conv3d: _convolution(3),
+    torch.conv_transpose1d: _transposed_convolution(1),
+    torch.conv_transpose2d: _transposed_convolution(2),
+    torch.conv_transpose3d: _transposed_convolution(3),
+}
