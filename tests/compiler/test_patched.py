@@ -1,4 +1,4 @@
-"""Functions of torch that somebody replaces are what a step calls from then on, where torch calls them, too."""
+"""Functions of torch that somebody replaces are what a step calls from then on, under torch's layers, too."""
 
 from __future__ import annotations
 
@@ -28,10 +28,16 @@ class Layers(nn.Module):
 
 
 linear, tanh, add, cell = F.linear, torch.tanh, Tensor.__add__, torch.gru_cell
+
+
+def scaled(made: Tensor) -> Tensor:
+    return made * SCALE[0] if made.is_floating_point() else made
+
+
 PATCHES = {
     "a function of layers": (Layers, F, "linear", lambda *a: linear(*a) * SCALE[0]),
     "a function of torch": (Layers, torch, "tanh", lambda x: tanh(x) * SCALE[0]),
-    "an operator": (Layers, Tensor, "__add__", lambda a, b: add(a, b) * SCALE[0]),
+    "an operator": (Layers, Tensor, "__add__", lambda a, b: scaled(add(a, b))),
     "a cell": (lambda: nn.GRUCell(3, 3, dtype=D), torch._VF, "gru_cell", lambda *a: cell(*a) * SCALE[0]),
 }
 

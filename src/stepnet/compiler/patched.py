@@ -29,9 +29,8 @@ def _counter(space: dict[str, Any]) -> Callable[[], Any]:
 _VF: Any = torch._VF  # pyright: ignore[reportAttributeAccessIssue]
 _NN: Any = torch._C._nn  # pyright: ignore[reportAttributeAccessIssue]
 _OF_TENSORS: Any = gc.get_referents(vars(Tensor))[0]
-SPACES: Mapping[str, dict[str, Any]] = {
-    "torch": vars(torch), "F": vars(F), "_VF": vars(_VF), "_nn": vars(_NN),
-    "Tensor": _OF_TENSORS,
+SPACES: Mapping[str, Any] = {
+    "torch": vars(torch), "F": vars(F), "_VF": vars(_VF), "_nn": vars(_NN), "Tensor": _OF_TENSORS,
 }  # fmt: skip
 # What is found beneath, made by C: a new name may stand before it.
 _BENEATH = {"Tensor": frozenset(dir(Tensor.__mro__[1])), "_VF": frozenset(dir(_VF.vf))}
