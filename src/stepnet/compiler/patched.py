@@ -32,13 +32,18 @@ _OF_TENSORS: Any = gc.get_referents(vars(Tensor))[0]
 SPACES: Mapping[str, Any] = {
     "torch": vars(torch), "F": vars(F), "_VF": vars(_VF), "_nn": vars(_NN), "Tensor": _OF_TENSORS,
 }  # fmt: skip
-# What is found beneath, made by C: a new name may stand before it.
-_BENEATH = {"Tensor": frozenset(dir(Tensor.__mro__[1])), "_VF": frozenset(dir(_VF.vf))}
 _OF_TORCH = frozenset({"manual_seed", "Storage"})  # which torch itself puts others in the place of
-_FIRST = {
-    owner: {name: held for name, held in space.items() if name not in _OF_TORCH}
-    for owner, space in SPACES.items()
-}
+
+
+def _at_first(owner: str) -> dict[str, Any]:
+    """What is found by each name of a space; some of it beneath, made by C."""
+    beneath: Any = {"Tensor": Tensor.__mro__[1], "_VF": _VF.vf}.get(owner)
+    names = () if beneath is None else dir(beneath)
+    own = {name: held for name, held in SPACES[owner].items() if name not in _OF_TORCH}
+    return {name: getattr(beneath, name, MISSING) for name in names} | own
+
+
+_FIRST = {owner: _at_first(owner) for owner in SPACES}
 _COUNTERS = [_counter(space) for space in SPACES.values()]
 _known: tuple[list[Any], Sequence[tuple[str, Any]]] = [], ()
 
@@ -65,9 +70,8 @@ def patched() -> Sequence[tuple[str, Any]]:
 def _others() -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     for owner, space in SPACES.items():
-        first, beneath = _FIRST[owner], _BENEATH.get(owner, ())
+        first = _FIRST[owner]
         for name, held in list(space.items()):
-            if held is not first.get(name, MISSING) and (name in first or name in beneath):
+            if name in first and held is not first[name]:
                 found.append((f"{owner}.{name}", held))
-        found += [(f"{owner}.{name}", MISSING) for name in first.keys() - space.keys()]
     return found
