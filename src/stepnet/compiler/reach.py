@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from .code_facts import Facts, facts
+from .patched import patched
 from .trust import is_machinery
 from .walk import IMPLICIT, Walk
 
@@ -85,6 +86,9 @@ def _walked(step: Callable[..., Any], root: Any, everything: bool) -> Reach:
         before = len(names)
         walk = Walk(set(names))
         walk.visit(step)
+        for name, held in patched():
+            walk.key.append(name)
+            walk.visit(held)
         if len(walk.names) == before:
             break
         names = _NAMES[root] = walk.names  # an attribute of a new name may have been passed by: once more

@@ -28,6 +28,7 @@ from torch.nn.modules import module as _torch_module
 
 from .code_facts import facts
 from .kinds import MISSING, Names, has_slots
+from .patched import SPACES
 from .reach import Reach
 from .survey import Survey
 from .trust import BY_VALUE, is_trusted_class
@@ -70,7 +71,8 @@ def words(reach: Reach, key: Sequence[Any] = (), root: weakref.ref[Any] | None =
         if root is not None:
             writer.word(id(root) + _REFERENCE)
             writer.kept.append(root)
-        writer.dict(vars(builtins))
+        for space in (vars(builtins), *SPACES.values()):
+            writer.dict(space)
         writer.dict(vars(_torch_module))
         for name in MODULE_HOOKS:
             writer.dict(vars(_torch_module)[name])

@@ -1,0 +1,70 @@
+"""Functions of torch that somebody replaces are what a step calls from then on, under torch's layers, too."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stepnet import recurrent
+from stepnet.compiler.patched import patched
+from stepnet.compiler.reach import reach
+
+D = torch.float64
+SCALE = [0.5]
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.act = nn.Linear(3, 3, dtype=D), nn.Tanh()
+
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.act(self.into(x) + h)
+        return h, h
+
+
+linear, tanh, add, cell = F.linear, torch.tanh, Tensor.__add__, torch.gru_cell
+
+
+def scaled(made: Tensor) -> Tensor:
+    return made * SCALE[0] if made.is_floating_point() else made
+
+
+PATCHES = {
+    "a function of layers": (Layers, F, "linear", lambda *a: linear(*a) * SCALE[0]),
+    "a function of torch": (Layers, torch, "tanh", lambda x: tanh(x) * SCALE[0]),
+    "an operator": (Layers, Tensor, "__add__", lambda a, b: scaled(add(a, b))),
+    "a cell": (lambda: nn.GRUCell(3, 3, dtype=D), torch._VF, "gru_cell", lambda *a: cell(*a) * SCALE[0]),
+}
+
+
+@pytest.mark.parametrize("kind", PATCHES)
+@pytest.mark.filterwarnings("ignore:step")
+def test_another_function(kind):
+    make, owner, name, other = PATCHES[kind]
+    step = make()
+    x = torch.randn(3, 2, 3, dtype=D)
+    h = torch.randn(2, 3, dtype=D)
+    key = reach(step).key
+
+    def same() -> Tensor:
+        for _ in range(4):
+            found = recurrent(step, x, h)[0]
+        torch.testing.assert_close(found, recurrent(step, x, h, backend="naive")[0])
+        return found.detach()
+
+    first = same()
+    with mock.patch.object(owner, name, other):
+        second = same()
+        SCALE[0] = 0.25
+        third = same()
+        SCALE[0] = 0.5
+    assert not torch.equal(first, second)
+    assert not torch.equal(second, third)
+    assert torch.equal(same(), first)
+    assert reach(step).key == key
+    assert patched() == ()
