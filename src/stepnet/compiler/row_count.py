@@ -105,7 +105,8 @@ class RowCount:
     def floordiv(self, other: RowCount) -> RowCount:
         if other.times:
             times, rest = divmod(self.times, other.times)
-            if rest or self.plus != times * other.plus:
+            zero_at, between = divmod(-other.plus, other.times)
+            if rest or self.plus != times * other.plus or (zero_at > 0 and not between):
                 raise Unusual("a part of the number of rows")
             return RowCount(0, times)
         if not other.plus or self.times % other.plus:
