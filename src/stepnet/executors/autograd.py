@@ -24,6 +24,7 @@ from .flow import carry_gradients, reached
 from .layout import Layout
 from .loop import PreparedLoop, last, shift
 from .noise import generator_of, noise_of
+from .tables import EARLIER, as_table, earlier
 from .twice import Along, again, differentiable, is_plain
 
 
@@ -211,6 +212,7 @@ class _PlanCall(torch.autograd.Function):
             call = call._replace(before=(device, generator_of(device).get_state()))
         out, values = forward(call, tensors)
         ctx.call = call
+        ctx.led = [name for name in plan.shifted if EARLIER + name in values]
         ctx.set_materialize_grads(False)
         ctx.count = len(tensors)
         extra = [] if _again.get() else [*out[: len(plan.y)], *(values[n] for n in call.ready.extra)]
@@ -231,7 +233,7 @@ class _PlanCall(torch.autograd.Function):
 
         def compute() -> list[Tensor | None]:
             kept = saved[ctx.count :] or _kept(call._replace(noise=noise_of(call)), tensors)
-            return gradients(call, tensors, kept, grads, needed)
+            return gradients(call, tensors, kept, grads, needed, ctx.led)
 
         if torch.is_grad_enabled():
             return (None, *differentiable(call, compute, tensors, grads, needed))
@@ -243,9 +245,10 @@ class _PlanCall(torch.autograd.Function):
 
 def gradients(
     call: Call, tensors: Sequence[Tensor], kept: Sequence[Tensor], grads: Sequence[Tensor | None],
-    needed: Sequence[bool],
+    needed: Sequence[bool], led: Sequence[str] = (),
 ) -> list[Tensor | None]:  # fmt: skip
-    """The gradient of each tensor, by the plan. `kept`: the rows of y, then the plan's `extra`."""
+    """The gradient of each tensor, by the plan. `kept`: the rows of y, then the plan's `extra`. `led`: the
+    states before whose rows their boot values lie."""
     plan, layout = call.ready.plan, call.layout
     y = kept[: len(plan.y)]
     extra = dict(zip(call.ready.extra, kept[len(plan.y) :], strict=True))
@@ -257,14 +260,15 @@ def gradients(
             values[name] = extra[name]
         elif name in plan.shifted:
             result = plan.new_states[plan.states.index(name)]
-            values[name] = shift(results[result], inputs[name], layout)
+            rows = earlier(results[result], layout.stride) if name in led else None
+            values[name] = shift(results[result], inputs[name], layout) if rows is None else rows
         else:
             values[name] = results[name] if name in results else inputs[name]
     states = {}
     for name, grad, like in zip(plan.tangents, grads, (*y, *tensors[len(plan.x) :]), strict=False):
         if name is None:
             continue
-        tangent = torch.zeros_like(like) if grad is None else grad.contiguous()
+        tangent = torch.zeros_like(like) if grad is None else as_table(grad)
         if name in call.ready.carried:
             states[name] = tangent.to(call.ready.carried_as[name])
         else:

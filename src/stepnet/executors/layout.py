@@ -166,6 +166,13 @@ class Layout:
 
     @cached_property
     @outside_modes
+    def begins(self) -> tuple[Tensor, Tensor]:
+        """The first rows of the sequences that have rows, and which sequences those are."""
+        of = self.lengths.nonzero()[:, 0]
+        return self.starts[of], of
+
+    @cached_property
+    @outside_modes
     def previous(self) -> Tensor:
         """For each row the row one step before; `rows + b` where sequence b begins."""
         at = self.by_sequence
