@@ -180,7 +180,7 @@ def recurrent(
     ([1.0, 2.0, 3.0, 1.0], [3.0, 1.0])
     """
     if (
-        type(x) is Tensor
+        (type(x) is Tensor or type(x) is LoDTensor)
         and state is not None
         and steps is static is resets is checkpoint is detach_every is None
         and not (scopes or torch.compiler.is_compiling() or (CAN_CAPTURE and torch.compiler.is_exporting()))
