@@ -170,12 +170,31 @@ def computed_again() -> AbstractContextManager[None]:
     return during(_again, True)
 
 
-def plainly(run: Callable[..., Any], *args: Any) -> Any:
-    """What a run gives that autograd records op by op; in `computed_again`, recorded in backward."""
+def plainly(
+    run: Callable[[Any], Any], inputs: Any, generators: Callable[[], Sequence[torch.Generator]]
+) -> Any:
+    """What a run gives that autograd records op by op; in `computed_again`, recorded in backward, with the
+    noise that it drew from torch's generator and these."""
     if not (_again.get() and torch.is_grad_enabled()):
-        return run(*args)
+        return run(inputs)
+    before, drawn = [(each, each.get_state()) for each in generators()], False
+
+    def once_more(inputs: Any) -> Any:
+        nonlocal drawn
+        if not drawn:
+            drawn = True
+            return run(inputs)
+        after = [each.get_state() for each, _ in before]
+        try:
+            for each, state in before:
+                each.set_state(state)
+            return run(inputs)
+        finally:
+            for (each, _), state in zip(before, after, strict=True):
+                each.set_state(state)
+
     with during(_again, False):
-        return checkpoint(run, *args, use_reentrant=False)
+        return checkpoint(once_more, inputs, use_reentrant=False)
 
 
 def _kept(call: Call, tensors: Sequence[Tensor]) -> list[Tensor]:
