@@ -173,16 +173,6 @@ class Layout:
 
     @cached_property
     @outside_modes
-    def previous(self) -> Tensor:
-        """For each row the row one step before; `rows + b` where sequence b begins."""
-        at = self.by_sequence
-        begins = self.rows + owners(self.lengths, len(at))
-        out = torch.empty(self.rows, dtype=torch.int64)
-        out[at] = torch.where(self._time() == 0, begins, at - self.stride)
-        return out
-
-    @cached_property
-    @outside_modes
     def last(self) -> Tensor:
         """The last row of each sequence; `rows + b` where sequence b has none."""
         at = self.starts + (self.lengths - 1) * self.stride
