@@ -371,3 +371,55 @@ def test_mistakes(name):
     more = {k: v for k, v in more.items() if k != "x"}
     with pytest.raises(kind, match=text):
         recurrent(lambda x, s: (s, s), x, torch.zeros(2, 1, requires_grad=True), **more)
+
+
+def test_a_generator_of_the_step_draws_the_same_again():
+    generator = torch.Generator()
+
+    def step(x, s):
+        s = torch.tanh(s + x) * torch.rand(x.shape[0], H, dtype=DTYPE, generator=generator)
+        return s, s
+
+    x = torch.randn(7, 2, H, dtype=DTYPE, requires_grad=True)
+    for backend in ("naive", "c"):
+        found = []
+        for more in ({}, {"checkpoint": 7}, {"checkpoint": 3}):
+            generator.manual_seed(1)
+            y, _ = recurrent(step, x, torch.zeros(2, H, dtype=DTYPE), backend=backend, **more)
+            after = generator.get_state()
+            found += [torch.autograd.grad(y.sum(), x, retain_graph=True)[0] for _ in range(2)]
+            assert torch.equal(generator.get_state(), after)
+        torch.testing.assert_close(found[1], found[3], **CLOSE)
+        torch.testing.assert_close(found[4], found[5], **CLOSE)
+        with torch.no_grad():  # of the noise that was drawn, by small steps
+            near = [x + sign * 1e-6 for sign in (1, -1)]
+            ends = []
+            for rows in near:
+                generator.manual_seed(1)
+                parts, s = [], torch.zeros(2, H, dtype=DTYPE)
+                for part in rows.split(3):
+                    y, s = recurrent(step, part, s, backend=backend)
+                    parts.append(y.sum())
+                ends.append(sum(parts))
+        torch.testing.assert_close(found[4].sum(), (ends[0] - ends[1]) / 2e-6, rtol=0, atol=1e-6)
+
+
+def test_a_recurrence_inside_a_step_over_an_outer_level():
+    """It runs once for all steps of a window, also when the window is computed again."""
+
+    def inner(x, h):
+        h = torch.tanh(x + h)
+        return h, h
+
+    def outer(x, s):
+        y, _ = recurrent(inner, x, torch.zeros(len(x), F, dtype=DTYPE))
+        s = torch.tanh(s + stepnet.sequence_pool(y, "sum"))
+        return s, s
+
+    rows = torch.randn(12, F, dtype=DTYPE, requires_grad=True)
+    x = LoDTensor(rows, [[0, 3, 3, 4, 6], [0, 2, 5, 5, 6, 10, 12]])
+    outs = []
+    for more in ({}, {"checkpoint": 2}):
+        y, final = recurrent(outer, x, torch.zeros(4, F, dtype=DTYPE), level=0, **more)
+        outs.append([y.values, final])
+    check(outs[1], outs[0], [rows])

@@ -22,6 +22,7 @@ from .checks import (
     unpacked,
     values_of,
 )
+from .compiler.reach import reach
 from .data.convert import pack_like
 from .data.in_graph import is_exporting, not_followed
 from .data.lod import LoDTensor
@@ -180,7 +181,7 @@ def recurrent(
     ([1.0, 2.0, 3.0, 1.0], [3.0, 1.0])
     """
     if (
-        type(x) is Tensor
+        (type(x) is Tensor or type(x) is LoDTensor)
         and state is not None
         and steps is static is resets is checkpoint is detach_every is None
         and not (scopes or torch.compiler.is_compiling() or (CAN_CAPTURE and is_exporting()))
@@ -334,10 +335,17 @@ def _run(
     cut, x = loop.slices[0], [feeds[name] for name in body.x_names]
     state = [feeds[name] for name in body.state_names]
     ragged = [leaf for leaf in x if isinstance(leaf, LoDTensor)]
-    if ragged and cut.level is not None and chosen != PLAIN.name:
-        above = any((cut.level + 1) % leaf.lod_level for leaf in ragged)
-        if above and only_plain([*(values_of(leaf) for leaf in x), *state]) is None:
-            loop = loop.around(lifting.OuterBody(body, x, level=cut.level, reverse=cut.stride < 0))
+    level, above = cut.level, False
+    if level is not None and chosen != PLAIN.name and any((level + 1) % leaf.lod_level for leaf in ragged):
+        above = only_plain([*(values_of(leaf) for leaf in x), *state]) is None
+
+    def plain(feeds: dict[str, Any]) -> Any:
+        if not above:
+            return naive.run(loop, feeds)
+        assert level is not None
+        outer = lifting.OuterBody(body, x, level=level, reverse=cut.stride < 0)  # of one run
+        return naive.run(loop.around(outer), feeds)
+
     if booted and not ragged:
         check_batch(body, x, state, cut.axis)
     step_scopes: list[Scope] = []
@@ -349,7 +357,7 @@ def _run(
 
             out = naive.run(loop, feeds, observe)
     else:
-        out = plainly(naive.run, loop, feeds)
+        out = plainly(plain, feeds, lambda: reach(body.step).generators)
     final = unflatten(body.state_spec, distinct([out[name] for name in body.new_state_names], state))
     return (out["y"], final, step_scopes) if scopes else (out["y"], final)
 

@@ -22,7 +22,7 @@ F64 = torch.float64
 def runs(monkeypatch):
     """How many sequences each inner recurrence ran over, in order."""
     counts: list[int] = []
-    run, again = stepnet.api.run, stepnet.api.run_again
+    run, again, warm = stepnet.api.run, stepnet.api.run_again, stepnet.api.run_warm
 
     def counted(loop, feeds, **how):
         result = run(loop, feeds, **how)  # raises for the outer step, which has no plan
@@ -35,7 +35,14 @@ def runs(monkeypatch):
             counts.append(call.layout.sequences)
         return result
 
+    def counted_warm(steps, step, x, *how):
+        result = warm(steps, step, x, *how)
+        if result is not None:
+            counts.append(len(x.lengths()))
+        return result
+
     monkeypatch.setattr(stepnet.api, "run", counted)
+    monkeypatch.setattr(stepnet.api, "run_warm", counted_warm)
     monkeypatch.setattr(stepnet.api, "run_again", counted_again)
     return counts
 

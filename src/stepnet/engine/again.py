@@ -226,8 +226,9 @@ def nothing_around() -> bool:
 
 
 def warm(
-    of: Steps, step: Any, x: Tensor, state: Any, way: tuple[bool, int, int, str], find: Callable[[str], Find]
-) -> tuple[Any, Any] | None:
+    of: Steps, step: Any, x: Tensor | LoDTensor, state: Any, way: tuple[bool, int, int, str],
+    find: Callable[[str], Find],
+) -> tuple[Any, Any] | None:  # fmt: skip
     """y and the final state of a call with the shapes of one before, of a step that reads what it read; None
     where it is not known to be one. `find`: for a backend, see `RunsAlong`.
 
@@ -242,8 +243,12 @@ def warm(
         if type(tensor) is not Tensor or tensor.layout is not torch.strided:
             return None
     found, tensors = unchanged
+    ragged = isinstance(x, LoDTensor)
+    rows = x._values if ragged else x
+    seen = rows.shape[1:] if ragged else rows.shape  # of ragged ones there may be any number
     looks = (
-        tuple([(t.shape, t.dtype, t.requires_grad, t.device, type(t)) for t in (x, *states, *tensors)]),
+        (type(x), seen, rows.dtype, rows.requires_grad, rows.device, type(rows)),
+        tuple([(t.shape, t.dtype, t.requires_grad, t.device, type(t)) for t in (*states, *tensors)]),
         spec,
         way,
         torch.is_grad_enabled(),
@@ -253,8 +258,12 @@ def warm(
     )
     like: _Like | None = found.likes.get(looks)
     if like is not None:
-        rows = x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
-        call = Asked(of, step, x, states, like.form, like.way, found.key, tensors, rows, like.layout, looks)
+        layout = like.layout
+        if not ragged:
+            rows = rows.reshape(rows.shape[0] * rows.shape[1], *rows.shape[2:])
+        elif (layout := Layout.of(x._lod, like.way.reverse)).sequences != like.layout.sequences:
+            return None
+        call = Asked(of, step, x, states, like.form, like.way, found.key, tensors, rows, layout, looks)
         return call.run(like.entry, like.find)
     _, call = asked(of, step, x, state, Way(*way))
     entry = None if call is None else call.known()

@@ -17,6 +17,7 @@ from stepnet.compiler.answers import AsksCaptured
 from stepnet.compiler.inner_loops import ENDED, ENDED_AT_LIMIT, TooFewSteps, is_guarded
 from stepnet.compiler.iteration import code_of
 from stepnet.compiler.reach import note_asking
+from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype, default_device, in_function_modes
 from stepnet.data.tree import LEAF, unflatten
 from stepnet.errors import NoCompiler, SlowPathWarning, StepError, TorchOpsWarning, Unsupported
@@ -173,7 +174,7 @@ def run_again(asked: again.Asked) -> tuple[Any, Any] | None:
 
 
 def run_warm(
-    of: again.Steps, step: Any, x: Tensor, state: Any, way: tuple[bool, int, int, str]
+    of: again.Steps, step: Any, x: Tensor | LoDTensor, state: Any, way: tuple[bool, int, int, str]
 ) -> tuple[Any, Any] | None:
     """What `run_again` gives for a call with the shapes of one before; None if it is not known to be one."""
     try:

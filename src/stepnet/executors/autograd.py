@@ -24,6 +24,7 @@ from .flow import carry_gradients, reached
 from .layout import Layout
 from .loop import PreparedLoop, last, shift
 from .noise import generator_of, noise_of
+from .tables import EARLIER, as_table, earlier
 from .twice import Along, again, differentiable, is_plain
 
 WORTH_ASKING = 1 << 21  # multiplications that take longer than to ask whether anybody wants what they make
@@ -171,12 +172,31 @@ def computed_again() -> AbstractContextManager[None]:
     return during(_again, True)
 
 
-def plainly(run: Callable[..., Any], *args: Any) -> Any:
-    """What a run gives that autograd records op by op; in `computed_again`, recorded in backward."""
+def plainly(
+    run: Callable[[Any], Any], inputs: Any, generators: Callable[[], Sequence[torch.Generator]]
+) -> Any:
+    """What a run gives that autograd records op by op; in `computed_again`, recorded in backward, with the
+    noise that it drew from torch's generator and these."""
     if not (_again.get() and torch.is_grad_enabled()):
-        return run(*args)
+        return run(inputs)
+    before, drawn = [(each, each.get_state()) for each in generators()], False
+
+    def once_more(inputs: Any) -> Any:
+        nonlocal drawn
+        if not drawn:
+            drawn = True
+            return run(inputs)
+        after = [each.get_state() for each, _ in before]
+        try:
+            for each, state in before:
+                each.set_state(state)
+            return run(inputs)
+        finally:
+            for (each, _), state in zip(before, after, strict=True):
+                each.set_state(state)
+
     with during(_again, False):
-        return checkpoint(run, *args, use_reentrant=False)
+        return checkpoint(once_more, inputs, use_reentrant=False)
 
 
 def _kept(call: Call, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -213,6 +233,7 @@ class _PlanCall(torch.autograd.Function):
             call = call._replace(before=(device, generator_of(device).get_state()))
         out, values = forward(call, tensors)
         ctx.call = call
+        ctx.led = [name for name in plan.shifted if EARLIER + name in values]
         ctx.set_materialize_grads(False)
         ctx.count = len(tensors)
         extra = [] if _again.get() else [*out[: len(plan.y)], *(values[n] for n in call.ready.extra)]
@@ -233,7 +254,7 @@ class _PlanCall(torch.autograd.Function):
 
         def compute() -> list[Tensor | None]:
             kept = saved[ctx.count :] or _kept(call._replace(noise=noise_of(call)), tensors)
-            return gradients(call, tensors, kept, grads, needed)
+            return gradients(call, tensors, kept, grads, needed, ctx.led)
 
         if torch.is_grad_enabled():
             return (None, *differentiable(call, compute, tensors, grads, needed))
@@ -262,9 +283,10 @@ def _is_asked_for(node: Any) -> bool:
 
 def gradients(
     call: Call, tensors: Sequence[Tensor], kept: Sequence[Tensor], grads: Sequence[Tensor | None],
-    needed: Sequence[bool],
+    needed: Sequence[bool], led: Sequence[str] = (),
 ) -> list[Tensor | None]:  # fmt: skip
-    """The gradient of each tensor, by the plan. `kept`: the rows of y, then the plan's `extra`."""
+    """The gradient of each tensor, by the plan. `kept`: the rows of y, then the plan's `extra`. `led`: the
+    states before whose rows their boot values lie."""
     plan, layout = call.ready.plan, call.layout
     y = kept[: len(plan.y)]
     extra = dict(zip(call.ready.extra, kept[len(plan.y) :], strict=True))
@@ -276,14 +298,15 @@ def gradients(
             values[name] = extra[name]
         elif name in plan.shifted:
             result = plan.new_states[plan.states.index(name)]
-            values[name] = shift(results[result], inputs[name], layout)
+            rows = earlier(results[result], layout.stride) if name in led else None
+            values[name] = shift(results[result], inputs[name], layout) if rows is None else rows
         else:
             values[name] = results[name] if name in results else inputs[name]
     states = {}
     for name, grad, like in zip(plan.tangents, grads, (*y, *tensors[len(plan.x) :]), strict=False):
         if name is None:
             continue
-        tangent = torch.zeros_like(like) if grad is None else grad.contiguous()
+        tangent = torch.zeros_like(like) if grad is None else as_table(grad)
         if name in call.ready.carried:
             states[name] = tangent.to(call.ready.carried_as[name])
         else:

@@ -166,13 +166,10 @@ class Layout:
 
     @cached_property
     @outside_modes
-    def previous(self) -> Tensor:
-        """For each row the row one step before; `rows + b` where sequence b begins."""
-        at = self.by_sequence
-        begins = self.rows + owners(self.lengths, len(at))
-        out = torch.empty(self.rows, dtype=torch.int64)
-        out[at] = torch.where(self._time() == 0, begins, at - self.stride)
-        return out
+    def begins(self) -> tuple[Tensor, Tensor]:
+        """The first rows of the sequences that have rows, and which sequences those are."""
+        of = self.lengths.nonzero()[:, 0]
+        return self.starts[of], of
 
     @cached_property
     @outside_modes

@@ -16,6 +16,7 @@ from stepnet.ir.ops import RANDOM
 from stepnet.ir.plan import LoopPlan, Region
 
 from .layout import Layout
+from .tables import new_table
 from .torch_ops.ops import Run, bind
 
 _CPU = torch.device("cpu")
@@ -195,9 +196,14 @@ def _in_memory(name: str, tensor: Tensor) -> Tensor:
 
 def shift(rows: Tensor, boot: Tensor, layout: Layout) -> Tensor:
     """The rows one step earlier; boot values where a sequence begins."""
-    if layout.is_packed and layout.steps:
-        return torch.cat([boot, rows[: -layout.stride]])
-    return torch.cat([rows, boot]).index_select(0, layout.previous.to(rows.device))
+    dtype, by = torch.promote_types(rows.dtype, boot.dtype), layout.stride
+    table = new_table(rows.shape, dtype, rows.device)
+    if by > 0:
+        table[by:] = rows[:-by]
+    elif by < 0:
+        table[:by] = rows[-by:]
+    at, of = (index.to(rows.device) for index in layout.begins)
+    return table.index_copy_(0, at, boot.index_select(0, of).to(dtype))
 
 
 def sum_steps(rows: Tensor, layout: Layout) -> Tensor:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stepnet.api import Recurrent
+from stepnet.data.modes import outside_modes
 from stepnet.errors import StreamError, UnknownStream
 from stepnet.front.step import step_name
 
@@ -169,9 +172,10 @@ class Stream:
             if not streams:
                 return {}
             x, levels, lengths = joined(chunks)
-            slots = torch.tensor([each.slot for each in streams])
+            slots = _slots(tuple([each.slot for each in streams]))
             keeper = Keeper(self._states, slots, [each.begun for each in streams], levels)
-            with torch.inference_mode(False), torch.no_grad():
+            inference = torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
+            with inference, torch.no_grad():
                 with keeper.answering():
                     y = self.module(x)
                 out = parted(y, levels[0], lengths, self.module)
@@ -232,6 +236,12 @@ class Stream:
         for id, each in [(id, each) for id, each in self._open.items() if each.used < last]:
             self._free.append(each.slot)
             del self._open[id]
+
+
+@functools.lru_cache(maxsize=16)  # the same streams, push after push
+@outside_modes
+def _slots(slots: tuple[int, ...]) -> Tensor:
+    return torch.tensor(slots)
 
 
 def _check(module: Any) -> None:

@@ -17,13 +17,15 @@ _WIDTHS = {"state": 2, "matrix": 5}  # members of the argument struct that a fie
 
 
 class Table(NamedTuple):
-    """A tensor that a call makes, and its place among the arguments."""
+    """A tensor that a call makes, and its place among the arguments; of one with room before its rows, the
+    state that they are of."""
 
     at: int
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     make: Callable[..., Tensor]
+    state: str | None = None
 
 
 class Placed(NamedTuple):

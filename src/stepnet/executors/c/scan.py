@@ -17,6 +17,7 @@ from stepnet.executors import cache_folder
 from stepnet.executors.layout import Layout, is_uneven
 from stepnet.executors.schedule.features import features
 from stepnet.executors.schedule.program import Program
+from stepnet.executors.tables import EARLIER, LARGE, lead_in, led_table, new_table
 from stepnet.ir.graph import Node
 from stepnet.ir.plan import LoopPlan, Region
 
@@ -26,7 +27,6 @@ from .desk import Desks, Placed, Table, padded
 from .memory import comparison
 from .products import BY_DTYPE, float_parts
 from .source import FIXED, Source, write
-from .tables import LARGE, new_table
 from .text import without_comments
 from .whole import headers
 
@@ -67,6 +67,9 @@ class CScan:
         self._splits = any(BY_DTYPE[p.value(name).dtype].is_split for name in p.matrices)
         made = [entry.value for entry in self.source.fields if entry.role in ("out", "sum", "total")]
         self._made = {n: (p.value(n).shape, dtype_of(p.value(n).dtype)) for n in made}
+        rows = {p.renamed.get(c.result, c.result): c.parameter for c in p.carries}
+        alike = {table: name for table, name in rows.items() if p.value(table).dtype == p.value(name).dtype}
+        self._states_of = {table: name for table, name in alike.items() if table in p.outputs}
         self._may_fail = bool(p.faults)
         self._placed: Placed | None = None
         constants = _constants(loop, p)
@@ -123,9 +126,11 @@ class CScan:
                 matrix.stride(column),
                 0 if batch is None else matrix.stride(batch),
             )
-        for at, name, shape, dtype, make in placed.tables:
+        for at, name, shape, dtype, make, state in placed.tables:
             made[name] = table = make(shape, dtype=dtype)
             numbers[at] = table.data_ptr()
+            if state is not None:
+                values[EARLIER + state] = lead_in(table, states[state])
         run = self._run_by_features if placed.by_features else self.run
         assert run is not None
         run(c_threads.pool(placed.used), desk.address)
@@ -194,8 +199,10 @@ class CScan:
         for at, name in self._desks.places("out"):
             shape, dtype = self._made[name]
             size = layout.rows * math.prod(shape) * dtype.itemsize
-            make = new_table if size >= LARGE else torch.empty
-            tables.append(Table(at, name, (layout.rows, *shape), dtype, make))
+            state, make = None, new_table if size >= LARGE else torch.empty
+            if size >= LARGE and layout.is_packed and (state := self._states_of.get(name)) is not None:
+                make = functools.partial(led_table, by=layout.stride)
+            tables.append(Table(at, name, (layout.rows, *shape), dtype, make, state))
         for at, name in self._desks.places("sum"):
             shape, dtype = self._made[name]
             tables.append(Table(at, name, (*(parts,) * (parts > 1), *shape), dtype, torch.zeros))
