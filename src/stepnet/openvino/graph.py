@@ -18,6 +18,7 @@ from stepnet.file_model import ERRORS, Prepared, Recorder, plainly_fed
 from stepnet.ir.last_uses import last_uses
 
 from .attributes import Attributes
+from .element_types import by_name
 from .layers.elementwise import convert
 from .layers.row import Misfit, Row
 from .layers.sequences import SequenceRunner
@@ -67,7 +68,7 @@ class Node:
         """
         try:
             if any(isinstance(value, (Sizes, Repeated)) for value in arguments):
-                found = on_sizes(self.layer.type.lower(), arguments, self.known)
+                found = on_sizes(self.layer.type.lower(), arguments, self.known, self._converted)
                 if found is not None:
                     return (found,)
                 if not isinstance(self.run, SequenceRunner):
@@ -82,6 +83,12 @@ class Node:
         except ERRORS as error:
             raise self.error(error, arguments) from error
         return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+    @cached_property
+    def _converted(self) -> torch.dtype | None:
+        """What a Convert makes."""
+        name = self.layer.attributes.get("destination_type")
+        return None if name is None else by_name(name, self.layer.where, "destination_type").dtype
 
     def error(self, error: BaseException, arguments: Sequence[Any] = ()) -> IRError:
         """An IRError that names this layer."""
