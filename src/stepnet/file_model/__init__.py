@@ -1,6 +1,7 @@
 """What models from files share, whatever the format."""
 
 from .misfit import Misfit as Misfit
+from .misfit import same_types as same_types
 from .model import STATES as STATES
 from .model import FileBody as FileBody
 from .model import FileModel as FileModel

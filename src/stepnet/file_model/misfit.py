@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from stepnet.data.dtypes import dtype_name
+
 
 class Misfit(Exception):
     """An attribute or an input does not fit.
@@ -18,3 +25,19 @@ class Misfit(Exception):
         self.got = got
         self.expected = expected
         self.dims = dims
+
+
+def same_types(tensors: Sequence[Tensor]) -> None:
+    """Refuse inputs of different element types; autocast makes floating-point ones differ.
+
+    Raises:
+        Misfit: they differ.
+    """
+    kinds = {t.dtype for t in tensors}
+    if len(kinds) > 1 and not (
+        torch.is_autocast_enabled("cpu") and all(kind.is_floating_point for kind in kinds)
+    ):
+        shown = ", ".join(dtype_name(t.dtype) for t in tensors)
+        raise Misfit(
+            "inputs have different element types", got=shown, expected="one element type", dims=shown
+        )

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from stepnet.file_model import same_types
+
 from .info import Info, Misfit, Run, dtype_of, op
 
 UNARY: dict[str, Callable[[Tensor], Tensor]] = {
@@ -41,12 +43,24 @@ def _unary(node: Info) -> Run:
 
 @op(*BINARY, inputs=(2, 2))
 def _binary(node: Info) -> Run:
-    return BINARY[node.node.op_type]
+    function = BINARY[node.node.op_type]
+
+    def binary(x: Tensor, y: Tensor) -> Tensor:
+        same_types((x, y))
+        return function(x, y)
+
+    return binary
 
 
 @op(*MANY, inputs=(1, 2**16))
 def _many(node: Info) -> Run:
-    return lambda *xs: functools.reduce(MANY[node.node.op_type], xs)
+    function = MANY[node.node.op_type]
+
+    def many(*xs: Tensor) -> Tensor:
+        same_types(xs)
+        return functools.reduce(function, xs)
+
+    return many
 
 
 @op("Mean", inputs=(1, 2**16))
@@ -57,6 +71,7 @@ def _mean(node: Info) -> Run:
 @op("Div", inputs=(2, 2))
 def _div(node: Info) -> Run:
     def div(x: Tensor, y: Tensor) -> Tensor:
+        same_types((x, y))
         return x / y if x.is_floating_point() else torch.div(x, y, rounding_mode="trunc")
 
     return div
