@@ -8,8 +8,8 @@ import torch
 import stepnet
 
 pytest.importorskip("onnx_ir")
-import stepnet.onnx  # noqa: E402
-import stepnet.openvino  # noqa: E402
+import stepnet.onnx
+import stepnet.openvino
 
 
 class Attending(torch.nn.Module):

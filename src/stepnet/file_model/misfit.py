@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,3 +42,11 @@ def same_types(tensors: Sequence[Tensor]) -> None:
         raise Misfit(
             "inputs have different element types", got=shown, expected="one element type", dims=shown
         )
+
+
+UNSIGNED = {torch.uint16, torch.uint32, torch.uint64}  # with which torch hardly computes
+
+
+def widened(values: Sequence[Any]) -> list[Any]:
+    """Values with int64 in the place of the unsigned types that torch does not compute with."""
+    return [v.long() if isinstance(v, Tensor) and v.dtype in UNSIGNED else v for v in values]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from stepnet.data.dtypes import typed_shape
 from stepnet.errors import IRError, StepnetError
 from stepnet.export.open_sizes import Repeated, Sizes
-from stepnet.file_model import ERRORS, Prepared, Recorder, plainly_fed
+from stepnet.file_model import ERRORS, UNSIGNED, Prepared, Recorder, plainly_fed, widened
 from stepnet.ir.last_uses import last_uses
 
 from .attributes import Attributes
@@ -73,7 +73,7 @@ class Node:
                     return (found,)
                 if not isinstance(self.run, SequenceRunner):
                     arguments = [plain(value) for value in arguments]
-            result = self.run(*arguments)
+            result = self._computed(arguments)
         except Misfit as misfit:
             raise self.error(misfit) from misfit
         except IRError:
@@ -83,6 +83,22 @@ class Node:
         except ERRORS as error:
             raise self.error(error, arguments) from error
         return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+    def _computed(self, arguments: Sequence[Any]) -> Any:
+        if not self._unsigned:
+            return self.run(*arguments)
+        found = self.run(*widened(arguments))
+        found = found if isinstance(found, (tuple, list)) else (found,)
+        kinds = [None if port.type is None else port.type.dtype for port in self.layer.outputs]
+        return tuple(v.to(kind) if kind in UNSIGNED else v for v, kind in zip(found, kinds, strict=False))
+
+    @cached_property
+    def _unsigned(self) -> bool:
+        """Whether it computes with types that torch does not compute with."""
+        ports = (*self.layer.inputs, *self.layer.outputs)
+        kinds = {port.type.dtype for port in ports if port.type is not None}
+        moves = self.layer.type.lower() in ("convert", "convertlike") or self.layer.bodies
+        return not moves and not kinds.isdisjoint(UNSIGNED)
 
     @cached_property
     def _converted(self) -> torch.dtype | None:
