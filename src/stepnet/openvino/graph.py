@@ -73,7 +73,7 @@ class Node:
                     return (found,)
                 if not isinstance(self.run, SequenceRunner):
                     arguments = [plain(value) for value in arguments]
-            result = self._computed(arguments)
+            result = self.computed(arguments)
         except Misfit as misfit:
             raise self.error(misfit) from misfit
         except IRError:
@@ -84,21 +84,15 @@ class Node:
             raise self.error(error, arguments) from error
         return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
-    def _computed(self, arguments: Sequence[Any]) -> Any:
-        if not self._unsigned:
+    def computed(self, arguments: Sequence[Any]) -> Any:
+        """What its function gives; of unsigned types that torch does not compute with, by int64."""
+        unsigned = any(isinstance(value, Tensor) and value.dtype in UNSIGNED for value in arguments)
+        if not unsigned or self.layer.bodies or self.layer.type.lower() in ("convert", "convertlike"):
             return self.run(*arguments)
         found = self.run(*widened(arguments))
         found = found if isinstance(found, (tuple, list)) else (found,)
         kinds = [None if port.type is None else port.type.dtype for port in self.layer.outputs]
         return tuple(v.to(kind) if kind in UNSIGNED else v for v, kind in zip(found, kinds, strict=False))
-
-    @cached_property
-    def _unsigned(self) -> bool:
-        """Whether it computes with types that torch does not compute with."""
-        ports = (*self.layer.inputs, *self.layer.outputs)
-        kinds = {port.type.dtype for port in ports if port.type is not None}
-        moves = self.layer.type.lower() in ("convert", "convertlike") or self.layer.bodies
-        return not moves and not kinds.isdisjoint(UNSIGNED)
 
     @cached_property
     def _converted(self) -> torch.dtype | None:
