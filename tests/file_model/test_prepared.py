@@ -217,3 +217,17 @@ def test_inputs_are_let_go(path):
         del x
         gc.collect()
         assert alive() is None
+
+
+def test_of_constants_written_past_torch(tmp_path):
+    text = "g (float[2] x) => (float[2] y) <float[2] b = {1, 2}> { c = Mul(b, b)  y = Add(x, c) }"
+    (tmp_path / "m.onnx").write_bytes(parser.parse_model(HEAD + text).SerializeToString())
+    model, x = stepnet.onnx.load(tmp_path / "m.onnx"), torch.zeros(2)
+    for _ in range(3):
+        assert model(x)[0].tolist() == [1, 4]
+    (constant,) = model.buffers()
+    constant.data.copy_(torch.tensor([3.0, 4.0]))  # which counts no change
+    for _ in range(3):
+        assert model(x)[0].tolist() == [9, 16]
+    constant.data = torch.ones(2)
+    assert model(x)[0].tolist() == [1, 1]

@@ -57,3 +57,19 @@ def test_a_counted_loop(kind, tmp_path):
     if "picked" not in kind and why_not is None:
         with pytest.raises(IRError, match=r"\(Loop\), body: node 2 '' \(Gather\)"):
             model(xs, h0, torch.tensor(9), w)
+
+
+@pytest.mark.parametrize("declared", ["double[2]", "double[N]"])
+@pytest.mark.parametrize("trips", [0, -1])
+def test_no_steps(tmp_path, declared, trips):
+    """Tables are as wide as a step would make them, whether the file says it or not."""
+    text = f"""<ir_version: 9, opset_import: ["": 18]>
+      g (double[2] x, int64 n) => (double[2] h, double[T,K] ys) {{
+      h, ys = Loop(n, "", x) <body = b (int64 i, bool c, double[2] s) => (bool d, double[2] t, {declared} y)
+        {{ d = Identity(c)  t = Tanh(s)  y = Neg(s) }}> }}"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    x = torch.ones(2, dtype=torch.float64)
+    h, ys = stepnet.onnx.load(tmp_path / "m.onnx")(x, torch.tensor(trips))
+    assert torch.equal(h, x)
+    assert ys.shape == (0, 2)
+    assert ys.dtype == torch.float64

@@ -25,12 +25,17 @@ AROUND = (
     r"|gathernd|gather_elements|gelu|gemm|hardsigmoid|hardswish|identity|layer_normalization|leakyrelu|log"
     r"|logsoftmax|matmul|max|mean|min|mod|mul|neg|not|onehot|pow|prelu|range|reduce|relu|reshape|round|scatter"
     r"|selu|shape|sigmoid|sign|size|slice|softmax|softplus|split|sqrt|squeeze|sub|sum|tanh|tile|top_k|transpose"
-    r"|tril|triu|unsqueeze|where|constant_pad|edge_pad|reflect_pad|basic_conv|conv_with)"
+    r"|tril|triu|unsqueeze|where|constant_pad|edge_pad|reflect_pad|wrap_pad|basic_conv|conv_with|convtranspose"
+    r"|lrn|cumprod|det|dequantizelinear|quantizelinear"
+    # which ONNX says in terms of others
+    r"|group_normalization|mvn|swiglu|rotary_embedding|depthtospace|spacetodepth|linear_attention|causal_conv)"
 )
 # What torch computes with no such type, or draws noise.
 LEFT = (
     r"uint(16|32|64)|bfloat16|float8|float4|int4|int2|string|training|dropout|isinf|_pad_axes|linear_attention.*fp16"
-    r"|expanded_ver|_mask|wrap|not_\dd"
+    r"|expanded_ver|_mask|not_\dd|e4m3|e5m2|blocked|_q?int2"
+    # with an input left out, which ONNX does not write out
+    r"|linear_attention_(?!.*expanded)|causal_conv_with_state_(?!.*expanded)"
 )
 # Five seconds of imports, of which none is read here.
 SLOW = r"pool$|^(attention|flexattention|image_decoder|resize|affinegrid|softmax_cross|negative|castlike)"

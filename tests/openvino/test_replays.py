@@ -87,7 +87,7 @@ def test_of_weights_that_change(model, replays):
     assert not torch.equal(same(model, inputs)[0], before)
     weights.data.add_(1)
     same(model, inputs)
-    model.get_submodule("graph.bodies.3").register_buffer(name.split(".")[-1], weights.double().float() - 1)
+    model.get_submodule("layers.bodies.3").register_buffer(name.split(".")[-1], weights.double().float() - 1)
     same(model, inputs)
     assert replays == [True] * 3
 

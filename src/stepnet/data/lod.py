@@ -566,7 +566,7 @@ torch.serialization.add_safe_globals([LoDTensor])
 pytree.register_node(
     LoDTensor,
     name="stepnet.LoDTensor",
-    leaf="values",
+    leaves=lambda _: ["values"],
     flatten=lambda x: ([x._values], x._lod),
     # Unchecked: torch rebuilds trees around axis numbers, placeholders and batched gradients too.
     unflatten=lambda leaves, lod: LoDTensor._make(next(iter(leaves)), lod),

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from stepnet.data import pytree
+
 
 class Outputs(Mapping[str, Tensor]):
     """What a model or a loop returns: a mapping by name that unpacks like a tuple, in the order of outputs.
@@ -60,3 +62,14 @@ class Outputs(Mapping[str, Tensor]):
     def __repr__(self) -> str:
         shown = ", ".join(f"{n}={list(v.shape)}" for n, v in zip(self._names, self._values, strict=True))
         return f"Outputs({shown})"
+
+
+pytree.register_node(
+    Outputs,
+    name="stepnet.Outputs",
+    leaves=lambda out: out._names,
+    flatten=lambda out: (list(out.tuple()), out._names),
+    unflatten=lambda values, names: Outputs(tuple(names), tuple(values)),
+    dump=list,
+    load=tuple,
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch.utils import _pytree
@@ -12,17 +12,17 @@ def register_node(
     cls: type[Any],
     *,
     name: str,
-    leaf: str,
+    leaves: Callable[[Any], Sequence[str]],
     flatten: Callable[[Any], tuple[list[Any], Any]],
     unflatten: Callable[[Any, Any], Any],
     dump: Callable[[Any], Any],
     load: Callable[[Any], Any],
 ) -> None:
-    """Make ``cls`` a node with one leaf, named ``leaf``; ``dump`` and ``load`` turn its context to JSON."""
+    """Make ``cls`` a node; ``leaves`` names its leaves, ``dump`` and ``load`` turn its context to JSON."""
 
     def flatten_with_keys(node: Any) -> tuple[list[Any], Any]:
-        leaves, context = flatten(node)
-        return [(_pytree.GetAttrKey(leaf), leaves[0])], context
+        values, context = flatten(node)
+        return [(_pytree.GetAttrKey(n), v) for n, v in zip(leaves(node), values, strict=True)], context
 
     _pytree.register_pytree_node(
         cls,

@@ -1,6 +1,9 @@
 """What models from files share, whatever the format."""
 
+from .misfit import UNSIGNED as UNSIGNED
 from .misfit import Misfit as Misfit
+from .misfit import same_types as same_types
+from .misfit import widened as widened
 from .model import STATES as STATES
 from .model import FileBody as FileBody
 from .model import FileModel as FileModel

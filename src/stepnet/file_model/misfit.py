@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepnet.data.dtypes import dtype_name
+
 
 class Misfit(Exception):
     """An attribute or an input does not fit.
@@ -18,3 +26,27 @@ class Misfit(Exception):
         self.got = got
         self.expected = expected
         self.dims = dims
+
+
+def same_types(tensors: Sequence[Tensor]) -> None:
+    """Refuse inputs of different element types; autocast makes floating-point ones differ.
+
+    Raises:
+        Misfit: they differ.
+    """
+    kinds = {t.dtype for t in tensors}
+    if len(kinds) > 1 and not (
+        torch.is_autocast_enabled("cpu") and all(kind.is_floating_point for kind in kinds)
+    ):
+        shown = ", ".join(dtype_name(t.dtype) for t in tensors)
+        raise Misfit(
+            "inputs have different element types", got=shown, expected="one element type", dims=shown
+        )
+
+
+UNSIGNED = {torch.uint16, torch.uint32, torch.uint64}  # with which torch hardly computes
+
+
+def widened(values: Sequence[Any]) -> list[Any]:
+    """Values with int64 in the place of the unsigned types that torch does not compute with."""
+    return [v.long() if isinstance(v, Tensor) and v.dtype in UNSIGNED else v for v in values]

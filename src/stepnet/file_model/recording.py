@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -27,6 +28,9 @@ _OF_TYPES = {"is_floating_point", "is_complex", "element_size", "dtype", "device
 # What gives as much as the numbers of its inputs say.
 _OF_NUMBERS = {"nonzero", "masked_select", "argwhere", "unique", "unique_consecutive", "bincount",
                "repeat_interleave"}  # fmt: skip
+
+
+_FEW = 64  # numbers of a constant that are compared
 
 
 class Opaque(Exception):
@@ -78,6 +82,26 @@ def _seen(constant: Tensor) -> Any:
     return type(constant), constant.shape, constant.dtype, constant.requires_grad, constant.is_cpu
 
 
+class _Folded:
+    """A constant as it was: by its numbers if they are few, else by torch's count of changes, which leaves
+    out what is written to its `data`."""
+
+    __slots__ = ("_memory", "_numbers", "_place", "_tensor", "_version")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self._version, self._place = tensor, tensor._version, tensor.data_ptr()
+        few = tensor.numel() <= _FEW and tensor.is_contiguous()
+        self._memory = tensor.reshape(-1).view(torch.uint8).numpy() if few else None
+        self._numbers = None if self._memory is None else self._memory.tobytes()
+
+    def is_still(self, tensor: Tensor) -> bool:
+        """Whether a constant is what it was."""
+        if tensor is not self._tensor or tensor.data_ptr() != self._place:
+            return False
+        memory = self._memory
+        return tensor._version == self._version if memory is None else memory.tobytes() == self._numbers
+
+
 @dataclass(frozen=True)
 class Function:
     """A graph in a call of one kind.
@@ -86,19 +110,19 @@ class Function:
         run: of the inputs, and of the constants that it reads.
         constants: those.
         kinds: what is seen of each.
-        folded: constants whose numbers are part of the function, as they were.
+        folded: constants whose numbers are part of the function.
         twins: pairs of constants that are one tensor.
     """
 
     run: Callable[..., Any]
     constants: Sequence[Hashable]
     kinds: Sequence[Any]
-    folded: Sequence[tuple[Hashable, Tensor, int]]
+    folded: Sequence[tuple[Hashable, _Folded]]
     twins: Sequence[tuple[Hashable, Hashable]]
 
     def constants_of(self, around: Mapping[Any, Any]) -> list[Tensor] | None:
         """The constants that it reads; None: they are no longer such as it was made for."""
-        if not all(around[key] is t and t._version == version for key, t, version in self.folded):
+        if not all(constant.is_still(around[key]) for key, constant in self.folded):
             return None
         if not all(around[one] is around[two] for one, two in self.twins):
             return None
@@ -343,7 +367,7 @@ class Recorder(TorchFunctionMode):
         ]
         exec(compile("\n".join(body), "<a graph of a file>", "exec"), held)
         kinds = [_seen(value) for _, value in read.values()]
-        folded = [(key, value, value._version) for key, value in map(self._around.__getitem__, self._folded)]
+        folded = [(key, _Folded(value)) for key, value in map(self._around.__getitem__, self._folded)]
         return Function(held["run"], [key for key, _ in read.values()], kinds, folded, self._twins)
 
 

@@ -106,14 +106,16 @@ def max_pool(window: Window, x: Tensor) -> Tensor:
 
 
 def max_places(window: Window, x: Tensor) -> Tensor:
-    """Where the largest number of each window stands among those of its channel."""
+    """Where the largest number of each window stands among all numbers."""
     window.check(x)
     values = window.parts(window.pad(x, _least(x)))
     places = torch.arange(math.prod(x.shape[2:]), dtype=torch.float64, device=x.device).reshape(x.shape[2:])
     places = window.parts(window.pad(places[None, None], -1.0).long())
     largest = values == values.amax(-1, True)
     at = torch.where(largest & (places >= 0), 1, 0).argmax(-1, True)
-    return places.expand(values.shape).gather(-1, at).squeeze(-1)
+    channels = torch.arange(x.shape[0] * x.shape[1], device=x.device) * math.prod(x.shape[2:])
+    found = places.expand(values.shape).gather(-1, at).squeeze(-1)
+    return found + channels.reshape(*x.shape[:2], *(1,) * (x.dim() - 2))
 
 
 def _least(x: Tensor) -> float:
@@ -121,10 +123,11 @@ def _least(x: Tensor) -> float:
 
 
 def mean_pool(window: Window, x: Tensor, *, with_padding: bool) -> Tensor:
-    """The mean of each window; padding may count, what is added for incomplete windows does not."""
+    """The mean of each window; padding may count, with `ceil` what is added for incomplete windows, too."""
     rank = window.check(x)
     counted = torch.ones((1, 1, *x.shape[2:]), dtype=x.dtype, device=x.device)
-    tables = window.pad(x, 0.0), window.pad(counted, 1.0 if with_padding else 0.0, more=not with_padding)
+    more = not with_padding or window.rounding == "ceil"
+    tables = window.pad(x, 0.0), window.pad(counted, 1.0 if with_padding else 0.0, more=more)
     if any(dilation > 1 for dilation in window.dilations):
         total, count = (window.parts(table).mean(-1) for table in tables)
     else:

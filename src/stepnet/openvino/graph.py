@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from stepnet.data.dtypes import typed_shape
 from stepnet.errors import IRError, StepnetError
 from stepnet.export.open_sizes import Repeated, Sizes
-from stepnet.file_model import ERRORS, Prepared, Recorder, plainly_fed
+from stepnet.file_model import ERRORS, UNSIGNED, Prepared, Recorder, plainly_fed, widened
 from stepnet.ir.last_uses import last_uses
 
 from .attributes import Attributes
+from .element_types import by_name
 from .layers.elementwise import convert
 from .layers.row import Misfit, Row
 from .layers.sequences import SequenceRunner
@@ -67,12 +68,12 @@ class Node:
         """
         try:
             if any(isinstance(value, (Sizes, Repeated)) for value in arguments):
-                found = on_sizes(self.layer.type.lower(), arguments, self.known)
+                found = on_sizes(self.layer.type.lower(), arguments, self.known, self._converted)
                 if found is not None:
                     return (found,)
                 if not isinstance(self.run, SequenceRunner):
                     arguments = [plain(value) for value in arguments]
-            result = self.run(*arguments)
+            result = self.computed(arguments)
         except Misfit as misfit:
             raise self.error(misfit) from misfit
         except IRError:
@@ -82,6 +83,22 @@ class Node:
         except ERRORS as error:
             raise self.error(error, arguments) from error
         return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+    def computed(self, arguments: Sequence[Any]) -> Any:
+        """What its function gives; of unsigned types that torch does not compute with, by int64."""
+        unsigned = any(isinstance(value, Tensor) and value.dtype in UNSIGNED for value in arguments)
+        if not unsigned or self.layer.bodies or self.layer.type.lower() in ("convert", "convertlike"):
+            return self.run(*arguments)
+        found = self.run(*widened(arguments))
+        found = found if isinstance(found, (tuple, list)) else (found,)
+        kinds = [None if port.type is None else port.type.dtype for port in self.layer.outputs]
+        return tuple(v.to(kind) if kind in UNSIGNED else v for v, kind in zip(found, kinds, strict=False))
+
+    @cached_property
+    def _converted(self) -> torch.dtype | None:
+        """What a Convert makes."""
+        name = self.layer.attributes.get("destination_type")
+        return None if name is None else by_name(name, self.layer.where, "destination_type").dtype
 
     def error(self, error: BaseException, arguments: Sequence[Any] = ()) -> IRError:
         """An IRError that names this layer."""

@@ -172,7 +172,7 @@ class Walk:
     def _call(self, node: Node, arguments: Sequence[Any]) -> Sequence[Any] | None:
         shapes = str([list(a.shape) if isinstance(a, Tensor) else a for a in arguments])
         try:
-            result = node.run(*arguments)
+            result = node.computed(arguments)
         except Misfit as misfit:
             raise _Fault(
                 node.error(misfit), str(misfit.dims) if misfit.dims is not None else shapes

@@ -53,7 +53,7 @@ class OpenVINOModel(FileModel):
                 expected="a name of its own for each Parameter",
             )
         shared: dict[int, nn.Parameter] = {}
-        self.graph = Graph(net, weights, trainable=trainable, shared=shared)
+        self.layers = Graph(net, weights, trainable=trainable, shared=shared)
         check_shapes(self.graph, shapes, dtypes)
         self.states = {
             name: self.outputs[net.results.index(result)].name for name, (_, result) in net.states.items()
@@ -61,6 +61,11 @@ class OpenVINOModel(FileModel):
         self._begun = frozenset(net.states)
         self._weights = weights
         self._own = frozenset({*vars(self), *self._modules, "_own"})
+
+    @property
+    def graph(self) -> Graph:
+        """What runs it; a module of this name would be lost in programs of torch.export."""
+        return self.layers
 
     def _recipe(self) -> tuple[Any, ...]:
         return self.graph.net, self._weights

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from stepnet.export.open_sizes import Repeated, Sizes
@@ -45,13 +46,16 @@ RULES: dict[str, Rule] = {
 }
 
 
-def on_sizes(kind: str, arguments: Sequence[Any], known: Mapping[int, Any]) -> Sizes | Repeated | None:
+def on_sizes(
+    kind: str, arguments: Sequence[Any], known: Mapping[int, Any], dtype: torch.dtype | None = None
+) -> Sizes | Repeated | None:
     """The result of a layer on sizes and constants; None if it is not computed so.
 
     Args:
         kind: the type of the layer, in small letters.
         arguments: what it is given.
         known: the numbers of the inputs that are constants.
+        dtype: what a Convert makes.
     """
     first = arguments[0]
     if kind == "broadcast" and isinstance(first, Sizes) and first.array.size == 1:
@@ -66,7 +70,10 @@ def on_sizes(kind: str, arguments: Sequence[Any], known: Mapping[int, Any]) -> S
             return None
         arrays.append(number if isinstance(number, np.ndarray) else np.array(number, dtype=object))
     found = None if rule is None else rule(*arrays)
-    dtype = next(value.dtype for value in arguments if isinstance(value, Sizes))
+    if dtype is None:
+        dtype = next(value.dtype for value in arguments if isinstance(value, Sizes))
+    elif dtype not in (torch.int64, torch.int32):
+        return None
     return None if found is None else Sizes(found, dtype)
 
 

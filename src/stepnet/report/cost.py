@@ -147,7 +147,7 @@ def call_flops(name: str, read: Sequence[Tensor], results: Sequence[Tensor]) -> 
 
 # -- OpenVINO's layers, by type ----------------------------------------------------------------------------
 
-VIEWS = _names("identity reshape squeeze unsqueeze shapeof parameter result const")
+VIEWS = _names("identity reshape squeeze unsqueeze shapeof parameter result const assign readvalue")
 MOVES = VIEWS | _names(
     "broadcast concat convert convertlike convertpromotetypes depthtospace eye gather gatherelements gathernd"
     " nonzero onehot pad range reversesequence roll scatterelementsupdate scatterndupdate scatterupdate"

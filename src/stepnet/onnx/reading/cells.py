@@ -57,7 +57,11 @@ class Cell:
             raise Misfit("no such direction", direction, ", ".join(kinds))
         self.reversed = kinds[direction]
         self.layout = node.get("layout", 0)
-        self.clip = node.get("clip")
+        if self.layout not in (0, 1):
+            raise Misfit("no such layout", self.layout, "0 or 1")
+        self.clip = node.get("clip", 0.0) if "clip" in node.node.attributes else None
+        if self.clip is not None and not self.clip >= 0:
+            raise Misfit("clip must not be negative", self.clip, "a number from 0 on")
         self.functions = self._activations(list(activations))
 
     def _activations(self, default: list[str]) -> list[list[Activation]]:
@@ -106,6 +110,14 @@ class Cell:
         batch, hidden = x.shape[1], r.shape[2]
         if r.shape[1] != self.gates * hidden or inputs[1].shape[1:] != (self.gates * hidden, x.shape[2]):
             raise Misfit("the weights do not fit", [list(inputs[1].shape), list(r.shape)], list(x.shape))
+        directions = len(self.reversed)
+        if self.node.get("hidden_size", hidden) != hidden:
+            raise Misfit("hidden_size is not that of R", self.node.get("hidden_size", 0), hidden)
+        _check(inputs, 3, "B", (directions, 2 * self.gates * hidden))
+        _check(inputs, 7, "P", (directions, 3 * hidden))
+        sizes = (batch, directions, hidden) if self.layout else (directions, batch, hidden)
+        for place, name in ((5, "initial_h"), (6, "initial_c")):
+            _check(inputs, place, name, sizes)
         ys, finals = [], []
         for d, reverse in enumerate(self.reversed):
             states = [self._first(s, d, x, batch, hidden) for s in first]
@@ -145,14 +157,18 @@ class Cell:
         return (state.transpose(0, 1) if self.layout else state)[d]
 
 
+def _check(inputs: Sequence[Any], place: int, name: str, sizes: tuple[int, ...]) -> None:
+    value = _at(inputs, place)
+    if value is not None and tuple(value.shape) != sizes:
+        raise Misfit(f"{name} does not fit", list(value.shape), list(sizes))
+
+
 def _weights(inputs: Sequence[Any], d: int) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """W and R of a direction, and the biases of each."""
     w, r = inputs[1][d], inputs[2][d]
     b = inputs[3] if len(inputs) > 3 else None
     if b is None:
         return w, r, None, None
-    if b.shape[1] != 2 * w.shape[0]:
-        raise Misfit("B must be [directions, 2 gates]", list(b.shape))
     return w, r, *b[d].split(w.shape[0])
 
 

@@ -9,22 +9,26 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from stepnet.data.dtypes import dtype_name
+from stepnet.errors import IRError
 from stepnet.file_model import LoopReport, beside_graphs, decided, not_in_recordings
 from stepnet.iterator.tensor_iterator import INSTEAD
 from stepnet.repeat import INSTEAD as WHILE_LOOPS
 from stepnet.repeat import while_loop
 
 from .counted import CountedLoop
-from .info import Info, Misfit, Run, op
+from .info import Info, Misfit, Run, dtype_of, op
 from .scan_rows import ScanLoop
 
 if TYPE_CHECKING:
     from .graph import Graph
 
 
-def _one(value: Any, what: str) -> Any:
+def _one(value: Any, what: str, dtype: torch.dtype = torch.bool) -> Any:
     if not isinstance(value, Tensor) or value.numel() != 1:
         raise Misfit(f"the {what} must be one value", getattr(value, "shape", type(value).__name__))
+    if value.dtype != dtype:
+        raise Misfit(f"the {what} is of another type", dtype_name(value.dtype), dtype_name(dtype))
     return decided(value.reshape(()))
 
 
@@ -86,7 +90,7 @@ def _loop(node: Info) -> Run:
         around = dict(zip(node.outer, outer, strict=True))
         if WHILE_LOOPS.get() is not None:
             return written(trips, going, state, around)
-        most = None if trips is None else _one(trips, "trip count")
+        most = None if trips is None else max(_one(trips, "trip count", torch.int64), 0)
         goes = True if going is None else bool(_one(going, "condition"))
         if by_rows is not None and most is not None and goes and not is_watched():
             out = by_rows(most, state, around)
@@ -102,11 +106,32 @@ def _loop(node: Info) -> Run:
                 table.append(row)
             goes = bool(_one(condition, "condition"))
             step += 1
-        return (*state, *(torch.stack(table) if table else torch.zeros(0) for table in rows))
+        if scanned and not step:
+            return (*state, *_no_rows(body, body.outputs[1 + carried :], (condition, *state), around))
+        return (*state, *map(torch.stack, rows))
 
     if by_rows is not None:
         run.reports = by_rows.reports  # type: ignore[attr-defined]
     return run
+
+
+def _no_rows(
+    body: Graph, joined: Sequence[Any], start: Sequence[Any], around: Mapping[Any, Any]
+) -> list[Tensor]:
+    """Tables of no steps: of the sizes that the file declares, else of those that a step would give."""
+    sizes = [
+        None if v.shape is None else [n if isinstance(n, int) else None for n in v.shape] for v in joined
+    ]
+    dtypes = [None if v.dtype is None else dtype_of(v.dtype.value) for v in joined]
+    if any(dtype is None or size is None or None in size for size, dtype in zip(sizes, dtypes, strict=True)):
+        try:
+            with torch.no_grad():
+                rows = body.run((torch.tensor(0), *start), around)[-len(joined) :]
+            return [row.new_zeros((0, *row.shape)) for row in rows]
+        except IRError:  # a step on what is empty; sizes that nothing says are none
+            pass
+    known = [[0 if n is None else n for n in size or ()] for size in sizes]
+    return [torch.zeros((0, *n), dtype=dtype) for n, dtype in zip(known, dtypes, strict=True)]
 
 
 def is_watched() -> bool:
@@ -144,6 +169,8 @@ class ScanRunner:
         found = self.node.get(name, [0] * count)
         if len(found) != count:
             raise Misfit(f"attribute '{name}' must have one number for each", found, f"{count} of them")
+        if name.endswith("directions") and any(way not in (0, 1) for way in found):
+            raise Misfit(f"attribute '{name}' has no such direction", found, "0 forwards, 1 backwards")
         return found
 
     @beside_graphs

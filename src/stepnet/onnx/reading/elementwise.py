@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from stepnet.file_model import UNSIGNED, same_types, widened
+
 from .info import Info, Misfit, Run, dtype_of, op
 
 UNARY: dict[str, Callable[[Tensor], Tensor]] = {
@@ -34,19 +36,34 @@ MANY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+def _on_numbers(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A function of numbers of one type, which the result has too, unless it is a truth value."""
+
+    def run(*xs: Tensor) -> Tensor:
+        same_types(xs)
+        if xs[0].dtype not in UNSIGNED:
+            return function(*xs)
+        out = function(*widened(xs))
+        return out if out.dtype is torch.bool else out.to(xs[0].dtype)
+
+    return run
+
+
 @op(*UNARY)
 def _unary(node: Info) -> Run:
-    return UNARY[node.node.op_type]
+    function = UNARY[node.node.op_type]
+    return _on_numbers(function) if node.node.op_type == "BitwiseNot" else function
 
 
 @op(*BINARY, inputs=(2, 2))
 def _binary(node: Info) -> Run:
-    return BINARY[node.node.op_type]
+    return _on_numbers(BINARY[node.node.op_type])
 
 
 @op(*MANY, inputs=(1, 2**16))
 def _many(node: Info) -> Run:
-    return lambda *xs: functools.reduce(MANY[node.node.op_type], xs)
+    function = MANY[node.node.op_type]
+    return _on_numbers(lambda *xs: functools.reduce(function, xs))
 
 
 @op("Mean", inputs=(1, 2**16))
@@ -59,7 +76,7 @@ def _div(node: Info) -> Run:
     def div(x: Tensor, y: Tensor) -> Tensor:
         return x / y if x.is_floating_point() else torch.div(x, y, rounding_mode="trunc")
 
-    return div
+    return _on_numbers(div)
 
 
 @op("Pow", inputs=(2, 2))
@@ -69,13 +86,13 @@ def _pow(node: Info) -> Run:
 
 @op("Mod", inputs=(2, 2))
 def _mod(node: Info) -> Run:
-    return torch.fmod if node.get("fmod", 0) else torch.remainder
+    return _on_numbers(torch.fmod if node.get("fmod", 0) else torch.remainder)
 
 
 @op("BitShift", inputs=(2, 2))
 def _shift(node: Info) -> Run:
     left = node.get("direction", "LEFT") == "LEFT"
-    return torch.bitwise_left_shift if left else torch.bitwise_right_shift
+    return _on_numbers(torch.bitwise_left_shift if left else torch.bitwise_right_shift)
 
 
 @op("Where", inputs=(3, 3))

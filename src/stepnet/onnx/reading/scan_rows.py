@@ -173,7 +173,7 @@ class ScanLoop:
         x = {name: feeds[name] for name in names[self.states : self.states + len(self.body.cut)]}
         if not all(isinstance(value, Tensor) for value in feeds.values()) or not states or not x:
             return None
-        if any((*self.body.cut, *self.out_axes)):
+        if any((*self.body.cut, *self.out_axes)) or torch.compiler.is_compiling():
             return None
         for leads in self._possible(feeds, states, x):
             body, loop = self._led(leads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -35,18 +36,14 @@ def _max_pool(node: Info) -> Run:
         return lambda x: max_pool(window, x)
 
     def pool(x: Tensor) -> tuple[Tensor, Tensor]:
-        places, sizes = max_places(window, x), list(x.shape[2:])
-        count = x[0, 0].numel() if x.numel() else 0
-        if turned:  # the first axis of space is the innermost
-            axes = []
-            for size in reversed(sizes):
-                axes.append(places % size)
-                places = places // size
-            places = torch.zeros_like(places)
-            for axis, size in zip(axes, reversed(sizes), strict=True):
-                places = places * size + axis
-        channels = torch.arange(x.shape[0] * x.shape[1], device=x.device) * count
-        return max_pool(window, x), places + channels.reshape(*x.shape[:2], *(1,) * len(sizes))
+        if not turned:
+            return max_pool(window, x), max_places(window, x)
+        places = max_places(window, x)  # with the first axis of space as the innermost
+        first, inner, rest = 0, 1, places
+        for size in reversed(x.shape[2:]):
+            first, rest = first + rest % size * (math.prod(x.shape[2:]) // (inner * size)), rest // size
+            inner *= size
+        return max_pool(window, x), first + rest * inner
 
     return pool
 

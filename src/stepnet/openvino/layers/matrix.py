@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.element_types import by_name
 from stepnet.openvino.records import Layer
 
-from .row import Function, Misfit, Row, same_types, shape_text
+from .row import Function, Misfit, Row, axis_in, same_types, shape_text
 
 _AUTO_PAD = ("explicit", "notset", "same_upper", "same_lower", "valid")
 
@@ -133,7 +134,13 @@ def _max_pool(layer: Layer, attributes: Attributes) -> Function:
     dtype = by_name(attributes.text("index_element_type", "i64"), layer.where, "index_element_type").dtype
     if len(layer.outputs) == 1:
         return lambda x: max_pool(window, x)
-    return lambda x: (max_pool(window, x), max_places(window, x).to(dtype))
+    axis = attributes.int("axis", 0)
+
+    def pool(x: Tensor) -> tuple[Tensor, Tensor]:
+        among = math.prod(x.shape[axis_in(axis, x.dim()) :])
+        return max_pool(window, x), (max_places(window, x) % max(among, 1)).to(dtype)
+
+    return pool
 
 
 def _avg_pool(layer: Layer, attributes: Attributes) -> Function:

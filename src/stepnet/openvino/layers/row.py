@@ -11,6 +11,7 @@ from torch import Tensor
 
 from stepnet.data.dtypes import dtype_name
 from stepnet.file_model import Misfit
+from stepnet.file_model import same_types as same_types
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
@@ -86,22 +87,6 @@ def axes_in(axes: Sequence[int], rank: int) -> list[int]:
 def shape_text(x: Tensor) -> str:
     """`[2, 3]`, for messages."""
     return str(list(x.shape))
-
-
-def same_types(tensors: Sequence[Tensor]) -> None:
-    """Refuse inputs of different element types; autocast makes floating-point ones differ.
-
-    Raises:
-        Misfit: they differ.
-    """
-    kinds = {t.dtype for t in tensors}
-    if len(kinds) > 1 and not (
-        torch.is_autocast_enabled("cpu") and all(kind.is_floating_point for kind in kinds)
-    ):
-        shown = ", ".join(dtype_name(t.dtype) for t in tensors)
-        raise Misfit(
-            "inputs have different element types", got=shown, expected="one element type", dims=shown
-        )
 
 
 def integers(x: Tensor, what: str) -> Tensor:
