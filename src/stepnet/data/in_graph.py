@@ -7,8 +7,7 @@ as text; `stepnet.graph` says what runs, and of which shapes its results are.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from types import FunctionType
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -18,7 +17,7 @@ from torch.nn.utils.rnn import PackedSequence
 from stepnet.data.offsets import LoD
 from stepnet.watchers import instead
 
-_F = TypeVar("_F", bound=FunctionType)
+_F = TypeVar("_F", bound=Callable[..., Any])
 _VERSION: Any = torch.__version__
 CAN_CAPTURE: bool = _VERSION >= (2, 13)  # what the nodes stand on is private to torch, and changes
 
@@ -31,7 +30,8 @@ def not_followed(function: _F, *, calls: bool = False) -> _F:
         dynamo = native._dynamo.eval_frame
         skip, default = dynamo._FrameAction.SKIP, dynamo._FrameAction.DEFAULT
         strategy = dynamo._FrameExecStrategy(skip, default if calls else skip)
-        dynamo.set_code_exec_strategy(function.__code__, strategy)
+        code: Any = function
+        dynamo.set_code_exec_strategy(code.__code__, strategy)
     return function
 
 
