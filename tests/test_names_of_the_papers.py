@@ -28,8 +28,8 @@ NAMES = {
         tensor_array_size name Var values_ TensorArrayDesc desc""",
     "TensorIterator": """
         body port_map input output external_port_id internal_layer_id internal_port_id axis start end stride
-        part_size back_edges edge from-layer to-layer Parameter Result Concat IR layers edges from-port to-port
-        Const data offset Reshape LSTMCell""",
+        part_size back_edges edge from-layer to-layer Parameter Result Concat IR layers edges from-port
+        to-port Const data offset Reshape LSTMCell""",
 }
 
 
