@@ -20,14 +20,16 @@ NAMES = {
     "TensorArray": """
         TensorArray size unstack_from stack unstack concat write read index value data_shared axis unpack pack
         level sort_by_length indices_map states input_segments output_segments seq_len boot_state rnnstep
-        step_outputs LoDTensor RecurrentGradientMachine dynamic_recurrent while_loop map_fn""",
+        step_outputs LoDTensor RecurrentGradientMachine dynamic_recurrent while_loop map_fn recurrent_op
+        dynamic_recurrent_op""",
     "its Python API": """
         create_whileloop loop_vars frame break_if equal sigmoid matmul num_steps default_state pre_state
         step_input tensor_array_stack tensor_array_unstack tensor_array_write tensor_array_read
-        tensor_array_size name Var values_""",
+        tensor_array_size name Var values_ TensorArrayDesc desc""",
     "TensorIterator": """
         body port_map input output external_port_id internal_layer_id internal_port_id axis start end stride
-        part_size back_edges edge from-layer to-layer Parameter Result Concat IR""",
+        part_size back_edges edge from-layer to-layer Parameter Result Concat IR layers edges from-port
+        to-port Const data offset Reshape LSTMCell""",
 }
 
 

@@ -302,6 +302,10 @@ ERRORS = {
     ),
     "size negative": (lambda: TensorArray(size=-2), ["size must not be negative", "-2"]),
     "size float": (lambda: TensorArray(size=2.0), ["TensorArray: size must be an int", "2.0"]),
+    "size lod": (
+        lambda: TensorArray(LoDTensor.from_lengths(torch.ones(2), [[2]])),  # pyright: ignore[reportArgumentType]
+        ["the level that is cut", "TensorArray.unpack(x, level)"],
+    ),
     "size and tensor": (lambda: TensorArray(2, unstack_from=torch.ones(2)), ["exclude each other", "size=2"]),
     "unstack scalar": (lambda: TensorArray.unstack(torch.tensor(1.0)), ["rank 0 has no axis", "float32[]"]),
     "unstack axis": (

@@ -14,6 +14,8 @@ import stepnet
 from front.frame_laws import as_frame, by_hand, same
 from stepnet import LoDTensor, TensorArray
 from stepnet.errors import StepError
+from stepnet.front.scan_form import scan_form
+from stepnet.front.template import literals
 
 
 @pytest.fixture(autouse=True)
@@ -203,6 +205,21 @@ def test_a_loop_variable_that_grows_in_a_frame_in_a_frame():
         h = grown[: h.shape[0] + 1]
     torch.testing.assert_close(means.stack(), torch.stack(expected))
     torch.testing.assert_close(outer.results[1], h)
+
+
+def test_an_array_of_a_step_is_that_of_each_step_in_a_scan():
+    blocks, ends = torch.randn(3, 4, 2, dtype=torch.float64), TensorArray()
+    array, outer = TensorArray(unstack_from=blocks), stepnet.create_whileloop([torch.tensor(0)])
+    with outer.frame() as (s,):
+        outer.break_if(s == 3)
+        ends.write(s, turns(lambda h, x: torch.tanh(h + x), array.read(s), ends.read(s - 1, BOOT[:2]), True))
+        outer.update(s, s + 1)
+    step = scan_form(outer.program, outer.updates).step
+    assert not any(isinstance(leaf, TensorArray) for call in step.calls for leaf in literals(call.args))
+    h = BOOT[:2]
+    for block in blocks:
+        h = turns(lambda h, x: torch.tanh(h + x), block, h, False)
+    torch.testing.assert_close(ends.read(2), h)
 
 
 def test_what_does_not_fit_at_a_later_step_is_told_with_its_line():

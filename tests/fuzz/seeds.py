@@ -1,4 +1,4 @@
-"""What `python -m fuzz.changes` and `python -m fuzz.models` do with seeds."""
+"""What `python -m fuzz.changes`, `fuzz.models` and `fuzz.frames` do with seeds."""
 
 from __future__ import annotations
 

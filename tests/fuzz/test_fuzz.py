@@ -10,7 +10,7 @@ import torch
 
 from covering import few
 
-from . import models
+from . import frames, models
 from .compare import Declined, check
 from .steps import make_case
 
@@ -49,6 +49,16 @@ def test_a_seed_is_a_step():
 @pytest.mark.parametrize("seed", few(range(40), (0, 1, 3)))
 def test_models(seed):
     assert models.difference(seed) is None
+
+
+@pytest.mark.parametrize("seed", few(range(40), (2, 6)))
+def test_frames(seed):
+    assert frames.difference(seed) is None
+
+
+def test_a_frame_that_differs_is_told(monkeypatch):
+    monkeypatch.setattr(frames, "by_hand", lambda body, given: [v + 1 for v in frames.as_frame(body, given)])
+    assert "values [0" in str(frames.difference(2))
 
 
 def test_a_model_that_differs_is_told(monkeypatch):

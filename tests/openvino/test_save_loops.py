@@ -52,11 +52,11 @@ def down(self: Any, x: Tensor) -> Any:
 
 def ended_by_the_data(self: Any, x: Tensor) -> Any:
     xs = TensorArray(unstack_from=x)
-    loop = stepnet.create_whileloop([torch.tensor(0), x.new_zeros(3)])
+    loop = stepnet.create_whileloop([torch.tensor(0), x.new_zeros(x.shape[1:])])
     with loop.frame() as (s, total):
         loop.break_if((total.sum() > 5) | (s >= x.shape[0]))
         loop.update(s, s + 1)
-        loop.update(total, total + xs.read(s).abs().mean(0) @ self.W.abs())
+        loop.update(total, total + xs.read(s).abs() @ self.W.abs() / total.shape[0] / total.numel())
     return loop.results
 
 
@@ -191,6 +191,16 @@ def a_size_as_a_number(self: Any, x: Tensor) -> Any:
     return h.stack()
 
 
+def grows(self: Any, x: Tensor) -> Any:
+    xs = TensorArray(unstack_from=x)
+    loop = stepnet.create_whileloop([torch.tensor(0), x[0]])
+    with loop.frame() as (s, grown):
+        loop.break_if(s == x.shape[0])
+        loop.update(s, s + 1)
+        loop.update(grown, torch.cat([grown, xs.read(s)]))
+    return loop.results[1]
+
+
 def per_row(self: Any, x: Tensor) -> Any:
     return stepnet.while_loop(lambda v: (v > 1).flatten(1).any(1), lambda v: (v * 0.5,), (x,))[0]
 
@@ -210,6 +220,7 @@ def a_fixed_count(self: Any, x: Tensor) -> Any:
     [
         (writes_where_the_data_ends, "fixed number"),
         (a_size_as_a_number, "sizes that are left open"),
+        (grows, "what a loop in a file carries has one shape"),
         (per_row, "a condition per row"),
         (a_fixed_count, "it became 5 in the trace"),
     ],

@@ -65,6 +65,12 @@ class TensorArray:
 
     @recordable
     def __init__(self, size: int | Tensor = 0, *, unstack_from: Tensor | None = None) -> None:
+        if isinstance(size, LoDTensor):
+            raise ArrayError(
+                "TensorArray: the steps of a LoDTensor depend on the level that is cut",
+                got=describe(size),
+                remedy="TensorArray.unpack(x, level): the array, and the map that pack needs",
+            )
         # A dict, so that a declared size allocates nothing.
         self._written: dict[int, Value] = {}
         # Steps that were put in as one tensor, and are taken apart where one of them is asked for.

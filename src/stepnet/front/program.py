@@ -306,6 +306,10 @@ class Program:
         that are one tensor. Guards check it."""
         return self.stand_in is None and self.around is None and self._true_of(template) == _EVERY
 
+    def keeps_shape(self, value: Ref) -> bool:
+        """Whether a value has the same shape at every step if the loop variables have."""
+        return self._true_of(value) != _NONE
+
     def _true_of(self, template: Any) -> int:
         """Of which steps the examples of what a template refers to tell the shapes: of none, of the first, as
         those of loop variables do, or of every step."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.array import TensorArray
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import Unsupported
 
@@ -21,6 +22,7 @@ from .template import Literal, Ref, places, renamed
 _ENDS = {1: {"eq": 0, "ge": 0, "gt": 1}, -1: {"eq": 0, "le": 0, "lt": -1}}
 _SWAPPED = {"eq": "eq", "ne": "ne", "ge": "le", "le": "ge", "gt": "lt", "lt": "gt"}
 _OPPOSITE = {"ne": "eq", "eq": "ne", "lt": "ge", "ge": "lt", "le": "gt", "gt": "le"}
+_VALUES = (Tensor, LoDTensor, TensorArray)
 _NOT = {"logical_not", "bitwise_not", "invert"}
 _NAMES = {
     "radd": "add", "subtract": "sub", "greater_equal": "ge", "greater": "gt", "less_equal": "le",
@@ -172,7 +174,7 @@ class _Raising:
             elif isinstance(op, Call):
                 outs = range(op.out, op.out + op.count)
                 examples = [self.program.examples[place] for place in outs]
-                if not any(value is None or isinstance(value, (Tensor, LoDTensor)) for value in examples):
+                if not any(value is None or isinstance(value, _VALUES) for value in examples):
                     found |= zip(outs, examples, strict=True)
         return found
 

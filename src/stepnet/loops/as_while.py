@@ -30,7 +30,11 @@ def run_as_while(loop: WhileLoop, why: Unsupported) -> list[Tensor]:
     for op in program.ops:
         if isinstance(op, Write):
             raise why
-        if isinstance(op, Guard) and isinstance(op.told, (int, float, tuple, torch.SymInt)):
+        if (
+            isinstance(op, Guard)
+            and isinstance(op.told, (int, float, tuple, torch.SymInt))
+            and not program.keeps_shape(op.of)
+        ):
             raise rule("Python was told a size, which may be another for other inputs", op)
     arrays = [_Whole(array._whole) for array in program.arrays if array._whole is not None]
     if len(arrays) < len(program.arrays):
