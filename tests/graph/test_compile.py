@@ -163,7 +163,8 @@ class Spike(torch.autograd.Function):
 
 
 class Views(nn.Module):
-    """A state twice, a weight and its transpose, and sums of exponentials: torch asks if there are any."""
+    """A state twice, a weight and its transpose; sums of exponentials: torch asks if there are any; what torch
+    computes by sizes that are numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,7 +173,8 @@ class Views(nn.Module):
     def forward(self, x: LoDTensor, h: Tensor) -> Any:
         def step(x: Tensor, state: Any) -> Any:
             h, m = state
-            h = torch.tanh(h @ (self.weight - self.weight.T) + self.input(x) + m)
+            h = torch.tensordot(h, self.weight - self.weight.T, 1) + torch.inner(h, self.weight)
+            h = torch.take_along_dim(torch.tanh(h + self.input(x) + m), m.argsort(1), 1)
             return Spike.apply(h), (h, h - h.logsumexp(1, keepdim=True))
 
         return recurrent(step, x, (h, h))
