@@ -163,8 +163,8 @@ class Spike(torch.autograd.Function):
 
 
 class Views(nn.Module):
-    """A state twice, a weight and its transpose; sums of exponentials: torch asks if there are any; what torch
-    computes by sizes that are numbers."""
+    """A state twice, a weight and its transpose; sums of exponentials: torch asks if there are any; what
+    torch computes by sizes that are numbers."""
 
     def __init__(self) -> None:
         super().__init__()
