@@ -123,12 +123,13 @@ class Counted(nn.Module):
         super().__init__()
         self.cell = nn.Linear(4, 4)
 
-    def forward(self, h: Tensor) -> Any:
+    def forward(self, h: Tensor, steps: Tensor) -> Any:
         def step(x: None, h: Tensor) -> Any:
             h = torch.tanh(self.cell(h))
             return h, h
 
-        return recurrent(step, steps=5, state=h)
+        y, h = recurrent(step, steps=5, state=h)
+        return y, recurrent(step, steps=steps, state=h), recurrent(step, steps=[3, 1], state=h[:2])
 
 
 class Nested(nn.Module):
@@ -198,7 +199,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[list[int]], Sequence[A
     "views": (Views, lambda n: (ragged(n), state(len(n)))),
     "resets": (Restarted, lambda n: (ragged(n), state(len(n)), torch.rand(sum(n)) < 0.3)),
     "windows": (InWindows, lambda n: (ragged(n), state(len(n)))),
-    "steps": (Counted, lambda n: (state(sum(n)),)),
+    "steps": (Counted, lambda n: (state(len(n)), torch.tensor(n))),
     "nested": (Nested, lambda n: (ragged(n), state(len(n)))),
 }
 
