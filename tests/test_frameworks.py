@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 import stepnet
+from forks import Fork
 from stepnet import LoDTensor
 from stepnet.data import collate
 
@@ -73,11 +76,12 @@ PRECISIONS = {"32-true": (torch.float32, 1e-5), "64-true": (torch.float64, 1e-6)
 PRECISIONS |= {"bf16-true": (torch.bfloat16, 0.02)}
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_lightning(precision: Any) -> None:
-    lightning = pytest.importorskip("lightning", reason=WHY)
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+SILENT: dict[str, Any] = dict.fromkeys(
+    ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+)
 
+
+def lightning_module(lightning: Any) -> Any:
     class Module(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
@@ -92,10 +96,16 @@ def test_lightning(precision: Any) -> None:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return optimizer(self)
 
-    silent = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    how: dict[str, Any] = dict.fromkeys(silent, False)
-    trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", precision=precision, **how)
-    module = Module()
+    return Module()
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_lightning(precision: Any) -> None:
+    lightning = pytest.importorskip("lightning", reason=WHY)
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+    module = lightning_module(lightning)
+    trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", precision=precision, **SILENT)
     trainer.fit(module, loader())
     check(module.net, *PRECISIONS[precision])
 
@@ -123,6 +133,65 @@ def test_accelerate() -> None:
         accelerator.backward(loss_of(model, x, label))
         descent.step()
     check(bare)
+
+
+def shard(rank: int) -> DataLoader[Any]:
+    """The batches of one process of two."""
+    own = DistributedSampler(samples(), 2, rank, shuffle=False)  # pyright: ignore[reportArgumentType]
+    return DataLoader(samples(), batch_size=2, collate_fn=collate, sampler=own)  # pyright: ignore[reportArgumentType]
+
+
+def in_two_processes(kind: str, rank: int, port: int) -> list[Any]:
+    """The weights that one process of two ends with, in the environment that torchrun makes."""
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "RANK": str(rank)}
+    os.environ |= {"LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
+    os.environ |= {"TORCHELASTIC_RUN_ID": "one", "ACCELERATE_USE_CPU": "true"}
+    bare = net()
+    if kind == "lightning":
+        import lightning  # pyright: ignore[reportMissingImports]
+
+        module = lightning_module(lightning)
+        how = {"accelerator": "cpu", "devices": 2, "strategy": "ddp", "use_distributed_sampler": False}
+        lightning.Trainer(max_epochs=1, **how, **SILENT).fit(module, shard(rank))
+        return [p.tolist() for p in module.net.parameters()]
+    if kind == "fabric":
+        import lightning  # pyright: ignore[reportMissingImports]
+
+        fabric = lightning.Fabric(accelerator="cpu", devices=2, strategy="ddp")
+        fabric.launch()
+        model, descent = fabric.setup(bare, optimizer(bare))
+        backward = fabric.backward
+    else:
+        import accelerate  # pyright: ignore[reportMissingImports]
+
+        accelerator = accelerate.Accelerator(cpu=True)
+        model, descent = accelerator.prepare(bare, optimizer(bare))
+        backward = accelerator.backward
+    assert torch.distributed.get_world_size() == 2
+    for x, label in shard(rank):
+        descent.zero_grad()
+        backward(loss_of(model, x, label))
+        descent.step()
+    return [p.tolist() for p in bare.parameters()]
+
+
+@pytest.mark.parametrize("kind", ["lightning", "fabric", "accelerate"])
+def test_in_two_processes(kind: str) -> None:
+    pytest.importorskip("accelerate" if kind == "accelerate" else "lightning", reason=WHY)
+    alone = net()
+    descent = optimizer(alone)
+    for both in zip(shard(0), shard(1), strict=True):
+        descent.zero_grad()
+        sum(loss_of(alone, x, label) / 2 for x, label in both).backward()  # pyright: ignore
+        descent.step()
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    ranks = [Fork(in_two_processes, kind, rank, port) for rank in range(2)]
+    for rank in ranks:
+        found = [torch.tensor(values) for values in rank.result()]
+        torch.testing.assert_close(found, [p.detach() for p in alone.parameters()])
 
 
 def test_ignite() -> None:

@@ -213,8 +213,8 @@ def _in_graph(step: Any, x: Any, state: Any, how: _How) -> Any:
         return packed_tables(x, y), final, *more
     check_windows(how.checkpoint, how.detach_every, how.scopes)
     steps, level, resets = how.steps, how.level, how.resets
-    if how.scopes or not (steps is None or isinstance(steps, int)):
-        return apart(outside, "stepnet: scopes= and steps= with a list are no part of a graph")
+    if how.scopes:
+        return apart(outside, "stepnet: scopes= is no part of a graph")
     if torch._C._are_functorch_transforms_active():
         return apart(outside, "stepnet: a recurrence inside a transform of torch.func is no part of a graph")
     function = TorchCell(step) if isinstance(step, nn.RNNCellBase) else step

@@ -123,12 +123,13 @@ class Counted(nn.Module):
         super().__init__()
         self.cell = nn.Linear(4, 4)
 
-    def forward(self, h: Tensor) -> Any:
+    def forward(self, h: Tensor, steps: Tensor) -> Any:
         def step(x: None, h: Tensor) -> Any:
             h = torch.tanh(self.cell(h))
             return h, h
 
-        return recurrent(step, steps=5, state=h)
+        y, h = recurrent(step, steps=5, state=h)
+        return y, recurrent(step, steps=steps, state=h), recurrent(step, steps=[3, 1], state=h[:2])
 
 
 class Nested(nn.Module):
@@ -163,7 +164,8 @@ class Spike(torch.autograd.Function):
 
 
 class Views(nn.Module):
-    """A state twice, a weight and its transpose, and sums of exponentials: torch asks if there are any."""
+    """A state twice, a weight and its transpose; sums of exponentials: torch asks if there are any; what
+    torch computes by sizes that are numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,7 +174,8 @@ class Views(nn.Module):
     def forward(self, x: LoDTensor, h: Tensor) -> Any:
         def step(x: Tensor, state: Any) -> Any:
             h, m = state
-            h = torch.tanh(h @ (self.weight - self.weight.T) + self.input(x) + m)
+            h = torch.tensordot(h, self.weight - self.weight.T, 1) + torch.inner(h, self.weight)
+            h = torch.take_along_dim(torch.tanh(h + self.input(x) + m), m.argsort(1), 1)
             return Spike.apply(h), (h, h - h.logsumexp(1, keepdim=True))
 
         return recurrent(step, x, (h, h))
@@ -196,7 +199,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[list[int]], Sequence[A
     "views": (Views, lambda n: (ragged(n), state(len(n)))),
     "resets": (Restarted, lambda n: (ragged(n), state(len(n)), torch.rand(sum(n)) < 0.3)),
     "windows": (InWindows, lambda n: (ragged(n), state(len(n)))),
-    "steps": (Counted, lambda n: (state(sum(n)),)),
+    "steps": (Counted, lambda n: (state(len(n)), torch.tensor(n))),
     "nested": (Nested, lambda n: (ragged(n), state(len(n)))),
 }
 

@@ -106,6 +106,13 @@ def joined(sequences: Sequence[Tensor]) -> tuple[Tensor, LoD]:
     return rows, LoD.trusted((offsets,), rows.shape[0])
 
 
+def of_lengths(lengths: Tensor, known: Sequence[int]) -> tuple[Tensor, LoD]:
+    """Rows of nothing, as many as sequences of these lengths have, and which are whose. `known`: the lengths,
+    if the graph has them as numbers."""
+    rows, offsets = call("rows", [lengths], [], sizes=known)
+    return rows, LoD.trusted((offsets,), rows.shape[0])
+
+
 def _parts(data: Tensor, packed: PackedSequence) -> list[Tensor]:
     order = packed.unsorted_indices
     return [data, packed.batch_sizes] if order is None else [data, packed.batch_sizes, order]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data import in_graph
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import flatten
 from stepnet.errors import StepError
@@ -39,11 +40,17 @@ def clock(x: Any, state: Any, steps: Any, axis: int) -> Clock:
         return Clock(rows.movedim(0, axis) if axis else rows)
     if not isinstance(steps, (Tensor, list, tuple)):
         raise StepError("steps must be a number, or one for each sequence", got=repr(steps))
-    lengths = torch.as_tensor(steps)
+    known: list[int] = []  # to Dynamo, numbers that may change from call to call
+    if in_graph.is_followed() and not isinstance(steps, Tensor) and all(type(n) is int for n in steps):
+        known = [*steps]
+    lengths = torch.empty(len(steps), dtype=torch.int64) if known else torch.as_tensor(steps)
     if lengths.dim() != 1 or len(lengths) != like.shape[0] or lengths.is_floating_point():
         raise StepError(
             "steps must be a number, or one for each sequence",
             got=repr(steps),
             expected=f"{like.shape[0]} whole numbers",
         )
+    if in_graph.is_followed():
+        rows, lod = in_graph.of_lengths(lengths, known)
+        return Clock(LoDTensor._make(rows.to(like.device), lod))
     return Clock(LoDTensor.from_lengths(torch.zeros(int(lengths.sum()), 1, device=like.device), [lengths]))

@@ -133,6 +133,16 @@ def _ends_shapes(values: Tensors, _: Any, *sizes: int) -> list[Tensor]:
     return [values[0].new_empty((len(sizes) + 1,), dtype=torch.int64, device="cpu")]
 
 
+def _of_lengths(lengths: Tensor, known: Sequence[int]) -> list[Tensor]:
+    (offsets,) = LoD.from_lengths([known or lengths]).levels
+    return [torch.zeros(int(offsets[-1]), 1), offsets]
+
+
+def _of_lengths_shapes(values: Tensors, _: Any, *known: int) -> list[Tensor]:
+    ends = values[0].new_empty((values[0].shape[0] + 1,), dtype=torch.int64, device="cpu")
+    return [torch.empty((sum(known) if known else open_size(), 1), device="cpu"), ends]
+
+
 def _own(lod: LoD, rows: int, counts: Sequence[int]) -> list[Tensor]:
     if lod.rows != rows:
         raise LoDError("the offsets of a graph must end at the number of rows", got=lod.rows, expected=rows)
@@ -158,6 +168,7 @@ FUNCTIONS: dict[str, Function] = {
         lambda t, _, __, *counts: _levels(t, 1, counts),
     ),
     "ends": Function(lambda _, __, *sizes: [*LoD.from_lengths([sizes]).levels], _ends_shapes),
+    "rows": Function(lambda t, _, *known: _of_lengths(t[0], known), _of_lengths_shapes),
     "pad": Function(lambda _, xs, *how: [xs[0].to_padded(*how)[0]], _padded_shapes),
     "unpad": Function(lambda t, _, *how: _unpadded(t, *how), _unpadded_shapes),
     "unpack": Function(lambda t, _: _whole(LoDTensor.from_packed(_packed(*t))), _unpack_shapes),

@@ -43,6 +43,8 @@ def _run(tensors: Sequence[ir.Value], sizes: Sequence[Any], what: str) -> list[i
     if isinstance(call, SequenceCall) and call.function in (FUNCTIONS["offsets"], FUNCTIONS["lengths"]):
         w = GraphWriter(Graph("offsets", ONNX), {}, False, {}, prefix=f"stepnet_{next(_numbers)}_")
         results = [_offsets(w, value, call.function is FUNCTIONS["lengths"]) for value in tensors]
+        if len(sizes) == 1:  # the number of rows alone: lengths come with them
+            results += [_lengths(w, value) for value in results]
         recorder.nodes.extend(_nodes(w))
         return results
     if not isinstance(call, Recurrence):
@@ -67,6 +69,11 @@ def _offsets(w: GraphWriter, value: ir.Value, lengths: bool) -> ir.Value:
     return (
         w.call("Concat", w.numbers([0]), w.call("CumSum", value, w.numbers(0)), axis=0) if lengths else value
     )
+
+
+def _lengths(w: GraphWriter, offsets: ir.Value) -> ir.Value:
+    ends = w.call("Slice", offsets, w.numbers([1]), w.numbers([2**63 - 1]))
+    return w.call("Sub", ends, w.call("Slice", offsets, w.numbers([0]), w.numbers([-1])))
 
 
 def _nodes(w: GraphWriter) -> list[ir.Node]:
