@@ -16,6 +16,7 @@ from stepnet.data.offsets import LoD
 from stepnet.data.sequence import sequence_pool, sequence_reverse, sequence_softmax
 from stepnet.errors import LoDError
 from strategies import lod_tensors
+from torch_since import torch_since
 
 TWO = [[0, 2, 3], [0, 3, 5, 9]]
 
@@ -90,6 +91,7 @@ def test_a_pytree_has_one_leaf() -> None:
     assert mapped._lod is x._lod
 
 
+@torch_since("2.10", "its specs of trees have no hash")
 def test_tree_specs_compare_by_lod() -> None:
     def spec(lod: list[list[int]]) -> pytree.TreeSpec:
         return pytree.tree_structure([LoDTensor(torch.zeros(9), lod)])
@@ -153,6 +155,7 @@ def _fresh_dynamo():
     torch._dynamo.reset()
 
 
+@torch_since("2.10", "Dynamo breaks the graph at __torch_function__")
 @pytest.mark.usefixtures("_fresh_dynamo")
 def test_compile_takes_row_wise_code_in_one_graph() -> None:
     linear = torch.nn.Linear(4, 3)
@@ -188,6 +191,7 @@ def test_compile_does_not_break_sequence_code(fn) -> None:
     torch.testing.assert_close(torch.compile(fn, backend="aot_eager")(x), fn(x))
 
 
+@torch_since("2.10", "Dynamo breaks the graph at __torch_function__")
 def test_export_takes_it_as_an_input() -> None:
     class Block(torch.nn.Module):
         def forward(self, x: LoDTensor) -> LoDTensor:

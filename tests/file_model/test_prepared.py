@@ -11,6 +11,7 @@ import torch
 
 import stepnet
 from stepnet.errors import IRError
+from torch_since import torch_since
 from ways_of_calling import as_nodes, functions
 
 parser = pytest.importorskip("onnx").parser
@@ -156,6 +157,7 @@ def test_errors_name_the_node_in_every_call(tmp_path):
                 model(torch.randn(3), torch.tensor([place]))
 
 
+@torch_since("2.10", "no tensor has tolist() inside torch.func")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # torch's own, of jvp
 def test_other_ways_to_call(path):
     """Under autocast, in inference mode, mapped, compiled, exported, on fakes, on meta, and in threads."""

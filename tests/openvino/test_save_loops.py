@@ -14,6 +14,7 @@ from stepnet import LoDTensor, Memory, RecurrentOp, Scope, TensorArray, dynamic_
 from stepnet.errors import IRError
 from stepnet.openvino import load, save
 from stepnet.tape import Tape
+from torch_since import torch_since
 
 
 class Model(nn.Module):
@@ -104,7 +105,13 @@ def check(path: Path, given: tuple[Tensor, ...], expected: list[Tensor]) -> None
         torch.testing.assert_close(torch.as_tensor(theirs[i]).to(value.dtype), value, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("run", LOOPS.values(), ids=LOOPS)
+since = torch_since("2.10", "its export fixes sizes that frames use as numbers")
+NEWER = (down, ended_by_the_data)
+
+
+@pytest.mark.parametrize(
+    "run", [pytest.param(run, marks=since) if run in NEWER else run for run in LOOPS.values()], ids=LOOPS
+)
 def test_a_loop_in_a_module(run, tmp_path):
     model, path = Model(run).eval(), tmp_path / "model.xml"
     save(model, path, torch.randn(5, 2, 3))
