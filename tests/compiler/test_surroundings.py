@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import threading
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -117,21 +118,18 @@ def test_func_vmap(backend):
         torch.testing.assert_close((y[i], h[i]), one, rtol=0, atol=1e-12)
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's own, of jvp
 @pytest.mark.parametrize("backend", COMPILED)
 def test_a_transform_is_refused_by_name(backend):
-    """Most are part of plans; a plan asked for by name does not run in a derivative along two directions."""
+    """Most are part of plans; a plan asked for by name does not run where writes are made functional."""
     x = torch.randn(3, 2, F_IN, dtype=DTYPE)
     cell = cell_of()
 
-    def along(x):
-        def run(x):
-            return recurrent(cell, x, torch.zeros(2, H, dtype=DTYPE), backend=backend)[0]
+    def run(x, backend=backend):
+        return recurrent(cell, x, torch.zeros(2, H, dtype=DTYPE), backend=backend)[0]
 
-        return torch.func.jvp(run, (x,), (x,))[1]
-
-    with pytest.raises(Unsupported, match=r"torch\.func transform \(jvp, jvp\)"):
-        torch.func.jvp(along, (x,), (x,))
+    with pytest.raises(Unsupported, match=r"torch\.func transform \(functionalize\)"):
+        torch.func.functionalize(run)(x)
+    torch.testing.assert_close(torch.func.functionalize(partial(run, backend="naive"))(x), run(x))
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo's own, at any graph break
