@@ -13,8 +13,6 @@
 #ifndef SN_PARALLEL_H
 #define SN_PARALLEL_H
 
-#include <pthread.h>
-#include <sched.h>
 #include <stdint.h>
 
 typedef struct {
@@ -42,6 +40,8 @@ SN_THREADS void sn_together(const sn_pool *pool, sn_work member, void *data);
 SN_THREADS void sn_parallel(const sn_pool *pool, int64_t shares, sn_work share, void *data);
 SN_THREADS void sn_meet(sn_barrier *barrier, int64_t *sense, int64_t count);
 #ifndef SN_LINKED
+#include <pthread.h>
+#include <sched.h>
 
 typedef struct {
     sn_work member;
