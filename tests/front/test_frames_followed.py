@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import stepnet
 from stepnet import Memory, RecurrentOp, Scope, TensorArray, layers
 from stepnet.tape import Tape
+from torch_since import torch_since
 
 
 @pytest.fixture(autouse=True)
@@ -88,6 +89,7 @@ def gradients(y: Tensor, x: Tensor, h: Tensor) -> Any:
     return torch.autograd.grad(y.pow(2).sum(), (x, h, CELL), allow_unused=True)
 
 
+@torch_since("2.13", "Dynamo warns of what it leaves to Python")
 @pytest.mark.parametrize("kind", [Framed, Grown, Scoped])
 def test_compiled_by_torch(kind):
     torch._dynamo.reset()
@@ -101,6 +103,7 @@ def test_compiled_by_torch(kind):
             torch.testing.assert_close(a, b)
 
 
+@torch_since("2.13", "it follows Python strictly, or fixes the number of steps")
 @pytest.mark.parametrize("kind", [Framed, Grown, Scoped, Taped])
 def test_exported_by_torch(kind):
     module, x, h = kind(), torch.randn(4, 3, 2), torch.ones(3, 2)

@@ -6,6 +6,7 @@ is traced.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stepnet.data.modes import autocast_dtype
+from stepnet.data.modes import autocast_dtype, outside_modes
 from stepnet.data.tree import map_leaves
 
 from .attention import attention, heads_attention
@@ -198,7 +199,19 @@ def _take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> A
     return input.expand(here).gather(dim, indices.remainder(input.shape[dim]).expand(there))
 
 
+@functools.cache
+@outside_modes
+def _factors_are_swapped() -> bool:
+    """Whether torch factorises the transpose of a matrix that lies row by row, and backward knows it, as it
+    did up to torch 2.10 at least. The rules of the plan factorise the matrix itself."""
+    matrix = torch.tensor([[1.0, 2.0], [3.0, 4.0]], device="cpu")
+    with torch.no_grad():
+        return torch.ops.aten._linalg_solve_ex(matrix, matrix)[1][0, 0].item() != 3.0
+
+
 def _solve_ex(a: Tensor, b: Tensor, **how: Any) -> Any:
+    if _factors_are_swapped():
+        a = a.mT.contiguous().mT
     return torch.ops.aten._linalg_solve_ex(a, b, check_errors=True, **how)
 
 

@@ -6,9 +6,10 @@ as text; `stepnet.graph` says what runs, and of which shapes its results are.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -27,13 +28,22 @@ CAN_CAPTURE: bool = _VERSION >= (2, 13)  # what the nodes stand on is private to
 def not_followed(function: _F, *, calls: bool = False) -> _F:
     """A function that Dynamo leaves alone, with all that it calls, where it gave up on what calls it; or only
     the function itself, and Dynamo follows its `calls`."""
+    written: Any = function
     if CAN_CAPTURE:
         native: Any = torch._C
-        written: Any = function
         dynamo = native._dynamo.eval_frame
         skip, default = dynamo._FrameAction.SKIP, dynamo._FrameAction.DEFAULT
         strategy = dynamo._FrameExecStrategy(skip, default if calls else skip)
         dynamo.set_code_exec_strategy(written.__code__, strategy)
+    elif not calls:
+
+        @functools.wraps(function)
+        def alone(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_dynamo_compiling():
+                return torch.compiler.disable(written)(*args, **kwargs)
+            return written(*args, **kwargs)
+
+        return cast(_F, alone)
     return function
 
 
@@ -41,7 +51,10 @@ def leave_to_python(why: str) -> None:
     """End what Dynamo compiles: Python runs the function that it follows, and all that called it."""
     import torch._dynamo as dynamo
 
-    (dynamo.skip_frame if CAN_CAPTURE else dynamo.graph_break)(msg=why)
+    if CAN_CAPTURE:
+        dynamo.skip_frame(msg=why)
+    else:
+        dynamo.graph_break()  # torch 2.6 takes no reason
 
 
 def follow(callback: Any) -> Any:
