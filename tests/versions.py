@@ -19,9 +19,15 @@ PAIRS = ("3.10-2.6", "3.11-2.8", "3.12-2.10", "3.13-2.13")
 TOOLS = ("pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100", "expecttest>=0.3", "scipy", "setuptools")
 TOOLS += ("openvino>=2024.4", "onnxruntime>=1.18")
 TESTS = (
-    *(f"tests/{name}" for name in "cells data decode engine export file_model front iterator nn".split()),
-    *(f"tests/{name}" for name in "onnx openvino saving streams tape".split()),
-    *(f"tests/compiler/test_{name}.py" for name in "autocast changes control keys odd_steps reads".split()),
+    *(
+        f"tests/{name}"
+        for name in ["cells", "data", "decode", "engine", "export", "file_model", "front", "iterator", "nn"]
+    ),
+    *(f"tests/{name}" for name in ["onnx", "openvino", "saving", "streams", "tape"]),
+    *(
+        f"tests/compiler/test_{name}.py"
+        for name in ["autocast", "changes", "control", "keys", "odd_steps", "reads"]
+    ),
     "tests/executors/test_executors.py",
     "tests/graph/test_surroundings.py",
     "tests/graph/test_sequences.py",
