@@ -167,11 +167,10 @@ def kind_of_unknown(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if name in _INTEGERS:
         return SymbolicSize
     if name in ("shape", "size"):
-        one = name == "size" and (len(args) > 1 or bool(kwargs) or isinstance(args[0], TensorArray))
+        one = name == "size" and (len(args) > 1 or kwargs or any(isinstance(a, TensorArray) for a in args))
         return SymbolicSize if one else SymbolicShape
-    *_, last = args
     if any(isinstance(a, SymbolicShape) for a in args):
-        if name == "getitem" and not isinstance(last, slice):
+        if name == "getitem" and not isinstance(args[-1], slice):
             return SymbolicSize
         return SymbolicShape if name in ("getitem", "add", "mul") else Symbolic
     integers = name in _OF_INTEGERS and all(type(a) is int or isinstance(a, SymbolicSize) for a in args)
