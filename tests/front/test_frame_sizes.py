@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 import stepnet
 from front.frame_laws import as_frame, by_hand, same
-from stepnet import LoDTensor, TensorArray
+from stepnet import LoDTensor, TensorArray, layers
 from stepnet.errors import StepError
 from stepnet.front.scan_form import scan_form
 from stepnet.front.template import literals
+from stepnet.tape import Tape
 
 
 @pytest.fixture(autouse=True)
@@ -293,3 +294,57 @@ def test_what_is_changed_in_place_from_outside_is_refused():
     with pytest.raises(StepError, match="in place"), loop.frame() as (s,):
         buffer += s
     assert float(buffer.sum()) == 0
+
+
+# What takes the number of rows of a value of which nothing is known, among other arguments or alone.
+OF_UNKNOWN: dict[str, Any] = {
+    "expand": lambda n, a: BOOT[:1].expand(n, 2) + BOOT[:1].expand(n, -1) + BOOT[:1].expand(a.shape),
+    "reshape and view": lambda n, a: a.reshape(n * 2, 1).view(n, 2) + a.t().reshape(2, n).T,
+    "unflatten": lambda n, a: a.reshape(-1).unflatten(0, (n, 2)),
+    "repeat and tile": lambda n, a: BOOT[:1].repeat(n, 1) + BOOT[:1].tile(n, 1),
+    "permute": lambda n, a: BOOT[:2].permute(n // n, n * 0) + (n + 1) - 2 % n,
+    "new tensors": lambda n, a: a.new_zeros(n, 2) + BOOT.new_ones(n, 2) + BOOT.new_full((n, 2), 3.0),
+    "made": lambda n, a: torch.zeros(n, 2) + torch.ones(n + 1, 2)[1:] + torch.arange(n)[:, None],
+    "of shapes": lambda n, a: torch.zeros(a.shape[:1] + (2,)) + torch.zeros(a.size()) + a.shape.numel(),  # noqa: RUF005
+    "of other sizes": lambda n, a: torch.zeros(a.numel() // 2, a.size(-1)) + torch.zeros(n, a.dim()),
+    "in parts": lambda n, a: BOOT.split([n, 9 - n])[0] + BOOT.narrow(0, 0, n) + BOOT[:n],
+    "an array": lambda n, a: torch.zeros(TensorArray(unstack_from=a).size(), 2) + n**0.5 + 1 / n,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("on_tape", [False, True])
+def test_sizes_of_what_nothing_is_known_of_are_sizes(on_tape):
+    x = torch.randn(3, 2, dtype=torch.float64)
+    h = torch.tensor([[1.0, 1], [2, 2], [3, 3], [4, 4]], dtype=torch.float64)
+
+    def body(s: Any, x: Any, h: Any) -> list[Any]:
+        rows = h[h[:, 0] >= s * h[0, 0]]
+        return [function(rows.shape[0], rows) + x for function in OF_UNKNOWN.values()]
+
+    def run(x: Any, h: Any) -> Any:
+        array, outs = TensorArray(unstack_from=x), [TensorArray() for _ in OF_UNKNOWN]
+        loop = stepnet.create_whileloop([torch.tensor(0)])
+        with loop.frame() as (s,):
+            loop.break_if(s == 3)
+            for out, value in zip(outs, body(s, array.read(s), h), strict=True):
+                out.write(s, value)
+            loop.update(s, s + 1)
+        return [out.read(i) for i in range(3) for out in outs]
+
+    if on_tape:
+        with Tape() as tape:
+            found = run(layers.data("x", layers.Dense(2)), layers.data("h", layers.Dense(2)))
+        (found,), _ = tape.topology([found])(x=x, h=h)
+    else:
+        found = run(x, h)
+    torch.testing.assert_close(found, [v for s in range(3) for v in body(s, x[s], h)])
+
+
+def test_python_is_told_that_it_needs_a_size_of_which_nothing_is_known():
+    loop = stepnet.create_whileloop([torch.tensor(0)])
+    with (
+        pytest.raises(StepError, match=r"Python needs the number in a symbolic value \(a size\)") as caught,
+        loop.frame() as (s,),
+    ):
+        range(BOOT[BOOT[:, 0] > s].shape[0])
+    assert "test_frame_sizes.py:" in str(caught.value)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import stepnet
-from stepnet import TensorArray, layers
+from stepnet import LoDTensor, TensorArray, layers
 from stepnet.errors import ArrayError, StepError, TapeError
-from stepnet.layers import Dense, Integer, data
+from stepnet.layers import Dense, Integer, Sequence, data
 from stepnet.tape import Tape, TapeItem
 
 
@@ -190,6 +190,38 @@ def test_a_topology_with_a_loop_is_copied_whole():
             parameter.zero_()
         assert torch.equal(twin(x=rows)[0][0], torch.full((3, 4), 0.5))
         assert not torch.equal(net(x=rows)[0][0], torch.full((3, 4), 0.5))
+
+
+def test_the_sizes_that_follow_from_rows_are_open():
+    """Also rows and some more, and what data chooses; asking changes no statistics."""
+    with Tape() as tape:
+        x, s = data("x", Dense(2)), data("s", Sequence(Dense(3)))
+        loop = stepnet.create_whileloop([torch.tensor(0), x])
+        with loop.frame() as (i, h):
+            loop.break_if(i == 1)
+            loop.update(i, i + 1)
+            loop.update(h, torch.cat([h / h.shape[0], x[:1]]))
+        shapes = [
+            (loop.results[1], (None, 2)),
+            (torch.cat([x, x[:1]]), (None, 2)),
+            (x.t(), (2, None)),
+            (x @ torch.cat([x, x]).t(), (None, None)),
+            (x.reshape(-1), (None,)),
+            (x[x.sum(1) > 0], (None, 2)),
+            (torch.cat([x.sum(0), x[0]]), (4,)),
+            (s, (None, 3)),
+            (layers.fc(s, 4), (None, 4)),
+            (layers.apply(nn.BatchNorm1d(2), x), (None, 2)),
+        ]
+    assert [item.shape for item, _ in shapes] == [shape for _, shape in shapes]
+    assert "float32 [*, *]" in str(tape)
+    assert "int64 []; float32 [*, 2]" in repr(tape[loop.place])
+    assert "not played yet" in loop.explain()
+    norm = tape["BatchNorm1d_0"].creation.module
+    assert norm.training
+    assert not norm.num_batches_tracked
+    (out,), _ = tape.topology([loop.results[1]])(x=torch.ones(4, 2), s=LoDTensor(torch.ones(4, 3), [[0, 4]]))
+    assert out.shape == (5, 2)
 
 
 def wrong(kind: str) -> None:

@@ -283,21 +283,26 @@ def outcome(program: Program, frame: bool, second: bool) -> tuple[list[Tensor], 
     return values, gradients
 
 
-def same(found: Tensor | None, expected: Tensor | None) -> bool:
+def same(found: Tensor | None, expected: Tensor | None, rounding: float) -> bool:
     """Whether two values, or gradients, of which none is zero, are the same but for rounding."""
     if found is None or expected is None:
         other = found if expected is None else expected
         return other is None or not other.any()
+    most = float(expected.detach().abs().max()) if rounding > 1e-9 and expected.numel() else 1.0
     return (
         found.shape == expected.shape
         and found.dtype == expected.dtype
-        and torch.allclose(found, expected, rtol=1e-8, atol=1e-9, equal_nan=True)
+        and torch.allclose(
+            found, expected, rtol=10 * rounding, atol=rounding * max(most, 1.0), equal_nan=True
+        )
     )
 
 
 def difference(seed: int, backend: Any = "eager") -> str | None:
     """How a program differs from what it means; None: not at all."""
     program, second = Program(seed), seed % 4 == 0
+    # a sum in another order may be another number of float32
+    rounding = 1e-6 if any(name == "float32" for name, _, _ in program.lines) else 1e-9
     try:
         expected = outcome(program, False, second)
     except Exception:
@@ -307,7 +312,7 @@ def difference(seed: int, backend: Any = "eager") -> str | None:
         for _ in range(2 if program.way == "twice" else 1):
             found = outcome(program, True, second)
             for kind, a, b in zip(("values", "gradients"), found, expected, strict=True):
-                wrong = [i for i, pair in enumerate(zip(a, b, strict=False)) if not same(*pair)]
+                wrong = [i for i, pair in enumerate(zip(a, b, strict=False)) if not same(*pair, rounding)]
                 if len(a) != len(b) or wrong:
                     return f"seed {seed}: {kind} {wrong} of {len(b)} differ ({len(a)})\n{program}"
     except Exception:

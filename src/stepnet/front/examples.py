@@ -72,6 +72,16 @@ def changing(told: Any, found: Any, line: str) -> StepError:
     )
 
 
+def no_number(what: str, line: str) -> StepError:
+    """The error of a number that Python needs while a frame is written."""
+    return StepError(
+        f"Python needs the number in a symbolic value ({what}), and it has none yet",
+        got=line,
+        remedy="loop.break_if(condition) ends the loop, torch.where(condition, a, b) chooses, "
+        "~condition and torch.logical_not(condition) are its opposite",
+    )
+
+
 def does_not_fit(name: str, error: Exception, given: Iterable[Any], line: str, at: str = "") -> StepError:
     """The error of a call in a frame that does not take the values that it is given."""
     return StepError(

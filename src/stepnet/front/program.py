@@ -26,10 +26,20 @@ from stepnet.errors import StepError, StepnetError
 from stepnet.user_line import user_line
 from stepnet.watchers import during
 
-from .examples import bare_leaf, does_not_fit, first_place, in_place, key_of, like_values_of, named, on_meta
+from .examples import (
+    bare_leaf,
+    does_not_fit,
+    first_place,
+    in_place,
+    key_of,
+    like_values_of,
+    named,
+    no_number,
+    on_meta,
+)
 from .modes import modes, under
 from .recorded import Break, Call, Count, Guard, Op, Read, Write
-from .symbolic import OPEN, Symbolic, called, outside, symbolic
+from .symbolic import OPEN, Symbolic, SymbolicSize, called, kind_of_unknown, outside, symbolic
 from .template import Ref, Shape, encode, places, ref, resolve
 
 _CONCRETE = {"item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__"}
@@ -45,6 +55,7 @@ class Known:
     examples: tuple[Any, ...] = ()  # of the values that it gives
     spec: Spec | None = None  # how they are nested; None for one value
     told: tuple[bool, ...] = ()  # of each, whether Python gets it as it is, and each step checks it
+    unknown: type[Symbolic] = Symbolic  # what stands for a value without example
     next: dict[Any, Known] = field(default_factory=dict)
     found: Any = None  # at a program's end: what was found out about it
 
@@ -110,9 +121,9 @@ class Program:
         elif isinstance(value, (Tensor, LoDTensor)) and value.device.type != "cpu":
             self.device = value.device
 
-    def _value(self, example: Any) -> Any:
+    def _value(self, example: Any, unknown: type[Symbolic] = Symbolic) -> Any:
         self.examples.append(example)
-        return symbolic(self, ref(len(self.examples) - 1), example)
+        return symbolic(self, ref(len(self.examples) - 1), example, unknown)
 
     def template(self, tree: Any) -> Any:
         """The template of arguments; tensors from outside become constants of the program.
@@ -211,7 +222,7 @@ class Program:
         known = self._next(make, Call, function, args_template, kwargs_template, fixed)
         assert isinstance(known.op, Call)
         line = known.op.line
-        values = [self._value(example) for example in known.examples]
+        values = [self._value(example, known.unknown) for example in known.examples]
         for i, told in enumerate(known.told):
             if told:
                 values[i] = known.examples[i]
@@ -232,12 +243,7 @@ class Program:
     ) -> Known:  # fmt: skip
         (args, args_template), (kwargs, kwargs_template) = given_args, given_kwargs
         if name in _CONCRETE:
-            raise StepError(
-                f"Python needs the number in a symbolic value ({name.strip('_')}), and it has none yet",
-                got=line,
-                remedy="loop.break_if(condition) ends the loop, torch.where(condition, a, b) chooses, "
-                "~condition and torch.logical_not(condition) are its opposite",
-            )
+            raise no_number(name.strip("_"), line)
         if in_place(function, name) or kwargs.get("out") is not None:
             raise StepError(
                 f"'{name}' would change a value in place, which a frame does not record",
@@ -253,6 +259,7 @@ class Program:
             v._example if isinstance(v, Symbolic) else None
             for v in leaves((args, kwargs), (Symbolic, TensorArray))
         ]
+        unknown = Known(None, (None,), unknown=kind_of_unknown(name, args, kwargs))
         like = getattr(function, "like", None)
         try:
             if like is not None:
@@ -262,12 +269,12 @@ class Program:
                 with torch.no_grad(), torch.device("meta") if sizes else contextlib.nullcontext():
                     example = named(function(*self._example_of(args), **on_meta(self._example_of(kwargs))))
         except (_Unknown, NotImplementedError):
-            return Known(None, (None,))
+            return unknown
         except (RuntimeError, IndexError, TypeError, ValueError, AttributeError, StepnetError) as error:
             known = all(isinstance(v, (Tensor, int, float)) for v in given)
             known &= self._true_of((args_template, kwargs_template)) != _NONE
             if not known or any(isinstance(v, Tensor) and not v.numel() for v in given):
-                return Known(None, (None,))  # what stands for it here says too little
+                return unknown  # what stands for it here says too little
             raise does_not_fit(name, error, given, line) from error
         bare, spec = flatten(example)
         bare = [bare_leaf(leaf) for leaf in bare]
@@ -282,10 +289,16 @@ class Program:
             )
             if not symbolic:
                 return Known(None, (example,), None, (True,))
-            # the size of what comes from a tape may be the same whatever the tape is played with
-            closed = name in _SIZES and self.stand_in is not None
+            # Of what comes from a tape, sizes but the first may be the same whatever the tape is played with.
+            closed = name in ("shape", "size") and self.stand_in is not None
             closed &= self._true_of((args_template, kwargs_template)) == _EVERY
-            told = tuple([fixed or (closed and not self.is_open(leaf)) for leaf in bare])
+            dims = range(len(bare)) if len(bare) > 1 or name == "shape" else [*args[1:], *kwargs.values(), 0]
+            told = tuple(
+                [
+                    fixed or (closed and d != 0 and not self.is_open(n))
+                    for d, n in zip(dims, bare, strict=False)
+                ]
+            )
         return Known(None, tuple(bare), spec if spec.kind is not None else None, told)
 
     def _run_like(self, like: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -353,6 +366,8 @@ class Program:
     def told_number(self, value: Symbolic) -> Any:
         """A symbolic number for Python: that of the first step, which every other step must have, too."""
         number, line = value._example, user_line().short
+        if number is None:
+            raise no_number("a size", line)
         if self.is_open(number):
             raise StepError(
                 "Python needs a size that is known only when the tape is played",
@@ -454,7 +469,7 @@ class Program:
         def make() -> Known:
             return Known(Count(number, len(self.examples), line or user_line().short), (example,))
 
-        return self._value(self._next(make, Count, number, example).examples[0])
+        return self._value(self._next(make, Count, number, example).examples[0], SymbolicSize)
 
     def write(
         self, array: TensorArray, index: Any, value: Any, data_shared: bool = True, line: str = ""

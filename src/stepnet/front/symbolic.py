@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -86,6 +87,17 @@ class Symbolic(InFrame):
         return f"<symbolic {self._ref} {kind}>"
 
 
+class SymbolicShape(Symbolic):
+    """The sizes of a value of which nothing is known before the loop runs."""
+
+    __slots__ = ()
+    __hash__ = object.__hash__
+
+    def numel(self) -> Any:
+        """The number of elements."""
+        return at_home(self).call(math.prod, (self,), {}, "numel")
+
+
 class SymbolicNumber(Symbolic):
     """A number that follows from sizes: what is done to it is recorded, too.
 
@@ -112,7 +124,8 @@ class SymbolicNumber(Symbolic):
         raise AttributeError(f"a symbolic number has no attribute '{name}'")
 
     def __repr__(self) -> str:
-        return f"<symbolic {self._ref}, {self._example} at the first step>"
+        known = "?" if self._example is None else f"{self._example} at the first step"
+        return f"<symbolic {self._ref}, {known}>"
 
 
 class SymbolicSize(SymbolicNumber, torch.SymInt):
@@ -131,8 +144,10 @@ class SymbolicSize(SymbolicNumber, torch.SymInt):
         raise outside(self)
 
 
-def symbolic(program: Program, ref: Ref, example: Any) -> Any:
-    """The symbolic value, number or array at a place of a program."""
+def symbolic(program: Program, ref: Ref, example: Any, unknown: type[Symbolic] = Symbolic) -> Any:
+    """The symbolic value, number or array at a place of a program; `unknown` is one without example."""
+    if example is None:
+        return unknown(program, ref, None)
     if isinstance(example, TensorArray):
         array = TensorArray.__new__(TensorArray)
         array.deferred = Symbolic(program, ref, example)
@@ -140,6 +155,26 @@ def symbolic(program: Program, ref: Ref, example: Any) -> Any:
     if type(example) is int:
         return SymbolicSize(program, ref, example)
     return (SymbolicNumber if type(example) in (bool, float) else Symbolic)(program, ref, example)
+
+
+# Methods and properties that give an integer, and operators that make one of integers.
+_INTEGERS = frozenset({"numel", "nelement", "__len__", "dim", "ndim"})
+_OF_INTEGERS = frozenset({"add", "sub", "mul", "floordiv", "mod", "neg", "pos", "abs", "lshift", "rshift"})
+
+
+def kind_of_unknown(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> type[Symbolic]:
+    """What stands for the result of a call of which nothing is known: torch takes sizes as sizes alone."""
+    if name in _INTEGERS:
+        return SymbolicSize
+    if name in ("shape", "size"):
+        one = name == "size" and (len(args) > 1 or kwargs or any(isinstance(a, TensorArray) for a in args))
+        return SymbolicSize if one else SymbolicShape
+    if any(isinstance(a, SymbolicShape) for a in args):
+        if name == "getitem" and not isinstance(args[-1], slice):
+            return SymbolicSize
+        return SymbolicShape if name in ("getitem", "add", "mul") else Symbolic
+    integers = name in _OF_INTEGERS and all(type(a) is int or isinstance(a, SymbolicSize) for a in args)
+    return SymbolicSize if integers else Symbolic
 
 
 def at_home(value: Symbolic) -> Program:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import leaves
 from stepnet.errors import TapeError
-from stepnet.tape.creation import UNKNOWN, Creation, trial
+from stepnet.tape.creation import UNKNOWN, Creation, evaluating, trial
 from stepnet.tape.item import TapeItem
 from stepnet.tape.tape import Tape
 from stepnet.tape.topology import Feed, Given
@@ -80,24 +79,11 @@ class _Search:
 def _marked(creation: Creation, examples: Mapping[int, Any], given: Iterable[int]) -> bool:
     """Whether it gives probabilities in inference, if the inputs in `given` are probabilities."""
     given = tuple(given)
-    with _evaluating(creation), _Marks() as marks, replaced(Plainly()):
+    with evaluating(_modules(creation)), _Marks() as marks, replaced(Plainly()):
         for index in given:
             marks.mark(examples[index])
         result = trial(lambda: creation.run(examples))
     return any(marks.has(value) for value in leaves(result, (Tensor, LoDTensor)))
-
-
-@contextmanager
-def _evaluating(creation: Creation) -> Iterator[None]:
-    """Its modules in the mode of inference, where running them changes none of their statistics."""
-    modules = {m: m.training for top in _modules(creation) for m in top.modules()}
-    try:
-        for module in modules:
-            module.training = False
-        yield
-    finally:
-        for module, training in modules.items():
-            module.training = training
 
 
 def _modules(creation: Creation) -> Iterator[nn.Module]:

@@ -58,7 +58,7 @@ class TapedLoop:
             if TRIAL.get():
                 raise Endless from error
             raise
-        written = self._loop()
+        written = None if TRIAL.get() else self._loop()
         if written is not None:
             written.executor, written.reason = ran.executor, ran.reason
         return (*ran.results, *(own[number] for number in self.written))
@@ -106,7 +106,6 @@ def record(tape: Tape, loop: WhileLoop) -> list[TapeItem]:
     given: Sequence[Any] = (list(loop.loop_vars), list(program.constants.values()), arrays)
     item = tape.record("while_loop", taped, given)
     loop.place = item.name
-    loop.executor, loop.reason = "", None  # those of the trial
     count = len(loop.loop_vars)
     for at, number in enumerate(written, count):
         program.arrays[number].deferred = item[at]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -80,7 +81,8 @@ class Creation:
     """A layer on a tape: what to call, with what, and what is known of the result.
 
     `args` and `kwargs` hold a `Ref` wherever the value of an earlier creation goes. `example` is the result
-    for a small batch, which tells shape and dtype; `group` is the recurrent group whose step it is part of,
+    for a small batch, which tells shape and dtype, `larger` that for a larger one, once it was asked for, and
+    `tried` says that they are what the call gave; `group` is the recurrent group whose step it is part of,
     `body` the one that it runs. `classes` is how many different integers there are, for ids.
 
     >>> Creation(max, (Ref(0), [Ref(2), 5])).inputs
@@ -98,6 +100,8 @@ class Creation:
     example: Any = UNKNOWN
     classes: int | None = None
     body: Group | None = None
+    tried: bool = False
+    larger: Any = None
 
     @cached_property
     def inputs(self) -> tuple[int, ...]:
@@ -135,8 +139,21 @@ def trial(run: Callable[[], Any]) -> Any:
         torch.set_rng_state(state)
 
 
-def describe(value: Any) -> str:
-    """A value in a word or two, the number of rows left open.
+@contextmanager
+def evaluating(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Modules in the mode of inference, where running them changes none of their statistics."""
+    before = {m: m.training for top in modules for m in top.modules()}
+    try:
+        for module in before:
+            module.training = False
+        yield
+    finally:
+        for module, training in before.items():
+            module.training = training
+
+
+def describe(value: Any, larger: Any = UNKNOWN) -> str:
+    """A value in a word or two, the number of rows left open, and what differs in that for a larger batch.
 
     >>> describe(LoDTensor(torch.zeros(5, 3), [[0, 2, 5]]))
     'float32 [*, 3], 1 level'
@@ -150,10 +167,13 @@ def describe(value: Any) -> str:
         levels = "1 level" if value.lod_level == 1 else f"{value.lod_level} levels"
         return f"{dtype_name(value.dtype)} [{sizes}], {levels}"
     if isinstance(value, Tensor):
-        sizes = ", ".join("*" if n is None else str(n) for n in open_shape(value))
+        sizes = ", ".join("*" if n is None else str(n) for n in open_shape(value, larger))
         return f"{dtype_name(value.dtype)} [{sizes}]"
     if isinstance(value, (tuple, list)):
-        return f"({'; '.join(describe(v) for v in value)})"
+        others = (
+            larger if type(larger) is type(value) and len(larger) == len(value) else [UNKNOWN] * len(value)
+        )
+        return f"({'; '.join(map(describe, value, others))})"
     return type(value).__name__
 
 
@@ -184,11 +204,30 @@ def example_rows(level: int) -> int:
 _ROWS = frozenset(example_rows(level) for level in range(4))
 
 
-def open_shape(value: Tensor | LoDTensor) -> tuple[int | None, ...]:
-    """The shape of an example, with None in the place of its rows."""
-    shape = tuple(value.shape)
+def larger(example: Any) -> Any:
+    """An example with two more sequences, or rows, of other values; a value without rows as it is."""
+    if isinstance(example, LoDTensor):
+        count = len(example)
+        return example.select_sequences([*range(count), *range(min(2, count))])
+    if isinstance(example, (tuple, list)):
+        return type(example)(map(larger, example))
+    if not isinstance(example, Tensor) or not example.dim() or not is_rows(example.shape[0]):
+        return example
+    more = example[:2]
+    return torch.cat([example, 1 - more if more.is_floating_point() else more])
+
+
+def open_shape(value: Tensor | LoDTensor, larger: Any = UNKNOWN) -> tuple[int | None, ...]:
+    """The shape of an example, with None in the place of its rows, and where that of a larger one differs.
+
+    >>> open_shape(torch.zeros(5, 3)), open_shape(torch.zeros(2, 6), torch.zeros(2, 8))
+    ((None, 3), (2, None))
+    """
+    shape: tuple[int | None, ...] = tuple(value.shape)
+    if type(larger) is type(value) and larger.ndim == value.ndim:
+        shape = tuple([a if a == b else None for a, b in zip(shape, larger.shape, strict=True)])
     ragged = isinstance(value, LoDTensor)
-    return (None, *shape[1:]) if shape and (ragged or is_rows(shape[0])) else shape
+    return (None, *shape[1:]) if shape and (ragged or is_rows(value.shape[0])) else shape
 
 
 def is_rows(size: int) -> bool:

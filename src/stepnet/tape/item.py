@@ -45,7 +45,8 @@ class TapeItem(StandIn):
     Torch functions, tensor methods and operators on items are recorded on the tape as further layers. What
     needs a value (`if item:`, `float(item)`, `len(item)`) is an error.
 
-    `shape` has None for the rows; it, `dtype` and `lod_level` are None where they are not known.
+    `shape` has None for the rows, and for sizes that follow from them; it, `dtype` and `lod_level` are None
+    where they are not known.
 
     >>> from stepnet.tape import Tape
     >>> from stepnet.layers import Dense, data
@@ -77,7 +78,7 @@ class TapeItem(StandIn):
     def shape(self) -> tuple[int | None, ...] | None:
         """The shape, None in the place of rows."""
         known = self._tensor()
-        return None if known is None else open_shape(known)
+        return None if known is None else open_shape(known, self.tape.larger(self))
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -96,7 +97,8 @@ class TapeItem(StandIn):
         return example if isinstance(example, (Tensor, LoDTensor)) else None
 
     def __repr__(self) -> str:
-        return f"TapeItem({self.index}, {self.name!r}, {describe(self.creation.example)})"
+        value = describe(self.creation.example, self.tape.larger(self))
+        return f"TapeItem({self.index}, {self.name!r}, {value})"
 
     # In frames of while loops, and with TensorArrays
 

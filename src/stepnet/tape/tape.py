@@ -7,13 +7,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from stepnet.data.tree import leaves, map_leaves
 from stepnet.errors import TapeError
 from stepnet.user_line import user_line
 
-from .creation import PLAYING, UNKNOWN, Creation, Group, Memory, Place, Ref, describe, trial
+from .creation import (
+    PLAYING,
+    UNKNOWN,
+    Creation,
+    Group,
+    Memory,
+    Place,
+    Ref,
+    describe,
+    evaluating,
+    larger,
+    trial,
+)
 from .holding import hold_tensors
 from .item import TapeItem
 from .topology import Topology, play, select
@@ -154,6 +166,7 @@ class Tape:
         )
         if example is UNKNOWN:
             creation.example = self._try(creation, where)
+            creation.tried = True
         with self._lock:
             self._resolve(creation, where)
             return TapeItem(self, self.append(creation), creation)
@@ -197,7 +210,7 @@ class Tape:
         if not examples or any(value is UNKNOWN for value in examples.values()):
             return UNKNOWN
         try:
-            return trial(lambda: creation.run(examples))
+            return _tried(creation, examples)
         except Exception as error:
             said = (str(error) or repr(error)).splitlines()[0]
             raise TapeError(
@@ -205,6 +218,20 @@ class Tape:
                 got=", ".join(f"'{self._creations[i].name}' {describe(v)}" for i, v in examples.items()),
                 remedy="the message is that of a trial on a small batch",
             ) from error
+
+    def larger(self, item: TapeItem) -> Any:
+        """The value of an item for a larger batch than its example; unknown where that cannot be computed."""
+        if self._creations[item.index : item.index + 1] != [item.creation]:
+            return UNKNOWN  # the tape was cleared
+        waiting = [item.creation]
+        while waiting:
+            creation = waiting[-1]
+            inputs = {i: self._creations[i] for i in creation.inputs} if creation.tried else {}
+            missing = [c for c in inputs.values() if c.larger is None]
+            waiting += missing
+            if not missing:
+                waiting.pop().larger = _larger_of(creation, {i: c.larger for i, c in inputs.items()})
+        return item.creation.larger
 
     def _check_name(self, creation: Creation) -> None:
         name = creation.name
@@ -362,13 +389,34 @@ class Tape:
         for i, creation in enumerate(creations):
             inputs = ", ".join(creations[k].name for k in creation.inputs)
             name = "  " * _depth(creation.group) + creation.name
-            rows.append((str(i), name, creation.kind, inputs, describe(creation.example)))
+            rows.append(
+                (str(i), name, creation.kind, inputs, describe(creation.example, self.larger(self[i])))
+            )
         widths = [max(len(row[k]) for row in rows) for k in range(4)]
         cells = ([c.ljust(w) for c, w in zip(row, [*widths, 0], strict=True)] for row in rows)
         return "\n".join("  ".join(row).rstrip() for row in cells)
 
 
 _GLOBAL = Tape()
+
+
+def _tried(creation: Creation, inputs: dict[int, Any]) -> Any:
+    """What a creation gives for examples; the statistics of its modules stay."""
+    called = (creation.function, creation.act)
+    with evaluating([m for m in called if isinstance(m, nn.Module)]):
+        return trial(lambda: creation.run(inputs))
+
+
+def _larger_of(creation: Creation, inputs: dict[int, Any]) -> Any:
+    """What a creation gives for a larger batch; unknown where one of its inputs is."""
+    if creation.example is UNKNOWN or any(value is UNKNOWN for value in inputs.values()):
+        return UNKNOWN
+    if not creation.tried:
+        return larger(creation.example)
+    try:
+        return _tried(creation, inputs)
+    except Exception:  # a function that takes the example alone; what it says comes when the tape is played
+        return UNKNOWN
 
 
 def check_memory(memory: Memory, layer: Creation, where: str | Place) -> None:
