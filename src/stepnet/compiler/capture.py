@@ -167,6 +167,8 @@ class _Swap(Replaced):
                 line=line,
                 remedy="write x.shape[0] where tensors are made; do not compute with the number of rows",
             )
+        if func is Tensor.__deepcopy__ and not args[0].requires_grad:
+            return args[0].clone()
         if (noise := noise_of(func, args, kwargs)) is not None:
             return noise
         if self.answers.passes(func, args):
