@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import types
 from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules import linear as linear_layer
 
 from stepnet import recurrent
 from stepnet.compiler.patched import patched
@@ -27,7 +29,13 @@ class Layers(nn.Module):
         return h, h
 
 
-linear, tanh, add, cell = F.linear, torch.tanh, Tensor.__add__, torch.gru_cell
+class Functions(nn.Module):
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        h = F.softmax(torch.einsum("bi,bi->bi", x, h), -1)
+        return h, h
+
+
+linear, tanh, add, cell, einsum = F.linear, torch.tanh, Tensor.__add__, torch.gru_cell, torch._VF.einsum
 
 
 def scaled(made: Tensor) -> Tensor:
@@ -38,6 +46,18 @@ PATCHES = {
     "a function of layers": (Layers, F, "linear", lambda *a: linear(*a) * SCALE[0]),
     "a function of torch": (Layers, torch, "tanh", lambda x: tanh(x) * SCALE[0]),
     "an operator": (Layers, Tensor, "__add__", lambda a, b: scaled(add(a, b))),
+    "what a layer calls it by": (
+        Layers,
+        linear_layer,
+        "F",
+        types.SimpleNamespace(linear=lambda *a: linear(*a) * SCALE[0]),
+    ),
+    "what a function calls it by": (
+        Functions,
+        torch.functional,
+        "_VF",
+        types.SimpleNamespace(einsum=lambda *a: einsum(*a) * SCALE[0]),
+    ),
     "a cell": (lambda: nn.GRUCell(3, 3, dtype=D), torch._VF, "gru_cell", lambda *a: cell(*a) * SCALE[0]),
 }
 

@@ -246,12 +246,13 @@ class CodeWalk(abc.ABC):
 
     def _surveyed(self, known: Survey) -> None:
         self.key.append(known)
+        self.names |= known.called
         for space, name in known.others:
             if known.names is not None or self.everything or name in self.names:
                 self.key.append(name)
                 item = space.get(name)
                 if isinstance(item, types.ModuleType):
-                    self._global(item, known.names or ())
+                    self._global(item, known.names or known.called)
                 else:
                     self._class_item(item)
 
