@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from torch.func import functional_call
 
 from stepnet.api import Recurrent, recurrent
 from stepnet.compiler.applied import applied
-from stepnet.errors import StepError
+from stepnet.data.lod import LoDTensor
+from stepnet.errors import SlowPathWarning, StepError, Unsupported
 
 D = torch.float64
 
@@ -125,3 +127,44 @@ def test_other_threads_and_later_calls_see_torch_as_it_is():
 def _failing(x, h):
     Product.apply(x, h)
     raise RuntimeError("deliberate")
+
+
+class Straight(torch.autograd.Function):
+    """Makes zeros of no gradient, as torch has it."""
+
+    @staticmethod
+    def forward(ctx, a):
+        return a.sign()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+class FirstAndZeros(First):
+    @staticmethod
+    def backward(ctx, grad):
+        return *First.backward(ctx, grad)[:1], torch.zeros_like(grad)
+
+
+@pytest.mark.parametrize("lengths", [[1, 1], [2, 0, 3]])
+def test_none_of_which_another_function_makes_zeros(lengths):
+    """Whether the weight gets None or zeros depends on whether a step came before; told by the plain loop."""
+    w = torch.randn(3, dtype=D, requires_grad=True)
+
+    def gradient(function, backend):
+        x = LoDTensor.from_lengths(torch.ones(sum(lengths), 3, dtype=D).requires_grad_(), [lengths])
+        h = torch.zeros(len(lengths), 3, dtype=D)
+        y = recurrent(lambda x, h: (function.apply(x, h), Straight.apply(x * w)), x, h, backend=backend)[0]
+        return torch.autograd.grad(y.values.sum(), w, allow_unused=True)[0]
+
+    expected = None if max(lengths) == 1 else torch.zeros(3, dtype=D)
+    for function, backends in (First, ["naive", "auto"]), (FirstAndZeros, ["naive", "eager", "c"]):
+        for backend in backends:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", SlowPathWarning)
+                found = gradient(function, backend)
+            assert (found is None) == (expected is None)
+            assert expected is None or torch.equal(found, expected)
+    with pytest.raises(Unsupported, match="gives None for a gradient"):
+        gradient(First, "eager")

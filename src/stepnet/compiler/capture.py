@@ -167,6 +167,8 @@ class _Swap(Replaced):
                 line=line,
                 remedy="write x.shape[0] where tensors are made; do not compute with the number of rows",
             )
+        if func is Tensor.__deepcopy__ and not args[0].requires_grad:
+            return args[0].clone()
         if (noise := noise_of(func, args, kwargs)) is not None:
             return noise
         if self.answers.passes(func, args):
@@ -229,6 +231,7 @@ def trace(
         seen.setdefault("grad", [t.requires_grad for t in results])
         ways = [_leads_to(t, inputs, mode.bases) for t in results]
         seen.setdefault("flow", ([w for w, _ in ways], [r for _, r in ways]))
+        _check_nothing_becomes_zeros(results, ways, inputs, range(len(x), len(rows)), len(y))
         seen.setdefault("paired", tuple(i for i, t in enumerate(results) if t.is_complex()))
         return tuple(torch.view_as_real(t.resolve_conj()) if t.is_complex() else t.clone() for t in results)
 
@@ -330,6 +333,46 @@ def _leads_to(
             requires |= more
             cut += others
     return tuple(sorted(reached)), tuple(sorted(requires))
+
+
+class _Nothing(torch.autograd.Function):
+    """Hands on no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> None:
+        return None
+
+
+def _check_nothing_becomes_zeros(
+    results: Sequence[Tensor],
+    ways: Sequence[tuple[Any, Any]],
+    inputs: Sequence[Tensor],
+    states: range,
+    n_y: int,
+) -> None:
+    """Refuse a step where a Function gives a state None for a gradient, and another one, in the step before,
+    makes zeros of that: which inputs get a gradient is told step by step of gradients alone."""
+    without = {i for reached, requires in ways for i in set(requires) - set(reached) if i in states}
+    todo = list(without)
+    for i in todo:
+        result = results[n_y + i - states.start]
+        if not result.requires_grad:
+            continue
+        wanted = [t for t in inputs if t.requires_grad]
+        nothing, seed = _Nothing.apply(result), torch.ones_like(result)
+        grads = torch.autograd.grad(nothing, wanted, seed, retain_graph=True, allow_unused=True)
+        if any(grad is not None for grad in grads):
+            raise Unsupported(
+                "a Function of the step gives None for a gradient, of which another one makes zeros",
+                remedy="return torch.zeros_like(input) in place of None from its backward",
+            )
+        more = {k for k in ways[n_y + i - states.start][1] if k in states} - without
+        without |= more
+        todo += more
 
 
 @contextlib.contextmanager

@@ -238,6 +238,8 @@ class _Recorder(_Reader):
         return args, kwargs
 
     def note(self, func: Any, args: Any, kwargs: Any) -> None:
+        if func is Tensor.__deepcopy__:
+            args = args[:1]  # not what else was copied
         self.key.append(
             (
                 func,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import copyreg
 import ctypes
 import functools
 import io
@@ -46,6 +48,13 @@ _FOLDERS = words(
 )
 FOREIGN = ("torch", "numpy", "builtins", "typing", "collections", "math", "functools", "abc")
 _PURE_MODULES = words("""builtins math cmath _operator operator functools _functools torch""")
+
+# Modules of Python whose functions do what objects say of themselves, whatever else they lead to.
+_BY_ITS_OBJECTS = frozenset(getattr(module, "__file__", None) for module in (copy, copyreg, re, weakref))
+OF_COPIES = words(
+    """__copy__ __deepcopy__ __replace__ __reduce__ __reduce_ex__ __getstate__ __setstate__ __getnewargs__
+    __getnewargs_ex__ __new__ __init__"""
+)
 
 BY_VALUE = frozenset(
     {
@@ -106,6 +115,12 @@ def is_of_python(file: str | None, name: str = "") -> bool:
     return file.startswith("<frozen ") or (
         file.startswith(_PYTHON) and _PACKAGES.isdisjoint(Path(file.removeprefix(_PYTHON)).parts)
     )
+
+
+def goes_by_its_objects(file: str) -> bool:
+    """True for the code of Python's that copies objects, by methods of theirs that it finds by name, and for
+    what that code stands on."""
+    return file in _BY_ITS_OBJECTS
 
 
 def is_module_of_python(module: Any) -> bool:

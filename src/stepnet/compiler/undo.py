@@ -20,6 +20,7 @@ import numpy as np
 
 from .kinds import MISSING, Names, slot_values
 
+_KEPT_BY_COPY = "__slotnames__"  # on a class, at the first copy of one of its objects
 _CLASS_ATTRIBUTES = (types.FunctionType, property, staticmethod, classmethod)
 
 
@@ -164,7 +165,8 @@ def _write_cell(value: Any, held: list[Any]) -> None:
 
 
 def _read_class(value: type) -> list[Any]:
-    items = [(k, v) for k, v in value.__dict__.items() if not isinstance(v, _CLASS_ATTRIBUTES)]
+    space = value.__dict__.items()
+    items = [(k, v) for k, v in space if not isinstance(v, _CLASS_ATTRIBUTES) and k != _KEPT_BY_COPY]
     return [k for k, _ in items] + [v for _, v in items]
 
 

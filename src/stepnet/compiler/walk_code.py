@@ -20,8 +20,10 @@ from .kinds import MISSING, Names
 from .survey import Same, Survey, survey
 from .trust import (
     CACHES,
+    OF_COPIES,
     acts,
     file_of,
+    goes_by_its_objects,
     is_installed,
     is_module_of_python,
     is_of_python,
@@ -133,6 +135,11 @@ class CodeWalk(abc.ABC):
         if known.trusted:
             self.in_python = before
             return  # the library's globals are its own
+        if goes_by_its_objects(code.co_filename):
+            self.names |= OF_COPIES
+            self.opened(f"{function.__name__} asks objects how they are copied")
+            self.in_python = before
+            return
         if function.__dict__:
             self.hold(function.__dict__)
             self._attributes(function.__dict__)
@@ -239,12 +246,13 @@ class CodeWalk(abc.ABC):
 
     def _surveyed(self, known: Survey) -> None:
         self.key.append(known)
+        self.names |= known.called
         for space, name in known.others:
             if known.names is not None or self.everything or name in self.names:
                 self.key.append(name)
                 item = space.get(name)
                 if isinstance(item, types.ModuleType):
-                    self._global(item, known.names or ())
+                    self._global(item, known.names or known.called)
                 else:
                     self._class_item(item)
 

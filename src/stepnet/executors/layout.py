@@ -2,6 +2,8 @@
 
 Row of sequence b at step t: `start[b] + t * stride`. That one formula covers ragged tables (stride 1),
 time-major and batch-major dense tensors, and all of them backwards.
+
+Computed by numpy: generated code writes where a layout says, whatever somebody made of torch's operators.
 """
 
 from __future__ import annotations
@@ -9,13 +11,16 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from stepnet.data.modes import outside_modes
-from stepnet.data.offsets import LoD, owners, ranges
+from stepnet.data.offsets import LoD
 
+Numbers = np.ndarray[Any, np.dtype[np.int64]]
 _MOST_SHARE = 1.25  # of the rows that a thread has where all have as many: above it they are dealt unevenly
 
 
@@ -51,9 +56,14 @@ class Layout:
     @outside_modes
     def times(self, k: int) -> Layout:
         """The same sequences k times, one table after the other."""
-        tables = torch.arange(k)[:, None] * self.rows
-        starts = (self.starts + tables).flatten()
-        return Layout(starts, self.lengths.repeat(k), self.stride, self.rows * k, self.idle)
+        tables = np.arange(k, dtype=np.int64)[:, None] * self.rows
+        starts, lengths = self._numbers
+        starts = (starts + tables).ravel()
+        return _layout(starts, np.tile(lengths, k), self.stride, self.rows * k, self.idle)
+
+    @cached_property
+    def _numbers(self) -> tuple[Numbers, Numbers]:
+        return self.starts.numpy(), self.lengths.numpy()
 
     @property
     def sequences(self) -> int:
@@ -64,13 +74,13 @@ class Layout:
     @outside_modes
     def steps(self) -> int:
         """The length of the longest sequence."""
-        return int(self.lengths.max()) if len(self.lengths) else 0
+        return int(self._numbers[1].max()) if self.sequences else 0
 
     @cached_property
     @outside_modes
     def ends(self) -> frozenset[int]:
         """The numbers of steps after which a sequence ends."""
-        return frozenset(self.lengths.tolist()) or frozenset([self.turns])
+        return frozenset(self._numbers[1].tolist()) or frozenset([self.turns])
 
     @property
     def turns(self) -> int:
@@ -81,14 +91,15 @@ class Layout:
     @outside_modes
     def backward(self) -> Layout:
         """The same rows with every sequence run from its end."""
-        last = self.starts + (self.lengths - 1).clamp(min=0) * self.stride
-        return Layout(last, self.lengths, -self.stride, self.rows, self.idle)
+        starts, lengths = self._numbers
+        last = starts + np.maximum(lengths - 1, 0) * self.stride
+        return _layout(last, lengths, -self.stride, self.rows, self.idle)
 
     @cached_property
     @outside_modes
     def order(self) -> Tensor:
         """Sequences by length, longest first, stable: the rank order."""
-        return torch.argsort(self.lengths, descending=True, stable=True)
+        return torch.from_numpy(np.argsort(-self._numbers[1], kind="stable"))
 
     @outside_modes
     def dealt(self, shares: int) -> Tensor:
@@ -102,16 +113,17 @@ class Layout:
         order, rounds = self.order, self.sequences // shares
         if shares == 1 or rounds == 0:
             return order
-        there = order[: rounds * shares].view(rounds, shares).clone()
+        dealt = order.numpy().copy()
+        there = dealt[: rounds * shares].reshape(rounds, shares)
         back = slice((rounds - 1) % 2, None, 2)  # the last too: what is left goes to the first shares
-        there[back] = there[back].flip(1)
-        return torch.cat([there.flatten(), order[rounds * shares :]])
+        there[back] = there[back, ::-1].copy()
+        return torch.from_numpy(dealt)
 
     @cached_property
     @outside_modes
     def rank(self) -> Tensor:
         """The place of each sequence in the rank order."""
-        return torch.argsort(self.order)
+        return torch.from_numpy(np.argsort(self.order.numpy()))
 
     @cached_property
     @outside_modes
@@ -119,81 +131,90 @@ class Layout:
         """How many sequences are longer than t, for each step t."""
         if not self.steps:
             return []
-        counts = torch.bincount(self.lengths, minlength=self.steps + 1)
-        return (self.sequences - counts.cumsum(0)[: self.steps]).tolist()
+        counts = np.bincount(self._numbers[1], minlength=self.steps + 1)
+        return (self.sequences - counts.cumsum()[: self.steps]).tolist()
 
     @cached_property
     @outside_modes
     def is_packed(self) -> bool:
         """True if the rows already stand step by step, in the order of sequences."""
-        return self.stride == self.sequences > 0 and bool((self.lengths == self.steps).all())
+        return self.stride == self.sequences > 0 and bool((self._numbers[1] == self.steps).all())
 
     @cached_property
     @outside_modes
     def packed(self) -> Tensor:
         """The rows step by step, in rank order: what a step reads is one slice of them."""
-        time = self._time(self.order)
-        rows = self.starts[self.order[owners(self.lengths[self.order], len(time))]] + time * self.stride
-        return rows[torch.argsort(time, stable=True)]
+        (starts, lengths), order = self._numbers, self.order.numpy()
+        time = _time(lengths[order])
+        rows = np.repeat(starts[order], lengths[order]) + time * self.stride
+        return torch.from_numpy(rows[np.argsort(time, kind="stable")])
 
     @cached_property
     @outside_modes
     def by_sequence(self) -> Tensor:
         """The rows sequence after sequence, each in the order of its steps."""
-        time = self._time()
-        return self.starts[owners(self.lengths, len(time))] + time * self.stride
+        starts, lengths = self._numbers
+        return torch.from_numpy(np.repeat(starts, lengths) + _time(lengths) * self.stride)
 
     @cached_property
     @outside_modes
     def unpacked(self) -> Tensor:
         """The inverse of `packed`."""
-        inverse = torch.empty_like(self.packed)
-        inverse[self.packed] = torch.arange(len(self.packed))
-        return inverse
-
-    def _time(self, order: Tensor | None = None) -> Tensor:
-        """The step of each row, sequence after sequence."""
-        lengths = self.lengths if order is None else self.lengths[order]
-        return ranges(torch.zeros_like(lengths), lengths)
+        packed = self.packed.numpy()
+        inverse = np.empty_like(packed)
+        inverse[packed] = np.arange(len(packed))
+        return torch.from_numpy(inverse)
 
     @cached_property
     @outside_modes
     def sequence_of(self) -> Tensor:
         """The sequence each row belongs to."""
-        out = torch.empty(self.rows, dtype=torch.int64)
-        out[self.by_sequence] = owners(self.lengths, len(self.by_sequence))
-        return out
+        out = np.empty(self.rows, dtype=np.int64)
+        out[self.by_sequence.numpy()] = np.repeat(np.arange(self.sequences), self._numbers[1])
+        return torch.from_numpy(out)
 
     @cached_property
     @outside_modes
     def begins(self) -> tuple[Tensor, Tensor]:
         """The first rows of the sequences that have rows, and which sequences those are."""
-        of = self.lengths.nonzero()[:, 0]
-        return self.starts[of], of
+        starts, lengths = self._numbers
+        of = lengths.nonzero()[0]
+        return torch.from_numpy(starts[of]), torch.from_numpy(of)
 
     @cached_property
     @outside_modes
     def last(self) -> Tensor:
         """The last row of each sequence; `rows + b` where sequence b has none."""
-        at = self.starts + (self.lengths - 1) * self.stride
-        return torch.where(self.lengths == 0, self.rows + torch.arange(self.sequences), at)
+        starts, lengths = self._numbers
+        at = starts + (lengths - 1) * self.stride
+        return torch.from_numpy(np.where(lengths == 0, self.rows + np.arange(self.sequences), at))
+
+
+def _layout(starts: Numbers, lengths: Numbers, *others: int) -> Layout:
+    return Layout(torch.from_numpy(starts), torch.from_numpy(lengths), *others)
+
+
+def _time(lengths: Numbers) -> Numbers:
+    """The step of each row, sequence after sequence."""
+    ends = lengths.cumsum()
+    return np.arange(int(lengths.sum())) - np.repeat(ends - lengths, lengths)
 
 
 @functools.lru_cache(maxsize=256)
 @outside_modes
 def _ragged(offsets: bytes, reverse: bool) -> Layout:
-    table = torch.frombuffer(bytearray(offsets), dtype=torch.int64)
-    layout = Layout(table[:-1].clone(), table.diff(), 1, int(table[-1]))
+    table = np.frombuffer(offsets, dtype=np.int64)
+    layout = _layout(table[:-1].copy(), np.diff(table), 1, int(table[-1]))
     return layout.backward if reverse else layout
 
 
 @functools.lru_cache(maxsize=256)
 @outside_modes
 def _dense(steps: int, sequences: int, time_major: bool, reverse: bool) -> Layout:
-    everyone = torch.arange(sequences)
+    everyone = np.arange(sequences)
     starts = everyone if time_major else everyone * steps
-    lengths = torch.full((sequences,), steps, dtype=torch.int64)
-    layout = Layout(starts, lengths, sequences if time_major else 1, steps * sequences, steps)
+    lengths = np.full(sequences, steps)
+    layout = _layout(starts, lengths, sequences if time_major else 1, steps * sequences, steps)
     return layout.backward if reverse else layout
 
 
@@ -202,6 +223,6 @@ def is_uneven(layout: Layout, threads: int) -> bool:
     """Whether one thread has many more rows than others if sequences are dealt to them."""
     if threads < 2 or not layout.steps:
         return False
-    lengths = layout.lengths[layout.dealt(threads)]
-    each = torch.nn.functional.pad(lengths, (0, -len(lengths) % threads)).view(-1, threads).sum(0)
+    lengths = layout.lengths.numpy()[layout.dealt(threads).numpy()]
+    each = np.pad(lengths, (0, -len(lengths) % threads)).reshape(-1, threads).sum(0)
     return int(each.max()) * threads > _MOST_SHARE * int(lengths.sum())
