@@ -6,7 +6,9 @@ import os
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from ir_files import Net, edge, sliced
 from stepnet.errors import IRError
@@ -178,3 +180,10 @@ def test_pipes_are_not_waited_for(name, tmp_path):
     os.mkfifo(tmp_path / name)
     with pytest.raises(IRError, match=f"{name}: cannot be read: it is a pipe or a device"):
         load(path)
+
+
+def test_inputs_of_other_kinds(tmp_path):
+    model, x, h = load(summing(tmp_path)), np.ones((2, 5, 3), "f4"), torch.ones(2, 1, 3)
+    assert torch.equal(model(x.astype(">f4"), h)[0], model(x, h)[0])
+    with pytest.raises(IRError, match="input 'x' must be a tensor or an array"):
+        model(torch.from_numpy(x).to_sparse(), h)

@@ -217,14 +217,14 @@ class FileModel(nn.Module):
             return None
         where = f"{self._where}: input '{socket.name}'"
         if isinstance(value, (np.ndarray, np.generic)):
-            array = np.array(value)
+            array = np.array(value, dtype=value.dtype.newbyteorder("="))
             try:
                 value = torch.from_numpy(array)
             except TypeError as problem:
                 raise IRError(f"{where} is of a type that torch has none for", got=array.dtype) from problem
         if socket.dtype is None:
             return list(value) if isinstance(value, (list, tuple)) else value
-        if not isinstance(value, Tensor):
+        if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_nested:
             raise IRError(f"{where} must be a tensor or an array", got=type(value).__name__, expected=socket)
         fits = value.dtype == socket.dtype
         if not fits and value.is_floating_point() and socket.dtype.is_floating_point:
