@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 from pathlib import Path
 
@@ -161,3 +162,32 @@ def test_changed_files(tmp_path):
     fuzz = runpy.run_path(str(Path(__file__).with_name("fuzz.py")))
     told = fuzz["fuzz"](150, 7, tmp_path, [*fuzz["written"](), *fuzz["special"]()])
     assert min(told["IRError"], told["model that runs"], told["model, IRError when run"]) > 2, told
+
+
+@pytest.mark.parametrize("backend", ["auto", "naive"])
+@pytest.mark.parametrize("sizes", [(1, 3), (3,), (4, 3)])
+def test_a_state_of_a_scan_keeps_its_shape(sizes, backend, tmp_path):
+    names = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in ("h", "row", "new", "y")]
+    grows = (
+        node("Concat", ["h", "row"], ["new"], axis=0)
+        if sizes == (4, 3)
+        else node("Add", ["h", "row"], ["new"])
+    )
+    steps = helper.make_graph([grows, node("Relu", ["row"])], "b", names[:2], names[2:])
+    scan = node("Scan", ["s", "x"], ["last", "y"], num_scan_inputs=1, body=steps)
+    path = write(tmp_path / "m.onnx", [scan], [value("s", *sizes), value("x", "T", 2, 3)], ["last", "y"])
+    before = stepnet.get_backend()
+    stepnet.set_backend(backend)
+    try:
+        model = stepnet.onnx.load(path)
+        with pytest.raises(IRError, match=r"'n' \(Scan\): state 0 changes its shape in step 0\n"):
+            model(torch.ones(sizes), torch.ones(2, 2, 3))
+        assert model(torch.ones(sizes), torch.ones(0, 2, 3))[0].shape == sizes
+    finally:
+        stepnet.set_backend(before)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "m.onnx")
+    with pytest.raises(IRError, match=r"m\.onnx: cannot be read: it is a pipe or a device"):
+        stepnet.onnx.load(tmp_path / "m.onnx")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
+from ir_files import Net, edge, sliced
 from stepnet.errors import IRError
 from stepnet.openvino import load
 
@@ -59,3 +63,127 @@ def test_refused(folder):
     with pytest.raises(IRError, match=SAYS[folder.name]):
         load(folder / "model.xml")
     assert time.process_time() - started < 1
+
+
+def summing(folder: Path) -> Path:
+    """A TensorIterator that adds up a sequence of 5 along axis 1."""
+    net = Net()
+    x, h = net.parameter("x", "2,5,3"), net.parameter("h", "2,1,3")
+    body = net.body()
+    total = body.add("Add", [body.parameter("xi", "2,1,3"), body.parameter("hi", "2,1,3")], name="total")
+    body.result(total, "hn")
+    ports = [sliced("input", 0, 0, axis=1), sliced("input", 1, 1), sliced("output", 2, 3, axis=1)]
+    net.result(net.loop(body, [x, h], "".join(ports), edge(3, 1)), "y")
+    return net.write(folder)
+
+
+LOOP = "model.xml: TensorIterator layer 2 'TensorIterator_2'"
+BODY = r"model.xml: body of TensorIterator 'TensorIterator_2' \(layer 2\): "
+CHANGED = {
+    "an opset of the future": ('name="total" type="Add" version="opset1"', 'name="total" type="Add" '
+        'version="opset99"', BODY + "Add layer 2 'total': version is not known"),
+    "no opset": ('version="opset1"', 'version="opset0"', "Parameter layer 0 'x': version is not known"),
+    "no type": ('type="Add"', 'type=""', BODY + "layer 2 'total': its type is empty"),
+    "a number too long": ('<layer id="2" name="total"', f'<layer id="{"9" * 30}" name="total"',
+        BODY + "<layer> 'total': id is no whole number"),
+    "an id of no number": ('<layer id="3" name="hn"', '<layer id="3.0" name="hn"', "<layer> 'hn': id is no"),
+    "a port of no number": ('to-port="1"', 'to-port="b"',
+        r"in 'from-layer=1 .* to-port=b', <edge>: to-port is no"),
+    "from what gives nothing": ('<edge from-layer="2" from-port="2"', '<edge from-layer="3" from-port="0"',
+        "Result layer 3 'hn': an edge names port 0.*\n.*\n.*expected: a layer with output ports"),
+    "two bodies": ("</body>", "</body><body/>", LOOP + ": has 2 times <body>"),
+    "two port maps": ("</port_map>", "</port_map><port_map/>", LOOP + ": has 2 times <port_map>"),
+    "two lists of layers": ("</layers>", "</layers><layers/>", BODY + "has 2 times <layers>"),
+    "an end before the start": ('shape="2,5,3"', 'shape="2,5..3,3"',
+        "Parameter layer 0 'x', shape: dim 5..3 ends"),
+    "a purpose": ('internal_layer_id="1"', 'internal_layer_id="1" purpose="current_iteration"',
+        LOOP + ".*purpose is not known\n.*\n.*none, which a TensorIterator does not have"),
+    "two counts": ('internal_layer_id="1"', 'internal_layer_id="1" axis="0"', "Parameter 1 gets slices"),
+    "an element type of nothing": ('element_type="f32"', 'element_type=""',
+        "(?s)element_type  is unknown.*nothing"),
+    "a name that ends the line": ('element_type="f32"', 'element_type="a&#10;b"',
+        r"element_type a\\nb is unknown"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_changed_loops_are_refused(name, tmp_path):
+    path = summing(tmp_path)
+    load(path)
+    old, new, says = CHANGED[name]
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(IRError, match=says):
+        load(path)
+
+
+def test_a_state_keeps_its_element_type(tmp_path):
+    path = summing(tmp_path)
+    text = path.read_text()
+    convert = '<layer id="4" name="c" type="Convert" version="opset1"><data destination_type="i64"/><input>'
+    convert += '<port id="0"/></input><output><port id="1" precision="I64"/></output></layer>'
+    text = text.replace("</layers>", convert + "</layers>", 1)
+    to_result = '<edge from-layer="2" from-port="2" to-layer="3" to-port="0"/>'
+    assert to_result in text
+    by_convert = to_result.replace('to-layer="3"', 'to-layer="4"') + (
+        '<edge from-layer="4" from-port="1" to-layer="3" to-port="0"/>'
+    )
+    path.write_text(text.replace(to_result, by_convert, 1))
+    with pytest.raises(IRError, match=LOOP + ": back edge from 'hn' to 'hi'.*\n.*int64\n.*float32"):
+        load(path)
+
+
+def test_what_decides_is_one_value(tmp_path):
+    net = Net()
+    trips, go, x = net.parameter("n", "4", "int64"), net.parameter("go", "1", "bool"), net.parameter("x", "2")
+    body = net.body()
+    body.result(body.parameter("xi", "2"))
+    ports = sliced("input", 2, 0) + sliced("output", 3, 1)
+    net.result(net.loop(body, [trips, go, x], ports, edge(1, 0), kind="Loop", version="opset5"))
+    with pytest.raises(IRError, match=r"Loop layer 3 'Loop_3': the trip count must be one value\n.*\[4\]"):
+        load(net.write(tmp_path))
+
+
+def test_what_is_assigned_fits_the_variable(tmp_path):
+    net = Net()
+    x = net.parameter("x", "2")
+    said = {"variable_id": "s", "variable_type": "f32"}
+    state = net.add("ReadValue", [x], version="opset6", variable_shape="2", **said)
+    longer = net.add("Concat", [state, x], axis=0)
+    net.add("Assign", [longer], version="opset6", name="keep", variable_id="s")
+    net.result(longer)
+    says = r"Assign layer 3 'keep': what it assigns does not fit the variable 's'\n.*\[4\]\n.*\[2\]"
+    with pytest.raises(IRError, match=says):
+        load(net.write(tmp_path))
+
+
+def test_a_model_that_gives_nothing(tmp_path):
+    net = Net()
+    net.add("Abs", [net.parameter("x", "2")])
+    with pytest.raises(IRError, match=r"model\.xml: has no Result layer"):
+        load(net.write(tmp_path))
+
+
+@pytest.mark.parametrize(("low", "high"), [("5", "1"), ("nan", "1")])
+def test_limits_that_cross(low, high, tmp_path):
+    net = Net()
+    net.result(net.add("Clamp", [net.parameter("x", "2")], min=low, max=high))
+    with pytest.raises(IRError, match="Clamp layer 1 'Clamp_1': min must be <= max"):
+        load(net.write(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["model.xml", "model.bin"])
+def test_pipes_are_not_waited_for(name, tmp_path):
+    path = summing(tmp_path)
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(IRError, match=f"{name}: cannot be read: it is a pipe or a device"):
+        load(path)
+
+
+def test_inputs_of_other_kinds(tmp_path):
+    model, x, h = load(summing(tmp_path)), np.ones((2, 5, 3), "f4"), torch.ones(2, 1, 3)
+    assert torch.equal(model(x.astype(">f4"), h)[0], model(x, h)[0])
+    with pytest.raises(IRError, match="input 'x' must be a tensor or an array"):
+        model(torch.from_numpy(x).to_sparse(), h)

@@ -16,6 +16,10 @@ class Sizes:
         self.array = numbers if isinstance(numbers, np.ndarray) else np.array(numbers, dtype=object)
         self.dtype = dtype
 
+    def __repr__(self) -> str:
+        """The numbers, for messages."""
+        return str(self.tolist())
+
     def tolist(self) -> Any:
         """The numbers, as nested lists."""
         return self.array.tolist()

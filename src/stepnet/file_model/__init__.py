@@ -10,6 +10,7 @@ from .model import FileModel as FileModel
 from .model import LoopReport as LoopReport
 from .model import Socket as Socket
 from .model import beside_graphs as beside_graphs
+from .model import no_device as no_device
 from .model import shorten as shorten
 from .prepared import ERRORS as ERRORS
 from .prepared import Prepared as Prepared

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import errno
 import functools
+import stat
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +29,18 @@ def shorten(text: str, limit: int = 80) -> str:
     """Text of a file as a message can hold it."""
     text = text.encode("unicode_escape").decode("ascii") if not text.isprintable() else text
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def no_device(path: Path) -> Path:
+    """A path that is no pipe and no device: one may be waited for, or read, without end.
+
+    Raises:
+        OSError: it is, or nothing is there.
+    """
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise OSError(errno.EINVAL, "it is a pipe or a device, not a file")
+    return path
 
 
 @dataclass(frozen=True)
@@ -202,14 +217,14 @@ class FileModel(nn.Module):
             return None
         where = f"{self._where}: input '{socket.name}'"
         if isinstance(value, (np.ndarray, np.generic)):
-            array = np.array(value)
+            array = np.array(value, dtype=value.dtype.newbyteorder("="))
             try:
                 value = torch.from_numpy(array)
             except TypeError as problem:
                 raise IRError(f"{where} is of a type that torch has none for", got=array.dtype) from problem
         if socket.dtype is None:
             return list(value) if isinstance(value, (list, tuple)) else value
-        if not isinstance(value, Tensor):
+        if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_nested:
             raise IRError(f"{where} must be a tensor or an array", got=type(value).__name__, expected=socket)
         fits = value.dtype == socket.dtype
         if not fits and value.is_floating_point() and socket.dtype.is_floating_point:

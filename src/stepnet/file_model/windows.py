@@ -40,7 +40,7 @@ class Window:
             got = f"{list(self.kernel)}, {list(self.strides)}, {list(self.dilations)}"
             raise Misfit("kernel, strides and dilations must be at least 1", got=got)
         if any(not 0 <= p < 2**31 for p in (*self.begin, *self.end)):
-            raise Misfit("pads must be >= 0", got=f"{self.begin}, {self.end}")
+            raise Misfit("pads must be >= 0", got=f"{self.begin}, {self.end}", expected="0 to 2**31 - 1")
 
     def check(self, x: Tensor) -> int:
         """How many axes of space it has.

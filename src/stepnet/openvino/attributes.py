@@ -105,7 +105,7 @@ class Attributes:
             raise IRError(
                 f"{self.where}: {name} is no whole number",
                 got=_said(text),
-                expected="an integer",
+                expected="an integer of 64 bits",
             )
         value = int(text)
         if not -_TOP <= value < _TOP:

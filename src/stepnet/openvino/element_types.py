@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from stepnet.errors import IRError
+from stepnet.file_model import shorten
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,8 @@ def by_name(name: str, where: str, attribute: str = "element_type") -> ElementTy
     if found is None:
         known = name.lower() in _NOT_READ or name.lower().startswith("f8") or name.lower().startswith("f4")
         raise IRError(
-            f"{where}: {attribute} {name[:40]} is {'not supported' if known else 'unknown'}",
-            got=name[:40],
+            f"{where}: {attribute} {shorten(name, 40)} is {'not supported' if known else 'unknown'}",
+            got=shorten(name, 40) or "nothing",
             expected=", ".join(t.name for t in ELEMENT_TYPES),
         )
     return found
@@ -80,8 +81,8 @@ def by_precision(name: str, where: str) -> ElementType:
     found = _BY_PRECISION.get(name.strip().upper())
     if found is None:
         raise IRError(
-            f"{where}: precision {name[:40]} is unknown",
-            got=name[:40],
+            f"{where}: precision {shorten(name, 40)} is unknown",
+            got=shorten(name, 40) or "nothing",
             expected=", ".join(t.precision for t in ELEMENT_TYPES),
         )
     return found

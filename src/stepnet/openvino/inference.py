@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.dtypes import dtype_name, typed_shape
 from stepnet.errors import IRError, LoopError
 from stepnet.executors.naive import number_of
 from stepnet.executors.segment import iterations
-from stepnet.file_model import ERRORS, shorten
-from stepnet.ir.loop import Concat, Iteration, Slice
+from stepnet.file_model import ERRORS, Socket, shorten
+from stepnet.ir.loop import Concat, Iteration, Loop, Slice
 
 from .graph import Graph, Node
 from .layers.row import Misfit
@@ -68,13 +69,38 @@ def check_shapes(
             else:
                 sizes = [size if d == -1 else d for d in shape]
                 arguments.append(torch.empty(sizes, dtype=dtype, device="meta"))
-        Walk(faults).graph(graph, arguments)
+        results = Walk(faults).graph(graph, arguments)
+        _check_states(graph, shapes, dtypes, results, faults)
         if not faults:
             return
         found.append(faults)
     for where, fault in found[0].items():
         if all(where in faults and faults[where].key == fault.key for faults in found):
             raise fault.error
+
+
+def _check_states(
+    graph: Graph,
+    shapes: Sequence[tuple[int, ...] | None],
+    dtypes: Sequence[torch.dtype],
+    results: Sequence[Any],
+    faults: dict[str, _Fault],
+) -> None:
+    """Hold what is assigned to each variable against what the file says of the variable."""
+    net = graph.net
+    for name, (read, write) in net.states.items():
+        at, value = net.parameters.index(read), results[net.results.index(write)]
+        if not isinstance(value, Tensor):
+            continue
+        variable = Socket(name, shapes[at], dtypes[at])
+        where = net.layers[net.layers[write].sources[0][0]].where
+        if not variable.fits(value) or value.dtype != variable.dtype:
+            error = IRError(
+                f"{where}: what it assigns does not fit the variable '{shorten(name)}'",
+                got=typed_shape(value),
+                expected=str(variable),
+            )
+            faults.setdefault(where, _Fault(error, typed_shape(value)))
 
 
 def infer(
@@ -205,7 +231,11 @@ class Walk:
         if len(set(counts.values())) > 1:
             text = ", ".join(f"'{shorten(name)}': {count}" for name, count in list(counts.items())[:8])
             raise _Fault(
-                IRError(f"{node.layer.where}: sliced inputs have different numbers of iterations", got=text),
+                IRError(
+                    f"{node.layer.where}: sliced inputs have different numbers of iterations",
+                    got=text,
+                    expected="the same number for each, by axis, start, end and stride",
+                ),
                 text,
             )
         steps = next(iter(counts.values()), None)
@@ -213,6 +243,7 @@ class Walk:
             steps = self._counted(node, runner)
         results = self.graph(loop.body.graph, [arguments[p] for p in loop.body.parameters])  # type: ignore[attr-defined]
         named = dict(zip(loop.body.results, results, strict=True))
+        self._check_carried(node, loop, arguments, named)
         moved = [p for p, r in loop.carried.items() if not _alike(arguments[p], named[r])]
         if moved and steps > 1:  # a state that changes shape: what follows is not known
             return [UNKNOWN] * len(node.outputs)
@@ -225,6 +256,21 @@ class Walk:
                 outputs.append(value)
         by_name = dict(zip((port.output for port in loop.outputs), outputs, strict=True))
         return [by_name[name] for name in runner.outputs]
+
+    def _check_carried(
+        self, node: Node, loop: Loop, arguments: Mapping[str, Any], results: Mapping[str, Any]
+    ) -> None:
+        """Refuse a back edge from one element type to another."""
+        for parameter, result in loop.carried.items():
+            before, after = arguments.get(parameter), results.get(result)
+            if isinstance(before, Tensor) and isinstance(after, Tensor) and before.dtype != after.dtype:
+                text = f"back edge from '{shorten(result)}' to '{shorten(parameter)}'"
+                error = IRError(
+                    f"{node.layer.where}: {text}: the element type changes from step to step",
+                    got=dtype_name(after.dtype),
+                    expected=f"{dtype_name(before.dtype)}, of which the first value is",
+                )
+                raise _Fault(error, text)
 
     def _counted(self, node: Node, runner: TensorIteratorRunner) -> int:
         from stepnet.executors.segment import Count
@@ -287,6 +333,8 @@ class Walk:
 
     def _loop(self, node: Node, runner: LoopRunner, given: Sequence[Any]) -> Sequence[Any]:
         loop = runner.loop
+        self._check_one(node, given[0], "trip count")
+        self._check_one(node, given[1], "condition")
         feeds: dict[str, Any] = {f"port {port}": given[i] for port, i in runner.index.items()}
         numbers = (port for port in loop.inputs if isinstance(port, Iteration))
         arguments = {port.parameter: _as_meta(number_of(port, 0)) for port in numbers}
@@ -295,6 +343,10 @@ class Walk:
         arguments |= {port.parameter: feeds[port.source] for port in whole}
         found = self.graph(runner.graph, [arguments[p] for p in loop.body.parameters if p in arguments])
         named = dict(zip(loop.body.results[-len(found) :], found, strict=True))
+        if runner.condition is not None:
+            going = found[runner.graph.net.results.index(runner.condition)]
+            self._check_one(node, going, "execution condition")
+        self._check_carried(node, loop, arguments, named)
         kept = {to: start for to, start in loop.carried.items() if to in arguments}
         if any(not _alike(arguments[to], named[start]) for to, start in kept.items()):
             return [UNKNOWN] * len(node.outputs)
@@ -304,8 +356,19 @@ class Walk:
         }
         return [by_port[f"port {p.id}"] for p in node.layer.outputs]
 
+    def _check_one(self, node: Node, value: Any, what: str) -> None:
+        """What a layer that decides takes: one number."""
+        if isinstance(value, Tensor) and value.numel() != 1:
+            error = IRError(
+                f"{node.layer.where}: the {what} must be one value",
+                got=f"a tensor of {list(value.shape)}",
+                expected="one value",
+            )
+            raise _Fault(error, str(value.shape))
+
     def _if(self, node: Node, runner: IfRunner, given: Sequence[Any]) -> Sequence[Any]:
         branches: list[Mapping[int, Any]] = []
+        self._check_one(node, given[0], "condition")
         for prefix, graph in runner.graphs.items():
             rows = node.layer.maps[prefix]
             values = {row.internal: given[runner.index[row.external]] for row in rows.inputs}

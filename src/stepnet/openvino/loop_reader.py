@@ -10,6 +10,7 @@ from stepnet.file_model import shorten
 
 from .attributes import Attributes
 from .records import Layer, Net, PortMap, PortRow
+from .xml_tree import only
 
 PURPOSES = ("current_iteration", "execution_condition")
 BodyReader = Callable[[Any, str, str, int], Net]
@@ -23,10 +24,10 @@ def read_loop_parts(layer: Layer, element: Any, scope: str, depth: int, read_bod
     """
     branches = ("then_", "else_") if layer.type == "If" else ("",)
     for prefix in branches:
-        port_map = element.find(f"{prefix}port_map")
+        port_map = only(element, f"{prefix}port_map", layer.where)
         if port_map is None:
             raise IRError(f"{layer.where}: has no <{prefix}port_map>", expected=f"<{prefix}port_map>")
-        body = element.find(f"{prefix}body")
+        body = only(element, f"{prefix}body", layer.where)
         if body is None or body.find("layers") is None or not body.find("layers").findall("layer"):
             raise IRError(
                 f"{layer.where}: {prefix}body has no layers", expected=f"<{prefix}body> with <layers>"
@@ -41,7 +42,7 @@ def read_loop_parts(layer: Layer, element: Any, scope: str, depth: int, read_bod
         _check_inputs(layer, net, rows)
         _check_outputs(layer, net, rows)
     if layer.type != "If":
-        _read_back_edges(layer, element.find("back_edges"))
+        _read_back_edges(layer, only(element, "back_edges", layer.where))
 
 
 def _row(element: Any, layer: Layer, side: str) -> PortRow:
@@ -55,7 +56,8 @@ def _row(element: Any, layer: Layer, side: str) -> PortRow:
         )
     purpose = element.get("purpose") or None
     if purpose is not None and (purpose not in PURPOSES or layer.type != "Loop"):
-        raise IRError(f"{where}: purpose is not known", got=shorten(purpose), expected=" or ".join(PURPOSES))
+        known = " or ".join(PURPOSES) if layer.type == "Loop" else f"none, which a {layer.type} does not have"
+        raise IRError(f"{where}: purpose is not known", got=shorten(purpose), expected=known)
     external = attributes.int("external_port_id")
     internal = attributes.int("internal_layer_id")
     if purpose is None and external < 0:

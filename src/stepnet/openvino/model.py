@@ -139,6 +139,8 @@ def load(
     net = read_net(path)
     check_supported(net)
     open_states(net)
+    if not net.results:
+        raise IRError(f"{net.scope}: has no Result layer", expected="a Result for each output")
     check_parameters(net)
     if bin is not None:
         weights = Weights(Path(bin))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from stepnet.errors import IRError
+from stepnet.file_model import shorten
 
 from .attributes import Attributes
 from .records import Layer
@@ -25,7 +26,8 @@ def connect(layers: dict[int, Layer], edges: Iterable[Any], scope: str) -> tuple
         for output in (False, True)
     }
     for edge in edges:
-        attributes = Attributes(edge.attrib, f"{scope}: <edge>")
+        said = " ".join(f"{name}={value}" for name, value in edge.attrib.items())
+        attributes = Attributes(edge.attrib, f"{scope}: in '{shorten(said)}', <edge>")
         start, start_port = attributes.int("from-layer"), attributes.int("from-port")
         end, end_port = attributes.int("to-layer"), attributes.int("to-port")
         for key, layer in (("from-layer", start), ("to-layer", end)):
@@ -61,7 +63,7 @@ def _index(layer: Layer, port: int, places: Mapping[int, int], kind: str) -> int
     raise IRError(
         f"{layer.where}: an edge names port {port}, but the layer has no such {kind} port",
         got=f"port {port}",
-        expected=f"one of {list(places)[:8]}",
+        expected=f"one of {list(places)[:8]}" if places else f"a layer with {kind} ports",
     )
 
 

@@ -18,11 +18,11 @@ from .element_types import by_precision
 from .loop_reader import read_loop_parts
 from .order import connect
 from .records import Layer, Net, Port, Shape
-from .xml_tree import parse
+from .xml_tree import only, parse
 
 DEEPEST = 16  # bodies in bodies
 _DIM = re.compile(r"-1|\?|[0-9]{1,19}|([0-9]{1,19})?\.\.([0-9]{1,19})?", re.ASCII)
-_VERSION = re.compile(r"opset[0-9]{1,2}", re.ASCII)
+_OPSETS = tuple(f"opset{number}" for number in range(1, 18))  # to that of OpenVINO 2026.4
 _WITH_BODIES = {"tensoriterator": "TensorIterator", "loop": "Loop", "if": "If"}
 
 
@@ -63,7 +63,7 @@ def read_body(element: Any, scope: str, name: str, depth: int) -> Net:
     """
     if depth > DEEPEST:
         raise IRError(f"{scope}: bodies are nested too deeply", got=f"more than {DEEPEST} levels")
-    holder = element.find("layers")
+    holder = only(element, "layers", scope)
     elements = [] if holder is None else holder.findall("layer")
     if not elements:
         raise IRError(f"{scope}: has no layers", expected="<layers> with at least one <layer>")
@@ -77,7 +77,7 @@ def read_body(element: Any, scope: str, name: str, depth: int) -> Net:
                 expected="an id of its own for each layer",
             )
         layers[layer.id] = layer
-    edges = element.find("edges")
+    edges = only(element, "edges", scope)
     order = connect(layers, [] if edges is None else edges.findall("edge"), scope)
     return Net(
         name=name,
@@ -90,23 +90,25 @@ def read_body(element: Any, scope: str, name: str, depth: int) -> Net:
 
 
 def _read_layer(element: Any, scope: str, depth: int) -> Layer:
-    attributes = Attributes(element.attrib, f"{scope}: <layer>")
+    called = shorten(element.get("name", ""))
+    attributes = Attributes(element.attrib, f"{scope}: <layer> '{called}'")
     if "id" not in attributes:
-        name = shorten(element.get("name", ""))
-        raise IRError(f"{scope}: a <layer> has no id", got=f"name '{name}'", expected='id="..."')
+        raise IRError(f"{scope}: a <layer> has no id", got=f"name '{called}'", expected='id="..."')
     layer_id = attributes.size("id")
     attributes.where = f"{scope}: layer {layer_id}"
     name = attributes.text("name")
     attributes.where = f"{scope}: layer {layer_id} '{shorten(name)}'"
     kind = attributes.text("type").strip()
+    if not kind:
+        raise IRError(f"{attributes.where}: its type is empty", expected='type="Add" or another')
     kind = {"parameter": "Parameter", "result": "Result"}.get(kind.lower(), kind)
     kind = _WITH_BODIES.get(kind.lower(), kind)
     where = f"{scope}: {shorten(kind)} layer {layer_id} '{shorten(name)}'"
     attributes.where = where
     version = attributes.text("version").strip()
-    data = element.find("data")
-    inputs = _ports(element.find("input"), where, output=False)
-    outputs = _ports(element.find("output"), where, output=True)
+    data = only(element, "data", where)
+    inputs = _ports(only(element, "input", where), where, output=False)
+    outputs = _ports(only(element, "output", where), where, output=True)
     clash = {p.id for p in inputs} & {p.id for p in outputs}
     layer = Layer(
         id=layer_id,
@@ -133,8 +135,9 @@ def _read_layer(element: Any, scope: str, depth: int) -> Layer:
             got=f"{len(inputs)} inputs, {len(outputs)} outputs",
             expected="no inputs, 1 output",
         )
-    if not _VERSION.fullmatch(version) and version != "extension":
-        raise IRError(f"{where}: version is not known", got=shorten(version), expected="opset1, opset2, ...")
+    if version not in _OPSETS and version != "extension":
+        known = f"{_OPSETS[0]} to {_OPSETS[-1]}"
+        raise IRError(f"{where}: version is not known", got=shorten(version) or "nothing", expected=known)
     if kind in _WITH_BODIES.values():
         read_loop_parts(layer, element, scope, depth, read_body)
     return layer
@@ -191,10 +194,12 @@ def _dim(text: str, where: str) -> int:
             got=shorten(text),
             expected="a size >= 0, or -1 for a dynamic one",
         )
-    value = -1 if text in ("?", "-1") or ".." in text else int(text)
-    if value >= 2**63:
+    numbers = [int(part) for part in text.split("..") if part not in ("?", "-1", "")]
+    if any(number >= 2**63 for number in numbers):
         raise IRError(f"{where}: dim {text} does not fit in 64 bits", got=text)
-    return value
+    if numbers != sorted(numbers):
+        raise IRError(f"{where}: dim {text} ends before it begins", got=text, expected="such as 1..8")
+    return numbers[0] if numbers and ".." not in text else -1
 
 
 def shape_from_text(text: str, where: str) -> Shape | None:

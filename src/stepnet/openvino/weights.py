@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from stepnet.errors import IRError
+from stepnet.file_model import no_device
 
 from .attributes import Attributes
 from .element_types import ElementType, by_name
@@ -37,7 +38,7 @@ class Weights:
         if path is None:
             return
         try:
-            with path.open("rb") as file:
+            with no_device(path).open("rb") as file:
                 self.length = file.seek(0, 2)
                 if self.length:
                     self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from stepnet.errors import IRError, MissingExtraError
+from stepnet.file_model import no_device
 
 
 def parse(path: Path) -> Any:
@@ -20,7 +21,7 @@ def parse(path: Path) -> Any:
     except ImportError as error:
         raise MissingExtraError("reading OpenVINO IR", package="defusedxml", extra="openvino") from error
     try:
-        content = path.read_bytes()
+        content = no_device(path).read_bytes()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise IRError(
@@ -40,3 +41,15 @@ def parse(path: Path) -> Any:
         raise IRError(
             f"{path.name}: not XML", got=str(error)[:120], expected="an OpenVINO IR, <net ...>"
         ) from error
+
+
+def only(element: Any, tag: str, where: str) -> Any:
+    """The child of a tag, None if there is none.
+
+    Raises:
+        IRError: there are several.
+    """
+    children = element.findall(tag)
+    if len(children) > 1:
+        raise IRError(f"{where}: has {len(children)} times <{tag}>", expected=f"one <{tag}>")
+    return children[0] if children else None

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from stepnet.data.outputs import Outputs
 from stepnet.errors import IRError
-from stepnet.file_model import ERRORS, STATES, FileModel, LoopReport, Socket, shorten
+from stepnet.file_model import ERRORS, STATES, FileModel, LoopReport, Socket, no_device, shorten
 
 from .graph import DOMAINS, Graph, inputs_of
 from .info import TABLE
@@ -203,7 +203,7 @@ def load(path: str | os.PathLike[str], *, trainable: bool = False) -> ONNXModel:
     place = Path(path)
     where = place.name
     try:
-        place.open("rb").close()
+        no_device(place).open("rb").close()
     except OSError as problem:
         raise IRError(f"{where}: cannot be read: {problem.strerror}", expected="an ONNX file") from problem
     try:

@@ -14,7 +14,7 @@ from stepnet.errors import Unsupported
 from stepnet.executors import naive
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.setting import check_backend
-from stepnet.file_model import FileBody, LoopReport
+from stepnet.file_model import FileBody, LoopReport, Misfit
 from stepnet.ir.loop import BackEdge, Concat, Invariant, Last, Loop, Merged, Slice
 from stepnet.iterator.rows import RowLoop, show_declined
 
@@ -143,7 +143,15 @@ class ScanLoop:
     def run(self, feeds: Mapping[str, Any], *, plainly: bool) -> dict[str, Any]:
         """The outputs by name; by the plain loop if it is not compiled, or `plainly`."""
         out = None if plainly else self.compiled(feeds)
-        return naive.run(self.loop, feeds) if out is None else out
+        return naive.run(self.loop, feeds, self._check_states) if out is None else out
+
+    def _check_states(self, step: int, values: Mapping[str, Any], rows: Tensor | None) -> None:
+        """Hold each new state against the one before, whose shape a Scan keeps."""
+        for name, result in self.loop.carried.items():
+            before, after = values[name].shape, values[result].shape
+            if before != after:
+                text = f"state {name.removeprefix('s')} changes its shape in step {step}"
+                raise Misfit(text, list(after), f"{list(before)}; states of a Loop may change")
 
     def compiled(self, feeds: Mapping[str, Any], steps: int | None = None) -> dict[str, Any] | None:
         """The outputs by name; None: it is not compiled, and the report says why.

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
-from .row import Function, Row, number, plain
+from .row import Function, Misfit, Row, number, plain
 
 
 def _one(name: str, function: Callable[[Tensor], Tensor]) -> Row:
@@ -28,6 +28,8 @@ def _one(name: str, function: Callable[[Tensor], Tensor]) -> Row:
 
 def _clamp(layer: Layer, attributes: Attributes) -> Function:
     low, high = attributes.float("min"), attributes.float("max")
+    if not low <= high:
+        raise Misfit("min must be <= max", got=f"min={low}, max={high}", expected="min <= max")
 
     def clamp(x: Tensor) -> Tensor:
         if x.dtype.is_floating_point:
