@@ -224,6 +224,36 @@ def test_the_sizes_that_follow_from_rows_are_open():
     assert out.shape == (5, 2)
 
 
+def backwards(x: Any) -> Any:
+    """Counts down from the size of its array, which is a number when the tape is played."""
+    sums, inputs = TensorArray(), TensorArray(unstack_from=x)
+    loop = stepnet.create_whileloop(loop_vars=[inputs.size() - 1])
+    with loop.frame() as (s,):
+        loop.break_if(s < 0)
+        sums.write(s, torch.tanh(sums.read(s + 1, torch.zeros(3)) + inputs.read(s)))
+        loop.update(s, s - 1)
+    return sums.stack()
+
+
+def test_frames_of_a_topology_are_saved_for_any_number_of_rows(tmp_path):
+    U, W = weights()
+    with Tape() as tape:
+        x = data("x", Dense(3))
+        h, _ = rnn(x, TensorArray(unstack_from=x).size(), U, W, torch.zeros(4))
+        net = tape.topology((backwards(x), h))
+    net.save(tmp_path / "net.xml")
+    loaded = stepnet.load(tmp_path / "net.xml")
+    for count in (2, 7):
+        rows = torch.randn(count, 3)
+        before, expected = torch.zeros(3), []
+        for row in reversed(rows):
+            before = torch.tanh(before + row)
+            expected.insert(0, before)
+        (found, h), _ = net(x=rows)
+        torch.testing.assert_close(found, torch.stack(expected))
+        torch.testing.assert_close(tuple(loaded(x=rows)[0]), (found, h))
+
+
 def wrong(kind: str) -> None:
     with Tape():
         x = data("x", Dense(3))

@@ -183,3 +183,12 @@ def test_a_size_that_is_left_open_is_told() -> None:
 
     with pytest.raises(StepError, match="a size that the program leaves open"):
         export(Model(), (torch.randn(4, 2, 3), torch.randn(5, 3)), dynamic_shapes=({0: ANY}, {0: ANY}))
+
+
+def test_a_step_of_a_number_of_rows_is_told() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor, h: Tensor) -> Any:
+            return recurrent(lambda x, h: ((x + h).view(2, 3),) * 2, x, h)
+
+    with pytest.raises(StepError, match="does not run on any number of rows"):
+        export(Model(), (torch.randn(4, 2, 3), torch.randn(2, 3)))

@@ -111,6 +111,29 @@ def test_a_recurrence_in_a_frame_in_a_step(check):
     assert "Scan" in written.bodies[0]
 
 
+class FrameInFrame(nn.Module):
+    """The inner frame begins with what the outer one wrote, and reads an array of its step."""
+
+    def forward(self, x, h):
+        steps, out = TensorArray(unstack_from=x), TensorArray()
+        loop = stepnet.create_whileloop([torch.tensor(0)])
+        with loop.frame() as (s,):
+            loop.break_if(s == steps.size())
+            columns = TensorArray(unstack_from=steps.read(s).t())
+            inner = stepnet.create_whileloop([torch.tensor(0), out.read(s - 1, h)])
+            with inner.frame() as (t, v):
+                inner.break_if(t >= 2)
+                inner.update(v, torch.tanh(v + columns.read(t)[:, None]))
+                inner.update(t, t + 1)
+            out.write(s, inner.results[1])
+            loop.update(s, s + 1)
+        return out.stack()
+
+
+def test_a_frame_in_a_frame_that_reads_an_array_of_its_step(check):
+    check(FrameInFrame(), lambda t, b: (torch.randn(t, b, 2), torch.randn(b, 2)), sizes=((5, 3), (2, 2)))
+
+
 def test_a_frame_in_a_step_is_refused_where_loops_hold_no_loops(tmp_path):
     refused = r"(?s)'step' .* its step runs a recurrence of its own.*inside a TensorIterator"
     with pytest.raises(IRError, match=refused):

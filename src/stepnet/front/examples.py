@@ -12,6 +12,7 @@ from torch import Tensor
 
 from stepnet.data.array import TensorArray
 from stepnet.data.lod import LoDTensor
+from stepnet.data.modes import unrecorded
 from stepnet.data.recording import UNKNOWN, StandIn
 from stepnet.errors import StepError
 
@@ -19,6 +20,7 @@ from .step import describe_leaf
 from .symbolic import Symbolic
 
 
+@unrecorded
 def like_values_of(array: TensorArray) -> Any:
     """A value like those in an array, None if it holds none."""
     if array.deferred is not None:

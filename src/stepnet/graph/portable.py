@@ -103,7 +103,11 @@ def _traced(recurrence: Recurrence, tensors: Sequence[Tensor], reads: Sequence[A
         with fake:
             inputs = [torch.empty((n, *shape), dtype=d, device=at) for shape, d, at in shapes]
             inputs += [torch.empty(shape, dtype=d, device=at) for shape, d, at in fixed]
-        graph = make_fx(recurrence.step, pre_dispatch=True)(*inputs)
+        try:
+            graph = make_fx(recurrence.step, pre_dispatch=True)(*inputs)
+        except RuntimeError as error:  # what torch says of a size that is a number
+            said = str(error).splitlines()[0]
+            raise _refusal(recurrence, f"it does not run on any number of rows: {said}") from error
     graph.graph.eliminate_dead_code()
     return graph
 

@@ -27,7 +27,7 @@ from stepnet.watchers import Instead, instead, replaced, watched, watching
 
 from .as_while import run_as_while
 from .inside import record_inside
-from .on_tape import record, tape_of
+from .on_tape import record, tape_of, with_tensors
 from .recorded_frame import run_recorded
 
 
@@ -75,7 +75,7 @@ def create_whileloop(loop_vars: Sequence[Tensor], *, max_steps: int | None = Non
     if torch.compiler.is_dynamo_compiling():
         leave_to_python("stepnet: a frame is written by Python")
     caller = sys._getframe(1)
-    return WhileLoop(loop_vars, max_steps, _run, site=(caller.f_code, caller.f_lineno))
+    return WhileLoop(with_tensors(loop_vars), max_steps, _run, site=(caller.f_code, caller.f_lineno))
 
 
 def _run(loop: WhileLoop) -> Sequence[Any]:

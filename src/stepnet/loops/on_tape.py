@@ -80,6 +80,17 @@ def _with_number(value: Any, number: int | None) -> Any:
     return value
 
 
+def with_tensors(loop_vars: Any) -> Any:
+    """Loop variables, of which those that will be numbers when the tape is played, such as the size of an
+    array, will be tensors."""
+
+    def tensor(value: Any) -> Any:
+        number = isinstance(value, TapeItem) and type(value.creation.example) in (int, float, bool)
+        return value.tape.record("tensor", torch.tensor, (value,)) if number else value
+
+    return [tensor(v) for v in loop_vars] if type(loop_vars) in (tuple, list) else loop_vars
+
+
 def tape_of(loop: WhileLoop) -> Tape | None:
     """The tape that a loop belongs on: that of an item that it reads, or the one that is open."""
     found = [value for value in _given(loop) if isinstance(value, TapeItem)]
