@@ -204,7 +204,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[list[int]], Sequence[A
 }
 
 
-LIKE_OTHERS = {"modules", "modules, dense", "RNN, dense", "GRU", "static"}
+LIKE_OTHERS = {"modules", "modules, dense", "closure, dense", "packed", "RNN, dense", "GRU", "static"}
 
 
 @pytest.mark.filterwarnings("ignore::stepnet.errors.SlowPathWarning")  # nested; of a Function
