@@ -21,9 +21,20 @@ _VERSION = 24  # bytes from the start of a dict to the number of its changes: of
 
 def _counter(space: dict[str, Any]) -> Callable[[], Any]:
     """Tells what is another value after a dict was changed."""
-    if sys.implementation.name == "cpython" and sys.version_info < (3, 13):
+    if _has_versions():
         return partial(getattr, ctypes.c_int64.from_address(id(space) + _VERSION), "value")
     return lambda: tuple(space.values())
+
+
+def _has_versions() -> bool:
+    """Whether this Python counts the changes of a dict there, as one that is changed shows."""
+    if sys.implementation.name != "cpython" or sys.version_info >= (3, 13) or sys.maxsize < 1 << 32:
+        return False
+    trial = {"name": 0}
+    count = ctypes.c_int64.from_address(id(trial) + _VERSION)
+    before = count.value
+    trial["name"] = 1
+    return count.value != before
 
 
 _VF: Any = torch._VF  # pyright: ignore[reportAttributeAccessIssue]
