@@ -29,8 +29,7 @@ TESTS = (
         for name in ["autocast", "changes", "control", "keys", "odd_steps", "reads"]
     ),
     "tests/executors/test_executors.py",
-    "tests/graph/test_surroundings.py",
-    "tests/graph/test_sequences.py",
+    "tests/graph",
     "tests/test_recurrent.py",
     "tests/test_modes.py",
 )

@@ -7,7 +7,11 @@ import torch
 
 from stepnet.graph import CAN_CAPTURE
 
-collect_ignore_glob = [] if CAN_CAPTURE else ["test_*.py"]  # older torch breaks the graph, and is right
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if not CAN_CAPTURE and item.path.parent.name == "graph":
+            item.add_marker(pytest.mark.skip(reason="older torch breaks the graph, and is right"))
 
 
 @pytest.fixture(autouse=True)
