@@ -5,6 +5,8 @@ BIN := .venv/bin
 # that dies ends the run: pytest-xdist 3.8 hands its files out again in a way that then waits for ever.
 TWO := --numprocesses 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 DEPENDENCIES := pyproject.toml constraints.txt
+# Where it is set, each interpreter that a test starts compiles all of stepnet for itself: most of a second each.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup test coverage fuzz matrix lint demo bench docs clean
 

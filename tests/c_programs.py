@@ -16,6 +16,7 @@ import torch
 from stepnet.executors.c import build as c_build
 from stepnet.executors.c.products import cpu
 
+WIDE = "#define SN_VECTOR_BYTES 64\n"  # as wide as tiles, on any CPU
 TILE_FLAGS = ("-mamx-tile", "-mamx-bf16")
 _SANITIZE = ("-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 _SANITIZE += (

@@ -101,7 +101,9 @@ def test_anything_that_changes_the_code_changes_the_key(change, monkeypatch):
 @pytest.mark.parametrize("linked", [False, True], ids=["whole", "linked"])
 def test_the_preamble_compiles_for_both_types_and_without_warnings(linked, tmp_path):
     source = tmp_path / "all.c"
-    source.write_text(c_build.preamble("f32", "f64", linked=linked))
+    library = "".join(f"#include <{name}.h>\n" for name in ("math", "stdint", "stdlib", "string"))
+    text = c_build.preamble("f32", "f64", linked=linked)
+    source.write_text(text + library if linked else library + text)  # which declares the same
     cc = c_build.compiler()
     strict = [
         "-Wall",
@@ -362,6 +364,22 @@ def test_cc_may_have_arguments(monkeypatch):
     monkeypatch.setenv("CC", f"{c_build.compiler().command[0]} -DEXTRA=42")
     source = "#include <stdint.h>\nvoid answer(int64_t *x) { *x = EXTRA; }"
     assert _answer(c_build.build(source)) == 42
+
+
+@needs_compiler
+@pytest.mark.skipif(sys.platform != "linux", reason="all libraries at once")
+@pytest.mark.parametrize("lacks", ["at linking", "at loading"])
+def test_a_compiler_whose_code_needs_more_libraries_gets_them(lacks, tmp_path, monkeypatch):
+    real = c_build.compiler().command[0]
+    refuse = 'case "$*" in *-nodefaultlibs*) exit 1;; esac' if lacks == "at linking" else ""
+    defines = 'case "$*" in *-nodefaultlibs*) ;; *) set -- "$@" -DLIBRARY_OF_ITS_OWN;; esac'
+    count = f'case "$*" in *-shared*) echo x >> {tmp_path}/count;; esac'
+    monkeypatch.setenv("CC", str(_script(tmp_path / "cc", f'{count}\n{refuse}\n{defines}\nexec {real} "$@"')))
+    own = "#ifdef LIBRARY_OF_ITS_OWN\nvoid own(void) {}\n#else\nvoid own(void);\n#endif\n"
+    for salt in range(2):
+        answer = _source(salt).replace("{", "{ own();")
+        assert _answer(c_build.build(own + answer)) == 42
+    assert (tmp_path / "count").read_text() == "x\n" * 3  # the second build knows
 
 
 @needs_compiler

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from c_programs import NOTHING, Rows, can_emulate_tiles, run_sanitized
+from c_programs import NOTHING, WIDE, Rows, can_emulate_tiles, run_sanitized
 from covering import few
 from stepnet.executors.c import build as c_build
 from stepnet.executors.c.products import BY_DTYPE, BY_SUFFIX, common, cpu, paired
@@ -21,8 +21,8 @@ BF16 = BY_DTYPE["bfloat16"]
 WAYS = {  # what the text begins with, and its tiles
     "of this CPU": ("", 0),
     "floats": ("#undef __AVX512BF16__\n", 0),
-    "twin of tiles": ("", 2),
-    "twin of tiles, few rows by floats": ("#undef __AVX512BF16__\n", 2),
+    "twin of tiles": (WIDE, 2),
+    "twin of tiles, few rows by floats": (f"{WIDE}#undef __AVX512BF16__\n", 2),
 }
 SHAPES = [  # rows, K, N
     (0, 3, 5), (1, 1, 1), (1, 64, 256), (2, 7, 16), (3, 17, 31), (4, 32, 32), (5, 64, 64), (6, 5, 65),

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stepnet
-from c_programs import NOTHING, Rows, can_emulate_tiles, run_sanitized
+from c_programs import NOTHING, WIDE, Rows, can_emulate_tiles, run_sanitized
 from stepnet.executors.c import build as c_build
 from stepnet.executors.c.products import BY_DTYPE, BY_SUFFIX, common, cpu, paired, precision, split
 from stepnet.executors.exactness import exact_products
@@ -29,6 +29,7 @@ SHAPES = [  # rows, K, N
 
 ENTRY = """
 typedef struct { void *base; int64_t stride; const int64_t *index; } table;
+int64_t panel_columns(void) { return SN_WIDTH * sn_lanes_f32; }
 int64_t packed_size(int64_t K, int64_t n, int64_t split) { return sn_packed_split(K, n, split); }
 void pack(float *to, const float *from, int64_t stride_k, int64_t stride_n, int64_t K, int64_t n,
           int64_t split) {
@@ -44,7 +45,7 @@ void matmul(const table *c, const table *d, const table *a, const float *packed,
 
 def text(tiles: int, is_fast: bool) -> str:
     pairs = [paired(tiles)] if is_fast else []
-    return "\n".join((common(), BY_SUFFIX["f32"].text, *pairs, split(is_fast)))
+    return "\n".join((WIDE if tiles else "", common(), BY_SUFFIX["f32"].text, *pairs, split(is_fast)))
 
 
 @pytest.fixture(scope="module", params=WAYS)
@@ -160,12 +161,12 @@ def test_three_parts_are_as_exact_as_floats(tiles, rows, K, N, kinds, cancels, s
 )
 def test_special_numbers_are_those_of_products_of_floats(library, number, parts):
     a, b = torch.randn(20, 96), torch.randn(96, 130)
-    row, column = a[7], b[:, 70]
+    row, column, panel = a[7], b[:, 70], slice(64, 64 + library.panel_columns())
     for place in (row, column):
         place[5] = number
         found, floats = product(library, a, b, parts), product(library, a, b, 0)
         if number != number or number in (1e-40, -1e-36, 3.4e38) or abs(number) == float("inf"):
-            some = slice(None) if place is row else slice(64, 128)  # the panels that meet it
+            some = slice(None) if place is row else panel  # what meets it
             torch.testing.assert_close(found[:, some], floats[:, some], rtol=0, atol=0, equal_nan=True)
         others = torch.arange(20) != 7 if place is row else slice(None), slice(None, 64)
         assert found[others].isfinite().all()

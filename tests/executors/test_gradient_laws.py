@@ -314,6 +314,27 @@ def test_jacobians_and_hessians(backend, vectorize):
     torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_a_gradient_inside_of_a_checkpoint(backend):
+    """What the first call tries to find its derivatives is nothing that a checkpoint keeps."""
+
+    def step(x, h):
+        h = torch.tanh(x * Steps.b + h @ Steps.w)
+        return h, h
+
+    def length(x, chosen):
+        y, _ = recurrent(step, x, torch.zeros(2, D, dtype=DTYPE), backend=chosen)
+        (g,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        return g.square().sum()
+
+    x = torch.randn(3, 2, D, dtype=DTYPE, requires_grad=True)
+    kept = torch.utils.checkpoint.checkpoint(length, x, backend, use_reentrant=False)
+    found, expected = (
+        torch.autograd.grad(value, [x, Steps.w, Steps.b]) for value in (kept, length(x, "naive"))
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_batches_of_gradients(backend):
     model = model_of(backend)

@@ -125,6 +125,23 @@ def test_no_work_for_gradients_that_are_not_asked_for(backend, monkeypatch):
     torch.testing.assert_close(cell.weight_hh.grad, expected)
 
 
+def test_a_gradient_depends_on_weights_that_nobody_asked_for(monkeypatch):
+    """Of a linear step the gradient of x depends on nothing but the weights, whose own is not made."""
+    monkeypatch.setattr(autograd, "WORTH_ASKING", 0)
+    w = torch.tensor(0.5, dtype=DTYPE, requires_grad=True)
+
+    def linear(x, h):
+        h = (x.sum(-1, keepdim=True) + h) * w
+        return h, h
+
+    x, found = rows(), []
+    for backend in ("naive", "eager"):
+        y, _ = recurrent(linear, x, boot(), backend=backend)
+        (g,) = torch.autograd.grad(y.values.sum(), x.values, create_graph=True)
+        found.append([g, *torch.autograd.grad(g.square().sum(), w)])
+    torch.testing.assert_close(found[1], found[0])
+
+
 def test_no_work_for_a_gradient_of_x():
     for_all, for_weights = (plan_of(gru(), rows(grad), boot(), backend="eager") for grad in (True, False))
     assert for_weights.gradients[0] is None

@@ -46,6 +46,11 @@ _MACHINE_FLAGS = (
     (),
 )
 
+# What a library is linked with. The process that loads it has C's own library open, which a linker takes
+# longer to read than all else. Code of compilers that count or check needs more, and does not load.
+_FEW = ("-nodefaultlibs", "-lm", "-lgcc")
+_ALL = ("-lm",)
+
 _REMEDY = "install gcc or clang, or pip install 'stepnet[compiler]', or set CC to a C compiler"
 _PROBE = "#include <math.h>\n#include <stdint.h>\n#include <string.h>\n"
 _TIMEOUT = 300.0  # seconds; a build takes about one
@@ -153,6 +158,7 @@ _lock = threading.Lock()
 _loaded: dict[str, _Slot] = {}
 _object_lock = threading.Lock()  # one thread of a process builds products, others wait
 _objects: dict[str, bytes] = {}
+_need_all: set[Compiler] = set()
 
 
 def _after_fork() -> None:
@@ -250,13 +256,24 @@ def _built_once(cc: Compiler, key: str, source: str, linked: tuple[str, ...]) ->
 def _compile(cc: Compiler, key: str, source: str, linked: tuple[str, ...]) -> Library:
     started = time.perf_counter()
     objects = [_object(cc, product) for product in with_needs(linked)]
-    path, _ = _made(cc, key, "step.so", source, objects, ("-shared",), ("-lm",))
-    try:
-        handle = ctypes.CDLL(str(path))
-    except OSError as error:
-        cache_folder.remove(path)
-        raise _not_kept(error) from error
-    return Library(path, time.perf_counter() - started, handle)
+
+    def made(libraries: tuple[str, ...]) -> Library:
+        path, _ = _made(cc, key, "step.so", source, objects, ("-shared",), libraries)
+        try:
+            handle = ctypes.CDLL(str(path))
+        except OSError as error:
+            cache_folder.remove(path)
+            raise _not_kept(error) from error
+        return Library(path, time.perf_counter() - started, handle)
+
+    if sys.platform == "linux" and cc not in _need_all:
+        try:
+            return made(_FEW)
+        except BuildError:
+            library = made(_ALL)
+            _need_all.add(cc)
+            return library
+    return made(_ALL)
 
 
 def _object(cc: Compiler, product: Product) -> bytes:

@@ -7,6 +7,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,6 +36,7 @@ MEMBER_BYTES = 1 << 15  # of weights that a step reads, for each thread that sha
 NEAR = 1 << 16  # bytes of states that one thread works on at a time, where steps do not share a product
 APART = 2  # such chunks between two meetings of threads that take some features each: one may have to wait
 CHUNK = 1 << 18  # bytes of rows between products and the steps beside them: the second cache holds them
+SMALL = 1 << 14  # bytes of a table of which one is kept to make others like it
 _NEW = ("out", "state", "sum", "total")  # what a call makes tensors for
 
 
@@ -44,6 +46,8 @@ class CScan:
     Raises:
         Unsupported: the scan holds what generated C does not do, or there is no compiler.
     """
+
+    by_address = True  # the shape of a table of rows that it reads makes no difference
 
     def __init__(self, loop: LoopPlan, region: Region) -> None:
         self.source: Source = write(loop, region, "run")
@@ -126,8 +130,8 @@ class CScan:
                 matrix.stride(column),
                 0 if batch is None else matrix.stride(batch),
             )
-        for at, name, shape, dtype, make, state in placed.tables:
-            made[name] = table = make(shape, dtype=dtype)
+        for at, name, shape, dtype, make, state, like in placed.tables:
+            made[name] = table = make(shape, dtype=dtype) if like is None else make(like)
             numbers[at] = table.data_ptr()
             if state is not None:
                 values[EARLIER + state] = lead_in(table, states[state])
@@ -202,15 +206,15 @@ class CScan:
             state, make = None, new_table if size >= LARGE else torch.empty
             if size >= LARGE and layout.is_packed and (state := self._states_of.get(name)) is not None:
                 make = functools.partial(led_table, by=layout.stride)
-            tables.append(Table(at, name, (layout.rows, *shape), dtype, make, state))
+            tables.append(_table(at, name, (layout.rows, *shape), dtype, make, state))
         for at, name in self._desks.places("sum"):
             shape, dtype = self._made[name]
-            tables.append(Table(at, name, (*(parts,) * (parts > 1), *shape), dtype, torch.zeros))
+            tables.append(_table(at, name, (*(parts,) * (parts > 1), *shape), dtype, torch.zeros))
         for at, name in self._desks.places("total"):
             shape, dtype = self._made[name]
-            tables.append(Table(at, name, (layout.sequences, *shape), dtype, torch.zeros))
+            tables.append(_table(at, name, (layout.sequences, *shape), dtype, torch.zeros))
         for at, name in self._desks.places("wrong"):
-            tables.append(Table(at, name, (1,), torch.int64, torch.zeros))
+            tables.append(_table(at, name, (1,), torch.int64, torch.zeros))
         return tuple(tables)
 
     def parts(self, layout: Layout, threads: int) -> int:
@@ -235,6 +239,20 @@ class CScan:
         and each has enough to read to pay for the meetings."""
         members = min(threads, self.step_bytes // MEMBER_BYTES)
         return members if 0 < sequences < members else 1
+
+
+_MAKES_LIKE: dict[Any, Callable[..., Tensor]] = {torch.empty: torch.empty_like, torch.zeros: torch.zeros_like}
+
+
+def _table(
+    at: int, name: str, shape: tuple[int, ...], dtype: torch.dtype, make: Callable[..., Tensor],
+    state: str | None = None,
+) -> Table:  # fmt: skip
+    if make not in _MAKES_LIKE or math.prod(shape) * dtype.itemsize >= SMALL:
+        return Table(at, name, shape, dtype, make, state)
+    return Table(
+        at, name, shape, dtype, _MAKES_LIKE[make], state, torch.empty(shape, dtype=dtype, device="cpu")
+    )
 
 
 def _built(source: Source) -> Callable[..., None]:

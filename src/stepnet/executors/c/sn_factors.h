@@ -5,10 +5,6 @@
  */
 #ifndef SN_FACTORS_H
 #define SN_FACTORS_H
-#include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 #define SN_FACTOR static inline __attribute__((unused))
 #define SN_SINGULAR 2
 #endif

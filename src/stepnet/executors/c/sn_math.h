@@ -11,10 +11,6 @@
 #ifndef SN_MATH_H
 #define SN_MATH_H
 
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
-
 #if defined(__GNUC__) || defined(__clang__)
 #define SN_INLINE static inline __attribute__((always_inline, unused))
 #else

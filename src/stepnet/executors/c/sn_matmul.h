@@ -27,9 +27,6 @@
 #ifndef SN_MATMUL_H
 #define SN_MATMUL_H
 
-#include <stdint.h>
-#include <string.h>
-
 #ifndef SN_INLINE
 #define SN_INLINE static inline __attribute__((always_inline, unused))
 #endif
@@ -40,7 +37,10 @@
 #define SN_SHARED static __attribute__((noinline, unused))
 #endif
 
-#if defined(__AVX512F__)
+/* Vectors that are wider than those of the CPU, which who defines this asks for, are made of several. */
+#if defined(SN_VECTOR_BYTES)
+#define SN_REGISTERS 32
+#elif defined(__AVX512F__)
 #define SN_VECTOR_BYTES 64
 #define SN_REGISTERS 32
 #elif defined(__AVX__)
@@ -63,6 +63,8 @@
 /* Keeps a vector in a register. Left alone, gcc makes it a memory operand of every multiply, and loads bound. */
 #if defined(__AVX512F__)
 #define SN_KEEP(x) __asm__("" : "+v"(x))
+#elif SN_VECTOR_BYTES > 32
+#define SN_KEEP(x) (void)0
 #elif defined(__SSE2__)
 #define SN_KEEP(x) __asm__("" : "+x"(x))
 #elif defined(__aarch64__)

@@ -13,8 +13,6 @@
 #ifndef SN_PARALLEL_H
 #define SN_PARALLEL_H
 
-#include <stdint.h>
-
 typedef struct {
     void (*parallel)(void (*run)(void *), void *data, unsigned threads, unsigned flags); /* GOMP_parallel or NULL */
     int (*team_size)(void);                                                              /* omp_get_num_threads */

@@ -6,9 +6,6 @@
  */
 #ifndef SN_PICKS_H
 #define SN_PICKS_H
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 SN_INLINE int64_t sn_place(int64_t at, int64_t n, int64_t *wrong) {
     if (at >= 0 && at < n) return at;
     *wrong = 1;

@@ -96,7 +96,8 @@ class Product:
     def object_text(self) -> str:
         """The source of an object file that holds its larger functions, and those of threads."""
         if not self.needs:
-            return f"#define SN_BUILT_ONCE\n{_file('sn_parallel.h', _HERE.parent)}\n{self.text}"
+            needs = "\n".join(_file(name, _HERE.parent) for name in ("sn_library.h", "sn_parallel.h"))
+            return f"#define SN_BUILT_ONCE\n{needs}\n{self.text}"
         others = "\n".join(BY_SUFFIX[suffix].text for suffix in self.needs)
         return (
             f"{common()}\n#define SN_LINKED\n{others}\n#undef SN_LINKED\n#define SN_BUILT_ONCE\n{self.text}"
@@ -117,7 +118,9 @@ def split(is_fast: bool) -> str:
 
 def common() -> str:
     """The C that all of it, and generated code, stands on: functions of numbers, and numbers of 16 bits."""
-    return f"{_file('sn_math.h', _HERE.parent)}\n{_file('sn_half.h')}"
+    return "\n".join(
+        (_file("sn_library.h", _HERE.parent), _file("sn_math.h", _HERE.parent), _file("sn_half.h"))
+    )
 
 
 BY_DTYPE = {
