@@ -106,3 +106,43 @@ def test_inspect(stepnet, model, tmp_path):
     products = [layer for layer in found["net"]["layers"] if layer["type"] in ("Gemm", "MatMul")]
     assert sum(layer["cost"]["flops"] for layer in products) == 2 * 3 * 8 * 5 * 2  # outside, for all steps
     assert stepnet("inspect", model, "--bin", "w.bin").code == 2
+
+
+def test_what_crosses_the_border_of_a_loop(stepnet, tmp_path):
+    """A Loop that carries a sum and joins its tanh; a Scan as it was before opset 9, with lengths."""
+    onnx = pytest.importorskip("onnx")
+    node, graph = onnx.helper.make_node, onnx.helper.make_graph
+    whole, truth = onnx.TensorProto.INT64, onnx.TensorProto.BOOL
+
+    def value(name, shape=(2, 3), type=onnx.TensorProto.FLOAT):
+        return onnx.helper.make_tensor_value_info(name, type, shape)
+
+    def inspected(graph, opset):
+        opsets = [onnx.helper.make_opsetid("", opset)]
+        onnx.save(onnx.helper.make_model(graph, opset_imports=opsets), tmp_path / "loop.onnx")
+        found = json.loads(stepnet("inspect", tmp_path / "loop.onnx", "--json").out)
+        (loop,) = (layer["loop"] for layer in found["net"]["layers"] if layer["loop"])
+        ways = [[port["way"] for port in loop[side]["body"]] for side in ("takes", "gives")]
+        edges = [(edge["result"], edge["parameter"]) for edge in loop["back_edges"]]
+        runs = {inner["type"]: inner["when"] for inner in loop["bodies"]["body"]["layers"]}
+        return ways, edges, (runs["Add"], runs["Tanh"]), loop["steps"]
+
+    nodes = [node("Add", ["s", "x"], ["s2"]), node("Tanh", ["s2"], ["y"])]
+    given = [value("n", (), whole), value("go", (), truth), value("s")]
+    gives = [value("on", (), truth), value("s2"), value("y")]
+    body = graph([*nodes, node("Identity", ["go"], ["on"])], "body", given, gives)
+    count = onnx.numpy_helper.from_array(np.array(4), "count")
+    loop = node("Loop", ["count", "", "x"], ["last", "ys"], body=body)
+    outputs = [value("last"), value("ys", (None, 2, 3))]
+    ways, edges, runs, _ = inspected(graph([loop], "g", [value("x")], outputs, [count]), 17)
+    assert ways == [["iteration", "condition", "state"], ["condition", "last", "joined"]]
+    assert (edges, runs) == ([("s2", "s")], ("step", "rows"))
+
+    body = graph(nodes, "body", [value("s"), value("x")], [value("s2"), value("y")])
+    scan = node("Scan", ["", "h", "xs"], ["last", "ys"], body=body, num_scan_inputs=1)
+    ends = [
+        [value(name, (1, 2, 3)), value(rows, (1, 5, 2, 3))] for name, rows in (("h", "xs"), ("last", "ys"))
+    ]
+    ways, edges, runs, steps = inspected(graph([scan], "g", *ends), 8)
+    assert ways == [["state", "slice"], ["last", "joined"]]
+    assert (edges, runs, steps) == ([("s2", "s")], ("step", "rows"), 5)

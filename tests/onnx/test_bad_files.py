@@ -50,6 +50,7 @@ FOREVER = helper.make_graph(
     [], "b", [value("i", kind=TensorProto.INT64), value("c", kind=TensorProto.BOOL)],
     [value("c", kind=TensorProto.BOOL)],
 )  # fmt: skip
+SUMS = helper.make_graph([node("Add", "ab", "c")], "b", [value("a", 3), value("b", 4)], [value("c", None)])
 READ = {
     "unknown operators": (given([node("Foo", "x"), node("Bar", "y", "z")], inputs=[X]), "got: .*Bar, Foo"),
     "a value nobody makes": (given([node("Relu", ["z"])], inputs=[X]), "reads 'z', which nothing"),
@@ -64,6 +65,51 @@ READ = {
     "scan inputs": (
         given([node("Scan", "x", num_scan_inputs=3, body=body())], inputs=[X]),
         "num_scan_inputs does not fit",
+    ),
+    "features": (
+        given([node("LSTM", "xxx")], inputs=[X]),
+        r"\(LSTM\): X must be \[steps, batch, features\]\n.*\[2, 3\]",
+    ),
+    "weights": (
+        given([node("GRU", "xww", hidden_size=2)], inputs=[value("x", "T", "N", 3), value("w", 1, 6, 2)]),
+        r"\(GRU\): W must be \[directions, 3\*hidden, features\]\n.*\[1, 6, 2\]\n.*\[1, 6, 3\]",
+    ),
+    "shapes": (
+        given([node("Add", "xz")], inputs=[X, value("z", 4)]),
+        r"'n' \(Add\).*\[2, 3\], float32\[4\]",
+    ),
+    "types": (
+        given([node("Add", "xz")], inputs=[X, value("z", 3, kind=TensorProto.INT64)]),
+        r"inconsistent type .*\n.*float32\[2, 3\], int64\[3\]",
+    ),
+    "another attribute": (
+        given([node("Relu", "x", alpha=1.0)], inputs=[X]),
+        "no attribute of this name\n.*alpha",
+    ),
+    "more outputs": (
+        given([node("Relu", "x", "yz")], inputs=[X]),
+        "has more outputs than its operator\n.*2\n.*1",
+    ),
+    "a set of the future": (
+        given([node("Relu", "x")], inputs=[X], opset=99),
+        "is not known\n.*99\n.*at most",
+    ),
+    "nothing given": (given([node("Relu", "x")], inputs=[X], outputs=()), "the graph has no outputs"),
+    "twice": (
+        given([node("Relu", "x"), node("Tanh", "x")], inputs=[X]),
+        "cannot be read: Output 'y' is redecl",
+    ),
+    "a size below zero": (
+        given([node("Relu", "x")], inputs=[X], constants=[TensorProto(name="s", data_type=1, dims=[-1])]),
+        r"constant 's': a size is negative\n.*-1",
+    ),
+    "texts": (
+        given([node("Relu", "x")], inputs=[value("x", 2, kind=TensorProto.STRING)]),
+        "'x': torch has no such element type",
+    ),
+    "in a body": (
+        given([node("Scan", "xz", num_scan_inputs=2, body=SUMS)], inputs=[X, value("z", 2, 4)]),
+        r"'n' \(Scan\), body: node 0 'n' \(Add\): ",
     ),
     "a loop for ever": (
         given([node("Loop", ["", ""], (), body=FOREVER), node("Relu", "x")], inputs=[X]),
@@ -93,7 +139,6 @@ RUN = {
     "many copies": (given([node("Tile", "xs")], constants=[ints("s", 10**9, 10**9)]), "too large"),
     "a place": (given([node("Gather", "xs")], constants=[ints("s", 9)]), r"\(Gather\)"),
     "an axis": (given([node("Squeeze", "xs")], constants=[ints("s", 0)]), "must have one element"),
-    "weights": (given([node("LSTM", "xxx")]), r"\(LSTM\): x must be \[steps, batch, features\]"),
 }
 
 
@@ -161,7 +206,7 @@ def test_changed_files(tmp_path):
     """What a file says changed, and bytes: a model or an error, of a run, too; `fuzz.py` makes long runs."""
     fuzz = runpy.run_path(str(Path(__file__).with_name("fuzz.py")))
     told = fuzz["fuzz"](150, 7, tmp_path, [*fuzz["written"](), *fuzz["special"]()])
-    assert min(told["IRError"], told["model that runs"], told["model, IRError when run"]) > 2, told
+    assert min(told["IRError"], told["model that runs"]) > 2, told
 
 
 @pytest.mark.parametrize("backend", ["auto", "naive"])

@@ -102,22 +102,11 @@ class Cell:
             lengths: of the sequences; None: all are whole.
         """
         x, r = inputs[0], inputs[2]
+        shapes = [None if value is None else tuple(value.shape) for value in inputs]
+        hidden = self.node.get("hidden_size", 0) or None
+        check_sizes(self.node.node.op_type, len(self.reversed), self.layout, hidden, shapes)
         x = x.transpose(0, 1) if self.layout else x
-        if x.dim() != 3 or r.dim() != 3 or r.shape[0] != len(self.reversed):
-            raise Misfit(
-                "x must be [steps, batch, features] and R [directions, gates, hidden]", list(r.shape)
-            )
         batch, hidden = x.shape[1], r.shape[2]
-        if r.shape[1] != self.gates * hidden or inputs[1].shape[1:] != (self.gates * hidden, x.shape[2]):
-            raise Misfit("the weights do not fit", [list(inputs[1].shape), list(r.shape)], list(x.shape))
-        directions = len(self.reversed)
-        if self.node.get("hidden_size", hidden) != hidden:
-            raise Misfit("hidden_size is not that of R", self.node.get("hidden_size", 0), hidden)
-        _check(inputs, 3, "B", (directions, 2 * self.gates * hidden))
-        _check(inputs, 7, "P", (directions, 3 * hidden))
-        sizes = (batch, directions, hidden) if self.layout else (directions, batch, hidden)
-        for place, name in ((5, "initial_h"), (6, "initial_c")):
-            _check(inputs, place, name, sizes)
         ys, finals = [], []
         for d, reverse in enumerate(self.reversed):
             states = [self._first(s, d, x, batch, hidden) for s in first]
@@ -157,10 +146,45 @@ class Cell:
         return (state.transpose(0, 1) if self.layout else state)[d]
 
 
-def _check(inputs: Sequence[Any], place: int, name: str, sizes: tuple[int, ...]) -> None:
-    value = _at(inputs, place)
-    if value is not None and tuple(value.shape) != sizes:
-        raise Misfit(f"{name} does not fit", list(value.shape), list(sizes))
+GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
+
+
+def check_sizes(
+    kind: str, directions: int, layout: int, hidden: int | None,
+    shapes: Sequence[Sequence[int | None] | None],
+) -> None:  # fmt: skip
+    """Refuse inputs that do not fit each other; None stands for a shape or a size that is not known.
+
+    Raises:
+        Misfit: says which input must be what.
+    """
+
+    def size(place: int, axis: int) -> int | None:
+        shape = shapes[place]
+        return None if shape is None or axis >= len(shape) else shape[axis]
+
+    hidden = size(2, 2) if hidden is None else hidden
+    batch, features = size(0, 0 if layout else 1), size(0, 2)
+    gates, two = (None if hidden is None else n * GATES[kind] * hidden for n in (1, 2))
+    state = (batch, directions, hidden) if layout else (directions, batch, hidden)
+    wanted: tuple[tuple[str, str, tuple[int | None, ...]], ...] = (
+        ("X", "batch, steps, features" if layout else "steps, batch, features", (None, None, None)),
+        ("W", f"directions, {GATES[kind]}*hidden, features", (directions, gates, features)),
+        ("R", f"directions, {GATES[kind]}*hidden, hidden", (directions, gates, hidden)),
+        ("B", f"directions, {2 * GATES[kind]}*hidden", (directions, two)),
+        ("sequence_lens", "batch", (batch,)),
+        *((name, "batch, directions, hidden" if layout else "directions, batch, hidden", state)
+          for name in ("initial_h", "initial_c")),
+        ("P", "directions, 3*hidden", (directions, None if hidden is None else 3 * hidden)),
+    )  # fmt: skip
+    for shape, (name, text, sizes) in zip(shapes, wanted, strict=False):
+        if shape is None:
+            continue
+        if len(shape) != len(sizes) or any(
+            None not in (a, b) and a != b for a, b in zip(shape, sizes, strict=True)
+        ):
+            shown, said = (f"[{', '.join('?' if n is None else str(n) for n in s)}]" for s in (shape, sizes))
+            raise Misfit(f"{name} must be [{text}]", shown, said)
 
 
 def _weights(inputs: Sequence[Any], d: int) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:

@@ -19,11 +19,21 @@ from stepnet.executors.setting import check_backend
 from stepnet.file_model import ERRORS, Prepared, Recorder, plainly_fed
 from stepnet.ir.last_uses import last_uses
 
-from . import cells, control, elementwise, joined_steps, sequences, shapes, sizes, spaces, sums
+from . import attention, cells, control, elementwise, joined_steps, sequences, shapes, sizes, spaces, sums
 from .info import TABLE, Info, Misfit, error
 from .sizes import Sizes, on_sizes, plain
 
-OPERATORS = (elementwise, sizes, shapes, spaces, sums, cells, sequences, control)  # which fill the table
+OPERATORS = (
+    elementwise,
+    sizes,
+    shapes,
+    spaces,
+    sums,
+    attention,
+    cells,
+    sequences,
+    control,
+)  # which fill the table
 _MOST_KINDS = 64  # of calls, that one graph remembers
 _LONGEST = 2**16  # numbers in a constant that is read as sizes or positions
 DOMAINS = ("", "ai.onnx")
@@ -264,6 +274,8 @@ def tensor_of(data: ir.TensorProtocol, where: str) -> Tensor:
         IRError: they do not fit its shape, or are of a type that torch does not have.
     """
     try:
+        if any(isinstance(size, int) and size < 0 for size in data.shape):
+            raise Misfit("a size is negative", list(data.shape))
         array = data.numpy()
         if array.dtype.kind not in "biufcV" and "float" not in array.dtype.name:
             raise Misfit("is of a type that torch does not have", array.dtype.name)

@@ -23,6 +23,7 @@ from stepnet.file_model import ERRORS, STATES, FileModel, LoopReport, Socket, no
 
 from .graph import DOMAINS, Graph, inputs_of
 from .info import TABLE
+from .rules import check_rules
 
 _FEW = 64  # numbers that a pickled graph holds
 OLDEST = 7  # of the sets of operators that are read
@@ -49,7 +50,10 @@ class ONNXModel(FileModel):
             )
         constants: dict[ir.Value, Tensor] = {}
         graph = Graph(model.graph, constants, opset, where, set())
-        inputs, outputs = map(_socket, inputs_of(model.graph)), map(_socket, model.graph.outputs)
+        ends = inputs_of(model.graph), model.graph.outputs
+        inputs, outputs = ([_socket(value, where) for value in values] for values in ends)
+        if not outputs:
+            raise IRError(f"{where}: the graph has no outputs", expected="one at least")
         super().__init__(model.graph.name or "", where, tuple(inputs), tuple(outputs))
         self.graph, self.metadata, self.opset = graph, dict(model.metadata_props), opset
         for sockets in (self.inputs, self.outputs):
@@ -164,13 +168,15 @@ def _reports(graph: Graph) -> Iterator[LoopReport]:
             yield from _reports(body)
 
 
-def _socket(value: ir.Value) -> Socket:
+def _socket(value: ir.Value, where: str) -> Socket:
     dtype = None
     if isinstance(value.type, ir.TensorType):
         try:
             dtype = to_torch_dtype(value.dtype) if value.dtype is not None else None
         except (TypeError, ValueError, KeyError) as problem:
-            raise IRError(f"'{value.name}': torch has no such element type", got=value.dtype) from problem
+            raise IRError(
+                f"{where}: '{value.name}': torch has no such element type", got=value.dtype
+            ) from problem
     shape = None if value.shape is None else tuple(d if isinstance(d, int) else -1 for d in value.shape)
     return Socket(value.name or "", shape, dtype)
 
@@ -208,6 +214,10 @@ def load(path: str | os.PathLike[str], *, trainable: bool = False) -> ONNXModel:
         raise IRError(f"{where}: cannot be read: {problem.strerror}", expected="an ONNX file") from problem
     try:
         proto = onnx.load(place, load_external_data=False)
+        if not proto.HasField("graph"):
+            raise IRError(
+                f"{where}: holds no graph", got=f"{place.stat().st_size} bytes", expected="an ONNX file"
+            )
         _check_dense(proto.graph, where)
         model = ir.from_proto(_written_out(proto))
         ir.external_data.set_base_dir(model.graph, place.parent)
@@ -218,7 +228,10 @@ def load(path: str | os.PathLike[str], *, trainable: bool = False) -> ONNXModel:
     except IRError:
         raise
     except Exception as problem:  # of protobuf and of onnx-ir, which name no common class
-        text = str(problem).strip().splitlines()
+        cause: BaseException = problem
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        text = str(cause).strip().splitlines()
         raise IRError(
             f"{where}: cannot be read: {text[0][:300] if text else type(problem).__name__}",
             expected="an ONNX file",
@@ -227,7 +240,9 @@ def load(path: str | os.PathLike[str], *, trainable: bool = False) -> ONNXModel:
         _check_names(model, where)
         _check_operators(model, where)
         _check_outside(model, place)
-        return ONNXModel(model, where, trainable=trainable)
+        read = ONNXModel(model, where, trainable=trainable)
+        check_rules(proto, DOMAINS, where)
+        return read
     except IRError:
         raise
     except (OSError, *ERRORS) as problem:  # of onnx-ir, which reads much of a file when it is asked for it

@@ -128,7 +128,7 @@ def _cut(x: Tensor, axis: int, start: int, end: int, step: int) -> Tensor:
     if step > 0:
         low, high, step = slice(start, end, step).indices(size)
         return x[(slice(None),) * (axis % x.dim()) + (slice(low, max(high, low), step),)]
-    taken = range(*slice(start, end if end >= -size else None, step).indices(size))
+    taken = range(*slice(max(start, -size), end if end >= -size else None, step).indices(size))
     return x.index_select(axis, torch.tensor(list(taken), dtype=torch.int64, device=x.device))
 
 
@@ -164,7 +164,7 @@ def _gather_nd(node: Info) -> Run:
         flat, places = x.reshape(-1, *x.shape[batch:]), index.reshape(-1, *index.shape[batch:])
         rows = [one[tuple(at.unbind(-1))] for one, at in zip(flat, places, strict=True)]
         out = torch.stack(rows)
-        return out.reshape(*lead, *out.shape[1:])
+        return out.reshape([*lead, *out.shape[1:]])
 
     return gather
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stepnet.file_model import Misfit, Window, max_places, max_pool, mean_pool
+from stepnet.file_model import Misfit, Window, max_places, max_pool, mean_pool, transposed
 
 from .info import Info, Run, dtype_of, op
 
@@ -73,36 +73,20 @@ def _global_max(node: Info) -> Run:
 @op("ConvTranspose", inputs=(2, 3))
 def _transposed(node: Info) -> Run:
     strides, dilations, pads = node.get("strides"), node.get("dilations"), node.get("pads")
-    group, auto = node.get("group", 1), node.get("auto_pad", "NOTSET")
+    group, auto = node.get("group", 1), node.get("auto_pad", "NOTSET").lower()
     wanted, more = node.get("output_shape"), node.get("output_padding")
 
     def conv(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
         rank = x.dim() - 2
-        if not 1 <= rank <= 3:
-            raise Misfit("a convolution has one to three axes of space", list(x.shape))
-        stride, dilation, extra = strides or [1] * rank, dilations or [1] * rank, more or [0] * rank
-        begin, end = (pads or [0] * 2 * rank)[:rank], (pads or [0] * 2 * rank)[rank:]
-        whole = [
-            s * (n - 1) + d * (k - 1) + 1 + e
-            for n, k, s, d, e in zip(x.shape[2:], w.shape[2:], stride, dilation, extra, strict=True)
-        ]
-        sizes = wanted[-rank:] if wanted else [n * s for n, s in zip(x.shape[2:], stride, strict=True)]
-        if wanted or auto.startswith("SAME"):
-            totals = [n - size for n, size in zip(whole, sizes, strict=True)]
-            small = [max(total, 0) // 2 for total in totals]
-            large = [max(total, 0) - half for total, half in zip(totals, small, strict=True)]
-            begin, end = (small, large) if auto == "SAME_UPPER" else (large, small)
-            end = [min(total, n) for total, n in zip(totals, end, strict=True)]
-        run: Any = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[rank - 1]
-        out = run(x, w, b, stride, 0, 0, group, dilation)
-        for axis, (low, high, e) in enumerate(zip(begin, end, extra, strict=True), 2):
-            if e > high:  # what no number of x reaches
-                shape = list(out.shape)
-                shape[axis] = e - high
-                rest = out.new_zeros(shape)
-                out = torch.cat([out, rest if b is None else rest + b.reshape(-1, *(1,) * rank)], axis)
-            out = out.narrow(axis, low, max(out.shape[axis] - max(high - e, 0) - low, 0))
-        return out
+        same = "same_upper" if auto == "same_upper" else "same_lower" if wanted or "same" in auto else None
+        window = Window(
+            w.shape[2:], strides or [1] * rank, dilations or [1] * rank, (pads or [0] * 2 * rank)[:rank],
+            (pads or [0] * 2 * rank)[rank:], same,
+        )  # fmt: skip
+        sizes = wanted[-rank:] if wanted else None
+        if sizes is None and same:
+            sizes = [n * s for n, s in zip(x.shape[2:], window.strides, strict=True)]
+        return transposed(window, x, w, b, groups=group, more=more or [0] * rank, sizes=sizes)
 
     return conv
 

@@ -1,0 +1,193 @@
+"""What ONNX itself says of each operator: its attributes, its outputs, and the shapes and types that fit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, defs, shape_inference
+
+from stepnet.data.dtypes import dtype_name
+from stepnet.errors import IRError
+from stepnet.file_model import shorten
+
+from .cells import GATES, check_sizes
+from .info import Misfit, dtype_of, error
+
+_SMALL = 2**10  # bytes of a constant that may say a shape
+_PLACE = re.compile(r"(?:\[\w+\] ?)*(?:Inference error\(s\): )?\(op_type:(\w*), node name: @(\d+)\): ")
+
+
+# Operators whose shapes ONNX infers without trust in the lists that a file holds: others end the process.
+_SAFE = {
+    "Abs", "Add", "And", "Cast", "Ceil", "Clip", "Concat", "Constant", "Cos", "Div", "Dropout", "Elu",
+    "Equal", "Erf", "Exp", "Floor", "GRU", "Gather", "Gemm", "Greater", "GreaterOrEqual", "HardSigmoid",
+    "Identity", "If", "LSTM", "LeakyRelu", "Less", "LessOrEqual", "Log", "LogSoftmax", "Loop", "MatMul",
+    "Max", "Mean", "Min", "Mod", "Mul", "Neg", "Not", "Or", "Pow", "RNN", "Reciprocal", "Relu", "Round",
+    "Scan", "Selu", "Sigmoid", "Sign", "Sin", "Softmax", "Softplus", "Softsign", "Sqrt", "Sub", "Sum",
+    "Tanh", "Transpose", "Where", "Xor",
+}  # fmt: skip
+_OF_ONNX = (shape_inference.InferenceError, RuntimeError, ValueError)
+_UNCHECKED = "unchecked"
+_DECLARED = re.compile("existing shape differ|merge shape info|inferred and declared dim")
+
+
+def check_rules(proto: ModelProto, domains: Sequence[str], where: str) -> None:
+    """Refuse nodes that ONNX does not know in this form, and static shapes and types that do not fit.
+
+    Raises:
+        IRError: says the node, and what it is given.
+    """
+    versions = {imported.domain: imported.version for imported in proto.opset_import}
+    opset = max((versions.get(domain, 0) for domain in domains), default=0)
+    newest = defs.onnx_opset_version()
+    if opset > newest:
+        raise IRError(
+            f"{where}: of a set of operators that is not known", got=opset, expected=f"at most {newest}",
+            remedy="write the model for an older set, or install a newer onnx",
+        )  # fmt: skip
+    for place, node in _nodes(proto.graph, where):
+        if node.domain in domains and defs.has(node.op_type):
+            _check_form(node, opset, place)
+    _check_shapes(proto, domains, where)
+
+
+def _nodes(graph: GraphProto, where: str) -> Iterator[tuple[str, NodeProto]]:
+    """All nodes, with what errors call them."""
+    for number, node in enumerate(graph.node):
+        place = f"{where}: {_name(number, node)}"
+        yield place, node
+        for attribute in node.attribute:
+            yield from _nodes(attribute.g, f"{place}, {attribute.name}")
+
+
+def _check_form(node: NodeProto, opset: int, place: str) -> None:
+    try:
+        schema = defs.get_schema(node.op_type, opset)
+    except defs.SchemaError:  # of a later set, which the table of operators may know
+        return
+    given = [attribute.name for attribute in node.attribute]
+    for name in given:
+        if name not in schema.attributes:
+            known = ", ".join(sorted(schema.attributes)) or "no attributes"
+            raise IRError(f"{place}: has no attribute of this name", got=shorten(name), expected=known)
+    missing = [name for name, known in schema.attributes.items() if known.required and name not in given]
+    if missing:
+        raise IRError(f"{place}: attribute '{missing[0]}' is not there", expected=f"{missing[0]}=...")
+    if len(node.output) > schema.max_output:
+        raise IRError(
+            f"{place}: has more outputs than its operator",
+            got=len(node.output), expected=f"at most {schema.max_output}",
+        )  # fmt: skip
+
+
+def _check_shapes(proto: ModelProto, domains: Sequence[str], where: str) -> None:
+    light = _light(proto)
+    if any(node.op_type in GATES and node.domain in domains for node in proto.graph.node):
+        _check_cells(proto.graph, domains, _known(light), where)
+    try:
+        shape_inference.infer_shapes(light, check_type=True, strict_mode=True)
+    except _OF_ONNX as problem:
+        _blame(proto.graph, light, str(problem), where)
+
+
+def _blame(graph: GraphProto, light: ModelProto, text: str, where: str) -> None:
+    """Raise what ONNX says of a node, and what the node is given."""
+    path: list[tuple[str, int]] = []
+    while match := _PLACE.match(text):
+        path.append((match[1], int(match[2])))
+        text = text[match.end() :]
+    what = re.sub(r"^(\[\w+\] ?)+", "", text).strip().splitlines() or ["does not fit"]
+    if not path or "(op_type:" in what[0]:  # in a function of ONNX's own, which is run as one operator here
+        return
+    if _DECLARED.search(what[0]):  # states may change, and what a file declares besides is not read
+        return
+    place, node = where, graph.node[path[0][1]]
+    for depth, (kind, number) in enumerate(path):
+        if depth:
+            bodies = (a for a in node.attribute if len(a.g.node) > number)
+            body = next(a for a in bodies if a.g.node[number].op_type == kind)
+            graph, place = body.g, f"{place}, {body.name}"
+        node = graph.node[number]
+        place = f"{place}: {_name(number, node)}"
+    known = {} if len(path) > 1 else _known(light)
+    given = [known[name] for name in node.input if name in known]
+    raise IRError(f"{place}: {what[0][:200]}", got=", ".join(map(_shown, given)) or None)
+
+
+def _check_cells(
+    graph: GraphProto, domains: Sequence[str], known: Mapping[str, ValueInfoProto], where: str
+) -> None:
+    for number, node in enumerate(graph.node):
+        if node.op_type not in GATES or node.domain not in domains:
+            continue
+        said = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        directions = 2 if said.get("direction") == b"bidirectional" else 1
+        shapes = [_sizes(known.get(name)) for name in node.input]
+        try:
+            check_sizes(node.op_type, directions, said.get("layout", 0), said.get("hidden_size"), shapes)
+        except Misfit as misfit:
+            raise error(f"{where}: {_name(number, node)}", misfit) from misfit
+
+
+def _name(number: int, node: NodeProto) -> str:
+    return f"node {number} '{shorten(str(node.name), 100)}' ({shorten(str(node.op_type), 100)})"
+
+
+def _light(proto: ModelProto) -> ModelProto:
+    """The model without functions, the numbers of its large constants, and the shapes that it declares for
+    what its nodes make; nodes are named by their numbers."""
+    graph = GraphProto(name="g", input=proto.graph.input)
+    graph.node.extend(proto.graph.node)
+    for value in proto.graph.output:
+        graph.output.add(name=value.name)
+    for tensor in proto.graph.initializer:
+        if tensor.ByteSize() <= _SMALL and not tensor.external_data:
+            graph.initializer.add().CopyFrom(tensor)
+        else:
+            graph.initializer.add(
+                name=tensor.name, dims=tensor.dims, data_type=tensor.data_type,
+                data_location=TensorProto.EXTERNAL,
+            )  # fmt: skip
+    _number(graph)
+    light = ModelProto(ir_version=proto.ir_version, graph=graph)
+    light.opset_import.extend(proto.opset_import)
+    light.opset_import.add(domain=_UNCHECKED, version=1)
+    return light
+
+
+def _number(graph: GraphProto) -> None:
+    for number, node in enumerate(graph.node):
+        node.name = f"@{number}"
+        if node.op_type not in _SAFE:
+            node.domain = _UNCHECKED
+        for attribute in node.attribute:
+            _number(attribute.g)
+
+
+def _known(light: ModelProto) -> dict[str, ValueInfoProto]:
+    """The values of the outer graph of which ONNX knows something."""
+    try:
+        graph = shape_inference.infer_shapes(light).graph
+    except _OF_ONNX:  # of nodes that lack an input, say
+        graph = light.graph
+    made = onnx.helper.make_tensor_value_info
+    constants = [made(tensor.name, tensor.data_type, list(tensor.dims)) for tensor in graph.initializer]
+    return {value.name: value for value in (*graph.input, *graph.value_info, *constants)}
+
+
+def _sizes(value: ValueInfoProto | None) -> list[int | None] | None:
+    if value is None or not value.type.tensor_type.HasField("shape"):
+        return None
+    return [d.dim_value if d.HasField("dim_value") else None for d in value.type.tensor_type.shape.dim]
+
+
+def _shown(value: ValueInfoProto) -> str:
+    kind, sizes = value.type.tensor_type, _sizes(value)
+    try:
+        name = dtype_name(dtype_of(kind.elem_type))
+    except Misfit:
+        name = "?"
+    shape = "..." if sizes is None else ", ".join("?" if size is None else str(size) for size in sizes)
+    return f"{name}[{shape}]"
