@@ -57,11 +57,11 @@ class Net:
         """A constant at the end of the weights."""
         array = np.asarray(value, dtype=dtype)
         short, precision = NAMES[str(array.dtype)]
-        offset = len(self.weights)
-        self.weights += array.tobytes()
+        offset, size = len(self.weights), array.nbytes or 1  # OpenVINO writes a byte for no numbers
+        self.weights += array.tobytes() or b"\0"
         shape = ", ".join(map(str, array.shape))
         return self.add(
-            "Const", outputs=[precision], element_type=short, shape=shape, offset=offset, size=array.nbytes
+            "Const", outputs=[precision], element_type=short, shape=shape, offset=offset, size=size
         )
 
     def result(self, source: Ref, name: str | None = None) -> int:

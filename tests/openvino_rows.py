@@ -56,6 +56,20 @@ def of_groups(x):
     return parts.reshape(x.shape) * np.arange(8)[:, None, None] + 1
 
 
+TURNED = RNG.standard_normal((8, 3, 3, 2)).astype(np.float32)
+
+
+def back(channels=slice(8), cut=(0, 0), end=(0, 0)):
+    """A transposed convolution with strides 2 and 1, dilations 1 and 2: the sum of what each number adds."""
+    out = np.zeros((2, 3, 2 * 3 + 3, 5 + 3), np.float32)
+    for k in range(3):
+        for m in range(2):
+            part = np.einsum("bchw,co->bohw", IMAGE[:, channels], TURNED[channels, :, k, m])
+            out[:, :, k : k + 7 : 2, 2 * m : 2 * m + 6] += part
+    out = np.pad(out, [(0, 0), (0, 0), *((0, max(0, -n)) for n in end)])
+    return out[:, :, cut[0] : out.shape[2] - max(0, end[0]), cut[1] : out.shape[3] - max(0, end[1])]
+
+
 AFTER = np.triu(np.full((3, 3), -np.inf, np.float32), 1)
 CASES = [  # type, inputs, result, version, and attributes
     ("Einsum", [A, A], A @ A.transpose(0, 2, 1), "opset7", {"equation": "bij, bkj -> bik"}),
@@ -79,8 +93,7 @@ CASES = [  # type, inputs, result, version, and attributes
      np.stack([[np.searchsorted(r, r[:2], "right") for r in m] for m in NEAR]), "opset15",
      {"right_mode": "true"}),
     ("Inverse", [SQUARE], np.linalg.inv(SQUARE), "opset14", {"adjoint": "false"}),
-    ("Inverse", [SQUARE], np.linalg.inv(SQUARE) * np.linalg.det(SQUARE)[:, None, None], "opset14",
-     {"adjoint": "true"}),
+    ("Inverse", [SQUARE], np.linalg.inv(SQUARE).transpose(0, 2, 1), "opset14", {"adjoint": "true"}),
     ("ScaledDotProductAttention", [A, A, A], attended(), "opset13", {"causal": "false"}),
     ("ScaledDotProductAttention", [A, A, A], attended(AFTER), "opset13", {"causal": "true"}),
     ("ScaledDotProductAttention", [A, A, A, c(AFTER == 0, bool)], attended(AFTER), "opset13",
@@ -104,6 +117,36 @@ CASES = [  # type, inputs, result, version, and attributes
     ("Eye", [c(3), c(4), c(-1)], np.eye(3, 4, -1), "opset9", {"output_type": "f32"}),
     ("Eye", [c(2), c(2), c(0), c([3])], np.stack([np.eye(2, dtype=int)] * 3), "opset9",
      {"output_type": "i64"}),
+    ("Slice", [A, c([-9, 1]), c([-9, -9]), c([-1, -1]), c([1, 2])], A[:, :1, 1::-1], "opset8", {}),
+    ("GatherND", [A, c([1, 2])], A[1, 2], "opset8", {}),
+    ("OneHot", [c([[1, -1]]), c(3), c(5), c(2)], [[[2, 2], [5, 2], [2, 5]]], "opset16",
+     {"axis": "1", "negative_indices_mode": "normalize"}),
+    ("OneHot", [c([1, -1]), c(3), c(5), c(2)], [[2, 5, 2], [2, 2, 2]], "opset16", {"axis": "-1"}),
+    ("Broadcast", [A[0, 0], c([2, 4, 3]), c([1])], np.broadcast_to(A[0, 0][:, None], (2, 4, 3)), "opset1",
+     {"mode": "none"}),
+    ("Range", [c(0.5, np.float32), c(5.5, np.float32), c(2.5, np.float32)], [0, 2, 4], "opset4",
+     {"output_type": "i32"}),
+    ("Transpose", [A, c([])], A.transpose(2, 1, 0), "opset1", {}),
+    ("Clamp", [I.astype(np.uint8) % 4], np.clip(I.astype(np.uint8) % 4, 0, 2), "opset1",
+     {"min": "-1.5", "max": "2.5"}),
+    ("Clamp", [I.astype(np.int8)], np.full_like(I, 127), "opset1", {"min": "300", "max": "inf"}),
+    ("AvgPool", [IMAGE[:1, :1, :1]], np.append(IMAGE[0, 0, 0, ::4], 0)[None, None, None], "opset1",
+     {"kernel": "1, 1", "strides": "1, 4", "auto_pad": "valid", "rounding_type": "ceil"}),
+    ("AdaptiveAvgPool", [IMAGE, c([2, 3])], IMAGE.reshape(2, 8, 2, 2, 3, 2).mean((3, 5)), "opset8", {}),
+    ("AdaptiveMaxPool", [IMAGE, c([1, 1])],
+     (IMAGE.max((2, 3), keepdims=True), IMAGE.reshape(2, 8, -1).argmax(-1)[..., None, None]), "opset8", {}),
+    *(("ConvolutionBackpropData", [IMAGE, c(TURNED, np.float32), *size], back(**how), "opset1",
+       {"strides": "2, 1", "dilations": "1, 2", "pads_begin": "1, 0", "pads_end": "0, 1", **said})
+      for size, said, how in (
+          ([], {"output_padding": "1, 0"}, {"cut": (1, 0), "end": (-1, 1)}),
+          ([], {"auto_pad": "valid"}, {"cut": (0, 0), "end": (0, 0)}),
+          ([c([8, 7])], {"auto_pad": "same_upper"}, {"cut": (1, 1), "end": (0, 0)}),
+          ([c([8, 7])], {"auto_pad": "same_lower"}, {"cut": (0, 0), "end": (1, 1)}),
+          ([c([8, 7])], {}, {"cut": (1, 0), "end": (0, 1)}),
+      )),
+    ("GroupConvolutionBackpropData", [IMAGE, c(TURNED.reshape(2, 4, 3, 3, 2), np.float32)],
+     np.concatenate([back(part, (0, 0), (0, 0)) for part in (slice(4), slice(4, 8))], 1), "opset1",
+     {"strides": "2, 1", "dilations": "1, 2", "pads_begin": "0, 0", "pads_end": "0, 0"}),
     ("Identity", [A], A, "opset16", {}),
     ("SliceScatter", [A, -A[:, :2, :2], c([2, 0]), c([0, 4]), c([-1, 2]), c([1, 2])], updated(), "opset15",
      {}),

@@ -173,6 +173,16 @@ def test_limits_that_cross(low, high, tmp_path):
         load(net.write(tmp_path))
 
 
+def test_weights_of_a_cell_are_of_the_type_of_its_data(tmp_path):
+    net = Net()
+    sources = [net.parameter("x", "2,3"), net.parameter("h", "2,4")]
+    sources += [net.const(np.ones(shape, "f8")) for shape in ((4, 3), (4, 4), (4,))]
+    net.result(net.add("RNNCell", sources, name="cell", hidden_size=4))
+    says = r"RNNCell layer 5 'cell': inputs have different element types\n.*float32, float32, float64"
+    with pytest.raises(IRError, match=says):
+        load(net.write(tmp_path))
+
+
 @pytest.mark.parametrize("name", ["model.xml", "model.bin"])
 def test_pipes_are_not_waited_for(name, tmp_path):
     path = summing(tmp_path)

@@ -210,7 +210,7 @@ class RecurrenceRecorder(Recorder, Instead):
             if call.compiled is None:
                 out = naive.run(loop, feeds)
             else:
-                out = run(loop, feeds, backend=TORCH_OPS.name, warn=0)
+                out = run(loop, feeds, backend=TORCH_OPS.name, warn=False)
         call.y, call.y_spec = flatten({port.output: out[port.output] for port in loop.joined})
         self.keep(call)
         return out

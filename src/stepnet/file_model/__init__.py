@@ -24,3 +24,4 @@ from .windows import Window as Window
 from .windows import max_places as max_places
 from .windows import max_pool as max_pool
 from .windows import mean_pool as mean_pool
+from .windows import transposed as transposed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -133,4 +134,46 @@ def mean_pool(window: Window, x: Tensor, *, with_padding: bool) -> Tensor:
     else:
         run = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[rank - 1]
         total, count = (run(table, list(window.kernel), list(window.strides)) for table in tables)
-    return total / count
+    return total / count.masked_fill(count == 0, 1)  # zero where a window holds nothing
+
+
+def transposed(
+    window: Window, x: Tensor, weight: Tensor, bias: Tensor | None, *,
+    groups: int, more: Sequence[int], sizes: Sequence[int] | None,
+) -> Tensor:  # fmt: skip
+    """What a convolution with this window is the gradient of.
+
+    Args:
+        window: of the convolution; what it pads is cut off.
+        x: [batch, channels, ...].
+        weight: [channels, channels of a group, ...].
+        bias: a number for each channel.
+        groups: of channels.
+        more: numbers behind each axis that no number of x reaches.
+        sizes: of the axes of space, which say what is cut off; None: the window says it.
+    """
+    rank = window.check(x)
+    if weight.shape[0] != x.shape[1] or len(more) != rank or (sizes is not None and len(sizes) != rank):
+        raise Misfit(
+            f"data {list(x.shape)} and kernel {list(weight.shape)} do not fit",
+            dims=(x.shape[1], weight.shape[0]),
+        )
+    low, high = list(window.begin), list(window.end)
+    if sizes is not None:
+        for i, size in enumerate(sizes):
+            last = window.strides[i] * (x.shape[i + 2] - 1) + window.dilations[i] * (window.kernel[i] - 1)
+            total = last + 1 + more[i] - size
+            half = max(total, 0) // 2
+            if window.auto is not None:
+                low[i] = half if window.auto == "same_upper" else max(total, 0) - half
+            high[i] = total - low[i]
+    run: Any = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[rank - 1]
+    out = run(x, weight, bias, list(window.strides), 0, 0, groups, list(window.dilations))
+    for axis, (before, behind, extra) in enumerate(zip(low, high, more, strict=True), 2):
+        if extra > behind:  # what no number of x reaches
+            shape = list(out.shape)
+            shape[axis] = extra - behind
+            rest = out.new_zeros(shape)
+            out = torch.cat([out, rest if bias is None else rest + bias.reshape(-1, *(1,) * rank)], axis)
+        out = out.narrow(axis, before, max(out.shape[axis] - max(behind - extra, 0) - before, 0))
+    return out

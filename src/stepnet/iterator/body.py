@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import LoopError
-from stepnet.front.step import describe_leaf, step_name
+from stepnet.front.step import describe_leaf, describe_leaves, step_name
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,9 @@ class CallBody:
         except RuntimeError as error:
             if type(error) is not RuntimeError:  # out of memory, and the like
                 raise
-            pairs = zip(self.parameters, values, strict=True)
             raise LoopError(
                 f"the body '{self.name}' fails: {str(error).splitlines()[0]}",
-                got=", ".join(f"{name} {describe_leaf(value)}" for name, value in pairs),
+                got=describe_leaves(self.parameters, values),
             ) from error
         if missing:
             raise LoopError(f"the body '{self.name}': {'; '.join(missing.values())}")

@@ -13,7 +13,7 @@ from stepnet.data.lod import LoDTensor
 from stepnet.errors import LoopError
 from stepnet.executors.segment import iterations
 from stepnet.front.meta import OnMeta, without_data
-from stepnet.front.step import describe_leaf, step_name
+from stepnet.front.step import describe_leaf, describe_leaves, step_name
 from stepnet.ir import loop as ir
 
 from .body import CallBody
@@ -109,7 +109,7 @@ def infer_shape(
         }
         shapes = _results(body, port_map, back_edges, found.steps, fed, wrong)
     if wrong:
-        inputs = ", ".join(f"{name} {describe_leaf(value)}" for name, value in metas.items())
+        inputs = describe_leaves(metas, metas.values())
         raise does_not_fit(step_name(body.function), wrong, f"inputs that fit; given: {inputs or 'none'}")
     return shapes
 
@@ -123,8 +123,7 @@ def _results(
         results, missing = body.pick(_without_running(body.call, list(fed.values())))
     except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
         said = (str(error).splitlines() or [type(error).__name__])[0]
-        parameters = ", ".join(f"{name} {describe_leaf(value)}" for name, value in fed.items())
-        wrong.append(f"the body fails on {parameters}: {said}")
+        wrong.append(f"the body fails on {describe_leaves(fed, fed.values())}: {said}")
         return {}
     wrong += missing.values()
     for edge in back_edges:

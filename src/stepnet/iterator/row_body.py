@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from stepnet.errors import IRError, LoopError, StepError, Unsupported
-from stepnet.front.step import describe_leaf, kept_dtypes
+from stepnet.front.step import next_state
 from stepnet.ir.loop import Concat, Iteration, Loop
 from stepnet.ir.sweep import over_rows
 
@@ -114,14 +114,7 @@ class RowBody:
         named = dict(zip(self.loop.body.results, results, strict=True))
         y = [self._row(port, named[port.result]) for port in self.joined]
         new = [self._carried(name, named[self.loop.carried[name]]) for name in self.loop.carried]
-        new = kept_dtypes(old, [*new, *old[len(new) :]])
-        for name, before, after in zip(self.states, old, new, strict=True):
-            if not isinstance(after, Tensor) or (before.shape, before.dtype) != (after.shape, after.dtype):
-                raise StepError(
-                    f"step '{self.name}' changed the state's shape or dtype",
-                    got=f"{name} was {describe_leaf(before)}, became {describe_leaf(after)}",
-                )
-        return *y, *new
+        return *y, *next_state(self.name, self.states, old, [*new, *old[len(new) :]])
 
     def arguments(self, rows: dict[str, Tensor]) -> dict[str, Tensor]:
         """What the body is given at a step, by its parameters."""

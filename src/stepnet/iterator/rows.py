@@ -32,7 +32,16 @@ from stepnet.watchers import watched, watching
 from .replay import Noting, Replay, kind_of
 from .row_body import COUNTER, Layout, RowBody, Run, new_name, state_name, x_name, y_name
 
-_MOST_CHECKED = 64  # sizes of a batch that one loop remembers
+_MOST = 64  # kinds of calls that one loop remembers
+
+
+class _Remembered(dict[Any, Any]):
+    """What was found out last; the oldest goes first."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if key not in self and len(self) >= _MOST:
+            del self[next(iter(self))]
+        super().__setitem__(key, value)
 
 
 @dataclass(frozen=True)
@@ -61,10 +70,10 @@ class RowLoop:
         self.loop = loop
         self.adapt = adapt
         self._numbered = next((port for port in loop.inputs if isinstance(port, Iteration)), None)
-        self._checked: dict[Any, bool] = {}
-        self._ran: dict[Any, int] = {}  # which of the sweeps ran, by the kind of a call
-        self._sweeps: dict[Layout, tuple[Loop, RowBody]] = {}
-        self._replays: dict[Any, Replay] = {}  # by the kind of a call
+        self._checked: dict[Any, bool] = _Remembered()
+        self._ran: dict[Any, int] = _Remembered()  # which of the sweeps ran, by the kind of a call
+        self._sweeps: dict[Layout, tuple[Loop, RowBody]] = _Remembered()
+        self._replays: dict[Any, Replay] = _Remembered()  # by the kind of a call
 
     def run(
         self, feeds: Mapping[str, Any], backend: str, *, steps: int | None = None,
@@ -92,7 +101,9 @@ class RowLoop:
         for number, call in self._from(self._ran.get(kind, 0), self._shown(feeds, steps)):
             noting = Noting() if like is not None and call.exact else None
             try:
-                out = self._outputs(call, run(call.loop, call.feeds, backend=backend, warn=0, note=noting))
+                out = self._outputs(
+                    call, run(call.loop, call.feeds, backend=backend, warn=False, note=noting)
+                )
             except StepError as error:
                 tried.append((call, Unsupported(str(error.args[0]).splitlines()[0])))
             except Unsupported as error:
@@ -100,12 +111,8 @@ class RowLoop:
             else:
                 replay = None if noting is None else noting.replay(fed, out)
                 if replay is not None:
-                    while len(self._replays) >= _MOST_CHECKED:
-                        del self._replays[next(iter(self._replays))]
                     self._replays[like] = replay
                 show(call.loop, call.feeds, backend)
-                while kind not in self._ran and len(self._ran) >= _MOST_CHECKED:
-                    del self._ran[next(iter(self._ran))]
                 self._ran[kind] = number
                 return out
         call, refusal = tried[0]
@@ -127,7 +134,7 @@ class RowLoop:
         """Give a SlowPathWarning of a body that `run` could not compile, once."""
         with suppress(Unsupported):
             call = next(self.calls(feeds, steps))
-            run(call.loop, call.feeds, backend=backend, warn=7)
+            run(call.loop, call.feeds, backend=backend)
 
     def _shown(self, feeds: Mapping[str, Any], steps: int | None) -> Iterator[RowCall]:
         """`calls`; that there are none is shown to what watches."""
@@ -201,8 +208,6 @@ class RowLoop:
         """The loop over rows that lie so, and its body."""
         known = self._sweeps.get(layout)
         if known is None:
-            while len(self._sweeps) >= _MOST_CHECKED:
-                del self._sweeps[next(iter(self._sweeps))]
             body = RowBody(self.loop, run, layout)
             known = self._sweeps[layout] = body.sweep(), body
         loop, body = known
@@ -284,8 +289,6 @@ class RowLoop:
         """Whether the new body gives what the body gives; found out once for the shapes of a call."""
         key = (call.body.layout, tuple(value.shape for value in feeds.values()))
         if key not in self._checked:
-            while len(self._checked) >= _MOST_CHECKED:
-                del self._checked[next(iter(self._checked))]
             self._checked[key] = self._fits(call)
         return self._checked[key]
 

@@ -18,7 +18,7 @@ from stepnet.executors.base import Backend
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.registry import AUTO
 from stepnet.executors.setting import check_backend
-from stepnet.front.step import describe_leaf, step_name
+from stepnet.front.step import describe_leaf, describe_leaves, step_name
 from stepnet.ir import loop as ir
 
 from .body import CallBody
@@ -208,7 +208,7 @@ class TensorIterator(nn.Module):
     def _steps(self, feeds: Mapping[str, Tensor]) -> int:
         found = fit(self.port_map, feeds)
         if found.wrong:
-            given = ", ".join(f"{name} {describe_leaf(value)}" for name, value in feeds.items())
+            given = describe_leaves(feeds, feeds.values())
             raise does_not_fit(step_name(self.body), found.wrong, f"inputs that fit; given: {given}")
         return found.steps
 

@@ -19,12 +19,16 @@ from .chunks import Scheme, chunks
 from .distance import edit_steps
 
 
-class ClassificationError(Evaluator):
-    """See `stepnet.layers.classification_error`."""
+class _OfRows(Evaluator):
+    """An evaluator that leaves out rows with a label."""
 
     def __init__(self, ignore: int | None = None) -> None:
         self.ignore = ignore
         super().__init__()
+
+
+class ClassificationError(_OfRows):
+    """See `stepnet.layers.classification_error`."""
 
     def reset(self) -> None:
         self.wrong: Any = 0
@@ -39,14 +43,14 @@ class ClassificationError(Evaluator):
         return float(self.wrong) / self.rows if self.rows else math.nan
 
 
-class PrecisionRecall(Evaluator):
+class PrecisionRecall(_OfRows):
     """See `stepnet.layers.precision_recall`."""
 
     def __init__(
         self, classes: int, average: str, positive: int | None = None, ignore: int | None = None
     ) -> None:
-        self.classes, self.average, self.positive, self.ignore = classes, average, positive, ignore
-        super().__init__()
+        self.classes, self.average, self.positive = classes, average, positive
+        super().__init__(ignore)
 
     def reset(self) -> None:
         self.table = torch.zeros(self.classes, self.classes, dtype=torch.int64)  # [right, predicted]
@@ -153,12 +157,8 @@ class EditDistance(Evaluator):
         return self.edits / per if per else math.nan
 
 
-class Perplexity(Evaluator):
+class Perplexity(_OfRows):
     """See `stepnet.layers.perplexity`."""
-
-    def __init__(self, ignore: int | None = None) -> None:
-        self.ignore = ignore
-        super().__init__()
 
     def reset(self) -> None:
         self.total = torch.zeros((), dtype=torch.float64)

@@ -15,7 +15,7 @@ from stepnet.tape.tape import Tape
 from stepnet.user_line import user_line
 
 from .act import Act, as_activation
-from .check import check_item, check_rows, check_size, describe_item, features
+from .check import check_item, check_rows, check_size, describe_item, features, unfit
 from .sharing import Weights, shared
 
 
@@ -97,16 +97,11 @@ def embedding(
     """
     check_item("embedding", x)
     if x.dtype not in (torch.int64, torch.int32):
-        raise TapeError(
-            f"embedding ({user_line()}): its input must be integers", got=f"'{x.name}', {describe_item(x)}"
-        )
+        raise unfit("embedding", "its input must be integers", x)
     classes = x.creation.classes if classes is None else classes
     if classes is None:
-        raise TapeError(
-            f"embedding ({user_line()}): how many ids are there?",
-            got=f"'{x.name}', which is no data layer",
-            remedy="pass classes=...",
-        )
+        got = f"'{x.name}', which is no data layer"
+        raise unfit("embedding", "how many ids are there?", got, remedy="pass classes=...")
     table = nn.Embedding(check_size("embedding", classes, "classes"), check_size("embedding", size))
     table = shared("embedding", table, name, weights)
     return Tape.current().record("embedding", table, (x,), name=name)
@@ -141,7 +136,7 @@ def addto(xs: Sequence[TapeItem], *, act: Act = None, name: str | None = None) -
     sizes = {features("addto", x) for x in items}
     if len(sizes) > 1:
         got = ", ".join(f"'{x.name}' {describe_item(x)}" for x in items)
-        raise TapeError(f"addto ({user_line()}): its inputs must have one size", got=got)
+        raise unfit("addto", "its inputs must have one size", got)
     return Tape.current().record("addto", total, items, name=name, act=as_activation(act))
 
 
@@ -158,7 +153,7 @@ def dropout(x: TapeItem, p: float = 0.5, *, name: str | None = None) -> TapeItem
     """
     check_rows("dropout", x)
     if not isinstance(p, (int, float)) or not 0 <= p <= 1:
-        raise TapeError(f"dropout ({user_line()}): 'p' must lie in 0 to 1", got=repr(p))
+        raise unfit("dropout", "'p' must lie in 0 to 1", repr(p))
     return Tape.current().record("dropout", nn.Dropout(p), (x,), name=name)
 
 

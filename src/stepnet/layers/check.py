@@ -13,54 +13,10 @@ from stepnet.tape.item import TapeItem
 from stepnet.user_line import user_line
 
 
-def check_item(kind: str, x: Any, what: str = "its input") -> TapeItem:
-    """An item, or an error that says what came in its place."""
-    if not isinstance(x, TapeItem):
-        raise TapeError(
-            f"{kind} ({user_line()}): {what} is no item of a tape",
-            got=type(x).__name__,
-            remedy="pass what layers.data(...) or another layer returned",
-        )
-    return x
-
-
-def features(kind: str, x: Any, what: str = "its input") -> int:
-    """The size of the last dimension of rows [*, size]."""
-    example = check_item(kind, x, what).creation.example
-    if not isinstance(example, (Tensor, LoDTensor)) or example.ndim < 2:
-        raise TapeError(
-            f"{kind} ({user_line()}): {what} must be rows of features [*, size]",
-            got=f"'{x.name}', {describe(example)}",
-        )
-    return example.shape[-1]
-
-
-def check_rows(kind: str, x: Any, what: str = "its input") -> None:
-    """Refuse items that are no floating point rows."""
-    features(kind, x, what)
-    if not x.dtype.is_floating_point:
-        raise TapeError(
-            f"{kind} ({user_line()}): {what} must be floating point", got=f"'{x.name}', {describe_item(x)}"
-        )
-
-
-def check_sequences(kind: str, x: Any, what: str = "its input") -> LoDTensor:
-    """The example of sequences."""
-    example = check_item(kind, x, what).creation.example
-    if not isinstance(example, LoDTensor):
-        raise TapeError(
-            f"{kind} ({user_line()}): {what} must be sequences",
-            got=f"'{x.name}', {describe(example)}",
-            remedy="data(name, Sequence(...)) makes sequences",
-        )
-    return example
-
-
-def check_size(kind: str, size: Any, what: str = "size") -> int:
-    """A positive whole number."""
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise TapeError(f"{kind} ({user_line()}): '{what}' must be a positive whole number", got=repr(size))
-    return size
+def unfit(kind: str, why: str, got: Any, **more: Any) -> TapeError:
+    """The error of a layer that cannot be made; names the line that makes it. An item is told as it is."""
+    told = f"'{got.name}', {describe_item(got)}" if isinstance(got, TapeItem) else got
+    return TapeError(f"{kind} ({user_line()}): {why}", got=told, **more)
 
 
 def describe_item(x: TapeItem) -> str:
@@ -68,23 +24,57 @@ def describe_item(x: TapeItem) -> str:
     return describe(x.creation.example)
 
 
+def check_item(kind: str, x: Any, what: str = "its input") -> TapeItem:
+    """An item, or an error that says what came in its place."""
+    if not isinstance(x, TapeItem):
+        remedy = "pass what layers.data(...) or another layer returned"
+        raise unfit(kind, f"{what} is no item of a tape", type(x).__name__, remedy=remedy)
+    return x
+
+
+def features(kind: str, x: Any, what: str = "its input") -> int:
+    """The size of the last dimension of rows [*, size]."""
+    example = check_item(kind, x, what).creation.example
+    if not isinstance(example, (Tensor, LoDTensor)) or example.ndim < 2:
+        raise unfit(kind, f"{what} must be rows of features [*, size]", x)
+    return example.shape[-1]
+
+
+def check_rows(kind: str, x: Any, what: str = "its input") -> None:
+    """Refuse items that are no floating point rows."""
+    features(kind, x, what)
+    if not x.dtype.is_floating_point:
+        raise unfit(kind, f"{what} must be floating point", x)
+
+
+def check_sequences(kind: str, x: Any, what: str = "its input") -> LoDTensor:
+    """The example of sequences."""
+    example = check_item(kind, x, what).creation.example
+    if not isinstance(example, LoDTensor):
+        raise unfit(kind, f"{what} must be sequences", x, remedy="data(name, Sequence(...)) makes sequences")
+    return example
+
+
+def check_size(kind: str, size: Any, what: str = "size") -> int:
+    """A positive whole number."""
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise unfit(kind, f"'{what}' must be a positive whole number", repr(size))
+    return size
+
+
 def check_ids(kind: str, x: Any, what: str = "its input") -> None:
     """Refuse items that are no integers, one in each row."""
     example = check_item(kind, x, what).creation.example
     integral = isinstance(example, (Tensor, LoDTensor)) and not example.dtype.is_floating_point
     if not integral or example.ndim != 1:
-        raise TapeError(
-            f"{kind} ({user_line()}): {what} must be ids [*]", got=f"'{x.name}', {describe(example)}"
-        )
+        raise unfit(kind, f"{what} must be ids [*]", x)
 
 
 def check_same_levels(kind: str, x: TapeItem, other: TapeItem) -> None:
     """Refuse two items of which one has sequences that the other has not."""
     if x.lod_level != other.lod_level:
-        raise TapeError(
-            f"{kind} ({user_line()}): '{x.name}' and '{other.name}' must have the same levels",
-            got=f"{describe_item(x)}, and {describe_item(other)}",
-        )
+        got = f"{describe_item(x)}, and {describe_item(other)}"
+        raise unfit(kind, f"'{x.name}' and '{other.name}' must have the same levels", got)
 
 
 def check_labels(kind: str, x: Any, label: Any, ignore: int | None = None) -> None:
@@ -94,18 +84,14 @@ def check_labels(kind: str, x: Any, label: Any, ignore: int | None = None) -> No
     check_same_levels(kind, x, label)
     size, classes = features(kind, x), label.creation.classes
     if ignore is not None and (not isinstance(ignore, int) or isinstance(ignore, bool)):
-        raise TapeError(f"{kind} ({user_line()}): 'ignore' must be a label, or None", got=repr(ignore))
+        raise unfit(kind, "'ignore' must be a label, or None", repr(ignore))
     if classes is not None and classes - (ignore == classes - 1) > size:
-        raise TapeError(
-            f"{kind} ({user_line()}): the labels have more classes than there are scores",
-            got=f"'{label.name}' has {classes} classes, '{x.name}' {size} scores",
-        )
+        got = f"'{label.name}' has {classes} classes, '{x.name}' {size} scores"
+        raise unfit(kind, "the labels have more classes than there are scores", got)
 
 
 def check_lengths(kind: str, x: Any, label: Any) -> None:
     """Refuse sequences whose rows do not stand one for one."""
-    if x.recursive_sequence_lengths() != label.recursive_sequence_lengths():
-        raise TapeError(
-            f"{kind}: x and label must have the same lengths",
-            got=f"{x.recursive_sequence_lengths()} and {label.recursive_sequence_lengths()}",
-        )
+    ours, theirs = x.recursive_sequence_lengths(), label.recursive_sequence_lengths()
+    if ours != theirs:
+        raise TapeError(f"{kind}: x and label must have the same lengths", got=f"{ours} and {theirs}")

@@ -12,9 +12,8 @@ from stepnet.data.lod import LoDTensor
 from stepnet.errors import TapeError
 from stepnet.tape.item import TapeItem
 from stepnet.tape.tape import Tape
-from stepnet.user_line import user_line
 
-from .check import check_ids, check_labels, check_lengths, check_same_levels, check_sequences, features
+from .check import check_ids, check_labels, check_lengths, check_same_levels, check_sequences, features, unfit
 from .probabilities import refuse_probabilities
 
 
@@ -79,10 +78,7 @@ def regression_cost(x: TapeItem, target: TapeItem, *, name: str | None = None) -
     sizes = features("regression_cost", x), features("regression_cost", target, "'target'")
     check_same_levels("regression_cost", x, target)
     if sizes[0] != sizes[1]:
-        raise TapeError(
-            f"regression_cost ({user_line()}): x and target must have one size",
-            got=f"{sizes[0]} and {sizes[1]}",
-        )
+        raise unfit("regression_cost", "x and target must have one size", f"{sizes[0]} and {sizes[1]}")
     return _record("regression_cost", _mean_square, (x, target), name)
 
 
@@ -109,13 +105,11 @@ def ctc_cost(x: TapeItem, label: TapeItem, *, blank: int = 0, name: str | None =
     """
     for item, what in ((x, "its input"), (label, "'label'")):
         if check_sequences("ctc_cost", item, what).lod_level != 1:
-            raise TapeError(f"ctc_cost ({user_line()}): {what} must have one level", got=repr(item))
+            raise unfit("ctc_cost", f"{what} must have one level", repr(item))
     refuse_probabilities("ctc_cost", x)
     check_ids("ctc_cost", label, "'label'")
     if not isinstance(blank, int) or not 0 <= blank < features("ctc_cost", x):
-        raise TapeError(
-            f"ctc_cost ({user_line()}): 'blank' must be a class", got=repr(blank), expected="0 to classes - 1"
-        )
+        raise unfit("ctc_cost", "'blank' must be a class", repr(blank), expected="0 to classes - 1")
     return _record("ctc_cost", _ctc, (x, label, blank), name)
 
 

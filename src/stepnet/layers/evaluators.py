@@ -14,7 +14,7 @@ from stepnet.tape.tape import Tape
 from stepnet.user_line import user_line
 
 from .accumulators import AUC, Chunk, ClassificationError, EditDistance, Perplexity, PrecisionRecall
-from .check import check_ids, check_labels, check_rows, check_same_levels, check_sequences, features
+from .check import check_ids, check_labels, check_rows, check_same_levels, check_sequences, features, unfit
 from .chunks import Scheme, tags_of
 from .probabilities import refuse_probabilities
 
@@ -70,14 +70,12 @@ def precision_recall(
     ignore: int | None = None,
     name: str | None = None,
 ) -> TapeItem:
-    """Precision, recall and F1, as a dict of "precision", "recall" and "f1".
+    """Precision, recall and F1, as a dict of "precision", "recall" and "f1"; other arguments as
+    `classification_error`.
 
     Args:
-        x: scores or probabilities [*, classes], rows or sequences of them.
-        label: ids [*].
         average: "macro", the mean over the classes that occur in labels or predictions; "micro", over rows.
         positive: the one class that is meant, instead of an average.
-        ignore: rows with this label are left out.
 
     The numbers are those of scikit-learn's precision_recall_fscore_support with zero_division=0: what divides
     by 0 is 0. They are nan while there are no rows.
@@ -121,12 +119,10 @@ def auc(x: TapeItem, label: TapeItem, *, name: str | None = None) -> TapeItem:
     check_ids("auc", label, "'label'")
     check_same_levels("auc", x, label)
     if features("auc", x) > 2:
-        raise TapeError(f"auc ({user_line()}): its input must have one or two scores in a row", got=repr(x))
+        raise unfit("auc", "its input must have one or two scores in a row", repr(x))
     if label.creation.classes not in (None, 2):
-        raise TapeError(
-            f"auc ({user_line()}): its labels must be 0 or 1",
-            got=f"'{label.name}' has {label.creation.classes} classes",
-        )
+        got = f"'{label.name}' has {label.creation.classes} classes"
+        raise unfit("auc", "its labels must be 0 or 1", got)
     return evaluator(AUC(), x, label, kind="auc", name=name)
 
 
@@ -175,12 +171,7 @@ def edit_distance(
 def perplexity(
     x: TapeItem, label: TapeItem, *, ignore: int | None = None, name: str | None = None
 ) -> TapeItem:
-    """The exponential of the mean cross entropy over rows.
-
-    Args:
-        x: scores before softmax [*, classes], rows or sequences of them.
-        label: ids [*].
-        ignore: rows with this label are left out.
+    """The exponential of the mean cross entropy over rows; arguments as `classification_cost`.
 
     The number is that of torchmetrics' Perplexity; nan while there are no rows.
 

@@ -123,15 +123,12 @@ def recurrent_group(
     group = Group(name or tape.new_name("recurrent_group"), tape.group)
     start = len(tape)
     try:
-        tape.open_group(group)
-        try:
+        with tape.recording(group):
             inside = [_inside(tape, item, whole) for item, whole in zip(items, static, strict=True)]
             returned = step(*inside)
             several = isinstance(returned, (list, tuple))
             results = list(returned) if several else [returned]
             _check_step(tape, group, results, where)
-        finally:
-            tape.close_group()
         runner = _runner(tape, start, group, inside, static, results, reverse, not several, generates)
         args = (
             [item for item, whole in zip(items, static, strict=True) if not whole],

@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from stepnet.errors import TapeError
 from stepnet.tape.creation import Creation
 from stepnet.tape.item import TapeItem
 from stepnet.tape.tape import Tape
-from stepnet.user_line import user_line
+
+from .check import unfit
 
 Module = TypeVar("Module", bound=nn.Module)
 Weights = TapeItem | str | None
@@ -42,10 +42,9 @@ def shared(
         return module
     found = None if other.module is None or other.kind != kind else of(other.module)
     if type(found) is not type(module) or _shapes(found) != _shapes(module):
-        raise TapeError(
-            f"{kind} ({user_line()}): the weights of '{other.name}' do not fit",
-            got=f"{other.place}, {_said(found)}" if found is not None else other.place,
-            expected=f"{kind} with {_said(module)}",
+        got = f"{other.place}, {_said(found)}" if found is not None else other.place
+        raise unfit(
+            kind, f"the weights of '{other.name}' do not fit", got, expected=f"{kind} with {_said(module)}"
         )
     return found  # pyright: ignore[reportReturnType]
 
@@ -60,11 +59,8 @@ def _other(kind: str, name: str | None, weights: Weights) -> Creation | None:
         found = place.find(weights) if place is not None and isinstance(weights, str) else None
         if found is not None:
             return found
-    raise TapeError(
-        f"{kind} ({user_line()}): 'weights' names no layer that was made before",
-        got=repr(weights)[:80],
-        expected="an item of any tape, or the name of a layer",
-    )
+    expected = "an item of any tape, or the name of a layer"
+    raise unfit(kind, "'weights' names no layer that was made before", repr(weights)[:80], expected=expected)
 
 
 def _shapes(module: Any) -> dict[str, tuple[int, ...]]:

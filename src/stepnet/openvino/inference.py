@@ -286,7 +286,7 @@ class Walk:
             error = IRError(
                 f"{node.layer.where}: the slice of '{shorten(port.parameter)}': {text}",
                 got=f"axis={port.axis}",
-                expected=f"{-value.dim()} to {value.dim() - 1}",
+                expected=f"{-value.dim()} to {value.dim() - 1}" if value.dim() else "a tensor with axes",
             )
             raise _Fault(error, text)
         axis = port.axis % value.dim()
@@ -305,7 +305,7 @@ class Walk:
             error = IRError(
                 f"{node.layer.where}: {port.output}: {text}",
                 got=f"axis={port.axis}",
-                expected=f"{-value.dim()} to {value.dim() - 1}",
+                expected=f"{-value.dim()} to {value.dim() - 1}" if value.dim() else "a tensor with axes",
             )
             raise _Fault(error, text)
         axis, part = port.axis % value.dim(), port.part_size or 1

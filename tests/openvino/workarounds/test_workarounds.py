@@ -236,3 +236,21 @@ def test_openvino_cuts_right(cut, dynamic, tmp_path):
     for k, right in enumerate((torch.stack(every, 1), carried)):
         torch.testing.assert_close(ours[k], right)
         torch.testing.assert_close(torch.from_numpy(there[k]), right, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("cut", [*CUTS, (-10, 6, 2, 1), (6, -10, -3, 1), (-10, 9, 9, 1), (3, 9, 3, 1)])
+def test_counts_of_slices_that_nothing_reads(cut, tmp_path):
+    start, end, stride, axis = cut
+    b, body = NetBuilder("net"), NetBuilder("body")
+    x, h = b.parameter("x", F32, (2, -1, 3)), b.parameter("h", F32, (3,))
+    part, state = body.parameter("part", F32, (2, abs(stride), 3)), body.parameter("h", F32, (3,))
+    new = body.result(body.layer("Add", [state, body.constant(torch.tensor(1.0))]))
+    ins = [In(x, part, axis, start=start, end=end, stride=stride), In(h, state)]
+    b.result(b.tensor_iterator(body, ins, [To(new)], [(new, state)])[0], ("y",))
+    write(b.net(), tmp_path / "m.xml")
+    assert layers(tmp_path / "m.xml", "Loop")
+    first, last = (v + 10 if v < 0 else v for v in (start, end))
+    steps = abs(last - first) // abs(stride)
+    assert torch.equal(
+        load(tmp_path / "m.xml")(torch.ones(2, 9, 3), torch.zeros(3))["y"], torch.ones(3) * steps
+    )

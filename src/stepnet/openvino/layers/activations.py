@@ -34,8 +34,9 @@ def _clamp(layer: Layer, attributes: Attributes) -> Function:
     def clamp(x: Tensor) -> Tensor:
         if x.dtype.is_floating_point:
             return x.clamp(low, high)
-        widest = 2.0**53
-        return x.clamp(math.ceil(max(low, -widest)), math.floor(min(high, widest)))
+        kind = torch.iinfo(x.dtype)
+        least, most = max(kind.min, -(2**53)), min(kind.max, 2**53)
+        return x.clamp(math.ceil(min(max(low, least), most)), math.floor(min(max(high, least), most)))
 
     return clamp
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
-from .row import Function, Misfit, Row, shape_text
+from .row import Function, Misfit, Row, same_types, shape_text
 
 # Default alpha and beta where a name takes them; what takes none ignores them.
 _DEFAULTS = {"hardsigmoid": (0.2, 0.5), "elu": (1.0, 0.0), "leakyrelu": (0.01, 0.0), "affine": (1.0, 0.0),
@@ -76,6 +76,7 @@ class Cell:
         Raises:
             Misfit: says which input must be what.
         """
+        same_types([t for t in (x, *states, w, r, b) if t is not None])
         hidden, rows = self.hidden, self.gates * self.hidden
         many = "hidden" if self.gates == 1 else f"{self.gates}*hidden"
         if x.dim() != 2:

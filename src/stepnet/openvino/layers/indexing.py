@@ -72,15 +72,15 @@ def _slice(x: Tensor, start: Any, stop: Any, step: Any, axes: Any = None) -> Ten
 
 
 def sliced(x: Tensor, axis: int, start: int | None, stop: int | None, step: int) -> Tensor:
-    """`x[start:stop:step]` along an axis: steps of either sign, Python's rules for what is outside."""
+    """`x[start:stop:step]` along an axis: steps of either sign, Python's rules for what is outside; but a
+    start before the first element is the first one, backwards, too."""
     if step == 0:
         raise Misfit("step must not be 0", got="step 0", dims=0)
     if step > 0:
         return x[(slice(None),) * axis + (slice(start, stop, step),)]
     size = x.shape[axis]
-    if start is not None and start < -size:
-        return x.narrow(axis, 0, 0)
-    picked = range(*slice(start, stop, step).indices(size))
+    first = start if start is None else max(start, -size)
+    picked = range(*slice(first, stop, step).indices(size))
     return x.index_select(axis, torch.tensor(list(picked), dtype=torch.int64, device=x.device))
 
 
@@ -279,7 +279,10 @@ def _gather_nd(layer: Layer, attributes: Attributes) -> Function:
 
     def gather_nd(x: Tensor, indices: Tensor) -> Tensor:
         if shared == 0:
-            return x[_places(x.shape, indices)]
+            places = _places(x.shape, indices)
+            if indices.dim() == 1:  # one place, which torch would read as a number
+                return x[tuple(place.reshape(1) for place in places)].squeeze(0)
+            return x[places]
         lead = x.shape[:shared]
         if shared >= min(x.dim(), indices.dim()) or lead != indices.shape[:shared]:
             raise Misfit(
@@ -297,6 +300,8 @@ def _gather_nd(layer: Layer, attributes: Attributes) -> Function:
 
 def _one_hot(layer: Layer, attributes: Attributes) -> Function:
     axis = attributes.int("axis")
+    modes = ("ignore_negative", "normalize")
+    from_end = attributes.choice("negative_indices_mode", modes, modes[0]) == modes[1]
 
     def one_hot(indices: Tensor, depth: Any, on: Tensor, off: Tensor) -> Tensor:
         at = axis_in(axis, indices.dim() + 1)
@@ -304,7 +309,8 @@ def _one_hot(layer: Layer, attributes: Attributes) -> Function:
         shape = [1] * (indices.dim() + 1)
         shape[at] = size
         places = torch.arange(size, device=indices.device).reshape(shape)
-        return torch.where(indices.unsqueeze(at) == places, on.reshape(()), off.reshape(()))
+        found = _wrapped(indices, size) if from_end else indices
+        return torch.where(found.unsqueeze(at) == places, on.reshape(()), off.reshape(()))
 
     return one_hot
 

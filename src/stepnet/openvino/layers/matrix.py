@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stepnet.file_model import Window, max_places, max_pool, mean_pool
+from stepnet.file_model import Window, max_places, max_pool, mean_pool, transposed
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.element_types import by_name
 from stepnet.openvino.records import Layer
 
-from .row import Function, Misfit, Row, axis_in, same_types, shape_text
+from .row import Function, Misfit, Row, axis_in, listed, same_types, shape_text
 
 _AUTO_PAD = ("explicit", "notset", "same_upper", "same_lower", "valid")
 
@@ -58,7 +59,7 @@ def _inverse(layer: Layer, attributes: Attributes) -> Function:
     def inverse(x: Tensor) -> Tensor:
         if x.dim() < 2 or x.shape[-1] != x.shape[-2]:
             raise Misfit(f"{shape_text(x)} is no square matrix", dims=str(x.shape))
-        return torch.linalg.inv(x) * (torch.linalg.det(x)[..., None, None] if adjoint else 1)
+        return torch.linalg.inv(x.mT if adjoint else x)
 
     return inverse
 
@@ -116,6 +117,27 @@ def _convolution(grouped: bool) -> Callable[[Layer, Attributes], Function]:
     return make
 
 
+def _backprop(grouped: bool) -> Callable[[Layer, Attributes], Function]:
+    def make(layer: Layer, attributes: Attributes) -> Function:
+        shape = _window(attributes, None)
+        more = attributes.ints("output_padding", [0] * len(shape.strides))
+
+        def backprop(x: Tensor, weight: Tensor, sizes: Any = None) -> Tensor:
+            same_types((x, weight))
+            groups = weight.shape[0] if grouped else 1
+            weight = weight.flatten(0, 1) if grouped else weight
+            window = replace(shape, kernel=weight.shape[2:])
+            if window.auto is not None:  # where sizes say what is cut off, the other way round than in ONNX
+                none, other = [0] * len(more), {"same_upper": "same_lower", "same_lower": "same_upper"}
+                window = replace(window, begin=none, end=none, auto=other.get(window.auto))
+            wanted = None if sizes is None else listed(sizes)
+            return transposed(window, x, weight, None, groups=groups, more=more, sizes=wanted)
+
+        return backprop
+
+    return make
+
+
 def _window(attributes: Attributes, kernel: list[int] | None, rounding: str = "floor") -> Window:
     """Strides, dilations and padding of a sliding window; a kernel of None is known later."""
     strides = attributes.ints("strides")
@@ -148,6 +170,29 @@ def _avg_pool(layer: Layer, attributes: Attributes) -> Function:
     return lambda x: mean_pool(window, x, with_padding=not without)
 
 
+_AVERAGES = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
+_LARGEST = (F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d)
+
+
+def _adaptive(kind: Sequence[Callable[..., Any]]) -> Callable[[Layer, Attributes], Function]:
+    def make(layer: Layer, attributes: Attributes) -> Function:
+        given = attributes.text("index_element_type", "i64")
+        dtype = by_name(given, layer.where, "index_element_type").dtype
+
+        def pool(x: Tensor, sizes: Any) -> Any:
+            shape = listed(sizes)
+            if x.dim() - 2 not in (1, 2, 3) or len(shape) != x.dim() - 2 or any(n < 1 for n in shape):
+                raise Misfit(f"sizes {shape} do not fit data {shape_text(x)}", dims=(x.dim(), str(shape)))
+            if kind is _AVERAGES:
+                return kind[x.dim() - 3](x, shape)
+            found, places = kind[x.dim() - 3](x, shape, return_indices=True)
+            return found, places.to(dtype)
+
+        return pool
+
+    return make
+
+
 def _pool_window(attributes: Attributes) -> Window:
     rounding = attributes.choice("rounding_type", ("floor", "ceil", "ceil_torch"), "floor")
     return _window(attributes, attributes.ints("kernel"), rounding)
@@ -160,6 +205,10 @@ ROWS = (
     Row("ScaledDotProductAttention", _attention, (3, 5)),
     Row("Convolution", _convolution(grouped=False), (2, 2)),
     Row("GroupConvolution", _convolution(grouped=True), (2, 2)),
+    Row("ConvolutionBackpropData", _backprop(grouped=False), (2, 3), values=(2,)),
+    Row("GroupConvolutionBackpropData", _backprop(grouped=True), (2, 3), values=(2,)),
+    Row("AdaptiveAvgPool", _adaptive(_AVERAGES), (2, 2), values=(1,)),
+    Row("AdaptiveMaxPool", _adaptive(_LARGEST), (2, 2), (2, 2), values=(1,)),
     Row("MaxPool", _max_pool, (1, 1), (1, 2)),
     Row("AvgPool", _avg_pool, (1, 1)),
 )

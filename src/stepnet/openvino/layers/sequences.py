@@ -133,7 +133,7 @@ class SequenceRunner:
         plainly = backend == PLAIN.name or steps == 0 or x.device.type != "cpu"
         out = self.reports.attempt(
             "the backend is 'naive', there are no steps, or the model is not on the CPU" if plainly else None,
-            lambda: run(loop, feeds, backend=backend, warn=0),
+            lambda: run(loop, feeds, backend=backend, warn=False),
         )
         show(loop, feeds, backend)
         if out is None:

@@ -147,7 +147,8 @@ def _variadic_split(x: Tensor, axis: Any, lengths: Any) -> tuple[Tensor, ...]:
 
 def _broadcast(layer: Layer, attributes: Attributes) -> Function:
     mode = attributes.choice("mode" if "mode" in attributes else "broadcast_spec",
-                             ("numpy", "explicit", "bidirectional", "pdpd"), "numpy")  # fmt: skip
+                             ("numpy", "explicit", "none", "bidirectional", "pdpd"), "numpy")  # fmt: skip
+    mode = "explicit" if mode == "none" else mode  # as OpenVINO writes it of opset1
 
     def broadcast(x: Tensor, target: Any, mapping: Any = None) -> Tensor:
         shape = listed(target)
@@ -206,6 +207,8 @@ def _range(layer: Layer, attributes: Attributes) -> Function:
 
     def arange(start: Any, stop: Any, step: Any) -> Tensor:
         a, b, by = number(start, "start"), number(stop, "stop"), number(step, "step")
+        if not dtype.is_floating_point and all(math.isfinite(v) for v in (a, b, by)):
+            a, b, by = int(a), int(b), int(by)
         if by == 0 or not all(math.isfinite(v) for v in (a, b, by)):
             raise Misfit(
                 "start, stop and step do not make a range", got=f"{a}, {b}, {by}", dims=str((a, b, by))

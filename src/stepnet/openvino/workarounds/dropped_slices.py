@@ -44,12 +44,15 @@ def _count(edit: Editor, layer: Layer, row: PortRow) -> tuple[int, int]:
         return edit.add(type, sources, outputs, attributes, version=version, near=layer).id, 0
 
     assert row.axis is not None
-    shape = one("ShapeOf", [source], "opset3", output_type="i64")
-    numbers = [edit.numbers(n, near=layer) for n in (row.axis, 0)]
-    size = one("Gather", [shape, *numbers], "opset8", batch_dims="0")
-    less = row.end + 1 if row.stride > 0 else -row.end
-    if less:
-        size = one("Add", [size, edit.numbers(less, near=layer)], auto_broadcast="numpy")
+    low, high = (row.start, row.end) if row.stride > 0 else (row.end, row.start)
+    sizes = (high < 0) - (low < 0)  # how often the size counts: what is negative counts from behind the last
+    rest = edit.numbers(high - low + sizes, near=layer)
+    if sizes:
+        shape = one("ShapeOf", [source], "opset3", output_type="i64")
+        numbers = [edit.numbers(n, near=layer) for n in (row.axis, 0)]
+        size = one("Gather", [shape, *numbers], "opset8", batch_dims="0")
+        pair = [size, rest] if sizes > 0 else [rest, size]
+        rest = one("Add" if sizes > 0 else "Subtract", pair, auto_broadcast="numpy")
     if abs(row.stride) > 1:
-        size = one("Divide", [size, edit.numbers(abs(row.stride), near=layer)], auto_broadcast="numpy")
-    return size
+        rest = one("Divide", [rest, edit.numbers(abs(row.stride), near=layer)], auto_broadcast="numpy")
+    return rest
