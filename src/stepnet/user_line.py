@@ -10,6 +10,7 @@ import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 import torch
 
@@ -54,10 +55,20 @@ def is_users(file: str) -> bool:
 
 def user_line() -> Line:
     """The innermost line of the user's code; the outermost line of all if none is."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and not is_users(frame.f_code.co_filename):
-        frame = frame.f_back
+    frame, _ = _users_frame(sys._getframe(1))
     return Line(frame.f_code.co_filename, frame.f_lineno)
+
+
+def user_level() -> int:
+    """How far above its caller that line is: the `stacklevel` of a warning that names it."""
+    return _users_frame(sys._getframe(1))[1]
+
+
+def _users_frame(frame: FrameType) -> tuple[FrameType, int]:
+    level = 1
+    while frame.f_back is not None and not is_users(frame.f_code.co_filename):
+        frame, level = frame.f_back, level + 1
+    return frame, level
 
 
 def line_run_by(file: str) -> Line | None:

@@ -302,10 +302,10 @@ def test_a_change_is_seen(name):
     if before.open is None and before.refused is None:
         assert before.key == again.key
         told = words(again)
-        holds = None if told is None else unchanged(told.checks)
-        assert holds is None or holds()
+        ask = None if told is None else unchanged(told.checks, told.tensors)
+        assert ask is None or ask() == again.tensors
         change()
-        assert holds is None or not holds()
+        assert ask is None or ask() is None
         after = reach(step)
         assert after.open is not None or after.refused is not None or after.key != before.key
 

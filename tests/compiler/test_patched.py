@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 from typing import Any
 from unittest import mock
@@ -38,6 +39,14 @@ class Functions(nn.Module):
         return h, h
 
 
+class Deep(nn.Module):
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        near = torch.distributions.Normal(h, 1.0).log_prob(x)
+        h = torch.tanh(near / near.norm(dim=-1, keepdim=True))
+        return h, h
+
+
+norm, near = torch.linalg.vector_norm, torch.distributions.Normal.log_prob
 linear, tanh, add, cell = F.linear, torch.tanh, Tensor.__add__, torch.gru_cell
 einsum = vars(torch.functional)["_VF"].einsum
 
@@ -61,6 +70,30 @@ PATCHES = {
         torch.functional,
         "_VF",
         types.SimpleNamespace(einsum=lambda *a: einsum(*a) * SCALE[0]),
+    ),
+    "what a function of tensors ends in": (
+        Deep,
+        torch.linalg,
+        "vector_norm",
+        lambda *a, **how: norm(*a, **how) * SCALE[0],
+    ),
+    "a method of a class in a module": (
+        Deep,
+        torch.distributions.Normal,
+        "log_prob",
+        lambda *a: near(*a) + SCALE[0],
+    ),
+    "a global of such a method": (
+        Deep,
+        torch.distributions.normal,
+        "math",
+        types.SimpleNamespace(log=lambda _: SCALE[0], sqrt=math.sqrt, pi=math.pi),
+    ),
+    "a method that a class inherits": (
+        Layers,
+        nn.Linear,
+        "__call__",
+        lambda self, x: linear(x, self.weight) * SCALE[0],
     ),
     "a cell": (lambda: nn.GRUCell(3, 3, dtype=D), torch._VF, "gru_cell", lambda *a: cell(*a) * SCALE[0]),
 }
@@ -93,12 +126,23 @@ def test_another_function(kind):
     assert patched() == ()
 
 
-OPERATORS = ["__sub__", "__add__", "__mul__", "__getitem__", "cumsum", "clamp", "diff", "argsort", "flatten"]
+OPERATORS = [
+    "__sub__",
+    "__add__",
+    "__mul__",
+    "__getitem__",
+    "cumsum",
+    "clamp",
+    "diff",
+    "argsort",
+    "flatten",
+    "sum",
+]
 
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_where_rows_stand_is_not_computed_by_replaced_operators(name):
-    """Generated code writes there, and it is kept for all runs over such lengths."""
+    """Generated code writes there, and it is kept for all runs over such lengths, as offsets are."""
 
     def places() -> list[Any]:
         layout = Layout.of(lod, True)
@@ -111,6 +155,9 @@ def test_where_rows_stand_is_not_computed_by_replaced_operators(name):
             layout.unpacked,
         ]
         own += [layout.sequence_of, *layout.begins, layout.last, layout.dealt(2), layout.times(2).starts]
+        nested = LoD.from_lengths([[2, 0, 1], [2, 0, 5]])
+        own += [nested.owner(), nested.row_lengths(), *nested.levels, *nested.span(0, 2)[0], lod.lengths()]
+        own += [nested.take(torch.tensor([2, 0]))[1], *nested.take(torch.tensor([2, 0]))[0].levels]
         return [*(t.tolist() for t in own), layout.steps, layout.active, layout.is_packed, layout.ends]
 
     original = getattr(Tensor, name)

@@ -6,6 +6,7 @@ the step is run again, by a plan, and held against the plain loop.
 
 from __future__ import annotations
 
+import asyncio
 import linecache
 import operator
 import os
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import types
 import warnings
+from typing import TypeVar
 
 import pytest
 import torch
@@ -28,6 +30,8 @@ from stepnet.data.lod import LoDTensor
 from stepnet.errors import SlowPathWarning
 from ways_to_read import CONTEXT, DTYPE, UNDO, WAYS, D, patch, set_global
 
+LOOP = asyncio.new_event_loop()
+LOOP.close()
 PLANS_ON_DISK = False  # each change is seen with nothing known before
 
 
@@ -199,6 +203,49 @@ def test_what_python_keeps_for_itself_is_nobodys():
     re.compile(f"never seen {os.getpid()}")
     linecache.getline(linecache.__file__, 1)
     assert reach(step).key == key
+
+
+class Hidden(asyncio.Future):
+    """Has attributes, and no `__dict__` that shows them."""
+
+    def __init__(self):
+        super().__init__(loop=LOOP)
+
+
+class MadeUp:
+    """Its `__dict__` is what its class makes up, by code that fails."""
+
+    @property
+    def __dict__(self):
+        raise RuntimeError("asked for what it holds")
+
+
+@pytest.mark.parametrize(
+    "kind", [Hidden, MadeUp, lambda: TypeVar("T")], ids=["hidden", "made_up", "type_variable"]
+)
+@pytest.mark.filterwarnings("ignore:step 'step' runs by the plain loop")
+def test_attributes_that_an_object_does_not_show(kind):
+    """The step is held against what it does, or left to the plain loop, for what it changes there cannot be
+    undone; the tensors beside such an object are found."""
+    holder = kind()
+    holder.gain, held = 2.0, [holder, torch.ones(D, dtype=DTYPE)]
+
+    def step(x, h):
+        if counts:
+            held[0].gain += 1
+        return x * held[0].gain, torch.tanh(h * held[1])
+
+    counts = kind in (Hidden, MadeUp)
+
+    x, h = torch.randn(5, D, dtype=DTYPE), torch.randn(3, D, dtype=DTYPE)
+    assert any(tensor is held[1] for tensor in reach(step, everything=True).tensors)
+    for gain in (2.0, 3.0, -1.0):
+        for _ in range(2):
+            found = []
+            for backend in ("auto", "naive"):
+                holder.gain = gain
+                found.append(results(step, x, h, backend))
+            torch.testing.assert_close(*found)
 
 
 def test_steps_tried_on_a_few_rows_show_callers_nothing():

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from stepnet.api import recurrent
+from stepnet.api import Recurrent, recurrent
 from stepnet.errors import SlowPathWarning, Unsupported
 
 DTYPE = torch.float64
@@ -161,7 +161,7 @@ WORDS = {
     "a_sum_over_rows_back": "rows",
     "numbered_rows": "numbers its rows",
     "by_the_number_of_rows": "number of rows",
-    "by_len": "len() of the rows",
+    "by_len": "number of rows",
     "branch_on_the_number_of_rows": "depends on how many rows it is given",
     "loop_over_rows": "rows",
     "branch_on_a_value": "depends on the values of a tensor",
@@ -243,3 +243,36 @@ def test_naive_by_name_is_silent(backend):
         else:
             with torch.no_grad(), pytest.warns(SlowPathWarning, match="backend='naive'"):
                 recurrent(lambda x, h: (h.mean(0) + x, h), x, h, backend=backend)
+
+
+class Inside(nn.Module):
+    def __init__(self, step):
+        super().__init__()
+        self.rnn = Recurrent(step)
+
+    def forward(self, x, h):
+        return self.rnn(x, h)
+
+
+CALLERS = {
+    "recurrent": lambda step: lambda x, h: recurrent(step, x, h),
+    "Recurrent": Recurrent,
+    "a module around it": Inside,
+    "with a hook": lambda step: hooked(Inside(step)),
+    "by functional_call": lambda step: lambda x, h: torch.func.functional_call(Recurrent(step), {}, (x, h)),
+}
+
+
+def hooked(module):
+    module.rnn.register_forward_hook(lambda *_: None)
+    return module
+
+
+@pytest.mark.parametrize("name", CALLERS)
+def test_the_warning_is_of_the_line_that_calls(name):
+    (x, h), space = inputs(), {"torch": torch}
+    exec(f"def step(x, h):\n    return x + {[*CALLERS].index(name)}.5 * h.mean(0), h", space)
+    call = CALLERS[name](space["step"])
+    with torch.no_grad(), pytest.warns(SlowPathWarning) as warned:
+        call(x, h)
+    assert [each.filename for each in warned] == [__file__]

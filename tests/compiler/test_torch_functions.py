@@ -13,6 +13,7 @@ from stepnet.errors import SlowPathWarning
 from stepnet.testing import check_step
 
 PLANS_ON_DISK = True  # what is recorded once runs in both executors
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # by torch itself
 DTYPE = torch.float64
 D = 6
 SIZES = [2, 0, 5, 1]
@@ -118,6 +119,20 @@ IN_C |= {
     "prod": lambda h, x: h.sigmoid().prod(-1, keepdim=True) * x,
     "inverse": lambda h, x: torch.linalg.inv(EYE * 4 + h[:, :4].view(-1, 2, 2)).sum((1, 2))[:, None] * x,
     "take_along_dim": lambda h, x: torch.take_along_dim(h, (x > 0).long(), 1) + x,
+    "len": lambda h, x: torch.cat([h.view(len(h), -1), x.new_ones(len(x), 1)], 1)[:, 1:] * x,
+    "grid_sample": lambda h, x: (
+        F.grid_sample(h.view(-1, 2, 1, 3), x.view(-1, 1, 3, 2), align_corners=True)
+        + F.grid_sample(x.view(-1, 2, 3, 1), h.view(-1, 1, 3, 2), "bilinear", "border", False)
+    ).flatten(1),
+    "fake_quantize": lambda h, x: torch.fake_quantize_per_tensor_affine(h + x, 0.1, 1, -4, 7) * x,
+    "gradients of each row": lambda h, x: torch.func.vmap(
+        torch.func.grad(lambda v, w: F.gelu(F.layer_norm(v, (D,)) @ MATRIX + MATRIX @ w).sum())
+    )(h, x),
+    "Hessians of rows": lambda h, x: (
+        torch.vmap(torch.func.hessian(lambda v, w: (torch.tanh(v @ MATRIX[:2] - w) ** 3).sum()))(h[:, :2], x)
+        .sum(1)
+        .repeat(1, 3)
+    ),
 }
 # What generated C leaves to torch: in the loop it is refused.
 NOT_IN_C = {

@@ -1,4 +1,4 @@
-"""What a TorchFunctionMode does not see: calls of custom autograd Functions, and torch's control flow."""
+"""What a TorchFunctionMode does not see: custom autograd Functions, torch's control flow, what vmap gives."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
+from torch import Tensor
+from torch._functorch import vmap
 from torch.autograd import Function
 
 from stepnet.watchers import during
@@ -34,3 +36,21 @@ def _apply(function: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 _APPLY = Swapped(Function, "apply", classmethod(_apply))
+_unbatching: ContextVar[Callable[[Tensor], None] | None] = ContextVar("stepnet_unbatched", default=None)
+
+
+@contextlib.contextmanager
+def unbatched(see: Callable[[Tensor], None]) -> Iterator[None]:
+    """Let `see` meet what comes out of each vmap that this thread calls in here."""
+    with during(_unbatching, see), _UNBATCH.inside():
+        yield
+
+
+def _unbatch(*args: Any) -> Any:
+    result = _UNBATCH.original(*args)
+    if (see := _unbatching.get()) is not None:
+        see(result)
+    return result
+
+
+_UNBATCH = Swapped(vmap, "_remove_batch_dim", _unbatch)

@@ -30,6 +30,7 @@ from .decompositions import Exact, exact
 from .draws import noise_of
 from .forward_mode import by_gradients
 from .joint import Input, joint_graph
+from .lengths import AsksLength, open_lengths
 from .whole_calls import keep_whole
 
 _EXTRA = (
@@ -162,7 +163,7 @@ class _Swap(Replaced):
             self.notes.append(line)
             fx_traceback.set_stack_trace([line])
         if func is Tensor.__len__ and not isinstance(args[0].shape[0], int):
-            raise Unsupported(
+            raise AsksLength(
                 "len() of the rows is a fixed number to a compiled step",
                 line=line,
                 remedy="write x.shape[0] where tensors are made; do not compute with the number of rows",
@@ -238,7 +239,12 @@ def trace(
     try:
         with warnings.catch_warnings(), _clean_modes(), fx_traceback.preserve_node_meta():
             warnings.simplefilter("ignore")
-            graph, constants, batch = joint_graph(flat, rows + shared, with_grad, _decompositions())
+            given = flat, rows + shared, with_grad, _decompositions()
+            try:
+                graph, constants, batch = joint_graph(*given)
+            except AsksLength:
+                with open_lengths():
+                    graph, constants, batch = joint_graph(*given)
     except Unsupported:
         raise
     except Exception as error:

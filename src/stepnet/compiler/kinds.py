@@ -12,12 +12,23 @@ from typing import Any
 from torch import nn
 
 from .survey import Same
-from .trust import is_installed, is_trusted_class
+from .trust import is_installed, is_trusted_class, words
 
 MISSING = object()
+UNREAD = words(  # of a class, unless code names them, or does what calls them
+    """__dict__ __weakref__ __doc__ __module__ __annotations__ __qualname__ __firstlineno__ __slotnames__
+    __static_attributes__ __repr__ __str__ __reduce__ __reduce_ex__ __getstate__ __setstate__
+    __getnewargs__ __del__ __set_name__ __init_subclass__ __slots__
+    __type_params__ __parameters__ __match_args__ __orig_bases__ __abstractmethods__ __dataclass_fields__
+    __dataclass_params__ __replace__ __annotate__ __annotate_func__ __annotations_cache__"""
+)
 _PLAIN_BASES = frozenset(
     {object, nn.Module, typing.Generic, typing.Protocol, abc.ABC, dict, list, tuple, set}
 )
+
+
+# What Python shows the attributes of objects by; those of a namespace or a module as a member of theirs.
+_DICTS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 
 
 class Names(typing.NamedTuple):
@@ -62,6 +73,21 @@ def more_than_attributes(klass: type) -> bool:
     return room > 8 * (2 + len(_slots(klass))) or (
         is_trusted_class(klass) and not klass.__dictoffset__ and room > 0
     )
+
+
+@functools.lru_cache(maxsize=4096)
+def shows_attributes(kind: type) -> bool:
+    """Whether objects of a class have a `__dict__` of Python's own that can be asked for.
+
+    Some made by C have one that they do not show: futures of asyncio, and type variables since Python 3.12.
+    Others show what a property of their class makes up.
+
+    >>> import asyncio
+    >>> [shows_attributes(kind) for kind in (nn.Linear, types.SimpleNamespace, asyncio.Future, int)]
+    [True, True, False, False]
+    """
+    shown = next((vars(klass)["__dict__"] for klass in kind.__mro__ if "__dict__" in vars(klass)), None)
+    return bool(kind.__dictoffset__) and isinstance(shown, _DICTS)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from .outline_rules import made_by
-from .row_count import RowCount, Unusual, size_of
+from .row_count import RowCount, Unusual, number_of, size_of
 
-AT = (3, (1 << 31) - 1)  # primes: no other size is a multiple of the second
+AT = (3, (1 << 33) - 9)  # primes: no other size is near a multiple of the second
 _aten: Any = torch.ops.aten
 _KNOWN = frozenset({"aten", "prims", "stepnet_joint"})
 _META, _CPU = torch.device("meta"), torch.device("cpu")
@@ -73,6 +73,27 @@ def outline_of(tensor: Tensor) -> Outline:
         raise Unusual("another device or layout")
     few = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_META)
     return Outline(few, few)
+
+
+def numbers(func: OpOverload, outline: Outline) -> tuple[int, ...]:
+    """The sizes or strides that torch's C++ wants as numbers: those of many rows, see `opened`."""
+    return tuple(outline.many.shape if func is _aten.size.default else outline.many.stride())
+
+
+NUMBERS = frozenset((_aten.size.default, _aten.stride.default))
+
+
+def opened(arg: Any) -> Any:
+    """Arguments in which numbers that come of `numbers` are open again.
+
+    Raises:
+        Unusual: one of them is no size.
+    """
+    if isinstance(arg, (list, tuple)):
+        return type(arg)([opened(a) for a in arg])
+    if isinstance(arg, dict):
+        return {name: opened(a) for name, a in arg.items()}
+    return number_of(arg, AT[1]) if type(arg) in (int, float) else arg
 
 
 def outlined(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -1,29 +1,122 @@
-"""Functions of torch that somebody put others in the place of: torch's own modules and operators call them,
-whose code no walk reads."""
+"""What of torch somebody put something else in the place of, however deep: torch's own modules, classes and
+functions find it there, whose code no walk reads."""
 
 from __future__ import annotations
 
+import builtins
 import ctypes
 import gc
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any
+import types
+from collections.abc import Callable, Iterator, Sequence
+from types import NoneType
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from .kinds import MISSING
+from .code_facts import facts
+from .kinds import MISSING, UNREAD
+from .trust import is_of_python, is_trusted_code, words
 
+_FAMILIES = (
+    "torch.nn.", "torch.functional", "torch._tensor", "torch.distributions.", "torch.linalg", "torch.fft",
+    "torch.special", "torch.autograd.function",
+)  # fmt: skip
+# In the place of which torch itself puts others.
+_OF_TORCH = {
+    "torch": words("manual_seed Storage"),
+    "torch.nn.modules.module": words("_global_is_full_backward_hook"),  # with which the hooks are looked at
+    "torch.nn.modules.module.Module": words("__init__ __setstate__ ___needs_generation_tag_patch"),
+    "torch.distributions.distribution.Distribution": words("_validate_args"),
+}
 _VERSION = 24  # bytes from the start of a dict to the number of its changes: of CPython 3.10 to 3.12
+_VF: Any = torch._VF  # pyright: ignore[reportAttributeAccessIssue]
+_NN: Any = torch._C._nn  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _counter(space: dict[str, Any]) -> Callable[[], Any]:
-    """Tells what is another value after a dict was changed."""
-    if _has_versions():
-        return partial(getattr, ctypes.c_int64.from_address(id(space) + _VERSION), "value")
-    return lambda: tuple(space.values())
+class Replaced(NamedTuple):
+    """`held` is there now, MISSING for nothing; `names` may be looked up in it."""
+
+    name: str
+    held: Any
+    names: frozenset[str]
+
+
+class _Space:
+    """The dict of a module or class, and what was in it."""
+
+    __slots__ = ("_first", "_is_class", "_is_over", "held", "name")
+
+    def __init__(self, name: str, held: Any, beneath: Any = None, *, is_class: bool) -> None:
+        self.name, self.held, self._is_class, self._is_over = name, held, is_class, beneath is not None
+        self._first = {key: getattr(beneath, key, MISSING) for key in dir(beneath)} if beneath else {}
+        self._first |= {key: MISSING if _is_foreign(item) else item for key, item in held.items()}
+
+    def replaced(self) -> Iterator[Replaced]:
+        first, held, own = self._first, self.held, _OF_TORCH.get(self.name, frozenset())
+        for key, item in list(held.items()):
+            if key not in own and (key in first or self._finds(key)) and item is not first.get(key, MISSING):
+                names = frozenset[str]() if isinstance(item, _TELLS_ALL) else self._read(key)
+                yield Replaced(f"{self.name}.{key}", item, names)
+        if not self._is_over:
+            for key in first.keys() - held.keys() - own:
+                yield Replaced(f"{self.name}.{key}", MISSING, frozenset())
+
+    def _finds(self, key: str) -> bool:
+        """Whether a name that was not there may be found, in the place of one beneath."""
+        return key not in UNREAD if self._is_class else key in vars(builtins)
+
+    def _read(self, key: str) -> frozenset[str]:
+        """The names looked up by functions that find this one."""
+        items = list(self.held.values())
+        for kind in [] if self._is_class else list(items):
+            if isinstance(kind, type) and kind.__module__ == self.name:
+                items += vars(kind).values()
+        known = [facts(item.__code__) for item in items if isinstance(item, types.FunctionType)]
+        return frozenset().union(*(code.names for code in known if key in code.names or key in code.globals))
+
+
+def _is_foreign(item: Any) -> bool:
+    """Whether somebody had put it there before."""
+    file = item.__code__.co_filename if isinstance(item, types.FunctionType) else _MADE
+    known = file.startswith(_MADE) or file.endswith("typing_extensions.py")  # which tells what is deprecated
+    return not (known or is_trusted_code(file) or is_of_python(file))
+
+
+_MADE = "<"  # begins the file of code that is made at run time
+_TELLS_ALL = (
+    types.FunctionType, types.BuiltinFunctionType, staticmethod, classmethod, property, type, int, str,
+    NoneType,
+)  # fmt: skip
+
+
+def _at_first() -> Iterator[_Space]:
+    yield _Space("torch", vars(torch), is_class=False)
+    yield _Space("_VF", vars(_VF), _VF.vf, is_class=False)
+    yield _Space("_nn", vars(_NN), is_class=False)
+    yield _Space("Tensor", _behind(Tensor), Tensor.__mro__[1], is_class=False)
+    classes: dict[type, None] = {}
+    for name, module in list(sys.modules.items()):
+        if name.startswith(_FAMILIES):
+            yield _Space(name, vars(module), is_class=False)
+            classes |= {
+                item: None
+                for item in vars(module).values()
+                if isinstance(item, type) and item.__module__ == name and item is not Tensor
+            }
+    for kind in classes:
+        yield _Space(f"{kind.__module__}.{kind.__qualname__}", _behind(kind), is_class=True)
+        CLASSES.add(kind)
+
+
+def _behind(kind: type) -> Any:
+    return gc.get_referents(vars(kind))[0]
+
+
+CLASSES: set[type] = set()  # of torch, in which nothing is replaced unseen
+_SPACES = list(_at_first())
 
 
 def _has_versions() -> bool:
@@ -37,52 +130,39 @@ def _has_versions() -> bool:
     return count.value != before
 
 
-_VF: Any = torch._VF  # pyright: ignore[reportAttributeAccessIssue]
-_NN: Any = torch._C._nn  # pyright: ignore[reportAttributeAccessIssue]
-_OF_TENSORS: Any = gc.get_referents(vars(Tensor))[0]
-SPACES: Mapping[str, Any] = {
-    "torch": vars(torch), "F": vars(F), "_VF": vars(_VF), "_nn": vars(_NN), "Tensor": _OF_TENSORS,
-}  # fmt: skip
-_OF_TORCH = frozenset({"manual_seed", "Storage"})  # which torch itself puts others in the place of
+PLACES = [id(space.held) + _VERSION for space in _SPACES] if _has_versions() else []
 
 
-def _at_first(owner: str) -> dict[str, Any]:
-    """What is found by each name of a space; some of it beneath, made by C."""
-    beneath: Any = {"Tensor": Tensor.__mro__[1], "_VF": _VF.vf}.get(owner)
-    names = () if beneath is None else dir(beneath)
-    own = {name: held for name, held in SPACES[owner].items() if name not in _OF_TORCH}
-    return {name: getattr(beneath, name, MISSING) for name in names} | own
+def _counter() -> Callable[[], Any]:
+    """Tells what is another value after one of the dicts was changed."""
+    if not PLACES:
+        return lambda: [tuple(map(id, space.held.values())) for space in _SPACES]
+    start = min(PLACES)
+    first = np.ctypeslib.as_array((ctypes.c_int64 * 1).from_address(start))
+    memory = np.lib.stride_tricks.as_strided(first, shape=((max(PLACES) - start) // 8 + 1,), strides=(8,))
+    places = np.array([(place - start) // 8 for place in PLACES])
+    return lambda: memory.take(places).tobytes()
 
 
-_FIRST = {owner: _at_first(owner) for owner in SPACES}
-_COUNTERS = [_counter(space) for space in SPACES.values()]
-_known: tuple[list[Any], Sequence[tuple[str, Any]]] = [], ()
+_count = _counter()
+_known: tuple[Any, Sequence[Replaced]] = None, ()
 
 
-def patched() -> Sequence[tuple[str, Any]]:
-    """(name, what is there now) of each that is another one than when stepnet was imported.
+def patched() -> Sequence[Replaced]:
+    """What is there now, wherever it is another thing than when stepnet was imported.
 
+    >>> import torch.nn.functional as F
     >>> patched()
     ()
     >>> relu, F.relu = F.relu, torch.tanh
-    >>> [name for name, _ in patched()]
-    ['F.relu']
+    >>> [name for name, _, _ in patched()]
+    ['torch.nn.functional.relu']
     >>> F.relu = relu
     """
     global _known
-    now = [count() for count in _COUNTERS]
+    now = _count()
     before, found = _known
     if now != before:
-        found = tuple(_others())
+        found = tuple(made for space in _SPACES for made in space.replaced())
         _known = now, found
-    return found
-
-
-def _others() -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for owner, space in SPACES.items():
-        first = _FIRST[owner]
-        for name, held in list(space.items()):
-            if name in first and held is not first[name]:
-                found.append((f"{owner}.{name}", held))
     return found

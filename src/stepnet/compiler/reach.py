@@ -34,7 +34,7 @@ class Reach:
     `complete`: false for too many objects. `open`: why the key does not tell all, or None. `refused`: why the
     step cannot even be tried on sample rows, or None. `holders`: the containers met, by owner. `generators`:
     those that it may draw noise from. `names`: of the attributes that were looked up. `in_python`: what the
-    standard library holds was looked into.
+    standard library holds was looked into. `beneath`: of the key, what was put in the place of torch's own.
     """
 
     key: tuple[Any, ...]
@@ -46,6 +46,7 @@ class Reach:
     generators: list[torch.Generator] = field(default_factory=list)
     names: Set[str] = frozenset()
     in_python: bool = False
+    beneath: tuple[Any, ...] = ()
 
     @property
     def files(self) -> frozenset[str]:
@@ -81,17 +82,19 @@ def reach(step: Callable[..., Any], *, everything: bool = False) -> Reach:
 def _walked(step: Callable[..., Any], root: Any, everything: bool) -> Reach:
     if len(_NAMES) > 10_000:
         _NAMES.clear()
-    names = _NAMES.get(root, IMPLICIT)
+    names, others = _NAMES.get(root, IMPLICIT), patched()
     while True:
         before = len(names)
         walk = Walk(set(names))
         walk.visit(step)
-        for name, held in patched():
-            walk.key.append(name)
-            walk.visit(held)
+        walk.replaced(others)
         if len(walk.names) == before:
             break
         names = _NAMES[root] = walk.names  # an attribute of a new name may have been passed by: once more
+    beneath = Walk(set(names))
+    beneath.replaced(others)
+    if beneath.open is not None:  # torch's functions call it where no record sees it
+        walk.refused = walk.refused or f"it runs what was put in the place of torch's own: {beneath.open}"
     if root in _ASKING:
         walk.opened("its Python asks for the numbers of tensors")
     if everything:
@@ -108,7 +111,7 @@ def _walked(step: Callable[..., Any], root: Any, everything: bool) -> Reach:
         walk = whole
     return Reach(
         tuple(walk.key), walk.tensors, walk.complete, walk.open, walk.refused, walk.holders, walk.generators,
-        walk.names, bool(walk.met),
+        walk.names, bool(walk.met), tuple(beneath.key),
     )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from stepnet.data.tree import leaves
 from stepnet.errors import Unsupported
 
 from .answers import AS_CLAIMED, ASKS, OF_ROWS, Claims, Followers, is_check
-from .applied import applied
+from .applied import applied, unbatched
 from .draws import Draw, draw_of, generator_of
 from .reach import reach
 from .survey import Same
@@ -69,7 +69,7 @@ def record(run: Callable[[], tuple[Any, list[Any]]], given: Sequence[Tensor]) ->
             object that nothing is known of.
     """
     mode = _Recorder(given)
-    with mode, applied(mode.met):
+    with mode, applied(mode.met), unbatched(mode.add):
         spec, results = run()
     mode.key.append(("gives", spec, tuple(mode.coded(result) for result in results)))
     for kind in _own_functions(results):
@@ -91,7 +91,7 @@ def tried(
         Unsupported: the step changes a tensor that it read, in place; it is stopped before it does.
     """
     mode = _Reader(given, generators)
-    with mode, applied(mode.met):
+    with mode, applied(mode.met), unbatched(mode.add):
         result = run()
     return Trial(result, mode.tensors, mode.answers, mode.asks_captured, mode.draws)
 

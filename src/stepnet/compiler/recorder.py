@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stepnet.data.storage import memory_of
 
-from .outline import outline_of, outlined
+from .outline import NUMBERS, numbers, opened, outline_of, outlined
 from .row_count import Unusual
 
 _aten: Any = torch.ops.aten
@@ -63,6 +63,7 @@ class _Recorder(TorchDispatchMode):
         self.stale: set[int] = set()  # those of which another one in their memory was written into
         self.pieces: dict[int, tuple[Any, int]] = {}  # which part a tensor is, of what was split
         self.constants: dict[str, Tensor] = {}
+        self.numbered = False  # whether torch was told a number of rows
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -72,6 +73,11 @@ class _Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if not isinstance(func, OpOverload):
             raise Unusual(str(func))
+        if func in NUMBERS:
+            self.numbered = True
+            return numbers(func, args[0])
+        if self.numbered:
+            args, kwargs = opened((args, kwargs))
         if func is _aten.detach_.default:  # autograd, above, has cut it off
             return args[0]
         if func is _aten.fill_.Scalar:  # torch's own `number - tensor` ends so

@@ -214,3 +214,24 @@ def size_of(few: Any, many: Any, at: tuple[int, int]) -> int | torch.SymInt:
     if rest:
         raise Unusual("a size that does not grow with the rows")
     return torch.SymInt(RowCount(times, few - times * at[0]))
+
+
+_NEAR = 1 << 20  # what a size may be more than rows, and the most times that it is them
+
+
+def number_of(number: float, many: int) -> Any:
+    """A number that torch computed where there were `many` rows, more than any other size: left open again.
+
+    >>> number_of(7, 8589934583), number_of(3 * 8589934583 - 1, 8589934583)
+    (7, 3*rows - 1)
+    """
+    if isinstance(number, int):
+        times = round(number / many)
+        if not times or abs(times) > _NEAR or abs(number - times * many) > _NEAR:
+            return number
+        return torch.SymInt(RowCount(times, number - times * many))
+    for part in (number, 1 / number if number else 0.0):
+        times = part / many
+        if 0.5 < abs(times) < _NEAR and abs(times - round(times)) < 1e-6:
+            raise Unusual("the number of rows in a number that is no size")
+    return number

@@ -23,6 +23,7 @@ from .contractions import bilinear, cdist, einsum
 from .convolutions import CONVOLUTIONS
 from .fourier import TRANSFORMS
 from .inner_loops import inner
+from .sampling import SAMPLING
 from .torch_cells import TORCH_CELLS
 
 _MOST_COPIES = 128  # that are joined
@@ -64,6 +65,13 @@ def _group_norm(
     wide = (-1, *(1,) * (input.dim() - 2))
     result = result if weight is None else result * weight.reshape(wide)
     return (result if bias is None else result + bias.reshape(wide)).to(input.dtype)
+
+
+def _vector_by_matrix(left: Tensor, right: Tensor) -> Any:
+    """torch's own takes a dimension away in place."""
+    if left.dim() != 1 or right.dim() != 2:
+        return NotImplemented
+    return torch.mm(left.unsqueeze(0), right).squeeze(0)
 
 
 def _rows_of_a_table(table: Tensor, index: Any) -> Any:
@@ -291,6 +299,7 @@ def _gaussian_nll_loss(
 SIMPLER: dict[Any, Callable[..., Any]] = {
     F.batch_norm: _batch_norm,
     F.group_norm: _group_norm,
+    **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__), _vector_by_matrix),
     Tensor.__getitem__: _rows_of_a_table,
     torch.index_select: _index_select,
     Tensor.index_select: _index_select,
@@ -318,13 +327,14 @@ SIMPLER: dict[Any, Callable[..., Any]] = {
     torch.linalg.matrix_exp: _matrix_exp,
     Tensor.matrix_exp: _matrix_exp,
     **CONVOLUTIONS,
+    **SAMPLING,
     **TRANSFORMS,
     **TORCH_CELLS,
 }
 
 # Those on autocast's lists. What they are written with here is on none, so the casts are made first.
 _LOW = {*CONVOLUTIONS, F.scaled_dot_product_attention}
-_FLOAT32 = {torch.linalg.solve}
+_FLOAT32 = {torch.linalg.solve, F.grid_sample}
 
 
 def simpler_call(function: Callable[..., Any], replaced: Any, args: Any, kwargs: Any) -> Any:

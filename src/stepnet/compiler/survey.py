@@ -5,14 +5,11 @@ from __future__ import annotations
 import abc
 import functools
 import operator
-import sys
 import types
-from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
 
-from .code_facts import facts
 from .trust import (
     BY_VALUE,
     HEAP,
@@ -29,13 +26,6 @@ _DESCRIPTORS = (
     types.WrapperDescriptorType, types.ClassMethodDescriptorType,
 )  # fmt: skip
 _CONSTANTS = frozenset({int, bool, str, type(None)}) | BY_VALUE
-_OF_TORCH = ("torch.nn.", "torch.functional", "torch._tensor", "torch.distributions.")
-# What functions of torch find by their globals, unless somebody puts another thing there.
-_AT_FIRST = {
-    id(vars(module)): dict(vars(module))
-    for name, module in list(sys.modules.items())
-    if name.startswith(_OF_TORCH)
-}
 
 
 class Same:
@@ -58,18 +48,16 @@ class Survey:
     classes beneath a class.
 
     `held` are functions, classes and constants, which the survey stands for in a key; equal ones are one
-    object. `others` are to be visited. `open`: why they do not tell all. What their code finds by its globals
-    is held, too.
+    object. `others` are to be visited. `open`: why they do not tell all.
     """
 
-    __slots__ = ("_groups", "_sizes", "called", "held", "names", "open", "others", "owner")
+    __slots__ = ("_groups", "_sizes", "held", "names", "open", "others", "owner")
 
     def __init__(self, owner: Any, names: frozenset[str] | None) -> None:
         self.owner = owner
         self.names = names
         self.open: str | None = None
         self.others: list[tuple[Any, str]] = []
-        self.called: frozenset[str] = frozenset()  # what functions of torch name of what was replaced
         self._groups: list[tuple[Any, list[str], list[Any]]] = []
         self._sizes: list[tuple[Any, int]] = []
         if isinstance(owner, types.ModuleType):
@@ -81,7 +69,6 @@ class Survey:
                 elif klass.__flags__ & HEAP and is_trusted_class(klass):
                     self._sizes.append((klass.__dict__, len(klass.__dict__)))
                     self._class(klass, list(klass.__dict__))
-                    self._globals(klass.__dict__.values())
         else:
             for klass in owner.__mro__[:-1]:
                 self._class(klass, sorted(names))
@@ -108,7 +95,6 @@ class Survey:
             else:
                 self.others.append((space, name))
         self._groups.append((space, found, [space[name] for name in found]))
-        self._globals(space[name] for name in found)
         for part in inner:
             if id(part) not in seen:
                 self._module(part, names, seen)
@@ -119,19 +105,6 @@ class Survey:
         self.others += [
             (space, name) for name in names if name in space and not _is_fixed(_inside(space[name]))
         ]
-
-    def _globals(self, items: Iterable[Any]) -> None:
-        """What functions of torch find by their globals; to be visited where somebody replaced it."""
-        for function in map(_inside, items):
-            if type(function) is types.FunctionType and id(function.__globals__) in _AT_FIRST:
-                space, first = function.__globals__, _AT_FIRST[id(function.__globals__)]
-                known = facts(function.__code__)
-                found = [name for name in known.globals if name in first]
-                self._groups.append((space, found, [space.get(name) for name in found]))
-                others = [name for name in found if space.get(name) is not first[name]]
-                if others:
-                    self.others += [(space, name) for name in others]
-                    self.called |= {*others, *known.names}
 
     @property
     def spaces(self) -> list[Any]:

@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as _torch_module
 
 from .code_facts import facts
-from .kinds import MISSING, Names, has_slots
-from .patched import SPACES
+from .kinds import MISSING, Names, has_slots, shows_attributes
+from .patched import PLACES
 from .reach import Reach
 from .survey import Survey
 from .trust import BY_VALUE, is_trusted_class
@@ -41,16 +41,16 @@ _MANAGED = 1 << 4  # of a class's flags: the dict of an object stands before it
 _FIXED = frozenset({*PLAIN, *BY_VALUE})  # never change
 # Modules are looked into by name, methods and functions of C are what they are of.
 _NEVER_CHANGE = (types.MethodType, types.BuiltinFunctionType, types.ModuleType)
-_MOST = 2000  # words
+_MOST = 2500  # words
 
 
 class Words(NamedTuple):
     """`checks`: three numbers each: 0, an address and the word that stands there; or the addresses of a dict,
-    of a name, and of what it holds by that name, 0 for nothing. `tensors` are those of the walk; `kept` keeps
-    addresses taken."""
+    of a name, and of what it holds by that name, 0 for nothing. `tensors` are the addresses of those of the
+    walk; `kept` keeps addresses taken."""
 
     checks: array[int]
-    tensors: Sequence[weakref.ref[Tensor]]
+    tensors: array[int]
     kept: Sequence[Any]
 
 
@@ -71,8 +71,9 @@ def words(reach: Reach, key: Sequence[Any] = (), root: weakref.ref[Any] | None =
         if root is not None:
             writer.word(id(root) + _REFERENCE)
             writer.kept.append(root)
-        for space in (vars(builtins), *SPACES.values()):
-            writer.dict(space)
+        writer.dict(vars(builtins))
+        for place in PLACES:
+            writer.word(place)
         writer.dict(vars(_torch_module))
         for name in MODULE_HOOKS:
             writer.dict(vars(_torch_module)[name])
@@ -85,7 +86,7 @@ def words(reach: Reach, key: Sequence[Any] = (), root: weakref.ref[Any] | None =
             writer.held(held)
         if len(writer.checks) > 3 * _MOST:
             return None
-        return Words(writer.checks, [weakref.ref(t) for t in reach.tensors], writer.kept)
+        return Words(writer.checks, array("q", map(id, reach.tensors)), writer.kept)
     except _Untold:
         return None
 
@@ -115,8 +116,8 @@ class _Writer:
 
     def _stays(self, value: Any) -> None:
         """See that no other value comes to stand where this one does, unless what it holds is told, too."""
-        if type(value) in (dict, list, tuple):
-            return
+        if type(value) in (dict, list, tuple) or isinstance(value, Tensor):
+            return  # tensors have no weak reference of ours: torch swaps none that has one
         if type(value) in _FIXED:
             self.kept.append(value)
             return
@@ -205,7 +206,7 @@ class _Writer:
         kind = type(value)
         self.word(id(value) + _TYPE)
         known = issubclass(kind, Tensor | nn.Module)
-        if not (known or has_attributes(kind)) or has_slots(kind):
+        if not (known or has_attributes(kind)) or has_slots(kind) or not shows_attributes(kind):
             raise _Untold
         if not is_trusted_class(kind):
             self._class(kind)

@@ -13,7 +13,7 @@ import functools
 import sys
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,16 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from stepnet.data.recording import Interned
 
 from .code_facts import MAKES, words
-from .kinds import MISSING, more_than_attributes, read_whole, registered, slot_values
+from .kinds import (
+    MISSING,
+    UNREAD,
+    more_than_attributes,
+    read_whole,
+    registered,
+    shows_attributes,
+    slot_values,
+)
+from .patched import Replaced
 from .survey import Same
 from .trust import BY_VALUE, HEAP, is_module_of_python, is_stateful, is_trusted_class
 from .walk_code import END, CodeWalk
@@ -39,13 +48,6 @@ HOOKS = tuple(name for name, held in vars(nn.Module()).items() if "hook" in name
 MODULE_HOOKS = tuple(name for name in vars(_torch_module) if name.startswith("_global_") and "hook" in name)
 # Called by operators, torch and Python itself, not by name.
 IMPLICIT = frozenset({"forward", "backward", "setup_context", "vmap", "jvp", "_compiled_call_impl"})
-_UNREAD = words(  # unless code names them, or does what calls them
-    """__dict__ __weakref__ __doc__ __module__ __annotations__ __qualname__ __firstlineno__
-    __static_attributes__ __repr__ __str__ __reduce__ __reduce_ex__ __getstate__ __setstate__
-    __getnewargs__ __del__ __set_name__ __init_subclass__ __slots__
-    __parameters__ __match_args__ __orig_bases__ __abstractmethods__ __dataclass_fields__
-    __dataclass_params__ __replace__ __annotate__ __annotate_func__ __annotations_cache__"""
-)
 
 
 @dataclass
@@ -199,7 +201,7 @@ class Walk(CodeWalk):
         self.key.append(kind)
         self._known_class(kind)
         trusted = is_trusted_class(kind)
-        if trusted and (not hasattr(kind, "__dict__") or kind.__dictoffset__ == 0):
+        if trusted and not shows_attributes(kind):
             self.opened(f"a {kind.__module__}.{kind.__qualname__}")
             return
         self._fields(value)  # first: its code may lead to more than a walk goes through
@@ -208,10 +210,15 @@ class Walk(CodeWalk):
 
     def _fields(self, value: Any) -> None:
         kind = type(value)
-        if kind.__dictoffset__:
+        if shows_attributes(kind):
             own = object.__getattribute__(value, "__dict__")
             self.hold(own)
             self._attributes(own, read_whole(kind))
+        elif kind.__dictoffset__:
+            what = f"a {kind.__module__}.{kind.__qualname__}, which does not show its attributes"
+            self.opened(what)
+            if kind.__module__ != "typing":  # a change of them, as it is tried, could not be undone
+                self.refused = self.refused or f"it reads {what}"
         for _, name, held in slot_values(value):
             self.key.append(name)
             if held is MISSING:
@@ -279,7 +286,7 @@ class Walk(CodeWalk):
             self.hold(klass)
             for name, item in list(klass.__dict__.items()):
                 named = name in self.names
-                if (name in _UNREAD or (name in MAKES and not makes)) and not named:
+                if (name in UNREAD or (name in MAKES and not makes)) and not named:
                     continue
                 if name in ("__getattr__", "__getattribute__"):
                     self.opened(f"{klass.__name__}.{name}, which finds attributes by itself")
@@ -296,6 +303,14 @@ class Walk(CodeWalk):
         meta = type(kind)
         if not is_trusted_class(meta):
             self._class(meta)
+
+    def replaced(self, others: Sequence[Replaced]) -> None:
+        """What stands where torch had something else."""
+        for name, held, names in others:
+            self.key.append(name)
+            self.names |= names
+            if held is not MISSING:
+                self._class_item(held)
 
     def _class_item(self, item: Any) -> None:
         if isinstance(item, (staticmethod, classmethod)):
@@ -338,6 +353,7 @@ class Walk(CodeWalk):
         kind = type(value)
         self.key.append(kind)
         self.opened(f"a {kind.__module__}.{kind.__qualname__}")
+        self._fields(value)
 
 
 class _Seen(int):

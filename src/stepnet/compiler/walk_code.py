@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .code_facts import EFFECTS, PURE, REFLECTION, SEEDS, TENSOR_STATE, facts
 from .kinds import MISSING, Names
+from .patched import CLASSES
 from .survey import Same, Survey, survey
 from .trust import (
     CACHES,
@@ -246,19 +247,18 @@ class CodeWalk(abc.ABC):
 
     def _surveyed(self, known: Survey) -> None:
         self.key.append(known)
-        self.names |= known.called
         for space, name in known.others:
             if known.names is not None or self.everything or name in self.names:
                 self.key.append(name)
                 item = space.get(name)
                 if isinstance(item, types.ModuleType):
-                    self._global(item, known.names or known.called)
+                    self._global(item, known.names or ())
                 else:
                     self._class_item(item)
 
     def _known_class(self, kind: type) -> None:
         """The classes of torch beneath one, in case somebody changed them."""
-        if kind not in self.known and not self.everything:
+        if kind not in self.known and kind not in CLASSES and not self.everything:
             self.known.add(kind)
             self._surveyed(survey(kind, None))
 

@@ -1,4 +1,7 @@
-"""The structure of a ragged batch: nested offsets, checked once, never changed, compared cheaply."""
+"""The structure of a ragged batch: nested offsets, checked once, never changed, compared cheaply.
+
+Computed by numpy: what is kept is the same whatever somebody made of torch's operators.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from stepnet.data.dtypes import dtype_name
 from stepnet.data.modes import outside_modes, real
@@ -46,10 +49,10 @@ class LoD:
         for k, offsets in enumerate(own):
             _check_offsets(k, offsets)
         for k, (offsets, below) in enumerate(pairwise(own)):
-            if int(offsets[-1]) != len(below) - 1:
+            if _end(offsets) != len(below) - 1:
                 raise LoDError(
                     f"LoDTensor 'lod' level {k} must end at the number of sequences of level {k + 1}",
-                    got=f"{int(offsets[-1])}, at index {len(offsets) - 1}",
+                    got=f"{_end(offsets)}, at index {len(offsets) - 1}",
                     expected=f"{len(below) - 1} (level {k + 1} has {len(below)} offsets)",
                 )
         self._fill(own)
@@ -81,10 +84,11 @@ class LoD:
         for k, level in enumerate(own):
             check_lengths(level, f"lengths of level {k}")
         for k, (level, below) in enumerate(pairwise(own)):
-            if int(level.sum()) != len(below):
+            total = int(level.numpy().sum())
+            if total != len(below):
                 raise LoDError(
                     f"lengths of level {k} must add up to the number of sequences of level {k + 1}",
-                    got=f"{short(level)}, which add up to {int(level.sum())}",
+                    got=f"{short(level)}, which add up to {total}",
                     expected=len(below),
                 )
         return LoD.trusted(tuple(offsets_of(level) for level in own))
@@ -102,7 +106,7 @@ class LoD:
     @outside_modes
     def lengths(self, level: int = -1) -> Tensor:
         """[n] lengths of the sequences of one level, counted in the elements of that level."""
-        return self.levels[level].diff()
+        return _lengths(self.levels[level])
 
     def count(self, level: int) -> int:
         """How many sequences one level has."""
@@ -127,8 +131,8 @@ class LoD:
     @outside_modes
     def missing(self, indices: Tensor) -> int | None:
         """The first place in `indices` that names no sequence of the outermost level."""
-        wrong = ((indices < 0) | (indices >= len(self))).nonzero()
-        return int(wrong[0]) if len(wrong) else None
+        given = indices.numpy()
+        return _first((given < 0) | (given >= len(self)))
 
     @outside_modes
     def owner(self) -> Tensor:
@@ -188,34 +192,57 @@ class LoD:
         """Top-level sequences start to stop: their offsets at every level, and their first and last row."""
         levels = []
         for offsets in self.levels:
-            part = offsets[start : stop + 1]
+            part = offsets.numpy()[start : stop + 1]
             start, stop = int(part[0]), int(part[-1])
-            levels.append(part - start)
+            levels.append(torch.from_numpy(part - start))
         return tuple(levels), start, stop
 
     @outside_modes
     def row_lengths(self) -> Tensor:
         """[n] how many rows each top-level sequence has, over all levels below it."""
-        bounds = self.levels[0]
+        bounds = self.levels[0].numpy()
         for offsets in self.levels[1:]:
-            bounds = offsets[bounds]
-        return bounds.diff()
+            bounds = offsets.numpy()[bounds]
+        return torch.from_numpy(np.diff(bounds))
 
     @outside_modes
     def take(self, indices: Tensor) -> tuple[LoD, Tensor]:
         """The top-level sequences at ``indices`` in that order: their LoD, and the rows they are made of."""
-        levels = []
-        for offsets in self.levels:
-            starts = offsets[indices]
-            lengths = offsets[indices + 1] - starts
-            levels.append(offsets_of(lengths))
-            indices = ranges(starts, lengths)
-        return LoD.trusted(tuple(levels), len(indices)), indices
+        levels, chosen = [], indices.numpy()
+        for offsets in map(Tensor.numpy, self.levels):
+            starts = offsets[chosen]
+            lengths = offsets[chosen + 1] - starts
+            levels.append(torch.from_numpy(_offsets(lengths)))
+            chosen = _ranges(starts, lengths)
+        return LoD.trusted(tuple(levels), len(chosen)), torch.from_numpy(chosen)
+
+
+Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @outside_modes
 def _end(offsets: Tensor) -> int:
-    return int(offsets[-1])
+    return int(offsets.numpy()[-1])
+
+
+def _lengths(offsets: Tensor) -> Tensor:
+    return torch.from_numpy(np.diff(offsets.numpy()))
+
+
+def _first(wrong: np.ndarray[Any, np.dtype[np.bool_]]) -> int | None:
+    """The first place that is true."""
+    return int(wrong.argmax()) if wrong.any() else None
+
+
+def _offsets(lengths: Numbers) -> Numbers:
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def _ranges(starts: Numbers, lengths: Numbers) -> Numbers:
+    offsets = _offsets(lengths)
+    return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
 
 
 @outside_modes
@@ -225,7 +252,7 @@ def offsets_of(lengths: Tensor) -> Tensor:
     >>> offsets_of(torch.tensor([3, 0, 2]))
     tensor([0, 3, 3, 5])
     """
-    return pad(lengths.cumsum(0), (1, 0))
+    return torch.from_numpy(_offsets(lengths.numpy()))
 
 
 @outside_modes
@@ -235,10 +262,9 @@ def owners(lengths: Tensor, rows: int) -> Tensor:
     >>> owners(torch.tensor([3, 0, 2]), 5)
     tensor([0, 0, 0, 2, 2])
     """
-    # Not repeat_interleave: on the CPU it wakes all threads for a handful of numbers, which costs
-    # milliseconds where another process holds a core.
-    ends = lengths.cumsum(0)
-    return torch.bincount(ends, minlength=rows + 1)[:rows].cumsum(0)
+    found = np.repeat(np.arange(len(lengths)), lengths.numpy())
+    assert len(found) == rows
+    return torch.from_numpy(found)
 
 
 @outside_modes
@@ -248,22 +274,20 @@ def ranges(starts: Tensor, lengths: Tensor) -> Tensor:
     >>> ranges(torch.tensor([5, 0]), torch.tensor([2, 3]))
     tensor([5, 6, 0, 1, 2])
     """
-    offsets = offsets_of(lengths)
-    rows = int(offsets[-1])
-    return torch.arange(rows) + (starts - offsets[:-1])[owners(lengths, rows)]
+    return torch.from_numpy(_ranges(starts.numpy(), lengths.numpy()))
 
 
 @outside_modes
 def check_lengths(lengths: Tensor, what: str, most: int | None = None, most_is: str = "") -> None:
     """Refuse a length below zero or above ``most``, and a sum that no tensor could hold."""
-    wrong = lengths < 0 if most is None else (lengths < 0) | (lengths > most)
-    if bool(wrong.any()):
-        i = int(wrong.nonzero()[0])
+    given = lengths.numpy()
+    i = _first(given < 0 if most is None else (given < 0) | (given > most))
+    if i is not None:
         raise LoDError(
             f"{what} must not be negative" if most is None else f"{what} must be 0 to {most}{most_is}",
             got=f"{int(lengths[i])} at index {i}",
         )
-    if float(lengths.sum(dtype=torch.float64)) >= 2**62:
+    if given.sum(dtype=np.float64) >= 2**62:
         raise LoDError(f"{what} add up to more rows than a tensor can hold", got=short(lengths))
 
 
@@ -280,7 +304,7 @@ def integers(given: Any, what: str) -> Tensor:
         integral = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
         if tensor.ndim == 1 and (integral or empty_list):
             # Always a copy: what the caller passed may change later, this must not.
-            return tensor.to(device="cpu", dtype=torch.int64, copy=True)
+            return torch.from_numpy(tensor.cpu().numpy().astype(np.int64))
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         cause = error
     raise LoDError(f"{what} must be a 1-D list or tensor of integers", got=brief(given)) from cause
@@ -326,15 +350,15 @@ def _check_offsets(k: int, offsets: Tensor) -> None:
         raise LoDError(
             f"{where} must have at least one offset", got="[]", remedy="[0] is a level of no sequences"
         )
-    if int(offsets[0]) != 0:
+    own = offsets.numpy()
+    if own[0] != 0:
         raise LoDError(
             f"{where} must start at 0",
             got=f"{int(offsets[0])} at index 0 of {short(offsets)}",
             remedy="these are offsets; lengths go to LoDTensor.from_lengths",
         )
-    falls = offsets[1:] < offsets[:-1]
-    if bool(falls.any()):
-        i = int(falls.nonzero()[0])
+    i = _first(own[1:] < own[:-1])
+    if i is not None:
         raise LoDError(
             f"{where} must never fall",
             got=f"{int(offsets[i])} at index {i}, then {int(offsets[i + 1])} at index {i + 1}",

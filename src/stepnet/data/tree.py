@@ -30,6 +30,8 @@ class Spec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_hash", hash((self.kind, self.keys, self.children)))
+        flat = self.kind is tuple and all(child.kind is None for child in self.children)
+        object.__setattr__(self, "_flat", flat)
 
     def __hash__(self) -> int:  # specs are part of what plans are found by, at every call
         return self._hash  # pyright: ignore[reportAttributeAccessIssue]
@@ -82,6 +84,12 @@ def flatten(tree: Any) -> tuple[list[Any], Spec]:
     >>> unflatten(spec, leaves)
     {'a': 1, 'b': (2, 3)}
     """
+    if type(tree) is tuple and len(tree) < len(_TUPLES):  # as most states are
+        for child in tree:
+            if type(child) is not Tensor:
+                break
+        else:
+            return [*tree], _TUPLES[len(tree)]
     parts = _parts(tree)
     if parts is None:
         return [tree], LEAF
@@ -99,10 +107,13 @@ def flatten(tree: Any) -> tuple[list[Any], Spec]:
 
 
 _spec = functools.lru_cache(maxsize=1024)(Spec)
+_TUPLES = [_spec(tuple, tuple(range(n)), (LEAF,) * n) for n in range(5)]  # of leaves
 
 
 def unflatten(spec: Spec, leaves: list[Any] | tuple[Any, ...]) -> Any:
     """Put leaves back into a structure; the inverse of `flatten`."""
+    if spec._flat:  # pyright: ignore[reportAttributeAccessIssue]
+        return tuple(leaves)
     return _build(spec, iter(leaves))
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from stepnet.errors import TapeError
 from stepnet.export import Graph, Target, module_graph
 from stepnet.openvino.writing.from_graph import OPENVINO, net_of
 from stepnet.openvino.writing.xml_writer import write
-from stepnet.tape.creation import Ref
+from stepnet.tape.creation import Ref, evaluating
 from stepnet.tape.evaluator import Evaluator
 from stepnet.tape.topology import Topology
 
@@ -71,7 +70,7 @@ def topology_graph(topology: Topology, target: Target, name: str) -> tuple[Graph
     dense = DenseTopology(topology)
     if not dense.inputs:
         raise TapeError("a topology without data cannot be saved", got=f"outputs {dense.outputs}")
-    with _inference(topology):
+    with evaluating([topology]):
         floating = next((p.dtype for p in dense.parameters() if p.is_floating_point()), torch.float32)
         check_numbers(dense, floating)
         examples = _examples(dense, floating)
@@ -97,18 +96,6 @@ class _ByName(nn.Module):
 
 
 _ByName.__name__ = "Topology"  # as errors call it
-
-
-@contextmanager
-def _inference(topology: Topology) -> Iterator[None]:
-    """Layers of the tape are in the mode of inference here, whatever other topologies left them in."""
-    modes = [(module, module.training) for module in topology.modules()]
-    topology.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def _examples(dense: DenseTopology, floating: torch.dtype) -> dict[str, Tensor]:

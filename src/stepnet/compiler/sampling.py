@@ -1,0 +1,78 @@
+"""Images looked at between their pixels, and numbers rounded as quantised ones: in plain operators."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def _grid_sample(
+    input: Tensor,
+    grid: Tensor,
+    mode: str = "bilinear",
+    padding_mode: str = "zeros",
+    align_corners: bool | None = None,
+) -> Any:
+    """The four pixels around each place, by how near they are."""
+    if input.dim() != 4 or grid.dim() != 4 or grid.shape[-1] != 2 or input.dtype != grid.dtype:
+        return NotImplemented
+    if mode != "bilinear" or padding_mode not in ("zeros", "border") or not input.is_floating_point():
+        return NotImplemented
+    sizes = input.shape[3], input.shape[2]
+    if not all(type(n) is int and n > 0 for n in (*sizes, *input.shape[1:2], *grid.shape[1:3])):
+        return NotImplemented
+    pixels, out = input.flatten(2), grid.shape[1:3]
+    columns, rows = (
+        _neighbours(at.flatten(1), size, padding_mode == "border", bool(align_corners))
+        for at, size in zip(grid.unbind(-1), sizes, strict=True)
+    )
+    result: Any = None
+    for y, near_y, there_y in rows:
+        for x, near_x, there_x in columns:
+            index = (y * sizes[0] + x).unsqueeze(1).expand(-1, input.shape[1], -1)
+            there = (there_x & there_y).unsqueeze(1)
+            part = torch.where(there, torch.gather(pixels, 2, index), 0.0) * (near_x * near_y).unsqueeze(1)
+            result = part if result is None else result + part
+    return result.unflatten(2, out)
+
+
+def _neighbours(at: Tensor, size: int, border: bool, corners: bool) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """The pixels before and behind each place of a dimension, how near each is, and whether there is one."""
+    at = (at + 1) / 2 * (size - 1) if corners else ((at + 1) * size - 1) / 2
+    if border:
+        at = torch.where((at > 0) & (at < size - 1), at, at.detach().clamp(0, size - 1))
+    before = at.detach().floor()
+    return [
+        (pixel.clamp(0, size - 1).long(), near, (pixel >= 0) & (pixel <= size - 1))
+        for pixel, near in ((before, before + 1 - at), (before + 1, at - before))
+    ]
+
+
+def _fake_quantize(
+    input: Tensor, scale: float | Tensor, zero_point: int | Tensor, quant_min: int, quant_max: int
+) -> Any:
+    """Whole numbers between two, as torch's kernel rounds: it scales in float32, whatever the input is."""
+    if isinstance(scale, Tensor) or isinstance(zero_point, Tensor) or not input.is_floating_point():
+        return NotImplemented
+    size = ctypes.c_float(scale).value
+    if input.dtype not in (torch.float32, torch.float64) or not size or quant_max - quant_min >= 1 << 24:
+        return NotImplemented
+    level = torch.round(input * ctypes.c_float(1.0 / size).value) + zero_point
+    inside = (level >= quant_min) & (level <= quant_max)  # NaN is not, and becomes the least
+    level = torch.where(level.isnan(), float(quant_min), level)
+    rounded = (level.clamp(quant_min, quant_max) - zero_point).detach() * size
+    if input.dtype == torch.float64:  # the 24 bits of float32, by Veltkamp's split
+        wide = rounded * (1 + 2.0**29)
+        rounded = wide - (wide - rounded)
+    return rounded + torch.where(inside, input - input.detach(), 0.0)
+
+
+SAMPLING: dict[Any, Callable[..., Any]] = {
+    F.grid_sample: _grid_sample,
+    torch.fake_quantize_per_tensor_affine: _fake_quantize,
+}
