@@ -3,16 +3,20 @@ loop gives."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import random
 import threading
 import weakref
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from stepnet import LoDTensor, cells, recurrent
-from stepnet.engine import again, plans
+from stepnet.engine import again, alike, plans
+from stepnet.engine.walked import unchanged_step
 from stepnet.errors import SlowPathWarning, StepError
 
 F, H, B = 3, 4, 2
@@ -97,6 +101,124 @@ def test_a_call_after_something_changed(change, backend):
     same(cell, inputs(), None, backend)
     same(cell, inputs(ragged=True), None, backend, reverse=True)
     same(cell, inputs().transpose(0, 1), None, backend, axis=1)
+
+
+@pytest.fixture(params=["torch's guards", "one by one"])
+def compared(request, monkeypatch):
+    """Either way to tell whether tensors look alike."""
+    if request.param == "one by one":
+        monkeypatch.setattr(alike, "TensorGuards", None)
+    elif alike.TensorGuards is None:
+        pytest.skip("this torch has none")
+
+
+def called(x=None, h0=None, mode: Any = contextlib.nullcontext, **how):
+    def run(cell, backend):
+        with mode():
+            same(cell, inputs() if x is None else x, h0, backend, **how)
+
+    return run
+
+
+def wanting(x):
+    return x.clone().requires_grad_()
+
+
+NOT_AS_IN_MEMORY = {
+    "negative": lambda t: torch.complex(t, t).conj().imag,
+    "zeros": lambda t: torch._efficientzerotensor(t.shape, dtype=t.dtype),
+}
+STATE = torch.ones(B, H, dtype=D)
+CALLS = {
+    "as it is": called(),
+    "with a state": called(h0=STATE),
+    "a state that wants a gradient": called(h0=wanting(STATE)),
+    "a state without one": called(h0=STATE, mode=torch.no_grad),
+    "one that would want it": called(h0=wanting(STATE), mode=torch.no_grad),
+    "rows apart": called(torch.randn(3, B, 2 * F, dtype=D)[..., ::2], STATE),
+    "one row for all": called(torch.randn(F, dtype=D).expand(3, B, F), STATE),
+    "another length": called(torch.randn(5, B, F, dtype=D)),
+    "batch first": called(torch.randn(B, 3, F, dtype=D), STATE, axis=1),
+    "from the end": called(inputs(), STATE, reverse=True),
+    "negated": called(NOT_AS_IN_MEMORY["negative"](inputs()), STATE),
+    "inferred": called(mode=torch.inference_mode),
+    "ragged": called(inputs(ragged=True)),
+    "other sequences": called(LoDTensor.from_lengths(torch.randn(4, F, dtype=D), [[1, 1, 0, 2]])),
+    "more of them": called(LoDTensor.from_lengths(torch.randn(4, F, dtype=D), [[1, 1, 0, 1, 1]])),
+    "none": called(torch.zeros(3, 0, F, dtype=D)),
+    "of no steps": called(torch.zeros(0, B, F, dtype=D)),
+}
+
+
+@pytest.mark.parametrize("backend", ["c", "eager"])
+def test_calls_in_any_order(backend, compared):
+    cell, order = Cell(), random.Random(5)
+    cell.initial_state = zeros  # which counts no calls: words tell that the cell reads what it read
+    names = [*CALLS] * 4
+    order.shuffle(names)
+    seen = []
+    for name in names:
+        CALLS[name](cell, backend)
+        found = unchanged_step(cell)
+        seen.append(found is not None and len(found[0].likes))
+        if order.random() < 0.1:
+            cell.back.data.mul_(-1)
+    assert max(seen) > 8  # so many kinds of calls were warm
+
+
+def zeros(n: int) -> Tensor:
+    return torch.zeros(n, H, dtype=D)
+
+
+UNLIKE = {
+    "another dtype": lambda t: t.float(),
+    "more rows": lambda t: torch.cat((t, t)),
+    "more features": lambda t: torch.cat((t, t), -1),
+    "apart": lambda t: torch.cat((t, t), -1)[:, ::2],
+    "transposed": lambda t: t.T.contiguous().T,
+    **NOT_AS_IN_MEMORY,
+    "sparse": lambda t: t.to_sparse(),
+    "without numbers": lambda t: t.to("meta"),
+    "a gradient": lambda t: t.clone().requires_grad_(),
+    "a parameter": lambda t: nn.Parameter(t, requires_grad=False),
+    "complex": lambda t: t.to(torch.complex128),
+    "inferred": lambda t: inferred(t),
+    "no tensor": lambda t: t.tolist(),
+}
+
+
+@torch.inference_mode()
+def inferred(t):
+    return t + 0
+
+
+@pytest.mark.parametrize("any_rows", [False, True])
+def test_what_does_not_look_alike(any_rows, compared):
+    one, two = torch.randn(2, F, dtype=D), torch.randn(F, 2, dtype=D)
+    same = alike.alike([one, two], any_rows=any_rows)
+    assert same(one.clone(), two.clone())
+    for name, change in UNLIKE.items():
+        assert not same(one, change(two)), name
+        assert same(change(one), two) == (any_rows and name == "more rows"), name
+    met = []
+    torch.func.vmap(lambda t: met.append(same(one, two)) or t)(one)
+    torch.func.grad(lambda t: met.append(same(one, two)) or t.sum())(one)
+    with torch.autocast("cpu", torch.bfloat16):
+        met.append(same(one, two))
+    assert met == [False] * 3
+    assert same(one, two)
+
+
+def test_a_warm_call_gives_tensors_of_their_own():
+    cell, h0 = Cell(), torch.ones(B, H, dtype=D, requires_grad=True)
+    for _ in range(4):
+        y, h = recurrent(cell, inputs(), h0, backend="c")
+        assert not any(t._is_view() for t in (y, h))
+        y.sum().backward()
+        found = [y, h, h0, h0.grad, *cell.parameters(), *(p.grad for p in cell.parameters())]
+        assert len({t.untyped_storage().data_ptr() for t in found}) == len(found)
+        y.detach().zero_()
+        assert h.ne(0).all()
 
 
 @pytest.fixture
@@ -269,12 +391,6 @@ class Weighed(nn.Module):
     def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
         h = torch.tanh(x + torch.mm(self.weight, h.T).T)
         return h, h
-
-
-NOT_AS_IN_MEMORY = {
-    "negative": lambda t: torch.complex(t, t).conj().imag,
-    "zeros": lambda t: torch._efficientzerotensor(t.shape, dtype=t.dtype),
-}
 
 
 @pytest.mark.parametrize("kind", NOT_AS_IN_MEMORY)

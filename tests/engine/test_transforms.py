@@ -151,6 +151,62 @@ def test_weights_that_want_a_gradient_beside_a_transform():
     torch.testing.assert_close(found[2], found[0], rtol=1e-9, atol=1e-9)
 
 
+class Small(nn.Module):
+    """A step with two weights of one shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = (nn.Parameter(torch.tensor(t, dtype=DTYPE)) for t in ([0.5, -0.4], [0.3, 0.8]))
+
+    def forward(self, x, h):
+        h = torch.tanh(x * self.a + h.flip(-1) * self.b)
+        return h, h
+
+
+def by_one(of, function, name):
+    """A derivative of a function of weights by one of them."""
+
+    def moved(weights):
+        def inner(weight):
+            return function(weights | {name: weight})
+
+        at = weights[name]
+        return jvp(inner, (at,), (ONES[0, 0, :2],))[1] if of is jvp else grad(inner)(at).sin().sum()
+
+    return moved
+
+
+@pytest.mark.parametrize(("outer", "inner"), [(jvp, jvp), (jvp, grad), (grad, jvp)])
+def test_derivatives_of_derivatives_by_one_weight_after_another(outer, inner):
+    """Weights of one shape, each moved alone; then autograd differentiates, when functional_call is over."""
+    found = {}
+    for backend in ("naive", "eager"):
+        model = Recurrent(Small(), backend=backend)
+        found[backend] = []
+
+        def squares(weights, model=model):
+            return functional_call(model, weights, (X[..., :2], STATE[:, :2]))[0].square().sum()
+
+        weights = dict(model.named_parameters())
+        for name in weights:
+            value = by_one(outer, by_one(inner, squares, name), name)(weights)
+            found[backend] += [value, *torch.autograd.grad(value, [*weights.values()])]
+    torch.testing.assert_close(found["eager"], found["naive"], rtol=1e-9, atol=1e-10)
+
+
+def test_batches_of_gradients_of_what_a_transform_gave():
+    """autograd has vmap rules of its own for those, and none for what torch.func wraps."""
+
+    def many(backend):
+        x = X.clone().requires_grad_()
+        y = vmap(lambda k: run(backend, x * k))(torch.tensor([1.0, 0.5], dtype=DTYPE))
+        sent = several(torch.ones_like(y))
+        (g,) = torch.autograd.grad(y, x, sent, is_grads_batched=True, create_graph=True)
+        return g, *torch.autograd.grad(g.sin().sum(), x, torch.ones(2, dtype=DTYPE), is_grads_batched=True)
+
+    torch.testing.assert_close(many("eager"), many("naive"), rtol=1e-9, atol=1e-10)
+
+
 def test_what_is_drawn_differs_as_vmap_is_told():
     def noisy(x, h):
         h = torch.tanh(x + h) + torch.randn_like(h)

@@ -21,20 +21,23 @@ from stepnet.compiler.reach import Reach, reach
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype, traced
 from stepnet.data.tree import LEAF, Spec, flatten, unflatten
-from stepnet.executors.autograd import Call
+from stepnet.errors import Unsupported
+from stepnet.executors.autograd import Call, run_real
 from stepnet.executors.autograd import run as run_plan
+from stepnet.executors.base import Executor
 from stepnet.executors.layout import Layout
 from stepnet.executors.registry import tried
 from stepnet.executors.setting import only_plain, transforms_active
 from stepnet.ir.loop import Loop
 
+from .alike import alike
 from .check import plain_loop
 from .choice import about_as_many
 from .directions import Find, MadeLater, RunsAlong
 from .make import Entry
 from .reads import Reads
 from .rows import as_rows
-from .walked import forget_steps, note, unchanged_step
+from .walked import Found, boots, forget_steps, note, unchanged_step
 
 _known: OrderedDict[Any, Entry] = OrderedDict()
 _LIMIT = 512
@@ -105,27 +108,24 @@ class Asked(NamedTuple):
 
     def run(self, entry: Entry, find: Find) -> tuple[Any, Any]:
         """y and the final state, by a plan. `find`: see `RunsAlong`."""
+        steps = self.x.shape[:2] if isinstance(self.x, Tensor) else ()
+        call = self.call(entry, find, steps)
+        weights = [self.tensors[place] for place in entry.weights]
+        out = run_plan(call, [self.rows.contiguous()], [s.contiguous() for s in self.states], weights)
+        return _joined(out, len(out) - len(self.states), entry, self)
+
+    def call(self, entry: Entry, find: Find, steps: tuple[int, ...], as_it_is: bool = False) -> Call:
+        """The run of a plan. `find`: see `RunsAlong`."""
         assert entry.ready is not None
         assert entry.compiled is not None
-        assert entry.y_spec is not None
-        tensors = self.tensors
-        weights = [tensors[place] for place in entry.weights]
-        ready, plain = entry.ready, self._plain(entry.weights)
+        ready = entry.ready
 
         def along() -> RunsAlong:
             loop, feeds = self.loop()
             return RunsAlong(loop, ready, as_rows(loop, feeds), self.reads, entry.weights, find)
 
-        call = Call(ready, self.layout, entry.compiled.constants, plain, MadeLater(along))
-        out = run_plan(call, [self.rows.contiguous()], [s.contiguous() for s in self.states], weights)
-        n_y, x, spec = len(out) - len(self.states), self.x, entry.y_spec
-        if isinstance(x, Tensor):
-            steps = x.shape[:2]
-            y = [rows.reshape(steps + rows.shape[1:]) for rows in out[:n_y]]
-        else:
-            y = [x.with_values(rows) for rows in out[:n_y]]
-        whole = y[0] if spec.children == (LEAF,) else unflatten(spec, y)[spec.keys[0]]
-        return whole, out[n_y] if self.form[1] is LEAF else unflatten(self.form[1], out[n_y:])
+        constants, plain = entry.compiled.constants, self._plain(entry.weights)
+        return Call(ready, self.layout, constants, plain, MadeLater(along), steps=steps, as_it_is=as_it_is)
 
     def _plain(self, places: Sequence[int]) -> Callable[..., Any]:
         """The plain loop on the inputs of this call, made when it is asked for."""
@@ -135,6 +135,17 @@ class Asked(NamedTuple):
             return plain_loop(loop, as_rows(loop, feeds), self.reads, places)(*tables)
 
         return plain
+
+
+def _joined(out: list[Tensor], n_y: int, entry: Entry, call: Asked) -> tuple[Any, Any]:
+    """y and the final state, of what a plan gives."""
+    x, spec, state = call.x, entry.y_spec, call.form[1]
+    assert spec is not None
+    y: list[Any] = out[:n_y]
+    if type(x) is LoDTensor:
+        y = [LoDTensor._make(rows, x._lod) for rows in y]
+    whole = y[0] if spec.children == (LEAF,) else unflatten(spec, y)[spec.keys[0]]
+    return whole, out[n_y] if state is LEAF else unflatten(state, out[n_y:])
 
 
 def _table(x: Any, way: Way) -> tuple[Tensor, Layout] | None:
@@ -204,13 +215,35 @@ def asked(of: Steps, step: Any, x: Any, state: Any, way: Way) -> tuple[Any, Aske
 
 
 class _Like(NamedTuple):
-    """What calls have in common that look alike."""
+    """What calls have in common that look alike, and what they run by."""
 
+    alike: Callable[..., bool]  # whether tensors look as theirs did
+    needs: list[bool]  # which of those needed a gradient
+    kinds: list[type]  # of those, which `alike` keeps the addresses of
+    low: torch.dtype | None  # of autocast
+    tried: tuple[Executor, ...]
     entry: Entry
     form: tuple[Spec, Spec]
     way: Way
-    layout: Layout
     find: Find
+    table: tuple[int, ...] | None  # the shape of x as rows; None: it may be left as it is
+    call: Call  # one that leaves nothing to do for backward
+    complex: bool
+
+    def run(self, call: Asked) -> tuple[Any, Any]:
+        """y and the final state."""
+        run_by = self.call
+        if torch.is_grad_enabled():
+            run_by = call.call(self.entry, self.find, run_by.steps, run_by.as_it_is)
+        elif call.layout is not run_by.layout:
+            run_by = run_by._replace(layout=call.layout)
+        weights = [call.tensors[place] for place in self.entry.weights]
+        rows, states = call.rows.contiguous(), [s.contiguous() for s in call.states]
+        if self.complex:
+            out = run_plan(run_by, [rows], states, weights)
+        else:
+            out = run_real(run_by, (rows, *states, *weights), 1, len(states))
+        return _joined(out, len(out) - len(states), self.entry, call)
 
 
 def nothing_around() -> bool:
@@ -228,51 +261,114 @@ def nothing_around() -> bool:
 def warm(
     of: Steps, step: Any, x: Tensor | LoDTensor, state: Any, way: tuple[bool, int, int, str],
     find: Callable[[str], Find],
-) -> tuple[Any, Any] | None:  # fmt: skip
-    """y and the final state of a call with the shapes of one before, of a step that reads what it read; None
-    where it is not known to be one. `find`: for a backend, see `RunsAlong`.
-
-    Raises:
-        Unsupported: the plan declines.
-    """
+) -> tuple[Any, tuple[Any, Any] | None]:  # fmt: skip
+    """The initial state; y and the final state of a call with the shapes of one before, of a step that reads
+    what it read; None where it is not known to be one. `find`: for a backend, see `RunsAlong`."""
+    if (
+        torch._C._len_torch_function_stack()
+        or torch._C._len_torch_dispatch_stack()
+        or forward_ad._current_level >= 0
+        or torch.is_anomaly_enabled()
+    ):
+        return state, None
+    if state is None:
+        _, level, axis, _ = way
+        if isinstance(x, LoDTensor):
+            n = x._lod.count(-1) if level == -1 else None
+        else:
+            n = x.shape[1 - axis] if axis in (0, 1) and x.dim() > 2 else None
+        if n is None or not boots(step):
+            return None, None
+        state = of.boot(of.wrap(step), n)
     unchanged = unchanged_step(step)
-    if unchanged is None or not nothing_around():
-        return None
-    states, spec = ([state], LEAF) if type(state) is Tensor else flatten(state)
-    for tensor in (x, *states):
-        if type(tensor) is not Tensor or tensor.layout is not torch.strided:
-            return None
+    if unchanged is None:
+        return state, None
+    try:
+        return state, _warm(of, step, x, state, way, find, unchanged)
+    except Unsupported:  # the long way says what comes of it
+        return state, None
+
+
+def _warm(
+    of: Steps, step: Any, x: Tensor | LoDTensor, state: Any, way: tuple[bool, int, int, str],
+    find: Callable[[str], Find], unchanged: tuple[Found, list[Tensor]],
+) -> tuple[Any, Any] | None:  # fmt: skip
     found, tensors = unchanged
+    states, spec = ([state], LEAF) if type(state) is Tensor else flatten(state)
     ragged = isinstance(x, LoDTensor)
     rows = x._values if ragged else x
-    seen = rows.shape[1:] if ragged else rows.shape  # of ragged ones there may be any number
-    looks = (
-        (type(x), seen, rows.dtype, rows.requires_grad, rows.device, type(rows)),
-        tuple([(t.shape, t.dtype, t.requires_grad, t.device, type(t)) for t in (*states, *tensors)]),
-        spec,
-        way,
-        torch.is_grad_enabled(),
-        torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
-        torch.get_default_dtype(),
-        tried(way[3]),
-    )
+    seen = (x._lod.count(-1), rows.shape[1:]) if ragged else rows.shape  # of ragged ones any number of rows
+    grad = torch.is_grad_enabled()
+    looks = (seen, way, spec, grad, torch.get_default_dtype())
+    given = (rows, *states, *tensors)
     like: _Like | None = found.likes.get(looks)
-    if like is not None:
-        layout = like.layout
-        if not ragged:
-            rows = rows.reshape(rows.shape[0] * rows.shape[1], *rows.shape[2:])
-        elif (layout := Layout.of(x._lod, like.way.reverse)).sequences != like.layout.sequences:
+    if (
+        like is not None
+        and like.call.ready is like.entry.ready
+        and like.alike(*given)
+        and like.tried is tried(way[3])
+        and (grad or like.needs == [t.requires_grad for t in given])
+        and (like.low is None or like.low is autocast_dtype("cpu"))
+    ):
+        if ragged:
+            layout = Layout.of(x._lod, way[0])
+        else:
+            layout = like.call.layout
+            if like.table is not None:
+                rows = rows.reshape(like.table)
+        return like.run(
+            Asked(of, step, x, states, like.form, like.way, found.key, tensors, rows, layout, None)
+        )
+    if not nothing_around():
+        return None
+    for tensor in (rows, *states):
+        if type(tensor) is not Tensor or tensor.layout is not torch.strided:
             return None
-        call = Asked(of, step, x, states, like.form, like.way, found.key, tensors, rows, layout, looks)
-        return call.run(like.entry, like.find)
     _, call = asked(of, step, x, state, Way(*way))
     entry = None if call is None else call.known()
     if call is None or entry is None:
         return None
     if len(found.likes) >= _LIMIT:
         found.likes.clear()
-    found.likes[looks] = like = _Like(entry, call.form, call.way, call.layout, find(way[3]))
-    return call.run(entry, like.find)
+    low = autocast_dtype("cpu")
+    steps = () if ragged else tuple(x.shape[:2])
+    found.likes[looks] = like = _Like(
+        alike(given, any_rows=ragged),
+        [t.requires_grad for t in given],
+        [*map(type, given)],
+        low,
+        tried(way[3]),
+        entry,
+        call.form,
+        call.way,
+        find(way[3]),
+        None if _by_address(entry) and not grad else tuple(call.rows.shape),
+        _alone(entry, call.layout, steps, low is None and not any(map(_only_noted, given))),
+        any(t.is_complex() for t in given) or bool(entry.ready and entry.ready.plan.paired),
+    )
+    return like.run(call)
+
+
+def _only_noted(tensor: Tensor) -> bool:
+    """Whether the memory of a tensor does not hold its numbers."""
+    return tensor.is_neg() or tensor._is_zerotensor()
+
+
+def _by_address(entry: Entry) -> bool:
+    """Whether a plan, which nothing is saved by, reads x where it lies, whatever its shape."""
+    assert entry.ready is not None
+    return not entry.ready.forward.reads_rows(entry.ready.plan.x)
+
+
+def _alone(entry: Entry, layout: Layout, steps: tuple[int, ...], as_it_is: bool) -> Call:
+    """A run of a plan that no backward follows."""
+    assert entry.ready is not None
+    assert entry.compiled is not None
+    return Call(entry.ready, layout, entry.compiled.constants, _no_plain_loop, steps=steps, as_it_is=as_it_is)
+
+
+def _no_plain_loop(*_: Any) -> Any:
+    raise AssertionError("gradients were off")
 
 
 def forget() -> None:

@@ -79,11 +79,11 @@ class Along:
         with torch.enable_grad():
             if not transformed:
                 own = {name: _alias(given[name]) for name in self.moved}
-            weights = [w if transformed else _alias(w) for w in self.weights]
+            weights = [w.view_as(w) if transformed else _alias(w) for w in self.weights]
             named = self._results(given | own, weights)
             leaves = [flatten(named[name])[0] for name in self.joined]
             if transformed:
-                found = iter(self._transformed(given, directions))
+                found = iter(self._transformed(given, weights, directions))
             else:
                 points = (*own.values(), *weights)
                 found = iter(_derivative(self._moving(named), points, directions, recorded))
@@ -110,12 +110,14 @@ class Along:
         moving = [t for name in self.joined for t in flatten(named[name])[0] if differs(t)]
         return moving + [named[self.carried[name]] for name in self.states]
 
-    def _transformed(self, given: dict[str, Any], directions: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def _transformed(
+        self, given: dict[str, Any], weights: Sequence[Tensor], directions: Sequence[Tensor]
+    ) -> tuple[Tensor, ...]:
         """As `_derivative`, where transforms of torch.func are around, which know no other gradient than
         their own."""
         from torch.func import vjp
 
-        points = (*(given[name] for name in self.moved), *self.weights)
+        points = (*(given[name] for name in self.moved), *weights)
 
         def moving(*points: Tensor) -> tuple[Tensor, ...]:
             own = dict(zip(self.moved, points, strict=False))

@@ -14,12 +14,12 @@ from stepnet.errors import Unsupported
 from stepnet.executors.autograd import Call, Ready
 from stepnet.executors.autograd import run as run_plan
 from stepnet.executors.layout import Layout
-from stepnet.executors.twice import by_along, by_plain_loop, of_plain_loop
+from stepnet.executors.twice import by_along, by_plain_loop, leads_to, of_plain_loop
 from stepnet.ir.loop import Loop
 
 from .along import differs, loop_along
 from .check import close, looseness, plain_loop, read_again, sample_layout, sampled
-from .make import Entry
+from .make import Entry, apart
 from .reads import Reads, read
 from .rows import Sequences
 
@@ -68,39 +68,43 @@ class RunsAlong:
         return read_again(self.loop, self.sequences, self.reads, x, states, self.reader)
 
     def has_history(
-        self, tensors: Sequence[Tensor], grads: Sequence[Tensor | None], needed: Sequence[bool]
+        self, given: Sequence[bool], needed: Sequence[bool], live: Sequence[bool]
     ) -> tuple[bool, ...]:
-        """For each gradient, whether the plain loop's depends on what needs a gradient; found on a few rows.
+        """For each gradient, whether the plain loop's depends on what is live; found on a few rows.
 
         Args:
-            tensors: x, states and weights.
-            grads: what comes in for each result.
-            needed: which tensors need a gradient.
+            given: for each result, whether something comes in for it.
+            needed: of x, states and weights, which get a gradient.
+            live: of those, and of what comes in for each result, which are to be differentiated by.
         """
         # there through every state and back: a longer sequence has no other ways from one step to another
         enough = 2 * (len(self.sequences.states) + 1)
         lengths = tuple(sorted({min(n, enough) for n in self.sequences.layout.ends}))
-        key = (lengths, tuple(needed), tuple(None if g is None else g.requires_grad for g in grads))
+        key = (lengths, tuple(given), tuple(needed), tuple(live))
         known = self.ready.histories.get(key)
         if known is None:
-            known = self.ready.histories[key] = self._histories(lengths, tensors, grads, needed)
+            with apart(self.reads):
+                known = self.ready.histories[key] = self._histories(*key)
         return known
 
     def _histories(
-        self, lengths: Sequence[int], tensors: Sequence[Tensor], grads: Sequence[Tensor | None],
-        needed: Sequence[bool],
-    ) -> tuple[bool, ...]:  # fmt: skip
+        self, lengths: Sequence[int], given: Sequence[bool], needed: Sequence[bool], live: Sequence[bool]
+    ) -> tuple[bool, ...]:
         layout = Layout.ragged(torch.tensor([0, *lengths]).cumsum(0), reverse=False)
-        few = self._on_few_rows(layout, self._split(tensors)[2], self.reads, seed=22)
-        own = [t.requires_grad_(need) for t, need in zip(few.inputs, needed, strict=True)]
+        weights = [self.reads.tensors[place] for place in self.places]
+        few = self._on_few_rows(layout, weights, self.reads, seed=22)
+        wanted = zip(few.inputs, needed, live, strict=False)
+        own = [t.requires_grad_(need or moves) for t, need, moves in wanted]
         with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+            results = few.results(own)
             seeds = [
-                None if g is None else torch.ones_like(t).requires_grad_(g.requires_grad)
-                for t, g in zip(few.results(own), grads, strict=True)
+                torch.ones_like(t).requires_grad_(moves) if given_ else None
+                for t, given_, moves in zip(results, given, live[len(own) :], strict=True)
             ]
             call = Call(self.ready, few.sequences.layout, {}, few.plain, self)
             found = of_plain_loop(call, own, seeds, needed, create_graph=True)
-        return tuple(g is not None and g.requires_grad for g in found)
+        sources = {id(t) for t, moves in zip((*own, *seeds), live, strict=True) if moves}
+        return tuple(g is not None and leads_to(g, sources) for g in found)
 
     def __call__(
         self, tensors: Sequence[Tensor], directions: Sequence[Tensor | None],
@@ -161,12 +165,14 @@ class RunsAlong:
         if noise is not None and len(ready.forward.noise) != len(noise):
             raise Unsupported("its derivative leaves out some of its noise")
         if self.check and noise is None and entry.twice is None:
-            entry.twice = self._agrees(own, now, directions, looseness(compiled))
+            with apart(now):
+                entry.twice = self._agrees(own, now, directions, looseness(compiled))
         if self.check and noise is None and not entry.twice:
             raise Unsupported("self-check: its second derivatives differ from those of the plain loop")
         if self.check and forward_mode:
             if entry.forward_mode is None:
-                entry.forward_mode = self._agrees_forward(own, now, directions, looseness(compiled))
+                with apart(now):
+                    entry.forward_mode = self._agrees_forward(own, now, directions, looseness(compiled))
             if not entry.forward_mode:
                 raise Unsupported("self-check: its derivatives differ from those of the plain loop")
         plain = plain_loop(twin, beside, found, entry.weights, self.reader)
@@ -275,9 +281,9 @@ class MadeLater:
         return self.make().same_step(tensors)
 
     def has_history(
-        self, tensors: Sequence[Tensor], grads: Sequence[Tensor | None], needed: Sequence[bool]
+        self, given: Sequence[bool], needed: Sequence[bool], live: Sequence[bool]
     ) -> tuple[bool, ...]:
-        return self.make().has_history(tensors, grads, needed)
+        return self.make().has_history(given, needed, live)
 
     def __call__(
         self, tensors: Sequence[Tensor], directions: Sequence[Tensor | None],

@@ -97,7 +97,7 @@ def _make(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry
         warm()
     snapshot = Snapshot(holders)
     try:
-        with _apart(reads):
+        with apart(reads):
             _compile(entry, snapshot, loop, reads, sequences, backend)
     except Unsupported as refusal:
         entry.ready = None
@@ -116,8 +116,8 @@ def _make(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry
 
 
 @contextlib.contextmanager
-def _apart(reads: Reads) -> Iterator[None]:
-    """A plan outlives the modes and hooks it is made under, and draws nothing."""
+def apart(reads: Reads) -> Iterator[None]:
+    """What is found in here outlives the modes and hooks it is found under, and draws nothing."""
     grad = torch.is_grad_enabled()
     with (
         for_plans(),
@@ -348,7 +348,7 @@ def _timed(entry: Entry, loop: Loop, reads: Reads, sequences: Sequences, size: i
     tensors, grad = reads.tensors, torch.is_grad_enabled()
     weights = [(place, tensors[place], grad and tensors[place].requires_grad) for place in entry.weights]
     noise = Noise(entry.compiled.draws, reads.reach.generators)
-    with _apart(reads):
+    with apart(reads):
         _time(made, accepted, entry.compiled, loop, noise, sequences, weights)
     return made
 

@@ -28,6 +28,7 @@ from stepnet.executors.registry import AUTO, tried
 from stepnet.executors.setting import transforms_active
 from stepnet.executors.transformed import Run, run_transformed
 from stepnet.ir.loop import Loop
+from stepnet.user_line import user_level
 
 from . import again
 from .check import plain_loop, same_in_modes
@@ -50,10 +51,10 @@ _lock = threading.RLock()
 
 
 def run(
-    loop: Loop, feeds: Mapping[str, Any], *, backend: str, warn: int = 5, asked: again.Asked | None = None,
-    note: Callable[..., object] | None = None,
+    loop: Loop, feeds: Mapping[str, Any], *, backend: str, warn: bool = True,
+    asked: again.Asked | None = None, note: Callable[..., object] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Run a loop by a plan. Without one, its body is warned of once, `warn` frames up; 0: not at all.
+    """Run a loop by a plan. Without one, `warn` says whether its body is warned of, once.
 
     Args:
         loop: a sweep over rows.
@@ -82,17 +83,17 @@ def run(
             if backend != AUTO and not isinstance(refusal.error, StepError):
                 raise refusal.error
             if warn and backend == AUTO and _one_per_sequence(reads, sequences):
-                _tell(SlowPathWarning, loop, reads, _ONE_PER_SEQUENCE, warn)
+                _tell(SlowPathWarning, loop, reads, _ONE_PER_SEQUENCE)
             raise refusal.fresh()  # not told otherwise: the plain loop meets it, too
         if warn and backend == AUTO:
-            _tell(SlowPathWarning, loop, reads, refusal, warn)
+            _tell(SlowPathWarning, loop, reads, refusal)
         raise refusal.fresh()
     in_torch = entry.ready.executor.in_torch and _on_cpu(sequences)
     if warn and backend == AUTO and in_torch and entry.refusals:
         refusal = _reason(entry)
         told = refusal.line is not None or isinstance(refusal, NoCompiler)  # not a dtype: the caller chose it
         if told:
-            _tell(TorchOpsWarning, loop, reads, refusal, warn)
+            _tell(TorchOpsWarning, loop, reads, refusal)
     guarded, random = is_guarded(entry.y_spec), bool(entry.compiled.draws)
     if transformed and (guarded or random):
         what = "a while_loop in the step" if guarded else "a generator of the step"
@@ -108,7 +109,10 @@ def run(
     along = None
     if not (transformed or guarded or random):
         along = RunsAlong(loop, entry.ready, sequences, reads, entry.weights, find)
-    call = Call(entry.ready, sequences.layout, entry.compiled.constants, plain, along, guarded)
+    # as a warm call gives them: a checkpoint that computes this call again keeps the same
+    steps = sequences.steps if further is None and note is None else ()
+    constants = entry.compiled.constants
+    call = Call(entry.ready, sequences.layout, constants, plain, along, guarded, steps=steps)
     if further is not None:
         out = run_transformed(Run(call, further), x_rows, states, weights)
     else:
@@ -116,7 +120,7 @@ def run(
         if note is not None and not (guarded or random) and reads.open is None:
             note(entry, sequences.layout, (sequences.x_rows, sequences.states, weights), out)
     n_y = len(entry.ready.plan.y)
-    y = [sequences.restore(rows) for rows in out[:n_y]]
+    y = out[:n_y] if steps else [sequences.restore(rows) for rows in out[:n_y]]
     if entry.y_spec.children == (LEAF,):
         outputs = {entry.y_spec.keys[0]: y[0]}
     else:
@@ -131,7 +135,7 @@ def run(
         generator.set_state(state)
     if ENDED in outputs:
         more_inner_steps(reads)
-        return run(loop, feeds, backend=backend, warn=warn and warn + 1)
+        return run(loop, feeds, backend=backend, warn=warn)
     if backend != AUTO:
         naive.run(loop, feeds)  # which tells it
     raise Unsupported("a check in the step, or the max_steps of a while_loop in it, does not hold")
@@ -148,8 +152,8 @@ def _reason(entry: Entry) -> Unsupported:
     return next((r for r in reversed(reasons) if not isinstance(r, Slower)), reasons[-1])
 
 
-def _tell(kind: type[SlowPathWarning], loop: Loop, reads: Reads, refusal: Unsupported, level: int) -> None:
-    """Warn of a step, `level` frames above the caller, once; of the machine once for all steps."""
+def _tell(kind: type[SlowPathWarning], loop: Loop, reads: Reads, refusal: Unsupported) -> None:
+    """Warn of a step once, of the machine once for all steps."""
     step = () if isinstance(refusal, NoCompiler) else (reads.root, loop.body.name)
     key = (*step, refusal.reason)
     if isinstance(refusal, Slower) or key in _told:
@@ -157,7 +161,7 @@ def _tell(kind: type[SlowPathWarning], loop: Loop, reads: Reads, refusal: Unsupp
     if len(_told) > _LIMIT:
         _told.clear()
     _told.add(key)
-    warnings.warn(kind(loop.body.name, refusal), stacklevel=level + 1)
+    warnings.warn(kind(loop.body.name, refusal), stacklevel=user_level())
 
 
 def run_again(asked: again.Asked) -> tuple[Any, Any] | None:
@@ -175,12 +179,10 @@ def run_again(asked: again.Asked) -> tuple[Any, Any] | None:
 
 def run_warm(
     of: again.Steps, step: Any, x: Tensor | LoDTensor, state: Any, way: tuple[bool, int, int, str]
-) -> tuple[Any, Any] | None:
-    """What `run_again` gives for a call with the shapes of one before; None if it is not known to be one."""
-    try:
-        return again.warm(of, step, x, state, way, _finding)
-    except Unsupported:
-        return None
+) -> tuple[Any, tuple[Any, Any] | None]:
+    """The initial state, and what `run_again` gives for a call with the shapes of one before; None if it is
+    not known to be one."""
+    return again.warm(of, step, x, state, way, _finding)
 
 
 def _finding(backend: str) -> Find:

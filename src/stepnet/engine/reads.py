@@ -100,6 +100,14 @@ class Reads(NamedTuple):
         return self.reach.key[0]
 
 
+def closed(found: Reach, tensors: list[Tensor]) -> Reads:
+    """What a step reads of which all is found. Which of it is one tensor is part of the key: an invariant may
+    be what the step reads, too, and a derivative holds the tensors that it moves along."""
+    first: dict[int, int] = {}
+    places = ((i, first.setdefault(id(t), i)) for i, t in enumerate(tensors))
+    return Reads(found, ("reach", *found.key, *((i, k) for i, k in places if i != k)), tensors)
+
+
 def read(loop: Loop, x: Sequence[Tensor], states: Sequence[Tensor], shared: Sequence[Tensor]) -> Reads:
     """What a run depends on.
 
@@ -114,7 +122,7 @@ def read(loop: Loop, x: Sequence[Tensor], states: Sequence[Tensor], shared: Sequ
         return Reads(found, (), tensors, refusal=Unsupported(found.refused))
     if found.open is None:
         if found.complete:
-            return Reads(found, ("reach", *found.key), tensors)
+            return closed(found, tensors)
         found.open = "more objects, or larger arrays, than a key can hold"
     rows = samples(x, ROWS), samples(states, ROWS)
     return contextvars.copy_context().run(_record, loop, found, tensors, rows, shared)
@@ -152,4 +160,4 @@ def _record(
         return Reads(found, (), tensors, found.open, FailsOnSamples(error))
     if snapshot.restore():
         return Reads(found, (), tensors, found.open, CHANGES)
-    return Reads(found, ("record", *made.key), made.tensors, found.open, answers=made.answers)
+    return Reads(found, ("record", *found.beneath, *made.key), made.tensors, found.open, answers=made.answers)

@@ -18,13 +18,14 @@ from stepnet.ir.loop import Loop, Sweep
 
 class Sequences(NamedTuple):
     """The rows of a call, what is carried and what stays the same; and how to give rows of results back as
-    the inputs came."""
+    the inputs came. `steps`: the dimensions that stand for the one of rows then, where that is all."""
 
     layout: Layout
     x_rows: list[Tensor]
     restore: Callable[[Tensor], Any]
     states: list[Tensor]
     shared: list[Tensor]
+    steps: tuple[int, ...] = ()
 
 
 def as_rows(loop: Loop, feeds: Mapping[str, Any], *, transforms: bool = False) -> Sequences:
@@ -44,14 +45,16 @@ def as_rows(loop: Loop, feeds: Mapping[str, Any], *, transforms: bool = False) -
     )
     if reason is not None:
         raise Unsupported(reason)
-    layout, x_rows, restore = _as_table(leaves, loop.sweep)
+    layout, x_rows, restore, steps = _as_table(leaves, loop.sweep)
     for place, state in enumerate(states):
         if state.dim() == 0 or state.shape[0] != layout.sequences:
             raise Unsupported(f"{loop.merged[place].parameter} does not have one row per sequence")
-    return Sequences(layout, x_rows, restore, states, shared)
+    return Sequences(layout, x_rows, restore, states, shared, steps)
 
 
-def _as_table(leaves: Sequence[Any], sweep: Sweep) -> tuple[Layout, list[Tensor], Callable[[Tensor], Any]]:
+def _as_table(
+    leaves: Sequence[Any], sweep: Sweep
+) -> tuple[Layout, list[Tensor], Callable[[Tensor], Any], tuple[int, ...]]:
     axis, reverse, first = sweep.axis, sweep.reverse, leaves[0]
     if isinstance(first, LoDTensor):
         level = -1 if sweep.level is None else sweep.level
@@ -63,7 +66,7 @@ def _as_table(leaves: Sequence[Any], sweep: Sweep) -> tuple[Layout, list[Tensor]
             if leaf._lod is not first._lod and not torch.equal(leaf._lod.levels[-1], first._lod.levels[-1]):
                 raise Unsupported("inputs of different lengths")
         layout = Layout.of(first._lod, reverse)
-        return layout, [leaf.values for leaf in leaves], first.with_values
+        return layout, [leaf.values for leaf in leaves], first.with_values, ()
     shapes = set()
     for leaf in leaves:
         if not isinstance(leaf, Tensor) or leaf.dim() < 2 or not -leaf.dim() <= axis < leaf.dim():
@@ -89,7 +92,7 @@ def _as_table(leaves: Sequence[Any], sweep: Sweep) -> tuple[Layout, list[Tensor]
             raise Unsupported("y has too few dimensions for the time axis")
         return whole.movedim(0, at)
 
-    return layout, rows, restore
+    return layout, rows, restore, (one, two) if at <= 1 else ()
 
 
 class Noise(NamedTuple):

@@ -19,7 +19,7 @@ from stepnet.ir.loop import Code, Loop
 
 from .directions import Find, RunsAlong
 from .make import Entry
-from .reads import Reads
+from .reads import Reads, closed
 from .rows import Sequences, as_rows
 
 
@@ -46,6 +46,12 @@ class Further:
         assert isinstance(moved.call.along, RunsAlong)
         run = Run(moved.call, Further(moved.call.along, moved.weights))
         return Derivative(run, inputs, self.along.derivatives)
+
+    def has_history(
+        self, given: Sequence[bool], needed: Sequence[bool], live: Sequence[bool]
+    ) -> Sequence[bool]:
+        with outside_transforms():
+            return self.along.has_history(given, needed, live)
 
     def times(self, k: int) -> Further:
         rows = self.along.sequences
@@ -79,19 +85,24 @@ def find_transformed(
         raise Unsupported(found.refused or found.open or "the step reaches more than a key can hold")
     if found.generators:
         raise Unsupported("a torch.func transform is active, and the step has a generator of its own")
-    reads = Reads(found, ("reach", *found.key), [*found.tensors, *sequences.shared])
+    reads = closed(found, [*found.tensors, *sequences.shared])
     groups = (sequences.x_rows, sequences.states, sequences.shared, reads.tensors)
     with outside_transforms():
-        # held by themselves: nothing else gets the number of one that is gone
-        twins = {id(t): (t, _twin(t)) for group in groups for t in group if is_wrapped(t)}
-        plain = {number: twin for number, (_, twin) in twins.items()}
+        held = [t for group in groups for t in group if is_wrapped(t)]  # nothing else gets their numbers
+        plain = {id(t): _twin(t) for t in held}
 
         def replaced(tensors: Sequence[Tensor]) -> list[Tensor]:
             return [plain.get(id(t), t) for t in tensors]
 
-        def reader(loop: Loop, x: Any, states: Any, shared: Sequence[Tensor]) -> Reads:
-            found = reach(code_of(loop).function)
-            return Reads(found, ("reach", *found.key), replaced([*found.tensors, *shared]))
+        def reader(derived: Loop, x: Any, states: Any, shared: Sequence[Tensor]) -> Reads:
+            now = reach(code_of(loop).function).tensors
+            if len(now) == len(found.tensors):  # under functional_call it reads others when that is over
+                for then, tensor in zip(found.tensors, now, strict=True):
+                    if tensor is not then:
+                        plain[id(tensor)] = plain.get(id(then), then)
+                        held.append(tensor)
+            read_now = reach(code_of(derived).function)
+            return closed(read_now, replaced([*read_now.tensors, *shared]))
 
         body: Any = _Swapped(code_of(loop), plain)
         beside = sequences._replace(

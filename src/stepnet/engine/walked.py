@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -20,11 +20,11 @@ _RARELY = 256  # walks, at most, before it is written down anew what is to stay 
 
 
 class Found(NamedTuple):
-    """What was found of a step, and whether it still would be. `likes`: its runs, by what they look like."""
+    """What was found of a step. `ask` gives the tensors that it reads, None if a walk may find something
+    else; `likes`: its runs, by what they look like."""
 
-    holds: Callable[[], int]
+    ask: Callable[[], list[Tensor] | None]
     key: tuple[Any, ...]
-    tensors: Sequence[weakref.ref[Tensor]]
     likes: dict[Any, Any]
     kept: Any
 
@@ -33,18 +33,19 @@ class _Step:
     """A step that was walked. Once two walks found the same, it is written down by what words one tells that
     nothing has changed; where something did, that is done again after twice as many walks."""
 
-    __slots__ = ("_alike", "_pause", "alive", "found", "key")
+    __slots__ = ("_alike", "_pause", "alive", "boots", "found", "key")
 
     def __init__(self, alive: weakref.ref[Any]) -> None:
         self.alive = alive
         self.found: Found | None = None
         self.key: tuple[Any, ...] = ()
+        self.boots = False
         self._alike, self._pause = 0, _SURE
 
     def note(self, step: Callable[..., Any], function: Callable[..., Any], found: Reach) -> None:
         """Another walk found this."""
         self._alike = self._alike + 1 if found.key == self.key else 0
-        self.key = found.key
+        self.key, self.boots = found.key, hasattr(function, "initial_state")
         if self._alike < self._pause:
             return
         self._alike, self._pause = 0, min(2 * self._pause, _RARELY)
@@ -52,9 +53,9 @@ class _Step:
         if [*map(id, own.tensors)] != [*map(id, found.tensors)]:
             return
         told = words(own, found.key, self.alive)
-        holds = None if told is None else unchanged(told.checks)
-        if told is not None and holds is not None:
-            self.found = Found(holds, found.key, told.tensors, {}, told)
+        ask = None if told is None else unchanged(told.checks, told.tensors)
+        if ask is not None:
+            self.found = Found(ask, found.key, {}, told)
 
 
 _steps: dict[Any, _Step] = {}
@@ -73,8 +74,14 @@ def unchanged_step(step: Any) -> tuple[Found, list[Tensor]] | None:
     found = None if known is None else known.found
     if found is None:
         return None
-    tensors: Any = [reference() for reference in found.tensors]  # before it is asked: they live from here on
-    return (found, tensors) if found.holds() else None
+    tensors = found.ask()
+    return None if tensors is None else (found, tensors)
+
+
+def boots(step: Any) -> bool:
+    """Whether a step that was written down is one that tells what it begins with."""
+    known = _steps.get(_place(step))
+    return known is not None and known.found is not None and known.boots
 
 
 def note(step: Any, function: Callable[..., Any], found: Reach) -> None:

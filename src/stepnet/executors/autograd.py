@@ -46,6 +46,16 @@ class Ready:
         return *self.plan.x, *self.plan.states, *self.plan.weights
 
     @cached_property
+    def rows_and_weights(self) -> tuple[str, ...]:
+        """The inputs without the states."""
+        return *self.plan.x, *self.plan.weights
+
+    @cached_property
+    def dims(self) -> list[int]:
+        """The dimensions of each y as rows."""
+        return [1 + len(self.plan.forward.body.values[name].shape) for name in self.plan.y]
+
+    @cached_property
     def extra(self) -> list[str]:
         """The kept values that a call saves beside its inputs and the rows of y."""
         plan = self.plan
@@ -104,6 +114,8 @@ class Call(NamedTuple):
     guarded: bool = False  # gradients that are not finite are asked of the plain loop
     noise: Sequence[Tensor] | None = None
     before: tuple[torch.device, Tensor] | None = None
+    steps: tuple[int, ...] = ()  # what the rows of y are to be: [steps, sequences, ...]; (): rows
+    as_it_is: bool = False  # inputs are known to stand in memory as they are, and no mode is around
 
 
 def run(call: Call, x: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
@@ -114,9 +126,9 @@ def run(call: Call, x: Sequence[Tensor], states: Sequence[Tensor], weights: Sequ
         of_pairs = [t.is_complex() for t in tensors]
         tensors = tuple(torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in tensors)
         of_numbers = call._replace(plain=_of_pairs(call.plain, of_pairs), along=None)
-        out = _run(of_numbers, tensors, len(x), len(states))
+        out = run_real(of_numbers, tensors, len(x), len(states))
         return [torch.view_as_complex(t) if i in paired else t for i, t in enumerate(out)]
-    return _run(call, tensors, len(x), len(states))
+    return run_real(call, tensors, len(x), len(states))
 
 
 def _of_pairs(plain: Callable[..., Any], of_pairs: Sequence[bool]) -> Callable[..., Any]:
@@ -135,32 +147,54 @@ def _as_pairs(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in tensors]
 
 
-def _run(call: Call, tensors: Sequence[Tensor], n_x: int, n_states: int) -> list[Tensor]:
-    states = tensors[n_x : n_x + n_states]
+def run_real(call: Call, tensors: Sequence[Tensor], n_x: int, n_states: int) -> list[Tensor]:
+    """`run`, of x, states and weights that are no complex numbers."""
     if not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
-        return forward(call, tensors)[0]
-    if call.ready.backward is None and not any(t.requires_grad for t in states):
+        out = forward(call, tensors)[0]
+        _as_steps(call, out)
+    elif call.ready.backward is None and not any(t.requires_grad for t in tensors[n_x : n_x + n_states]):
         with torch.no_grad():  # nothing gets a gradient, whatever its inputs need
-            return forward(call, tensors)[0]
-    return list(_PlanCall.apply(call, *tensors))  # pyright: ignore[reportReturnType]
+            out = forward(call, tensors)[0]
+    else:
+        out = list(_PlanCall.apply(call, *tensors))  # pyright: ignore[reportArgumentType]
+    if call.steps:
+        for k, dims in enumerate(call.ready.dims):
+            if out[k].dim() == dims:
+                out[k] = out[k].reshape((*call.steps, *out[k].shape[1:]))
+    return out
+
+
+def _as_steps(call: Call, out: Sequence[Tensor], kept: Sequence[Tensor] = ()) -> bool:
+    """Give y, as it is, its shape with a dimension of steps, where no other sees it as rows."""
+    if not call.steps or not call.ready.owned:
+        return False
+    y = out[: len(call.ready.plan.y)]
+    if any(t is other for t in y for other in kept):
+        return False
+    for t in y:
+        t.resize_((*call.steps, *t.shape[1:]))
+    return True
 
 
 def forward(call: Call, tensors: Sequence[Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
     """The results of a plan, and all values that it keeps, by name."""
-    ready, constants = call.ready, call.constants
-    values = dict(zip(ready.names, tensors, strict=False))
-    if constants:
-        values |= constants
+    ready, plan = call.ready, call.ready.plan
+    n_x, n = len(plan.x), len(plan.x) + len(plan.states)
+    values = dict(zip(ready.rows_and_weights, (*tensors[:n_x], *tensors[n:]), strict=False))
+    if call.constants:
+        values |= call.constants
     if call.noise is not None:
         values |= dict(zip(ready.forward.noise, call.noise, strict=True))
-    given = [values.pop(name) for name in ready.plan.states]
+    given = tensors[n_x:n]
     states = {
-        name: _cast(tensor, ready.carried_as[name])
-        for name, tensor in zip(ready.plan.states, given, strict=True)
+        name: t if t.dtype is dtype else t.to(dtype)  # which takes a microsecond to find out
+        for (name, dtype), t in zip(ready.carried_as.items(), given, strict=False)
     }
-    values, finals = ready.forward.run(values, states, call.layout)
-    out = [values[name] for name in ready.plan.y]
-    out += [_cast(finals[name], t.dtype) for name, t in zip(ready.plan.states, given, strict=True)]
+    values, finals = ready.forward.run(values, states, call.layout, as_it_is=call.as_it_is)
+    out = [values[name] for name in plan.y]
+    for name, t in zip(plan.states, given, strict=True):
+        final = finals[name]
+        out.append(final if final.dtype is t.dtype else final.to(t.dtype))
     return out if ready.owned else distinct(out, tensors), values
 
 
@@ -205,10 +239,6 @@ def _kept(call: Call, tensors: Sequence[Tensor]) -> list[Tensor]:
     return [*out[: len(call.ready.plan.y)], *(values[name] for name in call.ready.extra)]
 
 
-def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor if tensor.dtype is dtype else tensor.to(dtype)  # which takes a microsecond to find out
-
-
 def distinct(out: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
     """Results that callers may write to: none shares memory with an input, or with another result."""
     seen = set(map(memory_of, inputs))
@@ -236,38 +266,59 @@ class _PlanCall(torch.autograd.Function):
         ctx.led = [name for name in plan.shifted if EARLIER + name in values]
         ctx.set_materialize_grads(False)
         ctx.count = len(tensors)
-        extra = [] if _again.get() else [*out[: len(plan.y)], *(values[n] for n in call.ready.extra)]
-        ctx.save_for_backward(*tensors, *extra)
+        extra = [values[name] for name in call.ready.extra]
+        ctx.as_steps = _as_steps(call, out, extra)
+        ctx.save_for_backward(*tensors, *(() if _again.get() else (*out[: len(plan.y)], *extra)))
         carry = carry_gradients(plan, call.layout, ctx.needs_input_grad[1:])
-        ctx.mark_non_differentiable(*(t for t, carries in zip(out, carry, strict=True) if not carries))
+        if not all(carry):
+            ctx.mark_non_differentiable(*(t for t, carries in zip(out, carry, strict=True) if not carries))
         return tuple(out)
 
     @staticmethod
     @not_followed
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         call: Call = ctx.call
-        saved = ctx.saved_tensors
-        tensors = saved[: ctx.count]
+        saved, n = ctx.saved_tensors, ctx.count
+        tensors, kept = saved[:n], saved[n:]
+        if ctx.as_steps:
+            n_y = len(call.ready.plan.y)
+            kept = (*map(_rows, kept[:n_y]), *kept[n_y:])
+            grads = (*(g if g is None else _rows(g) for g in grads[:n_y]), *grads[n_y:])
         needed = _asked_for(ctx, tensors, ctx.needs_input_grad[1:])
         if not all(map(is_plain, grads)):
             return (None, *again(call, tensors, grads, needed))
-
-        def compute() -> list[Tensor | None]:
-            kept = saved[ctx.count :] or _kept(call._replace(noise=noise_of(call)), tensors)
-            return gradients(call, tensors, kept, grads, needed, ctx.led)
-
         if torch.is_grad_enabled():
+
+            def compute() -> list[Tensor | None]:
+                return _gradients(ctx, tensors, kept, grads, needed)
+
             return (None, *differentiable(call, compute, tensors, grads, needed))
-        found = compute()
+        found = _gradients(ctx, tensors, kept, grads, needed)
         if call.guarded and not all(g is None or bool(g.isfinite().all()) for g in found):
             return (None, *again(call, tensors, grads, needed))
         return (None, *found)
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """The steps of all sequences as rows."""
+    return tensor.reshape(tensor.shape[0] * tensor.shape[1], *tensor.shape[2:])
+
+
+def _gradients(
+    ctx: Any, tensors: Sequence[Tensor], kept: Sequence[Tensor], grads: Sequence[Tensor | None],
+    needed: Sequence[bool],
+) -> list[Tensor | None]:  # fmt: skip
+    call: Call = ctx.call
+    kept = kept or _kept(call._replace(noise=noise_of(call), as_it_is=False), tensors)
+    return gradients(call, tensors, kept, grads, needed, ctx.led)
 
 
 def _asked_for(ctx: Any, tensors: Sequence[Tensor], needed: Sequence[bool]) -> tuple[bool, ...]:
     """Which gradients this backward is to give: `autograd.grad(y, x)` leaves those of the weights to nobody.
     It takes up to 20 microseconds for each to find out, so it is only asked where a product takes longer."""
     rows = tensors[0].shape[0]
+    if rows * max(map(Tensor.numel, tensors)) < WORTH_ASKING:
+        return tuple(needed)
     return tuple(
         need and (rows * tensor.numel() < WORTH_ASKING or _is_asked_for(edge[0]))
         for need, tensor, edge in zip(needed, tensors, ctx.next_functions, strict=True)
@@ -308,7 +359,8 @@ def gradients(
             continue
         tangent = torch.zeros_like(like) if grad is None else as_table(grad)
         if name in call.ready.carried:
-            states[name] = tangent.to(call.ready.carried_as[name])
+            dtype = call.ready.carried_as[name]
+            states[name] = tangent if tangent.dtype is dtype else tangent.to(dtype)
         else:
             values[name] = tangent
     done, finals = {}, {}

@@ -183,6 +183,16 @@ class Layout:
 
     @cached_property
     @outside_modes
+    def before(self) -> Tensor:
+        """The row one step before each row; `rows + b` for the first one of sequence b."""
+        rows = np.arange(self.rows) - self.stride
+        starts, lengths = self._numbers
+        of = lengths.nonzero()[0]
+        rows[starts[of]] = self.rows + of
+        return torch.from_numpy(rows)
+
+    @cached_property
+    @outside_modes
     def last(self) -> Tensor:
         """The last row of each sequence; `rows + b` where sequence b has none."""
         starts, lengths = self._numbers

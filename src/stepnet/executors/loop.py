@@ -16,7 +16,7 @@ from stepnet.ir.ops import RANDOM
 from stepnet.ir.plan import LoopPlan, Region
 
 from .layout import Layout
-from .tables import new_table
+from .tables import LARGE, new_table
 from .torch_ops.ops import Run, bind
 
 _CPU = torch.device("cpu")
@@ -79,7 +79,7 @@ class PreparedLoop:
 
     def run(
         self, values: dict[str, Tensor], states: dict[str, Tensor], layout: Layout,
-        wanted: frozenset[str] | None = None,
+        wanted: frozenset[str] | None = None, as_it_is: bool = False,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:  # fmt: skip
         """Run the loop.
 
@@ -88,6 +88,7 @@ class PreparedLoop:
             states: boot values of the carries by parameter name, in the caller's order of sequences.
             layout: where the rows stand.
             wanted: those of the plan's wanted values that are asked for this time; None: all.
+            as_it_is: no value only notes what it stands for, and no mode is around.
 
         Returns:
             The wanted values by name, and the last value of each carry by parameter name.
@@ -95,13 +96,22 @@ class PreparedLoop:
         tensor = None
         for inputs in (states, values):
             for name, tensor in inputs.items():
-                if tensor.is_neg() or (not tensor.data_ptr() and tensor.numel()):
+                if (not as_it_is and tensor.is_neg()) or (not tensor.data_ptr() and tensor.numel()):
                     inputs[name] = _in_memory(name, tensor)
-        device = _CPU if tensor is None else tensor.device
-        if is_as_written(device):
+        device = _CPU if as_it_is or tensor is None else tensor.device
+        if as_it_is or is_as_written(device):
             return self._run(values, states, layout, wanted)
         with as_written(device):  # the plan says what is cast, and constants are made where the rows are
             return self._run(values, states, layout, wanted)
+
+    def reads_rows(self, names: Sequence[str]) -> bool:
+        """Whether some tables are read as rows: not only by code that takes the address of their numbers."""
+        for _, scan, nodes, _ in self._turns:
+            if scan is not None and not getattr(scan, "by_address", False):
+                return True
+            if any(name in node.inputs for node in nodes for name in names):
+                return True
+        return any(name in self.plan.wanted for name in names) or any(c.result in names for c in self._rest)
 
     def draw(self, layout: Layout, device: torch.device) -> list[Tensor]:
         """The noise that a run on these rows draws, in the order of the step: `noise` names it."""
@@ -197,6 +207,8 @@ def _in_memory(name: str, tensor: Tensor) -> Tensor:
 def shift(rows: Tensor, boot: Tensor, layout: Layout) -> Tensor:
     """The rows one step earlier; boot values where a sequence begins."""
     dtype, by = torch.promote_types(rows.dtype, boot.dtype), layout.stride
+    if rows.is_cpu and rows.numel() * dtype.itemsize < LARGE:
+        return torch.cat((rows, boot)).index_select(0, layout.before)
     table = new_table(rows.shape, dtype, rows.device)
     if by > 0:
         table[by:] = rows[:-by]

@@ -22,6 +22,7 @@ from stepnet.errors import Unsupported
 
 from .autograd import Call, Ready, forward, gradients, has_gradient
 from .flow import carry_gradients
+from .twice import again, is_plain, second_by_plain_loop
 
 
 class Further(Protocol):
@@ -30,6 +31,12 @@ class Further(Protocol):
     def __call__(self, moves: Sequence[bool], *, forward_mode: bool) -> Derivative:
         """That along directions of some inputs (x, states, weights). `forward_mode`: as forward mode has it,
         which goes through what no gradient does. Raises Unsupported where no plan runs it."""
+        ...
+
+    def has_history(
+        self, given: Sequence[bool], needed: Sequence[bool], live: Sequence[bool]
+    ) -> Sequence[bool]:
+        """Which gradients can be differentiated again; see `twice.Along`."""
         ...
 
     def times(self, k: int) -> Further:
@@ -108,7 +115,7 @@ class _PlanCall(torch.autograd.Function):
     @not_followed
     def forward(run: Run, *tensors: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore
         call = run.call
-        plain = [t.detach().contiguous() for t in tensors]
+        plain = _in_memory(tensors)
         out, values = forward(call, plain)
         return (*out, *(values[name].detach() for name in call.ready.extra))
 
@@ -139,6 +146,8 @@ class _PlanCall(torch.autograd.Function):
         given = tuple(grad is not None for grad in grads)
         has = has_gradient(call, given, needed)
         saved = ctx.saved_tensors
+        if _of_no_transform(grads):
+            return (None, *again(call, saved[: ctx.count], grads, needed))
         parts = iter(())
         if any(has):
             parts = iter(
@@ -184,7 +193,7 @@ class _Gradient(torch.autograd.Function):
     def forward(  # pyright: ignore
         run: Run, count: int, needed: tuple[bool, ...], given: tuple[bool, ...], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        plain = [t.detach().contiguous() for t in tensors]
+        plain = _in_memory(tensors)
         n = len(plain) - sum(given)
         grads = iter(plain[n:])
         of_results = [next(grads) if g else None for g in given]
@@ -198,6 +207,14 @@ class _Gradient(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
+        moves = ctx.needs_input_grad[4:]
+        if transforms()[-1:] != ["Jvp"] and any(moves):
+            after = iter(moves[len(moves) - sum(ctx.given) :])
+            live = [*moves[: ctx.count], *(given and next(after) for given in ctx.given)]
+            history = ctx.run.further.has_history(ctx.given, ctx.needed, live)
+            has = has_gradient(ctx.run.call, ctx.given, ctx.needed)
+            found = [one for one, is_there in zip(history, has, strict=True) if is_there]
+            ctx.mark_non_differentiable(*(g for g, one in zip(output, found, strict=True) if not one))
 
     @staticmethod
     @not_followed
@@ -209,10 +226,13 @@ class _Gradient(torch.autograd.Function):
         want = iter(wanted[n + len(kept) :])
         asked = [*wanted[:n], *(next(want) if g else False for g in ctx.given)]
         try:
+            if _of_no_transform(along):
+                raise Unsupported("autograd's own batches and tangents")
             found, moved = _second(run, tensors, grads, along, asked[:n], forward_mode=False)
             of_grads = [m if want else None for m, want in zip(moved, asked[n:], strict=True)]
         except Unsupported:
-            both = _second_by_plain_loop(run.call, tensors, grads, ctx.needed, along, asked)
+            how = run.call, tensors, grads, ctx.needed, along, asked
+            both = second_by_plain_loop(*how) if _of_no_transform(along) else _second_by_plain_loop(*how)
             found, of_grads = both[:n], both[n:]
         last = [m for m, g in zip(of_grads, ctx.given, strict=True) if g]
         return (None, None, None, None, *found, *(None,) * len(kept), *last)
@@ -279,6 +299,17 @@ class _Gradient(torch.autograd.Function):
             return _one_by_one(_Gradient, info, in_dims[4:], (run, count, needed, given), tensors)
         wide = [_wide(t, d, k, kind) for t, d, kind in zip(tensors, in_dims[4:], kinds, strict=True)]
         return _narrow(_Gradient.apply(run.times(k), count, needed, given, *wide), k, own)
+
+
+def _of_no_transform(grads: Sequence[Tensor | None]) -> bool:
+    """Whether these are many gradients at once, or have tangents, by what autograd has for that: it knows no
+    rules but those of torch's operators."""
+    return not transforms() and not all(map(is_plain, grads))
+
+
+def _in_memory(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """What generated code may read; zeros that torch only notes have no memory."""
+    return [t.clone() if t._is_zerotensor() else t.detach().contiguous() for t in tensors]
 
 
 def _derivative(

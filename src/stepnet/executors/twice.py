@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -25,10 +25,16 @@ class Along(Protocol):
         ...
 
     def has_history(
-        self, tensors: Sequence[Tensor], grads: Sequence[Tensor | None], needed: Sequence[bool]
+        self, given: Sequence[bool], needed: Sequence[bool], live: Sequence[bool]
     ) -> Sequence[bool]:
-        """Of x, states and weights, what comes in for each result, and which of the former need a gradient:
-        for each, whether its gradient depends on what needs one, so that it can be differentiated again."""
+        """For each of x, states and weights, whether its gradient can be differentiated again: whether it
+        depends on what does.
+
+        Args:
+            given: for each result, whether something comes in for it.
+            needed: of x, states and weights, which get a gradient.
+            live: of those, and of what comes in for each result, which are to be differentiated by.
+        """
         ...
 
     def __call__(
@@ -53,7 +59,8 @@ def differentiable(
     if call.along is None:
         return again(call, tensors, grads, needed)
     call.along.same_step(tensors)
-    history = call.along.has_history(tensors, grads, needed)
+    live = [t is not None and t.requires_grad for t in (*tensors, *grads)]
+    history = call.along.has_history([g is not None for g in grads], needed, live)
     return _Gradient.apply(call, compute, tuple(needed), history, *tensors, *grads)  # pyright: ignore[reportReturnType]
 
 
@@ -81,14 +88,15 @@ class _Gradient(torch.autograd.Function):
         tensors, grads, wanted = given[:n], given[n:], ctx.needs_input_grad[4:]
         if all(v is None for v in directions):
             return (None,) * (4 + len(given))
+        how = (grads, ctx.needed, directions, wanted)
         create_graph = torch.is_grad_enabled()
-        with torch.enable_grad():
-            own = [t.view_as(t) if w else t.detach() for t, w in zip(tensors, wanted, strict=False)]
-            how = (ctx.call, own, grads, ctx.needed, directions, wanted, create_graph)
-            try:
-                out = by_along(*how) if all(map(is_plain, directions)) else by_plain_loop(*how)
-            except Unsupported:
-                out = by_plain_loop(*how)
+        try:
+            if not all(map(is_plain, directions)):
+                raise Unsupported("no plan takes several gradients at once")
+            with torch.enable_grad():
+                out = by_along(ctx.call, aliases(tensors, wanted), *how, create_graph)
+        except Unsupported:
+            out = second_by_plain_loop(ctx.call, tensors, *how)
         return (None, None, None, None, *out)
 
 
@@ -144,6 +152,21 @@ def _grad(
     )
 
 
+def aliases(tensors: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor]:
+    """Tensors of which nobody else's history leads here."""
+    return [t.view_as(t) if w else t.detach() for t, w in zip(tensors, wanted, strict=False)]
+
+
+def second_by_plain_loop(
+    call: Call, tensors: Sequence[Tensor], grads: Sequence[Tensor | None], needed: Sequence[bool],
+    directions: Sequence[Tensor | None], wanted: Sequence[bool],
+) -> list[Tensor | None]:  # fmt: skip
+    """`by_plain_loop` of the inputs of a call, to be differentiated again where autograd records."""
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        return by_plain_loop(call, aliases(tensors, wanted), grads, needed, directions, wanted, create_graph)
+
+
 def by_plain_loop(
     call: Call, own: Sequence[Tensor], grads: Sequence[Tensor | None], needed: Sequence[bool],
     directions: Sequence[Tensor | None], wanted: Sequence[bool], create_graph: bool,
@@ -168,16 +191,26 @@ def by_plain_loop(
 def _ends_in_an_error(tensors: Sequence[Tensor | None]) -> bool:
     """Whether a history has a gradient in it that has no derivative. torch says so where all that it leads to
     is asked for, and leaves that part out where single inputs are, as they are here."""
-    todo = [t.grad_fn for t in tensors if t is not None and t.grad_fn is not None]
+    return any(node.name() == "torch::autograd::Error" for node in _history(tensors))
+
+
+def leads_to(tensor: Tensor, leaves: Collection[int]) -> bool:
+    """Whether the history of a tensor has one of these leaves in it, or is one; told by their numbers."""
+    if id(tensor) in leaves:
+        return True
+    return any(id(getattr(node, "variable", None)) in leaves for node in _history([tensor]))
+
+
+def _history(tensors: Sequence[Tensor | None]) -> Iterator[Any]:
+    """The nodes of autograd's graph that made them."""
+    todo: list[Any] = [t.grad_fn for t in tensors if t is not None and t.grad_fn is not None]
     seen = set(todo)
     while todo:
         node = todo.pop()
-        if node.name() == "torch::autograd::Error":
-            return True
-        fresh = [fn for fn, _ in node.next_functions if fn is not None and fn not in seen]
-        seen.update(fresh)
+        yield node
+        fresh = {fn for fn, _ in node.next_functions if fn is not None} - seen
+        seen |= fresh
         todo.extend(fresh)
-    return False
 
 
 def again(
@@ -191,7 +224,7 @@ def again(
     _refuse_noise(call, grads)
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        own = [t.view_as(t) if need else t.detach() for t, need in zip(tensors, needed, strict=True)]
+        own = [t.view_as(t) if t.requires_grad else t.detach() for t in tensors]
         return of_plain_loop(call, own, grads, needed, create_graph)
 
 

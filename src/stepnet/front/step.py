@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -41,6 +41,11 @@ def describe_leaf(value: Any) -> str:
     if isinstance(value, Tensor):
         return typed_shape(value)
     return type(value).__name__
+
+
+def describe_leaves(names: Iterable[str], values: Iterable[Any]) -> str:
+    """Leaves with their names: 'x float32[2, 3], h float32[2, 4]'."""
+    return ", ".join(f"{name} {describe_leaf(value)}" for name, value in zip(names, values, strict=True))
 
 
 class WithStatic(NamedTuple):
@@ -158,10 +163,9 @@ def check_joined(body: str, names: Sequence[str], values: Sequence[Any]) -> None
 
 def failure(body: Body, values: Sequence[Any], error: RuntimeError, t: int = 0) -> StepError:
     """What a body is told of that torch declines at step t: with other sizes than it expects, the first."""
-    pairs = zip(body.parameters, values, strict=True)
     return StepError(
         f"step '{body.name}' failed at step {t}: {str(error).splitlines()[0]}",
-        got=", ".join(f"{name} {describe_leaf(value)}" for name, value in pairs),
+        got=describe_leaves(body.parameters, values),
         remedy="check the sizes the step expects against the features of x and of the state",
     )
 

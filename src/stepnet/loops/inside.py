@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import weakref
 from typing import Any
 
 from torch import Tensor
@@ -11,28 +10,25 @@ from torch import Tensor
 from stepnet.data.array import TensorArray
 from stepnet.data.recording import UNKNOWN
 from stepnet.errors import StepError
-from stepnet.front.frame import Recording, WhileLoop
+from stepnet.front.frame import WhileLoop
 from stepnet.front.recorded import Write
 from stepnet.front.scan_form import ScanForm
 from stepnet.front.symbolic import OPEN, Symbolic
 from stepnet.front.template import ref
 
+from .recorded_frame import LoopCall
 
-class InnerLoop:
+
+class InnerLoop(LoopCall):
     """What the outer frame calls at each of its steps: the inner frame's program on the values of the step.
 
-    Two of the same program are equal, so that the outer frame is known again.
-
-    Returns:
-        The loop variables after the last step, then the arrays that the step owns and the loop writes.
+    Two of the same program are equal, so that the outer frame is known again. Of the arrays it writes those
+    that the step owns.
     """
 
-    __name__ = "while_loop"
-
     def __init__(self, loop: WhileLoop, own: list[int], written: list[int]) -> None:
-        self.recording, self.places = Recording.of(loop), tuple(loop.program.constants)
-        self.own, self.written = tuple(own), tuple(written)
-        self._loop = weakref.ref(loop)
+        super().__init__(loop, written)
+        self.own = tuple(own)
         updates = tuple(sorted(self.recording.updates.items()))
         self.change = tuple(changes_size(loop, place) for place, _ in updates)
         self._key = (
@@ -45,9 +41,6 @@ class InnerLoop:
     def __hash__(self) -> int:
         return hash(self._key)
 
-    def __deepcopy__(self, memo: Any) -> InnerLoop:
-        return self  # it holds no values
-
     def __call__(
         self, loop_vars: list[Any], constants: list[Any], arrays: list[TensorArray]
     ) -> tuple[Any, ...]:
@@ -57,11 +50,7 @@ class InnerLoop:
                 "the loop variables of a frame inside a frame must be tensors", got=type(wrong[0]).__name__
             )
         here = [copy.copy(array) if i in self.own else array for i, array in enumerate(arrays)]
-        ran = self.recording.run(loop_vars, dict(zip(self.places, constants, strict=True)), here)
-        loop = self._loop()
-        if loop is not None:
-            loop.executor, loop.reason = ran.executor, ran.reason
-        return (*ran.results, *(here[number] for number in self.written))
+        return self.play(self.recording, loop_vars, constants, here)
 
     def like(self, loop_vars: list[Any], *_: Any) -> tuple[Any, ...]:
         """The results without data: arrays of values that are not known."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,33 +13,23 @@ from torch import Tensor
 from stepnet.data.array import TensorArray
 from stepnet.data.in_graph import is_exporting
 from stepnet.data.values import SIZE
-from stepnet.front.frame import Recording, WhileLoop
+from stepnet.front.frame import WhileLoop
 from stepnet.front.recorded import Write
 from stepnet.tape.creation import TRIAL, Endless
 from stepnet.tape.item import TapeItem
 from stepnet.tape.tape import Tape
 
-from .recorded_frame import TooManySteps
+from .recorded_frame import LoopCall, TooManySteps
 
 _MOST = 1000  # steps on an example
 
 
-class TapedLoop:
-    """What a recorded loop calls: its program on values.
-
-    Returns:
-        The loop variables after the last step, then the arrays that the loop writes.
-    """
-
-    __name__ = "while_loop"
+class TapedLoop(LoopCall):
+    """What a loop on a tape calls."""
 
     def __init__(self, loop: WhileLoop, written: list[int]) -> None:
-        self.recording, self.places, self.written = Recording.of(loop), list(loop.program.constants), written
-        self._loop = weakref.ref(loop)
+        super().__init__(loop, written)
         self._numbers = [_number(v) for v in (*loop.loop_vars, *loop.program.constants.values())]
-
-    def __deepcopy__(self, memo: Any) -> TapedLoop:
-        return self  # it holds no values
 
     def __call__(
         self, loop_vars: list[Any], constants: list[Any], arrays: list[TensorArray]
@@ -48,20 +37,14 @@ class TapedLoop:
         own = [copy.copy(array) for array in arrays]
         known = [_with_number(v, n) for v, n in zip((*loop_vars, *constants), self._numbers, strict=True)]
         loop_vars, constants = known[: len(loop_vars)], known[len(loop_vars) :]
-        values, recording = dict(zip(self.places, constants, strict=True)), self.recording
-        if TRIAL.get():
-            most = recording.max_steps
-            recording = replace(recording, max_steps=_MOST if most is None else min(most, _MOST))
+        if not TRIAL.get():
+            return self.play(self.recording, loop_vars, constants, own)
+        most = self.recording.max_steps
+        short = replace(self.recording, max_steps=_MOST if most is None else min(most, _MOST))
         try:
-            ran = recording.run(loop_vars, values, own)
+            return self.play(short, loop_vars, constants, own, tell=False)
         except TooManySteps as error:
-            if TRIAL.get():
-                raise Endless from error
-            raise
-        written = None if TRIAL.get() else self._loop()
-        if written is not None:
-            written.executor, written.reason = ran.executor, ran.reason
-        return (*ran.results, *(own[number] for number in self.written))
+            raise Endless from error
 
 
 def _number(value: Any) -> int | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -9,7 +11,7 @@ from torch import Tensor
 from stepnet.errors import StepError
 from stepnet.executors import naive
 from stepnet.front.examples import does_not_fit
-from stepnet.front.frame import WhileLoop, check_kind, is_one_boolean, not_one_boolean
+from stepnet.front.frame import Recording, WhileLoop, check_kind, is_one_boolean, not_one_boolean
 from stepnet.front.recorded import Break, Call
 from stepnet.front.template import places, resolve
 from stepnet.ir.loop import BackEdge, Iteration, Last, Loop, Merged
@@ -19,6 +21,31 @@ GOING = "it goes on"
 
 class TooManySteps(StepError):
     """A loop did not end within its `max_steps`."""
+
+
+class LoopCall:
+    """What calls a recorded loop as one function: its program on the values that it is given."""
+
+    __name__ = "while_loop"
+
+    def __init__(self, loop: WhileLoop, written: Sequence[int]) -> None:
+        self.recording, self.places = Recording.of(loop), tuple(loop.program.constants)
+        self.written = tuple(written)
+        self._loop = weakref.ref(loop)
+
+    def __deepcopy__(self, memo: Any) -> LoopCall:
+        return self  # it holds no values
+
+    def play(
+        self, recording: Recording, loop_vars: Sequence[Any], constants: Sequence[Any], arrays: Sequence[Any],
+        *, tell: bool = True,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """The loop variables after the last step, then the arrays that it writes."""
+        ran = recording.run(loop_vars, dict(zip(self.places, constants, strict=True)), arrays)
+        loop = self._loop() if tell else None
+        if loop is not None:
+            loop.executor, loop.reason = ran.executor, ran.reason
+        return (*ran.results, *(arrays[number] for number in self.written))
 
 
 def run_recorded(loop: WhileLoop) -> list[Tensor]:

@@ -16,7 +16,7 @@ from stepnet.executors.base import Backend
 from stepnet.front.memory import Memory, Stepnet
 from stepnet.front.meta import OnMeta, without_data
 from stepnet.front.scope import Scope, Variable
-from stepnet.front.step import describe_leaf
+from stepnet.front.step import describe_leaf, describe_leaves
 from stepnet.ir.loop import BackEdge, Concat, Iteration, Loop, Merged, Slice
 from stepnet.watchers import instead
 
@@ -121,9 +121,9 @@ class RecurrentOp:
                 self.stepnet(step)
         except RuntimeError as error:
             names = (*self.inputs, *(memory.pre_name for memory in self.memories))
-            given = [f"{name} {describe_leaf(step[name])}" for name in names]
             raise StepError(
-                f"stepnet '{self.name}' fails: {str(error).splitlines()[0]}", got=", ".join(given)
+                f"stepnet '{self.name}' fails: {str(error).splitlines()[0]}",
+                got=describe_leaves(names, (step[name] for name in names)),
             ) from error
         written = set(step)
         wrong = [f"output '{n}' is never written by the stepnet" for n in self.outputs if n not in written]

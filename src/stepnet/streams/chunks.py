@@ -14,7 +14,7 @@ from stepnet.data.offsets import LoD, offsets_of
 from stepnet.data.pieces import one_after_the_other
 from stepnet.data.tree import LEAF, Spec, flatten, names, unflatten
 from stepnet.errors import StreamError
-from stepnet.front.step import describe_leaf, step_name
+from stepnet.front.step import describe_leaves, step_name
 
 
 def joined(chunks: Mapping[Hashable, Any]) -> tuple[Any, tuple[Tensor, ...], list[int]]:
@@ -64,9 +64,7 @@ def _differ(a: Any, b: Any) -> bool:
 
 
 def _show(leaves: Sequence[Any], spec: Spec) -> str:
-    labels = names(spec, "chunk")
-    shown = (f"{name} {describe_leaf(leaf)}" for name, leaf in zip(labels, leaves, strict=True))
-    return ", ".join(shown) or "nothing"
+    return describe_leaves(names(spec, "chunk"), leaves) or "nothing"
 
 
 def _batch(parts: list[Any]) -> tuple[LoDTensor, list[int]]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stepnet.data.tree import Spec, flatten, names, unflatten
 from stepnet.errors import StreamError
-from stepnet.front.step import describe_leaf
+from stepnet.front.step import describe_leaves
 
 _FIRST = 16  # rows of a new table
 
@@ -37,11 +37,10 @@ class Kept:
         alike = spec == self.spec and name == self.name
         if alike and all(a.shape[1:] == t.shape[1:] and a.dtype == t.dtype for a, t in self._pairs(leaves)):
             return leaves
-        labels = names(spec, "state")
         raise StreamError(
             f"recurrence {at} of the module is not the one that it ran at earlier pushes",
-            got=f"step '{name}', {_show(labels, leaves)}",
-            expected=f"step '{self.name}', {_show(names(self.spec, 'state'), self.tables)}, a row per stream",
+            got=f"step '{name}', {_shown(spec, leaves)}",
+            expected=f"step '{self.name}', {_shown(self.spec, self.tables)}, a row per stream",
             remedy="a module that streams runs the same recurrences, in the same order, at every push",
         )
 
@@ -49,8 +48,8 @@ class Kept:
         return zip(leaves, self.tables, strict=True)
 
 
-def _show(labels: Sequence[str], leaves: Sequence[Any]) -> str:
-    return ", ".join(f"{n} {describe_leaf(v)}" for n, v in zip(labels, leaves, strict=True)) or "no state"
+def _shown(spec: Spec, leaves: Sequence[Any]) -> str:
+    return describe_leaves(names(spec, "state"), leaves) or "no state"
 
 
 class States:

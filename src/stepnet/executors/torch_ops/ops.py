@@ -201,6 +201,7 @@ def _rows(graph: Graph, node: Node) -> Run:
 
 
 _NARROW = 16
+_FEW = 16  # rows of which that takes longer than a copy
 
 
 def _product_over_rows(node: Node, ins: Sequence[Value]) -> Run:
@@ -208,10 +209,17 @@ def _product_over_rows(node: Node, ins: Sequence[Value]) -> Run:
         return lambda a, b, rows: torch.matmul(a.permute(1, 2, 0), b.transpose(0, 1))
     k, n = ins[0].shape[-1], ins[1].shape[-1]
     if n < min(k, _NARROW):  # BLAS takes ten times as long with the narrow one last
-        return lambda a, b, rows: torch.mm(b.reshape(-1, n).t(), a.reshape(-1, k)).t().contiguous()
-    if len(ins[0].shape) == len(ins[1].shape) == 1:
-        return lambda a, b, rows: torch.mm(a.t(), b)
-    return lambda a, b, rows: torch.mm(a.reshape(-1, k).t(), b.reshape(-1, n))
+        narrow = lambda a, b: torch.mm(b.reshape(-1, n).t(), a.reshape(-1, k)).t().contiguous()  # noqa: E731
+    else:
+        narrow = None
+    flat = len(ins[0].shape) == len(ins[1].shape) == 1
+
+    def product(a: Tensor, b: Tensor, rows: int) -> Tensor:
+        if narrow is not None and rows > _FEW:
+            return narrow(a, b)
+        return torch.mm(a.t(), b) if flat else torch.mm(a.reshape(-1, k).t(), b.reshape(-1, n))
+
+    return product
 
 
 def _source(graph: Graph, node: Node) -> Run:
