@@ -1,4 +1,4 @@
-"""Greedy decoding by generated C, a block of steps at a time, against the plain loop."""
+"""Decoding by generated C, a block of steps at a time, against the plain loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from stepnet import LoDTensor, get_backend, set_backend
-from stepnet.decode import blocks, greedy
+from stepnet.decode import beam_search, blocks, greedy
 from stepnet.errors import StepError
 
 V, H, EOS, BOS = 7, 5, 6, 0
@@ -36,11 +36,11 @@ def a_state(rows: int) -> tuple[Tensor, Tensor]:
     return 2 * torch.randn(rows, H, dtype=torch.float64), torch.randn(rows, 3, H, dtype=torch.float64)
 
 
-def plainly(*args: Any, **how: Any) -> tuple[LoDTensor, Tensor]:
+def plainly(*args: Any, by: Any = greedy, **how: Any) -> tuple[LoDTensor, Any]:
     before = get_backend()
     set_backend("naive")
     try:
-        return greedy(*args, **how)
+        return by(*args, **how)
     finally:
         set_backend(before)
 
@@ -57,12 +57,13 @@ def in_c(monkeypatch):
     ran: list[bool] = []
     run = blocks.in_blocks
 
-    def counted(*args: Any) -> Any:
-        out = run(*args)
-        ran.append(out is not None)
+    def counted(*args: Any, **how: Any) -> Any:
+        out = run(*args, **how)
+        ran.append(out is not None and not how)
         return out
 
-    monkeypatch.setattr(sys.modules["stepnet.decode.greedy"], "in_blocks", counted)
+    for name in ("greedy", "beam"):
+        monkeypatch.setattr(sys.modules[f"stepnet.decode.{name}"], "in_blocks", counted)
     return ran
 
 
@@ -77,6 +78,20 @@ def test_words_and_scores_are_those_of_the_plain_loop(rows, max_length, in_c):
             step.head.bias[EOS] = bias
         same(greedy(step, state, **how), plainly(step, state, **how))
     assert in_c == [True, False] * 3
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.7])
+def test_beams_are_those_of_the_plain_loop(penalty, in_c):
+    step, state = Speaker(), a_state(5)
+    how = {"bos": BOS, "eos": EOS, "beam_size": 3, "n_best": 2, "length_penalty": penalty}
+    for bias, longest in ((0.0, 1), (0.0, 24), (3.0, 24), (-9.0, 18)):  # ends late, early, never
+        with torch.no_grad():
+            step.head.bias[EOS] = bias
+        found = beam_search(step, state, max_length=longest, **how)
+        words, scores = plainly(step, state, max_length=longest, by=beam_search, **how)
+        assert found[0].lengths(0).tolist() == words.lengths(0).tolist()
+        same((found[0], found[1].values), (words, scores.values))
+    assert in_c == [True, False, False] * 4
 
 
 def test_eos_may_be_the_word_that_begins(in_c):

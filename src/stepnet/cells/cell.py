@@ -6,6 +6,7 @@ import math
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stepnet.errors import StepError
@@ -28,6 +29,7 @@ class Cell(nn.Module):
     Attributes:
         gates: how many blocks of rows the weights have.
         recurrent: whether weight_hh and bias_hh exist.
+        biased: whether biases of the gates are what `bias` asks for.
 
     Raises:
         StepError: a size is no positive whole number.
@@ -35,6 +37,7 @@ class Cell(nn.Module):
 
     gates: ClassVar[int]
     recurrent: ClassVar[bool] = True
+    biased: ClassVar[bool] = True
 
     weight_ih: nn.Parameter
     weight_hh: nn.Parameter
@@ -58,9 +61,13 @@ class Cell(nn.Module):
         if self.recurrent:
             self.weight_hh = nn.Parameter(torch.empty(rows, hidden_size, device=device, dtype=dtype))
         for name in ("bias_ih", "bias_hh")[: 2 if self.recurrent else 1]:
-            values = nn.Parameter(torch.empty(rows, device=device, dtype=dtype)) if bias else None
-            self.register_parameter(name, values)
+            values = torch.empty(rows, device=device, dtype=dtype) if bias and self.biased else None
+            self.register_parameter(name, None if values is None else nn.Parameter(values))
         self.reset_parameters()
+        self.add_parameters(device=device, dtype=dtype)
+
+    def add_parameters(self, **like: Any) -> None:
+        """Make what a cell has besides; called once."""
 
     def reset_parameters(self) -> None:
         """Draw all parameters anew; without weight_hh as those of torch.nn.Linear."""
@@ -69,6 +76,12 @@ class Cell(nn.Module):
     def initial_state(self, n: int) -> Any:
         """The state of n sequences before their first step."""
         raise NotImplementedError
+
+    def both_products(self, x: Tensor, h: Tensor, mask: Tensor | None) -> Tensor:
+        """The gates before their activations: W_ih x + b_ih + W_hh h + b_hh, h times a dropout mask."""
+        return F.linear(x, self.weight_ih, self.bias_ih) + F.linear(
+            seen(h, mask), self.weight_hh, self.bias_hh
+        )
 
     def zeros(self, n: int) -> Tensor:
         """[n, hidden_size] zeros beside the parameters."""

@@ -70,17 +70,7 @@ class GatedDeltaNet(DeltaNet):
     exp(A), one number a head, is drawn uniformly from 0 to 16 and softplus(d) log-uniformly from 0.001 to
     0.1, as in Mamba2, whose decay this is.
 
-    Args:
-        input_size: features of x.
-        hidden_size: features of y and of the values, all heads together.
-        heads: how many matrices there are.
-        key_size: features of queries and keys, all heads together; None for hidden_size.
-        bias: whether b_q, b_k and b_v exist.
-        device: of the parameters.
-        dtype: of the parameters.
-
-    Raises:
-        StepError: a size is no positive whole number, or does not divide by the heads.
+    Arguments and errors as of `DeltaNet`.
 
     >>> cell = GatedDeltaNet(3, 4, heads=2)
     >>> y, S = cell(torch.ones(2, 3), cell.initial_state(2))

@@ -24,18 +24,8 @@ class GLA(HeadsCell):
     Its state is S, [n, heads, keys, values]. All weights are drawn as those of torch.nn.Linear. In the
     paper's layer keys have half the width, and a norm of each head and a gate come after y.
 
-    Args:
-        input_size: features of x.
-        hidden_size: features of y and of the values, all heads together.
-        heads: how many matrices there are.
-        key_size: features of queries and keys, all heads together; None for hidden_size.
-        decay_rank: features between W_1 and W_2.
-        bias: whether b_q, b_k and b_v exist; b_a always does.
-        device: of the parameters.
-        dtype: of the parameters.
-
-    Raises:
-        StepError: a size is no positive whole number, or does not divide by the heads.
+    Arguments and errors as of `DeltaNet`; `decay_rank` is how many features lie between W_1 and W_2, and b_a
+    exists always.
 
     >>> cell = GLA(3, 4, heads=2)
     >>> y, S = cell(torch.zeros(2, 3), cell.initial_state(2))

@@ -44,15 +44,7 @@ class GRU(Cell):
     Its state is h, [n, hidden_size]; the weights hold r, z, n in this order. A `state_dict` of
     torch.nn.GRUCell loads into it, and back.
 
-    Args:
-        input_size: features of x.
-        hidden_size: features of h.
-        bias: whether the biases exist.
-        device: of the parameters.
-        dtype: of the parameters.
-
-    Raises:
-        StepError: a size is no positive whole number.
+    Arguments and errors as of `Cell`.
 
     >>> cell = GRU(3, 4)
     >>> y, h = cell(torch.zeros(2, 3), cell.initial_state(2))

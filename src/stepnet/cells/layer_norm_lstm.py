@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,15 +22,7 @@ class LayerNormLSTM(Cell):
     LN_ih and LN_hh normalise all four gates of a row together, as the paper does; the paper's bias of the
     gates is the bias of the norms. Its state is (h, c), each [n, hidden_size].
 
-    Args:
-        input_size: features of x.
-        hidden_size: features of h and c.
-        bias: whether the three norms have biases.
-        device: of the parameters.
-        dtype: of the parameters.
-
-    Raises:
-        StepError: a size is no positive whole number.
+    Arguments and errors as of `Cell`; `bias` is whether the three norms have biases.
 
     >>> cell = LayerNormLSTM(3, 4)
     >>> y, (h, c) = cell(torch.zeros(2, 3), cell.initial_state(2))
@@ -37,18 +31,11 @@ class LayerNormLSTM(Cell):
     """
 
     gates = 4
+    biased = False  # those of the norms are
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(input_size, hidden_size, False, device, dtype)
-        norms = [nn.LayerNorm(n * hidden_size, bias=bias, device=device, dtype=dtype) for n in (4, 4, 1)]
-        self.bias, self.norm_ih, self.norm_hh, self.norm_c = bias, *norms
+    def add_parameters(self, **like: Any) -> None:
+        norms = (nn.LayerNorm(n * self.hidden_size, bias=self.bias, **like) for n in (4, 4, 1))
+        self.norm_ih, self.norm_hh, self.norm_c = norms
 
     def reset_parameters(self) -> None:
         """Draw the weights anew; the norms start at one and zero."""

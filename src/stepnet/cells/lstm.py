@@ -49,15 +49,7 @@ class LSTM(Cell):
 
     Its state is (h, c), each [n, hidden_size]. A `state_dict` of torch.nn.LSTMCell loads into it, and back.
 
-    Args:
-        input_size: features of x.
-        hidden_size: features of h and c.
-        bias: whether b_ih and b_hh exist.
-        device: of the parameters.
-        dtype: of the parameters.
-
-    Raises:
-        StepError: a size is no positive whole number.
+    Arguments and errors as of `Cell`.
 
     >>> cell = LSTM(3, 4)
     >>> y, (h, c) = cell(torch.zeros(2, 3), cell.initial_state(2))

@@ -25,15 +25,7 @@ class MinLSTM(Cell):
     Its state is h, [n, hidden_size]; the weights hold f, i, n in this order and are drawn as those of
     torch.nn.Linear, as the paper has them. There is no weight_hh.
 
-    Args:
-        input_size: features of x.
-        hidden_size: features of h.
-        bias: whether b_ih exists.
-        device: of the parameters.
-        dtype: of the parameters.
-
-    Raises:
-        StepError: a size is no positive whole number.
+    Arguments and errors as of `Cell`.
 
     >>> cell = MinLSTM(3, 4)
     >>> y, h = cell(torch.zeros(2, 3), cell.initial_state(2))

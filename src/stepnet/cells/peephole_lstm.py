@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .cell import Cell, seen
+from .cell import Cell
 
 
 class PeepholeLSTM(Cell):
@@ -21,15 +22,7 @@ class PeepholeLSTM(Cell):
     Its state is (h, c), each [n, hidden_size]. `weight_c` [3 * hidden_size] holds p_i, p_f, p_o; the other
     parameters are those of LSTM.
 
-    Args:
-        input_size: features of x.
-        hidden_size: features of h and c.
-        bias: whether b_ih and b_hh exist.
-        device: of the parameters.
-        dtype: of the parameters.
-
-    Raises:
-        StepError: a size is no positive whole number.
+    Arguments and errors as of `Cell`.
 
     >>> cell = PeepholeLSTM(3, 4)
     >>> y, (h, c) = cell(torch.zeros(2, 3), cell.initial_state(2))
@@ -39,16 +32,8 @@ class PeepholeLSTM(Cell):
 
     gates = 4
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(input_size, hidden_size, bias, device, dtype)
-        self.weight_c = nn.Parameter(self.weight_hh.new_empty(3 * hidden_size))
+    def add_parameters(self, **like: Any) -> None:
+        self.weight_c = nn.Parameter(self.weight_hh.new_empty(3 * self.hidden_size))
         self.reset_parameters()
 
     def forward(
@@ -56,10 +41,7 @@ class PeepholeLSTM(Cell):
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """One step; `mask` multiplies h where it meets weight_hh."""
         h, c = state
-        gates = F.linear(x, self.weight_ih, self.bias_ih) + F.linear(
-            seen(h, mask), self.weight_hh, self.bias_hh
-        )
-        i, f, g, o = gates.chunk(4, -1)
+        i, f, g, o = self.both_products(x, h, mask).chunk(4, -1)
         p_i, p_f, p_o = self.weight_c.chunk(3, -1)
         c_new = torch.sigmoid(f + p_f * c) * c + torch.sigmoid(i + p_i * c) * torch.tanh(g)
         h_new = torch.sigmoid(o + p_o * c_new) * torch.tanh(c_new)

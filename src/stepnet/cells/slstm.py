@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .cell import Cell, seen
+from .cell import Cell
 
 # The logarithm of "nothing yet": its exponential is zero in every dtype, and unlike -inf it can be averaged.
 LOG_NOTHING = -1e4
@@ -30,15 +30,7 @@ class SLSTM(Cell):
 
     Its state is (h, c, n, m), each [n, hidden_size]; the weights hold i, f, z, o in this order.
 
-    Args:
-        input_size: features of x.
-        hidden_size: features of h, c, n and m.
-        bias: whether b_ih and b_hh exist.
-        device: of the parameters.
-        dtype: of the parameters.
-
-    Raises:
-        StepError: a size is no positive whole number.
+    Arguments and errors as of `Cell`.
 
     >>> cell = SLSTM(3, 4)
     >>> y, (h, c, n, m) = cell(torch.zeros(2, 3), cell.initial_state(2))
@@ -53,10 +45,7 @@ class SLSTM(Cell):
     ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]:
         """One step; `mask` multiplies h where it meets weight_hh."""
         h, c, n, m = state
-        gates = F.linear(x, self.weight_ih, self.bias_ih) + F.linear(
-            seen(h, mask), self.weight_hh, self.bias_hh
-        )
-        i, f, z, o = gates.chunk(4, -1)
+        i, f, z, o = self.both_products(x, h, mask).chunk(4, -1)
         log_f = F.logsigmoid(f) + m
         m_new = torch.maximum(log_f, i)
         a = torch.exp(log_f - m_new)

@@ -11,14 +11,21 @@ from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import Spec
 from stepnet.errors import StepError
 
+from .blocks import in_blocks
 from .words import WordStep, check_count, checked_state, log_probabilities
 
 
-class _Ended(NamedTuple):
-    """The best K sequences that ended, of each row: [B, K] each, best first."""
+class Beams(NamedTuple):
+    """The rows that run, K beams each, and the best K sequences of each that ended; best first."""
 
-    score: Tensor  # normalised; -inf where there is none
-    place: Tensor  # K times the number of words without eos, and the beam whose words they are then
+    word: Tensor  # the word before, [n, K]
+    score: Tensor
+    ended: Tensor  # the scores of those that ended, by their length; -inf where there is none
+    place: Tensor  # K times their number of words without eos, and the beam whose words they are then
+    steps: Tensor  # the words so far, [n]
+    longest: Tensor  # the most words, [n]
+    alive: Tensor  # whether what goes on can still come among the best, [n]
+    leaves: list[Tensor]  # of the state, [n, K, ...]
 
 
 def beam_search(
@@ -73,94 +80,95 @@ def beam_search(
         nothing = torch.zeros(0, device=device)
         return LoDTensor(nothing.long(), [[0], [0]]), LoDTensor(nothing, [[0]])
     with torch.no_grad():
-        search = _Search(step, spec, eos, beam_size, max_length, length_penalty)
-        ended, words, parents = search.run(leaves, bos, n_best)
-        return _read_out(ended, beam_size, n_best, words, parents)
+        one = BeamStep(step, spec, eos, beam_size, length_penalty, n_best)
+        start = torch.full((rows * beam_size,), bos, dtype=torch.int64, device=device)
+        log_p, new = log_probabilities(
+            step, start, [v.repeat_interleave(beam_size, 0) for v in leaves], spec, eos
+        )
+        first, at = one.taken(log_p, new, one.everyone(log_p, max_length))
+        tables = torch.zeros((2, max_length, rows, beam_size), dtype=torch.int64, device=device).unbind()
+        for table, part in zip(tables, first, strict=True):
+            table[0] = part
+        how = one, at, ["score", "ended", "place", "alive"], tables
+        found = in_blocks(*how) or in_blocks(*how, plainly=True)
+        assert found is not None
+        steps, (score, ended, place, alive) = found
+        if steps == max_length:  # what is left ends here
+            last = one.merged(ended, place, score, at.longest, at.longest)
+            ended, place = (
+                torch.where(alive[:, None], *both) for both in zip(last, (ended, place), strict=True)
+            )
+        words, parents = (table[:steps] for table in tables)
+        return _read_out(ended, place, beam_size, n_best, words, parents)
 
 
-class _Search:
+class BeamStep:
+    """One step of all rows: the best words after the words of each beam."""
+
     def __init__(
-        self, step: WordStep, spec: Spec, eos: int, beam_size: int, max_length: int, penalty: float
+        self, step: WordStep, spec: Spec, eos: int, beam_size: int, penalty: float, n_best: int
     ) -> None:
         self.step, self.spec, self.eos = step, spec, eos
-        self.beam_size, self.max_length, self.penalty = beam_size, max_length, penalty
+        self.beam_size, self.penalty, self.n_best = beam_size, penalty, n_best
 
-    def run(self, leaves: list[Tensor], bos: int, n_best: int) -> tuple[_Ended, Tensor, Tensor]:
-        """What ended, and the words and the parents of all beams: [steps, B, K]."""
-        (rows, k), device = (len(leaves[0]), self.beam_size), leaves[0].device
-        shape = (self.max_length, rows, k)
-        words = torch.zeros(shape, dtype=torch.int64, device=device)
-        parents = torch.zeros_like(words)
-        done = None  # what ended in rows that are done
-        running: Tensor | None = None  # the rows that are not; None: all of them
-        last = torch.full((rows * k,), bos, dtype=torch.int64, device=device)
-        beams = [v.repeat_interleave(k, 0) for v in leaves]
-        own = torch.arange(k, device=device).repeat(rows, 1)
-        first = torch.arange(rows, device=device)[:, None] * k  # the first beam of each row
-        scores = ended = None
-        for steps in range(1, self.max_length + 1):
-            log_p, new = log_probabilities(self.step, last, beams, self.spec, self.eos)
-            n, size = len(own), log_p.shape[1]
-            if scores is None or ended is None:
-                scores = log_p.new_full((n, k), -torch.inf)
-                ended = _Ended(scores, torch.zeros_like(own))
-                scores = scores.clone()
-                scores[:, 0] = 0  # one beam at first: all would be the same
-            total = scores[:, :, None] + log_p.view(n, k, size)
-            ended = self._merge(ended, total[:, :, self.eos], own + k * (steps - 1), steps)
-            total[:, :, self.eos] = -torch.inf
-            scores, place = total.view(n, -1).topk(k, 1)
-            parent, word = place // size, place % size
-            at = slice(None) if running is None else running
-            words[steps - 1, at] = word
-            parents[steps - 1, at] = parent
-            if steps == self.max_length:  # what is left ends here
-                ended = self._merge(ended, scores, own + k * steps, steps)
-                break
-            from_rows = (first[:n] + parent).view(-1)
-            hope = self._normal(scores.max(1).values, self.max_length)  # scores only fall, and are negative
-            going = hope > ended.score[:, n_best - 1]
-            if bool(going.all()):
-                last = word.view(-1)
-                beams = [v.index_select(0, from_rows) for v in new]
-                continue
-            done = _kept(done, ended, running, rows)
-            left = going.nonzero().squeeze(1)
-            running = left if running is None else running[left]
-            if not len(left):
-                return done, words[:steps], parents[:steps]
-            ended = _Ended(*(part[left] for part in ended))
-            last, scores, own = word[left].view(-1), scores[left], own[left]
-            chosen = from_rows.view(n, k)[left].view(-1)
-            beams = [v.index_select(0, chosen) for v in new]
-        assert ended is not None
-        return _kept(done, ended, running, rows), words, parents
+    def everyone(self, log_p: Tensor, max_length: int) -> Beams:
+        """All rows before their first word: one beam each, for all would be the same."""
+        beams = torch.zeros(len(log_p) // self.beam_size, self.beam_size, device=log_p.device)
+        score = beams.to(log_p.dtype).index_fill(
+            1, torch.arange(1, self.beam_size, device=log_p.device), -torch.inf
+        )
+        steps = beams[:, 0].long()
+        return Beams(
+            beams.long(), score, torch.full_like(score, -torch.inf), beams.long(), steps, steps + max_length,
+            steps == 0, [],
+        )  # fmt: skip
 
-    def _normal(self, score: Tensor, words: int) -> Tensor:
+    def __call__(self, _: None, at: Beams) -> tuple[tuple[Tensor, Tensor], Beams]:
+        leaves = [v.flatten(0, 1) for v in at.leaves]
+        log_p, new = log_probabilities(self.step, at.word.flatten(), leaves, self.spec, self.eos)
+        return self.taken(log_p, new, at)
+
+    def taken(self, log_p: Tensor, new: list[Tensor], at: Beams) -> tuple[tuple[Tensor, Tensor], Beams]:
+        """The words of a step and the beams that they come after, and the rows after it."""
+        k, size, steps = self.beam_size, log_p.shape[1], at.steps + 1
+        total = at.score.unsqueeze(2) + log_p.unflatten(0, (-1, k))
+        ended, place = self.merged(at.ended, at.place, total[:, :, self.eos], at.steps, steps)
+        ends = torch.arange(size, device=log_p.device) == self.eos
+        score, chosen = total.masked_fill(ends, -torch.inf).flatten(1).topk(k, 1)
+        parent, word = chosen // size, chosen % size
+        keep = at.alive.unsqueeze(1)  # what a row that is done found stays
+        ended, place = torch.where(keep, ended, at.ended), torch.where(keep, place, at.place)
+        hope = self.normal(score.amax(1), at.longest)  # scores only fall, and are negative
+        alive = at.alive & (hope > ended[:, self.n_best - 1])
+        leaves = [_chosen(v.unflatten(0, (-1, k)), parent) for v in new]
+        return (word, parent), Beams(word, score, ended, place, steps, at.longest, alive, leaves)
+
+    def normal(self, score: Tensor, words: Tensor) -> Tensor:
         """A score by the number of words, eos counted."""
-        return score / ((5 + words) / 6) ** self.penalty if self.penalty else score
+        return score / ((5 + words.to(score.dtype)) / 6) ** self.penalty if self.penalty else score
 
-    def _merge(self, ended: _Ended, score: Tensor, place: Tensor, words: int) -> _Ended:
-        """The best K of those that ended before and those that end now."""
-        best, chosen = torch.cat([ended.score, self._normal(score, words)], 1).topk(self.beam_size, 1)
-        return _Ended(best, torch.cat([ended.place, place], 1).gather(1, chosen))
+    def merged(
+        self, ended: Tensor, place: Tensor, score: Tensor, without: Tensor, words: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The best K of those that ended before and that end now; `without`: their words without eos."""
+        k = self.beam_size
+        now = self.normal(score, words.unsqueeze(1))
+        best, chosen = torch.cat([ended, now], 1).topk(k, 1)
+        places = k * without.unsqueeze(1) + torch.arange(k, device=score.device)
+        return best, torch.cat([place, places], 1).gather(1, chosen)
 
 
-def _kept(done: _Ended | None, ended: _Ended, running: Tensor | None, rows: int) -> _Ended:
-    """What ended in all rows, that of the running ones put in its place."""
-    if running is None:
-        return ended
-    assert done is not None
-    for whole, part in zip(done, ended, strict=True):
-        whole[running] = part
-    return done
+def _chosen(leaf: Tensor, parent: Tensor) -> Tensor:
+    """The beams that go on, in their new order."""
+    index = parent.view(*parent.shape, *(1,) * (leaf.dim() - 2))
+    return leaf.gather(1, index.expand(-1, -1, *leaf.shape[2:]))
 
 
 def _read_out(
-    ended: _Ended, beam_size: int, n_best: int, words: Tensor, parents: Tensor
+    score: Tensor, place: Tensor, beam_size: int, n_best: int, words: Tensor, parents: Tensor
 ) -> tuple[LoDTensor, LoDTensor]:
     """Follow the parents back from where each sequence ended."""
-    score, place = (v[:, :n_best] for v in ended)
+    score, place = score[:, :n_best], place[:, :n_best]
     length, beam = place // beam_size, place % beam_size
     steps = len(words)
     table = torch.zeros((steps, *length.shape), dtype=torch.int64, device=length.device)

@@ -1,24 +1,26 @@
-"""Greedy decoding by generated C: a block of steps is one loop whose output is its next input.
+"""Decoding by generated C: a block of steps is one loop whose output is its next input.
 
-A row that ends within a block runs to the end of the block without effect; after each block the rows that
-have ended are left out, and the next one is twice as long.
+A row that is done within a block runs to the end of the block without effect; after each block the rows that
+are done are left out, and the next one is twice as long.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from stepnet.api import recurrent
-from stepnet.data.tree import Spec
+from stepnet.data.tree import Spec, by_leaf, flatten
 from stepnet.executors.registry import AUTO, tried
 from stepnet.executors.setting import check_backend
 
 from .words import WordStep, log_probabilities
 
 _FIRST = 16  # steps of the first block
+Step = Callable[[None, Any], tuple[Any, Any]]  # what a step gives for the tables, and the rows after it
 
 
 class Running(NamedTuple):
@@ -49,39 +51,47 @@ class GreedyStep:
         return torch.where(at.alive, best, self.eos), Running(word, alive, score, new)
 
 
-def in_blocks(step: GreedyStep, first: Running, max_length: int) -> tuple[Tensor, Tensor] | None:
-    """The words [steps, B], eos behind their end, and the log probability of each row.
+def in_blocks(
+    step: Step, first: Any, kept: Sequence[str], tables: Sequence[Tensor], plainly: bool = False
+) -> tuple[int, list[Tensor]] | None:
+    """Run on until every row is done.
 
     Args:
         step: one step.
-        first: the rows after the first word; `word` is that.
-        max_length: the most words of a sequence, the first among them.
+        first: the rows after the first step; `alive` says which still run.
+        kept: the names of what is wanted of each row in the end.
+        tables: [steps, B, ...] each: what the steps give is written there. The first step has been.
+        plainly: step after step; else by generated C.
 
     Returns:
-        None where generated C does not run the step: the plain loop does, or tells what is wrong with it.
+        How many steps there were, and what is kept. None where generated C does not run the step.
     """
     best = tried(AUTO)[0].name  # by another one, step by step, nothing is gained
-    if check_backend(None) not in (AUTO, best):
+    if not plainly and check_backend(None) not in (AUTO, best):
         return None
-    words = torch.full((max_length, len(first.word)), step.eos, device=first.word.device)
-    words[0] = torch.where(first.alive, first.word, step.eos)
-    scores, rows = first.score.clone(), torch.arange(len(first.word), device=first.word.device)
-    at, done, block = first, 1, _FIRST
-    while done < max_length:
+    results = [getattr(first, name).clone() for name in kept]
+    rows = torch.arange(len(first.alive), device=first.alive.device)
+    at, done, block = first, 1, 1 if plainly else _FIRST
+    while done < len(tables[0]):
         if not bool(at.alive.all()):
             left = at.alive.nonzero().squeeze(1)
             rows = rows[left]
-            at = Running(
-                at.word[left], at.alive[left], at.score[left], [v.index_select(0, left) for v in at.leaves]
-            )
+            at = by_leaf(lambda leaf, left=left: leaf.index_select(0, left), at)
         if not len(rows):
             break
-        steps = min(block, max_length - done)
-        try:
-            found, at = recurrent(step, steps=steps, state=at, backend=best)
-        except Exception:  # whatever it is, the plain loop may do without, or tells it in its own words
-            return None
-        words[done : done + steps, rows] = found
-        scores[rows] = at.score
-        done, block = done + steps, 2 * block
-    return words[:done], scores
+        steps = min(block, len(tables[0]) - done)
+        if plainly:
+            found, at = step(None, at)
+            found = by_leaf(lambda leaf: leaf[None], found)
+        else:
+            try:
+                found, at = recurrent(step, steps=steps, state=at, backend=best)
+            except Exception:  # whatever it is, the plain loop may do without, or tells it in its own words
+                return None
+            block *= 2
+        for table, part in zip(tables, flatten(found)[0], strict=True):
+            table[done : done + steps, rows] = part
+        for result, name in zip(results, kept, strict=True):
+            result[rows] = getattr(at, name)
+        done += steps
+    return done, results

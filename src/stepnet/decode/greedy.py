@@ -64,11 +64,14 @@ def greedy(step: WordStep, state: Any, *, bos: int, eos: int, max_length: int) -
         score = torch.zeros(rows, dtype=log_p.dtype, device=device)
         one = GreedyStep(step, spec, eos)
         everyone = Running(start, torch.ones_like(start, dtype=torch.bool), score, leaves)
-        found = in_blocks(one, one.taken(log_p, new, everyone)[1], max_length)
+        word, running = one.taken(log_p, new, everyone)
+        table = torch.full((max_length, rows), eos, device=device)
+        table[0] = word
+        found = in_blocks(one, running, ["score"], [table])
         if found is not None:
-            table, score = found
+            steps, (score,) = found
             length = (table != eos).sum(0)
-            return LoDTensor.from_padded(table, length.cpu(), batch_first=False), score
+            return LoDTensor.from_padded(table[:steps], length.cpu(), batch_first=False), score
         first = (torch.tensor(0), start, leaves, score, torch.zeros_like(start), TensorArray())
         _, _, _, score, length, words = while_loop(going, body, first)
         table = words.stack()

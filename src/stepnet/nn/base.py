@@ -47,13 +47,13 @@ class LayerStep:
         y, new = self.function(x, state, **{k: getattr(self, place) for k, place in self.places.items()})
         return (y if self.dtype is None else y.to(self.dtype)), new
 
-    def is_of(
-        self, function: Callable[..., Any], weights: Mapping[str, Tensor], dtype: torch.dtype | None
-    ) -> bool:
-        """Whether it is the step of a function with these weights, of this dtype."""
-        held, places = self.__dict__, self.places
-        same = [held[places[name]] is weight for name, weight in weights.items()]
-        return all(same) and self.dtype is dtype and self.function is function
+    def is_of(self, module: nn.Module, function: Callable[..., Any], dtype: torch.dtype | None) -> bool:
+        """Whether it is the step of a function with the weights that a module has in their places."""
+        held, given, own = self.__dict__, module._parameters, module.__dict__
+        for place in self.places.values():
+            if given.get(place) is not held[place] or place in own:
+                return False
+        return self.dtype is dtype and self.function is function
 
 
 # of each module, by the suffix of a layer: those of its parameters, which are as alive as it is
@@ -164,7 +164,8 @@ class RNNBase(nn.Module):
         """Run all layers; see the class for shapes. `resets` is as in `recurrent`: a marked row starts from
         zeros, or from `Resets(state=...)`, which is like hx."""
         batch = Batch.of(type(self).__name__, input, self.batch_first)
-        batch.check_rows(self.input_size, self.weight_ih_l0.dtype)
+        weight = self._parameters.get("weight_ih_l0")
+        batch.check_rows(self.input_size, (self.weight_ih_l0 if weight is None else weight).dtype)
         given = self._given(batch, hx)
         asked = None if resets is None else as_resets(resets)
         fresh = [] if asked is None else self._given(batch, asked.state)
@@ -187,10 +188,12 @@ class RNNBase(nn.Module):
 
     def _layer(self, suffix: str, dtype: torch.dtype | None) -> LayerStep:
         """The step of a layer and direction, as long as the same weights are in their places."""
-        steps, weights = _STEPS.setdefault(self, {}), self.weights(suffix)
-        step = steps.get(suffix)
-        function = self.step
-        if step is None or not step.is_of(function, weights, dtype):
+        steps = _STEPS.get(self)
+        if steps is None:
+            steps = _STEPS[self] = {}
+        step, function = steps.get(suffix), self.step
+        if step is None or not step.is_of(self, function, dtype):
+            weights = self.weights(suffix)
             step = LayerStep(f"{type(self).__name__} {suffix}", suffix, function, weights, dtype)
             if all(type(weight) is nn.Parameter for weight in weights.values()):
                 steps[suffix] = step
@@ -199,7 +202,7 @@ class RNNBase(nn.Module):
     def _result_dtypes(self, batch: Batch, state: Any) -> tuple[torch.dtype, ...] | None:
         """What autocast makes of y and of each tensor of the state, as torch.nn's modules have it; None where
         it is off, or leaves all as they are."""
-        low = autocast_dtype(batch.rows.device.type)
+        low = autocast_dtype(batch.rows.device.type) if torch._C._is_any_autocast_enabled() else None
         if low is None or batch.rows.dtype == torch.float64:
             return None
         return self._cast_to(low, batch, *(state if isinstance(state, tuple) else (state,)))
@@ -233,9 +236,9 @@ class RNNBase(nn.Module):
 
     def _join(self, batch: Batch, finals: list[Any]) -> Any:
         """Final states as torch.nn has them: h_n, or (h_n, c_n)."""
-        if len(self.state_sizes) == 1:
+        if isinstance(finals[0], Tensor):
             return batch.close_state(_stacked(finals))
-        return tuple(batch.close_state(_stacked(leaves)) for leaves in zip(*finals, strict=True))
+        return tuple([batch.close_state(_stacked(leaves)) for leaves in zip(*finals, strict=True)])
 
     def extra_repr(self) -> str:
         defaults = {

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,8 +17,7 @@ from stepnet.data.values import rows as rows_of
 from stepnet.errors import StepError
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """An input of a module named `name`: `x` of `n` sequences, stepped along `axis` if it is a tensor."""
 
     name: str
@@ -35,6 +33,8 @@ class Batch:
         Raises:
             StepError: it is none of them.
         """
+        if type(given) is Tensor and given.dim() == 3:
+            return Batch(name, given, given, given.shape[0 if batch_first else 1], int(batch_first))
         if isinstance(given, PackedSequence):
             x = LoDTensor.from_packed(given)
             return Batch(name, given, x, len(x))
@@ -78,7 +78,8 @@ class Batch:
                 expected=f"input_size={features}",
                 remedy=f"build it with input_size={rows.shape[-1]}, or check the order of dimensions",
             )
-        self._check_dtype("input", rows, dtype)
+        if rows.dtype is not dtype:
+            self._check_dtype("input", rows, dtype)
 
     def check_state(self, leaf_name: str, leaf: Any, count: int, size: int) -> Tensor:
         """A tensor of hx as [count, n, size], or an error that says what it should be."""
