@@ -14,8 +14,8 @@ from ir_files import Net
 from stepnet.openvino import load, supported_types
 from stepnet.report import cost as flops
 from stepnet.report.inspect import inspect_model
+from stepnet.report.loop_layers import steps
 from stepnet.report.sizes import sizes
-from stepnet.report.steps import steps
 
 CASES = Path(__file__).parent.parent / "openvino" / "cases"
 GOOD = [p for kind in ("corpus", "legacy") for p in sorted((CASES / kind).iterdir())]

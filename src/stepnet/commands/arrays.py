@@ -1,4 +1,4 @@
-"""Arrays from files for the inputs of a model, and random ones; pickles are never loaded."""
+"""The inputs of a run: arrays from files, or random ones; pickles are never loaded."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stepnet.report.sizes import fitting, shapes_at
+from stepnet.report.sizes import check_shapes, fitting, shapes_at
 
+from .options import shapes_of
 from .outcome import CommandError
 
 if TYPE_CHECKING:
@@ -26,6 +27,36 @@ UNREADABLE = (
     zipfile.BadZipFile,
 )  # fmt: skip
 DYNAMIC = 8  # of dynamic dimensions that no shape is given for
+
+
+def gather(
+    model: OpenVINOModel,
+    files: Sequence[str] | None,
+    shapes: Sequence[str] | None,
+    seed: int,
+    *,
+    random: bool,
+) -> dict[str, Any]:
+    """Values of all inputs by name.
+
+    Raises:
+        CommandError: an option is wrong, a file cannot be read, or an input is missing.
+        IRError: a shape is for no input or does not fit it.
+    """
+    sizes = shapes_of(shapes)
+    check_shapes(model, sizes)
+    found = from_files(model, files or ())
+    both = next((name for name in sizes if name in found), None)
+    if both is not None:
+        raise CommandError(f"input '{both}' has an array and a --shape", remedy="give one of them")
+    missing = [socket for socket in model.inputs if socket.name not in found]
+    if missing and not random:
+        raise CommandError(
+            f"input '{missing[0].name}' is not given",
+            expected=str(missing[0]),
+            remedy=f"--input {missing[0].name}=FILE.npy, or --random",
+        )
+    return fill(model, found, sizes, seed)
 
 
 def from_files(model: OpenVINOModel, given: Sequence[str]) -> dict[str, np.ndarray]:

@@ -32,7 +32,7 @@ def compare(
     The other runs with float32 arithmetic on as many threads as torch. Ends with 1 if an output differs.
     """
     with told():
-        from .inputs import gather
+        from .arrays import gather
         from .models import load_model
         from .versus import print_table, to_json, versus
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from .models import check_bin
 from .options import BIN, MODEL, SHAPES, shapes_of
 from .outcome import CommandError, told
 from .output import console
@@ -33,8 +34,7 @@ def inspect(
     with told():
         from stepnet.report.inspect import inspect_model
 
-        if model.suffix == ".onnx" and bin is not None:
-            raise CommandError(f"--bin {bin}: is for OpenVINO IR; an ONNX file names its weights itself")
+        check_bin(model, bin)
         it = inspect_model(model, bin, shapes=shapes_of(shape))
         if svg is not None:
             try:

@@ -18,12 +18,17 @@ def load_model(path: Path, bin: Path | None) -> OpenVINOModel | Any:
         CommandError: `--bin` is given with an ONNX file.
         IRError: it cannot be read.
     """
-    if path.suffix != ".onnx":
-        from stepnet.openvino import load as load_ir
+    check_bin(path, bin)
+    if path.suffix == ".onnx":
+        from stepnet.onnx import load
 
-        return load_ir(path, bin)
-    if bin is not None:
+        return load(path)
+    from stepnet.openvino import load as load_ir
+
+    return load_ir(path, bin)
+
+
+def check_bin(path: Path, bin: Path | None) -> None:
+    """Refuse a file of weights beside an ONNX file."""
+    if path.suffix == ".onnx" and bin is not None:
         raise CommandError(f"--bin {bin}: is for OpenVINO IR; an ONNX file names its weights itself")
-    from stepnet.onnx import load
-
-    return load(path)

@@ -35,8 +35,7 @@ def run(
     A dynamic dimension of a random input is 8, unless --shape gives the input's shape.
     """
     with told():
-        from .arrays import write
-        from .inputs import gather
+        from .arrays import gather, write
         from .models import load_model
 
         if output is not None and output.suffix != ".npz":
@@ -73,21 +72,14 @@ def timed(model: OpenVINOModel, values: dict[str, Any]) -> tuple[Outputs, float,
 
 
 def _table(found: Outputs) -> Table:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
+    from stepnet.report.text import add_row, table
 
-    from stepnet.report.words import printable
-
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
-    for name in ("output", "type and shape", "smallest", "mean", "largest", "not finite"):
-        table.add_column(name, justify="left" if name in ("output", "type and shape") else "right")
+    figures = ("smallest", "mean", "largest", "not finite")
+    it = table("output", "type and shape", *figures, right=figures)
     for name, value in found.items():
-        kind = typed_shape(value)
         numbers = value.double()
         finite = numbers[numbers.isfinite()]
         told = (finite.min(), finite.mean(), finite.max()) if finite.numel() else ()
         shown = [f"{number.item():.6g}" for number in told] or ["", "", ""]
-        rest = str(numbers.numel() - finite.numel())
-        table.add_row(*(Text(printable(cell)) for cell in (name, kind, *shown, rest)))
-    return table
+        add_row(it, name, typed_shape(value), *shown, str(numbers.numel() - finite.numel()))
+    return it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 from statistics import median, quantiles
 from time import perf_counter
@@ -12,14 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
 from stepnet.openvino import OpenVINOModel
-from stepnet.report.words import printable
+from stepnet.report.text import add_row, print_parts, table
+from stepnet.report.words import count, printable
 
 from .arrays import array
 from .outcome import CommandError
@@ -111,12 +111,7 @@ def versus(
 def _openvino(
     xml: Path, bin: Path | None, model: OpenVINOModel
 ) -> tuple[Callable[[list[Any]], list[Any]], str]:
-    try:
-        import openvino
-    except ImportError as error:
-        raise CommandError(
-            "comparing needs OpenVINO, which is not installed", remedy="pip install openvino"
-        ) from error
+    openvino = _imported("openvino", "OpenVINO")
     settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
     core = openvino.Core()
     try:
@@ -144,12 +139,7 @@ def _openvino(
 
 
 def _onnxruntime(path: Path, model: Any) -> tuple[Callable[[list[Any]], list[Any]], str]:
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise CommandError(
-            "comparing needs ONNX Runtime, which is not installed", remedy="pip install onnxruntime"
-        ) from error
+    onnxruntime = _imported("onnxruntime", "ONNX Runtime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = torch.get_num_threads(), 4
     try:
@@ -164,6 +154,14 @@ def _onnxruntime(path: Path, model: Any) -> tuple[Callable[[list[Any]], list[Any
         return list(session.run(None, {name: value for name, value in fed if name in taken}))
 
     return run, onnxruntime.__version__
+
+
+def _imported(package: str, runtime: str) -> Any:
+    try:
+        return import_module(package)
+    except ImportError as error:
+        text = f"comparing needs {runtime}, which is not installed"
+        raise CommandError(text, remedy=f"pip install {package}") from error
 
 
 def _reason(error: BaseException) -> str:
@@ -219,33 +217,25 @@ def to_json(found: Versus) -> str:
 
 def print_table(found: Versus, console: Console) -> None:
     """Both side by side."""
-    table = _table("output", "type and shape", "largest difference", "relative", "")
+    sizes = ("largest difference", "relative")
+    answers = table("output", "type and shape", *sizes, "", right=sizes)
     for row in found.outputs:
         kind = row.ours if row.ours == row.theirs else f"{row.ours}, {found.runtime} {row.theirs}"
-        sizes = (
-            ["shapes differ", ""] if row.absolute is None else [f"{row.absolute:.3g}", f"{row.relative:.3g}"]
-        )
-        cells = [row.output, kind, *sizes, "agrees" if row.agree else "DIFFERS"]
-        table.add_row(*(Text(printable(cell)) for cell in cells), style=None if row.agree else "red")
-    console.print(table)
-    console.print()
-    table = _table("time, ms", "first run", "median", "middle half")
+        differences = ("shapes differ", "")
+        if row.absolute is not None:
+            differences = (f"{row.absolute:.3g}", f"{row.relative:.3g}")
+        verdict = "agrees" if row.agree else "DIFFERS"
+        add_row(answers, row.output, kind, *differences, verdict, style=None if row.agree else "red")
+    parts = ("first run", "median", "middle half")
+    times = table("time, ms", *parts, right=parts)
     for name, timing in (("stepnet", found.stepnet), (f"{found.runtime} {found.version}", found.other)):
-        cells = [f"{timing.first:.3g}", f"{timing.median:.3g}", f"{timing.low:.3g} to {timing.high:.3g}"]
-        table.add_row(name, *cells)
-    console.print(table)
+        middle = f"{timing.low:.3g} to {timing.high:.3g}"
+        add_row(times, name, f"{timing.first:.3g}", f"{timing.median:.3g}", middle)
+    print_parts((answers, times), console)
     ratio = found.other.median / found.stepnet.median
     told = f"is {ratio:.2f} times as fast as" if ratio >= 1 else f"takes {1 / ratio:.2f} times as long as"
-    threads = f"{found.threads} thread{'' if found.threads == 1 else 's'}"
-    console.print(f"stepnet {told} {found.runtime} ({found.rounds} runs each in turns, {threads})")
+    turns = f"{found.rounds} runs each in turns, {count(found.threads, 'thread')}"
+    console.print(f"stepnet {told} {found.runtime} ({turns})")
     for loop in found.loops:
         state = "compiled" if loop.compiled else f"plain loop: {loop.reason}"
         console.print(Text(printable(f"{loop.where}: {state}"), style="dim"))
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
-    for i, name in enumerate(columns):
-        right = i > 0 and name not in ("type and shape", "")
-        table.add_column(name, justify="right" if right else "left", overflow="fold")
-    return table

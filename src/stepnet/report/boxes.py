@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from html import escape
 from typing import Literal
 
 from .svg import BOLD, FAINT, SMALL, STEP, TEXT, TITLE, Canvas, Theme, corners, cut, text_width
@@ -56,25 +55,24 @@ class Box:
     def draw(self, canvas: Canvas, x: float, y: float) -> None:
         """Draw it around a centre."""
         w, h = self.width - (2 * _ARC if self.recurrent else 0), self.height
-        canvas.open("g")
-        canvas.element("title", escape(self.tip))
-        fill = {"ink": self.theme.ink, "paper": self.theme.paper, "white": "#ffffff"}[self.fill]
-        radius = min(h / 2, 13) if self.round else 5
-        canvas.box(x - w / 2, y - h / 2, w, h, rx=radius, fill=fill, stroke=self.theme.ink)
-        ink, faint = ("#ffffff", "#ffffff") if self.fill == "ink" else (TEXT, FAINT)
-        at = y - h / 2 + (14.5 if self.small else 17)
-        bold = {} if self.fill == "white" else BOLD
-        title = cut(self.title, self._title_size, w - 8)
-        canvas.text(x, at, title, TITLE, fill=ink, text_anchor="middle", **bold)
-        for line in self.lines:
-            at += 14
-            canvas.text(x, at, cut(line, SMALL, w - 8), SMALL, fill=faint, text_anchor="middle")
-        if self.recurrent:
-            left, right, low, high = x + w / 4, x + w / 2 + _ARC - 8, y + h / 2, y - h / 2
-            draw_back_edge(canvas, (left, low), (left, high), right, 9.0, radius=6.0)
-        if self.declined:
-            canvas.frame(x - w / 2 - 4, y - h / 2 - 4, w + 8, h + 8)
-        canvas.close("g")
+        with canvas.group():
+            canvas.element("title", self.tip)
+            fill = {"ink": self.theme.ink, "paper": self.theme.paper, "white": "#ffffff"}[self.fill]
+            radius = min(h / 2, 13) if self.round else 5
+            canvas.box(x - w / 2, y - h / 2, w, h, rx=radius, fill=fill, stroke=self.theme.ink)
+            ink, faint = ("#ffffff", "#ffffff") if self.fill == "ink" else (TEXT, FAINT)
+            at = y - h / 2 + (14.5 if self.small else 17)
+            bold = {} if self.fill == "white" else BOLD
+            title = cut(self.title, self._title_size, w - 8)
+            canvas.text(x, at, title, TITLE, fill=ink, text_anchor="middle", **bold)
+            for line in self.lines:
+                at += 14
+                canvas.text(x, at, cut(line, SMALL, w - 8), SMALL, fill=faint, text_anchor="middle")
+            if self.recurrent:
+                left, right, low, high = x + w / 4, x + w / 2 + _ARC - 8, y + h / 2, y - h / 2
+                draw_back_edge(canvas, (left, low), (left, high), right, 9.0, radius=6.0)
+            if self.declined:
+                canvas.frame(x - w / 2 - 4, y - h / 2 - 4, w + 8, h + 8)
         if self.saved:
             canvas.dot(x + w / 2 - 4, y - h / 2 + 2)
 

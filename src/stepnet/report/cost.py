@@ -1,4 +1,4 @@
-"""The cost model: floating-point operations of a plan's nodes, of torch calls and of OpenVINO's layers.
+"""The cost model: floating-point operations of a plan's nodes, of torch calls and of the layers of files.
 
 A product that sums over K costs 2 K for each element of its result; exp, tanh and the like cost 10 an
 element, other arithmetic 1; a reduction costs 1 for each element that it reads. Moving data costs nothing.
@@ -7,8 +7,8 @@ element, other arithmetic 1; a reduction costs 1 for each element that it reads.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -17,9 +17,6 @@ from stepnet.ir.ops import OPS, RANDOM, TOTALS, Stage
 from stepnet.ir.plan import LoopPlan, Region
 
 from .records import Cost, Weight
-
-if TYPE_CHECKING:
-    from stepnet.openvino.records import Layer
 
 TRANSCENDENTAL = 10  # a polynomial of about that many operations
 _PER_ELEMENT: dict[Weight, int] = {"costly": TRANSCENDENTAL, "cheap": 1}
@@ -145,7 +142,7 @@ def call_flops(name: str, read: Sequence[Tensor], results: Sequence[Tensor]) -> 
     return pointwise_flops(kind, max((t.numel() for t in (*results, *read[:1])), default=0))
 
 
-# -- OpenVINO's layers, by type ----------------------------------------------------------------------------
+# -- layers of files, by OpenVINO's name of their type ------------------------------------------------------
 
 VIEWS = _names("identity reshape squeeze unsqueeze shapeof parameter result const assign readvalue")
 MOVES = VIEWS | _names(
@@ -166,7 +163,7 @@ CHEAP = _names(
 )
 READS = _names(
     "cumsum reducel1 reducel2 reducelogicaland reducelogicalor reducemax reducemean reducemin reduceprod"
-    " reducesum"
+    " reducesum adaptiveavgpool adaptivemaxpool"
 )
 # Operations for each element of the result, where one pass does not do.
 SEVERAL = {
@@ -187,18 +184,46 @@ _ACTIVATIONS = {  # of a cell, for each element of the state
     "grucell": 3 * TRANSCENDENTAL + 12,
     "rnncell": TRANSCENDENTAL + 2,
 }
-PRODUCTS = frozenset({"matmul", "convolution", "groupconvolution", "maxpool", "avgpool", "einsum", "inverse",
+PRODUCTS = frozenset({"matmul", "convolution", "groupconvolution", "convolutionbackpropdata",
+                      "groupconvolutionbackpropdata", "maxpool", "avgpool", "einsum", "inverse",
                       "scaleddotproductattention", *GATES, *SEQUENCES})  # fmt: skip
 
 
-def layer_cost(layer: Layer, inputs: Sequence[Any], outputs: Sequence[Any]) -> Cost:
-    """The cost of running a layer without a body once."""
-    kind = layer.type.lower()
+_ONNX = {  # operators of another name
+    "and": "logicaland", "averagepool": "avgpool", "batchnormalization": "batchnorminference",
+    "ceil": "ceiling", "clip": "clamp", "conv": "convolution", "convtranspose": "convolutionbackpropdata",
+    "div": "divide", "gemm": "matmul",
+    "greaterorequal": "greaterequal", "gru": "grusequence", "hardswish": "hswish",
+    "instancenormalization": "mvn", "layernormalization": "mvn", "leakyrelu": "prelu",
+    "lessorequal": "lessequal", "lstm": "lstmsequence", "max": "maximum", "mean": "add", "min": "minimum",
+    "mul": "multiply", "neg": "negative", "not": "logicalnot", "or": "logicalor", "pow": "power",
+    "reciprocal": "divide", "reducelogsum": "reducesum", "reducelogsumexp": "reducesum",
+    "reducesumsquare": "reducesum", "rnn": "rnnsequence", "sub": "subtract", "sum": "add", "where": "select",
+    "xor": "logicalxor",
+}  # fmt: skip
+
+
+def kind_of(type: str) -> str:
+    """What the tables here call a type of layer, of either format.
+
+    >>> kind_of("MatMul"), kind_of("Gemm")
+    ('matmul', 'matmul')
+    """
+    kind = type.lower()
+    return _ONNX.get(kind, kind)
+
+
+def layer_cost(
+    type: str, attributes: Mapping[str, str], inputs: Sequence[Any], outputs: Sequence[Any]
+) -> Cost:
+    """The cost of running a layer without a body once; its attributes as OpenVINO has them."""
+    kind = kind_of(type)
     if kind in VIEWS:
         return Cost()
     if not outputs or not all(isinstance(value, Tensor) for value in (*inputs, *outputs)):
         return Cost(unknown=1)
-    return Cost(_layer_flops(kind, layer, inputs, outputs[0].numel()), tensor_bytes(*inputs, *outputs))
+    flops = _layer_flops(kind, attributes, inputs, outputs[0].numel())
+    return Cost(flops, tensor_bytes(*inputs, *outputs))
 
 
 def tensor_bytes(*values: Tensor) -> int:
@@ -206,9 +231,7 @@ def tensor_bytes(*values: Tensor) -> int:
     return sum(value.numel() * value.element_size() for value in values)
 
 
-def _layer_flops(kind: str, layer: Layer, inputs: Sequence[Tensor], size: int) -> int:
-    if kind in MOVES:
-        return 0
+def _layer_flops(kind: str, attributes: Mapping[str, str], inputs: Sequence[Tensor], size: int) -> int:
     if kind in COSTLY or kind in CHEAP:
         return pointwise_flops("costly" if kind in COSTLY else "cheap", size)
     if kind in READS:
@@ -217,12 +240,18 @@ def _layer_flops(kind: str, layer: Layer, inputs: Sequence[Tensor], size: int) -
         return SEVERAL[kind] * size
     if kind == "matmul":
         a = inputs[0]
-        transposed = layer.attributes.get("transpose_a", "false").strip().lower() in ("true", "1")
+        transposed = attributes.get("transpose_a", "false").strip().lower() in ("true", "1")
         return product_flops(a.shape[-2 if transposed and a.dim() > 1 else -1], size)
     if kind in ("convolution", "groupconvolution"):
         return product_flops(math.prod(inputs[1].shape[1 if kind == "convolution" else 2 :]), size)
+    if kind in (
+        "convolutionbackpropdata",
+        "groupconvolutionbackpropdata",
+    ):  # each number of x, by its weights
+        first = 1 if kind == "convolutionbackpropdata" else 2
+        return product_flops(math.prod(inputs[1].shape[first:]), inputs[0].numel())
     if kind == "einsum":
-        return product_flops(1, _counted(layer.attributes["equation"], inputs))
+        return product_flops(1, _counted(attributes["equation"], inputs))
     if kind == "inverse":
         return product_flops(inputs[0].shape[-1], size)
     if kind == "scaleddotproductattention":
@@ -230,11 +259,11 @@ def _layer_flops(kind: str, layer: Layer, inputs: Sequence[Tensor], size: int) -
         scores = size // max(value.shape[-1], 1) * key.shape[-2]
         return product_flops(key.shape[-1] + value.shape[-1], scores) + SEVERAL["softmax"] * scores
     if kind in ("maxpool", "avgpool"):
-        return math.prod(int(k) for k in layer.attributes["kernel"].split(",")) * size
-    steps = 1
-    if kind in SEQUENCES:
-        steps = inputs[0].shape[1] * (2 if inputs[1].shape[1] == 2 else 1)
-    return steps * sum(cell_flops(layer, inputs))
+        return math.prod(int(k) for k in attributes["kernel"].split(",")) * size
+    if kind in GATES:
+        x, h = inputs[:2]
+        return sum(cell_flops(kind, x.shape[0], x.shape[-1], h.shape[-1]))
+    return 0  # data that is moved, or an operator of which nothing is known
 
 
 def _counted(equation: str, inputs: Sequence[Tensor]) -> int:
@@ -250,10 +279,8 @@ def _counted(equation: str, inputs: Sequence[Tensor]) -> int:
     return math.prod(sizes.values())
 
 
-def cell_flops(layer: Layer, inputs: Sequence[Tensor]) -> tuple[int, int]:
-    """Operations of one step of a cell: of its product with the input, and of the rest."""
-    kind = SEQUENCES.get(layer.type.lower(), layer.type.lower())
-    x, h = inputs[0], inputs[1]
-    batch, features, hidden = x.shape[0], x.shape[-1], h.shape[-1]
+def cell_flops(type: str, batch: int, features: int, hidden: int) -> tuple[int, int]:
+    """Operations of a step of a cell or a sequence layer: of its product with the input, and of the rest."""
+    kind = SEQUENCES.get(kind_of(type), kind_of(type))
     gates = batch * GATES[kind] * hidden
     return product_flops(features, gates), product_flops(hidden, gates) + batch * hidden * _ACTIVATIONS[kind]

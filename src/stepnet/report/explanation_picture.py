@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 
 from stepnet.executors.naive import PLAIN
@@ -14,7 +14,7 @@ from .explanation import Explanation, ModelExplanation
 from .fold_ops import Folded, Node, fold, theme
 from .graph import Graph
 from .layers import spread
-from .records import LoopSummary, Region
+from .records import LoopSummary
 from .words import count, direction, extent, share, short, summary, when
 
 _HEAD, _PAD, _BETWEEN = 60.0, 18.0, 52.0
@@ -126,7 +126,6 @@ class _RegionPanel:
             edges += pairwise(k for k in place.values() if k not in joined)
         leaving = {a for a, b in folded.arrows if b not in place}
         entering = {b for a, b in folded.arrows if a not in place}
-        pulls = [0.5 * ((n in leaving) - (n in entering)) for n in self.nodes]
         states, results = (
             [k for k in place.values() if kinds[k] == kind] for kind in ("state", "next state")
         )
@@ -134,7 +133,7 @@ class _RegionPanel:
             [folded.nodes[n].box for n in self.nodes],
             edges,
             [{"state": -1, "next state": 1}.get(kind, 0) for kind in kinds],
-            pulls=pulls,
+            pulls=[0.5 * ((n in leaving) - (n in entering)) for n in self.nodes],
             back_edges=list(zip(results, states, strict=True)),
         )
         steps = f"{count(region.runs, 'step')}, one by one"
@@ -142,7 +141,7 @@ class _RegionPanel:
         self.head = steps if region.per_step else when(region, it.rows, 0)
         self.cost = f"{region.label}: {cost}"
         self.turn = "to the next step" if loop.direction == "forward" else "to the step before"
-        self.left = 0.0
+        self.left = self.top = 0.0
 
     @property
     def width(self) -> float:
@@ -151,22 +150,22 @@ class _RegionPanel:
 
     @property
     def height(self) -> float:
-        return self.graph.height + 2 * _PAD
+        return _HEAD + self.graph.height + 2 * _PAD
 
-    def move(self, top: float, shift: float) -> None:
-        """Put the graph into the panel, lowered by a shift."""
-        self.graph.move(self.left + (self.width - self.graph.width) / 2, top + _PAD + shift)
+    def move(self, left: float, top: float) -> None:
+        """Put its corner at a point of the picture."""
+        self.left, self.top = left, top
+        self.graph.move(left + (self.width - self.graph.width) / 2, top + _HEAD + _PAD)
 
-    def draw(self, canvas: svg.Canvas, top: float, tall: float) -> None:
-        """The ground with its header."""
+    def draw(self, canvas: svg.Canvas) -> None:
+        """The ground with its header, and the back edges."""
         colours, region = theme(self.region), self.region
-        canvas.box(self.left, top, self.width, _HEAD + tall, rx=12, fill=colours.paper, stroke=colours.ink)
+        left, top = self.left, self.top
+        canvas.box(left, top, self.width, self.height, rx=12, fill=colours.paper, stroke=colours.ink)
         shown = range(3, 4) if region.per_step else range(2, 4) if region.in_blocks else range(7)
-        _rows_icon(canvas, self.left + 16, top + 16, colours, self.ragged, shown)
-        canvas.text(self.left + _ICON, top + 26, self.head, 13, fill=colours.ink, **svg.BOLD)
-        canvas.text(self.left + _ICON, top + 42, self.cost, 11, fill=svg.FAINT)
-
-    def draw_back_edges(self, canvas: svg.Canvas) -> None:
+        _rows_icon(canvas, left + 16, top + 16, colours, self.ragged, shown)
+        canvas.text(left + _ICON, top + 26, self.head, 13, fill=colours.ink, **svg.BOLD)
+        canvas.text(left + _ICON, top + 42, self.cost, 11, fill=svg.FAINT)
         self.graph.draw_back_edges(canvas)
         if self.graph.back_edges:
             x, y = self.graph.lanes_right + 11, self.graph.centre(0)[1] + 60
@@ -185,106 +184,97 @@ def _rows_icon(
 
 
 class _LoopPicture:
-    """The panels of a loop side by side, inputs at the left and outputs at the right."""
+    """The panels of a loop from left to right, beside inputs and outputs, and work on weights and on sums."""
 
     def __init__(self, it: Explanation, loop: LoopSummary, folded: Folded) -> None:
-        self.arrows, self.nodes = folded.arrows, list(folded.nodes)
-        self.saved_node: int | None = None  # what the backward loop reads of the forward one
-        if any(port.role == "kept" for port in loop.enters):
-            label = f"kept, {short(it.saved_per_row, 'B')} a row"
-            box = Box(label, (), label, svg.Theme(svg.SAVED, "#ffffff"), round=True)
-            self.saved_node = len(self.nodes)
-            self.nodes.append(Node("input", box))
+        self.nodes, self.arrows = [*folded.nodes], folded.arrows
         inner = ("sequences", "map", "scan", "loop")
         panels = (_RegionPanel(it, loop, i, folded) for i, r in enumerate(loop.regions) if r.kind in inner)
         self.panels = [panel for panel in panels if panel.nodes]
-        self.inputs, self.outputs = self._sides(loop.regions)
-        self.centre: dict[int, svg.Point] = {}
-        self.column: dict[int, int] = {}
-
-    def _sides(self, regions: Sequence[Region]) -> tuple[list[int], list[int]]:
-        """The nodes left and right of the panels: inputs and outputs, work on weights and on sums."""
-        drawn = {n for arrow in self.arrows for n in arrow} | {self.saved_node}
-        left, right = [], []
-        for n, node in enumerate(self.nodes):
-            kind = None if node.region is None else regions[node.region].kind
-            if kind == "prologue" or (node.kind == "input" and n in drawn):
-                left.append(n)
-            elif kind == "epilogue" or node.kind == "output":
-                right.append(n)
-        return left, right
+        self.kept: int | None = None  # the node of what the backward loop reads of the forward one
+        if any(port.role == "kept" for port in loop.enters):
+            label = f"kept, {short(it.saved_per_row, 'B')} a row"
+            self.kept = len(self.nodes)
+            box = Box(label, (), label, svg.Theme(svg.SAVED, "#ffffff"), round=True)
+            self.nodes.append(Node("input", box))
+        drawn = {n for arrow in self.arrows for n in arrow} | {self.kept}
+        inside = {n: part for part, panel in enumerate(self.panels) for n in panel.nodes}
+        beside = [
+            n for n, node in enumerate(self.nodes) if n not in inside and (node.kind != "input" or n in drawn)
+        ]
+        self.parts: list[_RegionPanel | Box] = [*self.panels, *(self.nodes[n].box for n in beside)]
+        self.part = inside | {n: part for part, n in enumerate(beside, len(self.panels))}
+        edges = {(self.part[a], self.part[b]) for a, b in self.arrows if a in self.part and b in self.part}
+        if self.kept is not None and self.panels:
+            edges.add((self.part[self.kept], 0))
+        self.at: dict[int, svg.Point] = {}  # of nodes that were moved
+        ends = [{"input": -1, "output": 1}.get(self.nodes[n].kind, 0) for n in beside]
+        self.graph = Graph(
+            self.parts,
+            sorted((a, b) for a, b in edges if a != b),
+            [*(0 for _ in self.panels), *ends],
+            drop=_BETWEEN,
+            across=True,
+        )
 
     def draw(self, canvas: svg.Canvas, top: float) -> tuple[float, float]:
         """Draw at a height; the right and the lower border."""
-        boxes = [node.box for node in self.nodes]
-        inside = top + _HEAD
-        sides = (sum(boxes[n].height + 14 for n in side) for side in (self.inputs, self.outputs))
-        tall = max([90.0 if self.panels else 120.0, *sides, *(panel.height for panel in self.panels)])
-        x = svg.LEFT + max((boxes[n].width + _BETWEEN for n in self.inputs), default=0.0)
+        self.graph.move(svg.LEFT, top)
         for i, panel in enumerate(self.panels):
-            panel.left = x
-            x += panel.width + _BETWEEN
-            self.column |= dict.fromkeys(panel.nodes, i)
-        for panel in self.panels[::-1]:  # what reads a panel is placed before it
-            self._settle(panel, inside, tall)
-        self._place_side(self.inputs, svg.LEFT, inside, tall, column=-1)
-        edge = x if self.outputs else x - _BETWEEN
-        self._place_side(self.outputs, edge, inside, tall, column=len(self.panels))
-        for panel in self.panels:
-            panel.draw(canvas, top, tall)
+            x, y = self.graph.centre(i)
+            panel.move(x - panel.width / 2, y - panel.height / 2)
+            panel.draw(canvas)
+        self._level()
         for a, b in self.arrows:
-            self._arrow(canvas, a, b)
-        if self.saved_node is not None and self.panels:
-            (x, y), width = self.centre[self.saved_node], boxes[self.saved_node].width
-            canvas.arrow(svg.across((x + width / 2, y), (self.panels[0].left - 2, y)), svg.SAVED, 1.8)
-        for panel in self.panels:
-            panel.draw_back_edges(canvas)
-        for n, (x, y) in self.centre.items():
-            boxes[n].draw(canvas, x, y)
-        return edge + max((boxes[n].width for n in self.outputs), default=0), inside + tall
+            if a in self.part and b in self.part:
+                self._arrow(canvas, a, b)
+        if self.kept is not None and self.panels:
+            (x, y), first = self.centre(self.kept), self.panels[0]
+            start = x + self.nodes[self.kept].box.width / 2, y
+            end = first.left - 2, min(max(y, first.top + _PAD), first.top + first.height - _PAD)
+            canvas.arrow(svg.across(start, end), svg.SAVED, 1.8)
+        for n in self.part:
+            self.nodes[n].box.draw(canvas, *self.centre(n))
+        return svg.LEFT + self.graph.width, top + self.graph.height
 
-    def _settle(self, panel: _RegionPanel, top: float, tall: float) -> None:
-        """Place a panel's boxes; those of a low panel beside what reads them."""
-        panel.move(top, 0.0)
-        at = {n: panel.graph.centre(k) for k, n in enumerate(panel.nodes)}
-        shifts = [self.centre[b][1] - at[a][1] for a, b in self.arrows if a in at and b in self.centre]
-        spare = tall - panel.height
-        shift = min(max(sum(shifts) / len(shifts), 0.0), spare) if shifts else spare / 2
-        panel.move(top, shift)
-        self.centre |= {n: (x, y + shift) for n, (x, y) in at.items()}
+    def _level(self) -> None:
+        """Put columns without panels at the heights of what their boxes are joined to."""
+        columns: dict[float, list[int]] = {}
+        for n in self.part:
+            if not isinstance(self.parts[self.part[n]], _RegionPanel):
+                columns.setdefault(self.centre(n)[0], []).append(n)
+        for i in range(len(self.panels)):
+            columns.pop(self.graph.centre(i)[0], None)
+        for x, nodes in columns.items():
+            wishes = {}
+            for n in nodes:
+                near = [b if a == n else a for a, b in self.arrows if n in (a, b)]
+                heights = [self.centre(other)[1] for other in near if other in self.part]
+                wishes[n] = sum(heights) / len(heights) if heights else self.centre(n)[1]
+            nodes.sort(key=wishes.__getitem__)
+            sizes = [self.nodes[n].box.height for n in nodes]
+            heights = spread([wishes[n] for n in nodes], sizes, 14.0)
+            above = self.graph.top - (heights[0] - sizes[0] / 2)
+            below = heights[-1] + sizes[-1] / 2 - (self.graph.top + self.graph.height)
+            shift = max(above, 0.0) - max(below, 0.0)
+            self.at |= {n: (x, y + shift) for n, y in zip(nodes, heights, strict=True)}
 
-    def _place_side(self, nodes: list[int], left: float, top: float, tall: float, column: int) -> None:
-        """Place what stands beside the panels at the height of its neighbours."""
-        wishes = {}
-        for n in nodes:
-            near = [(b if a == n else a) for a, b in self.arrows if n in (a, b)]
-            heights = [self.centre[other][1] for other in near if other in self.centre]
-            alone = top + tall * (0.85 if n == self.saved_node else 0.5)
-            wishes[n] = sum(heights) / len(heights) if heights else alone
-        order = sorted(nodes, key=wishes.__getitem__)
-        boxes = [self.nodes[n].box for n in order]
-        heights = spread([wishes[n] for n in order], [box.height for box in boxes], 14.0)
-        borders = [(y - box.height / 2, y + box.height / 2) for y, box in zip(heights, boxes, strict=True)]
-        low, high = (borders[0][0], borders[-1][1]) if borders else (top, top)
-        nudge = max(top - low, 0.0) - max(high - (top + tall), 0.0)
-        widest = max((box.width for box in boxes), default=0.0)
-        for n, y, box in zip(order, heights, boxes, strict=True):
-            x = left + (widest - box.width / 2 if column < 0 else box.width / 2)
-            self.centre[n], self.column[n] = (x, y + nudge), column
+    def centre(self, n: int) -> svg.Point:
+        """The middle of a node."""
+        if n in self.at:
+            return self.at[n]
+        part = self.parts[self.part[n]]
+        if isinstance(part, _RegionPanel):
+            return part.graph.centre(part.nodes.index(n))
+        return self.graph.centre(self.part[n])
 
     def _arrow(self, canvas: svg.Canvas, a: int, b: int) -> None:
-        if a not in self.centre or b not in self.centre:
-            return
-        (x, y), (u, v) = self.centre[a], self.centre[b]
+        (x, y), (u, v) = self.centre(a), self.centre(b)
         source, target = self.nodes[a].box, self.nodes[b].box
-        column = self.column[a]
-        if column == self.column[b]:
-            bends: list[svg.Point] = []
-            if 0 <= column < len(self.panels):
-                panel = self.panels[column]
-                bends = panel.graph.bends(panel.nodes.index(a), panel.nodes.index(b))
+        part = self.parts[self.part[a]]
+        if self.part[a] == self.part[b] and isinstance(part, _RegionPanel):
+            bends = part.graph.bends(part.nodes.index(a), part.nodes.index(b))
             canvas.arrow(svg.down([(x, y + source.height / 2), *bends, (u, v - target.height / 2 - 2)]))
         else:
-            far = self.column[b] - column > 1
             line = svg.across((x + source.width / 2, y), (u - target.width / 2 - 2, v))
-            canvas.arrow(line, opacity=0.55 if far else 1)
+            canvas.arrow(line, opacity=0.55 if self.graph.skips(self.part[a], self.part[b]) else 1)

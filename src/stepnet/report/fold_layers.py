@@ -8,6 +8,7 @@ boxes end where few values are alive.
 from __future__ import annotations
 
 import math
+from graphlib import TopologicalSorter
 from itertools import accumulate, pairwise
 
 from .inspection import Layer, Net
@@ -35,23 +36,18 @@ def groups(net: Net) -> list[Group]:
 def _order(net: Net) -> list[Layer]:
     """A topological order; where there is a choice, a reader of the layer before."""
     layers = {layer.id: layer for layer in net.layers}
-    inputs = {i: {source for source, _ in layer.reads} for i, layer in layers.items()}
-    readers: dict[int, list[int]] = {i: [] for i in layers}
-    for i, sources in inputs.items():
-        for source in sources:
-            readers[source].append(i)
-    ready = [i for i in reversed(list(layers)) if not inputs[i]]
+    sorter = TopologicalSorter({i: [source for source, _ in layer.reads] for i, layer in layers.items()})
+    sorter.prepare()
+    ready: list[int] = []
     order: list[Layer] = []
     last = None
-    while ready:
+    while sorter.is_active():
+        ready += reversed(sorter.get_ready())
         alike = [k for k, i in enumerate(ready) if layers[i].when == last and layers[i].computes]
         layer = layers[ready.pop(alike[-1] if alike and last is not None else -1)]
         order.append(layer)
         last = layer.when if layer.computes else last
-        for reader in reversed(readers[layer.id]):
-            inputs[reader].remove(layer.id)
-            if not inputs[reader]:
-                ready.append(reader)
+        sorter.done(layer.id)
     return order
 
 

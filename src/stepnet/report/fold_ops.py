@@ -8,9 +8,11 @@ transcendentals, noise and torch calls stay boxes of their own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Literal
+
+import networkx as nx
 
 from .boxes import Box
 from .cost import reads_values
@@ -83,15 +85,7 @@ def fold(
         targets.append((loop.sources[label], len(nodes)))
         nodes.append(Node("output", _value(f"{label} {shape(shapes[label])}", AROUND)))
 
-    moved = _moved(loop)
-
-    def sources(name: str) -> list[int]:
-        if name not in producers:
-            producers[name] = []
-            nodes_read = (node for read in moved.get(name, ()) for node in sources(read))
-            producers[name] = list(dict.fromkeys(nodes_read))
-        return producers[name]
-
+    sources = _followed(loop, producers)
     arrows = dict.fromkeys((a, b) for name, b in targets for a in sources(name) if a != b)
     if loop.direction == "forward":
         for i in {i for name in saved for i in sources(name)}:
@@ -121,65 +115,62 @@ def _vanishes(op: Op) -> bool:
     return op.weight == "move" and (op.name not in _JOINS or op.kind == "shared")
 
 
-def _moved(loop: LoopSummary) -> dict[str, tuple[str, ...]]:
-    """The inputs of each value that is drawn as part of an arrow."""
-    ops = [op for region in loop.regions for op in region.ops if _vanishes(op)]
-    return {name: op.inputs for op in ops for name in op.outputs}
+def _followed(loop: LoopSummary, makers: dict[str, list[int]]) -> Callable[[str], list[int]]:
+    """Which of `makers` a value comes from, through what is drawn as part of an arrow."""
+    vanished = [op for region in loop.regions for op in region.ops if _vanishes(op)]
+    moved = {name: op.inputs for op in vanished for name in op.outputs}
+
+    def made_by(name: str) -> list[int]:
+        if name not in makers:
+            makers[name] = []
+            found = (n for read in moved.get(name, ()) for n in made_by(read))
+            makers[name] = list(dict.fromkeys(found))
+        return makers[name]
+
+    return made_by
 
 
 def _groups(loop: LoopSummary, known: Collection[str]) -> list[tuple[int, tuple[Op, ...]]]:
     """The ops of each box with their region: arithmetic of one line of code, as long as no cycle results."""
     ops = [(i, op) for i, region in enumerate(loop.regions) for op in region.ops if not _vanishes(op)]
-    moved = _moved(loop)
-    makers: dict[str, set[int]] = {name: {n} for n, (_, op) in enumerate(ops) for name in op.outputs}
-
-    def made_by(name: str) -> set[int]:
-        if name not in makers:
-            makers[name] = set()
-            makers[name] = {n for read in moved.get(name, ()) for n in made_by(read)}
-        return makers[name]
-
+    made_by = _followed(loop, {name: [n] for n, (_, op) in enumerate(ops) for name in op.outputs})
     pairs = ((n, m) for m, (_, op) in enumerate(ops) for name in op.inputs for n in made_by(name))
     edges = sorted({(n, m) for n, m in pairs if n != m})
-    readers: list[list[int]] = [[] for _ in ops]
-    for n, m in edges:
-        readers[n].append(m)
-    group = list(range(len(ops)))
+    graph = nx.DiGraph(edges)
+    graph.add_nodes_from(range(len(ops)))
+    group = {n: [n] for n in range(len(ops))}  # of each op those of its box, the one list for all of them
+
+    def merge(a: int, b: int) -> None:
+        nx.contracted_nodes(graph, group[a][0], group[b][0], self_loops=False, copy=False)
+        group[a].extend(group[b])
+        group.update(dict.fromkeys(group[b], group[a]))
+
     recomputed: dict[int, int] = {}  # the first such op of each region: they read no other ops
     for n, (region, op) in enumerate(ops):
-        if op.kind == "row" and all(name in known for name in op.outputs):
-            group[n] = recomputed.setdefault(region, n)
-    members: dict[int, list[int]] = {}
-    for n, g in enumerate(group):
-        members.setdefault(g, []).append(n)
+        if (
+            op.kind == "row"
+            and all(name in known for name in op.outputs)
+            and recomputed.setdefault(region, n) != n
+        ):
+            merge(recomputed[region], n)
+    fixed = [group[n] for n in recomputed.values()]
     for n, m in edges:
-        (i, first), (j, second), a, b = ops[n], ops[m], group[n], group[m]
+        (i, first), (j, second) = ops[n], ops[m]
         alike = (i, first.line) == (j, second.line) and _mergeable(first) and _mergeable(second)
-        if not alike or a == b or {a, b} & set(recomputed.values()) or _detour(a, b, members, group, readers):
+        if not alike or group[n] is group[m] or group[n] in fixed or group[m] in fixed:
             continue
-        members[a] += members[b]
-        for k in members.pop(b):
-            group[k] = a
-    return [(ops[g][0], tuple(ops[n][1] for n in sorted(chosen))) for g, chosen in members.items()]
+        ends = group[n][0], group[m][0]
+        graph.remove_edge(*ends)
+        if nx.has_path(graph, *ends):  # through a third box: merged, they would make a cycle
+            graph.add_edge(*ends)
+        else:
+            merge(n, m)
+    boxes = {id(members): members for members in group.values()}.values()
+    return [(ops[members[0]][0], tuple(ops[n][1] for n in sorted(members))) for members in boxes]
 
 
 def _mergeable(op: Op) -> bool:
     return op.weight in ("cheap", "costly") and op.name not in _ALONE
-
-
-def _detour(
-    a: int, b: int, members: dict[int, list[int]], group: list[int], readers: list[list[int]]
-) -> bool:
-    """True if a path leads from one group to another through a third: merged, they would make a cycle."""
-    seen, todo = {a, b}, [a]
-    while todo:
-        at = todo.pop()
-        following = {group[m] for n in members[at] for m in readers[n]}
-        if at != a and b in following:
-            return True
-        todo += following - seen
-        seen |= following
-    return False
 
 
 def _blamed(

@@ -37,17 +37,19 @@ class Graph:
         back_edges: (from a node of the last layer, to one of the first).
         aside: how far from the middle of a node back edges begin and end, beside other edges.
         drop: between layers.
+        across: whether layers are columns, from left to right, not rows from top to bottom.
     """
 
     def __init__(
         self, parts: Sequence[Part], edges: Sequence[tuple[int, int]], ends: Sequence[int], *,
         pulls: Sequence[float] | None = None, back_edges: Sequence[tuple[int, int]] = (),
-        aside: float = 0.0, drop: float = 34.0,
+        aside: float = 0.0, drop: float = 34.0, across: bool = False,
     ) -> None:  # fmt: skip
-        self.parts, self.back_edges, self.aside = parts, back_edges, aside
-        rows = zip(parts, ends, pulls or [0.0] * len(parts), strict=True)
-        items = [Item(part.width, part.height, end, pull) for part, end, pull in rows]
-        self.placed = arrange(items, edges, drop=drop)
+        self.parts, self.back_edges, self.aside, self.across = parts, back_edges, aside, across
+        sizes = [(part.height, part.width) if across else (part.width, part.height) for part in parts]
+        rows = zip(sizes, ends, pulls or [0.0] * len(parts), strict=True)
+        self.placed = arrange([Item(*size, end, pull) for size, end, pull in rows], edges, drop=drop)
+        self._layers = sorted({y for _, y in self.placed.centres})
         self.left = self.top = 0.0
 
     @property
@@ -58,12 +60,13 @@ class Graph:
     @property
     def width(self) -> float:
         """With the room for back edges at the right."""
-        return self.placed.width + (len(self.back_edges) * _LANE + 24 if self.back_edges else 0)
+        size = self.placed.height if self.across else self.placed.width
+        return size + (len(self.back_edges) * _LANE + 24 if self.back_edges else 0)
 
     @property
     def height(self) -> float:
         """With the room for back edges above and below."""
-        return self.placed.height + 2 * self._around
+        return (self.placed.width if self.across else self.placed.height) + 2 * self._around
 
     def move(self, left: float, top: float) -> None:
         """Put its corner at a point of the picture."""
@@ -71,8 +74,13 @@ class Graph:
 
     def centre(self, i: int) -> Point:
         """The middle of a node."""
-        x, y = self.placed.centres[i]
+        x, y = self.placed.centres[i][:: -1 if self.across else 1]
         return self.left + x, self.top + y
+
+    def skips(self, a: int, b: int) -> bool:
+        """Whether there are layers between those of two nodes."""
+        first, last = (self._layers.index(self.placed.centres[i][1]) for i in (a, b))
+        return last - first > 1
 
     def top_of(self, i: int) -> Point:
         """Where edges enter a node."""

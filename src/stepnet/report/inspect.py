@@ -19,11 +19,10 @@ from stepnet.openvino.table import is_constant
 
 from .cost import GATES, cell_flops, layer_cost, tensor_bytes
 from .inspection import BackEdge, Inspection, Layer, LayerLoop, Net, Socket, When
-from .ports import inputs_of, outputs_of
+from .loop_layers import inputs_of, outputs_of, steps
 from .records import Cost, Value
 from .schedule import when
 from .sizes import Sizes, declared, sizes
-from .steps import steps
 from .trial import trial
 
 _INDICES = (torch.int64, torch.int32, torch.bool)  # constants of these types are no parameters
@@ -127,7 +126,7 @@ class _Describer:
                 parameters += sum(body.parameters for body in loop.bodies.values())
                 cost = loop.cost
             else:
-                cost = layer_cost(layer, *self._values(layer))
+                cost = layer_cost(layer.type, layer.attributes, *self._values(layer))
         return Layer(
             id=layer.id,
             name=layer.name,
@@ -200,19 +199,15 @@ class _Describer:
     def _split(self, net: ir.Net, body: Net, count: int | None) -> tuple[Cost, Cost, tuple[str, ...]]:
         """The cost of what runs once for all steps, that of each step, and the cells that are in both."""
         times = 1 if count is None else count
-        once, step, hoisted = Cost(), Cost(), []
-        per_step = {layer.id for layer in body.layers if layer.when == "step"}
-        for layer in body.layers:
-            if layer.when != "step":
-                once += layer.cost if layer.when == "once" else layer.cost.times(times)
-                continue
-            step += layer.cost
-            cell = net.layers[layer.id]
-            if layer.type.lower() in GATES and cell.sources[0][0] not in per_step:
-                hoisted.append(layer.name)
+        once, step = body.cost_by_step(times)
+        per_step = [layer.id for layer in body.layers if layer.when == "step"]
+        hoisted = []
+        for cell in (net.layers[i] for i in per_step):
+            if cell.type.lower() in GATES and cell.sources[0][0] not in per_step:
+                hoisted.append(cell.name)
                 inputs, _ = self._values(cell)
                 if inputs and all(isinstance(value, Tensor) for value in inputs):
-                    product = Cost(cell_flops(cell, inputs)[0])
+                    product = Cost(_cell_flops(cell, inputs)[0])
                     once, step = once + product.times(times), step + product.times(-1)
         return once, step, tuple(hoisted)
 
@@ -222,8 +217,13 @@ class _Describer:
         if not results or not all(isinstance(value, Tensor) for value in (*inputs, *results)):
             return Cost(unknown=1), Cost()
         directions = inputs[1].shape[1]
-        product, rest = cell_flops(layer, inputs)
+        product, rest = _cell_flops(layer, inputs)
         once_bytes = tensor_bytes(inputs[0], inputs[-3], results[0])
         step_bytes = tensor_bytes(*inputs[-2:]) + 2 * tensor_bytes(*results[1:])
         times = 1 if count is None else count
         return Cost(product * directions * times, once_bytes), Cost(rest * directions, step_bytes)
+
+
+def _cell_flops(layer: ir.Layer, inputs: Sequence[Tensor]) -> tuple[int, int]:
+    x, h = inputs[:2]
+    return cell_flops(layer.type, x.shape[0], x.shape[-1], h.shape[-1])

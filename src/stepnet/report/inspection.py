@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .explanation import Report
-from .records import Cost, Value
+from .records import Cost, Value, total
 
 When = Literal["once", "rows", "step"]
 Way = Literal["slice", "state", "whole", "iteration", "given", "joined", "last", "condition", "result"]
@@ -101,7 +101,14 @@ class Net:
     @property
     def cost(self) -> Cost:
         """Of all its layers."""
-        return sum((layer.cost for layer in self.layers), Cost())
+        return total(layer.cost for layer in self.layers)
+
+    def cost_by_step(self, steps: int) -> tuple[Cost, Cost]:
+        """Of a body: the cost of what runs once for all steps, and of each step."""
+        each = [layer.cost for layer in self.layers if layer.when == "step"]
+        others = [layer for layer in self.layers if layer.when != "step"]
+        once = total(layer.cost.times(1 if layer.when == "once" else steps) for layer in others)
+        return once, total(each)
 
     def all_layers(self) -> Iterator[Layer]:
         """Its layers and, after each loop, those of the loop's bodies."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from . import svg
 from .boxes import Box
-from .cost import PRODUCTS, VIEWS
+from .cost import PRODUCTS, VIEWS, kind_of
 from .fold_layers import Group, groups
 from .graph import Graph
 from .inspection import BackEdge, Inspection, Layer, LayerLoop, Net, PortMapping
@@ -61,7 +61,7 @@ def _marks(it: Inspection) -> Iterator[svg.Mark]:
         yield svg.Mark("box", "runs at each step", svg.STEP.ink)
     if frequencies & {"rows", "once"}:
         yield svg.Mark("box", "runs once, for all steps", svg.ONCE.ink)
-    if any(layer.type.lower() in PRODUCTS for layer in layers):
+    if any(kind_of(layer.type) in PRODUCTS for layer in layers):
         yield svg.Mark("box", "filled: products", svg.AROUND.ink, svg.AROUND.ink)
     if any(loop.kind != "If" for _, loop in it.loops()):
         yield svg.Mark("arrow", "back edge: to the next step")
@@ -168,19 +168,18 @@ class LoopPanel:
 
     def draw(self, canvas: svg.Canvas, left: float, top: float) -> None:
         """Draw it with its corner at a point."""
-        canvas.open("g", **{"class": "loop"})
-        canvas.box(left, top, self.width, self.height, rx=12, fill=_GROUND, stroke=svg.STEP.ink)
-        y = top + _PAD + 12
-        for i, (words, size, colour) in enumerate(self.words):
-            canvas.text(left + _PAD, y, words, size, fill=colour, **({} if i else svg.BOLD))
-            y += 15 if i else 18
-        x = left + _PAD + _SIDE
-        for name, drawing in self.bodies.items():
-            if self.caption:
-                canvas.text(x, top + _PAD + 8, name, 12, fill=svg.STEP.ink)
-            drawing.draw(canvas, x, top + _PAD + self.caption)
-            x += drawing.width + 28
-        canvas.close("g")
+        with canvas.group(**{"class": "loop"}):
+            canvas.box(left, top, self.width, self.height, rx=12, fill=_GROUND, stroke=svg.STEP.ink)
+            y = top + _PAD + 12
+            for i, (words, size, colour) in enumerate(self.words):
+                canvas.text(left + _PAD, y, words, size, fill=colour, **({} if i else svg.BOLD))
+                y += 15 if i else 18
+            x = left + _PAD + _SIDE
+            for name, drawing in self.bodies.items():
+                if self.caption:
+                    canvas.text(x, top + _PAD + 8, name, 12, fill=svg.STEP.ink)
+                drawing.draw(canvas, x, top + _PAD + self.caption)
+                x += drawing.width + 28
 
     def ports_of_input(self, read: tuple[int, int]) -> list[svg.Point]:
         """The Parameters that a value enters by."""
@@ -236,10 +235,10 @@ def _part(
     if layer.loop is not None:
         steps = printable(steps_text(layer.loop)).split(":")[0]
         lines.append(f"{steps}, compiled" if layer.loop.compiled else steps)
-    small = layer.type.lower() in VIEWS
+    small = kind_of(layer.type) in VIEWS
     if not (small and named):
         lines.append(_shapes(layer.outputs))
-    fill = "ink" if layer.type.lower() in PRODUCTS else "white"
+    fill = "ink" if kind_of(layer.type) in PRODUCTS else "white"
     return Box(
         name if named else kind, tuple(lines), _tip(layer), _theme(layer),
         fill=fill, small=small, recurrent=layer.loop is not None,
@@ -274,7 +273,7 @@ def _shared_box(layers: Group) -> Box:
     figures = [parameter_count(parameters)] if parameters else []
     figures += [short(cost.flops, "FLOP")] if cost.flops else []
     lines = (", ".join(part) for part in (shown[:2], shown[2:], figures) if part)
-    heavy = any(layer.type.lower() in PRODUCTS for layer in layers)
+    heavy = any(kind_of(layer.type) in PRODUCTS for layer in layers)
     tip = "\n".join(f"{printable(layer.type)} {printable(layer.name)}" for layer in layers)
     fill = "ink" if heavy else "white"
     return Box(f"{len(layers)} layers", tuple(lines), tip, _theme(layers[0]), fill=fill)

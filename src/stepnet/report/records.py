@@ -41,6 +41,11 @@ class Cost:
         return Cost(self.flops * count, self.bytes * count, self.unknown)
 
 
+def total(costs: Iterable[Cost]) -> Cost:
+    """All of them together."""
+    return sum(costs, Cost())
+
+
 @dataclass(frozen=True)
 class Port:
     """An input or output of a loop; `shape` is that of one row if the value has rows.

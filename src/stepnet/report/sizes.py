@@ -12,6 +12,7 @@ from torch import Tensor
 
 from stepnet.data.dtypes import dtype_name
 from stepnet.errors import IRError
+from stepnet.file_model import FileModel
 from stepnet.openvino import OpenVINOModel
 from stepnet.openvino.graph import Graph, Node
 from stepnet.openvino.inference import SIZES, UNKNOWN, Walk
@@ -71,7 +72,7 @@ class Sizes:
             for p in layer.outputs
         )
         return tuple(
-            _common(first.get(i, UNKNOWN), second.get(i, UNKNOWN), it) for i, it in enumerate(written)
+            common(first.get(i, UNKNOWN), second.get(i, UNKNOWN), it) for i, it in enumerate(written)
         )
 
 
@@ -98,7 +99,7 @@ def sizes(model: OpenVINOModel, shapes: Mapping[str, tuple[int, ...]]) -> Sizes:
 
 
 def shapes_at(
-    model: OpenVINOModel, shapes: Mapping[str, tuple[int, ...]], size: int
+    model: FileModel, shapes: Mapping[str, tuple[int, ...]], size: int
 ) -> dict[str, tuple[int, ...]]:
     """The shapes of all inputs of known rank, with one size for all other dynamic dimensions."""
     known = {socket.name: shapes.get(socket.name, socket.shape) for socket in model.inputs}
@@ -141,7 +142,7 @@ def fitting(
     return best
 
 
-def check_shapes(model: OpenVINOModel, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def check_shapes(model: FileModel, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Check shapes of inputs against the file.
 
     Raises:
@@ -175,7 +176,8 @@ def _survey(model: OpenVINOModel, shapes: Mapping[str, tuple[int, ...]]) -> Surv
     return survey
 
 
-def _common(a: Any, b: Any, declared: Value) -> Value:
+def common(a: Any, b: Any, declared: Value) -> Value:
+    """What two results of different sizes have in common; as declared where one is not known."""
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
         return declared
     if a.dim() != b.dim():

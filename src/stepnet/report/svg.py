@@ -1,14 +1,15 @@
-"""SVG by hand: elements, paths, colours, and the parts of a picture that do not depend on what it shows.
+"""SVG: elements, paths, colours, and the parts of a picture that do not depend on what it shows.
 
 Colours are Okabe and Ito's, told apart by colour-blind eyes, with the same lightness contrast on white.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from html import escape
 from typing import Literal
+from xml.etree import ElementTree
 
 Point = tuple[float, float]
 FONT = "Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
@@ -67,11 +68,18 @@ class Canvas:
     """Collects the elements of a picture; `svg` puts them together, on white."""
 
     def __init__(self) -> None:
-        self.parts: list[str] = []
+        self.root = self._at = ElementTree.Element("svg", xmlns="http://www.w3.org/2000/svg")
 
     def element(self, name: str, content: str | None = None, /, **attributes: object) -> None:
         """Any element; underscores in attribute names stand for hyphens."""
-        self.parts.append(element(name, content, **attributes))
+        ElementTree.SubElement(self._at, name, _attributes(attributes)).text = content
+
+    @contextmanager
+    def group(self, name: str = "g", **attributes: object) -> Iterator[None]:
+        """What is drawn in this block of code is in a group."""
+        around, self._at = self._at, ElementTree.SubElement(self._at, name, _attributes(attributes))
+        yield
+        self._at = around
 
     def box(self, x: float, y: float, w: float, h: float, **attributes: object) -> None:
         """A rectangle by its corner and size."""
@@ -79,7 +87,7 @@ class Canvas:
 
     def text(self, x: float, y: float, text: str, size: float, **attributes: object) -> None:
         """A line of text; y is its base line."""
-        self.element("text", escape(text), x=x, y=y, font_size=size, **attributes)
+        self.element("text", text, x=x, y=y, font_size=size, **attributes)
 
     def arrow(self, d: str, colour: str = WIRE, width: float = 1.4, **attributes: object) -> None:
         """A path with a head at its end."""
@@ -87,14 +95,6 @@ class Canvas:
         self.element(
             "path", d=d, fill="none", stroke=colour, stroke_width=width, marker_end=head, **attributes
         )
-
-    def open(self, name: str, **attributes: object) -> None:
-        """Begin a group."""
-        self.parts.append(element(name, "", **attributes).removesuffix(f"</{name}>"))
-
-    def close(self, name: str) -> None:
-        """End a group."""
-        self.parts.append(f"</{name}>")
 
     def dot(self, x: float, y: float) -> None:
         """The mark of what is saved for backward."""
@@ -132,46 +132,36 @@ class Canvas:
 
     def svg(self, width: float, height: float, title: str) -> str:
         """The whole picture."""
-        heads = element("defs", "".join(_arrow_head(name, colour) for colour, name in _ARROWS.items()))
-        ground = element("rect", width=width, height=height, fill="#ffffff")
-        inner = "\n".join((element("title", escape(title)), heads, ground, *self.parts))
-        return element(
-            "svg",
-            f"\n{inner}\n",
-            xmlns="http://www.w3.org/2000/svg",
-            viewBox=f"0 0 {_number(width)} {_number(height)}",
-            width=width,
-            height=height,
-            role="img",
-            font_family=FONT,
-            style="max-width:100%;height:auto",
-        )
+        drawn, self.root[:] = list(self.root), []
+        self.element("title", title)
+        with self.group("defs"):
+            for colour, name in _ARROWS.items():
+                with self.group(
+                    "marker", id=name, viewBox="0 0 8 8", refX=7, refY=4, markerWidth=7, markerHeight=7,
+                    markerUnits="userSpaceOnUse", orient="auto",
+                ):  # fmt: skip
+                    self.element("path", d="M0 0L8 4L0 8z", fill=colour)
+        self.box(0, 0, width, height, fill="#ffffff")
+        self.root.extend(drawn)
+        size = {"viewBox": f"0 0 {_number(width)} {_number(height)}", "width": width, "height": height}
+        style = {"role": "img", "font_family": FONT, "style": "max-width:100%;height:auto"}
+        self.root.attrib.update(_attributes(size | style))
+        ElementTree.indent(self.root, "")
+        return ElementTree.tostring(self.root, encoding="unicode")
 
 
-def element(name: str, content: str | None = None, /, **attributes: object) -> str:
-    """An element as text.
+def _attributes(values: Mapping[str, object]) -> dict[str, str]:
+    """Attributes of an element as text.
 
-    >>> element("path", d="M0 0", stroke_width=1.25)
-    '<path d="M0 0" stroke-width="1.2"/>'
+    >>> _attributes({"stroke_width": 1.25})
+    {'stroke-width': '1.2'}
     """
-    pairs = "".join(
-        f' {key.replace("_", "-") if key != "viewBox" else key}="{escape(_number(value))}"'
-        for key, value in attributes.items()
-    )
-    return f"<{name}{pairs}/>" if content is None else f"<{name}{pairs}>{content}</{name}>"
+    return {name.replace("_", "-"): _number(value) for name, value in values.items()}
 
 
 def _number(value: object) -> str:
     """A number with one digit at most; anything else as it is."""
     return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(value)
-
-
-def _arrow_head(name: str, colour: str) -> str:
-    head = element("path", d="M0 0L8 4L0 8z", fill=colour)
-    return element(
-        "marker", head, id=name, viewBox="0 0 8 8", refX=7, refY=4, markerWidth=7, markerHeight=7,
-        markerUnits="userSpaceOnUse", orient="auto",
-    )  # fmt: skip
 
 
 def down(points: Sequence[Point]) -> str:
