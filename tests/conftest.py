@@ -51,31 +51,32 @@ def _garbage():
 
 
 @pytest.fixture(autouse=True)
-def _seed():
+def _as_it_was():
+    """Each test draws the same numbers. A mode of torch that outlives what entered it would see all calls."""
     torch.default_generator.manual_seed(0)  # torch.manual_seed keeps the stack of each call for other devices
-
-
-@pytest.fixture(autouse=True)
-def _modes_are_left():
-    """A mode of torch that outlives what entered it would see all later calls."""
-    yield
+    with signal_stack.kept():
+        yield
     assert torch._C._len_torch_function_stack() == torch._C._len_torch_dispatch_stack() == 0
 
 
-@pytest.fixture(autouse=True)
-def _signal_stack():
-    with signal_stack.kept():
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_is_timed(request):
+    """Executors are as fast as each other, so that the first one that accepts a step runs it, on a busy
+    machine too. A file says `TIMED = True` to have them timed."""
+    with pytest.MonkeyPatch.context() as patched:
+        if not getattr(request.module, "TIMED", False):
+            from stepnet.engine import choice
+
+            patched.setattr(choice, "stopwatch", lambda call: 1.0)
         yield
 
 
-@pytest.fixture(autouse=True)
-def _nothing_is_timed(request, monkeypatch):
-    """Executors are as fast as each other, so that the first one that accepts a step runs it, on a busy
-    machine too. A file says `TIMED = True` to have them timed."""
-    if not getattr(request.module, "TIMED", False):
-        from stepnet.engine import choice
+@functools.cache
+def _compilers_in_a_hurry():
+    """Each is asked for what it is once."""
+    from stepnet.executors.c import build
 
-        monkeypatch.setattr(choice, "stopwatch", lambda call: 1.0)
+    return functools.lru_cache(build._find_compiler.__wrapped__)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -90,7 +91,7 @@ def _c_is_built_in_a_hurry(request):
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(build, "_FLAGS", tuple("-O0" if flag == "-O2" else flag for flag in build._FLAGS))
-        patched.setattr(build, "_find_compiler", functools.lru_cache(build._find_compiler.__wrapped__))
+        patched.setattr(build, "_find_compiler", _compilers_in_a_hurry())
         yield
 
 
@@ -98,22 +99,19 @@ def _is_under(path, name):
     return path.is_relative_to(TESTS / name)
 
 
-@pytest.fixture(scope="module")
-def _plans_of_this_file():
-    return {}
-
-
-@pytest.fixture(autouse=True)
-def _plans_are_made_anew(request, monkeypatch, _plans_of_this_file):
+@pytest.fixture(scope="module", autouse=True)
+def _plans_are_made_anew(request):
     """Where the compiler is tested, each file records each step itself; its executors share what is recorded.
     All other tests may read the plan that an earlier one left in the folder of this run; as with every plan,
     its numbers are first held against the plain loop. A file says `PLANS_ON_DISK = True` to read that folder
     in any case, `False` to record each step anew."""
     compiles = any(_is_under(request.path, name) for name in MADE_ANEW)
     on_disk = getattr(request.module, "PLANS_ON_DISK", None)
-    if on_disk is False or (on_disk is None and compiles):
-        from stepnet.executors import plan_files
+    with pytest.MonkeyPatch.context() as patched:
+        if on_disk is False or (on_disk is None and compiles):
+            from stepnet.executors import plan_files
 
-        kept = _plans_of_this_file
-        monkeypatch.setattr(plan_files, "read", kept.get if on_disk is None else lambda key: None)
-        monkeypatch.setattr(plan_files, "write", kept.__setitem__)
+            kept = {}
+            patched.setattr(plan_files, "read", kept.get if on_disk is None else lambda key: None)
+            patched.setattr(plan_files, "write", kept.__setitem__)
+        yield

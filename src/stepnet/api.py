@@ -182,14 +182,14 @@ def recurrent(
     """
     if (
         (type(x) is Tensor or type(x) is LoDTensor)
-        and state is not None
         and steps is static is resets is checkpoint is detach_every is None
         and not (scopes or torch.compiler.is_compiling() or (CAN_CAPTURE and is_exporting()))
         and instead() is watching() is None
         and not (is_kept() or lifting.inside_a_step())
-        and (out := run_warm(_STEPS, step, x, state, (reverse, level, axis, check_backend(backend))))
     ):
-        return out
+        state, out = run_warm(_STEPS, step, x, state, (reverse, level, axis, check_backend(backend)))
+        if out is not None:
+            return out
     how = _How(steps, static, reverse, level, axis, scopes, backend, resets, checkpoint, detach_every)
     if CAN_CAPTURE and torch.compiler.is_dynamo_compiling():
         return _in_graph(step, x, state, how)
@@ -325,7 +325,7 @@ def _run(
                 once = _lifted(lifting.Inner(loop, feeds, booted, chosen), body)
                 if once is not None:
                     return once[0], unflatten(body.state_spec, once[1])
-            out = run(loop, feeds, backend=chosen, warn=7, asked=call)
+            out = run(loop, feeds, backend=chosen, asked=call)
             return out["y"], unflatten(body.state_spec, [out[name] for name in body.new_state_names])
         except Unsupported:
             if chosen != AUTO:

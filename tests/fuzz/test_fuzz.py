@@ -10,7 +10,7 @@ import torch
 
 from covering import few
 
-from . import frames, models
+from . import frames, models, orders
 from .compare import Declined, check
 from .steps import make_case
 
@@ -54,6 +54,11 @@ def test_models(seed):
 @pytest.mark.parametrize("seed", few(range(40), (2, 6)))
 def test_frames(seed):
     assert frames.difference(seed) is None
+
+
+@pytest.mark.parametrize("seed", few(range(40), (5, 39)))
+def test_orders(seed):
+    assert orders.difference(seed, "eager") is None
 
 
 def test_a_frame_that_differs_is_told(monkeypatch):

@@ -193,3 +193,22 @@ def test_weights_that_are_loaded_or_swapped_in_between() -> None:
         each.rec = nn.Linear(4, 4, bias=False).double()
         nn.init.constant_(each.rec.weight, 0.1)
     check(step, twin)
+
+
+@pytest.mark.parametrize("runs", [1, 2, 4])
+def test_parameters_are_swapped_as_torch_does(runs: int) -> None:
+    """torch swaps no tensor that has a weak reference, or one that something else holds."""
+    step, twin = cell(), cell()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        for dtype in (torch.float32, torch.float64):
+            for _ in range(runs):
+                check(step, twin)
+            for each in (step, twin):
+                each.zero_grad()
+                each.to(dtype).to(torch.float64)
+        for each in (step, twin):
+            each.load_state_dict({name: value + 0.25 for name, value in each.state_dict().items()})
+        check(step, twin)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)

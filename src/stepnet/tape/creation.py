@@ -51,6 +51,11 @@ class Group:
     parent: Group | None = None
     memories: list[Memory] = field(default_factory=list)
 
+    @property
+    def chain(self) -> tuple[Group, ...]:
+        """It and the groups around it, innermost first."""
+        return (self, *(self.parent.chain if self.parent is not None else ()))
+
 
 @dataclass
 class Memory:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from stepnet.data.tree import leaves, map_leaves
 from stepnet.errors import TapeError
 from stepnet.user_line import user_line
+from stepnet.watchers import during
 
 from .creation import (
     PLAYING,
@@ -94,13 +96,9 @@ class Tape:
     def __exit__(self, *_: object) -> None:
         _OPEN.set(_OPEN.get()[:-1])
 
-    def open_group(self, group: Group) -> None:
-        """Record into a recurrent group from here on, until `close_group`."""
-        _OPEN.set((*_OPEN.get(), (self, group)))
-
-    def close_group(self) -> None:
-        """End the recurrent group that was opened last."""
-        _OPEN.set(_OPEN.get()[:-1])
+    def recording(self, group: Group) -> AbstractContextManager[None]:
+        """Record into a recurrent group in a block of code."""
+        return during(_OPEN, (*_OPEN.get(), (self, group)))
 
     @property
     def group(self) -> Group | None:
@@ -388,7 +386,7 @@ class Tape:
         rows = [("#", "name", "kind", "inputs", "value")]
         for i, creation in enumerate(creations):
             inputs = ", ".join(creations[k].name for k in creation.inputs)
-            name = "  " * _depth(creation.group) + creation.name
+            name = "  " * (len(creation.group.chain) if creation.group else 0) + creation.name
             rows.append(
                 (str(i), name, creation.kind, inputs, describe(creation.example, self.larger(self[i])))
             )
@@ -431,15 +429,6 @@ def check_memory(memory: Memory, layer: Creation, where: str | Place) -> None:
         )
 
 
-def _within(inner: Group | None, outer: Group | None) -> bool:
-    """Whether a group is another or lies in it; everything lies in None."""
-    while inner is not None and inner is not outer:
-        inner = inner.parent
-    return inner is outer
-
-
-def _depth(group: Group | None) -> int:
-    depth = 0
-    while group is not None:
-        depth, group = depth + 1, group.parent
-    return depth
+def _within(inner: Group | None, outer: Group) -> bool:
+    """Whether a group is another or lies in it."""
+    return inner is not None and outer in inner.chain

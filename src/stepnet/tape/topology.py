@@ -63,10 +63,8 @@ def select(creations: Sequence[Creation], ends: list[int], skip: list[int], prun
     within = creations[: max(ends) + 1]
     whole: dict[Group, list[int]] = {}
     for i, creation in enumerate(within):
-        group = creation.group
-        while group is not None:
+        for group in creation.group.chain if creation.group is not None else ():
             whole.setdefault(group, []).append(i)
-            group = group.parent
     if prune:
         kept = _needed(within, ends, skipped, whole)
     else:
