@@ -126,6 +126,28 @@ def test_another_function(kind):
     assert patched() == ()
 
 
+class Seeded(Layers):
+    """Its noise is made with it: no step sets a seed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noise = torch.Generator().manual_seed(7)
+
+
+def test_a_cache_that_torch_begins_anew_is_nothing_replaced():
+    with nn.utils.parametrize.cached():
+        assert [name for name, _, _ in patched()] == ["torch.nn.utils.parametrize._cache_enabled"]
+    assert patched() == ()
+
+
+@pytest.mark.parametrize("held", [{"a": 1}, types.SimpleNamespace(), torch.nn.Parameter(torch.ones(2))])
+def test_how_a_step_was_made_is_no_matter_of_what_was_replaced(held):
+    """Torch's code that finds `_cache` makes objects: of torch's classes, not of the step's."""
+    with mock.patch.object(nn.utils.parametrize, "_cache", held):
+        assert len(patched()) == 1
+        assert reach(Seeded()).refused is None
+
+
 OPERATORS = [
     "__sub__",
     "__add__",

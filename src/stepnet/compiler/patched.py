@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .code_facts import facts
+from .code_facts import MAKES, facts
 from .kinds import MISSING, UNREAD
 from .trust import is_of_python, is_trusted_code, words
 
@@ -57,9 +57,13 @@ class _Space:
     def replaced(self) -> Iterator[Replaced]:
         first, held, own = self._first, self.held, _OF_TORCH.get(self.name, frozenset())
         for key, item in list(held.items()):
-            if key not in own and (key in first or self._finds(key)) and item is not first.get(key, MISSING):
-                names = frozenset[str]() if isinstance(item, _TELLS_ALL) else self._read(key)
-                yield Replaced(f"{self.name}.{key}", item, names)
+            before = first.get(key, MISSING)
+            if item is before or key in own or not (key in first or self._finds(key)):
+                continue
+            if type(item) is type(before) is dict and not item and not before:  # a cache that torch begins anew
+                continue
+            names = frozenset[str]() if isinstance(item, _TELLS_ALL) else self._read(key)
+            yield Replaced(f"{self.name}.{key}", item, names)
         if not self._is_over:
             for key in first.keys() - held.keys() - own:
                 yield Replaced(f"{self.name}.{key}", MISSING, frozenset())
@@ -75,7 +79,8 @@ class _Space:
             if isinstance(kind, type) and kind.__module__ == self.name:
                 items += vars(kind).values()
         known = [facts(item.__code__) for item in items if isinstance(item, types.FunctionType)]
-        return frozenset().union(*(code.names for code in known if key in code.names or key in code.globals))
+        found = (code.names for code in known if key in code.names or key in code.globals)
+        return frozenset().union(*found) - MAKES  # torch makes objects of its own classes
 
 
 def _is_foreign(item: Any) -> bool:
