@@ -60,7 +60,7 @@ class _Space:
             before = first.get(key, MISSING)
             if item is before or key in own or not (key in first or self._finds(key)):
                 continue
-            if type(item) is type(before) is dict and not item and not before:  # a cache that torch begins anew
+            if type(item) is type(before) is dict and not (item or before):  # a cache that torch begins anew
                 continue
             names = frozenset[str]() if isinstance(item, _TELLS_ALL) else self._read(key)
             yield Replaced(f"{self.name}.{key}", item, names)
