@@ -27,11 +27,12 @@ from .data.convert import pack_like
 from .data.in_graph import is_exporting, not_followed
 from .data.lod import LoDTensor
 from .data.recording import recorded_in_frames
+from .data.storage import distinct
 from .data.tree import Spec, flatten, unflatten
 from .engine import Asked, Steps, Way, asked, find_plan, read, run, run_again, run_warm
 from .errors import Unsupported
 from .executors import naive
-from .executors.autograd import Ready, distinct, plainly
+from .executors.autograd import Ready, plainly
 from .executors.base import Backend
 from .executors.naive import PLAIN
 from .executors.registry import AUTO

@@ -15,16 +15,17 @@ from torch.utils.checkpoint import checkpoint
 
 from stepnet.data.dtypes import dtype_of
 from stepnet.data.in_graph import not_followed
-from stepnet.data.storage import memory_of
+from stepnet.data.storage import distinct
 from stepnet.ir.plan import Plan
 from stepnet.watchers import during
 
 from .base import Executor
-from .flow import carry_gradients, reached
+from .flow import carry_gradients
+from .gradients import Sources, gradients
 from .layout import Layout
-from .loop import PreparedLoop, last, shift
+from .loop import PreparedLoop
 from .noise import generator_of, noise_of
-from .tables import EARLIER, as_table, earlier
+from .tables import EARLIER
 from .twice import Along, again, differentiable, is_plain
 
 WORTH_ASKING = 1 << 21  # multiplications that take longer than to ask whether anybody wants what they make
@@ -83,6 +84,16 @@ class Ready:
         """The gradients that are tensors made for them."""
         made = frozenset() if self.backward is None else self.backward.fresh
         return made.intersection(name for name in self.plan.gradients if name is not None)
+
+    def sources(self, inputs: int) -> Sources:
+        """Where the backward loop of a call with so many inputs finds what it reads."""
+        if inputs not in self._sources:
+            self._sources[inputs] = Sources.of(self, inputs)
+        return self._sources[inputs]
+
+    @cached_property
+    def _sources(self) -> dict[int, Sources]:
+        return {}
 
     @cached_property
     def carried(self) -> frozenset[str]:
@@ -239,20 +250,6 @@ def _kept(call: Call, tensors: Sequence[Tensor]) -> list[Tensor]:
     return [*out[: len(call.ready.plan.y)], *(values[name] for name in call.ready.extra)]
 
 
-def distinct(out: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Results that callers may write to: none shares memory with an input, or with another result."""
-    seen = set(map(memory_of, inputs))
-    own = []
-    for tensor in out:
-        place = memory_of(tensor)
-        if place in seen or tensor._is_view() or not tensor.is_contiguous():
-            tensor = tensor.clone(memory_format=torch.contiguous_format)
-            place = memory_of(tensor)
-        seen.add(place)
-        own.append(tensor)
-    return own
-
-
 class _PlanCall(torch.autograd.Function):
     @staticmethod
     @not_followed
@@ -330,99 +327,3 @@ def _is_asked_for(node: Any) -> bool:
         return torch._C._will_engine_execute_node(node)
     except RuntimeError:  # of a leaf that autograd.grad is asked for; or outside of torch's engine
         return True
-
-
-def gradients(
-    call: Call, tensors: Sequence[Tensor], kept: Sequence[Tensor], grads: Sequence[Tensor | None],
-    needed: Sequence[bool], led: Sequence[str] = (),
-) -> list[Tensor | None]:  # fmt: skip
-    """The gradient of each tensor, by the plan. `kept`: the rows of y, then the plan's `extra`. `led`: the
-    states before whose rows their boot values lie."""
-    plan, layout = call.ready.plan, call.layout
-    y = kept[: len(plan.y)]
-    extra = dict(zip(call.ready.extra, kept[len(plan.y) :], strict=True))
-    inputs = dict(zip(call.ready.names, tensors, strict=False)) | call.constants
-    results = dict(zip(plan.y, y, strict=True))
-    values = {name: inputs[name] for name in plan.weights}
-    for name in plan.kept:
-        if name in extra:
-            values[name] = extra[name]
-        elif name in plan.shifted:
-            result = plan.new_states[plan.states.index(name)]
-            rows = earlier(results[result], layout.stride) if name in led else None
-            values[name] = shift(results[result], inputs[name], layout) if rows is None else rows
-        else:
-            values[name] = results[name] if name in results else inputs[name]
-    states = {}
-    for name, grad, like in zip(plan.tangents, grads, (*y, *tensors[len(plan.x) :]), strict=False):
-        if name is None:
-            continue
-        tangent = torch.zeros_like(like) if grad is None else as_table(grad)
-        if name in call.ready.carried:
-            dtype = call.ready.carried_as[name]
-            states[name] = tangent if tangent.dtype is dtype else tangent.to(dtype)
-        else:
-            values[name] = tangent
-    done, finals = {}, {}
-    has = has_gradient(call, [grad is not None for grad in grads], needed)
-    if call.ready.backward is not None:  # else initial states alone get one, of sequences of no steps
-        wanted = (
-            None if all(has) else frozenset(n for n, h in zip(plan.gradients, has, strict=False) if h and n)
-        )
-        done, finals = call.ready.backward.run(values, states, layout.backward, wanted)
-    out: list[Tensor | None] = []
-    own, loose = set[str](), dict[int, Tensor]()  # made for them once; to be held against others
-    for k, name in enumerate(plan.gradients):
-        if not has[k]:
-            out.append(None)
-        elif len(plan.x) <= k < len(plan.x) + len(plan.states):
-            place = k - len(plan.x)
-            of_final = grads[len(plan.y) + place]
-            loose[k] = _state_gradient(plan, place, done, finals, layout, tensors[k], of_final)
-            out.append(loose[k])
-        else:
-            assert name is not None
-            gradient, shape = done[name], tensors[k].shape
-            if name in call.ready.own_gradients and gradient.shape == shape:
-                out.append(gradient.clone() if name in own else gradient)
-                own.add(name)
-            else:  # a view would be copied below
-                loose[k] = gradient if gradient.shape == shape else gradient.reshape(shape)
-                out.append(loose[k])
-    if loose:
-        others = (g for k, g in enumerate(out) if g is not None and k not in loose)
-        taken = (*tensors, *kept, *(g for g in grads if g is not None), *others)
-        for k, gradient in zip(loose, distinct([*loose.values()], taken), strict=True):
-            out[k] = gradient
-    return out + [None] * (len(tensors) - len(out))
-
-
-def has_gradient(call: Call, given: Sequence[bool], needed: Sequence[bool]) -> list[bool]:
-    """For each input (x, states, weights), whether it gets a gradient of the results that are given one."""
-    plan = call.ready.plan
-    got = reached(plan, call.layout, given)
-    states = range(len(plan.x), len(plan.x) + len(plan.states))
-    has = [
-        needed[k] and got[k] and (k in states or name is not None) for k, name in enumerate(plan.gradients)
-    ]
-    return has + [False] * (len(needed) - len(has))
-
-
-def _state_gradient(
-    plan: Plan, place: int, done: dict[str, Tensor], finals: dict[str, Tensor], layout: Layout,
-    like: Tensor, of_final: Tensor | None,
-) -> Tensor:  # fmt: skip
-    """The gradient of a boot state: what the backward loop carries past the first step; or, where the step
-    cuts the gradient between steps, what the first step alone gives. Of one that no step changes: the sum of
-    what all steps give, and what comes in."""
-    tangent = plan.tangents[len(plan.y) + place]
-    if plan.forward.body.values[plan.states[place]].kind == "sequence":
-        own = plan.gradients[len(plan.x) + place]
-        parts = [part for part in (of_final, None if own is None else done[own]) if part is not None]
-        return sum(parts[1:], parts[0]) if parts else torch.zeros_like(like)
-    if tangent is not None:
-        return finals[tangent].to(like.dtype)
-    passed = torch.zeros_like(like) if of_final is None else of_final
-    name = plan.gradients[len(plan.x) + place]
-    rows = done[name] if name is not None else like.new_zeros((layout.rows, *like.shape[1:]))
-    return last(rows, passed, layout.backward).to(like.dtype)

@@ -20,8 +20,9 @@ from stepnet.data.in_graph import not_followed
 from stepnet.data.modes import outside_innermost, transforms
 from stepnet.errors import Unsupported
 
-from .autograd import Call, Ready, forward, gradients, has_gradient
+from .autograd import Call, Ready, forward
 from .flow import carry_gradients
+from .gradients import gradients, has_gradient
 from .twice import again, is_plain, second_by_plain_loop
 
 

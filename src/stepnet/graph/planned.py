@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from stepnet.executors.autograd import Call, Ready, forward, gradients
+from stepnet.executors.autograd import Call, Ready, forward
+from stepnet.executors.gradients import gradients
 from stepnet.executors.layout import Layout
 from stepnet.watchers import instead, is_kept, watching
 
