@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from stepnet.compiler.reach import Reach, reach
+from stepnet.data.as_imported import contiguous
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype, traced
 from stepnet.data.tree import LEAF, Spec, flatten, unflatten
@@ -111,7 +112,7 @@ class Asked(NamedTuple):
         steps = self.x.shape[:2] if isinstance(self.x, Tensor) else ()
         call = self.call(entry, find, steps)
         weights = [self.tensors[place] for place in entry.weights]
-        out = run_plan(call, [self.rows.contiguous()], [s.contiguous() for s in self.states], weights)
+        out = run_plan(call, [contiguous(self.rows)], [contiguous(s) for s in self.states], weights)
         return _joined(out, len(out) - len(self.states), entry, self)
 
     def call(self, entry: Entry, find: Find, steps: tuple[int, ...], as_it_is: bool = False) -> Call:
@@ -238,7 +239,7 @@ class _Like(NamedTuple):
         elif call.layout is not run_by.layout:
             run_by = run_by._replace(layout=call.layout)
         weights = [call.tensors[place] for place in self.entry.weights]
-        rows, states = call.rows.contiguous(), [s.contiguous() for s in call.states]
+        rows, states = contiguous(call.rows), [contiguous(s) for s in call.states]
         if self.complex:
             out = run_plan(run_by, [rows], states, weights)
         else:

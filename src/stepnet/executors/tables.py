@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from stepnet.data.as_imported import data_ptr, empty, is_contiguous
+
 LARGE = 1 << 23  # bytes; below that the C library hands out memory that it kept
 EARLIER = "earlier rows of "  # and a state: what a scan calls the rows one step before, if they lie in memory
 
@@ -18,11 +20,11 @@ EARLIER = "earlier rows of "  # and a state: what a scan calls the rows one step
 def new_table(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
     """An empty table. A large one is asked for in large pages: the kernel gives new memory a page at a time,
     which for small pages takes longer than writing it does."""
-    table = torch.empty(shape, dtype=dtype, device=device)
+    table = empty(shape, dtype=dtype, device=device)
     size, advise = table.numel() * dtype.itemsize, _madvise()
     if size >= LARGE and table.is_cpu and advise is not None:
-        start = -(-table.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-        inside = (table.data_ptr() + size - start) // mmap.PAGESIZE * mmap.PAGESIZE
+        start = -(-data_ptr(table) // mmap.PAGESIZE) * mmap.PAGESIZE
+        inside = (data_ptr(table) + size - start) // mmap.PAGESIZE * mmap.PAGESIZE
         advise(start, inside, mmap.MADV_HUGEPAGE)  # advice: what comes of it is the kernel's to say
     return table
 
@@ -33,7 +35,7 @@ def as_table(rows: Tensor) -> Tensor:
     >>> as_table(torch.ones(1).expand(2, 3)).stride()
     (3, 1)
     """
-    return rows if rows.is_contiguous() else new_table(rows.shape, rows.dtype, rows.device).copy_(rows)
+    return rows if is_contiguous(rows) else new_table(rows.shape, rows.dtype, rows.device).copy_(rows)
 
 
 def led_table(shape: Sequence[int], dtype: torch.dtype, by: int) -> Tensor:
@@ -61,7 +63,7 @@ def earlier(table: Tensor, by: int) -> Tensor | None:
 
     >>> earlier(torch.ones(2, 1), 1)
     """
-    if not by or table.storage_offset() != by * table.stride(0) or not table.is_contiguous():
+    if not by or table.storage_offset() != by * table.stride(0) or not is_contiguous(table):
         return None
     return table.new_empty(0).set_(table.untyped_storage(), 0, table.shape)  # pyright: ignore
 

@@ -12,6 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.as_imported import (
+    contiguous,
+    data_ptr,
+    empty,
+    empty_like,
+    is_contiguous,
+    stride,
+    zeros,
+    zeros_like,
+)
 from stepnet.data.dtypes import dtype_of
 from stepnet.errors import BuildError, NoCompiler, StepIndexError, Unsupported, describe
 from stepnet.executors import cache_folder
@@ -111,28 +121,28 @@ class CScan:
         alive: list[Tensor] = []
         for at, name in self._read:
             tensor = values[name]
-            numbers[at] = tensor.data_ptr() if tensor.is_contiguous() else _copied(tensor, alive)
+            numbers[at] = data_ptr(tensor) if is_contiguous(tensor) else _copied(tensor, alive)
         for at, name in self._held:
             tensor = states[name]
-            numbers[at] = tensor.data_ptr() if tensor.is_contiguous() else _copied(tensor, alive)
+            numbers[at] = data_ptr(tensor) if is_contiguous(tensor) else _copied(tensor, alive)
         for at, name in self._carried:
             tensor = states[name]
-            if tensor.is_contiguous():
-                numbers[at], last = tensor.data_ptr(), torch.empty_like(tensor)
+            if is_contiguous(tensor):
+                numbers[at], last = data_ptr(tensor), empty_like(tensor)
             else:
-                numbers[at], last = _copied(tensor, alive), torch.empty(tensor.shape, dtype=tensor.dtype)
+                numbers[at], last = _copied(tensor, alive), empty(tensor.shape, dtype=tensor.dtype)
             finals[name] = last
-            numbers[at + 1] = last.data_ptr()
+            numbers[at + 1] = data_ptr(last)
         for at, of, batch, row, column in self._multiplied:
             matrix = values[of]
-            numbers[at], numbers[at + 1] = matrix.data_ptr(), matrix.stride(row)
+            numbers[at], numbers[at + 1] = data_ptr(matrix), stride(matrix, row)
             numbers[at + 2], numbers[at + 3] = (
-                matrix.stride(column),
-                0 if batch is None else matrix.stride(batch),
+                stride(matrix, column),
+                0 if batch is None else stride(matrix, batch),
             )
         for at, name, shape, dtype, make, state, like in placed.tables:
             made[name] = table = make(shape, dtype=dtype) if like is None else make(like)
-            numbers[at] = table.data_ptr()
+            numbers[at] = data_ptr(table)
             if state is not None:
                 values[EARLIER + state] = lead_in(table, states[state])
         run = self._run_by_features if placed.by_features else self.run
@@ -180,7 +190,7 @@ class CScan:
             at += padded(heads * product.packed_bytes(k, n, split))
         head = (
             layout.sequences, shares, layout.steps, layout.stride, slots, chunk, int(together), split,
-            layout.starts.data_ptr(), layout.lengths.data_ptr(), order.data_ptr(),
+            data_ptr(layout.starts), data_ptr(layout.lengths), data_ptr(order),
         )  # fmt: skip
         assert len(head) + 2 == len(FIXED)
         return Placed(
@@ -203,18 +213,18 @@ class CScan:
         for at, name in self._desks.places("out"):
             shape, dtype = self._made[name]
             size = layout.rows * math.prod(shape) * dtype.itemsize
-            state, make = None, new_table if size >= LARGE else torch.empty
+            state, make = None, new_table if size >= LARGE else empty
             if size >= LARGE and layout.is_packed and (state := self._states_of.get(name)) is not None:
                 make = functools.partial(led_table, by=layout.stride)
             tables.append(_table(at, name, (layout.rows, *shape), dtype, make, state))
         for at, name in self._desks.places("sum"):
             shape, dtype = self._made[name]
-            tables.append(_table(at, name, (*(parts,) * (parts > 1), *shape), dtype, torch.zeros))
+            tables.append(_table(at, name, (*(parts,) * (parts > 1), *shape), dtype, zeros))
         for at, name in self._desks.places("total"):
             shape, dtype = self._made[name]
-            tables.append(_table(at, name, (layout.sequences, *shape), dtype, torch.zeros))
+            tables.append(_table(at, name, (layout.sequences, *shape), dtype, zeros))
         for at, name in self._desks.places("wrong"):
-            tables.append(_table(at, name, (1,), torch.int64, torch.zeros))
+            tables.append(_table(at, name, (1,), torch.int64, zeros))
         return tuple(tables)
 
     def parts(self, layout: Layout, threads: int) -> int:
@@ -241,7 +251,7 @@ class CScan:
         return members if 0 < sequences < members else 1
 
 
-_MAKES_LIKE: dict[Any, Callable[..., Tensor]] = {torch.empty: torch.empty_like, torch.zeros: torch.zeros_like}
+_MAKES_LIKE: dict[Any, Callable[..., Tensor]] = {empty: empty_like, zeros: zeros_like}
 
 
 def _table(
@@ -250,9 +260,7 @@ def _table(
 ) -> Table:  # fmt: skip
     if make not in _MAKES_LIKE or math.prod(shape) * dtype.itemsize >= SMALL:
         return Table(at, name, shape, dtype, make, state)
-    return Table(
-        at, name, shape, dtype, _MAKES_LIKE[make], state, torch.empty(shape, dtype=dtype, device="cpu")
-    )
+    return Table(at, name, shape, dtype, _MAKES_LIKE[make], state, empty(shape, dtype=dtype, device="cpu"))
 
 
 def _built(source: Source) -> Callable[..., None]:
@@ -319,5 +327,5 @@ def _places(p: Program, node: Node) -> str:
 
 def _copied(tensor: Tensor, alive: list[Tensor]) -> int:
     """Where the elements of a tensor stand one after the other, as long as `alive` is."""
-    alive.append(tensor.contiguous())
-    return alive[-1].data_ptr()
+    alive.append(contiguous(tensor))
+    return data_ptr(alive[-1])
