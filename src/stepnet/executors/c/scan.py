@@ -180,7 +180,7 @@ class CScan:
         source = self.source
         members = self._members(threads, layout.sequences)
         small = layout.rows * self._row_work < ALONE
-        parts = 1 if small or members > 1 else self.parts(layout, threads)
+        parts = 1 if small or members > 1 or threads < 2 else self.parts(layout, threads)
         by_features = parts > 1
         members = max(members, parts)
         together = members > 1
