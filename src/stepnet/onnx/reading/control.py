@@ -19,6 +19,7 @@ from stepnet.repeat import while_loop
 from .counted import CountedLoop
 from .info import Info, Misfit, Run, dtype_of, op
 from .scan_rows import ScanLoop
+from .until import OwnEndLoop
 
 if TYPE_CHECKING:
     from .graph import Graph
@@ -65,6 +66,7 @@ def _loop(node: Info) -> Run:
         goes_on = makers[goes_on].inputs[0]
     counted = goes_on is body.inputs[1]  # it hands its condition on: nothing but the count ends it
     by_rows = CountedLoop(node, body, carried, scanned) if counted else None
+    by_blocks = None if counted else OwnEndLoop(node, body, carried, scanned)
     if counted and not node.has(0) and node.known.get(1) not in (False, [False]):
         raise Misfit("the loop never ends", "no trip count, and a condition that stays true")
 
@@ -98,7 +100,10 @@ def _loop(node: Info) -> Run:
                 return out
         condition = torch.tensor(True) if going is None else going
         rows: list[list[Any]] = [[] for _ in range(scanned)]
-        step = 0
+        step, tables, note = 0, [], None
+        if by_blocks is not None and goes and not is_watched():
+            (step, goes, state, tables), note = by_blocks.begin(most, state, around)
+        blocks = step
         while goes and (most is None or step < most):
             condition, *results = body.run((torch.tensor(step), condition, *state), around)
             state, joined = results[:carried], results[carried:]
@@ -106,12 +111,16 @@ def _loop(node: Info) -> Run:
                 table.append(row)
             goes = bool(_one(condition, "condition"))
             step += 1
+        if note is not None:
+            note(step)
         if scanned and not step:
             return (*state, *_no_rows(body, body.outputs[1 + carried :], (condition, *state), around))
-        return (*state, *map(torch.stack, rows))
+        if not blocks:
+            return (*state, *map(torch.stack, rows))
+        more = [[torch.stack(table)] if table else [] for table in rows]
+        return (*state, *(torch.cat([*a, *b]) for a, b in zip(tables, more, strict=True)))
 
-    if by_rows is not None:
-        run.reports = by_rows.reports  # type: ignore[attr-defined]
+    run.reports = (by_rows or by_blocks).reports  # type: ignore[union-attr,attr-defined]
     return run
 
 
