@@ -19,7 +19,20 @@ from stepnet.executors.setting import check_backend
 from stepnet.file_model import ERRORS, Prepared, Recorder, plainly_fed
 from stepnet.ir.last_uses import last_uses
 
-from . import attention, cells, control, elementwise, joined_steps, sequences, shapes, sizes, spaces, sums
+from . import (
+    attention,
+    cells,
+    control,
+    distinct,
+    elementwise,
+    joined_steps,
+    sequences,
+    shapes,
+    sizes,
+    spaces,
+    sums,
+    whole_numbers,
+)
 from .info import TABLE, Info, Misfit, error
 from .sizes import Sizes, on_sizes, plain
 
@@ -29,6 +42,8 @@ OPERATORS = (
     shapes,
     spaces,
     sums,
+    whole_numbers,
+    distinct,
     attention,
     cells,
     sequences,
