@@ -36,6 +36,18 @@ STEPS = {  # a step, and why it is not compiled
         None,
     ),
     "picks": ("x = Gather(rows, i)  t = Add(p, x)  y = Neg(x)  d = Less(m, limit)", None),
+    "a branch": (
+        """t = Tanh(p)  y = Neg(s)  l = Less(m, limit)  d = If(l) <then_branch = u () => (q)
+           { a = ReduceMax<keepdims=0>(t)  z = Abs(a)  f = Neg(least)  q = Greater(z, f) },
+           else_branch = v () => (w2) { w2 = Constant<value = bool {0}>() }>""",
+        None,
+    ),
+    "branches of other shapes": (
+        """t = Tanh(p)  l = Less(n, most)  d = Less(m, limit)  y = If(l) <
+           then_branch = u () => (q) { q = Neg(s) },
+           else_branch = v () => (k2) { ax = Constant<value = int64[1] {0}>()  k2 = ReduceMax(s, ax) }>""",
+        "other shapes",
+    ),
     "its condition": (
         f"{COUNTS.replace('d =', 'e =')}  d = And(e, c)",
         "its body reads its condition",

@@ -43,7 +43,7 @@ class Emit:
         if op == "reciprocal":
             return self.call("div", self.number(1.0, dtype), x)
         if op == "rsqrt":
-            return self.call("pow", x, self.number(-0.5, dtype))
+            return self.call("div", self.number(1.0, dtype), self.call("sqrt", x))
         if op == "expm1":
             return self.call("sub", self.call("exp", x), self.number(1.0, dtype))
         if op == "log1p":

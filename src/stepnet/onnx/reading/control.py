@@ -1,4 +1,4 @@
-"""If, Loop and Scan: graphs inside nodes."""
+"""Loop and Scan: graphs inside nodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from stepnet.data.dtypes import dtype_name
 from stepnet.errors import IRError
 from stepnet.file_model import LoopReport, beside_graphs, decided, not_in_recordings
 from stepnet.iterator.tensor_iterator import INSTEAD
@@ -17,7 +16,7 @@ from stepnet.repeat import INSTEAD as WHILE_LOOPS
 from stepnet.repeat import while_loop
 
 from .counted import CountedLoop
-from .info import Info, Misfit, Run, dtype_of, op
+from .info import Info, Misfit, Run, body_of, dtype_of, one_value, op
 from .scan_rows import ScanLoop
 from .until import OwnEndLoop
 
@@ -26,37 +25,13 @@ if TYPE_CHECKING:
 
 
 def _one(value: Any, what: str, dtype: torch.dtype = torch.bool) -> Any:
-    if not isinstance(value, Tensor) or value.numel() != 1:
-        raise Misfit(f"the {what} must be one value", getattr(value, "shape", type(value).__name__))
-    if value.dtype != dtype:
-        raise Misfit(f"the {what} is of another type", dtype_name(value.dtype), dtype_name(dtype))
-    return decided(value.reshape(()))
-
-
-@op("If")
-def _if(node: Info) -> Run:
-    branches = {True: _body(node, "then_branch", 0), False: _body(node, "else_branch", 0)}
-
-    def run(condition: Tensor, *outer: Any) -> Sequence[Any]:
-        graph = branches[bool(_one(condition, "condition"))]
-        return graph.run((), dict(zip(node.outer, outer, strict=True)))
-
-    return run
-
-
-def _body(node: Info, name: str, inputs: int | None) -> Graph:
-    graph = node.bodies.get(name)
-    if graph is None:
-        raise Misfit(f"the graph '{name}' is not there")
-    if inputs is not None and len(graph.inputs) != inputs:
-        raise Misfit(f"the graph '{name}' takes another number of values", len(graph.inputs), inputs)
-    return graph
+    return decided(one_value(value, what, dtype))
 
 
 @op("Loop", inputs=(2, 2**16))
 def _loop(node: Info) -> Run:
     carried = len(node.node.inputs) - 2
-    body = _body(node, "body", carried + 2)
+    body = body_of(node, "body", carried + 2)
     scanned = node.count - carried
     if scanned < 0 or len(body.outputs) != 1 + carried + scanned:
         raise Misfit("the body gives another number of values", len(body.outputs), 1 + node.count)
@@ -160,7 +135,7 @@ class ScanRunner:
         self.states = len(node.node.inputs) - self.old - count
         if count < 1 or self.states < 0:
             raise Misfit("num_scan_inputs does not fit the inputs", count, f"1 to {len(node.node.inputs)}")
-        graph = _body(node, "body", self.states + count)
+        graph = body_of(node, "body", self.states + count)
         joined = node.count - self.states
         if joined < 0 or len(graph.outputs) != node.count:
             raise Misfit("the body gives another number of values", len(graph.outputs), node.count)
@@ -224,7 +199,7 @@ def _scan(node: Info) -> Run:
 @op("SequenceMap", inputs=(1, 2**16))
 def _map(node: Info) -> Run:
     count = len(node.node.inputs)
-    body = _body(node, "body", count)
+    body = body_of(node, "body", count)
 
     def run(*inputs: Any) -> Sequence[Any]:
         (first, *rest), around = inputs[:count], dict(zip(node.outer, inputs[count:], strict=True))

@@ -75,7 +75,10 @@ def _mean(node: Info) -> Run:
 @op("Div", inputs=(2, 2))
 def _div(node: Info) -> Run:
     def div(x: Tensor, y: Tensor) -> Tensor:
-        return x / y if x.is_floating_point() else torch.div(x, y, rounding_mode="trunc")
+        if x.is_floating_point():
+            return x / y
+        turned = y == -1  # the least number divided by which ends the process
+        return torch.where(turned, -x, torch.div(x, y.masked_fill(turned, 1), rounding_mode="trunc"))
 
     return _on_numbers(div)
 

@@ -21,6 +21,7 @@ from stepnet.ir.last_uses import last_uses
 
 from . import (
     attention,
+    branches,
     cells,
     control,
     distinct,
@@ -47,6 +48,7 @@ OPERATORS = (
     attention,
     cells,
     sequences,
+    branches,
     control,
 )  # which fill the table
 _MOST_KINDS = 64  # of calls, that one graph remembers

@@ -19,6 +19,7 @@ from stepnet.errors import StepnetError, Unsupported
 from stepnet.executors.setting import check_backend
 from stepnet.file_model import ERRORS, LoopReport, plainly_fed
 
+from .branches import both_ways
 from .info import Info
 from .scan_rows import ScanLoop
 
@@ -57,7 +58,8 @@ class OwnEnd:
             number = torch.where(going, number + 1, number)
             return going & again.reshape(()), number, *kept, *results[len(state) :]
 
-        return torch.func.vmap(one)(*arguments)
+        with both_ways():
+            return torch.func.vmap(one)(*arguments)
 
 
 class Begun(NamedTuple):
@@ -83,8 +85,8 @@ class OwnEndLoop:
     def __init__(self, node: Info, body: Graph, states: int, joined: int) -> None:
         self.reports, self.joined = LoopReport(node.where), joined
         self.reason = None
-        if any(step.info.bodies for step in body.steps):
-            self.reason = "its body holds a loop or a branch"
+        if not _branches_alone(body):
+            self.reason = "its body holds a loop"
         elif body.inputs[1] in {*body.outputs, *(value for step in body.steps for value in step.inputs)}:
             self.reason = "its body reads its condition"
         name = node.node.name or "Loop"
@@ -150,6 +152,12 @@ class OwnEndLoop:
         for table, rows in zip(begun.tables, values[count:], strict=True):
             table.append(rows[: done - begun.steps, 0])
         return Begun(done, bool(going), [value.squeeze(0) for value in values[:count]], begun.tables)
+
+
+def _branches_alone(graph: Graph) -> bool:
+    """Whether no node of a graph holds another one but branches."""
+    inner = [(step.info.node.op_type, body) for step in graph.steps for body in step.info.bodies.values()]
+    return all(kind == "If" and _branches_alone(body) for kind, body in inner)
 
 
 def rounded(steps: int | None) -> int | None:
