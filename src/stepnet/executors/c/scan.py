@@ -7,6 +7,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ from . import build as c_build
 from . import threads as c_threads
 from .desk import Desks, Placed, Table, padded
 from .memory import comparison
+from .pace import SHORT, Pace
 from .products import BY_DTYPE, float_parts
 from .source import FIXED, Source, write
 from .text import without_comments
@@ -47,6 +49,7 @@ NEAR = 1 << 16  # bytes of states that one thread works on at a time, where step
 APART = 2  # such chunks between two meetings of threads that take some features each: one may have to wait
 CHUNK = 1 << 18  # bytes of rows between products and the steps beside them: the second cache holds them
 SMALL = 1 << 14  # bytes of a table of which one is kept to make others like it
+_MOST_KINDS = 64  # of calls, whose pace one scan remembers
 _NEW = ("out", "state", "sum", "total")  # what a call makes tensors for
 
 
@@ -86,6 +89,7 @@ class CScan:
         self._states_of = {table: name for table, name in alike.items() if table in p.outputs}
         self._may_fail = bool(p.faults)
         self._placed: Placed | None = None
+        self._paces: dict[tuple[int, int, int], Pace] = {}
         constants = _constants(loop, p)
         self._matrices = _matrices(loop, p)
         used = {entry.value for entry in self.source.fields}
@@ -114,6 +118,10 @@ class CScan:
         placed = self._placed
         if placed is None or placed.key != (threads, split) or placed.layout is not layout:
             placed = self._placed = self._place(layout, threads, split)
+        pace, by_all = placed.pace, True
+        if pace is not None and not (by_all := pace.takes_all()):
+            assert placed.alone is not None
+            placed = placed.alone
         desk = self._desks.take(placed)
         numbers = desk.numbers
         finals: dict[str, Tensor] = {}
@@ -147,7 +155,10 @@ class CScan:
                 values[EARLIER + state] = lead_in(table, states[state])
         run = self._run_by_features if placed.by_features else self.run
         assert run is not None
+        began = perf_counter_ns()
         run(c_threads.pool(placed.used), desk.address)
+        if pace is not None:
+            pace.note(by_all, perf_counter_ns() - began)
         self._desks.give_back(desk)
         p = self.source.program
         if self._may_fail and made[""]:
@@ -163,11 +174,23 @@ class CScan:
         return finals
 
     def _place(self, layout: Layout, threads: int, split: int) -> Placed:
-        """What the arguments of a call are for these sequences, on so many threads."""
+        """What the arguments of a call are for these sequences, on at most so many threads."""
+        placed = self._placed_on(layout, threads, split)
+        short = ALONE <= layout.rows * self._row_work < SHORT
+        if threads == 1 or not short or self.source.program.sums:  # whose parts are as many as the threads
+            return placed
+        kind = threads, layout.sequences, layout.rows.bit_length()
+        if kind not in self._paces:
+            while len(self._paces) >= _MOST_KINDS:
+                self._paces.pop(next(iter(self._paces)), None)
+            self._paces[kind] = Pace()
+        return placed._replace(pace=self._paces[kind], alone=self._placed_on(layout, 1, split))
+
+    def _placed_on(self, layout: Layout, threads: int, split: int) -> Placed:
         source = self.source
         members = self._members(threads, layout.sequences)
         small = layout.rows * self._row_work < ALONE
-        parts = 1 if small or members > 1 else self.parts(layout, threads)
+        parts = 1 if small or members > 1 or threads < 2 else self.parts(layout, threads)
         by_features = parts > 1
         members = max(members, parts)
         together = members > 1
