@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from stepnet.data.dtypes import dtype_of
+from stepnet.data.heap import LARGE, new_table
 from stepnet.errors import BuildError, NoCompiler, StepIndexError, Unsupported, describe
 from stepnet.executors import cache_folder
 from stepnet.executors.layout import Layout, is_uneven
 from stepnet.executors.schedule.features import features
 from stepnet.executors.schedule.program import Program
-from stepnet.executors.tables import EARLIER, LARGE, lead_in, led_table, new_table
+from stepnet.executors.tables import EARLIER, into, lead_in, led_table
 from stepnet.ir.graph import Node
 from stepnet.ir.plan import LoopPlan, Region
 
@@ -74,6 +75,7 @@ class CScan:
         rows = {p.renamed.get(c.result, c.result): c.parameter for c in p.carries}
         alike = {table: name for table, name in rows.items() if p.value(table).dtype == p.value(name).dtype}
         self._states_of = {table: name for table, name in alike.items() if table in p.outputs}
+        self._named = {kept: name for name, kept in p.renamed.items()}
         self._may_fail = bool(p.faults)
         self._placed: Placed | None = None
         constants = _constants(loop, p)
@@ -130,7 +132,12 @@ class CScan:
                 matrix.stride(column),
                 0 if batch is None else matrix.stride(batch),
             )
+        places = into.get()
         for at, name, shape, dtype, make, state, like in placed.tables:
+            if places is not None and (place := places.get(self._named.get(name, name))) is not None:
+                made[name] = place
+                numbers[at] = place.data_ptr()
+                continue
             made[name] = table = make(shape, dtype=dtype) if like is None else make(like)
             numbers[at] = table.data_ptr()
             if state is not None:
