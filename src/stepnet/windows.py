@@ -26,8 +26,8 @@ from .errors import StepError
 from .executors.autograd import computed_again
 from .front.step import WithStatic, as_step, boot_state, describe_leaf
 
-_MOST = 1 << 19  # numbers of states in a window, if it is no longer than the root: caches hold its tables
-_LEAST = 1 << 12  # rows of a window, unless that is too many: with fewer, beginning one costs too much
+_MOST = 1 << 20  # numbers of states in a window, if it is no longer than the root: caches hold its tables
+_LEAST = 1 << 13  # rows of a window, unless that is too many: with fewer, beginning one costs too much
 _COUNT = 128  # windows, unless they have too few rows or too many numbers
 
 

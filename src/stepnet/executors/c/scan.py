@@ -37,6 +37,7 @@ MEMBER_BYTES = 1 << 15  # of weights that a step reads, for each thread that sha
 NEAR = 1 << 16  # bytes of states that one thread works on at a time, where steps do not share a product
 APART = 2  # such chunks between two meetings of threads that take some features each: one may have to wait
 CHUNK = 1 << 18  # bytes of rows between products and the steps beside them: the second cache holds them
+LED = 1 << 16  # bytes of a table from which room before its rows is made faster than a copy one step later
 SMALL = 1 << 14  # bytes of a table of which one is kept to make others like it
 _NEW = ("out", "state", "sum", "total")  # what a call makes tensors for
 
@@ -211,7 +212,7 @@ class CScan:
             shape, dtype = self._made[name]
             size = layout.rows * math.prod(shape) * dtype.itemsize
             state, make = None, new_table if size >= LARGE else torch.empty
-            if size >= LARGE and layout.is_packed and (state := self._states_of.get(name)) is not None:
+            if size >= LED and layout.is_packed and (state := self._states_of.get(name)) is not None:
                 make = functools.partial(led_table, by=layout.stride)
             tables.append(_table(at, name, (layout.rows, *shape), dtype, make, state))
         for at, name in self._desks.places("sum"):
