@@ -196,9 +196,10 @@ def recurrent(
     if CAN_CAPTURE and instead() is None and is_exporting():
         return traced_step(lambda: _in_graph(step, x, state, how))
     if is_kept() and not torch.compiler.is_compiling():
-        told = how._asdict()
-        del told["checkpoint"], told["detach_every"]
-        return kept(step, x, state, **told)
+        return kept(
+            step, x, state, steps=steps, static=static, resets=resets, reverse=reverse, level=level,
+            axis=axis, scopes=scopes, backend=backend,
+        )  # fmt: skip
     return _outside(step, x, state, how)
 
 

@@ -176,9 +176,7 @@ class Stream:
             keeper = Keeper(self._states, slots, [each.begun for each in streams], levels)
             inference = torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
             with inference, torch.no_grad():
-                with keeper.answering():
-                    y = self.module(x)
-                out = parted(y, levels[0], lengths, self.module)
+                out = parted(keeper.answer(self.module, x), levels[0], lengths, self.module)
                 self._states.write(slots, self._rows, keeper.left)
             now = monotonic()
             for each in streams:
