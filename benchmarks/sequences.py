@@ -66,21 +66,34 @@ def reset_cases(quick: bool) -> Iterator[Case]:
                 out.append(h)
             return torch.stack(out)
 
+        def by_calls(net: nn.LSTM = whole, x: Tensor = x, first: Tensor = first) -> Tensor:
+            """As CleanRL and sb3-contrib have it."""
+            h = c = x.new_zeros(1, *x.shape[1:])
+            out = []
+            for row, keep in zip(x[:, None], (~first).float()[..., None], strict=True):
+                y, (h, c) = net(row, (h * keep, c * keep))
+                out.append(y)
+            return torch.cat(out)
+
         def by_resets(cell: cells.LSTM = own, x: Tensor = x, first: Tensor = first) -> Tensor:
             return recurrent(cell, x, resets=Resets(is_init=first))[0]
 
         ours = training(by_resets, dict(own.named_parameters()))
+        weights = {name.removesuffix("_l0"): weight for name, weight in whole.named_parameters()}
         masked = training(by_loop, dict(step.named_parameters()))
         yield Case(
             name=f"{T},{B},{H} beside the masked loop",
-            contenders={"stepnet": Contender(ours), "masked loop": Contender(masked)},
+            contenders={
+                "stepnet": Contender(ours),
+                "masked loop": Contender(training(by_calls, weights)),
+                "masked loop of cells": Contender(masked),
+            },
             reference="masked loop",
             facts={"goal": goals.get((T, B, H), 1.0)},
             **CLOSE,
         )
         if H < 128 and not quick:
             continue
-        weights = {name.removesuffix("_l0"): weight for name, weight in whole.named_parameters()}
         no_marks = torch.zeros_like(first)
         unmarked = training(lambda run=by_resets, no=no_marks: run(first=no), dict(own.named_parameters()))
         yield Case(

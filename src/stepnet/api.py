@@ -180,6 +180,8 @@ def recurrent(
     >>> y.values.flatten().tolist(), total.flatten().tolist()
     ([1.0, 2.0, 3.0, 1.0], [3.0, 1.0])
     """
+    if level >= 0 and type(x) is LoDTensor and level == x.lod_level - 1:
+        level = -1  # one name of a level: calls like one before are found by it
     if (
         (type(x) is Tensor or type(x) is LoDTensor)
         and steps is static is resets is checkpoint is detach_every is None
