@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from stepnet.data.dtypes import dtype_of
+from stepnet.data.heap import new_table
 from stepnet.data.in_graph import not_followed
 from stepnet.data.storage import distinct
 from stepnet.ir.plan import Plan
@@ -25,7 +27,7 @@ from .gradients import Sources, gradients
 from .layout import Layout
 from .loop import PreparedLoop
 from .noise import generator_of, noise_of
-from .tables import EARLIER
+from .tables import EARLIER, into
 from .twice import Along, again, differentiable, is_plain
 
 WORTH_ASKING = 1 << 21  # multiplications that take longer than to ask whether anybody wants what they make
@@ -209,12 +211,52 @@ def forward(call: Call, tensors: Sequence[Tensor]) -> tuple[list[Tensor], dict[s
     return out if ready.owned else distinct(out, tensors), values
 
 
-_again: ContextVar[bool] = ContextVar("stepnet_computed_again", default=False)
+class _Again(NamedTuple):
+    """A run that backward computes again: memory that it may give y in, leaf by leaf, and for what it makes
+    and lets go, by name."""
+
+    places: list[Tensor | None]
+    spare: dict[str, Tensor]
 
 
-def computed_again() -> AbstractContextManager[None]:
-    """In here, runs keep for backward what they are given and no more: it computes the rest once more."""
-    return during(_again, True)
+_again: ContextVar[_Again | None] = ContextVar("stepnet_computed_again", default=None)
+
+
+def computed_again(places: Sequence[Tensor | None], spare: dict[str, Tensor]) -> AbstractContextManager[None]:
+    """In here, runs keep for backward what they are given and no more: it computes the rest once more.
+
+    Args:
+        places: memory that the first run may give y in, leaf by leaf.
+        spare: memory for what runs make beside y, kept here from run to run.
+    """
+    return during(_again, _Again([*places], spare))
+
+
+def _in_places(again: _Again, ready: Ready, layout: Layout) -> AbstractContextManager[None]:
+    """Let a run write where it may, what is like the rows that it makes. Places serve once."""
+    found: dict[str, Tensor] = {}
+    kinds = ready.plan.forward.body.values
+
+    def put(name: str, memory: Tensor | None) -> None:
+        shape, dtype = (layout.rows, *kinds[name].shape), dtype_of(kinds[name].dtype)
+        size = math.prod(shape)
+        if memory is None:
+            memory = again.spare.get(name)
+            if memory is None or memory.dtype is not dtype or memory.numel() < size:
+                memory = again.spare[name] = new_table((size,), dtype)
+            found[name] = memory[:size].view(shape)
+        elif memory.dtype is dtype and memory.numel() == size:
+            found[name] = memory.resize_(shape)
+
+    if layout.rows and ready.owned:
+        for name, place in zip(ready.plan.y, again.places, strict=False):
+            if place is not None:
+                put(name, place)
+        for name in ready.extra:
+            if kinds[name].kind == "row":
+                put(name, None)
+    again.places.clear()
+    return during(into, found)
 
 
 def plainly(
@@ -222,7 +264,7 @@ def plainly(
 ) -> Any:
     """What a run gives that autograd records op by op; in `computed_again`, recorded in backward, with the
     noise that it drew from torch's generator and these."""
-    if not (_again.get() and torch.is_grad_enabled()):
+    if _again.get() is None or not torch.is_grad_enabled():
         return run(inputs)
     before, drawn = [(each, each.get_state()) for each in generators()], False
 
@@ -240,14 +282,13 @@ def plainly(
             for (each, _), state in zip(before, after, strict=True):
                 each.set_state(state)
 
-    with during(_again, False):
+    with during(_again, None):
         return checkpoint(once_more, inputs, use_reentrant=False)
 
 
-def _kept(call: Call, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """What a run keeps: the rows of y, then the plan's `extra`."""
-    out, values = forward(call, tensors)
-    return [*out[: len(call.ready.plan.y)], *(values[name] for name in call.ready.extra)]
+def _led(plan: Plan, values: Mapping[str, Tensor]) -> list[str]:
+    """The states before whose rows their boot values lie."""
+    return [name for name in plan.shifted if EARLIER + name in values]
 
 
 class _PlanCall(torch.autograd.Function):
@@ -258,14 +299,16 @@ class _PlanCall(torch.autograd.Function):
         if plan.random and call.noise is None:
             device = tensors[0].device
             call = call._replace(before=(device, generator_of(device).get_state()))
-        out, values = forward(call, tensors)
+        lone = _again.get()
+        with nullcontext() if lone is None else _in_places(lone, call.ready, call.layout):
+            out, values = forward(call, tensors)
         ctx.call = call
-        ctx.led = [name for name in plan.shifted if EARLIER + name in values]
+        ctx.led = _led(plan, values)
         ctx.set_materialize_grads(False)
         ctx.count = len(tensors)
         extra = [values[name] for name in call.ready.extra]
         ctx.as_steps = _as_steps(call, out, extra)
-        ctx.save_for_backward(*tensors, *(() if _again.get() else (*out[: len(plan.y)], *extra)))
+        ctx.save_for_backward(*tensors, *((*out[: len(plan.y)], *extra) if lone is None else ()))
         carry = carry_gradients(plan, call.layout, ctx.needs_input_grad[1:])
         if not all(carry):
             ctx.mark_non_differentiable(*(t for t, carries in zip(out, carry, strict=True) if not carries))
@@ -306,8 +349,13 @@ def _gradients(
     needed: Sequence[bool],
 ) -> list[Tensor | None]:  # fmt: skip
     call: Call = ctx.call
-    kept = kept or _kept(call._replace(noise=noise_of(call), as_it_is=False), tensors)
-    return gradients(call, tensors, kept, grads, needed, ctx.led)
+    led = ctx.led
+    if not kept:
+        out, values = forward(call._replace(noise=noise_of(call), as_it_is=False), tensors)
+        kept = [*out[: len(call.ready.plan.y)], *(values[name] for name in call.ready.extra)]
+        led = _led(call.ready.plan, values)
+        del out, values
+    return gradients(call, tensors, kept, grads, needed, led)
 
 
 def _asked_for(ctx: Any, tensors: Sequence[Tensor], needed: Sequence[bool]) -> tuple[bool, ...]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from stepnet.data.heap import LARGE, new_table
 from stepnet.data.modes import as_written, is_as_written
 from stepnet.errors import StepError
 from stepnet.ir.graph import Graph, Node
@@ -16,7 +17,6 @@ from stepnet.ir.ops import RANDOM
 from stepnet.ir.plan import LoopPlan, Region
 
 from .layout import Layout
-from .tables import LARGE, new_table
 from .torch_ops.ops import Run, bind
 
 _CPU = torch.device("cpu")

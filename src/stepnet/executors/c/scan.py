@@ -24,12 +24,13 @@ from stepnet.data.as_imported import (
     zeros_like,
 )
 from stepnet.data.dtypes import dtype_of
+from stepnet.data.heap import LARGE, new_table
 from stepnet.errors import BuildError, NoCompiler, StepIndexError, Unsupported, describe
 from stepnet.executors import cache_folder
 from stepnet.executors.layout import Layout, is_uneven
 from stepnet.executors.schedule.features import features
 from stepnet.executors.schedule.program import Program
-from stepnet.executors.tables import EARLIER, LARGE, lead_in, led_table, new_table
+from stepnet.executors.tables import EARLIER, into, lead_in, led_table
 from stepnet.ir.graph import Node
 from stepnet.ir.plan import LoopPlan, Region
 
@@ -48,6 +49,7 @@ MEMBER_BYTES = 1 << 15  # of weights that a step reads, for each thread that sha
 NEAR = 1 << 16  # bytes of states that one thread works on at a time, where steps do not share a product
 APART = 2  # such chunks between two meetings of threads that take some features each: one may have to wait
 CHUNK = 1 << 18  # bytes of rows between products and the steps beside them: the second cache holds them
+LED = 1 << 16  # bytes of a table from which room before its rows is made faster than a copy one step later
 SMALL = 1 << 14  # bytes of a table of which one is kept to make others like it
 _MOST_KINDS = 64  # of calls, whose pace one scan remembers
 _NEW = ("out", "state", "sum", "total")  # what a call makes tensors for
@@ -87,6 +89,7 @@ class CScan:
         rows = {p.renamed.get(c.result, c.result): c.parameter for c in p.carries}
         alike = {table: name for table, name in rows.items() if p.value(table).dtype == p.value(name).dtype}
         self._states_of = {table: name for table, name in alike.items() if table in p.outputs}
+        self._named = {kept: name for name, kept in p.renamed.items()}
         self._may_fail = bool(p.faults)
         self._placed: Placed | None = None
         self._paces: dict[tuple[int, int, int], Pace] = {}
@@ -148,7 +151,12 @@ class CScan:
                 stride(matrix, column),
                 0 if batch is None else stride(matrix, batch),
             )
+        places = into.get()
         for at, name, shape, dtype, make, state, like in placed.tables:
+            if places is not None and (place := places.get(self._named.get(name, name))) is not None:
+                made[name] = place
+                numbers[at] = data_ptr(place)
+                continue
             made[name] = table = make(shape, dtype=dtype) if like is None else make(like)
             numbers[at] = data_ptr(table)
             if state is not None:
@@ -237,7 +245,7 @@ class CScan:
             shape, dtype = self._made[name]
             size = layout.rows * math.prod(shape) * dtype.itemsize
             state, make = None, new_table if size >= LARGE else empty
-            if size >= LARGE and layout.is_packed and (state := self._states_of.get(name)) is not None:
+            if size >= LED and layout.is_packed and (state := self._states_of.get(name)) is not None:
                 make = functools.partial(led_table, by=layout.stride)
             tables.append(_table(at, name, (layout.rows, *shape), dtype, make, state))
         for at, name in self._desks.places("sum"):
