@@ -76,6 +76,9 @@ class PreparedLoop:
         ]
         scanned = {carry.parameter for region in plan.regions for carry in region.carries}
         self._rest = [c for c in plan.carries if c.parameter == c.result or c.parameter not in scanned]
+        alone = [(region, scan) for region, scan, nodes, _ in self._turns if scan is not None and not nodes]
+        others = len(self._turns) > 1 or self._whole or self._rest
+        self._alone = None if others or not alone else alone[0]  # all that there is to do, if it is one scan
 
     def run(
         self, values: dict[str, Tensor], states: dict[str, Tensor], layout: Layout,
@@ -142,6 +145,9 @@ class PreparedLoop:
         self, values: dict[str, Tensor], states: Mapping[str, Tensor], layout: Layout,
         wanted: frozenset[str] | None,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:  # fmt: skip
+        if self._alone is not None and wanted is None:
+            region, scan = self._alone
+            return values, scan(region, values, states, layout)
         finals: dict[str, Tensor] = {}
         for name in self._whole:
             values[name] = states[name]

@@ -81,9 +81,10 @@ class CScan:
         used = {entry.value for entry in self.source.fields}
         # those that the C itself says
         written = [n.output for n in _before(loop) if n.op == "full" and n.output not in used]
+        read = {entry.value for entry in self.source.fields if entry.role == "shared"}  # element by element
         self.spared = {
             **dict.fromkeys([*constants, *(name for name in written if name in region.read)]),
-            **{n: source for n, (source, _) in self._matrices.items()},
+            **{n: source for n, (source, _) in self._matrices.items() if n not in read},
         }
         self.fresh = frozenset(entry.value for entry in self.source.fields if entry.role in _NEW)
         desks = self._desks = Desks(self.source.fields, constants)
@@ -91,6 +92,8 @@ class CScan:
             place for place in desks.places("row", "sequence", "shared") if place[1] not in constants
         ]
         self._held, self._carried = desks.places("held"), desks.places("state")
+        sums, totals = ([(n, n, part is p.sums) for n in part] for part in (p.sums, p.totals))
+        self._given = [*sums, *totals, *((name, kept, False) for name, kept in p.renamed.items())]
         self._multiplied: list[tuple[int, str, int | None, int, int]] = []
         for at, name in desks.places("matrix"):
             of, (*batch, row, column) = self._matrices[name]
@@ -139,16 +142,11 @@ class CScan:
         assert run is not None
         run(c_threads.pool(placed.used), desk.address)
         self._desks.give_back(desk)
-        p = self.source.program
         if self._may_fail and made[""]:
-            raise _fault(p, int(made[""]))
-        for name in p.sums:
-            values[name] = made[name] if placed.parts == 1 else made[name].sum(0)
-        for name in p.totals:
-            values[name] = made[name]
-        for name, kept in p.renamed.items():
-            values[name] = made[kept]
-        for name in p.held:
+            raise _fault(self.source.program, int(made[""]))
+        for name, kept, is_sum in self._given:
+            values[name] = made[kept].sum(0) if is_sum and placed.parts > 1 else made[kept]
+        for _, name in self._held:
             finals[name] = states[name]
         return finals
 
