@@ -1,4 +1,4 @@
-"""Cells over graphs, grids and codes, and filters that are mixed: rows that are merged with others on the way."""
+"""Cells over graphs, grids and codes, and filters that are mixed: rows merged with others on the way."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NODES, D, K = 5, 4, 3
 
 @ZOO.cell(NODES * 2, [NODES * K])
 class DCGRU(nn.Module):
-    """Li et al. (2018): diffusion along a graph as one product of all nodes and rows; one graph is learned."""
+    """Li et al. (2018): diffusion as one product of all nodes and rows; one of the graphs is learned."""
 
     def __init__(self):
         super().__init__()

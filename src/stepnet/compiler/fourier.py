@@ -74,16 +74,13 @@ def _transform(
 def _several(
     kind: str, x: Tensor, s: Any = None, dim: Any = None, norm: str | None = None, **more: Any
 ) -> Any:
-    """torch.fft's `kind` of x along several dimensions: one after the other, the real one where torch has it."""
+    """torch.fft's `kind` along several dimensions: one after the other, the real one where torch has it."""
     if not isinstance(x, Tensor) or more or not isinstance(dim, Sequence) or not dim:
         return NotImplemented
     if len({d % x.dim() for d in dim}) < len(dim) or (s is not None and len(s) != len(dim)):
         return NotImplemented
-    ways = [(kind.removeprefix("r").replace("irfft", "ifft"), d, None) for d in dim]
-    if s is not None:
-        ways = [(how, d, n) for (how, d, _), n in zip(ways, s, strict=True)]
-    if "rfft" in kind:
-        ways[-1] = (kind, *ways[-1][1:])
+    kinds = [*[kind.removeprefix("r").replace("irfft", "ifft")] * (len(dim) - 1), kind]
+    ways = list(zip(kinds, dim, s or [None] * len(dim), strict=True))
     for how, d, n in reversed(ways) if kind == "rfft" else ways:
         x = _transform(how, x, n, d, norm)
         if x is NotImplemented:

@@ -29,7 +29,7 @@ from .capture import WRITTEN, Captured
 
 
 class Fold(int):
-    """How many leading row dimensions are merged into the batch, the first `ahead` of them ahead of the rows."""
+    """How many leading row dimensions are merged into the batch, `ahead` of them ahead of the rows."""
 
     ahead: int
 
