@@ -128,11 +128,9 @@ class CScan:
             numbers[at + 1] = last.data_ptr()
         for at, of, batch, row, column in self._multiplied:
             matrix = values[of]
-            numbers[at], numbers[at + 1] = matrix.data_ptr(), matrix.stride(row)
-            numbers[at + 2], numbers[at + 3] = (
-                matrix.stride(column),
-                0 if batch is None else matrix.stride(batch),
-            )
+            strides = matrix.stride()
+            numbers[at], numbers[at + 1], numbers[at + 2] = matrix.data_ptr(), strides[row], strides[column]
+            numbers[at + 3] = 0 if batch is None else strides[batch]
         for at, name, shape, dtype, make, state, like in placed.tables:
             made[name] = table = make(shape, dtype=dtype) if like is None else make(like)
             numbers[at] = table.data_ptr()
