@@ -98,9 +98,10 @@ class CScan:
         used = {entry.value for entry in self.source.fields}
         # those that the C itself says
         written = [n.output for n in _before(loop) if n.op == "full" and n.output not in used]
+        read = {entry.value for entry in self.source.fields if entry.role == "shared"}  # element by element
         self.spared = {
             **dict.fromkeys([*constants, *(name for name in written if name in region.read)]),
-            **{n: source for n, (source, _) in self._matrices.items()},
+            **{n: source for n, (source, _) in self._matrices.items() if n not in read},
         }
         self.fresh = frozenset(entry.value for entry in self.source.fields if entry.role in _NEW)
         desks = self._desks = Desks(self.source.fields, constants)
@@ -108,6 +109,8 @@ class CScan:
             place for place in desks.places("row", "sequence", "shared") if place[1] not in constants
         ]
         self._held, self._carried = desks.places("held"), desks.places("state")
+        sums, totals = ([(n, n, part is p.sums) for n in part] for part in (p.sums, p.totals))
+        self._given = [*sums, *totals, *((name, kept, False) for name, kept in p.renamed.items())]
         self._multiplied: list[tuple[int, str, int | None, int, int]] = []
         for at, name in desks.places("matrix"):
             of, (*batch, row, column) = self._matrices[name]
@@ -146,11 +149,9 @@ class CScan:
             numbers[at + 1] = data_ptr(last)
         for at, of, batch, row, column in self._multiplied:
             matrix = values[of]
-            numbers[at], numbers[at + 1] = data_ptr(matrix), stride(matrix, row)
-            numbers[at + 2], numbers[at + 3] = (
-                stride(matrix, column),
-                0 if batch is None else stride(matrix, batch),
-            )
+            strides = stride(matrix)
+            numbers[at], numbers[at + 1], numbers[at + 2] = data_ptr(matrix), strides[row], strides[column]
+            numbers[at + 3] = 0 if batch is None else strides[batch]
         places = into.get()
         for at, name, shape, dtype, make, state, like in placed.tables:
             if places is not None and (place := places.get(self._named.get(name, name))) is not None:
@@ -168,16 +169,11 @@ class CScan:
         if pace is not None:
             pace.note(by_all, perf_counter_ns() - began)
         self._desks.give_back(desk)
-        p = self.source.program
         if self._may_fail and made[""]:
-            raise _fault(p, int(made[""]))
-        for name in p.sums:
-            values[name] = made[name] if placed.parts == 1 else made[name].sum(0)
-        for name in p.totals:
-            values[name] = made[name]
-        for name, kept in p.renamed.items():
-            values[name] = made[kept]
-        for name in p.held:
+            raise _fault(self.source.program, int(made[""]))
+        for name, kept, is_sum in self._given:
+            values[name] = made[kept].sum(0) if is_sum and placed.parts > 1 else made[kept]
+        for _, name in self._held:
             finals[name] = states[name]
         return finals
 
