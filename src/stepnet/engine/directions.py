@@ -15,6 +15,7 @@ from stepnet.errors import Unsupported
 from stepnet.executors.autograd import Call, Ready
 from stepnet.executors.autograd import run as run_plan
 from stepnet.executors.layout import Layout
+from stepnet.executors.pushed import pushed
 from stepnet.executors.twice import Moves, by_along, by_plain_loop, leads_to, of_plain_loop, total
 from stepnet.ir.loop import Loop
 
@@ -229,8 +230,6 @@ class RunsAlong:
         self, weights: Sequence[Tensor], now: Reads, directions: Sequence[Tensor | None], loose: float
     ) -> bool:
         """Whether derivatives along directions like these are those of the plain loop in forward mode."""
-        from torch.func import jvp
-
         few = self._on_few_rows(sample_layout(), weights, now, seed=23)
         moved = [None if v is None else few.noise(t) for t, v in zip(few.inputs, directions, strict=True)]
         at = [i for i, v in enumerate(moved) if v is not None]
@@ -242,11 +241,11 @@ class RunsAlong:
             return tuple(few.results(given))
 
         try:
-            pushed: Any = jvp(results, tuple(few.inputs[i] for i in at), tuple(moved[i] for i in at))
+            by_plain = pushed(results, [few.inputs[i] for i in at], [v for v in moved if v is not None])
         except Exception:  # whatever it is, the plain loop tells it
             return False
         found, _ = replace(self, sequences=few.sequences, reads=now, check=False)(few.inputs, moved)
-        return all(a is None or close(a, b, 10 * loose) for a, b in zip(found, pushed[1], strict=True))
+        return all(a is None or close(a, b, 10 * loose) for a, b in zip(found, by_plain, strict=True))
 
     def _split(self, values: Sequence[T]) -> tuple[Sequence[T], Sequence[T], Sequence[T]]:
         """What is of x, of the states and of the weights."""

@@ -201,7 +201,10 @@ def is_plain(grad: Tensor | None) -> bool:
         return True
     if type(grad) is not Tensor or not torch._C._has_storage(grad):
         return False
-    return forward_ad._current_level < 0 or forward_ad.unpack_dual(grad).tangent is None
+    if forward_ad._current_level < 0:
+        return True
+    with forward_ad._set_fwd_grad_enabled(True):  # it is off inside of a Function
+        return forward_ad.unpack_dual(grad).tangent is None
 
 
 def by_along(
@@ -315,7 +318,8 @@ def again(
     _refuse_noise(call, grads)
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        own = [t.view_as(t) if t.requires_grad else t.detach() for t in tensors]
+        own = aliases(tensors, [t.requires_grad for t in tensors])
+        own = [t.requires_grad_() if need else t for t, need in zip(own, needed, strict=True)]
         return of_plain_loop(call, own, grads, needed, create_graph)
 
 
