@@ -224,7 +224,8 @@ def _in_graph(step: Any, x: Any, state: Any, how: _How) -> Any:
     function = TorchCell(step) if isinstance(step, nn.RNNCellBase) else step
     rows = clock(x, state, steps, how.axis).rows if steps is not None else x
     static = side_by_side(how.static)
-    if not can_be_node(rows, static, level):
+    plain = resets is None and steps is None and how.checkpoint is None and how.detach_every is None
+    if not can_be_node(rows, static, level, plain):
         return apart(outside, f"stepnet: a recurrence in a graph takes {TAKES}")
     n = sequences_of(first_leaf(rows), level, how.axis)
     boots = hasattr(function, "initial_state")
@@ -239,8 +240,8 @@ def _in_graph(step: Any, x: Any, state: Any, how: _How) -> Any:
         state = boot_state(function, n)
     return captured(
         outside, function, rows, state, static, marks, fresh,
-        clocked=steps is not None, resets=kind, reverse=how.reverse, axis=how.axis, backend=how.backend,
-        checkpoint=how.checkpoint, detach_every=how.detach_every,
+        clocked=steps is not None, resets=kind, reverse=how.reverse, level=level, axis=how.axis,
+        backend=how.backend, checkpoint=how.checkpoint, detach_every=how.detach_every,
     )  # fmt: skip
 
 

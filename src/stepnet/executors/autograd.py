@@ -28,7 +28,7 @@ from .layout import Layout
 from .loop import PreparedLoop
 from .noise import generator_of, noise_of
 from .tables import EARLIER, into
-from .twice import Along, again, differentiable, is_plain
+from .twice import Along, again, differentiable, is_plain, total
 
 WORTH_ASKING = 1 << 21  # multiplications that take longer than to ask whether anybody wants what they make
 
@@ -309,6 +309,7 @@ class _PlanCall(torch.autograd.Function):
         extra = [values[name] for name in call.ready.extra]
         ctx.as_steps = _as_steps(call, out, extra)
         ctx.save_for_backward(*tensors, *((*out[: len(plan.y)], *extra) if lone is None else ()))
+        ctx.later = {}
         carry = carry_gradients(plan, call.layout, ctx.needs_input_grad[1:])
         if not all(carry):
             ctx.mark_non_differentiable(*(t for t, carries in zip(out, carry, strict=True) if not carries))
@@ -325,14 +326,22 @@ class _PlanCall(torch.autograd.Function):
             kept = (*map(_rows, kept[:n_y]), *kept[n_y:])
             grads = (*(g if g is None else _rows(g) for g in grads[:n_y]), *grads[n_y:])
         needed = _asked_for(ctx, tensors, ctx.needs_input_grad[1:])
-        if not all(map(is_plain, grads)):
+        later = ctx.later.pop(torch._C._current_graph_task_id(), ())
+        plain = all(map(is_plain, grads))
+        if later:
+            parts = [moves.gradients(needed) for moves in later[1:]]
+            parts.append(later[0].gradients(needed, grads if plain else ()))
+            if not plain:
+                parts.append(again(call, tensors, grads, needed))
+            return (None, *map(total, zip(*parts, strict=True)))
+        if not plain:
             return (None, *again(call, tensors, grads, needed))
         if torch.is_grad_enabled():
 
             def compute() -> list[Tensor | None]:
                 return _gradients(ctx, tensors, kept, grads, needed)
 
-            return (None, *differentiable(call, compute, tensors, grads, needed))
+            return (None, *differentiable(call, compute, tensors, grads, needed, ctx))
         found = _gradients(ctx, tensors, kept, grads, needed)
         if call.guarded and not all(g is None or bool(g.isfinite().all()) for g in found):
             return (None, *again(call, tensors, grads, needed))
