@@ -162,9 +162,12 @@ def in_two_processes(kind: str, rank: int, port: int) -> list[Any]:
         fabric.launch()
         model, descent = fabric.setup(bare, optimizer(bare))
         backward = fabric.backward
+    elif kind == "ignite":
+        return ignite_in_a_process(rank)
     else:
         import accelerate  # pyright: ignore[reportMissingImports]
 
+        accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)  # that of who forked it
         accelerator = accelerate.Accelerator(cpu=True)
         model, descent = accelerator.prepare(bare, optimizer(bare))
         backward = accelerator.backward
@@ -176,9 +179,25 @@ def in_two_processes(kind: str, rank: int, port: int) -> list[Any]:
     return [p.tolist() for p in bare.parameters()]
 
 
-@pytest.mark.parametrize("kind", ["lightning", "fabric", "accelerate"])
+def ignite_in_a_process(rank: int) -> list[Any]:
+    import ignite.distributed as idist  # pyright: ignore[reportMissingImports]
+    from ignite.engine import create_supervised_trainer  # pyright: ignore[reportMissingImports]
+
+    bare = net()
+    with idist.Parallel(backend="gloo"):  # skorch has nothing of this kind: it leaves processes to accelerate
+        assert idist.get_world_size() == 2
+        model = idist.auto_model(bare)
+        trainer = create_supervised_trainer(
+            model, idist.auto_optim(optimizer(model)), nn.functional.cross_entropy,
+            prepare_batch=lambda batch, device, non_blocking: batch,
+        )  # fmt: skip
+        trainer.run(shard(rank), max_epochs=1)
+        return [p.tolist() for p in bare.parameters()]
+
+
+@pytest.mark.parametrize("kind", ["lightning", "fabric", "accelerate", "ignite"])
 def test_in_two_processes(kind: str) -> None:
-    pytest.importorskip("accelerate" if kind == "accelerate" else "lightning", reason=WHY)
+    pytest.importorskip("lightning" if kind == "fabric" else kind, reason=WHY)
     alone = net()
     descent = optimizer(alone)
     for both in zip(shard(0), shard(1), strict=True):

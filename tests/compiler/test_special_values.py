@@ -196,6 +196,21 @@ def test_casts_to_integers(dtype, backend):
         assert torch.equal(new[name].nan_to_num(7.0), plain[name].nan_to_num(7.0)), name
 
 
+@pytest.mark.parametrize("backend", ["eager", "c"])
+def test_places_of_images_that_are_none(backend):
+    """Forward: torch's own gradient of such places at the border writes where nothing is."""
+
+    def step(x, h):
+        seen = [F.grid_sample(h, x, padding_mode=edge, align_corners=False) for edge in ("zeros", "border")]
+        return seen, h
+
+    places = torch.randn(2, 1, 4, 4, 2, dtype=torch.float64)
+    places[1, 0, 0, :, 0] = torch.tensor([math.nan, math.inf, -math.inf, 1e30], dtype=torch.float64)
+    image = torch.randn(1, 2, 4, 4, dtype=torch.float64)
+    mine, theirs = (recurrent(step, places, image, backend=by)[0] for by in (backend, "naive"))
+    torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12, equal_nan=True)
+
+
 CONVOLUTIONS = {
     "conv1d": lambda a, w: F.conv1d(a, w, padding=1, stride=2),
     "conv_transpose1d": lambda a, w: F.conv_transpose1d(a, w),

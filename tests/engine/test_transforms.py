@@ -230,3 +230,52 @@ def test_the_next_ordinary_call_is_as_ever():
     y = run("c", X.clone().requires_grad_())
     y.sum().backward()
     assert not is_wrapped(y)
+
+
+def test_forward_mode_of_autograd_around_transforms():
+    """torch.func knows nothing of a level of autograd's own, and opens no other one inside of it."""
+
+    def many(backend, values):
+        return vmap(lambda v: ragged(backend, v).sin())(torch.stack([values, values * 0.5])).sum()
+
+    def pulled(backend, values):
+        value, pull = vjp(lambda v: ragged(backend, v), values)
+        return pull(value)[0].sin().sum()
+
+    def detached(backend, values):
+        def step(x, h):
+            return h.detach(), torch.tanh(x + h)
+
+        def one(v):
+            zeros = torch.zeros(4, F_IN, dtype=DTYPE)
+            return recurrent(step, RAGGED.with_values(v), zeros, backend=backend)[0].values.square().sum()
+
+        return vmap(one)(torch.stack([values, values * 0.5])).sum() + values.sum()
+
+    direction = torch.randn_like(RAGGED.values)
+    for of in (many, pulled, detached):
+        found = []
+        for backend in ("c", "naive"):
+            values = RAGGED.values.clone().requires_grad_()
+            with torch.autograd.forward_ad.dual_level():
+                dual = torch.autograd.forward_ad.make_dual(values, direction)
+                value = torch.autograd.forward_ad.unpack_dual(of(backend, dual))
+            found.append([*value, torch.autograd.grad(value.primal + value.tangent, values)[0]])
+        torch.testing.assert_close(*found)
+
+
+def test_constants_of_a_plan_are_no_business_of_a_transform():
+    def step(x, h):
+        h = nn.functional.prelu(h + x, torch.tensor([0.2], dtype=DTYPE))
+        return h, h
+
+    def value(backend, values):
+        y, _ = recurrent(step, RAGGED.with_values(values), torch.zeros(4, F_IN, dtype=DTYPE), backend=backend)
+        return y.values.square().sum()
+
+    def found(backend):
+        both = torch.stack([RAGGED.values, RAGGED.values * 0.5])
+        _, pull = vjp(lambda v: vmap(lambda own: value(backend, own))(v), both)
+        return pull(torch.tensor([1.0, 2.0], dtype=DTYPE))
+
+    torch.testing.assert_close(found("c"), found("naive"))

@@ -194,6 +194,16 @@ def _short(t: Tensor | None) -> str:
     return f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)} {t.flatten()[:12].tolist()}"
 
 
+def same(a: Tensor | None, b: Tensor | None, loose: float) -> bool:
+    """Whether both are there or not, and as close as rounding takes numbers of about one or more."""
+    if a is None or b is None:
+        return a is b
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    scale = max(1.0, float(b.double().abs().nan_to_num(0, 0, 0).max())) if b.numel() else 1.0
+    return torch.allclose(a.double(), b.double(), rtol=loose, atol=loose * scale, equal_nan=True)
+
+
 def check(case: Case, backend: str, tables: int = 2) -> list[str]:
     """Run a step on some tables of sequences; every difference from the plain loop, as text.
 

@@ -28,6 +28,7 @@ import stepnet
 from stepnet import LoDTensor
 
 from . import seeds
+from .compare import same
 from .model import H, Model
 
 LENGTHS = ([3, 0, 1, 4], [1], [2], [5], [0, 0], [2, 5, 1], [3, 3], [1, 1, 2, 6], [7, 2])
@@ -273,18 +274,9 @@ def difference(seed: int) -> str | None:
     if isinstance(plain, Exception) or isinstance(ours, Exception):
         return None if type(plain) is type(ours) else f"{name}: {ours!r}, not {plain!r}"[:1000]
     far = [
-        k for k, (a, b) in enumerate(zip(ours, plain, strict=True)) if not _close(a, b, LOWER.get(name, 1e-8))
+        k for k, (a, b) in enumerate(zip(ours, plain, strict=True)) if not same(a, b, LOWER.get(name, 1e-8))
     ]
     return f"{name}: {far} of {len(plain)} differ: {ours[far[0]]}, not {plain[far[0]]}" if far else None
-
-
-def _close(a: Tensor | None, b: Tensor | None, loose: float) -> bool:
-    if a is None or b is None:
-        return a is b
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    scale = max(1.0, float(b.double().abs().nan_to_num(0, 0, 0).max())) if b.numel() else 1.0
-    return torch.allclose(a.double(), b.double(), rtol=loose, atol=loose * scale, equal_nan=True)
 
 
 def main(first: int, count: int) -> int:

@@ -1,4 +1,4 @@
-"""What `python -m fuzz.changes`, `fuzz.models` and `fuzz.frames` do with seeds."""
+"""What `python -m fuzz.changes`, `fuzz.models`, `fuzz.frames` and `fuzz.orders` do with seeds."""
 
 from __future__ import annotations
 

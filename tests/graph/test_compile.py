@@ -12,7 +12,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import stepnet
 from covering import few
-from stepnet import LoDTensor, Recurrent, cells, recurrent
+from stepnet import LoDTensor, Recurrent, cells, recurrent, sequence_concat, sequence_pool
 from stepnet.graph.recurrence import Recurrence
 
 from .models import LENGTHS, assert_alike, dense, packed, ragged, state
@@ -149,6 +149,29 @@ class Nested(nn.Module):
         return recurrent(step, x, h)
 
 
+class Documents(nn.Module):
+    """A recurrence whose steps are sequences, with recurrences and functions of sequences inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.sentences = Recurrent(cells.GRU(3, 4), reverse=True), nn.GRUCell(7, 4)
+
+    def forward(self, x: LoDTensor, h: Tensor) -> Any:
+        def step(x: LoDTensor, h: Tensor) -> Any:
+            words, _ = self.words(x, h)
+            pooled = torch.cat([sequence_pool(words, "max"), sequence_pool(x, "sum")], 1)
+            h = self.sentences(pooled, h)
+            return {"words": words, "sentence": (h, pooled)}, h
+
+        return recurrent(step, x, h, level=0, reverse=True)
+
+
+def documents(lengths: list[int]) -> Sequence[Any]:
+    """Sentences of so many words, in documents of some sentences or none."""
+    words = LoDTensor.from_lengths(ragged(lengths).values, [[len(lengths) - 1, 0, 1], lengths])
+    return words, state(3)
+
+
 class Spike(torch.autograd.Function):
     """A gradient of its own."""
 
@@ -200,6 +223,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[list[int]], Sequence[A
     "resets": (Restarted, lambda n: (ragged(n), state(len(n)), torch.rand(sum(n)) < 0.3)),
     "windows": (InWindows, lambda n: (ragged(n), state(len(n)))),
     "steps": (Counted, lambda n: (state(len(n)), torch.tensor(n))),
+    "documents": (Documents, documents),
     "nested": (Nested, lambda n: (ragged(n), state(len(n)))),
 }
 
@@ -220,9 +244,31 @@ def test_one_graph_with_the_same_values_and_gradients(case: str, monkeypatch: py
         with torch._dynamo.config.patch(error_on_recompile=k > 1):
             assert_alike(model, compiled, arguments(lengths))
     assert counter.frame_count <= 2
-    if case not in ("resets", "nested", "windows", "views"):  # a plan alone runs what ran before
+    if case not in ("resets", "nested", "documents", "windows", "views"):  # a plan alone runs what ran before
         monkeypatch.setattr(Recurrence, "run", None)
         assert_alike(model, compiled, arguments(LENGTHS[-1]))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # Dynamo looks at it between two graphs
+def test_steps_that_give_sequences_of_other_lengths() -> None:
+    """No graph holds them; they are what Python makes of them."""
+
+    class Doubled(nn.Module):
+        def forward(self, x: LoDTensor, h: Tensor) -> Any:
+            def step(x: LoDTensor, h: Tensor) -> Any:
+                return sequence_concat([x, x]), h + sequence_pool(x, "sum").sum(1, keepdim=True)
+
+            return recurrent(step, x, h, level=0)
+
+    words, h = documents([2, 5, 1])
+    model = Doubled()
+    (y, last), (expected, expected_last) = torch.compile(model, backend="eager")(words, h), model(words, h)
+    assert y.recursive_sequence_lengths() == [[2, 0, 1], [4, 10, 2]]
+    assert torch.equal(y.values, expected.values)
+    assert torch.equal(last, expected_last)
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(model, backend="eager", fullgraph=True)(words, h)
 
 
 @pytest.mark.parametrize("case", few(["closure", "ragged static"], ["ragged static"]))
@@ -236,3 +282,20 @@ def test_one_graph_without_asking_for_it(case: str) -> None:
         for lengths in LENGTHS[:2]:
             assert_alike(model, compiled, arguments(lengths))
     assert counter.frame_count <= 2
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+def test_what_is_made_inside_a_transform() -> None:
+    """Such a call is no part of a graph; Dynamo follows what is around it."""
+    cell, offsets = nn.GRUCell(3, 4).double(), torch.tensor([0, 2, 2, 5])
+
+    def loss(rows: Tensor) -> Tensor:
+        return recurrent(cell, LoDTensor(rows, [offsets]), state(3))[0].values.square().sum()
+
+    torch.manual_seed(0)
+    rows, start = ragged([2, 0, 3]).values.detach(), torch.random.get_rng_state()
+    found = []
+    for call in (torch.func.grad(loss), torch.compile(torch.func.grad(loss), backend="eager")):
+        torch.random.set_rng_state(start)
+        found.append(call(rows))
+    torch.testing.assert_close(*found)

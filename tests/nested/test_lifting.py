@@ -36,10 +36,10 @@ def runs(monkeypatch):
         return result
 
     def counted_warm(steps, step, x, *how):
-        result = warm(steps, step, x, *how)
+        state, result = warm(steps, step, x, *how)
         if result is not None:
             counts.append(len(x.lengths()))
-        return result
+        return state, result
 
     monkeypatch.setattr(stepnet.api, "run", counted)
     monkeypatch.setattr(stepnet.api, "run_warm", counted_warm)

@@ -26,7 +26,8 @@ AROUND = (
     r"|logsoftmax|matmul|max|mean|min|mod|mul|neg|not|onehot|pow|prelu|range|reduce|relu|reshape|round|scatter"
     r"|selu|shape|sigmoid|sign|size|slice|softmax|softplus|split|sqrt|squeeze|sub|sum|tanh|tile|top_k|transpose"
     r"|tril|triu|unsqueeze|where|constant_pad|edge_pad|reflect_pad|wrap_pad|basic_conv|conv_with|convtranspose"
-    r"|lrn|cumprod|det|dequantizelinear|quantizelinear"
+    r"|lrn|cumprod|det|dequantizelinear|quantizelinear|unique|matmulinteger|qlinearmatmul|convinteger|qlinearconv"
+    r"|tensorscatter|bitcast"
     # which ONNX says in terms of others
     r"|group_normalization|mvn|swiglu|rotary_embedding|depthtospace|spacetodepth|linear_attention|causal_conv)"
 )

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.fx import _symbolic_trace
 
-from .code_facts import facts
+from .code_facts import MAKES, facts
 from .kinds import MISSING, UNREAD
 from .trust import is_of_python, is_trusted_code, words
 
@@ -31,6 +32,7 @@ _OF_TORCH = {
     "torch.nn.modules.module.Module": words("__init__ __setstate__ ___needs_generation_tag_patch"),
     "torch.distributions.distribution.Distribution": words("_validate_args"),
 }
+_TRACES = _symbolic_trace.__file__
 _VERSION = 24  # bytes from the start of a dict to the number of its changes: of CPython 3.10 to 3.12
 _VF: Any = torch._VF  # pyright: ignore[reportAttributeAccessIssue]
 _NN: Any = torch._C._nn  # pyright: ignore[reportAttributeAccessIssue]
@@ -57,9 +59,15 @@ class _Space:
     def replaced(self) -> Iterator[Replaced]:
         first, held, own = self._first, self.held, _OF_TORCH.get(self.name, frozenset())
         for key, item in list(held.items()):
-            if key not in own and (key in first or self._finds(key)) and item is not first.get(key, MISSING):
-                names = frozenset[str]() if isinstance(item, _TELLS_ALL) else self._read(key)
-                yield Replaced(f"{self.name}.{key}", item, names)
+            before = first.get(key, MISSING)
+            if item is before or key in own or not (key in first or self._finds(key)):
+                continue
+            if type(item) is type(before) is dict and not (item or before):  # a cache that torch begins anew
+                continue
+            if isinstance(item, types.FunctionType) and item.__code__.co_filename == _TRACES:
+                continue  # while it traces, and then it calls what it found when it was imported
+            names = frozenset[str]() if isinstance(item, _TELLS_ALL) else self._read(key)
+            yield Replaced(f"{self.name}.{key}", item, names)
         if not self._is_over:
             for key in first.keys() - held.keys() - own:
                 yield Replaced(f"{self.name}.{key}", MISSING, frozenset())
@@ -75,7 +83,8 @@ class _Space:
             if isinstance(kind, type) and kind.__module__ == self.name:
                 items += vars(kind).values()
         known = [facts(item.__code__) for item in items if isinstance(item, types.FunctionType)]
-        return frozenset().union(*(code.names for code in known if key in code.names or key in code.globals))
+        found = (code.names for code in known if key in code.names or key in code.globals)
+        return frozenset().union(*found) - MAKES  # torch makes objects of its own classes
 
 
 def _is_foreign(item: Any) -> bool:

@@ -81,6 +81,9 @@ def _without_modes() -> Iterator[None]:
             from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
             stack.enter_context(temporarily_clear_interpreter_stack())
+            native: Any = torch._C  # Dynamo, between two graphs, would look for the transforms
+            set_eval_frame = native._dynamo.eval_frame.set_eval_frame
+            stack.callback(set_eval_frame, set_eval_frame(None))
         if torch._C._len_torch_dispatch_stack() or _len_torch_dispatch_stack_pre_dispatch():
             from torch.utils._python_dispatch import _disable_current_modes
 

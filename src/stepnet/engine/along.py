@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from stepnet.compiler.capture import Replaced
-from stepnet.data.tree import flatten
+from stepnet.data.tree import flatten, unflatten
 from stepnet.ir.loop import BackEdge, Code, Concat, Last, Loop, Merged, Slice
 
 from .norms import by_small_steps
@@ -36,20 +36,23 @@ class Along:
         carried: for each carried parameter its result.
         weights, directions: tensors that the body reads, and where they move.
         noisy: whether the body draws noise. All of it is kept then, also what no derivative depends on.
+        whole: whether what is joined stays beside its derivatives.
     """
 
     def __init__(
         self, body: Code, moved: tuple[str, ...], joined: tuple[str, ...], carried: dict[str, str],
-        weights: Sequence[Tensor], directions: Sequence[Tensor], noisy: bool = False,
+        weights: Sequence[Tensor], directions: Sequence[Tensor], noisy: bool = False, whole: bool = False,
     ) -> None:  # fmt: skip
         self.body, self.moved, self.joined, self.carried = body, moved, joined, carried
         self.weights, self.directions, self.noisy = tuple(weights), tuple(directions), noisy
+        self.whole = whole
         self.name = f"derivative of {body.name}"
         self.order: int = body.order + 1 if isinstance(body, Along) else 1
         self.parameters = (*body.parameters, *map(self.along, moved))
         self.states = tuple(name for name in moved if name in carried)
         new = [carried[name] for name in self.states]
-        self.results = (*carried.values(), *map(self.along, (*joined, *new)))
+        self.beside = tuple(name for name in joined if whole and name not in carried.values())
+        self.results = (*carried.values(), *map(self.along, (*joined, *new)), *self.beside)
 
     def along(self, name: str) -> str:
         """What the derivative of a value is called."""
@@ -62,12 +65,12 @@ class Along:
 
     @property
     def form(self) -> Any:
-        return "along", self.moved, len(self.weights), self.noisy, self.body.form
+        return "along", self.moved, len(self.weights), self.noisy, self.whole, self.body.form
 
     def fresh(self) -> Along:
         body: Any = self.body.fresh()
         how = self.moved, self.joined, self.carried, self.weights, self.directions, self.noisy
-        return Along(body, *how)
+        return Along(body, *how, self.whole)
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
         n = len(self.body.parameters)
@@ -95,8 +98,14 @@ class Along:
                 for both in zip(parts, joined, strict=True)
             ]
         back = {id(own[name]): given[name] for name in own}
-        new = [back.get(id(named[name]), named[name]) for name in self.carried.values()]
-        return (*(t if recorded else t.detach() for t in new), *joined, *found)
+
+        def given_back(value: Any) -> Any:
+            found, form = flatten(value)
+            found = [back.get(id(t), t) for t in found]
+            return unflatten(form, [t if recorded else t.detach() for t in found])
+
+        new, beside = ([given_back(named[n]) for n in of] for of in (self.carried.values(), self.beside))
+        return (*new, *joined, *found, *beside)
 
     def _results(self, at: dict[str, Any], weights: Sequence[Tensor]) -> dict[str, Any]:
         """What the body gives, by name."""
@@ -168,7 +177,7 @@ def _derivative(
 
 def loop_along(
     loop: Loop, moved: Sequence[str], weights: Sequence[Tensor], directions: Sequence[Tensor],
-    noisy: bool = False,
+    noisy: bool = False, whole: bool = False,
 ) -> Loop:  # fmt: skip
     """The loop of `Along`: beside what a loop carries, the derivatives of its results.
 
@@ -177,10 +186,11 @@ def loop_along(
         moved: those of its cut and carried parameters that have a direction.
         weights, directions: tensors that its body reads, and where they move.
         noisy: whether its body draws noise.
+        whole: whether it also joins what the loop joins, after the derivatives.
     """
     body: Any = loop.body
     joined = tuple(p.result for p in loop.joined)
-    inner = Along(body, tuple(moved), joined, loop.carried, weights, directions, noisy)
+    inner = Along(body, tuple(moved), joined, loop.carried, weights, directions, noisy, whole)
     along = inner.along
     inputs = [*loop.inputs]
     for port in loop.inputs:
@@ -192,6 +202,7 @@ def loop_along(
     for port in loop.joined:
         cut = (port.axis, port.level, port.start, port.end, port.stride, port.part_size)
         outputs.append(Concat(along(port.result), along(port.output), *cut))
+    outputs += loop.joined if whole else ()
     outputs += [Last(along(loop.carried[name]), along(f"last {name}")) for name in inner.states]
     edges = [BackEdge(along(loop.carried[name]), along(name)) for name in inner.states]
     return Loop(inner, inputs, outputs, (*loop.back_edges, *edges))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -15,7 +16,8 @@ from stepnet.errors import Unsupported
 from stepnet.executors.autograd import Call, Ready
 from stepnet.executors.autograd import run as run_plan
 from stepnet.executors.layout import Layout
-from stepnet.executors.twice import by_along, by_plain_loop, leads_to, of_plain_loop
+from stepnet.executors.pushed import pushed
+from stepnet.executors.twice import Moves, by_along, by_plain_loop, leads_to, of_plain_loop, total
 from stepnet.ir.loop import Loop
 
 from .along import differs, loop_along
@@ -109,27 +111,32 @@ class RunsAlong:
 
     def __call__(
         self, tensors: Sequence[Tensor], directions: Sequence[Tensor | None],
-        noise: Sequence[Tensor] | None = None,
-    ) -> list[Tensor | None]:  # fmt: skip
-        """The derivative of each result: y leaves, then last states; None for what has none.
+        noise: Sequence[Tensor] | None = None, whole: bool = False,
+    ) -> tuple[list[Tensor | None], list[Tensor]]:  # fmt: skip
+        """The derivative of each result: y leaves, then last states; None for what has none. And the results.
 
         Args:
             tensors: x, states and weights.
             directions: one for each; None where it stays.
             noise: of the call, in the order in which the step draws it.
+            whole: whether the results are asked for.
 
         Raises:
             StepError: the step reads something else than at the call.
             Unsupported: there is no plan for it, or the plan is not right.
         """
-        moved = self.of(tensors, directions, noise=noise)
-        return self.derivatives(run_plan(*moved))
+        moved = self.of(tensors, directions, noise=noise, whole=whole)
+        out = run_plan(*moved)
+        n = len(moved.call.ready.plan.y)
+        n_y, n_s = len(self.ready.plan.y), len(self.ready.plan.states)
+        return self.derivatives(out, whole), [*out[n - n_y : n], *out[n : n + n_s]] if whole else []
 
-    def derivatives(self, out: Sequence[Tensor]) -> list[Tensor | None]:
+    def derivatives(self, out: Sequence[Tensor], whole: bool = False) -> list[Tensor | None]:
         """Of what the loop of a derivative gives, the derivative of each result; see `__call__`."""
         plan, kinds = self.ready.plan, self.ready.plan.forward.body.values
         floats = [dtype_of(kinds[name].dtype).is_floating_point for name in plan.y]
-        of_y, of_states = iter(out[: sum(floats)]), iter(out[sum(floats) + len(plan.states) :])
+        n_y = sum(floats) + (len(plan.y) if whole else 0)
+        of_y, of_states = iter(out[: sum(floats)]), iter(out[n_y + len(plan.states) :])
         return [
             *(next(of_y) if has else None for has in floats),
             *(next(of_states) if differs(t) else None for t in self.sequences.states),
@@ -137,7 +144,7 @@ class RunsAlong:
 
     def of(
         self, tensors: Sequence[Tensor], directions: Sequence[Tensor | None], *, forward_mode: bool = False,
-        noise: Sequence[Tensor] | None = None,
+        noise: Sequence[Tensor] | None = None, whole: bool = False,
     ) -> Moved:  # fmt: skip
         """The loop of the derivative; see `__call__`. `forward_mode`: as torch's forward mode has it, which
         does not stop where gradients do."""
@@ -153,7 +160,8 @@ class RunsAlong:
         ]
         moving = [(w, v) for w, v in zip(own, of_weights, strict=True) if v is not None]
         names = [name for name, _ in (*cut, *carried)]
-        twin = loop_along(self.loop, names, [w for w, _ in moving], [v for _, v in moving], noise is not None)
+        of_weights = [w for w, _ in moving], [v for _, v in moving]
+        twin = loop_along(self.loop, names, *of_weights, noise is not None, whole)
         beside = self.sequences._replace(
             x_rows=[contiguous(t) for t in (*x, *(v for _, v in cut))],
             states=[contiguous(t) for t in (*states, *(v for _, v in carried))],
@@ -167,7 +175,7 @@ class RunsAlong:
             raise Unsupported("its derivative leaves out some of its noise")
         if self.check and noise is None and entry.twice is None:
             with apart(now):
-                entry.twice = self._agrees(own, now, directions, looseness(compiled))
+                entry.twice = self._agrees(own, now, directions, looseness(compiled), whole)
         if self.check and noise is None and not entry.twice:
             raise Unsupported("self-check: its second derivatives differ from those of the plain loop")
         if self.check and forward_mode:
@@ -184,8 +192,9 @@ class RunsAlong:
         return Moved(call, beside.x_rows, beside.states, [alias.get(id(t), t) for t in used])
 
     def _agrees(
-        self, weights: Sequence[Tensor], now: Reads, directions: Sequence[Tensor | None], loose: float
-    ) -> bool:
+        self, weights: Sequence[Tensor], now: Reads, directions: Sequence[Tensor | None], loose: float,
+        whole: bool,
+    ) -> bool:  # fmt: skip
         """Whether second derivatives along directions like these are the plain loop's, on a few rows."""
         few = self._on_few_rows(sample_layout(), weights, now, seed=21)
         like = (*self.sequences.x_rows, *self.sequences.states, *weights)
@@ -196,13 +205,21 @@ class RunsAlong:
         ]
         along = replace(self, sequences=few.sequences, reads=now, check=False)
         call = Call(self.ready, few.sequences.layout, {}, few.plain, along)
-        seeds = [
-            few.noise(t).requires_grad_() if differs(t) and t.requires_grad else None
-            for t in few.results(own)
-        ]
+        results = few.results(own)
+        seeds = [few.noise(t).requires_grad_() if differs(t) and t.requires_grad else None for t in results]
         needed = [t.requires_grad for t in own]
         how = (call, own, seeds, needed, moved, [*needed, *(seed is not None for seed in seeds)], False)
-        for a, b in zip(by_along(*how), by_plain_loop(*how), strict=True):
+        if whole:  # together with the gradient of the results
+            beside = [None if g is None else few.noise(g) for g in seeds]
+            moves = Moves.of(call, own, seeds, moved, whole)
+            ours = [*moves.gradients(needed, beside), *moves.along]
+            first = of_plain_loop(call, own, beside, needed, create_graph=False)
+            plain = [
+                total(both) for both in zip(by_plain_loop(*how), [*first, *[None] * len(seeds)], strict=True)
+            ]
+        else:
+            ours, plain = by_along(*how), by_plain_loop(*how)
+        for a, b in zip(ours, plain, strict=True):
             if a is None and b is None:
                 continue
             a, b = (torch.zeros_like(other) if t is None else t for t, other in ((a, b), (b, a)))  # pyright: ignore
@@ -214,8 +231,6 @@ class RunsAlong:
         self, weights: Sequence[Tensor], now: Reads, directions: Sequence[Tensor | None], loose: float
     ) -> bool:
         """Whether derivatives along directions like these are those of the plain loop in forward mode."""
-        from torch.func import jvp
-
         few = self._on_few_rows(sample_layout(), weights, now, seed=23)
         moved = [None if v is None else few.noise(t) for t, v in zip(few.inputs, directions, strict=True)]
         at = [i for i, v in enumerate(moved) if v is not None]
@@ -227,11 +242,11 @@ class RunsAlong:
             return tuple(few.results(given))
 
         try:
-            pushed: Any = jvp(results, tuple(few.inputs[i] for i in at), tuple(moved[i] for i in at))
+            by_plain = pushed(results, [few.inputs[i] for i in at], [v for v in moved if v is not None])
         except Exception:  # whatever it is, the plain loop tells it
             return False
-        found = replace(self, sequences=few.sequences, reads=now, check=False)(few.inputs, moved)
-        return all(a is None or close(a, b, 10 * loose) for a, b in zip(found, pushed[1], strict=True))
+        found, _ = replace(self, sequences=few.sequences, reads=now, check=False)(few.inputs, moved)
+        return all(a is None or close(a, b, 10 * loose) for a, b in zip(found, by_plain, strict=True))
 
     def _split(self, values: Sequence[T]) -> tuple[Sequence[T], Sequence[T], Sequence[T]]:
         """What is of x, of the states and of the weights."""
@@ -278,16 +293,20 @@ class MadeLater:
 
     make: Callable[[], RunsAlong]
 
+    @cached_property
+    def made(self) -> RunsAlong:
+        return self.make()
+
     def same_step(self, tensors: Sequence[Tensor]) -> Reads:
-        return self.make().same_step(tensors)
+        return self.made.same_step(tensors)
 
     def has_history(
         self, given: Sequence[bool], needed: Sequence[bool], live: Sequence[bool]
     ) -> tuple[bool, ...]:
-        return self.make().has_history(given, needed, live)
+        return self.made.has_history(given, needed, live)
 
     def __call__(
         self, tensors: Sequence[Tensor], directions: Sequence[Tensor | None],
-        noise: Sequence[Tensor] | None = None,
-    ) -> list[Tensor | None]:  # fmt: skip
-        return self.make()(tensors, directions, noise)
+        noise: Sequence[Tensor] | None = None, whole: bool = False,
+    ) -> tuple[list[Tensor | None], list[Tensor]]:  # fmt: skip
+        return self.made(tensors, directions, noise, whole)

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import mmap
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
 
-from stepnet.data.as_imported import data_ptr, empty, is_contiguous
+from stepnet.data.as_imported import is_contiguous
+from stepnet.data.heap import new_table
 
-LARGE = 1 << 23  # bytes; below that the C library hands out memory that it kept
 EARLIER = "earlier rows of "  # and a state: what a scan calls the rows one step before, if they lie in memory
-
-
-def new_table(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
-    """An empty table. A large one is asked for in large pages: the kernel gives new memory a page at a time,
-    which for small pages takes longer than writing it does."""
-    table = empty(shape, dtype=dtype, device=device)
-    size, advise = table.numel() * dtype.itemsize, _madvise()
-    if size >= LARGE and table.is_cpu and advise is not None:
-        start = -(-data_ptr(table) // mmap.PAGESIZE) * mmap.PAGESIZE
-        inside = (data_ptr(table) + size - start) // mmap.PAGESIZE * mmap.PAGESIZE
-        advise(start, inside, mmap.MADV_HUGEPAGE)  # advice: what comes of it is the kernel's to say
-    return table
+# Where a run is to write rows of values, by name, if not to tables of its own.
+into: ContextVar[Mapping[str, Tensor] | None] = ContextVar("stepnet_into", default=None)
 
 
 def as_table(rows: Tensor) -> Tensor:
@@ -66,13 +53,3 @@ def earlier(table: Tensor, by: int) -> Tensor | None:
     if not by or table.storage_offset() != by * table.stride(0) or not is_contiguous(table):
         return None
     return table.new_empty(0).set_(table.untyped_storage(), 0, table.shape)  # pyright: ignore
-
-
-@functools.cache
-def _madvise() -> Callable[[int, int, int], int] | None:
-    if sys.platform != "linux":
-        return None
-    found = getattr(ctypes.CDLL(None), "madvise", None)
-    if found is not None:
-        found.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return found

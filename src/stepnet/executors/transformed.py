@@ -9,6 +9,7 @@ have all derivatives again. A batch of calls is one call after the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol
 
@@ -21,8 +22,10 @@ from stepnet.data.in_graph import not_followed
 from stepnet.data.modes import outside_innermost, transforms
 from stepnet.errors import Unsupported
 
-from .autograd import Call, Ready, forward, gradients, has_gradient
+from .autograd import Call, Ready, forward
 from .flow import carry_gradients
+from .gradients import gradients, has_gradient
+from .pushed import pushed
 from .twice import again, is_plain, second_by_plain_loop
 
 
@@ -45,8 +48,10 @@ class Further(Protocol):
         ...
 
 
-class Run(NamedTuple):
-    """A call, and what gives its derivatives."""
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A call, and what gives its derivatives. No tuple: torch.func looks into those, and would take the
+    constants of the plan for its own."""
 
     call: Call
     further: Further
@@ -130,7 +135,7 @@ class _PlanCall(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, *output[: len(plan.y)], *output[len(results) :])
         ctx.save_for_forward(*tensors)
-        if transforms()[-1:] == ["Jvp"]:  # which has derivatives where no gradient flows
+        if transforms()[-1:] == ["Jvp"] or _of_no_transform(tensors):  # they are where no gradient flows
             carry = tuple(t.is_floating_point() for t in results)
         else:
             carry = carry_gradients(plan, call.layout, ctx.needs_input_grad[1:])
@@ -367,8 +372,6 @@ def _along_by_plain_loop(
     call: Call, tensors: Sequence[Tensor], directions: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
     """The derivative of each result along directions, by the plain loop."""
-    from torch.func import jvp
-
     places = [i for i, v in enumerate(directions) if v is not None]
     n_x, n_s = len(call.ready.plan.x), len(call.ready.plan.states)
 
@@ -379,8 +382,8 @@ def _along_by_plain_loop(
         y, finals = call.plain(own[:n_x], own[n_x : n_x + n_s], own[n_x + n_s :])
         return (*y, *finals)
 
-    pushed: Any = jvp(results, tuple(tensors[i] for i in places), tuple(directions[i] for i in places))
-    return [m if m.is_floating_point() else None for m in pushed[1]]
+    moved = pushed(results, [tensors[i] for i in places], [v for v in directions if v is not None])
+    return [m if m.is_floating_point() else None for m in moved]
 
 
 def _gradient_by_plain_loop(
@@ -434,12 +437,9 @@ def _moved_gradient_by_plain_loop(
     directions: Sequence[Tensor | None],
 ) -> list[Tensor | None]:  # fmt: skip
     """The derivative of the gradients along directions of the inputs, by the plain loop."""
-    from torch.func import jvp
-
     asked = [i for i, v in enumerate(directions) if v is not None]
     gradient = _gradient_by_plain_loop(call, own, grads, needed, asked)
-    pushed: Any = jvp(gradient, tuple(own[i] for i in asked), tuple(directions[i] for i in asked))
-    parts = iter(pushed[1])
+    parts = iter(pushed(gradient, [own[i] for i in asked], [v for v in directions if v is not None]))
     return [next(parts) if need else None for need in needed]
 
 

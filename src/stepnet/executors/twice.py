@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -15,6 +17,9 @@ from .noise import noise_of
 
 if TYPE_CHECKING:
     from .autograd import Call
+
+
+NEAR = 1000  # nodes between a loop and a loss; further away nobody looks for it
 
 
 class Along(Protocol):
@@ -39,19 +44,77 @@ class Along(Protocol):
 
     def __call__(
         self, tensors: Sequence[Tensor], directions: Sequence[Tensor | None],
-        noise: Sequence[Tensor] | None = None,
-    ) -> list[Tensor | None]:  # fmt: skip
+        noise: Sequence[Tensor] | None = None, whole: bool = False,
+    ) -> tuple[list[Tensor | None], list[Tensor]]:  # fmt: skip
         """Of x, states and weights, a direction for each that moves, and the noise of the call: the
-        derivative of each result, y leaves, then last states; None for what has none. Raises Unsupported
-        where no plan runs it."""
+        derivative of each result, y leaves, then last states; None for what has none. And, if `whole`, the
+        results. Raises Unsupported where no plan runs it."""
         ...
+
+
+class Node(Protocol):
+    """The node of a run in autograd's graph."""
+
+    later: Later  # by number of a backward, second derivatives left to the node's own gradient in it
+
+
+@dataclass(frozen=True)
+class Moves:
+    """The derivative of a loop along directions, as autograd recorded it.
+
+    Attributes:
+        own: the inputs of the loop, of which nobody else's history leads here.
+        results, along: of the loop; and their derivatives, None for what has none.
+        grads: what came in for each result.
+    """
+
+    own: Sequence[Tensor]
+    results: Sequence[Tensor]
+    along: Sequence[Tensor | None]
+    grads: Sequence[Tensor | None]
+
+    @classmethod
+    def of(
+        cls, call: Call, own: Sequence[Tensor], grads: Sequence[Tensor | None],
+        directions: Sequence[Tensor | None], whole: bool,
+    ) -> Moves:  # fmt: skip
+        """Run it. Raises Unsupported: there is no plan for it."""
+        assert call.along is not None
+        noise = noise_of(call) if call.ready.plan.random else None
+        along, results = call.along(own, directions, noise, whole)
+        return cls(own, results, along, grads)
+
+    def gradients(
+        self, wanted: Sequence[bool], of_results: Sequence[Tensor | None] = (), create_graph: bool = False
+    ) -> list[Tensor | None]:
+        """The gradients of the gradient by each input; and of the results that something comes in for."""
+        both = zip((*self.along, *self.results), (*self.grads, *of_results), strict=False)
+        pairs = [(m, g) for m, g in both if m is not None and g is not None]
+        sources = [t for t, w in zip(self.own, wanted, strict=False) if w]
+        found = _grad([m for m, _ in pairs], sources, [g for _, g in pairs], create_graph)
+        return [next(found) if w else None for w in wanted[: len(self.own)]]
+
+
+Later = dict[int, list[Moves]]
+
+
+def total(terms: Iterable[Tensor | None]) -> Tensor | None:
+    """Their sum."""
+    found = [t for t in terms if t is not None]
+    return sum(found[1:], found[0]) if found else None
 
 
 def differentiable(
     call: Call, compute: Callable[[], list[Tensor | None]], tensors: Sequence[Tensor],
-    grads: Sequence[Tensor | None], needed: Sequence[bool],
+    grads: Sequence[Tensor | None], needed: Sequence[bool], node: Node,
 ) -> Sequence[Tensor | None]:  # fmt: skip
     """What `compute` gives, with a history: the loop's derivative along what comes in, or the plain loop.
+
+    Args:
+        call, compute: the call, and its gradients.
+        tensors, grads: its inputs; what came in for each result.
+        needed: which inputs get a gradient.
+        node: of the call.
 
     Raises:
         StepError: the step draws noise and has no such plan, or reads something else by now.
@@ -61,18 +124,24 @@ def differentiable(
     call.along.same_step(tensors)
     live = [t is not None and t.requires_grad for t in (*tensors, *grads)]
     history = call.along.has_history([g is not None for g in grads], needed, live)
-    return _Gradient.apply(call, compute, tuple(needed), history, *tensors, *grads)  # pyright: ignore[reportReturnType]
+    follows = any(found is node for found in islice(_history(grads), NEAR))
+    how = node if follows else None, call, compute, tuple(needed), history
+    return _Gradient.apply(*how, *tensors, *grads)  # pyright: ignore[reportReturnType]
 
 
 class _Gradient(torch.autograd.Function):
-    """The gradient of a loop as a node of its own."""
+    """The gradient of a loop as a node of its own.
+
+    Where what comes in depends on the results of the loop, as in a penalty on the gradient of a loss, the
+    loop's own gradient follows in the same backward: then one backward loop gives both.
+    """
 
     @staticmethod
     def forward(  # pyright: ignore
-        ctx: Any, call: Call, compute: Callable[[], list[Tensor | None]], needed: tuple[bool, ...],
-        history: Sequence[bool], *given: Tensor | None,
+        ctx: Any, node: Node | None, call: Call, compute: Callable[[], list[Tensor | None]],
+        needed: tuple[bool, ...], history: Sequence[bool], *given: Tensor | None,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
-        ctx.call, ctx.needed = call, needed
+        ctx.node, ctx.call, ctx.needed = node, call, needed
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*given)
         found = compute()
@@ -83,21 +152,46 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *directions: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
-        n = len(ctx.needed)
+        n, skip = len(ctx.needed), (None,) * 5
         given = ctx.saved_tensors
-        tensors, grads, wanted = given[:n], given[n:], ctx.needs_input_grad[4:]
+        tensors, grads, wanted = given[:n], given[n:], ctx.needs_input_grad[5:]
         if all(v is None for v in directions):
-            return (None,) * (4 + len(given))
+            return (*skip, *(None,) * len(given))
         how = (grads, ctx.needed, directions, wanted)
         create_graph = torch.is_grad_enabled()
         try:
             if not all(map(is_plain, directions)):
                 raise Unsupported("no plan takes several gradients at once")
             with torch.enable_grad():
-                out = by_along(ctx.call, aliases(tensors, wanted), *how, create_graph)
+                own = aliases(tensors, wanted)
+            node: Node | None = None if create_graph else ctx.node
+            run = torch._C._current_graph_task_id()
+            if node is not None and run >= 0 and _is_run(node):
+                with torch.enable_grad():
+                    moves = Moves.of(ctx.call, own, grads, directions, whole=True)
+                node.later.setdefault(run, []).append(moves)
+                return (*skip, *(None,) * n, *_where(moves.along, wanted[n:], create_graph))
+            with torch.enable_grad():
+                out = by_along(ctx.call, own, *how, create_graph)
         except Unsupported:
             out = second_by_plain_loop(ctx.call, tensors, *how)
-        return (None, None, None, None, *out)
+        return (*skip, *out)
+
+
+def _is_run(node: Any) -> bool:
+    """Whether the backward at hand comes to a node."""
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # outside of torch's own engine
+        return False
+
+
+def _where(
+    tensors: Sequence[Tensor | None], wanted: Sequence[bool], create_graph: bool
+) -> list[Tensor | None]:
+    """Those that are wanted, with their history if that is to be differentiated."""
+    found = [t if w else None for t, w in zip(tensors, wanted, strict=True)]
+    return found if create_graph else [t if t is None else t.detach() for t in found]
 
 
 def is_plain(grad: Tensor | None) -> bool:
@@ -107,7 +201,10 @@ def is_plain(grad: Tensor | None) -> bool:
         return True
     if type(grad) is not Tensor or not torch._C._has_storage(grad):
         return False
-    return forward_ad._current_level < 0 or forward_ad.unpack_dual(grad).tangent is None
+    if forward_ad._current_level < 0:
+        return True
+    with forward_ad._set_fwd_grad_enabled(True):  # it is off inside of a Function
+        return forward_ad.unpack_dual(grad).tangent is None
 
 
 def by_along(
@@ -128,14 +225,11 @@ def by_along(
     Raises:
         Unsupported: there is no plan for it.
     """
-    assert call.along is not None
-    moved = call.along(own, directions, noise_of(call) if call.ready.plan.random else None)
-    pairs = [(m, g) for m, g in zip(moved, grads, strict=True) if m is not None and g is not None]
-    sources = [t for t, w in zip(own, wanted, strict=False) if w]
-    found = _grad([m for m, _ in pairs], sources, [g for _, g in pairs], create_graph)
-    first = [next(found) if w else None for w in wanted[: len(own)]]
-    rest = [m if w else None for m, w in zip(moved, wanted[len(own) :], strict=True)]
-    return [*first, *(m if m is None or create_graph else m.detach() for m in rest)]
+    moves = Moves.of(call, own, grads, directions, whole=False)
+    return [
+        *moves.gradients(wanted, create_graph=create_graph),
+        *_where(moves.along, wanted[len(own) :], create_graph),
+    ]
 
 
 def _grad(
@@ -224,7 +318,8 @@ def again(
     _refuse_noise(call, grads)
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        own = [t.view_as(t) if t.requires_grad else t.detach() for t in tensors]
+        own = aliases(tensors, [t.requires_grad for t in tensors])
+        own = [t.requires_grad_() if need else t for t, need in zip(own, needed, strict=True)]
         return of_plain_loop(call, own, grads, needed, create_graph)
 
 

@@ -109,6 +109,12 @@ def _as_it_is(b: AtenNet, x: Any) -> Value:
     return b.emit.call(b.name, b.out(x))
 
 
+@rule("isinf")
+def _isinf(b: AtenNet, x: Any) -> Value:
+    value = b.out(x)
+    return b.emit.call("eq", b.emit.call("abs", value), b.emit.number(math.inf, b.emit.graph.dtype(value)))
+
+
 @rule("logical_not", "bitwise_not")
 def _not(b: AtenNet, x: Any) -> Any:
     return b.emit.call("not", b.out(x, torch.bool)) if b.dtype() == torch.bool else NotImplemented
@@ -151,9 +157,10 @@ def _leaky(b: AtenNet, x: Any, slope: float = 0.01) -> Value:
 
 @rule("elu")
 def _elu(b: AtenNet, x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
-    if scale != 1 or input_scale != 1:
+    if input_scale != 1:
         return NotImplemented
-    return b.emit.call("elu", b.out(x), alpha=float(alpha))
+    out = b.emit.call("elu", b.out(x), alpha=float(alpha))
+    return out if scale == 1 else b.emit.call("mul", out, b.out(float(scale), b.dtype()))
 
 
 @rule("softplus")

@@ -43,13 +43,16 @@ class Emit:
         if op == "reciprocal":
             return self.call("div", self.number(1.0, dtype), x)
         if op == "rsqrt":
-            return self.call("pow", x, self.number(-0.5, dtype))
+            return self.call("div", self.number(1.0, dtype), self.call("sqrt", x))
         if op == "expm1":
             return self.call("sub", self.call("exp", x), self.number(1.0, dtype))
         if op == "log1p":
             return self.call("log", self.call("add", x, self.number(1.0, dtype)))
         if op == "trunc":  # rounded towards zero
             return self.call("mul", self.call("sign", x), self.call("floor", self.call("abs", x)))
+        if op == "sign" and dtype.is_floating_point:  # files have it that of what is no number, torch 0
+            known = self.call("eq", x, x)
+            return self.call("where", known, self.call("sign", x), self.number(0.0, dtype))
         return self.call(op, x)
 
     def floored(self, x: Value, y: Value) -> Value:

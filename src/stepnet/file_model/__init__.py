@@ -3,6 +3,7 @@
 from .misfit import UNSIGNED as UNSIGNED
 from .misfit import Misfit as Misfit
 from .misfit import same_types as same_types
+from .misfit import sign as sign
 from .misfit import widened as widened
 from .model import STATES as STATES
 from .model import FileBody as FileBody

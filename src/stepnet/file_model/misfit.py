@@ -50,3 +50,8 @@ UNSIGNED = {torch.uint16, torch.uint32, torch.uint64}  # with which torch hardly
 def widened(values: Sequence[Any]) -> list[Any]:
     """Values with int64 in the place of the unsigned types that torch does not compute with."""
     return [v.long() if isinstance(v, Tensor) and v.dtype in UNSIGNED else v for v in values]
+
+
+def sign(x: Tensor) -> Tensor:
+    """The sign of each number; of what is no number that, for which torch has 0."""
+    return torch.where(x.isnan(), x, torch.sign(x)) if x.is_floating_point() else torch.sign(x)

@@ -27,6 +27,7 @@ from stepnet.data import in_graph
 from stepnet.data.convert import pack_like
 from stepnet.data.in_graph import CAN_CAPTURE, is_exporting
 from stepnet.data.lod import LoDTensor
+from stepnet.data.offsets import LoD
 from stepnet.front.static import Padded
 from stepnet.front.step import TorchCell
 
@@ -42,29 +43,33 @@ if CAN_CAPTURE:
 else:
     BaseHOP: Any = object
 
-LIBRARY.define("rows(Tensor[] x, Tensor[] states, int axis, int levels) -> Tensor[]")
+LIBRARY.define("rows(Tensor[] x, Tensor[] states, Tensor[] inside, int axis, int levels) -> Tensor[]")
 LIBRARY.define(
     "tables(Tensor[] y, Tensor[] new, Tensor[] x, Tensor[] states, Tensor[] static, Tensor[] beside, "
-    "int axis, int levels) -> Tensor[]"
+    "int axis, int levels, int inside, bool[] whole) -> Tensor[]"
 )
 
 
-def _rows(x: list[Tensor], states: list[Tensor], axis: int, levels: int) -> list[Tensor]:
-    """One step of x and of the states."""
+def _rows(
+    x: list[Tensor], states: list[Tensor], inside: list[Tensor], axis: int, levels: int
+) -> list[Tensor]:
+    """One step of x and of the states, and of the offsets that it has."""
     n = open_size(1)  # a step is run where a sequence goes on
+    rows = open_size() if inside else n
     return [
-        *(t.new_empty((n, *row_shape(t, axis, levels))) for t in x),
+        *(t.new_empty((rows, *row_shape(t, axis, levels))) for t in x),
         *(t.new_empty((n, *t.shape[1:])) for t in states),
+        *(t.new_empty(((open_size() if k else n) + 1,)) for k, t in enumerate(inside)),
     ]
 
 
 def _tables(
     y: list[Tensor], new: list[Tensor], x: list[Tensor], states: list[Tensor], static: list[Tensor],
-    beside: list[Tensor], axis: int, levels: int,
+    beside: list[Tensor], axis: int, levels: int, inside: int, whole: list[bool],
 ) -> list[Tensor]:  # fmt: skip
-    leaves = tuple(Leaf(tuple(t.shape[1:]), t.dtype) for t in y)
-    call = Recurrence(Way("", axis=axis, levels=levels), _no_step, (len(x), len(states), 0, 0), leaves)
-    return call.empty([*x, *states], [])
+    leaves = tuple(Leaf(tuple(t.shape[1:]), t.dtype, of) for t, of in zip(y, whole, strict=True))
+    way, counts = Way("", axis=axis, levels=levels, inside=inside), (len(x), len(states), len(static), 0)
+    return Recurrence(way, _no_step, counts, leaves).empty([*x, *states, *static, *beside], [])
 
 
 def _no_step(*_: Tensor) -> Sequence[Tensor]:
@@ -112,7 +117,7 @@ _take_views._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemb
 
 def captured(
     outside: Callable[[], Any], step: Callable[..., Any], x: Any, state: Any, static: Any, marks: Any,
-    fresh: Any, *, clocked: bool, resets: str, reverse: bool, axis: int, backend: str | None,
+    fresh: Any, *, clocked: bool, resets: str, reverse: bool, level: int, axis: int, backend: str | None,
     checkpoint: int | bool | None, detach_every: int | None,
 ) -> Any:  # fmt: skip
     """A call of `recurrent` as one node of the graph that Dynamo is making.
@@ -133,6 +138,7 @@ def captured(
     first = x_leaves[0]
     ragged = isinstance(first, LoDTensor)
     levels = len(first._lod.levels) if ragged else 0
+    inside = levels - 1 - level % levels if ragged else 0
     values = [leaf._values if isinstance(leaf, LoDTensor) else leaf for leaf in x_leaves]
     offsets = [t for leaf in x_leaves for t in leaf._lod.levels] if ragged else []
     if isinstance(marks, LoDTensor):
@@ -144,36 +150,64 @@ def captured(
 
     def body() -> Any:
         if not torch.compiler.is_dynamo_compiling():
-            y, final = outside()
-            y_leaves, y_spec = _pytree.tree_flatten(y, is_leaf=_is_ragged)
-            tables = [leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in y_leaves]
-            return _pytree.tree_unflatten(tables, y_spec), final
-        rows = torch.ops.stepnet.rows(values, [*state_leaves, *static_leaves], axis, levels)
-        x_t = None if clocked else _pytree.tree_unflatten(rows[:n_x], x_spec)
+            return outside()
+        cut = offsets[levels - inside : levels]
+        rows = torch.ops.stepnet.rows(values, [*state_leaves, *static_leaves], cut, axis, levels)
+        x_leaves_t, lod = rows[:n_x], None
+        if inside:
+            lod = LoD.trusted(tuple(rows[len(rows) - inside :]), rows[0].shape[0])
+            x_leaves_t = [LoDTensor._make(t, lod) for t in x_leaves_t]
+        x_t = None if clocked else _pytree.tree_unflatten(x_leaves_t, x_spec)
         state_t = _pytree.tree_unflatten(rows[n_x : n_x + n_state], state_spec)
         if static is None:
             y, new = step(x_t, state_t)
         else:
             y, new = step(x_t, state_t, _pytree.tree_unflatten(rows[n_x + n_state :], static_spec))
-        y_leaves, y_spec = _pytree.tree_flatten(y)
+        y_leaves, y_spec = _pytree.tree_flatten(y, is_leaf=_is_ragged)
+        whole = [isinstance(leaf, LoDTensor) for leaf in y_leaves]
+        if any(isinstance(leaf, LoDTensor) and leaf._lod is not lod for leaf in y_leaves):
+            torch._dynamo.graph_break()  # entries of other lengths than those of x
+        y_leaves: list[Any] = [leaf._values if isinstance(leaf, LoDTensor) else leaf for leaf in y_leaves]
         new_leaves, new_spec = _pytree.tree_flatten(new)
         if new_spec != state_spec:
             torch._dynamo.graph_break()  # the loop tells it
         tables = torch.ops.stepnet.tables(
-            y_leaves, new_leaves, values, state_leaves, static_leaves, beside, axis, levels
+            y_leaves, new_leaves, values, state_leaves, static_leaves, beside, axis, levels, inside, whole
         )
         last = tables[len(y_leaves) :]
-        return _pytree.tree_unflatten(tables[: len(y_leaves)], y_spec), _pytree.tree_unflatten(
-            last, state_spec
-        )
+        cut_as = [{_WHOLE if of else _STEPS: t} for of, t in zip(whole, tables, strict=False)]
+        y = _pytree.tree_unflatten(cut_as if inside else tables[: len(y_leaves)], y_spec)
+        return y, _pytree.tree_unflatten(last, state_spec)
 
     y, final = _node(
-        body, name=_name(step), reverse=reverse, axis=axis, levels=levels, backend=backend, autocast=autocast,
-        resets=resets, checkpoint=checkpoint, detach_every=detach_every,
+        body, name=_name(step), reverse=reverse, axis=axis, levels=levels, inside=inside, backend=backend,
+        autocast=autocast, resets=resets, checkpoint=checkpoint, detach_every=detach_every,
     )  # fmt: skip
-    if ragged:
-        y = _pytree.tree_map(lambda table: LoDTensor._make(table, first._lod), y)
+    if inside:
+        steps = LoD.trusted(tuple(offsets[: levels - inside]), offsets[levels - inside].shape[0] - 1)
+        lods = {_WHOLE: first._lod, _STEPS: steps}
+        y = _pytree.tree_map(lambda leaf: _of_steps(leaf, lods), y, is_leaf=_is_cut)
+    elif ragged:
+        y = _pytree.tree_map(
+            lambda leaf: _of_steps({_STEPS: leaf}, {_STEPS: first._lod}), y, is_leaf=_is_ragged
+        )
     return y, final
+
+
+_WHOLE, _STEPS = "entries of steps", "steps"  # what a leaf of y holds, in the place of the leaf
+
+
+def _is_cut(leaf: Any) -> bool:
+    known = isinstance(leaf, dict) and len(leaf) == 1 and (_WHOLE in leaf or _STEPS in leaf)
+    return isinstance(leaf, LoDTensor) or (known and isinstance(next(iter(leaf.values())), Tensor))
+
+
+def _of_steps(leaf: Any, lods: dict[str, LoD]) -> LoDTensor:
+    """A leaf of y, which is one already if Python ran the call."""
+    if isinstance(leaf, LoDTensor):
+        return leaf
+    ((kind, table),) = leaf.items()
+    return table if isinstance(table, LoDTensor) else LoDTensor._make(table, lods[kind])
 
 
 def side_by_side(static: Any) -> Any:
@@ -194,7 +228,9 @@ def packed_tables(like: PackedSequence, y: Any) -> Any:
     return _pytree.tree_map(lambda leaf: pack_like(like, leaf._values), y, is_leaf=_is_ragged)
 
 
-TAKES = "tensors, or LoDTensors cut into rows, and static tensors"
+TAKES = (
+    "tensors, or LoDTensors, and static tensors; where steps are sequences, LoDTensors of the same offsets"
+)
 
 
 def apart(outside: Callable[[], Any], why: str) -> Any:
@@ -213,13 +249,16 @@ def traced_step(call: Callable[[], Any]) -> Any:
         return _maybe_compile_and_run_fn(call)
 
 
-def can_be_node(x: Any, static: Any, level: int) -> bool:
-    """Whether a call cuts tensors of equal lengths, or LoDTensors into rows, beside static tensors."""
+def can_be_node(x: Any, static: Any, level: int, plain: bool) -> bool:
+    """Whether a call cuts tensors of equal lengths, or LoDTensors into rows, beside static tensors; or, where
+    it is `plain`, which is without resets and windows, LoDTensors of the same offsets into sequences."""
     leaves = _pytree.tree_leaves(x, is_leaf=_is_whole)
     for leaf in leaves:
         if isinstance(leaf, LoDTensor):
             above = (level + 1) % len(leaf._lod.levels) != 0
-            if above or not isinstance(leaves[0], LoDTensor):
+            if not isinstance(leaves[0], LoDTensor):
+                return False
+            if above and (not plain or static is not None or leaf._lod is not leaves[0]._lod):
                 return False
             if len(leaf._lod.levels) != len(leaves[0]._lod.levels):
                 return False
@@ -269,10 +308,10 @@ class _Lowered:
         nodes = [*subgraph.graph.nodes]
         (rows,) = (n for n in nodes if n.target is torch.ops.stepnet.rows)
         (tables,) = (n for n in nodes if n.target is torch.ops.stepnet.tables)
-        y, new, x, states, static, beside, *_ = tables.args
+        y, new, x, states, static, beside, _, _, inside, whole = tables.args
         operands = [n for n in nodes if n.op == "placeholder"]
         graph = fx.Graph()
-        given = [graph.placeholder(f"row_{i}") for i in range(len(x) + len(states) + len(static))]
+        given = [graph.placeholder(f"row_{i}") for i in range(len(x) + len(states) + len(static) + inside)]
         known = {n: graph.placeholder(n.name) for n in operands}
         for n in nodes[len(operands) :]:
             if n.target is operator.getitem and n.args[0] is rows:
@@ -300,7 +339,8 @@ class _Lowered:
         self._reads = [place[n] for n in reads]
         (out,) = nodes[-1].args
         self._results = [n.args[1] for n in out]
-        leaves = tuple(Leaf(tuple(t.shape[1:]), t.dtype) for t in (n.meta["example_value"] for n in y))
+        rows_of_y = [n.meta["example_value"] for n in y]
+        leaves = tuple(Leaf(tuple(t.shape[1:]), t.dtype, of) for t, of in zip(rows_of_y, whole, strict=True))
         n_fresh = len(beside) - len(x) * way.levels - bool(way.resets)
         counts = len(x), len(states), len(static), n_fresh
         random = any(_NOISE.search(str(n.target)) for n in graph.nodes)

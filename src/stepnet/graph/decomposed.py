@@ -28,7 +28,7 @@ def _decomposed(tensors: list[Tensor], sizes: list[int], what: str) -> Any:
     call = find(what)
     if isinstance(call, Recurrence):
         way = call.way
-        kept = sizes or way.resets or way.autocast or way.detach_every
+        kept = sizes or way.inside or way.resets or way.autocast or way.detach_every
         return NotImplemented if kept else as_loop(call, tensors)
     if not isinstance(call, sequences.SequenceCall):
         return NotImplemented

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from stepnet.data.as_imported import contiguous
-from stepnet.executors.autograd import Call, Ready, forward, gradients
+from stepnet.executors.autograd import Call, Ready, forward
+from stepnet.executors.gradients import gradients
 from stepnet.executors.layout import Layout
 from stepnet.watchers import instead, is_kept, watching
 

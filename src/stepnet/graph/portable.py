@@ -49,7 +49,10 @@ def text_of(recurrence: Recurrence, tensors: Sequence[Tensor], reads: Sequence[A
         {
             "way": dataclasses.asdict(recurrence.way),
             "counts": recurrence.counts,
-            "y": [[[*map(int, t.shape[1:])], _name(t.dtype)] for t in rows],
+            "y": [
+                [[*map(int, t.shape[1:])], _name(t.dtype), leaf.whole]
+                for t, leaf in zip(rows, recurrence.y, strict=True)
+            ],
             "random": recurrence.random,
             "calls": calls,
             "results": [places[node] for node in out],
@@ -68,7 +71,8 @@ def load(text: str) -> Recurrence:
         form = json.loads(text)
         way = Way(**{**form["way"], "autocast": tuple(map(tuple, form["way"]["autocast"]))})
         y = tuple(
-            Leaf(tuple(shape), _checked(getattr(torch, name), torch.dtype)) for shape, name in form["y"]
+            Leaf(tuple(shape), _checked(getattr(torch, name), torch.dtype), *map(bool, whole))
+            for shape, name, *whole in form["y"]
         )
         step = _step(form["calls"], form["results"])
         a, b, c, d = form["counts"]
@@ -100,8 +104,15 @@ def _traced(recurrence: Recurrence, tensors: Sequence[Tensor], reads: Sequence[A
     with _disable_current_modes(), as_written(torch.device("cpu")), tracing(None):
         context = StatelessSymbolicContext([DimDynamic.DYNAMIC, DimDynamic.STATIC])
         n = fake.from_tensor(torch.empty(_ROWS, 1), symbolic_context=context).shape[0]
+        pieces = [
+            fake.from_tensor(torch.empty(_ROWS + k, 1), symbolic_context=context).shape[0] for k in (2, 4)
+        ]
         with fake:
-            inputs = [torch.empty((n, *shape), dtype=d, device=at) for shape, d, at in shapes]
+            rows = pieces[0] if way.inside else n
+            inputs = [torch.empty((rows, *shape), dtype=d, device=at) for shape, d, at in shapes[:n_x]]
+            inputs += [torch.empty((n, *shape), dtype=d, device=at) for shape, d, at in shapes[n_x:]]
+            ends = [n, *pieces[1:] * way.inside][: way.inside]
+            inputs += [torch.empty(m + 1, dtype=torch.int64) for m in ends]
             inputs += [torch.empty(shape, dtype=d, device=at) for shape, d, at in fixed]
         try:
             graph = make_fx(recurrence.step, pre_dispatch=True)(*inputs)

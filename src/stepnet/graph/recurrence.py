@@ -37,10 +37,11 @@ def answer_with(recurrent: Callable[..., Any], plan_of: Callable[..., Any]) -> N
 
 @dataclass(frozen=True)
 class Leaf:
-    """One leaf of y: what it is for one row."""
+    """One leaf of y: what it is for one row. `whole`: of steps that are sequences, it holds their entries."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Way:
 
     Attributes:
         levels: how many levels of offsets x has; 0 for tensors of equal lengths.
+        inside: how many of them the steps have, which are sequences then.
         autocast: the type that autocast gives on each kind of device, where it is on.
         resets: which marks restart it, and whether a reset state is handed in: "", "is_init", "done".
         checkpoint, detach_every: its windows of steps.
@@ -58,6 +60,7 @@ class Way:
     reverse: bool = False
     axis: int = 0
     levels: int = 0
+    inside: int = 0
     backend: Backend | None = None
     autocast: tuple[tuple[str, str], ...] = ()
     resets: str = ""
@@ -90,8 +93,8 @@ class Recurrence:
     leaf of x; marks of resets, and the reset state; then whatever the step reads besides.
 
     Args:
-        step: takes the rows of the leaves of x, of the state and of what is static, then what it reads;
-            gives the leaves of y and those of the new state.
+        step: takes the rows of the leaves of x, of the state and of what is static, the offsets that its x
+            has, which all leaves share, then what it reads; gives the leaves of y and those of the new state.
         counts: how many of each kind there are.
         y: the leaves of y.
     """
@@ -107,8 +110,13 @@ class Recurrence:
         """Tensors of the shapes of y and the final state."""
         x, n_x, n_state = tensors[0], self.counts[0], self.counts[1]
         if self.way.levels:
-            lead: tuple[Any, ...] = (x.shape[0],)
-            y = [x.new_empty((*lead, *leaf.shape), dtype=leaf.dtype) for leaf in self.y]
+            rows: Any = x.shape[0]
+            steps = rows
+            if self.way.inside:
+                steps = tensors[sum(self.counts[:3]) + self.way.levels - self.way.inside].shape[0] - 1
+            y = [
+                x.new_empty((rows if leaf.whole else steps, *leaf.shape), dtype=leaf.dtype) for leaf in self.y
+            ]
         else:
             axis = self.way.axis % x.dim()
             time, batch = x.shape[axis], x.shape[1 if axis == 0 else 0]
@@ -135,6 +143,8 @@ class Recurrence:
         x, state, static = take(n_x), take(n_state), take(n_static)
         if way.levels:
             x = tuple(_ragged(rows, take(way.levels)) for rows in x)
+            if way.inside:  # all leaves share one
+                x = tuple(LoDTensor._make(leaf._values, x[0]._lod) for leaf in x)
         how: dict[str, Any] = {}
         if way.in_windows:
             how |= {"checkpoint": way.checkpoint, "detach_every": way.detach_every}
@@ -150,7 +160,11 @@ class Recurrence:
         way, n_x, n_state = self.way, *self.counts[:2]
         if len(states) > n_state:
             how["static"] = tuple(states[n_state:])
-        step = _bound(self.step, n_x, n_state, reads, way.name)
+        if way.inside:
+            how["level"] = way.levels - 1 - way.inside
+            step = _bound_to_pieces(self, reads)
+        else:
+            step = _bound(self.step, n_x, n_state, reads, way.name)
         return ask(
             step, tuple(x), tuple(states[:n_state]), reverse=way.reverse, axis=way.axis, backend=way.backend,
             **how,
@@ -172,7 +186,7 @@ class Recurrence:
         """
         way, shape = self.way, self._shape
         windows = way.in_windows and needs is not None
-        if way.resets or windows or way.axis not in (0, 1) or not is_plain(tensors):
+        if way.inside or way.resets or windows or way.axis not in (0, 1) or not is_plain(tensors):
             return None
         layout = self._layout(tensors)
         if layout is None:
@@ -275,6 +289,20 @@ def _bound(
         return tuple(results[: len(results) - n_state]), tuple(results[len(results) - n_state :])
 
     step.__name__ = name
+    return step
+
+
+def _bound_to_pieces(call: Recurrence, reads: Sequence[Any]) -> Callable[..., Any]:
+    """`_bound` of a step whose x are sequences."""
+
+    def step(x: Any, state: Any) -> Any:
+        lod = x[0]._lod
+        results = call.step(*(leaf._values for leaf in x), *state, *lod.levels, *reads)
+        n_y = len(call.y)
+        y = zip(call.y, results[:n_y], strict=True)
+        return tuple(LoDTensor._make(t, lod) if leaf.whole else t for leaf, t in y), tuple(results[n_y:])
+
+    step.__name__ = call.way.name
     return step
 
 

@@ -283,7 +283,10 @@ def _remainder(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
     x, y = inputs
     if not node.dtypes[0].is_floating_point:
         return w.call("Mod", x, y)
-    return w.call("Sub", x, w.call("Mul", w.call("Floor", w.call("Div", x, y)), y))
+    rest, zero = w.call("Mod", x, y, fmod=1), w.constant(torch.zeros((), dtype=node.dtypes[0]))
+    other = w.call("Xor", w.call("Less", rest, zero), w.call("Less", y, zero))
+    turned = w.call("And", other, w.call("Not", w.call("Equal", rest, zero)))
+    return w.call("Where", turned, w.call("Add", rest, y), rest)
 
 
 @_rule("normalize")

@@ -37,9 +37,10 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
 
 def _run(tensors: Sequence[ir.Value], sizes: Sequence[Any], what: str) -> list[ir.Value]:
     """`stepnet::run` as nodes, which torch's exporter collects."""
-    from onnxscript import evaluator  # pyright: ignore[reportMissingImports]
+    from onnxscript import evaluator
 
-    call, recorder = calls.find(what), evaluator.default()
+    call = calls.find(what)
+    recorder: Any = evaluator.default()
     if isinstance(call, SequenceCall) and call.function in (FUNCTIONS["offsets"], FUNCTIONS["lengths"]):
         w = GraphWriter(Graph("offsets", ONNX), {}, False, {}, prefix=f"stepnet_{next(_numbers)}_")
         results = [_offsets(w, value, call.function is FUNCTIONS["lengths"]) for value in tensors]

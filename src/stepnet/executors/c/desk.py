@@ -12,6 +12,7 @@ from torch import Tensor
 from stepnet.data.as_imported import data_ptr, empty
 from stepnet.executors.layout import Layout
 
+from .pace import Pace
 from .source import FIXED, Field
 
 _WIDTHS = {"state": 2, "matrix": 5}  # members of the argument struct that a field takes, if not one
@@ -44,6 +45,8 @@ class Placed(NamedTuple):
     size: int
     parts: int  # of every sum
     tables: tuple[Table, ...]
+    pace: Pace | None = None  # of a short call
+    alone: Placed | None = None  # what that is on one thread
 
 
 class Desk(NamedTuple):

@@ -7,6 +7,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -23,12 +24,13 @@ from stepnet.data.as_imported import (
     zeros_like,
 )
 from stepnet.data.dtypes import dtype_of
+from stepnet.data.heap import LARGE, new_table
 from stepnet.errors import BuildError, NoCompiler, StepIndexError, Unsupported, describe
 from stepnet.executors import cache_folder
 from stepnet.executors.layout import Layout, is_uneven
 from stepnet.executors.schedule.features import features
 from stepnet.executors.schedule.program import Program
-from stepnet.executors.tables import EARLIER, LARGE, lead_in, led_table, new_table
+from stepnet.executors.tables import EARLIER, into, lead_in, led_table
 from stepnet.ir.graph import Node
 from stepnet.ir.plan import LoopPlan, Region
 
@@ -36,6 +38,7 @@ from . import build as c_build
 from . import threads as c_threads
 from .desk import Desks, Placed, Table, padded
 from .memory import comparison
+from .pace import SHORT, Pace
 from .products import BY_DTYPE, float_parts
 from .source import FIXED, Source, write
 from .text import without_comments
@@ -46,7 +49,9 @@ MEMBER_BYTES = 1 << 15  # of weights that a step reads, for each thread that sha
 NEAR = 1 << 16  # bytes of states that one thread works on at a time, where steps do not share a product
 APART = 2  # such chunks between two meetings of threads that take some features each: one may have to wait
 CHUNK = 1 << 18  # bytes of rows between products and the steps beside them: the second cache holds them
+LED = 1 << 16  # bytes of a table from which room before its rows is made faster than a copy one step later
 SMALL = 1 << 14  # bytes of a table of which one is kept to make others like it
+_MOST_KINDS = 64  # of calls, whose pace one scan remembers
 _NEW = ("out", "state", "sum", "total")  # what a call makes tensors for
 
 
@@ -84,16 +89,19 @@ class CScan:
         rows = {p.renamed.get(c.result, c.result): c.parameter for c in p.carries}
         alike = {table: name for table, name in rows.items() if p.value(table).dtype == p.value(name).dtype}
         self._states_of = {table: name for table, name in alike.items() if table in p.outputs}
+        self._named = {kept: name for name, kept in p.renamed.items()}
         self._may_fail = bool(p.faults)
         self._placed: Placed | None = None
+        self._paces: dict[tuple[int, int, int], Pace] = {}
         constants = _constants(loop, p)
         self._matrices = _matrices(loop, p)
         used = {entry.value for entry in self.source.fields}
         # those that the C itself says
         written = [n.output for n in _before(loop) if n.op == "full" and n.output not in used]
+        read = {entry.value for entry in self.source.fields if entry.role == "shared"}  # element by element
         self.spared = {
             **dict.fromkeys([*constants, *(name for name in written if name in region.read)]),
-            **{n: source for n, (source, _) in self._matrices.items()},
+            **{n: source for n, (source, _) in self._matrices.items() if n not in read},
         }
         self.fresh = frozenset(entry.value for entry in self.source.fields if entry.role in _NEW)
         desks = self._desks = Desks(self.source.fields, constants)
@@ -101,6 +109,8 @@ class CScan:
             place for place in desks.places("row", "sequence", "shared") if place[1] not in constants
         ]
         self._held, self._carried = desks.places("held"), desks.places("state")
+        sums, totals = ([(n, n, part is p.sums) for n in part] for part in (p.sums, p.totals))
+        self._given = [*sums, *totals, *((name, kept, False) for name, kept in p.renamed.items())]
         self._multiplied: list[tuple[int, str, int | None, int, int]] = []
         for at, name in desks.places("matrix"):
             of, (*batch, row, column) = self._matrices[name]
@@ -114,6 +124,10 @@ class CScan:
         placed = self._placed
         if placed is None or placed.key != (threads, split) or placed.layout is not layout:
             placed = self._placed = self._place(layout, threads, split)
+        pace, by_all = placed.pace, True
+        if pace is not None and not (by_all := pace.takes_all()):
+            assert placed.alone is not None
+            placed = placed.alone
         desk = self._desks.take(placed)
         numbers = desk.numbers
         finals: dict[str, Tensor] = {}
@@ -135,39 +149,52 @@ class CScan:
             numbers[at + 1] = data_ptr(last)
         for at, of, batch, row, column in self._multiplied:
             matrix = values[of]
-            numbers[at], numbers[at + 1] = data_ptr(matrix), stride(matrix, row)
-            numbers[at + 2], numbers[at + 3] = (
-                stride(matrix, column),
-                0 if batch is None else stride(matrix, batch),
-            )
+            strides = stride(matrix)
+            numbers[at], numbers[at + 1], numbers[at + 2] = data_ptr(matrix), strides[row], strides[column]
+            numbers[at + 3] = 0 if batch is None else strides[batch]
+        places = into.get()
         for at, name, shape, dtype, make, state, like in placed.tables:
+            if places is not None and (place := places.get(self._named.get(name, name))) is not None:
+                made[name] = place
+                numbers[at] = data_ptr(place)
+                continue
             made[name] = table = make(shape, dtype=dtype) if like is None else make(like)
             numbers[at] = data_ptr(table)
             if state is not None:
                 values[EARLIER + state] = lead_in(table, states[state])
         run = self._run_by_features if placed.by_features else self.run
         assert run is not None
+        began = perf_counter_ns()
         run(c_threads.pool(placed.used), desk.address)
+        if pace is not None:
+            pace.note(by_all, perf_counter_ns() - began)
         self._desks.give_back(desk)
-        p = self.source.program
         if self._may_fail and made[""]:
-            raise _fault(p, int(made[""]))
-        for name in p.sums:
-            values[name] = made[name] if placed.parts == 1 else made[name].sum(0)
-        for name in p.totals:
-            values[name] = made[name]
-        for name, kept in p.renamed.items():
-            values[name] = made[kept]
-        for name in p.held:
+            raise _fault(self.source.program, int(made[""]))
+        for name, kept, is_sum in self._given:
+            values[name] = made[kept].sum(0) if is_sum and placed.parts > 1 else made[kept]
+        for _, name in self._held:
             finals[name] = states[name]
         return finals
 
     def _place(self, layout: Layout, threads: int, split: int) -> Placed:
-        """What the arguments of a call are for these sequences, on so many threads."""
+        """What the arguments of a call are for these sequences, on at most so many threads."""
+        placed = self._placed_on(layout, threads, split)
+        short = ALONE <= layout.rows * self._row_work < SHORT
+        if threads == 1 or not short or self.source.program.sums:  # whose parts are as many as the threads
+            return placed
+        kind = threads, layout.sequences, layout.rows.bit_length()
+        if kind not in self._paces:
+            while len(self._paces) >= _MOST_KINDS:
+                self._paces.pop(next(iter(self._paces)), None)
+            self._paces[kind] = Pace()
+        return placed._replace(pace=self._paces[kind], alone=self._placed_on(layout, 1, split))
+
+    def _placed_on(self, layout: Layout, threads: int, split: int) -> Placed:
         source = self.source
         members = self._members(threads, layout.sequences)
         small = layout.rows * self._row_work < ALONE
-        parts = 1 if small or members > 1 else self.parts(layout, threads)
+        parts = 1 if small or members > 1 or threads < 2 else self.parts(layout, threads)
         by_features = parts > 1
         members = max(members, parts)
         together = members > 1
@@ -214,7 +241,7 @@ class CScan:
             shape, dtype = self._made[name]
             size = layout.rows * math.prod(shape) * dtype.itemsize
             state, make = None, new_table if size >= LARGE else empty
-            if size >= LARGE and layout.is_packed and (state := self._states_of.get(name)) is not None:
+            if size >= LED and layout.is_packed and (state := self._states_of.get(name)) is not None:
                 make = functools.partial(led_table, by=layout.stride)
             tables.append(_table(at, name, (layout.rows, *shape), dtype, make, state))
         for at, name in self._desks.places("sum"):

@@ -1,4 +1,4 @@
-"""If, Loop and Scan: graphs inside nodes."""
+"""Loop and Scan: graphs inside nodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from stepnet.data.dtypes import dtype_name
 from stepnet.errors import IRError
 from stepnet.file_model import LoopReport, beside_graphs, decided, not_in_recordings
 from stepnet.iterator.tensor_iterator import INSTEAD
@@ -17,45 +16,22 @@ from stepnet.repeat import INSTEAD as WHILE_LOOPS
 from stepnet.repeat import while_loop
 
 from .counted import CountedLoop
-from .info import Info, Misfit, Run, dtype_of, op
+from .info import Info, Misfit, Run, body_of, dtype_of, one_value, op
 from .scan_rows import ScanLoop
+from .until import OwnEndLoop
 
 if TYPE_CHECKING:
     from .graph import Graph
 
 
 def _one(value: Any, what: str, dtype: torch.dtype = torch.bool) -> Any:
-    if not isinstance(value, Tensor) or value.numel() != 1:
-        raise Misfit(f"the {what} must be one value", getattr(value, "shape", type(value).__name__))
-    if value.dtype != dtype:
-        raise Misfit(f"the {what} is of another type", dtype_name(value.dtype), dtype_name(dtype))
-    return decided(value.reshape(()))
-
-
-@op("If")
-def _if(node: Info) -> Run:
-    branches = {True: _body(node, "then_branch", 0), False: _body(node, "else_branch", 0)}
-
-    def run(condition: Tensor, *outer: Any) -> Sequence[Any]:
-        graph = branches[bool(_one(condition, "condition"))]
-        return graph.run((), dict(zip(node.outer, outer, strict=True)))
-
-    return run
-
-
-def _body(node: Info, name: str, inputs: int | None) -> Graph:
-    graph = node.bodies.get(name)
-    if graph is None:
-        raise Misfit(f"the graph '{name}' is not there")
-    if inputs is not None and len(graph.inputs) != inputs:
-        raise Misfit(f"the graph '{name}' takes another number of values", len(graph.inputs), inputs)
-    return graph
+    return decided(one_value(value, what, dtype))
 
 
 @op("Loop", inputs=(2, 2**16))
 def _loop(node: Info) -> Run:
     carried = len(node.node.inputs) - 2
-    body = _body(node, "body", carried + 2)
+    body = body_of(node, "body", carried + 2)
     scanned = node.count - carried
     if scanned < 0 or len(body.outputs) != 1 + carried + scanned:
         raise Misfit("the body gives another number of values", len(body.outputs), 1 + node.count)
@@ -65,6 +41,7 @@ def _loop(node: Info) -> Run:
         goes_on = makers[goes_on].inputs[0]
     counted = goes_on is body.inputs[1]  # it hands its condition on: nothing but the count ends it
     by_rows = CountedLoop(node, body, carried, scanned) if counted else None
+    by_blocks = None if counted else OwnEndLoop(node, body, carried, scanned)
     if counted and not node.has(0) and node.known.get(1) not in (False, [False]):
         raise Misfit("the loop never ends", "no trip count, and a condition that stays true")
 
@@ -98,7 +75,10 @@ def _loop(node: Info) -> Run:
                 return out
         condition = torch.tensor(True) if going is None else going
         rows: list[list[Any]] = [[] for _ in range(scanned)]
-        step = 0
+        step, tables, note = 0, [], None
+        if by_blocks is not None and goes and not is_watched():
+            (step, goes, state, tables), note = by_blocks.begin(most, state, around)
+        blocks = step
         while goes and (most is None or step < most):
             condition, *results = body.run((torch.tensor(step), condition, *state), around)
             state, joined = results[:carried], results[carried:]
@@ -106,12 +86,16 @@ def _loop(node: Info) -> Run:
                 table.append(row)
             goes = bool(_one(condition, "condition"))
             step += 1
+        if note is not None:
+            note(step)
         if scanned and not step:
             return (*state, *_no_rows(body, body.outputs[1 + carried :], (condition, *state), around))
-        return (*state, *map(torch.stack, rows))
+        if not blocks:
+            return (*state, *map(torch.stack, rows))
+        more = [[torch.stack(table)] if table else [] for table in rows]
+        return (*state, *(torch.cat([*a, *b]) for a, b in zip(tables, more, strict=True)))
 
-    if by_rows is not None:
-        run.reports = by_rows.reports  # type: ignore[attr-defined]
+    run.reports = (by_rows or by_blocks).reports  # type: ignore[union-attr,attr-defined]
     return run
 
 
@@ -151,7 +135,7 @@ class ScanRunner:
         self.states = len(node.node.inputs) - self.old - count
         if count < 1 or self.states < 0:
             raise Misfit("num_scan_inputs does not fit the inputs", count, f"1 to {len(node.node.inputs)}")
-        graph = _body(node, "body", self.states + count)
+        graph = body_of(node, "body", self.states + count)
         joined = node.count - self.states
         if joined < 0 or len(graph.outputs) != node.count:
             raise Misfit("the body gives another number of values", len(graph.outputs), node.count)
@@ -215,7 +199,7 @@ def _scan(node: Info) -> Run:
 @op("SequenceMap", inputs=(1, 2**16))
 def _map(node: Info) -> Run:
     count = len(node.node.inputs)
-    body = _body(node, "body", count)
+    body = body_of(node, "body", count)
 
     def run(*inputs: Any) -> Sequence[Any]:
         (first, *rest), around = inputs[:count], dict(zip(node.outer, inputs[count:], strict=True))

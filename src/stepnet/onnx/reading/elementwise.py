@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stepnet.file_model import UNSIGNED, same_types, widened
+from stepnet.data.dtypes import dtype_name
+from stepnet.file_model import UNSIGNED, same_types, sign, widened
 
 from .info import Info, Misfit, Run, dtype_of, op
 
@@ -20,7 +21,7 @@ UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "Cos": torch.cos, "Cosh": torch.cosh, "Erf": torch.erf, "Exp": torch.exp, "Floor": torch.floor,
     "HardSwish": F.hardswish, "Identity": lambda x: x, "IsNaN": torch.isnan, "Log": torch.log, "Mish": F.mish,
     "Neg": torch.neg, "Not": torch.logical_not, "Reciprocal": torch.reciprocal, "Relu": torch.relu,
-    "Round": torch.round, "Sigmoid": torch.sigmoid, "Sign": torch.sign, "Sin": torch.sin, "Sinh": torch.sinh,
+    "Round": torch.round, "Sigmoid": torch.sigmoid, "Sign": sign, "Sin": torch.sin, "Sinh": torch.sinh,
     "Softplus": F.softplus, "Softsign": F.softsign, "Sqrt": torch.sqrt, "Tan": torch.tan, "Tanh": torch.tanh,
 }  # fmt: skip
 BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -74,7 +75,10 @@ def _mean(node: Info) -> Run:
 @op("Div", inputs=(2, 2))
 def _div(node: Info) -> Run:
     def div(x: Tensor, y: Tensor) -> Tensor:
-        return x / y if x.is_floating_point() else torch.div(x, y, rounding_mode="trunc")
+        if x.is_floating_point():
+            return x / y
+        turned = y == -1  # the least number divided by which ends the process
+        return torch.where(turned, -x, torch.div(x, y.masked_fill(turned, 1), rounding_mode="trunc"))
 
     return _on_numbers(div)
 
@@ -121,6 +125,16 @@ def _clip(node: Info) -> Run:
 def _cast(node: Info) -> Run:
     dtype = dtype_of(node.get("to", 0))
     return lambda x: x if x.dtype == dtype else x.to(dtype)
+
+
+@op("BitCast")
+def _bit_cast(node: Info) -> Run:
+    dtype = dtype_of(node.get("to", 0))
+    return lambda x: x.view(dtype) if x.element_size() == dtype.itemsize else _of_other_size(x, dtype)
+
+
+def _of_other_size(x: Tensor, dtype: torch.dtype) -> Tensor:
+    raise Misfit("the types are of different sizes", f"{dtype_name(x.dtype)} and {dtype_name(dtype)}")
 
 
 @op("CastLike", inputs=(2, 2))
@@ -183,7 +197,7 @@ def _scaled_tanh(alpha: float, beta: float) -> Callable[[Tensor], Tensor]:
 
 
 def _selu(alpha: float, gamma: float) -> Callable[[Tensor], Tensor]:
-    return lambda x: gamma * torch.where(x > 0, x, alpha * (torch.exp(x) - 1))
+    return lambda x: gamma * F.elu(x, alpha)
 
 
 def _shrink(bias: float, threshold: float) -> Callable[[Tensor], Tensor]:

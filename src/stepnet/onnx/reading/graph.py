@@ -19,7 +19,21 @@ from stepnet.executors.setting import check_backend
 from stepnet.file_model import ERRORS, Prepared, Recorder, plainly_fed
 from stepnet.ir.last_uses import last_uses
 
-from . import attention, cells, control, elementwise, joined_steps, sequences, shapes, sizes, spaces, sums
+from . import (
+    attention,
+    branches,
+    cells,
+    control,
+    distinct,
+    elementwise,
+    joined_steps,
+    sequences,
+    shapes,
+    sizes,
+    spaces,
+    sums,
+    whole_numbers,
+)
 from .info import TABLE, Info, Misfit, error
 from .sizes import Sizes, on_sizes, plain
 
@@ -29,9 +43,12 @@ OPERATORS = (
     shapes,
     spaces,
     sums,
+    whole_numbers,
+    distinct,
     attention,
     cells,
     sequences,
+    branches,
     control,
 )  # which fill the table
 _MOST_KINDS = 64  # of calls, that one graph remembers

@@ -11,6 +11,7 @@ import torch
 from onnx_ir.tensor_adapters import to_torch_dtype
 from torch import Tensor
 
+from stepnet.data.dtypes import dtype_name
 from stepnet.errors import IRError
 from stepnet.file_model import Misfit
 
@@ -175,3 +176,22 @@ def error(where: str, problem: BaseException, inputs: Sequence[Any] = ()) -> IRE
         for v in inputs
     )
     return IRError(f"{where}: {text[0][:300] if text else type(problem).__name__}", got=shown or None)
+
+
+def body_of(node: Info, name: str, inputs: int | None) -> Any:
+    """A graph in an attribute, which takes so many values."""
+    graph = node.bodies.get(name)
+    if graph is None:
+        raise Misfit(f"the graph '{name}' is not there")
+    if inputs is not None and len(graph.inputs) != inputs:
+        raise Misfit(f"the graph '{name}' takes another number of values", len(graph.inputs), inputs)
+    return graph
+
+
+def one_value(value: Any, what: str, dtype: torch.dtype = torch.bool) -> Tensor:
+    """A tensor of one element, as a scalar."""
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        raise Misfit(f"the {what} must be one value", getattr(value, "shape", type(value).__name__))
+    if value.dtype != dtype:
+        raise Misfit(f"the {what} is of another type", dtype_name(value.dtype), dtype_name(dtype))
+    return value.reshape(())

@@ -362,3 +362,20 @@ def _reverse_sequence(node: Info) -> Run:
         return x.gather(0, index).movedim((0, 1), (time, batch))
 
     return reverse
+
+
+@op("TensorScatter", inputs=(2, 3))
+def _write_on(node: Info) -> Run:
+    axis, circular = node.get("axis", -2), node.get("mode", "linear") == "circular"
+
+    def write_on(table: Tensor, update: Tensor, begins: Tensor | None = None) -> Tensor:
+        at = axis % table.dim()
+        if not at:
+            raise Misfit("writes along the axis of the batch", axis)
+        begin = torch.zeros(len(table), dtype=torch.int64) if begins is None else begins
+        places = begin[:, None] + torch.arange(update.shape[at])
+        places = places % table.shape[at] if circular else places
+        shape = [size if k in (0, at) else 1 for k, size in enumerate(update.shape)]
+        return table.scatter(at, places.reshape(shape).expand(update.shape), update)
+
+    return write_on

@@ -125,7 +125,7 @@ def _det(node: Info) -> Run:
     return torch.linalg.det
 
 
-def _each(part: Tensor, x: Tensor, axis: int, block: int) -> Tensor:
+def each(part: Tensor, x: Tensor, axis: int, block: int = 0) -> Tensor:
     """A scale or a zero point, for the numbers of x that it is of."""
     if part.dim() == 0 or part.numel() == 1:
         return part.reshape(())
@@ -144,8 +144,8 @@ def _dequantize(node: Info) -> Run:
     def dequantize(x: Tensor, scale: Tensor, zero: Tensor | None = None) -> Tensor:
         dtype = fixed or scale.dtype
         out = x.to(scale.dtype)
-        out = out if zero is None else out - _each(zero, x, axis, block).to(scale.dtype)
-        return (out * _each(scale, x, axis, block)).to(dtype)
+        out = out if zero is None else out - each(zero, x, axis, block).to(scale.dtype)
+        return (out * each(scale, x, axis, block)).to(dtype)
 
     return dequantize
 
@@ -157,11 +157,51 @@ def _quantize(node: Info) -> Run:
 
     def quantize(x: Tensor, scale: Tensor, zero: Tensor | None = None) -> Tensor:
         dtype = fixed or (torch.uint8 if zero is None else zero.dtype)
-        out = x / _each(scale, x, axis, block).to(x.dtype)
+        out = x / each(scale, x, axis, block).to(x.dtype)
         if dtype.is_floating_point:
-            return (out if zero is None else out + _each(zero, x, axis, block).to(x.dtype)).to(dtype)
+            return (out if zero is None else out + each(zero, x, axis, block).to(x.dtype)).to(dtype)
         out = out.round().double()
-        out = out if zero is None else out + _each(zero, x, axis, block).double()
+        out = out if zero is None else out + each(zero, x, axis, block).double()
         return out.clamp(torch.iinfo(dtype).min, torch.iinfo(dtype).max).to(dtype)
 
     return quantize
+
+
+@op("DepthToSpace")
+def _depth_to_space(node: Info) -> Run:
+    k, blocks_first = node.get("blocksize", 1), node.get("mode", "DCR") == "DCR"
+
+    def depth_to_space(x: Tensor) -> Tensor:
+        batch, channels, *space = _blocks(x, k, channels=True)
+        rows, columns = space
+        if blocks_first:
+            x = x.reshape(batch, k, k, channels, rows, columns).permute(0, 3, 4, 1, 5, 2)
+        else:
+            x = x.reshape(batch, channels, k, k, rows, columns).permute(0, 1, 4, 2, 5, 3)
+        return x.reshape(batch, channels, rows * k, columns * k)
+
+    return depth_to_space
+
+
+@op("SpaceToDepth")
+def _space_to_depth(node: Info) -> Run:
+    k, blocks_first = node.get("blocksize", 1), node.get("mode", "DCR") == "DCR"
+
+    def space_to_depth(x: Tensor) -> Tensor:
+        batch, channels, rows, columns = _blocks(x, k, channels=False)
+        x = x.reshape(batch, channels, rows, k, columns, k)
+        x = x.permute(0, 3, 5, 1, 2, 4) if blocks_first else x.permute(0, 1, 3, 5, 2, 4)
+        return x.reshape(batch, channels * k * k, rows, columns)
+
+    return space_to_depth
+
+
+def _blocks(x: Tensor, k: int, *, channels: bool) -> tuple[int, int, int, int]:
+    """The sizes of x, with the channels, or the axes of space, counted in blocks."""
+    if x.dim() != 4 or k < 1:
+        raise Misfit("needs [batch, channels, rows, columns] and a block of one at least", [*x.shape], k)
+    batch, depth, rows, columns = x.shape
+    parts = (depth % (k * k),) if channels else (rows % k, columns % k)
+    if any(parts):
+        raise Misfit(f"does not fall into blocks of {k} by {k}", [*x.shape])
+    return (batch, depth // (k * k), rows, columns) if channels else (batch, depth, rows // k, columns // k)

@@ -150,7 +150,8 @@ def _einsum(node: Info) -> Run:
 
 
 @op("Conv", inputs=(2, 3))
-def _conv(node: Info) -> Run:
+def convolution(node: Info) -> Run:
+    """The function of a convolution, of x, its weights and a bias."""
     strides, dilations, pads = node.get("strides"), node.get("dilations"), node.get("pads")
     group, auto = node.get("group", 1), node.get("auto_pad", "NOTSET")
 

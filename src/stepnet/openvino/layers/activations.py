@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from stepnet.file_model import sign
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
@@ -98,7 +99,7 @@ ROWS = (
     _one("Sqrt", torch.sqrt),
     _one("Abs", torch.abs),
     _one("Negative", torch.neg),
-    _one("Sign", torch.sign),
+    _one("Sign", sign),
     _one("Floor", torch.floor),
     _one("Ceiling", torch.ceil),
     Row("Round", _round, (1, 1)),

@@ -1,0 +1,35 @@
+"""Derivatives along directions by torch's forward mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._functorch import eager_transforms
+from torch.autograd import forward_ad
+
+
+def pushed(
+    function: Callable[..., Sequence[Tensor]], points: Sequence[Tensor], directions: Sequence[Tensor]
+) -> Sequence[Tensor]:
+    """The derivative of each result. Inside a level of autograd's own, where `torch.func.jvp` would open
+    another one, which torch does not have: at that level.
+
+    >>> with forward_ad.dual_level():
+    ...     pushed(lambda t: (t * t,), [torch.tensor(3.0)], [torch.tensor(2.0)])
+    (tensor(12.),)
+    """
+    if forward_ad._current_level < 0 or eager_transforms.JVP_NESTING:
+        found: Any = torch.func.jvp(
+            lambda *moving: tuple(function(*moving)), tuple(points), tuple(directions)
+        )
+        return found[1]
+    with forward_ad._set_fwd_grad_enabled(True):
+        own = [
+            forward_ad.make_dual(forward_ad.unpack_dual(t).primal, v)
+            for t, v in zip(points, directions, strict=True)
+        ]
+        parts = [forward_ad.unpack_dual(t) for t in function(*own)]
+    return tuple(torch.zeros_like(p) if v is None else v for p, v in parts)

@@ -1,0 +1,192 @@
+"""Gradients of what gradients are part of, by every way to ask for them, beside the plain loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import stepnet
+from stepnet import LoDTensor, recurrent
+from stepnet.executors.loop import PreparedLoop
+
+LENGTHS = [3, 0, 1, 5]
+
+
+class Critic(nn.Module):
+    """A score for each row, of an LSTM or of a step whose state is no result."""
+
+    def __init__(self, hidden_state: bool) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(4)
+        self.w = nn.Parameter(torch.randn(4, 3, dtype=torch.float64, generator=generator) / 2)
+        self.u = nn.Parameter(torch.randn(4, 4, dtype=torch.float64, generator=generator) / 2)
+        self.head = nn.Parameter(torch.randn(4, dtype=torch.float64, generator=generator))
+        self.hidden_state = hidden_state
+
+    def step(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        new = torch.tanh(x @ self.w.T + h @ self.u.T)
+        return (new.sin() if self.hidden_state else new), new
+
+    def forward(self, x: Tensor, h: Tensor, backend: Any) -> tuple[Tensor, Tensor]:
+        y, last = recurrent(self.step, LoDTensor.from_lengths(x, [LENGTHS]), h, backend=backend)
+        return y.values @ self.head, last
+
+
+def made() -> tuple[Critic, Tensor, Tensor]:
+    torch.manual_seed(3)
+    x = torch.randn(sum(LENGTHS), 3, dtype=torch.float64, requires_grad=True)
+    h = torch.randn(len(LENGTHS), 4, dtype=torch.float64, requires_grad=True)
+    return Critic(True), x, h
+
+
+def linear(score: Tensor, last: Tensor) -> Tensor:
+    return score.sum()
+
+
+def curved(score: Tensor, last: Tensor) -> Tensor:
+    return score.square().sum() + last.sin().sum()
+
+
+def alone(model: Critic, x: Tensor, h: Tensor, loss: Tensor, own: list[Tensor]) -> list[Any]:
+    (g,) = torch.autograd.grad(loss, [x], create_graph=True)
+    return [*torch.autograd.grad(g.square().sum(), own, allow_unused=True)]
+
+
+def with_the_loss(model: Critic, x: Tensor, h: Tensor, loss: Tensor, own: list[Tensor]) -> list[Any]:
+    (g,) = torch.autograd.grad(loss, [x], create_graph=True)
+    return [*torch.autograd.grad(loss * 3 + (g.norm() - 1) ** 2, own)]
+
+
+def of_all(model: Critic, x: Tensor, h: Tensor, loss: Tensor, own: list[Tensor]) -> list[Any]:
+    loss.backward(create_graph=True)
+    total = sum(t.grad.square().sum() for t in own if t.grad is not None)
+    for t in own:
+        t.grad = None
+    total.backward()  # pyright: ignore
+    return [t.grad for t in own]
+
+
+def two_gradients(model: Critic, x: Tensor, h: Tensor, loss: Tensor, own: list[Tensor]) -> list[Any]:
+    (g,) = torch.autograd.grad(loss, [x], create_graph=True)
+    (k,) = torch.autograd.grad(loss * loss, [h], create_graph=True)
+    return [*torch.autograd.grad(g.square().sum() + k.square().sum(), own, allow_unused=True)]
+
+
+def twice_over(model: Critic, x: Tensor, h: Tensor, loss: Tensor, own: list[Tensor]) -> list[Any]:
+    (g,) = torch.autograd.grad(loss, [x], create_graph=True)
+    one = torch.autograd.grad(g.square().sum(), own, retain_graph=True, allow_unused=True)
+    return [*one, *torch.autograd.grad(g.pow(3).sum(), own, allow_unused=True)]
+
+
+def of_the_head(model: Critic, x: Tensor, h: Tensor, loss: Tensor, own: list[Tensor]) -> list[Any]:
+    (g,) = torch.autograd.grad(loss, [x], create_graph=True)
+    first = torch.autograd.grad(g.square().sum(), [model.head], retain_graph=True)
+    return [*first, *torch.autograd.grad(g.square().sum(), [model.w])]
+
+
+def in_a_batch(model: Critic, x: Tensor, h: Tensor, loss: Tensor, own: list[Tensor]) -> list[Any]:
+    (g,) = torch.autograd.grad(loss, [x], create_graph=True)
+    both = torch.stack([torch.ones_like(g), g.detach()])
+    return [*torch.autograd.grad(g, own, both, is_grads_batched=True, allow_unused=True)]
+
+
+def third(model: Critic, x: Tensor, h: Tensor, loss: Tensor, own: list[Tensor]) -> list[Any]:
+    (g,) = torch.autograd.grad(loss, [x], create_graph=True)
+    (k,) = torch.autograd.grad(g.square().sum(), [x], create_graph=True)
+    return [*torch.autograd.grad(k.square().sum() + g.sum(), own, allow_unused=True)]
+
+
+def after_an_error(model: Critic, x: Tensor, h: Tensor, loss: Tensor, own: list[Tensor]) -> list[Any]:
+    (g,) = torch.autograd.grad(loss, [x], create_graph=True)
+
+    class Broken(Exception):
+        pass
+
+    def fail(grad: Tensor) -> None:
+        raise Broken
+
+    with model.w.register_hook(fail), pytest.raises(Broken):  # pyright: ignore[reportAttributeAccessIssue]
+        torch.autograd.grad(g.square().sum(), own, retain_graph=True, allow_unused=True)
+    return [*torch.autograd.grad(g.square().sum(), own, allow_unused=True)]
+
+
+WAYS: list[Callable[..., list[Any]]] = [
+    alone, with_the_loss, of_all, two_gradients, twice_over, of_the_head, in_a_batch, third, after_an_error,
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")  # which of_all does
+@pytest.mark.parametrize("again", [False, True], ids=["", "checkpoint"])
+@pytest.mark.parametrize("loss", [linear, curved])
+@pytest.mark.parametrize("way", WAYS)
+def test_penalties(way: Callable[..., list[Any]], loss: Callable[..., Tensor], again: bool) -> None:
+    def found(backend: str) -> list[Any]:
+        model, x, h = made()
+        results = checkpoint(model, x, h, backend, use_reentrant=False) if again else model(x, h, backend)
+        return way(model, x, h, loss(*results), [x, h, *model.parameters()])
+
+    for a, b in zip(found("c"), found("naive"), strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_hooks_see_what_they_saw() -> None:
+    def found(backend: Any) -> list[Any]:
+        model, x, h = made()
+        seen: list[Any] = []
+        rows = LoDTensor.from_lengths(x, [LENGTHS])
+        y, _ = recurrent(model.step, rows, h, backend=backend)
+        y.values.register_hook(seen.append)
+        (g,) = torch.autograd.grad(y.values.sum(), [x], create_graph=True)
+        seen += torch.autograd.grad(g.square().sum(), [y.values, model.u], allow_unused=True)
+        return seen
+
+    for a, b in zip(found("c"), found("naive"), strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_one_backward_loop_gives_both_parts() -> None:
+    rnn, runs = stepnet.nn.LSTM(3, 4), list[PreparedLoop]()
+    x = torch.randn(6, 2, 3, requires_grad=True)
+    run = PreparedLoop.run
+
+    def counted(self: PreparedLoop, *args: Any, **how: Any) -> Any:
+        runs.append(self)
+        return run(self, *args, **how)
+
+    for _ in range(2):  # the first makes the plans
+        (g,) = torch.autograd.grad(rnn(x)[0].square().sum(), [x], create_graph=True)
+        with patch.object(PreparedLoop, "run", counted):
+            runs.clear()
+            torch.autograd.grad(g.square().sum(), list(rnn.parameters()))
+    assert len(runs) == 2  # the derivative along the gradient, and its gradient
+
+
+def test_second_gradients_from_threads() -> None:
+    from threading import Thread
+
+    model, x, h = made()
+    (g,) = torch.autograd.grad(curved(*model(x, h, "c")), [x], create_graph=True)
+    expected = torch.autograd.grad(g.square().sum(), [model.w, x], retain_graph=True)
+    found: list[Any] = []
+
+    def work() -> None:
+        found.append(torch.autograd.grad(g.square().sum(), [model.w, x], retain_graph=True))
+
+    threads = [Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    for one in found:
+        torch.testing.assert_close(one, expected)
