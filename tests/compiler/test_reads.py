@@ -147,6 +147,26 @@ class OfTorch:
 
         return step, [lambda: weight.sum().backward()]
 
+    def version_of_a_weight():
+        weight = torch.ones(D, dtype=DTYPE)
+        return lambda x, h: (x * float(weight._version), torch.tanh(h)), [lambda: weight.mul_(1)]
+
+    def memory_of_a_weight():
+        weight = torch.ones(D, dtype=DTYPE)
+
+        def step(x, h):
+            return x * weight.untyped_storage().nbytes(), torch.tanh(h)
+
+        return step, [lambda: weight.set_(torch.ones(2 * D, dtype=DTYPE)[:D])]
+
+    def operator_of_a_library():
+        library, gain = torch.library.Library("stepnet_of_the_test", "DEF"), [2.0]
+        library.define("scaled(Tensor a) -> Tensor")
+        library.impl("scaled", lambda a: a * gain[0], "CompositeImplicitAutograd")
+        UNDO.append(library._destroy)
+        scaled = torch.ops.stepnet_of_the_test.scaled
+        return lambda x, h: (scaled(x), torch.tanh(h)), [lambda: gain.__setitem__(0, 3.0)]
+
     def builtins_of_ones_own():
         own = {"max": max}
         space = {"torch": torch, "__builtins__": own}
@@ -172,6 +192,25 @@ def test_torch_itself_may_be_changed(name):
                 torch.testing.assert_close(results(step, x, h, "auto"), expected, rtol=0, atol=1e-12)
             assert before is None or not all(map(torch.equal, before, expected))
             before = expected
+
+
+ROWS_ASKED = {
+    "contiguous": lambda x, h: (x * (2.0 if x.is_contiguous() else 3.0), torch.tanh(h)),
+    "a view": lambda x, h: (x * (2.0 if x._is_view() else 3.0), torch.tanh(h)),
+    "strides": lambda x, h: (x * float(x.stride(0)), torch.tanh(h)),
+    "a leaf": lambda x, h: (x * (2.0 if h.is_leaf else 3.0), torch.tanh(h)),
+    "memory": lambda x, h: (x * float(x.untyped_storage().nbytes()), torch.tanh(h)),
+}
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("asked", ROWS_ASKED)
+@pytest.mark.filterwarnings("ignore:step 'step' runs by the plain loop")
+def test_what_rows_tell_of_themselves_is_the_plain_loops(asked, axis):
+    step = types.FunctionType(ROWS_ASKED[asked].__code__, globals(), "step")
+    x, h = torch.randn(4, 4, D, dtype=DTYPE, requires_grad=True), torch.zeros(4, D, dtype=DTYPE)
+    expected = recurrent(step, x, h, axis=axis, backend="naive")
+    torch.testing.assert_close(recurrent(step, x, h, axis=axis), expected)
 
 
 def test_what_nobody_names_of_an_installed_module_is_left_alone():

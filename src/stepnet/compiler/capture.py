@@ -31,6 +31,7 @@ from .draws import noise_of
 from .forward_mode import by_gradients
 from .joint import Input, joint_graph
 from .lengths import AsksLength, open_lengths
+from .own_state import OWN_STATE
 from .whole_calls import keep_whole
 
 _EXTRA = (
@@ -129,8 +130,9 @@ class Replaced(TorchFunctionMode):
         self._functions.__exit__(*error)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = self.replaced(args, kwargs)
-        return func(*args, **kwargs)
+        if func not in OWN_STATE:
+            args, kwargs = self.replaced(args, kwargs)
+        return func(*args, **(kwargs or {}))
 
     def replaced(self, args: Any, kwargs: Any) -> Any:
         """The arguments of a call with the other tensors."""
@@ -160,6 +162,8 @@ class _Swap(Replaced):
         return super().replaced(args, kwargs)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in OWN_STATE:
+            return func(*args, **(kwargs or {}))
         args, kwargs = self.replaced(args, kwargs)
         line = self.here()
         if line is not None:

@@ -31,7 +31,8 @@ PATTERNS = frozenset({"__match_args__"})
 # What a tensor tells of itself besides its shape and dtype: a plan is not made for it.
 TENSOR_STATE = words(
     """grad grad_fn is_leaf _version data_ptr storage untyped_storage is_contiguous stride storage_offset
-    retains_grad output_nr is_pinned is_shared is_view _base _backward_hooks layout names is_inference"""
+    retains_grad output_nr is_pinned is_shared is_view _is_view _base _backward_hooks layout names
+    is_inference"""
 )
 # Builtins whose results follow from their arguments.
 PURE = words(

@@ -27,6 +27,8 @@ from stepnet.errors import Unsupported
 from .answers import AS_CLAIMED, ASKS, OF_ROWS, Claims, Followers, is_check
 from .applied import applied, unbatched
 from .draws import Draw, draw_of, generator_of
+from .library_ops import is_made_of_others
+from .own_state import OWN_STATE
 from .reach import reach
 from .survey import Same
 from .trust import BY_VALUE, is_trusted_class, is_trusted_code
@@ -163,6 +165,8 @@ class _Reader(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if is_made_of_others(func, (args, kwargs)):
+            raise Unsupported(f"it calls {func}, an operator made in Python, which no walk sees into")
         self.note(func, args, kwargs)
         if any(unseen_memory_of(tensor) in self.memory for tensor in written(func, args, kwargs)):
             # stopped before the write: the plain loop makes it, once for each step
@@ -171,6 +175,8 @@ class _Reader(TorchFunctionMode):
         if generator is not None:
             draw = draw_of(func, args, kwargs, self._place(generator))[0]
         out = func(*args, **kwargs)
+        if func in OWN_STATE:
+            self.told(args, out)
         self.add(out)
         if draw is not None:
             self.draws.append((draw, out.clone()))
@@ -182,6 +188,11 @@ class _Reader(TorchFunctionMode):
         if func in ASKS:
             self.asked(out, args, kwargs)
         return out
+
+    def told(self, args: Any, out: Any) -> None:
+        """A tensor told of itself: what it holds beside its numbers is read, too."""
+        for tensor in leaves(out, Tensor):
+            self.meet(tensor)
 
     def _place(self, generator: torch.Generator) -> int:
         if id(generator) not in self.generators:
@@ -249,6 +260,12 @@ class _Recorder(_Reader):
                 autocast_dtype("cpu"),
             )
         )
+
+    def told(self, args: Any, out: Any) -> None:
+        """The same, of a tensor that is no row."""
+        if self.of_rows.has(args):
+            raise Unsupported("the step asks rows where they lie, or what autograd knows of them")
+        super().told(args, out)
 
     def coded(self, value: Any) -> Any:
         """An argument as part of the key."""

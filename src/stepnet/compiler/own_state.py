@@ -1,0 +1,21 @@
+"""What a tensor tells of itself besides its values: its gradient, where it lies, its version.
+
+Of a tensor that the step reads, the trace and the check hold another one in its place: they ask the tensor
+itself. Of rows, each way to run them has its own answer, so a step that asks for it has no plan.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from .code_facts import TENSOR_STATE
+
+
+def _as_called(item: Any) -> Any:
+    """An attribute as a TorchFunctionMode is told of it."""
+    return item.__get__ if hasattr(type(item), "__set__") else item
+
+
+OWN_STATE = frozenset(_as_called(getattr(Tensor, name)) for name in TENSOR_STATE if hasattr(Tensor, name))
