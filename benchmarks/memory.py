@@ -33,6 +33,8 @@ CELLS = ("lstm", "window_lstm")
 SIZES = (Size(1000, 8, 128), Size(100, 32, 256))
 SMALL = Size(200, 8, 64)
 PAGE = 4096
+# Larger blocks are mapped each on its own, so what is freed leaves the process and is not counted twice.
+ENVIRONMENT = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
 
 def settings(quick: bool) -> Iterator[Setting]:
@@ -146,10 +148,8 @@ def measure_peak(case: Case, effort: Effort) -> dict[str, list[float]]:
 
 
 def _peak_in_child(case: str, contender: str) -> int:
-    # Larger blocks are mapped each on its own, so what is freed leaves the process and is not counted twice.
-    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
     command = [sys.executable, "-m", "benchmarks.memory", *case.split(), contender]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"the process of '{contender}' failed: {(done.stderr.splitlines() or [''])[-1]}")
     return int(done.stdout.splitlines()[-1])

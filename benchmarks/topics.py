@@ -12,6 +12,7 @@ from . import (
     kept_heap,
     kernels,
     linear_cells,
+    long_sequences,
     loop_memory,
     memory,
     nested,
@@ -19,6 +20,7 @@ from . import (
     openvino_ir,
     read_cost,
     recurrences,
+    sequences,
     unpack_pack,
     warm_call,
     while_loops,
@@ -33,6 +35,11 @@ TOPICS: dict[str, Topic] = {
         kernels.TOPIC,
         *recurrences.TOPICS,
         linear_cells.TOPIC,
+        sequences.RESETS,
+        sequences.STREAMS,
+        sequences.ONE_SEQUENCE,
+        long_sequences.TIME,
+        long_sequences.MEMORY,
         memory.HELD,
         memory.PEAK,
         first_call.TOPIC,
@@ -50,7 +57,10 @@ TOPICS: dict[str, Topic] = {
 }
 
 # Names that stand for several topics.
-GROUPS: dict[str, tuple[str, ...]] = {"recurrences": tuple(topic.name for topic in recurrences.TOPICS)}
+GROUPS: dict[str, tuple[str, ...]] = {
+    "recurrences": tuple(topic.name for topic in recurrences.TOPICS),
+    "sequences": ("resets", "streams", "one_sequence", "checkpoint_time", "checkpoint_memory"),
+}
 
 
 def resolve(names: Sequence[str], topics: Mapping[str, Topic] = TOPICS) -> list[str]:

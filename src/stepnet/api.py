@@ -27,11 +27,12 @@ from .data.convert import pack_like
 from .data.in_graph import is_exporting, not_followed
 from .data.lod import LoDTensor
 from .data.recording import recorded_in_frames
+from .data.storage import distinct
 from .data.tree import Spec, flatten, unflatten
 from .engine import Asked, Steps, Way, asked, find_plan, read, run, run_again, run_warm
 from .errors import Unsupported
 from .executors import naive
-from .executors.autograd import Ready, distinct, plainly
+from .executors.autograd import Ready, plainly
 from .executors.base import Backend
 from .executors.naive import PLAIN
 from .executors.registry import AUTO
@@ -180,6 +181,8 @@ def recurrent(
     >>> y.values.flatten().tolist(), total.flatten().tolist()
     ([1.0, 2.0, 3.0, 1.0], [3.0, 1.0])
     """
+    if level >= 0 and type(x) is LoDTensor and level == x.lod_level - 1:
+        level = -1  # one name of a level: calls like one before are found by it
     if (
         (type(x) is Tensor or type(x) is LoDTensor)
         and steps is static is resets is checkpoint is detach_every is None
@@ -196,9 +199,10 @@ def recurrent(
     if CAN_CAPTURE and instead() is None and is_exporting():
         return traced_step(lambda: _in_graph(step, x, state, how))
     if is_kept() and not torch.compiler.is_compiling():
-        told = how._asdict()
-        del told["checkpoint"], told["detach_every"]
-        return kept(step, x, state, **told)
+        return kept(
+            step, x, state, steps=steps, static=static, resets=resets, reverse=reverse, level=level,
+            axis=axis, scopes=scopes, backend=backend,
+        )  # fmt: skip
     return _outside(step, x, state, how)
 
 

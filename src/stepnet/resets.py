@@ -101,12 +101,11 @@ def run_with_resets(
     at_ends = asked.is_init is None
     numbers = None if look or traced() or not rows.movable else bools(marks)
     if numbers is None:
-        marked = _Marked(function, after=at_ends != reverse)
+        marked = _Marked(function, at_ends != reverse, how.pop("detach_every", None))
         fresh = _fresh(function, asked, given, rows.n)
         x_marked = (unflatten(rows.spec, rows.leaves), rows.beside(marks))
-        y, (final, _) = run(
-            marked, x_marked, (given, fresh), reverse=reverse, level=rows.level, axis=axis, **how
-        )
+        start = (given, fresh, marked.first(marks, rows.n))
+        y, (final, *_) = run(marked, x_marked, start, reverse=reverse, level=rows.level, axis=axis, **how)
         return rows.packed_again(y), final
     pieces = cut(rows.offsets, numbers, at_ends)
     count = len(pieces.offsets) - 1
@@ -150,30 +149,49 @@ WHERE = "recurrent: 'resets'"
 
 
 class _Marked:
-    """A step beside the marks of its rows, and its state beside the state that marked rows start from."""
+    """A step beside the marks of its rows, and its state beside the state that marked rows start from; and
+    the number of the step in its episode, where gradients are cut off at every so many."""
 
-    def __init__(self, step: Callable[..., Any], after: bool) -> None:
+    def __init__(self, step: Callable[..., Any], after: bool, detach_every: int | None) -> None:
         self.__name__ = step_name(step)
         self.step = step
         self.after = after
+        self.detach_every = detach_every
+
+    def first(self, marks: Tensor, n: int) -> tuple[Tensor, ...]:
+        """The number of the first step, if numbers are of use."""
+        return (torch.zeros(n, dtype=torch.int64, device=marks.device),) if self.detach_every else ()
 
     def __call__(self, x: Any, state: Any) -> tuple[Any, Any]:
-        (x, marks), (state, fresh) = x, state
+        (x, marks), (state, fresh, at) = x, state
         if not self.after:
-            state = _renewed(state, fresh, marks)
+            state, at = self._renewed(state, fresh, at, marks)
+        if at:
+            cut = (at[0] % self.detach_every == 0) & (at[0] > 0)
+            own = state.state if isinstance(state, WithStatic) else state
+            own = _where(cut, by_leaf(lambda leaf: leaf.detach(), own), own)
+            state, at = WithStatic(own, state.static) if isinstance(state, WithStatic) else own, (at[0] + 1,)
         if isinstance(state, WithStatic):
             y, new = self.step(x, state.state, state.static)
             new = WithStatic(new, state.static)
         else:
             y, new = self.step(x, state)
-        return y, (_renewed(new, fresh, marks) if self.after else new, fresh)
+        if self.after:
+            new, at = self._renewed(new, fresh, at, marks)
+        return y, (new, fresh, at)
+
+    def _renewed(
+        self, state: Any, fresh: Any, at: tuple[Tensor, ...], marks: Tensor
+    ) -> tuple[Any, tuple[Tensor, ...]]:
+        marked = marks != 0
+        return _where(marked, fresh, state), tuple(torch.where(marked.reshape(-1), 0, n) for n in at)
 
 
-def _renewed(state: Any, fresh: Any, marks: Tensor) -> Any:
-    def renew(old: Tensor, new: Tensor) -> Tensor:
-        return torch.where((marks != 0).reshape(-1, *(1,) * (old.dim() - 1)), new, old)
+def _where(rows: Tensor, new: Any, old: Any) -> Any:
+    def pick(a: Tensor, b: Tensor) -> Tensor:
+        return torch.where(rows.reshape(-1, *(1,) * (b.dim() - 1)), a, b)
 
-    return by_leaf(renew, state, fresh)
+    return by_leaf(pick, new, old)
 
 
 def _one_a_sequence(step: Callable[..., Any], state: Any, n: int) -> Any:

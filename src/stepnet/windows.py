@@ -9,7 +9,7 @@ one before.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,8 +26,8 @@ from .errors import StepError
 from .executors.autograd import computed_again
 from .front.step import WithStatic, as_step, boot_state, describe_leaf
 
-_MOST = 1 << 19  # numbers of states in a window, if it is no longer than the root: caches hold its tables
-_LEAST = 1 << 12  # rows of a window, unless that is too many: with fewer, beginning one costs too much
+_MOST = 1 << 20  # numbers of states in a window, if it is no longer than the root: caches hold its tables
+_LEAST = 1 << 13  # rows of a window, unless that is too many: with fewer, beginning one costs too much
 _COUNT = 128  # windows, unless they have too few rows or too many numbers
 
 
@@ -86,18 +86,20 @@ def run_in_windows(
     if cuts.longest <= size:
         return run(step, x, state, level=level, **how)
 
-    def window(own: list[Any], before: Any) -> tuple[Any, Any]:
+    spare: dict[str, Tensor] = {}
+
+    def window(own: list[Any], before: Any, places: Sequence[Tensor | None] = ()) -> tuple[Any, Any]:
         return run(function, unflatten(spec, own), before, level=0, **how)
 
-    def lone(own: list[Any], before: Any) -> tuple[Any, Any]:
-        with computed_again():
+    def lone(own: list[Any], before: Any, places: Sequence[Tensor | None]) -> tuple[Any, Any]:
+        with computed_again(places, spare):
             return window(own, before)
 
     y, final = cuts.run(size, lone if again else window, window, state, again)
     return by_leaf(lambda leaf: pack_like(packed, leaf.values), y) if packed is not None else y, final
 
 
-Window = Callable[[list[Any], Any], tuple[Any, Any]]
+Window = Callable[[list[Any], Any, Sequence[Tensor | None]], tuple[Any, Any]]
 
 
 def _size(checkpoint: int | bool | None, cuts: _Ragged | _Dense, state: Any) -> int:
@@ -174,8 +176,10 @@ class _Dense:
         for k in order:
             if k != order[0]:
                 state = _put(between, state) if again else _detached(state)
-            y, state = (last if k == order[-1] else window)([part[k] for part in parts], state)
-            ys.add(y, (sum(sizes[:k]), sizes[k]))
+            place = (sum(sizes[:k]), sizes[k])
+            run = last if k == order[-1] else window
+            y, state = run([part[k] for part in parts], state, ys.room(place))
+            ys.add(y, place)
         return ys.whole(lambda leaves: torch.cat(leaves[::-1] if self.reverse else leaves, self.axis)), state
 
 
@@ -201,7 +205,8 @@ class _Ragged:
                 state = _rows(state, goes_on)
             if k > 1:
                 state = _put(between, state) if again else _detached(state)
-            y, state = (last if k == len(cut.sequences) else window)(list(part), state)
+            run = last if k == len(cut.sequences) else window
+            y, state = run(list(part), state, ys.room(place))
             ys.add(y, place)
             before = own
         ended.append((before, state))
@@ -231,6 +236,10 @@ class _Results:
         self.trees: list[Any] = []
         self.joined: list[Joined] = []
         self.spec: Any = None
+
+    def room(self, place: Any) -> list[Tensor | None]:
+        """Memory where the results of a window may be made."""
+        return [joined.room(place) for joined in self.joined]
 
     def add(self, y: Any, place: Any) -> None:
         """Take up the results of a window, which stand in these places."""

@@ -163,6 +163,16 @@ def test_guards(text, harmless):
     assert _harmless(sympy.sympify(text, locals={"n": n}), n) is harmless
 
 
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a):
+        return a * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
 def _views_under_no_grad():
     """Steps with views made under no_grad: they require a gradient if their base does, and pass none on."""
     w = torch.randn(2, 2, dtype=torch.float64, requires_grad=True)
@@ -195,7 +205,12 @@ def _views_under_no_grad():
             e = h[:]
         return x * 1, e
 
-    return of_a_result, of_an_input, of_a_view, of_the_state, itself
+    def through_a_function(x, h):
+        with torch.no_grad():
+            e = x[:, :1]
+        return Doubled.apply(e), h * 0.5
+
+    return of_a_result, of_an_input, of_a_view, of_the_state, itself, through_a_function
 
 
 @pytest.mark.parametrize("wants", [(False, True), (True, False), (True, True)], ids=str)

@@ -140,6 +140,25 @@ def test_a_cache_that_torch_begins_anew_is_nothing_replaced():
     assert patched() == ()
 
 
+def test_how_torch_traces_is_nothing_replaced():
+    class Traced(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if nn.Module.__call__ is not call:
+                found.append(patched())
+            return self.layer(x)
+
+    found: list[Any] = []
+    call = nn.Module.__call__
+    torch.fx.symbolic_trace(Traced())
+    torch.export.export(Traced(), (torch.ones(1, 2),))
+    assert len(found) > 1
+    assert set(found) == {()}
+
+
 @pytest.mark.parametrize("held", [{"a": 1}, types.SimpleNamespace(), torch.nn.Parameter(torch.ones(2))])
 def test_how_a_step_was_made_is_no_matter_of_what_was_replaced(held):
     """Torch's code that finds `_cache` makes objects: of torch's classes, not of the step's."""

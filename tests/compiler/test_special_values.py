@@ -194,3 +194,52 @@ def test_casts_to_integers(dtype, backend):
         assert torch.equal(mine[0][name], theirs[0][name]), name
         assert torch.equal(mine[1][name], theirs[1][name]), name
         assert torch.equal(new[name].nan_to_num(7.0), plain[name].nan_to_num(7.0)), name
+
+
+@pytest.mark.parametrize("backend", ["eager", "c"])
+def test_places_of_images_that_are_none(backend):
+    """Forward: torch's own gradient of such places at the border writes where nothing is."""
+
+    def step(x, h):
+        seen = [F.grid_sample(h, x, padding_mode=edge, align_corners=False) for edge in ("zeros", "border")]
+        return seen, h
+
+    places = torch.randn(2, 1, 4, 4, 2, dtype=torch.float64)
+    places[1, 0, 0, :, 0] = torch.tensor([math.nan, math.inf, -math.inf, 1e30], dtype=torch.float64)
+    image = torch.randn(1, 2, 4, 4, dtype=torch.float64)
+    mine, theirs = (recurrent(step, places, image, backend=by)[0] for by in (backend, "naive"))
+    torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12, equal_nan=True)
+
+
+CONVOLUTIONS = {
+    "conv1d": lambda a, w: F.conv1d(a, w, padding=1, stride=2),
+    "conv_transpose1d": lambda a, w: F.conv_transpose1d(a, w),
+    "conv_transpose1d apart": lambda a, w: F.conv_transpose1d(a, w, None, 2, 1, 1, dilation=2),
+    "conv_transpose1d of groups": lambda a, w: F.conv_transpose1d(a, w, None, 3, groups=2),
+    "conv_transpose2d": lambda a, w: F.conv_transpose2d(
+        a.unflatten(-1, (2, 4)), w.unsqueeze(2), None, (2, 1), (0, 1)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions(name):
+    """Zeros that stand between elements, or around them, meet no weight: it may be infinite."""
+    function, weight = CONVOLUTIONS[name], torch.randn(4, 4, 3, dtype=torch.float64)
+    x = torch.randn(2, 1, 4, 8, dtype=torch.float64)
+
+    def run(backend):
+        given = x.clone().requires_grad_()
+        y, new = recurrent(step, given, torch.zeros(1, 4, dtype=torch.float64), backend=backend)
+        ones = [torch.ones_like(y), torch.ones_like(new)]
+        return y, new, *torch.autograd.grad([y, new], [given, weight], ones)
+
+    def step(x, h):
+        return function(x, weight), torch.tanh(h + x.sum(-1))
+
+    weight.requires_grad_()
+    run("eager")  # the plan is made on ordinary numbers
+    for of, number in ((weight, math.inf), (x, -math.inf), (x, math.nan), (weight, math.nan)):
+        with torch.no_grad():
+            of[1, 0, 1] = number
+        torch.testing.assert_close(run("eager"), run("naive"), equal_nan=True)

@@ -149,3 +149,37 @@ def test_from_several_threads():
     assert len(found) == 3
     for one in found:
         same(one, expected)
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_memories_that_a_step_writes_are_each_beams_own(beam_size, in_c):
+    """What a step hands on as it is, is kept once for all beams of a row; not what it writes in place."""
+    speaker = Speaker()
+
+    def in_place(words: Tensor, state: Any) -> tuple[Tensor, Any]:
+        scores, (h, memory) = speaker(words, state)
+        memory[:, 0] += 0.3 * h
+        return scores, (h, memory)
+
+    def now_and_then(words: Tensor, state: Any) -> tuple[Tensor, Any]:
+        scores, (h, memory) = speaker(words, state[:2])
+        after = (state[2] > 2).to(memory)[:, None, None]
+        return scores, (h, memory + 0.3 * after * h[:, None], state[2] + 1)
+
+    def through_a_view(words: Tensor, state: Any) -> tuple[Tensor, Any]:
+        scores, (h, memory) = speaker(words, state)
+        memory.view(len(memory), -1)[:, :H].mul_(0.9).add_(0.1 * h)
+        return scores, (h, memory)
+
+    how = {"bos": BOS, "eos": EOS, "beam_size": beam_size, "max_length": 20}
+    count = torch.zeros(4, dtype=torch.float64)
+    for step, more in ((in_place, ()), (now_and_then, (count,)), (through_a_view, ())):
+        torch.manual_seed(3)
+        state = (*a_state(4), *more)
+        found = beam_search(step, state, **how)
+        words, scores = plainly(step, state, by=beam_search, **how)
+        same((found[0], found[1].values), (words, scores.values))
+        rows = [[v[i : i + 1] for v in state] for i in range(4)]
+        alone = [plainly(step, tuple(row), by=beam_search, **how)[1].values for row in rows]
+        torch.testing.assert_close(scores.values, torch.cat(alone))
+    assert in_c.count(True) == 1  # what is written in place is left to the plain loop

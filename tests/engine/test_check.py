@@ -51,3 +51,32 @@ def test_differences_of_equals_are_rounding(size, dtype, backend):
     plain = _run(step, [norm.weight, norm.bias], "naive", dtype)
     for a, b in zip((ours[0], ours[1], ours[3]), (plain[0], plain[1], plain[3]), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "met",
+    [
+        lambda x: (x[:, :1] @ x.new_full((1, 4), -0.5)).signbit(),
+        lambda x: nn.functional.layer_norm(x, (3,)).sum(-1) != 0,
+    ],
+    ids=["the sign of a zero", "a sum of rounding"],
+)
+def test_thresholds_that_rounding_meets(met):
+    """Which side of such a threshold numbers are on is torch's own accident: no reason to decline a plan."""
+
+    def step(x, h):
+        h = h * 0.5 + x
+        return (met(x), met(h)), torch.tanh(h)
+
+    for x in (torch.zeros(5, 3, 3, dtype=torch.float64), torch.randn(5, 3, 3, dtype=torch.float64)):
+        recurrent(step, x, torch.zeros(3, 3, dtype=torch.float64), backend="eager")
+
+
+def test_a_wrong_threshold_is_declined(monkeypatch):
+    monkeypatch.setitem(ops._POINTWISE, "gt", torch.ge)
+
+    def step(x, h):
+        return x.round() > 0.0, torch.tanh(x + h)
+
+    with pytest.raises(Unsupported, match="self-check: y0 differs"):
+        recurrent(step, torch.linspace(-2, 2, 30).reshape(5, 3, 2), torch.zeros(3, 2), backend="eager")

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from stepnet import cells, recurrent
+from stepnet.data import heap
 from stepnet.executors import autograd, tables
 from stepnet.executors.c import scan
 from stepnet.executors.layout import Layout
@@ -35,8 +36,8 @@ def test_rows_one_step_earlier(name):
 
 @pytest.mark.parametrize("shape", [(11, 2, 3), (13, 1, 3)], ids=["two sequences", "one"])
 def test_a_large_result_has_its_earlier_rows_in_memory(monkeypatch, shape):
-    monkeypatch.setattr(tables, "LARGE", 1)
-    monkeypatch.setattr(scan, "LARGE", 1)
+    monkeypatch.setattr(heap, "LARGE", 1)
+    monkeypatch.setattr(scan, "LED", 1)
     found, earlier = [], tables.earlier
     monkeypatch.setattr(autograd, "earlier", lambda *of: found.append(earlier(*of)) or found[-1])
     cell = cells.GRU(3, 4, dtype=torch.float64)

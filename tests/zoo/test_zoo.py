@@ -10,15 +10,16 @@ from covering import few
 from stepnet import LoDTensor, recurrent
 from stepnet.data.tree import flatten
 
-from . import algorithms, gated, matrix
+from . import algorithms, fields, gated, matrix
 
-ZOO = {**gated.ZOO, **matrix.ZOO, **algorithms.ZOO}
+ZOO = {**gated.ZOO, **matrix.ZOO, **algorithms.ZOO, **fields.ZOO}
 LENGTHS = [3, 0, 1, 4]
 # Of each family some; every kind of state, of loops in the step and of linear algebra is among them.
 FEW = [
     "RGLRU", "CoRNN", "PhasedLSTM", "Clockwork", "LIF", "CharLevel",
     "MixtureOfExperts", "ConvLSTM", "NeuralGPU", "RWKV6", "Mamba2", "DeltaNet", "FastWeights", "LRU",
     "UnitaryRNN", "WindowAttention", "SquareRootFilter", "RecursiveLeastSquares", "Sinkhorn", "SortedMixture",
+    "DCGRU", "NodesFirst", "InteractingModels", "Codebook", "FourierOperator",
     "Beams", "RingBuffer", "Quantised", "Counters", "SplineFlow", "NTM",
 ]  # fmt: skip
 

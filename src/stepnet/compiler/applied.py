@@ -17,22 +17,28 @@ from .control import plain_control
 from .swapped import Swapped
 
 See = Callable[[Any, Any], tuple[Any, Any]]
+Made = Callable[[Any, Any], None]
 
-_seeing: ContextVar[tuple[See, ...]] = ContextVar("stepnet_applied", default=())
+_seeing: ContextVar[tuple[tuple[See, Made | None], ...]] = ContextVar("stepnet_applied", default=())
 
 
 @contextlib.contextmanager
-def applied(see: See) -> Iterator[None]:
+def applied(see: See, made: Made | None = None) -> Iterator[None]:
     """Let `see(args, kwargs)` give the arguments of each `Function.apply` that this thread calls in here, and
-    let torch's control flow be Python's."""
-    with during(_seeing, (*_seeing.get(), see)), _APPLY.inside(), plain_control():
+    `made(args, result)` meet what it makes of those; let torch's control flow be Python's."""
+    with during(_seeing, (*_seeing.get(), (see, made))), _APPLY.inside(), plain_control():
         yield
 
 
 def _apply(function: Any, *args: Any, **kwargs: Any) -> Any:
-    for see in reversed(_seeing.get()):
+    seeing = _seeing.get()
+    for see, _ in reversed(seeing):
         args, kwargs = see(args, kwargs)
-    return _APPLY.original.__func__(function, *args, **kwargs)
+    result = _APPLY.original.__func__(function, *args, **kwargs)
+    for _, made in seeing:
+        if made is not None:
+            made(args, result)
+    return result
 
 
 _APPLY = Swapped(Function, "apply", classmethod(_apply))

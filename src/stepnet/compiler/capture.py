@@ -118,7 +118,7 @@ class Replaced(TorchFunctionMode):
     def __init__(self, swap: dict[int, Tensor]) -> None:
         super().__init__()
         self.swap = swap
-        self._functions = applied(self.replaced)
+        self._functions = applied(self.replaced, self.made)
 
     def __enter__(self) -> Any:
         self._functions.__enter__()
@@ -135,6 +135,9 @@ class Replaced(TorchFunctionMode):
     def replaced(self, args: Any, kwargs: Any) -> Any:
         """The arguments of a call with the other tensors."""
         return map_leaves((args, kwargs or {}), Tensor, lambda tensor: self.swap.get(id(tensor), tensor))
+
+    def made(self, args: Any, result: Any) -> None:
+        """Meets what a custom Function made."""
 
 
 class _Swap(Replaced):
@@ -181,11 +184,15 @@ class _Swap(Replaced):
             result = func(*args, **kwargs)
         self.answers.of_rows.follow(func, args, kwargs, result, sized=True)
         self.answers.claims.follow(func, args, kwargs, result)
-        bases = [t._base for t in leaves((args, kwargs), Tensor) if _is_cut_view(t)]
+        self.made((args, kwargs), result)
+        return result
+
+    def made(self, args: Any, result: Any) -> None:
+        """Note the bases of the views without a history that a result was made of."""
+        bases = [t._base for t in leaves(args, Tensor) if _is_cut_view(t)]
         for t in leaves(result, Tensor) if bases else ():
             if t.grad_fn is not None:
                 self.bases.setdefault(t.grad_fn, []).extend(b for b in bases if b is not None)
-        return result
 
 
 def trace(

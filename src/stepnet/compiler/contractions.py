@@ -61,8 +61,9 @@ def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None
 
 def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None = None) -> Any:
     """Differences and their norm, whose gradient at no difference is 0."""
-    sizes = (*x1.shape[-2:], x2.shape[-2])
-    if p not in (1.0, 2.0) or not all(type(n) is int for n in sizes) or prod(sizes) > _MOST_DIFFERENCES:
+    sizes = [n for n in (*x1.shape[-2:], x2.shape[-2]) if type(n) is int]
+    points = len(sizes) == 2 and x1.dim() == x2.dim() == 2  # of each row one, on one side
+    if p not in (1.0, 2.0) or not (len(sizes) == 3 or points) or prod(sizes) > _MOST_DIFFERENCES:
         return NotImplemented
     apart = x1.unsqueeze(-2) - x2.unsqueeze(-3)
     if p == 1.0:

@@ -65,28 +65,56 @@ def _convolution(dims: int) -> Callable[..., Any]:
 
 
 def _transposed_convolution(dims: int) -> Callable[..., Any]:
-    convolution = _convolution(dims)
-
     def transposed(
         input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
         output_padding: Any = 0, groups: int = 1, dilation: Any = 1,
     ) -> Any:  # fmt: skip
-        """A convolution with the weights turned round, of the input with zeros between its elements."""
-        if input.dim() != dims + 2 or groups != 1 or input.shape[1] != weight.shape[0]:
+        """What each element gives to each tap, a product, added up where the taps lie. No zeros are put
+        between the elements or around them before the product: a weight may be infinite."""
+        taps = weight.shape[2:]
+        if input.dim() != dims + 2 or taps.numel() > _MOST_TAPS or type(groups) is not int:
             return NotImplemented
-        steps, pads, more, dilations = (_pair(v, dims) for v in (stride, padding, output_padding, dilation))
-        widths: list[int] = []
-        for axis, (s, p, extra, d) in enumerate(zip(steps, pads, more, dilations, strict=True), start=2):
-            if s > 1:
-                wide = [0, 0] * (dims + 1 - axis) + [0, s - 1]
-                input = F.pad(input.unsqueeze(axis + 1), wide).flatten(axis, axis + 1)
-                extra -= s - 1
-            reach = d * (weight.shape[axis] - 1) - p
-            widths[:0] = [reach, reach + extra]
-        turned = weight.flip([*range(2, dims + 2)]).transpose(0, 1)
-        return convolution(F.pad(input, widths), turned, bias, dilation=dilations)
+        if input.shape[1] != weight.shape[0] or groups > _MOST_GROUPS or weight.shape[0] % groups:
+            return NotImplemented
+        how = [_pair(v, dims) for v in (stride, padding, output_padding, dilation)]
+        if any(more >= max(s, d) for s, _, more, d in zip(*how, strict=True)):
+            return NotImplemented  # torch says what does not fit
+        sizes = [
+            (n - 1) * s - 2 * p + d * (k - 1) + more + 1
+            for n, k, s, p, more, d in zip(input.shape[2:], taps, *how, strict=True)
+        ]
+        if min(sizes, default=0) <= 0 or 0 in input.shape[1:]:
+            return NotImplemented
+        given, own = input.movedim(1, -1).chunk(groups, -1), weight.chunk(groups)
+        parts = [_to_taps(x, w, sizes, *how) for x, w in zip(given, own, strict=True)]
+        result = parts[0] if groups == 1 else torch.cat(parts, -1)
+        return (result if bias is None else result + bias).movedim(-1, 1)
 
     return transposed
+
+
+def _to_taps(
+    x: Tensor, weight: Tensor, sizes: Sequence[int], steps: Sequence[int], pads: Sequence[int],
+    _: Sequence[int], dilations: Sequence[int],
+) -> Tensor:  # fmt: skip
+    """[rows, ..., channels] times weights [channels, new channels, taps], as [rows, *sizes, new channels]."""
+    taps, dims = weight.shape[2:], x.dim() - 2
+    every = x @ weight.flatten(2).transpose(1, 2).flatten(1)
+    found: list[Tensor] = []
+    for tap, part in zip(
+        itertools.product(*(range(k) for k in taps)), every.chunk(taps.numel(), -1), strict=True
+    ):
+        widths: list[int] = []
+        for axis, (at, size, s, p, d) in enumerate(
+            zip(tap, sizes, steps, pads, dilations, strict=True), start=1
+        ):
+            if s > 1:
+                wide = [0, 0] * (dims + 1 - axis) + [0, s - 1]
+                part = F.pad(part.unsqueeze(axis + 1), wide).flatten(axis, axis + 1)
+            before = at * d - p
+            widths[:0] = [before, size - before - part.shape[axis]]
+        found.append(F.pad(part, [0, 0, *widths]) if any(widths) else part)
+    return functools.reduce(torch.add, found)
 
 
 def _of_patches(patches: Sequence[Tensor], weight: Tensor, groups: int) -> Tensor:

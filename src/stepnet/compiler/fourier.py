@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -41,8 +41,13 @@ def _transform(
     kind: str, x: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None, **more: Any
 ) -> Any:
     """torch.fft's `kind` of x; NotImplemented for what is left to torch."""
-    if not isinstance(x, Tensor) or x.dim() < 2 or dim % x.dim() != x.dim() - 1 or more:
+    if not isinstance(x, Tensor) or x.dim() < 2 or not -x.dim() <= dim < x.dim() or more:
         return NotImplemented
+    if not isinstance(x.shape[dim], int):
+        return NotImplemented  # of rows
+    if dim % x.dim() != x.dim() - 1:
+        found = _transform(kind, x.movedim(dim, -1), n, -1, norm)
+        return found if found is NotImplemented else found.movedim(-1, dim)
     if torch.is_autocast_enabled("cpu") or x.dtype not in _DTYPES or norm not in _NORMS:
         return NotImplemented
     size = x.shape[-1]
@@ -66,6 +71,30 @@ def _transform(
     return torch.complex(a @ re - b @ im, a @ im + b @ re)
 
 
+def _several(
+    kind: str, x: Tensor, s: Any = None, dim: Any = None, norm: str | None = None, **more: Any
+) -> Any:
+    """torch.fft's `kind` along several dimensions: one after the other, the real one where torch has it."""
+    if not isinstance(x, Tensor) or more or not isinstance(dim, Sequence) or not dim:
+        return NotImplemented
+    if len({d % x.dim() for d in dim}) < len(dim) or (s is not None and len(s) != len(dim)):
+        return NotImplemented
+    kinds = [*[kind.removeprefix("r").replace("irfft", "ifft")] * (len(dim) - 1), kind]
+    ways = list(zip(kinds, dim, s or [None] * len(dim), strict=True))
+    for how, d, n in reversed(ways) if kind == "rfft" else ways:
+        x = _transform(how, x, n, d, norm)
+        if x is NotImplemented:
+            return x
+    return x
+
+
+def _of_the_last(kind: str, x: Tensor, s: Any = None, dim: Any = (-2, -1), norm: str | None = None) -> Any:
+    return _several(kind, x, s, dim, norm)
+
+
+_KINDS = ("fft", "ifft", "rfft", "irfft")
 TRANSFORMS: dict[Any, Callable[..., Any]] = {
-    getattr(torch.fft, kind): functools.partial(_transform, kind) for kind in ("fft", "ifft", "rfft", "irfft")
+    **{getattr(torch.fft, kind): functools.partial(_transform, kind) for kind in _KINDS},
+    **{getattr(torch.fft, f"{kind}n"): functools.partial(_several, kind) for kind in _KINDS},
+    **{getattr(torch.fft, f"{kind}2"): functools.partial(_of_the_last, kind) for kind in _KINDS},
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import _abc  # pyright: ignore[reportMissingImports]
 import abc
 import functools
+import gc
 import types
 import typing
 from typing import Any
@@ -88,6 +89,16 @@ def shows_attributes(kind: type) -> bool:
     """
     shown = next((vars(klass)["__dict__"] for klass in kind.__mro__ if "__dict__" in vars(klass)), None)
     return bool(kind.__dictoffset__) and isinstance(shown, _DICTS)
+
+
+def hidden_attributes(value: Any) -> dict[str, Any] | None:
+    """Where an object keeps its attributes that has no `__dict__` to show them by; None if that is not told.
+
+    >>> hidden_attributes(typing.TypeVar("T")) in ({"__module__": __name__}, None)
+    True
+    """
+    found = [part for part in gc.get_referents(value) if type(part) is dict]
+    return found[0] if type(value).__module__ == "typing" and len(found) == 1 else None
 
 
 @functools.lru_cache(maxsize=4096)

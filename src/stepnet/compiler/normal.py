@@ -28,11 +28,34 @@ from .assertions import drop_proved
 from .capture import WRITTEN, Captured
 
 
+class Fold(int):
+    """How many leading row dimensions are merged into the batch, `ahead` of them ahead of the rows."""
+
+    ahead: int
+
+    def __new__(cls, dims: int, ahead: int) -> Fold:
+        made = super().__new__(cls, dims)
+        made.ahead = ahead
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, int):
+            return NotImplemented
+        return int(self) == int(other) and self.ahead == getattr(other, "ahead", 0)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return int(self)
+
+
 @dataclass(frozen=True)
 class Ref:
     """A traced tensor: the graph value it is, and where its batch dimension stands (None: it has none).
 
-    `fold` leading row dimensions are merged into the batch dimension, as F.linear does with [B, n, f].
+    `fold` leading row dimensions are merged into the batch dimension, as F.linear does with [B, n, f]; a
+    `Fold` where some of them come first, as in [n, B * f].
     """
 
     name: str
@@ -318,10 +341,7 @@ class Builder:
         out_dtype = self.meta_dtype()
         bdim, times = self.batch_at(meta.shape)
         refs = [o for o in operands if isinstance(o, Ref)]
-        folds = {r.fold for r in refs if r.bdim is not None}
-        if len(folds) > 1 or (times != 1 and folds == {0}):
-            raise Unsupported("rows of different kinds meet in one op", line=self.line)
-        fold = next(iter(folds), 0)
+        fold, lead = self.folded(refs, times)
         compute = dtype or out_dtype
         names = []
         for operand in operands:
@@ -329,13 +349,18 @@ class Builder:
                 names.append(self._aligned(self.cast(operand, compute), len(meta.shape), bdim, fold))
             else:
                 names.append(self.full(operand, (), compute))
-        shape = self.row_shape(meta.shape, bdim)
-        if fold:
-            source = next(r for r in refs if r.fold)
-            shape = self.values[source.name].shape[:fold] + shape
+        shape = lead + self.row_shape(meta.shape, bdim)
         if broadcast([self.values[name].shape for name in names]) != shape:  # a step of a wider call
             names[0] = self.emit("expand", (names[0],), shape, compute)
         return self.result(self.emit(op, names, shape, out_dtype), bdim, fold)
+
+    def folded(self, refs: Sequence[Ref], times: int) -> tuple[int, tuple[int, ...]]:
+        """How rows of a row are merged into the batch in all operands of a result of `times` rows a row, and
+        how many there are."""
+        found = {(r.fold, self.values[r.name].shape[: r.fold]) for r in refs if r.bdim is not None}
+        if len(found) > 1 or (times != 1 and found == {(0, ())}):
+            raise Unsupported("rows of different kinds meet in one op", line=self.line)
+        return next(iter(found), (0, ()))
 
     def constant(self, number: Any) -> Ref:
         """A number everywhere in the result at hand."""

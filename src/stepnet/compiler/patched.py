@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.fx import _symbolic_trace
 
 from .code_facts import MAKES, facts
 from .kinds import MISSING, UNREAD
@@ -31,6 +32,7 @@ _OF_TORCH = {
     "torch.nn.modules.module.Module": words("__init__ __setstate__ ___needs_generation_tag_patch"),
     "torch.distributions.distribution.Distribution": words("_validate_args"),
 }
+_TRACES = _symbolic_trace.__file__
 _VERSION = 24  # bytes from the start of a dict to the number of its changes: of CPython 3.10 to 3.12
 _VF: Any = torch._VF  # pyright: ignore[reportAttributeAccessIssue]
 _NN: Any = torch._C._nn  # pyright: ignore[reportAttributeAccessIssue]
@@ -62,6 +64,8 @@ class _Space:
                 continue
             if type(item) is type(before) is dict and not (item or before):  # a cache that torch begins anew
                 continue
+            if isinstance(item, types.FunctionType) and item.__code__.co_filename == _TRACES:
+                continue  # while it traces, and then it calls what it found when it was imported
             names = frozenset[str]() if isinstance(item, _TELLS_ALL) else self._read(key)
             yield Replaced(f"{self.name}.{key}", item, names)
         if not self._is_over:

@@ -223,12 +223,8 @@ def _where(b: Builder, condition: Ref, x: Any, y: Any) -> Any:
         return NotImplemented
     meta = b.meta
     bdim, times = b.batch_at(meta.shape)
-    rows = [r for r in (condition, x, y) if isinstance(r, Ref) and r.bdim is not None]
-    leads = {b.values[r.name].shape[: r.fold] for r in rows} or {()}
-    if len(leads) > 1 or (times != 1 and leads == {()}):
-        raise Unsupported("rows of different kinds meet in one op", line=b.line)
-    (lead,) = leads
-    dtype, fold = b.meta_dtype(), len(lead)
+    fold, lead = b.folded([r for r in (condition, x, y) if isinstance(r, Ref)], times)
+    dtype = b.meta_dtype()
     names = [b._aligned(condition, len(meta.shape), bdim, fold)]
     for operand in (x, y):
         if isinstance(operand, Ref):

@@ -173,7 +173,8 @@ def _mm(b: Builder, x: Ref, y: Ref) -> Any:
     if x.bdim is None and y.bdim == 1:
         shape = (*yv.shape[:-1], xv.shape[0])
         return b.result(b.emit("matmul", (y.name, swapped(b, x.name)), shape, dtype), 1, y.fold)
-    if x.bdim == 1 and y.bdim == 0 and x.fold == y.fold:
+    same = x.fold == y.fold and xv.shape[: x.fold] == yv.shape[: y.fold]
+    if x.bdim == 1 and y.bdim == 0 and same:
         shape = (xv.shape[-1], yv.shape[-1])
         return Ref(b.emit("matmul_tn", (x.name, y.name), shape, dtype, "sum", batch=0))
     raise Unsupported("a matmul of rows with rows: the step mixes rows", line=b.line)

@@ -8,7 +8,7 @@ from typing import Any
 
 from stepnet.errors import Unsupported
 
-from .normal import Builder, Ref, rule
+from .normal import Builder, Fold, Ref, rule
 
 
 @rule("view", "reshape", "_unsafe_view", "_reshape_copy", "view_copy")
@@ -21,21 +21,23 @@ def _view(b: Builder, x: Ref, shape: Any) -> Any:
         return b.result(b.reshape(x.name, target), None)
     if at is None:
         raise Unsupported("a reshape loses the batch dimension", line=b.line)
-    if times == 1:
-        before = prod(target[:at])
-        ahead = prod(value.shape[: x.bdim]) if x.fold == 0 else 1
-        if ahead != before or (x.fold and x.bdim != 0):
-            raise Unsupported("a reshape moves values between rows", line=b.line)
-        return b.result(b.reshape(x.name, target), at)
-    if at != 0 or x.bdim != 0:
-        raise Unsupported(
-            "a reshape merges rows that are not first",
-            line=b.line,
-            remedy="keep rows first: x.flatten(0, 1) of [rows, n, ...], or a product that leaves them apart",
-        )
-    # merge leading row dimensions into the batch; they stay dimensions of the row here
-    whole = b.reshape(x.name, (times, *target))
-    return b.result(whole, 0, 1)
+    # in the order of memory: what is ahead of the rows, the rows, what is within each
+    lead, own = value.shape[: x.fold], value.shape[x.fold :]
+    ahead = getattr(x.fold, "ahead", 0)
+    before = prod(own[: x.bdim]) * prod(lead[:ahead])
+    left, right = prod(target[:at]), prod(target[at:])
+    outer = before // left if left else 1
+    inner = times // outer if outer else 0
+    size = prod(value.shape)
+    if outer * left != before or outer * inner != times or (size and before * inner * right != size):
+        raise Unsupported("a reshape moves values between rows", line=b.line)
+    dims = range(len(value.shape))
+    named = [*dims[x.fold : x.fold + x.bdim], *dims[: x.fold], *dims[x.fold + x.bdim :]]
+    merged = [n for n in (outer, inner) if n != 1]
+    name = b.reshape(b.permute(x.name, named), (*target[:at], *merged, *target[at:]))
+    order = [*range(at, at + len(merged)), *range(at), *range(at + len(merged), len(merged) + len(target))]
+    fold = len(merged) if outer == 1 else Fold(len(merged), 1)
+    return b.result(b.permute(name, order), at, fold)
 
 
 @rule("permute", "permute_copy")
@@ -188,14 +190,13 @@ def _cat(b: Builder, tensors: Sequence[Ref], dim: int = 0) -> Any:
 
 
 def _cat_folded(b: Builder, refs: Sequence[Ref], dim: int) -> Any:
-    leads = {b.values[r.name].shape[: r.fold] for r in refs}
-    at, _ = b.batch_at(b.meta.shape)
-    if at != 0 or dim == 0 or len(leads) > 1 or any(r.bdim != 0 for r in refs):
+    at, times = b.batch_at(b.meta.shape)
+    fold, lead = b.folded(refs, times)
+    if at is None or dim == at or any(r.bdim != at for r in refs):
         raise Unsupported("the step joins rows with other rows", line=b.line)
-    lead = leads.pop()
-    shape = (*lead, *b.row_shape(b.meta.shape, 0))
-    name = b.emit("cat", [r.name for r in refs], shape, b.meta_dtype(), dim=len(lead) + dim - 1)
-    return b.result(name, 0, len(lead))
+    shape = (*lead, *b.row_shape(b.meta.shape, at))
+    own = len(lead) + dim - (dim > at)
+    return b.result(b.emit("cat", [r.name for r in refs], shape, b.meta_dtype(), dim=own), at, fold)
 
 
 @rule("constant_pad_nd")

@@ -45,12 +45,18 @@ def _neighbours(at: Tensor, size: int, border: bool, corners: bool) -> list[tupl
     """The pixels before and behind each place of a dimension, how near each is, and whether there is one."""
     at = (at + 1) / 2 * (size - 1) if corners else ((at + 1) * size - 1) / 2
     if border:
-        at = torch.where((at > 0) & (at < size - 1), at, at.detach().clamp(0, size - 1))
+        edge = _number(at.detach()).clamp(0, size - 1)
+        at = torch.where((at > 0) & (at < size - 1), at, edge)
     before = at.detach().floor()
     return [
-        (pixel.clamp(0, size - 1).long(), near, (pixel >= 0) & (pixel <= size - 1))
+        (_number(pixel).clamp(0, size - 1).long(), near, (pixel >= 0) & (pixel <= size - 1))
         for pixel, near in ((before, before + 1 - at), (before + 1, at - before))
     ]
+
+
+def _number(at: Tensor) -> Tensor:
+    """NaN is taken for the first pixel."""
+    return torch.where(at.isnan(), 0.0, at)
 
 
 def _fake_quantize(

@@ -23,6 +23,7 @@ from .contractions import bilinear, cdist, einsum
 from .convolutions import CONVOLUTIONS
 from .fourier import TRANSFORMS
 from .inner_loops import inner
+from .pooling import POOLING
 from .sampling import SAMPLING
 from .torch_cells import TORCH_CELLS
 
@@ -65,6 +66,20 @@ def _group_norm(
     wide = (-1, *(1,) * (input.dim() - 2))
     result = result if weight is None else result * weight.reshape(wide)
     return (result if bias is None else result + bias.reshape(wide)).to(input.dtype)
+
+
+def _instance_norm(
+    input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None,
+    weight: Tensor | None = None, bias: Tensor | None = None, use_input_stats: bool = True,
+    momentum: float = 0.1, eps: float = 1e-5,
+) -> Any:  # fmt: skip
+    """A group norm of each channel; by statistics that are kept, a batch norm."""
+    if not use_input_stats:
+        return _batch_norm(input, running_mean, running_var, weight, bias, eps=eps)
+    own = [n for n in input.shape[2:] if n != 1]
+    if running_mean is not None or running_var is not None or not own:
+        return NotImplemented  # it notes the statistics of all rows; torch wants more than one element
+    return _group_norm(input, input.shape[1], weight, bias, eps)
 
 
 def _vector_by_matrix(left: Tensor, right: Tensor) -> Any:
@@ -299,6 +314,7 @@ def _gaussian_nll_loss(
 SIMPLER: dict[Any, Callable[..., Any]] = {
     F.batch_norm: _batch_norm,
     F.group_norm: _group_norm,
+    F.instance_norm: _instance_norm,
     **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__), _vector_by_matrix),
     Tensor.__getitem__: _rows_of_a_table,
     torch.index_select: _index_select,
@@ -327,6 +343,7 @@ SIMPLER: dict[Any, Callable[..., Any]] = {
     torch.linalg.matrix_exp: _matrix_exp,
     Tensor.matrix_exp: _matrix_exp,
     **CONVOLUTIONS,
+    **POOLING,
     **SAMPLING,
     **TRANSFORMS,
     **TORCH_CELLS,

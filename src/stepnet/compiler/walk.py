@@ -29,6 +29,7 @@ from .code_facts import MAKES, words
 from .kinds import (
     MISSING,
     UNREAD,
+    hidden_attributes,
     more_than_attributes,
     read_whole,
     registered,
@@ -202,6 +203,7 @@ class Walk(CodeWalk):
         self._known_class(kind)
         trusted = is_trusted_class(kind)
         if trusted and not shows_attributes(kind):
+            self.hold(hidden_attributes(value))
             self.opened(f"a {kind.__module__}.{kind.__qualname__}")
             return
         self._fields(value)  # first: its code may lead to more than a walk goes through

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -108,25 +109,45 @@ class RowBudgetSampler:
         return {
             "epoch": self.epoch,
             "batches": done * self.world_size,
+            **self._data(),
+        }
+
+    def _data(self) -> dict[str, int]:
+        """What tells the batches of each epoch apart from those of other samplers."""
+        return {
             "seed": self.seed,
             "rows": self.rows,
+            "shuffle": int(self.shuffle),
             "sequences": len(self.lengths),
+            "lengths": zlib.crc32(np.ascontiguousarray(self.lengths, dtype="<i8")),
         }
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on where another sampler of the same data was, also with another number of ranks.
 
-        Raises LoDError if it planned other batches: by its seed, its budget or its number of sequences.
+        Raises LoDError if it planned other batches: by its seed, its budget, its order or its lengths; or if
+        it is no state of a sampler.
         """
-        for name, own in {"seed": self.seed, "rows": self.rows, "sequences": len(self.lengths)}.items():
+        wanted = self._data()
+        missing = [
+            name for name in (*wanted, "epoch", "batches") if not isinstance(state, dict) or name not in state
+        ]
+        if missing:
+            raise LoDError(
+                "RowBudgetSampler: this is no state of a sampler",
+                got=brief(state),
+                expected=", ".join(missing),
+            )
+        for name, own in wanted.items():
             if state[name] != own:
                 raise LoDError(
                     f"RowBudgetSampler: the state is of a sampler with other {name}",
                     got=f"{state[name]}",
                     expected=f"{own}",
                 )
-        self.epoch = state["epoch"]
-        self._next = self._start = state["batches"] // self.world_size
+        epoch, batches = (_whole(name, state[name], 0) for name in ("epoch", "batches"))
+        self.epoch = epoch
+        self._next = self._start = batches // self.world_size
 
     def _planned(self) -> tuple[np.ndarray, np.ndarray]:
         """The order of all sequences in this epoch, and where in it batches begin and the last one ends."""

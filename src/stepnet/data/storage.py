@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -14,3 +16,17 @@ def memory_of(tensor: Tensor) -> int:
     (True, False)
     """
     return tensor.untyped_storage()._cdata if torch._C._has_storage(tensor) else id(tensor)
+
+
+def distinct(out: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Results that callers may write to: none shares memory with an input, or with another result."""
+    seen = set(map(memory_of, inputs))
+    own = []
+    for tensor in out:
+        place = memory_of(tensor)
+        if place in seen or tensor._is_view() or not tensor.is_contiguous():
+            tensor = tensor.clone(memory_format=torch.contiguous_format)
+            place = memory_of(tensor)
+        seen.add(place)
+        own.append(tensor)
+    return own

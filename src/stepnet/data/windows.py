@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from stepnet.data.heap import give_back
+from stepnet.data.heap import give_back, new_table
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import beside, outside_modes
 from stepnet.data.offsets import LoD, offsets_of, ranges
@@ -127,7 +128,7 @@ _HOLES = 1 << 24  # bytes of results, after which what their windows freed is gi
 
 
 class Joined:
-    """One result of all windows. Each is copied to its place when it is made, and let go: no row is there
+    """One result of all windows. Each is made in its place, or copied to it and let go: no row is there
     twice. Differentiable."""
 
     def __init__(self, size: int, axis: int = 0) -> None:
@@ -135,19 +136,43 @@ class Joined:
         self.table: Tensor | None = None
         self.parts: list[Tensor] = []
         self.places: list[Place] = []
+        self.spare: Tensor | None = None  # for windows whose rows lie apart
+        self.lent = 0  # where the next window may be made
         self.written = 0  # bytes since the last holes were given back
+
+    def room(self, place: Place) -> Tensor | None:
+        """Memory for the next window, no view of others: its rows, or what is copied to them. It may be used
+        until the next window is asked for. None before the first window."""
+        self.lent = 0
+        if self.table is None or type(self.table) is not Tensor or not self.table.is_cpu:
+            return None
+        count = len(place) if isinstance(place, Tensor) else place[1]
+        rows = None if isinstance(place, Tensor) else self.table.narrow(self.axis, *place)
+        if rows is None or not rows.is_contiguous():
+            shape = [*self.table.shape]
+            shape[self.axis] = count
+            if self.spare is None or self.spare.numel() < math.prod(shape):
+                self.spare = new_table((math.prod(shape),), self.table.dtype)
+            rows = self.spare[: math.prod(shape)].view(shape)
+        self.lent = rows.data_ptr()
+        return rows.new_empty(0).set_(rows.untyped_storage(), rows.storage_offset(), rows.shape)  # pyright: ignore
 
     def add(self, part: Tensor, place: Place) -> None:
         """Take a window up, at the places along the axis."""
         own = part.detach()
         if self.table is None:
-            self.table = own.new_empty([*own.shape[: self.axis], self.size, *own.shape[self.axis + 1 :]])
+            shape = [*own.shape]
+            shape[self.axis] = self.size
+            plain = type(own) is Tensor and own.is_cpu
+            self.table = new_table(shape, own.dtype) if plain else own.new_empty(shape)
         if isinstance(place, Tensor):
             self.table.index_copy_(self.axis, beside(place, own), own)
-        else:
-            self.table.narrow(self.axis, *place).copy_(own)
-        self.written += own.numel() * own.element_size()
-        full = self.written >= _HOLES
+        elif (rows := self.table.narrow(self.axis, *place)).data_ptr() != own.data_ptr():
+            rows.copy_(own)
+        full = False
+        if not self.lent or own.data_ptr() != self.lent:
+            self.written += own.numel() * own.element_size()
+            full = self.written >= _HOLES
         if full:
             self.written = 0
             give_back()

@@ -82,15 +82,16 @@ def beam_search(
     with torch.no_grad():
         one = BeamStep(step, spec, eos, beam_size, length_penalty, n_best)
         start = torch.full((rows * beam_size,), bos, dtype=torch.int64, device=device)
-        log_p, new = log_probabilities(
-            step, start, [v.repeat_interleave(beam_size, 0) for v in leaves], spec, eos
-        )
+        given = [v.repeat_interleave(beam_size, 0) for v in leaves]
+        log_p, new = log_probabilities(step, start, given, spec, eos)
+        same = [a is b for a, b in zip(given, new, strict=True)]
         first, at = one.taken(log_p, new, one.everyone(log_p, max_length))
         tables = torch.zeros((2, max_length, rows, beam_size), dtype=torch.int64, device=device).unbind()
         for table, part in zip(tables, first, strict=True):
             table[0] = part
-        how = one, at, ["score", "ended", "place", "alive"], tables
-        found = in_blocks(*how) or in_blocks(*how, plainly=True)
+        kept = ["score", "ended", "place", "alive"]
+        once = at._replace(leaves=[v[:, :1] if s else v for v, s in zip(at.leaves, same, strict=True)])
+        found = in_blocks(one, once, kept, tables) or in_blocks(one, at, kept, tables, plainly=True)
         assert found is not None
         steps, (score, ended, place, alive) = found
         if steps == max_length:  # what is left ends here
@@ -124,9 +125,16 @@ class BeamStep:
         )  # fmt: skip
 
     def __call__(self, _: None, at: Beams) -> tuple[tuple[Tensor, Tensor], Beams]:
-        leaves = [v.flatten(0, 1) for v in at.leaves]
-        log_p, new = log_probabilities(self.step, at.word.flatten(), leaves, self.spec, self.eos)
-        return self.taken(log_p, new, at)
+        k = self.beam_size
+        given = [v.expand(-1, k, *v.shape[2:]).flatten(0, 1) for v in at.leaves]
+        before = [v._version for v in given]
+        log_p, new = log_probabilities(self.step, at.word.flatten(), given, self.spec, self.eos)
+        found, after = self.taken(log_p, new, at)
+        leaves = [
+            one if one.shape[1] == 1 and a is b and a._version == n else many
+            for one, many, a, b, n in zip(at.leaves, after.leaves, given, new, before, strict=True)
+        ]
+        return found, after._replace(leaves=leaves)
 
     def taken(self, log_p: Tensor, new: list[Tensor], at: Beams) -> tuple[tuple[Tensor, Tensor], Beams]:
         """The words of a step and the beams that they come after, and the rows after it."""

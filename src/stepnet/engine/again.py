@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from stepnet.compiler.reach import Reach, reach
+from stepnet.data.as_imported import contiguous
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype, traced
 from stepnet.data.tree import LEAF, Spec, flatten, unflatten
@@ -111,8 +112,8 @@ class Asked(NamedTuple):
         steps = self.x.shape[:2] if isinstance(self.x, Tensor) else ()
         call = self.call(entry, find, steps)
         weights = [self.tensors[place] for place in entry.weights]
-        out = run_plan(call, [self.rows.contiguous()], [s.contiguous() for s in self.states], weights)
-        return _joined(out, len(out) - len(self.states), entry, self)
+        out = run_plan(call, [contiguous(self.rows)], [contiguous(s) for s in self.states], weights)
+        return _joined(out, len(out) - len(self.states), entry.y_spec, self.x, self.form[1])
 
     def call(self, entry: Entry, find: Find, steps: tuple[int, ...], as_it_is: bool = False) -> Call:
         """The run of a plan. `find`: see `RunsAlong`."""
@@ -137,9 +138,10 @@ class Asked(NamedTuple):
         return plain
 
 
-def _joined(out: list[Tensor], n_y: int, entry: Entry, call: Asked) -> tuple[Any, Any]:
+def _joined(
+    out: list[Tensor], n_y: int, spec: Spec | None, x: Tensor | LoDTensor, state: Spec
+) -> tuple[Any, Any]:
     """y and the final state, of what a plan gives."""
-    x, spec, state = call.x, entry.y_spec, call.form[1]
     assert spec is not None
     y: list[Any] = out[:n_y]
     if type(x) is LoDTensor:
@@ -230,20 +232,22 @@ class _Like(NamedTuple):
     call: Call  # one that leaves nothing to do for backward
     complex: bool
 
-    def run(self, call: Asked) -> tuple[Any, Any]:
+    def run(
+        self, run_by: Call, rows: Tensor, states: Sequence[Tensor], tensors: Sequence[Tensor],
+        x: Tensor | LoDTensor,
+    ) -> tuple[Any, Any]:  # fmt: skip
         """y and the final state."""
-        run_by = self.call
-        if torch.is_grad_enabled():
-            run_by = call.call(self.entry, self.find, run_by.steps, run_by.as_it_is)
-        elif call.layout is not run_by.layout:
-            run_by = run_by._replace(layout=call.layout)
-        weights = [call.tensors[place] for place in self.entry.weights]
-        rows, states = call.rows.contiguous(), [s.contiguous() for s in call.states]
+        weights = [tensors[place] for place in self.entry.weights]
+        rows, states = contiguous(rows), [contiguous(s) for s in states]
         if self.complex:
             out = run_plan(run_by, [rows], states, weights)
         else:
             out = run_real(run_by, (rows, *states, *weights), 1, len(states))
-        return _joined(out, len(out) - len(states), self.entry, call)
+        return _joined(out, len(out) - len(states), self.entry.y_spec, x, self.form[1])
+
+    def recorded(self, call: Asked) -> Call:
+        """The run of a call that a backward may follow."""
+        return call.call(self.entry, self.find, self.call.steps, self.call.as_it_is)
 
 
 def nothing_around() -> bool:
@@ -310,15 +314,15 @@ def _warm(
         and (grad or like.needs == [t.requires_grad for t in given])
         and (like.low is None or like.low is autocast_dtype("cpu"))
     ):
+        run_by = like.call
         if ragged:
-            layout = Layout.of(x._lod, way[0])
-        else:
-            layout = like.call.layout
-            if like.table is not None:
-                rows = rows.reshape(like.table)
-        return like.run(
-            Asked(of, step, x, states, like.form, like.way, found.key, tensors, rows, layout, None)
-        )
+            run_by = run_by._replace(layout=Layout.of(x._lod, way[0]))
+        elif like.table is not None:
+            rows = rows.reshape(like.table)
+        if grad:
+            form = like.form, like.way, found.key, tensors, rows, run_by.layout, None
+            run_by = like.recorded(Asked(of, step, x, states, *form))
+        return like.run(run_by, rows, states, tensors, x)
     if not nothing_around():
         return None
     for tensor in (rows, *states):
@@ -346,7 +350,7 @@ def _warm(
         _alone(entry, call.layout, steps, low is None and not any(map(_only_noted, given))),
         any(t.is_complex() for t in given) or bool(entry.ready and entry.ready.plan.paired),
     )
-    return like.run(call)
+    return like.run(like.recorded(call) if grad else like.call, call.rows, call.states, call.tensors, x)
 
 
 def _only_noted(tensor: Tensor) -> bool:

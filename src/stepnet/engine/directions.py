@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from stepnet.data.as_imported import contiguous
 from stepnet.data.dtypes import dtype_of
 from stepnet.errors import Unsupported
 from stepnet.executors.autograd import Call, Ready
@@ -154,8 +155,8 @@ class RunsAlong:
         names = [name for name, _ in (*cut, *carried)]
         twin = loop_along(self.loop, names, [w for w, _ in moving], [v for _, v in moving], noise is not None)
         beside = self.sequences._replace(
-            x_rows=[t.contiguous() for t in (*x, *(v for _, v in cut))],
-            states=[t.contiguous() for t in (*states, *(v for _, v in carried))],
+            x_rows=[contiguous(t) for t in (*x, *(v for _, v in cut))],
+            states=[contiguous(t) for t in (*states, *(v for _, v in carried))],
         )
         found = self.reader(twin, beside.x_rows, beside.states, beside.shared)
         entry = self.find(twin, found, beside)

@@ -17,6 +17,7 @@ from stepnet.compiler.answers import AsksCaptured
 from stepnet.compiler.inner_loops import ENDED, ENDED_AT_LIMIT, TooFewSteps, is_guarded
 from stepnet.compiler.iteration import code_of
 from stepnet.compiler.reach import note_asking
+from stepnet.data.as_imported import contiguous
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype, default_device, in_function_modes
 from stepnet.data.tree import LEAF, unflatten
@@ -104,8 +105,8 @@ def run(
     noise = Noise(entry.compiled.draws, reads.reach.generators)
     before = [generator.get_state() for generator in noise.generators]
     plain = noise.drawn_again(plain_loop(loop, sequences, reads, entry.weights, guarded=guarded))
-    x_rows = [*(rows.contiguous() for rows in sequences.x_rows), *noise.tables(sequences.layout)]
-    states = [state.contiguous() for state in sequences.states]
+    x_rows = [*(contiguous(rows) for rows in sequences.x_rows), *noise.tables(sequences.layout)]
+    states = [contiguous(state) for state in sequences.states]
     along = None
     if not (transformed or guarded or random):
         along = RunsAlong(loop, entry.ready, sequences, reads, entry.weights, find)

@@ -12,6 +12,7 @@ from torch import Tensor
 from stepnet.compiler.capture import Replaced
 from stepnet.compiler.iteration import code_of
 from stepnet.compiler.reach import reach
+from stepnet.data.as_imported import contiguous
 from stepnet.data.modes import is_wrapped, outside_transforms, transforms
 from stepnet.errors import Unsupported
 from stepnet.executors.transformed import Derivative, Run
@@ -106,8 +107,8 @@ def find_transformed(
 
         body: Any = _Swapped(code_of(loop), plain)
         beside = sequences._replace(
-            x_rows=[t.contiguous() for t in replaced(sequences.x_rows)],
-            states=[t.contiguous() for t in replaced(sequences.states)],
+            x_rows=[contiguous(t) for t in replaced(sequences.x_rows)],
+            states=[contiguous(t) for t in replaced(sequences.states)],
             shared=replaced(sequences.shared),
         )
         read = reads._replace(tensors=replaced(reads.tensors))

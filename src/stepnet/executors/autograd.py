@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,17 +15,19 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from stepnet.data.dtypes import dtype_of
+from stepnet.data.heap import new_table
 from stepnet.data.in_graph import not_followed
-from stepnet.data.storage import memory_of
+from stepnet.data.storage import distinct
 from stepnet.ir.plan import Plan
 from stepnet.watchers import during
 
 from .base import Executor
-from .flow import carry_gradients, reached
+from .flow import carry_gradients
+from .gradients import Sources, gradients
 from .layout import Layout
-from .loop import PreparedLoop, last, shift
+from .loop import PreparedLoop
 from .noise import generator_of, noise_of
-from .tables import EARLIER, as_table, earlier
+from .tables import EARLIER, into
 from .twice import Along, again, differentiable, is_plain
 
 WORTH_ASKING = 1 << 21  # multiplications that take longer than to ask whether anybody wants what they make
@@ -83,6 +86,16 @@ class Ready:
         """The gradients that are tensors made for them."""
         made = frozenset() if self.backward is None else self.backward.fresh
         return made.intersection(name for name in self.plan.gradients if name is not None)
+
+    def sources(self, inputs: int) -> Sources:
+        """Where the backward loop of a call with so many inputs finds what it reads."""
+        if inputs not in self._sources:
+            self._sources[inputs] = Sources.of(self, inputs)
+        return self._sources[inputs]
+
+    @cached_property
+    def _sources(self) -> dict[int, Sources]:
+        return {}
 
     @cached_property
     def carried(self) -> frozenset[str]:
@@ -198,12 +211,52 @@ def forward(call: Call, tensors: Sequence[Tensor]) -> tuple[list[Tensor], dict[s
     return out if ready.owned else distinct(out, tensors), values
 
 
-_again: ContextVar[bool] = ContextVar("stepnet_computed_again", default=False)
+class _Again(NamedTuple):
+    """A run that backward computes again: memory that it may give y in, leaf by leaf, and for what it makes
+    and lets go, by name."""
+
+    places: list[Tensor | None]
+    spare: dict[str, Tensor]
 
 
-def computed_again() -> AbstractContextManager[None]:
-    """In here, runs keep for backward what they are given and no more: it computes the rest once more."""
-    return during(_again, True)
+_again: ContextVar[_Again | None] = ContextVar("stepnet_computed_again", default=None)
+
+
+def computed_again(places: Sequence[Tensor | None], spare: dict[str, Tensor]) -> AbstractContextManager[None]:
+    """In here, runs keep for backward what they are given and no more: it computes the rest once more.
+
+    Args:
+        places: memory that the first run may give y in, leaf by leaf.
+        spare: memory for what runs make beside y, kept here from run to run.
+    """
+    return during(_again, _Again([*places], spare))
+
+
+def _in_places(again: _Again, ready: Ready, layout: Layout) -> AbstractContextManager[None]:
+    """Let a run write where it may, what is like the rows that it makes. Places serve once."""
+    found: dict[str, Tensor] = {}
+    kinds = ready.plan.forward.body.values
+
+    def put(name: str, memory: Tensor | None) -> None:
+        shape, dtype = (layout.rows, *kinds[name].shape), dtype_of(kinds[name].dtype)
+        size = math.prod(shape)
+        if memory is None:
+            memory = again.spare.get(name)
+            if memory is None or memory.dtype is not dtype or memory.numel() < size:
+                memory = again.spare[name] = new_table((size,), dtype)
+            found[name] = memory[:size].view(shape)
+        elif memory.dtype is dtype and memory.numel() == size:
+            found[name] = memory.resize_(shape)
+
+    if layout.rows and ready.owned:
+        for name, place in zip(ready.plan.y, again.places, strict=False):
+            if place is not None:
+                put(name, place)
+        for name in ready.extra:
+            if kinds[name].kind == "row":
+                put(name, None)
+    again.places.clear()
+    return during(into, found)
 
 
 def plainly(
@@ -211,7 +264,7 @@ def plainly(
 ) -> Any:
     """What a run gives that autograd records op by op; in `computed_again`, recorded in backward, with the
     noise that it drew from torch's generator and these."""
-    if not (_again.get() and torch.is_grad_enabled()):
+    if _again.get() is None or not torch.is_grad_enabled():
         return run(inputs)
     before, drawn = [(each, each.get_state()) for each in generators()], False
 
@@ -229,28 +282,13 @@ def plainly(
             for (each, _), state in zip(before, after, strict=True):
                 each.set_state(state)
 
-    with during(_again, False):
+    with during(_again, None):
         return checkpoint(once_more, inputs, use_reentrant=False)
 
 
-def _kept(call: Call, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """What a run keeps: the rows of y, then the plan's `extra`."""
-    out, values = forward(call, tensors)
-    return [*out[: len(call.ready.plan.y)], *(values[name] for name in call.ready.extra)]
-
-
-def distinct(out: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Results that callers may write to: none shares memory with an input, or with another result."""
-    seen = set(map(memory_of, inputs))
-    own = []
-    for tensor in out:
-        place = memory_of(tensor)
-        if place in seen or tensor._is_view() or not tensor.is_contiguous():
-            tensor = tensor.clone(memory_format=torch.contiguous_format)
-            place = memory_of(tensor)
-        seen.add(place)
-        own.append(tensor)
-    return own
+def _led(plan: Plan, values: Mapping[str, Tensor]) -> list[str]:
+    """The states before whose rows their boot values lie."""
+    return [name for name in plan.shifted if EARLIER + name in values]
 
 
 class _PlanCall(torch.autograd.Function):
@@ -261,14 +299,16 @@ class _PlanCall(torch.autograd.Function):
         if plan.random and call.noise is None:
             device = tensors[0].device
             call = call._replace(before=(device, generator_of(device).get_state()))
-        out, values = forward(call, tensors)
+        lone = _again.get()
+        with nullcontext() if lone is None else _in_places(lone, call.ready, call.layout):
+            out, values = forward(call, tensors)
         ctx.call = call
-        ctx.led = [name for name in plan.shifted if EARLIER + name in values]
+        ctx.led = _led(plan, values)
         ctx.set_materialize_grads(False)
         ctx.count = len(tensors)
         extra = [values[name] for name in call.ready.extra]
         ctx.as_steps = _as_steps(call, out, extra)
-        ctx.save_for_backward(*tensors, *(() if _again.get() else (*out[: len(plan.y)], *extra)))
+        ctx.save_for_backward(*tensors, *((*out[: len(plan.y)], *extra) if lone is None else ()))
         carry = carry_gradients(plan, call.layout, ctx.needs_input_grad[1:])
         if not all(carry):
             ctx.mark_non_differentiable(*(t for t, carries in zip(out, carry, strict=True) if not carries))
@@ -309,8 +349,13 @@ def _gradients(
     needed: Sequence[bool],
 ) -> list[Tensor | None]:  # fmt: skip
     call: Call = ctx.call
-    kept = kept or _kept(call._replace(noise=noise_of(call), as_it_is=False), tensors)
-    return gradients(call, tensors, kept, grads, needed, ctx.led)
+    led = ctx.led
+    if not kept:
+        out, values = forward(call._replace(noise=noise_of(call), as_it_is=False), tensors)
+        kept = [*out[: len(call.ready.plan.y)], *(values[name] for name in call.ready.extra)]
+        led = _led(call.ready.plan, values)
+        del out, values
+    return gradients(call, tensors, kept, grads, needed, led)
 
 
 def _asked_for(ctx: Any, tensors: Sequence[Tensor], needed: Sequence[bool]) -> tuple[bool, ...]:
@@ -330,99 +375,3 @@ def _is_asked_for(node: Any) -> bool:
         return torch._C._will_engine_execute_node(node)
     except RuntimeError:  # of a leaf that autograd.grad is asked for; or outside of torch's engine
         return True
-
-
-def gradients(
-    call: Call, tensors: Sequence[Tensor], kept: Sequence[Tensor], grads: Sequence[Tensor | None],
-    needed: Sequence[bool], led: Sequence[str] = (),
-) -> list[Tensor | None]:  # fmt: skip
-    """The gradient of each tensor, by the plan. `kept`: the rows of y, then the plan's `extra`. `led`: the
-    states before whose rows their boot values lie."""
-    plan, layout = call.ready.plan, call.layout
-    y = kept[: len(plan.y)]
-    extra = dict(zip(call.ready.extra, kept[len(plan.y) :], strict=True))
-    inputs = dict(zip(call.ready.names, tensors, strict=False)) | call.constants
-    results = dict(zip(plan.y, y, strict=True))
-    values = {name: inputs[name] for name in plan.weights}
-    for name in plan.kept:
-        if name in extra:
-            values[name] = extra[name]
-        elif name in plan.shifted:
-            result = plan.new_states[plan.states.index(name)]
-            rows = earlier(results[result], layout.stride) if name in led else None
-            values[name] = shift(results[result], inputs[name], layout) if rows is None else rows
-        else:
-            values[name] = results[name] if name in results else inputs[name]
-    states = {}
-    for name, grad, like in zip(plan.tangents, grads, (*y, *tensors[len(plan.x) :]), strict=False):
-        if name is None:
-            continue
-        tangent = torch.zeros_like(like) if grad is None else as_table(grad)
-        if name in call.ready.carried:
-            dtype = call.ready.carried_as[name]
-            states[name] = tangent if tangent.dtype is dtype else tangent.to(dtype)
-        else:
-            values[name] = tangent
-    done, finals = {}, {}
-    has = has_gradient(call, [grad is not None for grad in grads], needed)
-    if call.ready.backward is not None:  # else initial states alone get one, of sequences of no steps
-        wanted = (
-            None if all(has) else frozenset(n for n, h in zip(plan.gradients, has, strict=False) if h and n)
-        )
-        done, finals = call.ready.backward.run(values, states, layout.backward, wanted)
-    out: list[Tensor | None] = []
-    own, loose = set[str](), dict[int, Tensor]()  # made for them once; to be held against others
-    for k, name in enumerate(plan.gradients):
-        if not has[k]:
-            out.append(None)
-        elif len(plan.x) <= k < len(plan.x) + len(plan.states):
-            place = k - len(plan.x)
-            of_final = grads[len(plan.y) + place]
-            loose[k] = _state_gradient(plan, place, done, finals, layout, tensors[k], of_final)
-            out.append(loose[k])
-        else:
-            assert name is not None
-            gradient, shape = done[name], tensors[k].shape
-            if name in call.ready.own_gradients and gradient.shape == shape:
-                out.append(gradient.clone() if name in own else gradient)
-                own.add(name)
-            else:  # a view would be copied below
-                loose[k] = gradient if gradient.shape == shape else gradient.reshape(shape)
-                out.append(loose[k])
-    if loose:
-        others = (g for k, g in enumerate(out) if g is not None and k not in loose)
-        taken = (*tensors, *kept, *(g for g in grads if g is not None), *others)
-        for k, gradient in zip(loose, distinct([*loose.values()], taken), strict=True):
-            out[k] = gradient
-    return out + [None] * (len(tensors) - len(out))
-
-
-def has_gradient(call: Call, given: Sequence[bool], needed: Sequence[bool]) -> list[bool]:
-    """For each input (x, states, weights), whether it gets a gradient of the results that are given one."""
-    plan = call.ready.plan
-    got = reached(plan, call.layout, given)
-    states = range(len(plan.x), len(plan.x) + len(plan.states))
-    has = [
-        needed[k] and got[k] and (k in states or name is not None) for k, name in enumerate(plan.gradients)
-    ]
-    return has + [False] * (len(needed) - len(has))
-
-
-def _state_gradient(
-    plan: Plan, place: int, done: dict[str, Tensor], finals: dict[str, Tensor], layout: Layout,
-    like: Tensor, of_final: Tensor | None,
-) -> Tensor:  # fmt: skip
-    """The gradient of a boot state: what the backward loop carries past the first step; or, where the step
-    cuts the gradient between steps, what the first step alone gives. Of one that no step changes: the sum of
-    what all steps give, and what comes in."""
-    tangent = plan.tangents[len(plan.y) + place]
-    if plan.forward.body.values[plan.states[place]].kind == "sequence":
-        own = plan.gradients[len(plan.x) + place]
-        parts = [part for part in (of_final, None if own is None else done[own]) if part is not None]
-        return sum(parts[1:], parts[0]) if parts else torch.zeros_like(like)
-    if tangent is not None:
-        return finals[tangent].to(like.dtype)
-    passed = torch.zeros_like(like) if of_final is None else of_final
-    name = plan.gradients[len(plan.x) + place]
-    rows = done[name] if name is not None else like.new_zeros((layout.rows, *like.shape[1:]))
-    return last(rows, passed, layout.backward).to(like.dtype)

@@ -14,9 +14,9 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from stepnet.data.as_imported import from_numpy
 from stepnet.data.modes import outside_modes
 from stepnet.data.offsets import LoD
 
@@ -99,7 +99,7 @@ class Layout:
     @outside_modes
     def order(self) -> Tensor:
         """Sequences by length, longest first, stable: the rank order."""
-        return torch.from_numpy(np.argsort(-self._numbers[1], kind="stable"))
+        return from_numpy((-self._numbers[1]).argsort(kind="stable"))
 
     @outside_modes
     def dealt(self, shares: int) -> Tensor:
@@ -117,13 +117,13 @@ class Layout:
         there = dealt[: rounds * shares].reshape(rounds, shares)
         back = slice((rounds - 1) % 2, None, 2)  # the last too: what is left goes to the first shares
         there[back] = there[back, ::-1].copy()
-        return torch.from_numpy(dealt)
+        return from_numpy(dealt)
 
     @cached_property
     @outside_modes
     def rank(self) -> Tensor:
         """The place of each sequence in the rank order."""
-        return torch.from_numpy(np.argsort(self.order.numpy()))
+        return from_numpy(self.order.numpy().argsort())
 
     @cached_property
     @outside_modes
@@ -147,14 +147,14 @@ class Layout:
         (starts, lengths), order = self._numbers, self.order.numpy()
         time = _time(lengths[order])
         rows = np.repeat(starts[order], lengths[order]) + time * self.stride
-        return torch.from_numpy(rows[np.argsort(time, kind="stable")])
+        return from_numpy(rows[time.argsort(kind="stable")])
 
     @cached_property
     @outside_modes
     def by_sequence(self) -> Tensor:
         """The rows sequence after sequence, each in the order of its steps."""
         starts, lengths = self._numbers
-        return torch.from_numpy(np.repeat(starts, lengths) + _time(lengths) * self.stride)
+        return from_numpy(np.repeat(starts, lengths) + _time(lengths) * self.stride)
 
     @cached_property
     @outside_modes
@@ -163,7 +163,7 @@ class Layout:
         packed = self.packed.numpy()
         inverse = np.empty_like(packed)
         inverse[packed] = np.arange(len(packed))
-        return torch.from_numpy(inverse)
+        return from_numpy(inverse)
 
     @cached_property
     @outside_modes
@@ -171,7 +171,7 @@ class Layout:
         """The sequence each row belongs to."""
         out = np.empty(self.rows, dtype=np.int64)
         out[self.by_sequence.numpy()] = np.repeat(np.arange(self.sequences), self._numbers[1])
-        return torch.from_numpy(out)
+        return from_numpy(out)
 
     @cached_property
     @outside_modes
@@ -179,7 +179,7 @@ class Layout:
         """The first rows of the sequences that have rows, and which sequences those are."""
         starts, lengths = self._numbers
         of = lengths.nonzero()[0]
-        return torch.from_numpy(starts[of]), torch.from_numpy(of)
+        return from_numpy(starts[of]), from_numpy(of)
 
     @cached_property
     @outside_modes
@@ -189,7 +189,7 @@ class Layout:
         starts, lengths = self._numbers
         of = lengths.nonzero()[0]
         rows[starts[of]] = self.rows + of
-        return torch.from_numpy(rows)
+        return from_numpy(rows)
 
     @cached_property
     @outside_modes
@@ -197,11 +197,11 @@ class Layout:
         """The last row of each sequence; `rows + b` where sequence b has none."""
         starts, lengths = self._numbers
         at = starts + (lengths - 1) * self.stride
-        return torch.from_numpy(np.where(lengths == 0, self.rows + np.arange(self.sequences), at))
+        return from_numpy(np.where(lengths == 0, self.rows + np.arange(self.sequences), at))
 
 
 def _layout(starts: Numbers, lengths: Numbers, *others: int) -> Layout:
-    return Layout(torch.from_numpy(starts), torch.from_numpy(lengths), *others)
+    return Layout(from_numpy(starts), from_numpy(lengths), *others)
 
 
 def _time(lengths: Numbers) -> Numbers:

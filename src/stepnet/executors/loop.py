@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from stepnet.data.heap import LARGE, new_table
 from stepnet.data.modes import as_written, is_as_written
 from stepnet.errors import StepError
 from stepnet.ir.graph import Graph, Node
@@ -16,7 +17,6 @@ from stepnet.ir.ops import RANDOM
 from stepnet.ir.plan import LoopPlan, Region
 
 from .layout import Layout
-from .tables import LARGE, new_table
 from .torch_ops.ops import Run, bind
 
 _CPU = torch.device("cpu")
@@ -76,6 +76,9 @@ class PreparedLoop:
         ]
         scanned = {carry.parameter for region in plan.regions for carry in region.carries}
         self._rest = [c for c in plan.carries if c.parameter == c.result or c.parameter not in scanned]
+        alone = [(region, scan) for region, scan, _, _ in self._turns if scan is not None]
+        others = len(self._turns) > 1 or self._whole or self._rest
+        self._alone = None if others or not alone else alone[0]  # all that there is to do, if it is one scan
 
     def run(
         self, values: dict[str, Tensor], states: dict[str, Tensor], layout: Layout,
@@ -107,9 +110,10 @@ class PreparedLoop:
     def reads_rows(self, names: Sequence[str]) -> bool:
         """Whether some tables are read as rows: not only by code that takes the address of their numbers."""
         for _, scan, nodes, _ in self._turns:
-            if scan is not None and not getattr(scan, "by_address", False):
-                return True
-            if any(name in node.inputs for node in nodes for name in names):
+            if scan is not None:
+                if not getattr(scan, "by_address", False):
+                    return True
+            elif any(name in node.inputs for node in nodes for name in names):
                 return True
         return any(name in self.plan.wanted for name in names) or any(c.result in names for c in self._rest)
 
@@ -142,6 +146,9 @@ class PreparedLoop:
         self, values: dict[str, Tensor], states: Mapping[str, Tensor], layout: Layout,
         wanted: frozenset[str] | None,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:  # fmt: skip
+        if self._alone is not None and wanted is None:
+            region, scan = self._alone
+            return values, scan(region, values, states, layout)
         finals: dict[str, Tensor] = {}
         for name in self._whole:
             values[name] = states[name]

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import mmap
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
 
-LARGE = 1 << 23  # bytes; below that the C library hands out memory that it kept
+from stepnet.data.as_imported import is_contiguous
+from stepnet.data.heap import new_table
+
 EARLIER = "earlier rows of "  # and a state: what a scan calls the rows one step before, if they lie in memory
-
-
-def new_table(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
-    """An empty table. A large one is asked for in large pages: the kernel gives new memory a page at a time,
-    which for small pages takes longer than writing it does."""
-    table = torch.empty(shape, dtype=dtype, device=device)
-    size, advise = table.numel() * dtype.itemsize, _madvise()
-    if size >= LARGE and table.is_cpu and advise is not None:
-        start = -(-table.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-        inside = (table.data_ptr() + size - start) // mmap.PAGESIZE * mmap.PAGESIZE
-        advise(start, inside, mmap.MADV_HUGEPAGE)  # advice: what comes of it is the kernel's to say
-    return table
+# Where a run is to write rows of values, by name, if not to tables of its own.
+into: ContextVar[Mapping[str, Tensor] | None] = ContextVar("stepnet_into", default=None)
 
 
 def as_table(rows: Tensor) -> Tensor:
@@ -33,7 +22,7 @@ def as_table(rows: Tensor) -> Tensor:
     >>> as_table(torch.ones(1).expand(2, 3)).stride()
     (3, 1)
     """
-    return rows if rows.is_contiguous() else new_table(rows.shape, rows.dtype, rows.device).copy_(rows)
+    return rows if is_contiguous(rows) else new_table(rows.shape, rows.dtype, rows.device).copy_(rows)
 
 
 def led_table(shape: Sequence[int], dtype: torch.dtype, by: int) -> Tensor:
@@ -61,16 +50,6 @@ def earlier(table: Tensor, by: int) -> Tensor | None:
 
     >>> earlier(torch.ones(2, 1), 1)
     """
-    if not by or table.storage_offset() != by * table.stride(0) or not table.is_contiguous():
+    if not by or table.storage_offset() != by * table.stride(0) or not is_contiguous(table):
         return None
     return table.new_empty(0).set_(table.untyped_storage(), 0, table.shape)  # pyright: ignore
-
-
-@functools.cache
-def _madvise() -> Callable[[int, int, int], int] | None:
-    if sys.platform != "linux":
-        return None
-    found = getattr(ctypes.CDLL(None), "madvise", None)
-    if found is not None:
-        found.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return found

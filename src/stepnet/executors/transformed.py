@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from stepnet.data.as_imported import contiguous
 from stepnet.data.in_graph import not_followed
 from stepnet.data.modes import outside_innermost, transforms
 from stepnet.errors import Unsupported
 
-from .autograd import Call, Ready, forward, gradients, has_gradient
+from .autograd import Call, Ready, forward
 from .flow import carry_gradients
+from .gradients import gradients, has_gradient
 from .twice import again, is_plain, second_by_plain_loop
 
 
@@ -309,7 +311,7 @@ def _of_no_transform(grads: Sequence[Tensor | None]) -> bool:
 
 def _in_memory(tensors: Sequence[Tensor]) -> list[Tensor]:
     """What generated code may read; zeros that torch only notes have no memory."""
-    return [t.clone() if t._is_zerotensor() else t.detach().contiguous() for t in tensors]
+    return [t.clone() if t._is_zerotensor() else contiguous(t.detach()) for t in tensors]
 
 
 def _derivative(

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from stepnet.executors.autograd import Call, Ready, forward, gradients
+from stepnet.data.as_imported import contiguous
+from stepnet.executors.autograd import Call, Ready, forward
+from stepnet.executors.gradients import gradients
 from stepnet.executors.layout import Layout
 from stepnet.watchers import instead, is_kept, watching
 
@@ -75,7 +77,7 @@ class Ran(NamedTuple):
         n_in, n_y = len(needs), len(self.call.ready.plan.y)
         of_results: list[Tensor | None] = [None] * (n_y + begin - n_x)
         for place, grad in zip(at, grads, strict=True):
-            of_results[place] = _rows(grad, lead) if place < n_y else grad.contiguous()
+            of_results[place] = _rows(grad, lead) if place < n_y else contiguous(grad)
         needed = [*needs[:begin], *[isinstance(w, int) and needs[w] for w in self.weights]]
         y = [_rows(t, lead) for t in memory[n_in : n_in + n_y]]
         inputs = inputs_of(self.shape, self.weights, memory)
@@ -93,7 +95,7 @@ def inputs_of(shape: Shape, weights: Sequence[int | Tensor], tensors: Sequence[T
     """What a plan takes, of the tensors of a call."""
     return [
         *[_rows(t, shape.lead) for t in tensors[: shape.x]],
-        *[t.contiguous() for t in tensors[shape.x : shape.begin]],
+        *[contiguous(t) for t in tensors[shape.x : shape.begin]],
         *[tensors[w] if isinstance(w, int) else w for w in weights],
     ]
 
@@ -131,7 +133,7 @@ def is_plain(tensors: Sequence[Tensor]) -> bool:
 
 def _rows(tensor: Tensor, lead: int) -> Tensor:
     """A table with one row for each row and step."""
-    tensor = tensor.contiguous()
+    tensor = contiguous(tensor)
     return tensor if lead == 1 else tensor.view(tensor.shape[0] * tensor.shape[1], *tensor.shape[2:])
 
 

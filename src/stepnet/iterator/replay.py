@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from stepnet.data.as_imported import contiguous
 from stepnet.data.modes import autocast_dtype, default_device
 from stepnet.engine import Entry, nothing_around
 from stepnet.executors.autograd import Call
@@ -86,7 +87,7 @@ class Replay(NamedTuple):
             return None
         call = Call(entry.ready, self.layout, entry.compiled.constants, _no_gradients)
         x, states, weights = ([view.of(fed) for view in views] for views in self.given)
-        out = run_plan(call, [rows.contiguous() for rows in x], [s.contiguous() for s in states], weights)
+        out = run_plan(call, [contiguous(rows) for rows in x], [contiguous(s) for s in states], weights)
         sources = (*out, *fed)
         return {name: view.of(sources) for name, view in self.results.items()}
 

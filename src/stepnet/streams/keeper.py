@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,24 +29,26 @@ class Keeper:
     Args:
         states: of all streams.
         slots: the rows of the streams of this push.
+        to: the rows that their states are to go to.
+        rows: how many rows the tables need.
         begun: which of them had rows before.
         levels: the offsets of the batch of chunks, outermost first.
     """
 
     def __init__(
-        self, states: States, slots: Tensor, begun: Sequence[bool], levels: Sequence[Tensor]
-    ) -> None:
-        self.states, self.slots, self.levels = states, slots, levels
+        self, states: States, slots: Tensor, to: Tensor, rows: int, begun: Sequence[bool],
+        levels: Sequence[Tensor],
+    ) -> None:  # fmt: skip
+        self.states, self.slots, self.to, self.rows, self.levels = states, slots, to, rows, levels
         self.n = len(begun)
         self.all_begun, self.none_begun = all(begun), not any(begun)
         self.begun = begun
-        self.left: list[tuple[str, Any]] = []
+        self.ran = 0  # recurrences over the streams
 
-    @contextmanager
-    def answering(self) -> Iterator[None]:
-        """Let it answer for what a module does in here."""
+    def answer(self, module: Callable[[Any], Any], x: Any) -> Any:
+        """What a module gives, where this answers for what it does."""
         with during(sequence.INSTEAD, _of_whole_sequences), kept_by(self.run), watched(_refuse_loop):
-            yield
+            return module(x)
 
     def run(
         self, step: Any, x: Any, state: Any, *, steps: Any, resets: Any, reverse: bool, level: int, **how: Any
@@ -73,12 +74,13 @@ class Keeper:
             if resets.state is None and not hasattr(step, "initial_state"):
                 resets = replace(resets, state=state)  # not the one that is carried on
         out = recurrent(step, x, self._start(step, name, state), resets=resets, **how)
-        self.left.append((name, out[1]))
+        self.states.write(self.ran, name, out[1], self.to, self.rows)  # the module may write to its own
+        self.ran += 1
         return out
 
     def _start(self, step: Any, name: str, state: Any) -> Any:
         """The states of streams that go on, and the initial ones of those that begin."""
-        at = len(self.left)
+        at = self.ran
         if self.none_begun:
             return boot_state(step, self.n) if state is None else state
         if at >= len(self.states.calls):

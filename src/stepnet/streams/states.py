@@ -25,7 +25,14 @@ class Kept:
 
     def of(self, slots: Tensor) -> Any:
         """The state of the streams in these rows, in memory of its own."""
-        return unflatten(self.spec, [table.index_select(0, slots.to(table.device)) for table in self.tables])
+        return unflatten(
+            self.spec,
+            [t.index_select(0, slots if t.is_cpu else slots.to(t.device)) for t in self.tables],
+        )
+
+    def grown(self, rows: int) -> Kept:
+        """The same, with tables of so many rows at least."""
+        return Kept(self.name, self.spec, [_grown(table, rows) for table in self.tables])
 
     def check(self, name: str, state: Any, at: int) -> list[Tensor]:
         """The leaves of a state that is to start or to follow the ones kept.
@@ -34,18 +41,18 @@ class Kept:
             StreamError: it is of another recurrence, or nested, shaped or typed in another way.
         """
         leaves, spec = flatten(state)
-        alike = spec == self.spec and name == self.name
-        if alike and all(a.shape[1:] == t.shape[1:] and a.dtype == t.dtype for a, t in self._pairs(leaves)):
-            return leaves
+        if (spec is self.spec or spec == self.spec) and name == self.name:
+            for leaf, table in zip(leaves, self.tables, strict=True):
+                if leaf.shape[1:] != table.shape[1:] or leaf.dtype is not table.dtype:
+                    break
+            else:
+                return leaves
         raise StreamError(
             f"recurrence {at} of the module is not the one that it ran at earlier pushes",
             got=f"step '{name}', {_shown(spec, leaves)}",
             expected=f"step '{self.name}', {_shown(self.spec, self.tables)}, a row per stream",
             remedy="a module that streams runs the same recurrences, in the same order, at every push",
         )
-
-    def _pairs(self, leaves: Sequence[Tensor]) -> zip[tuple[Tensor, Tensor]]:
-        return zip(leaves, self.tables, strict=True)
 
 
 def _shown(spec: Spec, leaves: Sequence[Any]) -> str:
@@ -58,33 +65,36 @@ class States:
     def __init__(self) -> None:
         self.calls: list[Kept] = []
 
-    def write(self, slots: Tensor, rows: int, states: Sequence[tuple[str, Any]]) -> None:
-        """Keep the states that the recurrences of a push left: all of them, or none where one does not fit.
+    def write(self, at: int, name: str, state: Any, slots: Tensor, rows: int) -> None:
+        """Keep the state that a recurrence left.
 
         Args:
-            slots: the row of each stream.
+            at: which of the module's recurrences it is.
+            name: of its step.
+            state: a row for each stream.
+            slots: the rows of the tables that they go to.
             rows: how many rows the tables need.
-            states: of each recurrence, the name of its step and its state.
 
         Raises:
-            StreamError: they are not those of the pushes before.
+            StreamError: it is not like those of the pushes before.
         """
-        if not self.calls:
-            self.calls = [_kept(name, state) for name, state in states]
-        elif len(states) != len(self.calls):
+        if at == len(self.calls):
+            self.calls.append(_kept(name, state))
+        kept = self.calls[at]
+        leaves = kept.check(name, state, at)
+        kept.tables = [_grown(table, rows) for table in kept.tables]
+        for table, leaf in zip(kept.tables, leaves, strict=True):
+            table.index_copy_(0, slots if table.is_cpu else slots.to(table.device), leaf)
+
+    def check_count(self, ran: int) -> None:
+        """Whether so many recurrences are those of the pushes before, or StreamError."""
+        if ran != len(self.calls):
             raise StreamError(
                 "the module ran another number of recurrences than at earlier pushes",
-                got=len(states),
+                got=ran,
                 expected=len(self.calls),
                 remedy="a module that streams runs the same recurrences, in the same order, at every push",
             )
-        pairs = zip(self.calls, states, strict=True)
-        found = [kept.check(name, state, k) for k, (kept, (name, state)) in enumerate(pairs)]
-        grown = [[_grown(table, rows) for table in kept.tables] for kept in self.calls]
-        for kept, tables, leaves in zip(self.calls, grown, found, strict=True):
-            kept.tables = tables
-            for table, leaf in zip(tables, leaves, strict=True):
-                table.index_copy_(0, slots.to(table.device), leaf)
 
 
 def _kept(name: str, state: Any) -> Kept:

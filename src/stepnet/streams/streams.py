@@ -14,22 +14,24 @@ import torch
 from torch import Tensor, nn
 
 from stepnet.api import Recurrent
-from stepnet.data.modes import outside_modes
+from stepnet.data.modes import outside_modes, traced
 from stepnet.errors import StreamError, UnknownStream
 from stepnet.front.step import step_name
 
 from .chunks import joined, parted
 from .keeper import Keeper
-from .states import Kept, States
+from .states import States
 
 
 @dataclass
 class _Open:
-    """An open stream: the row of its states, whether it had rows, when it was last pushed to."""
+    """An open stream: its place, whether it had rows, when it was last pushed to. A place has two rows: a
+    push writes states to the one that they are not in, and they are there when it has gone well."""
 
     slot: int
     begun: bool
     used: float
+    half: int = 0
 
 
 def stream(
@@ -84,6 +86,11 @@ class Stream:
         idle_seconds: float | None = None,
     ) -> None:
         _check(module)
+        whole = isinstance(max_streams, int) and not isinstance(max_streams, bool)
+        if max_streams is not None and not (whole and max_streams > 0):
+            raise StreamError("max_streams must be None or a number from 1", got=repr(max_streams))
+        if idle_seconds is not None and not (isinstance(idle_seconds, (int, float)) and idle_seconds > 0):
+            raise StreamError("idle_seconds must be None or seconds above 0", got=repr(idle_seconds))
         self.module = module
         self.max_streams = max_streams
         self.idle_seconds = idle_seconds
@@ -92,7 +99,8 @@ class Stream:
         self._free: list[int] = []
         self._rows = 0  # of the tables, free ones too
         self._next = 0  # the id that `open` tries first
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the module may ask which streams are open
+        self._pushing = False
 
     @property
     def ids(self) -> list[Hashable]:
@@ -166,57 +174,97 @@ class Stream:
             UnknownStream: a stream is not open.
             StreamError: the chunks are not alike, or the module cannot be run chunk by chunk.
         """
+        alone: Any = torch.compiler.disable(self._push) if torch.compiler.is_compiling() else self._push
+        return alone(chunks)
+
+    def _push(self, chunks: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         with self._lock:
+            if traced() or torch._C._are_functorch_transforms_active():
+                raise StreamError(
+                    "a push keeps states that have numbers: it is not traced, nor transformed by torch.func",
+                    remedy="trace or transform the module on whole sequences",
+                )
             self._close_idle()
             streams = [self._found(id) for id in chunks]
             if not streams:
                 return {}
             x, levels, lengths = joined(chunks)
-            slots = _slots(tuple([each.slot for each in streams]))
-            keeper = Keeper(self._states, slots, [each.begun for each in streams], levels)
+            begun = [each.begun for each in streams]
+            first = not (begun[0] or any(each.begun for each in self._open.values()))
+            states = States() if first else self._states
+            slots = _slots(tuple([2 * each.slot + each.half for each in streams]))
+            to = _slots(tuple([2 * each.slot + 1 - each.half for each in streams]))
+            keeper = Keeper(states, slots, to, 2 * self._rows, begun, levels)
             inference = torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
             with inference, torch.no_grad():
-                with keeper.answering():
-                    y = self.module(x)
-                out = parted(y, levels[0], lengths, self.module)
-                self._states.write(slots, self._rows, keeper.left)
-            now = monotonic()
+                out = parted(self._answer(keeper, x), levels[0], lengths, self.module)
+            states.check_count(keeper.ran)
+            now, self._states = monotonic(), states
             for each in streams:
-                each.begun, each.used = True, now
+                each.begun, each.used, each.half = True, now, 1 - each.half
             return dict(zip(chunks, out, strict=True))
 
+    def _answer(self, keeper: Keeper, x: Any) -> Any:
+        if self._pushing:
+            raise StreamError("the module pushes to the stream that it is run by")
+        self._pushing = True
+        try:
+            return keeper.answer(self.module, x)
+        finally:
+            self._pushing = False
+
     def state_dict(self) -> dict[str, Any]:
-        """The open streams and their states, for `torch.save`; not the module."""
+        """The open streams and their states, for `torch.save`; not the module. It is of lists, dicts and
+        tensors, as far as ids and states are, so that `torch.load` reads it as it is."""
         with self._lock:
-            slots = torch.tensor([each.slot for each in self._open.values()], dtype=torch.int64)
+            slots = torch.tensor(
+                [2 * each.slot + each.half for each in self._open.values()], dtype=torch.int64
+            )
+            rows = 2 * self._rows  # of a stream that had no push, a row may not be there yet
             return {
                 "ids": list(self._open),
                 "begun": [each.begun for each in self._open.values()],
-                "recurrences": [
-                    (kept.name, kept.spec, [table[slots.to(table.device)] for table in kept.tables])
-                    for kept in self._states.calls
-                ],
+                "recurrences": [(kept.name, kept.grown(rows).of(slots)) for kept in self._states.calls],
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Open the streams that another `Stream` of this module had open, as it left them; close all others.
 
         Raises:
-            StreamError: there are more than `max_streams`.
+            StreamError: there are more than `max_streams`, or it is no state of a `Stream`; nothing changes.
         """
-        ids, begun = state["ids"], state["begun"]
+        try:
+            ids, begun = list(state["ids"]), [bool(each) for each in state["begun"]]
+            states, slots = States(), 2 * torch.arange(len(ids))
+            for at, (name, left) in enumerate(state["recurrences"]):
+                states.write(at, name, left, slots, 2 * len(ids))
+            now = monotonic()
+            streams = {id: _Open(k, b, now) for k, (id, b) in enumerate(zip(ids, begun, strict=True))}
+            if len(streams) < len(ids):
+                raise ValueError("an id is there twice")
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+            raise StreamError(
+                "this is no state of a stream",
+                got=f"{type(error).__name__}: {error}",
+                expected="its state_dict()",
+            ) from error
         if self.max_streams is not None and len(ids) > self.max_streams:
             raise StreamError(
                 "no more streams may be open", got=len(ids), expected=f"max_streams={self.max_streams}"
             )
         with self._lock:
-            now = monotonic()
-            self._states, self._free, self._rows = States(), [], len(ids)
-            self._states.calls = [
-                Kept(name, spec, [table.clone() for table in tables])
-                for name, spec, tables in state["recurrences"]
-            ]
-            self._open = {id: _Open(k, b, now) for k, (id, b) in enumerate(zip(ids, begun, strict=True))}
+            self._states, self._free, self._rows, self._open = states, [], len(ids), streams
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = {"module": self.module, "max_streams": self.max_streams, "idle_seconds": self.idle_seconds}
+        return {**own, "streams": self.state_dict(), "next": self._next}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        Stream.__init__(
+            self, state["module"], max_streams=state["max_streams"], idle_seconds=state["idle_seconds"]
+        )
+        self._next = state["next"]
+        self.load_state_dict(state["streams"])
 
     def _found(self, id: Hashable) -> _Open:
         found = self._open.get(id)

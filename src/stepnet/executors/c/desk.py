@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from stepnet.data.as_imported import data_ptr, empty
 from stepnet.executors.layout import Layout
 
 from .pace import Pace
@@ -82,24 +83,24 @@ class Desks:
         try:
             desk = self._idle.pop()
         except IndexError:
-            return self._laid(placed, torch.empty(placed.size, dtype=torch.uint8))
+            return self._laid(placed, empty(placed.size, dtype=torch.uint8))
         if desk.placed is placed:
             return desk
         fits = desk.space.numel() >= placed.size
-        return self._laid(placed, desk.space if fits else torch.empty(placed.size, dtype=torch.uint8))
+        return self._laid(placed, desk.space if fits else empty(placed.size, dtype=torch.uint8))
 
     def give_back(self, desk: Desk) -> None:
         """Let the next call have a desk."""
         self._idle.append(desk)
 
     def _laid(self, placed: Placed, space: Tensor) -> Desk:
-        base = padded(space.data_ptr())
+        base = padded(data_ptr(space))
         numbers = array("q", [*placed.head, base, placed.share_bytes, *[0] * (self._count - len(FIXED))])
         for (at, _), offset in zip(self.places("matrix"), placed.packed_at, strict=True):
             numbers[at + 4] = base + offset
         for at, name in self.places("shared"):
             if name in self._constants:
-                numbers[at] = self._constants[name].data_ptr()
+                numbers[at] = data_ptr(self._constants[name])
         return Desk(placed, space, numbers, numbers.buffer_info()[0])
 
 

@@ -18,16 +18,22 @@ _TEXT = """
 typedef void *(*lookup)(void *dict, void *name);
 typedef int (*append)(void *list, void *item);
 
+struct asked {
+    const int64_t *checks, count, *held, all;
+    lookup find;
+    append add;
+};
+
 /* If all checks hold, the objects at some addresses are put into a list. Three numbers each: 0, an address
    and its word; or a dict, a name, and what it holds. */
-int32_t sn_unchanged(const int64_t *checks, int64_t count, lookup find, const int64_t *held, int64_t all,
-                     void *list, append add) {
-    for (const int64_t *end = checks + 3 * count; checks < end; checks += 3)
-        if (checks[0] ? (int64_t)find((void *)checks[0], (void *)checks[1]) != checks[2]
+int32_t sn_unchanged(const struct asked *a, void *list) {
+    const int64_t *checks = a->checks;
+    for (const int64_t *end = checks + 3 * a->count; checks < end; checks += 3)
+        if (checks[0] ? (int64_t)a->find((void *)checks[0], (void *)checks[1]) != checks[2]
                       : *(const int64_t *)checks[1] != checks[2])
             return 0;
-    for (int64_t i = 0; i < all; ++i)
-        if (add(list, (void *)held[i]))
+    for (int64_t i = 0; i < a->all; ++i)
+        if (a->add(list, (void *)a->held[i]))
             return 0;
     return 1;
 }
@@ -48,15 +54,15 @@ def unchanged(checks: array[int], held: array[int]) -> Callable[[], list[Any] | 
     checked = comparison()
     if checked is None:
         return None
-    given = checks.buffer_info()[0], len(checks) // 3, _called("PyDict_GetItemWithError")
-    told = held.buffer_info()[0], len(held)
-    add = _called("PyList_Append")
+    counts = checks.buffer_info()[0], len(checks) // 3, held.buffer_info()[0], len(held)
+    asked = array("q", [*counts, _called("PyDict_GetItemWithError"), _called("PyList_Append")])
+    place = asked.buffer_info()[0]  # one argument, which is handed over sooner than seven
 
     def ask() -> list[Any] | None:
         found: list[Any] = []
-        return found if checked(*given, *told, found, add) else None
+        return found if checked(place, found) else None
 
-    vars(ask)["kept"] = checks, held  # as long as somebody may ask, they stand there
+    vars(ask)["kept"] = checks, held, asked  # as long as somebody may ask, they stand there
     return ask
 
 
@@ -70,13 +76,12 @@ def comparison() -> Callable[..., int] | None:
     # Python's lock is kept: nothing changes meanwhile, and it takes longer to let go of it than to check
     handle: int = library.handle._handle
     function = ctypes.PyDLL(str(library.path), handle=handle).sn_unchanged
-    place, number = ctypes.c_void_p, ctypes.c_int64
-    function.argtypes = [place, number, place, place, number, ctypes.py_object, place]
+    function.argtypes = [ctypes.c_void_p, ctypes.py_object]
     function.restype = ctypes.c_int32
     return function
 
 
 @functools.cache
-def _called(name: str) -> int | None:
+def _called(name: str) -> int:
     """The address of a function of Python's."""
-    return ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value
+    return ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0

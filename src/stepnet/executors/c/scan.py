@@ -13,13 +13,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.as_imported import (
+    contiguous,
+    data_ptr,
+    empty,
+    empty_like,
+    is_contiguous,
+    stride,
+    zeros,
+    zeros_like,
+)
 from stepnet.data.dtypes import dtype_of
+from stepnet.data.heap import LARGE, new_table
 from stepnet.errors import BuildError, NoCompiler, StepIndexError, Unsupported, describe
 from stepnet.executors import cache_folder
 from stepnet.executors.layout import Layout, is_uneven
 from stepnet.executors.schedule.features import features
 from stepnet.executors.schedule.program import Program
-from stepnet.executors.tables import EARLIER, LARGE, lead_in, led_table, new_table
+from stepnet.executors.tables import EARLIER, into, lead_in, led_table
 from stepnet.ir.graph import Node
 from stepnet.ir.plan import LoopPlan, Region
 
@@ -38,6 +49,7 @@ MEMBER_BYTES = 1 << 15  # of weights that a step reads, for each thread that sha
 NEAR = 1 << 16  # bytes of states that one thread works on at a time, where steps do not share a product
 APART = 2  # such chunks between two meetings of threads that take some features each: one may have to wait
 CHUNK = 1 << 18  # bytes of rows between products and the steps beside them: the second cache holds them
+LED = 1 << 16  # bytes of a table from which room before its rows is made faster than a copy one step later
 SMALL = 1 << 14  # bytes of a table of which one is kept to make others like it
 _MOST_KINDS = 64  # of calls, whose pace one scan remembers
 _NEW = ("out", "state", "sum", "total")  # what a call makes tensors for
@@ -77,6 +89,7 @@ class CScan:
         rows = {p.renamed.get(c.result, c.result): c.parameter for c in p.carries}
         alike = {table: name for table, name in rows.items() if p.value(table).dtype == p.value(name).dtype}
         self._states_of = {table: name for table, name in alike.items() if table in p.outputs}
+        self._named = {kept: name for name, kept in p.renamed.items()}
         self._may_fail = bool(p.faults)
         self._placed: Placed | None = None
         self._paces: dict[tuple[int, int, int], Pace] = {}
@@ -85,9 +98,10 @@ class CScan:
         used = {entry.value for entry in self.source.fields}
         # those that the C itself says
         written = [n.output for n in _before(loop) if n.op == "full" and n.output not in used]
+        read = {entry.value for entry in self.source.fields if entry.role == "shared"}  # element by element
         self.spared = {
             **dict.fromkeys([*constants, *(name for name in written if name in region.read)]),
-            **{n: source for n, (source, _) in self._matrices.items()},
+            **{n: source for n, (source, _) in self._matrices.items() if n not in read},
         }
         self.fresh = frozenset(entry.value for entry in self.source.fields if entry.role in _NEW)
         desks = self._desks = Desks(self.source.fields, constants)
@@ -95,6 +109,8 @@ class CScan:
             place for place in desks.places("row", "sequence", "shared") if place[1] not in constants
         ]
         self._held, self._carried = desks.places("held"), desks.places("state")
+        sums, totals = ([(n, n, part is p.sums) for n in part] for part in (p.sums, p.totals))
+        self._given = [*sums, *totals, *((name, kept, False) for name, kept in p.renamed.items())]
         self._multiplied: list[tuple[int, str, int | None, int, int]] = []
         for at, name in desks.places("matrix"):
             of, (*batch, row, column) = self._matrices[name]
@@ -119,28 +135,31 @@ class CScan:
         alive: list[Tensor] = []
         for at, name in self._read:
             tensor = values[name]
-            numbers[at] = tensor.data_ptr() if tensor.is_contiguous() else _copied(tensor, alive)
+            numbers[at] = data_ptr(tensor) if is_contiguous(tensor) else _copied(tensor, alive)
         for at, name in self._held:
             tensor = states[name]
-            numbers[at] = tensor.data_ptr() if tensor.is_contiguous() else _copied(tensor, alive)
+            numbers[at] = data_ptr(tensor) if is_contiguous(tensor) else _copied(tensor, alive)
         for at, name in self._carried:
             tensor = states[name]
-            if tensor.is_contiguous():
-                numbers[at], last = tensor.data_ptr(), torch.empty_like(tensor)
+            if is_contiguous(tensor):
+                numbers[at], last = data_ptr(tensor), empty_like(tensor)
             else:
-                numbers[at], last = _copied(tensor, alive), torch.empty(tensor.shape, dtype=tensor.dtype)
+                numbers[at], last = _copied(tensor, alive), empty(tensor.shape, dtype=tensor.dtype)
             finals[name] = last
-            numbers[at + 1] = last.data_ptr()
+            numbers[at + 1] = data_ptr(last)
         for at, of, batch, row, column in self._multiplied:
             matrix = values[of]
-            numbers[at], numbers[at + 1] = matrix.data_ptr(), matrix.stride(row)
-            numbers[at + 2], numbers[at + 3] = (
-                matrix.stride(column),
-                0 if batch is None else matrix.stride(batch),
-            )
+            strides = stride(matrix)
+            numbers[at], numbers[at + 1], numbers[at + 2] = data_ptr(matrix), strides[row], strides[column]
+            numbers[at + 3] = 0 if batch is None else strides[batch]
+        places = into.get()
         for at, name, shape, dtype, make, state, like in placed.tables:
+            if places is not None and (place := places.get(self._named.get(name, name))) is not None:
+                made[name] = place
+                numbers[at] = data_ptr(place)
+                continue
             made[name] = table = make(shape, dtype=dtype) if like is None else make(like)
-            numbers[at] = table.data_ptr()
+            numbers[at] = data_ptr(table)
             if state is not None:
                 values[EARLIER + state] = lead_in(table, states[state])
         run = self._run_by_features if placed.by_features else self.run
@@ -150,16 +169,11 @@ class CScan:
         if pace is not None:
             pace.note(by_all, perf_counter_ns() - began)
         self._desks.give_back(desk)
-        p = self.source.program
         if self._may_fail and made[""]:
-            raise _fault(p, int(made[""]))
-        for name in p.sums:
-            values[name] = made[name] if placed.parts == 1 else made[name].sum(0)
-        for name in p.totals:
-            values[name] = made[name]
-        for name, kept in p.renamed.items():
-            values[name] = made[kept]
-        for name in p.held:
+            raise _fault(self.source.program, int(made[""]))
+        for name, kept, is_sum in self._given:
+            values[name] = made[kept].sum(0) if is_sum and placed.parts > 1 else made[kept]
+        for _, name in self._held:
             finals[name] = states[name]
         return finals
 
@@ -203,7 +217,7 @@ class CScan:
             at += padded(heads * product.packed_bytes(k, n, split))
         head = (
             layout.sequences, shares, layout.steps, layout.stride, slots, chunk, int(together), split,
-            layout.starts.data_ptr(), layout.lengths.data_ptr(), order.data_ptr(),
+            data_ptr(layout.starts), data_ptr(layout.lengths), data_ptr(order),
         )  # fmt: skip
         assert len(head) + 2 == len(FIXED)
         return Placed(
@@ -226,18 +240,18 @@ class CScan:
         for at, name in self._desks.places("out"):
             shape, dtype = self._made[name]
             size = layout.rows * math.prod(shape) * dtype.itemsize
-            state, make = None, new_table if size >= LARGE else torch.empty
-            if size >= LARGE and layout.is_packed and (state := self._states_of.get(name)) is not None:
+            state, make = None, new_table if size >= LARGE else empty
+            if size >= LED and layout.is_packed and (state := self._states_of.get(name)) is not None:
                 make = functools.partial(led_table, by=layout.stride)
             tables.append(_table(at, name, (layout.rows, *shape), dtype, make, state))
         for at, name in self._desks.places("sum"):
             shape, dtype = self._made[name]
-            tables.append(_table(at, name, (*(parts,) * (parts > 1), *shape), dtype, torch.zeros))
+            tables.append(_table(at, name, (*(parts,) * (parts > 1), *shape), dtype, zeros))
         for at, name in self._desks.places("total"):
             shape, dtype = self._made[name]
-            tables.append(_table(at, name, (layout.sequences, *shape), dtype, torch.zeros))
+            tables.append(_table(at, name, (layout.sequences, *shape), dtype, zeros))
         for at, name in self._desks.places("wrong"):
-            tables.append(_table(at, name, (1,), torch.int64, torch.zeros))
+            tables.append(_table(at, name, (1,), torch.int64, zeros))
         return tuple(tables)
 
     def parts(self, layout: Layout, threads: int) -> int:
@@ -264,7 +278,7 @@ class CScan:
         return members if 0 < sequences < members else 1
 
 
-_MAKES_LIKE: dict[Any, Callable[..., Tensor]] = {torch.empty: torch.empty_like, torch.zeros: torch.zeros_like}
+_MAKES_LIKE: dict[Any, Callable[..., Tensor]] = {empty: empty_like, zeros: zeros_like}
 
 
 def _table(
@@ -273,9 +287,7 @@ def _table(
 ) -> Table:  # fmt: skip
     if make not in _MAKES_LIKE or math.prod(shape) * dtype.itemsize >= SMALL:
         return Table(at, name, shape, dtype, make, state)
-    return Table(
-        at, name, shape, dtype, _MAKES_LIKE[make], state, torch.empty(shape, dtype=dtype, device="cpu")
-    )
+    return Table(at, name, shape, dtype, _MAKES_LIKE[make], state, empty(shape, dtype=dtype, device="cpu"))
 
 
 def _built(source: Source) -> Callable[..., None]:
@@ -342,5 +354,5 @@ def _places(p: Program, node: Node) -> str:
 
 def _copied(tensor: Tensor, alive: list[Tensor]) -> int:
     """Where the elements of a tensor stand one after the other, as long as `alive` is."""
-    alive.append(tensor.contiguous())
-    return alive[-1].data_ptr()
+    alive.append(contiguous(tensor))
+    return data_ptr(alive[-1])

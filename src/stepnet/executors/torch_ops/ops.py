@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.as_imported import contiguous
 from stepnet.data.dtypes import dtype_of
 from stepnet.errors import GraphError
 from stepnet.ir.graph import Graph, Node, Value
@@ -209,7 +210,7 @@ def _product_over_rows(node: Node, ins: Sequence[Value]) -> Run:
         return lambda a, b, rows: torch.matmul(a.permute(1, 2, 0), b.transpose(0, 1))
     k, n = ins[0].shape[-1], ins[1].shape[-1]
     if n < min(k, _NARROW):  # BLAS takes ten times as long with the narrow one last
-        narrow = lambda a, b: torch.mm(b.reshape(-1, n).t(), a.reshape(-1, k)).t().contiguous()  # noqa: E731
+        narrow = lambda a, b: contiguous(torch.mm(b.reshape(-1, n).t(), a.reshape(-1, k)).t())  # noqa: E731
     else:
         narrow = None
     flat = len(ins[0].shape) == len(ins[1].shape) == 1

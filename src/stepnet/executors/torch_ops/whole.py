@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.as_imported import contiguous
 from stepnet.errors import GraphError
 from stepnet.ir.graph import Graph, Node
 
@@ -51,7 +52,7 @@ def _lu(a: Tensor, check: bool) -> Tensor:
 
 
 def _lu_solve(packed: Tensor, b: Tensor, transposed: bool) -> Tensor:
-    factors, swaps = packed[..., :-1, :].contiguous(), packed[..., -1, :].to(torch.int32)
+    factors, swaps = contiguous(packed[..., :-1, :]), packed[..., -1, :].to(torch.int32)
     return torch.linalg.lu_solve(factors, swaps.clamp(1, packed.shape[-1]), b, adjoint=transposed)
 
 

@@ -1,0 +1,147 @@
+"""Long sequences in training: what `checkpoint=` takes in time, and what a million rows take in memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from stepnet import cells, recurrent
+
+from .harness import Case, Contender, Effort, Topic
+from .memory import ENVIRONMENT, ONCE, ROOT, peak_of, table
+from .sequences import CLOSE, drawn, findings, training
+
+Make = Callable[[int], nn.Module]
+Size = tuple[int, int, int]
+EFFORTS = (
+    Effort(rounds=9, warmup=1, shortest=0.0, budget=60.0),
+    Effort(rounds=3, warmup=1, shortest=0.0, budget=5.0),
+)
+WORKS: dict[str, tuple[Make, tuple[Size, ...]]] = {
+    "LSTM": (
+        lambda H: cells.LSTM(H, H),
+        ((1000, 32, 128), (10_000, 1, 128), (10_000, 8, 128), (50_000, 1, 64)),
+    ),
+    "GRU": (lambda H: cells.GRU(H, H), ((1000, 32, 128), (10_000, 8, 128))),
+    "minGRU": (lambda H: cells.MinGRU(H, H), ((1000, 32, 128), (100_000, 1, 128))),
+}
+MILLION = {"LSTM": (1_000_000, 1, 64), "minGRU": (1_000_000, 1, 64)}
+
+
+def time_cases(quick: bool) -> Iterator[Case]:
+    """Training with checkpoints, and with everything kept."""
+    for name, (make, sizes) in WORKS.items():
+        for T, B, H in ((40, 3, 8),) if quick else sizes:
+            torch.manual_seed(H)
+            cell, x = make(H), drawn(T, B, H)
+
+            def run(
+                checkpoint: bool | None, cell: nn.Module = cell, x: Tensor = x
+            ) -> Callable[[], Mapping[str, Tensor]]:
+                weights = dict(cell.named_parameters())
+                return training(lambda: recurrent(cell, x, checkpoint=checkpoint)[0], weights)
+
+            yield Case(
+                name=f"{name} {T},{B},{H}",
+                contenders={
+                    "checkpoint=True": Contender(run(True)),
+                    "everything kept": Contender(run(None)),
+                },
+                reference="everything kept",
+                ours="checkpoint=True",
+                facts={"goal": 1 / 1.4},
+                **CLOSE,
+            )
+
+
+@dataclass(frozen=True)
+class Rows(Contender):
+    """Training in a process of its own: the arguments of `main`; and the bytes of x and of y."""
+
+    arguments: tuple[str, ...] = ()
+    rows: float = 0.0
+
+
+def memory_cases(quick: bool) -> Iterator[Case]:
+    """One sequence, trained with checkpoints; its values are compared on a hundredth of it."""
+    for name, (T, B, H) in MILLION.items():
+        steps = 20_000 if quick else T
+        few = steps // 100
+        torch.manual_seed(H)
+        cell, x = WORKS[name][0](H), drawn(few, B, H)
+        weights = dict(cell.named_parameters())
+
+        def run(checkpoint: bool | None, cell: nn.Module = cell, x: Tensor = x) -> Tensor:
+            return recurrent(cell, x, checkpoint=checkpoint)[0]
+
+        size = (name, str(steps), str(B), str(H))
+        yield Case(
+            name=f"{name} {steps},{B},{H}",
+            contenders={
+                "checkpoint=True": Rows(training(lambda run=run: run(True), weights), arguments=size),
+                "rows and outputs": Rows(
+                    training(lambda run=run: run(None), weights), rows=8.0 * steps * B * H
+                ),
+            },
+            reference="rows and outputs",
+            ours="checkpoint=True",
+            facts={"goal": 1 / 1.1},
+            **CLOSE,
+        )
+
+
+def measure(case: Case, effort: Effort) -> dict[str, list[float]]:
+    """Bytes at the peak of each process, what it had loaded before left out."""
+    found: dict[str, list[float]] = {}
+    for name, contender in case.contenders.items():
+        assert isinstance(contender, Rows)
+        if not contender.arguments:
+            found[name] = [contender.rows]
+            continue
+        command = [sys.executable, "-m", "benchmarks.long_sequences", *contender.arguments]
+        done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"the process failed: {(done.stderr.splitlines() or [''])[-1]}")
+        found[name] = [float(done.stdout.splitlines()[-1])]
+    return found
+
+
+def main() -> None:
+    """Print the bytes that x, forward and backward take at their peak: NAME T B H."""
+    name, *size = sys.argv[1:]
+    T, B, H = map(int, size)
+    cell = WORKS[name][0](H)
+
+    def train(steps: int) -> None:
+        x = drawn(steps, B, H)
+        recurrent(cell, x, checkpoint=True)[0].sum().backward()
+
+    train(20_000)  # what is loaded and built once does not count
+    print(peak_of(lambda: train(T)))
+
+
+TIME = Topic(
+    name="checkpoint_time",
+    claim="training with everything kept over training with checkpoints (goal 1 / 1.4)",
+    cases=time_cases,
+    findings=findings,
+    efforts=EFFORTS,
+)
+MEMORY = Topic(
+    name="checkpoint_memory",
+    claim="bytes of the rows and the outputs of one sequence over the peak of training on it (goal 1 / 1.1)",
+    cases=memory_cases,
+    findings=findings,
+    table=table,
+    measure=measure,
+    unit="bytes",
+    efforts=(ONCE, ONCE),
+)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""Means and maxima of windows of a row, and what is beside its borders, in plain operators."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from functools import reduce
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_MOST = 128  # windows, or elements of one, that are written out
+
+
+def _sizes(value: Any, dims: int) -> list[Any]:
+    return [*value] * (dims // len(value)) if isinstance(value, Sequence) else [value] * dims
+
+
+class _Windows(NamedTuple):
+    """Windows over the last dimensions: their sizes, how many there are, and how far apart."""
+
+    taps: list[int]
+    pads: list[int]
+    counts: list[int]
+    steps: list[int]
+    dilations: list[int]
+
+    def seen(self, x: Tensor, beside: float) -> list[Tensor]:
+        """The elements of all windows, by their place in them; `beside` is what stands beyond the borders."""
+        x = F.pad(x, [p for p in reversed(self.pads) for _ in (0, 1)], value=beside) if any(self.pads) else x
+        parts: list[Tensor] = []
+        for tap in itertools.product(*map(range, self.taps)):
+            each = zip(tap, self.counts, self.steps, self.dilations, strict=True)
+            ends = [(at * d, at * d + (n - 1) * s + 1, s) for at, n, s, d in each]
+            parts.append(x[(..., *itertools.starmap(slice, ends))])
+        return parts
+
+
+def _windows(
+    x: Tensor, dims: int, size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
+) -> _Windows | None:
+    """None of those that are not written out; torch says what does not fit."""
+    taps, pads, dilations = (_sizes(value, dims) for value in (size, padding, dilation))
+    steps = taps if stride is None or stride == [] else _sizes(stride, dims)
+    sizes = x.shape[-dims:]
+    if x.dim() <= dims or not all(type(n) is int for n in (*sizes, *taps, *steps, *pads, *dilations)):
+        return None
+    if ceil_mode or min([*taps, *steps, *dilations]) < 1 or prod(taps) > _MOST or not x.is_floating_point():
+        return None
+    each = zip(sizes, taps, steps, pads, dilations, strict=True)
+    counts = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in each]
+    wrong = any(p < 0 or 2 * p > k for p, k in zip(pads, taps, strict=True)) or min(counts) < 1
+    return None if wrong else _Windows(taps, pads, counts, steps, dilations)
+
+
+def _mean_pool(dims: int) -> Callable[..., Any]:
+    def pool(
+        input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False,
+        count_include_pad: bool = True, divisor_override: int | None = None,
+    ) -> Any:  # fmt: skip
+        """The elements of all windows by their place in them, added up."""
+        windows = _windows(input, dims, kernel_size, stride, padding, 1, ceil_mode)
+        if windows is None:
+            return NotImplemented
+
+        def summed(x: Tensor) -> Tensor:
+            return reduce(torch.add, windows.seen(x, 0.0))
+
+        if divisor_override is not None or count_include_pad or not any(windows.pads):
+            return summed(input) / (divisor_override or prod(windows.taps))
+        return summed(input) / summed(torch.ones(*input.shape[-dims:], dtype=input.dtype))
+
+    return pool
+
+
+def _max_pool(dims: int) -> Callable[..., Any]:
+    def pool(
+        input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
+        ceil_mode: bool = False, return_indices: bool = False,
+    ) -> Any:  # fmt: skip
+        """The first that is largest, or NaN, gets the gradient."""
+        windows = _windows(input, dims, kernel_size, stride, padding, dilation, ceil_mode)
+        if windows is None or return_indices:
+            return NotImplemented
+        return torch.stack(windows.seen(input, -torch.inf), -1).max(-1)[0]
+
+    return pool
+
+
+def _adaptive_mean_pool(dims: int) -> Callable[..., Any]:
+    def pool(input: Tensor, output_size: Any) -> Any:
+        """The mean of each window along one dimension after the other."""
+        wanted = _sizes(output_size, dims)
+        if input.dim() <= dims or not input.is_floating_point() or len(wanted) != dims:
+            return NotImplemented
+        for dim, out in zip(range(-dims, 0), wanted, strict=True):
+            size = input.shape[dim]
+            out = size if out is None else out
+            if not (type(size) is int and type(out) is int and size and 0 < out <= _MOST):
+                return NotImplemented
+            windows = [(i * size // out, -(-(i + 1) * size // out)) for i in range(out)]
+            means = [input.narrow(dim, a, b - a).mean(dim, keepdim=True) for a, b in windows]
+            input = input if out == size else torch.cat(means, dim)
+        return input.clone() if list(wanted) == [None] * dims else input
+
+    return pool
+
+
+def _pad(input: Tensor, pad: Any, mode: str = "constant", value: float | None = None) -> Any:
+    """Beside the borders what is near them: mirrored, or the last."""
+    sides = list(zip(pad[::2], pad[1::2], strict=False))
+    if mode not in ("reflect", "replicate") or len(pad) % 2 or input.dim() <= len(sides):
+        return NotImplemented
+    for dim, (before, behind) in enumerate(sides, start=1):
+        size = input.shape[-dim]
+        most = size - 1 if mode == "reflect" else _MOST
+        if type(size) is not int or not size or not 0 <= before <= most or not 0 <= behind <= most:
+            return NotImplemented
+        if mode == "reflect":
+            left = input.narrow(-dim, 1, before).flip(-dim)
+            right = input.narrow(-dim, size - 1 - behind, behind).flip(-dim)
+        else:
+            left = input.narrow(-dim, 0, 1).repeat_interleave(before, -dim)
+            right = input.narrow(-dim, size - 1, 1).repeat_interleave(behind, -dim)
+        parts = [part for part, n in ((left, before), (input, 1), (right, behind)) if n]
+        input = torch.cat(parts, -dim) if len(parts) > 1 else input
+    return input
+
+
+def _nearest(
+    input: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest",
+    align_corners: Any = None, recompute_scale_factor: Any = None, antialias: bool = False,
+) -> Any:  # fmt: skip
+    """Each element several times, where sizes are whole multiples."""
+    dims = input.dim() - 2
+    if mode != "nearest" or antialias or align_corners is not None or dims < 1:
+        return NotImplemented
+    if (size is None) == (scale_factor is None):
+        return NotImplemented
+    factors = _sizes(scale_factor if size is None else size, dims)
+    for dim, factor in zip(range(2, dims + 2), factors, strict=True):
+        if size is not None:
+            if type(input.shape[dim]) is not int or factor % max(input.shape[dim], 1):
+                return NotImplemented
+            factor //= max(input.shape[dim], 1)
+        if factor != int(factor) or not 1 <= factor <= _MOST:
+            return NotImplemented
+        if factor > 1:
+            input = input.repeat_interleave(int(factor), dim)
+    return input.clone()
+
+
+POOLING: dict[Any, Callable[..., Any]] = {
+    F.avg_pool1d: _mean_pool(1),
+    F.avg_pool2d: _mean_pool(2),
+    F.max_pool1d: _max_pool(1),
+    F.max_pool2d: _max_pool(2),
+    F.adaptive_avg_pool1d: _adaptive_mean_pool(1),
+    F.adaptive_avg_pool2d: _adaptive_mean_pool(2),
+    F.pad: _pad,
+    F.interpolate: _nearest,
+}

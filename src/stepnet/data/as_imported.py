@@ -1,0 +1,26 @@
+"""Functions of torch that make memory or tell where it lies, as they were when stepnet was imported.
+
+Generated C is given addresses. Whoever replaces one of these may get other numbers from the plain loop, but
+is not to make C read what is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_methods: Any = Tensor.__mro__[1]  # made by C: what is set on Tensor leaves it as it is
+_functions: Any = torch._C._VariableFunctions  # pyright: ignore[reportAttributeAccessIssue]
+
+contiguous: Callable[[Tensor], Tensor] = _methods.contiguous
+is_contiguous: Callable[[Tensor], bool] = _methods.is_contiguous
+data_ptr: Callable[[Tensor], int] = _methods.data_ptr
+stride: Callable[[Tensor], tuple[int, ...]] = _methods.stride
+empty: Callable[..., Tensor] = _functions.empty
+empty_like: Callable[[Tensor], Tensor] = _functions.empty_like
+zeros: Callable[..., Tensor] = _functions.zeros
+zeros_like: Callable[[Tensor], Tensor] = _functions.zeros_like
+from_numpy: Callable[[Any], Tensor] = _functions.from_numpy

@@ -1,0 +1,141 @@
+"""The gradients of the inputs of a plan, by its backward loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from stepnet.data.storage import distinct
+from stepnet.ir.plan import Plan
+
+from .flow import reached
+from .layout import Layout
+from .loop import last, shift
+from .tables import as_table, earlier
+
+if TYPE_CHECKING:
+    from .autograd import Call, Ready
+
+
+class Sources(NamedTuple):
+    """Where a backward loop finds what it reads: places among the inputs, then the rows of y, then `extra`.
+
+    `shifted`: states that it reads one step earlier, with the place of the rows and of the boot value;
+    `tangents`: by the place of the result, with the place of a tensor like it, and the type that the loop
+    carries it in (None: rows).
+    """
+
+    values: tuple[tuple[str, int], ...]
+    shifted: tuple[tuple[str, int, int], ...]
+    tangents: tuple[tuple[str, int, int, torch.dtype | None], ...]
+
+    @classmethod
+    def of(cls, ready: Ready, inputs: int) -> Sources:
+        """Those of a call with so many inputs; constants have no place."""
+        plan = ready.plan
+        at = {name: k for k, name in enumerate(ready.names[:inputs])}
+        result = {name: inputs + k for k, name in enumerate(plan.y)}
+        extra = {name: inputs + len(plan.y) + k for k, name in enumerate(ready.extra)}
+        shifted = {name for name in plan.kept if name in plan.shifted and name not in extra}
+        places = {name: at[name] for name in plan.weights if name in at}
+        known = at | result | extra
+        places |= {name: known[name] for name in plan.kept if name in known and name not in shifted}
+        new = dict(zip(plan.states, plan.new_states, strict=True))
+        likes = [*range(inputs, inputs + len(plan.y)), *range(len(plan.x), inputs)]
+        return cls(
+            tuple(places.items()),
+            tuple((name, result[new[name]], at[name]) for name in shifted),
+            tuple(
+                (name, k, like, ready.carried_as[name] if name in ready.carried else None)
+                for k, (name, like) in enumerate(zip(plan.tangents, likes, strict=False))
+                if name is not None
+            ),
+        )
+
+
+def gradients(
+    call: Call, tensors: Sequence[Tensor], kept: Sequence[Tensor], grads: Sequence[Tensor | None],
+    needed: Sequence[bool], led: Sequence[str] = (),
+) -> list[Tensor | None]:  # fmt: skip
+    """The gradient of each tensor, by the plan. `kept`: the rows of y, then the plan's `extra`. `led`: the
+    states before whose rows their boot values lie."""
+    ready, layout = call.ready, call.layout
+    plan, sources, at_hand = ready.plan, ready.sources(len(tensors)), (*tensors, *kept)
+    values = {name: at_hand[k] for name, k in sources.values} | call.constants
+    for name, k, boot in sources.shifted:
+        rows = earlier(at_hand[k], layout.stride) if name in led else None
+        values[name] = shift(at_hand[k], at_hand[boot], layout) if rows is None else rows
+    states = {}
+    for name, k, like, dtype in sources.tangents:
+        grad = grads[k]
+        tangent = torch.zeros_like(at_hand[like]) if grad is None else as_table(grad)
+        if dtype is None:
+            values[name] = tangent
+        else:
+            states[name] = tangent if tangent.dtype is dtype else tangent.to(dtype)
+    done, finals = {}, {}
+    has = has_gradient(call, [grad is not None for grad in grads], needed)
+    if ready.backward is not None:  # else initial states alone get one, of sequences of no steps
+        wanted = (
+            None if all(has) else frozenset(n for n, h in zip(plan.gradients, has, strict=False) if h and n)
+        )
+        done, finals = ready.backward.run(values, states, layout.backward, wanted)
+    out: list[Tensor | None] = []
+    own, loose = set[str](), dict[int, Tensor]()  # made for them once; to be held against others
+    for k, name in enumerate(plan.gradients):
+        if not has[k]:
+            out.append(None)
+        elif len(plan.x) <= k < len(plan.x) + len(plan.states):
+            place = k - len(plan.x)
+            of_final = grads[len(plan.y) + place]
+            loose[k] = _state_gradient(plan, place, done, finals, layout, tensors[k], of_final)
+            out.append(loose[k])
+        else:
+            assert name is not None
+            gradient, shape = done[name], tensors[k].shape
+            if name in ready.own_gradients and gradient.shape == shape:
+                out.append(gradient.clone() if name in own else gradient)
+                own.add(name)
+            else:  # a view would be copied below
+                loose[k] = gradient if gradient.shape == shape else gradient.reshape(shape)
+                out.append(loose[k])
+    if loose:
+        others = (g for k, g in enumerate(out) if g is not None and k not in loose)
+        taken = (*tensors, *kept, *(g for g in grads if g is not None), *others)
+        for k, gradient in zip(loose, distinct([*loose.values()], taken), strict=True):
+            out[k] = gradient
+    return out + [None] * (len(tensors) - len(out))
+
+
+def has_gradient(call: Call, given: Sequence[bool], needed: Sequence[bool]) -> list[bool]:
+    """For each input (x, states, weights), whether it gets a gradient of the results that are given one."""
+    plan = call.ready.plan
+    got = reached(plan, call.layout, given)
+    states = range(len(plan.x), len(plan.x) + len(plan.states))
+    has = [
+        needed[k] and got[k] and (k in states or name is not None) for k, name in enumerate(plan.gradients)
+    ]
+    return has + [False] * (len(needed) - len(has))
+
+
+def _state_gradient(
+    plan: Plan, place: int, done: dict[str, Tensor], finals: dict[str, Tensor], layout: Layout,
+    like: Tensor, of_final: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """The gradient of a boot state: what the backward loop carries past the first step; or, where the step
+    cuts the gradient between steps, what the first step alone gives. Of one that no step changes: the sum of
+    what all steps give, and what comes in."""
+    tangent = plan.tangents[len(plan.y) + place]
+    if plan.forward.body.values[plan.states[place]].kind == "sequence":
+        own = plan.gradients[len(plan.x) + place]
+        parts = [part for part in (of_final, None if own is None else done[own]) if part is not None]
+        return sum(parts[1:], parts[0]) if parts else torch.zeros_like(like)
+    if tangent is not None:
+        return finals[tangent].to(like.dtype)
+    passed = torch.zeros_like(like) if of_final is None else of_final
+    name = plan.gradients[len(plan.x) + place]
+    rows = done[name] if name is not None else like.new_zeros((layout.rows, *like.shape[1:]))
+    return last(rows, passed, layout.backward).to(like.dtype)
