@@ -166,7 +166,7 @@ class _Marked:
         (x, marks), (state, fresh, at) = x, state
         if not self.after:
             state, at = self._renewed(state, fresh, at, marks)
-        if at:
+        if at and self.detach_every:
             cut = (at[0] % self.detach_every == 0) & (at[0] > 0)
             own = state.state if isinstance(state, WithStatic) else state
             own = _where(cut, by_leaf(lambda leaf: leaf.detach(), own), own)

@@ -119,7 +119,7 @@ class RowBudgetSampler:
             "rows": self.rows,
             "shuffle": int(self.shuffle),
             "sequences": len(self.lengths),
-            "lengths": zlib.crc32(np.ascontiguousarray(self.lengths, dtype="<i8")),
+            "lengths": zlib.crc32(np.ascontiguousarray(self.lengths, dtype="<i8").data),
         }
 
     def load_state_dict(self, state: dict[str, int]) -> None:
