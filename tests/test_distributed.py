@@ -156,6 +156,13 @@ def test_row_mean_of_one_process():
     mean.backward()
     assert loss.grad is not None
     assert loss.grad.item() == 0.5
-    for rows in (-1, [1, 2], float("nan")):
+    right = stepnet.distributed.row_mean(torch.tensor(3), 4)  # as of a count of right answers
+    assert right.dtype == torch.float32
+    assert right.item() == 0.75
+    half = stepnet.distributed.row_mean(torch.tensor(6e4, dtype=torch.float16), 3 * 10**8)
+    assert half.item() == pytest.approx(2e-4, rel=1e-3)
+    with torch.device("meta"):
+        assert stepnet.distributed.row_mean(torch.tensor(6.0, device="cpu"), 4).item() == 1.5
+    for rows in (-1, [1, 2], [], float("nan")):
         with pytest.raises(LoDError, match="'rows' must be one number"):
             stepnet.distributed.row_mean(torch.tensor(1.0), rows)

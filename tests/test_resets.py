@@ -142,6 +142,7 @@ def test_every_kind_of_input_gives_the_same(name, reverse):
             lambda v: LoDTensor.from_packed(v).values.view(3, 4, -1).transpose(0, 1),
         ),
         "numpy": (run(X, DONE.numpy()), lambda v: v),
+        "sparse": (run(X, DONE.to_sparse()), lambda v: v),
     }
     for kind, ((other, other_final), back) in same.items():
         torch.testing.assert_close(back(other), y, **CLOSE, msg=kind)

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import stepnet
 from forks import Fork
 from stepnet import LoDTensor, Recurrent
+from stepnet.errors import LoDError
 
 F_IN, H, WORLD = 3, 4, 2
 # What each rank is given, batch by batch: other lengths, empty sequences, and at last no sequence at all. Who
@@ -84,6 +85,21 @@ def check_row_mean(rank: int) -> None:
             torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
 
 
+def check_mistakes(rank: int) -> None:
+    """Who makes one is told, and nobody waits for him."""
+    if rank == 0:
+        with pytest.raises(LoDError, match="'rows' must be one number"):
+            stepnet.distributed.row_mean(torch.tensor(1.0), -1)
+    else:
+        assert stepnet.distributed.row_mean(torch.tensor(1.0), 2).isnan()
+    first = dist.new_group([0])
+    if rank == 0:
+        assert stepnet.distributed.row_mean(torch.tensor(6.0), 4, group=first) == 1.5
+    else:
+        with pytest.raises(LoDError, match="not in the group"):
+            stepnet.distributed.row_mean(torch.tensor(6.0), 4, group=first)
+
+
 def main(rank: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -104,6 +120,7 @@ def main(rank: int) -> None:
             loss(sharded, step, rank).backward()
             check(sharded, kind, (step,))
     check_row_mean(rank)
+    check_mistakes(rank)
     dist.destroy_process_group()
 
 

@@ -423,3 +423,75 @@ def test_a_recurrence_inside_a_step_over_an_outer_level():
         y, final = recurrent(outer, x, torch.zeros(4, F, dtype=DTYPE), level=0, **more)
         outs.append([y.values, final])
     check(outs[1], outs[0], [rows])
+
+
+class Mixed(nn.Module):
+    """Results of one shape: from the loop, from all rows at once, and a state of two rows' size."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell, self.head = cells.GRU(F, H, dtype=DTYPE), nn.Linear(H, H, dtype=DTYPE)
+
+    def forward(self, x, h):
+        y, h = self.cell(x, h)
+        return {"head": torch.tanh(self.head(y)), "y": y, "wide": torch.cat([y, y * y], -1)}, h
+
+    def initial_state(self, n):
+        return self.cell.initial_state(n)
+
+
+MIXED = Mixed()
+
+
+@pytest.mark.parametrize("kind", ["dense", "batch first", "one sequence", "ragged"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_windows_are_written_where_they_lie(kind, backend):
+    """Whatever makes a result; callers may write to it, and go back twice."""
+
+    @settings(max_examples=examples(6))
+    @given(st.integers(1, 5), st.integers(1, 4), st.booleans())
+    def law(size, n, reverse):
+        rows = torch.randn(7 * n, F, dtype=DTYPE, requires_grad=True)
+        options = {"reverse": reverse, "backend": backend}
+        if kind == "ragged":
+            x = LoDTensor.from_lengths(rows, [[7] * (n - 1) + [0, 5, 2]])
+        else:
+            n = 1 if kind == "one sequence" else n
+            options["axis"] = int(kind == "batch first")
+            x = rows[: 7 * n].view(n, 7, F) if kind == "batch first" else rows[: 7 * n].view(7, n, F)
+        found = []
+        for checkpoint in (size, None):
+            y, h = recurrent(MIXED, x, checkpoint=checkpoint, **options)
+            leaves = [leaf.values if kind == "ragged" else leaf for leaf in y.values()]
+            kept = [leaf.detach().clone() for leaf in (*leaves, h)]
+            seeds = [leaf.cos() for leaf in kept]
+            if checkpoint and size < 7:  # else backward reads them, which torch tells
+                with torch.no_grad():
+                    for leaf in leaves:
+                        leaf.fill_(9)
+            for again in (True, False):
+                grads = torch.autograd.grad(
+                    [*leaves, h], [rows, *MIXED.parameters()], seeds, retain_graph=again
+                )
+                found.append([*kept, *grads])
+        for other in found[1:]:
+            torch.testing.assert_close(found[0], other, **CLOSE)
+
+    law()
+
+
+def test_a_window_is_made_in_the_table(monkeypatch):
+    """From the second on, and all that it lets go in memory of the one before."""
+    made, add = [], file.Joined.add
+
+    def noted(self, part, place):
+        made.append(part.data_ptr() == self.lent != 0)
+        add(self, part, place)
+
+    x = torch.randn(20, 1, F, dtype=DTYPE)
+    recurrent(CELL, x, checkpoint=6, backend="c")  # the first call is checked on a few rows
+    monkeypatch.setattr(file.Joined, "add", noted)
+    recurrent(CELL, x, checkpoint=6, backend="c")
+    assert made == [False, True, True, False]  # backward begins with the last one, and keeps it
+    recurrent(CELL, LoDTensor(x[:, 0], [[0, 7, 20]]), checkpoint=6, backend="c")
+    assert made[4:] == [False, True, False]

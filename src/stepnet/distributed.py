@@ -29,17 +29,27 @@ def row_mean(loss_sum: Tensor, rows: Any, group: Any = None) -> Tensor:
         initialised, has the plain mean.
 
     Raises:
-        LoDError: `rows` is negative, or not one number.
+        LoDError: `rows` is negative, or not one number, after the others got nan and wait for nobody; or this
+            process is not in the group.
 
     >>> row_mean(torch.tensor(6.0), 4)
     tensor(1.5000)
     """
-    total = torch.as_tensor(rows, dtype=torch.float64).detach().reshape(-1)
-    if len(total) != 1 or not bool((total >= 0).all()):
-        raise LoDError("row_mean: 'rows' must be one number, not negative", got=rows)
+    own = rows.device if isinstance(rows, Tensor) else "cpu"
+    total = torch.as_tensor(rows, dtype=torch.float64, device=own).detach().reshape(-1)
+    wrong = len(total) != 1 or not bool((total >= 0).all())
     processes = 1
     if dist.is_available() and dist.is_initialized():
         processes = dist.get_world_size(group)
+        if processes < 1:
+            raise LoDError("row_mean: this process is not in the group", remedy="call it in those that are")
+        total = torch.full((1,), torch.nan, dtype=torch.float64, device=own) if wrong else total
         total = total.to(loss_sum.device, copy=True)
         dist.all_reduce(total, group=group)
-    return loss_sum * (processes / total[0]).to(loss_sum.dtype).to(loss_sum.device)
+    if wrong:
+        raise LoDError("row_mean: 'rows' must be one number, not negative", got=rows)
+    scale = (processes / total[0]).to(loss_sum.device)
+    if loss_sum.dtype in (torch.float16, torch.bfloat16):  # which have no such small numbers
+        return (loss_sum.float() * scale.float()).to(loss_sum.dtype)
+    exact = loss_sum.is_floating_point() or loss_sum.is_complex()
+    return loss_sum * scale.to(loss_sum.dtype if exact else torch.get_default_dtype())

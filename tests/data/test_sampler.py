@@ -111,6 +111,23 @@ def test_a_restart_on_other_ranks():
     assert list(rest) == whole[4:]
 
 
+def test_a_state_of_other_batches_is_refused():
+    state = RowBudgetSampler([3, 1, 2], 4).state_dict()
+    others = {
+        "shuffle": RowBudgetSampler([3, 1, 2], 4, shuffle=False),
+        "lengths": RowBudgetSampler([1, 3, 2], 4),
+        "rows": RowBudgetSampler([3, 1, 2], 5),
+    }
+    for name, other in others.items():
+        with pytest.raises(LoDError, match=f"a sampler with other {name}"):
+            other.load_state_dict(state)
+    for wrong in ({}, 3, {k: v for k, v in state.items() if k != "epoch"}):
+        with pytest.raises(LoDError, match="no state of a sampler"):
+            RowBudgetSampler([3, 1, 2], 4).load_state_dict(wrong)
+    with pytest.raises(LoDError, match="'batches' must be a whole number from 0"):
+        RowBudgetSampler([3, 1, 2], 4).load_state_dict({**state, "batches": -1})
+
+
 def test_a_pass_that_was_left_is_begun_anew():
     sampler = RowBudgetSampler([1] * 10, 2)
     whole = list(sampler)

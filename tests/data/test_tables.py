@@ -121,6 +121,28 @@ def test_to_pandas():
         to_pandas(X, "p")
 
 
+def test_what_others_cannot_hold():
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("awkward")
+    for write in (to_arrow, to_awkward):
+        with pytest.raises(LoDError, match="numpy has no such numbers"):
+            write(LoDTensor(torch.ones(2, dtype=torch.bfloat16), [[0, 2]]))
+    x = LoDTensor(torch.tensor([1 + 2j, 3j]), [[0, 1, 2]])
+    assert torch.equal(from_awkward(to_awkward(x)).values, x.values)
+    for values in (x.values, torch.ones(2, 0)):
+        with pytest.raises(LoDError, match="no complex numbers, and no rows without numbers"):
+            to_arrow(x.with_values(values))
+
+
+def test_names_of_any_kind():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({0: [1, 2, 1], ("a", "b"): [1.0, 2.0, 3.0]})
+    assert from_pandas(frame, 0, [("a", "b")])[0].values.tolist() == [[1.0], [3.0], [2.0]]
+    frame = pandas.DataFrame([[1, 1, 2.0]], columns=["k", "k", "x"])
+    with pytest.raises(LoDError, match="or several of one name"):
+        from_pandas(frame, "k", "x")
+
+
 def test_what_no_lod_tensor_can_hold():
     arrow = pytest.importorskip("pyarrow")
     for column, text in (

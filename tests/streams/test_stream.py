@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import pickle
 import threading
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import stepnet
 from covering import examples, few
@@ -378,7 +381,7 @@ def test_saved_and_loaded():
     torch.save(live.state_dict(), file)
     file.seek(0)
     other = stream(net, max_streams=3)
-    other.load_state_dict(torch.load(file, weights_only=False))
+    other.load_state_dict(torch.load(file))
     live.push({"a": x, "c": x})  # goes its own way
     assert other.ids == ["a", "c", "d"]
     out = other.push({"d": x, "c": x[5:], "a": x[3:]})
@@ -388,6 +391,101 @@ def test_saved_and_loaded():
     torch.testing.assert_close(out["d"]["y"], expected, **CLOSE)
     with pytest.raises(StreamError, match="no more streams may be open"):
         stream(net, max_streams=2).load_state_dict(other.state_dict())
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda live: pickle.loads(pickle.dumps(live))])
+def test_a_copy_goes_on_by_itself(again):
+    net, x = module("lstm"), torch.randn(6, F, dtype=DTYPE)
+    live = stream(net, max_streams=2)
+    live.push({live.open(): x[:4]})
+    twin = again(live)
+    live.push({0: x})
+    torch.testing.assert_close(twin.push({0: x[4:]})[0], whole(net, x[:, None])[4:, 0], **CLOSE)
+    assert twin.open() == 1
+    with pytest.raises(StreamError, match="max_streams=2"):
+        twin.open()
+
+
+def test_what_is_no_state_changes_nothing():
+    net, x = module("lstm"), torch.randn(6, F, dtype=DTYPE)
+    live = stream(net)
+    live.push({live.open(): x[:4]})
+    state = live.state_dict()
+    name, left = state["recurrences"][0]
+    no_rows = [(name, tuple(leaf[:0] for leaf in left))]
+    wrong = [{}, 3, {**state, "begun": []}, {**state, "ids": [0, 0], "begun": [True, True]}]
+    for other in (*wrong, {**state, "recurrences": [3]}, {**state, "recurrences": no_rows}):
+        with pytest.raises(StreamError, match="no state of a stream"):
+            live.load_state_dict(other)
+    torch.testing.assert_close(live.push({0: x[4:]})[0], whole(net, x[:, None])[4:, 0], **CLOSE)
+
+
+def test_a_module_may_write_to_the_states_it_gets():
+    class Writes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = Recurrent(cells.GRU(F, H))
+
+        def forward(self, x):
+            y, h = self.rnn(x)
+            h.zero_()
+            return y
+
+    net, x = double(Writes()), torch.randn(6, F, dtype=DTYPE)
+    live = stream(net)
+    live.open(0)
+    found = torch.cat([live.push({0: part})[0] for part in x.split(2)])
+    torch.testing.assert_close(found, whole(net.rnn, x[:, None])[:, 0], **CLOSE)
+
+
+def test_a_module_is_taken_anew_where_no_stream_has_begun():
+    net, x = cells.GRU(F, H), torch.randn(3, F)
+    live = stream(Recurrent(net))
+    live.push({live.open(): x})
+    net.double()
+    live.close(0)
+    y = live.push({live.open("b"): x.double()})["b"]
+    torch.testing.assert_close(y, whole(live.module, x[:, None].double())[:, 0])
+
+
+def test_a_push_is_run_on_numbers():
+    net, x = module("lstm"), torch.randn(4, F, dtype=DTYPE)
+    live = stream(net)
+    live.open(0)
+
+    def push(rows):
+        return live.push({0: rows})[0]
+
+    first = push(x[:2])
+    for transformed in (torch.func.vmap(push), torch.func.grad(lambda rows: push(rows).sum())):
+        with pytest.raises(StreamError, match="not traced, nor transformed"):
+            transformed(torch.zeros(2, 2, F, dtype=DTYPE))
+    with FakeTensorMode() as mode, pytest.raises(StreamError, match="not traced, nor transformed"):
+        push(mode.from_tensor(x))
+    compiled = torch.compile(lambda rows: push(rows + 0) * 2, backend="eager")
+    found = torch.cat([first, compiled(x[2:]) / 2])
+    torch.testing.assert_close(found, whole(net, x[:, None])[:, 0], **CLOSE)
+
+
+def test_a_module_that_pushes_to_its_own_stream():
+    class Pushes(nn.Module):
+        def forward(self, x):
+            assert live.ids == [0]  # it may ask
+            return live.push({0: x[0]})
+
+    live = stream(Pushes())
+    live.open(0)
+    with pytest.raises(StreamError, match="pushes to the stream that it is run by"):
+        live.push({0: torch.zeros(1, F)})
+
+
+@pytest.mark.parametrize("limit", [0, -1, True, 1.5, "many"])
+def test_limits_that_are_none(limit):
+    with pytest.raises(StreamError, match="max_streams must be None or a number from 1"):
+        stream(module("lstm"), max_streams=limit)
+    if limit != 1.5 and limit is not True:
+        with pytest.raises(StreamError, match="idle_seconds must be None or seconds above 0"):
+            stream(module("lstm"), idle_seconds=limit)
 
 
 def test_threads():

@@ -72,9 +72,13 @@ def one_after_the_other(lods: Sequence[LoD]) -> LoD:
     return LoD.trusted(tuple(offsets_of(level) for level in lengths), sum(lod.rows for lod in lods))
 
 
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
 def marks_of(given: Any, shapes: Sequence[tuple[int, ...]], what: str) -> Tensor:
     """A truth value per row as a tensor of one of these shapes, or LoDError."""
     marks = given if isinstance(given, Tensor) else _tensor(given, what)
+    marks = marks.to_dense() if marks.is_sparse or marks.layout in _COMPRESSED else marks
     if tuple(marks.shape) not in shapes:
         raise LoDError(
             f"{what} must hold a truth value per row", got=brief(given), expected=f"shape {list(shapes[0])}"

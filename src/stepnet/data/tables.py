@@ -84,9 +84,17 @@ def to_arrow(x: LoDTensor) -> Any:
     """A pyarrow array of lists, a level of lists for each level of sequences; `from_arrow` undoes it.
 
     Dimensions of a row become lists of a fixed size. Values on the CPU are not copied.
+
+    Raises:
+        LoDError: the other library has no such numbers, as bfloat16.
     """
     arrow = _imported("pyarrow")
     values = _array(x)
+    if values.dtype.kind == "c" or 0 in values.shape[1:]:
+        raise LoDError(
+            "to_arrow: Arrow has no complex numbers, and no rows without numbers",
+            got=f"values {list(x.values.shape)} {x.values.dtype}",
+        )
     array = arrow.array(values.reshape(-1))
     for size in reversed(values.shape[1:]):
         array = arrow.FixedSizeListArray.from_arrays(array, size)
@@ -146,6 +154,9 @@ def to_awkward(x: LoDTensor) -> Any:
     """An awkward array with a level of lists for each level of sequences; `from_awkward` undoes it.
 
     Values on the CPU are not copied.
+
+    Raises:
+        LoDError: the other library has no such numbers, as bfloat16.
     """
     ak = _imported("awkward")
     layout = ak.contents.NumpyArray(_array(x))
@@ -172,14 +183,15 @@ def from_pandas(frame: Any, by: str | Sequence[str], columns: str | Sequence[str
         LoDError: the columns are no numbers, or not there.
     """
     pandas = _imported("pandas")
-    names = [by] if isinstance(by, str) else list(by)
-    missing = [n for n in (*names, *([columns] if isinstance(columns, str) else columns)) if n not in frame]
-    if missing or not names:
+    names, wanted = _names(by, frame), _names(columns, frame)
+    missing = [name for name in (*names, *wanted) if name not in frame]
+    if missing or not names or any(frame[name].ndim > 1 for name in names):
         raise LoDError(
-            "from_pandas: no such column",
-            got=missing or "no 'by'",
+            "from_pandas: no such column, or several of one name",
+            got=missing or names or "no 'by'",
             expected=", ".join(map(str, frame.columns)),
         )
+    columns = columns if wanted == [columns] else wanted
     order = np.arange(len(frame))
     group = np.zeros(len(frame), dtype=np.int64)
     levels, starts, sequences = [], np.zeros(0, dtype=np.int64), 1
@@ -202,6 +214,12 @@ def from_pandas(frame: Any, by: str | Sequence[str], columns: str | Sequence[str
     keys = frame[names].iloc[order[starts]].reset_index(drop=True)
     x = LoDTensor(torch.from_numpy(numbers), levels[1:])
     return x, keys
+
+
+def _names(given: Any, frame: Any) -> list[Any]:
+    """Names of columns: one, which may be a tuple, or a sequence of them."""
+    one = isinstance(given, str) or not isinstance(given, Sequence)
+    return [given] if one or (isinstance(given, tuple) and given in frame) else list(given)
 
 
 def to_pandas(x: LoDTensor, columns: str | Sequence[str], by: str | Sequence[str] = "sequence") -> Any:
@@ -233,12 +251,17 @@ def to_pandas(x: LoDTensor, columns: str | Sequence[str], by: str | Sequence[str
 def _array(x: LoDTensor) -> np.ndarray:
     if not isinstance(x, LoDTensor):
         raise LoDError("only a LoDTensor has sequences", got=type(x).__name__)
-    return x.values.detach().cpu().contiguous().numpy()
+    try:
+        return x.values.detach().cpu().contiguous().resolve_conj().resolve_neg().numpy()
+    except (TypeError, RuntimeError) as error:
+        raise LoDError(
+            "numpy has no such numbers", got=str(x.values.dtype), remedy="x.map(lambda rows: rows.float())"
+        ) from error
 
 
 def _shared(numbers: np.ndarray) -> Tensor:
     """The memory of an array, copied where it must not be written."""
-    if numbers.dtype.kind not in "biuf":
+    if numbers.dtype.kind not in "biufc":
         raise LoDError("sequences of numbers are needed", got=str(numbers.dtype))
     return torch.from_numpy(numbers if numbers.flags.writeable else numbers.copy())
 

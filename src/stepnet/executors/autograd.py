@@ -253,7 +253,7 @@ def _in_places(again: _Again, ready: Ready, layout: Layout) -> AbstractContextMa
             if place is not None:
                 put(name, place)
         for name in ready.extra:
-            if kinds[name].kind == "row":
+            if kinds[name].kind == "row" and (name in ready.forward.fresh or name in ready.plan.states):
                 put(name, None)
     again.places.clear()
     return during(into, found)
