@@ -74,6 +74,9 @@ def fission(body: Graph, carries: Sequence[Carry], wanted: Sequence[str], *, fus
     if fuse:
         pulled = _pulled(body)
         for d in range(1, deepest + 1):
+            if d < deepest:  # what is larger than what it is made of is best made where it is read
+                growing = {id(node) for node in maps[d] if _grows(body, node)}
+                _sink(body, maps[d], scans[d + 1], scan_carries[d + 1], pulled, growing)
             _absorb(body, maps[d], scans[d], scan_carries[d], pulled)
             _sink(body, maps[d - 1], scans[d], scan_carries[d], pulled)
         _sink_views(body, once, scans)
@@ -218,8 +221,16 @@ def _absorb(body: Graph, after: list[Node], scan: list[Node], carries: list[Carr
     after[:] = left
 
 
-def _sink(body: Graph, before: list[Node], scan: list[Node], carries: list[Carry], pulled: Set[str]) -> None:
-    """Cheap ops of the map before a scan move into it, if it reads them and nothing before it does."""
+def _grows(body: Graph, node: Node) -> bool:
+    return body.values[node.outputs[0]].size > sum(body.values[n].size for n in node.inputs)
+
+
+def _sink(
+    body: Graph, before: list[Node], scan: list[Node], carries: list[Carry], pulled: Set[str],
+    only: Set[int] | None = None,
+) -> None:  # fmt: skip
+    """Cheap ops of the map before a scan move into it, if it reads them and nothing before it does; of these
+    `only` some, if that is said."""
     inside = {id(node) for node in scan}
     users = body.users()
     turned = {c.result for c in carries}
@@ -231,6 +242,7 @@ def _sink(body: Graph, before: list[Node], scan: list[Node], carries: list[Carry
         read = not inside.isdisjoint(reading) or turned.intersection(node.outputs)
         if (
             read
+            and (only is None or id(node) in only)
             and stay.isdisjoint(reading)
             and _fusible(body, node, pulled)
             and node.op != "sum_rows"

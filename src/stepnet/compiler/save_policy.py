@@ -1,8 +1,8 @@
 """What the forward loop keeps for the backward one: the fewest bytes a row, by a minimum cut.
 
-Every forward value is an edge as wide as its bytes; matmuls, sorts and factors, noise and torch calls are
-never computed twice, everything else may be. Of equal cuts the one nearest to the backward loop is taken, so
-that gates are kept rather than what they were computed from.
+Every forward value is an edge as wide as its bytes; matmuls, sorts and factors, noise, torch calls and sums
+of large rows are never computed twice, everything else may be. Of equal cuts the one nearest to the backward
+loop is taken, so that gates are kept rather than what they were computed from.
 """
 
 from __future__ import annotations
@@ -14,11 +14,19 @@ from stepnet.ir.graph import Graph, Node
 from stepnet.ir.ops import OPS, RANDOM, Stage
 
 _KEPT_STAGES = (Stage.MATMUL, Stage.WHOLE, Stage.OPAQUE)
+_LARGE, _SMALLER = 1024, 16  # elements that a sum is not taken of again, if it is so many times smaller
 
 
 def recomputable(node: Node) -> bool:
     """True if computing a node again is cheap and gives the same."""
     return OPS[node.op].stage not in _KEPT_STAGES and node.op not in RANDOM and node.op != "embed"
+
+
+def _is_sum_of_much(graph: Graph, node: Node) -> bool:
+    if OPS[node.op].stage is not Stage.REDUCE:
+        return False
+    of, made = (graph.values[name].size for name in (node.inputs[0], node.outputs[0]))
+    return of >= max(_LARGE, _SMALLER * made)
 
 
 def choose(
@@ -56,7 +64,7 @@ def choose(
         cost = free.get(name, float(max(graph.values[name].bytes, 1)))
         flow.add_edge((name, "in"), (name, "out"), capacity=cost)
         node = nodes.get(name)
-        if node is None or not recomputable(node):
+        if node is None or not recomputable(node) or _is_sum_of_much(graph, node):
             flow.add_edge(source, (name, "in"))
             continue
         for operand in node.inputs:
