@@ -104,7 +104,7 @@ class Walk(CodeWalk):
         more: dict[str, Any] = value.__dict__  # pyright: ignore[reportAssignmentType]
         if kind is Tensor or kind is nn.Parameter:  # others hold what torch runs them by
             self.hold(more)
-            if more:
+            if self.everything or not self.names.isdisjoint(more):  # Dynamo leaves marks on tensors
                 self._attributes(more)
 
     def _array(self, value: Any) -> None:  # numbers that a trace bakes in
