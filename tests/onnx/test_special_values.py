@@ -33,16 +33,14 @@ WRITTEN = {
 @pytest.mark.parametrize("name", WRITTEN)
 def test_written(name, tmp_path):
     module = Called(WRITTEN[name])
-    x = torch.meshgrid(X, X, indexing="ij") if name == "remainder" else (X,)
+    x = torch.meshgrid(X[:9], X[:9], indexing="ij") if name == "remainder" else (X,)
     x = tuple(part.flatten() for part in x)
     stepnet.onnx.save(module, tmp_path / "m.onnx", x)
     session = runtime.InferenceSession(str(tmp_path / "m.onnx"))
     feed = {i.name: part.numpy() for i, part in zip(session.get_inputs(), x, strict=True)}
-    for found in (
-        torch.from_numpy(session.run(None, feed)[0]),
-        stepnet.onnx.load(tmp_path / "m.onnx")(*x)[0],
-    ):
-        torch.testing.assert_close(found, module(*x), equal_nan=True)
+    found = torch.from_numpy(session.run(None, feed)[0])
+    torch.testing.assert_close(found, module(*x), equal_nan=True)
+    torch.testing.assert_close(stepnet.onnx.load(tmp_path / "m.onnx")(*x)[0], found, equal_nan=True)
 
 
 def read(text, folder):
