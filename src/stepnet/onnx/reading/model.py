@@ -185,10 +185,10 @@ def load(path: str | os.PathLike[str], *, trainable: bool = False) -> ONNXModel:
     """Read a model from an ONNX file.
 
     LSTM, GRU, RNN, Scan and Loops that only a trip count ends run as recurrences do, compiled where their
-    bodies treat each row of the batch alike; Loops that their bodies end by compiled blocks of steps, from the
-    second call on, where they are long and need no gradients. If and the operators on sequences run as they
-    are written. `supported_types()` lists the operators. Constants outside the file are read from its folder alone, and nothing is allocated for a size
-    that a file merely declares.
+    bodies treat each row of the batch alike; Loops that their bodies end by compiled blocks of steps, from
+    the second call on, where they are long and need no gradients. If and the operators on sequences run as
+    they are written. `supported_types()` lists the operators. Constants outside the file are read from its
+    folder alone, and nothing is allocated for a size that a file merely declares.
 
     Args:
         path: NAME.onnx.
