@@ -11,6 +11,7 @@ import torch
 from torch.func import functional_call
 
 from covering import few
+from plans import entry_of
 from stepnet import LoDTensor, cells, recurrent
 from stepnet import nn as modules
 from stepnet.data.tree import flatten, unflatten
@@ -446,3 +447,18 @@ ERRORS = {
 def test_errors(call, text):
     with pytest.raises(StepError, match=text):
         call()
+
+
+def test_no_matrix_of_a_row_goes_through_memory_but_the_state():
+    """What a matrix is made of is far less than the matrix, and so is what its sums give."""
+    ready = entry_of(cells.MLSTM(32, 32), torch.randn(3, 2, 32, requires_grad=True), backend="c").ready
+    assert ready is not None
+    assert ready.backward is not None
+    for loop in (ready.forward.plan, ready.backward.plan):
+        values = loop.body.values
+        rows = {name for name, value in values.items() if value.kind == "row" and value.size >= 32 * 32}
+        scans = [region for region in loop.regions if region.kind == "scan"]
+        made = {name for region in scans for name in loop.outputs(region)}
+        maps = [node for region in loop.regions if region.kind == "map" for node in region.nodes]
+        made |= {name for node in maps for name in node.outputs if node.op != "expand"}
+        assert rows & made <= {name for c in loop.carries for name in (c.parameter, c.result)}
