@@ -117,3 +117,14 @@ def test_mistakes(name):
     call, kind, text = WRONG[name]
     with pytest.raises(kind, match=text):
         call(LoDTensor.from_lengths(torch.zeros(4, 1), [[3, 1]]))
+
+
+def test_the_last_state_is_the_callers():
+    x, zeros = LoDTensor.from_lengths(torch.ones(4, 1), [[3, 1]]), torch.zeros(2, 1)
+    pieces = truncated(x, zeros, rows=2)
+    for piece in pieces:
+        pieces_before = pieces.state
+        _, piece.state = recurrent(lambda x, s: (s + x, s + x), piece.x, piece.state)
+        pieces_before.fill_(9)
+    pieces.state.fill_(9)
+    assert pieces.state.tolist() == [[3.0], [1.0]]

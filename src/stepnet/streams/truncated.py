@@ -64,7 +64,7 @@ class Truncated:
         """The last state of every sequence that a piece held, in the order of x, without a gradient."""
         if self._last is None or self._state_spec is None:
             return None
-        return unflatten(self._state_spec, self._last)
+        return unflatten(self._state_spec, [leaf.clone() for leaf in self._last])
 
     def __iter__(self) -> Iterator[Piece]:
         lengths, n = self._lengths, len(self._lengths)
