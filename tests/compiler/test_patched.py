@@ -17,6 +17,7 @@ from stepnet import recurrent
 from stepnet.compiler.patched import patched
 from stepnet.compiler.reach import reach
 from stepnet.data.offsets import LoD
+from stepnet.errors import Unsupported
 from stepnet.executors.layout import Layout, _ragged
 
 D = torch.float64
@@ -165,6 +166,31 @@ def test_how_a_step_was_made_is_no_matter_of_what_was_replaced(held):
     with mock.patch.object(nn.utils.parametrize, "_cache", held):
         assert len(patched()) == 1
         assert reach(Seeded()).refused is None
+
+
+@pytest.mark.parametrize("backend", [None, "c"])
+@pytest.mark.filterwarnings("ignore:Warning only once", "ignore:step")
+def test_a_kernel_of_an_operator(backend: Any):
+    """No Python shows it, and generated C would not compute by it."""
+    layers, x, h = Layers(), torch.randn(3, 2, 3, dtype=D), torch.randn(2, 3, dtype=D)
+
+    def run(backend: Any) -> Tensor:
+        return [recurrent(layers, x, h, backend=backend)[0] for _ in range(4)][-1]
+
+    first, library = run(backend), torch.library.Library("aten", "IMPL")
+    library.impl("tanh", lambda x: x / 2, "CPU")
+    try:
+        plain = run("naive")
+        assert not torch.allclose(first, plain)
+        if backend is None:
+            torch.testing.assert_close(run(None), plain)
+        else:
+            with pytest.raises(Unsupported, match="aten/tanh/CPU"):
+                run(backend)
+    finally:
+        library._destroy()
+    assert patched() == ()
+    assert torch.equal(run(backend), first)
 
 
 OPERATORS = [

@@ -46,6 +46,12 @@ class Replaced(NamedTuple):
     names: frozenset[str]
 
 
+class Kernel(str):
+    """The name of an operator of torch that computes by another kernel."""
+
+    __slots__ = ()
+
+
 class _Space:
     """The dict of a module or class, and what was in it."""
 
@@ -139,18 +145,31 @@ def _has_versions() -> bool:
     return count.value != before
 
 
+_KERNELS: set[str] = torch.library._impls  # "aten/tanh/CPU", of whoever registered one
+_SIZE = 24  # bytes from the start of a set to the number of its items
 PLACES = [id(space.held) + _VERSION for space in _SPACES] if _has_versions() else []
+PLACES += [id(_KERNELS) + _SIZE] if PLACES else []
+_WHERE_NOT = words("Meta Python Functionalize FuncTorchBatched MPS CUDA XPU HPU MTIA PrivateUse1")
+_KERNELS_FIRST = frozenset(_KERNELS)
 
 
 def _counter() -> Callable[[], Any]:
     """Tells what is another value after one of the dicts was changed."""
     if not PLACES:
-        return lambda: [tuple(map(id, space.held.values())) for space in _SPACES]
+        return lambda: [len(_KERNELS), *(tuple(map(id, space.held.values())) for space in _SPACES)]
     start = min(PLACES)
     first = np.ctypeslib.as_array((ctypes.c_int64 * 1).from_address(start))
     memory = np.lib.stride_tricks.as_strided(first, shape=((max(PLACES) - start) // 8 + 1,), strides=(8,))
     places = np.array([(place - start) // 8 for place in PLACES])
     return lambda: memory.take(places).tobytes()
+
+
+def _kernels() -> Iterator[Replaced]:
+    """Operators of torch that compute by what somebody registered, which no Python shows."""
+    for name in sorted(_KERNELS - _KERNELS_FIRST):
+        space, _, key = name.split("/")
+        if space == "aten" and key not in _WHERE_NOT:
+            yield Replaced(name, Kernel(name), frozenset())
 
 
 _count = _counter()
@@ -172,6 +191,6 @@ def patched() -> Sequence[Replaced]:
     now = _count()
     before, found = _known
     if now != before:
-        found = tuple(made for space in _SPACES for made in space.replaced())
+        found = (*(made for space in _SPACES for made in space.replaced()), *_kernels())
         _known = now, found
     return found
