@@ -5,7 +5,7 @@ import torch
 
 from stepnet import cells, recurrent
 from stepnet.data import heap
-from stepnet.executors import autograd, tables
+from stepnet.executors import gradients, tables
 from stepnet.executors.c import scan
 from stepnet.executors.layout import Layout
 from stepnet.executors.loop import shift
@@ -39,7 +39,7 @@ def test_a_large_result_has_its_earlier_rows_in_memory(monkeypatch, shape):
     monkeypatch.setattr(heap, "LARGE", 1)
     monkeypatch.setattr(scan, "LED", 1)
     found, earlier = [], tables.earlier
-    monkeypatch.setattr(autograd, "earlier", lambda *of: found.append(earlier(*of)) or found[-1])
+    monkeypatch.setattr(gradients, "earlier", lambda *of: found.append(earlier(*of)) or found[-1])
     cell = cells.GRU(3, 4, dtype=torch.float64)
     x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     h = torch.randn(shape[1], 4, dtype=torch.float64, requires_grad=True)

@@ -104,8 +104,10 @@ def _with_zeros(result: Any, read: Sequence[Tensor]) -> Any:
     if not read or not torch.is_grad_enabled():
         return result
     aliases = [t.view_as(t) for t in read]  # of the traced tensors, where others stand for those read
-    reached = _edges(leaves(result, Tensor))
-    others = [t for t in aliases if t.grad_fn is not None and t.grad_fn.next_functions[0] not in reached]
+    native: Any = torch._C
+    with native.DisableTorchFunction():  # it is not the step that asks
+        reached = _edges(leaves(result, Tensor))
+        others = [t for t in aliases if t.grad_fn is not None and t.grad_fn.next_functions[0] not in reached]
 
     def reaches_all(tensor: Tensor) -> Any:
         return _Zeros.apply(tensor, *others) if others and tensor.is_floating_point() else tensor

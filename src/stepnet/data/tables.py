@@ -90,7 +90,7 @@ def to_arrow(x: LoDTensor) -> Any:
     """
     arrow = _imported("pyarrow")
     values = _array(x)
-    if values.dtype.kind == "c" or 0 in values.shape[1:]:
+    if np.iscomplexobj(values) or 0 in values.shape[1:]:
         raise LoDError(
             "to_arrow: Arrow has no complex numbers, and no rows without numbers",
             got=f"values {list(x.values.shape)} {x.values.dtype}",

@@ -106,6 +106,7 @@ class Layout:
         """The sequences in an order in which every `shares`-th is of one share, beginning with the longest of
         each. They are dealt there and back, so that shares have about as many rows.
 
+        >>> import torch
         >>> table = Layout.ragged(torch.tensor([0, 1, 10, 18, 20, 27]), False)
         >>> table.lengths[table.dealt(2)].tolist()  # to one share 9 + 2 + 1 rows, to the other 8 + 7
         [9, 8, 2, 7, 1]
