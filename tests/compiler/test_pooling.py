@@ -43,6 +43,14 @@ def maxima(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
     return h, torch.tanh(h * 0.3 + x)
 
 
+def of_nothing(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    """Windows of minus infinity alone, some of them at a border, whose gradient is of their first element."""
+    low = x.masked_fill(x < 0.3, -torch.inf)
+    line = F.max_pool1d(low[:, None], 3, 2, 1)[:, 0].repeat(1, 2)
+    grid = F.max_pool2d(low.view(-1, 1, 3, 4), 3, 1, 1).flatten(1)
+    return line + grid, torch.tanh(h + x)
+
+
 def beside(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
     """Mirrored and repeated borders, copies of each element, and the norm of each channel."""
     grid, line = h.view(-1, 2, 2, 3), h[:, None]
@@ -68,7 +76,7 @@ def outcome(step: Step, backend: Backend) -> list[Tensor]:
     return [y.values, final, *torch.autograd.grad(total, [x, h])]
 
 
-@pytest.mark.parametrize("step", [means, maxima, beside])
+@pytest.mark.parametrize("step", [means, maxima, of_nothing, beside])
 def test_as_the_plain_loop(step):
     torch.testing.assert_close(outcome(step, "c"), outcome(step, "naive"), rtol=1e-9, atol=1e-11)
 

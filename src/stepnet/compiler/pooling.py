@@ -85,7 +85,13 @@ def _max_pool(dims: int) -> Callable[..., Any]:
         windows = _windows(input, dims, kernel_size, stride, padding, dilation, ceil_mode)
         if windows is None or return_indices:
             return NotImplemented
-        return torch.stack(windows.seen(input, -torch.inf), -1).max(-1)[0]
+        taps = torch.stack(windows.seen(input, -torch.inf), -1)
+        best = taps.max(-1)[0]
+        if not any(windows.pads):
+            return best
+        there = torch.ones(*input.shape[-dims:], dtype=input.dtype)  # what is beyond a border is not chosen
+        first = torch.stack(windows.seen(there, 0.0), -1).argmax(-1, keepdim=True).expand_as(taps[..., :1])
+        return torch.where(best == -torch.inf, taps.gather(-1, first).squeeze(-1), best)
 
     return pool
 
