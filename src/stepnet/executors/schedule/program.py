@@ -215,7 +215,7 @@ class _Maker:
         name = node.inputs[0]
         seen = self.access_of(name)
         lone = len([n for n in seen.shape[:-1] if n != 1]) == 0
-        simple = seen.is_whole or (lone and seen.strides[-1:] in ((1,), (0,)))
+        simple = seen.is_whole or (lone and (seen.strides[-1] == 1 or seen.shape[-1] == 1))
         known = seen.base in self.made or self.values[seen.base].kind == "row"
         return name if simple and known and self._constant(seen.base) is None else self._copy(name)
 
