@@ -137,10 +137,15 @@ def test_a_gradient_whose_noise_is_lost():
     y, _ = recurrent(both, x, h, backend="c")  # torch's own generator is asked for all steps at once
     with pytest.raises(StepError, match="draws noise"):
         torch.autograd.grad(y.values.sum(), rows, create_graph=True)
-    y, _ = recurrent(noisy, x, h, backend="c")
-    seeds = torch.ones(2, *y[0].values.shape, dtype=DTYPE)
-    with pytest.raises(StepError, match="draws noise"):
-        torch.autograd.grad(y[0].values, rows, seeds, is_grads_batched=True)
+
+
+def test_many_gradients_of_one_noise():
+    x, rows, h = inputs([2, 3])
+    y = recurrent(noisy, x, h, backend="c")[0][0].values
+    seeds = torch.randn(3, *y.shape, dtype=DTYPE)
+    (many,) = torch.autograd.grad(y, rows, seeds, is_grads_batched=True, retain_graph=True)
+    for seed, one in zip(seeds, many, strict=True):
+        torch.testing.assert_close(torch.autograd.grad(y, rows, seed, retain_graph=True)[0], one)
 
 
 def checked(x: Tensor, h: Tensor) -> Any:

@@ -28,7 +28,7 @@ from .layout import Layout
 from .loop import PreparedLoop
 from .noise import generator_of, noise_of
 from .tables import EARLIER, into
-from .twice import Along, again, differentiable, is_plain, total
+from .twice import Along, again, differentiable, is_plain, one_by_one, total
 
 WORTH_ASKING = 1 << 21  # multiplications that take longer than to ask whether anybody wants what they make
 
@@ -335,7 +335,10 @@ class _PlanCall(torch.autograd.Function):
                 parts.append(again(call, tensors, grads, needed))
             return (None, *map(total, zip(*parts, strict=True)))
         if not plain:
-            return (None, *again(call, tensors, grads, needed))
+            many = None
+            if not (call.guarded or torch.is_grad_enabled()):
+                many = one_by_one(lambda each: _gradients(ctx, tensors, kept, each, needed), grads)
+            return (None, *(again(call, tensors, grads, needed) if many is None else many))
         if torch.is_grad_enabled():
 
             def compute() -> list[Tensor | None]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from stepnet.data.modes import transforms
 from stepnet.errors import StepError, Unsupported
 
 from .noise import noise_of
@@ -205,6 +206,29 @@ def is_plain(grad: Tensor | None) -> bool:
         return True
     with forward_ad._set_fwd_grad_enabled(True):  # it is off inside of a Function
         return forward_ad.unpack_dual(grad).tangent is None
+
+
+def one_by_one(
+    compute: Callable[[Sequence[Tensor | None]], Sequence[Tensor | None]], grads: Sequence[Tensor | None]
+) -> list[Tensor | None] | None:
+    """What `compute` gives of many gradients at once, as `is_grads_batched` has them, one after the other;
+    None if these are others."""
+    native: Any = torch._C
+    functions: Any = torch
+    level = native._vmapmode_increment_nesting() - 1
+    native._vmapmode_decrement_nesting()
+    many = [type(g) is Tensor and not native._has_storage(g) for g in grads]
+    if level < 1 or transforms() or not all(a or is_plain(g) for a, g in zip(many, grads, strict=True)):
+        return None
+    wide: list[Any] = [
+        functions._remove_batch_dim(g, level, 1, 0) if a else g for a, g in zip(many, grads, strict=True)
+    ]
+    count = max(len(g) for a, g in zip(many, wide, strict=True) if a)
+    if not count or not all(map(is_plain, wide)):
+        return None
+    found = [compute([g[k] if a else g for a, g in zip(many, wide, strict=True)]) for k in range(count)]
+    whole = [[t for t in each if t is not None] for each in zip(*found, strict=True)]
+    return [functions._add_batch_dim(torch.stack(each), 0, level) if each else None for each in whole]
 
 
 def by_along(
