@@ -156,7 +156,7 @@ def test_how_torch_traces_is_nothing_replaced():
     call = nn.Module.__call__
     torch.fx.symbolic_trace(Traced())
     torch.export.export(Traced(), (torch.ones(1, 2),))
-    assert len(found) > 1
+    assert found
     assert set(found) == {()}
 
 

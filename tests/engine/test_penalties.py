@@ -126,6 +126,9 @@ WAYS: list[Callable[..., list[Any]]] = [
 @pytest.mark.parametrize("loss", [linear, curved])
 @pytest.mark.parametrize("way", WAYS)
 def test_penalties(way: Callable[..., list[Any]], loss: Callable[..., Tensor], again: bool) -> None:
+    if again and way is after_an_error and torch.__version__ < "2.10":
+        pytest.skip("under older torch a weight's hook is not called there, in what is checkpointed")
+
     def found(backend: str) -> list[Any]:
         model, x, h = made()
         results = checkpoint(model, x, h, backend, use_reentrant=False) if again else model(x, h, backend)
