@@ -17,6 +17,7 @@ from stepnet.errors import StepError
 from stepnet.front.scan_form import scan_form
 from stepnet.front.template import literals
 from stepnet.tape import Tape
+from torch_since import torch_since
 
 
 @pytest.fixture(autouse=True)
@@ -312,6 +313,7 @@ OF_UNKNOWN: dict[str, Any] = {
 }  # fmt: skip
 
 
+@torch_since("2.10", "its operators take no open size among numbers")
 @pytest.mark.parametrize("on_tape", [False, True])
 def test_sizes_of_what_nothing_is_known_of_are_sizes(on_tape):
     x = torch.randn(3, 2, dtype=torch.float64)

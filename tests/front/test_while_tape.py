@@ -14,6 +14,7 @@ from stepnet import LoDTensor, TensorArray, layers
 from stepnet.errors import ArrayError, StepError, TapeError
 from stepnet.layers import Dense, Integer, Sequence, data
 from stepnet.tape import Tape, TapeItem
+from torch_since import torch_since
 
 
 def rnn(x: Any, n: Any, U: Tensor, W: Tensor, boot: Any) -> tuple[Any, Any]:
@@ -235,6 +236,7 @@ def backwards(x: Any) -> Any:
     return sums.stack()
 
 
+@torch_since("2.10", "its export takes the number of rows for a constant")
 def test_frames_of_a_topology_are_saved_for_any_number_of_rows(tmp_path):
     U, W = weights()
     with Tape() as tape:
