@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import types
 from typing import Any
@@ -139,6 +140,19 @@ def test_a_cache_that_torch_begins_anew_is_nothing_replaced():
     with nn.utils.parametrize.cached():
         assert [name for name, _, _ in patched()] == ["torch.nn.utils.parametrize._cache_enabled"]
     assert patched() == ()
+
+
+@pytest.mark.parametrize("name", ["compile", "load", "save"])
+def test_what_computes_nothing_may_be_replaced(name):
+    """Lightning's `torch.compile` notes how it was called, by copies of that."""
+    original = getattr(torch, name)
+
+    def noted(*args: Any, **how: Any) -> Any:
+        return original(*copy.deepcopy(args), **how)
+
+    with mock.patch.object(torch, name, noted):
+        assert patched() == ()
+        assert reach(Layers()).refused is None
 
 
 def test_how_torch_traces_is_nothing_replaced():

@@ -25,9 +25,9 @@ _FAMILIES = (
     "torch.nn.", "torch.functional", "torch._tensor", "torch.distributions.", "torch.linalg", "torch.fft",
     "torch.special", "torch.autograd.function",
 )  # fmt: skip
-# In the place of which torch itself puts others.
+# In the place of which torch itself puts others; and what computes nothing, as the `torch.compile` of Lightning.
 _OF_TORCH = {
-    "torch": words("manual_seed Storage"),
+    "torch": words("manual_seed Storage compile load save"),
     "torch.nn.modules.module": words("_global_is_full_backward_hook"),  # with which the hooks are looked at
     "torch.nn.modules.module.Module": words("__init__ __setstate__ ___needs_generation_tag_patch"),
     "torch.distributions.distribution.Distribution": words("_validate_args"),
