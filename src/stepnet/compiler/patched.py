@@ -25,7 +25,7 @@ _FAMILIES = (
     "torch.nn.", "torch.functional", "torch._tensor", "torch.distributions.", "torch.linalg", "torch.fft",
     "torch.special", "torch.autograd.function",
 )  # fmt: skip
-# In the place of which torch itself puts others; and what computes nothing, as the `torch.compile` of Lightning.
+# In the place of which torch puts others itself; and what computes nothing: Lightning has a `torch.compile`.
 _OF_TORCH = {
     "torch": words("manual_seed Storage compile load save"),
     "torch.nn.modules.module": words("_global_is_full_backward_hook"),  # with which the hooks are looked at
@@ -55,12 +55,13 @@ class Kernel(str):
 class _Space:
     """The dict of a module or class, and what was in it."""
 
-    __slots__ = ("_first", "_is_class", "_is_over", "held", "name")
+    __slots__ = ("_empty", "_first", "_is_class", "_is_over", "held", "name")
 
     def __init__(self, name: str, held: Any, beneath: Any = None, *, is_class: bool) -> None:
         self.name, self.held, self._is_class, self._is_over = name, held, is_class, beneath is not None
         self._first = {key: getattr(beneath, key, MISSING) for key in dir(beneath)} if beneath else {}
         self._first |= {key: MISSING if _is_foreign(item) else item for key, item in held.items()}
+        self._empty = {key for key, item in held.items() if type(item) is dict and not item}
 
     def replaced(self) -> Iterator[Replaced]:
         first, held, own = self._first, self.held, _OF_TORCH.get(self.name, frozenset())
@@ -68,7 +69,7 @@ class _Space:
             before = first.get(key, MISSING)
             if item is before or key in own or not (key in first or self._finds(key)):
                 continue
-            if type(item) is type(before) is dict and not (item or before):  # a cache that torch begins anew
+            if type(item) is dict and not item and key in self._empty:  # a cache that torch begins anew
                 continue
             if isinstance(item, types.FunctionType) and item.__code__.co_filename == _TRACES:
                 continue  # while it traces, and then it calls what it found when it was imported
