@@ -252,3 +252,10 @@ def test_where_rows_stand_is_not_computed_by_replaced_operators(name):
     with mock.patch.object(Tensor, name, lambda *args, **kwargs: original(*args, **kwargs).add(1)):
         found = places()
     assert found == expected == places()
+
+
+def test_offsets_are_made_by_what_was_imported():
+    with mock.patch.object(torch, "from_numpy", lambda array: torch.zeros(len(array), dtype=torch.int64)):
+        nested = LoD.from_lengths([[2, 1], [2, 0, 5]])
+        made = [*nested.levels, nested.lengths(), nested.row_lengths(), nested.owner()]
+    assert [t.tolist() for t in made] == [[0, 2, 3], [0, 2, 2, 7], [2, 0, 5], [2, 5], [0, 0, 2, 2, 2, 2, 2]]

@@ -38,18 +38,15 @@ _VF: Any = torch._VF  # pyright: ignore[reportAttributeAccessIssue]
 _NN: Any = torch._C._nn  # pyright: ignore[reportAttributeAccessIssue]
 
 
+KERNEL: Any = object()
+
+
 class Replaced(NamedTuple):
-    """`held` is there now, MISSING for nothing; `names` may be looked up in it."""
+    """`held` is there now, MISSING for nothing, KERNEL for an operator's; `names` may be looked up in it."""
 
     name: str
     held: Any
     names: frozenset[str]
-
-
-class Kernel(str):
-    """The name of an operator of torch that computes by another kernel."""
-
-    __slots__ = ()
 
 
 class _Space:
@@ -170,7 +167,7 @@ def _kernels() -> Iterator[Replaced]:
     for name in sorted(_KERNELS - _KERNELS_FIRST):
         space, _, key = name.split("/")
         if space == "aten" and key not in _WHERE_NOT:
-            yield Replaced(name, Kernel(name), frozenset())
+            yield Replaced(name, KERNEL, frozenset())
 
 
 _count = _counter()

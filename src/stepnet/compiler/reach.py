@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from .code_facts import Facts, facts
-from .patched import Kernel, patched
+from .patched import patched
 from .trust import is_machinery
 from .walk import IMPLICIT, Walk
 
@@ -93,9 +93,6 @@ def _walked(step: Callable[..., Any], root: Any, everything: bool) -> Reach:
         names = _NAMES[root] = walk.names  # an attribute of a new name may have been passed by: once more
     beneath = Walk(set(names))
     beneath.replaced(others)
-    kernel = next((other.name for other in others if isinstance(other.held, Kernel)), None)
-    if kernel is not None:
-        walk.refused = walk.refused or f"an operator of torch computes by another kernel: {kernel}"
     if beneath.open is not None:  # torch's functions call it where no record sees it
         walk.refused = walk.refused or f"it runs what was put in the place of torch's own: {beneath.open}"
     if root in _ASKING:

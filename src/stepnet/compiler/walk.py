@@ -36,7 +36,7 @@ from .kinds import (
     shows_attributes,
     slot_values,
 )
-from .patched import Replaced
+from .patched import KERNEL, Replaced
 from .survey import Same
 from .trust import BY_VALUE, HEAP, is_module_of_python, is_stateful, is_trusted_class
 from .walk_code import END, CodeWalk
@@ -311,7 +311,9 @@ class Walk(CodeWalk):
         for name, held, names in others:
             self.key.append(name)
             self.names |= names
-            if held is not MISSING:
+            if held is KERNEL:
+                self.refused = self.refused or f"an operator of torch computes by another kernel: {name}"
+            elif held is not MISSING:
                 self._class_item(held)
 
     def _class_item(self, item: Any) -> None:

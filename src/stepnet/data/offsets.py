@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stepnet.data.as_imported import from_numpy
 from stepnet.data.dtypes import dtype_name
 from stepnet.data.modes import outside_modes, real
 from stepnet.errors import FrozenError, LoDError
@@ -194,7 +195,7 @@ class LoD:
         for offsets in self.levels:
             part = offsets.numpy()[start : stop + 1]
             start, stop = int(part[0]), int(part[-1])
-            levels.append(torch.from_numpy(part - start))
+            levels.append(from_numpy(part - start))
         return tuple(levels), start, stop
 
     @outside_modes
@@ -203,7 +204,7 @@ class LoD:
         bounds = self.levels[0].numpy()
         for offsets in self.levels[1:]:
             bounds = offsets.numpy()[bounds]
-        return torch.from_numpy(np.diff(bounds))
+        return from_numpy(np.diff(bounds))
 
     @outside_modes
     def take(self, indices: Tensor) -> tuple[LoD, Tensor]:
@@ -212,9 +213,9 @@ class LoD:
         for offsets in map(Tensor.numpy, self.levels):
             starts = offsets[chosen]
             lengths = offsets[chosen + 1] - starts
-            levels.append(torch.from_numpy(_offsets(lengths)))
+            levels.append(from_numpy(_offsets(lengths)))
             chosen = _ranges(starts, lengths)
-        return LoD.trusted(tuple(levels), len(chosen)), torch.from_numpy(chosen)
+        return LoD.trusted(tuple(levels), len(chosen)), from_numpy(chosen)
 
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
@@ -226,7 +227,7 @@ def _end(offsets: Tensor) -> int:
 
 
 def _lengths(offsets: Tensor) -> Tensor:
-    return torch.from_numpy(np.diff(offsets.numpy()))
+    return from_numpy(np.diff(offsets.numpy()))
 
 
 def _first(wrong: np.ndarray[Any, np.dtype[np.bool_]]) -> int | None:
@@ -252,7 +253,7 @@ def offsets_of(lengths: Tensor) -> Tensor:
     >>> offsets_of(torch.tensor([3, 0, 2]))
     tensor([0, 3, 3, 5])
     """
-    return torch.from_numpy(_offsets(lengths.numpy()))
+    return from_numpy(_offsets(lengths.numpy()))
 
 
 @outside_modes
@@ -264,7 +265,7 @@ def owners(lengths: Tensor, rows: int) -> Tensor:
     """
     found = np.repeat(np.arange(len(lengths)), lengths.numpy())
     assert len(found) == rows
-    return torch.from_numpy(found)
+    return from_numpy(found)
 
 
 @outside_modes
@@ -274,7 +275,7 @@ def ranges(starts: Tensor, lengths: Tensor) -> Tensor:
     >>> ranges(torch.tensor([5, 0]), torch.tensor([2, 3]))
     tensor([5, 6, 0, 1, 2])
     """
-    return torch.from_numpy(_ranges(starts.numpy(), lengths.numpy()))
+    return from_numpy(_ranges(starts.numpy(), lengths.numpy()))
 
 
 @outside_modes
@@ -304,7 +305,7 @@ def integers(given: Any, what: str) -> Tensor:
         integral = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
         if tensor.ndim == 1 and (integral or empty_list):
             # Always a copy: what the caller passed may change later, this must not.
-            return torch.from_numpy(tensor.cpu().numpy().astype(np.int64))
+            return from_numpy(tensor.cpu().numpy().astype(np.int64))
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         cause = error
     raise LoDError(f"{what} must be a 1-D list or tensor of integers", got=brief(given)) from cause
