@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from stepnet.data.modes import transforms
+from stepnet.data.modes import batches, outside_batches, transforms
 from stepnet.errors import StepError, Unsupported
 
+from .flow import moved
 from .noise import noise_of
 
 if TYPE_CHECKING:
@@ -83,7 +84,8 @@ class Moves:
         assert call.along is not None
         noise = noise_of(call) if call.ready.plan.random else None
         along, results = call.along(own, directions, noise, whole)
-        return cls(own, results, along, grads)
+        has = moved(call.ready.plan, call.layout, [v is not None for v in directions])
+        return cls(own, results, [m if moves else None for m, moves in zip(along, has, strict=True)], grads)
 
     def gradients(
         self, wanted: Sequence[bool], of_results: Sequence[Tensor | None] = (), create_graph: bool = False
@@ -217,11 +219,9 @@ def one_by_one(
 ) -> list[Tensor | None] | None:
     """What `compute` gives of many gradients at once, as `is_grads_batched` has them, one after the other;
     None if these are others."""
-    native: Any = torch._C
     functions: Any = torch
-    level = native._vmapmode_increment_nesting() - 1
-    native._vmapmode_decrement_nesting()
-    many = [type(g) is Tensor and not native._has_storage(g) for g in grads]
+    level = batches()
+    many = [type(g) is Tensor and not torch._C._has_storage(g) for g in grads]
     if level < 1 or transforms() or not all(a or is_plain(g) for a, g in zip(many, grads, strict=True)):
         return None
     wide: list[Any] = [
@@ -230,13 +230,8 @@ def one_by_one(
     count = max(len(g) for a, g in zip(many, wide, strict=True) if a)
     if not count or not all(map(is_plain, wide)):
         return None
-    for _ in range(level):  # in there torch draws no numbers, not even those that decide nothing
-        native._vmapmode_decrement_nesting()
-    try:
+    with outside_batches():
         found = [compute([g[k] if a else g for a, g in zip(many, wide, strict=True)]) for k in range(count)]
-    finally:
-        for _ in range(level):
-            native._vmapmode_increment_nesting()
     whole = [[t for t in each if t is not None] for each in zip(*found, strict=True)]
     return [functions._add_batch_dim(torch.stack(each), 0, level) if each else None for each in whole]
 
