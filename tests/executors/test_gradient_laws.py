@@ -371,6 +371,16 @@ def test_second_gradients_of_states_apart(backend, batched, lengths):
         assert there(backend, at) == there("naive", at)
 
 
+@pytest.mark.parametrize("features", [(), (D,)], ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_gradient_of_no_sequences_has_a_history(backend, features):
+    h = torch.ones(0, *features, dtype=DTYPE, requires_grad=True)
+    x = LoDTensor.from_lengths(torch.ones(0, D, dtype=DTYPE), [[]])
+    _, final = recurrent(lambda x, h: (h, torch.sin(h)), x, h, backend=backend)
+    (g,) = torch.autograd.grad(final.sin().sum(), h, create_graph=True)
+    assert g.requires_grad
+
+
 @TORCHS_OWN
 @pytest.mark.parametrize("which", ["x", "state", "weight"])
 def test_forward_mode_tangents(which):
