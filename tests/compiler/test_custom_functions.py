@@ -168,3 +168,23 @@ def test_none_of_which_another_function_makes_zeros(lengths):
             assert expected is None or torch.equal(found, expected)
     with pytest.raises(Unsupported, match="gives None for a gradient"):
         gradient(First, "eager")
+
+
+@pytest.mark.parametrize("cut", ["ragged", "axis", "windows"])
+@pytest.mark.parametrize("backend", ["naive", "eager", "c"])
+def test_none_for_all_rows_stays_none_however_they_are_cut(backend, cut):
+    """As torch's own indexing has it: x is told from one of which zeros came."""
+
+    def step(x, h):
+        h = First.apply(h, x)
+        return (x, h), torch.tanh(h)
+
+    x, h = torch.ones(4, 3, dtype=D).requires_grad_(), torch.ones(2, 3, dtype=D).requires_grad_()
+    rows = x.reshape(2, 2, 3) if cut == "axis" else LoDTensor.from_lengths(x, [[3, 1]])
+    settings = {"checkpoint": 2} if cut == "windows" else {}
+    (y, z), new = recurrent(step, rows, h, backend=backend, **settings)
+    leaves = [t.values if isinstance(t, LoDTensor) else t for t in (y, z)]
+    for asked, expected in (([new], False), ([leaves[1], new], False), ([*leaves, new], True)):
+        total = torch.stack([t.sum() for t in asked])
+        found = torch.autograd.grad(total.sum(), [x, h], retain_graph=True, allow_unused=True)
+        assert [t is not None for t in found] == [expected, True]

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from plans import BACKENDS, ops, plan_of
 from stepnet import cells
 from stepnet.api import recurrent
-from stepnet.errors import StepError
 from stepnet.testing import check_step
 
 DTYPE = torch.float64
@@ -183,16 +182,32 @@ def test_evaluation_is_exact(backend):
     check_step(off, x, torch.zeros(2, 3, dtype=DTYPE, requires_grad=True), backend=backend)
 
 
+def idle(x, h):
+    """Draws numbers on which nothing depends."""
+    h = torch.tanh(x + h) + 0 * torch.rand_like(h)
+    return h, h
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("step", [dropped_state, idle])
 @pytest.mark.parametrize("backend", COMPILED)
-def test_its_gradient_is_no_batch_to_be_differentiated_again(backend):
+def test_many_gradients_at_once_are_those_one_by_one(backend, step, order, create_graph):
+    """Of one noise; and to be differentiated again, where torch's own draws fail in a batch."""
     x = ones(True)
-    y, _ = recurrent(dropped_state, x, zeros(), backend=backend)
-    (g,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
-    many = torch.ones(2, *g.shape, dtype=DTYPE)
-    with pytest.raises(StepError, match="draws noise") as caught:
-        torch.autograd.grad(g, x, many, is_grads_batched=True)
-    assert "step 'dropped_state'" in str(caught.value)
-    assert "backend='naive'" in str(caught.value)
+    y = recurrent(step, x, zeros(), backend=backend)[0].square()
+    for _ in range(order - 1):
+        (y,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        y = y * x
+    many = torch.linspace(-1, 1, 2 * y.numel(), dtype=DTYPE).reshape(2, *y.shape)
+    how = {"create_graph": create_graph, "retain_graph": True}
+    (found,) = torch.autograd.grad(y, x, many, is_grads_batched=True, **how)
+    expected = torch.stack([torch.autograd.grad(y, x, one, **how)[0] for one in many])
+    torch.testing.assert_close(found, expected)
+    assert found.requires_grad == expected.requires_grad
+    if create_graph:
+        again = (torch.autograd.grad(g.pow(3).sum(), x, retain_graph=True)[0] for g in (found, expected))
+        torch.testing.assert_close(*again)
 
 
 ODDS = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=DTYPE)

@@ -348,6 +348,39 @@ def test_batches_of_gradients(backend):
         torch.testing.assert_close([m[i] for m in many], list(one), rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.parametrize("lengths", [[2, 1], [0, 0], [1, 0]])
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_second_gradients_of_states_apart(backend, batched, lengths):
+    """The gradient by one state depends on what it is made of alone: None by the others, as torch has it."""
+
+    def step(x, h):
+        return x.detach(), (torch.tanh(h[0]), torch.sin(h[1] * h[0].detach()), h[2] * h[1])
+
+    def there(backend, at):
+        h = [torch.linspace(0.1, 1, 2 * D, dtype=DTYPE).reshape(2, D).requires_grad_() for _ in range(3)]
+        x = LoDTensor.from_lengths(torch.ones(sum(lengths), D, dtype=DTYPE), [lengths])
+        final = recurrent(step, x, tuple(h), backend=backend)[1]
+        loss = sum((f.pow(3).sum() for f in final), torch.zeros((), dtype=DTYPE))
+        seeds = torch.tensor([0.5, -1.0], dtype=DTYPE) if batched else None
+        how = {"create_graph": True, "is_grads_batched": batched}
+        (g,) = torch.autograd.grad(loss, h[at], seeds, **how)
+        return [t is not None for t in torch.autograd.grad(g.square().sum(), h, allow_unused=True)]
+
+    for at in range(3):
+        assert there(backend, at) == there("naive", at)
+
+
+@pytest.mark.parametrize("features", [(), (D,)], ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_gradient_of_no_sequences_has_a_history(backend, features):
+    h = torch.ones(0, *features, dtype=DTYPE, requires_grad=True)
+    x = LoDTensor.from_lengths(torch.ones(0, D, dtype=DTYPE), [[]])
+    _, final = recurrent(lambda x, h: (h, torch.sin(h)), x, h, backend=backend)
+    (g,) = torch.autograd.grad(final.sin().sum(), h, create_graph=True)
+    assert g.requires_grad
+
+
 @TORCHS_OWN
 @pytest.mark.parametrize("which", ["x", "state", "weight"])
 def test_forward_mode_tangents(which):

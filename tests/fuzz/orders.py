@@ -264,6 +264,8 @@ class Program:
         # torch 2.13's own layer norm: the gradient of its forward derivative is wrong, and the third one
         third = sum(way not in (many, checkpointed) for way in ways) > 1
         self.compared = not ("orm" in self.what and (third or any(way in FORWARD for way in ways)))
+        # and torch 2.13 itself dies of torch.add(..., alpha=2) under vmap in what `linearize` traces
+        self.compared &= not (linearized in ways and {many, vmapped} & {*ways} and "alpha=" in self.what)
         for way in ways:
             at = (
                 sorted(pick.sample(range(len(points)), pick.randint(1, min(3, len(points)))))
@@ -304,6 +306,8 @@ def difference(seed: int, backend: str = "auto") -> str | None:
         return None
     if isinstance(plain, StepError) and not isinstance(ours, Exception):
         return None  # a plan does what torch has no rule for in the step
+    if isinstance(plain, StepError) and isinstance(ours, NotImplementedError):
+        return None  # nor for the inner one of two ways, which a plan comes to by itself
     if isinstance(plain, Exception) or isinstance(ours, Exception):
         return None if type(plain) is type(ours) else f"{ours!r}, not {plain!r}"[:1500]
     program = Program(seed)

@@ -115,8 +115,30 @@ def outside_transforms() -> Iterator[None]:
     """Run on plain tensors as if no transform of torch.func was around."""
     from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
-    with temporarily_clear_interpreter_stack():
+    with temporarily_clear_interpreter_stack(), outside_batches():
         yield
+
+
+def batches() -> int:
+    """How many batches of gradients are computed around, one in the other (`is_grads_batched=True`)."""
+    native: Any = torch._C
+    depth = native._vmapmode_increment_nesting() - 1
+    native._vmapmode_decrement_nesting()
+    return depth
+
+
+@contextlib.contextmanager
+def outside_batches() -> Iterator[None]:
+    """Run on plain tensors as if no batch of gradients was computed: torch draws no numbers in there."""
+    native: Any = torch._C
+    depth = batches()
+    for _ in range(depth):
+        native._vmapmode_decrement_nesting()
+    try:
+        yield
+    finally:
+        for _ in range(depth):
+            native._vmapmode_increment_nesting()
 
 
 @contextlib.contextmanager
@@ -200,7 +222,7 @@ def as_written(device: torch.device) -> Iterator[None]:
 @contextlib.contextmanager
 def for_plans() -> Iterator[None]:
     """Compute what outlives the modes around: no inference tensors, nothing that a dispatch mode sees or
-    makes, and no casts of weights that autocast keeps, made where gradients are off."""
+    makes, no refusal of draws, and no casts of weights that autocast keeps, made where gradients are off."""
     cached = torch.is_autocast_cache_enabled()
     with contextlib.ExitStack() as stack:
         if torch._C._len_torch_dispatch_stack():
@@ -208,6 +230,7 @@ def for_plans() -> Iterator[None]:
 
             stack.enter_context(_disable_current_modes())
         stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(outside_batches())
         stack.callback(torch.set_autocast_cache_enabled, cached)
         torch.set_autocast_cache_enabled(False)
         yield

@@ -28,11 +28,12 @@ class PermuteRows(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
         ctx.save_for_backward(inputs[1])
         ctx.save_for_forward(inputs[1])
+        ctx.set_materialize_grads(False)  # no gradient stays none, as by indexing
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Any, None]:
-        (order,) = ctx.saved_tensors
-        return permute_rows(grad_outputs[0], invert(order)), None
+    def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Any, None]:
+        (grad,), (order,) = grad_outputs, ctx.saved_tensors
+        return None if grad is None else permute_rows(grad, invert(order)), None
 
     @staticmethod
     def jvp(ctx: Any, *grad_inputs: Any) -> Any:

@@ -210,11 +210,12 @@ class _Copied(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, place: list[Tensor]) -> Tensor:  # pyright: ignore
         (to,) = place
+        ctx.set_materialize_grads(False)
         own = tensor.new_empty(0).set_(to.untyped_storage(), to.storage_offset(), to.shape, to.stride())
         return own.copy_(tensor)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:  # pyright: ignore
         return grad, None
 
 
@@ -223,11 +224,12 @@ class _Apart(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, full: bool) -> Tensor:  # pyright: ignore
+        ctx.set_materialize_grads(False)
         ctx.full = full
         return part.new_empty(()).expand(part.shape)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:  # pyright: ignore
         if ctx.full:
             give_back()
         return grad, None
@@ -236,12 +238,15 @@ class _Apart(torch.autograd.Function):
 class _Whole(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, table: list[Tensor], axis: int, places: list[Place], *parts: Tensor) -> Tensor:  # pyright: ignore
+        ctx.set_materialize_grads(False)
         ctx.axis, ctx.places = axis, places
         return table.pop()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         axis = ctx.axis
+        if grad is None:
+            return (None, None, None, *(None for _ in ctx.places))
         own = [
             grad.index_select(axis, beside(place, grad))
             if isinstance(place, Tensor)

@@ -334,21 +334,20 @@ class _PlanCall(torch.autograd.Function):
             if not plain:
                 parts.append(again(call, tensors, grads, needed))
             return (None, *map(total, zip(*parts, strict=True)))
-        if not plain:
-            many = None
-            if not (call.guarded or torch.is_grad_enabled()):
-                many = one_by_one(lambda each: _gradients(ctx, tensors, kept, each, needed), grads)
-            return (None, *(again(call, tensors, grads, needed) if many is None else many))
-        if torch.is_grad_enabled():
 
-            def compute() -> list[Tensor | None]:
-                return _gradients(ctx, tensors, kept, grads, needed)
+        def once(grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+            if torch.is_grad_enabled():
+                how = tensors, grads, needed, ctx
+                return differentiable(call, lambda: _gradients(ctx, tensors, kept, grads, needed), *how)
+            found = _gradients(ctx, tensors, kept, grads, needed)
+            if call.guarded and not all(g is None or bool(g.isfinite().all()) for g in found):
+                return again(call, tensors, grads, needed)
+            return found
 
-            return (None, *differentiable(call, compute, tensors, grads, needed, ctx))
-        found = _gradients(ctx, tensors, kept, grads, needed)
-        if call.guarded and not all(g is None or bool(g.isfinite().all()) for g in found):
-            return (None, *again(call, tensors, grads, needed))
-        return (None, *found)
+        many = None if plain else one_by_one(once, grads)
+        if many is None:
+            many = once(grads) if plain else again(call, tensors, grads, needed)
+        return (None, *many)
 
 
 def _rows(tensor: Tensor) -> Tensor:

@@ -28,6 +28,17 @@ def carry_gradients(plan: Plan, layout: Layout, needs: Sequence[bool]) -> tuple[
     return _carry(plan.requires, len(plan.x), len(plan.states), layout.turns, layout.ends, tuple(needs))
 
 
+def moved(plan: Plan, layout: Layout, moving: Sequence[bool]) -> tuple[bool, ...]:
+    """For each y leaf and final state, whether autograd leads from it to an input that moves.
+
+    Args:
+        plan: the plan.
+        layout: where the rows stand.
+        moving: for each input (x, states, weights), whether it moves.
+    """
+    return _carry(plan.flow, len(plan.x), len(plan.states), layout.turns, layout.ends, tuple(moving))
+
+
 def reached(plan: Plan, layout: Layout, given: Sequence[bool]) -> tuple[bool, ...]:
     """For each input (x, states, weights), whether a gradient of the results that have one gets there.
 

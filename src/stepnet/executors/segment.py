@@ -222,7 +222,8 @@ class LoDCut(Cut):
 
     def from_rank(self, parts: list[Any]) -> Any:
         assert self.order is not None
-        ranked = torch.cat(parts)
+        # cat keeps no history of a tensor [0]
+        ranked = torch.cat(parts) if len(parts) > 1 else parts[0]
         return ranked.index_select(0, beside(invert(self.order), ranked))
 
     def no_rows(self, state: Any) -> Any:

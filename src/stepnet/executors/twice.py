@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from stepnet.data.modes import transforms
+from stepnet.data.modes import batches, outside_batches, transforms
 from stepnet.errors import StepError, Unsupported
 
+from .flow import moved
 from .noise import noise_of
 
 if TYPE_CHECKING:
@@ -83,7 +84,8 @@ class Moves:
         assert call.along is not None
         noise = noise_of(call) if call.ready.plan.random else None
         along, results = call.along(own, directions, noise, whole)
-        return cls(own, results, along, grads)
+        has = moved(call.ready.plan, call.layout, [v is not None for v in directions])
+        return cls(own, results, [m if moves else None for m, moves in zip(along, has, strict=True)], grads)
 
     def gradients(
         self, wanted: Sequence[bool], of_results: Sequence[Tensor | None] = (), create_graph: bool = False
@@ -158,25 +160,29 @@ class _Gradient(torch.autograd.Function):
         tensors, grads, wanted = given[:n], given[n:], ctx.needs_input_grad[5:]
         if all(v is None for v in directions):
             return (*skip, *(None,) * len(given))
-        how = (grads, ctx.needed, directions, wanted)
-        create_graph = torch.is_grad_enabled()
-        try:
-            if not all(map(is_plain, directions)):
-                raise Unsupported("no plan takes several gradients at once")
-            with torch.enable_grad():
-                own = aliases(tensors, wanted)
-            node: Node | None = None if create_graph else ctx.node
-            run = torch._C._current_graph_task_id()
-            if node is not None and run >= 0 and _is_run(node):
+        how, create_graph = (grads, ctx.needed), torch.is_grad_enabled()
+        with torch.enable_grad():
+            own = aliases(tensors, wanted)
+
+        def once(directions: Sequence[Tensor | None], node: Node | None = None) -> Sequence[Tensor | None]:
+            try:
                 with torch.enable_grad():
+                    if node is None:
+                        return by_along(ctx.call, own, *how, directions, wanted, create_graph)
                     moves = Moves.of(ctx.call, own, grads, directions, whole=True)
-                node.later.setdefault(run, []).append(moves)
-                return (*skip, *(None,) * n, *_where(moves.along, wanted[n:], create_graph))
-            with torch.enable_grad():
-                out = by_along(ctx.call, own, *how, create_graph)
-        except Unsupported:
-            out = second_by_plain_loop(ctx.call, tensors, *how)
-        return (*skip, *out)
+            except Unsupported:
+                return second_by_plain_loop(ctx.call, tensors, *how, directions, wanted)
+            node.later.setdefault(run, []).append(moves)
+            return (*(None,) * n, *_where(moves.along, wanted[n:], create_graph))
+
+        if all(map(is_plain, directions)):
+            run = torch._C._current_graph_task_id()
+            is_later = not create_graph and ctx.node is not None and run >= 0 and _is_run(ctx.node)
+            return (*skip, *once(directions, ctx.node if is_later else None))
+        many = one_by_one(once, directions)
+        if many is None:
+            many = second_by_plain_loop(ctx.call, tensors, *how, directions, wanted)
+        return (*skip, *many)
 
 
 def _is_run(node: Any) -> bool:
@@ -213,11 +219,9 @@ def one_by_one(
 ) -> list[Tensor | None] | None:
     """What `compute` gives of many gradients at once, as `is_grads_batched` has them, one after the other;
     None if these are others."""
-    native: Any = torch._C
     functions: Any = torch
-    level = native._vmapmode_increment_nesting() - 1
-    native._vmapmode_decrement_nesting()
-    many = [type(g) is Tensor and not native._has_storage(g) for g in grads]
+    level = batches()
+    many = [type(g) is Tensor and not torch._C._has_storage(g) for g in grads]
     if level < 1 or transforms() or not all(a or is_plain(g) for a, g in zip(many, grads, strict=True)):
         return None
     wide: list[Any] = [
@@ -226,7 +230,8 @@ def one_by_one(
     count = max(len(g) for a, g in zip(many, wide, strict=True) if a)
     if not count or not all(map(is_plain, wide)):
         return None
-    found = [compute([g[k] if a else g for a, g in zip(many, wide, strict=True)]) for k in range(count)]
+    with outside_batches():
+        found = [compute([g[k] if a else g for a, g in zip(many, wide, strict=True)]) for k in range(count)]
     whole = [[t for t in each if t is not None] for each in zip(*found, strict=True)]
     return [functions._add_batch_dim(torch.stack(each), 0, level) if each else None for each in whole]
 
