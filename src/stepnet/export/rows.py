@@ -214,7 +214,8 @@ def _slice(b: RowNet, node: Node) -> Value:
     parts = b.siblings(node)
     if parts:
         sizes = [n.attr("end") - n.attr("start") for n in parts]
-        for part, out in zip(parts, b.emit.split(b.known[name], dim + lead, sizes), strict=True):
+        axis = dim - len(b.value(name).shape)
+        for part, out in zip(parts, b.emit.split(b.known[name], axis, sizes), strict=True):
             b.known[part.output] = out
             if name in b.thin:
                 b.thin.add(part.output)
