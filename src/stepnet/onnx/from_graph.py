@@ -192,7 +192,7 @@ def _cast(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
 
 @_rule("add")
 def _add(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
-    made = None if w.outer is not None else _product_and_bias(w, *node.inputs)
+    made = None if w.outer is not None else _product_and_bias(w, node.inputs)
     made = _norm(w, node) if made is None else made
     return w.call("Add", *inputs) if made is None else made
 
@@ -231,12 +231,13 @@ def _made_once(w: GraphWriter, value: Value, op: str) -> Node | None:
     return made if made.op == op and w.uses[value] == 1 else None
 
 
-def _product_and_bias(w: GraphWriter, product: Value, bias: Value, parts: Sequence[int] = ()) -> Any:
-    """x W + b as a Gemm over all rows, or one for each of its parts: to add b is one more pass over memory, and
-    to split what was made another. None if it is something else."""
+def _product_and_bias(w: GraphWriter, added: Sequence[Value], parts: Sequence[int] = ()) -> Any:
+    """x W + b as a Gemm over all rows, or one for each of its parts: to add b is one more pass over memory,
+    and to split what was made another. None if it is something else."""
     nodes = w.graph.nodes
-    made, added = nodes[product.node], nodes[bias.node].content
-    if made.op != "matmul" or w.uses[product] > 1 or not isinstance(added, Tensor) or added.dim() != 1:
+    product, bias = added
+    made, row = nodes[product.node], nodes[bias.node].content
+    if made.op != "matmul" or w.uses[product] > 1 or not isinstance(row, Tensor) or row.dim() != 1:
         return None
     x, factor = made.inputs
     weight = nodes[factor.node].content
@@ -244,7 +245,7 @@ def _product_and_bias(w: GraphWriter, product: Value, bias: Value, parts: Sequen
         return None
     turned = bool(made.attributes["transposed"])
     inner, width = weight.shape[::-1] if turned else weight.shape
-    if added.shape[0] != width or not added.is_floating_point():
+    if row.shape[0] != width or not row.is_floating_point():
         return None
     rows, lead = w.call("Reshape", w.at(x), w.numbers([-1, inner])), w.call("Shape", w.at(x), start=0, end=-1)
 
@@ -256,8 +257,8 @@ def _product_and_bias(w: GraphWriter, product: Value, bias: Value, parts: Sequen
         return gemm(w.at(factor), w.at(bias), width)
     if w.uses[factor] > 1:  # its parts would be a copy of it
         return None
-    weights, biases = weight.split(list(parts), int(not turned)), added.split(list(parts))
-    return tuple(gemm(w.constant(a), w.constant(b), n) for a, b, n in zip(weights, biases, parts, strict=True))
+    cut = zip(weight.split(list(parts), int(not turned)), row.split(list(parts)), parts, strict=True)
+    return tuple(gemm(w.constant(a), w.constant(b), size) for a, b, size in cut)
 
 
 @_rule("ne")
@@ -359,7 +360,7 @@ def _split(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> tuple[ir.Value
     x, _, sizes = inputs
     (axis,) = w.known(node.inputs[1])
     whole = None if w.outer is not None or axis != -1 else _made_once(w, node.inputs[0], "add")
-    made = None if whole is None else _product_and_bias(w, *whole.inputs, w.known(node.inputs[2]))
+    made = None if whole is None else _product_and_bias(w, whole.inputs, w.known(node.inputs[2]))
     return made or w.call("Split", x, sizes, axis=axis, outputs=len(node.dtypes))
 
 
