@@ -152,8 +152,7 @@ _POINTWISE = tuple(op for op, facts in OPS.items() if facts.stage is Stage.POINT
 @_rule(*_POINTWISE)  # but for those that have rules below
 def _pointwise(b: RowNet, node: Node) -> Value:
     rank = len(b.value(node.output).shape)
-    operands = [b.lifted(name, rank) for name in node.inputs]
-    return b.emit.call(node.op, *operands) if len(operands) > 1 else b.emit.pointwise(node.op, *operands)
+    return b.emit.pointwise(node.op, *(b.lifted(name, rank) for name in node.inputs))
 
 
 @_rule("floor_divide")

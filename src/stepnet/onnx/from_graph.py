@@ -13,6 +13,7 @@ from torch import Tensor
 
 from stepnet.compiler.torch_names import RARE
 from stepnet.export.graph import Cell, Graph, Loop, Node, Target, Value
+from stepnet.export.made_of import MADE_OF
 
 from .loop_form import cell_nodes, loop_nodes
 
@@ -25,7 +26,8 @@ OPS: dict[str, tuple[str, dict[str, Any]]] = {
             "round": "Round", "not": "Not", "isnan": "IsNaN", "exp": "Exp", "log": "Log", "sqrt": "Sqrt",
             "sin": "Sin", "cos": "Cos", "tan": "Tan", "tanh": "Tanh", "sigmoid": "Sigmoid", "erf": "Erf",
             "sinh": "Sinh", "cosh": "Cosh", "atan": "Atan", "asin": "Asin", "acos": "Acos",
-
+            "asinh": "Asinh", "acosh": "Acosh", "atanh": "Atanh", "bitwise_and": "BitwiseAnd",
+            "bitwise_or": "BitwiseOr", "bitwise_xor": "BitwiseXor", "bitwise_not": "BitwiseNot",
             "hardswish": "HardSwish", "mish": "Mish", "softplus": "Softplus", "copy": "Identity",
             "sub": "Sub", "div": "Div", "floor_divide": "Div", "pow": "Pow",
             "maximum": "Max", "minimum": "Min", "eq": "Equal", "lt": "Less", "le": "LessOrEqual",
@@ -52,9 +54,7 @@ ONNX = Target(
     unit="op",
     ops="ops that ONNX has",
     nested=None,
-    refused=dict.fromkeys(
-        ("atan2", *RARE.keys() - OPS.keys(), "copysign", "hypot", "trigamma"), "ONNX has no op for it"
-    ),
+    refused=dict.fromkeys((*RARE.keys() - OPS.keys() - MADE_OF.keys(), "trigamma"), "ONNX has no op for it"),
     # ONNX Runtime has its LSTM, GRU and RNN for float32 alone, and none gives the rows of c.
     takes=lambda cell: cell.w.dtype == torch.float32 and set(cell.joined) <= {0},
 )
