@@ -70,9 +70,58 @@ def back(channels=slice(8), cut=(0, 0), end=(0, 0)):
     return out[:, :, cut[0] : out.shape[2] - max(0, end[0]), cut[1] : out.shape[3] - max(0, end[1])]
 
 
+REPEATS = np.array([[3, 1, 3], [3, 0, 1]])
+STEPS = np.array([[[5, 6]], [[7, 9]], [[8, 4]]], np.int32)
+FROM = np.array([[[0, 0]], [[0, 0]], [[1, 0]]], np.int32)
+BEST = np.array([[1, 1, 3, 1, 0], [2, 3, 3, 0, 0]])
+LABELS = np.eye(4, dtype=np.float32)[BEST]
+TABLE = RNG.standard_normal((4, 3)).astype(np.float32)
+WEIGHTS = np.array([1, 2, 3, 4], np.float32)
+BAG = [TABLE, c([0, 2, 3, 1], np.int32), c([0, 2, 2], np.int32)]
+BAGS = [TABLE[0] + TABLE[2], TABLE[1] * 0, TABLE[3] + TABLE[1]]
+PAIRS = RNG.standard_normal((2, 3, 4, 2)).astype(np.float32)
+
+
+def pairs(x):
+    return np.stack([x.real, x.imag], -1)
+
+
+COMPLEX = PAIRS[..., 0] + 1j * PAIRS[..., 1]
 AFTER = np.triu(np.full((3, 3), -np.inf, np.float32), 1)
 CASES = [  # type, inputs, result, version, and attributes
     ("Einsum", [A, A], A @ A.transpose(0, 2, 1), "opset7", {"equation": "bij, bkj -> bik"}),
+    ("Unique", [REPEATS], ([0, 1, 3], [4, 1, 0], [2, 1, 2, 2, 0, 1], [1, 2, 3]), "opset10", {}),
+    ("Unique", [REPEATS], ([3, 1, 0], [0, 1, 4], [0, 1, 0, 0, 2, 1], [3, 2, 1]), "opset10",
+     {"sorted": "false", "index_element_type": "i32"}),
+    ("Unique", [REPEATS, c([-2])], (REPEATS[::-1], [1, 0], [1, 0], [1, 1]), "opset10", {}),
+    ("GatherTree", [STEPS, FROM, np.array([3], np.int32), c(9, np.int32)],
+     np.array([[[5, 5]], [[9, 7]], [[9, 4]]]), "opset1", {}),
+    ("GatherTree", [STEPS, FROM, np.array([0], np.int32), c(9, np.int32)], np.full((3, 1, 2), 9),
+     "opset1", {}),
+    ("CTCGreedyDecoder", [LABELS.transpose(1, 0, 2), np.array([[1, 1]] * 4 + [[0, 1]], np.float32)],
+     np.array([[1, 1, -1, -1, -1], [2, 0, -1, -1, -1]], np.float32)[:, :, None, None], "opset1", {}),
+    ("CTCGreedyDecoderSeqLen", [LABELS, np.array([5, 2], np.int32)],
+     ([[1, 1, 1, 0, -1], [2, -1, -1, -1, -1]], [4, 1]), "opset6", {"merge_repeated": "false"}),
+    ("CTCGreedyDecoderSeqLen", [LABELS, np.array([5, 4], np.int32), c(0, np.int32)],
+     ([[1, 3, 1, -1, -1], [2, 3, -1, -1, -1]], [3, 2]), "opset6", {}),
+    ("EmbeddingBagOffsetsSum", BAG, np.stack(BAGS), "opset3", {}),
+    ("EmbeddingBagOffsetsSum", [*BAG, c(2, np.int32), WEIGHTS],
+     np.stack([TABLE[0] + 2 * TABLE[2], TABLE[2], 3 * TABLE[3] + 4 * TABLE[1]]), "opset3", {}),
+    ("EmbeddingBagOffsets", BAG, np.stack(BAGS) / 2, "opset15", {"reduction": "mean"}),
+    ("EmbeddingBagPackedSum", [TABLE, c([[0, 2], [3, 1]]), WEIGHTS.reshape(2, 2)],
+     np.stack([TABLE[0] + 2 * TABLE[2], 3 * TABLE[3] + 4 * TABLE[1]]), "opset3", {}),
+    ("EmbeddingBagPacked", [TABLE, c([[0, 2], [3, 1]])], np.stack(BAGS)[::2] / 2, "opset15",
+     {"reduction": "mean"}),
+    ("EmbeddingSegmentsSum", [*BAG[:2], c([0, 0, 2, 2]), c(4), c(1)], np.stack([*BAGS[:1], TABLE[1], BAGS[2],
+     TABLE[1]]), "opset3", {}),
+    ("DFT", [PAIRS, c([1])], pairs(np.fft.fft(COMPLEX, axis=1)), "opset7", {}),
+    ("IDFT", [PAIRS, c([2, 0]), c([3, -1])], pairs(np.fft.ifft2(COMPLEX, (3, 2), (2, 0))), "opset7", {}),
+    ("RDFT", [A, c([0, -1])], pairs(np.fft.rfft2(A, axes=(0, 2))), "opset9", {}),
+    ("IRDFT", [PAIRS, c([2])], np.fft.irfft(COMPLEX, axis=2), "opset9", {}),
+    ("SpaceToBatch", [np.arange(12).reshape(1, 4, 3), c([1, 2, 1]), c([0, 1, 0]), c([0, 1, 0])],
+     [[[0, 0, 0], [3, 4, 5], [9, 10, 11]], [[0, 1, 2], [6, 7, 8], [0, 0, 0]]], "opset2", {}),
+    ("BatchToSpace", [np.arange(12).reshape(2, 2, 3), c([1, 2, 1]), c([0, 1, 0]), c([0, 0, 1])],
+     [[[6, 7], [3, 4], [9, 10]]], "opset2", {}),
     ("Roll", [A, c([1, -6]), c([0, -1])], np.roll(A, (1, -6), (0, 2)), "opset7", {}),
     ("Roll", [A, c(2), c([2, 1])], np.roll(A, (2, 2), (2, 1)), "opset7", {}),
     ("BitwiseAnd", [I, SHIFTS], I & SHIFTS, "opset13", {}),

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from stepnet import onnx, openvino, recurrent
+from file_formats import FORMATS
+from stepnet import recurrent
 from stepnet.export.module import _Trace
 
 N = 3
@@ -65,22 +66,6 @@ def inputs(n):
 class Picks(nn.Module):
     def forward(self, x, k, a):
         return tuple(picks(x, k, a).values())
-
-
-def run_onnx(path, arrays):
-    ort = pytest.importorskip("onnxruntime")
-    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
-    return session.run(None, dict(zip([i.name for i in session.get_inputs()], arrays, strict=True)))
-
-
-def run_openvino(path, arrays):
-    ov = pytest.importorskip("openvino")
-    compiled = ov.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    found = compiled(arrays)
-    return [found[output] for output in compiled.outputs]
-
-
-FORMATS = {"onnx": (onnx, run_onnx, "m.onnx"), "openvino": (openvino, run_openvino, "m.xml")}
 
 
 @pytest.fixture(scope="module")

@@ -41,6 +41,13 @@ def body(*outputs, inputs=()):
     return helper.make_graph([], "b", list(inputs), [value(name) for name in outputs])
 
 
+def before_its_file():
+    tensor = TensorProto(name="s", data_type=1, dims=[2], data_location=TensorProto.EXTERNAL)
+    for key, text in (("location", "m.bin"), ("offset", "-5"), ("length", "8")):
+        tensor.external_data.add(key=key, value=text)
+    return tensor
+
+
 def given(nodes, **more):
     return {"nodes": nodes, **more}
 
@@ -51,6 +58,7 @@ FOREVER = helper.make_graph(
     [value("c", kind=TensorProto.BOOL)],
 )  # fmt: skip
 SUMS = helper.make_graph([node("Add", "ab", "c")], "b", [value("a", 3), value("b", 4)], [value("c", None)])
+TABLES = helper.make_graph([node("Relu", "a", "c")], "b", [value("a", 7, 7)], [value("c", None)])
 READ = {
     "unknown operators": (given([node("Foo", "x"), node("Bar", "y", "z")], inputs=[X]), "got: .*Bar, Foo"),
     "a value nobody makes": (given([node("Relu", ["z"])], inputs=[X]), "reads 'z', which nothing"),
@@ -102,6 +110,18 @@ READ = {
     "a size below zero": (
         given([node("Relu", "x")], inputs=[X], constants=[TensorProto(name="s", data_type=1, dims=[-1])]),
         r"constant 's': a size is negative\n.*-1",
+    ),
+    "a type of a constant": (
+        given([node("Relu", "x")], inputs=[X], constants=[TensorProto(name="s", data_type=99, dims=[1])]),
+        r"constant 's' is of no element type that is known\n.*99",
+    ),
+    "outside, before its file": (
+        given([node("Relu", "x")], inputs=[X], constants=[before_its_file()]),
+        "External data offset must be non-negative, got -5 for tensor 's'",
+    ),
+    "a rank of a body": (
+        given([node("Scan", "x", num_scan_inputs=1, body=TABLES)], inputs=[X]),
+        r"'n' \(Scan\): its body declares 'a' of another rank\n.*2\n.*1",
     ),
     "texts": (
         given([node("Relu", "x")], inputs=[value("x", 2, kind=TensorProto.STRING)]),

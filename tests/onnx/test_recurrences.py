@@ -81,6 +81,12 @@ def test_only_what_depends_on_the_state_stands_in_the_loop(check):
     assert written.bodies == [["Mul", "Add", "Tanh", "Identity"]]
 
 
+def test_what_is_split_after_a_product_is_a_product_for_each_part(check):
+    written = check(stepnet.Recurrent(stepnet.cells.MinGRU(3, 4)), lambda t, b: (torch.randn(t, b, 3),))
+    assert written.types.count("Gemm") == 2
+    assert "Split" not in written.types
+
+
 STEPS = {
     "whole": lambda x, h: (x, (x + h).cumsum(-1).sin()),
     "no loop at all": lambda x, h: (h + 1, x),

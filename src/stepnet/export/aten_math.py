@@ -13,7 +13,10 @@ from stepnet.compiler.torch_names import COMPARE, LOGIC, UNARY, stand_in_for
 from .aten import AtenNet, is_size, rule
 from .graph import Value
 
-_MORE = ["hardswish", "mish", "sinh", "cosh", "tan", "atan", "asin", "acos", "silu", "hardsigmoid"]
+_MORE = [
+    "hardswish", "mish", "sinh", "cosh", "tan", "atan", "asin", "acos", "silu", "hardsigmoid", "asinh",
+    "acosh", "atanh", "exp2", "log2", "log10",
+]  # fmt: skip
 _UNARY = UNARY | dict(zip(_MORE, _MORE, strict=True))
 _BINARY = ("mul", "maximum", "minimum", "pow", "remainder", "fmod")
 
@@ -36,6 +39,16 @@ def _binary(b: AtenNet, x: Any, y: Any) -> Any:
     return two(b, b.name, x, y)
 
 
+@rule("atan2", "hypot", "copysign", "ldexp")
+def _made(b: AtenNet, x: Any, y: Any) -> Value:
+    return b.emit.pointwise(b.name, b.out(x, b.dtype()), b.out(y, b.dtype()))
+
+
+@rule("signbit")
+def _signbit(b: AtenNet, x: Any) -> Value:
+    return b.emit.pointwise("signbit", b.out(x))
+
+
 @rule(*COMPARE)
 def _comparison(b: AtenNet, x: Any, y: Any) -> Value:
     return two(b, COMPARE[b.name], x, y, _promoted(x, y))
@@ -43,7 +56,7 @@ def _comparison(b: AtenNet, x: Any, y: Any) -> Value:
 
 @rule(*LOGIC)
 def _logical(b: AtenNet, x: Any, y: Any) -> Any:
-    return two(b, LOGIC[b.name], x, y) if b.dtype() == torch.bool else NotImplemented
+    return two(b, LOGIC[b.name] if b.dtype() == torch.bool else f"bitwise_{LOGIC[b.name]}", x, y)
 
 
 def _promoted(x: Any, y: Any) -> torch.dtype:
@@ -117,7 +130,9 @@ def _isinf(b: AtenNet, x: Any) -> Value:
 
 @rule("logical_not", "bitwise_not")
 def _not(b: AtenNet, x: Any) -> Any:
-    return b.emit.call("not", b.out(x, torch.bool)) if b.dtype() == torch.bool else NotImplemented
+    if b.dtype() == torch.bool:
+        return b.emit.call("not", b.out(x, torch.bool))
+    return b.emit.call("bitwise_not", b.out(x))
 
 
 @rule("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")

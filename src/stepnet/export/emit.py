@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .graph import Graph, Value
+from .made_of import MADE_OF
 
 I64 = torch.int64
 END = 2**63 - 1  # of an axis, whatever its size
@@ -37,23 +38,10 @@ class Emit:
             return attributes["dtype"]
         return self.graph.dtype(inputs[op == "where"])
 
-    def pointwise(self, op: str, x: Value) -> Value:
-        """An op of one operand, element by element; some are made of simpler ones."""
-        dtype = self.graph.dtype(x)
-        if op == "reciprocal":
-            return self.call("div", self.number(1.0, dtype), x)
-        if op == "rsqrt":
-            return self.call("div", self.number(1.0, dtype), self.call("sqrt", x))
-        if op == "expm1":
-            return self.call("sub", self.call("exp", x), self.number(1.0, dtype))
-        if op == "log1p":
-            return self.call("log", self.call("add", x, self.number(1.0, dtype)))
-        if op == "trunc":  # rounded towards zero
-            return self.call("mul", self.call("sign", x), self.call("floor", self.call("abs", x)))
-        if op == "sign" and dtype.is_floating_point:  # files have it that of what is no number, torch 0
-            known = self.call("eq", x, x)
-            return self.call("where", known, self.call("sign", x), self.number(0.0, dtype))
-        return self.call(op, x)
+    def pointwise(self, op: str, *operands: Value) -> Value:
+        """An op element by element, also one that is made of others."""
+        made = MADE_OF.get(op)
+        return self.call(op, *operands) if made is None else made(self, *operands)
 
     def floored(self, x: Value, y: Value) -> Value:
         """x / y rounded down; what is left over is taken off first, as torch does it."""

@@ -25,10 +25,11 @@ def _ops(*names: str) -> frozenset[str]:
 OPS = _ops(
     # x, element by element; attributes: gelu: approximate; elu: alpha; a copy has memory of its own
     "neg abs sign relu floor ceil round not isnan exp log sqrt sin cos tan tanh sigmoid erf sinh cosh atan",
-    "asin acos hardswish hardsigmoid mish silu softplus gelu elu cast copy",
+    "asin acos asinh acosh atanh hardswish hardsigmoid mish silu softplus gelu elu cast copy",
     # x, y of one dtype, which broadcast; floor_divide: whole numbers that divide evenly, or are not negative;
     # prelu: x, slopes; where: condition, x, y
     "add sub mul div floor_divide maximum minimum pow remainder fmod eq ne lt le gt ge and or xor",
+    "bitwise_and bitwise_or bitwise_xor bitwise_not",
     "prelu where",
     # x, axes; attribute keepdim; normalize: eps, and the sizes of the axes if known, and these are the last
     "sum mean amax amin prod normalize",

@@ -152,8 +152,7 @@ _POINTWISE = tuple(op for op, facts in OPS.items() if facts.stage is Stage.POINT
 @_rule(*_POINTWISE)  # but for those that have rules below
 def _pointwise(b: RowNet, node: Node) -> Value:
     rank = len(b.value(node.output).shape)
-    operands = [b.lifted(name, rank) for name in node.inputs]
-    return b.emit.call(node.op, *operands) if len(operands) > 1 else b.emit.pointwise(node.op, *operands)
+    return b.emit.pointwise(node.op, *(b.lifted(name, rank) for name in node.inputs))
 
 
 @_rule("floor_divide")
@@ -214,7 +213,8 @@ def _slice(b: RowNet, node: Node) -> Value:
     parts = b.siblings(node)
     if parts:
         sizes = [n.attr("end") - n.attr("start") for n in parts]
-        for part, out in zip(parts, b.emit.split(b.known[name], dim + lead, sizes), strict=True):
+        axis = dim - len(b.value(name).shape)
+        for part, out in zip(parts, b.emit.split(b.known[name], axis, sizes), strict=True):
             b.known[part.output] = out
             if name in b.thin:
                 b.thin.add(part.output)

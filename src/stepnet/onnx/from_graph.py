@@ -13,6 +13,7 @@ from torch import Tensor
 
 from stepnet.compiler.torch_names import RARE
 from stepnet.export.graph import Cell, Graph, Loop, Node, Target, Value
+from stepnet.export.made_of import MADE_OF
 
 from .loop_form import cell_nodes, loop_nodes
 
@@ -25,7 +26,8 @@ OPS: dict[str, tuple[str, dict[str, Any]]] = {
             "round": "Round", "not": "Not", "isnan": "IsNaN", "exp": "Exp", "log": "Log", "sqrt": "Sqrt",
             "sin": "Sin", "cos": "Cos", "tan": "Tan", "tanh": "Tanh", "sigmoid": "Sigmoid", "erf": "Erf",
             "sinh": "Sinh", "cosh": "Cosh", "atan": "Atan", "asin": "Asin", "acos": "Acos",
-
+            "asinh": "Asinh", "acosh": "Acosh", "atanh": "Atanh", "bitwise_and": "BitwiseAnd",
+            "bitwise_or": "BitwiseOr", "bitwise_xor": "BitwiseXor", "bitwise_not": "BitwiseNot",
             "hardswish": "HardSwish", "mish": "Mish", "softplus": "Softplus", "copy": "Identity",
             "sub": "Sub", "div": "Div", "floor_divide": "Div", "pow": "Pow",
             "maximum": "Max", "minimum": "Min", "eq": "Equal", "lt": "Less", "le": "LessOrEqual",
@@ -52,9 +54,7 @@ ONNX = Target(
     unit="op",
     ops="ops that ONNX has",
     nested=None,
-    refused=dict.fromkeys(
-        ("atan2", *RARE.keys() - OPS.keys(), "copysign", "hypot", "trigamma"), "ONNX has no op for it"
-    ),
+    refused=dict.fromkeys((*RARE.keys() - OPS.keys() - MADE_OF.keys(), "trigamma"), "ONNX has no op for it"),
     # ONNX Runtime has its LSTM, GRU and RNN for float32 alone, and none gives the rows of c.
     takes=lambda cell: cell.w.dtype == torch.float32 and set(cell.joined) <= {0},
 )
@@ -192,7 +192,7 @@ def _cast(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
 
 @_rule("add")
 def _add(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
-    made = None if w.outer is not None else _product_and_bias(w, *node.inputs)
+    made = None if w.outer is not None else _product_and_bias(w, node.inputs)
     made = _norm(w, node) if made is None else made
     return w.call("Add", *inputs) if made is None else made
 
@@ -231,23 +231,34 @@ def _made_once(w: GraphWriter, value: Value, op: str) -> Node | None:
     return made if made.op == op and w.uses[value] == 1 else None
 
 
-def _product_and_bias(w: GraphWriter, product: Value, bias: Value) -> ir.Value | None:
-    """x W + b as a Gemm over all rows: a sum of its own would be one more pass over memory."""
+def _product_and_bias(w: GraphWriter, added: Sequence[Value], parts: Sequence[int] = ()) -> Any:
+    """x W + b as a Gemm over all rows, or one for each of its parts: to add b is one more pass over memory,
+    and to split what was made another. None if it is something else."""
     nodes = w.graph.nodes
-    made, added = nodes[product.node], nodes[bias.node].content
-    if made.op != "matmul" or w.uses[product] > 1 or not isinstance(added, Tensor) or added.dim() != 1:
+    product, bias = added
+    made, row = nodes[product.node], nodes[bias.node].content
+    if made.op != "matmul" or w.uses[product] > 1 or not isinstance(row, Tensor) or row.dim() != 1:
         return None
-    weight = nodes[made.inputs[1].node].content
+    x, factor = made.inputs
+    weight = nodes[factor.node].content
     if not isinstance(weight, Tensor) or weight.dim() != 2:
         return None
-    turned, x = bool(made.attributes["transposed"]), w.at(made.inputs[0])
+    turned = bool(made.attributes["transposed"])
     inner, width = weight.shape[::-1] if turned else weight.shape
-    if added.shape[0] != width or not added.is_floating_point():
+    if row.shape[0] != width or not row.is_floating_point():
         return None
-    rows = w.call("Reshape", x, w.numbers([-1, inner]))
-    out = w.call("Gemm", rows, w.at(made.inputs[1]), w.at(bias), transB=int(turned))
-    lead = w.call("Shape", x, start=0, end=-1)
-    return w.call("Reshape", out, w.call("Concat", lead, w.numbers([width]), axis=0))
+    rows, lead = w.call("Reshape", w.at(x), w.numbers([-1, inner])), w.call("Shape", w.at(x), start=0, end=-1)
+
+    def gemm(weight: ir.Value, bias: ir.Value, width: int) -> ir.Value:
+        out = w.call("Gemm", rows, weight, bias, transB=int(turned))
+        return w.call("Reshape", out, w.call("Concat", lead, w.numbers([width]), axis=0))
+
+    if not parts:
+        return gemm(w.at(factor), w.at(bias), width)
+    if w.uses[factor] > 1:  # its parts would be a copy of it
+        return None
+    cut = zip(weight.split(list(parts), int(not turned)), row.split(list(parts)), parts, strict=True)
+    return tuple(gemm(w.constant(a), w.constant(b), size) for a, b, size in cut)
 
 
 @_rule("ne")
@@ -348,7 +359,9 @@ def _slice(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
 def _split(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> tuple[ir.Value, ...]:
     x, _, sizes = inputs
     (axis,) = w.known(node.inputs[1])
-    return w.call("Split", x, sizes, axis=axis, outputs=len(node.dtypes))
+    whole = None if w.outer is not None or axis != -1 else _made_once(w, node.inputs[0], "add")
+    made = None if whole is None else _product_and_bias(w, whole.inputs, w.known(node.inputs[2]))
+    return made or w.call("Split", x, sizes, axis=axis, outputs=len(node.dtypes))
 
 
 @_rule("take")

@@ -21,9 +21,11 @@ from stepnet.executors.segment import iterations
 from stepnet.file_model import ERRORS, Socket, shorten
 from stepnet.ir.loop import Concat, Iteration, Loop, Slice
 
+from .element_types import by_name
 from .graph import Graph, Node
 from .layers.row import Misfit
 from .loops import IfRunner, LoopRunner, TensorIteratorRunner
+from .records import Layer
 from .weights import check_bytes
 
 # The first operator on a meta tensor imports much of torch: with this module, not within the first load.
@@ -149,6 +151,8 @@ class Walk:
 
     def graph(self, graph: Graph, arguments: Sequence[Any]) -> list[Any]:
         """Go through a graph; its results."""
+        for number, value in zip(graph.net.parameters, arguments, strict=True):
+            self._check_fed(graph.net.layers[number], value)
         slots = graph.start(arguments)
         for node in graph.nodes:
             self.visited += 1
@@ -163,6 +167,21 @@ class Walk:
             for slot, result in zip(node.outputs, results, strict=False):
                 slots[slot] = result
         return [slots[slot] for slot in graph.result_slots]
+
+    def _check_fed(self, parameter: Layer, value: Any) -> None:
+        """Hold the element type that a Parameter declares against what comes in."""
+        name = parameter.attributes.get("element_type")
+        if name is None or not isinstance(value, Tensor):
+            return
+        declared = by_name(name, parameter.where)
+        if value.dtype == declared.dtype:
+            return
+        error = IRError(
+            f"{parameter.where}: what it is fed has another element type",
+            got=dtype_name(value.dtype),
+            expected=dtype_name(declared.dtype),
+        )
+        self.faults.setdefault(parameter.where, _Fault(error, str(value.dtype)))
 
     def branch(self) -> Walk:
         """A walk for a branch of an If, whose faults do not count."""
@@ -317,6 +336,16 @@ class Walk:
                 expected=f"{part} along axis {axis}, or part_size={value.shape[axis]}",
             )
             raise _Fault(error, (part, value.shape[axis]))
+        if port.start >= 0 and port.end >= 0:  # a range that says by itself how many there are
+            said = abs(port.end - port.start) / abs(port.stride)
+            if said != steps:
+                text = f"output {port.output}: the range from {port.start} to {port.end} by {port.stride}"
+                error = IRError(
+                    f"{node.layer.where}: {text} is not as long as the loop",
+                    got=f"{said:g} iterations",
+                    expected=steps,
+                )
+                raise _Fault(error, (said, steps))
         declared = next(p for p in node.layer.outputs if f"port {p.id}" == port.output).shape
         if declared is not None and len(declared) == value.dim() and declared[axis] not in (-1, steps * part):
             error = IRError(

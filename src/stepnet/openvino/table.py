@@ -5,7 +5,20 @@ from __future__ import annotations
 from stepnet.errors import IRError
 
 from . import states
-from .layers import activations, cells, elementwise, indexing, matrix, moving, reduce, sequences, shape
+from .layers import (
+    activations,
+    bags,
+    cells,
+    decoding,
+    elementwise,
+    fourier,
+    indexing,
+    matrix,
+    moving,
+    reduce,
+    sequences,
+    shape,
+)
 from .layers.row import Row
 from .records import Layer, Net
 
@@ -17,6 +30,9 @@ ROWS: dict[str, Row] = {
         shape,
         indexing,
         moving,
+        bags,
+        fourier,
+        decoding,
         reduce,
         matrix,
         cells,

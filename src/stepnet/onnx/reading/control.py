@@ -136,6 +136,7 @@ class ScanRunner:
         if count < 1 or self.states < 0:
             raise Misfit("num_scan_inputs does not fit the inputs", count, f"1 to {len(node.node.inputs)}")
         graph = body_of(node, "body", self.states + count)
+        self._check_ranks(graph)
         joined = node.count - self.states
         if joined < 0 or len(graph.outputs) != node.count:
             raise Misfit("the body gives another number of values", len(graph.outputs), node.count)
@@ -148,6 +149,16 @@ class ScanRunner:
         name = node.node.name or "Scan"
         self.graph = graph
         self.scan = ScanLoop(graph, name, self.states, self.cut, self.joined, self.reports, why_not)
+
+    def _check_ranks(self, graph: Graph) -> None:
+        """Hold what the body declares against what it is fed: a slice has one dimension less."""
+        for number, inside in enumerate(graph.inputs):
+            given = self.node.node.inputs[self.old + number]
+            if given is None or given.shape is None or inside.shape is None:
+                continue
+            rank = len(given.shape) - self.old - (number >= self.states)
+            if len(inside.shape) != rank:
+                raise Misfit(f"its body declares '{inside.name}' of another rank", len(inside.shape), rank)
 
     def _list(self, name: str, count: int) -> list[int]:
         found = self.node.get(name, [0] * count)

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 from onnx.inliner import inline_selected_functions
 from onnx_ir.tensor_adapters import to_torch_dtype
 from torch import Tensor, nn
@@ -218,7 +218,7 @@ def load(path: str | os.PathLike[str], *, trainable: bool = False) -> ONNXModel:
             raise IRError(
                 f"{where}: holds no graph", got=f"{place.stat().st_size} bytes", expected="an ONNX file"
             )
-        _check_dense(proto.graph, where)
+        _check_constants(proto.graph, where)
         model = ir.from_proto(_written_out(proto))
         ir.external_data.set_base_dir(model.graph, place.parent)
         if model.functions:
@@ -229,8 +229,8 @@ def load(path: str | os.PathLike[str], *, trainable: bool = False) -> ONNXModel:
         raise
     except Exception as problem:  # of protobuf and of onnx-ir, which name no common class
         cause: BaseException = problem
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
+        while cause.__context__ is not None:  # what went wrong first, not what onnx-ir failed to say of it
+            cause = cause.__context__
         text = str(cause).strip().splitlines()
         raise IRError(
             f"{where}: cannot be read: {text[0][:300] if text else type(problem).__name__}",
@@ -306,8 +306,14 @@ def _check_names(model: ir.Model, where: str) -> None:
             raise IRError(f"{where}: a name is no text", got=repr(wrong)[:100])
 
 
-def _check_dense(graph: GraphProto, where: str) -> None:
-    """Refuse sparse constants, which onnx-ir passes over."""
+def _check_constants(graph: GraphProto, where: str) -> None:
+    """Refuse sparse constants, which onnx-ir passes over, and those of no type that ONNX has."""
+    for tensor in graph.initializer:
+        if tensor.data_type not in TensorProto.DataType.values():
+            raise IRError(
+                f"{where}: constant '{shorten(tensor.name)}' is of no element type that is known",
+                got=tensor.data_type,
+            )
     if graph.sparse_initializer:
         raise IRError(
             f"{where}: sparse constants are not read",
@@ -317,7 +323,7 @@ def _check_dense(graph: GraphProto, where: str) -> None:
     for node in graph.node:
         for attribute in node.attribute:
             if attribute.type == AttributeProto.GRAPH:
-                _check_dense(attribute.g, where)
+                _check_constants(attribute.g, where)
 
 
 def _check_operators(model: ir.Model, where: str) -> None:

@@ -73,6 +73,42 @@ def _space_to_depth(layer: Layer, attributes: Attributes) -> Function:
     return space_to_depth
 
 
+def _paired(x: Tensor, *lists: Any) -> list[list[int]]:
+    """Block sizes, and what is put in front and behind: a number for each dimension."""
+    found = [[int(v) for v in listed(values)] for values in lists]
+    fits = all(len(values) == x.dim() for values in found) and min(found[0], default=0) >= 1
+    if not fits or any(v < 0 for values in found for v in values):
+        raise Misfit(f"needs a block, a front and an end for each axis of {shape_text(x)}", dims=str(found))
+    return found
+
+
+def _space_to_batch(x: Tensor, block: Any, begin: Any, end: Any) -> Tensor:
+    sizes, front, behind = _paired(x, block, begin, end)
+    x = torch.nn.functional.pad(x, [n for pair in zip(front[::-1], behind[::-1], strict=True) for n in pair])
+    if sizes[0] != 1 or any(n % size for n, size in zip(x.shape, sizes, strict=True)):
+        raise Misfit(f"{shape_text(x)} does not divide into blocks", got=sizes, dims=str((x.shape, sizes)))
+    rank = x.dim()
+    x = x.reshape([n for d, size in zip(x.shape, sizes, strict=True) for n in (d // size, size)])
+    shape = [math.prod(sizes) * x.shape[0], *x.shape[2::2]]
+    return x.permute([*range(3, 2 * rank, 2), 1, *range(0, 2 * rank, 2)]).reshape(shape)
+
+
+def _batch_to_space(x: Tensor, block: Any, begin: Any, end: Any) -> Tensor:
+    sizes, front, behind = _paired(x, block, begin, end)
+    if sizes[0] != 1 or x.shape[0] % math.prod(sizes):
+        raise Misfit(f"a batch of {x.shape[0]} is no blocks", got=sizes, dims=str((x.shape, sizes)))
+    rank = x.dim()
+    x = x.reshape([*sizes[1:], x.shape[0] // math.prod(sizes), *x.shape[1:]])
+    order = [rank - 1, *(place for k in range(rank - 1) for place in (rank + k, k))]
+    x = x.permute(order)
+    x = x.reshape([x.shape[0], *(x.shape[1 + 2 * k] * x.shape[2 + 2 * k] for k in range(rank - 1))])
+    for axis, (low, high) in enumerate(zip(front, behind, strict=True)):
+        if low + high > x.shape[axis]:
+            raise Misfit(f"cuts more than there is off {shape_text(x)}", got=[low, high], dims=str(x.shape))
+        x = x.narrow(axis, low, x.shape[axis] - low - high)
+    return x
+
+
 def _of_space(x: Tensor) -> list[int]:
     if x.dim() < 3:
         raise Misfit(
@@ -167,6 +203,8 @@ def _search_sorted(layer: Layer, attributes: Attributes) -> Function:
 
 ROWS = (
     Row("Roll", plain(_roll), (3, 3), values=(1, 2)),
+    Row("SpaceToBatch", plain(_space_to_batch), (4, 4), values=(1, 2, 3)),
+    Row("BatchToSpace", plain(_batch_to_space), (4, 4), values=(1, 2, 3)),
     Row("DepthToSpace", _depth_to_space, (1, 1)),
     Row("SpaceToDepth", _space_to_depth, (1, 1)),
     Row("ShuffleChannels", _shuffle_channels, (1, 1)),

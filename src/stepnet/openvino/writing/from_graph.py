@@ -9,6 +9,7 @@ import torch
 
 from stepnet.compiler.torch_names import RARE
 from stepnet.export.graph import Cell, Graph, Loop, Node, Target, Value
+from stepnet.export.made_of import MADE_OF
 
 from .builder import NetBuilder, Out
 from .loop_form import cell_layers, loop_layers
@@ -19,7 +20,8 @@ LAYERS = {
     "round": "Round@5", "not": "LogicalNot", "isnan": "IsNaN@10", "cast": "Convert", "exp": "Exp",
     "log": "Log", "sqrt": "Sqrt", "sin": "Sin", "cos": "Cos", "tan": "Tan", "tanh": "Tanh",
     "sigmoid": "Sigmoid", "erf": "Erf", "sinh": "Sinh", "cosh": "Cosh", "atan": "Atan", "asin": "Asin",
-    "acos": "Acos", "hardswish": "HSwish@4", "hardsigmoid": "HSigmoid@5", "mish": "Mish@4",
+    "acos": "Acos", "asinh": "Asinh@4", "acosh": "Acosh@4", "atanh": "Atanh@4",
+    "hardswish": "HSwish@4", "hardsigmoid": "HSigmoid@5", "mish": "Mish@4",
     "silu": "Swish@4", "softplus": "SoftPlus@4", "gelu": "Gelu@7", "elu": "Elu", "prelu": "PReLU",
     "add": "Add", "sub": "Subtract", "mul": "Multiply", "div": "Divide", "floor_divide": "Divide",
     "maximum": "Maximum", "minimum": "Minimum", "pow": "Power", "remainder": "FloorMod", "eq": "Equal",
@@ -32,7 +34,8 @@ LAYERS = {
     "expand": "Broadcast@3", "tile": "Tile", "pad": "Pad", "cat": "Concat", "split": "VariadicSplit",
     "slice": "Slice@8", "take": "Gather@8", "gather": "GatherElements@6", "shape": "ShapeOf@3",
     "range": "Range@4", "fmod": "Mod", "scatter": "ScatterElementsUpdate@12",
-    "scatter_nd": "ScatterNDUpdate@4",
+    "scatter_nd": "ScatterNDUpdate@4", "bitwise_and": "BitwiseAnd@13", "bitwise_or": "BitwiseOr@13",
+    "bitwise_xor": "BitwiseXor@13", "bitwise_not": "BitwiseNot@13",
 }  # fmt: skip
 
 OPENVINO = Target(
@@ -41,7 +44,7 @@ OPENVINO = Target(
     ops="ops that IR has",
     nested="a TensorIterator inside a TensorIterator, which OpenVINO refuses",
     refused=dict.fromkeys(
-        ("atan2", *RARE.keys() - LAYERS.keys(), "copysign", "hypot", "trigamma"),
+        (*RARE.keys() - LAYERS.keys() - MADE_OF.keys(), "trigamma"),
         "IR has no layer for it",
     ),
     takes=lambda cell: not cell.ragged,  # a mask in the body undoes the fusion that the layer is for

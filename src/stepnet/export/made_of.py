@@ -1,0 +1,154 @@
+"""Ops element by element that no format has, of ops that every format has.
+
+They keep the digits that torch keeps, and give what torch gives at zeros of either sign, infinities and NaN.
+What is not chosen is finite where it can be, so that gradients of a model that is read are, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from .graph import Value
+
+if TYPE_CHECKING:
+    from .emit import Emit
+
+MADE_OF: dict[str, Callable[..., Value]] = {}
+
+
+def _made(fn: Callable[..., Value]) -> Callable[..., Value]:
+    MADE_OF[fn.__name__.strip("_")] = fn
+    return fn
+
+
+def _number(emit: Emit, value: float, like: Value) -> Value:
+    return emit.number(value, emit.graph.dtype(like))
+
+
+@_made
+def _reciprocal(emit: Emit, x: Value) -> Value:
+    return emit.call("div", _number(emit, 1.0, x), x)
+
+
+@_made
+def _rsqrt(emit: Emit, x: Value) -> Value:
+    return _reciprocal(emit, emit.call("sqrt", x))
+
+
+@_made
+def _trunc(emit: Emit, x: Value) -> Value:
+    return emit.call("mul", emit.call("sign", x), emit.call("floor", emit.call("abs", x)))
+
+
+@_made
+def _sign(emit: Emit, x: Value) -> Value:
+    """Files have it that of what is no number, torch 0."""
+    signs = emit.call("sign", x)
+    if not emit.graph.dtype(x).is_floating_point:
+        return signs
+    return emit.call("where", emit.call("eq", x, x), signs, _number(emit, 0.0, x))
+
+
+@_made
+def _exp2(emit: Emit, x: Value) -> Value:
+    return emit.call("pow", _number(emit, 2.0, x), x)
+
+
+@_made
+def _log2(emit: Emit, x: Value) -> Value:
+    return emit.call("div", emit.call("log", x), _number(emit, math.log(2), x))
+
+
+@_made
+def _log10(emit: Emit, x: Value) -> Value:
+    return emit.call("div", emit.call("log", x), _number(emit, math.log(10), x))
+
+
+def _near_zero(emit: Emit, x: Value) -> tuple[Value, Value]:
+    """Where x is small, and x there, else zero."""
+    near = emit.call("lt", emit.call("abs", x), _number(emit, 0.5, x))
+    return near, emit.call("where", near, x, _number(emit, 0.0, x))
+
+
+@_made
+def _expm1(emit: Emit, x: Value) -> Value:
+    """By the tangent of half of x where a difference would cancel."""
+    one, (near, small) = _number(emit, 1.0, x), _near_zero(emit, x)
+    half = emit.call("tanh", emit.call("mul", small, _number(emit, 0.5, x)))
+    exact = emit.call("div", emit.call("add", half, half), emit.call("sub", one, half))
+    return emit.call("where", near, exact, emit.call("sub", emit.call("exp", x), one))
+
+
+@_made
+def _log1p(emit: Emit, x: Value) -> Value:
+    """By x / (x + 2), whose inverse tangent is half of it, where a sum would lose the digits of x."""
+    near, small = _near_zero(emit, x)
+    part = emit.call("div", small, emit.call("add", small, _number(emit, 2.0, x)))
+    half = emit.call("atanh", part)
+    far = emit.call("log", emit.call("add", x, _number(emit, 1.0, x)))
+    return emit.call("where", near, emit.call("add", half, half), far)
+
+
+@_made
+def _signbit(emit: Emit, x: Value) -> Value:
+    """Below zero, or the zero whose reciprocal is."""
+    zero = emit.number(0, emit.graph.dtype(x))
+    below = emit.call("lt", x, zero)
+    if not emit.graph.dtype(x).is_floating_point:
+        return below
+    turned = emit.call("lt", _reciprocal(emit, x), zero)
+    return emit.call("or", below, emit.call("and", emit.call("eq", x, zero), turned))
+
+
+def _signed(emit: Emit, size: Value, like: Value) -> Value:
+    return emit.call("where", _signbit(emit, like), emit.call("neg", size), size)
+
+
+@_made
+def _copysign(emit: Emit, x: Value, y: Value) -> Value:
+    return _signed(emit, emit.call("abs", x), y)
+
+
+@_made
+def _ldexp(emit: Emit, x: Value, y: Value) -> Value:
+    return emit.call("mul", x, _exp2(emit, y))
+
+
+def _ratio(emit: Emit, x: Value, y: Value) -> tuple[Value, Value]:
+    """The larger of the sizes of two numbers, and the other one by it: 0 of zeros, 1 of infinities."""
+    sizes = [emit.call("abs", v) for v in (x, y)]
+    large, small = emit.call("maximum", *sizes), emit.call("minimum", *sizes)
+    zero, one = _number(emit, 0.0, x), _number(emit, 1.0, x)
+    some = emit.call("where", emit.call("eq", large, zero), one, large)
+    ratio = emit.call("div", small, some)
+    both = emit.call("and", emit.call("eq", small, large), emit.call("ne", large, zero))
+    return large, emit.call("where", both, one, ratio)
+
+
+def _or_nan(emit: Emit, made: Value, x: Value, y: Value) -> Value:
+    """What was made, of numbers: a runtime need not hand on that one of two is none."""
+    known = emit.call("and", emit.call("eq", x, x), emit.call("eq", y, y))
+    return emit.call("where", known, made, emit.call("add", x, y))
+
+
+@_made
+def _atan2(emit: Emit, y: Value, x: Value) -> Value:
+    angle = emit.call("atan", _ratio(emit, x, y)[1])
+    steep = emit.call("gt", emit.call("abs", y), emit.call("abs", x))
+    turned = emit.call("sub", _number(emit, math.pi / 2, x), angle)
+    angle = emit.call("where", steep, turned, angle)
+    back = emit.call("sub", _number(emit, math.pi, x), angle)
+    angle = emit.call("where", _signbit(emit, x), back, angle)
+    return _or_nan(emit, _signed(emit, angle, y), x, y)
+
+
+@_made
+def _hypot(emit: Emit, x: Value, y: Value) -> Value:
+    large, ratio = _ratio(emit, x, y)
+    one, inf = _number(emit, 1.0, x), _number(emit, math.inf, x)
+    root = emit.call("sqrt", emit.call("add", one, emit.call("mul", ratio, ratio)))
+    known = _or_nan(emit, emit.call("mul", large, root), x, y)
+    ends = [emit.call("eq", emit.call("abs", v), inf) for v in (x, y)]
+    return emit.call("where", emit.call("or", *ends), inf, known)

@@ -1,0 +1,86 @@
+"""Sums of rows of a table: bags of words. A bag without words is the row of the default index, or zeros."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepnet.openvino.attributes import Attributes
+from stepnet.openvino.records import Layer
+
+from .row import Function, Misfit, Row, integers, number, shape_text
+
+_MOST = 2**28  # bags, whose number a file says
+
+
+def _summed(
+    table: Tensor, index: Tensor, bag: Tensor, count: int, default: Any, weights: Tensor | None, mean: bool
+) -> Tensor:
+    """The rows `index` of a table, each times its weight, added to the bags that they are in."""
+    if not 0 <= count <= _MOST:
+        raise Misfit("the number of bags must be a plain number", got=count, dims=count)
+    rows = table[integers(index, "indices")]
+    if weights is not None:
+        rows = rows * weights.reshape(-1, *[1] * (rows.dim() - 1))
+    out = table.new_zeros(count, *table.shape[1:]).index_add(0, bag, rows)
+    size = torch.zeros(count, dtype=torch.int64, device=table.device)
+    size = size.index_add(0, bag, torch.ones_like(bag)).reshape(-1, *[1] * (table.dim() - 1))
+    if mean:
+        out = out / size.clamp(min=1).to(out.dtype)
+    row = -1 if default is None else number(default, "default_index")
+    return out if row < 0 else torch.where(size == 0, table[row], out)
+
+
+def _means(attributes: Attributes) -> bool:
+    return attributes.choice("reduction", ("sum", "mean"), "sum") == "mean"
+
+
+def _offsets(layer: Layer, attributes: Attributes) -> Function:
+    mean = _means(attributes)
+
+    def bags(
+        table: Tensor, index: Tensor, starts: Tensor, default: Any = None, weights: Any = None
+    ) -> Tensor:
+        if index.dim() != 1 or starts.dim() != 1:
+            shapes = f"{shape_text(index)} and {shape_text(starts)}"
+            raise Misfit(f"indices and offsets of {shapes} are no lists", dims=shapes)
+        places = torch.arange(len(index), device=index.device)
+        bag = torch.searchsorted(integers(starts, "offsets"), places, right=True) - 1
+        return _summed(table, index, bag, len(starts), default, weights, mean)
+
+    return bags
+
+
+def _packed(layer: Layer, attributes: Attributes) -> Function:
+    mean = _means(attributes)
+
+    def bags(table: Tensor, index: Tensor, weights: Any = None) -> Tensor:
+        if index.dim() != 2:
+            raise Misfit(
+                f"indices of {shape_text(index)} are no bags", expected="[bags, size]", dims=index.dim()
+            )
+        bag = torch.arange(len(index), device=index.device).repeat_interleave(index.shape[1])
+        return _summed(table, index.reshape(-1), bag, len(index), None, weights, mean)
+
+    return bags
+
+
+def _segments(layer: Layer, attributes: Attributes) -> Function:
+    def bags(
+        table: Tensor, index: Tensor, bag: Tensor, count: Any, default: Any = None, weights: Any = None
+    ) -> Tensor:
+        return _summed(table, index, integers(bag, "segment_ids"), number(count, "num_segments"), default,
+                       weights, mean=False)  # fmt: skip
+
+    return bags
+
+
+ROWS = (
+    Row("EmbeddingBagOffsetsSum", _offsets, (3, 5), values=(3,)),
+    Row("EmbeddingBagOffsets", _offsets, (3, 5), values=(3,)),
+    Row("EmbeddingBagPackedSum", _packed, (2, 3)),
+    Row("EmbeddingBagPacked", _packed, (2, 3)),
+    Row("EmbeddingSegmentsSum", _segments, (4, 6), values=(3, 4)),
+)
