@@ -226,15 +226,17 @@ def test_a_step_of_a_number_of_rows_is_told() -> None:
 class Structure(nn.Module):
     """Offsets, lengths and what is made of them, as results."""
 
-    def __init__(self) -> None:
+    def __init__(self, written: Any = None) -> None:
         super().__init__()
         self.rnn = Recurrent(cells.GRU(3, 4))
+        self.written = written
 
     def forward(self, rows: Tensor, offsets: Tensor) -> Any:
-        y, _ = self.rnn(LoDTensor(rows, [offsets]))
+        x = LoDTensor(rows, [offsets]) if self.written is None else self.written(rows)
+        y, _ = self.rnn(x)
         lengths = y.lengths()
         late = torch.arange(3) < lengths[:, None]
-        joined = LoDTensor.cat([y, torch.relu(y)])
+        joined = LoDTensor.cat([y, y.map(torch.relu)])
         mean = sequence_pool(y, "sum") / lengths[:, None].clamp(min=1)
         return y.lod, lengths, late, joined.lod, joined.values, mean, y.to_padded()
 
@@ -245,6 +247,17 @@ def test_offsets_and_lengths_are_tensors_of_the_program() -> None:
     for lengths in ((3, 2), (1, 0, 4), (2, 5, 1, 1)):
         args = rows_of(*lengths)
         torch.testing.assert_close(program(*args), model(*args))
+
+
+@pytest.mark.parametrize(
+    "written",
+    [lambda rows: LoDTensor(rows, [[0, 3, 3, 5]]), lambda rows: LoDTensor.from_lengths(rows, [[3, 0, 2]]),
+     lambda rows: LoDTensor.from_padded(rows[None], [5]),
+     lambda rows: LoDTensor.from_sequences([rows[:4], rows[4:]])],
+)  # fmt: skip
+def test_offsets_that_are_written_down(written: Any) -> None:
+    model, args = Structure(written).double(), rows_of(3, 2)
+    torch.testing.assert_close(export(model, args).module()(*args), model(*args))
 
 
 @pytest.mark.parametrize(

@@ -96,16 +96,9 @@ def structure(function: str, levels: Sequence[Tensor], rows: int) -> LoD:
 
 
 def levels_of(lod: object) -> list[Tensor] | None:
-    """Levels as tensors of a graph; None where what they are made of is no part of one.
-
-    In what Dynamo follows, numbers become a tensor, too: the graph checks them as it runs. A program that is
-    exported has numbers at hand.
-    """
-    if not (is_followed() and isinstance(lod, (list, tuple)) and lod):
-        return None
-    if all(isinstance(level, Tensor) for level in lod):
-        return [*lod]
-    if is_exporting() or not all(_is_level(level) for level in lod):
+    """Levels as tensors of a graph, also those of numbers: the graph checks them as it runs. None where what
+    they are made of is no part of one."""
+    if not (is_followed() and isinstance(lod, (list, tuple)) and lod and all(map(_is_level, lod))):
         return None
     return [t if isinstance(t, Tensor) else torch.tensor(t, dtype=torch.int64, device="cpu") for t in lod]
 
