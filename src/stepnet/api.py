@@ -188,10 +188,11 @@ def recurrent(
         and steps is static is resets is checkpoint is detach_every is None
         and not (scopes or torch.compiler.is_compiling() or (CAN_CAPTURE and is_exporting()))
         and instead() is watching() is None
-        and not (is_kept() or lifting.inside_a_step())
+        and not (is_kept() or lifting.may_run_once(x, state))
     ):
         state, out = run_warm(_STEPS, step, x, state, (reverse, level, axis, check_backend(backend)))
         if out is not None:
+            lifting.passed()
             return out
     how = _How(steps, static, reverse, level, axis, scopes, backend, resets, checkpoint, detach_every)
     if CAN_CAPTURE and torch.compiler.is_dynamo_compiling():
@@ -303,10 +304,11 @@ def _recurrent(
         y_leaves, y_spec = flatten(y)
         return (unflatten(y_spec, [pack_like(packed, leaf.values) for leaf in y_leaves]), *rest)
     booted, call = state is None, None
-    if not scopes and watching() is None and not lifting.inside_a_step():
+    if not scopes and watching() is None and not lifting.may_run_once(x, state):
         way = Way(reverse, level, axis, check_backend(backend))
         state, call = asked(_STEPS, step, x, state, way)
         if call is not None and (out := run_again(call)) is not None:
+            lifting.passed()
             return out
     body, x_leaves, state_leaves = checked(step, x, state, level=level, axis=axis)
     loop, feeds = as_loop(body, x_leaves, state_leaves, reverse=reverse, level=level, axis=axis)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from stepnet.compiler.iteration import code_of
 from stepnet.data.lod import LoDTensor
 from stepnet.data.offsets import LoD
-from stepnet.data.tree import Spec, unflatten
+from stepnet.data.tree import Spec, flatten, unflatten
 from stepnet.data.values import rows
 from stepnet.executors.segment import LoDCut
 from stepnet.front.step import StepBody
@@ -85,6 +85,19 @@ def inside_a_step() -> bool:
     return _LOOP.get() is not None
 
 
+def may_run_once(x: Any, state: Any) -> bool:
+    """Whether a call may be one that `lifted` answers. Any other is found as calls like one before are."""
+    loop = _LOOP.get()
+    return loop is not None and loop.may_run_once(x, state)
+
+
+def passed() -> None:
+    """Count a call that ran by itself and was not asked for."""
+    loop = _LOOP.get()
+    if loop is not None:
+        loop.calls += 1
+
+
 def lifted(
     inner: Inner,
     *,
@@ -121,7 +134,7 @@ class _OuterRun:
         self._step_versions: list[int] | None = None
 
     def begin(self, t: int, x_leaves: Sequence[Any], state_leaves: Sequence[Any]) -> None:
-        self._t, self._here, self._calls = t, list(x_leaves), 0
+        self._t, self._here, self.calls = t, list(x_leaves), 0
         self._state = {leaf.untyped_storage().data_ptr() for leaf in state_leaves if isinstance(leaf, Tensor)}
         if self._step_versions is None:  # the steps of a leaf are views of one table, with one such number
             self._step_versions = [_version(leaf) for leaf in x_leaves]
@@ -129,7 +142,7 @@ class _OuterRun:
     def lifted(
         self, inner: Inner, read: Read, pure: Callable[[], bool], boot: Boot, run: Run
     ) -> tuple[Any, list[Tensor]] | None:
-        number, self._calls = self._calls, self._calls + 1
+        number, self.calls = self.calls, self.calls + 1
         places = self._places(inner.x)
         if places is None or number in self._given_up:
             return None
@@ -145,6 +158,19 @@ class _OuterRun:
         leaf = self._here[places[0]]
         y = [LoDTensor._make(rows(cut[self._t]), leaf._lod) for cut in kept.y]
         return unflatten(kept.y_spec, y), [rows(cut[self._t]) for cut in kept.final]
+
+    def may_run_once(self, x: Any, state: Any) -> bool:
+        if self.calls in self._given_up:
+            return False
+        if type(x) is LoDTensor and not any(here is x for here in self._here):
+            return False
+        return state is None or not any(map(self._waits, flatten(state)[0]))
+
+    def _waits(self, state: Any) -> bool:
+        """Whether an initial state depends on that of the outer loop, or has a gradient."""
+        if not isinstance(state, Tensor):
+            return False
+        return state.requires_grad or state.untyped_storage().data_ptr() in self._state
 
     def _places(self, leaves: Sequence[Any]) -> list[int] | None:
         """Which leaf of the outer step's input each leaf is, if each is one, unchanged."""
@@ -166,9 +192,7 @@ class _OuterRun:
     ) -> _Lifted | None:
         if not all(len(s) and _uniform(s) for s in inner.state):
             return None
-        if not inner.booted and any(
-            s.requires_grad or s.untyped_storage().data_ptr() in self._state for s in inner.state
-        ):
+        if not inner.booted and any(map(self._waits, inner.state)):
             return None
         if not pure():
             return None

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stepnet import LoDTensor, explain, recurrent
+from stepnet import LoDTensor, recurrent
+from stepnet.compiler.pooling import POOLING
 from stepnet.errors import StepError
 from stepnet.executors.base import Backend
 
@@ -67,6 +70,22 @@ def beside(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
     return h, torch.tanh(h * 0.3 + x)
 
 
+def largest(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    """Of as many windows as asked for, which overlap."""
+    line, grid = (h * (h.detach().abs() > 0.7))[:, None], h.view(-1, 2, 2, 3)
+    wide = nn.AdaptiveMaxPool2d((None, 2))(grid).flatten(1).repeat(1, 2)[:, :12]
+    return wide + F.adaptive_max_pool1d(line, 5)[:, 0].repeat(1, 3)[:, :12], torch.tanh(h * 0.3 + x)
+
+
+def rounded_up(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    """One more window, which ends where there is nothing."""
+    line, grid = h[:, None], h.view(-1, 1, 3, 4)
+    some = F.avg_pool1d(line, 5, 3, 0, True)[:, 0] + F.max_pool1d(line, 5, 3, 0, ceil_mode=True)[:, 0]
+    more = F.avg_pool2d(grid, 2, 2, 0, True, False) + F.max_pool2d(grid, 2, 2, ceil_mode=True)
+    h = some.repeat(1, 3)[:, :12] + more.flatten(1).repeat(1, 3)
+    return h, torch.tanh(h * 0.3 + x)
+
+
 def outcome(step: Step, backend: Backend) -> list[Tensor]:
     draw = torch.Generator().manual_seed(2)
     x = torch.randn(5, 12, dtype=torch.float64, generator=draw).requires_grad_()
@@ -76,7 +95,7 @@ def outcome(step: Step, backend: Backend) -> list[Tensor]:
     return [y.values, final, *torch.autograd.grad(total, [x, h])]
 
 
-@pytest.mark.parametrize("step", [means, maxima, of_nothing, beside])
+@pytest.mark.parametrize("step", [means, maxima, of_nothing, beside, largest, rounded_up])
 def test_as_the_plain_loop(step):
     torch.testing.assert_close(outcome(step, "c"), outcome(step, "naive"), rtol=1e-9, atol=1e-11)
 
@@ -98,11 +117,52 @@ def test_what_does_not_fit_is_told_by_torch():
         recurrent(step, torch.zeros(1, 1, 7), torch.zeros(1, 7))
 
 
-def test_rounded_up_windows_are_left_to_torch():
-    def step(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        return F.avg_pool1d(h[:, None], 2, 2, 0, True)[:, 0], h + x
+KINDS = [f"{kind}_pool{dims}d" for kind in ("avg", "max", "adaptive_max") for dims in (1, 2, 3)]
 
-    x, h = torch.randn(2, 1, 7), torch.randn(1, 7)
-    y, _ = recurrent(step, x, h)
-    torch.testing.assert_close(y[1], F.avg_pool1d(h + x[0], 2, 2, 0, True))
-    assert "generated C" in str(explain(step, x, h))
+
+@pytest.mark.parametrize("name", KINDS)
+def test_windows_of_all_kinds(name: str) -> None:
+    """Values and gradients of torch, with ties, infinities and NaN; what is not written out is torch's."""
+    function = getattr(F, name)
+    ours, dims = POOLING[function], int(name[-2])
+    draw, taken = random.Random(name), 0
+    for _ in range(60):
+        x = torch.randn(2, 2, *(draw.choice([2, 3, 5, 7]) for _ in range(dims)), dtype=torch.float64)
+        args: list[Any] = [draw.randint(1, 3), draw.choice([None, 1, 2, 3]), draw.choice([0, 0, 1, 2])]
+        if name.startswith("adaptive"):
+            args = [[draw.choice([1, 2, 3, 5]) for _ in range(dims)]]
+        elif name.startswith("avg"):
+            args += [draw.choice([True, False]), draw.choice([True, False])]
+        else:
+            args += [draw.choice([1, 1, 2]), draw.choice([True, False])]
+        if "max" in name:
+            special = draw.choice([0.0, -torch.inf, torch.nan])
+            x = torch.where(torch.rand(x.shape) < 0.3, special, x.round())
+        x.requires_grad_()
+        found = ours(x, *args)
+        if found is NotImplemented:
+            continue
+        wanted, taken = function(x, *args), taken + 1
+        torch.testing.assert_close(found, wanted, equal_nan=True)
+        seed = torch.randn_like(wanted)
+        a, b = (torch.autograd.grad(result, x, seed)[0] for result in (found, wanted))
+        torch.testing.assert_close(a, b, equal_nan=True)
+    assert taken > 15
+
+
+def test_slopes_that_are_drawn():
+    """One for each element below zero, between the two given; their mean where nothing is drawn."""
+
+    def step(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        return F.rrelu(x, 0.2, 0.4, training=True) + 0 * h, h + F.rrelu(x, 0.2, 0.4)
+
+    x, h = torch.randn(4, 3, 500).requires_grad_(), torch.zeros(3, 500)
+    y, last = recurrent(step, x, h, backend="c")
+    torch.testing.assert_close(last, F.leaky_relu(x, 0.3).sum(0))
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(gradient * x, y)
+    slopes = gradient[x < 0]
+    assert 0.2 <= slopes.min() < 0.21
+    assert 0.39 < slopes.max() <= 0.4
+    assert (gradient[x > 0] == 1).all()
+    assert len(slopes.unique()) > len(slopes) // 2

@@ -15,7 +15,7 @@ from torch.export import Dim, export
 
 import stepnet
 from stepnet import LoDTensor, Recurrent, cells, recurrent, sequence_pool
-from stepnet.errors import StepError
+from stepnet.errors import LoDError, StepError
 from stepnet.graph import decompositions
 from stepnet.graph.portable import load
 
@@ -221,3 +221,55 @@ def test_a_step_of_a_number_of_rows_is_told() -> None:
 
     with pytest.raises(StepError, match="does not run on any number of rows"):
         export(Model(), (torch.randn(4, 2, 3), torch.randn(2, 3)))
+
+
+class Structure(nn.Module):
+    """Offsets, lengths and what is made of them, as results."""
+
+    def __init__(self, written: Any = None) -> None:
+        super().__init__()
+        self.rnn = Recurrent(cells.GRU(3, 4))
+        self.written = written
+
+    def forward(self, rows: Tensor, offsets: Tensor) -> Any:
+        x = LoDTensor(rows, [offsets]) if self.written is None else self.written(rows)
+        y, _ = self.rnn(x)
+        lengths = y.lengths()
+        late = torch.arange(3) < lengths[:, None]
+        joined = LoDTensor.cat([y, y.map(torch.relu)])
+        mean = sequence_pool(y, "sum") / lengths[:, None].clamp(min=1)
+        return y.lod, lengths, late, joined.lod, joined.values, mean, y.to_padded()
+
+
+def test_offsets_and_lengths_are_tensors_of_the_program() -> None:
+    model = Structure().double()
+    program = export(model, rows_of(3, 2), dynamic_shapes=({0: ANY}, {0: ANY})).module()
+    for lengths in ((3, 2), (1, 0, 4), (2, 5, 1, 1)):
+        args = rows_of(*lengths)
+        torch.testing.assert_close(program(*args), model(*args))
+
+
+@pytest.mark.parametrize(
+    "written",
+    [lambda rows: LoDTensor(rows, [[0, 3, 3, 5]]), lambda rows: LoDTensor.from_lengths(rows, [[3, 0, 2]]),
+     lambda rows: LoDTensor.from_padded(rows[None], [5]),
+     lambda rows: LoDTensor.from_sequences([rows[:4], rows[4:]])],
+)  # fmt: skip
+def test_offsets_that_are_written_down(written: Any) -> None:
+    model, args = Structure(written).double(), rows_of(3, 2)
+    torch.testing.assert_close(export(model, args).module()(*args), model(*args))
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [len, list, lambda y: y[0], lambda y: y[:1], lambda y: y.recursive_sequence_lengths(),
+     lambda y: y.to_packed(), lambda y: y.select_sequences([0])],
+)  # fmt: skip
+def test_a_program_for_any_lengths_has_no_numbers_of_them(asks: Any) -> None:
+    class Asks(nn.Module):
+        def forward(self, rows: Tensor, offsets: Tensor) -> Any:
+            asks(LoDTensor(rows, [offsets]))
+            return rows
+
+    with pytest.raises(LoDError, match=r"(?s)cannot count, index or take apart.*x\.lengths\(\)"):
+        export(Asks(), rows_of(3, 2), dynamic_shapes=({0: ANY}, {0: ANY}))

@@ -20,6 +20,7 @@ from stepnet import (
     sequence_reverse,
     sequence_softmax,
 )
+from stepnet.errors import LoDError
 
 from .models import LENGTHS, assert_alike, ragged, state
 
@@ -76,3 +77,33 @@ def test_two_levels(ref_level: int) -> None:
         for a, b in zip(function(x, h), compiled(x, h), strict=True):
             assert a.recursive_sequence_lengths() == b.recursive_sequence_lengths()
             torch.testing.assert_close(a.values, b.values)
+
+
+WRITTEN = {
+    "offsets": lambda rows: LoDTensor(rows, [[0, 2], [0, 3, 5]]),
+    "lengths": lambda rows: LoDTensor.from_lengths(rows, [[3, 0, 2]]),
+    "both": lambda rows: LoDTensor(rows, [torch.tensor([0, 1, 2]), (0, 3, 5)]),
+    "padded": lambda rows: LoDTensor.from_padded(rows[None], [4]),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "transformed"), [*((case, False) for case in WRITTEN), ("offsets", True), ("lengths", True)]
+)
+def test_offsets_that_are_written_down(case: str, transformed: bool) -> None:
+    def total(rows: torch.Tensor) -> torch.Tensor:
+        x = WRITTEN[case](rows)
+        return (x.values * torch.bucketize(torch.arange(len(x.values)), x.lod[-1], right=True)[:, None]).sum()
+
+    function = torch.func.grad(total) if transformed else total
+    rows = torch.randn(5, 3, dtype=torch.float64)
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(rows), function(rows))
+
+
+def test_wrong_offsets_that_are_written_down() -> None:
+    compiled = torch.compile(
+        lambda rows: LoDTensor(rows, [[0, 3, 1, 5]]).lengths(), backend="aot_eager", fullgraph=True
+    )
+    with pytest.raises(LoDError, match="must never fall"):
+        compiled(torch.randn(5, 3))

@@ -339,3 +339,27 @@ def test_an_inner_step_that_has_no_plan_warns_by_its_own_name():
     x, start = documents()
     with pytest.warns(SlowPathWarning, match="odd"):
         recurrent(lambda s, h: (recurrent(odd, s, h)[0], h), x, start, level=0)
+
+
+def test_an_inner_recurrence_that_waits_for_the_outer_state_is_found_as_others_are(monkeypatch):
+    """Its calls go the short way, and count: what comes behind it still runs once."""
+    long = []
+    run = stepnet.api.run
+    inner, once, outer = (nn.GRUCell(n, 4, dtype=F64) for n in (3, 3, 4))
+    x, start = documents()
+    start = start[:, :4]
+
+    def step(sentences, h):
+        _, last = recurrent(inner, sentences, h)
+        _, said = recurrent(once, sentences)
+        h = outer(last + said, h)
+        return h, h
+
+    y, last = recurrent(step, x, start, level=0)
+    recurrent(step, x, start, level=0)
+    monkeypatch.setattr(stepnet.api, "run", lambda *a, **k: long.append(a) or run(*a, **k))
+    recurrent(step, x, start, level=0)
+    assert len(long) == 2  # the outer loop, which has no plan, and what runs once
+    y2, last2 = recurrent(step, x, start, level=0, backend="naive")
+    assert_close("y", y.values, y2.values, 1e-10)
+    assert_close("final state", last, last2, 1e-10)

@@ -485,7 +485,9 @@ def _why(error: Exception) -> str:
     if "DataDependent" in kind or "data-dependent" in text:
         return BY_VALUES
     if "DynamicOutputShape" in kind or "dynamic shape" in text:
-        return "an op makes a result whose shape depends on values (a boolean mask, nonzero, unique)"
+        return "an op makes a result whose shape depends on values (a boolean mask, nonzero, unique, lstsq)"
+    if kind == "UnsupportedOperatorException":
+        return f"torch does not say of which shape the result of {text.strip()} is"
     if "non-Fake" in text or "convert all Tensors to FakeTensors" in text:
         return "the step uses a tensor in a way that the trace cannot follow"
     if type(error).__module__.startswith("torch._dynamo"):

@@ -24,13 +24,30 @@ class _Windows(NamedTuple):
 
     taps: list[int]
     pads: list[int]
+    beyond: list[int]  # how far the last window reaches behind what is padded
     counts: list[int]
     steps: list[int]
     dilations: list[int]
 
+    @property
+    def all_inside(self) -> bool:
+        """Whether no window sees what is beyond a border."""
+        return not any((*self.pads, *self.beyond))
+
+    def padded(self, x: Tensor, beside: float) -> Tensor:
+        """What windows go over, without what the last ones reach behind it."""
+        return (
+            F.pad(x, [p for p in reversed(self.pads) for _ in (0, 1)], value=beside) if any(self.pads) else x
+        )
+
     def seen(self, x: Tensor, beside: float) -> list[Tensor]:
         """The elements of all windows, by their place in them; `beside` is what stands beyond the borders."""
-        x = F.pad(x, [p for p in reversed(self.pads) for _ in (0, 1)], value=beside) if any(self.pads) else x
+        x = self.padded(x, beside)
+        x = (
+            F.pad(x, [n for far in reversed(self.beyond) for n in (0, far)], value=beside)
+            if any(self.beyond)
+            else x
+        )
         parts: list[Tensor] = []
         for tap in itertools.product(*map(range, self.taps)):
             each = zip(tap, self.counts, self.steps, self.dilations, strict=True)
@@ -48,12 +65,21 @@ def _windows(
     sizes = x.shape[-dims:]
     if x.dim() <= dims or not all(type(n) is int for n in (*sizes, *taps, *steps, *pads, *dilations)):
         return None
-    if ceil_mode or min([*taps, *steps, *dilations]) < 1 or prod(taps) > _MOST or not x.is_floating_point():
+    if min([*taps, *steps, *dilations]) < 1 or prod(taps) > _MOST or not x.is_floating_point():
         return None
     each = zip(sizes, taps, steps, pads, dilations, strict=True)
-    counts = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in each]
-    wrong = any(p < 0 or 2 * p > k for p, k in zip(pads, taps, strict=True)) or min(counts) < 1
-    return None if wrong else _Windows(taps, pads, counts, steps, dilations)
+    counts, beyond = [], []
+    for n, k, s, p, d in each:
+        whole, span = n + 2 * p, d * (k - 1) + 1
+        if n < span:  # of which torch takes some
+            return None
+        count = (whole - span) // s + 1
+        if ceil_mode and (whole - span) % s and count * s < n + p:
+            count += 1  # one more that begins inside, and ends where there is nothing
+        counts.append(count)
+        beyond.append(max((count - 1) * s + span - whole, 0))
+    wrong = any(p < 0 or 2 * p > k for p, k in zip(pads, taps, strict=True))
+    return None if wrong else _Windows(taps, pads, beyond, counts, steps, dilations)
 
 
 def _mean_pool(dims: int) -> Callable[..., Any]:
@@ -69,9 +95,17 @@ def _mean_pool(dims: int) -> Callable[..., Any]:
         def summed(x: Tensor) -> Tensor:
             return reduce(torch.add, windows.seen(x, 0.0))
 
-        if divisor_override is not None or count_include_pad or not any(windows.pads):
+        if (
+            divisor_override is not None
+            or windows.all_inside
+            or (count_include_pad and not any(windows.beyond))
+        ):
             return summed(input) / (divisor_override or prod(windows.taps))
-        return summed(input) / summed(torch.ones(*input.shape[-dims:], dtype=input.dtype))
+        ones = torch.ones(*input.shape[-dims:], dtype=input.dtype)
+        if not count_include_pad:
+            return summed(input) / summed(ones)
+        counted = windows._replace(pads=[0] * dims)
+        return summed(input) / reduce(torch.add, counted.seen(windows.padded(ones, 1.0), 0.0))
 
     return pool
 
@@ -81,13 +115,13 @@ def _max_pool(dims: int) -> Callable[..., Any]:
         input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
         ceil_mode: bool = False, return_indices: bool = False,
     ) -> Any:  # fmt: skip
-        """The first that is largest, or NaN, gets the gradient."""
+        """The first that is largest gets the gradient, or the last that is NaN."""
         windows = _windows(input, dims, kernel_size, stride, padding, dilation, ceil_mode)
         if windows is None or return_indices:
             return NotImplemented
         taps = torch.stack(windows.seen(input, -torch.inf), -1)
-        best = taps.max(-1)[0]
-        if not any(windows.pads):
+        best = _largest(taps, -1).squeeze(-1)
+        if windows.all_inside:
             return best
         there = torch.ones(*input.shape[-dims:], dtype=input.dtype)  # what is beyond a border is not chosen
         first = torch.stack(windows.seen(there, 0.0), -1).argmax(-1, keepdim=True).expand_as(taps[..., :1])
@@ -103,16 +137,45 @@ def _adaptive_mean_pool(dims: int) -> Callable[..., Any]:
         if input.dim() <= dims or not input.is_floating_point() or len(wanted) != dims:
             return NotImplemented
         for dim, out in zip(range(-dims, 0), wanted, strict=True):
-            size = input.shape[dim]
-            out = size if out is None else out
-            if not (type(size) is int and type(out) is int and size and 0 < out <= _MOST):
+            windows = _adaptive_windows(input.shape[dim], out)
+            if windows is None:
                 return NotImplemented
-            windows = [(i * size // out, -(-(i + 1) * size // out)) for i in range(out)]
             means = [input.narrow(dim, a, b - a).mean(dim, keepdim=True) for a, b in windows]
-            input = input if out == size else torch.cat(means, dim)
+            input = input if len(windows) == input.shape[dim] else torch.cat(means, dim)
         return input.clone() if list(wanted) == [None] * dims else input
 
     return pool
+
+
+def _adaptive_max_pool(dims: int) -> Callable[..., Any]:
+    def pool(input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
+        """The largest of each window along the last dimension, then along those before it: of ties the first
+        in a row gets the gradient."""
+        wanted = _sizes(output_size, dims)
+        if return_indices or input.dim() <= dims or not input.is_floating_point() or len(wanted) != dims:
+            return NotImplemented
+        for dim, out in zip(range(-1, -dims - 1, -1), reversed(wanted), strict=True):
+            windows = _adaptive_windows(input.shape[dim], out)
+            if windows is None:
+                return NotImplemented
+            parts = [_largest(input.narrow(dim, a, b - a), dim) for a, b in windows]
+            input = torch.cat(parts, dim)
+        return input
+
+    return pool
+
+
+def _largest(x: Tensor, dim: int) -> Tensor:
+    best = x.max(dim, keepdim=True)[0]
+    return torch.where(best.isnan(), x.flip(dim).max(dim, keepdim=True)[0], best) if x.shape[dim] > 1 else x
+
+
+def _adaptive_windows(size: Any, out: Any) -> list[tuple[int, int]] | None:
+    """Where each of so many windows begins and ends; None of those that are not written out."""
+    out = size if out is None else out
+    if not (type(size) is int and type(out) is int and size and 0 < out <= _MOST):
+        return None
+    return [(i * size // out, -(-(i + 1) * size // out)) for i in range(out)]
 
 
 def _pad(input: Tensor, pad: Any, mode: str = "constant", value: float | None = None) -> Any:
@@ -162,10 +225,16 @@ def _nearest(
 POOLING: dict[Any, Callable[..., Any]] = {
     F.avg_pool1d: _mean_pool(1),
     F.avg_pool2d: _mean_pool(2),
+    F.avg_pool3d: _mean_pool(3),
     F.max_pool1d: _max_pool(1),
     F.max_pool2d: _max_pool(2),
+    F.max_pool3d: _max_pool(3),
     F.adaptive_avg_pool1d: _adaptive_mean_pool(1),
     F.adaptive_avg_pool2d: _adaptive_mean_pool(2),
+    F.adaptive_avg_pool3d: _adaptive_mean_pool(3),
+    F.adaptive_max_pool1d: _adaptive_max_pool(1),
+    F.adaptive_max_pool2d: _adaptive_max_pool(2),
+    F.adaptive_max_pool3d: _adaptive_max_pool(3),
     F.pad: _pad,
     F.interpolate: _nearest,
 }

@@ -47,7 +47,8 @@ def _opaque(b: Builder, node: Any, args: Any, kwargs: Any) -> Any:
         raise Unsupported(
             f"{target} draws noise in a way that is not compiled",
             line=b.line,
-            remedy="draw it from torch.rand_like or torch.randn_like, a number for each row",
+            remedy="draw it from torch.rand_like or torch.randn_like, a number for each row; "
+            "or before the recurrence, as an input of the step",
         )
     if not isinstance(node.target, torch._ops.OpOverload):
         raise Unsupported(f"'{target}' is no plain torch call", line=b.line)

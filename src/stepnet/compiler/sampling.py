@@ -1,4 +1,5 @@
-"""Images looked at between their pixels, and numbers rounded as quantised ones: in plain operators."""
+"""Images looked at between their pixels, numbers rounded as quantised ones, slopes that are drawn: in plain
+operators."""
 
 from __future__ import annotations
 
@@ -78,7 +79,24 @@ def _fake_quantize(
     return rounded + torch.where(inside, input - input.detach(), 0.0)
 
 
+def _rrelu(
+    input: Tensor,
+    lower: float = 1.0 / 8,
+    upper: float = 1.0 / 3,
+    training: bool = False,
+    inplace: bool = False,
+) -> Any:
+    """A slope below zero, drawn for each element in training."""
+    if inplace or lower > upper or not input.is_floating_point():
+        return NotImplemented
+    if not training:
+        return F.leaky_relu(input, (lower + upper) / 2)
+    slopes = torch.rand_like(input) * (upper - lower) + lower
+    return torch.where(input <= 0, input * slopes, input)
+
+
 SAMPLING: dict[Any, Callable[..., Any]] = {
     F.grid_sample: _grid_sample,
     torch.fake_quantize_per_tensor_affine: _fake_quantize,
+    F.rrelu: _rrelu,
 }

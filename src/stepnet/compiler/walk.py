@@ -100,7 +100,9 @@ class Walk(CodeWalk):
                     f"it reads a {kind.__name__}, which is dispatched by rules of its own"
                 )
         if value.layout is not torch.strided:
-            self.refused = self.refused or f"it reads a tensor of layout {value.layout}"
+            self.refused = self.refused or (
+                f"it reads a tensor of layout {value.layout}; by its .to_dense() it would be compiled"
+            )
         more: dict[str, Any] = value.__dict__  # pyright: ignore[reportAssignmentType]
         if kind is Tensor or kind is nn.Parameter:  # others hold what torch runs them by
             self.hold(more)

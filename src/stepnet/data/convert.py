@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.data import in_graph
 from stepnet.data.modes import beside, outside_modes
-from stepnet.data.offsets import brief, check_lengths, integers, offsets_of, owners, ranges
+from stepnet.data.offsets import brief, check_lengths, integers, known, offsets_of, owners, ranges
 from stepnet.data.permute import invert, permute_rows
 from stepnet.errors import LoDError
 
@@ -233,7 +233,7 @@ def rows_to_packed(values: Tensor, lengths: Tensor) -> PackedSequence:
 @outside_modes
 def _step_by_step(lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The rank order, how many sequences take part in each step, and the rows in the order of steps."""
-    empty = (lengths == 0).nonzero()
+    empty = (known(lengths) == 0).nonzero()
     if len(empty):
         raise LoDError(
             "LoDTensor.to_packed: a PackedSequence cannot hold an empty sequence",

@@ -95,9 +95,18 @@ def structure(function: str, levels: Sequence[Tensor], rows: int) -> LoD:
     return LoD.trusted(tuple(own[: len(levels)]), rows)
 
 
-def are_levels(lod: object) -> bool:
-    """Whether they are tensors of a graph."""
-    return is_followed() and isinstance(lod, (list, tuple)) and all(isinstance(t, Tensor) for t in lod)
+def levels_of(lod: object) -> list[Tensor] | None:
+    """Levels as tensors of a graph, also those of numbers: the graph checks them as it runs. None where what
+    they are made of is no part of one."""
+    if not (is_followed() and isinstance(lod, (list, tuple)) and lod and all(map(_is_level, lod))):
+        return None
+    return [t if isinstance(t, Tensor) else torch.tensor(t, dtype=torch.int64, device="cpu") for t in lod]
+
+
+def _is_level(level: object) -> bool:
+    if isinstance(level, (list, tuple)):
+        return all(type(number) is int for number in level)
+    return isinstance(level, Tensor)
 
 
 def unpacked(packed: PackedSequence) -> tuple[Tensor, Tensor]:

@@ -73,8 +73,9 @@ class LoDTensor(RowWise):
     __dataclass_params__: ClassVar[Any] = vars(_Fields)["__dataclass_params__"]
 
     def __init__(self, values: Tensor, lod: Sequence[Any]) -> None:
-        if in_graph.are_levels(lod):
-            structure = in_graph.structure("offsets", lod, values.shape[0])
+        levels = in_graph.levels_of(lod)
+        if levels is not None:
+            structure = in_graph.structure("offsets", levels, values.shape[0])
         else:
             structure = LoD(lod)
         _check_values(values, structure)
@@ -122,8 +123,9 @@ class LoDTensor(RowWise):
         >>> LoDTensor.from_lengths(torch.zeros(9, 4), [[2, 1], [3, 2, 4]]).lod
         (tensor([0, 2, 3]), tensor([0, 3, 5, 9]))
         """
-        if in_graph.are_levels(lengths):
-            structure = in_graph.structure("lengths", lengths, values.shape[0])
+        levels = in_graph.levels_of(lengths)
+        if levels is not None:
+            structure = in_graph.structure("lengths", levels, values.shape[0])
         else:
             structure = LoD.from_lengths(lengths)
         _check_values(values, structure)
@@ -164,8 +166,9 @@ class LoDTensor(RowWise):
         >>> LoDTensor.from_padded(torch.tensor([[1, 2, 0], [3, 0, 0]]), [2, 1]).values
         tensor([1, 2, 3])
         """
-        if in_graph.is_followed() and isinstance(lengths, Tensor):
-            values, offsets = in_graph.call("unpad", [padded, lengths], [], batch_first)
+        levels = in_graph.levels_of([lengths])
+        if levels is not None:
+            values, offsets = in_graph.call("unpad", [padded, *levels], [], batch_first)
             return LoDTensor._make(values, LoD.trusted((offsets,), values.shape[0]))
         values, lengths = convert.padded_to_rows(padded, lengths, batch_first)
         return LoDTensor._make(values, LoD.from_lengths([lengths]))
@@ -286,7 +289,7 @@ class LoDTensor(RowWise):
         >>> LoDTensor(torch.zeros(9), [[0, 2, 3], [0, 3, 5, 9]]).recursive_sequence_lengths()
         [[2, 1], [3, 2, 4]]
         """
-        return [self._lod.lengths(k).tolist() for k in range(self.lod_level)]
+        return self._lod.lists()
 
     def __len__(self) -> int:
         """Sequences of the outermost level."""

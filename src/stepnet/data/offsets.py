@@ -12,6 +12,7 @@ from typing import Any, final
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from stepnet.data.as_imported import from_numpy
 from stepnet.data.dtypes import dtype_name
@@ -102,12 +103,16 @@ class LoD:
 
     def __len__(self) -> int:
         """Sequences of the outermost level."""
-        return len(self.levels[0]) - 1
+        return len(known(self.levels[0])) - 1
 
-    @outside_modes
     def lengths(self, level: int = -1) -> Tensor:
         """[n] lengths of the sequences of one level, counted in the elements of that level."""
-        return _lengths(self.levels[level])
+        offsets = self.levels[level]
+        return offsets.diff() if in_program(offsets) else _lengths(offsets)
+
+    def lists(self) -> list[list[int]]:
+        """The lengths of every level as plain numbers."""
+        return [_lengths(known(offsets)).tolist() for offsets in self.levels]
 
     def count(self, level: int) -> int:
         """How many sequences one level has."""
@@ -124,22 +129,24 @@ class LoD:
         object.__setattr__(self, "_content", made)
         return made
 
-    @outside_modes
     def copies(self) -> tuple[Tensor, ...]:
         """The levels, to be given to somebody who may write to them."""
-        return tuple(level.clone() for level in self.levels)
+        return tuple(level.clone() if in_program(level) else _copy(level) for level in self.levels)
 
     @outside_modes
     def missing(self, indices: Tensor) -> int | None:
         """The first place in `indices` that names no sequence of the outermost level."""
-        given = indices.numpy()
-        return _first((given < 0) | (given >= len(self)))
+        n, given = len(self), indices.numpy()
+        return _first((given < 0) | (given >= n))
 
-    @outside_modes
     def owner(self) -> Tensor:
         """[rows] for every row, its sequence of the last level. Made once, so nobody may write to it."""
-        if torch.compiler.is_dynamo_compiling():
+        if torch.compiler.is_dynamo_compiling() or in_program(self.levels[-1]):
             return torch.bucketize(torch.arange(self.rows), self.levels[-1][1:], right=True)
+        return self._made_owner()
+
+    @outside_modes
+    def _made_owner(self) -> Tensor:
         found = self._owner
         if found is None:
             found = owners(self.lengths(), self.rows)
@@ -193,7 +200,7 @@ class LoD:
         """Top-level sequences start to stop: their offsets at every level, and their first and last row."""
         levels = []
         for offsets in self.levels:
-            part = offsets.numpy()[start : stop + 1]
+            part = known(offsets).numpy()[start : stop + 1]
             start, stop = int(part[0]), int(part[-1])
             levels.append(from_numpy(part - start))
         return tuple(levels), start, stop
@@ -201,7 +208,7 @@ class LoD:
     @outside_modes
     def row_lengths(self) -> Tensor:
         """[n] how many rows each top-level sequence has, over all levels below it."""
-        bounds = self.levels[0].numpy()
+        bounds = known(self.levels[0]).numpy()
         for offsets in self.levels[1:]:
             bounds = offsets.numpy()[bounds]
         return from_numpy(np.diff(bounds))
@@ -210,7 +217,7 @@ class LoD:
     def take(self, indices: Tensor) -> tuple[LoD, Tensor]:
         """The top-level sequences at ``indices`` in that order: their LoD, and the rows they are made of."""
         levels, chosen = [], indices.numpy()
-        for offsets in map(Tensor.numpy, self.levels):
+        for offsets in (known(level).numpy() for level in self.levels):
             starts = offsets[chosen]
             lengths = offsets[chosen + 1] - starts
             levels.append(from_numpy(_offsets(lengths)))
@@ -226,6 +233,29 @@ def _end(offsets: Tensor) -> int:
     return int(offsets.numpy()[-1])
 
 
+def in_program(offsets: Tensor) -> bool:
+    """Whether offsets are of a program that torch.export writes: they have no numbers, and what is made of
+    them is made by torch's operators."""
+    return type(offsets) is not Tensor
+
+
+def known(offsets: Tensor) -> Tensor:
+    """Offsets that have numbers."""
+    if in_program(offsets):
+        raise LoDError(
+            "a program that torch.export writes is for any lengths: it cannot count, index or take apart "
+            "the sequences of a LoDTensor",
+            remedy="x.lengths(), x.lod, x.to_padded() and sequence_pool(x, ...) are tensors of the program",
+        )
+    return offsets
+
+
+@outside_modes
+def _copy(offsets: Tensor) -> Tensor:
+    return offsets.clone()
+
+
+@outside_modes
 def _lengths(offsets: Tensor) -> Tensor:
     return from_numpy(np.diff(offsets.numpy()))
 
@@ -246,13 +276,17 @@ def _ranges(starts: Numbers, lengths: Numbers) -> Numbers:
     return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
 
 
-@outside_modes
 def offsets_of(lengths: Tensor) -> Tensor:
     """[n] lengths to [n + 1] offsets.
 
     >>> offsets_of(torch.tensor([3, 0, 2]))
     tensor([0, 3, 3, 5])
     """
+    return pad(lengths.cumsum(0), (1, 0)) if in_program(lengths) else _offsets_of(lengths)
+
+
+@outside_modes
+def _offsets_of(lengths: Tensor) -> Tensor:
     return from_numpy(_offsets(lengths.numpy()))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from stepnet.data.modes import outside_modes, real
-from stepnet.data.offsets import LoD, brief, offsets_of
+from stepnet.data.offsets import LoD, brief, in_program, offsets_of
 from stepnet.errors import LoDError
 
 
@@ -64,12 +64,18 @@ def joined(lod: LoD) -> LoD:
     return LoD.trusted((*lod.levels[:-2], last[above]), lod.rows)
 
 
-@outside_modes
 def one_after_the_other(lods: Sequence[LoD]) -> LoD:
     """The sequences of all batches, at every level."""
+    join: Any = _join if any(in_program(level) for lod in lods for level in lod.levels) else _join_real
     levels = zip(*(lod.levels for lod in lods), strict=True)
-    lengths = (torch.cat([offsets.diff() for offsets in level]) for level in levels)
-    return LoD.trusted(tuple(offsets_of(level) for level in lengths), sum(lod.rows for lod in lods))
+    return LoD.trusted(tuple(map(join, levels)), sum(lod.rows for lod in lods))
+
+
+def _join(levels: Sequence[Tensor]) -> Tensor:
+    return offsets_of(torch.cat([offsets.diff() for offsets in levels]))
+
+
+_join_real = outside_modes(_join)
 
 
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
