@@ -6,6 +6,7 @@ import ctypes
 import functools
 import os
 import platform
+import signal
 import subprocess
 import tempfile
 from pathlib import Path
@@ -17,12 +18,13 @@ from stepnet.executors.c import build as c_build
 from stepnet.executors.c.products import cpu
 
 WIDE = "#define SN_VECTOR_BYTES 64\n"  # as wide as tiles, on any CPU
-TILE_FLAGS = ("-mamx-tile", "-mamx-bf16")
+_HERE = Path(__file__).parent
+TILE_FLAGS = ("-mamx-tile", "-mamx-bf16", "-include", str(_HERE / "tile_traps.h"))
 _SANITIZE = ("-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 _SANITIZE += (
     "-fno-sanitize=null,object-size,pointer-overflow",
 )  # what they see of these programs, address sees
-_EMULATOR = Path(__file__).parent / "tile_emulator.c"
+_EMULATOR = _HERE / "tile_emulator.c"
 
 
 class Table(ctypes.Structure):
@@ -58,26 +60,26 @@ class Rows:
 
 @functools.cache
 def can_emulate_tiles() -> bool:
-    """Whether tile instructions can be compiled, and the CPU knows those around them."""
+    """Whether a trap can be compiled before each tile instruction, and the CPU knows those around them."""
     if platform.system() != "Linux" or platform.machine() != "x86_64" or "avx512f" not in cpu._flags():
         return False
-    return _runs("#include <immintrin.h>\nint main(void) { _tile_release(); return 0; }", TILE_FLAGS, False)
+    text = "#include <immintrin.h>\nint main(void) { _tile_release(); return 0; }"
+    return _status(text, TILE_FLAGS) == -signal.SIGILL
 
 
 @functools.cache
 def _sanitizers_work() -> bool:
-    return _runs("int main(void) { return 0; }", _SANITIZE)
+    return _status("int main(void) { return 0; }", _SANITIZE) == 0
 
 
-def _runs(text: str, flags: tuple[str, ...], is_run: bool = True) -> bool:
-    """Whether a program can be built with these flags, and run."""
+def _status(text: str, flags: tuple[str, ...]) -> int | None:
+    """How a program that is built with these flags ends; None if it cannot be built."""
     with tempfile.TemporaryDirectory() as folder:
         cc, program = c_build.compiler(), f"{folder}/probe"
         command = [*cc.command, *cc.flags, *flags, "-x", "c", "-", "-o", program]
-        built = subprocess.run(command, input=text, text=True, capture_output=True, check=False)
-        if built.returncode or not is_run:
-            return not built.returncode
-        return subprocess.run([program], capture_output=True, check=False).returncode == 0
+        if subprocess.run(command, input=text, text=True, capture_output=True, check=False).returncode:
+            return None
+        return subprocess.run([program], capture_output=True, check=False).returncode
 
 
 def emulator_library(folder: Path) -> Path:

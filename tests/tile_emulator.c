@@ -1,7 +1,7 @@
-/* Tile instructions of AMX for a CPU that has none: the trap that the CPU takes instead is answered here.
+/* Tile instructions of AMX on any CPU of x86: the trap that is before each of them (tile_traps.h) is answered here.
  *
- * Linked with a program, or preloaded, code that was compiled for AMX runs as it is, instruction by instruction; what the
- * CPU does know it does itself. Written from Intel's manual, and stricter: what the manual calls a fault ends the
+ * Linked with a program, or preloaded, code that was compiled for AMX runs as it is, instruction by instruction; all
+ * others the CPU does itself. Written from Intel's manual, and stricter: what the manual calls a fault ends the
  * program with a message, and so does what no code of ours should do. Each thread has its own tiles, as it has there.
  *
  *     EMULATED_TILES_COUNT=1    at the end of the program, prints how many products ran
@@ -123,6 +123,8 @@ static void trap(int number, siginfo_t *info, void *context) {
     greg_t *regs = ((ucontext_t *)context)->uc_mcontext.gregs;
     const uint8_t *at = (const uint8_t *)regs[REG_RIP];
     (void)number, (void)info;
+    if (at[0] != 0x0f || at[1] != 0x0b) fail("an instruction that the CPU does not know, with no trap before it");
+    at += 2;
     if (at[0] != 0xc4 || (at[1] & 31) != 2 || (at[2] & 0x84) != 0) fail("an instruction that is not one of tiles");
     const int r = !(at[1] >> 7 & 1), x = !(at[1] >> 6 & 1), b = !(at[1] >> 5 & 1);
     const int third = ~(at[2] >> 3) & 15, prefix = at[2] & 3, code = at[3], modrm = at[4];

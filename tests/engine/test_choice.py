@@ -267,10 +267,10 @@ def test_histories_and_hooks_of_weights_are_left_alone_by_timing(clock, disk, mo
     assert watch.calls > 4
     assert told == []
     assert step.gate.grad is None
-    expected = torch.autograd.grad(
-        recurrent(step, x, h, backend="naive")[0].sum(), step.w.weight, retain_graph=True
-    )
+    plain, _ = recurrent(step, x, h, backend="naive")
+    (expected,) = torch.autograd.grad(plain.sum(), step.w.weight, retain_graph=True)
     told.clear()
     y.sum().backward()
     assert len(told) == 2
-    torch.testing.assert_close(step.w.weight.grad, *expected)
+    sums = {"rtol": 0, "atol": 1e-6 * float(expected.abs().max())}  # of 96 rows, in another order
+    torch.testing.assert_close(step.w.weight.grad, expected, **sums)

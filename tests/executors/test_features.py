@@ -195,8 +195,9 @@ def test_a_long_sequence_is_the_one_of_one_thread():
             found.append((y, h, *torch.autograd.grad(y.sin().sum() + h.sum(), [rows, *cell.parameters()])))
     finally:
         torch.set_num_threads(before)
-    for other in found[1:]:
-        torch.testing.assert_close(other, found[0], rtol=1e-5, atol=1e-5)
+    for other in found[1:]:  # gradients of weights are sums of 3000 rows, in another order
+        for a, b in zip(other, found[0], strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6 * float(b.detach().abs().max()))
 
 
 @pytest.mark.parametrize(

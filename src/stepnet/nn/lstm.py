@@ -73,8 +73,10 @@ class LSTM(RNNBase):
 
     def _cast_to(self, low: torch.dtype, batch: Batch, *state: Tensor) -> tuple[torch.dtype, ...]:
         """Where torch has no kernel for all of it, c stays as it came, and what is no product is like c."""
-        packed = isinstance(batch.given, PackedSequence)
-        kernel = not packed and not self.proj_size and not low == batch.rows.dtype == torch.float16
+        packed, kernel = isinstance(batch.given, PackedSequence), True
+        if batch.rows.dtype == torch.float16:  # oneDNN has it for some CPUs, and never with gradients
+            kernel = not torch.is_grad_enabled() and torch.ops.mkldnn._is_mkldnn_fp16_supported()
+        kernel = kernel and not packed and not self.proj_size
         c = low if kernel else torch.promote_types(low, state[1].dtype)
         h = low if self.proj_size else c
         return h, h, c
