@@ -28,6 +28,9 @@ SN_SHARED void sn_tiles_block(sn_rows_f32 C, sn_rows_f32 plus, const uint16_t *r
                               int64_t blocks, int64_t n, int64_t nv, int64_t parts);
 #ifndef SN_LINKED
 
+#ifndef SN_NEAR_BLOCKS
+#define SN_NEAR_BLOCKS 12
+#endif
 /* Rows of two tiles: all m, or an equal share of them. */
 SN_INLINE int64_t sn_tiled_high(int64_t m) { return sn_split(m, 32); }
 
@@ -219,13 +222,25 @@ SN_BLOCK(2)
 SN_BLOCK(3)
 #undef SN_BLOCK
 
-void sn_tiles_block(sn_rows_f32 C, sn_rows_f32 plus, const uint16_t *rows, int64_t m, sn_panel B, int64_t blocks,
-                    int64_t n, int64_t nv, int64_t parts) {
-    const sn_sums to = {C, plus, n};
+SN_INLINE void sn_block_of(int64_t parts, const sn_sums to, const uint16_t *rows, int64_t m, sn_panel B, int64_t blocks,
+                           int64_t nv) {
     switch (parts) {
         case 1: sn_block1(to, rows, m, B, blocks, nv); return;
         case 2: sn_block2(to, rows, m, B, blocks, nv); return;
         case 3: sn_block3(to, rows, m, B, blocks, nv); return;
+    }
+}
+
+void sn_tiles_block(sn_rows_f32 C, sn_rows_f32 plus, const uint16_t *rows, int64_t m, sn_panel B, int64_t blocks,
+                    int64_t n, int64_t nv, int64_t parts) {
+    float here[SN_BLOCK_ROWS][4 * 16] __attribute__((aligned(64)));
+    const sn_rows_f32 kept = {here[0], 4 * 16, 0};
+    const int64_t some = SN_NEAR_BLOCKS / parts;
+    for (int64_t k = 0; k < blocks; k += some) {
+        const int64_t left = blocks - k < some ? blocks - k : some;
+        const sn_sums to = {k + some < blocks ? kept : C, k == 0 ? plus : kept, n};
+        sn_block_of(parts, to, rows + k * parts * sn_tiled_rows(m) * SN_DEPTH_BF16, m, B, left, nv);
+        B.base += some * B.next_block;
     }
 }
 _Static_assert(sn_lanes_f32 == 16, "a tile holds 16 sums in a row");

@@ -51,11 +51,14 @@ SN_INLINE sn_rows_f32 sn_part_f32(sn_rows_f32 rows, int64_t r, int64_t column) {
     return rows;
 }
 
-/* A block of rows that are multiplied together, as numbers of bfloat16: how many at most, how many of its columns at a
- * time where each is `parts` of them, and how many there is room for. */
-enum { SN_BLOCK_ROWS = 64, SN_BLOCK_COLUMNS = 384 };
-#define SN_BLOCK_SIZE (SN_BLOCK_ROWS * SN_BLOCK_COLUMNS)
+/* Rows that are multiplied together, as numbers of bfloat16: as many of them, and as many of their columns at a time, where
+ * each is `parts` numbers, as there is room for. Many rows read a matrix that no cache near a core holds less often. */
+enum { SN_BLOCK_SIZE = 196608, SN_BLOCK_ROWS = 256, SN_BLOCK_COLUMNS = 3072 };
 SN_INLINE int64_t sn_block_depth(int64_t parts) { return SN_BLOCK_COLUMNS / parts; }
+SN_INLINE int64_t sn_block_rows(int64_t K, int64_t parts) {
+    const int64_t rows = SN_BLOCK_SIZE / (sn_depth_bf16(K) * parts) / 32 * 32;
+    return rows > SN_BLOCK_ROWS ? SN_BLOCK_ROWS : rows < 64 ? 64 : rows;
+}
 SN_INLINE int64_t sn_tiled_rows(int64_t m) { return (m + 15) / 16 * 16; }
 
 #if SN_TILES
@@ -213,7 +216,7 @@ static void sn_gather_tiles(uint16_t *to, sn_rows_bf16 A, int64_t r, int64_t m, 
     }
 }
 
-/* Rows r .. r + m of C, m up to SN_BLOCK_ROWS, by tiles. */
+/* Rows r .. r + m of C, m up to sn_block_rows(K, 1), by tiles. */
 static void sn_rows_by_tiles(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, const uint16_t *packed, int64_t r,
                              int64_t m, int64_t K, int64_t N) {
     uint16_t rows[SN_BLOCK_SIZE] __attribute__((aligned(64)));
@@ -239,7 +242,7 @@ void sn_matmul_bf16(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, const uin
 #if SN_TILES
     if (rows >= SN_FEW_ROWS && K > 0) {
         for (int64_t r = 0, m; r < rows; r += m) {
-            m = sn_split(rows - r, SN_BLOCK_ROWS);
+            m = sn_split(rows - r, sn_block_rows(K, 1));
             sn_rows_by_tiles(C, addend, A, packed, r, m, K, N);
         }
         return;

@@ -74,10 +74,10 @@ SN_INLINE __m512 sn_high_half(__m512i x) {
 /* Rows below which a tile would be too empty. */
 SN_INLINE int64_t sn_few_split(int64_t parts) { return parts == 1 ? 1 : parts == 2 ? 6 : 12; }
 #if SN_TILES
-/* Tiles of pairs, from a block of rows of B on: [columns / 16][blocks][parts][16][16][2]. */
-SN_INLINE sn_panel sn_split_tiles(const uint16_t *pairs, int64_t block, int64_t blocks, int64_t parts) {
+/* Tiles of pairs, from a block of rows of B on: [blocks][parts][nv][16][16][2], in the order in which they are read. */
+SN_INLINE sn_panel sn_split_tiles(const uint16_t *pairs, int64_t block, int64_t nv, int64_t parts) {
     const int64_t tile = SN_DEPTH_BF16 * sn_lanes_f32;
-    return (sn_panel){pairs + block * parts * tile, parts * tile, tile, blocks * parts * tile, 4 * sn_lanes_f32};
+    return (sn_panel){pairs + block * parts * nv * tile, parts * nv * tile, nv * tile, tile, 4 * sn_lanes_f32};
 }
 #endif
 
@@ -120,7 +120,7 @@ static void sn_split_panel(uint32_t *restrict pairs, const float *restrict panel
         else memset(odd, 0, sizeof odd);
         for (int64_t p = 0; p < parts; ++p)
             for (int64_t u0 = 0; u0 < W; u0 += L) {
-                const int64_t tile = (u0 / L * (depth / SN_DEPTH_BF16) + k / SN_DEPTH_BF16) * parts + p;
+                const int64_t tile = (k / SN_DEPTH_BF16 * parts + p) * (W / L) + u0 / L;
                 uint32_t *to = pairs + (parts == 1 ? k / 2 * W + u0 : (tile * half + k / 2 % half) * L);
                 _Pragma("omp simd") for (int64_t u = 0; u < L; ++u) {
                     const float first = sn_round_bf16(even[u0 + u]), second = sn_round_bf16(odd[u0 + u]);
@@ -192,13 +192,13 @@ static sn_sizes sn_split_rows(uint16_t *restrict to, int64_t stride, int64_t nex
 #endif
 }
 
-/* Up to SN_BLOCK_ROWS rows of C. */
+/* Up to sn_block_rows(K, parts) rows of C. */
 static void sn_block_split(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_f32 A, const float *packed, int64_t m, int64_t K,
                            int64_t N, int64_t parts) {
     uint16_t rows[SN_BLOCK_SIZE] __attribute__((aligned(64)));
     const int few = m < sn_few_split(parts), tiled = SN_TILES && (parts > 1 || m >= SN_FEW_ROWS) && !few;
     const int64_t most = few ? K : sn_block_depth(parts), deep = sn_deep_split(K, parts);
-    const int64_t depths = sn_depth_bf16(K) / SN_DEPTH_BF16, tall = sn_tiled_rows(m);
+    const int64_t tall = sn_tiled_rows(m);
 #if SN_TILES
     if (tiled) sn_tiles_begin(m);
 #endif
@@ -224,7 +224,7 @@ static void sn_block_split(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_f32 A, con
 #if SN_TILES
             if (tiled) {
                 const sn_panel B = parts == 1 ? sn_pairs_panel(pairs + k0 * W, nv)
-                                              : sn_split_tiles(pairs, k0 / SN_DEPTH_BF16, depths, parts);
+                                              : sn_split_tiles(pairs, k0 / SN_DEPTH_BF16, nv, parts);
                 sn_tiles_block(to, sum, rows, m, B, sn_depth_bf16(depth) / SN_DEPTH_BF16, n, nv, parts);
                 continue;
             }
@@ -235,7 +235,7 @@ static void sn_block_split(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_f32 A, con
 #if SN_TILES
     if (tiled) sn_tiles_end();
 #endif
-    (void)tall, (void)depths;
+    (void)tall;
 }
 
 void sn_matmul_split(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_f32 A, const float *packed, int64_t rows, int64_t K,
@@ -246,7 +246,7 @@ void sn_matmul_split(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_f32 A, const flo
         return;
     }
     for (int64_t r = 0, m; r < rows; r += m) {
-        m = sn_split(rows - r, SN_BLOCK_ROWS);
+        m = sn_split(rows - r, sn_block_rows(K, parts));
         sn_block_split(sn_part_f32(C, r, 0), sn_part_f32(addend, r, 0), sn_part_f32(A, r, 0), packed, m, K, N, parts);
     }
 }
