@@ -117,6 +117,11 @@ def split(is_fast: bool) -> str:
     return f"#define SN_SPLIT {int(is_fast)}\n{_file('sn_split.h')}"
 
 
+def over_rows() -> str:
+    """The C of products over rows by tiles, behind that of floats that are split."""
+    return _file("sn_over_rows.h")
+
+
 def common() -> str:
     """The C that all of it, and generated code, stands on: functions of numbers, and numbers of 16 bits."""
     return "\n".join(

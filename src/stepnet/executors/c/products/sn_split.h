@@ -67,6 +67,11 @@ SN_INLINE __m512 sn_low_half(__m512i x) {
 SN_INLINE __m512 sn_high_half(__m512i x) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(x, 1)), 16));
 }
+/* The order that brings elements i and i + 16 side by side. */
+SN_INLINE __m512i sn_side_by_side(void) {
+    const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    return _mm512_or_si512(lanes, _mm512_slli_epi32(_mm512_add_epi32(lanes, _mm512_set1_epi32(16)), 16));
+}
 #else
 #define SN_FAST_SPLIT 0
 #endif
@@ -111,8 +116,9 @@ SN_INLINE int sn_in_range(sn_sizes a, sn_sizes b, int64_t K) {
 static void sn_split_panel(uint32_t *restrict pairs, const float *restrict panel, int64_t K, int64_t W, int64_t parts) {
     const int64_t depth = sn_depth_bf16(K), L = sn_lanes_f32, half = SN_DEPTH_BF16 / 2;
     float even[SN_WIDTH * sn_lanes_f32], odd[SN_WIDTH * sn_lanes_f32];
-    memset(even, 0, sizeof even);
-    memset(odd, 0, sizeof odd);
+#if SN_FAST_SPLIT
+    const __m512i side_by_side = sn_side_by_side();
+#endif
     for (int64_t k = 0; k < depth; k += 2) {
         if (k < K) memcpy(even, panel + k * W, (size_t)W * sizeof *even);
         else memset(even, 0, sizeof even);
@@ -122,12 +128,19 @@ static void sn_split_panel(uint32_t *restrict pairs, const float *restrict panel
             for (int64_t u0 = 0; u0 < W; u0 += L) {
                 const int64_t tile = (k / SN_DEPTH_BF16 * parts + p) * (W / L) + u0 / L;
                 uint32_t *to = pairs + (parts == 1 ? k / 2 * W + u0 : (tile * half + k / 2 % half) * L);
+#if SN_FAST_SPLIT
+                const __m512i near = (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(odd + u0), _mm512_loadu_ps(even + u0));
+                _mm512_storeu_si512(to, _mm512_permutexvar_epi16(side_by_side, near));
+                _mm512_storeu_ps(even + u0, _mm512_sub_ps(_mm512_loadu_ps(even + u0), sn_low_half(near)));
+                _mm512_storeu_ps(odd + u0, _mm512_sub_ps(_mm512_loadu_ps(odd + u0), sn_high_half(near)));
+#else
                 _Pragma("omp simd") for (int64_t u = 0; u < L; ++u) {
                     const float first = sn_round_bf16(even[u0 + u]), second = sn_round_bf16(odd[u0 + u]);
                     to[u] = (sn_bits_f32(first) >> 16) | sn_bits_f32(second); /* the rounded have no lower half */
                     even[u0 + u] -= first;
                     odd[u0 + u] -= second;
                 }
+#endif
             }
     }
 }
@@ -198,7 +211,7 @@ static void sn_block_split(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_f32 A, con
     uint16_t rows[SN_BLOCK_SIZE] __attribute__((aligned(64)));
     const int few = m < sn_few_split(parts), tiled = SN_TILES && (parts > 1 || m >= SN_FEW_ROWS) && !few;
     const int64_t most = few ? K : sn_block_depth(parts), deep = sn_deep_split(K, parts);
-    const int64_t tall = sn_tiled_rows(m);
+    const int64_t tall = sn_tiled_rows(m), wide = sn_depth_bf16(K < most ? K : most);
 #if SN_TILES
     if (tiled) sn_tiles_begin(m);
 #endif
@@ -208,7 +221,7 @@ static void sn_block_split(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_f32 A, con
         if (tiled)
             sizes = sn_split_rows(rows, SN_DEPTH_BF16, parts * tall * SN_DEPTH_BF16, tall * SN_DEPTH_BF16, A, m, k0, depth,
                                   parts);
-        else if (!few) sizes = sn_split_rows(rows, most, SN_DEPTH_BF16, 0, A, m, k0, depth, 1);
+        else if (!few) sizes = sn_split_rows(rows, wide, SN_DEPTH_BF16, 0, A, m, k0, depth, 1);
         for (int64_t first = 0; first < sn_blocks_f32(N); first += SN_WIDTH) {
             const int64_t nv = sn_blocks_f32(N) - first < SN_WIDTH ? sn_blocks_f32(N) - first : SN_WIDTH;
             const int64_t column = first * sn_lanes_f32, W = nv * sn_lanes_f32, n = N - column < W ? N - column : W;
@@ -229,7 +242,7 @@ static void sn_block_split(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_f32 A, con
                 continue;
             }
 #endif
-            sn_panel_bf16(to, sum, (sn_rows_bf16){rows, most, 0}, pairs + k0 * W, 0, m, depth, 0, n, nv);
+            sn_panel_bf16(to, sum, (sn_rows_bf16){rows, wide, 0}, pairs + k0 * W, 0, m, depth, 0, n, nv);
         }
     }
 #if SN_TILES
