@@ -11,9 +11,11 @@ from typing import ClassVar, Literal, NewType
 
 from stepnet.errors import Unsupported
 from stepnet.ir.agreement import INTEGERS
+from stepnet.ir.graph import Graph, Node
 from stepnet.ir.plan import LoopPlan, Plan, Region
 
 from .loop import Scan
+from .torch_ops.ops import Run
 
 Form = Literal["fused", "hoisted"]
 BackendName = NewType("BackendName", str)  # what an executor of one's own is called
@@ -80,6 +82,10 @@ class Executor(ABC):
         Raises:
             Unsupported: it cannot be made.
         """
+
+    def on_all_rows(self, graph: Graph, node: Node) -> Run | None:
+        """Its own way to compute a node that runs once on all rows; None: torch's."""
+        return None
 
     def source(self, scan: Scan) -> str | None:
         """The code that was generated for a scan, for `explain` to show; None: none was."""

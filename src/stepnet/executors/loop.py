@@ -39,10 +39,16 @@ class PreparedLoop:
     """A loop plan made ready to run; `scan` runs its scans.
 
     A scan executor gets the region, the values at hand, the boot values of carries, and the layout; it
-    adds the values the region gives to those at hand and returns the last value of each carry.
+    adds the values the region gives to those at hand and returns the last value of each carry. `own` is an
+    executor's way to compute a node on all rows, where it has one.
     """
 
-    def __init__(self, plan: LoopPlan, scan: Callable[[LoopPlan, Region], Scan]) -> None:
+    def __init__(
+        self,
+        plan: LoopPlan,
+        scan: Callable[[LoopPlan, Region], Scan],
+        own: Callable[[Graph, Node], Run | None] = lambda graph, node: None,
+    ) -> None:
         self.plan = plan
         scans = [scan(plan, region) if region.kind == "scan" else None for region in plan.regions]
         spared = _spared(plan, scans)
@@ -50,7 +56,7 @@ class PreparedLoop:
             (
                 region,
                 scan,
-                bound(plan.body, tuple(n for n in region.nodes if not spared.issuperset(n.outputs))),
+                bound(plan.body, tuple(n for n in region.nodes if not spared.issuperset(n.outputs)), own),
             )
             for region, scan in zip(plan.regions, scans, strict=True)
         ]
@@ -264,12 +270,17 @@ def run_nodes(
             values.update((n, o) for n, o in zip(node.outputs, out, strict=True) if n)
 
 
-def bound(graph: Graph, nodes: tuple[Node, ...]) -> list[_Bound]:
-    """Nodes with what computes each of them in torch."""
+def bound(
+    graph: Graph, nodes: tuple[Node, ...], own: Callable[[Graph, Node], Run | None] = lambda graph, node: None
+) -> list[_Bound]:
+    """Nodes with what computes each of them: an executor's own way, or torch."""
     return [
-        _Bound(None if node.op in _BY_LAYOUT else bind(graph, node), node.op, node.inputs, node.outputs)
+        _Bound(
+            None if node.op in _BY_LAYOUT else own(graph, node) or bind(graph, node),
+            node.op, node.inputs, node.outputs,
+        )
         for node in nodes
-    ]
+    ]  # fmt: skip
 
 
 def take(table: Tensor, index: Tensor) -> Tensor:

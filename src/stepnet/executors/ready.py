@@ -23,7 +23,7 @@ def make_ready(executor: Executor, plan: Plan) -> Ready:
         return executor.scan(loop, region)
 
     def loop(part: LoopPlan | None) -> PreparedLoop | None:
-        return None if part is None else PreparedLoop(executor.prepare(part), scan)
+        return None if part is None else PreparedLoop(executor.prepare(part), scan, executor.on_all_rows)
 
     with ThreadPoolExecutor(max_workers=2) as both:  # a build takes about a second, outside of Python
         backward, forward = both.map(loop, (plan.backward, plan.forward))

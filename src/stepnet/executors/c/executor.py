@@ -8,9 +8,12 @@ from stepnet.executors.base import Executor
 from stepnet.executors.loop import Scan
 from stepnet.executors.schedule.adopt import adopt
 from stepnet.executors.schedule.wide import gather_wide
+from stepnet.executors.torch_ops.ops import Run
+from stepnet.ir.graph import Graph, Node
 from stepnet.ir.plan import LoopPlan, Plan, Region
 
 from .limits import DTYPES, check, fits
+from .over_rows import product_over_rows
 from .scan import CScan
 from .work import is_surely_faster
 
@@ -35,6 +38,9 @@ class GeneratedC(Executor):
 
     def scan(self, loop: LoopPlan, region: Region) -> CScan:
         return CScan(loop, region)
+
+    def on_all_rows(self, graph: Graph, node: Node) -> Run | None:
+        return product_over_rows(graph, node) if node.op == "matmul_tn" else None
 
     def shares_features(self, scan: Scan) -> bool:
         return isinstance(scan, CScan) and scan.features is not None and scan.features.parts > 1

@@ -39,7 +39,7 @@ from . import threads as c_threads
 from .desk import Desks, Placed, Table, padded
 from .memory import comparison
 from .pace import SHORT, Pace
-from .products import BY_DTYPE, float_parts
+from .products import BY_DTYPE, float_parts, has_tiles
 from .source import FIXED, Source, write
 from .text import without_comments
 from .whole import headers
@@ -49,6 +49,7 @@ MEMBER_BYTES = 1 << 15  # of weights that a step reads, for each thread that sha
 NEAR = 1 << 16  # bytes of states that one thread works on at a time, where steps do not share a product
 APART = 2  # such chunks between two meetings of threads that take some features each: one may have to wait
 CHUNK = 1 << 18  # bytes of rows between products and the steps beside them: the second cache holds them
+CHUNK_BY_TILES = 1 << 19  # where tiles multiply, which read a matrix faster than a cache that is far gives it
 LED = 1 << 16  # bytes of a table from which room before its rows is made faster than a copy one step later
 SMALL = 1 << 14  # bytes of a table of which one is kept to make others like it
 _MOST_KINDS = 64  # of calls, whose pace one scan remembers
@@ -83,6 +84,7 @@ class CScan:
         early = {node.inputs[1] for node in (*p.early, *p.late)}
         self.step_bytes = sum(p.value(name).bytes for name, *_ in self.source.packed if name not in early)
         self._row_work = self.source.space[1] + sum(h * k * n for _, h, k, n in self.source.packed)
+        self._tiled = has_tiles() and any(BY_DTYPE[p.value(name).dtype].sums == "f32" for name in p.matrices)
         self._splits = any(BY_DTYPE[p.value(name).dtype].is_split for name in p.matrices)
         made = [entry.value for entry in self.source.fields if entry.role in ("out", "sum", "total")]
         self._made = {n: (p.value(n).shape, dtype_of(p.value(n).dtype)) for n in made}
@@ -204,7 +206,7 @@ class CScan:
         turns = 1 if self.step_bytes or together else -(-count // max(1, NEAR // max(source.space[1], 1)))
         count = -(-count // max(turns, 1))
         row_bytes = source.chunk_bytes + members * source.index_bytes
-        block = CHUNK * (APART if by_features else 1)
+        block = (CHUNK_BY_TILES if self._tiled else CHUNK) * (APART if by_features else 1)
         chunk = max(1, min(layout.steps, block // max(count * (row_bytes + source.late_bytes), 1)))
         share_bytes = source.space[0] + count * (8 * members + source.space[1] + chunk * row_bytes)
         share_bytes = padded(share_bytes + 64 * members)

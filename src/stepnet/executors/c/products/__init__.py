@@ -1,10 +1,12 @@
 """Products of rows and matrices in C: for each element type how a matrix is packed and multiplied."""
 
+from .cpu import has_tiles as has_tiles
 from .precision import float_parts as float_parts
 from .product import BY_DTYPE as BY_DTYPE
 from .product import BY_SUFFIX as BY_SUFFIX
 from .product import Product as Product
 from .product import common as common
+from .product import over_rows as over_rows
 from .product import paired as paired
 from .product import split as split
 from .product import with_needs as with_needs

@@ -106,14 +106,20 @@ class Product:
 
 def paired(tiles: int) -> str:
     """The C of products of bfloat16. `tiles`: 0 without, 1 by the tile instructions of AMX, 2 by a twin."""
-    instructions = _file("sn_tiles.h") if tiles else ""
-    pairs = _file("sn_pairs.h").replace('#include "sn_tiles.h"\n', instructions)
+    pairs = _file("sn_pairs.h")
+    for name in ("sn_tiles.h", "sn_blocks.h"):
+        pairs = pairs.replace(f'#include "{name}"\n', _file(name) if tiles else "")
     return f"#define SN_TILES {tiles}\n{pairs}"
 
 
 def split(is_fast: bool) -> str:
     """The C of products of floats that may be split, behind that of floats, and of bfloat16 if `is_fast`."""
     return f"#define SN_SPLIT {int(is_fast)}\n{_file('sn_split.h')}"
+
+
+def over_rows() -> str:
+    """The C of products over rows by tiles, behind that of floats that are split."""
+    return _file("sn_over_rows.h")
 
 
 def common() -> str:

@@ -39,11 +39,35 @@ SN_SHARED void sn_pack_bf16(uint16_t *restrict packed, const uint16_t *restrict 
                             int64_t stride_n, int64_t K, int64_t n, int64_t groups, int64_t width);
 SN_SHARED void sn_matmul_bf16(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, const uint16_t *packed, int64_t rows,
                               int64_t K, int64_t N);
-/* Rows r0 .. r1 of C in one panel of nv vectors, from `column` on: n columns. */
-SN_SHARED void sn_columns_bf16(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, const uint16_t *panel, int64_t r0,
-                               int64_t r1, int64_t K, int64_t column, int64_t n, int64_t nv);
+/* Rows r0 .. r1 of C in one panel of nv vectors, from `column` on: n columns, by vectors. */
+SN_SHARED void sn_panel_bf16(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, const uint16_t *panel, int64_t r0,
+                             int64_t r1, int64_t K, int64_t column, int64_t n, int64_t nv);
+/* The table from row r and from a column on. */
+SN_INLINE sn_rows_f32 sn_part_f32(sn_rows_f32 rows, int64_t r, int64_t column) {
+    if (!rows.base) return rows;
+    if (rows.index) rows.index += r;
+    else rows.base += r * rows.stride;
+    rows.base += column;
+    return rows;
+}
+
+/* Rows that are multiplied together, as numbers of bfloat16: as many of them, and as many of their columns at a time, where
+ * each is `parts` numbers, as there is room for. Many rows read a matrix that no cache near a core holds less often. */
+enum { SN_BLOCK_SIZE = 196608, SN_BLOCK_ROWS = 256, SN_BLOCK_COLUMNS = 3072 };
+SN_INLINE int64_t sn_block_depth(int64_t parts) { return SN_BLOCK_COLUMNS / parts; }
+SN_INLINE int64_t sn_block_rows(int64_t K, int64_t parts) {
+    const int64_t rows = SN_BLOCK_SIZE / (sn_depth_bf16(K) * parts) / 32 * 32;
+    return rows > SN_BLOCK_ROWS ? SN_BLOCK_ROWS : rows < 64 ? 64 : rows;
+}
+SN_INLINE int64_t sn_tiled_rows(int64_t m) { return (m + 15) / 16 * 16; }
+
 #if SN_TILES
 #include "sn_tiles.h"
+#include "sn_blocks.h"
+/* A panel that is packed in pairs. */
+SN_INLINE sn_panel sn_pairs_panel(const uint16_t *panel, int64_t nv) {
+    return (sn_panel){panel, nv * SN_DEPTH_BF16 * sn_lanes_f32, 0, 2 * sn_lanes_f32, nv * 4 * sn_lanes_f32};
+}
 #endif
 #ifndef SN_LINKED
 
@@ -157,9 +181,8 @@ SN_STRIP(4)
 #undef SN_CASE
 #undef SN_STRIP
 
-/* The same by vectors. */
-SN_INLINE void sn_panel_bf16(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, const uint16_t *panel, int64_t r0,
-                             int64_t r1, int64_t K, int64_t column, int64_t n, int64_t nv) {
+void sn_panel_bf16(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, const uint16_t *panel, int64_t r0, int64_t r1,
+                   int64_t K, int64_t column, int64_t n, int64_t nv) {
     float tile[12 * SN_WIDTH * sn_lanes_f32] __attribute__((aligned(64)));
     const int64_t most = nv == 4 ? SN_MAX_ROWS(4) : nv == 3 ? SN_MAX_ROWS(3) : nv == 2 ? SN_MAX_ROWS(2) : SN_MAX_ROWS(1);
     for (int64_t r = r0, m; r < r1; r += m) {
@@ -177,80 +200,54 @@ SN_INLINE void sn_panel_bf16(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, 
 }
 
 #if SN_TILES
-/* Rows of A as tiles: up to 32 rows, 32 columns from k on, zeros where there are none. */
-SN_INLINE void sn_gather_tiles(uint16_t (*to)[SN_DEPTH_BF16], sn_rows_bf16 A, int64_t r, int64_t m, int64_t k,
-                               int64_t K) {
-    const int64_t n = K - k < SN_DEPTH_BF16 ? K - k : SN_DEPTH_BF16;
-    memset(to, 0, 32 * sizeof *to);
-    for (int64_t i = 0; i < m; ++i) memcpy(to[i], sn_row_bf16(A, r + i) + k, (size_t)n * sizeof(uint16_t));
-}
-
-/* The same as sn_panel_bf16 by tiles, 32 rows and two vectors at a time. A thread has its tiles set up. */
-#define SN_TILE_COLUMNS(a_low, a_high, bytes)                                                                         \
-    const uint16_t *b = panel + (k * nv / 2 + v) * 2 * sn_lanes_bf16;                                                 \
-    SN_TILE_LOAD(4, a_low, bytes);                                                                                    \
-    SN_TILE_LOAD(6, b, nv * 64);                                                                                      \
-    SN_TILE_MULTIPLY(0, 4, 6);                                                                                        \
-    if (tall) {                                                                                                       \
-        SN_TILE_LOAD(5, a_high, bytes);                                                                               \
-        SN_TILE_MULTIPLY(2, 5, 6);                                                                                    \
-    }                                                                                                                 \
-    if (wide) {                                                                                                       \
-        SN_TILE_LOAD(7, b + 2 * sn_lanes_bf16, nv * 64);                                                              \
-        SN_TILE_MULTIPLY(1, 4, 7);                                                                                    \
-        if (tall) SN_TILE_MULTIPLY(3, 5, 7);                                                                          \
-    }
-static __attribute__((noinline)) void sn_tiles_bf16(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A,
-                                                    const uint16_t *panel, int64_t r0, int64_t r1, int64_t K,
-                                                    int64_t column, int64_t n, int64_t nv) {
-    float sums[32][32] __attribute__((aligned(64)));
-    uint16_t rows[32][SN_DEPTH_BF16] __attribute__((aligned(64)));
-    SN_TILE_BEGIN();
-    for (int64_t v = 0; v < nv; v += 2)
-        for (int64_t r = r0, m; r < r1; r += m) {
-            m = r1 - r < 32 ? r1 - r : 32;
-            const int tall = m > 16, wide = v + 1 < nv, apart = A.index != 0 || m % 16 != 0;
-            SN_TILE_ZERO(0);
-            SN_TILE_ZERO(1);
-            SN_TILE_ZERO(2);
-            SN_TILE_ZERO(3);
-            for (int64_t k = 0; k < K; k += SN_DEPTH_BF16) {
-                if (apart || K - k < SN_DEPTH_BF16) {
-                    sn_gather_tiles(rows, A, r, m, k, K);
-                    SN_TILE_COLUMNS(rows, rows + 16, sizeof *rows)
-                } else {
-                    const uint16_t *a = A.base + r * A.stride + k;
-                    SN_TILE_COLUMNS(a, a + 16 * A.stride, A.stride * (int64_t)sizeof *a)
-                }
+/* Columns k .. k + depth of m rows of A, side by side as tiles take them; zeros behind the last. */
+static void sn_gather_tiles(uint16_t *to, sn_rows_bf16 A, int64_t r, int64_t m, int64_t k, int64_t depth) {
+    for (int64_t at = 0; at < depth; at += SN_DEPTH_BF16, to += sn_tiled_rows(m) * SN_DEPTH_BF16) {
+        const int64_t n = depth - at < SN_DEPTH_BF16 ? depth - at : SN_DEPTH_BF16;
+        for (int64_t i = 0; i < m; ++i) {
+            const uint16_t *from = sn_row_bf16(A, r + i) + k + at;
+            if (n == SN_DEPTH_BF16) {
+                memcpy(to + i * SN_DEPTH_BF16, from, 2 * SN_DEPTH_BF16);
+            } else {
+                memset(to + i * SN_DEPTH_BF16, 0, 2 * SN_DEPTH_BF16);
+                memcpy(to + i * SN_DEPTH_BF16, from, (size_t)n * sizeof *to);
             }
-            SN_TILE_STORE(0, &sums[0][0], sizeof *sums);
-            SN_TILE_STORE(1, &sums[0][16], sizeof *sums);
-            SN_TILE_STORE(2, &sums[16][0], sizeof *sums);
-            SN_TILE_STORE(3, &sums[16][16], sizeof *sums);
-            const int64_t at = column + v * sn_lanes_f32, left = n - v * sn_lanes_f32;
-            for (int64_t i = 0; i < m; ++i)
-                sn_put_f32(sn_row_f32(C, r + i) + at, sums[i], addend.base ? sn_row_f32(addend, r + i) + at : 0,
-                           left < 32 ? left : 32);
         }
-    SN_TILE_END();
-}
-#undef SN_TILE_COLUMNS
-_Static_assert(sn_lanes_f32 == 16, "a tile holds 16 sums in a row");
-#endif
-
-void sn_columns_bf16(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, const uint16_t *panel, int64_t r0, int64_t r1,
-                     int64_t K, int64_t column, int64_t n, int64_t nv) {
-#if SN_TILES
-    if (r1 - r0 >= SN_FEW_ROWS) {
-        sn_tiles_bf16(C, addend, A, panel, r0, r1, K, column, n, nv);
-        return;
     }
-#endif
-    sn_panel_bf16(C, addend, A, panel, r0, r1, K, column, n, nv);
 }
+
+/* Rows r .. r + m of C, m up to sn_block_rows(K, 1), by tiles. */
+static void sn_rows_by_tiles(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, const uint16_t *packed, int64_t r,
+                             int64_t m, int64_t K, int64_t N) {
+    uint16_t rows[SN_BLOCK_SIZE] __attribute__((aligned(64)));
+    sn_tiles_begin(m);
+    for (int64_t k0 = 0; k0 < K; k0 += sn_block_depth(1)) {
+        const int64_t depth = K - k0 < sn_block_depth(1) ? K - k0 : sn_block_depth(1);
+        sn_gather_tiles(rows, A, r, m, k0, depth);
+        for (int64_t first = 0; first < sn_blocks_f32(N); first += SN_WIDTH) {
+            const int64_t nv = sn_blocks_f32(N) - first < SN_WIDTH ? sn_blocks_f32(N) - first : SN_WIDTH;
+            const int64_t column = first * sn_lanes_f32, W = nv * sn_lanes_f32, n = N - column < W ? N - column : W;
+            const sn_rows_f32 to = sn_part_f32(C, r, column);
+            sn_tiles_block(to, k0 == 0 ? sn_part_f32(addend, r, column) : to, rows, m,
+                           sn_pairs_panel(packed + column * sn_depth_bf16(K) + k0 * W, nv),
+                           sn_depth_bf16(depth) / SN_DEPTH_BF16, n, nv, 1);
+        }
+    }
+    sn_tiles_end();
+}
+#endif
 
 void sn_matmul_bf16(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, const uint16_t *packed, int64_t rows,
                     int64_t K, int64_t N) {
+#if SN_TILES
+    if (rows >= SN_FEW_ROWS && K > 0) {
+        for (int64_t r = 0, m; r < rows; r += m) {
+            m = sn_split(rows - r, sn_block_rows(K, 1));
+            sn_rows_by_tiles(C, addend, A, packed, r, m, K, N);
+        }
+        return;
+    }
+#endif
     const int64_t most_rows = 96; /* so that A stays in the first cache while the panels go by */
     for (int64_t r0 = 0; r0 < rows; r0 += most_rows) {
         const int64_t r1 = r0 + most_rows < rows ? r0 + most_rows : rows;
@@ -258,7 +255,7 @@ void sn_matmul_bf16(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, const uin
             const int64_t nv = sn_blocks_f32(N) - first < SN_WIDTH ? sn_blocks_f32(N) - first : SN_WIDTH;
             const int64_t column = first * sn_lanes_f32;
             const int64_t n = N - column < nv * sn_lanes_f32 ? N - column : nv * sn_lanes_f32;
-            sn_columns_bf16(C, addend, A, packed + column * sn_depth_bf16(K), r0, r1, K, column, n, nv);
+            sn_panel_bf16(C, addend, A, packed + column * sn_depth_bf16(K), r0, r1, K, column, n, nv);
         }
     }
 }

@@ -57,7 +57,34 @@ SN_SHARED void sn_matmul_split(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_f32 A,
                                int64_t K, int64_t N, int64_t split);
 #ifndef SN_LINKED
 
-enum { SN_SPLIT_ROWS = 64, SN_SPLIT_DEPTH = 256 }; /* of A, split at a time */
+
+#if defined(__AVX512BF16__) && SN_VECTOR_BYTES == 64
+#define SN_FAST_SPLIT 1
+/* The floats that the halves of a vector of bfloat16 stand for. */
+SN_INLINE __m512 sn_low_half(__m512i x) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(x)), 16));
+}
+SN_INLINE __m512 sn_high_half(__m512i x) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(x, 1)), 16));
+}
+/* The order that brings elements i and i + 16 side by side. */
+SN_INLINE __m512i sn_side_by_side(void) {
+    const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    return _mm512_or_si512(lanes, _mm512_slli_epi32(_mm512_add_epi32(lanes, _mm512_set1_epi32(16)), 16));
+}
+#else
+#define SN_FAST_SPLIT 0
+#endif
+
+/* Rows below which a tile would be too empty. */
+SN_INLINE int64_t sn_few_split(int64_t parts) { return parts == 1 ? 1 : parts == 2 ? 6 : 12; }
+#if SN_TILES
+/* Tiles of pairs, from a block of rows of B on: [blocks][parts][nv][16][16][2], in the order in which they are read. */
+SN_INLINE sn_panel sn_split_tiles(const uint16_t *pairs, int64_t block, int64_t nv, int64_t parts) {
+    const int64_t tile = SN_DEPTH_BF16 * sn_lanes_f32;
+    return (sn_panel){pairs + block * parts * nv * tile, parts * nv * tile, nv * tile, tile, 4 * sn_lanes_f32};
+}
+#endif
 
 /* The least and the greatest size of numbers that are not zero, as bits: those of sizes are ordered as sizes are. */
 typedef struct {
@@ -85,42 +112,36 @@ SN_INLINE int sn_in_range(sn_sizes a, sn_sizes b, int64_t K) {
     return a0 >= -100 && b0 >= -100 && a0 + b0 >= -98 && a1 < 120 && b1 < 120 && a1 + b1 + sums < 124;
 }
 
-/* The `parts` numbers whose sum n floats are, n even: those of x[i] at to[part * apart + i * every]. */
-SN_INLINE void sn_split_floats(uint16_t *restrict to, int64_t apart, const float *restrict x, int64_t n,
-                               int64_t parts) {
-    float rest[SN_DEPTH_BF16];
-    for (int64_t at = 0; at < n; at += SN_DEPTH_BF16) {
-        const int64_t m = n - at < SN_DEPTH_BF16 ? n - at : SN_DEPTH_BF16;
-        memcpy(rest, x + at, (size_t)m * sizeof *rest);
-        for (int64_t p = 0; p < parts; ++p) {
-            uint16_t *part = to + p * apart + at;
-            _Pragma("omp simd") for (int64_t i = 0; i < m; ++i) {
-                const float near = sn_round_bf16(rest[i]);
-                part[i] = sn_store_bf16(near);
-                rest[i] -= near;
-            }
-        }
-    }
-}
-
-/* A panel of floats [K, W] as panels of pairs [depth / 2, W, 2]. */
+/* A panel of floats [K, W] as pairs: of one number [depth / 2][W][2]; of more, tile by tile as sn_split_tiles has it. */
 static void sn_split_panel(uint32_t *restrict pairs, const float *restrict panel, int64_t K, int64_t W, int64_t parts) {
-    const int64_t words = sn_depth_bf16(K) / 2 * W; /* of one part */
+    const int64_t depth = sn_depth_bf16(K), L = sn_lanes_f32, half = SN_DEPTH_BF16 / 2;
     float even[SN_WIDTH * sn_lanes_f32], odd[SN_WIDTH * sn_lanes_f32];
-    for (int64_t p = 0; p < parts; ++p) memset(pairs + p * words + K / 2 * W, 0, (size_t)(words - K / 2 * W) * 4);
-    for (int64_t k = 0; k < K; k += 2) {
-        memcpy(even, panel + k * W, (size_t)W * sizeof *even);
+#if SN_FAST_SPLIT
+    const __m512i side_by_side = sn_side_by_side();
+#endif
+    for (int64_t k = 0; k < depth; k += 2) {
+        if (k < K) memcpy(even, panel + k * W, (size_t)W * sizeof *even);
+        else memset(even, 0, sizeof even);
         if (k + 1 < K) memcpy(odd, panel + (k + 1) * W, (size_t)W * sizeof *odd);
         else memset(odd, 0, sizeof odd);
-        for (int64_t p = 0; p < parts; ++p) {
-            uint32_t *to = pairs + p * words + k / 2 * W;
-            _Pragma("omp simd") for (int64_t u = 0; u < W; ++u) {
-                const float first = sn_round_bf16(even[u]), second = sn_round_bf16(odd[u]);
-                to[u] = (sn_bits_f32(first) >> 16) | sn_bits_f32(second); /* the rounded have no lower half */
-                even[u] -= first;
-                odd[u] -= second;
+        for (int64_t p = 0; p < parts; ++p)
+            for (int64_t u0 = 0; u0 < W; u0 += L) {
+                const int64_t tile = (k / SN_DEPTH_BF16 * parts + p) * (W / L) + u0 / L;
+                uint32_t *to = pairs + (parts == 1 ? k / 2 * W + u0 : (tile * half + k / 2 % half) * L);
+#if SN_FAST_SPLIT
+                const __m512i near = (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(odd + u0), _mm512_loadu_ps(even + u0));
+                _mm512_storeu_si512(to, _mm512_permutexvar_epi16(side_by_side, near));
+                _mm512_storeu_ps(even + u0, _mm512_sub_ps(_mm512_loadu_ps(even + u0), sn_low_half(near)));
+                _mm512_storeu_ps(odd + u0, _mm512_sub_ps(_mm512_loadu_ps(odd + u0), sn_high_half(near)));
+#else
+                _Pragma("omp simd") for (int64_t u = 0; u < L; ++u) {
+                    const float first = sn_round_bf16(even[u0 + u]), second = sn_round_bf16(odd[u0 + u]);
+                    to[u] = (sn_bits_f32(first) >> 16) | sn_bits_f32(second); /* the rounded have no lower half */
+                    even[u0 + u] -= first;
+                    odd[u0 + u] -= second;
+                }
+#endif
             }
-        }
     }
 }
 
@@ -142,135 +163,92 @@ void sn_pack_split(float *restrict packed, const float *restrict source, int64_t
     }
 }
 
-SN_INLINE sn_rows_f32 sn_from_row(sn_rows_f32 rows, int64_t r) {
-    if (rows.index) rows.index += r;
-    else if (rows.base) rows.base += r * rows.stride;
-    return rows;
-}
-SN_INLINE sn_rows_f32 sn_from_column(sn_rows_f32 rows, int64_t n) {
-    if (rows.base) rows.base += n;
-    return rows;
-}
-
-#if SN_TILES
-/* m rows of C in one panel by tiles. A: [K / 32][parts][SN_SPLIT_ROWS][32], zeros where there are none. */
-#define SN_TILE_ROWS(p)                                                                                               \
-    do {                                                                                                              \
-        const uint16_t *a = rows + ((k / SN_DEPTH_BF16 * parts + (p)) * SN_SPLIT_ROWS + r) * SN_DEPTH_BF16;           \
-        SN_TILE_LOAD(4, a, 64);                                                                                       \
-        if (tall) SN_TILE_LOAD(5, a + 16 * SN_DEPTH_BF16, 64);                                                        \
-    } while (0)
-#define SN_TILE_COLUMNS(p)                                                                                            \
-    do {                                                                                                              \
-        const uint16_t *b = pairs + (p) * apart + (k * nv / 2 + v) * 2 * sn_lanes_f32;                                \
-        SN_TILE_LOAD(6, b, nv * 64);                                                                                  \
-        if (wide) SN_TILE_LOAD(7, b + 2 * sn_lanes_f32, nv * 64);                                                     \
-    } while (0)
-#define SN_TILE_ADD()                                                                                                 \
-    do {                                                                                                              \
-        SN_TILE_MULTIPLY(0, 4, 6);                                                                                    \
-        if (wide) SN_TILE_MULTIPLY(1, 4, 7);                                                                          \
-        if (tall) SN_TILE_MULTIPLY(2, 5, 6);                                                                          \
-        if (tall && wide) SN_TILE_MULTIPLY(3, 5, 7);                                                                  \
-    } while (0)
-static __attribute__((noinline)) void sn_tiles_split(sn_rows_f32 C, sn_rows_f32 addend, const uint16_t *rows, int64_t m,
-                                                     const uint16_t *pairs, int64_t apart, int64_t K, int64_t n,
-                                                     int64_t nv, int64_t parts) {
-    float sums[32][32] __attribute__((aligned(64)));
-    SN_TILE_BEGIN();
-    for (int64_t v = 0; v < nv; v += 2)
-        for (int64_t r = 0; r < m; r += 32) {
-            const int64_t high = m - r < 32 ? m - r : 32, at = v * sn_lanes_f32, left = n - at < 32 ? n - at : 32;
-            const int tall = high > 16, wide = v + 1 < nv;
-            SN_TILE_ZERO(0);
-            SN_TILE_ZERO(1);
-            SN_TILE_ZERO(2);
-            SN_TILE_ZERO(3);
-            for (int64_t k = 0; k < K; k += SN_DEPTH_BF16) { /* what is small, first of all */
-                SN_TILE_ROWS(0);
-                if (parts == 3) {
-                    SN_TILE_COLUMNS(2);
-                    SN_TILE_ADD();
-                }
-                SN_TILE_COLUMNS(1);
-                SN_TILE_ADD();
-                SN_TILE_ROWS(1);
-                if (parts == 3) SN_TILE_ADD();
-                SN_TILE_COLUMNS(0);
-                SN_TILE_ADD();
-                if (parts == 3) {
-                    SN_TILE_ROWS(2);
-                    SN_TILE_ADD();
-                }
+/* Columns k0 .. k0 + depth of m rows of A as `parts` numbers each: the first of row i at to[i * stride], each next block of
+ * 32 columns `next` further on, each next part `apart`. Zeros behind the last column. */
+static sn_sizes sn_split_rows(uint16_t *restrict to, int64_t stride, int64_t next, int64_t apart, sn_rows_f32 A,
+                              int64_t m, int64_t k0, int64_t depth, int64_t parts) {
+#if SN_FAST_SPLIT
+    __m512i least = _mm512_set1_epi32(-1), most = _mm512_setzero_si512();
+    const __m512i all = _mm512_set1_epi32(0x7fffffff), one = _mm512_set1_epi32(1);
+    for (int64_t i = 0; i < m; ++i) {
+        const float *x = sn_row_f32(A, i) + k0;
+        uint16_t *row = to + i * stride;
+        for (int64_t at = 0; at < depth; at += SN_DEPTH_BF16, row += next) {
+            const int64_t n = depth - at;
+            const __mmask16 first = n >= 16 ? 0xffff : (__mmask16)((1u << n) - 1);
+            const __mmask16 second = n >= 32 ? 0xffff : n <= 16 ? 0 : (__mmask16)((1u << (n - 16)) - 1);
+            __m512 a = _mm512_maskz_loadu_ps(first, x + at), b = _mm512_maskz_loadu_ps(second, x + at + 16);
+            const __m512i a_size = _mm512_and_si512(_mm512_castps_si512(a), all);
+            const __m512i b_size = _mm512_and_si512(_mm512_castps_si512(b), all);
+            least = _mm512_min_epu32(least, _mm512_min_epu32(_mm512_sub_epi32(a_size, one), _mm512_sub_epi32(b_size, one)));
+            most = _mm512_max_epu32(most, _mm512_max_epu32(a_size, b_size));
+            for (int64_t p = 0; p < parts; ++p) {
+                const __m512i near = (__m512i)_mm512_cvtne2ps_pbh(b, a);
+                _mm512_storeu_si512(row + p * apart, near);
+                if (p + 1 == parts) break;
+                a = _mm512_sub_ps(a, sn_low_half(near));
+                b = _mm512_sub_ps(b, sn_high_half(near));
             }
-            for (int64_t k = 0; k < K; k += SN_DEPTH_BF16) {
-                SN_TILE_ROWS(0);
-                SN_TILE_COLUMNS(0);
-                SN_TILE_ADD();
-            }
-            SN_TILE_STORE(0, &sums[0][0], sizeof *sums);
-            SN_TILE_STORE(1, &sums[0][16], sizeof *sums);
-            SN_TILE_STORE(2, &sums[16][0], sizeof *sums);
-            SN_TILE_STORE(3, &sums[16][16], sizeof *sums);
-            for (int64_t i = 0; i < high; ++i)
-                sn_put_f32(sn_row_f32(C, r + i) + at, sums[i], addend.base ? sn_row_f32(addend, r + i) + at : 0, left);
         }
-    SN_TILE_END();
-}
-#undef SN_TILE_ROWS
-#undef SN_TILE_COLUMNS
-#undef SN_TILE_ADD
+    }
+    return (sn_sizes){_mm512_reduce_min_epu32(least) + 1u, _mm512_reduce_max_epu32(most)};
+#else
+    sn_sizes sizes = sn_no_sizes;
+    for (int64_t i = 0; i < m; ++i) {
+        const float *x = sn_row_f32(A, i) + k0;
+        sizes = sn_sizes_of(sizes, x, depth);
+        for (int64_t at = 0; at < depth; at += SN_DEPTH_BF16)
+            sn_split_floats(to + i * stride + at / SN_DEPTH_BF16 * next, apart, x + at,
+                            depth - at < SN_DEPTH_BF16 ? depth - at : SN_DEPTH_BF16, parts);
+    }
+    return sizes;
 #endif
+}
 
-/* Up to SN_SPLIT_ROWS rows of C. */
+/* Up to sn_block_rows(K, parts) rows of C. */
 static void sn_block_split(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_f32 A, const float *packed, int64_t m, int64_t K,
                            int64_t N, int64_t parts) {
-    uint16_t rows[SN_SPLIT_ROWS * SN_SPLIT_DEPTH * 3] __attribute__((aligned(64)));
-    const int64_t most = parts == 1 ? 3 * SN_SPLIT_DEPTH : SN_SPLIT_DEPTH, deep = sn_deep_split(K, parts);
-    const int64_t few = parts == 1 ? 1 : parts == 2 ? 6 : 12; /* below which a tile would be too empty */
-    sn_sizes sizes = sn_no_sizes;
-    if (m >= few)
-        for (int64_t i = 0; i < m; ++i) sizes = sn_sizes_of(sizes, sn_row_f32(A, i), K);
+    uint16_t rows[SN_BLOCK_SIZE] __attribute__((aligned(64)));
+    const int few = m < sn_few_split(parts), tiled = SN_TILES && (parts > 1 || m >= SN_FEW_ROWS) && !few;
+    const int64_t most = few ? K : sn_block_depth(parts), deep = sn_deep_split(K, parts);
+    const int64_t tall = sn_tiled_rows(m), wide = sn_depth_bf16(K < most ? K : most);
+#if SN_TILES
+    if (tiled) sn_tiles_begin(m);
+#endif
     for (int64_t k0 = 0; k0 < K; k0 += most) {
-        const int64_t deepest = K - k0 < most ? K - k0 : most;
-        int split = 0;
+        const int64_t depth = K - k0 < most ? K - k0 : most;
+        sn_sizes sizes = sn_no_sizes;
+        if (tiled)
+            sizes = sn_split_rows(rows, SN_DEPTH_BF16, parts * tall * SN_DEPTH_BF16, tall * SN_DEPTH_BF16, A, m, k0, depth,
+                                  parts);
+        else if (!few) sizes = sn_split_rows(rows, wide, SN_DEPTH_BF16, 0, A, m, k0, depth, 1);
         for (int64_t first = 0; first < sn_blocks_f32(N); first += SN_WIDTH) {
             const int64_t nv = sn_blocks_f32(N) - first < SN_WIDTH ? sn_blocks_f32(N) - first : SN_WIDTH;
             const int64_t column = first * sn_lanes_f32, W = nv * sn_lanes_f32, n = N - column < W ? N - column : W;
             const float *panel = packed + column * deep;
-            const sn_rows_f32 to = sn_from_column(C, column), plus = sn_from_column(addend, column);
+            const uint16_t *pairs = (const uint16_t *)(panel + K * W);
+            const sn_rows_f32 to = sn_part_f32(C, 0, column), sum = k0 == 0 ? sn_part_f32(addend, 0, column) : to;
             sn_sizes of_panel;
             memcpy(&of_panel, panel + (deep - 1) * W, sizeof of_panel);
-            if (m < few || !sn_in_range(sizes, of_panel, K)) {
-                if (k0 == 0) sn_matmul_f32(to, plus, A, panel, m, K, n);
+            if (few || !sn_in_range(sizes, of_panel, K)) {
+                sn_matmul_f32(to, sum, sn_part_f32(A, 0, k0), panel + k0 * W, m, depth, n);
                 continue;
             }
-            if (!split) { /* these columns of A, once for all panels */
-                split = 1;
-                if (parts == 1)
-                    for (int64_t i = 0; i < m; ++i) sn_split_floats(rows + i * most, 0, sn_row_f32(A, i) + k0, deepest, 1);
-                else
-                    for (int64_t k = 0; k < deepest; k += SN_DEPTH_BF16) {
-                        const int64_t some = deepest - k < SN_DEPTH_BF16 ? deepest - k : SN_DEPTH_BF16;
-                        uint16_t *block = rows + k * parts * SN_SPLIT_ROWS;
-                        if (some < SN_DEPTH_BF16 || m % 16)
-                            memset(block, 0, (size_t)(parts * SN_SPLIT_ROWS * SN_DEPTH_BF16) * sizeof *block);
-                        for (int64_t i = 0; i < m; ++i)
-                            sn_split_floats(block + i * SN_DEPTH_BF16, SN_SPLIT_ROWS * SN_DEPTH_BF16,
-                                            sn_row_f32(A, i) + k0 + k, some, parts);
-                    }
-            }
-            const uint16_t *pairs = (const uint16_t *)(panel + K * W) + k0 * W;
-            const sn_rows_f32 sum = k0 == 0 ? plus : to;
 #if SN_TILES
-            if (parts > 1) {
-                sn_tiles_split(to, sum, rows, m, pairs, sn_depth_bf16(K) * W, deepest, n, nv, parts);
+            if (tiled) {
+                const sn_panel B = parts == 1 ? sn_pairs_panel(pairs + k0 * W, nv)
+                                              : sn_split_tiles(pairs, k0 / SN_DEPTH_BF16, nv, parts);
+                sn_tiles_block(to, sum, rows, m, B, sn_depth_bf16(depth) / SN_DEPTH_BF16, n, nv, parts);
                 continue;
             }
 #endif
-            sn_columns_bf16(to, sum, (sn_rows_bf16){rows, most, 0}, pairs, 0, m, deepest, 0, n, nv);
+            sn_panel_bf16(to, sum, (sn_rows_bf16){rows, wide, 0}, pairs + k0 * W, 0, m, depth, 0, n, nv);
         }
     }
+#if SN_TILES
+    if (tiled) sn_tiles_end();
+#endif
+    (void)tall;
 }
 
 void sn_matmul_split(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_f32 A, const float *packed, int64_t rows, int64_t K,
@@ -281,8 +259,8 @@ void sn_matmul_split(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_f32 A, const flo
         return;
     }
     for (int64_t r = 0, m; r < rows; r += m) {
-        m = sn_split(rows - r, SN_SPLIT_ROWS);
-        sn_block_split(sn_from_row(C, r), sn_from_row(addend, r), sn_from_row(A, r), packed, m, K, N, parts);
+        m = sn_split(rows - r, sn_block_rows(K, parts));
+        sn_block_split(sn_part_f32(C, r, 0), sn_part_f32(addend, r, 0), sn_part_f32(A, r, 0), packed, m, K, N, parts);
     }
 }
 #endif

@@ -1,0 +1,81 @@
+"""Products over rows by the tile instructions of AMX: what gradients of weights are."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from stepnet.data.as_imported import data_ptr, empty, stride
+from stepnet.errors import BuildError
+from stepnet.executors.torch_ops.ops import Run, bind
+from stepnet.ir.graph import Graph, Node
+
+from . import build as c_build
+from . import threads as c_threads
+from .products import float_parts, over_rows
+
+_LEAST = 128  # features and columns, below which splitting rows takes longer than tiles save (measured)
+_SHARE = 256  # rows of a thread, below which there is nothing to gain
+
+
+class _Over(ctypes.Structure):
+    """`sn_over` of sn_over_rows.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("sums", "more", "a", "b")),
+        *((name, ctypes.c_int64) for name in ("a_stride", "b_stride", "rows", "k", "n", "parts")),
+    )
+
+
+def product_over_rows(graph: Graph, node: Node) -> Run | None:
+    """a' b for rows a [rows, k] and b [rows, n] of float32, as exact as torch's; None: tiles do not pay."""
+    a, b = (graph.values[name] for name in node.inputs)
+    out = graph.values[node.output]
+    flat = len(a.shape) == len(b.shape) == 1 and not node.attr("batch")
+    if not flat or {a.dtype, b.dtype, out.dtype} != {"float32"} or min(*a.shape, *b.shape) < _LEAST:
+        return None
+    by_torch = bind(graph, node)
+
+    def product(a: Tensor, b: Tensor, rows: int) -> Tensor:
+        parts = float_parts()
+        run = _library() if parts > 1 and rows >= _SHARE and stride(a)[1] == stride(b)[1] == 1 else None
+        if run is None:
+            return by_torch(a, b, rows=rows)
+        return _by_tiles(run, a, b, rows, parts)
+
+    return product
+
+
+def _by_tiles(run: Callable[..., None], a: Tensor, b: Tensor, rows: int, parts: int) -> Tensor:
+    threads = max(1, min(torch.get_num_threads(), rows // _SHARE))
+    k, n = a.shape[1], b.shape[1]
+    sums, more = empty((k, n), dtype=torch.float32), empty((threads - 1, k, n), dtype=torch.float32)
+    over = _Over(
+        data_ptr(sums),
+        data_ptr(more),
+        data_ptr(a),
+        data_ptr(b),
+        stride(a)[0],
+        stride(b)[0],
+        rows,
+        k,
+        n,
+        parts,
+    )
+    run(c_threads.pool(threads), ctypes.byref(over))
+    return sums
+
+
+@functools.cache
+def _library() -> Callable[..., None] | None:
+    """The function in C; None where it cannot be built."""
+    text = c_build.preamble("split") + over_rows()
+    text += "\nvoid run(const sn_pool *pool, sn_over *over) { sn_over_rows(pool, over); }\n"
+    try:
+        return c_build.build(text).function("run", ctypes.POINTER(c_threads.Pool), ctypes.POINTER(_Over))
+    except BuildError:
+        return None

@@ -1,0 +1,248 @@
+/* Blocks of rows times panels by tiles: `sn_tiles_block`.
+ *
+ * A number is the sum of `parts` numbers of bfloat16 in A and in B: 1, 2 or 3. Of three, those six products are added
+ * that say something a float can hold; of two, three. Small ones come first, and a sum begins at zero for each
+ * `sn_block_depth` columns of A: so few additions round at the size of the whole that no chain of floats is more exact.
+ *
+ *     A    [blocks of 32 columns][parts][sn_tiled_rows(m)][32]: what rows there are, side by side; `sn_block_depth` columns
+ *          at a time, so that what two tiles of rows and two of columns need stays in the first cache
+ *     B    tiles of 32 rows and 16 columns, as pairs: where which is, `sn_panel` says
+ *     C    two by two tiles of sums; of up to 16 rows one by four, because a sum that waits for itself is slow
+ */
+#ifndef SN_BLOCKS_H
+#define SN_BLOCKS_H
+
+/* Tile (block, part, v) of a panel is at base + block * next_block + part * next_part + v * next_vector; row r of a tile
+ * is r * bytes further on. */
+typedef struct {
+    const uint16_t *base;
+    int64_t next_block, next_part, next_vector, bytes;
+} sn_panel;
+
+/* A thread's tiles for m rows, 1 to SN_BLOCK_ROWS; SN_TILE_END() when they are done. */
+SN_SHARED void sn_tiles_begin(int64_t m);
+SN_SHARED void sn_tiles_end(void);
+/* C[m, n] = A B, or plus (not where base is NULL) + A B, of `blocks` blocks. plus may be C.
+ * n columns, nv vectors of them, 1 to 4. */
+SN_SHARED void sn_tiles_block(sn_rows_f32 C, sn_rows_f32 plus, const uint16_t *rows, int64_t m, sn_panel B,
+                              int64_t blocks, int64_t n, int64_t nv, int64_t parts);
+#ifndef SN_LINKED
+
+#ifndef SN_NEAR_BLOCKS
+#define SN_NEAR_BLOCKS 12
+#endif
+/* Rows of two tiles: all m, or an equal share of them. */
+SN_INLINE int64_t sn_tiled_high(int64_t m) { return sn_split(m, 32); }
+
+void sn_tiles_begin(int64_t m) {
+    const int64_t high = sn_tiled_high(m);
+    const uint8_t low = high > 16 ? 16 : (uint8_t)high, rest = (uint8_t)(high - 16);
+    if (high > 16) SN_TILE_BEGIN(((const uint8_t[8]){low, low, rest, rest, low, rest, 16, 16}));
+    else SN_TILE_BEGIN(((const uint8_t[8]){low, low, low, low, low, low, low, 16}));
+}
+void sn_tiles_end(void) { SN_TILE_END(); }
+
+/* Where sums go: rows of C, n columns, and what is added to them. */
+typedef struct {
+    sn_rows_f32 C, plus;
+    int64_t n;
+} sn_sums;
+
+/* The sums of tile t, which has `high` rows, to `rows` of C from r on, and to 16 columns or what is left of them. */
+SN_INLINE void sn_put_tile(const sn_sums *to, const float (*sums)[16], int64_t r, int64_t rows, int64_t column) {
+    const int64_t left = to->n - column < 16 ? to->n - column : 16;
+    for (int64_t i = 0; i < rows; ++i)
+        sn_put_f32(sn_row_f32(to->C, r + i) + column, sums[i],
+                   to->plus.base ? sn_row_f32(to->plus, r + i) + column : 0, left);
+}
+#define SN_PUT_TILE(t, r, rows, high, column)                                                                         \
+    do {                                                                                                              \
+        if (!to.plus.base && !to.C.index && (rows) == (high) && (column) + 16 <= to.n) {                              \
+            SN_TILE_STORE(t, sn_row_f32(to.C, r) + (column), to.C.stride * (int64_t)sizeof(float));                   \
+        } else {                                                                                                      \
+            float sums[16][16] __attribute__((aligned(64)));                                                          \
+            SN_TILE_STORE(t, sums, 64);                                                                               \
+            sn_put_tile(&to, (const float(*)[16])sums, r, rows, column);                                              \
+        }                                                                                                             \
+    } while (0)
+
+#define SN_TILE_OF_ROWS(t, part, from)                                                                                \
+    SN_TILE_LOAD(t, a + ((part) * tall + (from)) * SN_DEPTH_BF16, 2 * SN_DEPTH_BF16)
+#define SN_TILE_OF_PANEL(t, part, v) SN_TILE_LOAD(t, b + (part) * B.next_part + (v) * B.next_vector, B.bytes)
+
+/* Up to 32 rows and two vectors of columns. */
+SN_INLINE void sn_two_by_two(const sn_sums to, const uint16_t *rows, int64_t r, int64_t m, sn_panel B, int64_t blocks,
+                             int64_t v, const int wide, int64_t rest, int64_t tall, const int parts) {
+    const int64_t upper = m < 16 ? m : 16, lower = m - upper, at = v * 16;
+    SN_TILE_ZERO(0);
+    SN_TILE_ZERO(1);
+    SN_TILE_ZERO(2);
+    SN_TILE_ZERO(3);
+#define SN_AT(k)                                                                                                      \
+    const uint16_t *a = rows + ((k) * parts * tall + r) * SN_DEPTH_BF16, *b = B.base + (k) * B.next_block
+#define SN_ROWS(part)                                                                                                 \
+    do {                                                                                                              \
+        SN_TILE_OF_ROWS(4, part, 0);                                                                                  \
+        SN_TILE_OF_ROWS(5, part, 16);                                                                                 \
+    } while (0)
+#define SN_COLUMNS_OF(part)                                                                                           \
+    do {                                                                                                              \
+        SN_TILE_OF_PANEL(6, part, v);                                                                                 \
+        if (wide) SN_TILE_OF_PANEL(7, part, v + 1);                                                                   \
+    } while (0)
+#define SN_ADD_FOUR()                                                                                                 \
+    do {                                                                                                              \
+        SN_TILE_MULTIPLY(0, 4, 6);                                                                                    \
+        SN_TILE_MULTIPLY(2, 5, 6);                                                                                    \
+        if (wide) SN_TILE_MULTIPLY(1, 4, 7);                                                                          \
+        if (wide) SN_TILE_MULTIPLY(3, 5, 7);                                                                          \
+    } while (0)
+    for (int64_t k = 0; parts > 1 && k < blocks; ++k) {
+        SN_AT(k);
+        SN_ROWS(0);
+        if (parts > 2) {
+            SN_COLUMNS_OF(2);
+            SN_ADD_FOUR();
+        }
+        SN_COLUMNS_OF(1);
+        SN_ADD_FOUR();
+        SN_ROWS(1);
+        if (parts > 2) SN_ADD_FOUR();
+        SN_COLUMNS_OF(0);
+        SN_ADD_FOUR();
+        if (parts > 2) {
+            SN_ROWS(2);
+            SN_ADD_FOUR();
+        }
+    }
+    for (int64_t k = 0; k < blocks; ++k) {
+        SN_AT(k);
+        SN_ROWS(0);
+        SN_COLUMNS_OF(0);
+        SN_ADD_FOUR();
+    }
+#undef SN_AT
+#undef SN_ROWS
+#undef SN_COLUMNS_OF
+#undef SN_ADD_FOUR
+    SN_PUT_TILE(0, r, upper, 16, at);
+    if (wide) SN_PUT_TILE(1, r, upper, 16, at + 16);
+    SN_PUT_TILE(2, r + 16, lower, rest, at);
+    if (wide) SN_PUT_TILE(3, r + 16, lower, rest, at + 16);
+}
+
+/* Up to 16 rows and nv vectors of columns. */
+SN_INLINE void sn_one_by_four(const sn_sums to, const uint16_t *rows, int64_t m, sn_panel B, int64_t blocks,
+                              const int nv, const int parts) {
+    const int64_t tall = sn_tiled_rows(m);
+#define SN_EACH(what)                                                                                                 \
+    do {                                                                                                              \
+        what(0);                                                                                                      \
+        if (nv > 1) what(1);                                                                                          \
+        if (nv > 2) what(2);                                                                                          \
+        if (nv > 3) what(3);                                                                                          \
+    } while (0)
+#define SN_BEGIN_ONE(v) SN_TILE_ZERO(v)
+#define SN_END_ONE(v) SN_PUT_TILE(v, 0, m, m, (v) * 16)
+    SN_EACH(SN_BEGIN_ONE);
+#define SN_AT(k)                                                                                                      \
+    const uint16_t *a = rows + (k) * parts * tall * SN_DEPTH_BF16, *b = B.base + (k) * B.next_block
+#define SN_THIRD(v)                                                                                                   \
+    do {                                                                                                              \
+        SN_TILE_OF_PANEL(7, 2, v);                                                                                    \
+        SN_TILE_MULTIPLY(v, 4, 7);                                                                                    \
+    } while (0)
+#define SN_SECOND(v)                                                                                                  \
+    do {                                                                                                              \
+        SN_TILE_OF_PANEL(7, 1, v);                                                                                    \
+        if (parts > 2) SN_TILE_MULTIPLY(v, 5, 7);                                                                     \
+        SN_TILE_MULTIPLY(v, 4, 7);                                                                                    \
+    } while (0)
+#define SN_FIRST(v)                                                                                                   \
+    do {                                                                                                              \
+        SN_TILE_OF_PANEL(7, 0, v);                                                                                    \
+        if (parts > 2) SN_TILE_MULTIPLY(v, 6, 7);                                                                     \
+        SN_TILE_MULTIPLY(v, 5, 7);                                                                                    \
+    } while (0)
+#define SN_LARGEST(v)                                                                                                 \
+    do {                                                                                                              \
+        SN_TILE_OF_PANEL(7, 0, v);                                                                                    \
+        SN_TILE_MULTIPLY(v, 4, 7);                                                                                    \
+    } while (0)
+    for (int64_t k = 0; parts > 1 && k < blocks; ++k) {
+        SN_AT(k);
+        SN_TILE_OF_ROWS(4, 0, 0);
+        SN_TILE_OF_ROWS(5, 1, 0);
+        if (parts > 2) SN_TILE_OF_ROWS(6, 2, 0);
+        if (parts > 2) SN_EACH(SN_THIRD);
+        SN_EACH(SN_SECOND);
+        SN_EACH(SN_FIRST);
+    }
+    for (int64_t k = 0; k < blocks; ++k) {
+        SN_AT(k);
+        SN_TILE_OF_ROWS(4, 0, 0);
+        SN_EACH(SN_LARGEST);
+    }
+    SN_EACH(SN_END_ONE);
+#undef SN_EACH
+#undef SN_BEGIN_ONE
+#undef SN_END_ONE
+#undef SN_AT
+#undef SN_THIRD
+#undef SN_LARGEST
+#undef SN_SECOND
+#undef SN_FIRST
+}
+#undef SN_TILE_OF_ROWS
+#undef SN_TILE_OF_PANEL
+#undef SN_PUT_TILE
+
+/* The same for each number of parts. */
+#define SN_BLOCK(parts)                                                                                               \
+    static __attribute__((noinline)) void sn_block##parts(const sn_sums to, const uint16_t *rows, int64_t m,          \
+                                                          sn_panel B, int64_t blocks, int64_t nv) {                   \
+        const int64_t high = sn_tiled_high(m);                                                                        \
+        if (high <= 16 && m == high) {                                                                                \
+            switch (nv) {                                                                                             \
+                case 1: sn_one_by_four(to, rows, m, B, blocks, 1, parts); return;                                     \
+                case 2: sn_one_by_four(to, rows, m, B, blocks, 2, parts); return;                                     \
+                case 3: sn_one_by_four(to, rows, m, B, blocks, 3, parts); return;                                     \
+                case 4: sn_one_by_four(to, rows, m, B, blocks, 4, parts); return;                                     \
+            }                                                                                                         \
+        }                                                                                                             \
+        for (int64_t v = 0; v < nv; v += 2)                                                                           \
+            for (int64_t r = 0; r < m; r += high) {                                                                   \
+                const int64_t some = m - r < high ? m - r : high;                                                     \
+                if (v + 1 < nv) sn_two_by_two(to, rows, r, some, B, blocks, v, 1, high - 16, sn_tiled_rows(m), parts);                  \
+                else sn_two_by_two(to, rows, r, some, B, blocks, v, 0, high - 16, sn_tiled_rows(m), parts);                             \
+            }                                                                                                         \
+    }
+SN_BLOCK(1)
+SN_BLOCK(2)
+SN_BLOCK(3)
+#undef SN_BLOCK
+
+SN_INLINE void sn_block_of(int64_t parts, const sn_sums to, const uint16_t *rows, int64_t m, sn_panel B, int64_t blocks,
+                           int64_t nv) {
+    switch (parts) {
+        case 1: sn_block1(to, rows, m, B, blocks, nv); return;
+        case 2: sn_block2(to, rows, m, B, blocks, nv); return;
+        case 3: sn_block3(to, rows, m, B, blocks, nv); return;
+    }
+}
+
+void sn_tiles_block(sn_rows_f32 C, sn_rows_f32 plus, const uint16_t *rows, int64_t m, sn_panel B, int64_t blocks,
+                    int64_t n, int64_t nv, int64_t parts) {
+    float here[SN_BLOCK_ROWS][4 * 16] __attribute__((aligned(64)));
+    const sn_rows_f32 kept = {here[0], 4 * 16, 0};
+    const int64_t some = SN_NEAR_BLOCKS / parts;
+    for (int64_t k = 0; k < blocks; k += some) {
+        const int64_t left = blocks - k < some ? blocks - k : some;
+        const sn_sums to = {k + some < blocks ? kept : C, k == 0 ? plus : kept, n};
+        sn_block_of(parts, to, rows + k * parts * sn_tiled_rows(m) * SN_DEPTH_BF16, m, B, left, nv);
+        B.base += some * B.next_block;
+    }
+}
+_Static_assert(sn_lanes_f32 == 16, "a tile holds 16 sums in a row");
+#endif
+#endif

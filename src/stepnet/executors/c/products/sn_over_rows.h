@@ -1,0 +1,142 @@
+/* Products over rows, C[k, n] = A[rows, k]' B[rows, n], of floats by tiles: what gradients of weights are.
+ *
+ * Rows are the depth of such a product. Threads take some of them each, and their sums are added at the end. Where tiles
+ * do not reach (sn_in_range), a piece is multiplied as floats. Stands on sn_split.h with tiles and on sn_parallel.h.
+ */
+#ifndef SN_OVER_ROWS_H
+#define SN_OVER_ROWS_H
+
+typedef struct {
+    float *sums;  /* C, then the sums of further threads, k * n each */
+    float *more;
+    const float *a, *b;
+    int64_t a_stride, b_stride, rows, k, n, parts;
+} sn_over;
+
+enum { SN_OVER_DEPTH = 256, SN_OVER_FEATURES = 256 };
+
+/* Features m0 .. m0 + 16 of rows r .. r + 32, one after the other: to[16][32], zeros where there are none. */
+static void sn_turn_some(float *to, const float *a, int64_t stride, int64_t rows, int64_t features) {
+#if SN_TURN
+    if (rows == 32 && features == 16) {
+        sn_turn_f32(to, 32, a, stride);
+        sn_turn_f32(to + 16, 32, a + 16 * stride, stride);
+        return;
+    }
+#endif
+    memset(to, 0, 16 * 32 * sizeof *to);
+    for (int64_t i = 0; i < rows; ++i)
+        for (int64_t f = 0; f < features; ++f) to[f * 32 + i] = a[i * stride + f];
+}
+
+/* `depth` rows of n columns as tiles of pairs, as sn_split_tiles has them, and their sizes. */
+static sn_sizes sn_pair_rows(uint16_t *restrict to, const float *b, int64_t stride, int64_t depth, int64_t n, int64_t parts) {
+    const int64_t nv = sn_blocks_f32(n), part = nv * SN_DEPTH_BF16 * sn_lanes_f32;
+#if SN_FAST_SPLIT
+    __m512i least = _mm512_set1_epi32(-1), most = _mm512_setzero_si512();
+    const __m512i all = _mm512_set1_epi32(0x7fffffff), one = _mm512_set1_epi32(1), side_by_side = sn_side_by_side();
+    for (int64_t k = 0; k < sn_depth_bf16(depth); k += 2)
+        for (int64_t v = 0; v < nv; ++v) {
+            const int64_t left = n - v * 16;
+            const __mmask16 some = left >= 16 ? 0xffff : (__mmask16)((1u << left) - 1);
+            const float *from = b + k * stride + v * 16;
+            __builtin_prefetch(from + 12 * stride);
+            __builtin_prefetch(from + 13 * stride);
+            uint16_t *at = to + k / SN_DEPTH_BF16 * parts * part + v * SN_DEPTH_BF16 * sn_lanes_f32 +
+                           k % SN_DEPTH_BF16 * sn_lanes_f32;
+            __m512 x = _mm512_maskz_loadu_ps(k < depth ? some : 0, from);
+            __m512 y = _mm512_maskz_loadu_ps(k + 1 < depth ? some : 0, from + stride);
+            const __m512i x_size = _mm512_and_si512(_mm512_castps_si512(x), all);
+            const __m512i y_size = _mm512_and_si512(_mm512_castps_si512(y), all);
+            least = _mm512_min_epu32(least, _mm512_min_epu32(_mm512_sub_epi32(x_size, one), _mm512_sub_epi32(y_size, one)));
+            most = _mm512_max_epu32(most, _mm512_max_epu32(x_size, y_size));
+            for (int64_t p = 0; p < parts; ++p) {
+                const __m512i near = (__m512i)_mm512_cvtne2ps_pbh(y, x);
+                _mm512_storeu_si512(at + p * part, _mm512_permutexvar_epi16(side_by_side, near));
+                x = _mm512_sub_ps(x, sn_low_half(near));
+                y = _mm512_sub_ps(y, sn_high_half(near));
+            }
+        }
+    return (sn_sizes){_mm512_reduce_min_epu32(least) + 1u, _mm512_reduce_max_epu32(most)};
+#else
+    float panel[SN_DEPTH_BF16 * SN_WIDTH * sn_lanes_f32];
+    sn_sizes sizes = sn_no_sizes;
+    for (int64_t k = 0; k < depth; k += SN_DEPTH_BF16) {
+        const int64_t some = depth - k < SN_DEPTH_BF16 ? depth - k : SN_DEPTH_BF16;
+        sn_pack_f32(panel, b + k * stride, stride, 1, some, n, 1, SN_WIDTH);
+        sizes = sn_sizes_of(sizes, panel, some * nv * sn_lanes_f32);
+        sn_split_panel((uint32_t *)(to + k / SN_DEPTH_BF16 * parts * part), panel, some, nv * sn_lanes_f32, parts);
+    }
+    return sizes;
+#endif
+}
+
+/* C += A' B of `depth` rows, some features of A, all columns. */
+static void sn_over_some(const sn_over *o, float *C, int64_t r, int64_t depth, int64_t m0, int64_t m) {
+    uint16_t rows[SN_OVER_FEATURES * SN_OVER_DEPTH * 3] __attribute__((aligned(64)));
+    uint16_t pairs[SN_OVER_DEPTH * 3 * SN_WIDTH * sn_lanes_f32] __attribute__((aligned(64)));
+    float panel[32 * SN_WIDTH * sn_lanes_f32] __attribute__((aligned(64)));
+    float turned[16 * 32] __attribute__((aligned(64)));
+    const int64_t tall = sn_tiled_rows(m), blocks = sn_depth_bf16(depth) / SN_DEPTH_BF16;
+    const float *a = o->a + r * o->a_stride + m0, *b = o->b + r * o->b_stride;
+    sn_sizes sizes = sn_no_sizes;
+    for (int64_t k = 0; k < blocks; ++k)
+        for (int64_t f = 0; f < m; f += 16) {
+            const int64_t some = depth - 32 * k < 32 ? depth - 32 * k : 32, features = m - f < 16 ? m - f : 16;
+            sn_turn_some(turned, a + 32 * k * o->a_stride + f, o->a_stride, some, features);
+            const sn_sizes found = sn_split_rows(rows + (k * o->parts * tall + f) * SN_DEPTH_BF16, SN_DEPTH_BF16, 0,
+                                                 tall * SN_DEPTH_BF16, (sn_rows_f32){turned, 32, 0}, 16, 0, 32, o->parts);
+            sizes.least = found.least < sizes.least ? found.least : sizes.least;
+            sizes.most = found.most > sizes.most ? found.most : sizes.most;
+        }
+    sn_tiles_begin(m);
+    for (int64_t c0 = 0; c0 < o->n; c0 += SN_WIDTH * sn_lanes_f32) {
+        const int64_t n = o->n - c0 < SN_WIDTH * sn_lanes_f32 ? o->n - c0 : SN_WIDTH * sn_lanes_f32;
+        const int64_t nv = sn_blocks_f32(n);
+        const sn_rows_f32 to = {C + m0 * o->n + c0, o->n, 0};
+        if (sn_in_range(sizes, sn_pair_rows(pairs, b + c0, o->b_stride, depth, n, o->parts), depth)) {
+            sn_tiles_block(to, to, rows, m, sn_split_tiles(pairs, 0, nv, o->parts), blocks, n, nv, o->parts);
+            continue;
+        }
+        for (int64_t k = 0; k < depth; k += 32) {
+            const int64_t some = depth - k < 32 ? depth - k : 32;
+            sn_pack_f32(panel, b + k * o->b_stride + c0, o->b_stride, 1, some, n, 1, SN_WIDTH);
+            for (int64_t f = 0; f < m; f += 16) {
+                const int64_t features = m - f < 16 ? m - f : 16;
+                const sn_rows_f32 part = sn_part_f32(to, f, 0);
+                sn_turn_some(turned, a + k * o->a_stride + f, o->a_stride, some, features);
+                sn_matmul_f32(part, part, (sn_rows_f32){turned, 32, 0}, panel, features, some, n);
+            }
+        }
+    }
+    sn_tiles_end();
+}
+
+/* The rows of one share. */
+static void sn_over_share(void *data, int64_t share, int64_t shares) {
+    const sn_over *o = (const sn_over *)data;
+    float *C = share ? o->more + (share - 1) * o->k * o->n : o->sums;
+    const int64_t blocks = (o->rows + 31) / 32, first = blocks * share / shares * 32;
+    const int64_t last = share + 1 == shares ? o->rows : blocks * (share + 1) / shares * 32;
+    memset(C, 0, (size_t)(o->k * o->n) * sizeof *C);
+    for (int64_t r = first, depth; r < last; r += depth) {
+        /* few rows at the end go with those before them: K of a product by tiles is not small */
+        depth = last - r <= SN_OVER_DEPTH ? last - r : last - r < SN_OVER_DEPTH + 64 ? SN_OVER_DEPTH / 2 : SN_OVER_DEPTH;
+        for (int64_t m0 = 0; m0 < o->k; m0 += SN_OVER_FEATURES)
+            sn_over_some(o, C, r, depth, m0, o->k - m0 < SN_OVER_FEATURES ? o->k - m0 : SN_OVER_FEATURES);
+    }
+}
+
+static void sn_over_add(void *data, int64_t share, int64_t shares) {
+    const sn_over *o = (const sn_over *)data;
+    const int64_t size = o->k * o->n, first = size * share / shares, last = size * (share + 1) / shares;
+    for (int64_t t = 0; t + 1 < shares; ++t)
+        for (int64_t i = first; i < last; ++i) o->sums[i] += o->more[t * size + i];
+}
+
+/* As many shares as the pool has threads, each of at least 64 rows. */
+static __attribute__((unused)) void sn_over_rows(const sn_pool *pool, sn_over *o) {
+    sn_parallel(pool, pool->threads, sn_over_share, o);
+    if (pool->threads > 1) sn_parallel(pool, pool->threads, sn_over_add, o);
+}
+#endif

@@ -1,0 +1,78 @@
+"""Products over rows by tiles against float64: gradients of weights are as exact as torch's."""
+
+import ctypes
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from c_programs import WIDE
+from stepnet import nn
+from stepnet.executors.c import build as c_build
+from stepnet.executors.c import over_rows as c_over_rows
+from stepnet.executors.c import threads as c_threads
+from stepnet.executors.c.products import BY_SUFFIX, common, over_rows, paired, split
+from stepnet.executors.c.products.cpu import has_tiles
+
+OPTIMISED = False
+ENTRY = "\nvoid run(const sn_pool *pool, sn_over *over) { sn_over_rows(pool, over); }\n"
+
+
+@pytest.fixture(scope="module")
+def run():
+    """By a twin of the tile instructions, which any CPU has."""
+    parts = (WIDE, common(), BY_SUFFIX["f32"].text, paired(2), split(True), c_build.header("sn_parallel.h"))
+    library = c_build.build("\n".join((*parts, over_rows(), ENTRY)))
+    return library.function("run", ctypes.POINTER(c_threads.Pool), ctypes.POINTER(c_over_rows._Over))
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    rows=st.integers(256, 700), k=st.integers(1, 300), n=st.integers(1, 150), parts=st.sampled_from([2, 3]),
+    threads=st.integers(1, 2), seed=st.integers(0, 1 << 30),
+)  # fmt: skip
+def test_sums_over_rows(run, rows, k, n, parts, threads, seed):
+    torch.manual_seed(seed)
+    a, b = torch.randn(rows, k + 3)[:, 2 : k + 2], torch.randn(rows, n + 1)[:, :n]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = c_over_rows._by_tiles(run, a, b, rows, parts)
+    finally:
+        torch.set_num_threads(before)
+    assert found.untyped_storage().nbytes() == k * n * 4  # a gradient keeps nothing else alive
+    exact, sizes = a.double().t() @ b.double(), a.double().abs().t() @ b.double().abs()
+    assert ((found - exact).abs() <= {2: 2.0**-15.9, 3: 2.0**-20}[parts] * sizes).all()
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf"), 1e-42, 3e38, 0.0, -0.0])
+def test_numbers_that_tiles_do_not_know(run, number):
+    torch.manual_seed(0)
+    a, b = torch.randn(300, 40), torch.randn(300, 70)
+    a[7, 3], b[270, 60] = number, number
+    found, wanted = c_over_rows._by_tiles(run, a, b, 300, 3), a.t() @ b
+    torch.testing.assert_close(found, wanted, equal_nan=True, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(not has_tiles(), reason="the CPU has no tiles")
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_gradients_of_weights(precision):
+    torch.manual_seed(0)
+    wanted, found = nn.LSTM(128, 128), nn.LSTM(128, 128)
+    found.load_state_dict(wanted.state_dict())
+    x = torch.randn(40, 20, 128)
+    wanted.double()(x.double())[0].square().sum().backward()
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        for _ in range(2):  # gradients accumulate
+            found(x)[0].square().sum().backward()
+    finally:
+        torch.set_float32_matmul_precision(before)
+    near = {"highest": 1e-6, "high": 1e-4, "medium": 3e-2}[precision]
+    for (name, mine), theirs in zip(found.named_parameters(), wanted.parameters(), strict=True):
+        off = (mine.grad.double() - 2 * theirs.grad).abs().max() / theirs.grad.abs().max()
+        assert off < 4 * near, name
+    storages = {p.grad.untyped_storage().data_ptr() for p in found.parameters()}
+    assert len(storages) == len(list(found.parameters()))
