@@ -50,6 +50,8 @@ NEAR = 1 << 16  # bytes of states that one thread works on at a time, where step
 APART = 2  # such chunks between two meetings of threads that take some features each: one may have to wait
 CHUNK = 1 << 18  # bytes of rows between products and the steps beside them: the second cache holds them
 LED = 1 << 16  # bytes of a table from which room before its rows is made faster than a copy one step later
+WORTH_PACKING = 9  # rows, with fewer of which a matrix is read as it lies (measured)
+WORTH_SPLITTING = 64  # rows, for fewer of which splitting a matrix takes longer than it saves (measured)
 SMALL = 1 << 14  # bytes of a table of which one is kept to make others like it
 _MOST_KINDS = 64  # of calls, whose pace one scan remembers
 _NEW = ("out", "state", "sum", "total")  # what a call makes tensors for
@@ -120,7 +122,7 @@ class CScan:
         self, region: Region, values: dict[str, Tensor], states: Mapping[str, Tensor], layout: Layout
     ) -> dict[str, Tensor]:
         threads = torch.get_num_threads()
-        split = float_parts() if self._splits else 0
+        split = float_parts() if self._splits and layout.rows >= WORTH_SPLITTING else 0
         placed = self._placed
         if placed is None or placed.key != (threads, split) or placed.layout is not layout:
             placed = self._placed = self._place(layout, threads, split)
@@ -215,8 +217,9 @@ class CScan:
             packed_at.append(at)
             product = BY_DTYPE[source.program.value(name).dtype]
             at += padded(heads * product.packed_bytes(k, n, split))
+        few = layout.rows < WORTH_PACKING and not by_features
         head = (
-            layout.sequences, shares, layout.steps, layout.stride, slots, chunk, int(together), split,
+            layout.sequences, shares, layout.steps, layout.stride, slots, chunk, int(together), split, int(few),
             data_ptr(layout.starts), data_ptr(layout.lengths), data_ptr(order),
         )  # fmt: skip
         assert len(head) + 2 == len(FIXED)
