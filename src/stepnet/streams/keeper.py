@@ -13,14 +13,14 @@ from torch.nn.utils.rnn import PackedSequence
 from stepnet.api import recurrent
 from stepnet.data import sequence
 from stepnet.data.lod import LoDTensor
-from stepnet.data.tree import flatten, unflatten
+from stepnet.data.tree import Spec, flatten, unflatten
 from stepnet.errors import StreamError
 from stepnet.front.step import WithStatic, as_step, boot_state, describe_leaf, step_name
 from stepnet.ir.loop import Loop
 from stepnet.resets import as_resets
 from stepnet.watchers import during, kept_by, watched
 
-from .states import States
+from .states import Left, Slots, States
 
 
 class Keeper:
@@ -28,22 +28,23 @@ class Keeper:
 
     Args:
         states: of all streams.
-        slots: the rows of the streams of this push.
-        to: the rows that their states are to go to.
-        rows: how many rows the tables need.
+        slots: of the streams of this push.
         begun: which of them had rows before.
         levels: the offsets of the batch of chunks, outermost first.
     """
 
     def __init__(
-        self, states: States, slots: Tensor, to: Tensor, rows: int, begun: Sequence[bool],
-        levels: Sequence[Tensor],
-    ) -> None:  # fmt: skip
-        self.states, self.slots, self.to, self.rows, self.levels = states, slots, to, rows, levels
+        self, states: States, slots: Slots, begun: Sequence[bool], levels: Sequence[Tensor]
+    ) -> None:
+        self.states, self.slots, self.begun, self.levels = states, slots, begun, levels
         self.n = len(begun)
         self.all_begun, self.none_begun = all(begun), not any(begun)
-        self.begun = begun
-        self.ran = 0  # recurrences over the streams
+        self.ran: list[tuple[str, Spec]] = []  # the recurrences over the streams
+        self._left: list[list[Tensor]] = []
+
+    def done(self) -> None:
+        """Keep the states that the recurrences left."""
+        self.states.leave(self.ran, Left(self.slots, self._left))
 
     def answer(self, module: Callable[[Any], Any], x: Any) -> Any:
         """What a module gives, where this answers for what it does."""
@@ -74,13 +75,17 @@ class Keeper:
             if resets.state is None and not hasattr(step, "initial_state"):
                 resets = replace(resets, state=state)  # not the one that is carried on
         out = recurrent(step, x, self._start(step, name, state), resets=resets, **how)
-        self.states.write(self.ran, name, out[1], self.to, self.rows)  # the module may write to its own
-        self.ran += 1
+        at, known = len(self.ran), self.states.calls
+        leaves, spec = flatten(out[1])
+        if at < len(known):
+            known[at].check(name, spec, leaves, at)
+        self.ran.append((name, spec))
+        self._left.append([leaf.clone() for leaf in leaves])  # the module may write to its own
         return out
 
     def _start(self, step: Any, name: str, state: Any) -> Any:
         """The states of streams that go on, and the initial ones of those that begin."""
-        at = self.ran
+        at = len(self.ran)
         if self.none_begun:
             return boot_state(step, self.n) if state is None else state
         if at >= len(self.states.calls):
@@ -90,12 +95,16 @@ class Keeper:
             )
         kept = self.states.calls[at]
         if self.all_begun:
+            leaves = self.states.of(at, self.slots)
             if state is not None or name != kept.name:
-                kept.check(name, kept.of(self.slots) if state is None else state, at)
-            return kept.of(self.slots)
-        first = kept.check(name, boot_state(step, self.n) if state is None else state, at)
-        begun = torch.tensor([k for k, goes_on in enumerate(self.begun) if goes_on])
-        carried = flatten(kept.of(self.slots[begun]))[0]
+                given, spec = (leaves, kept.spec) if state is None else flatten(state)
+                kept.check(name, spec, given, at)
+            return unflatten(kept.spec, leaves)
+        first, spec = flatten(boot_state(step, self.n) if state is None else state)
+        kept.check(name, spec, first, at)
+        places = [k for k, goes_on in enumerate(self.begun) if goes_on]
+        carried = self.states.of(at, tuple([self.slots[k] for k in places]))
+        begun = torch.tensor(places)
         leaves = [a.index_copy(0, begun.to(a.device), b) for a, b in zip(first, carried, strict=True)]
         return unflatten(kept.spec, leaves)
 

@@ -219,8 +219,8 @@ class CScan:
             at += padded(heads * product.packed_bytes(k, n, split))
         few = layout.rows < WORTH_PACKING and not by_features
         head = (
-            layout.sequences, shares, layout.steps, layout.stride, slots, chunk, int(together), split, int(few),
-            data_ptr(layout.starts), data_ptr(layout.lengths), data_ptr(order),
+            layout.sequences, shares, layout.steps, layout.stride, slots, chunk, int(together), split,
+            int(few), data_ptr(layout.starts), data_ptr(layout.lengths), data_ptr(order),
         )  # fmt: skip
         assert len(head) + 2 == len(FIXED)
         return Placed(
