@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules import module as _torch_module
 from torch.nn.utils.rnn import PackedSequence
 
-from stepnet.api import recurrent
+from stepnet.api import Recurrent, recurrent
 from stepnet.data import sequence
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import Spec, flatten, unflatten
@@ -18,7 +19,7 @@ from stepnet.errors import StreamError
 from stepnet.front.step import WithStatic, as_step, boot_state, describe_leaf, step_name
 from stepnet.ir.loop import Loop
 from stepnet.resets import as_resets
-from stepnet.watchers import during, kept_by, watched
+from stepnet.watchers import during, instead, is_kept, kept_by, watched, watching
 
 from .states import Left, Slots, States
 
@@ -33,9 +34,7 @@ class Keeper:
         levels: the offsets of the batch of chunks, outermost first.
     """
 
-    def __init__(
-        self, states: States, slots: Slots, begun: Sequence[bool], levels: Sequence[Tensor]
-    ) -> None:
+    def __init__(self, states: States, slots: Slots, begun: Sequence[bool], levels: Sequence[Tensor]) -> None:
         self.states, self.slots, self.begun, self.levels = states, slots, begun, levels
         self.n = len(begun)
         self.all_begun, self.none_begun = all(begun), not any(begun)
@@ -48,6 +47,12 @@ class Keeper:
 
     def answer(self, module: Callable[[Any], Any], x: Any) -> Any:
         """What a module gives, where this answers for what it does."""
+        if type(x) is LoDTensor and len(self.levels) == 1 and is_one_call(module) and nobody_else():
+            step = as_step(module.step)
+            name = step_name(step)
+            out = recurrent(step, x, self._start(step, name, None), backend=module.backend)
+            self._keep(name, *flatten(out[1]))
+            return out[0] if type(out[0]) is LoDTensor else out
         with during(sequence.INSTEAD, _of_whole_sequences), kept_by(self.run), watched(_refuse_loop):
             return module(x)
 
@@ -75,13 +80,16 @@ class Keeper:
             if resets.state is None and not hasattr(step, "initial_state"):
                 resets = replace(resets, state=state)  # not the one that is carried on
         out = recurrent(step, x, self._start(step, name, state), resets=resets, **how)
-        at, known = len(self.ran), self.states.calls
         leaves, spec = flatten(out[1])
+        self._keep(name, [leaf.clone() for leaf in leaves], spec)  # the module may write to its own
+        return out
+
+    def _keep(self, name: str, leaves: list[Tensor], spec: Spec) -> None:
+        at, known = len(self.ran), self.states.calls
         if at < len(known):
             known[at].check(name, spec, leaves, at)
         self.ran.append((name, spec))
-        self._left.append([leaf.clone() for leaf in leaves])  # the module may write to its own
-        return out
+        self._left.append(leaves)
 
     def _start(self, step: Any, name: str, state: Any) -> Any:
         """The states of streams that go on, and the initial ones of those that begin."""
@@ -141,6 +149,28 @@ class Keeper:
             expected=f"{self.levels[0].diff().tolist()}, those of the chunks",
             remedy="what makes rows longer or shorter, as a strided convolution, cannot be cut anywhere",
         )
+
+
+_CALL, _FORWARD = nn.Module.__call__, Recurrent.forward
+
+
+def is_one_call(module: Any) -> bool:
+    """Whether a module does nothing but to call `recurrent` on what it is given."""
+    return (
+        type(module) is Recurrent
+        and module.level in (-1, 0)
+        and not (module.reverse or module.scopes or module._forward_hooks or module._forward_pre_hooks)
+        and not (_torch_module._global_forward_hooks or _torch_module._global_forward_pre_hooks)
+        and module._compiled_call_impl is None
+        and "forward" not in vars(module)
+        and Recurrent.forward is _FORWARD
+        and nn.Module.__call__ is _CALL
+    )
+
+
+def nobody_else() -> bool:
+    """Whether nothing else answers, keeps or watches calls here."""
+    return not is_kept() and instead() is watching() is sequence.INSTEAD.get() is None
 
 
 def _refuse_loop(loop: Loop | str, *_: Any, **__: Any) -> None:
