@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -634,7 +635,8 @@ def test_a_recurrent_alone_is_what_it_was_made(change, monkeypatch):
     live = stream(net)
     live.push({k: x[k, :2] for k in (live.open(), live.open())})
     change(net, monkeypatch)
-    live.reset(0), live.reset(1)
+    live.reset(0)
+    live.reset(1)
     parts = [live.push({k: rows[k] for k in (0, 1)}) for rows in x.split((2, 3, 1), 1)]
     parts = [torch.stack([part[0], part[1]]) for part in parts]
     torch.testing.assert_close(torch.cat(parts, 1), whole(net, x.transpose(0, 1)).transpose(0, 1), **CLOSE)
@@ -661,7 +663,7 @@ def test_any_order_of_opening_pushing_resetting_closing_and_failing(data):
         return s + x, s + x
 
     live = stream(lambda x: recurrent(step, x, torch.zeros(len(x), 1, dtype=DTYPE), backend="naive"))
-    totals: dict[int, float] = {}
+    totals: dict[Any, float] = {}
     for _ in range(data.draw(st.integers(1, 14))):
         what = data.draw(st.sampled_from(["open", "push", "push", "push", "fail", "reset", "close", "save"]))
         ids = data.draw(st.lists(st.sampled_from([*totals]), unique=True)) if totals else []
@@ -695,7 +697,8 @@ def test_any_order_of_opening_pushing_resetting_closing_and_failing(data):
 def test_inference_mode_around_what_is_kept(when):
     net, x = module("lstm"), torch.randn(6, F, dtype=DTYPE)
     live = stream(net)
-    live.open(0), live.open(1)
+    live.open(0)
+    live.open(1)
     with torch.inference_mode(when == "pushed"):
         live.push({0: x[:2].clone(), 1: x[:1].clone()})
     with torch.inference_mode(when == "saved"):
