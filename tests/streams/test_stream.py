@@ -6,7 +6,6 @@ import copy
 import io
 import pickle
 import threading
-from typing import Any
 
 import pytest
 import torch
@@ -633,7 +632,7 @@ def test_a_recurrent_alone_is_what_it_was_made(change, monkeypatch):
     """One is pushed to without a call of the module: where nothing else would happen in it."""
     net, x = double(Recurrent(cells.GRU(F, H))), torch.randn(2, 6, F, dtype=DTYPE)
     live = stream(net)
-    live.push({k: x[k, :2] for k in (live.open(), live.open())})
+    live.push({live.open(k): x[k, :2] for k in (0, 1)})
     change(net, monkeypatch)
     live.reset(0)
     live.reset(1)
@@ -663,12 +662,15 @@ def test_any_order_of_opening_pushing_resetting_closing_and_failing(data):
         return s + x, s + x
 
     live = stream(lambda x: recurrent(step, x, torch.zeros(len(x), 1, dtype=DTYPE), backend="naive"))
-    totals: dict[Any, float] = {}
+    totals: dict[int, float] = {}
+    opened = 0
     for _ in range(data.draw(st.integers(1, 14))):
         what = data.draw(st.sampled_from(["open", "push", "push", "push", "fail", "reset", "close", "save"]))
         ids = data.draw(st.lists(st.sampled_from([*totals]), unique=True)) if totals else []
         if what == "open":
-            totals[live.open()] = 0.0
+            totals[opened] = 0.0
+            live.open(opened)
+            opened += 1
         elif what in ("push", "fail"):
             chunks = {k: torch.full((data.draw(st.integers(0, 2)), 1), k + 1.0, dtype=DTYPE) for k in ids}
             if what == "fail" and any(len(rows) for rows in chunks.values()):
@@ -677,7 +679,9 @@ def test_any_order_of_opening_pushing_resetting_closing_and_failing(data):
                     live.push(chunks)
                 fails.clear()
                 continue
-            for k, y in live.push(chunks).items():
+            out = live.push(chunks)
+            for k in chunks:
+                y = out[k]
                 expected = totals[k] + (k + 1) * torch.arange(1, len(y) + 1, dtype=DTYPE)
                 assert torch.equal(y[:, 0], expected)
                 totals[k] += (k + 1) * len(y)
