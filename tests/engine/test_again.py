@@ -56,8 +56,11 @@ def outcome(cell, x, h0, backend, **how):
     if not rows.requires_grad:
         return [rows, h]
     weight = torch.linspace(-1, 1, rows.numel(), dtype=rows.dtype).reshape(rows.shape)
-    wanted = [p for p in (*cell.parameters(), h0) if p is not None and p.requires_grad]
-    return [rows, h, *torch.autograd.grad((rows * weight).sum() + h.square().sum(), wanted)]
+    first, *others = h if isinstance(h, tuple) else (h,)
+    given = h0[:1] if isinstance(h0, tuple) else (h0,)
+    wanted = [p for p in (*cell.parameters(), *given) if p is not None and p.requires_grad]
+    total = (rows * weight).sum() + sum(t.square().sum() for t in (first, *others))
+    return [rows, first, *others, *torch.autograd.grad(total, wanted)]
 
 
 def same(cell, x, h0, backend, **how):
@@ -207,6 +210,25 @@ def test_what_does_not_look_alike(any_rows, compared):
         met.append(same(one, two))
     assert met == [False] * 3
     assert same(one, two)
+
+
+def test_one_tensor_in_two_places(compared):
+    one, two = torch.randn(2, F, dtype=D), torch.randn(2, F, dtype=D)
+    same = alike.alike([one, two, one])
+    assert same(one, two, one)
+    assert same(two, one, two)
+    assert not same(one, two, one.clone())
+    assert not same(one, two, two)
+    assert not same(one, two.float(), one)
+
+
+def test_a_warm_call_of_one_tensor_for_two_states():
+    cell, x, h0 = cells.LSTM(F, H).double(), inputs(), torch.ones(B, H, dtype=D, requires_grad=True)
+    for states in ((h0, h0), (h0, h0), (h0, h0), (h0, h0.clone()), (h0, h0)):
+        same(cell, x, states, "c")
+    found = unchanged_step(cell)
+    assert found is not None
+    assert len(found[0].likes) == 1
 
 
 def test_a_warm_call_gives_tensors_of_their_own():

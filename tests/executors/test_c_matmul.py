@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,10 @@ void pack_T(REAL *to, const REAL *from, int64_t stride_k, int64_t stride_n, int6
 void matmul_T(sn_rows_T C, sn_rows_T addend, sn_rows_T A, const REAL *packed, int64_t rows, int64_t K,
               int64_t N) {
     sn_matmul_T(C, addend, A, packed, rows, K, N);
+}
+void few_T(sn_rows_T C, sn_rows_T A, const REAL *source, int64_t stride_k, int64_t stride_n, int64_t rows,
+           int64_t K, int64_t N) {
+    sn_few_T(C, A, source, stride_k, stride_n, rows, K, N);
 }
 void tile_T(REAL *tile, int64_t rows, int64_t nv, sn_rows_T A, int64_t r, const REAL *panel, int64_t K,
             int64_t add) {
@@ -151,6 +156,25 @@ def test_matmul(library, rows, K, N, layout, suffix):
 
 
 @pytest.mark.parametrize("suffix", DTYPES)
+@pytest.mark.parametrize("layout", ["strided", "indexed"])
+@pytest.mark.parametrize("turned", [False, True], ids=["rows of B lie", "columns of B lie"])
+def test_few_rows_by_a_matrix_as_it_lies(library, turned, layout, suffix):
+    dtype, rng = DTYPES[suffix], np.random.default_rng(3)
+    for rows, K, N in itertools.product((0, 1, 2, 3, 4, 7, 8), (0, 1, 7, 16, 37), (1, 2, 7, 16, 31, 83)):
+        A, C = Table(rows, K, layout, dtype, rng), Table(rows, N, layout, dtype, rng)
+        first, second = (N, K) if turned else (K, N)
+        matrix = np.full((first + 1, second + 3), np.nan, dtype)  # poison around it
+        matrix[:first, :second] = rng.standard_normal((first, second))
+        source = matrix[:first, :second]
+        B = (source.T if turned else source).astype(np.float64)
+        strides = (1, second + 3) if turned else (second + 3, 1)
+        C.fill(np.nan)
+        _call(library, f"few_{suffix}", C.c, A.c, source, *strides, rows, K, N)
+        assert (np.abs(C.values - A.values @ B) <= _tolerance(dtype, A.values, B)).all(), (rows, K, N)
+        assert C.outside_is_poison()
+
+
+@pytest.mark.parametrize("suffix", DTYPES)
 def test_a_row_does_not_depend_on_the_others(library, suffix):
     rng = np.random.default_rng(1)
     dtype = DTYPES[suffix]
@@ -226,6 +250,16 @@ static int check_T(int64_t rows, int64_t K, int64_t N) {
             for (int64_t k = 0; k < K; ++k) want += A[r * K + k] * B[k * N + n];
             bad += C[r * N + n] != want;
         }
+    for (int turned = 0; turned < 2; ++turned) {
+        const int64_t stride_k = turned ? 1 : N, stride_n = turned ? K : 1;
+        sn_few_T((sn_rows_T){C, N, 0}, (sn_rows_T){A, K, 0}, B, stride_k, stride_n, rows, K, N);
+        for (int64_t r = 0; r < rows; ++r)
+            for (int64_t n = 0; n < N; ++n) {
+                REAL want = 0;
+                for (int64_t k = 0; k < K; ++k) want += A[r * K + k] * B[k * stride_k + n * stride_n];
+                bad += C[r * N + n] != want;
+            }
+    }
     free(A), free(B), free(C), free(D), free(packed);
     return bad;
 }

@@ -217,7 +217,7 @@ def test_the_switch_of_torch(machine, tiles, pairs, wanted):
 def test_an_lstm_obeys_the_switch_from_call_to_call(machine):
     """A plan made where little is asked for is right, too: the check of a new plan asks for all."""
     cell = stepnet.nn.LSTM(64, 64)
-    x = stepnet.LoDTensor.from_lengths(torch.randn(24, 64), [[15, 0, 9]])
+    x = stepnet.LoDTensor.from_lengths(torch.randn(84, 64), [[45, 0, 39]])
 
     def outputs(backend: str = "c") -> torch.Tensor:
         stepnet.set_backend(backend)

@@ -16,9 +16,10 @@ PROGRAM = (
 import os, threading
 import torch
 import stepnet
-from stepnet.executors.c import build, products
+from stepnet.executors.c import build, products, scan
 from stepnet.executors.c.products import precision, product
 
+scan.WORTH_SPLITTING = 1
 for module in (product, precision):
     module.has_tiles = lambda: True
 build._MACHINE_FLAGS = tuple((*flags, *{TILE_FLAGS}) for flags in build._MACHINE_FLAGS)

@@ -16,7 +16,8 @@ except ImportError:
 
 def alike(tensors: Sequence[Tensor], *, any_rows: bool = False) -> Callable[..., bool]:
     """A function of as many tensors that tells whether they look as these: of the same types, dtypes and
-    devices, laid out alike, in memory as they stand, and met by the same modes and transforms of torch. Where
+    devices, laid out alike, in memory as they stand, and met by the same modes and transforms of torch. What
+    is one tensor here is one there. Where
     gradients are off it may not see what needs one.
 
     Args:
@@ -27,6 +28,14 @@ def alike(tensors: Sequence[Tensor], *, any_rows: bool = False) -> Callable[...,
     >>> same(torch.ones(5, 3), torch.ones(3)), same(torch.ones(2, 3), torch.ones(3).double())
     (True, False)
     """
+    first = {id(t): k for k, t in reversed([*enumerate(tensors)])}
+    if len(first) < len(tensors):  # torch's guards tell of tensors that are not the same
+        places, same = [first[id(t)] for t in tensors], sorted(first.values())
+        once = alike([tensors[k] for k in same], any_rows=any_rows)
+        return lambda *others: (
+            all(t is others[k] for t, k in zip(others, places, strict=True))
+            and once(*[others[k] for k in same])
+        )
     if TensorGuards is None:
         looks = _looks(tensors, any_rows)
         return lambda *others: (

@@ -25,6 +25,10 @@ def joined(chunks: Mapping[Hashable, Any]) -> tuple[Any, tuple[Tensor, ...], lis
     """
     first_chunk = next(iter(chunks.values()))
     if type(first_chunk) is Tensor and first_chunk.dim():
+        if len(chunks) == 1:
+            lengths = [first_chunk.shape[0]]
+            lod = _of_lengths((*lengths,))
+            return LoDTensor._make(first_chunk, lod), lod.levels, lengths
         shape, dtype, device = first_chunk.shape[1:], first_chunk.dtype, first_chunk.device
         if all(
             type(chunk) is Tensor
@@ -95,6 +99,8 @@ def parted(y: Any, offsets: Tensor, lengths: list[int], module: Any) -> Sequence
     Raises:
         StreamError: it is not of so many sequences.
     """
+    if type(y) is LoDTensor and y._lod.levels[0] is offsets:
+        return _sequences(y, offsets, lengths)
     n, (first, *rest) = len(lengths), y if isinstance(y, tuple) and y else (y,)
     others = flatten(rest)[0]
     leaves, spec = flatten(first if others and not any(isinstance(leaf, LoDTensor) for leaf in others) else y)

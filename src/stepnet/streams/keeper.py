@@ -7,20 +7,21 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules import module as _torch_module
 from torch.nn.utils.rnn import PackedSequence
 
-from stepnet.api import recurrent
+from stepnet.api import Recurrent, recurrent
 from stepnet.data import sequence
 from stepnet.data.lod import LoDTensor
-from stepnet.data.tree import flatten, unflatten
+from stepnet.data.tree import Spec, flatten, unflatten
 from stepnet.errors import StreamError
 from stepnet.front.step import WithStatic, as_step, boot_state, describe_leaf, step_name
 from stepnet.ir.loop import Loop
 from stepnet.resets import as_resets
-from stepnet.watchers import during, kept_by, watched
+from stepnet.watchers import during, instead, is_kept, kept_by, watched, watching
 
-from .states import States
+from .states import Left, Slots, States
 
 
 class Keeper:
@@ -28,25 +29,30 @@ class Keeper:
 
     Args:
         states: of all streams.
-        slots: the rows of the streams of this push.
-        to: the rows that their states are to go to.
-        rows: how many rows the tables need.
+        slots: of the streams of this push.
         begun: which of them had rows before.
         levels: the offsets of the batch of chunks, outermost first.
     """
 
-    def __init__(
-        self, states: States, slots: Tensor, to: Tensor, rows: int, begun: Sequence[bool],
-        levels: Sequence[Tensor],
-    ) -> None:  # fmt: skip
-        self.states, self.slots, self.to, self.rows, self.levels = states, slots, to, rows, levels
+    def __init__(self, states: States, slots: Slots, begun: Sequence[bool], levels: Sequence[Tensor]) -> None:
+        self.states, self.slots, self.begun, self.levels = states, slots, begun, levels
         self.n = len(begun)
         self.all_begun, self.none_begun = all(begun), not any(begun)
-        self.begun = begun
-        self.ran = 0  # recurrences over the streams
+        self.ran: list[tuple[str, Spec]] = []  # the recurrences over the streams
+        self._left: list[list[Tensor]] = []
+
+    def done(self) -> None:
+        """Keep the states that the recurrences left."""
+        self.states.leave(self.ran, Left(self.slots, self._left))
 
     def answer(self, module: Callable[[Any], Any], x: Any) -> Any:
         """What a module gives, where this answers for what it does."""
+        if type(x) is LoDTensor and len(self.levels) == 1 and is_one_call(module) and nobody_else():
+            step = as_step(module.step)
+            name = step_name(step)
+            out = recurrent(step, x, self._start(step, name, None), backend=module.backend)
+            self._keep(name, *flatten(out[1]))
+            return out[0] if type(out[0]) is LoDTensor else out
         with during(sequence.INSTEAD, _of_whole_sequences), kept_by(self.run), watched(_refuse_loop):
             return module(x)
 
@@ -74,13 +80,20 @@ class Keeper:
             if resets.state is None and not hasattr(step, "initial_state"):
                 resets = replace(resets, state=state)  # not the one that is carried on
         out = recurrent(step, x, self._start(step, name, state), resets=resets, **how)
-        self.states.write(self.ran, name, out[1], self.to, self.rows)  # the module may write to its own
-        self.ran += 1
+        leaves, spec = flatten(out[1])
+        self._keep(name, [leaf.clone() for leaf in leaves], spec)  # the module may write to its own
         return out
+
+    def _keep(self, name: str, leaves: list[Tensor], spec: Spec) -> None:
+        at, known = len(self.ran), self.states.calls
+        if at < len(known):
+            known[at].check(name, spec, leaves, at)
+        self.ran.append((name, spec))
+        self._left.append(leaves)
 
     def _start(self, step: Any, name: str, state: Any) -> Any:
         """The states of streams that go on, and the initial ones of those that begin."""
-        at = self.ran
+        at = len(self.ran)
         if self.none_begun:
             return boot_state(step, self.n) if state is None else state
         if at >= len(self.states.calls):
@@ -90,12 +103,16 @@ class Keeper:
             )
         kept = self.states.calls[at]
         if self.all_begun:
+            leaves = self.states.of(at, self.slots)
             if state is not None or name != kept.name:
-                kept.check(name, kept.of(self.slots) if state is None else state, at)
-            return kept.of(self.slots)
-        first = kept.check(name, boot_state(step, self.n) if state is None else state, at)
-        begun = torch.tensor([k for k, goes_on in enumerate(self.begun) if goes_on])
-        carried = flatten(kept.of(self.slots[begun]))[0]
+                given, spec = (leaves, kept.spec) if state is None else flatten(state)
+                kept.check(name, spec, given, at)
+            return unflatten(kept.spec, leaves)
+        first, spec = flatten(boot_state(step, self.n) if state is None else state)
+        kept.check(name, spec, first, at)
+        places = [k for k, goes_on in enumerate(self.begun) if goes_on]
+        carried = self.states.of(at, tuple([self.slots[k] for k in places]))
+        begun = torch.tensor(places)
         leaves = [a.index_copy(0, begun.to(a.device), b) for a, b in zip(first, carried, strict=True)]
         return unflatten(kept.spec, leaves)
 
@@ -132,6 +149,28 @@ class Keeper:
             expected=f"{self.levels[0].diff().tolist()}, those of the chunks",
             remedy="what makes rows longer or shorter, as a strided convolution, cannot be cut anywhere",
         )
+
+
+_CALL, _FORWARD = nn.Module.__call__, Recurrent.forward
+
+
+def is_one_call(module: Any) -> bool:
+    """Whether a module does nothing but to call `recurrent` on what it is given."""
+    return (
+        type(module) is Recurrent
+        and module.level in (-1, 0)
+        and not (module.reverse or module.scopes or module._forward_hooks or module._forward_pre_hooks)
+        and not (_torch_module._global_forward_hooks or _torch_module._global_forward_pre_hooks)
+        and module._compiled_call_impl is None
+        and "forward" not in vars(module)
+        and Recurrent.forward is _FORWARD
+        and nn.Module.__call__ is _CALL
+    )
+
+
+def nobody_else() -> bool:
+    """Whether nothing else answers, keeps or watches calls here."""
+    return not is_kept() and instead() is watching() is sequence.INSTEAD.get() is None
 
 
 def _refuse_loop(loop: Loop | str, *_: Any, **__: Any) -> None:

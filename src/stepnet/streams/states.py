@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
+from stepnet.data.modes import outside_modes
 from stepnet.data.tree import Spec, flatten, names, unflatten
 from stepnet.errors import StreamError
 from stepnet.front.step import describe_leaves
 
 _FIRST = 16  # rows of a new table
+Slots = tuple[int, ...]
 
 
 @dataclass
@@ -23,30 +27,20 @@ class Kept:
     spec: Spec
     tables: list[Tensor]
 
-    def of(self, slots: Tensor) -> Any:
-        """The state of the streams in these rows, in memory of its own."""
-        return unflatten(
-            self.spec,
-            [t.index_select(0, slots if t.is_cpu else slots.to(t.device)) for t in self.tables],
-        )
-
-    def grown(self, rows: int) -> Kept:
-        """The same, with tables of so many rows at least."""
-        return Kept(self.name, self.spec, [_grown(table, rows) for table in self.tables])
-
-    def check(self, name: str, state: Any, at: int) -> list[Tensor]:
-        """The leaves of a state that is to start or to follow the ones kept.
+    def check(self, name: str, spec: Spec, leaves: Sequence[Any], at: int) -> None:
+        """Whether a state that is to start or to follow is like the ones kept.
 
         Raises:
             StreamError: it is of another recurrence, or nested, shaped or typed in another way.
         """
-        leaves, spec = flatten(state)
         if (spec is self.spec or spec == self.spec) and name == self.name:
             for leaf, table in zip(leaves, self.tables, strict=True):
                 if leaf.shape[1:] != table.shape[1:] or leaf.dtype is not table.dtype:
                     break
+                if leaf.device != table.device:
+                    break
             else:
-                return leaves
+                return
         raise StreamError(
             f"recurrence {at} of the module is not the one that it ran at earlier pushes",
             got=f"step '{name}', {_shown(spec, leaves)}",
@@ -55,51 +49,87 @@ class Kept:
         )
 
 
-def _shown(spec: Spec, leaves: Sequence[Any]) -> str:
-    return describe_leaves(names(spec, "state"), leaves) or "no state"
+class Left(NamedTuple):
+    """What a push left: in which slots its streams are, and their states, by recurrence."""
+
+    slots: Slots
+    states: list[list[Tensor]]
 
 
 class States:
-    """What is kept for each recurrence of a module, in the order that it runs them."""
+    """What is kept for each recurrence of a module, in the order that it runs them. What the last push left
+    is kept as it is, and put into the tables when other streams are pushed to."""
 
     def __init__(self) -> None:
         self.calls: list[Kept] = []
+        self._left: Left | None = None
 
-    def write(self, at: int, name: str, state: Any, slots: Tensor, rows: int) -> None:
-        """Keep the state that a recurrence left.
+    def of(self, at: int, slots: Slots) -> list[Tensor]:
+        """The states of a recurrence for the streams in these slots, in memory of their own."""
+        if self._left is not None and self._left.slots == slots:
+            return [leaf.clone() for leaf in self._left.states[at]]
+        self._put_down()
+        return [table.index_select(0, _index(slots).to(table.device)) for table in self.calls[at].tables]
 
-        Args:
-            at: which of the module's recurrences it is.
-            name: of its step.
-            state: a row for each stream.
-            slots: the rows of the tables that they go to.
-            rows: how many rows the tables need.
+    def leave(self, calls: Sequence[tuple[str, Spec]], left: Left) -> None:
+        """Keep what a push left. `calls`: the recurrences that it ran, by the names of their steps and how
+        their states are nested.
 
         Raises:
-            StreamError: it is not like those of the pushes before.
+            StreamError: they are another number of recurrences than at earlier pushes.
         """
-        if at == len(self.calls):
-            self.calls.append(_kept(name, state))
-        kept = self.calls[at]
-        leaves = kept.check(name, state, at)
-        kept.tables = [_grown(table, rows) for table in kept.tables]
-        for table, leaf in zip(kept.tables, leaves, strict=True):
-            table.index_copy_(0, slots if table.is_cpu else slots.to(table.device), leaf)
-
-    def check_count(self, ran: int) -> None:
-        """Whether so many recurrences are those of the pushes before, or StreamError."""
-        if ran != len(self.calls):
+        if self.calls and len(calls) != len(self.calls):
             raise StreamError(
                 "the module ran another number of recurrences than at earlier pushes",
-                got=ran,
+                got=len(calls),
                 expected=len(self.calls),
                 remedy="a module that streams runs the same recurrences, in the same order, at every push",
             )
+        if self._left is not None and self._left.slots != left.slots:
+            self._put_down()
+        if not self.calls:
+            for (name, spec), leaves in zip(calls, left.states, strict=True):
+                self.calls.append(Kept(name, spec, [leaf.new_empty(0, *leaf.shape[1:]) for leaf in leaves]))
+        self._left = left
+
+    def load(self, slots: Slots, recurrences: Sequence[tuple[str, Any]]) -> None:
+        """Keep what `all_of` gave."""
+        calls, states = [], []
+        for name, state in recurrences:
+            leaves, spec = flatten(state)
+            if any(leaf.shape[0] != len(slots) for leaf in leaves):
+                raise ValueError("a state has not a row for each id")
+            calls.append((name, spec))
+            states.append([leaf.clone() for leaf in leaves])
+        self.leave(calls, Left(slots, states))
+
+    def all_of(self, slots: Slots) -> list[tuple[str, Any]]:
+        """The names of the steps, and the states of the streams in these slots; of those that were never
+        pushed to, anything."""
+        self._put_down(max(slots, default=-1) + 1)  # those of a stream that had no push may not be there yet
+        return [(kept.name, unflatten(kept.spec, self.of(at, slots))) for at, kept in enumerate(self.calls)]
+
+    def _put_down(self, rows: int = 0) -> None:
+        """Bring the tables up to date, and to so many rows at least."""
+        left = self._left
+        if left is not None:
+            rows = max((rows, *(slot + 1 for slot in left.slots)))
+        for at, kept in enumerate(self.calls):
+            kept.tables = [_grown(table, rows) for table in kept.tables]
+            if left is not None:
+                for table, leaf in zip(kept.tables, left.states[at], strict=True):
+                    table.index_copy_(0, _index(left.slots).to(table.device), leaf)
+        self._left = None
 
 
-def _kept(name: str, state: Any) -> Kept:
-    leaves, spec = flatten(state)
-    return Kept(name, spec, [leaf.new_empty(0, *leaf.shape[1:]) for leaf in leaves])
+@functools.lru_cache(maxsize=16)  # the same streams, push after push
+@outside_modes
+def _index(slots: Slots) -> Tensor:
+    return torch.tensor(slots, dtype=torch.int64)
+
+
+def _shown(spec: Spec, leaves: Sequence[Any]) -> str:
+    return describe_leaves(names(spec, "state"), leaves) or "no state"
 
 
 def _grown(table: Tensor, rows: int) -> Tensor:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Hashable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from stepnet.api import Recurrent
-from stepnet.data.modes import outside_modes, traced
+from stepnet.data.modes import traced
 from stepnet.errors import StreamError, UnknownStream
 from stepnet.front.step import step_name
 
@@ -25,13 +24,11 @@ from .states import States
 
 @dataclass
 class _Open:
-    """An open stream: its place, whether it had rows, when it was last pushed to. A place has two rows: a
-    push writes states to the one that they are not in, and they are there when it has gone well."""
+    """An open stream: its place, whether it had rows, when it was last pushed to."""
 
     slot: int
     begun: bool
     used: float
-    half: int = 0
 
 
 def stream(
@@ -192,16 +189,13 @@ class Stream:
             begun = [each.begun for each in streams]
             first = not (begun[0] or any(each.begun for each in self._open.values()))
             states = States() if first else self._states
-            slots = _slots(tuple([2 * each.slot + each.half for each in streams]))
-            to = _slots(tuple([2 * each.slot + 1 - each.half for each in streams]))
-            keeper = Keeper(states, slots, to, 2 * self._rows, begun, levels)
-            inference = torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
-            with inference, torch.no_grad():
+            keeper = Keeper(states, tuple([each.slot for each in streams]), begun, levels)
+            with _plain_tensors():
                 out = parted(self._answer(keeper, x), levels[0], lengths, self.module)
-            states.check_count(keeper.ran)
+                keeper.done()
             now, self._states = monotonic(), states
             for each in streams:
-                each.begun, each.used, each.half = True, now, 1 - each.half
+                each.begun, each.used = True, now
             return dict(zip(chunks, out, strict=True))
 
     def _answer(self, keeper: Keeper, x: Any) -> Any:
@@ -217,14 +211,12 @@ class Stream:
         """The open streams and their states, for `torch.save`; not the module. It is of lists, dicts and
         tensors, as far as ids and states are, so that `torch.load` reads it as it is."""
         with self._lock:
-            slots = torch.tensor(
-                [2 * each.slot + each.half for each in self._open.values()], dtype=torch.int64
-            )
-            rows = 2 * self._rows  # of a stream that had no push, a row may not be there yet
+            with _plain_tensors():
+                recurrences = self._states.all_of(tuple([each.slot for each in self._open.values()]))
             return {
                 "ids": list(self._open),
                 "begun": [each.begun for each in self._open.values()],
-                "recurrences": [(kept.name, kept.grown(rows).of(slots)) for kept in self._states.calls],
+                "recurrences": recurrences,
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -235,9 +227,9 @@ class Stream:
         """
         try:
             ids, begun = list(state["ids"]), [bool(each) for each in state["begun"]]
-            states, slots = States(), 2 * torch.arange(len(ids))
-            for at, (name, left) in enumerate(state["recurrences"]):
-                states.write(at, name, left, slots, 2 * len(ids))
+            states = States()
+            with _plain_tensors():
+                states.load(tuple(range(len(ids))), state["recurrences"])
             now = monotonic()
             streams = {id: _Open(k, b, now) for k, (id, b) in enumerate(zip(ids, begun, strict=True))}
             if len(streams) < len(ids):
@@ -286,10 +278,14 @@ class Stream:
             del self._open[id]
 
 
-@functools.lru_cache(maxsize=16)  # the same streams, push after push
-@outside_modes
-def _slots(slots: tuple[int, ...]) -> Tensor:
-    return torch.tensor(slots)
+def _plain_tensors() -> AbstractContextManager[Any]:
+    """In here, what is kept is made: without gradients, and to be written to outside of inference mode."""
+    if not torch.is_inference_mode_enabled():
+        return torch.no_grad()
+    stack = ExitStack()
+    stack.enter_context(torch.inference_mode(False))
+    stack.enter_context(torch.no_grad())
+    return stack
 
 
 def _check(module: Any) -> None:

@@ -51,6 +51,8 @@ APART = 2  # such chunks between two meetings of threads that take some features
 CHUNK = 1 << 18  # bytes of rows between products and the steps beside them: the second cache holds them
 CHUNK_BY_TILES = 1 << 19  # where tiles multiply, which read a matrix faster than a cache that is far gives it
 LED = 1 << 16  # bytes of a table from which room before its rows is made faster than a copy one step later
+WORTH_PACKING = 9  # rows, with fewer of which a matrix is read as it lies (measured)
+WORTH_SPLITTING = 64  # rows, for fewer of which splitting a matrix takes longer than it saves (measured)
 SMALL = 1 << 14  # bytes of a table of which one is kept to make others like it
 _MOST_KINDS = 64  # of calls, whose pace one scan remembers
 _NEW = ("out", "state", "sum", "total")  # what a call makes tensors for
@@ -122,7 +124,7 @@ class CScan:
         self, region: Region, values: dict[str, Tensor], states: Mapping[str, Tensor], layout: Layout
     ) -> dict[str, Tensor]:
         threads = torch.get_num_threads()
-        split = float_parts() if self._splits else 0
+        split = float_parts() if self._splits and layout.rows >= WORTH_SPLITTING else 0
         placed = self._placed
         if placed is None or placed.key != (threads, split) or placed.layout is not layout:
             placed = self._placed = self._place(layout, threads, split)
@@ -217,9 +219,10 @@ class CScan:
             packed_at.append(at)
             product = BY_DTYPE[source.program.value(name).dtype]
             at += padded(heads * product.packed_bytes(k, n, split))
+        few = layout.rows < WORTH_PACKING and not by_features
         head = (
             layout.sequences, shares, layout.steps, layout.stride, slots, chunk, int(together), split,
-            data_ptr(layout.starts), data_ptr(layout.lengths), data_ptr(order),
+            int(few), data_ptr(layout.starts), data_ptr(layout.lengths), data_ptr(order),
         )  # fmt: skip
         assert len(head) + 2 == len(FIXED)
         return Placed(

@@ -182,9 +182,10 @@ void SN_(sn_pack)(SN_REAL *restrict packed, const SN_REAL *restrict source, int6
     }
 }
 
-/* The micro-kernel: tile[rows][nv][SN_(sn_lanes)] = (add ? tile : 0) + A[r .. r+rows, K] panel[K][nv][SN_(sn_lanes)]. */
+/* The micro-kernel: tile[rows][nv][SN_(sn_lanes)] = (add ? tile : 0) + A[r .. r+rows, K] panel[K][nv][SN_(sn_lanes)],
+ * whose rows are `step` elements apart. */
 SN_INLINE void SN_(sn_kernel)(SN_REAL *tile, const int rows, const int nv, SN_(sn_rows) A, int64_t r,
-                              const SN_REAL *panel, int64_t K, int add) {
+                              const SN_REAL *panel, int64_t step, int64_t K, int add) {
     SN_(sn_vec) sum[12][8];
     const SN_REAL *a[12];
     SN_UNROLL for (int i = 0; i < rows; ++i) {
@@ -200,14 +201,14 @@ SN_INLINE void SN_(sn_kernel)(SN_REAL *tile, const int rows, const int nv, SN_(s
         if (nv <= rows) {
             SN_(sn_vec) b[8];
             SN_UNROLL for (int v = 0; v < nv; ++v) {
-                b[v] = *(const SN_(sn_vec_u) *)(panel + (k * nv + v) * SN_(sn_lanes));
+                b[v] = *(const SN_(sn_vec_u) *)(panel + k * step + v * SN_(sn_lanes));
                 if (rows > 1) SN_KEEP(b[v]);
             }
             SN_UNROLL for (int i = 0; i < rows; ++i)
                 SN_UNROLL for (int v = 0; v < nv; ++v) sum[i][v] += a[i][k] * b[v];
         } else {
             SN_UNROLL for (int v = 0; v < nv; ++v) {
-                SN_(sn_vec) b = *(const SN_(sn_vec_u) *)(panel + (k * nv + v) * SN_(sn_lanes));
+                SN_(sn_vec) b = *(const SN_(sn_vec_u) *)(panel + k * step + v * SN_(sn_lanes));
                 if (rows > 1) SN_KEEP(b);
                 SN_UNROLL for (int i = 0; i < rows; ++i) sum[i][v] += a[i][k] * b;
             }
@@ -220,7 +221,7 @@ SN_INLINE void SN_(sn_kernel)(SN_REAL *tile, const int rows, const int nv, SN_(s
 /* One shared function per tile width, with one loop over k per number of rows; only those used are compiled. */
 #define SN_CASE(m, nv)                                                                                                \
     case m:                                                                                                           \
-        if (m <= SN_MAX_ROWS(nv)) SN_(sn_kernel)(tile, m, nv, A, r, panel, K, add);                                   \
+        if (m <= SN_MAX_ROWS(nv)) SN_(sn_kernel)(tile, m, nv, A, r, panel, nv * SN_(sn_lanes), K, add);                                   \
         return;
 #define SN_TILE(nv, name)                                                                                             \
     SN_SHARED void SN_(name)(SN_REAL * tile, int64_t rows, SN_(sn_rows) A, int64_t r, const SN_REAL *panel,           \
@@ -293,6 +294,98 @@ void SN_(sn_matmul)(SN_(sn_rows) C, SN_(sn_rows) addend, SN_(sn_rows) A, const S
                                 addend.base ? SN_(sn_row)(addend, r + i) + column : 0, n);
             }
         }
+    }
+}
+#endif
+
+/* Few rows, by B[k, u] = source[k * stride_k + u * stride_n] as it lies, if one of the strides is 1: to pack it takes as
+ * long as the products of ten rows. Where its columns are contiguous the lanes of a sum are added up at its end. */
+SN_SHARED void SN_(sn_few)(SN_(sn_rows) C, SN_(sn_rows) A, const SN_REAL *source, int64_t stride_k, int64_t stride_n,
+                           int64_t rows, int64_t K, int64_t N);
+#ifndef SN_LINKED
+/* to[i] = the sum of the lanes of sum[i]. */
+SN_INLINE void SN_(sn_lane_sums)(SN_REAL *to, SN_(sn_vec) *sum) {
+    enum { L = SN_(sn_lanes) };
+#if SN_TURN
+    typedef __typeof__((SN_(sn_vec)){0} == (SN_(sn_vec)){0}) lane_mask;
+    lane_mask even, odd;
+    SN_UNROLL for (int j = 0; j < L; ++j) {
+        even[j] = 2 * j;
+        odd[j] = 2 * j + 1;
+    }
+    SN_UNROLL for (int s = L / 2; s > 0; s /= 2)
+        SN_UNROLL for (int i = 0; i < s; ++i)
+            sum[i] = __builtin_shuffle(sum[2 * i], sum[2 * i + 1], even) + __builtin_shuffle(sum[2 * i], sum[2 * i + 1], odd);
+    *(SN_(sn_vec_u) *)to = sum[0];
+#else
+    for (int i = 0; i < L; ++i) {
+        to[i] = 0;
+        for (int j = 0; j < L; ++j) to[i] += sum[i][j];
+    }
+#endif
+}
+
+/* to[m][lanes / m]: rows from r on times some contiguous columns; of what is no row, or beyond `units`, anything. */
+SN_INLINE void SN_(sn_dots)(SN_REAL *to, const int m, SN_(sn_rows) A, int64_t r, int64_t rows, const SN_REAL *source,
+                            int64_t stride_n, int64_t units, int64_t K) {
+    enum { L = SN_(sn_lanes) };
+    const int columns = L / m;
+    SN_(sn_vec) sum[L];
+    const SN_REAL *a[4], *b[L];
+    SN_UNROLL for (int i = 0; i < m; ++i) a[i] = SN_(sn_row)(A, r + i < rows ? r + i : r);
+    SN_UNROLL for (int j = 0; j < columns; ++j) b[j] = source + (j < units ? j : 0) * stride_n;
+    SN_UNROLL for (int i = 0; i < L; ++i) sum[i] = (SN_(sn_vec)){0};
+    int64_t k = 0;
+    for (; k + L <= K; k += L) {
+        SN_(sn_vec) row[4];
+        SN_UNROLL for (int i = 0; i < m; ++i) row[i] = *(const SN_(sn_vec_u) *)(a[i] + k);
+        SN_UNROLL for (int j = 0; j < columns; ++j) {
+            SN_(sn_vec) column = *(const SN_(sn_vec_u) *)(b[j] + k);
+            if (m > 1) SN_KEEP(column);
+            SN_UNROLL for (int i = 0; i < m; ++i) sum[i * columns + j] += row[i] * column;
+        }
+    }
+    SN_(sn_lane_sums)(to, sum);
+    for (; k < K; ++k)
+        SN_UNROLL for (int i = 0; i < m; ++i)
+            SN_UNROLL for (int j = 0; j < columns; ++j) to[i * columns + j] += a[i][k] * b[j][k];
+}
+
+void SN_(sn_few)(SN_(sn_rows) C, SN_(sn_rows) A, const SN_REAL *source, int64_t stride_k, int64_t stride_n, int64_t rows,
+                 int64_t K, int64_t N) {
+    enum { L = SN_(sn_lanes), MOST = L < 4 ? L : 4 };
+    SN_REAL tile[4 * SN_WIDTH * L] __attribute__((aligned(64)));
+    for (int64_t r = 0; r < rows; r += MOST) {
+        const int64_t m = rows - r < MOST ? rows - r : MOST;
+        int64_t u = 0;
+        if (stride_k == 1) {
+            for (const int64_t columns = L / (m == 3 ? MOST : m); u < N; u += columns) {
+                const SN_REAL *from = source + u * stride_n;
+                if (m == 1) SN_(sn_dots)(tile, 1, A, r, rows, from, stride_n, N - u, K);
+                else if (m == 2) SN_(sn_dots)(tile, 2, A, r, rows, from, stride_n, N - u, K);
+                else SN_(sn_dots)(tile, MOST, A, r, rows, from, stride_n, N - u, K);
+                for (int64_t i = 0; i < m; ++i)
+                    SN_(sn_put)(SN_(sn_row)(C, r + i) + u, tile + i * columns, 0, N - u < columns ? N - u : columns);
+            }
+            continue;
+        }
+        for (int64_t nv; (nv = (N - u) / L) > 0; u += nv * L) {
+            nv = nv < SN_WIDTH ? 1 : SN_WIDTH;
+            switch (m * 8 + nv) {
+#define SN_CASE(m, nv) case m * 8 + nv: SN_(sn_kernel)(tile, m, nv, A, r, source + u, stride_k, K, 0); break
+                SN_CASE(1, 1); SN_CASE(2, 1); SN_CASE(3, 1); SN_CASE(4, 1);
+                SN_CASE(1, SN_WIDTH); SN_CASE(2, SN_WIDTH); SN_CASE(3, SN_WIDTH); SN_CASE(4, SN_WIDTH);
+#undef SN_CASE
+            }
+            for (int64_t i = 0; i < m; ++i) SN_(sn_put)(SN_(sn_row)(C, r + i) + u, tile + i * nv * L, 0, nv * L);
+        }
+        for (; u < N; ++u)
+            for (int64_t i = 0; i < m; ++i) {
+                const SN_REAL *a = SN_(sn_row)(A, r + i);
+                SN_REAL sum = 0;
+                for (int64_t k = 0; k < K; ++k) sum += a[k] * source[k * stride_k + u];
+                SN_(sn_row)(C, r + i)[u] = sum;
+            }
     }
 }
 #endif

@@ -7,13 +7,14 @@
 /* Row of sequence b at step t: start[b] + t * stride. Threads deal the shares out, `slots` at a time; each has a
  * workspace of space_bytes. `chunk` steps are made ready at a time. together: 1 if all threads are on one share.
  * split: the numbers of bfloat16 that a float is split in for products (sn_split.h), 0 for none.
+ * few: 1 if there are so few rows that matrices are read as they lie, where they can be.
  * order: as the shares have them, each its own from the longest on. */
 #define SN_SCAN                                 \
     int64_t sequences, shares, steps, stride;   \
     int64_t slots;                              \
     int64_t chunk;                              \
     int64_t together;                           \
-    int64_t split;                              \
+    int64_t split, few;                         \
     const int64_t *start, *length, *order;      \
     char *space;                                \
     int64_t space_bytes
@@ -24,6 +25,9 @@
     int64_t name##_stride_k, name##_stride_n, name##_stride_h;            \
     type *name##_packed
 #define SN_STATE(type, name) const type *name##_boot; type *name##_final
+
+/* Whether a matrix is read as it lies, by sn_few_*, and is not packed. */
+#define SN_LIES(name) (a->few && (a->name##_stride_k == 1 || a->name##_stride_n == 1))
 
 /* The sequences of a share: every shares-th one of `order`. */
 typedef struct {

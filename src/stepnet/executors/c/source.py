@@ -60,8 +60,8 @@ class Source:
 
 
 FIXED = (
-    "sequences", "shares", "steps", "stride", "slots", "chunk", "together", "split", "start", "length",
-    "order", "space", "space_bytes",
+    "sequences", "shares", "steps", "stride", "slots", "chunk", "together", "split", "few", "start",
+    "length", "order", "space", "space_bytes",
 )  # fmt: skip
 PACKED_ALONE = 1 << 18  # bytes of matrices that one thread packs faster than another one wakes
 
@@ -81,6 +81,7 @@ class _Writer:
     ) -> None:
         self.loop, self.region, self.p, self.name, self.features = loop, region, p, name, features
         self.w = Places(loop, p, features and features.count)
+        self.lying = {name for name in p.matrices if self._may_lie(name)}
 
     def write(self) -> Source:
         p, w = self.p, self.w
@@ -185,6 +186,26 @@ class _Writer:
         *heads, k, n = self.p.value(name).shape
         return math.prod(heads), k, n
 
+    def _may_lie(self, name: str) -> bool:
+        """Whether each product with a matrix, of some of its columns, can read it as it lies."""
+        product, p = self.w.product(name), self.p
+        nodes = [node for node in (*p.nodes, *p.early, *p.late) if node.op == "matmul"]
+        alone = all(len(p.value(node.inputs[0]).shape) == 1 for node in nodes if node.inputs[1] == name)
+        return alone and self.features is None and product.rows == product.sums
+
+    def _product(self, name: str, to: str, rows: str, count: str, k: int, columns: bool, n: str) -> str:
+        """A product of some rows with a matrix: with n columns of it, from c0 on if it is some `columns`."""
+        c, product, none = self.w.c(name), self.w.product(name), f"(sn_rows_{self.w.suffix}){{0, 0, 0}}"
+        panels = f" + c0 * {product.deep(k)}" if columns else ""
+        packed = (
+            f"sn_matmul_{product.suffix}({to}, {none}, {rows}, a->{c}_packed{panels}, {count}, {k}, "
+            f"{n}{product.last})"
+        )
+        if name not in self.lying:
+            return packed
+        lying = f"a->{c} + c0 * a->{c}_stride_n, a->{c}_stride_k, a->{c}_stride_n"
+        return f"SN_LIES({c}) ? sn_few_{product.sums}({to}, {rows}, {lying}, {count}, {k}, {n}) : {packed}"
+
     def _pack(self, number: int, name: str, heads: int, k: int, n: int) -> str:
         """Pack a matrix, the `number`th; one with heads, head by head."""
         c, product = self.w.c(name), self.w.product(name)
@@ -196,7 +217,8 @@ class _Writer:
             )
 
         if heads == 1:
-            return f"if (index == {number}) {pack('', '')}"
+            lies = f" && !SN_LIES({c})" if name in self.lying else ""
+            return f"if (index == {number}{lies}) {pack('', '')}"
         size = product.packed(k, n)
         return (
             f"for (int64_t h = 0; index == {number} && h < {heads}; ++h)\n"
@@ -217,21 +239,23 @@ class _Writer:
         to = f"{w.c(node.output)}_rows" if node.output in w.ahead else f"a->{w.c(node.output)}"
         wide, made = p.value(operand).size, p.value(node.output).size
         product = w.product(node.inputs[1])
-        deep, kind = product.deep(k), f"sn_rows_{product.rows}"
+        kind = f"sn_rows_{product.rows}"
         inputs = ", ".join(map(_shown, node.inputs))
         made_by = {
-            "columns": (" + c0", f" + c0 * {deep}", "", "rows", "c1 - c0"),
-            "rows": ("", "", " + r0", "r1 - r0", str(n)),
+            "columns": (" + c0", "", "rows", "c1 - c0"),
+            "rows": ("", " + r0", "r1 - r0", str(n)),
         }
 
         def call(by: str) -> str:
-            at, panels, first, count, columns = made_by[by]
-            return (
-                f"sn_matmul_{product.suffix}("
-                f"(sn_rows_{w.suffix}){{{to}{at}, {made}, {target}{first}}}, "
-                f"(sn_rows_{w.suffix}){{0, 0, 0}}, "
-                f"({kind}){{({product.element} *)a->{w.c(operand)}{shift}, {wide}, chunk_row{first}}}, "
-                f"a->{w.c(node.inputs[1])}_packed{panels}, {count}, {k}, {columns}{product.last})"
+            at, first, count, columns = made_by[by]
+            return self._product(
+                node.inputs[1],
+                f"(sn_rows_{w.suffix}){{{to}{at}, {made}, {target}{first}}}",
+                f"({kind}){{({product.element} *)a->{w.c(operand)}{shift}, {wide}, chunk_row{first}}}",
+                count,
+                k,
+                by == "columns",
+                columns,
             )
 
         text = f"/* {_shown(node.output)} = matmul({inputs})  [{k}] x [{k}, {n}], rows of these steps */\n"
@@ -266,7 +290,6 @@ class _Writer:
         offset = 0 if seen is None else seen.offset
         heads, k, n = self._matrix(node.inputs[1])
         wide, size = p.value(operand).size, p.value(node.output).size
-        packed = f"a->{w.c(node.inputs[1])}_packed"
         shape = p.value(node.inputs[0]).shape
         times = math.prod(shape[:-1])
         inputs = ", ".join(map(_shown, node.inputs))
@@ -274,7 +297,6 @@ class _Writer:
         out = ["        " + note]
 
         product = w.product(node.inputs[1])
-        deep = product.deep(k)
 
         def rows(base: str, width: int, shift: str) -> str:
             place, element = w.place(base), w.ctype(base)
@@ -282,20 +304,18 @@ class _Writer:
             suffix = product.rows if base == operand else w.suffix
             return f"(sn_rows_{suffix}){{({element} *){place}{shift}, {width}, {index}}}"
 
-        none = f"(sn_rows_{w.suffix}){{0, 0, 0}}"
         shift = f" + {offset}" if offset else ""
         if times == 1:
-            product_text = (
-                f"sn_matmul_{product.suffix}({rows(node.output, size, ' + c0')}, {none}, "
-                f"{rows(operand, wide, shift)}, {packed} + c0 * {deep}, active, {k}, c1 - c0{product.last})"
-            )
-            return [*out, f"        {self._columns(n, product_text)}"]
+            to = rows(node.output, size, " + c0")
+            text = self._product(node.inputs[1], to, rows(operand, wide, shift), "active", k, True, "c1 - c0")
+            return [*out, f"        {self._columns(n, text)}"]
         # one product for each leading index: of its own matrix, or all of the same
-        block = product.packed(k, n)
+        block, packed = product.packed(k, n), f"a->{w.c(node.inputs[1])}_packed"
         out.append(f"        for (int64_t h = member; h < {times}; h += members)")
         matrix = f"{packed} + h * {block}" if heads > 1 else packed
         out.append(
-            f"            sn_matmul_{product.suffix}({rows(node.output, size, f' + h * {n}')}, {none}, "
+            f"            sn_matmul_{product.suffix}({rows(node.output, size, f' + h * {n}')}, "
+            f"(sn_rows_{w.suffix}){{0, 0, 0}}, "
             f"{rows(operand, wide, f'{shift} + h * {k}')}, {matrix}, active, {k}, {n}{product.last});"
         )
         return out

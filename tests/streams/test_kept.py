@@ -1,0 +1,161 @@
+"""What streams go on from: after pushes of other streams, that fail, and without a call of the module."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import stepnet
+from covering import examples
+from stepnet import Recurrent, cells, recurrent, stream
+from stepnet.errors import StreamError
+
+DTYPE = torch.float64
+F, H = 2, 3
+CLOSE = {"rtol": 0, "atol": 1e-10}
+
+
+def double(module):
+    return module.to(DTYPE).eval()
+
+
+def whole(net, x):
+    with torch.no_grad():
+        return net(x)[0]
+
+
+def _hooked(net, monkeypatch):
+    net.register_forward_hook(lambda module, x, out: (out[0] * 2, out[1]))
+
+
+def _hooked_everywhere(net, monkeypatch):
+    hooks = nn.modules.module._global_forward_hooks
+    monkeypatch.setitem(hooks, -1, lambda module, x, out: (out[0] * 2, out[1]) if module is net else None)
+
+
+def _own_forward(net, monkeypatch):
+    net.forward = lambda x: Recurrent.forward(net, x * 2)
+
+
+def _replaced_forward(net, monkeypatch):
+    before = Recurrent.forward
+    monkeypatch.setattr(Recurrent, "forward", lambda self, x, *a, **k: before(self, x * 2, *a, **k))
+
+
+def _replaced_call(net, monkeypatch):
+    before = nn.Module.__call__
+    monkeypatch.setattr(
+        nn.Module, "__call__", lambda self, *a: before(self, a[0] * 2) if self is net else before(self, *a)
+    )
+
+
+def _compiled(net, monkeypatch):
+    net.compile(backend="eager")
+
+
+def _torch_cell(net, monkeypatch):
+    net.step = nn.GRUCell(F, H, dtype=DTYPE)
+
+
+def _eager(net, monkeypatch):
+    net.backend = "eager"
+
+
+def _as_it_is(net, monkeypatch):
+    pass
+
+
+ALONE = [
+    _as_it_is, _hooked, _hooked_everywhere, _own_forward, _replaced_forward, _replaced_call, _compiled,
+    _torch_cell, _eager,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", ALONE, ids=lambda change: change.__name__[1:])
+def test_a_recurrent_alone_is_what_it_was_made(change, monkeypatch):
+    """One is pushed to without a call of the module: where nothing else would happen in it."""
+    net, x = double(Recurrent(cells.GRU(F, H))), torch.randn(2, 6, F, dtype=DTYPE)
+    live = stream(net)
+    live.push({live.open(k): x[k, :2] for k in (0, 1)})
+    change(net, monkeypatch)
+    live.reset(0)
+    live.reset(1)
+    parts = [live.push({k: rows[k] for k in (0, 1)}) for rows in x.split((2, 3, 1), 1)]
+    parts = [torch.stack([part[0], part[1]]) for part in parts]
+    torch.testing.assert_close(torch.cat(parts, 1), whole(net, x.transpose(0, 1)).transpose(0, 1), **CLOSE)
+
+
+def test_a_recurrent_alone_that_was_turned():
+    net = Recurrent(cells.GRU(F, H))
+    live = stream(net)
+    live.push({live.open(): torch.zeros(1, F)})
+    net.reverse = True
+    with pytest.raises(StreamError, match="backwards"):
+        live.push({0: torch.zeros(1, F)})
+
+
+@settings(max_examples=examples(20), deadline=None)
+@given(st.data())
+def test_any_order_of_opening_pushing_resetting_closing_and_failing(data):
+    """Each stream gives what its rows since it was opened or reset give, whatever became of the others."""
+    fails = []
+
+    def step(x, s):
+        if fails:
+            raise ValueError("no")
+        return s + x, s + x
+
+    live = stream(lambda x: recurrent(step, x, torch.zeros(len(x), 1, dtype=DTYPE), backend="naive"))
+    totals: dict[int, float] = {}
+    opened = 0
+    for _ in range(data.draw(st.integers(1, 14))):
+        what = data.draw(st.sampled_from(["open", "push", "push", "push", "fail", "reset", "close", "save"]))
+        ids = data.draw(st.lists(st.sampled_from([*totals]), unique=True)) if totals else []
+        if what == "open":
+            totals[opened] = 0.0
+            live.open(opened)
+            opened += 1
+        elif what in ("push", "fail"):
+            chunks = {k: torch.full((data.draw(st.integers(0, 2)), 1), k + 1.0, dtype=DTYPE) for k in ids}
+            if what == "fail" and any(len(rows) for rows in chunks.values()):
+                fails.append(1)
+                with pytest.raises(ValueError, match="no"):
+                    live.push(chunks)
+                fails.clear()
+                continue
+            out = live.push(chunks)
+            for k in chunks:
+                y = out[k]
+                expected = totals[k] + (k + 1) * torch.arange(1, len(y) + 1, dtype=DTYPE)
+                assert torch.equal(y[:, 0], expected)
+                totals[k] += (k + 1) * len(y)
+        elif what == "save":
+            again = stream(live.module)
+            again.load_state_dict(live.state_dict())
+            live = again
+        else:
+            for k in ids:
+                getattr(live, what)(k)
+                totals[k] = 0.0
+                if what == "close":
+                    del totals[k]
+
+
+@pytest.mark.parametrize("when", ["pushed", "saved", "loaded"])
+def test_inference_mode_around_what_is_kept(when):
+    net, x = double(stepnet.nn.LSTM(F, H, num_layers=2)), torch.randn(6, F, dtype=DTYPE)
+    live = stream(net)
+    live.open(0)
+    live.open(1)
+    with torch.inference_mode(when == "pushed"):
+        live.push({0: x[:2].clone(), 1: x[:1].clone()})
+    with torch.inference_mode(when == "saved"):
+        state = live.state_dict()
+    other = stream(net)
+    with torch.inference_mode(when == "loaded"):
+        other.load_state_dict(state)
+    parts = [other.push({0: x[2:3]})[0], other.push({1: x[1:3], 0: x[3:4]})[0], other.push({0: x[4:]})[0]]
+    torch.testing.assert_close(torch.cat(parts), whole(net, x[:, None])[2:, 0], **CLOSE)
