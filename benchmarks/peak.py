@@ -1,4 +1,4 @@
-"""The machine's limit: floating-point operations a second of a large float32 matmul."""
+"""The machine's limit: floating-point operations a second of a large matmul."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import time
 import torch
 
 
-def sgemm_peak(threads: int, turns: int = 5, n: int = 1536) -> float:
+def matmul_peak(threads: int, turns: int = 5, n: int = 1536, dtype: torch.dtype = torch.float32) -> float:
     """The best of some turns, in operations a second; a multiplication and an addition are two.
 
-    >>> sgemm_peak(1, turns=1, n=16) > 0
+    >>> matmul_peak(1, turns=1, n=16) > 0
     True
     """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        a, b, out = torch.ones(3, n, n)
+        a, b, out = torch.ones(3, n, n, dtype=dtype)
         torch.mm(a, b, out=out)
         best = float("inf")
         for _ in range(turns):
@@ -26,3 +26,8 @@ def sgemm_peak(threads: int, turns: int = 5, n: int = 1536) -> float:
     finally:
         torch.set_num_threads(before)
     return 2 * n**3 / best
+
+
+def sgemm_peak(threads: int, turns: int = 5, n: int = 1536) -> float:
+    """That of float32."""
+    return matmul_peak(threads, turns, n)

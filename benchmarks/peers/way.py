@@ -47,7 +47,7 @@ class Way:
 
         def train() -> Any:
             y = self.forward()
-            return (y, *torch.autograd.grad(y, self.leaves, self.seeds))
+            return (y, *torch.autograd.grad(y, self.leaves, self.seeds.to(y.dtype)))
 
         return Contender(train if training else infer, self.values)
 

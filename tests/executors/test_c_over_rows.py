@@ -27,9 +27,9 @@ def run():
     return library.function("run", ctypes.POINTER(c_threads.Pool), ctypes.POINTER(c_over_rows._Over))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
-    rows=st.integers(256, 700), k=st.integers(1, 300), n=st.integers(1, 150), parts=st.sampled_from([2, 3]),
+    rows=st.integers(256, 500), k=st.integers(1, 140), n=st.integers(1, 100), parts=st.sampled_from([2, 3]),
     threads=st.integers(1, 2), seed=st.integers(0, 1 << 30),
 )  # fmt: skip
 def test_sums_over_rows(run, rows, k, n, parts, threads, seed):

@@ -83,9 +83,9 @@ class Executor(ABC):
             Unsupported: it cannot be made.
         """
 
-    def on_all_rows(self, graph: Graph, node: Node) -> Run | None:
-        """Its own way to compute a node that runs once on all rows; None: torch's."""
-        return None
+    def on_all_rows(self, graph: Graph, node: Node, by_torch: Run) -> Run:
+        """What computes a node that runs once on all rows: torch's way, unless it has a better one."""
+        return by_torch
 
     def source(self, scan: Scan) -> str | None:
         """The code that was generated for a scan, for `explain` to show; None: none was."""

@@ -21,6 +21,7 @@ from .torch_ops.ops import Run, bind
 
 _CPU = torch.device("cpu")
 _BY_LAYOUT = frozenset({"shift", "spread", "sum_steps"})
+Own = Callable[[Graph, Node, Run], Run]
 Scan = Callable[[Region, dict[str, Tensor], Mapping[str, Tensor], Layout], dict[str, Tensor]]
 
 
@@ -47,7 +48,7 @@ class PreparedLoop:
         self,
         plan: LoopPlan,
         scan: Callable[[LoopPlan, Region], Scan],
-        own: Callable[[Graph, Node], Run | None] = lambda graph, node: None,
+        own: Own = lambda graph, node, by_torch: by_torch,
     ) -> None:
         self.plan = plan
         scans = [scan(plan, region) if region.kind == "scan" else None for region in plan.regions]
@@ -271,12 +272,14 @@ def run_nodes(
 
 
 def bound(
-    graph: Graph, nodes: tuple[Node, ...], own: Callable[[Graph, Node], Run | None] = lambda graph, node: None
+    graph: Graph,
+    nodes: tuple[Node, ...],
+    own: Own = lambda graph, node, by_torch: by_torch,
 ) -> list[_Bound]:
     """Nodes with what computes each of them: an executor's own way, or torch."""
     return [
         _Bound(
-            None if node.op in _BY_LAYOUT else own(graph, node) or bind(graph, node),
+            None if node.op in _BY_LAYOUT else own(graph, node, bind(graph, node)),
             node.op, node.inputs, node.outputs,
         )
         for node in nodes

@@ -146,10 +146,10 @@ def call_flops(name: str, read: Sequence[Tensor], results: Sequence[Tensor]) -> 
 
 VIEWS = _names("identity reshape squeeze unsqueeze shapeof parameter result const assign readvalue")
 MOVES = VIEWS | _names(
-    "broadcast concat convert convertlike convertpromotetypes depthtospace eye gather gatherelements gathernd"
-    " nonzero onehot pad range reversesequence roll scatterelementsupdate scatterndupdate scatterupdate"
-    " select shufflechannels slice slicescatter spacetodepth split stridedslice tile topk transpose"
-    " variadicsplit"
+    "batchtospace broadcast concat convert convertlike convertpromotetypes depthtospace eye gather"
+    " gatherelements gathernd gathertree nonzero onehot pad range reversesequence roll scatterelementsupdate"
+    " scatterndupdate scatterupdate select shufflechannels slice slicescatter spacetobatch spacetodepth split"
+    " stridedslice tile topk transpose unique variadicsplit"
 )
 COSTLY = _names(
     "acos acosh asin asinh atan atanh cos cosh elu erf exp gelu log mish power selu sigmoid sin sinh softplus"
@@ -157,13 +157,14 @@ COSTLY = _names(
 )
 CHEAP = _names(
     "abs add bitwiseand bitwiseleftshift bitwisenot bitwiseor bitwiserightshift bitwisexor bucketize ceiling"
-    " clamp divide equal floor floormod greater greaterequal hardsigmoid hsigmoid hswish isfinite isinf isnan"
-    " searchsorted less lessequal logicaland logicalnot logicalor logicalxor maximum minimum mod multiply"
+    " clamp divide embeddingbagoffsets embeddingbagoffsetssum embeddingbagpacked embeddingbagpackedsum"
+    " embeddingsegmentssum equal floor floormod greater greaterequal hardsigmoid hsigmoid hswish isfinite"
+    " isinf isnan searchsorted less lessequal logicaland logicalnot logicalor logicalxor maximum minimum mod multiply"
     " negative notequal prelu relu round sign softsign squareddifference subtract"
 )
 READS = _names(
     "cumsum reducel1 reducel2 reducelogicaland reducelogicalor reducemax reducemean reducemin reduceprod"
-    " reducesum adaptiveavgpool adaptivemaxpool"
+    " reducesum adaptiveavgpool adaptivemaxpool ctcgreedydecoder ctcgreedydecoderseqlen"
 )
 # Operations for each element of the result, where one pass does not do.
 SEVERAL = {
@@ -176,6 +177,7 @@ SEVERAL = {
     "lrn": TRANSCENDENTAL + 5,
     "batchnorminference": 2,
     "fakequantize": 6,
+    **dict.fromkeys(("dft", "idft", "rdft", "irdft"), 25),  # 5 log2 n a complex number, for n = 1,024
 }
 GATES = {"lstmcell": 4, "grucell": 3, "rnncell": 1}
 SEQUENCES = {"lstmsequence": "lstmcell", "grusequence": "grucell", "rnnsequence": "rnncell"}

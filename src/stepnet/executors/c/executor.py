@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 
-from stepnet.executors.base import Executor
+from stepnet.executors.base import Executor, Run
 from stepnet.executors.loop import Scan
 from stepnet.executors.schedule.adopt import adopt
 from stepnet.executors.schedule.wide import gather_wide
-from stepnet.executors.torch_ops.ops import Run
 from stepnet.ir.graph import Graph, Node
 from stepnet.ir.plan import LoopPlan, Plan, Region
 
@@ -39,8 +38,8 @@ class GeneratedC(Executor):
     def scan(self, loop: LoopPlan, region: Region) -> CScan:
         return CScan(loop, region)
 
-    def on_all_rows(self, graph: Graph, node: Node) -> Run | None:
-        return product_over_rows(graph, node) if node.op == "matmul_tn" else None
+    def on_all_rows(self, graph: Graph, node: Node, by_torch: Run) -> Run:
+        return product_over_rows(graph, node, by_torch) if node.op == "matmul_tn" else by_torch
 
     def shares_features(self, scan: Scan) -> bool:
         return isinstance(scan, CScan) and scan.features is not None and scan.features.parts > 1

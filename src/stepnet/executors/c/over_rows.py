@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stepnet.data.as_imported import data_ptr, empty, stride
 from stepnet.errors import BuildError
-from stepnet.executors.torch_ops.ops import Run, bind
+from stepnet.executors.base import Run
 from stepnet.ir.graph import Graph, Node
 
 from . import build as c_build
@@ -31,14 +31,13 @@ class _Over(ctypes.Structure):
     )
 
 
-def product_over_rows(graph: Graph, node: Node) -> Run | None:
-    """a' b for rows a [rows, k] and b [rows, n] of float32, as exact as torch's; None: tiles do not pay."""
+def product_over_rows(graph: Graph, node: Node, by_torch: Run) -> Run:
+    """a' b for rows a [rows, k] and b [rows, n] of float32, as exact as torch's; else torch's own."""
     a, b = (graph.values[name] for name in node.inputs)
     out = graph.values[node.output]
     flat = len(a.shape) == len(b.shape) == 1 and not node.attr("batch")
     if not flat or {a.dtype, b.dtype, out.dtype} != {"float32"} or min(*a.shape, *b.shape) < _LEAST:
-        return None
-    by_torch = bind(graph, node)
+        return by_torch
 
     def product(a: Tensor, b: Tensor, rows: int) -> Tensor:
         parts = float_parts()

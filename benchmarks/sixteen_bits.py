@@ -1,0 +1,94 @@
+"""LSTM and GRU under autocast to bfloat16: torch.nn and stepnet, both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from . import peers
+from .harness import Case, Contender, Topic
+from .peak import matmul_peak
+from .recurrences import EFFORTS, findings, settings, table
+from .work import WORKS, Setting, Size, Work
+
+TOLERANCE = 0.06  # of the largest value of a tensor: what 8 bits of a number leave after hundreds of steps
+_SIZES = ("100,32,64", "500,32,64", "1000,8,128", "100,32,256", "50,128,512", "200,1,128")
+# The fastest peer's time over ours that is to be reached by an LSTM.
+_GOALS = {
+    ("ragged", "train"): (3.0, 4.0, 4.0, 2.5, 2.5),
+    ("dense", "train"): (1.3, 1.6, 1.6, 1.3, 1.3, 2.5),
+    ("ragged", "forward"): (2.0, 2.5, 2.5, 2.0, 2.0),
+}
+
+
+def goal(work: str, size: Size, ragged: bool, training: bool) -> float | None:
+    """The goal of a row; None where none was set.
+
+    >>> goal("lstm", Size(100, 32, 256), ragged=True, training=True)
+    2.5
+    """
+    key = ("ragged" if ragged else "dense", "train" if training else "forward")
+    if work != "lstm" or str(size) not in _SIZES or key not in _GOALS:
+        return None
+    goals = _GOALS[key]
+    at = _SIZES.index(str(size))
+    return goals[at] if at < len(goals) else None
+
+
+def cases(work: Work, quick: bool) -> Iterator[Case]:
+    """Each setting, forward alone and with all gradients."""
+    for setting in settings(work, quick):
+        for training in (False, True):
+            yield case_of(setting, training)
+
+
+def case_of(setting: Setting, training: bool) -> Case:
+    found, absent = peers.contenders(setting, training, ("torch_nn", "ours"))
+    threads = torch.get_num_threads()
+    wanted = goal(setting.work.name, setting.size, setting.ragged, training)
+    peak = matmul_peak(threads, dtype=torch.bfloat16) * 1e-9
+    return Case(
+        name=f"{setting.name} {'train' if training else 'forward'}, bfloat16",
+        contenders={name: Contender(under_autocast(who.run), who.values) for name, who in found.items()},
+        reference=lambda: setting.target(training),
+        facts={
+            "work": setting.work.name,
+            "T": setting.size.T,
+            "B": setting.size.B,
+            "H": setting.size.H,
+            "layout": "ragged" if setting.ragged else "dense",
+            "pass": "train" if training else "forward",
+            "gflop": setting.flops(training) * 1e-9,
+            f"bfloat16 peak, {threads} threads, gflop/s": peak,
+            "absent": "; ".join(absent),
+        }
+        | ({} if wanted is None else {"goal": wanted}),
+        rtol=0.0,
+        atol=TOLERANCE,
+    )
+
+
+def under_autocast(run: Callable[[], Any]) -> Callable[[], Any]:
+    """The same with its products in bfloat16."""
+
+    def inside() -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return run()
+
+    return inside
+
+
+TOPICS = tuple(
+    Topic(
+        name=f"{name}_bf16",
+        claim=f"{WORKS[name].title} under autocast to bfloat16: time over ours of torch.nn",
+        cases=partial(cases, WORKS[name]),
+        findings=findings,
+        table=table,
+        efforts=EFFORTS,
+    )
+    for name in ("lstm", "gru")
+)
