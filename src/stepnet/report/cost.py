@@ -159,8 +159,8 @@ CHEAP = _names(
     "abs add bitwiseand bitwiseleftshift bitwisenot bitwiseor bitwiserightshift bitwisexor bucketize ceiling"
     " clamp divide embeddingbagoffsets embeddingbagoffsetssum embeddingbagpacked embeddingbagpackedsum"
     " embeddingsegmentssum equal floor floormod greater greaterequal hardsigmoid hsigmoid hswish isfinite"
-    " isinf isnan searchsorted less lessequal logicaland logicalnot logicalor logicalxor maximum minimum mod multiply"
-    " negative notequal prelu relu round sign softsign squareddifference subtract"
+    " isinf isnan searchsorted less lessequal logicaland logicalnot logicalor logicalxor maximum minimum mod"
+    " multiply negative notequal prelu relu round sign softsign squareddifference subtract"
 )
 READS = _names(
     "cumsum reducel1 reducel2 reducelogicaland reducelogicalor reducemax reducemean reducemin reduceprod"
