@@ -14,7 +14,7 @@ from .peak import matmul_peak
 from .recurrences import EFFORTS, findings, settings, table
 from .work import WORKS, Setting, Size, Work
 
-TOLERANCE = 0.06  # of the largest value of a tensor: what 8 bits of a number leave after hundreds of steps
+TOLERANCE = 0.1  # of the largest value of a tensor: what 8 bits of a number leave after hundreds of steps
 _SIZES = ("100,32,64", "500,32,64", "1000,8,128", "100,32,256", "50,128,512", "200,1,128")
 # The fastest peer's time over ours that is to be reached by an LSTM.
 _GOALS = {
