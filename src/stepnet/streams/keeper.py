@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -154,7 +154,7 @@ class Keeper:
 _CALL, _FORWARD = nn.Module.__call__, Recurrent.forward
 
 
-def is_one_call(module: Any) -> bool:
+def is_one_call(module: Any) -> TypeGuard[Recurrent]:
     """Whether a module does nothing but to call `recurrent` on what it is given."""
     return (
         type(module) is Recurrent
