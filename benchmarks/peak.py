@@ -26,8 +26,3 @@ def matmul_peak(threads: int, turns: int = 5, n: int = 1536, dtype: torch.dtype 
     finally:
         torch.set_num_threads(before)
     return 2 * n**3 / best
-
-
-def sgemm_peak(threads: int, turns: int = 5, n: int = 1536) -> float:
-    """That of float32."""
-    return matmul_peak(threads, turns, n)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from rich import box
@@ -14,7 +15,7 @@ from rich.text import Text
 from . import peers
 from .goals import goal
 from .harness import Case, Effort, Row, Topic
-from .peak import sgemm_peak
+from .peak import matmul_peak
 from .peers import FIVE_LINES, ORDER
 from .stats import Spread
 from .work import SIZES, SMALL, WORKS, Setting, Work
@@ -50,24 +51,35 @@ def case_of(setting: Setting, training: bool, only: Sequence[str] | None = None)
         name=f"{setting.name} {'train' if training else 'forward'}",
         contenders=found,
         reference=lambda: setting.target(training),
-        facts={
-            "work": setting.work.name,
-            "T": setting.size.T,
-            "B": setting.size.B,
-            "H": setting.size.H,
-            "layout": "ragged" if setting.ragged else "dense",
-            "pass": "train" if training else "forward",
+        facts=facts_of(setting, training, absent, wanted)
+        | {
             "rows": setting.rows,
             "fill": setting.rows / setting.valid.numel(),
-            "gflop": setting.flops(training) * 1e-9,
-            "sgemm peak, 1 thread, gflop/s": sgemm_peak(1, turns=2) * 1e-9,
-            f"sgemm peak, {threads} threads, gflop/s": sgemm_peak(threads) * 1e-9,
-            "absent": "; ".join(absent),
-        }
-        | ({} if wanted is None else {"goal": wanted}),
+            "sgemm peak, 1 thread, gflop/s": matmul_peak(1, turns=2) * 1e-9,
+            f"sgemm peak, {threads} threads, gflop/s": matmul_peak(threads) * 1e-9,
+        },
         rtol=0.0,
         atol=TOLERANCE,
     )
+
+
+def facts_of(setting: Setting, training: bool, absent: Sequence[str], wanted: float | None) -> dict[str, Any]:
+    """What a row says of its work, in whatever precision.
+
+    Args:
+        absent: peers that are not there, and why.
+        wanted: the ratio to be reached, if one was set.
+    """
+    return {
+        "work": setting.work.name,
+        "T": setting.size.T,
+        "B": setting.size.B,
+        "H": setting.size.H,
+        "layout": "ragged" if setting.ragged else "dense",
+        "pass": "train" if training else "forward",
+        "gflop": setting.flops(training) * 1e-9,
+        "absent": "; ".join(absent),
+    } | ({} if wanted is None else {"goal": wanted})
 
 
 def limits(rows: Sequence[Row]) -> dict[str, float]:

@@ -11,7 +11,7 @@ import torch
 from . import peers
 from .harness import Case, Contender, Topic
 from .peak import matmul_peak
-from .recurrences import EFFORTS, findings, settings, table
+from .recurrences import EFFORTS, facts_of, findings, settings, table
 from .work import WORKS, Setting, Size, Work
 
 TOLERANCE = 0.1  # of the largest value of a tensor: what 8 bits of a number leave after hundreds of steps
@@ -54,18 +54,8 @@ def case_of(setting: Setting, training: bool) -> Case:
         name=f"{setting.name} {'train' if training else 'forward'}, bfloat16",
         contenders={name: Contender(under_autocast(who.run), who.values) for name, who in found.items()},
         reference=lambda: setting.target(training),
-        facts={
-            "work": setting.work.name,
-            "T": setting.size.T,
-            "B": setting.size.B,
-            "H": setting.size.H,
-            "layout": "ragged" if setting.ragged else "dense",
-            "pass": "train" if training else "forward",
-            "gflop": setting.flops(training) * 1e-9,
-            f"bfloat16 peak, {threads} threads, gflop/s": peak,
-            "absent": "; ".join(absent),
-        }
-        | ({} if wanted is None else {"goal": wanted}),
+        facts=facts_of(setting, training, absent, wanted)
+        | {f"bfloat16 peak, {threads} threads, gflop/s": peak},
         rtol=0.0,
         atol=TOLERANCE,
     )

@@ -38,7 +38,7 @@ LAYOUTS = {"dense": False, "ragged": True}
 @pytest.fixture(autouse=True)
 def _small_peak(monkeypatch):
     """The machine's peak of a small matmul: that of a large one takes seconds for each case."""
-    monkeypatch.setattr(recurrences, "sgemm_peak", functools.partial(recurrences.sgemm_peak, n=64))
+    monkeypatch.setattr(recurrences, "matmul_peak", functools.partial(recurrences.matmul_peak, n=64))
 
 
 def run_command(*arguments):

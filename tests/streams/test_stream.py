@@ -545,6 +545,24 @@ def test_outputs_and_states_share_no_memory():
     assert live.push({0: torch.ones(1, 1)})[0].item() == 2
 
 
+@pytest.mark.parametrize("streams", [1, 2])
+def test_a_module_may_write_to_the_rows_it_gets(streams):
+    class Doubled(nn.Module):
+        def forward(self, x):
+            x.values.mul_(2)
+            return x
+
+    chunks = {k: torch.ones(3, 2) for k in range(streams)}
+    live = stream(Doubled())
+    for id in chunks:
+        live.open(id)
+    y = live.push(chunks)
+    for k, chunk in chunks.items():
+        assert chunk.eq(1).all()
+        assert y[k].eq(2).all()
+        assert y[k].untyped_storage().data_ptr() != chunk.untyped_storage().data_ptr()
+
+
 def test_a_step_that_writes_to_its_state_and_fails():
     broken = []
 

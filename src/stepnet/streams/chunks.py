@@ -25,10 +25,6 @@ def joined(chunks: Mapping[Hashable, Any]) -> tuple[Any, tuple[Tensor, ...], lis
     """
     first_chunk = next(iter(chunks.values()))
     if type(first_chunk) is Tensor and first_chunk.dim():
-        if len(chunks) == 1:
-            lengths = [first_chunk.shape[0]]
-            lod = _of_lengths((*lengths,))
-            return LoDTensor._make(first_chunk, lod), lod.levels, lengths
         shape, dtype, device = first_chunk.shape[1:], first_chunk.dtype, first_chunk.device
         if all(
             type(chunk) is Tensor
@@ -80,7 +76,7 @@ def _batch(parts: list[Any]) -> tuple[LoDTensor, list[int]]:
         parts = [part.values for part in parts]
     else:
         lod = _of_lengths(tuple(lengths))
-    return LoDTensor._make(torch.cat(parts) if len(parts) > 1 else parts[0], lod), lengths
+    return LoDTensor._make(torch.cat(parts), lod), lengths  # a copy: the module may write to it
 
 
 @functools.lru_cache(maxsize=16)  # streams that send as many frames each time

@@ -221,7 +221,7 @@ SN_INLINE void SN_(sn_kernel)(SN_REAL *tile, const int rows, const int nv, SN_(s
 /* One shared function per tile width, with one loop over k per number of rows; only those used are compiled. */
 #define SN_CASE(m, nv)                                                                                                \
     case m:                                                                                                           \
-        if (m <= SN_MAX_ROWS(nv)) SN_(sn_kernel)(tile, m, nv, A, r, panel, nv * SN_(sn_lanes), K, add);                                   \
+        if (m <= SN_MAX_ROWS(nv)) SN_(sn_kernel)(tile, m, nv, A, r, panel, nv * SN_(sn_lanes), K, add);               \
         return;
 #define SN_TILE(nv, name)                                                                                             \
     SN_SHARED void SN_(name)(SN_REAL * tile, int64_t rows, SN_(sn_rows) A, int64_t r, const SN_REAL *panel,           \

@@ -1,11 +1,11 @@
 /* Blocks of rows times panels by tiles: `sn_tiles_block`.
  *
  * A number is the sum of `parts` numbers of bfloat16 in A and in B: 1, 2 or 3. Of three, those six products are added
- * that say something a float can hold; of two, three. Small ones come first, and a sum begins at zero for each
- * `sn_block_depth` columns of A: so few additions round at the size of the whole that no chain of floats is more exact.
+ * that say something a float can hold; of two, three. Small ones come first, and a sum begins at zero for each few blocks
+ * (SN_NEAR_BLOCKS): so few additions round at the size of the whole that no chain of floats is more exact.
  *
- *     A    [blocks of 32 columns][parts][sn_tiled_rows(m)][32]: what rows there are, side by side; `sn_block_depth` columns
- *          at a time, so that what two tiles of rows and two of columns need stays in the first cache
+ *     A    [blocks of 32 columns][parts][sn_tiled_rows(m)][32]: what rows there are, side by side; a few blocks at a time,
+ *          so that what two tiles of rows and two of columns need stays in the first cache
  *     B    tiles of 32 rows and 16 columns, as pairs: where which is, `sn_panel` says
  *     C    two by two tiles of sums; of up to 16 rows one by four, because a sum that waits for itself is slow
  */
@@ -28,9 +28,7 @@ SN_SHARED void sn_tiles_block(sn_rows_f32 C, sn_rows_f32 plus, const uint16_t *r
                               int64_t blocks, int64_t n, int64_t nv, int64_t parts);
 #ifndef SN_LINKED
 
-#ifndef SN_NEAR_BLOCKS
-#define SN_NEAR_BLOCKS 12
-#endif
+enum { SN_NEAR_BLOCKS = 12 }; /* of all parts together: what two tiles of rows and of columns need is 48 KB */
 /* Rows of two tiles: all m, or an equal share of them. */
 SN_INLINE int64_t sn_tiled_high(int64_t m) { return sn_split(m, 32); }
 
@@ -201,7 +199,7 @@ SN_INLINE void sn_one_by_four(const sn_sums to, const uint16_t *rows, int64_t m,
 #define SN_BLOCK(parts)                                                                                               \
     static __attribute__((noinline)) void sn_block##parts(const sn_sums to, const uint16_t *rows, int64_t m,          \
                                                           sn_panel B, int64_t blocks, int64_t nv) {                   \
-        const int64_t high = sn_tiled_high(m);                                                                        \
+        const int64_t high = sn_tiled_high(m), tall = sn_tiled_rows(m);                                               \
         if (high <= 16 && m == high) {                                                                                \
             switch (nv) {                                                                                             \
                 case 1: sn_one_by_four(to, rows, m, B, blocks, 1, parts); return;                                     \
@@ -213,8 +211,8 @@ SN_INLINE void sn_one_by_four(const sn_sums to, const uint16_t *rows, int64_t m,
         for (int64_t v = 0; v < nv; v += 2)                                                                           \
             for (int64_t r = 0; r < m; r += high) {                                                                   \
                 const int64_t some = m - r < high ? m - r : high;                                                     \
-                if (v + 1 < nv) sn_two_by_two(to, rows, r, some, B, blocks, v, 1, high - 16, sn_tiled_rows(m), parts);                  \
-                else sn_two_by_two(to, rows, r, some, B, blocks, v, 0, high - 16, sn_tiled_rows(m), parts);                             \
+                if (v + 1 < nv) sn_two_by_two(to, rows, r, some, B, blocks, v, 1, high - 16, tall, parts);            \
+                else sn_two_by_two(to, rows, r, some, B, blocks, v, 0, high - 16, tall, parts);                       \
             }                                                                                                         \
     }
 SN_BLOCK(1)

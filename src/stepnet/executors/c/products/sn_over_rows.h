@@ -7,8 +7,8 @@
 #define SN_OVER_ROWS_H
 
 typedef struct {
-    float *sums;  /* C, then the sums of further threads, k * n each */
-    float *more;
+    float *sums; /* C */
+    float *more; /* of threads but the first, k * n each */
     const float *a, *b;
     int64_t a_stride, b_stride, rows, k, n, parts;
 } sn_over;
@@ -30,11 +30,12 @@ static void sn_turn_some(float *to, const float *a, int64_t stride, int64_t rows
 }
 
 /* `depth` rows of n columns as tiles of pairs, as sn_split_tiles has them, and their sizes. */
-static sn_sizes sn_pair_rows(uint16_t *restrict to, const float *b, int64_t stride, int64_t depth, int64_t n, int64_t parts) {
+static sn_sizes sn_pair_rows(uint16_t *restrict to, const float *b, int64_t stride, int64_t depth, int64_t n,
+                             int64_t parts) {
     const int64_t nv = sn_blocks_f32(n), part = nv * SN_DEPTH_BF16 * sn_lanes_f32;
 #if SN_FAST_SPLIT
-    __m512i least = _mm512_set1_epi32(-1), most = _mm512_setzero_si512();
-    const __m512i all = _mm512_set1_epi32(0x7fffffff), one = _mm512_set1_epi32(1), side_by_side = sn_side_by_side();
+    sn_seen seen = sn_none_seen;
+    const __m512i side_by_side = sn_side_by_side();
     for (int64_t k = 0; k < sn_depth_bf16(depth); k += 2)
         for (int64_t v = 0; v < nv; ++v) {
             const int64_t left = n - v * 16;
@@ -46,10 +47,7 @@ static sn_sizes sn_pair_rows(uint16_t *restrict to, const float *b, int64_t stri
                            k % SN_DEPTH_BF16 * sn_lanes_f32;
             __m512 x = _mm512_maskz_loadu_ps(k < depth ? some : 0, from);
             __m512 y = _mm512_maskz_loadu_ps(k + 1 < depth ? some : 0, from + stride);
-            const __m512i x_size = _mm512_and_si512(_mm512_castps_si512(x), all);
-            const __m512i y_size = _mm512_and_si512(_mm512_castps_si512(y), all);
-            least = _mm512_min_epu32(least, _mm512_min_epu32(_mm512_sub_epi32(x_size, one), _mm512_sub_epi32(y_size, one)));
-            most = _mm512_max_epu32(most, _mm512_max_epu32(x_size, y_size));
+            seen = sn_see(seen, x, y);
             for (int64_t p = 0; p < parts; ++p) {
                 const __m512i near = (__m512i)_mm512_cvtne2ps_pbh(y, x);
                 _mm512_storeu_si512(at + p * part, _mm512_permutexvar_epi16(side_by_side, near));
@@ -57,7 +55,7 @@ static sn_sizes sn_pair_rows(uint16_t *restrict to, const float *b, int64_t stri
                 y = _mm512_sub_ps(y, sn_high_half(near));
             }
         }
-    return (sn_sizes){_mm512_reduce_min_epu32(least) + 1u, _mm512_reduce_max_epu32(most)};
+    return sn_sizes_seen(seen);
 #else
     float panel[SN_DEPTH_BF16 * SN_WIDTH * sn_lanes_f32];
     sn_sizes sizes = sn_no_sizes;
@@ -84,10 +82,8 @@ static void sn_over_some(const sn_over *o, float *C, int64_t r, int64_t depth, i
         for (int64_t f = 0; f < m; f += 16) {
             const int64_t some = depth - 32 * k < 32 ? depth - 32 * k : 32, features = m - f < 16 ? m - f : 16;
             sn_turn_some(turned, a + 32 * k * o->a_stride + f, o->a_stride, some, features);
-            const sn_sizes found = sn_split_rows(rows + (k * o->parts * tall + f) * SN_DEPTH_BF16, SN_DEPTH_BF16, 0,
-                                                 tall * SN_DEPTH_BF16, (sn_rows_f32){turned, 32, 0}, 16, 0, 32, o->parts);
-            sizes.least = found.least < sizes.least ? found.least : sizes.least;
-            sizes.most = found.most > sizes.most ? found.most : sizes.most;
+            sizes = sn_of_both(sizes, sn_split_rows(rows + (k * o->parts * tall + f) * SN_DEPTH_BF16, SN_DEPTH_BF16, 0,
+                                                    tall * SN_DEPTH_BF16, (sn_rows_f32){turned, 32, 0}, 16, 0, 32, o->parts));
         }
     sn_tiles_begin(m);
     for (int64_t c0 = 0; c0 < o->n; c0 += SN_WIDTH * sn_lanes_f32) {

@@ -101,6 +101,27 @@ SN_INLINE sn_sizes sn_sizes_of(sn_sizes known, const float *x, int64_t n) {
     return (sn_sizes){least + 1u, most};
 }
 static const sn_sizes sn_no_sizes = {0x7fffffffu, 0};
+SN_INLINE sn_sizes sn_of_both(sn_sizes a, sn_sizes b) {
+    return (sn_sizes){a.least < b.least ? a.least : b.least, a.most > b.most ? a.most : b.most};
+}
+#if SN_FAST_SPLIT
+/* The same of two vectors at a time. Less one, the least of zeros is the greatest. */
+typedef struct {
+    __m512i less, most;
+} sn_seen;
+
+static const sn_seen sn_none_seen = {{-1, -1, -1, -1, -1, -1, -1, -1}, {0}};
+
+SN_INLINE sn_seen sn_see(sn_seen known, __m512 a, __m512 b) {
+    const __m512i all = _mm512_set1_epi32(0x7fffffff), one = _mm512_set1_epi32(1);
+    const __m512i x = _mm512_and_si512(_mm512_castps_si512(a), all), y = _mm512_and_si512(_mm512_castps_si512(b), all);
+    const __m512i less = _mm512_min_epu32(_mm512_sub_epi32(x, one), _mm512_sub_epi32(y, one));
+    return (sn_seen){_mm512_min_epu32(known.less, less), _mm512_max_epu32(known.most, _mm512_max_epu32(x, y))};
+}
+SN_INLINE sn_sizes sn_sizes_seen(sn_seen all) {
+    return (sn_sizes){_mm512_reduce_min_epu32(all.less) + 1u, _mm512_reduce_max_epu32(all.most)};
+}
+#endif
 
 /* Whether all numbers, their parts, and all products of those to the last digit of a float, are normal; K of the
  * greatest add up to a float. */
@@ -168,8 +189,7 @@ void sn_pack_split(float *restrict packed, const float *restrict source, int64_t
 static sn_sizes sn_split_rows(uint16_t *restrict to, int64_t stride, int64_t next, int64_t apart, sn_rows_f32 A,
                               int64_t m, int64_t k0, int64_t depth, int64_t parts) {
 #if SN_FAST_SPLIT
-    __m512i least = _mm512_set1_epi32(-1), most = _mm512_setzero_si512();
-    const __m512i all = _mm512_set1_epi32(0x7fffffff), one = _mm512_set1_epi32(1);
+    sn_seen seen = sn_none_seen;
     for (int64_t i = 0; i < m; ++i) {
         const float *x = sn_row_f32(A, i) + k0;
         uint16_t *row = to + i * stride;
@@ -178,10 +198,7 @@ static sn_sizes sn_split_rows(uint16_t *restrict to, int64_t stride, int64_t nex
             const __mmask16 first = n >= 16 ? 0xffff : (__mmask16)((1u << n) - 1);
             const __mmask16 second = n >= 32 ? 0xffff : n <= 16 ? 0 : (__mmask16)((1u << (n - 16)) - 1);
             __m512 a = _mm512_maskz_loadu_ps(first, x + at), b = _mm512_maskz_loadu_ps(second, x + at + 16);
-            const __m512i a_size = _mm512_and_si512(_mm512_castps_si512(a), all);
-            const __m512i b_size = _mm512_and_si512(_mm512_castps_si512(b), all);
-            least = _mm512_min_epu32(least, _mm512_min_epu32(_mm512_sub_epi32(a_size, one), _mm512_sub_epi32(b_size, one)));
-            most = _mm512_max_epu32(most, _mm512_max_epu32(a_size, b_size));
+            seen = sn_see(seen, a, b);
             for (int64_t p = 0; p < parts; ++p) {
                 const __m512i near = (__m512i)_mm512_cvtne2ps_pbh(b, a);
                 _mm512_storeu_si512(row + p * apart, near);
@@ -191,7 +208,7 @@ static sn_sizes sn_split_rows(uint16_t *restrict to, int64_t stride, int64_t nex
             }
         }
     }
-    return (sn_sizes){_mm512_reduce_min_epu32(least) + 1u, _mm512_reduce_max_epu32(most)};
+    return sn_sizes_seen(seen);
 #else
     sn_sizes sizes = sn_no_sizes;
     for (int64_t i = 0; i < m; ++i) {
@@ -211,7 +228,7 @@ static void sn_block_split(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_f32 A, con
     uint16_t rows[SN_BLOCK_SIZE] __attribute__((aligned(64)));
     const int few = m < sn_few_split(parts), tiled = SN_TILES && (parts > 1 || m >= SN_FEW_ROWS) && !few;
     const int64_t most = few ? K : sn_block_depth(parts), deep = sn_deep_split(K, parts);
-    const int64_t tall = sn_tiled_rows(m), wide = sn_depth_bf16(K < most ? K : most);
+    const int64_t next = sn_tiled_rows(m) * SN_DEPTH_BF16, wide = sn_depth_bf16(K < most ? K : most);
 #if SN_TILES
     if (tiled) sn_tiles_begin(m);
 #endif
@@ -219,8 +236,7 @@ static void sn_block_split(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_f32 A, con
         const int64_t depth = K - k0 < most ? K - k0 : most;
         sn_sizes sizes = sn_no_sizes;
         if (tiled)
-            sizes = sn_split_rows(rows, SN_DEPTH_BF16, parts * tall * SN_DEPTH_BF16, tall * SN_DEPTH_BF16, A, m, k0, depth,
-                                  parts);
+            sizes = sn_split_rows(rows, SN_DEPTH_BF16, parts * next, next, A, m, k0, depth, parts);
         else if (!few) sizes = sn_split_rows(rows, wide, SN_DEPTH_BF16, 0, A, m, k0, depth, 1);
         for (int64_t first = 0; first < sn_blocks_f32(N); first += SN_WIDTH) {
             const int64_t nv = sn_blocks_f32(N) - first < SN_WIDTH ? sn_blocks_f32(N) - first : SN_WIDTH;
@@ -248,7 +264,6 @@ static void sn_block_split(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_f32 A, con
 #if SN_TILES
     if (tiled) sn_tiles_end();
 #endif
-    (void)tall;
 }
 
 void sn_matmul_split(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_f32 A, const float *packed, int64_t rows, int64_t K,

@@ -74,7 +74,7 @@ static __attribute__((noinline, unused)) void sn_tile_multiply(sn_tile_twin *c, 
             c->sums[i][j] = sn_tile_flushed(sn_tile_flushed(c->sums[i][j]) + sn_tile_flushed(even[j] + odd[j]));
     }
 }
-/* Those of a thread, or of a thread of code that is not linked: each file has its own. */
+/* The tiles of a thread, for each file that holds this. */
 static __thread sn_tile_twin sn_twins[8] __attribute__((unused));
 #define SN_TILE_BEGIN(of)                                                                                             \
     do {                                                                                                              \
