@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from stepnet.data.as_imported import data_ptr, empty, stride
+from stepnet.data.as_imported import contiguous, data_ptr, empty, stride
 from stepnet.errors import BuildError
 from stepnet.executors.base import Run
 from stepnet.ir.graph import Graph, Node
@@ -18,7 +19,8 @@ from . import build as c_build
 from . import threads as c_threads
 from .products import float_parts, over_rows
 
-_LEAST = 128  # features and columns, below which splitting rows takes longer than tiles save (measured)
+# features or columns, and their product, below which splitting rows takes longer than tiles save (measured)
+_LEAST, _SIZE = 64, 1 << 14
 _SHARE = 256  # rows of a thread, below which there is nothing to gain
 
 
@@ -36,7 +38,8 @@ def product_over_rows(graph: Graph, node: Node, by_torch: Run) -> Run:
     a, b = (graph.values[name] for name in node.inputs)
     out = graph.values[node.output]
     flat = len(a.shape) == len(b.shape) == 1 and not node.attr("batch")
-    if not flat or {a.dtype, b.dtype, out.dtype} != {"float32"} or min(*a.shape, *b.shape) < _LEAST:
+    few = min(*a.shape, *b.shape) < _LEAST or math.prod((*a.shape, *b.shape)) < _SIZE
+    if not flat or few or {a.dtype, b.dtype, out.dtype} != {"float32"}:
         return by_torch
 
     def product(a: Tensor, b: Tensor, rows: int) -> Tensor:
@@ -50,8 +53,10 @@ def product_over_rows(graph: Graph, node: Node, by_torch: Run) -> Run:
 
 
 def _by_tiles(run: Callable[..., None], a: Tensor, b: Tensor, rows: int, parts: int) -> Tensor:
-    threads = max(1, min(torch.get_num_threads(), rows // _SHARE))
     k, n = a.shape[1], b.shape[1]
+    if k > n:  # rows of a change places with its columns, which takes longer than pairs of rows of b
+        return contiguous(_by_tiles(run, b, a, rows, parts).t())
+    threads = max(1, min(torch.get_num_threads(), rows // _SHARE))
     sums, more = empty((k, n), dtype=torch.float32), empty((threads - 1, k, n), dtype=torch.float32)
     over = _Over(
         data_ptr(sums),

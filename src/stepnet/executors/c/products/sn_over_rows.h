@@ -30,8 +30,8 @@ static void sn_turn_some(float *to, const float *a, int64_t stride, int64_t rows
 }
 
 /* `depth` rows of n columns as tiles of pairs, as sn_split_tiles has them, and their sizes. */
-static sn_sizes sn_pair_rows(uint16_t *restrict to, const float *b, int64_t stride, int64_t depth, int64_t n,
-                             int64_t parts) {
+SN_INLINE sn_sizes sn_pair_rows_in(uint16_t *restrict to, const float *b, int64_t stride, int64_t depth, int64_t n,
+                                   const int parts) {
     const int64_t nv = sn_blocks_f32(n), part = nv * SN_DEPTH_BF16 * sn_lanes_f32;
 #if SN_FAST_SPLIT
     sn_seen seen = sn_none_seen;
@@ -48,7 +48,7 @@ static sn_sizes sn_pair_rows(uint16_t *restrict to, const float *b, int64_t stri
             __m512 x = _mm512_maskz_loadu_ps(k < depth ? some : 0, from);
             __m512 y = _mm512_maskz_loadu_ps(k + 1 < depth ? some : 0, from + stride);
             seen = sn_see(seen, x, y);
-            for (int64_t p = 0; p < parts; ++p) {
+            SN_UNROLL for (int p = 0; p < parts; ++p) {
                 const __m512i near = (__m512i)_mm512_cvtne2ps_pbh(y, x);
                 _mm512_storeu_si512(at + p * part, _mm512_permutexvar_epi16(side_by_side, near));
                 x = _mm512_sub_ps(x, sn_low_half(near));
@@ -68,6 +68,9 @@ static sn_sizes sn_pair_rows(uint16_t *restrict to, const float *b, int64_t stri
     return sizes;
 #endif
 }
+SN_EACH_PARTS(sn_sizes, sn_pair_rows,
+              (uint16_t *restrict to, const float *b, int64_t stride, int64_t depth, int64_t n, int64_t parts), to, b,
+              stride, depth, n)
 
 /* C += A' B of `depth` rows, some features of A, all columns. */
 static void sn_over_some(const sn_over *o, float *C, int64_t r, int64_t depth, int64_t m0, int64_t m) {

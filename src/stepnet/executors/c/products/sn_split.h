@@ -184,10 +184,18 @@ void sn_pack_split(float *restrict packed, const float *restrict source, int64_t
     }
 }
 
+/* A function for each number of parts: what depends on one number after the other is done side by side. */
+#define SN_EACH_PARTS(kind, name, parameters, ...)                                                                    \
+    static kind name parameters {                                                                                     \
+        if (parts == 1) return name##_in(__VA_ARGS__, 1);                                                             \
+        if (parts == 2) return name##_in(__VA_ARGS__, 2);                                                             \
+        return name##_in(__VA_ARGS__, 3);                                                                             \
+    }
+
 /* Columns k0 .. k0 + depth of m rows of A as `parts` numbers each: the first of row i at to[i * stride], each next block of
  * 32 columns `next` further on, each next part `apart`. Zeros behind the last column. */
-static sn_sizes sn_split_rows(uint16_t *restrict to, int64_t stride, int64_t next, int64_t apart, sn_rows_f32 A,
-                              int64_t m, int64_t k0, int64_t depth, int64_t parts) {
+SN_INLINE sn_sizes sn_split_rows_in(uint16_t *restrict to, int64_t stride, int64_t next, int64_t apart, sn_rows_f32 A,
+                                    int64_t m, int64_t k0, int64_t depth, const int parts) {
 #if SN_FAST_SPLIT
     sn_seen seen = sn_none_seen;
     for (int64_t i = 0; i < m; ++i) {
@@ -199,10 +207,9 @@ static sn_sizes sn_split_rows(uint16_t *restrict to, int64_t stride, int64_t nex
             const __mmask16 second = n >= 32 ? 0xffff : n <= 16 ? 0 : (__mmask16)((1u << (n - 16)) - 1);
             __m512 a = _mm512_maskz_loadu_ps(first, x + at), b = _mm512_maskz_loadu_ps(second, x + at + 16);
             seen = sn_see(seen, a, b);
-            for (int64_t p = 0; p < parts; ++p) {
+            SN_UNROLL for (int p = 0; p < parts; ++p) {
                 const __m512i near = (__m512i)_mm512_cvtne2ps_pbh(b, a);
                 _mm512_storeu_si512(row + p * apart, near);
-                if (p + 1 == parts) break;
                 a = _mm512_sub_ps(a, sn_low_half(near));
                 b = _mm512_sub_ps(b, sn_high_half(near));
             }
@@ -221,6 +228,10 @@ static sn_sizes sn_split_rows(uint16_t *restrict to, int64_t stride, int64_t nex
     return sizes;
 #endif
 }
+SN_EACH_PARTS(sn_sizes, sn_split_rows,
+              (uint16_t *restrict to, int64_t stride, int64_t next, int64_t apart, sn_rows_f32 A, int64_t m, int64_t k0,
+               int64_t depth, int64_t parts),
+              to, stride, next, apart, A, m, k0, depth)
 
 /* Up to sn_block_rows(K, parts) rows of C. */
 static void sn_block_split(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_f32 A, const float *packed, int64_t m, int64_t K,
