@@ -19,6 +19,7 @@ contiguous: Callable[[Tensor], Tensor] = _methods.contiguous
 is_contiguous: Callable[[Tensor], bool] = _methods.is_contiguous
 data_ptr: Callable[[Tensor], int] = _methods.data_ptr
 stride: Callable[[Tensor], tuple[int, ...]] = _methods.stride
+set_: Callable[..., Tensor] = _methods.set_
 empty: Callable[..., Tensor] = _functions.empty
 empty_like: Callable[[Tensor], Tensor] = _functions.empty_like
 zeros: Callable[..., Tensor] = _functions.zeros

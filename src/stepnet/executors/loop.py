@@ -114,6 +114,12 @@ class PreparedLoop:
         with as_written(device):  # the plan says what is cast, and constants are made where the rows are
             return self._run(values, states, layout, wanted)
 
+    def hide(self, names: Sequence[str]) -> None:
+        """Say that no caller gets hold of some of the values asked for."""
+        for _, scan, _ in self.regions:
+            if scan is not None and hasattr(scan, "hidden"):
+                scan.hidden.update(names)  # pyright: ignore[reportFunctionMemberAccess]
+
     def reads_rows(self, names: Sequence[str]) -> bool:
         """Whether some tables are read as rows: not only by code that takes the address of their numbers."""
         for _, scan, nodes, _ in self._turns:

@@ -28,4 +28,6 @@ def make_ready(executor: Executor, plan: Plan) -> Ready:
     with ThreadPoolExecutor(max_workers=2) as both:  # a build takes about a second, outside of Python
         backward, forward = both.map(loop, (plan.backward, plan.forward))
     assert forward is not None
-    return Ready(plan, forward, backward, executor)
+    ready = Ready(plan, forward, backward, executor)
+    forward.hide(ready.extra)
+    return ready

@@ -24,7 +24,7 @@ from stepnet.data.as_imported import (
     zeros_like,
 )
 from stepnet.data.dtypes import dtype_of
-from stepnet.data.heap import LARGE, new_table
+from stepnet.data.heap import KEPT, new_table
 from stepnet.errors import BuildError, NoCompiler, StepIndexError, Unsupported, describe
 from stepnet.executors import cache_folder
 from stepnet.executors.layout import Layout, is_uneven
@@ -94,6 +94,7 @@ class CScan:
         alike = {table: name for table, name in rows.items() if p.value(table).dtype == p.value(name).dtype}
         self._states_of = {table: name for table, name in alike.items() if table in p.outputs}
         self._named = {kept: name for name, kept in p.renamed.items()}
+        self.hidden = {self._named.get(name, name) for name in made} - {*loop.wanted}
         self._may_fail = bool(p.faults)
         self._placed: Placed | None = None
         self._paces: dict[tuple[int, int, int], Pace] = {}
@@ -245,7 +246,10 @@ class CScan:
         for at, name in self._desks.places("out"):
             shape, dtype = self._made[name]
             size = layout.rows * math.prod(shape) * dtype.itemsize
-            state, make = None, new_table if size >= LARGE else empty
+            state, make = None, empty
+            if size >= KEPT:
+                shown = self._named.get(name, name) not in self.hidden
+                make = functools.partial(new_table, shown=shown)
             if size >= LED and layout.is_packed and (state := self._states_of.get(name)) is not None:
                 make = functools.partial(led_table, by=layout.stride)
             tables.append(_table(at, name, (layout.rows, *shape), dtype, make, state))
