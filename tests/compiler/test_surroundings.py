@@ -258,19 +258,15 @@ def test_fork_after_use(backend):
     (grad,) = torch.autograd.grad(y.values.sum() + h.sum(), x.values)
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)  # torch's own operators do not survive a fork with threads
-    try:
-        child = context.Process(target=_in_child, args=(theirs, cell, x.values.detach(), backend))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python 3.12 warns of forks beside threads
-            child.start()
-        theirs.close()
-        assert ours.poll(120), "the child did not answer"
-        found = ours.recv()
-        child.join(30)
-    finally:
-        torch.set_num_threads(threads)
+    child = context.Process(target=_in_child, args=(theirs, cell, x.values.detach(), backend))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python 3.12 warns of forks beside threads
+        child.start()
+    theirs.close()
+    assert ours.poll(120), "the child did not answer"
+    found = ours.recv()
+    child.join(30)
     assert child.exitcode == 0
     values = x.values.detach()
     fresh, _ = recurrent(_waves, x, values[:3] * 0, backend="naive")

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stepnet import LoDTensor, get_backend, set_backend
+from saved_modules import plain_loops
+from stepnet import LoDTensor
 from stepnet.decode import beam_search, blocks, greedy
 from stepnet.errors import StepError
 
@@ -37,12 +38,8 @@ def a_state(rows: int) -> tuple[Tensor, Tensor]:
 
 
 def plainly(*args: Any, by: Any = greedy, **how: Any) -> tuple[LoDTensor, Any]:
-    before = get_backend()
-    set_backend("naive")
-    try:
+    with plain_loops():
         return by(*args, **how)
-    finally:
-        set_backend(before)
 
 
 def same(found: tuple[LoDTensor, Tensor], expected: tuple[LoDTensor, Tensor]) -> None:

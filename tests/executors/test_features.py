@@ -77,10 +77,8 @@ STATIC = {"per sequence": 24}
 
 @pytest.fixture(params=[2, 3], ids=lambda n: f"{n} threads")
 def threads(request):
-    before = torch.get_num_threads()
     torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
+    return request.param
 
 
 @pytest.fixture
@@ -144,19 +142,15 @@ def test_numbers_do_not_depend_on_who_makes_them(name, lengths, threads, shared_
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -0.0])
 def test_what_is_not_finite_stays_in_its_feature(bad, shared_out):
-    before = torch.get_num_threads()
     torch.set_num_threads(2)
-    try:
-        cell = STEPS["minGRU"]
-        x = torch.randn(40, 1, F, dtype=DTYPE)
-        state = torch.zeros(1, 37, dtype=DTYPE)
-        state[0, 30] = bad
-        (y, h), (plain, last) = (stepnet.recurrent(cell, x, state, backend=b) for b in ("c", "naive"))
-        torch.testing.assert_close((y, h), (plain, last), rtol=1e-12, atol=1e-12, equal_nan=True)
-        assert y[:, :, :30].isfinite().all()
-        assert shared_out[-1] == 2
-    finally:
-        torch.set_num_threads(before)
+    cell = STEPS["minGRU"]
+    x = torch.randn(40, 1, F, dtype=DTYPE)
+    state = torch.zeros(1, 37, dtype=DTYPE)
+    state[0, 30] = bad
+    (y, h), (plain, last) = (stepnet.recurrent(cell, x, state, backend=b) for b in ("c", "naive"))
+    torch.testing.assert_close((y, h), (plain, last), rtol=1e-12, atol=1e-12, equal_nan=True)
+    assert y[:, :, :30].isfinite().all()
+    assert shared_out[-1] == 2
 
 
 def test_code_that_is_not_built_is_told_of(shared_out, monkeypatch):
@@ -169,32 +163,25 @@ def test_code_that_is_not_built_is_told_of(shared_out, monkeypatch):
         return write(loop, region, name)
 
     monkeypatch.setattr(c_scan, "write", without_room)
-    before = torch.get_num_threads()
     torch.set_num_threads(2)
     plans.forget()
-    try:
-        x, cell = torch.randn(40, 1, F, dtype=DTYPE), STEPS["minGRU"]
-        with torch.no_grad(), pytest.warns(RuntimeWarning, match="runs on one thread.*\n.*no room"):
-            y, _ = stepnet.recurrent(cell, x, backend="c")
-        torch.testing.assert_close(y, stepnet.recurrent(cell, x, backend="naive")[0])
-        assert set(shared_out) == {1}
-    finally:
-        torch.set_num_threads(before)
-        plans.forget()
+    x, cell = torch.randn(40, 1, F, dtype=DTYPE), STEPS["minGRU"]
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="runs on one thread.*\n.*no room"):
+        y, _ = stepnet.recurrent(cell, x, backend="c")
+    torch.testing.assert_close(y, stepnet.recurrent(cell, x, backend="naive")[0])
+    assert set(shared_out) == {1}
+    plans.forget()
 
 
 def test_a_long_sequence_is_the_one_of_one_thread():
     """As it is chosen: one long sequence, two threads; and the call after with one thread again."""
-    cell, before, found = cells.MinGRU(8, 64), torch.get_num_threads(), []
+    cell, found = cells.MinGRU(8, 64), []
     x = torch.randn(3000, 1, 8)
-    try:
-        for threads in (1, 2, 1):
-            torch.set_num_threads(threads)
-            rows = x.detach().requires_grad_()
-            y, h = stepnet.recurrent(cell, rows, backend="c")
-            found.append((y, h, *torch.autograd.grad(y.sin().sum() + h.sum(), [rows, *cell.parameters()])))
-    finally:
-        torch.set_num_threads(before)
+    for threads in (1, 2, 1):
+        torch.set_num_threads(threads)
+        rows = x.detach().requires_grad_()
+        y, h = stepnet.recurrent(cell, rows, backend="c")
+        found.append((y, h, *torch.autograd.grad(y.sin().sum() + h.sum(), [rows, *cell.parameters()])))
     for other in found[1:]:  # gradients of weights are sums of 3000 rows, in another order
         for a, b in zip(other, found[0], strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6 * float(b.detach().abs().max()))
@@ -240,17 +227,13 @@ def elsewhere(x, state):
 
 @pytest.mark.parametrize("step", [coupled, summed, elsewhere], ids=lambda step: step.__name__)
 def test_features_that_meet_are_not_shared_out(step, shared_out):
-    before = torch.get_num_threads()
     torch.set_num_threads(2)
-    try:
-        state = torch.zeros(1, 32, dtype=DTYPE)
-        state = (state, state + 1) if step is elsewhere else state
-        x = torch.randn(30, 1, 32, dtype=DTYPE)
-        y, plain = (stepnet.recurrent(step, x, state, backend=b)[0] for b in ("c", "naive"))
-        torch.testing.assert_close(y, plain, rtol=1e-12, atol=1e-12)
-        assert set(shared_out) == {1}
-    finally:
-        torch.set_num_threads(before)
+    state = torch.zeros(1, 32, dtype=DTYPE)
+    state = (state, state + 1) if step is elsewhere else state
+    x = torch.randn(30, 1, 32, dtype=DTYPE)
+    y, plain = (stepnet.recurrent(step, x, state, backend=b)[0] for b in ("c", "naive"))
+    torch.testing.assert_close(y, plain, rtol=1e-12, atol=1e-12)
+    assert set(shared_out) == {1}
 
 
 def test_whole_lines_of_the_cache():

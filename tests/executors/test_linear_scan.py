@@ -23,10 +23,7 @@ LENGTHS = {
 
 @pytest.fixture
 def double():
-    before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
 
 
 @pytest.fixture(autouse=True)

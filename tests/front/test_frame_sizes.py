@@ -19,14 +19,7 @@ from stepnet.front.template import literals
 from stepnet.tape import Tape
 from torch_since import torch_since
 
-
-@pytest.fixture(autouse=True)
-def without_c():
-    """Sizes are the same whatever runs the scans."""
-    stepnet.executors.setting.set_backend("eager")
-    yield
-    stepnet.executors.setting.set_backend("auto")
-
+BACKEND = "eager"  # sizes are the same whatever runs the scans
 
 W = torch.randn(2, 2, dtype=torch.float64, requires_grad=True)
 BOOT = torch.randn(9, 2, dtype=torch.float64)

@@ -13,14 +13,7 @@ from stepnet import Memory, RecurrentOp, Scope, TensorArray, layers
 from stepnet.tape import Tape
 from torch_since import torch_since
 
-
-@pytest.fixture(autouse=True)
-def without_c():
-    """What torch follows is the same whatever runs the scans."""
-    stepnet.executors.setting.set_backend("eager")
-    yield
-    stepnet.executors.setting.set_backend("auto")
-
+BACKEND = "eager"  # what torch follows is the same whatever runs the scans
 
 CELL = nn.Parameter(torch.randn(2, 2))
 

@@ -20,12 +20,7 @@ W = torch.randn(2, 2, dtype=torch.float64, requires_grad=True)
 ZERO = torch.zeros(9, 2, dtype=torch.float64)
 
 
-@pytest.fixture(autouse=True)
-def without_c():
-    """What a frame holds is the same whatever runs it."""
-    stepnet.executors.setting.set_backend("eager")
-    yield
-    stepnet.executors.setting.set_backend("auto")
+BACKEND = "eager"  # what a frame holds is the same whatever runs it
 
 
 def cell(x: Any, h: Any) -> Any:

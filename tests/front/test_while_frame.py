@@ -286,11 +286,8 @@ def test_a_raised_loop_calls_each_function_once_not_once_a_step():
 
 
 def test_a_backend_asked_for_is_kept():
-    stepnet.executors.setting.set_backend("naive")
-    try:
-        loop, _ = a_gru_cell(stepnet.create_whileloop)
-    finally:
-        stepnet.executors.setting.set_backend("auto")
+    stepnet.set_backend("naive")
+    loop, _ = a_gru_cell(stepnet.create_whileloop)
     assert "naive" in loop.explain()
 
 
@@ -500,14 +497,7 @@ def test_explain_of_a_model_tells_of_its_frames():
 
 def test_frames_of_one_form_are_one_step_whatever_the_numbers_are():
     """The same frame with other tensors, lengths and bounds; and one that differs in a constant alone."""
-    stepnet.executors.setting.set_backend("eager")
-    try:
-        _check_frames_of_one_form()
-    finally:
-        stepnet.executors.setting.set_backend("auto")
-
-
-def _check_frames_of_one_form() -> None:
+    stepnet.set_backend("eager")
 
     def run(x: Tensor, weight: Tensor, factor: Any, make: Any) -> Tensor:
         inputs, a, loop = TensorArray(unstack_from=x), TensorArray(), make([torch.tensor(0)])

@@ -55,10 +55,7 @@ def outcome(name: str, backend: str) -> tuple[list[Tensor], list[Tensor | None]]
 
 @pytest.fixture(autouse=True)
 def _float64():
-    before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
 
 
 @pytest.mark.parametrize("name", few(ZOO, FEW))
