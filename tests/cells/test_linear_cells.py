@@ -11,6 +11,7 @@ import torch
 from torch.func import functional_call
 
 from covering import few
+from outcomes import gradients
 from plans import entry_of
 from stepnet import LoDTensor, cells, recurrent
 from stepnet import nn as modules
@@ -248,14 +249,6 @@ def by_hand(cell, sequences, state):
         finals.append(flatten(s)[0])
     stacked = [torch.cat(leaf) for leaf in zip(*finals, strict=True)] if finals else leaves
     return ys, stacked
-
-
-def gradients(outputs, inputs):
-    generator = torch.Generator().manual_seed(3)
-    loss = torch.zeros((), dtype=DTYPE)
-    for output in outputs:
-        loss = loss + (output * torch.randn(output.shape, generator=generator, dtype=DTYPE)).sum()
-    return torch.autograd.grad(loss, inputs, allow_unused=True, materialize_grads=True)
 
 
 BY_HAND = [

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
+from outcomes import gradients
 from stepnet import cells, set_backend
 from stepnet.api import recurrent
 from stepnet.data.lod import LoDTensor
@@ -62,17 +63,6 @@ def by_hand(cell, sequences, state, reverse=False):
         finals.append(leaves(s))
     stacked = [torch.cat(leaf) for leaf in zip(*finals, strict=True)] if finals else leaves(state)
     return ys, like(state, stacked)
-
-
-def gradients(outputs, inputs):
-    """Of a sum of all outputs, each number with a weight of its own; zeros where none depends on an input."""
-    generator = torch.Generator().manual_seed(3)
-    loss = torch.zeros((), dtype=DTYPE)
-    for output in outputs:
-        loss = loss + (output * torch.randn(output.shape, generator=generator, dtype=DTYPE)).sum()
-    if not loss.requires_grad:
-        return [torch.zeros_like(v) for v in inputs]
-    return list(torch.autograd.grad(loss, inputs, allow_unused=True, materialize_grads=True))
 
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])

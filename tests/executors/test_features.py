@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 import stepnet
+from outcomes import as_the_plain_loop, wanting
 from stepnet import LoDTensor, cells
+from stepnet.data.tree import by_leaf
 from stepnet.engine import plans
 from stepnet.errors import BuildError
 from stepnet.executors.c import scan as c_scan
@@ -99,26 +101,11 @@ def shared_out(monkeypatch):
     plans.forget()
 
 
-def results(step, x, state, static, backend):
-    rows = x.values.detach().requires_grad_()
-    boot = [leaf.detach().requires_grad_() for leaf in state]
-    static = None if static is None else static.detach().requires_grad_()
-    how = {} if static is None else {"static": static}
-    given = boot[0] if len(boot) == 1 else tuple(boot)
-    y, final = stepnet.recurrent(step, x.with_values(rows), given, backend=backend, **how)
-    final = [final] if isinstance(final, torch.Tensor) else list(final)
-    loss = y.values.square().sum() + sum(s.cos().sum() for s in final)
-    weights = list(step.parameters()) if isinstance(step, nn.Module) else []
-    wanted = [rows, *boot, *weights, *([] if static is None else [static])]
-    return [y.values, *final, *torch.autograd.grad(loss, wanted, materialize_grads=True)]
-
-
 def state_of(name, n):
     step = STEPS[name]
     if name == "per sequence":
-        return [torch.randn(n, 24, dtype=DTYPE)]
-    state = step.initial_state(n)
-    return [torch.randn_like(leaf) for leaf in ((state,) if isinstance(state, torch.Tensor) else state)]
+        return torch.randn(n, 24, dtype=DTYPE)
+    return by_leaf(torch.randn_like, step.initial_state(n))
 
 
 @pytest.mark.covering(2)
@@ -130,9 +117,7 @@ def test_numbers_do_not_depend_on_who_makes_them(name, lengths, threads, shared_
     x = LoDTensor.from_lengths(torch.randn(sum(counts), F, dtype=DTYPE), [counts])
     state = state_of(name, len(counts))
     static = torch.randn(len(counts), 24, dtype=DTYPE) if name in STATIC else None
-    plain, shared = (results(STEPS[name], x, state, static, backend) for backend in ("naive", "c"))
-    for a, b in zip(shared, plain, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+    as_the_plain_loop(STEPS[name], *wanting((x, state)), rtol=1e-10, static=wanting(static))
     if sum(counts):
         # [4] is less than a line; columns that features share get a gradient of both
         fewer = {"heads": [threads, 1, 1, threads], "crossed": [threads, 1]}

@@ -13,6 +13,7 @@ from torch.func import functional_call
 from torch.nn.utils.rnn import pack_sequence
 
 import stepnet
+from outcomes import gradients
 from stepnet import LoDTensor, Recurrent, cells, set_backend
 from stepnet import nn as ours
 from stepnet.data.tree import flatten, unflatten
@@ -80,12 +81,6 @@ def random_states(stack, n):
 def one(state, b):
     leaves, spec = flatten(state)
     return unflatten(spec, [leaf[b : b + 1] for leaf in leaves])
-
-
-def gradients(outputs, inputs):
-    generator = torch.Generator().manual_seed(3)
-    loss = sum((v * torch.randn(v.shape, generator=generator, dtype=v.dtype)).sum() for v in outputs)
-    return torch.autograd.grad(loss, inputs, allow_unused=True, materialize_grads=True)
 
 
 @pytest.mark.parametrize("backend", ["naive", "auto"])
