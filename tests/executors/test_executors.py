@@ -14,6 +14,7 @@ from numpy_executor import Numpy
 from plans import entry_of
 from stepnet import cells
 from stepnet.data.lod import LoDTensor
+from stepnet.data.tree import by_leaf
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.registry import AUTO, register, tried, unregister
 from stepnet.testing import FLOAT32, FLOAT64, LENGTHS, check_step, poisoned
@@ -70,18 +71,12 @@ def boot(cell, n, dtype=DTYPE):
         return (0.5 + torch.rand(t.shape, dtype=dtype)).requires_grad_() if t.is_floating_point() else t
 
     zeros = cell.initial_state(n) if hasattr(cell, "initial_state") else nested_zeros(cell, n, dtype)
-    return nested(leaf, zeros)
+    return by_leaf(leaf, zeros)
 
 
 def nested_zeros(cell, n, dtype):
     zeros = torch.zeros(n, HIDDEN, dtype=dtype)
     return (zeros, zeros) if isinstance(cell, nn.LSTMCell) else zeros
-
-
-def nested(fn, tree):
-    if isinstance(tree, dict):
-        return {k: nested(fn, v) for k, v in tree.items()}
-    return tuple(nested(fn, v) for v in tree) if isinstance(tree, tuple) else fn(tree)
 
 
 # Cells that are made of others, or wrapped, meet the lengths that differ most.
