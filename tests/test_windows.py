@@ -52,10 +52,10 @@ def inputs(lengths, seed=0):
 
 
 def check(out, expected, leaves):
-    for a, b in zip(out, expected, strict=True):
-        torch.testing.assert_close(a, b, **CLOSE)
-    for a, b in zip(gradients(out, leaves, retain_graph=True), gradients(expected, leaves), strict=True):
-        torch.testing.assert_close(a, b, **CLOSE)
+    torch.testing.assert_close(out, expected, **CLOSE)
+    torch.testing.assert_close(
+        gradients(out, leaves, retain_graph=True), gradients(expected, leaves), **CLOSE
+    )
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -114,8 +114,7 @@ def test_all_that_a_recurrence_takes(kind, how):
     if how == "checkpoint":
         check(outs[1], outs[0], [rows, *state, *CELL.parameters()])
     else:
-        for a, b in zip(*outs, strict=True):
-            torch.testing.assert_close(a, b, **CLOSE)
+        torch.testing.assert_close(*outs, **CLOSE)
 
 
 @pytest.mark.parametrize("how", ["checkpoint", "detach_every"])
@@ -134,8 +133,7 @@ def test_what_all_steps_see_and_steps_without_input(how):
         if how == "checkpoint":
             check(values[1], values[0], [h, memory])
         else:
-            for a, b in zip(*values, strict=True):
-                torch.testing.assert_close(a, b, **CLOSE)
+            torch.testing.assert_close(*values, **CLOSE)
             assert (
                 gradients(values[1], [memory], retain_graph=True)[0].abs().sum() > 0
             )  # a memory is no state
@@ -185,8 +183,7 @@ def test_backward_twice_and_of_a_gradient():
         again = torch.autograd.grad(loss, rows, create_graph=True)[0]
         second = torch.autograd.grad(again.square().sum(), [rows, *CELL.parameters()])
         grads.append([first, again, *second])
-    for a, b in zip(*grads, strict=True):
-        torch.testing.assert_close(a, b, **CLOSE)
+    torch.testing.assert_close(*grads, **CLOSE)
 
 
 def test_what_is_kept():
@@ -288,8 +285,7 @@ def test_joined_is_cat(axis, indices):
     for join in (joined, cat):
         first = torch.autograd.grad(join(*parts).pow(3).sum(), parts, create_graph=True)
         found.append([*first, *torch.autograd.grad(sum(g.sin().sum() for g in first), parts)])
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b, **CLOSE)
+    torch.testing.assert_close(*found, **CLOSE)
 
 
 MODES = {
@@ -309,8 +305,7 @@ def test_modes(mode, how):
     if mode == "autocast":
         if how == "checkpoint":
             grads = [torch.autograd.grad(y.sum(), list(cell.parameters())) for y in (plain, cut)]
-            for a, b in zip(*grads, strict=True):
-                torch.testing.assert_close(a, b, rtol=0.05, atol=0.05)
+            torch.testing.assert_close(*grads, rtol=0.05, atol=0.05)
     else:
         assert not cut.requires_grad
 

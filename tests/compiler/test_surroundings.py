@@ -177,8 +177,7 @@ def test_generated_c_takes_autocast_with_the_dtypes_of_the_plain_loop():
     with torch.autocast("cpu", torch.bfloat16):
         y, final = recurrent(cell, x, backend="c")
         expected, expected_final = recurrent(cell, x, backend="naive")
-    for a, b in zip((y.values, *final), (expected.values, *expected_final), strict=True):
-        torch.testing.assert_close(a, b, rtol=0.02, atol=0.02)
+    torch.testing.assert_close((y.values, *final), (expected.values, *expected_final), rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

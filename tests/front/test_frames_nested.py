@@ -87,12 +87,10 @@ def test_a_frame_in_a_frame_over_nested_sequences(groups):
     for t in range(len(array)):
         expected = inner(array.read(t), False)
         torch.testing.assert_close(found.read(t).values, expected.values)
-        for a, b in zip(
+        torch.testing.assert_close(
             torch.autograd.grad(found.read(t).values.sum(), (rows, W), retain_graph=True),
             torch.autograd.grad(expected.values.sum(), (rows, W), retain_graph=True),
-            strict=True,
-        ):
-            torch.testing.assert_close(a, b)
+        )
 
 
 @pytest.mark.parametrize("turns", [0, 1, 3])
@@ -126,8 +124,7 @@ def test_a_frame_in_a_frame_reads_and_writes_arrays_of_both(turns):
         return list(states), list(seen)
 
     found, expected = framed(), plain()
-    for a, b in zip((*found[0], *found[1]), (*expected[0], *expected[1]), strict=True):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close((*found[0], *found[1]), (*expected[0], *expected[1]))
     if turns:
         totals = [sum(v.sum() for v in (*made[0], *made[1])) for made in (found, expected)]
         for a, b in zip(*(torch.autograd.grad(total, (x, W)) for total in totals), strict=True):
@@ -216,8 +213,6 @@ def test_an_rnn_op_in_a_frame(run):
 
     plain = [torch.stack(parts) for parts in zip(*map(run, x), strict=True)]
     found = frame()
-    for ours, theirs in zip(found, plain, strict=True):
-        torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(found, plain)
     grads = [torch.autograd.grad(sum(t.square().sum() for t in r), [x, WEIGHT]) for r in (found, plain)]
-    for ours, theirs in zip(*grads, strict=True):
-        torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(*grads)
