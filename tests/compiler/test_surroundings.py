@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import threading
 import warnings
 from functools import partial
 
@@ -18,6 +17,7 @@ from stepnet.api import Recurrent, recurrent
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import SlowPathWarning, StepError, Unsupported
 from stepnet.testing import check_step
+from threads import at_once
 
 DTYPE = torch.float64
 F_IN, H = 2, 3
@@ -213,27 +213,15 @@ def test_four_threads_at_once(backend):
     state = [torch.randn(4, 4, dtype=DTYPE) for _ in range(2)]
     expected = [recurrent(cell, x, tuple(state), backend="naive")[0].values for x in inputs]
     grads = [torch.autograd.grad(y.sum(), x.values)[0] for y, x in zip(expected, inputs, strict=True)]
-    failures = []
-    gate = threading.Barrier(4)
 
     def work(i):
-        try:
-            gate.wait(timeout=60)
-            for _ in range(10):
-                y, _ = recurrent(cell, inputs[i], tuple(state), backend=backend)
-                torch.testing.assert_close(y.values, expected[i], rtol=0, atol=1e-12)
-                (grad,) = torch.autograd.grad(y.values.sum(), inputs[i].values)
-                torch.testing.assert_close(grad, grads[i], rtol=0, atol=1e-10)
-        except Exception as error:
-            failures.append(error)
+        for _ in range(10):
+            y, _ = recurrent(cell, inputs[i], tuple(state), backend=backend)
+            torch.testing.assert_close(y.values, expected[i], rtol=0, atol=1e-12)
+            (grad,) = torch.autograd.grad(y.values.sum(), inputs[i].values)
+            torch.testing.assert_close(grad, grads[i], rtol=0, atol=1e-10)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=120)
-    assert not any(thread.is_alive() for thread in threads)
-    assert failures == []
+    at_once(work)
 
 
 def _waves(x, s):

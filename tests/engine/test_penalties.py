@@ -15,6 +15,7 @@ import stepnet
 from outcomes import same
 from stepnet import LoDTensor, recurrent
 from stepnet.executors.loop import PreparedLoop
+from threads import at_once
 
 LENGTHS = [3, 0, 1, 5]
 
@@ -170,21 +171,8 @@ def test_one_backward_loop_gives_both_parts() -> None:
 
 
 def test_second_gradients_from_threads() -> None:
-    from threading import Thread
-
     model, x, h = made()
     (g,) = torch.autograd.grad(curved(*model(x, h, "c")), [x], create_graph=True)
     expected = torch.autograd.grad(g.square().sum(), [model.w, x], retain_graph=True)
-    found: list[Any] = []
-
-    def work() -> None:
-        found.append(torch.autograd.grad(g.square().sum(), [model.w, x], retain_graph=True))
-
-    threads = [Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 4
-    for one in found:
+    for one in at_once(lambda _: torch.autograd.grad(g.square().sum(), [model.w, x], retain_graph=True)):
         torch.testing.assert_close(one, expected)

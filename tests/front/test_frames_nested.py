@@ -15,6 +15,7 @@ from front.frame_laws import as_frame, same
 from stepnet import LoDTensor, Memory, RecurrentOp, Scope, TensorArray, dynamic_recurrent, sequence_pool
 from stepnet.data.recording import RECORDER
 from stepnet.errors import StepError
+from threads import at_once
 
 W = torch.randn(2, 2, dtype=torch.float64, requires_grad=True)
 ZERO = torch.zeros(9, 2, dtype=torch.float64)
@@ -154,25 +155,17 @@ def test_an_error_inside_leaves_nothing_behind():
 
 
 def test_a_value_of_a_frame_is_of_its_thread():
-    import threading
-
-    failed: list[BaseException] = []
     loop = stepnet.create_whileloop([torch.tensor(0)])
     with loop.frame() as (s,):
         loop.break_if(s == 2)
         loop.update(s, s + 1)
 
-        def other() -> None:
-            try:
-                TensorArray(unstack_from=torch.ones(2)).stack()  # nothing is recorded here
+        def other(_: int) -> None:
+            TensorArray(unstack_from=torch.ones(2)).stack()  # nothing is recorded here
+            with pytest.raises(StepError, match="outside its frame"):
                 s + 1
-            except StepError as error:
-                failed.append(error)
 
-        thread = threading.Thread(target=other)
-        thread.start()
-        thread.join()
-    assert "outside its frame" in str(failed[0])
+        at_once(other, 1)
     assert loop.results[0] == 2
 
 

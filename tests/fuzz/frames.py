@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import random
 import sys
-import threading
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +21,7 @@ from torch import Tensor
 import stepnet
 from stepnet import LoDTensor, TensorArray
 from stepnet.tape import Tape
+from threads import at_once
 
 from . import seeds
 
@@ -264,11 +264,7 @@ def outcome(program: Program, frame: bool, second: bool) -> tuple[list[Tensor], 
             results = program.run(True, rows, w, variables)
         values = list(tape.topology(list(results))()[0])
     elif frame and program.way == "thread":
-        found: list[Any] = []
-        thread = threading.Thread(target=lambda: found.append(program.run(True, rows, w, variables)))
-        thread.start()
-        thread.join()
-        (values,) = found
+        (values,) = at_once(lambda _: program.run(True, rows, w, variables), 1)
     else:
         values = program.run(frame, rows, w, variables)
     wanted = [*rows, w, *variables]

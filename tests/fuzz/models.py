@@ -13,7 +13,6 @@ import copy
 import pickle
 import random
 import sys
-import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 import stepnet
 from stepnet import LoDTensor
+from threads import at_once
 
 from . import seeds
 from .compare import same
@@ -217,24 +217,11 @@ def copied(w: World) -> Results:
 
 @way
 def threads(w: World) -> Results:
-    found: list[Any] = []
+    def run(_: int) -> Results:
+        out = w.run()
+        return [*out, *w.gradients(out)]
 
-    def run() -> None:
-        try:
-            out = w.run()
-            found.append([*out, *w.gradients(out)])
-        except Exception as error:
-            found.append(error)
-
-    started = [threading.Thread(target=run) for _ in range(2)]
-    for thread in started:
-        thread.start()
-    for thread in started:
-        thread.join()
-    for one in found:
-        if isinstance(one, Exception):
-            raise one
-    return [t for one in found for t in one]
+    return [t for one in at_once(run, 2) for t in one]
 
 
 @way
