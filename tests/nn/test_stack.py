@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import io
-import pickle
-
 import pytest
 import torch
 from torch import nn
@@ -13,6 +9,7 @@ from torch.func import functional_call
 from torch.nn.utils.rnn import pack_sequence
 
 import stepnet
+from duplicates import DUPLICATES, check_duplicate
 from outcomes import gradients
 from stepnet import LoDTensor, Recurrent, cells, set_backend
 from stepnet import nn as ours
@@ -255,30 +252,11 @@ def test_functions_are_cells_too():
     assert list(stack.parameters()) == []
 
 
-def through_torch_save(module):
-    file = io.BytesIO()
-    torch.save(module, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-@pytest.mark.parametrize(
-    "duplicate",
-    [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), through_torch_save],
-    ids=["deepcopy", "pickle", "torch.save"],
-)
+@pytest.mark.parametrize("duplicate", DUPLICATES)
 @pytest.mark.parametrize("name", STACKS)
 def test_a_duplicate_is_equal_and_its_own(name, duplicate):
-    stack = STACKS[name]()
-    twin = duplicate(stack)
-    x = torch.randn(3, 2, 2)
-    before = stack(x)[0]
-    assert torch.equal(twin(x)[0], before)
-    with torch.no_grad():
-        for values in twin.parameters():
-            values.zero_()
-    assert torch.equal(stack(x)[0], before)
-    assert not torch.equal(twin(x)[0], before)
+    module = STACKS[name]()
+    check_duplicate(module, DUPLICATES[duplicate](module), torch.randn(3, 2, 2))
 
 
 def test_state_dict_and_functional_call():
