@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import warnings
 from functools import partial
 
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 
 from covering import few
+from forks import in_a_fork
 from plans import BACKENDS
 from stepnet import cells
 from stepnet.api import Recurrent, recurrent
@@ -228,13 +228,12 @@ def _waves(x, s):
     return torch.sin(x) + s, torch.cos(s + x)
 
 
-def _in_child(connection, cell, values, backend):
+def _in_child(cell, values, backend):
     x = LoDTensor.from_lengths(values.requires_grad_(), [[2, 0, 3]])
     y, h = recurrent(cell, x, backend=backend)
     (grad,) = torch.autograd.grad(y.values.sum() + h.sum(), x.values)
     fresh, _ = recurrent(_waves, x, values[:3] * 0, backend=backend)
-    connection.send([t.detach().numpy() for t in (y.values, h, grad, fresh.values)])
-    connection.close()
+    return [t.detach().numpy() for t in (y.values, h, grad, fresh.values)]
 
 
 @pytest.mark.parametrize("backend", COMPILED)
@@ -243,18 +242,8 @@ def test_fork_after_use(backend):
     cell, x = cell_of(), rows()
     y, h = recurrent(cell, x, backend=backend)
     (grad,) = torch.autograd.grad(y.values.sum() + h.sum(), x.values)
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
     torch.set_num_threads(1)  # torch's own operators do not survive a fork with threads
-    child = context.Process(target=_in_child, args=(theirs, cell, x.values.detach(), backend))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Python 3.12 warns of forks beside threads
-        child.start()
-    theirs.close()
-    assert ours.poll(120), "the child did not answer"
-    found = ours.recv()
-    child.join(30)
-    assert child.exitcode == 0
+    found = in_a_fork(_in_child, cell, x.values.detach(), backend)
     values = x.values.detach()
     fresh, _ = recurrent(_waves, x, values[:3] * 0, backend="naive")
     for got, expected in zip(found, (y.values, h, grad, fresh.values), strict=True):
