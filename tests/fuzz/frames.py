@@ -10,7 +10,6 @@ between is a list of statements, among them sizes as numbers, loops and frames i
 from __future__ import annotations
 
 import random
-import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -319,5 +318,4 @@ def difference(seed: int, backend: Any = "eager") -> str | None:
 
 
 if __name__ == "__main__":
-    first, count = (int(a) for a in (*sys.argv[1:3], *("0", "500")[len(sys.argv) - 1 :]))
-    sys.exit(seeds.run(first, count, difference, "frames") > 0)
+    seeds.main(difference, "frames")
