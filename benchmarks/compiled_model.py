@@ -9,15 +9,11 @@ from torch import Tensor, nn
 
 from stepnet import LoDTensor, Recurrent, cells
 
-from .harness import Case, Contender, Effort, Row, Topic
-from .warm_call import on_one_thread
+from .harness import Case, Contender, Row, Topic
+from .warm_call import EFFORTS, on_one_thread
 
 LENGTHS = (5, 11, 2, 4, 7, 1, 9, 3)
 FEATURES = 32
-EFFORTS = (
-    Effort(rounds=100, warmup=4, shortest=5e-3, budget=15.0),
-    Effort(rounds=3, warmup=2, shortest=2e-3, budget=5.0),
-)
 
 
 class Block(nn.Module):

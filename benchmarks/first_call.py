@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .child import last_line
 from .harness import Case, Contender, Effort, Row, Topic
 from .recurrences import TOLERANCE
 from .work import WORKS, Setting, Size
 
-ROOT = Path(__file__).resolve().parent.parent
 SIZE = Size(20, 6, 64)
 OTHERS = (Size(7, 6, 64), Size(20, 1, 64), Size(33, 11, 64))
 EMPTY, FILLED = "stepnet", "from the cache"
@@ -78,12 +77,8 @@ def _in_child(work: str, cache: str) -> tuple[float, Mapping[str, Tensor]]:
     """
     with tempfile.TemporaryDirectory() as folder:
         values = Path(folder, "values.pt")
-        environment = os.environ | {"STEPNET_CACHE_DIR": cache}
-        command = [sys.executable, "-m", "benchmarks.first_call", work, str(values)]
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"the process failed: {(done.stderr.splitlines() or [''])[-1]}")
-        said = json.loads(done.stdout.splitlines()[-1])
+        own = {"STEPNET_CACHE_DIR": cache}
+        said = json.loads(last_line("first_call", work, str(values), environment=own))
         if said["compiled again"]:
             raise RuntimeError(f"other sizes compiled {said['compiled again']} times more")
         return said["seconds"], torch.load(values)

@@ -69,6 +69,11 @@ class Case:
         if len(self.contenders) < 2 and isinstance(self.reference, str):
             raise ValueError(f"case '{self.name}' has one contender, so its values cannot be compared")
 
+    @property
+    def runs(self) -> Runs:
+        """What is timed of each contender."""
+        return {name: contender.run for name, contender in self.contenders.items()}
+
 
 @dataclass(frozen=True)
 class Effort:
@@ -143,9 +148,8 @@ def run_case(
     wrong = check_values(case)
     if wrong is not None:
         return Row(case.name, case.ours, case.facts, refused=wrong)
-    runs = {name: contender.run for name, contender in case.contenders.items()}
     try:
-        turns = measure(runs, effort, clock) if measurer is None else measurer(case, effort)
+        turns = measure(case.runs, effort, clock) if measurer is None else measurer(case, effort)
     except Exception as error:  # as in check_values
         return Row(case.name, case.ours, case.facts, refused=f"measuring raised {said_by(error)}")
     times = {name: Spread.of(seconds) for name, seconds in turns.items()}

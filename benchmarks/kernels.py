@@ -10,6 +10,7 @@ from torch import Tensor
 
 from stepnet.executors.c import build as c_build
 
+from .child import on_threads
 from .harness import Case, Contender, Row, Topic
 
 FUNCTIONS = {"exp": torch.exp, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "log1p": torch.log1p}
@@ -32,9 +33,7 @@ void matmul(float *C, float *D, float *A, const float *packed, int64_t rows, int
 def cases(quick: bool) -> Iterator[Case]:
     """Shapes of one step of a recurrent cell: few rows, a weight that stays in the second cache."""
     library = c_build.build(c_build.preamble("f32") + SOURCE)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with on_threads(1):
         for H in (64,) if quick else (64, 128, 256):
             for rows in (1, 16) if quick else (1, 2, 4, 16, 64):
                 yield _matmul(library, rows, H, 4 * H)
@@ -42,8 +41,6 @@ def cases(quick: bool) -> Iterator[Case]:
             yield _matmul(library, 2048, 2048, 2048)
         for name in FUNCTIONS:
             yield _pointwise(library, name, 512 if quick else 16384)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _matmul(library: c_build.Library, rows: int, K: int, N: int) -> Case:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,8 +11,9 @@ from torch import Tensor, nn
 
 from stepnet import cells, recurrent
 
+from .child import last_line
 from .harness import Case, Contender, Effort, Topic
-from .memory import ENVIRONMENT, ONCE, ROOT, peak_of, table
+from .memory import ENVIRONMENT, ONCE, peak_of, table
 from .sequences import ATOL, RTOL, drawn, findings, training
 
 Make = Callable[[int], nn.Module]
@@ -105,11 +105,7 @@ def measure(case: Case, effort: Effort) -> dict[str, list[float]]:
         if not contender.arguments:
             found[name] = [contender.rows]
             continue
-        command = [sys.executable, "-m", "benchmarks.long_sequences", *contender.arguments]
-        done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"the process failed: {(done.stderr.splitlines() or [''])[-1]}")
-        found[name] = [float(done.stdout.splitlines()[-1])]
+        found[name] = [float(last_line("long_sequences", *contender.arguments, environment=ENVIRONMENT))]
     return found
 
 

@@ -22,9 +22,8 @@ from stepnet.front.scope import Scope
 from stepnet.loops.recurrent_op import RecurrentOp
 
 from .harness import Case, Contender, Effort, Row, Topic
-from .memory import table_in
+from .memory import ONCE, table_in
 
-ONCE = Effort(rounds=1, warmup=0, shortest=0.0, budget=0.0)
 BATCH, SIZE = 32, 64
 
 

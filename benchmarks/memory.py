@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,13 +17,13 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from . import peers
+from .child import last_line
 from .harness import Case, Contender, Effort, Row, Topic
 from .peers import eager_loop, ours, torch_nn
 from .peers.way import Way
 from .recurrences import TOLERANCE
 from .work import WORKS, Setting, Size
 
-ROOT = Path(__file__).resolve().parent.parent
 STATUS = Path("/proc/self/status")
 RESET = Path("/proc/self/clear_refs")
 ONCE = Effort(rounds=1, warmup=0, shortest=0.0, budget=0.0)
@@ -34,7 +32,7 @@ SIZES = (Size(1000, 8, 128), Size(100, 32, 256))
 SMALL = Size(200, 8, 64)
 PAGE = 4096
 # Larger blocks are mapped each on its own, so what is freed leaves the process and is not counted twice.
-ENVIRONMENT = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
 
 def settings(quick: bool) -> Iterator[Setting]:
@@ -144,15 +142,10 @@ def _status(name: str) -> int:
 
 def measure_peak(case: Case, effort: Effort) -> dict[str, list[float]]:
     """Peak bytes of each contender, each in a process of its own."""
-    return {name: [_peak_in_child(case.name, name)] for name in case.contenders}
-
-
-def _peak_in_child(case: str, contender: str) -> int:
-    command = [sys.executable, "-m", "benchmarks.memory", *case.split(), contender]
-    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"the process of '{contender}' failed: {(done.stderr.splitlines() or [''])[-1]}")
-    return int(done.stdout.splitlines()[-1])
+    return {
+        name: [float(last_line("memory", *case.name.split(), name, environment=ENVIRONMENT))]
+        for name in case.contenders
+    }
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import stepnet
 from stepnet import LoDTensor, Recurrent, Resets, cells, recurrent
 
+from .child import on_threads
 from .harness import Case, Contender, Effort, Row, Topic
 
 Values = Mapping[str, Tensor]
@@ -170,24 +171,13 @@ def time_cases(quick: bool) -> Iterator[Case]:
             cell, x = make(H), drawn(T, 1, H)
             weights = dict(cell.named_parameters())
 
-            def on(threads: int, run: Callable[[], Values]) -> Callable[[], Values]:
-                def turn() -> Values:
-                    before = torch.get_num_threads()
-                    torch.set_num_threads(threads)
-                    try:
-                        return run()
-                    finally:
-                        torch.set_num_threads(before)
-
-                return turn
-
             compiled = training(lambda cell=cell, x=x: recurrent(cell, x)[0], weights)
             plain = training(lambda cell=cell, x=x: recurrent(cell, x, backend="naive")[0], weights)
             yield Case(
                 name=f"{name} {T},1,{H}",
                 contenders={
-                    "stepnet": Contender(on(2, compiled)),
-                    "one thread": Contender(on(1, compiled)),
+                    "stepnet": Contender(on_threads(2)(compiled)),
+                    "one thread": Contender(on_threads(1)(compiled)),
                 },
                 reference=plain if name == "minGRU" else "one thread",
                 facts={"goal": 1.6 if name == "minGRU" else 1.0},

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from stepnet import LoDTensor, cells, recurrent
 
+from .child import on_threads
 from .harness import Case, Contender, Effort, Row, Topic, measure
 
 LENGTHS = (5, 3, 2, 4)
@@ -114,13 +115,8 @@ def _training(cell: nn.Module, x: LoDTensor, backend: str) -> Callable[[], Mappi
 
 def on_one_thread(case: Case, effort: Effort) -> dict[str, list[float]]:
     """Seconds that one thread computes: waiting, for other threads or for a core, tells of the machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        runs = {name: contender.run for name, contender in case.contenders.items()}
-        return measure(runs, effort, time.thread_time)
-    finally:
-        torch.set_num_threads(threads)
+    with on_threads(1):
+        return measure(case.runs, effort, time.thread_time)
 
 
 def findings(rows: Sequence[Row]) -> dict[str, float]:

@@ -17,6 +17,12 @@ from covering import left_out
 TESTS = Path(__file__).parent
 MADE_ANEW = ("compiler", "fuzz", "test_modes.py")
 OPTIMISED = ("executors",)
+PLAIN = ("cells", "layers", "nn", "saving", "tape")
+SETTINGS = (
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+)
 
 # No deadline: the first call of anything in torch is slow. In CI the same examples every time.
 settings.register_profile("exhaustive", deadline=None, derandomize="CI" in os.environ)
@@ -51,11 +57,21 @@ def _garbage():
 
 
 @pytest.fixture(autouse=True)
-def _as_it_was():
-    """Each test draws the same numbers. A mode of torch that outlives what entered it would see all calls."""
+def _as_it_was(request):
+    """Each test draws the same numbers. Settings of the process that it changes are put back. A file says as
+    `BACKEND` what runs its recurrences; those that test other things than that are run by the plain loop.
+    A mode of torch that outlives what entered it would see all calls."""
+    import stepnet
+
     torch.default_generator.manual_seed(0)  # torch.manual_seed keeps the stack of each call for other devices
+    settings = [(get(), get, put) for get, put in (*SETTINGS, (stepnet.get_backend, stepnet.set_backend))]
+    listed = any(_is_under(request.path, name) for name in PLAIN)
+    stepnet.set_backend(getattr(request.module, "BACKEND", "naive" if listed else "auto"))
     with signal_stack.kept():
         yield
+    for before, get, put in settings:
+        if get() != before:
+            put(before)
     assert torch._C._len_torch_function_stack() == torch._C._len_torch_dispatch_stack() == 0
 
 

@@ -81,8 +81,7 @@ def check(
         for run in every:
             found = run(flatten(given)[0])
             assert len(found) == len(expected)
-            for a, b in zip(found, expected, strict=True):
-                torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+            torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
     return load(path)
 
 

@@ -20,15 +20,6 @@ def data():
     return normalise(japanese_vowels())
 
 
-@pytest.fixture(autouse=True)
-def _threads():
-    """One thread, as the demo sets it, and after each test as before: the process is that of all tests."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def invoke(*arguments):
     """Run the command; its output without colours, and with single spaces for line breaks and frames."""
     result = CliRunner().invoke(app, arguments)

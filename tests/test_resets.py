@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import stepnet
 from covering import examples, few
+from outcomes import gradients
 from stepnet import LoDTensor, Recurrent, Resets, cells, recurrent
 from stepnet import nn as modules
 from stepnet.data.tree import flatten, unflatten
@@ -56,16 +57,6 @@ def by_hand(step, fresh, sequences, marks, state, done, reverse):
         ys += y
         finals.append(flatten(s)[0])
     return ys, [torch.cat(leaf) for leaf in zip(*finals, strict=True)] if finals else leaves
-
-
-def gradients(outputs, inputs):
-    generator = torch.Generator().manual_seed(3)
-    loss = torch.zeros((), dtype=DTYPE)
-    for v in outputs:
-        loss = loss + (v * torch.randn(v.shape, generator=generator, dtype=DTYPE)).sum()
-    if not loss.requires_grad:
-        return [torch.zeros_like(v) for v in inputs]
-    return torch.autograd.grad(loss, inputs, allow_unused=True, materialize_grads=True)
 
 
 CELL = Start()

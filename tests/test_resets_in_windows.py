@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from covering import examples
+from outcomes import gradients
 from stepnet import LoDTensor, Resets, cells, recurrent
 
 DTYPE = torch.float64
@@ -52,13 +53,6 @@ def by_hand(sequences, marks, state, kind, detach_every, reverse):
         ys += y
         finals.append(h)
     return torch.cat([EMPTY, *ys]), torch.cat([EMPTY, *finals])
-
-
-def gradients(outputs, inputs):
-    generator = torch.Generator().manual_seed(3)
-    weighed = [(v * torch.randn(v.shape, generator=generator, dtype=DTYPE)).sum() for v in outputs]
-    none = sum(0 * v.sum() for v in inputs)  # where no step is left, nothing depends on them
-    return torch.autograd.grad(sum(weighed, none), inputs)
 
 
 @pytest.mark.parametrize("backend", ["c", "naive"])

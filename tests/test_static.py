@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from covering import examples
+from outcomes import as_the_plain_loop, same, wanting
 from stepnet import Explanation, LoDTensor, Recurrent, explain, recurrent
 from stepnet.engine import plans
 from stepnet.errors import SlowPathWarning, StepError
@@ -58,41 +58,12 @@ def data(lengths: list[int], seed: int = 0) -> tuple[LoDTensor, Tensor]:
     return LoDTensor.from_lengths(x, [lengths]), torch.randn(len(lengths), H, dtype=F64, generator=generator)
 
 
-def outcome(
-    step: Any, x: LoDTensor, h: Tensor, static: Any, backend: str, *, reverse: bool = False, boot: bool = True
-) -> list[Tensor | None]:
-    """Values of y, the final state and every gradient of a weighted sum of them."""
-    step = copy.deepcopy(step)
-    x = x.with_values(x.values.clone().requires_grad_())
-    h = h.clone().requires_grad_(boot)
-
-    def own(leaf: Any) -> Any:
-        values = leaf.values if isinstance(leaf, LoDTensor) else leaf
-        values = values.clone().requires_grad_(values.is_floating_point())
-        return leaf.with_values(values) if isinstance(leaf, LoDTensor) else values
-
-    memory = [own(leaf) for leaf in (static if isinstance(static, tuple) else (static,))]
-    y, final = recurrent(
-        step, x, h, static=tuple(memory) if isinstance(static, tuple) else memory[0],
-        backend=backend, reverse=reverse,
-    )  # fmt: skip
-    leaves = [leaf.values for leaf in (y.values() if isinstance(y, dict) else (y,))] + [final]
-    tables = [m.values if isinstance(m, LoDTensor) else m for m in memory]
-    weights = list(step.parameters()) if isinstance(step, nn.Module) else []
-    inputs = [t for t in (x.values, h, *tables, *weights) if t.requires_grad]
-    generator = torch.Generator().manual_seed(9)
-    total = sum((v * torch.randn(v.shape, dtype=v.dtype, generator=generator)).sum() for v in leaves)
-    assert isinstance(total, Tensor)
-    if not total.requires_grad:  # no steps, and an initial state without a gradient
-        return [*leaves, None]
-    return [*leaves, *torch.autograd.grad(total, inputs, allow_unused=True)]
-
-
-def same(found: list[Tensor | None], expected: list[Tensor | None]) -> None:
-    for a, b in zip(found, expected, strict=True):
-        assert (a is None) == (b is None)
-        if a is not None and b is not None:
-            torch.testing.assert_close(a, b)
+def check(
+    step: Any, x: LoDTensor, h: Tensor, static: Any, backend: str, *, boot: bool = True, **how: Any
+) -> None:
+    """Values of y, the final state and every gradient are those of the plain loop."""
+    x, static, h = *wanting((x, static)), h.clone().requires_grad_(boot)
+    as_the_plain_loop(step, x, h, backend, static=static, rtol=1e-7, atol=1e-7, **how)
 
 
 def test_the_plain_loop_gives_each_sequence_its_own_memory():
@@ -116,7 +87,7 @@ def test_attention_is_that_of_the_plain_loop(scores, asks, backend):
     dense = torch.randn(4, L, H, dtype=F64)
     ragged = LoDTensor.from_lengths(torch.randn(9, H, dtype=F64), [[2, 3, 1, 3]])
     for memory, how in ((dense, {}), (ragged, {"reverse": True}), (ragged, {"boot": False})):
-        same(outcome(step, x, h, memory, backend, **how), outcome(step, x, h, memory, "naive", **how))
+        check(step, x, h, memory, backend, **how)
 
 
 def scaled(x: Tensor, h: Tensor, static: Any) -> tuple[Tensor, Tensor]:
@@ -166,7 +137,7 @@ MEMORIES: list[tuple[Callable[..., Any], Any]] = [
 @pytest.mark.parametrize(("step", "static"), MEMORIES, ids=lambda v: getattr(v, "__name__", ""))
 def test_what_steps_do_with_it(step, static, backend):
     x, h = data(LENGTHS)
-    same(outcome(step, x, h, static, backend), outcome(step, x, h, static, "naive"))
+    check(step, x, h, static, backend)
 
 
 @settings(max_examples=examples(25))
@@ -181,7 +152,7 @@ def test_ragged_memories_of_any_lengths(lengths, memory, reverse, seed):
     sizes = [(memory * (b + 3)) % 7 for b in range(len(lengths))]
     rows = LoDTensor.from_lengths(torch.randn(sum(sizes), H, dtype=F64), [sizes])
     for how in ({"reverse": reverse}, {"reverse": reverse, "boot": False}):
-        same(outcome(step, x, h, rows, "eager", **how), outcome(step, x, h, rows, "naive", **how))
+        check(step, x, h, rows, "eager", **how)
 
 
 # ---- a state that a step hands on as it is
@@ -224,7 +195,7 @@ def test_a_state_that_is_handed_on_gets_the_gradient_of_every_way(step, used, ba
         assert isinstance(total, Tensor)
         return [y.values, last, *torch.autograd.grad(total, [memory], allow_unused=True)]
 
-    same(run(backend), run("naive"))
+    same(run(backend), run("naive"), rtol=1e-7, atol=1e-7)
 
 
 # ---- more calls, other ways
@@ -234,7 +205,7 @@ def test_again_with_other_values_shapes_and_without_gradients():
     step, (x, h) = Decoder("dot"), data(LENGTHS)
     for seed, size in ((0, 5), (1, 5), (2, 7)):
         memory = torch.randn(4, size, H, dtype=F64, generator=torch.Generator().manual_seed(seed))
-        same(outcome(step, x, h, memory, "c"), outcome(step, x, h, memory, "naive"))
+        check(step, x, h, memory, "c")
         with torch.no_grad():
             found, wanted = (recurrent(step, x, h, static=memory, backend=b)[1] for b in ("c", "naive"))
         torch.testing.assert_close(found, wanted)

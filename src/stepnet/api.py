@@ -19,8 +19,6 @@ from .checks import (
     no_graph_of,
     refuse_proxies,
     sequences_of,
-    unpacked,
-    values_of,
 )
 from .compiler.reach import reach
 from .data.convert import pack_like
@@ -28,7 +26,9 @@ from .data.in_graph import is_exporting, not_followed
 from .data.lod import LoDTensor
 from .data.recording import recorded_in_frames
 from .data.storage import distinct
-from .data.tree import Spec, flatten, unflatten
+from .data.tree import Spec, by_leaf, flatten, unflatten
+from .data.values import rows as values_of
+from .data.values import unpacked
 from .engine import Asked, Steps, Way, asked, find_plan, read, run, run_again, run_warm
 from .errors import Unsupported
 from .executors import naive
@@ -250,6 +250,13 @@ def _in_graph(step: Any, x: Any, state: Any, how: _How) -> Any:
 def _outside(step: Any, x: Any, state: Any, how: _How) -> Any:
     """A call that runs at once."""
     steps, static, reverse, level, axis, scopes, backend, resets, checkpoint, detach_every = how
+    other = instead()
+    if type(x) is not Tensor and type(x) is not LoDTensor and (other is None or resets is not None):
+        packed = next((leaf for leaf in flatten(x)[0] if isinstance(leaf, PackedSequence)), None)
+        if packed is not None:
+            leaves, spec = unpacked(x)
+            y, *rest = _outside(step, unflatten(spec, leaves), state, how)
+            return by_leaf(lambda leaf: pack_like(packed, leaf.values), y), *rest
     compiling = torch.compiler.is_compiling()  # a compiled loop is one call out of the compiled region
     if steps is not None:
         refuse_proxies((x, steps))
@@ -257,7 +264,6 @@ def _outside(step: Any, x: Any, state: Any, how: _How) -> Any:
     if static is not None:
         together: Any = torch.compiler.disable(state_with_static) if compiling else state_with_static
         state = together(step, x, state, static, level, axis)
-    other = instead()
     windowed = checkpoint is not None or detach_every is not None
     if windowed:
         check_windows(checkpoint, detach_every, scopes)
@@ -294,15 +300,6 @@ def _recurrent(
     if is_kept():  # out of a compiled region
         how: Any = {"steps": None, "static": None, "reverse": reverse, "level": level, "axis": axis}
         return kept(step, x, state, resets=None, scopes=scopes, backend=backend, **how)
-    if type(x) is not Tensor and type(x) is not LoDTensor:
-        packed = next((leaf for leaf in flatten(x)[0] if isinstance(leaf, PackedSequence)), None)
-    else:
-        packed = None
-    if packed is not None:
-        leaves, spec = unpacked(x)
-        y, *rest = _recurrent(step, unflatten(spec, leaves), state, reverse, level, axis, scopes, backend)
-        y_leaves, y_spec = flatten(y)
-        return (unflatten(y_spec, [pack_like(packed, leaf.values) for leaf in y_leaves]), *rest)
     booted, call = state is None, None
     if not scopes and watching() is None and not lifting.may_run_once(x, state):
         way = Way(reverse, level, axis, check_backend(backend))

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 
 from .data.lod import LoDTensor
-from .data.tree import Spec, flatten
+from .data.tree import flatten
+from .data.values import rows as values_of
+from .data.values import unpacked
 from .errors import StepError
 from .executors.setting import only_plain
 from .front.step import StepBody, as_step, boot_state, describe_leaf, step_name
@@ -36,12 +37,6 @@ def checked(
     body = StepBody(function, x_spec, state_spec)
     check_state(body, state_leaves, n if ragged else None)
     return body, x_leaves, state_leaves
-
-
-def unpacked(x: Any) -> tuple[list[Any], Spec]:
-    """The leaves of x, packed ones as LoDTensors, and their nesting."""
-    leaves, spec = flatten(x)
-    return [LoDTensor.from_packed(v) if isinstance(v, PackedSequence) else v for v in leaves], spec
 
 
 def check_inputs(leaves: list[Any]) -> None:
@@ -138,10 +133,6 @@ def check_state(body: StepBody, leaves: list[Any], n: int | None) -> None:
                 expected=f"{n} rows",
                 remedy="the first dimension of every state counts sequences, in the order of x",
             )
-
-
-def values_of(leaf: Any) -> Tensor:
-    return leaf.values if isinstance(leaf, LoDTensor) else leaf
 
 
 def refuse_proxies(values: Sequence[Any]) -> None:

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from .data.convert import pack_like
 from .data.lod import LoDTensor
 from .data.modes import beside, traced
 from .data.offsets import LoD, owners, short
 from .data.pieces import Pieces, bools, cut, marks_of
-from .data.tree import Spec, by_leaf, flatten, unflatten
+from .data.tree import Spec, by_leaf, flatten, rows_at, unflatten
+from .data.values import unpacked
 from .errors import LoDError, StepError
 from .front.step import WithStatic, as_step, boot_state, describe_leaf, step_name
 
@@ -106,7 +106,7 @@ def run_with_resets(
         x_marked = (unflatten(rows.spec, rows.leaves), rows.beside(marks))
         start = (given, fresh, marked.first(marks, rows.n))
         y, (final, *_) = run(marked, x_marked, start, reverse=reverse, level=rows.level, axis=axis, **how)
-        return rows.packed_again(y), final
+        return y, final
     pieces = cut(rows.offsets, numbers, at_ends)
     count = len(pieces.offsets) - 1
     begin, end = (pieces.last, pieces.first) if reverse else (pieces.first, pieces.last)
@@ -116,7 +116,7 @@ def run_with_resets(
         given = by_leaf(lambda new, old: new.index_copy(0, beside(begin, new), old), fresh, given)
     y, final = run(step, rows.cut(pieces), given, reverse=reverse, level=0, **how)
     if count > rows.n:
-        final = by_leaf(lambda leaf: leaf.index_select(0, beside(end, leaf)), final)
+        final = rows_at(final, end)
     return rows.whole(y), final
 
 
@@ -213,7 +213,7 @@ def _fresh(
     if isinstance(given, WithStatic):
         static = given.static
         if owner is not None:
-            static = by_leaf(lambda leaf: leaf.index_select(0, beside(owner, leaf)), static)
+            static = rows_at(static, owner)
         return WithStatic(_fresh(step, asked, given.state, count, owner), static)
     if asked.state is None and getattr(step, "initial_state", None) is not None:
         fresh, owner = boot_state(step, count), None
@@ -229,7 +229,7 @@ def _fresh(
             remedy="Resets(..., state=...) takes a row per sequence, nested as the state",
         )
     if owner is not None:
-        leaves = [leaf.index_select(0, beside(owner, leaf)) for leaf in leaves]
+        leaves = rows_at(leaves, owner)
     return unflatten(spec, [leaf.to(like.dtype) for leaf, like in zip(leaves, wanted, strict=True)])
 
 
@@ -242,9 +242,7 @@ def _other_rows(a: Tensor, b: Tensor) -> bool:
 
 
 def _rows(x: Any, level: int, axis: int) -> _Ragged | _Dense:
-    leaves, spec = flatten(x)
-    packed = next((leaf for leaf in leaves if isinstance(leaf, PackedSequence)), None)
-    leaves = [LoDTensor.from_packed(leaf) if isinstance(leaf, PackedSequence) else leaf for leaf in leaves]
+    leaves, spec = unpacked(x)
     for leaf in leaves:
         if not isinstance(leaf, (Tensor, LoDTensor)) or isinstance(leaf, Tensor) != isinstance(
             leaves[0], Tensor
@@ -257,9 +255,7 @@ def _rows(x: Any, level: int, axis: int) -> _Ragged | _Dense:
         raise StepError(
             "x holds no tensor, so there are no steps", remedy="pass a tensor or a LoDTensor as x"
         )
-    return (
-        _Dense(leaves, spec, axis) if isinstance(leaves[0], Tensor) else _Ragged(leaves, spec, level, packed)
-    )
+    return _Dense(leaves, spec, axis) if isinstance(leaves[0], Tensor) else _Ragged(leaves, spec, level)
 
 
 class _Ragged:
@@ -267,10 +263,10 @@ class _Ragged:
 
     movable = True
 
-    def __init__(self, leaves: list[Any], spec: Spec, level: int, packed: PackedSequence | None) -> None:
+    def __init__(self, leaves: list[Any], spec: Spec, level: int) -> None:
         first = leaves[0]
         first._check_level(level)
-        self.leaves, self.spec, self.packed = leaves, spec, packed
+        self.leaves, self.spec = leaves, spec
         self.level = level % first.lod_level
         self.levels = first._lod.levels[: self.level + 1]
         for leaf in leaves[1:]:
@@ -307,12 +303,7 @@ class _Ragged:
 
     def whole(self, y: Any) -> Any:
         """y with the sequences of x."""
-        return self.packed_again(by_leaf(lambda leaf: _above(leaf, self.levels, 1), y))
-
-    def packed_again(self, y: Any) -> Any:
-        """y of the kind of x."""
-        packed = self.packed
-        return y if packed is None else by_leaf(lambda leaf: pack_like(packed, leaf.values), y)
+        return by_leaf(lambda leaf: _above(leaf, self.levels, 1), y)
 
 
 def _above(x: LoDTensor, levels: tuple[Tensor, ...], level: int) -> Any:
@@ -367,7 +358,3 @@ class _Dense:
         """y as tensors along the axis."""
         size = (self.n, self.steps)
         return by_leaf(lambda leaf: leaf.values.unflatten(0, size).movedim(1, self.axis), y)
-
-    def packed_again(self, y: Any) -> Any:
-        """y as it is."""
-        return y

@@ -14,13 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence
 
-from .data.convert import pack_like
 from .data.lod import LoDTensor
-from .data.modes import beside, traced
+from .data.modes import traced
 from .data.offsets import LoD
-from .data.tree import by_leaf, flatten, unflatten
+from .data.tree import by_leaf, flatten, rows_at, unflatten
 from .data.windows import Between, Joined, Windows, windows
 from .errors import StepError
 from .executors.autograd import computed_again
@@ -75,8 +73,6 @@ def run_in_windows(
     if detach_every:
         how["checkpoint"] = checkpoint
     leaves, spec = flatten(x)
-    packed = next((leaf for leaf in leaves if isinstance(leaf, PackedSequence)), None)
-    leaves = [LoDTensor.from_packed(leaf) if isinstance(leaf, PackedSequence) else leaf for leaf in leaves]
     cuts = _cuts(leaves, level, axis, reverse)
     if cuts is None:
         return run(step, x, state, level=level, **how)
@@ -95,8 +91,7 @@ def run_in_windows(
         with computed_again(places, spare):
             return window(own, before)
 
-    y, final = cuts.run(size, lone if again else window, window, state, again)
-    return by_leaf(lambda leaf: pack_like(packed, leaf.values), y) if packed is not None else y, final
+    return cuts.run(size, lone if again else window, window, state, again)
 
 
 Window = Callable[[list[Any], Any, Sequence[Tensor | None]], tuple[Any, Any]]
@@ -201,8 +196,9 @@ class _Ragged:
         for k, (own, part, place) in enumerate(zip(cut.sequences, parts, cut.places(), strict=True), 1):
             if len(own) < len(before):
                 goes_on = torch.isin(before, own)
-                ended.append((before[~goes_on], _rows(state, ~goes_on)))
-                state = _rows(state, goes_on)
+                stays, ends = (kept.nonzero()[:, 0] for kept in (goes_on, ~goes_on))
+                ended.append((before[ends], rows_at(state, ends)))
+                state = rows_at(state, stays)
             if k > 1:
                 state = _put(between, state) if again else _detached(state)
             run = last if k == len(cut.sequences) else window
@@ -214,10 +210,7 @@ class _Ragged:
         if len(ended) == 1:
             return y, state
         order = torch.cat([sequences for sequences, _ in ended]).argsort()
-        return y, by_leaf(
-            lambda *leaves: torch.cat(leaves).index_select(0, beside(order, leaves[0])),
-            *(states for _, states in ended),
-        )
+        return y, rows_at(by_leaf(lambda *leaves: torch.cat(leaves), *(states for _, states in ended)), order)
 
     def _of_rows(self, rows: Tensor) -> LoDTensor:
         return LoDTensor._make(rows, LoD.trusted(self.levels, len(rows)))
@@ -259,8 +252,3 @@ class _Results:
         if not self.lean:
             return by_leaf(lambda *parts: join(list(parts)), *self.trees)
         return unflatten(self.spec, [of_rows(joined.whole()) for joined in self.joined])
-
-
-def _rows(state: Any, kept: Tensor) -> Any:
-    index = kept.nonzero()[:, 0]
-    return by_leaf(lambda leaf: leaf.index_select(0, beside(index, leaf)), state)

@@ -7,19 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 
 @pytest.fixture(autouse=True)
 def _one_thread(monkeypatch):
-    """Runs take the one thread that tests have, and leave it so: more would wait for each other in turns."""
+    """Runs take the one thread that tests have: more would wait for each other in turns."""
     from benchmarks import __main__ as command
 
     monkeypatch.setattr(command, "THREADS", 1)
-    yield
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

@@ -27,7 +27,7 @@ from benchmarks.work import SIZES, WORKS, Setting, Size, named
 from rich.console import Console
 
 from benchmarks import __main__ as command
-from benchmarks import first_call, goals, harness, memory, page, peers, plot, recurrences, topics
+from benchmarks import child, first_call, goals, harness, memory, page, peers, plot, recurrences, topics
 from covering import few
 from forks import in_a_fork
 
@@ -410,7 +410,7 @@ def forked(command, *, env, **_):
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
 @pytest.mark.parametrize("run", few([subprocess.run, forked], [forked]))
 def test_a_first_call_in_a_new_process(run, monkeypatch, tmp_path):
-    monkeypatch.setattr(first_call, "subprocess", SimpleNamespace(run=run))  # builds run the real one
+    monkeypatch.setattr(child, "subprocess", SimpleNamespace(run=run))  # builds run the real one
     seconds, values = first_call._in_child("min_gru", str(tmp_path))
     assert 0 < seconds < 60
     wanted = Setting(WORKS["min_gru"], first_call.SIZE, ragged=False).target(training=True)
@@ -429,6 +429,6 @@ def test_a_first_call_in_a_new_process(run, monkeypatch, tmp_path):
 )
 def test_a_first_call_that_is_not_right_is_an_error(monkeypatch, tmp_path, status, said, message):
     done = subprocess.CompletedProcess([], status, said, "Traceback:\nKeyError: 'no_such'")
-    monkeypatch.setattr(first_call.subprocess, "run", lambda *_, **__: done)
+    monkeypatch.setattr(child.subprocess, "run", lambda *_, **__: done)
     with pytest.raises(RuntimeError, match=re.escape(message)):
         first_call._in_child("lstm", str(tmp_path))

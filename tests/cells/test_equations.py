@@ -8,7 +8,9 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from outcomes import tensors
 from stepnet import cells
+from stepnet.data.tree import by_leaf, flatten, unflatten
 from stepnet.errors import StepError
 
 ROWS, FEATURES, HIDDEN = 3, 2, 5
@@ -33,21 +35,13 @@ ALL = {
 WITHOUT_RECURRENT_WEIGHTS = ("MinGRU", "MinLSTM")
 
 
-def leaves(tree):
-    return list(tree) if isinstance(tree, tuple) else [tree]
-
-
-def like(tree, flat):
-    return tuple(flat) if isinstance(tree, tuple) else flat[0]
-
-
 def some_state(cell, n=ROWS):
     """A state that a run could have: n of an sLSTM is positive."""
-    state = cell.initial_state(n)
-    flat = [torch.randn_like(leaf) for leaf in leaves(state)]
+    state = by_leaf(torch.randn_like, cell.initial_state(n))
     if isinstance(cell, cells.SLSTM):
-        flat[2] = flat[2].abs() + 0.5
-    return like(state, flat)
+        h, c, n, m = state
+        return h, c, n.abs() + 0.5, m
+    return state
 
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
@@ -58,11 +52,11 @@ def test_equals_torch(name, bias):
     peer = theirs(FEATURES, HIDDEN, bias, **options, dtype=DTYPE)
     peer.load_state_dict(cell.state_dict(), strict=True)
     x, state = torch.randn(ROWS, FEATURES, dtype=DTYPE), some_state(cell)
-    weights = [torch.randn(ROWS, HIDDEN, dtype=DTYPE) for _ in leaves(state)]
+    weights = [torch.randn(ROWS, HIDDEN, dtype=DTYPE) for _ in tensors(state)]
 
     def run(step, parameters):
-        inputs = [v.clone().requires_grad_() for v in (x, *leaves(state))]
-        new = leaves(step(inputs[0], like(state, inputs[1:])))
+        inputs = [v.clone().requires_grad_() for v in (x, *tensors(state))]
+        new = tensors(step(inputs[0], unflatten(flatten(state)[1], inputs[1:])))
         loss = sum((v * w).sum() for v, w in zip(new, weights, strict=True))
         return new, torch.autograd.grad(loss, [*inputs, *parameters])
 
@@ -92,7 +86,7 @@ def test_loads_what_torch_saved(name):
     cell, peer = ours(FEATURES, HIDDEN, **options), theirs(FEATURES, HIDDEN, **options)
     cell.load_state_dict(peer.state_dict(), strict=True)
     x, state = torch.randn(ROWS, FEATURES), some_state(cell)
-    torch.testing.assert_close(leaves(cell(x, state)[1]), leaves(peer(x, state)))
+    torch.testing.assert_close(tensors(cell(x, state)[1]), tensors(peer(x, state)))
 
 
 # The formulas of the papers, one row at a time.
@@ -164,15 +158,15 @@ def test_equals_the_formula(name):
         nn.init.normal_(values)
     x, state = torch.randn(ROWS, FEATURES, dtype=DTYPE), some_state(cell)
     y, new = cell(x, state)
-    found = leaves(new)
+    found = tensors(new)
     if name == "SLSTM":
         h, c, n, m = found
         found = [h, c * m.exp(), n * m.exp()]
     p = {key: values.numpy() for key, values in cell.state_dict().items()}
-    rows = [FORMULAS[name](p, x[b].numpy(), *(s[b].numpy() for s in leaves(state))) for b in range(ROWS)]
+    rows = [FORMULAS[name](p, x[b].numpy(), *(s[b].numpy() for s in tensors(state))) for b in range(ROWS)]
     expected = [torch.tensor(np.stack(column)) for column in zip(*rows, strict=True)]
     torch.testing.assert_close([v.detach() for v in found], expected, rtol=1e-12, atol=1e-12)
-    assert torch.equal(y, leaves(new)[0])
+    assert torch.equal(y, tensors(new)[0])
 
 
 def test_min_lstm_stays_finite_where_both_gates_vanish():
@@ -216,12 +210,12 @@ def test_gradcheck(name):
     state = some_state(cell, 2)
 
     def step(x, *values):
-        given = like(state, values[: len(leaves(state))])
-        named = dict(zip(parameters, values[len(leaves(state)) :], strict=True))
+        given = unflatten(flatten(state)[1], values[: len(tensors(state))])
+        named = dict(zip(parameters, values[len(tensors(state)) :], strict=True))
         y, new = functional_call(cell, named, (x, given))
-        return (y, *leaves(new))
+        return (y, *tensors(new))
 
-    inputs = [torch.randn(2, 1, dtype=DTYPE), *leaves(state), *parameters.values()]
+    inputs = [torch.randn(2, 1, dtype=DTYPE), *tensors(state), *parameters.values()]
     assert torch.autograd.gradcheck(step, [v.detach().requires_grad_() for v in inputs])
 
 
@@ -231,9 +225,9 @@ def test_initial_state_fits_its_cell(name):
     for n in (0, 1, 4):
         state = cell.initial_state(n)
         _, new = cell(torch.zeros(n, FEATURES, dtype=DTYPE), state)
-        assert [(v.shape, v.dtype) for v in leaves(new)] == [(v.shape, v.dtype) for v in leaves(state)]
-        assert all(v.shape == (n, HIDDEN) for v in leaves(state))
-        assert not any(v.requires_grad for v in leaves(state))
+        assert [(v.shape, v.dtype) for v in tensors(new)] == [(v.shape, v.dtype) for v in tensors(state)]
+        assert all(v.shape == (n, HIDDEN) for v in tensors(state))
+        assert not any(v.requires_grad for v in tensors(state))
 
 
 @pytest.mark.parametrize("name", ALL)

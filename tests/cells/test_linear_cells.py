@@ -10,14 +10,16 @@ import pytest
 import torch
 from torch.func import functional_call
 
+from cells.laws import CLOSE, DTYPE, LENGTHS, by_hand, check_autocast
 from covering import few
+from outcomes import gradients, tensors
 from plans import entry_of
 from stepnet import LoDTensor, cells, recurrent
 from stepnet import nn as modules
 from stepnet.data.tree import flatten, unflatten
 from stepnet.errors import StepError
 
-FEATURES, DTYPE = 4, torch.float64
+FEATURES = 4
 CELLS = {
     "RGLRU": lambda **how: cells.RGLRU(FEATURES, **how),
     "RWKVTimeMix": lambda **how: cells.RWKVTimeMix(FEATURES, 0.5, **how),
@@ -29,14 +31,6 @@ CELLS = {
     "GatedDeltaNet": lambda **how: cells.GatedDeltaNet(FEATURES, 6, 2, 4, **how),
     "GLA": lambda **how: cells.GLA(FEATURES, 6, 2, 4, 3, **how),
 }
-LENGTHS = {
-    "unsorted with an empty one": [3, 0, 5, 1],
-    "all of length 1": [1, 1, 1],
-    "batch of one": [4],
-    "all empty": [0, 0],
-    "batch of none": [],
-}
-CLOSE = {"rtol": 0, "atol": 1e-10}
 
 
 def made(name):
@@ -237,27 +231,6 @@ def test_rg_lru_has_a_gradient_where_its_gate_is_zero():
 # --- over sequences
 
 
-def by_hand(cell, sequences, state):
-    ys, finals = [], []
-    leaves, spec = flatten(state)
-    for b, rows in enumerate(sequences):
-        s = unflatten(spec, [leaf[b : b + 1] for leaf in leaves])
-        for t in range(len(rows)):
-            y, s = cell(rows[t : t + 1], s)
-            ys.append(y)
-        finals.append(flatten(s)[0])
-    stacked = [torch.cat(leaf) for leaf in zip(*finals, strict=True)] if finals else leaves
-    return ys, stacked
-
-
-def gradients(outputs, inputs):
-    generator = torch.Generator().manual_seed(3)
-    loss = torch.zeros((), dtype=DTYPE)
-    for output in outputs:
-        loss = loss + (output * torch.randn(output.shape, generator=generator, dtype=DTYPE)).sum()
-    return torch.autograd.grad(loss, inputs, allow_unused=True, materialize_grads=True)
-
-
 BY_HAND = [
     (name, executor)
     for name, executor in itertools.product(CELLS, ("naive", "eager", "c"))
@@ -280,7 +253,7 @@ def test_equals_a_loop_by_hand(name, executor):
         start = cell.initial_state(len(lengths)) if state is None else state
         ys, expected = by_hand(cell, rows.split(lengths) if lengths else (), start)
         joined = torch.cat(ys) if ys else y.values.detach()
-        found = [y.values, *flatten(final)[0]]
+        found = [y.values, *tensors(final)]
         torch.testing.assert_close(found, [joined, *expected], **CLOSE)
         if any(v.requires_grad for v in found):
             torch.testing.assert_close(
@@ -316,15 +289,7 @@ def test_initial_state_fits_its_cell(name):
 
 @pytest.mark.parametrize("name", CELLS)
 def test_under_autocast_the_state_keeps_its_dtype(name):
-    cell = made(name).float()
-    x = LoDTensor.from_lengths(torch.randn(6, FEATURES), [[2, 0, 4]])
-    y, final = recurrent(cell, x)
-    with torch.autocast("cpu", torch.bfloat16):
-        low_y, low_final = recurrent(cell, x)
-    assert {leaf.dtype for leaf in flatten(low_final)[0]} == {torch.float32}
-    torch.testing.assert_close(low_y.values.float(), y.values, rtol=0, atol=0.1)
-    assert not torch.equal(low_y.values.float(), y.values)
-    assert len(flatten(final)[0]) == len(flatten(low_final)[0])
+    check_autocast(made(name).float(), FEATURES, 0.1)
 
 
 # --- parameters

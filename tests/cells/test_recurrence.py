@@ -9,12 +9,14 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
-from stepnet import cells
+from cells.laws import CLOSE, DTYPE, LENGTHS, by_hand, check_autocast
+from outcomes import gradients, tensors, wanting
+from stepnet import cells, set_backend
 from stepnet.api import recurrent
 from stepnet.data.lod import LoDTensor
+from stepnet.data.tree import by_leaf
 
 FEATURES, HIDDEN = 2, 3
-DTYPE = torch.float64
 CELLS = {
     "RNN tanh": lambda: cells.RNN(FEATURES, HIDDEN, dtype=DTYPE),
     "RNN relu": lambda: cells.RNN(FEATURES, HIDDEN, nonlinearity="relu", dtype=DTYPE),
@@ -26,53 +28,11 @@ CELLS = {
     "MinGRU": lambda: cells.MinGRU(FEATURES, HIDDEN, dtype=DTYPE),
     "MinLSTM": lambda: cells.MinLSTM(FEATURES, HIDDEN, dtype=DTYPE),
 }
-LENGTHS = {
-    "unsorted with an empty one": [3, 0, 5, 1],
-    "all of length 1": [1, 1, 1],
-    "batch of one": [4],
-    "all empty": [0, 0],
-    "batch of none": [],
-}
-CLOSE = {"rtol": 0, "atol": 1e-10}
-
-
-def leaves(tree):
-    return list(tree) if isinstance(tree, tuple) else [tree]
-
-
-def like(tree, flat):
-    return tuple(flat) if isinstance(tree, tuple) else flat[0]
 
 
 def some_state(cell, n):
     """A state that a run could have: n of an sLSTM is above zero."""
-    state = cell.initial_state(n)
-    return like(state, [torch.rand_like(leaf) + 0.5 for leaf in leaves(state)])
-
-
-def by_hand(cell, sequences, state, reverse=False):
-    """y of every sequence and its final state: one sequence at a time, one row at a time."""
-    ys, finals = [], []
-    for b, rows in enumerate(sequences):
-        s = like(state, [leaf[b : b + 1] for leaf in leaves(state)])
-        y = [None] * len(rows)
-        for t in reversed(range(len(rows))) if reverse else range(len(rows)):
-            y[t], s = cell(rows[t : t + 1], s)
-        ys.append(torch.cat(y) if y else rows.new_zeros(0, HIDDEN))
-        finals.append(leaves(s))
-    stacked = [torch.cat(leaf) for leaf in zip(*finals, strict=True)] if finals else leaves(state)
-    return ys, like(state, stacked)
-
-
-def gradients(outputs, inputs):
-    """Of a sum of all outputs, each number with a weight of its own; zeros where none depends on an input."""
-    generator = torch.Generator().manual_seed(3)
-    loss = torch.zeros((), dtype=DTYPE)
-    for output in outputs:
-        loss = loss + (output * torch.randn(output.shape, generator=generator, dtype=DTYPE)).sum()
-    if not loss.requires_grad:
-        return [torch.zeros_like(v) for v in inputs]
-    return list(torch.autograd.grad(loss, inputs, allow_unused=True, materialize_grads=True))
+    return by_leaf(lambda leaf: torch.rand_like(leaf) + 0.5, cell.initial_state(n))
 
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
@@ -84,8 +44,8 @@ def test_ragged_equals_a_hand_loop(name, lengths, given, reverse):
     values = torch.randn(sum(lengths), FEATURES, dtype=DTYPE, requires_grad=True)
     h0 = None if given == "no h0" else some_state(cell, n)
     if given == "h0 with grad":
-        h0 = like(h0, [leaf.requires_grad_() for leaf in leaves(h0)])
-    inputs = [values, *cell.parameters(), *(leaves(h0) if given == "h0 with grad" else [])]
+        h0 = wanting(h0)
+    inputs = [values, *cell.parameters(), *(tensors(h0) if given == "h0 with grad" else [])]
 
     y, final = recurrent(cell, LoDTensor.from_lengths(values, [lengths]), h0, reverse=reverse)
     assert y.lengths().tolist() == lengths
@@ -94,31 +54,31 @@ def test_ragged_equals_a_hand_loop(name, lengths, given, reverse):
 
     for b in range(n):
         torch.testing.assert_close(y[b], ys[b], **CLOSE)
-    torch.testing.assert_close(leaves(final), leaves(expected), **CLOSE)
-    found = gradients([y.values, *leaves(final)], inputs)
+    torch.testing.assert_close(tensors(final), expected, **CLOSE)
+    found = gradients([y.values, *tensors(final)], inputs)
     joined = torch.cat(ys) if n else y.values.detach()
-    torch.testing.assert_close(found, gradients([joined, *leaves(expected)], inputs), **CLOSE)
+    torch.testing.assert_close(found, gradients([joined, *expected], inputs), **CLOSE)
     if sum(lengths) and name != "RNN relu":  # its few units may all be off
         assert found[0].any()
 
 
-@pytest.mark.parametrize("backend", ["auto"], indirect=True)
 @pytest.mark.parametrize("name", CELLS)
-def test_compiled_equals_a_hand_loop(name, backend):
+def test_compiled_equals_a_hand_loop(name):
     """The same step, whatever runs it: first on real sequences, then on what has no rows."""
+    set_backend("auto")
     cell = CELLS[name]()
     for lengths, reverse in itertools.product(LENGTHS.values(), (False, True)):
         n = len(lengths)
         values = torch.randn(sum(lengths), FEATURES, dtype=DTYPE, requires_grad=True)
         h0 = some_state(cell, n)
-        h0 = like(h0, [leaf.requires_grad_() for leaf in leaves(h0)])
-        inputs = [values, *cell.parameters(), *leaves(h0)]
+        h0 = wanting(h0)
+        inputs = [values, *cell.parameters(), *tensors(h0)]
         y, final = recurrent(cell, LoDTensor.from_lengths(values, [lengths]), h0, reverse=reverse)
         ys, expected = by_hand(cell, values.split(lengths) if n else (), h0, reverse)
         joined = torch.cat(ys) if n else y.values.detach()
-        torch.testing.assert_close([y.values, *leaves(final)], [joined, *leaves(expected)], **CLOSE)
-        found = gradients([y.values, *leaves(final)], inputs)
-        torch.testing.assert_close(found, gradients([joined, *leaves(expected)], inputs), **CLOSE)
+        torch.testing.assert_close([y.values, *tensors(final)], [joined, *expected], **CLOSE)
+        found = gradients([y.values, *tensors(final)], inputs)
+        torch.testing.assert_close(found, gradients([joined, *expected], inputs), **CLOSE)
 
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
@@ -128,17 +88,17 @@ def test_dense_equals_a_hand_loop(name, axis, n, reverse):
     cell = CELLS[name]()
     shape = (4, n, FEATURES) if axis == 0 else (n, 4, FEATURES)
     x = torch.randn(shape, dtype=DTYPE, requires_grad=True)
-    h0 = like(cell.initial_state(n), [leaf.requires_grad_() for leaf in leaves(some_state(cell, n))])
-    inputs = [x, *leaves(h0), *cell.parameters()]
+    h0 = wanting(some_state(cell, n))
+    inputs = [x, *tensors(h0), *cell.parameters()]
 
     y, final = recurrent(cell, x, h0, axis=axis, reverse=reverse)
     ys, expected = by_hand(cell, x.unbind(1 - axis), h0, reverse)
     joined = torch.stack(ys, 1 - axis) if n else y.detach()
     assert y.shape == (*shape[:2], HIDDEN)
     torch.testing.assert_close(y, joined, **CLOSE)
-    torch.testing.assert_close(leaves(final), leaves(expected), **CLOSE)
-    found = gradients([y, *leaves(final)], inputs)
-    torch.testing.assert_close(found, gradients([joined, *leaves(expected)], inputs), **CLOSE)
+    torch.testing.assert_close(tensors(final), expected, **CLOSE)
+    found = gradients([y, *tensors(final)], inputs)
+    torch.testing.assert_close(found, gradients([joined, *expected], inputs), **CLOSE)
 
 
 PEERS = {
@@ -160,31 +120,24 @@ def test_ragged_equals_torch_on_a_packed_sequence(name, given, lengths):
     values = torch.randn(sum(lengths), FEATURES, dtype=DTYPE, requires_grad=True)
     h0 = None if given == "no h0" else some_state(cell, len(lengths))
     if given == "h0 with grad":
-        h0 = like(h0, [leaf.requires_grad_() for leaf in leaves(h0)])
-    inputs = [values, *(leaves(h0) if given == "h0 with grad" else [])]
+        h0 = wanting(h0)
+    inputs = [values, *(tensors(h0) if given == "h0 with grad" else [])]
 
     y, final = recurrent(cell, LoDTensor.from_lengths(values, [lengths]), h0)
-    found = gradients([y.values, *leaves(final)], [*inputs, *cell.parameters()])
+    found = gradients([y.values, *tensors(final)], [*inputs, *cell.parameters()])
 
     packed = pack_sequence(values.split(lengths), enforce_sorted=False)
-    hx = None if h0 is None else like(h0, [leaf[None] for leaf in leaves(h0)])
+    hx = None if h0 is None else by_leaf(lambda leaf: leaf[None], h0)
     out, last = peer(packed, hx)
     rows = torch.cat(unpack_sequence(out))
-    states = [leaf[0] for leaf in leaves(last)]
+    states = [leaf[0] for leaf in tensors(last)]
     expected = gradients([rows, *states], [*inputs, *peer.parameters()])
 
     torch.testing.assert_close(y.values, rows, **CLOSE)
-    torch.testing.assert_close(leaves(final), states, **CLOSE)
+    torch.testing.assert_close(tensors(final), states, **CLOSE)
     torch.testing.assert_close(found, expected, **CLOSE)
 
 
 @pytest.mark.parametrize("name", CELLS)
 def test_under_autocast_the_state_keeps_its_dtype(name):
-    cell = CELLS[name]().float()
-    x = LoDTensor.from_lengths(torch.randn(6, FEATURES), [[2, 0, 4]])
-    y, final = recurrent(cell, x)
-    with torch.autocast("cpu", torch.bfloat16):
-        low_y, low_final = recurrent(cell, x)
-    assert [leaf.dtype for leaf in leaves(low_final)] == [torch.float32] * len(leaves(final))
-    torch.testing.assert_close(low_y.values.float(), y.values, rtol=0, atol=0.03)
-    assert not torch.equal(low_y.values.float(), y.values)
+    check_autocast(CELLS[name]().float(), FEATURES, 0.03)

@@ -253,10 +253,7 @@ def test_autocast_grad_mode_and_default_dtype_are_seen(captures):
         low, _ = recurrent(step, x, torch.zeros(2, D), backend="naive")
     assert not torch.equal(low.values.float(), plain.values)
     torch.set_default_dtype(torch.float64)
-    try:
-        y, _ = recurrent(step, x.double(), torch.zeros(2, D), backend="eager")
-    finally:
-        torch.set_default_dtype(torch.float32)
+    y, _ = recurrent(step, x.double(), torch.zeros(2, D), backend="eager")
     assert y.values.dtype is torch.float64
     torch.testing.assert_close(y.values.float(), plain.values)
 

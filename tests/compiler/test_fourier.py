@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
+from outcomes import as_the_plain_loop
 from stepnet import LoDTensor, explain, recurrent
-from stepnet.executors.base import Backend
 from torch_since import torch_since
 
 N = 6
@@ -42,20 +40,11 @@ def of_several_dimensions(x: Tensor, h: Tensor) -> tuple[tuple[Tensor, ...], Ten
     return (few.flatten(1), down), h
 
 
-def outcome(backend: Backend, transformed: Any = transformed) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(4, N, dtype=torch.float64, generator=generator).requires_grad_()
-    h = torch.randn(3, N, dtype=torch.float64, generator=generator).requires_grad_()
-    y, final = recurrent(transformed, LoDTensor.from_lengths(x, [[3, 0, 1]]), h, backend=backend)
-    results = [*(leaf.values for leaf in y), final]
-    total = torch.cat([(r * r.detach().cos()).flatten() for r in results]).sum()
-    return [*results, *torch.autograd.grad(total, [x, h, W])]
-
-
 @torch_since("2.10", "its FFT fails on a few rows")
 def test_transforms_are_products():
     for step in (transformed, of_several_dimensions):
-        torch.testing.assert_close(outcome("c", step), outcome("naive", step), rtol=1e-9, atol=1e-11)
+        x, h = (torch.randn(n, N, dtype=torch.float64, requires_grad=True) for n in (4, 3))
+        as_the_plain_loop(step, LoDTensor.from_lengths(x, [[3, 0, 1]]), h, weights=[W], atol=1e-11)
 
 
 def test_long_ones_are_left_to_the_plain_loop():

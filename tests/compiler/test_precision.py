@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import threading
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from torch.nn import functional as F
 
 from stepnet import LoDTensor, cells, explain, recurrent
 from stepnet.data.tree import flatten
+from threads import at_once
 
 LOWER = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 CELLS = ["LSTM", "GRU", "RNN", "PeepholeLSTM", "MinGRU", "SLSTM", "LayerNormLSTM"]
@@ -241,12 +241,7 @@ def test_backward_under_and_outside_of_autocast_twice_and_from_a_thread():
         y, _ = recurrent(cell, x, backend="c")
         inside = torch.autograd.grad(y.sum(), list(cell.parameters()), retain_graph=True)
     outside = torch.autograd.grad(y.sum(), list(cell.parameters()), retain_graph=True)
-    found = []
-    worker = threading.Thread(
-        target=lambda: found.extend(torch.autograd.grad(y.sum(), list(cell.parameters())))
-    )
-    worker.start()
-    worker.join()
+    (found,) = at_once(lambda _: torch.autograd.grad(y.sum(), list(cell.parameters())), 1)
     for a, b, c in zip(inside, outside, found, strict=True):
         assert a.dtype == torch.float32
         assert torch.equal(a, b)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import threading
 import warnings
 from functools import partial
 
@@ -12,12 +10,14 @@ import torch
 from torch import nn
 
 from covering import few
+from forks import in_a_fork
 from plans import BACKENDS
 from stepnet import cells
 from stepnet.api import Recurrent, recurrent
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import SlowPathWarning, StepError, Unsupported
 from stepnet.testing import check_step
+from threads import at_once
 
 DTYPE = torch.float64
 F_IN, H = 2, 3
@@ -177,8 +177,7 @@ def test_generated_c_takes_autocast_with_the_dtypes_of_the_plain_loop():
     with torch.autocast("cpu", torch.bfloat16):
         y, final = recurrent(cell, x, backend="c")
         expected, expected_final = recurrent(cell, x, backend="naive")
-    for a, b in zip((y.values, *final), (expected.values, *expected_final), strict=True):
-        torch.testing.assert_close(a, b, rtol=0.02, atol=0.02)
+    torch.testing.assert_close((y.values, *final), (expected.values, *expected_final), rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -214,40 +213,27 @@ def test_four_threads_at_once(backend):
     state = [torch.randn(4, 4, dtype=DTYPE) for _ in range(2)]
     expected = [recurrent(cell, x, tuple(state), backend="naive")[0].values for x in inputs]
     grads = [torch.autograd.grad(y.sum(), x.values)[0] for y, x in zip(expected, inputs, strict=True)]
-    failures = []
-    gate = threading.Barrier(4)
 
     def work(i):
-        try:
-            gate.wait(timeout=60)
-            for _ in range(10):
-                y, _ = recurrent(cell, inputs[i], tuple(state), backend=backend)
-                torch.testing.assert_close(y.values, expected[i], rtol=0, atol=1e-12)
-                (grad,) = torch.autograd.grad(y.values.sum(), inputs[i].values)
-                torch.testing.assert_close(grad, grads[i], rtol=0, atol=1e-10)
-        except Exception as error:
-            failures.append(error)
+        for _ in range(10):
+            y, _ = recurrent(cell, inputs[i], tuple(state), backend=backend)
+            torch.testing.assert_close(y.values, expected[i], rtol=0, atol=1e-12)
+            (grad,) = torch.autograd.grad(y.values.sum(), inputs[i].values)
+            torch.testing.assert_close(grad, grads[i], rtol=0, atol=1e-10)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=120)
-    assert not any(thread.is_alive() for thread in threads)
-    assert failures == []
+    at_once(work)
 
 
 def _waves(x, s):
     return torch.sin(x) + s, torch.cos(s + x)
 
 
-def _in_child(connection, cell, values, backend):
+def _in_child(cell, values, backend):
     x = LoDTensor.from_lengths(values.requires_grad_(), [[2, 0, 3]])
     y, h = recurrent(cell, x, backend=backend)
     (grad,) = torch.autograd.grad(y.values.sum() + h.sum(), x.values)
     fresh, _ = recurrent(_waves, x, values[:3] * 0, backend=backend)
-    connection.send([t.detach().numpy() for t in (y.values, h, grad, fresh.values)])
-    connection.close()
+    return [t.detach().numpy() for t in (y.values, h, grad, fresh.values)]
 
 
 @pytest.mark.parametrize("backend", COMPILED)
@@ -256,22 +242,8 @@ def test_fork_after_use(backend):
     cell, x = cell_of(), rows()
     y, h = recurrent(cell, x, backend=backend)
     (grad,) = torch.autograd.grad(y.values.sum() + h.sum(), x.values)
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)  # torch's own operators do not survive a fork with threads
-    try:
-        child = context.Process(target=_in_child, args=(theirs, cell, x.values.detach(), backend))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python 3.12 warns of forks beside threads
-            child.start()
-        theirs.close()
-        assert ours.poll(120), "the child did not answer"
-        found = ours.recv()
-        child.join(30)
-    finally:
-        torch.set_num_threads(threads)
-    assert child.exitcode == 0
+    found = in_a_fork(_in_child, cell, x.values.detach(), backend)
     values = x.values.detach()
     fresh, _ = recurrent(_waves, x, values[:3] * 0, backend="naive")
     for got, expected in zip(found, (y.values, h, grad, fresh.values), strict=True):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
-import threading
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from stepnet import LoDTensor, get_backend, set_backend
+from saved_modules import plain_loops
+from stepnet import LoDTensor
 from stepnet.decode import beam_search, blocks, greedy
 from stepnet.errors import StepError
+from threads import at_once
 
 V, H, EOS, BOS = 7, 5, 6, 0
 
@@ -37,12 +38,8 @@ def a_state(rows: int) -> tuple[Tensor, Tensor]:
 
 
 def plainly(*args: Any, by: Any = greedy, **how: Any) -> tuple[LoDTensor, Any]:
-    before = get_backend()
-    set_backend("naive")
-    try:
+    with plain_loops():
         return by(*args, **how)
-    finally:
-        set_backend(before)
 
 
 def same(found: tuple[LoDTensor, Tensor], expected: tuple[LoDTensor, Tensor]) -> None:
@@ -140,14 +137,8 @@ def test_what_is_wrong_is_told_as_by_the_plain_loop():
 def test_from_several_threads():
     step, state = Speaker(), a_state(4)
     how = {"bos": BOS, "eos": EOS, "max_length": 30}
-    expected, found = plainly(step, state, **how), []
-    threads = [threading.Thread(target=lambda: found.append(greedy(step, state, **how))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 3
-    for one in found:
+    expected = plainly(step, state, **how)
+    for one in at_once(lambda _: greedy(step, state, **how)):
         same(one, expected)
 
 

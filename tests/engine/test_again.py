@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import random
-import threading
 import weakref
 from typing import Any
 
@@ -18,6 +17,7 @@ from stepnet import LoDTensor, cells, recurrent
 from stepnet.engine import again, alike, plans
 from stepnet.engine.walked import unchanged_step
 from stepnet.errors import SlowPathWarning, StepError
+from threads import at_once
 
 F, H, B = 3, 4, 2
 D = torch.float64
@@ -341,20 +341,13 @@ def test_from_threads():
     cell, x = Cell(), inputs(ragged=True)
     with torch.no_grad():
         expected = recurrent(cell, x, backend="naive")[0].values
-    wrong = []
 
-    def work():
+    def work(_):
         with torch.no_grad():
             for _ in range(50):
-                if not torch.allclose(recurrent(cell, x, backend="c")[0].values, expected):
-                    wrong.append(1)
+                assert torch.allclose(recurrent(cell, x, backend="c")[0].values, expected)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    at_once(work)
 
 
 def test_no_step_is_kept_alive():

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import stepnet
+from outcomes import same
 from stepnet import LoDTensor, recurrent
 from stepnet.executors.loop import PreparedLoop
+from threads import at_once
 
 LENGTHS = [3, 0, 1, 5]
 
@@ -134,10 +136,7 @@ def test_penalties(way: Callable[..., list[Any]], loss: Callable[..., Tensor], a
         results = checkpoint(model, x, h, backend, use_reentrant=False) if again else model(x, h, backend)
         return way(model, x, h, loss(*results), [x, h, *model.parameters()])
 
-    for a, b in zip(found("c"), found("naive"), strict=True):
-        assert (a is None) == (b is None)
-        if a is not None:
-            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    same(found("c"), found("naive"), atol=1e-9)
 
 
 def test_hooks_see_what_they_saw() -> None:
@@ -151,10 +150,7 @@ def test_hooks_see_what_they_saw() -> None:
         seen += torch.autograd.grad(g.square().sum(), [y.values, model.u], allow_unused=True)
         return seen
 
-    for a, b in zip(found("c"), found("naive"), strict=True):
-        assert (a is None) == (b is None)
-        if a is not None:
-            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    same(found("c"), found("naive"), atol=1e-9)
 
 
 def test_one_backward_loop_gives_both_parts() -> None:
@@ -175,21 +171,8 @@ def test_one_backward_loop_gives_both_parts() -> None:
 
 
 def test_second_gradients_from_threads() -> None:
-    from threading import Thread
-
     model, x, h = made()
     (g,) = torch.autograd.grad(curved(*model(x, h, "c")), [x], create_graph=True)
     expected = torch.autograd.grad(g.square().sum(), [model.w, x], retain_graph=True)
-    found: list[Any] = []
-
-    def work() -> None:
-        found.append(torch.autograd.grad(g.square().sum(), [model.w, x], retain_graph=True))
-
-    threads = [Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 4
-    for one in found:
+    for one in at_once(lambda _: torch.autograd.grad(g.square().sum(), [model.w, x], retain_graph=True)):
         torch.testing.assert_close(one, expected)

@@ -9,7 +9,6 @@ import os
 import stat
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from forks import Fork, in_a_fork
 from stepnet.errors import BuildError
 from stepnet.executors import cache_folder
 from stepnet.executors.c import build as c_build
+from threads import at_once
 
 needs_compiler = pytest.mark.skipif(c_build.available() is not None, reason=f"{c_build.available()}")
 ANSWER = "void answer(int64_t *x) { *x = 42; }"
@@ -328,13 +328,7 @@ def test_threads_share_one_build(tmp_path, monkeypatch):
         tmp_path / "slow-cc", f'case "$*" in *-shared*) echo x >> {count}; sleep 0.3;; esac; exec {real} "$@"'
     )
     monkeypatch.setenv("CC", str(slow))
-    found: list[c_build.Library] = []
-    threads = [threading.Thread(target=lambda: found.append(c_build.build(_source()))) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 6
+    found = at_once(lambda _: c_build.build(_source()), 6)
     assert len({id(library) for library in found}) == 1
     assert count.read_text() == "x\n"
 

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import stepnet
+from outcomes import outcome, same
 from stepnet.errors import StepIndexError, Unsupported
 from stepnet.executors.c import build as c_build
 
@@ -23,17 +24,9 @@ def weights(*shapes, dtype=torch.float64):
 
 def agree(step, x, state, wanted, rtol=1e-12, backend="c", reverse=False):
     """Values and gradients as the plain loop has them; whole numbers to the last."""
-    found = []
-    for name in (backend, "naive"):
-        y, final = stepnet.recurrent(step, x, state, backend=name, reverse=reverse)
-        out = [t.values if isinstance(t, stepnet.LoDTensor) else t for t in (*y, *final)]
-        loss = sum((t * torch.linspace(-1, 2, t.numel(), dtype=t.dtype).view_as(t)).sum()
-                   for t in out if t.is_floating_point())  # fmt: skip
-        found.append((out, torch.autograd.grad(loss, wanted) if wanted else []))
-    for a, b in zip(*(out for out, _ in found), strict=True):
-        torch.testing.assert_close(a, b, rtol=rtol, atol=rtol)
-    for a, b in zip(*(gradients for _, gradients in found), strict=True):
-        torch.testing.assert_close(a, b, rtol=100 * rtol, atol=100 * rtol)
+    ours, plain = (outcome(step, x, state, by, weights=wanted, reverse=reverse) for by in (backend, "naive"))
+    same(ours[0], plain[0], rtol, rtol)
+    same(ours[1], plain[1], 100 * rtol, 100 * rtol)
 
 
 @pytest.mark.parametrize("reverse", [False, True])

@@ -35,12 +35,8 @@ def run():
 def test_sums_over_rows(run, rows, k, n, parts, threads, seed):
     torch.manual_seed(seed)
     a, b = torch.randn(rows, k + 3)[:, 2 : k + 2], torch.randn(rows, n + 1)[:, :n]
-    before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    try:
-        found = c_over_rows._by_tiles(run, a, b, rows, parts)
-    finally:
-        torch.set_num_threads(before)
+    found = c_over_rows._by_tiles(run, a, b, rows, parts)
     assert found.untyped_storage().nbytes() == k * n * 4  # a gradient keeps nothing else alive
     exact, sizes = a.double().t() @ b.double(), a.double().abs().t() @ b.double().abs()
     assert ((found - exact).abs() <= {2: 2.0**-15.9, 3: 2.0**-20}[parts] * sizes).all()
@@ -63,13 +59,9 @@ def test_gradients_of_weights(precision):
     found.load_state_dict(wanted.state_dict())
     x = torch.randn(40, 20, 128)
     wanted.double()(x.double())[0].square().sum().backward()
-    before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
-    try:
-        for _ in range(2):  # gradients accumulate
-            found(x)[0].square().sum().backward()
-    finally:
-        torch.set_float32_matmul_precision(before)
+    for _ in range(2):  # gradients accumulate
+        found(x)[0].square().sum().backward()
     near = {"highest": 1e-6, "high": 1e-4, "medium": 3e-2}[precision]
     for (name, mine), theirs in zip(found.named_parameters(), wanted.parameters(), strict=True):
         off = (mine.grad.double() - 2 * theirs.grad).abs().max() / theirs.grad.abs().max()

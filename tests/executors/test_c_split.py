@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from c_programs import NOTHING, WIDE, Rows, can_emulate_tiles, run_sanitized
 from stepnet.executors.c import build as c_build
 from stepnet.executors.c.products import BY_DTYPE, BY_SUFFIX, common, cpu, paired, precision, split
 from stepnet.executors.exactness import exact_products
+from threads import at_once
 
 OPTIMISED = False
 FLOAT = BY_DTYPE["float32"]
@@ -198,9 +198,7 @@ def machine(monkeypatch):
         monkeypatch.setattr(precision, "has_tiles", lambda: tiles)
         monkeypatch.setattr(precision, "has_pairs", lambda: pairs)
 
-    before = torch.get_float32_matmul_precision()
-    yield has
-    torch.set_float32_matmul_precision(before)
+    return has
 
 
 @pytest.mark.parametrize(
@@ -232,7 +230,6 @@ def test_an_lstm_obeys_the_switch_from_call_to_call(machine):
         torch.set_float32_matmul_precision(name)
         found.setdefault(name, []).append(outputs())
     wanted = outputs("naive")
-    stepnet.set_backend("auto")
     torch.testing.assert_close(found["highest"][0], wanted)
     torch.testing.assert_close(found["medium"][0], wanted, rtol=0.1, atol=0.1)
     for first, second in found.values():
@@ -246,11 +243,7 @@ def test_where_results_are_compared_all_is_asked_for(machine):
     torch.set_float32_matmul_precision("medium")
     with exact_products():
         assert precision.float_parts() == 3
-        asked = []
-        thread = threading.Thread(target=lambda: asked.append(precision.float_parts()))
-        thread.start()
-        thread.join()
-    assert asked == [1]
+        assert at_once(lambda _: precision.float_parts(), 1) == [1]
     assert precision.float_parts() == 1
 
 

@@ -6,7 +6,6 @@ import ctypes
 import os
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ import torch
 
 from stepnet.executors.c import build as c_build
 from stepnet.executors.c import threads as c_threads
+from threads import at_once
 
 pytestmark = pytest.mark.skipif(
     c_build.available() is not None, reason=f"no C compiler: {c_build.available()}"
@@ -106,15 +106,11 @@ def test_from_four_python_threads_at_once(library, kind):
     tables = [np.zeros(16, np.int64) for _ in range(4)]
     pool = _pool(kind, 2)
 
-    def work(counts: np.ndarray) -> None:
+    def work(k: int) -> None:
         for _ in range(200):
-            _call(library, "count", pool, 16, counts, 20)
+            _call(library, "count", pool, 16, tables[k], 20)
 
-    threads = [threading.Thread(target=work, args=(counts,)) for counts in tables]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(work)
     assert [counts.tolist() for counts in tables] == [[200] * 16] * 4
 
 

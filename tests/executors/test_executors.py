@@ -14,6 +14,7 @@ from numpy_executor import Numpy
 from plans import entry_of
 from stepnet import cells
 from stepnet.data.lod import LoDTensor
+from stepnet.data.tree import by_leaf
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.registry import AUTO, register, tried, unregister
 from stepnet.testing import FLOAT32, FLOAT64, LENGTHS, check_step, poisoned
@@ -70,18 +71,12 @@ def boot(cell, n, dtype=DTYPE):
         return (0.5 + torch.rand(t.shape, dtype=dtype)).requires_grad_() if t.is_floating_point() else t
 
     zeros = cell.initial_state(n) if hasattr(cell, "initial_state") else nested_zeros(cell, n, dtype)
-    return nested(leaf, zeros)
+    return by_leaf(leaf, zeros)
 
 
 def nested_zeros(cell, n, dtype):
     zeros = torch.zeros(n, HIDDEN, dtype=dtype)
     return (zeros, zeros) if isinstance(cell, nn.LSTMCell) else zeros
-
-
-def nested(fn, tree):
-    if isinstance(tree, dict):
-        return {k: nested(fn, v) for k, v in tree.items()}
-    return tuple(nested(fn, v) for v in tree) if isinstance(tree, tuple) else fn(tree)
 
 
 # Cells that are made of others, or wrapped, meet the lengths that differ most.
@@ -216,13 +211,9 @@ def test_long_sequences_and_short_ones():
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_threads(threads):
     cell = cell_of("LSTM")
-    before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    try:
-        for lengths in ((4, 0, 2, 5), (3,), (2, 2)):
-            check_step(cell, rows_of(lengths), boot(cell, len(lengths)), backend="c")
-    finally:
-        torch.set_num_threads(before)
+    for lengths in ((4, 0, 2, 5), (3,), (2, 2)):
+        check_step(cell, rows_of(lengths), boot(cell, len(lengths)), backend="c")
 
 
 @pytest.mark.parametrize("name", ["LSTM", "LayerNormLSTM", "GRU with dropout masks"])

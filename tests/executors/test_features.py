@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 import stepnet
+from outcomes import as_the_plain_loop, wanting
 from stepnet import LoDTensor, cells
+from stepnet.data.tree import by_leaf
 from stepnet.engine import plans
 from stepnet.errors import BuildError
 from stepnet.executors.c import scan as c_scan
@@ -77,10 +79,8 @@ STATIC = {"per sequence": 24}
 
 @pytest.fixture(params=[2, 3], ids=lambda n: f"{n} threads")
 def threads(request):
-    before = torch.get_num_threads()
     torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
+    return request.param
 
 
 @pytest.fixture
@@ -101,26 +101,11 @@ def shared_out(monkeypatch):
     plans.forget()
 
 
-def results(step, x, state, static, backend):
-    rows = x.values.detach().requires_grad_()
-    boot = [leaf.detach().requires_grad_() for leaf in state]
-    static = None if static is None else static.detach().requires_grad_()
-    how = {} if static is None else {"static": static}
-    given = boot[0] if len(boot) == 1 else tuple(boot)
-    y, final = stepnet.recurrent(step, x.with_values(rows), given, backend=backend, **how)
-    final = [final] if isinstance(final, torch.Tensor) else list(final)
-    loss = y.values.square().sum() + sum(s.cos().sum() for s in final)
-    weights = list(step.parameters()) if isinstance(step, nn.Module) else []
-    wanted = [rows, *boot, *weights, *([] if static is None else [static])]
-    return [y.values, *final, *torch.autograd.grad(loss, wanted, materialize_grads=True)]
-
-
 def state_of(name, n):
     step = STEPS[name]
     if name == "per sequence":
-        return [torch.randn(n, 24, dtype=DTYPE)]
-    state = step.initial_state(n)
-    return [torch.randn_like(leaf) for leaf in ((state,) if isinstance(state, torch.Tensor) else state)]
+        return torch.randn(n, 24, dtype=DTYPE)
+    return by_leaf(torch.randn_like, step.initial_state(n))
 
 
 @pytest.mark.covering(2)
@@ -132,9 +117,7 @@ def test_numbers_do_not_depend_on_who_makes_them(name, lengths, threads, shared_
     x = LoDTensor.from_lengths(torch.randn(sum(counts), F, dtype=DTYPE), [counts])
     state = state_of(name, len(counts))
     static = torch.randn(len(counts), 24, dtype=DTYPE) if name in STATIC else None
-    plain, shared = (results(STEPS[name], x, state, static, backend) for backend in ("naive", "c"))
-    for a, b in zip(shared, plain, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+    as_the_plain_loop(STEPS[name], *wanting((x, state)), rtol=1e-10, static=wanting(static))
     if sum(counts):
         # [4] is less than a line; columns that features share get a gradient of both
         fewer = {"heads": [threads, 1, 1, threads], "crossed": [threads, 1]}
@@ -144,19 +127,15 @@ def test_numbers_do_not_depend_on_who_makes_them(name, lengths, threads, shared_
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -0.0])
 def test_what_is_not_finite_stays_in_its_feature(bad, shared_out):
-    before = torch.get_num_threads()
     torch.set_num_threads(2)
-    try:
-        cell = STEPS["minGRU"]
-        x = torch.randn(40, 1, F, dtype=DTYPE)
-        state = torch.zeros(1, 37, dtype=DTYPE)
-        state[0, 30] = bad
-        (y, h), (plain, last) = (stepnet.recurrent(cell, x, state, backend=b) for b in ("c", "naive"))
-        torch.testing.assert_close((y, h), (plain, last), rtol=1e-12, atol=1e-12, equal_nan=True)
-        assert y[:, :, :30].isfinite().all()
-        assert shared_out[-1] == 2
-    finally:
-        torch.set_num_threads(before)
+    cell = STEPS["minGRU"]
+    x = torch.randn(40, 1, F, dtype=DTYPE)
+    state = torch.zeros(1, 37, dtype=DTYPE)
+    state[0, 30] = bad
+    (y, h), (plain, last) = (stepnet.recurrent(cell, x, state, backend=b) for b in ("c", "naive"))
+    torch.testing.assert_close((y, h), (plain, last), rtol=1e-12, atol=1e-12, equal_nan=True)
+    assert y[:, :, :30].isfinite().all()
+    assert shared_out[-1] == 2
 
 
 def test_code_that_is_not_built_is_told_of(shared_out, monkeypatch):
@@ -169,32 +148,25 @@ def test_code_that_is_not_built_is_told_of(shared_out, monkeypatch):
         return write(loop, region, name)
 
     monkeypatch.setattr(c_scan, "write", without_room)
-    before = torch.get_num_threads()
     torch.set_num_threads(2)
     plans.forget()
-    try:
-        x, cell = torch.randn(40, 1, F, dtype=DTYPE), STEPS["minGRU"]
-        with torch.no_grad(), pytest.warns(RuntimeWarning, match="runs on one thread.*\n.*no room"):
-            y, _ = stepnet.recurrent(cell, x, backend="c")
-        torch.testing.assert_close(y, stepnet.recurrent(cell, x, backend="naive")[0])
-        assert set(shared_out) == {1}
-    finally:
-        torch.set_num_threads(before)
-        plans.forget()
+    x, cell = torch.randn(40, 1, F, dtype=DTYPE), STEPS["minGRU"]
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="runs on one thread.*\n.*no room"):
+        y, _ = stepnet.recurrent(cell, x, backend="c")
+    torch.testing.assert_close(y, stepnet.recurrent(cell, x, backend="naive")[0])
+    assert set(shared_out) == {1}
+    plans.forget()
 
 
 def test_a_long_sequence_is_the_one_of_one_thread():
     """As it is chosen: one long sequence, two threads; and the call after with one thread again."""
-    cell, before, found = cells.MinGRU(8, 64), torch.get_num_threads(), []
+    cell, found = cells.MinGRU(8, 64), []
     x = torch.randn(3000, 1, 8)
-    try:
-        for threads in (1, 2, 1):
-            torch.set_num_threads(threads)
-            rows = x.detach().requires_grad_()
-            y, h = stepnet.recurrent(cell, rows, backend="c")
-            found.append((y, h, *torch.autograd.grad(y.sin().sum() + h.sum(), [rows, *cell.parameters()])))
-    finally:
-        torch.set_num_threads(before)
+    for threads in (1, 2, 1):
+        torch.set_num_threads(threads)
+        rows = x.detach().requires_grad_()
+        y, h = stepnet.recurrent(cell, rows, backend="c")
+        found.append((y, h, *torch.autograd.grad(y.sin().sum() + h.sum(), [rows, *cell.parameters()])))
     for other in found[1:]:  # gradients of weights are sums of 3000 rows, in another order
         for a, b in zip(other, found[0], strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6 * float(b.detach().abs().max()))
@@ -240,17 +212,13 @@ def elsewhere(x, state):
 
 @pytest.mark.parametrize("step", [coupled, summed, elsewhere], ids=lambda step: step.__name__)
 def test_features_that_meet_are_not_shared_out(step, shared_out):
-    before = torch.get_num_threads()
     torch.set_num_threads(2)
-    try:
-        state = torch.zeros(1, 32, dtype=DTYPE)
-        state = (state, state + 1) if step is elsewhere else state
-        x = torch.randn(30, 1, 32, dtype=DTYPE)
-        y, plain = (stepnet.recurrent(step, x, state, backend=b)[0] for b in ("c", "naive"))
-        torch.testing.assert_close(y, plain, rtol=1e-12, atol=1e-12)
-        assert set(shared_out) == {1}
-    finally:
-        torch.set_num_threads(before)
+    state = torch.zeros(1, 32, dtype=DTYPE)
+    state = (state, state + 1) if step is elsewhere else state
+    x = torch.randn(30, 1, 32, dtype=DTYPE)
+    y, plain = (stepnet.recurrent(step, x, state, backend=b)[0] for b in ("c", "naive"))
+    torch.testing.assert_close(y, plain, rtol=1e-12, atol=1e-12)
+    assert set(shared_out) == {1}
 
 
 def test_whole_lines_of_the_cache():

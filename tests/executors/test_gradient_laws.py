@@ -12,6 +12,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 import stepnet
+from outcomes import tensors
 from stepnet import cells, recurrent
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import SlowPathWarning, StepError
@@ -76,14 +77,6 @@ def inputs(kind):
     return x, x, torch.randn(3, D, dtype=DTYPE, requires_grad=True)
 
 
-def leaves(tree):
-    if isinstance(tree, LoDTensor):
-        return [tree.values]
-    if isinstance(tree, torch.Tensor):
-        return [tree]
-    return [t for part in (tree.values() if isinstance(tree, dict) else tree) for t in leaves(part)]
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", ["ragged", "dense", "one step", "none"])
 def test_nothing_shares_memory(backend, kind):
@@ -91,7 +84,7 @@ def test_nothing_shares_memory(backend, kind):
     for step in STEPS.values():
         x, given, h = inputs(kind)
         y, final = recurrent(step, given, h, backend=backend)
-        results = [*leaves(y), final]
+        results = [*tensors(y), final]
         taken = {storage(t) for t in (x, h, Steps.w, Steps.b, Steps.c) if t.numel()}
         for result in results:
             if result.numel():
@@ -119,12 +112,12 @@ def test_results_may_be_written_to(backend):
         before = [t.detach().clone() for t in (x, h)]
         with torch.no_grad():
             first = recurrent(step, given, h, backend=backend)
-            kept = [t.clone() for t in (*leaves(first[0]), first[1])]
-            for result in (*leaves(first[0]), first[1]):
+            kept = [t.clone() for t in (*tensors(first[0]), first[1])]
+            for result in (*tensors(first[0]), first[1]):
                 result.mul_(7.0)
             second = recurrent(step, given, h, backend=backend)
         torch.testing.assert_close([x.detach(), h.detach()], before, rtol=0, atol=0)
-        torch.testing.assert_close([*leaves(second[0]), second[1]], kept, rtol=0, atol=0)
+        torch.testing.assert_close([*tensors(second[0]), second[1]], kept, rtol=0, atol=0)
 
 
 OPTIMIZERS = {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 import stepnet
+from outcomes import outcome, same, wanting
 from stepnet.executors.layout import Layout
 from stepnet.executors.torch_ops import linear_scan
 from stepnet.report import explain
@@ -23,10 +23,7 @@ LENGTHS = {
 
 @pytest.fixture
 def double():
-    before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
 
 
 @pytest.fixture(autouse=True)
@@ -88,38 +85,12 @@ STEPS = {
 }
 
 
-def leaves(tree):
-    return [tree] if isinstance(tree, torch.Tensor) else [leaf for part in tree for leaf in leaves(part)]
-
-
-def mapped(tree, fn):
-    return fn(tree) if isinstance(tree, torch.Tensor) else tuple(mapped(part, fn) for part in tree)
-
-
-def both(step, x, state, **how):
+def check(step, x, state, **how):
     """Values and gradients by passes and by the plain loop."""
-    found = []
-    weights = list(step.parameters()) if isinstance(step, nn.Module) else []
-    for backend in ("eager", "naive"):
-        rows = (x.values if isinstance(x, stepnet.LoDTensor) else x).detach().requires_grad_()
-        given = x.with_values(rows) if isinstance(x, stepnet.LoDTensor) else rows
-        boot = mapped(state, lambda t: t.detach().requires_grad_())
-        y, final = stepnet.recurrent(step, given, boot, backend=backend, **how)
-        y = y.values if isinstance(y, stepnet.LoDTensor) else y
-        out = [y, *leaves(final)]
-        loss = sum((t * torch.linspace(-1, 2, t.numel(), dtype=t.dtype).view_as(t)).sum() for t in out)
-        found.append(
-            (out, torch.autograd.grad(loss, [rows, *leaves(boot), *weights], materialize_grads=True))
-        )
-    return found
-
-
-def same(found):
-    (values, gradients), (plain_values, plain_gradients) = found
-    for a, b in zip(values, plain_values, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
-    for a, b in zip(gradients, plain_gradients, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+    x, state = wanting((x, state))
+    (values, grads), (plain, plain_grads) = (outcome(step, x, state, by, **how) for by in ("eager", "naive"))
+    same(values, plain, rtol=1e-12, atol=1e-12)
+    same(grads, plain_grads, atol=1e-10, rtol=1e-10)
 
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["forwards", "backwards"])
@@ -130,7 +101,7 @@ def test_ragged(name, lengths, reverse, calls, double):
     step, boot = STEPS[name]
     counts = LENGTHS[lengths]
     x = stepnet.LoDTensor.from_lengths(torch.randn(sum(counts), 2 * H), [counts])
-    same(both(step, x, boot(len(counts)), reverse=reverse))
+    check(step, x, boot(len(counts)), reverse=reverse)
     assert calls
     assert all(calls)
 
@@ -139,7 +110,7 @@ def test_ragged(name, lengths, reverse, calls, double):
 @pytest.mark.parametrize("axis", [0, 1])
 def test_dense(axis, reverse, calls, double):
     torch.manual_seed(4)
-    same(both(gate, torch.randn(13, 9, 2 * H), torch.randn((9, 13)[axis], H), axis=axis, reverse=reverse))
+    check(gate, torch.randn(13, 9, 2 * H), torch.randn((9, 13)[axis], H), axis=axis, reverse=reverse)
     assert len(calls) >= 2  # forward and backward
     assert all(calls)
 
@@ -149,7 +120,7 @@ def test_a_detached_state_has_no_recurrence_backward(calls, double):
         h = h.detach() * 0.5 + x
         return h, h
 
-    same(both(step, torch.randn(7, 2, H), torch.randn(2, H)))
+    check(step, torch.randn(7, 2, H), torch.randn(2, H))
     assert all(calls)
 
 
@@ -163,9 +134,8 @@ def test_products_out_of_range(a, calls, double):
 
     x = torch.zeros(2000, 2, 1)
     x[-2:] = 1.0
-    (values, _), (plain, _) = both(step, x, torch.zeros(2, 1))
-    for found, expected in zip(values, plain, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    (values, _), (plain, _) = (outcome(step, x, torch.zeros(2, 1), by) for by in ("eager", "naive"))
+    torch.testing.assert_close(values, plain, rtol=1e-12, atol=0)
 
 
 def test_one_sequence_that_is_not_finite_leaves_the_others_alone(calls, double):

@@ -224,5 +224,4 @@ def test_invariants_of_a_sweep_are_inputs_with_gradients(backend):
             y, last = out["ys"], out["last"]
             grads = torch.autograd.grad((y * seeds[0]).sum() + (last * seeds[1]).sum(), list(fed.values()))
             results.append((y, last, *grads))
-        for ours, theirs in zip(*results, strict=True):
-            torch.testing.assert_close(ours, theirs)
+        torch.testing.assert_close(*results)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from covering import few
-from stepnet import LoDTensor, recurrent
+from outcomes import outcome
+from stepnet import LoDTensor
 
 D, N, LENGTHS = torch.float64, 12, [3, 0, 1]
 Way = Callable[[Tensor], Tensor]
@@ -103,17 +104,12 @@ def test_each_reader_sees_what_torch_does(seed):
         new = torch.tanh(h + x) + means.sum(-1, keepdim=True).tanh() * 0.1
         return found, new
 
-    def outcome(backend) -> list[Tensor]:
-        draw = torch.Generator().manual_seed(seed)
-        x = torch.randn(sum(LENGTHS), N, dtype=D, generator=draw).requires_grad_()
-        h = torch.randn(len(LENGTHS), N, dtype=D, generator=draw).requires_grad_()
-        y, final = recurrent(step, LoDTensor.from_lengths(x, [LENGTHS]), h, backend=backend)
-        found = [y[str(k)].values for k in range(len(ways))]
-        total = torch.cat([t.sin().flatten() for t in (*found, final)]).sum()
-        return [*found, final, *torch.autograd.grad(total, [x, h])]
-
+    x, h = (torch.randn(n, N, dtype=D, requires_grad=True) for n in (sum(LENGTHS), len(LENGTHS)))
+    ours, plain = (
+        [*values, *grads]
+        for by in ("c", "naive")
+        for values, grads in [outcome(step, LoDTensor.from_lengths(x, [LENGTHS]), h, by)]
+    )
     names = [*(name for name, _ in ways), "final", "gradient of x", "gradient of h"]
-    for name, ours, plain in zip(names, outcome("c"), outcome("naive"), strict=True):
-        torch.testing.assert_close(
-            ours, plain, rtol=1e-9, atol=1e-10, msg=lambda text, n=name: f"{n}: {text}"
-        )
+    for name, a, b in zip(names, ours, plain, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10, msg=lambda text, n=name: f"{n}: {text}")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import gc
-import threading
 
 import pytest
 import torch
 
 import stepnet
 from stepnet.errors import IRError
+from threads import at_once
 from torch_since import torch_since
 from ways_of_calling import as_nodes, functions
 
@@ -175,14 +175,7 @@ def test_other_ways_to_call(path):
         forward = torch.func.jvp(lambda v: model(v, way)[0].sum(), (x,), (torch.ones_like(x),))[1]
         torch.testing.assert_close(forward, slope.sum())
         assert torch.equal(model(x, way)[0], expected)
-    found = []
-    threads = [threading.Thread(target=lambda: found.append(model(x, way)[0])) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(torch.equal(one, expected) for one in found)
-    assert len(found) == 4
+    assert all(torch.equal(one, expected) for one in at_once(lambda _: model(x, way)[0]))
 
 
 def test_swapped_parameters(path):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextvars
 import os
 import random
-import sys
 import types
 import warnings
 from collections import deque
@@ -256,10 +255,5 @@ def check(seed: int, changes: int = 5) -> str | None:
     return None
 
 
-def main(first: int, count: int) -> int:
-    """Run `count` programs; returns how many differ."""
-    return seeds.run(first, count, check, "programs")
-
-
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:3])) > 0)
+    seeds.main(check, "programs")

@@ -10,8 +10,6 @@ between is a list of statements, among them sizes as numbers, loops and frames i
 from __future__ import annotations
 
 import random
-import sys
-import threading
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +20,7 @@ from torch import Tensor
 import stepnet
 from stepnet import LoDTensor, TensorArray
 from stepnet.tape import Tape
+from threads import at_once
 
 from . import seeds
 
@@ -264,11 +263,7 @@ def outcome(program: Program, frame: bool, second: bool) -> tuple[list[Tensor], 
             results = program.run(True, rows, w, variables)
         values = list(tape.topology(list(results))()[0])
     elif frame and program.way == "thread":
-        found: list[Any] = []
-        thread = threading.Thread(target=lambda: found.append(program.run(True, rows, w, variables)))
-        thread.start()
-        thread.join()
-        (values,) = found
+        (values,) = at_once(lambda _: program.run(True, rows, w, variables), 1)
     else:
         values = program.run(frame, rows, w, variables)
     wanted = [*rows, w, *variables]
@@ -323,5 +318,4 @@ def difference(seed: int, backend: Any = "eager") -> str | None:
 
 
 if __name__ == "__main__":
-    first, count = (int(a) for a in (*sys.argv[1:3], *("0", "500")[len(sys.argv) - 1 :]))
-    sys.exit(seeds.run(first, count, difference, "frames") > 0)
+    seeds.main(difference, "frames")

@@ -12,8 +12,6 @@ from __future__ import annotations
 import copy
 import pickle
 import random
-import sys
-import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 import stepnet
 from stepnet import LoDTensor
+from threads import at_once
 
 from . import seeds
 from .compare import same
@@ -217,24 +216,11 @@ def copied(w: World) -> Results:
 
 @way
 def threads(w: World) -> Results:
-    found: list[Any] = []
+    def run(_: int) -> Results:
+        out = w.run()
+        return [*out, *w.gradients(out)]
 
-    def run() -> None:
-        try:
-            out = w.run()
-            found.append([*out, *w.gradients(out)])
-        except Exception as error:
-            found.append(error)
-
-    started = [threading.Thread(target=run) for _ in range(2)]
-    for thread in started:
-        thread.start()
-    for thread in started:
-        thread.join()
-    for one in found:
-        if isinstance(one, Exception):
-            raise one
-    return [t for one in found for t in one]
+    return [t for one in at_once(run, 2) for t in one]
 
 
 @way
@@ -279,16 +265,11 @@ def difference(seed: int) -> str | None:
     return f"{name}: {far} of {len(plain)} differ: {ours[far[0]]}, not {plain[far[0]]}" if far else None
 
 
-def main(first: int, count: int) -> int:
-    """Run the models of some seeds; returns how many differ."""
-
-    def told(seed: int) -> str | None:
-        found = difference(seed)
-        return None if found is None else f"---- seed {seed}: {World(seed).model.how}\n{found}"
-
-    return seeds.run(first, count, told, "models")
+def told(seed: int) -> str | None:
+    """The same, with what the model is."""
+    found = difference(seed)
+    return None if found is None else f"---- seed {seed}: {World(seed).model.how}\n{found}"
 
 
 if __name__ == "__main__":
-    numbers = [int(a) for a in sys.argv[1:3]]
-    sys.exit(main(*(numbers if len(numbers) == 2 else (0, 500))) > 0)
+    seeds.main(told, "models")

@@ -10,7 +10,6 @@ nests; what it does not, fails in both.
 from __future__ import annotations
 
 import random
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -326,18 +325,12 @@ def _none_of_zeros(t: Tensor | None) -> Tensor | None:
     return None if t is None or not t.count_nonzero() else t
 
 
-def main(first: int, count: int, backend: str) -> int:
-    """Run the programs of some seeds; returns how many differ."""
-
-    def told(seed: int) -> str | None:
-        found = difference(seed, backend)
-        program = Program(seed)
-        return None if found is None else f"---- seed {seed}: {program.name}\n{program.what}\n{found}"
-
-    return seeds.run(first, count, told, "derivatives")
+def told(seed: int, backend: str = "auto") -> str | None:
+    """The same, with the program."""
+    found = difference(seed, backend)
+    program = Program(seed)
+    return None if found is None else f"---- seed {seed}: {program.name}\n{program.what}\n{found}"
 
 
 if __name__ == "__main__":
-    numbers = [int(a) for a in sys.argv[1:3]]
-    first, count = numbers if len(numbers) == 2 else (0, 500)
-    sys.exit(main(first, count, sys.argv[3] if len(sys.argv) > 3 else "auto") > 0)
+    seeds.main(told, "derivatives")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import torch
@@ -22,3 +23,9 @@ def run(first: int, count: int, find: Callable[[int], str | None], what: str) ->
             plans.forget()
     print(f"{count} {what}: {wrong} differ")
     return wrong
+
+
+def main(find: Callable[..., str | None], what: str) -> None:
+    """`[first count] [more for find]` of the command line; ends with status 1 if one differs."""
+    first, count = map(int, sys.argv[1:3] or (0, 500))
+    sys.exit(run(first, count, lambda seed: find(seed, *sys.argv[3:]), what) > 0)

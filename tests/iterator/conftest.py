@@ -10,5 +10,4 @@ from stepnet.executors.setting import set_backend
 @pytest.fixture(params=["naive", "auto"])
 def backend(request):
     set_backend(request.param)
-    yield request.param
-    set_backend("auto")
+    return request.param

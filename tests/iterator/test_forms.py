@@ -88,11 +88,9 @@ def test_values_and_gradients(form, backend):
     theirs = tuple(run(lambda **p: loop.body(**p), loop.port_map, loop.back_edges, given).values())
     seeds = [torch.randn_like(value) for value in theirs]
     wanted = [*given.values(), *loop.parameters()]
-    for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
     both = (torch.autograd.grad(values, wanted, seeds) for values in (ours, theirs))
-    for a, b in zip(*both, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(*both, rtol=1e-10, atol=1e-10)
     assert loop.infer_shape(**given) == {"y": theirs[0].shape, "h": theirs[1].shape}
 
 
@@ -133,8 +131,7 @@ def test_a_state_of_one_element_for_all_rows(batch, shape, backend):
         torch.autograd.grad(out["h"].square().sum() + 3 * out["decay"].sum(), wanted)
         for out in (ours, theirs)
     )
-    for a, b in zip(*both, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(*both, rtol=1e-10, atol=1e-10)
 
 
 def test_a_state_of_one_element_that_is_joined_or_mixes_rows_runs_plainly():

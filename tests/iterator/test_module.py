@@ -70,11 +70,9 @@ def test_values_and_gradients_are_those_of_the_loop_by_hand(backend, batch):
     theirs = by_hand(loop.body, **given)
     wanted = [*given.values(), *loop.parameters()]
     seeds = [torch.randn_like(value) for value in theirs]
-    for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
     gradients = (torch.autograd.grad(values, wanted, seeds) for values in (ours, theirs))
-    for a, b in zip(*gradients, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-10)
 
 
 def test_it_is_a_module():

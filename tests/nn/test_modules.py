@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import gc
-import io
 import itertools
-import pickle
 import weakref
 
 import pytest
@@ -15,6 +12,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.utils import parametrizations
 
+from duplicates import DUPLICATES, check_duplicate
 from stepnet import nn as ours
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import StepError
@@ -120,30 +118,11 @@ def test_only_the_parameters_are_registered(name):
     assert [type(m) for m in module.modules()] == [MODULES[name]]
 
 
-def through_torch_save(module):
-    file = io.BytesIO()
-    torch.save(module, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-@pytest.mark.parametrize(
-    "duplicate",
-    [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), through_torch_save],
-    ids=["deepcopy", "pickle", "torch.save"],
-)
+@pytest.mark.parametrize("duplicate", DUPLICATES)
 @pytest.mark.parametrize("name", MODULES)
 def test_a_duplicate_is_equal_and_its_own(name, duplicate):
     module = MODULES[name](2, 3, num_layers=2, bidirectional=True)
-    twin = duplicate(module)
-    x = torch.randn(3, 2, 2)
-    before = module(x)[0]
-    assert torch.equal(twin(x)[0], before)
-    with torch.no_grad():
-        for values in twin.parameters():
-            values.zero_()
-    assert torch.equal(module(x)[0], before)
-    assert not torch.equal(twin(x)[0], before)
+    check_duplicate(module, DUPLICATES[duplicate](module), torch.randn(3, 2, 2))
 
 
 def test_parameters_are_read_at_each_call():

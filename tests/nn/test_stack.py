@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import io
-import pickle
-
 import pytest
 import torch
 from torch import nn
@@ -13,7 +9,9 @@ from torch.func import functional_call
 from torch.nn.utils.rnn import pack_sequence
 
 import stepnet
-from stepnet import LoDTensor, Recurrent, cells
+from duplicates import DUPLICATES, check_duplicate
+from outcomes import gradients
+from stepnet import LoDTensor, Recurrent, cells, set_backend
 from stepnet import nn as ours
 from stepnet.data.tree import flatten, unflatten
 from stepnet.errors import StepError
@@ -82,15 +80,10 @@ def one(state, b):
     return unflatten(spec, [leaf[b : b + 1] for leaf in leaves])
 
 
-def gradients(outputs, inputs):
-    generator = torch.Generator().manual_seed(3)
-    loss = sum((v * torch.randn(v.shape, generator=generator, dtype=v.dtype)).sum() for v in outputs)
-    return torch.autograd.grad(loss, inputs, allow_unused=True, materialize_grads=True)
-
-
-@pytest.mark.parametrize("backend", ["naive", "auto"], indirect=True)
+@pytest.mark.parametrize("backend", ["naive", "auto"])
 @pytest.mark.parametrize("name", STACKS)
 def test_ragged_equals_a_loop_by_hand(name, backend):
+    set_backend(backend)
     stack = STACKS[name]().double()
     rows = torch.randn(sum(LENGTHS), 2, dtype=torch.float64, requires_grad=True)
     hx = random_states(stack, len(LENGTHS))
@@ -259,30 +252,11 @@ def test_functions_are_cells_too():
     assert list(stack.parameters()) == []
 
 
-def through_torch_save(module):
-    file = io.BytesIO()
-    torch.save(module, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-@pytest.mark.parametrize(
-    "duplicate",
-    [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), through_torch_save],
-    ids=["deepcopy", "pickle", "torch.save"],
-)
+@pytest.mark.parametrize("duplicate", DUPLICATES)
 @pytest.mark.parametrize("name", STACKS)
 def test_a_duplicate_is_equal_and_its_own(name, duplicate):
-    stack = STACKS[name]()
-    twin = duplicate(stack)
-    x = torch.randn(3, 2, 2)
-    before = stack(x)[0]
-    assert torch.equal(twin(x)[0], before)
-    with torch.no_grad():
-        for values in twin.parameters():
-            values.zero_()
-    assert torch.equal(stack(x)[0], before)
-    assert not torch.equal(twin(x)[0], before)
+    module = STACKS[name]()
+    check_duplicate(module, DUPLICATES[duplicate](module), torch.randn(3, 2, 2))
 
 
 def test_state_dict_and_functional_call():
@@ -321,8 +295,8 @@ def test_explained_layer_by_layer():
     assert [r.reverse for r in told.recurrences] == [False, True, False, True]
 
 
-@pytest.mark.parametrize("backend", ["auto"], indirect=True)
-def test_saved_as_openvino(tmp_path, backend):
+def test_saved_as_openvino(tmp_path):
+    set_backend("auto")
     from stepnet.openvino import load, save
 
     stack = ours.Stack([cells.GRU(2, 3), Decay(3)], residual=(False, True)).eval()

@@ -25,15 +25,6 @@ COMPILED = [  # one of each form that the compiler takes
 ]  # fmt: skip
 
 
-@pytest.fixture
-def backend():
-    def choose(name):
-        set_backend(name)
-
-    yield choose
-    set_backend("auto")
-
-
 def check(folder: Path, model=None):
     model = load(folder / "model.xml") if model is None else model
     case = json.loads((folder / "case.json").read_text())
@@ -60,24 +51,23 @@ def check(folder: Path, model=None):
 
 
 @pytest.mark.parametrize("folder", [p for p in GOOD if p.name not in REFUSED], ids=lambda p: p.name)
-def test_right_answers(folder, backend):
-    backend("naive")
+def test_right_answers(folder):
+    set_backend("naive")
     check(folder)
 
 
 @pytest.mark.parametrize("name", COMPILED)
-def test_right_answers_compiled(name, backend):
-    backend("auto")
+def test_right_answers_compiled(name):
     model = check(next(p for p in GOOD if p.name == name))
     assert model.loops
     assert all(report.compiled for report in model.loops), model.explain()
 
 
-def test_gradients_of_a_compiled_loop_are_those_of_the_plain_one(backend):
+def test_gradients_of_a_compiled_loop_are_those_of_the_plain_one():
     folder = CASES / "corpus" / "lstm_layernorm"
     found = []
     for name in ("naive", "auto"):
-        backend(name)
+        set_backend(name)
         model = load(folder / "model.xml", trainable=True).double()
         with np.load(folder / "inputs.npz") as inputs:
             given = [torch.from_numpy(inputs[s.name]).double().requires_grad_() for s in model.inputs]

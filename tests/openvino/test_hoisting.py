@@ -12,12 +12,6 @@ from stepnet.openvino import load
 B, T, S, N = 3, 4, 5, 6
 
 
-@pytest.fixture(autouse=True)
-def _backend():
-    yield
-    set_backend("auto")
-
-
 def attention(folder, form, trainable=False):
     """h = tanh(x_t + h + context), where context is read from a memory [B, S, N] by the scores of h.
 

@@ -15,8 +15,6 @@ from stepnet.openvino import load
 @pytest.fixture(params=["naive", "auto"], autouse=True)
 def _backend(request):
     set_backend(request.param)
-    yield
-    set_backend("auto")
 
 
 def running_sum(folder, shape="?,?,3", state="?,1,3", cut=None, joined=None, back=True, last=True):

@@ -197,7 +197,6 @@ def test_what_is_picked_by_the_number_of_the_iteration_is_a_slice(tmp_path, rank
             state = torch.tanh(state @ torch.from_numpy(W) + 2 * x.select(axis, i) + (i if also else 0))
         torch.testing.assert_close(last, state)
     x = torch.randn(2, 2, 3)
-    set_backend("auto")
     with pytest.raises(IRError, match="Gather"):
         model(torch.tensor(3), torch.zeros(2, 3), x)
 

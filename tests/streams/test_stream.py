@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import threading
 
 import pytest
 import torch
@@ -19,6 +18,7 @@ from covering import examples, few
 from stepnet import LoDTensor, Recurrent, Resets, cells, recurrent, stream
 from stepnet.errors import StreamError, UnknownStream
 from stepnet.streams import streams as stream_file
+from threads import at_once
 
 DTYPE = torch.float64
 F, H = 2, 3
@@ -492,19 +492,13 @@ def test_threads():
     """Each pushes to its own stream, all at once."""
     net, x = module("lstm"), torch.randn(4, 24, F, dtype=DTYPE)
     expected = whole(net, LoDTensor.from_sequences(list(x)))
-    live, got = stream(net), {}
+    live = stream(net)
 
     def run(k):
         live.open(k)
-        got[k] = torch.cat([live.push({k: row[None]})[k] for row in x[k]])
+        return torch.cat([live.push({k: row[None]})[k] for row in x[k]])
 
-    threads = [threading.Thread(target=run, args=(k,)) for k in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for k in range(4):
-        torch.testing.assert_close(got[k], expected[k], **CLOSE)
+    torch.testing.assert_close(at_once(run), list(expected), **CLOSE)
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 
 import pytest
@@ -14,6 +13,7 @@ from stepnet import LoDTensor
 from stepnet.errors import TapeError
 from stepnet.layers import Dense, Sequence, apply, data, fc, pooling
 from stepnet.tape import Tape, TapeItem
+from threads import at_once
 
 
 def test_creations_are_called_in_order_up_to_the_end_and_not_where_skipped():
@@ -57,24 +57,18 @@ def test_the_global_tape_is_there_without_with_and_can_be_cleared():
 
 
 def test_threads_have_tapes_of_their_own():
-    found = {}
-
     def build(k):
         with Tape() as tape:
             x = data("x", Dense(2))
             for _ in range(30):
                 x = x + k
             time.sleep(0.001)
-            found[k] = tape
+        return tape
 
     with Tape() as here:
-        threads = [threading.Thread(target=build, args=(k,)) for k in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        found = at_once(build)
     assert len(here) == 0
-    for k, tape in found.items():
+    for k, tape in enumerate(found):
         out, _ = tape.topology(tape[30])(x=torch.zeros(1, 2))
         assert out[0, 0] == 30 * k
 
@@ -99,18 +93,14 @@ def test_tasks_have_tapes_of_their_own():
 def test_threads_can_fill_one_tape():
     tape = Tape()
 
-    def build():
+    def build(_):
         with tape:
             for _ in range(50):
                 apply(torch.relu, x)
 
     with tape:
         x = data("x", Dense(2))
-    threads = [threading.Thread(target=build) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(build)
     assert len(tape) == 201
     assert len({c.name for c in tape}) == 201
     assert [tape[c.name].index for c in tape] == list(range(201))

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from covering import few
-from stepnet import LoDTensor, recurrent
-from stepnet.data.tree import flatten
+from outcomes import outcome, same
+from stepnet import LoDTensor
 
 from . import algorithms, fields, gated, matrix
 
@@ -24,7 +24,7 @@ FEW = [
 ]  # fmt: skip
 
 
-def made(name: str) -> tuple[torch.nn.Module, Tensor, tuple[Tensor, ...]]:
+def made(name: str) -> tuple[torch.nn.Module, LoDTensor, Tensor | tuple[Tensor, ...]]:
     kind = ZOO[name]
     torch.manual_seed(0)
     cell = kind.make().double()
@@ -33,41 +33,16 @@ def made(name: str) -> tuple[torch.nn.Module, Tensor, tuple[Tensor, ...]]:
         states = tuple(s.detach().to(torch.complex128).requires_grad_() for s in states)
     if kind.floats == "count":
         states = (*states[:-1], torch.zeros_like(states[-1], dtype=torch.uint8))
-    return cell, x, states
-
-
-def outcome(name: str, backend: str) -> tuple[list[Tensor], list[Tensor | None]]:
-    """Results, and the gradients of x, the states and the weights."""
-    cell, x, states = made(name)
-    given = states if len(states) > 1 else states[0]
-    y, finals = recurrent(cell, LoDTensor.from_lengths(x, [LENGTHS]), given, backend=backend)
-    leaves = [leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in flatten(y)[0]]
-    results = [*leaves, *flatten(finals)[0]]
-    generator = torch.Generator().manual_seed(1)
-    loss = torch.zeros((), dtype=torch.float64)
-    for t in results:
-        if t.requires_grad:
-            weight = torch.randn(t.shape, generator=generator, dtype=torch.float64)
-            loss = loss + ((t.abs().square() if t.is_complex() else t) * weight).sum()
-    wanted = [t for t in (x, *states, *cell.parameters()) if t.requires_grad]
-    return [t.detach() for t in results], list(torch.autograd.grad(loss, wanted, allow_unused=True))
+    return cell, LoDTensor.from_lengths(x, [LENGTHS]), states if len(states) > 1 else states[0]
 
 
 @pytest.fixture(autouse=True)
 def _float64():
-    before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
 
 
 @pytest.mark.parametrize("name", few(ZOO, FEW))
 def test_a_cell_trains_as_in_the_plain_loop(name):
-    ours = outcome(name, "c")
-    plain = outcome(name, "naive")
-    for a, b in zip(ours[0], plain[0], strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
-    for a, b in zip(ours[1], plain[1], strict=True):
-        assert (a is None) == (b is None)
-        if a is not None:
-            torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)
+    ours, plain = (outcome(*made(name), backend) for backend in ("c", "naive"))
+    same(ours[0], plain[0])
+    same(ours[1], plain[1], rtol=1e-7, atol=1e-9)

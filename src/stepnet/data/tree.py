@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from stepnet.data.modes import beside
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -138,6 +140,15 @@ def by_leaf(change: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """
     first, spec = flatten(tree)
     return unflatten(spec, list(map(change, first, *(flatten(other)[0] for other in others))))
+
+
+def rows_at(tree: Any, index: Tensor) -> Any:
+    """Of each leaf the rows at these places.
+
+    >>> rows_at((torch.arange(3), torch.eye(3)), torch.tensor([2]))
+    (tensor([2]), tensor([[0., 0., 1.]]))
+    """
+    return by_leaf(lambda leaf: leaf.index_select(0, beside(index, leaf)), tree)
 
 
 def names(spec: Spec, root: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a place of a TensorArray may hold, and what its index and axis arguments may be."""
+"""What a place of a TensorArray may hold, what its index and axis arguments may be; what a loop is fed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.data.dtypes import typed_shape
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import unrecorded
+from stepnet.data.tree import Spec, flatten
 from stepnet.errors import ArrayError
 
 Value = Tensor | LoDTensor
@@ -21,6 +23,12 @@ SIZE = "_stepnet_size"  # the attribute of a tensor that a trace made from a siz
 def rows(value: Value) -> Tensor:
     """The tensor behind a value."""
     return value.values if isinstance(value, LoDTensor) else value
+
+
+def unpacked(x: Any) -> tuple[list[Any], Spec]:
+    """The leaves of x, packed ones as LoDTensors, and their nesting."""
+    leaves, spec = flatten(x)
+    return [LoDTensor.from_packed(v) if isinstance(v, PackedSequence) else v for v in leaves], spec
 
 
 def copy(value: Value) -> Value:

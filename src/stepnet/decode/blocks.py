@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from stepnet.api import recurrent
-from stepnet.data.tree import Spec, by_leaf, flatten
+from stepnet.data.tree import Spec, by_leaf, flatten, rows_at
 from stepnet.executors.registry import AUTO, tried
 from stepnet.executors.setting import check_backend
 
@@ -76,7 +76,7 @@ def in_blocks(
         if not bool(at.alive.all()):
             left = at.alive.nonzero().squeeze(1)
             rows = rows[left]
-            at = by_leaf(lambda leaf, left=left: leaf.index_select(0, left), at)
+            at = rows_at(at, left)
         if not len(rows):
             break
         steps = min(block, len(tables[0]) - done)

@@ -204,16 +204,24 @@ def self_check(
         with contextlib.suppress(StepError, RuntimeError), torch.autocast("cpu", enabled=False):
             exact = all_of(_joined(plain(x, boot)))
             far = [at for at in far if not _nearer(*pairs[at], exact[at], loose)]
-    others: list[list[Tensor]] = []
-    for some in _NUDGES if far else ():  # as far as rounding takes the plain loop itself?
-        others += map(nudged, some)
-        far = [at for at in far if not _explained(*pairs[at], [numbers[at] for numbers in others])]
-        if not far:
-            break
+    far = _unexplained(far, pairs, nudged) if far else far
     if far:
         raise Unsupported(
             f"self-check: {names[far[0]]} differs from the plain loop", remedy="please report this step"
         )
+
+
+def _unexplained(
+    far: list[int], pairs: Sequence[tuple[Tensor, Tensor]], nudged: Callable[[float], list[Tensor]]
+) -> list[int]:
+    """Those of the places `far` where numbers are further apart than rounding takes the plain loop itself."""
+    others: list[list[Tensor]] = []
+    for some in _NUDGES:
+        others += map(nudged, some)
+        far = [at for at in far if not _explained(*pairs[at], [numbers[at] for numbers in others])]
+        if not far:
+            break
+    return far
 
 
 def _joined(results: Results) -> list[Tensor]:

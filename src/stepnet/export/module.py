@@ -13,6 +13,7 @@ from stepnet.data.lod import LoDTensor
 from stepnet.data.offsets import LoD
 from stepnet.data.outputs import Outputs
 from stepnet.data.tree import flatten, names, unflatten
+from stepnet.data.values import unpacked
 from stepnet.errors import IRError
 
 from . import aten_math, aten_pick, aten_shape, iterators, recurrences, sequences, while_loops  # noqa: F401  (they fill tables)
@@ -52,8 +53,7 @@ def module_graph(
     """
     where = _described(module)
     args, kwargs = _arguments(example_inputs)
-    leaves, spec = flatten((args, kwargs))
-    leaves = [LoDTensor.from_packed(v) if isinstance(v, PackedSequence) else v for v in leaves]
+    leaves, spec = unpacked((args, kwargs))
     inputs = inputs_of(module, args, kwargs, leaves)
     batch = 0
     if any(i.lod is not None for i in inputs):

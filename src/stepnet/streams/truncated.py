@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import beside
-from stepnet.data.tree import Spec, flatten, unflatten
+from stepnet.data.tree import Spec, flatten, rows_at, unflatten
 from stepnet.data.windows import part
 from stepnet.errors import LoDError, StepError
 from stepnet.front.step import describe_leaf
@@ -96,11 +96,11 @@ class Truncated:
         if len(fresh) == len(running):
             if first is None or len(running) == len(self._lengths):
                 return first
-            return _rows(first, running)
-        carried = _rows(self.state, running)
+            return rows_at(first, running)
+        carried = rows_at(self.state, running)
         if not len(fresh):
             return carried
-        (old, spec), (new, _) = flatten(carried), flatten(_rows(first, fresh))
+        (old, spec), (new, _) = flatten(carried), flatten(rows_at(first, fresh))
         kept = len(running) - len(fresh)
         return unflatten(spec, [torch.cat([a[:kept], b]) for a, b in zip(old, new, strict=True)])
 
@@ -205,8 +205,3 @@ def _lengths(leaf: Any, axis: int) -> Tensor:
     if leaf.dim() < 2 or not -leaf.dim() <= axis < leaf.dim():
         raise StepError("truncated: x has no dimensions of time and sequences", got=describe_leaf(leaf))
     return torch.full((leaf.shape[1 if axis % leaf.dim() == 0 else 0],), leaf.shape[axis])
-
-
-def _rows(state: Any, sequences: Tensor) -> Any:
-    leaves, spec = flatten(state)
-    return unflatten(spec, [leaf.index_select(0, beside(sequences, leaf)) for leaf in leaves])

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from ir_cases import case
-from stepnet.executors.setting import set_backend
 from stepnet.openvino import load, save
 from stepnet.openvino.writing.builder import In, NetBuilder, To
 from stepnet.openvino.writing.xml_writer import write
@@ -18,11 +17,7 @@ PRODUCT = {"transpose_a": False, "transpose_b": False}
 WIDTH = 3
 
 
-@pytest.fixture(autouse=True)
-def by_the_plain_loop():
-    set_backend("naive")
-    yield
-    set_backend("auto")
+BACKEND = "naive"
 
 
 class Body:

@@ -9,7 +9,6 @@ import torch
 
 from ir_cases import CASES, GOOD, case, check
 from stepnet.errors import IRError
-from stepnet.executors.setting import set_backend
 from stepnet.openvino import convert, load
 from stepnet.openvino.writing.builder import NetBuilder
 from stepnet.openvino.writing.xml_writer import write
@@ -20,11 +19,7 @@ SEQUENCES = [
 KINDS = {"LSTM": (4, 4, 2), "GRU": (3, 3, 1), "GRU-lbr": (3, 4, 1), "RNN": (1, 1, 1)}  # gates, of B, states
 
 
-@pytest.fixture(autouse=True)
-def by_the_plain_loop():
-    set_backend("naive")
-    yield
-    set_backend("auto")
+BACKEND = "naive"
 
 
 def types(path):

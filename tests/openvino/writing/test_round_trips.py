@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from ir_cases import GOOD, answers, case, check, settings
-from stepnet.executors.setting import set_backend
 from stepnet.openvino import convert, load, save
 
 # A layer that OpenVINO runs wrongly, and that is saved as it is.
@@ -19,11 +18,7 @@ IN_OPENVINO = [
 ]  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def by_the_plain_loop():
-    set_backend("naive")
-    yield
-    set_backend("auto")
+BACKEND = "naive"
 
 
 @pytest.mark.parametrize("folder", GOOD, ids=lambda p: p.name)

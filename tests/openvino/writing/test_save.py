@@ -10,17 +10,11 @@ import torch
 
 from ir_cases import answers, case, check
 from stepnet.errors import IRError
-from stepnet.executors.setting import set_backend
 from stepnet.openvino import load, save
 from stepnet.openvino.writing.builder import In, NetBuilder, To
 from stepnet.openvino.writing.xml_writer import write
 
-
-@pytest.fixture(autouse=True)
-def by_the_plain_loop():
-    set_backend("naive")
-    yield
-    set_backend("auto")
+BACKEND = "naive"
 
 
 def trained(folder, **options):
