@@ -258,12 +258,12 @@ def test_names_that_the_text_uses_itself():
     def step(x, state):
         h = torch.tanh(F.embedding(state["h_row"], table) + state["wrong"] + x)
         word = h[:, :4].argmax(-1)
-        return (h,), {"wrong": h, "h_row": word, "v_best": state["v_best"] * h}
+        return (h,), {"wrong": h, "h_row": word, "v_first": state["v_first"] * h}
 
     state = {
         "wrong": torch.zeros(2, H, dtype=torch.float64),
         "h_row": torch.tensor([3, 0]),
-        "v_best": torch.ones(2, H, dtype=torch.float64),
+        "v_first": torch.ones(2, H, dtype=torch.float64),
     }
     x = torch.randn(5, 2, H, dtype=torch.float64)
     y, final = stepnet.recurrent(step, x, state, backend="c")

@@ -34,20 +34,23 @@ static void run_share(SN_SHARE) {
     int64_t wrong = 0;
     for (int64_t t = 0; t < a->steps; ++t) {
         if ((active = sn_step(&of, t, active, row)) == 0) break;
-        /* row by row: v9, v11, v12 */
+        /* row by row: v9_p0, v9, v11, v12 */
         for (int64_t i = member; i < active; i += members) {
             const float *restrict state_at = state + i * 3;
             const float *restrict w0_at = a->w0;
             const float *restrict x_at = a->x + row[i] * 2;
             float *restrict v12_at = a->v12 + row[i] * 2;
-            float v9_best = -INFINITY; int64_t v9 = 0;
+            float v9_p0 = -INFINITY;
+            for (int64_t j = 0; j < 3; ++j) {
+                v9_p0 = sn_maximum_f32(v9_p0, state_at[j]);
+            }
+            int32_t v9_first = INT32_MAX;
             for (int64_t j = 0; j < 3; ++j) {
                 const float v9_now = state_at[j];
-                if (!(v9_now <= v9_best) && v9_best == v9_best) {
-                    v9_best = v9_now;
-                    v9 = j;
-                }
+                const int32_t v9_place = (v9_now == v9_p0) | (v9_now != v9_now) ? (int32_t)(j) : INT32_MAX;
+                v9_first = v9_first < v9_place ? v9_first : v9_place;
             }
+            const int64_t v9 = v9_first;
             const int64_t v11_row = sn_lookup(v9, 3, &wrong);
             #pragma omp simd
             for (int64_t j = 0; j < 2; ++j) {

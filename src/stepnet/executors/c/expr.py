@@ -10,6 +10,7 @@ from stepnet.errors import Unsupported
 from stepnet.executors.schedule.buffers import is_stored
 from stepnet.executors.schedule.features import outer
 from stepnet.executors.schedule.loops import Loop
+from stepnet.executors.schedule.row_products import PLACES
 from stepnet.executors.schedule.views import Access, broadcast, collapse, contiguous
 from stepnet.ir.graph import Node
 from stepnet.ir.ops import OPS, Stage
@@ -17,6 +18,9 @@ from stepnet.ir.ops import OPS, Stage
 from .numbers import CALLS, ENDS, INFIX, KINDS, START, WHOLE, WHOLE_NUMBERS, literal
 from .places import HALVES, Places
 from .whole import call_text
+
+_JOINED = {"sum": "+", "amax": "max", "amin": "min", **dict.fromkeys(PLACES, "min")}  # by OpenMP's names
+_SHORT = 16  # elements, of fewer of which an extreme is found sooner one after the other
 
 
 def loop_text(w: Places, loop: Loop, depth: int = 3) -> list[str]:
@@ -76,9 +80,8 @@ class _LoopText:
                 if self._open_at(node) == k:
                     line(self._open(node), k)
             if k == len(dims) - 1:
-                sums = [w.c(n.output) for n in inside if n.op == "sum"]
-                clause = f" reduction(+ : {', '.join(sums)})" if sums else ""
-                pragma = f"#pragma omp simd{clause}" if all(n.op == "sum" for n in inside) else None
+                short = size < _SHORT and any(n.op != "sum" for n in inside)
+                pragma = None if short else f"#pragma omp simd{self._by_lanes(inside)}"
             else:
                 pragma = None
             *blocks, own = self._loops(variable, size, loop.shape if k == 0 else ())
@@ -93,8 +96,10 @@ class _LoopText:
                 if self._open_at(node) != k:
                     continue
                 if self._in_line(node):
-                    line(self._add_to_line(node, w.c(node.output)), k)
+                    line(self._add_to_line(node, self._reduced_in(node)), k)
                 else:
+                    if node.op in PLACES:
+                        line(f"const int64_t {w.c(node.output)} = {self._reduced_in(node)};", k)
                     seen = self._reduced(node) if k else None
                     self._store(node, w.c(node.output), lambda t, k=k: line(t, k), seen)
         for node in reductions:
@@ -105,15 +110,27 @@ class _LoopText:
 
     def _open(self, node: Node) -> str:
         """The variables of a reduction."""
-        name, kind, start = self.w.c(node.output), self._kind(node.inputs[0]), self._start(node)
-        if node.op in ("argmax", "argmin"):
-            return f"{kind} {name}_best = {start}; int64_t {name} = 0;"
-        return f"{kind} {name} = {start};"
+        kind = "int32_t" if node.op in PLACES else self._kind(node.inputs[0])
+        return f"{kind} {self._reduced_in(node)} = {self._start(node)};"
+
+    def _reduced_in(self, node: Node) -> str:
+        """The variable that a reduction goes on in. Places are counted in 32 bits, as wide as numbers."""
+        name = self.w.c(node.output)
+        return f"{name}_first" if node.op in PLACES else name
+
+    def _by_lanes(self, inside: list[Node]) -> str:
+        """The clauses that let each lane of a vector have a result of its own until the loop is over."""
+        groups: dict[str, list[str]] = {}
+        for node in inside:
+            how = _JOINED[node.op]
+            real = node.op != "sum" and self._kind(node.output) == self.w.real
+            groups.setdefault(f"sn_{how}imum" if real else how, []).append(self._reduced_in(node))
+        return "".join(f" reduction({how} : {', '.join(names)})" for how, names in groups.items())
 
     def _start(self, node: Node) -> str:
         """What a reduction of nothing is."""
-        ends = ENDS.get(self.w.p.value(node.inputs[0]).dtype)
-        return START[node.op] if ends is None or node.op == "sum" else ends["min" in node.op]
+        ends = ENDS.get(self.w.p.value(node.inputs[0]).dtype) if node.op in PLACES.values() else None
+        return START[node.op] if ends is None else ends[node.op == "amin"]
 
     def _kind(self, name: str) -> str:
         """The C type of a value in a register."""
@@ -172,10 +189,10 @@ class _LoopText:
         return [f"for (int64_t s0 = 0; s0 < {size}; s0 += {block})", own]
 
     def _extreme(self, node: Node, a: str, b: str) -> str:
-        call = {"amax": "maximum", "amin": "minimum"}[node.op]
+        how = _JOINED[node.op]
         if self.w.p.value(node.output).dtype in KINDS:
-            return f"{a} {'>' if call == 'maximum' else '<'} {b} ? {a} : {b}"
-        return f"sn_{call}_{self.w.suffix}({a}, {b})"
+            return f"{a} {'>' if how == 'max' else '<'} {b} ? {a} : {b}"
+        return f"sn_{how}imum_{self.w.suffix}({a}, {b})"
 
     def _whole(self) -> Access:
         return Access("", 0, self.loop.shape, contiguous(self.loop.shape))
@@ -237,9 +254,9 @@ class _LoopText:
             return
         name = w.c(node.output)
         if OPS[node.op].stage is Stage.REDUCE:
-            if node.op in ("argmax", "argmin"):
-                self._arg(node, name, given[0])
-            elif not self.loop.shape:
+            if node.op in PLACES:
+                given = [self._first(node, *given)]
+            if not self.loop.shape:
                 self.body.append(f"const {self._kind(node.output)} {name} = {given[0]};")
                 self._store(node, name, self.body.append, None)
             elif self._open_at(node) == len(self.dims):
@@ -247,6 +264,7 @@ class _LoopText:
             elif node.op == "sum":
                 self.body.append(f"{name} += {given[0]};")
             else:
+                name = self._reduced_in(node)
                 self.body.append(f"{name} = {self._extreme(node, name, given[0])};")
             return
         kind = KINDS.get(p.value(node.output).dtype, w.real)
@@ -254,22 +272,17 @@ class _LoopText:
         self.registers.add(node.output)
         self._store(node, name, self.body.append, self._whole() if self.dims else None)
 
-    def _arg(self, node: Node, name: str, given: str) -> None:
-        """As torch has it: the first of equals, and a NaN before all numbers."""
-        if not self.loop.shape:
-            self.body.append(f"const int64_t {name} = 0;")
-            self._store(node, name, self.body.append, None)
-            return
-        kept = self._open_at(node)
-        sizes, names = self.dims[kept:], self.variables[kept:]
-        steps = [prod(sizes[k + 1 :]) for k in range(len(sizes))]
+    def _first(self, node: Node, given: str, extreme: str) -> str:
+        """The place of an element that is the extreme, which is NaN if there is one."""
+        over = [k for k, step in enumerate(self._steps(self._reduced(node))) if not step]
+        steps = [prod(self.dims[k] for k in over[at + 1 :]) for at in range(len(over))]
+        names = [self.variables[k] for k in over]
         at = " + ".join(v if step == 1 else f"{v} * {step}" for v, step in zip(names, steps, strict=True))
-        best, worse = f"{name}_best", "<=" if node.op == "argmax" else ">="
-        self.body.append(f"const {self._kind(node.inputs[0])} {name}_now = {given};")
-        self.body.append(f"if (!({name}_now {worse} {best}) && {best} == {best}) {{")
-        self.body.append(f"    {best} = {name}_now;")
-        self.body.append(f"    {name} = {at};")
-        self.body.append("}")
+        now, place = f"{self.w.c(node.output)}_now", f"{self.w.c(node.output)}_place"
+        self.body.append(f"const {self._kind(node.inputs[0])} {now} = {given};")
+        found = f"({now} == {extreme}) | ({now} != {now})"
+        self.body.append(f"const int32_t {place} = {found} ? (int32_t)({at or 0}) : INT32_MAX;")
+        return place
 
     def _lookup(self, node: Node) -> str:
         """An element of the row of a table that an index names; the row is found once where it can be."""

@@ -18,7 +18,9 @@ SPECIAL = frozenset(
      "erfc", "erfinv", "lgamma", "digamma", "trigamma", "atan2", "hypot", "fmod", "copysign", "floor_divide"}
 )  # fmt: skip
 CALLS = SPECIAL | _MATH
-START = {"sum": "0", "amax": "-INFINITY", "amin": "INFINITY", "argmax": "-INFINITY", "argmin": "INFINITY"}
+START = {
+    "sum": "0", "amax": "-INFINITY", "amin": "INFINITY", **dict.fromkeys(("argmax", "argmin"), "INT32_MAX"),
+}  # fmt: skip
 # What C does with whole numbers in its own way: no overflow of a product, the first of choices.
 _REST = "{0} % {1}"
 WHOLE_NUMBERS = {

@@ -16,7 +16,9 @@ from .products import BY_DTYPE, Product
 from .text import identifier
 
 # What is appended to the name of a value.
-_DERIVED = re.compile(r"_(at|best|boot|final|line|new|next|now|packed|part|row|rows|stride_[knh]|sum|whole)$")
+_DERIVED = re.compile(
+    r"_(at|boot|final|first|line|new|next|now|packed|part|place|row|rows|stride_[knh]|sum|whole)$"
+)
 
 _STORED_AS = {"bool": "uint8_t", "bfloat16": "uint16_t", "float16": "uint16_t"}
 HALVES = {"bfloat16": "bf16", "float16": "f16"}

@@ -290,6 +290,16 @@ SN_INLINE double sn_maximum_f64(double a, double b) { return ((a > b) | (a != a)
 SN_INLINE float sn_minimum_f32(float a, float b) { return ((a < b) | (a != a)) ? a : b; }
 SN_INLINE double sn_minimum_f64(double a, double b) { return ((a < b) | (a != a)) ? a : b; }
 
+/* As OpenMP's own max and min, but that a NaN stays: `#pragma omp simd reduction(sn_maximum : x)`. */
+#pragma omp declare reduction(sn_maximum : float : omp_out = sn_maximum_f32(omp_out, omp_in)) \
+    initializer(omp_priv = -INFINITY)
+#pragma omp declare reduction(sn_maximum : double : omp_out = sn_maximum_f64(omp_out, omp_in)) \
+    initializer(omp_priv = -INFINITY)
+#pragma omp declare reduction(sn_minimum : float : omp_out = sn_minimum_f32(omp_out, omp_in)) \
+    initializer(omp_priv = INFINITY)
+#pragma omp declare reduction(sn_minimum : double : omp_out = sn_minimum_f64(omp_out, omp_in)) \
+    initializer(omp_priv = INFINITY)
+
 /* ---- libm -----------------------------------------------------------------------------------------------------*/
 
 SN_INLINE float sn_sin_f32(float x) { return sinf(x); }

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from stepnet.errors import Unsupported
 from stepnet.ir.graph import Node
 from stepnet.ir.ops import OPS, TOTALS, Stage
 
@@ -66,11 +65,7 @@ def reads_in_step(p: Program, node: Node, operand: str, made: dict[str, Node]) -
 
 
 def row_function(p: Program, nodes: list[Node], homes: dict[str, list[str]]) -> RowFunction:
-    """Arrange the nodes of a stage into loops.
-
-    Raises:
-        Unsupported: the place of an extreme along dimensions that are not the last ones.
-    """
+    """Arrange the nodes of a stage into loops."""
     made = {name: node for node in nodes for name in node.outputs}
     first: dict[int, int] = {}
     free: set[int] = set()
@@ -87,8 +82,6 @@ def row_function(p: Program, nodes: list[Node], homes: dict[str, list[str]]) -> 
             waits = node.op != "cat" and not reads_in_step(p, node, operand, made)
             at = max(at, first[id(maker)] + waits)
             loose &= id(maker) in free or is_size_one(p, base)
-        if node.op in ("argmax", "argmin") and not over_last(node, p.graph.values):
-            raise Unsupported(f"'{node.op}' over dimensions that are not the last ones", line=node.line)
         first[id(node)] = at
         if loose:
             free.add(id(node))

@@ -4,6 +4,9 @@ Before: `sum(x, dims=0)` and `matmul(a, b)` with a matrix of each row; after: pr
 [.., M, K] or [.., K, N], in the order of the larger operand, and sums of them over whichever dimensions.
 Views cost nothing in generated code, and a product is made in the pass that sums it: no memory holds it, and
 it is made where the matrix is made or read anyway.
+
+Before: `argmax(x)`; after: `argmax(x, amax(x))`, the first place where x is its largest: a search for the
+largest alone can go through many elements at a time, and so can one for a number that is known.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ from stepnet.ir.ops import OPS, Stage
 
 from .views import VIEWS, Access, contiguous, view
 
-_REDUCTIONS = ("sum", "amax", "amin", "argmax", "argmin")
+PLACES = {"argmax": "amax", "argmin": "amin"}
+_REDUCTIONS = ("sum", "amax", "amin", *PLACES)
 _SHORT = 8  # elements that are not worth a pass over vectors of them
 
 
@@ -29,12 +33,7 @@ def over_last(node: Node, values: Mapping[str, Value]) -> bool:
     """False for a reduction that ends with dimensions it leaves: its results are summed side by side."""
     if OPS[node.op].stage is not Stage.REDUCE:
         return True
-    shape = values[node.inputs[0]].shape
-    if node.op in ("argmax", "argmin"):
-        dim = node.attr("dim")
-        dims = range(len(shape)) if dim is None else (dim,)
-    else:
-        dims = node.attr("dims")
+    shape, dims = values[node.inputs[0]].shape, node.attr("dims")
     reduced = [d for d, size in enumerate(shape) if size != 1 and d in dims]
     left = [d for d, size in enumerate(shape) if size != 1 and d not in dims]
     return not reduced or not left or max(left) < min(reduced)
@@ -45,6 +44,7 @@ class _Rewriter:
         self.values = values
         self.access: dict[str, Access] = {}
         self.out: list[Node] = []
+        self.known: dict[tuple[str, str, frozenset[int]], str] = {}  # extremes
 
     def run(self, nodes: Iterable[Node]) -> list[Node]:
         for node in nodes:
@@ -70,39 +70,78 @@ class _Rewriter:
 
     def _new(self, op: str, inputs: tuple[str, ...], like: str, shape: tuple[int, ...], line: str | None,
              dtype: str = "", **attrs: object) -> str:  # fmt: skip
+        name = self._named(like, shape, dtype or self.values[like].dtype)
+        self._add(Node(op, inputs, (name,), tuple(sorted(attrs.items())), line))
+        return name
+
+    def _named(self, like: str, shape: tuple[int, ...], dtype: str) -> str:
+        """A name for a new value."""
         number = 0
         while (name := f"{like}_p{number}") in self.values:  # a user's name may look like one of these
             number += 1
-        self.values[name] = Value(name, "row", shape, dtype or self.values[like].dtype)
-        self._add(Node(op, inputs, (name,), tuple(sorted(attrs.items())), line))
+        self.values[name] = Value(name, "row", shape, dtype)
         return name
 
     def _reduction(self, node: Node) -> None:
         source, shape = node.inputs[0], self.values[node.inputs[0]].shape
-        place = node.op in ("argmax", "argmin")
-        if place and (node.attr("dim") is None or shape[node.attr("dim")] == 1):
-            self._add(node)
-            return
-        dims = {node.attr("dim")} if place else set(node.attr("dims"))
+        place, dims = node.op in PLACES, self._dims(node)
+        extreme = (PLACES.get(node.op, node.op), source, dims)
         if all(shape[d] == 1 for d in dims):
-            self._reshaped(source, node)
+            if place:
+                self._add(Node("full", (), node.outputs, (("value", 0),), node.line))
+            else:
+                self._reshaped(source, node)
+            return
+        if not place and extreme in self.known:
+            self._reshaped(self.known[extreme], node)
             return
         steps = self._seen(source).strides
         order = sorted(range(len(shape)), key=lambda d: (steps[d] != 0, -abs(steps[d])))
         wide = [d for d in order if shape[d] != 1]
-        if place or (wide[-1] not in dims and shape[wide[-1]] < _SHORT):
+        if wide[-1] not in dims and shape[wide[-1]] < _SHORT:
             order.sort(key=lambda d: d in dims)  # an inner loop over what is summed
-        if [d for d in order if shape[d] != 1] == sorted(wide):
+        counted = place and len(dims.intersection(wide)) > 1  # in the order of the dimensions
+        if counted or [d for d in order if shape[d] != 1] == sorted(wide):
+            order = list(range(len(shape)))
+        last = tuple(at for at, d in enumerate(order) if d in dims)
+        operands = [source, self._extreme(extreme, node)] if place else [source]
+        operands = tuple(self._turned(name, order, node) for name in operands)
+        self._turned_back(Node(node.op, operands, node.outputs, (("dims", last),), node.line), order)
+        if node.op in PLACES.values():
+            self.known[extreme] = node.output
+
+    def _dims(self, node: Node) -> frozenset[int]:
+        """The dimensions that a reduction goes over."""
+        if node.op not in PLACES:
+            return frozenset(node.attr("dims"))
+        dim = node.attr("dim")
+        return frozenset(range(len(self.values[node.inputs[0]].shape)) if dim is None else (dim,))
+
+    def _extreme(self, of: tuple[str, str, frozenset[int]], node: Node) -> str:
+        """The largest or smallest of a value over dimensions, found once."""
+        if of not in self.known:
+            op, source, dims = of
+            shape = tuple(1 if d in dims else n for d, n in enumerate(self.values[source].shape))
+            name = self._named(node.output, shape, self.values[source].dtype)
+            self._reduction(Node(op, (source,), (name,), (("dims", tuple(sorted(dims))),), node.line))
+        return self.known[of]
+
+    def _turned(self, name: str, order: list[int], node: Node) -> str:
+        """A value with its dimensions in another order."""
+        shape, dtype = self.values[name].shape, self.values[name].dtype
+        if order == sorted(order):
+            return name
+        turned = tuple(shape[d] for d in order)
+        return self._new("permute", (name,), node.output, turned, node.line, dtype, dims=tuple(order))
+
+    def _turned_back(self, node: Node, order: list[int]) -> None:
+        """Add a reduction of turned values, and what turns its result back."""
+        if order == sorted(order):
             self._add(node)
             return
-        turned = self._new(
-            "permute", (source,), node.output, tuple(shape[d] for d in order), node.line,
-            self.values[source].dtype, dims=tuple(order),
-        )  # fmt: skip
-        small = tuple(1 if d in dims else shape[d] for d in order)
-        last = tuple(at for at, d in enumerate(order) if d in dims)
-        how: dict[str, object] = {"dim": last[0]} if place else {"dims": last}
-        total = self._new(node.op, (turned,), node.output, small, node.line, "", **how)
+        shape, dims = self.values[node.inputs[0]].shape, node.attr("dims")
+        small = tuple(1 if d in dims else n for d, n in enumerate(shape))
+        total = self._new(node.op, node.inputs, node.output, small, node.line, dims=dims)
         back = tuple(order.index(d) for d in range(len(order)))
         self._add(Node("permute", (total,), node.outputs, (("dims", back),), node.line))
 
