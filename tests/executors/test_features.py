@@ -119,9 +119,8 @@ def test_numbers_do_not_depend_on_who_makes_them(name, lengths, threads, shared_
     static = torch.randn(len(counts), 24, dtype=DTYPE) if name in STATIC else None
     as_the_plain_loop(STEPS[name], *wanting((x, state)), rtol=1e-10, static=wanting(static))
     if sum(counts):
-        # [4] is less than a line; columns that features share get a gradient of both
-        fewer = {"heads": [threads, 1, 1, threads], "crossed": [threads, 1]}
-        calls = fewer.get(name, [threads] * 2)
+        # columns that features share get a gradient of both
+        calls = [threads, 1] if name == "crossed" else [threads] * 2
         assert shared_out[-len(calls) :] == calls  # forward and backward; a first call checks itself before
 
 

@@ -246,13 +246,28 @@ def model_of(backend):
         return stepnet.Recurrent(cells.GRU(D, D, dtype=DTYPE), backend=backend)
 
 
+class LookedUp(nn.Module):
+    """A step that no walk closes: it finds its weights by names that are made as it runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(D, D, dtype=DTYPE) / 3)
+
+    def forward(self, x, h):
+        h = torch.tanh(x + h @ getattr(self, "w".lower()))
+        return h, h
+
+
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
+@pytest.mark.parametrize("looked_up", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_functional_call_and_backward_with_a_graph(backend):
-    """The weights of the call are those it was given, though the module has its own again by then."""
+def test_functional_call_and_backward_with_a_graph(backend, looked_up):
+    """The weights of the call are those it was given, though the module has its own again by then, which are
+    parameters."""
     x, h, grads = torch.randn(4, 2, D, dtype=DTYPE), torch.zeros(2, D, dtype=DTYPE), []
+    step = LookedUp()
     for chosen in ("naive", backend):
-        model = model_of(chosen)
+        model = stepnet.Recurrent(step, backend=chosen) if looked_up else model_of(chosen)
         scale = torch.tensor(1.5, dtype=DTYPE, requires_grad=True)
         fast = {k: v * scale for k, v in model.named_parameters()}
         y, _ = torch.func.functional_call(model, fast, (x, h))

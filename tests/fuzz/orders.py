@@ -263,8 +263,11 @@ class Program:
         # torch 2.13's own layer norm: the gradient of its forward derivative is wrong, and the third one
         third = sum(way not in (many, checkpointed) for way in ways) > 1
         self.compared = not ("orm" in self.what and (third or any(way in FORWARD for way in ways)))
-        # and torch 2.13 itself dies of torch.add(..., alpha=2) under vmap in what `linearize` traces
-        self.compared &= not (linearized in ways and {many, vmapped} & {*ways} and "alpha=" in self.what)
+        # and torch 2.13 itself dies of torch.add(..., alpha=2) in a `linearize` inside another transform
+        others = {*INSIDE} & {*ways} - {linearized}
+        self.compared &= not (linearized in ways and others and "alpha=" in self.what)
+        # and its checkpoint computes again without the tangents of a level that is over, or enters it twice
+        self.compared &= not {dual, checkpointed} <= {*ways}
         for way in ways:
             at = (
                 sorted(pick.sample(range(len(points)), pick.randint(1, min(3, len(points)))))
@@ -307,6 +310,8 @@ def difference(seed: int, backend: str = "auto") -> str | None:
         return None  # a plan does what torch has no rule for in the step
     if isinstance(plain, StepError) and isinstance(ours, NotImplementedError):
         return None  # nor for the inner one of two ways, which a plan comes to by itself
+    if "modified by an inplace operation" in str(plain) and not isinstance(ours, Exception):
+        return None  # under vmap torch writes into what it kept; a plan keeps nothing that is written
     if isinstance(plain, Exception) or isinstance(ours, Exception):
         return None if type(plain) is type(ours) else f"{ours!r}, not {plain!r}"[:1500]
     program = Program(seed)

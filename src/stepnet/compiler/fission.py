@@ -79,6 +79,8 @@ def fission(body: Graph, carries: Sequence[Carry], wanted: Sequence[str], *, fus
                 _sink(body, maps[d], scans[d + 1], scan_carries[d + 1], pulled, growing)
             _absorb(body, maps[d], scans[d], scan_carries[d], pulled)
             _sink(body, maps[d - 1], scans[d], scan_carries[d], pulled)
+        for d in range(deepest, 1, -1):
+            _join(body, maps, scans, scan_carries, d)
         _sink_views(body, once, scans)
     body = _spread(body, maps)
     regions = [Region("prologue", tuple(prologue))] if prologue else []
@@ -196,6 +198,7 @@ def _spread(body: Graph, maps: list[list[Node]]) -> Graph:
     return replace(body, values=values)
 
 
+_NEAR = 1 << 20  # bytes of weights that stay in the cache of a core
 _FUSIBLE = ("float32", "float64", "bfloat16", "float16", "bool")
 
 
@@ -254,6 +257,44 @@ def _sink(
             left.append(node)
             stay.add(id(node))
     before[:] = reversed(left)
+
+
+def _join(
+    body: Graph, maps: list[list[Node]], scans: list[list[Node]], carries: list[list[Carry]], d: int
+) -> None:
+    """A scan joins the one before it where both multiply by the same weights, and little but such products is
+    between them: what one gives the other, as a step gives its derivative, then never leaves the cache."""
+
+    def weights(nodes: Sequence[Node]) -> set[str]:
+        names = {name for node in nodes if node.op == "matmul" for name in node.inputs}
+        return {name for name in names if body.values[name].kind == "shared"}
+
+    waits = {name for node in scans[d] for name in node.inputs}
+    between: list[Node] = []
+    for node in reversed(in_order(maps[d - 1])):
+        if waits.intersection(node.outputs):
+            between.append(node)
+            waits.update(node.inputs)
+    own = weights(scans[d])
+    products = {node.output for node in between if own and _is_product(body, node)}
+    more = sum(body.values[name].bytes for name in weights(between) - own)
+    inside = products | {name for node in between if node.op in VIEWS for name in node.outputs}
+    reals = {body.values[n].dtype for node in (*scans[d - 1], *between, *scans[d]) for n in node.outputs if n}
+    fits = more <= _NEAR and all(_fusible(body, node, inside) for node in between)
+    if own != weights(scans[d - 1]) or not fits or reals >= {"float32", "float64"}:
+        return
+    scans[d - 1] += [*between, *scans[d]]
+    maps[d - 1] = [*(node for node in maps[d - 1] if node not in between), *maps[d]]
+    carries[d - 1] += [c for c in carries[d] if c not in carries[d - 1]]
+    scans[d], maps[d], carries[d] = [], [], []
+
+
+def _is_product(body: Graph, node: Node) -> bool:
+    """Whether a node multiplies rows, each a vector, by a matrix."""
+    if node.op != "matmul":
+        return False
+    row, weight = (body.values[name] for name in node.inputs)
+    return row.kind == "row" and weight.kind == "shared" and (len(row.shape), len(weight.shape)) == (1, 2)
 
 
 def _linear(body: Graph, nodes: Sequence[Node], carries: Sequence[Carry]) -> tuple[str, ...]:

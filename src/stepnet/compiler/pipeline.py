@@ -21,6 +21,7 @@ from .inner_loops import MOST, inner_loops
 from .iteration import iteration
 from .narrow import narrow
 from .normal import Joint, normalise
+from .paddings import join_paddings
 from .per_sequence import per_sequence
 from .precision import holds_rounded, widened
 from .probe import ROWS, check_opaque
@@ -84,6 +85,7 @@ def compile_loop(
 
         trace      body                      -> one joint aten graph
         normalise  aten graph                -> ops of the closed list, rows proved
+        join_paddings  sums of padded parts  -> the parts side by side
         reassociate sums                     -> ordered by what they depend on
         per_sequence  states that never change -> what follows from them, once per sequence
         split      joint graph               -> forward body, backward body, what is kept between
@@ -118,7 +120,7 @@ def compile_loop(
     captured = trace(call, signature.x, states, weights, here=here, answers=answers)
     joint = normalise(captured, parameter_names(signature, weights))
     check_opaque(joint.graph, bind, samples(joint, weights, sample))
-    joint = replace(joint, graph=reassociate(joint.graph, signature.state_names))
+    joint = replace(joint, graph=reassociate(join_paddings(joint.graph), signature.state_names))
     made = finish(joint, signature, weights, captured.y_spec)
     if draws:
         fused, hoisted = (replace(plan, random=True) for plan in (made.fused, made.hoisted))

@@ -277,6 +277,8 @@ class _Recorder(_Reader):
             if number is not None:
                 return number
             self.meet(value)
+            if kind is nn.Parameter:  # what `functional_call` puts in its place may be none
+                kind = Tensor
             return "new", kind, value.shape, value.dtype, value.requires_grad, value.device
         if kind in BY_VALUE and kind is not slice:
             return kind, repr(value)

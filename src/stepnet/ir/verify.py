@@ -16,7 +16,7 @@ from stepnet.errors import GraphError
 from .graph import Graph, Node
 from .op_rules import broken_op
 from .ops import OPS, VIEWS, Stage, is_cheap
-from .plan import LoopPlan, Plan
+from .plan import LoopPlan, Plan, Region
 
 GraphStage = Literal["joint", "body", "plan", "adopted"]
 MADE_BY_FISSION = frozenset({"shift", "spread"})
@@ -211,7 +211,8 @@ def _cycles(loop: LoopPlan, stage: GraphStage) -> Iterator[str]:
             turning = any(n in after[n] for n in names if n in after)
             if region.kind != "scan" and turning and node.op not in MADE_BY_FISSION:
                 yield f"{_text(node)}: lies on a cycle, but in a {region.kind}"
-            if region.kind == "scan" and not turning and not _movable(loop, node, stage):
+            between = node.op == "matmul" and _is_between(region, node, after)
+            if region.kind == "scan" and not (turning or between or _movable(loop, node, stage)):
                 yield f"{_text(node)}: lies on no cycle, but in a scan"
     homes: dict[str, int] = {}
     for at, region in enumerate(loop.regions):
@@ -229,6 +230,12 @@ def _movable(loop: LoopPlan, node: Node, stage: GraphStage) -> bool:
         return True
     moved = stage == "adopted" and OPS[node.op].stage in (Stage.SHAPE, Stage.MATMUL)
     return node.op in ("sum_rows", "sum_steps") or moved
+
+
+def _is_between(region: Region, node: Node, after: dict[str, set[str]]) -> bool:
+    """Whether a node follows from one cycle of its scan, and another one waits for it."""
+    turning = {c.parameter for c in region.carries}
+    return not turning.isdisjoint(after[node.output]) and any(node.output in after[name] for name in turning)
 
 
 def _followers(loop: LoopPlan) -> dict[str, set[str]]:
