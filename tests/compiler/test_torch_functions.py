@@ -125,6 +125,7 @@ IN_C |= {
         + F.grid_sample(x.view(-1, 2, 3, 1), h.view(-1, 1, 3, 2), "bilinear", "border", False)
     ).flatten(1),
     "fake_quantize": lambda h, x: torch.fake_quantize_per_tensor_affine(h + x, 0.1, 1, -4, 7) * x,
+    "numbers of each row": lambda h, x: torch.func.vmap(lambda v, w: v.mean() * 0.5 + w * 2.5)(h, x),
     "gradients of each row": lambda h, x: torch.func.vmap(
         torch.func.grad(lambda v, w: F.gelu(F.layer_norm(v, (D,)) @ MATRIX + MATRIX @ w).sum())
     )(h, x),

@@ -143,6 +143,49 @@ def test_one_tensor_in_two_places(tmp_path):
             check(model, x, y, torch.tensor(trips))
 
 
+LAID = {
+    "in order": lambda x: x, "turned": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+    "from the middle": lambda x: torch.cat([x, x, x], 1)[:, 4:8], "each other": lambda x: x.repeat(2, 1)[::2],
+    "one row": lambda x: x[:1].expand(x.shape), "elsewhere": lambda x: torch.cat([x, x])[x.shape[0] :],
+}  # fmt: skip
+
+
+def test_views_of_views_in_any_memory(tmp_path):
+    """Chains of views, of the input, of what is computed and of constants, each in one call; results that
+    lie in one another stay so."""
+    import onnx
+
+    text = """g (float[N, 4] x) => (float[M] y, float[4, N] a, float[2, N] b, float[K] c, float[4, N] e)
+    <int64[1] zero = {0}, int64[1] one = {1}, int64[1] three = {3}, int64[2] halves = {2, 2},
+     int64[1] flat = {-1}, float[2, 2] w = {1, 2, 3, 4}> {
+      t = Transpose <perm = [1, 0]> (x)
+      a, b0 = Split <axis = 0> (t, halves)
+      b = Slice(t, one, three, zero)
+      u = Unsqueeze(b, zero)
+      v = Transpose <perm = [0, 2, 1]> (u)
+      s = Squeeze(v, zero)
+      p = MatMul(s, w)
+      q = Transpose <perm = [1, 0]> (p)
+      r = Slice(q, zero, one, zero)
+      c = Reshape(r, flat)
+      d = Exp(t)
+      e = Transpose <perm = [0, 1]> (d)
+      f = Concat <axis = 0> (a, b0, e)
+      y = Reshape(f, flat)
+    }"""
+    onnx.save(parser.parse_model(HEAD + text), tmp_path / "m.onnx")
+    model = stepnet.onnx.load(tmp_path / "m.onnx")
+    for rows in (3, 1, 3, 0):
+        for laid in (*LAID.values(), *LAID.values(), *LAID.values()):
+            x = laid(torch.randn(rows, 4))
+            found = check(model, x)
+            expected = as_nodes(model, (x,))
+            for one, other in zip(found, expected, strict=True):
+                assert one.stride() == other.stride()
+                assert one.storage_offset() == other.storage_offset()
+    assert functions(model.graph)
+
+
 def test_errors_name_the_node_in_every_call(tmp_path):
     import onnx
 

@@ -235,7 +235,9 @@ def _where(b: Builder, condition: Ref, x: Any, y: Any) -> Any:
 
 
 @rule("_to_copy", "convert_element_type")
-def _to_copy(b: Builder, x: Ref, dtype: Any = None, **rest: Any) -> Any:
+def _to_copy(b: Builder, x: Any, dtype: Any = None, **rest: Any) -> Any:
+    if not isinstance(x, Ref):  # a number that stands for a tensor
+        return b.result(b.full(x, b.row_shape(b.meta.shape, None), b.meta_dtype()), None)
     return b.cast(x, b.meta_dtype())
 
 

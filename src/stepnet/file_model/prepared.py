@@ -83,7 +83,7 @@ class Prepared:
             torch.is_inference_mode_enabled(),
             torch.get_default_dtype(),
             torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
-            *((t.shape, t.dtype, t.requires_grad) for t in arguments),
+            *((t.shape, t.stride(), t.dtype, t.requires_grad) for t in arguments),
         )
         functions = self._functions.get(kind, ())
         for function in functions or ():

@@ -79,7 +79,8 @@ def not_in_recordings(sized: bool = False) -> None:
 
 def _seen(constant: Tensor) -> Any:
     """What a function relies on of a constant that it reads."""
-    return type(constant), constant.shape, constant.dtype, constant.requires_grad, constant.is_cpu
+    laid = constant.shape, constant.stride(), constant.is_cpu
+    return type(constant), laid, constant.dtype, constant.requires_grad
 
 
 class _Folded:
@@ -172,6 +173,9 @@ class Recorder(TorchFunctionMode):
         self._numbers = itertools.count()
         self._slots: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._sized: set[int] = set()  # slots of tensors whose sizes the kind of the call says
+        self._laid: set[int] = set()  # and of those whose strides it says, too
+        self._tensors: dict[int, weakref.ref[Tensor]] = {}  # of slots
+        self._views: dict[int, tuple[_Slot, Any, Any, int]] = {}  # of slots, what makes them
         self._met: set[int] = set()  # slots whose numbers, sizes or types were asked for
         self._fails = self._deciding = False
         self._count = len(arguments)
@@ -188,6 +192,7 @@ class Recorder(TorchFunctionMode):
             else:
                 self._fails = True
         self._sized.update(self._around)
+        self._laid.update(self._sized)
         self._foldable = {
             slot
             for slot, (key, value) in self._around.items()
@@ -200,7 +205,8 @@ class Recorder(TorchFunctionMode):
 
     def _slot(self, value: Tensor) -> int:
         number = next(self._numbers)
-        self._slots[id(value)] = weakref.ref(value), number
+        self._tensors[number] = weakref.ref(value)
+        self._slots[id(value)] = self._tensors[number], number
         return number
 
     def _known(self, value: Tensor) -> int | None:
@@ -299,13 +305,37 @@ class Recorder(TorchFunctionMode):
         if (name.endswith("_") and not name.endswith("__")) or name == "__setitem__" or "out" in noted[1]:
             raise Opaque
         kept = any(value.requires_grad for value in results)  # checkpoints count what is saved for gradients
-        found = [*map(self._slot, results)]
-        self._calls.append(_Call(func, noted, found, several, kept))
         index = noted[0][1] if name == "__getitem__" else None
         parts = index if isinstance(index, tuple) else (index,)
         masks = any(isinstance(part, (_Slot, Tensor, list)) for part in parts)
-        if self._sized.issuperset(slots) and name not in _OF_NUMBERS and not masks:
-            self._sized.update(found)
+        sized = self._sized.issuperset(slots) and name not in _OF_NUMBERS and not masks
+        laid = sized and not kept and self._laid.issuperset(slots)
+        views = [self._view_of(value, slots) if laid else None for value in results]
+        found = [*map(self._slot, results)]
+        if all(views):  # each by one call: views that led to it are left out where nothing else reads them
+            made = zip(views, found, strict=True)
+            self._calls += [_Call(_view, (view, {}), [slot], False, False) for view, slot in made if view]
+        else:
+            self._calls.append(_Call(func, noted, found, several, kept))
+        self._sized.update(found if sized else ())
+        self._laid.update(found if laid else ())
+        self._views |= {slot: view for slot, view in zip(found, views, strict=True) if view}
+
+    def _view_of(self, value: Tensor, slots: Sequence[int]) -> tuple[_Slot, Any, Any, int] | None:
+        """A view as one of a tensor that is none: that, sizes, strides, where it begins; None: it is none."""
+        memory, of = value.untyped_storage().data_ptr(), []
+        for slot in {*slots}:
+            tensor = self._tensors[slot]()
+            if tensor is not None and tensor.untyped_storage().data_ptr() == memory:
+                of.append((slot, tensor))
+        if len(of) != 1 or not memory or self._known(value) in slots:
+            return None
+        ((slot, tensor),) = of
+        if value.dtype != tensor.dtype or value.is_conj() or value.is_neg():
+            return None
+        root, *_, before = self._views.get(slot, (_Slot(slot), 0))
+        begin = before + int(value.storage_offset()) - int(tensor.storage_offset())
+        return root, tuple(value.shape), value.stride(), begin
 
     def handed(self, outputs: Sequence[Any]) -> tuple[Any, ...]:
         """Outputs that a caller may change: what is part of the function is not among them."""
@@ -369,6 +399,10 @@ class Recorder(TorchFunctionMode):
         kinds = [_seen(value) for _, value in read.values()]
         folded = [(key, _Folded(value)) for key, value in map(self._around.__getitem__, self._folded)]
         return Function(held["run"], [key for key, _ in read.values()], kinds, folded, self._twins)
+
+
+def _view(value: Tensor, shape: Sequence[int], strides: Sequence[int], begin: int) -> Tensor:
+    return value.as_strided(shape, strides, begin + value.storage_offset())
 
 
 def _expect(number: Any, value: Tensor) -> None:

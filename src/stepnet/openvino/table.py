@@ -16,6 +16,7 @@ from .layers import (
     matrix,
     moving,
     reduce,
+    resizing,
     sequences,
     shape,
 )
@@ -33,6 +34,7 @@ ROWS: dict[str, Row] = {
         bags,
         fourier,
         decoding,
+        resizing,
         reduce,
         matrix,
         cells,

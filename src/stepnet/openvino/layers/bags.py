@@ -12,15 +12,16 @@ from stepnet.openvino.records import Layer
 
 from .row import Function, Misfit, Row, integers, number, shape_text
 
-_MOST = 2**28  # bags, whose number a file says
+_EMPTY = 2**20  # bags more than there are words: a file says how many there are
 
 
 def _summed(
     table: Tensor, index: Tensor, bag: Tensor, count: int, default: Any, weights: Tensor | None, mean: bool
 ) -> Tensor:
     """The rows `index` of a table, each times its weight, added to the bags that they are in."""
-    if not 0 <= count <= _MOST:
-        raise Misfit("the number of bags must be a plain number", got=count, dims=count)
+    if not 0 <= count <= len(index) + _EMPTY:
+        most = f"0 to {len(index) + _EMPTY}: one for each of {len(index)} words, and {_EMPTY} empty ones"
+        raise Misfit("the number of bags does not fit", got=count, expected=most, dims=count)
     rows = table[integers(index, "indices")]
     if weights is not None:
         rows = rows * weights.reshape(-1, *[1] * (rows.dim() - 1))

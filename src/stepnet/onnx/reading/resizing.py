@@ -1,0 +1,82 @@
+"""Resize and Upsample: axes of other sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from stepnet.file_model import ROUNDED, WHERE, Misfit, Resizing
+
+from .info import Info, Run, op
+
+_KINDS = {"nearest": "nearest", "linear": "linear", "cubic": "cubic"}
+_POLICIES = ("stretch", "not_larger", "not_smaller")
+
+
+def _of(node: Info, name: str, default: str, known: Sequence[str]) -> str:
+    found = node.get(name, default)
+    if found not in known:
+        raise Misfit(f"attribute '{name}' is not known", found, ", ".join(known))
+    return found
+
+
+@op("Upsample", inputs=(1, 2))
+def _upsample(node: Info) -> Run:
+    how = Resizing(_of(node, "mode", "nearest", ["nearest", "linear"]), "asymmetric", "floor")
+    scales = node.numbers(1, "scales")
+
+    def upsample(*inputs: Any) -> Tensor:
+        return _scaled(how, inputs[0], list(range(inputs[0].dim())), scales(inputs))
+
+    return upsample
+
+
+@op("Resize", inputs=(1, 4))
+def _resize(node: Info) -> Run:
+    if node.opset < 11:
+        return _upsample(node)
+    kind = _of(node, "mode", "nearest", [*_KINDS])
+    where = _of(node, "coordinate_transformation_mode", "half_pixel", [*WHERE, "tf_crop_and_resize"])
+    rounding = _of(node, "nearest_mode", "round_prefer_floor", [*ROUNDED])
+    policy = _of(node, "keep_aspect_ratio_policy", "stretch", _POLICIES)
+    smooth, inside = bool(node.get("antialias", 0)), bool(node.get("exclude_outside", 0))
+    if where == "tf_crop_and_resize":
+        raise Misfit("attribute 'coordinate_transformation_mode' is not read", where, ", ".join(WHERE))
+    how = Resizing(_KINDS[kind], where, rounding, node.get("cubic_coeff_a", -0.75), smooth, inside)
+    own, scales, sizes = node.get("axes"), node.numbers(2), node.listed(3)
+
+    def resize(*inputs: Any) -> Tensor:
+        x = inputs[0]
+        axes = [_axis(axis, x.dim()) for axis in (range(x.dim()) if own is None else own)]
+        new, times = sizes(inputs), scales(inputs)
+        if not new:
+            return _scaled(how, x, axes, times)
+        if times:
+            raise Misfit("scales and sizes are both given", got=f"{times} and {new}", expected="one of them")
+        if len(new) != len(axes):
+            raise Misfit("needs one of the sizes for each axis", new, f"{len(axes)} numbers")
+        by = [n / (x.shape[axis] or 1) for n, axis in zip(new, axes, strict=True)]
+        if policy != "stretch":
+            same = min(by) if policy == "not_larger" else max(by)
+            new = [math.floor(same * x.shape[axis] + 0.5) for axis in axes]
+            by = [same] * len(axes)
+        return how.run(x, axes, new, by)
+
+    return resize
+
+
+def _axis(axis: int, rank: int) -> int:
+    if not -rank <= axis < rank:
+        raise Misfit("an axis lies outside of the tensor", axis, f"{-rank} to {rank - 1}")
+    return axis % rank
+
+
+def _scaled(how: Resizing, x: Tensor, axes: Sequence[int], scales: Any) -> Tensor:
+    scales = scales if isinstance(scales, list) else []
+    if len(scales) != len(axes) or not all(0 < scale < 2**31 for scale in scales):
+        raise Misfit("needs a scale above zero for each axis", scales, f"{len(axes)} numbers")
+    sizes = [math.floor(x.shape[axis] * scale) for axis, scale in zip(axes, scales, strict=True)]
+    return how.run(x, axes, sizes, scales)
