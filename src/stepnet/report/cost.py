@@ -178,6 +178,7 @@ SEVERAL = {
     "batchnorminference": 2,
     "fakequantize": 6,
     **dict.fromkeys(("dft", "idft", "rdft", "irdft"), 25),  # 5 log2 n a complex number, for n = 1,024
+    "interpolate": 6,  # of two dimensions: between two numbers of each, a product and a sum
 }
 GATES = {"lstmcell": 4, "grucell": 3, "rnncell": 1}
 SEQUENCES = {"lstmsequence": "lstmcell", "grusequence": "grucell", "rnnsequence": "rnncell"}
