@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -74,6 +75,14 @@ def test_the_same_numbers(seed, overlap):
     if not overlap:
         assert [node.op for node in joined.nodes].count("cat") == 1
         assert [node.op for node in joined.nodes].count("add") == len(graph.parameters)
+
+
+def test_sums_over_rows_stay():
+    """Nothing is added to them before the last row."""
+    graph = padded_sum(random.Random(3), overlap=False)
+    values = {name: replace(value, kind="sum") for name, value in graph.values.items()}
+    graph = replace(graph, values=values)
+    assert join_paddings(graph) is graph
 
 
 def test_what_is_read_elsewhere_stays():

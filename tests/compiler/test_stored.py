@@ -40,8 +40,18 @@ def _turned(x, h):
     return (h, h.abs()), h
 
 
+_WEIGHT = torch.randn(9, 3, dtype=DTYPE, requires_grad=True)
+
+
+def _sliced(x, h):
+    """One weight by its slices."""
+    h = torch.tanh(x @ _WEIGHT[:3] + h @ _WEIGHT[3:6].roll(1, 1))
+    return h, h
+
+
 STEPS = {
     **{name: cell(name) for name in ("LSTM", "GRU", "LayerNormLSTM", "MinGRU")},
+    "slices of a weight": (_sliced, torch.zeros(2, 3, dtype=DTYPE)),
     "a Kalman filter": KALMAN,
     "odd calls": (_odd, torch.zeros(2, 3, dtype=DTYPE)),
     "complex numbers": (_turned, torch.ones(2, 3, dtype=torch.complex128)),

@@ -3,7 +3,8 @@
     cat(a, 0, 0) + cat(0, b, 0) + cat(0, 0, c)   ->   cat(a + 0, b + 0, c + 0)
 
 So the gradient of slices is what the gradient of a split is: one value, not as many wide ones as there are
-slices. The sum adds a zero to each part, and so is one added here: of -0.0 that makes 0.0.
+slices. The sum adds a zero to each part, and so is one added here: of -0.0 that makes 0.0. A sum over rows
+stays as it is: nothing is added to it before its last row.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class _Joiner:
 
     def _of_sum(self, node: Node) -> _Padded | None:
         a, b = (self.padded.get(name) for name in node.inputs)
-        if a is None or b is None or a.dim != b.dim:
+        if a is None or b is None or a.dim != b.dim or self.values[node.output].kind == "sum":
             return None
         alike = {
             (v.kind, v.shape, v.dtype) for v in map(self.values.__getitem__, (*node.inputs, node.output))
