@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import pytest
 import torch
 
@@ -88,3 +90,46 @@ def test_what_is_not_written_out_is_named():
             torch.eye(2, dtype=C).expand(2, 2, 2).clone(),
             backend="c",
         )
+
+
+OPERANDS = {
+    "rows": lambda x: torch.complex(x, x + 1),
+    "real rows": lambda x: x.abs() + 0.5,
+    "shared": lambda x: W[:3],
+    "real and shared": lambda x: W[:3].abs() + 0.5,
+    "real number": lambda x: 1.5,
+    "number": lambda x: -0.5 + 0.25j,
+}
+
+
+@pytest.mark.parametrize("op", ["add", "sub", "mul", "truediv", "pow"])
+def test_operands_of_any_kind(op):
+    """What rows share and numbers, too, on either side."""
+
+    def step(x, s):
+        given = {name: make(x) for name, make in OPERANDS.items()}
+        pairs = [(a, b) for a in given for b in given if "rows" in a + b]
+        out = [getattr(operator, op)(given[a], given[b]) for a, b in pairs]
+        return [torch.view_as_real(torch.complex(v, v) if v.is_floating_point() else v) for v in out], s + x
+
+    x, s = torch.randn(3, 2, 3, 4, dtype=torch.double, requires_grad=True), torch.zeros(2, 3, 4).double()
+    ours, plain = (recurrent(step, x, s, backend=backend)[0] for backend in ("c", "naive"))
+    torch.testing.assert_close(ours, plain)
+    found = [torch.autograd.grad(sum(y.cos().sum() for y in part), [x, W]) for part in (ours, plain)]
+    torch.testing.assert_close(*found)
+
+
+def test_powers_and_exponentials_of_special_values():
+    some = torch.tensor([0.0, -0.0, 1.0, -2.0, torch.inf, -torch.inf, torch.nan], dtype=torch.double)
+    z = torch.complex(*torch.meshgrid(some, some, indexing="ij"))[None, None]
+    s = torch.full((1, 7, 7), 0.5 + 2j, dtype=C)
+
+    def step(z, s):
+        y = z.exp(), z**0.0, z ** (1 + 1j), (1.5 + 1j) ** z, s**z, z**s
+        return torch.stack([torch.view_as_real(v) for v in y]).movedim(0, 1), s * 1
+
+    recurrent(step, torch.randn_like(z), s, backend="c")  # holds its plan against the plain loop on these
+    ours, plain = (recurrent(step, z, s, backend=backend)[0][0, 0] for backend in ("c", "naive"))
+    torch.testing.assert_close(ours[:2], plain[:2], equal_nan=True)
+    there = plain.isfinite() & z[0, 0, ..., None].isfinite()  # of others it depends on how products are made
+    torch.testing.assert_close(ours[there], plain[there])

@@ -47,6 +47,7 @@ PICKS = {
     "a line of each row": lambda z, x: z[numbers(z), x[:, :, 0].argmax(1)],
     "places for all": lambda z, x: z[:, PLACES] + z.index_select(1, PLACES) * z[:, [0, -1, 1]],
     "put": put,
+    "places of a weight": lambda z, x: (W.flip(0).roll(1, 1) + W.gather(1, W.argsort(1))) @ z,
     "added by index": lambda z, x: z.index_add(1, PLACES, x) + z.index_copy(1, PLACES[:2], x[:, :2]),
     "most and where": lambda z, x: z.max(1)[0] * z.min(1)[1] + z.max(1)[1],
     "bins": lambda z, x: z * torch.bucketize(z.detach(), torch.linspace(-1, 1, 5, dtype=D)),
@@ -58,6 +59,8 @@ ORDERS = {
     "median": lambda z, x: z.median(2)[0] + z.kthvalue(2, 2)[0],
     "totals": lambda z, x: z.cumsum(1) * z.cumprod(2) + z.logcumsumexp(1) + z.cummax(2)[0] * z.cummin(1)[0],
     "whether": lambda z, x: torch.where((z > 0).any(2, keepdim=True), z, x) * (x > -1).all(1, keepdim=True),
+    "orders of a weight": lambda z, x: (W.sort(0)[0] + W.topk(2, 1)[0].sum(1, keepdim=True) + W.msort()) @ z,
+    "totals of a weight": lambda z, x: (W.cumprod(0) + W.cummax(1)[0] + W.max(1)[0]) @ z,
     "how many": lambda z, x: (z > 0).sum(2).to(D) * z.sum(2),
 }
 MATRICES = {

@@ -183,15 +183,41 @@ def _mul(b: Builder, x: Operand, y: Operand) -> Pair:
 
 def _div(b: Builder, x: Operand, y: Operand) -> Pair:
     """By the larger part of the divisor first, so that its square does not overflow."""
-    (a, c), (d, e) = _parts(x), _parts(y)
-    if e is None:
-        return _pair(b, *(None if part is None else _op(b, "div", part, d) for part in (a, c)))
-    size = _op(b, "maximum", _op(b, "abs", d), _op(b, "abs", e))
-    d_small, e_small = _op(b, "div", d, size), _op(b, "div", e, size)
-    whole = _op(b, "add", _op(b, "mul", d, d_small), _op(b, "mul", e, e_small))
+    a, c = _parts(x)
+    if _parts(y)[1] is None:
+        return _pair(b, *(None if part is None else _op(b, "div", part, y) for part in (a, c)))
+    by = _as_pair(b, y)
+
+    def reduced() -> tuple[Any, Any, Any]:
+        size = _op(b, "maximum", _op(b, "abs", by.re), _op(b, "abs", by.im))
+        d, e = _op(b, "div", by.re, size), _op(b, "div", by.im, size)
+        return d, e, _op(b, "add", _op(b, "mul", by.re, d), _op(b, "mul", by.im, e))
+
+    d_small, e_small, whole = _alone(b, by, reduced)
     re = _sum(b, "add", _times(b, a, d_small), _times(b, c, e_small))
     im = _sum(b, "sub", _times(b, c, d_small), _times(b, a, e_small))
     return Pair(_op(b, "div", re, whole), _op(b, "div", im, whole))
+
+
+def _as_pair(b: Builder, x: Operand) -> Pair:
+    """An operand as a pair; a number as one that all rows share."""
+    if isinstance(x, Pair):
+        return x
+    if isinstance(x, Ref):
+        value = b.values[x.name]
+        return Pair(x, Ref(b.full(0.0, value.shape, value.dtype, value.kind), x.bdim, x.fold))
+    parts = (b.full(part, (), b.meta_dtype()) for part in (complex(x).real, complex(x).imag))
+    return Pair(*(Ref(name, None, 0) for name in parts))
+
+
+def _alone(b: Builder, x: Pair, made: Callable[[], Any]) -> Any:
+    """What is made of an operand alone: it may be shared where the result has rows."""
+    meta, value = b.meta, b.values[x.re.name]
+    if value.kind == "shared":
+        b.meta = _Real(value.shape, meta.dtype)
+    found = made()
+    b.meta = meta
+    return found
 
 
 def _conjugate(b: Builder, x: Pair) -> Pair:
@@ -208,18 +234,23 @@ def _angle(b: Builder, x: Pair) -> Any:
 
 def _sgn(b: Builder, x: Pair) -> Pair:
     size = _abs(b, x)
-    none = _zero(b, size)
+    none = _is(b, size, 0)
     return Pair(*(_where(b, none, 0.0, _op(b, "div", part, size)) for part in (x.re, x.im)))
 
 
-def _zero(b: Builder, x: Ref, op: str = "eq") -> Ref:
-    """Where a number is zero, or compares so with it."""
-    return Ref(b.like(x.name, op, x.name, 0, dtype="bool"), x.bdim, x.fold)
+def _is(b: Builder, x: Ref, number: float, op: str = "eq") -> Ref:
+    """Where numbers are this one, or compare so with it."""
+    return Ref(b.like(x.name, op, x.name, number, dtype="bool"), x.bdim, x.fold)
 
 
 def _exp(b: Builder, x: Pair) -> Pair:
-    size = _op(b, "exp", x.re)
-    return Pair(_op(b, "mul", size, _op(b, "cos", x.im)), _op(b, "mul", size, _op(b, "sin", x.im)))
+    """Of parts that are not finite, too: nothing has no angle, and what is real stays so."""
+    size, cos = _op(b, "exp", x.re), _op(b, "cos", x.im)
+    none, infinite = _is(b, size, 0), _is(b, size, math.inf)
+    lost = Ref(b.like(cos.name, "isnan", cos.name, dtype="bool"), cos.bdim, cos.fold)
+    re = _where(b, lost, _where(b, infinite, size, cos), _op(b, "mul", size, cos))
+    im = _where(b, _is(b, x.im, 0), x.im, _op(b, "mul", size, _op(b, "sin", x.im)))
+    return Pair(_where(b, none, size, re), _where(b, none, size, im))
 
 
 def _log(b: Builder, x: Pair) -> Pair:
@@ -229,10 +260,10 @@ def _log(b: Builder, x: Pair) -> Pair:
 def _sqrt(b: Builder, x: Pair) -> Pair:
     """The larger part by a root, the other one by a quotient."""
     large = _op(b, "sqrt", _op(b, "mul", _op(b, "add", _abs(b, x), _op(b, "abs", x.re)), 0.5))
-    none = _zero(b, large)
+    none = _is(b, large, 0)
     small = _op(b, "div", x.im, _op(b, "mul", large, 2.0))
     small = _where(b, none, x.im, small)
-    left = _zero(b, x.re, "lt")
+    left = _is(b, x.re, 0, "lt")
     re = _where(b, left, _op(b, "abs", small), large)
     return Pair(re, _where(b, left, _op(b, "copysign", large, x.im), small))
 
@@ -279,9 +310,10 @@ def _pow(b: Builder, x: Operand, y: Operand) -> Any:
     if isinstance(x, (int, float)) and x > 0 and isinstance(y, Pair):
         low = math.log(x)
         return _exp(b, Pair(_op(b, "mul", y.re, low), _op(b, "mul", y.im, low)))
-    if not isinstance(x, Pair):
-        return NotImplemented
-    return _exp(b, _mul(b, _log(b, x), y))
+    if y == 0 and not isinstance(y, (Ref, Pair)):
+        return Pair(b.widened(1.0), b.widened(0.0))
+    x, y = _as_pair(b, x), _as_pair(b, y)
+    return _exp(b, _mul(b, _alone(b, x, lambda: _log(b, x)), y))
 
 
 # -- between real and complex -------------------------------------------------------------------------------

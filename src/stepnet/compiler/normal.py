@@ -220,8 +220,8 @@ class Builder:
             linear = all(n in sums or self.is_full(n, 0) for n in inputs[1:])
         if op in ("lu_solve", "solve_triangular", "matrix_exp_grad"):
             linear = sums == [inputs[1]]
-        if op == "scatter_add":
-            linear = inputs[2] in sums and (inputs[0] in sums or self.is_full(inputs[0], 0))
+        if op in ("scatter", "scatter_add"):
+            linear = inputs[1] not in sums and all(n in sums or self.is_full(n, 0) for n in inputs[::2])
         if op == "cat":
             linear = all(n in sums or self.is_full(n, 0) for n in inputs)
         if not linear:

@@ -16,8 +16,8 @@ _TO_BOOL = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isnan"})
 _LOGIC = frozenset({"and", "or", "xor", "not"})
 _LINEAR = frozenset(
     {"add", "sub", "mul", "div", "neg", "copy", "cast", "sum", "reshape", "permute", "expand", "slice",
-     "flip", "cat", "matmul", "where", "cumsum", "gather", "scatter_add", "lu_solve", "solve_triangular",
-     "matrix_exp_grad"}
+     "flip", "cat", "matmul", "where", "cumsum", "gather", "scatter", "scatter_add", "lu_solve",
+     "solve_triangular", "matrix_exp_grad"}
 )  # fmt: skip
 
 Check = Callable[[Node, Inputs, Value], Iterator[str]]
