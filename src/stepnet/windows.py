@@ -24,8 +24,8 @@ from .errors import StepError
 from .executors.autograd import computed_again
 from .front.step import WithStatic, as_step, boot_state, describe_leaf
 
-_MOST = 1 << 20  # numbers of states in a window, if it is no longer than the root: caches hold its tables
-_LEAST = 1 << 13  # rows of a window, unless that is too many: with fewer, beginning one costs too much
+_MOST = 1 << 21  # numbers of states in a window, if it is no longer than the root: caches hold its tables
+_LEAST = 1 << 14  # rows of a window, unless that is too many: with fewer, beginning one costs too much
 _COUNT = 128  # windows, unless they have too few rows or too many numbers
 
 
@@ -106,6 +106,11 @@ def _size(checkpoint: int | bool | None, cuts: _Ragged | _Dense, state: Any) -> 
     return max(math.isqrt(longest), min(enough, _MOST // max(numbers, 1)))
 
 
+def _first(longest: int, size: int) -> int:
+    """The steps of the first window, so that the last, which is kept, is a whole one."""
+    return longest % size or size
+
+
 def _detached(state: Any) -> Any:
     if isinstance(state, WithStatic):
         return WithStatic(_detached(state.state), state.static)
@@ -162,7 +167,9 @@ class _Dense:
     def run(self, size: int, window: Window, last: Window, state: Any, again: bool) -> tuple[Any, Any]:
         """Run `window` on each window in turn, but `last` on the last; the results as those of one run.
         `again`: gradients go from window to window, and `window` keeps nothing of its steps."""
-        sizes = [size] * (self.longest // size) + [self.longest % size] * bool(self.longest % size)
+        first = _first(self.longest, size) if again else size
+        after, short = divmod(self.longest - first, size)
+        sizes = [first, *[size] * after, *[short] * bool(short)]
         sizes = sizes[::-1] if self.reverse else sizes
         parts = [leaf.split(sizes, self.axis) for leaf in self.leaves]
         count, ys = len(sizes), _Results(self.longest, self.axis, lean=again)
@@ -188,7 +195,7 @@ class _Ragged:
 
     def run(self, size: int, window: Window, last: Window, state: Any, again: bool) -> tuple[Any, Any]:
         """Run each window in turn; the results as those of one run. See `_Dense.run`."""
-        cut = windows(self.levels[-1], size, self.reverse)
+        cut = windows(self.levels[-1], size, self.reverse, _first(self.longest, size) if again else size)
         parts = zip(*map(cut.cut, self.leaves), strict=True)
         before, ended = cut.sequences[0], []
         ys = _Results(int(self.levels[-1][-1]), 0, lean=again)

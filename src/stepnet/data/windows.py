@@ -69,8 +69,9 @@ class Windows:
 
 
 @outside_modes
-def windows(offsets: Tensor, size: int, reverse: bool = False) -> Windows:
-    """Cut sequences into windows of `size` elements, counted from their ends where `reverse` says so.
+def windows(offsets: Tensor, size: int, reverse: bool = False, first: int | None = None) -> Windows:
+    """Cut sequences into windows of `size` elements, of which the first has `first`; those of a reversed run
+    begin at the ends.
 
     >>> cut = windows(torch.tensor([0, 5, 5, 7]), 2)
     >>> cut.offsets, cut.order
@@ -78,16 +79,17 @@ def windows(offsets: Tensor, size: int, reverse: bool = False) -> Windows:
     >>> cut.sequences
     (tensor([0, 1, 2]), tensor([0]), tensor([0]))
     """
+    first = size if first is None else first
     lengths = offsets.diff()
-    counts = ((lengths + size - 1) // size).clamp(min=1)
+    counts = 1 + (lengths - first + size - 1).div(size, rounding_mode="floor").clamp(min=0)
     ends = counts.cumsum(0)
     owner = torch.arange(len(counts)).repeat_interleave(counts)
     place = torch.arange(len(owner)) - (ends - counts)[owner]  # of each piece in its sequence
     if reverse:
         place = counts[owner] - 1 - place
-        own = (offsets[1:][owner] - (place + 1) * size).maximum(offsets[:-1][owner])
+        own = (offsets[1:][owner] - (first + place * size)).maximum(offsets[:-1][owner])
     else:
-        own = offsets[:-1][owner] + place * size
+        own = offsets[:-1][owner] + (first + (place - 1) * size).clamp(min=0)
     order = place.sort(stable=True).indices
     each = torch.bincount(place).tolist() if len(place) else [0]
     in_order = torch.equal(order, torch.arange(len(order)))
