@@ -55,7 +55,7 @@ static void member(void *data, int64_t i, int64_t count) {
     }
 }
 void pass_round(const sn_pool *pool, int64_t *values, int64_t steps, int64_t *size) {
-    relay r = {values, steps, size, {0, 0}};
+    relay r = {values, steps, size, {0, 0, 0}};
     sn_together(pool, member, &r);
 }
 """

@@ -1,4 +1,4 @@
-"""Threads that take some features each make the numbers of the plain loop."""
+"""Threads that take turns, or some features each, make the numbers of the plain loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stepnet.errors import BuildError
 from stepnet.executors.c import scan as c_scan
 from stepnet.executors.c.scan import CScan
 from stepnet.executors.layout import Layout, is_uneven
-from stepnet.executors.schedule.features import Features, features
+from stepnet.executors.schedule.features import Features
 
 OPTIMISED = False
 DTYPE = torch.float64
@@ -51,7 +51,8 @@ def per_sequence(x, state, bias):
 
 
 class Crossed(nn.Module):
-    """A product of whole panels of columns; features read those of others, too."""
+    """A product of whole panels of columns; features read those of others, too. A sum over them that a state
+    is made of: threads can only take turns."""
 
     def __init__(self):
         super().__init__()
@@ -59,8 +60,8 @@ class Crossed(nn.Module):
 
     def forward(self, x, h):
         made = x @ self.weight.T
-        h = torch.sigmoid(made[:, 64:192]) * h + made[:, :128]
-        return h, h
+        h = torch.sigmoid(made[:, 64:192]) * h / (1 + h.square().mean(1, keepdim=True)) + made[:, :128]
+        return torch.cat([h[:, :3], made[:, 3:9]], 1), h
 
     def initial_state(self, n):
         return self.weight.new_zeros(n, 128)
@@ -75,6 +76,10 @@ STEPS = {
     "per sequence": per_sequence,
 }
 STATIC = {"per sequence": 24}
+TAKEN = {
+    "turns": {"heads": ["features", "turns"], "per sequence": ["features", "turns"]},  # no products
+    "features": {"crossed": ["turns", "turns"]},
+}
 
 
 @pytest.fixture(params=[2, 3], ids=lambda n: f"{n} threads")
@@ -85,15 +90,15 @@ def threads(request):
 
 @pytest.fixture
 def shared_out(monkeypatch):
-    """How many threads took features, call by call."""
+    """How threads shared the rows, and how many, call by call."""
     found = []
-    honest = CScan.parts
+    honest = CScan.shared_out
 
-    def parts(self, layout, threads):
-        found.append(honest(self, layout, threads))
+    def shared_out(self, *how):
+        found.append(honest(self, *how))
         return found[-1]
 
-    monkeypatch.setattr(CScan, "parts", parts)
+    monkeypatch.setattr(CScan, "shared_out", shared_out)
     monkeypatch.setattr(c_scan, "is_uneven", lambda layout, threads: threads > 1 and layout.rows > 0)
     monkeypatch.setattr(c_scan, "ALONE", 0)
     plans.forget()  # a scan remembers how it shared the work of a layout
@@ -111,17 +116,19 @@ def state_of(name, n):
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("name", STEPS)
-def test_numbers_do_not_depend_on_who_makes_them(name, lengths, threads, shared_out):
+@pytest.mark.parametrize("sharing", ["turns", "features"])
+def test_numbers_do_not_depend_on_who_makes_them(name, lengths, sharing, threads, shared_out, monkeypatch):
+    monkeypatch.setattr(c_scan, "WORTH_TURNS", 1e-3)
+    monkeypatch.setattr(c_scan, "WORTH_TURNS_TOO", 1e-3 if sharing == "turns" else 1e9)
     torch.manual_seed(0)
     counts = LENGTHS[lengths]
     x = LoDTensor.from_lengths(torch.randn(sum(counts), F, dtype=DTYPE), [counts])
     state = state_of(name, len(counts))
     static = torch.randn(len(counts), 24, dtype=DTYPE) if name in STATIC else None
     as_the_plain_loop(STEPS[name], *wanting((x, state)), rtol=1e-10, static=wanting(static))
-    if sum(counts):
-        # columns that features share get a gradient of both
-        calls = [threads, 1] if name == "crossed" else [threads] * 2
-        assert shared_out[-len(calls) :] == calls  # forward and backward; a first call checks itself before
+    if sum(counts):  # forward and backward; a first call checks itself before
+        assert [how for how, _ in shared_out[-2:]] == TAKEN[sharing].get(name, [sharing] * 2)
+        assert {n for how, n in shared_out[-2:] if how} <= {threads}
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -0.0])
@@ -134,26 +141,26 @@ def test_what_is_not_finite_stays_in_its_feature(bad, shared_out):
     (y, h), (plain, last) = (stepnet.recurrent(cell, x, state, backend=b) for b in ("c", "naive"))
     torch.testing.assert_close((y, h), (plain, last), rtol=1e-12, atol=1e-12, equal_nan=True)
     assert y[:, :, :30].isfinite().all()
-    assert shared_out[-1] == 2
+    assert shared_out[-1][1] == 2
 
 
 def test_code_that_is_not_built_is_told_of(shared_out, monkeypatch):
     """One thread runs the scan then."""
-    write = c_scan.write
+    built = c_scan._built
 
-    def without_room(loop, region, name, of=None):
-        if of is not None:
+    def without_room(source):
+        if "members that" in source.text:
             raise BuildError("no room")
-        return write(loop, region, name)
+        return built(source)
 
-    monkeypatch.setattr(c_scan, "write", without_room)
+    monkeypatch.setattr(c_scan, "_built", without_room)
     torch.set_num_threads(2)
     plans.forget()
     x, cell = torch.randn(40, 1, F, dtype=DTYPE), STEPS["minGRU"]
     with torch.no_grad(), pytest.warns(RuntimeWarning, match="runs on one thread.*\n.*no room"):
         y, _ = stepnet.recurrent(cell, x, backend="c")
     torch.testing.assert_close(y, stepnet.recurrent(cell, x, backend="naive")[0])
-    assert set(shared_out) == {1}
+    assert set(shared_out) == {(None, 1)}
     plans.forget()
 
 
@@ -217,7 +224,7 @@ def test_features_that_meet_are_not_shared_out(step, shared_out):
     x = torch.randn(30, 1, 32, dtype=DTYPE)
     y, plain = (stepnet.recurrent(step, x, state, backend=b)[0] for b in ("c", "naive"))
     torch.testing.assert_close(y, plain, rtol=1e-12, atol=1e-12)
-    assert set(shared_out) == {1}
+    assert not {how for how, _ in shared_out} & {"features"}
 
 
 def test_whole_lines_of_the_cache():
@@ -226,27 +233,20 @@ def test_whole_lines_of_the_cache():
     assert Features(8, 16).parts == 1
 
 
-@pytest.mark.parametrize(("name", "wide"), [("minGRU", 0), ("panels", 64), ("crossed", 0), ("heads", 0)])
-def test_where_threads_make_the_products_that_they_read(name, wide, monkeypatch):
-    found = []
-
-    def noted(program):
-        found.append(features(program))
-        return found[-1]
-
-    monkeypatch.setattr(c_scan, "features", noted)
-    plans.forget()
-    with torch.no_grad():
-        stepnet.recurrent(STEPS[name], torch.randn(20, 1, F, dtype=DTYPE), backend="c")
-    assert max(of.wide for of in found) == wide
+def decaying(x, h):
+    """No products, and nothing to spare."""
+    h = torch.tanh(0.9 * h + x)
+    return h, h
 
 
-def test_explain_says_so():
-    told = {kind: stepnet.explain(kind(8, 32), torch.randn(5, 1, 8), backend="c") for kind in KINDS}
-    for kind, shared in KINDS.items():
-        scans = [region.by_features for region in told[kind].regions if region.carries]
-        assert scans == [shared, shared]
-        assert ("each thread takes some features" in str(told[kind])) == shared
-
-
-KINDS = {cells.MinGRU: True, cells.RNN: False}
+@pytest.mark.parametrize(
+    ("step", "shared"),
+    [(cells.MinGRU(64, 32), "turns"), (cells.RNN(64, 64), None), (decaying, "features")],
+    ids=["minGRU", "RNN", "decaying"],
+)
+def test_explain_says_so(step, shared):
+    x = torch.randn(5, 1, 64, requires_grad=True)
+    told = stepnet.explain(step, x, None if isinstance(step, nn.Module) else torch.zeros(1, 64), backend="c")
+    assert [region.for_few for region in told.regions if region.carries] == [shared, shared]
+    assert ("threads take turns" in str(told)) == (shared == "turns")
+    assert ("each thread takes some features" in str(told)) == (shared == "features")

@@ -27,7 +27,10 @@ def threads(request):
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 @pytest.mark.parametrize("kind", [cells.LSTM, cells.LayerNormLSTM], ids=["LSTM", "LayerNormLSTM"])
 def test_numbers_do_not_depend_on_how_work_is_shared(monkeypatch, threads, together, lengths, kind):
-    monkeypatch.setattr(CScan, "_members", lambda self, threads, n: threads if together and n > 0 else 1)
+    def shared_out(self, layout, threads, small):
+        return ("members", threads) if together and layout.sequences else (None, 1)
+
+    monkeypatch.setattr(CScan, "shared_out", shared_out)
     monkeypatch.setattr(c_scan, "ALONE", 0)
     plans.forget()  # a scan remembers how it shared the work of a layout
     torch.manual_seed(0)

@@ -17,7 +17,7 @@ from .as_imported import data_ptr, empty, set_
 
 LARGE = 1 << 23  # bytes of a table that is asked for in large pages
 KEPT = 1 << 18  # bytes of a table from which its memory is used again
-_MOST = 1 << 26  # bytes of one that is too large for it
+_MOST = 1 << 27  # bytes of one that is too large for it
 _ALL, _MANY = 1 << 28, 128  # bytes that are kept, and of how many tables
 _kept: dict[int, UntypedStorage] = {}  # by address, the one used last at the end
 

@@ -91,9 +91,10 @@ class Executor(ABC):
         """The code that was generated for a scan, for `explain` to show; None: none was."""
         return None
 
-    def shares_features(self, scan: Scan) -> bool:
-        """Whether threads take some features each of a scan over sequences that cannot be dealt evenly."""
-        return False
+    def for_few(self, scan: Scan) -> Literal["turns", "features"] | None:
+        """How threads share a scan over sequences that cannot be dealt evenly: they take turns at its steps,
+        or some features each; None: they do not."""
+        return None
 
     def passes(self, scan: Scan, device: str, steps: int, sequences: int) -> int:
         """How many passes over all rows a scan makes in place of steps; 0: it goes step by step."""

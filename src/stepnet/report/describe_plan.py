@@ -184,7 +184,7 @@ class _Describer:
             linear=() if adopted else tuple(labels.get(name, name) for name in region.linear),
             in_blocks=adopted,
             passes=rounds,
-            by_features=scan is not None and executor.shares_features(scan),
+            for_few=None if scan is None else executor.for_few(scan),
         )
 
     def _scan(self, region: ir.Region) -> Scan:

@@ -16,6 +16,10 @@ from .records import LoopSummary, Region, Saved
 from .text import WIDTH, columns, to_text, verbatim
 from .words import Titles, direction, extent, shape, share, short, summary, when
 
+_FOR_FEW = {
+    "turns": "of few long sequences, threads take turns at the steps and make the rest beside them",
+    "features": "no feature is made of another: of few long sequences each thread takes some features",
+}
 _CODE = 44  # columns for the user's code
 _COUNTS = (
     "FLOP: 2 K for each element of a matmul over K, 10 for exp, tanh and the like, 1 for other arithmetic.\n"
@@ -101,8 +105,8 @@ def _region(it: Explanation, region: Region, titles: Titles) -> Iterator[Rendera
     if region.carries:
         states = (b if b.startswith("gradient of ") else a for a, b in region.carries)
         yield columns([("from step to step:", ", ".join(states))], indent=4, gap=1)
-    if region.by_features:
-        yield "    no feature is made of another: of few long sequences each thread takes some features"
+    if region.for_few is not None:
+        yield f"    {_FOR_FEW[region.for_few]}"
     every = region.kind != "prologue"
     lines = [line for line in region.lines if every or any(op.weight != "move" for op in line.ops)]
     rows = [

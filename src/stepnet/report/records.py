@@ -119,8 +119,8 @@ class Region:
         bytes_read, bytes_written: of all rows of this x; a value without rows (a weight) counts once.
         carries: states, as (value at the step before, its next value).
         linear: the states of the form h = a * h + b.
-        by_features: whether no feature is made of another, so that threads take some each where sequences
-            cannot be dealt to them evenly, as a long one alone.
+        for_few: how threads share sequences that cannot be dealt to them evenly, as a long one alone: they
+            take turns at its steps, or some features each, where none is made of another.
         passes: of a linear scan that runs on all rows at once, the number of passes over them; 0 if it runs
             step after step.
     """
@@ -140,7 +140,7 @@ class Region:
     linear: tuple[str, ...] = ()
     in_blocks: bool = False
     passes: int = 0
-    by_features: bool = False
+    for_few: Literal["turns", "features"] | None = None
 
     @property
     def per_step(self) -> bool:

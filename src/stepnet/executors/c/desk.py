@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from stepnet.executors.layout import Layout
 
 from .pace import Pace
 from .source import FIXED, Field
+
+Sharing = Literal["members", "features", "turns"]
 
 _WIDTHS = {"state": 2, "matrix": 5}  # members of the argument struct that a field takes, if not one
 
@@ -38,7 +40,7 @@ class Placed(NamedTuple):
     order: Tensor  # which `head` points to
     key: tuple[int, int]  # threads there are, and numbers that a float32 is split in
     used: int  # of those threads
-    by_features: bool  # each takes some features of all rows
+    sharing: Sharing | None  # how they share all rows; None: each has sequences of its own
     head: tuple[int, ...]
     share_bytes: int
     packed_at: tuple[int, ...]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Literal
 
 from stepnet.executors.base import Executor, Run
 from stepnet.executors.loop import Scan
@@ -41,8 +42,8 @@ class GeneratedC(Executor):
     def on_all_rows(self, graph: Graph, node: Node, by_torch: Run) -> Run:
         return product_over_rows(graph, node, by_torch) if node.op == "matmul_tn" else by_torch
 
-    def shares_features(self, scan: Scan) -> bool:
-        return isinstance(scan, CScan) and scan.features is not None and scan.features.parts > 1
+    def for_few(self, scan: Scan) -> Literal["turns", "features"] | None:
+        return scan.for_few if isinstance(scan, CScan) else None
 
     def source(self, scan: Scan) -> str | None:
         return scan.source.text if isinstance(scan, CScan) else None

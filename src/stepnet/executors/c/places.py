@@ -26,11 +26,12 @@ HALVES = {"bfloat16": "bf16", "float16": "f16"}
 
 class Places:
     """Names and buffers of a scan; `lines`, `here` and `pointers` are those of the row function at hand.
-    `features`: of a row, where a thread has those from f0 to f1."""
+    `features`: of a row, where a thread has those from f0 to f1; `turns`: whether threads take turns, and
+    what steps hand on stands in rows of a chunk; `after`: whether the row function comes after a chunk."""
 
-    def __init__(self, loop: LoopPlan, p: Program, features: int | None) -> None:
+    def __init__(self, loop: LoopPlan, p: Program, features: int | None, turns: bool) -> None:
         self.p = p
-        self.features = features
+        self.features, self.turns, self.after = features, turns, False
         self.real = {"float32": "float", "float64": "double"}[p.real]
         self.suffix = {"float32": "f32", "float64": "f64"}[p.real]
         self.outer = loop.body.producers
@@ -109,6 +110,7 @@ class Places:
     def pointer(self, base: str, home: str | None) -> str:
         """The C name of a pointer to the current row of a stored value; declared where it is first used."""
         c, size, kind = self.c(base), self.p.value(base).size, self.ctype(base)
+        row, slot = ("chunk_row[r]", "chunk_slot[r]") if self.after else ("row[i]", "((t - t0) * count + i)")
         if base in self.lines and home is None:
             return f"{c}_line"
         if home is None and self.homes.get(base):
@@ -119,13 +121,13 @@ class Places:
         elif base in self.p.whole or base in self.p.totals:
             name, at = f"{c}_at", f"a->{c} + sn_number(&of, i) * {size}"
         elif home == "out" or base in self.p.row_inputs:
-            name, at = f"{c}_at", f"a->{c} + row[i] * {size}"
+            name, at = f"{c}_at", f"a->{c} + {row} * {size}"
         elif home is not None and home.startswith("next:"):
             name, at = f"{self.c(home[5:])}_new", f"{self.c(home[5:])}_next + i * {size}"
         elif base in self.ahead:
-            name, at = f"{c}_at", f"{c}_rows + ((t - t0) * count + i) * {size}"
+            name, at = f"{c}_at", f"{c}_rows + {slot} * {size}"
         elif home == "scratch":
-            name, at = f"{c}_at", f"{c}_rows + i * {size}"
+            name, at = f"{c}_at", f"{c}_rows + {slot if self.turns else 'i'} * {size}"
         else:
             name, at = f"{c}_at", f"{c} + i * {size}"
         self.pointers[name] = f"{const}{kind} *restrict {name} = {at};"

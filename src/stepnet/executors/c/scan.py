@@ -8,7 +8,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,13 +30,14 @@ from stepnet.executors import cache_folder
 from stepnet.executors.layout import Layout, is_uneven
 from stepnet.executors.schedule.features import features
 from stepnet.executors.schedule.program import Program
+from stepnet.executors.schedule.turns import by_turns
 from stepnet.executors.tables import EARLIER, into, lead_in, led_table
 from stepnet.ir.graph import Node
 from stepnet.ir.plan import LoopPlan, Region
 
 from . import build as c_build
 from . import threads as c_threads
-from .desk import Desks, Placed, Table, padded
+from .desk import Desks, Placed, Sharing, Table, padded
 from .memory import comparison
 from .pace import SHORT, Pace
 from .products import BY_DTYPE, float_parts, has_tiles
@@ -47,6 +48,9 @@ from .whole import headers
 ALONE = 1 << 19  # multiplications of a call that one thread does before another one wakes
 MEMBER_BYTES = 1 << 15  # of weights that a step reads, for each thread that shares it (measured)
 NEAR = 1 << 16  # bytes of states that one thread works on at a time, where steps do not share a product
+WORTH_TURNS = 0.3  # of the time of steps, that takes what is made beside them
+WORTH_TURNS_TOO = 1.0  # where threads could take some features each
+TURNS, LEAST = 4, 16  # chunks of a thread at least, if they have so many steps, when threads take turns
 APART = 2  # such chunks between two meetings of threads that take some features each: one may have to wait
 CHUNK = 1 << 18  # bytes of rows between products and the steps beside them: the second cache holds them
 CHUNK_BY_TILES = 1 << 20  # where tiles multiply, which read a matrix faster than a cache that is far gives it
@@ -79,10 +83,11 @@ class CScan:
         except BuildError as error:
             raise NoCompiler(str(error), remedy="set STEPNET_CACHE_DIR to a folder of your own") from error
         try:
-            self.run = _built(self.source)
+            self._alone = _Code(self.source, _built(self.source))
         except BuildError as error:
             raise Unsupported(str(error)) from error
         self.features = features(p)
+        self.beside = by_turns(p)[1]
         early = {node.inputs[1] for node in (*p.early, *p.late)}
         self.step_bytes = sum(p.value(name).bytes for name, *_ in self.source.packed if name not in early)
         self._row_work = self.source.space[1] + sum(h * k * n for _, h, k, n in self.source.packed)
@@ -167,8 +172,7 @@ class CScan:
             numbers[at] = data_ptr(table)
             if state is not None:
                 values[EARLIER + state] = lead_in(table, states[state])
-        run = self._run_by_features if placed.by_features else self.run
-        assert run is not None
+        run = self._code(placed.sharing).run
         began = perf_counter_ns()
         run(c_threads.pool(placed.used), desk.address)
         if pace is not None:
@@ -196,21 +200,20 @@ class CScan:
         return placed._replace(pace=self._paces[kind], alone=self._placed_on(layout, 1, split))
 
     def _placed_on(self, layout: Layout, threads: int, split: int) -> Placed:
-        source = self.source
-        members = self._members(threads, layout.sequences)
         small = layout.rows * self._row_work < ALONE
-        parts = 1 if small or members > 1 or threads < 2 else self.parts(layout, threads)
-        by_features = parts > 1
-        members = max(members, parts)
-        together = members > 1
-        alone = together or small
-        slots = 1 if alone else max(1, min(threads, layout.sequences))
+        sharing, members = (None, 1) if threads < 2 else self.shared_out(layout, threads, small)
+        source = self._code(sharing).source
+        slots = 1 if small or sharing is not None else max(1, min(threads, layout.sequences))
         count = -(-layout.sequences // slots)
-        turns = 1 if self.step_bytes or together else -(-count // max(1, NEAR // max(source.space[1], 1)))
+        whole = self.step_bytes or sharing is not None
+        turns = 1 if whole else -(-count // max(1, NEAR // max(source.space[1], 1)))
         count = -(-count // max(turns, 1))
-        row_bytes = source.chunk_bytes + members * source.index_bytes
-        block = (CHUNK_BY_TILES if self._tiled else CHUNK) * (APART if by_features else 1)
+        copies = members if sharing == "turns" else 1  # of what a chunk of steps reads
+        row_bytes = copies * source.chunk_bytes + members * source.index_bytes
+        block = (CHUNK_BY_TILES if self._tiled else CHUNK) * (APART if sharing == "features" else copies)
         chunk = max(1, min(layout.steps, block // max(count * (row_bytes + source.late_bytes), 1)))
+        if sharing == "turns":  # a state is in the first of its two places where a chunk begins
+            chunk = max(LEAST, min(chunk, layout.steps // (TURNS * members)) // LEAST * LEAST)
         share_bytes = source.space[0] + count * (8 * members + source.space[1] + chunk * row_bytes)
         share_bytes = padded(share_bytes + 64 * members)
         packed_at, at = [], share_bytes * slots
@@ -220,18 +223,18 @@ class CScan:
             packed_at.append(at)
             product = BY_DTYPE[source.program.value(name).dtype]
             at += padded(heads * product.packed_bytes(k, n, split))
-        few = layout.rows < WORTH_PACKING and not by_features
+        few = layout.rows < WORTH_PACKING and sharing in (None, "members")
         head = (
-            layout.sequences, shares, layout.steps, layout.stride, slots, chunk, int(together), split,
-            int(few), data_ptr(layout.starts), data_ptr(layout.lengths), data_ptr(order),
+            layout.sequences, shares, layout.steps, layout.stride, slots, chunk, int(sharing is not None),
+            split, int(few), data_ptr(layout.starts), data_ptr(layout.lengths), data_ptr(order),
         )  # fmt: skip
         assert len(head) + 2 == len(FIXED)
         return Placed(
             layout,
             order,
             (threads, split),
-            members if together else threads,
-            by_features,
+            members if sharing is not None else threads,
+            sharing,
             head,
             share_bytes,
             tuple(packed_at),
@@ -263,28 +266,63 @@ class CScan:
             tables.append(_table(at, name, (1,), torch.int64, zeros))
         return tuple(tables)
 
-    def parts(self, layout: Layout, threads: int) -> int:
-        """How many threads take some features of all rows: several where sequences are dealt unevenly."""
-        if self.features is None or not is_uneven(layout, threads) or self._run_by_features is None:
-            return 1
-        return min(threads, self.features.parts)
+    def shared_out(self, layout: Layout, threads: int, small: bool = False) -> tuple[Sharing | None, int]:
+        """How threads share all rows, and how many; none where each has sequences of its own.
+
+        They work on one step at a time where there are more of them than sequences, and each has enough to
+        read to pay for the meetings. Where sequences are dealt unevenly, they take turns, or some features
+        each, unless all is little work.
+        """
+        members = min(threads, self.step_bytes // MEMBER_BYTES)
+        if 0 < layout.sequences < members:
+            return "members", members
+        if not small and self.for_few is not None and is_uneven(layout, threads):
+            if self.for_few == "turns" and self._by_turns is not None:
+                return "turns", threads
+            if self.features is not None and self.features.parts > 1 and self._by_features is not None:
+                return "features", min(threads, self.features.parts)
+        return None, 1
+
+    @property
+    def for_few(self) -> Literal["turns", "features"] | None:
+        """How threads share the rows of sequences that are dealt unevenly."""
+        by_features = self.features is not None and self.features.parts > 1
+        if self.beside >= (WORTH_TURNS_TOO if by_features else WORTH_TURNS):
+            return "turns"
+        return "features" if by_features else None
+
+    def _code(self, sharing: Sharing | None) -> _Code:
+        code = self._by_features if sharing == "features" else self._alone
+        code = self._by_turns if sharing == "turns" else code
+        assert code is not None
+        return code
 
     @functools.cached_property
-    def _run_by_features(self) -> Callable[..., None] | None:
+    def _by_features(self) -> _Code | None:
         """The same scan by threads that take some features each, built when it is first called for; None,
         and a warning, where it cannot be built."""
+        return self._for_several(features=self.features)
+
+    @functools.cached_property
+    def _by_turns(self) -> _Code | None:
+        """The same scan by threads that take turns; as above."""
+        return self._for_several(turns=True)
+
+    def _for_several(self, **how: Any) -> _Code | None:
+        source = write(*self._whose, "run", **how)
         try:
-            return _built(write(*self._whose, "run", self.features))
+            return _Code(source, _built(source))
         except BuildError as error:
             what = "one long sequence runs on one thread: the code for several was not built"
             warnings.warn(describe(what, got=error), RuntimeWarning, stacklevel=2)
             return None
 
-    def _members(self, threads: int, sequences: int) -> int:
-        """How many threads work on one step at a time: several where there are more of them than sequences,
-        and each has enough to read to pay for the meetings."""
-        members = min(threads, self.step_bytes // MEMBER_BYTES)
-        return members if 0 < sequences < members else 1
+
+class _Code(NamedTuple):
+    """The C of a scan, and its function."""
+
+    source: Source
+    run: Callable[..., None]
 
 
 _MAKES_LIKE: dict[Any, Callable[..., Tensor]] = {empty: empty_like, zeros: zeros_like}

@@ -6,7 +6,7 @@
  *
  *     sn_parallel    calls share(data, i, shares) once for each i: for work that is independent
  *     sn_together    calls member(data, i, count) on `count` threads at once: they may wait for each other
- *     sn_barrier     lets those `count` threads meet
+ *     sn_barrier     lets those `count` threads meet, or take turns, from 0 on
  *
  * The number of threads granted may be lower than asked for, down to one inside another parallel region.
  */
@@ -21,9 +21,10 @@ typedef struct {
 
 typedef void (*sn_work)(void *data, int64_t index, int64_t count);
 
-/* Starts as {0, 0}. Each member keeps a `sense`, 0 at first. What members wrote before it, all can read after it. */
+/* Starts as zeros. Each member keeps a `sense`, 0 at first. What members wrote before it, all can read after it; what
+ * was written in earlier turns, whoever has waited for its own. */
 typedef struct {
-    int64_t arrived, sense;
+    int64_t arrived, sense, turn;
 } sn_barrier;
 
 /* In place, or SN_BUILT_ONCE into object files that code with SN_LINKED is linked with: one of them is taken. */
@@ -37,6 +38,8 @@ typedef struct {
 SN_THREADS void sn_together(const sn_pool *pool, sn_work member, void *data);
 SN_THREADS void sn_parallel(const sn_pool *pool, int64_t shares, sn_work share, void *data);
 SN_THREADS void sn_meet(sn_barrier *barrier, int64_t *sense, int64_t count);
+SN_THREADS void sn_await(sn_barrier *barrier, int64_t turn);
+SN_THREADS void sn_pass(sn_barrier *barrier, int64_t turn);
 #ifndef SN_LINKED
 #include <pthread.h>
 #include <sched.h>
@@ -121,6 +124,13 @@ void sn_meet(sn_barrier *barrier, int64_t *sense, int64_t count) {
     for (int64_t spins = 0; __atomic_load_n(&barrier->sense, __ATOMIC_ACQUIRE) != mine; ++spins)
         sn_wait_a_moment(spins);
 }
+
+void sn_await(sn_barrier *barrier, int64_t turn) {
+    for (int64_t spins = 0; __atomic_load_n(&barrier->turn, __ATOMIC_ACQUIRE) != turn; ++spins)
+        sn_wait_a_moment(spins);
+}
+
+void sn_pass(sn_barrier *barrier, int64_t turn) { __atomic_store_n(&barrier->turn, turn + 1, __ATOMIC_RELEASE); }
 
 #endif
 #endif

@@ -81,9 +81,15 @@ SN_INLINE void sn_end(const sn_sequences *of, int64_t t, int64_t active, int64_t
     }
 }
 
-/* The rows of step t; how many of `active` sequences reach it. */
-SN_INLINE int64_t sn_step(const sn_sequences *of, int64_t t, int64_t active, int64_t *row) {
+/* How many of `active` sequences reach step t. */
+SN_INLINE int64_t sn_reach(const sn_sequences *of, int64_t t, int64_t active) {
     while (active > 0 && of->length[sn_number(of, active - 1)] <= t) --active;
+    return active;
+}
+
+/* The rows of step t, and how many. */
+SN_INLINE int64_t sn_step(const sn_sequences *of, int64_t t, int64_t active, int64_t *row) {
+    active = sn_reach(of, t, active);
     for (int64_t i = 0; i < active; ++i) row[i] = of->start[sn_number(of, i)] + t * of->stride;
     return active;
 }
@@ -93,7 +99,7 @@ SN_INLINE int64_t sn_chunk(const sn_sequences *of, int64_t t0, int64_t t1, int64
                            int64_t *place) {
     int64_t rows = 0;
     for (int64_t t = t0; t < t1; ++t) {
-        while (active > 0 && of->length[sn_number(of, active - 1)] <= t) --active;
+        active = sn_reach(of, t, active);
         for (int64_t i = 0; i < active; ++i) {
             if (place) place[rows] = (t - t0) * of->count + i;
             row[rows++] = of->start[sn_number(of, i)] + t * of->stride;
@@ -114,15 +120,6 @@ SN_INLINE int64_t first_column(int64_t n, int64_t member, int64_t members, int64
         const int64_t c0 = first_column(n, member, members, panel);        \
         const int64_t c1 = first_column(n, member + 1, members, panel);    \
         if (c1 > c0) __VA_ARGS__;                                          \
-    } while (0)
-
-/* A product of n columns, `each` for a feature and `step` for all features, one after the other: this member's. */
-#define SN_OWN_COLUMNS(step, n, each, ...)                                 \
-    do {                                                                   \
-        for (int64_t g = 0; g < (n); g += (step)) {                        \
-            const int64_t c0 = g + f0 * (each), c1 = g + f1 * (each);      \
-            __VA_ARGS__;                                                   \
-        }                                                                  \
     } while (0)
 
 /* A product of this member's rows, from r0 to r1. */
@@ -168,7 +165,7 @@ static __attribute__((unused)) void sn_pack_all(const sn_pool *pool, sn_work pac
         run_share(((team *)data)->a, 0, 0, index, count, &((team *)data)->barrier);                     \
     }                                                                                                   \
     void name(const sn_pool *pool, const arguments *a) {                                                \
-        team everyone = {a, {0, 0}};                                                                    \
+        team everyone = {a, {0, 0, 0}};                                                                 \
         ready;                                                                                          \
         if (a->together) sn_together(pool, member_of, &everyone);                                       \
         else sn_parallel(pool, a->slots, share, &everyone);                                             \

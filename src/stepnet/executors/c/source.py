@@ -13,10 +13,10 @@ from importlib import resources
 from typing import Any
 
 from stepnet.errors import Unsupported
-from stepnet.executors.schedule.features import Features, outer
+from stepnet.executors.schedule.features import Features
 from stepnet.executors.schedule.loops import row_function
 from stepnet.executors.schedule.program import Program, program
-from stepnet.executors.schedule.views import contiguous
+from stepnet.executors.schedule.turns import by_turns
 from stepnet.ir.graph import Node
 from stepnet.ir.plan import LoopPlan, Region
 from stepnet.ir.text import print_name, print_region
@@ -45,8 +45,9 @@ class Source:
 
     `fields` are the members of the argument struct after the fixed ones; `space` is the bytes of
     workspace a slot needs for n sequences: space[0] + n * space[1], and for each row of a chunk
-    chunk_bytes, and index_bytes for each thread; `packed` are the matrices: name, heads, K, N. `late_bytes`
-    of a row of a chunk are written by its steps and read by the products after them.
+    chunk_bytes, and index_bytes for each thread (both for each, where they take turns); `packed` are the
+    matrices: name, heads, K, N. `late_bytes` of a row of a chunk are written by its steps and read by the
+    products after them.
     """
 
     text: str
@@ -66,21 +67,26 @@ FIXED = (
 PACKED_ALONE = 1 << 18  # bytes of matrices that one thread packs faster than another one wakes
 
 
-def write(loop: LoopPlan, region: Region, name: str, features: Features | None = None) -> Source:
-    """Generate C for a scan; with `features`, which threads split them.
+def write(
+    loop: LoopPlan, region: Region, name: str, features: Features | None = None, turns: bool = False
+) -> Source:
+    """Generate C for a scan; with `features`, which threads split them; with `turns`, which they take.
 
     Raises:
         Unsupported: the scan holds what generated C does not do.
     """
-    return _Writer(loop, region, program(loop, region, check(loop, region)), name, features).write()
+    p = program(loop, region, check(loop, region))
+    p = by_turns(p)[0] if turns else p
+    return _Writer(loop, region, p, name, features, turns).write()
 
 
 class _Writer:
     def __init__(
-        self, loop: LoopPlan, region: Region, p: Program, name: str, features: Features | None
+        self, loop: LoopPlan, region: Region, p: Program, name: str, features: Features | None, turns: bool
     ) -> None:
         self.loop, self.region, self.p, self.name, self.features = loop, region, p, name, features
-        self.w = Places(loop, p, features and features.count)
+        self.turns, self.alone = turns, turns or features is not None  # alone: no other has rows of a step
+        self.w = Places(loop, p, features and features.count, turns)
         self.lying = {name for name in p.matrices if self._may_lie(name)}
 
     def write(self) -> Source:
@@ -88,11 +94,15 @@ class _Writer:
         carries = [self._own(self._rows(carry.parameter)) for carry in p.carries]
         held = [self._rows(name) for name in p.held]
         early = [self._rows(node.output) for node in p.early]
-        stages = self._stages()
+        stages, after = self._stages()
         scratch = [self._rows(name) for name, homes in w.homes.items() if homes == ["scratch"]]
         sums = [{"c": w.c(name), "n": p.value(name).size, "type": w.real} for name in p.sums]
         for rows, node in zip(early, p.early, strict=True):
             rows["product"] = self._matmul_of_chunk(node, "chunk_slot")
+        for rows in (*early, *scratch):
+            rows["rows"] = "count * a->chunk" if self.turns or rows in early else "count"
+            rows["copies"] = " * members" if self.turns else ""
+            rows["mine"] = f" + member * count * a->chunk * {rows['n']}" if self.turns else ""
         late = [{"product": self._matmul_of_chunk(node, "chunk_row")} for node in p.late]
         fields = self._fields()
         packed = [(name, *self._matrix(name)) for name in p.matrices]
@@ -105,31 +115,37 @@ class _Writer:
                 "faults": p.faults,
                 "carries": carries,
                 "held": held,
-                "chunks": bool(early or late),
-                "meet": "if (!own) { SN_MEET; }" if self.features and self.features.wide else "SN_MEET;",
+                "chunks": bool(early or late or self.turns),
+                "slots": bool(early or after),
+                "turns": self.turns,
+                "alone": self.alone,
+                "meet": "SN_MEET;" if early and not self.turns else "",
                 "early": early,
-                "chunk_slot": "chunk_slot" if early else "0",
+                "chunk_slot": "chunk_slot" if early or after else "0",
                 "scratch": scratch,
                 "sums": sums,
+                "by_step": [] if after else sums,
                 "stages": "\n".join(stages),
+                "after": "\n".join(after),
                 "late": late,
                 "matrices": [{"pack": self._pack(number, *matrix)} for number, matrix in enumerate(packed)],
                 "matrix_count": len(packed),
                 "features": self.features and self.features.count,
                 "unit": self.features and self.features.unit,
-                "wide": self.features and self.features.wide,
                 "packed_by_all": int(sum(p.value(name).bytes for name in p.matrices) > PACKED_ALONE),
             },
         )
         buffers = 2 * len(p.carries) + len(p.held) + len(w.homes) + 4  # each begins a line of the cache
+        by_chunk = (*early, *scratch) if self.turns else early
+        by_step = () if self.turns else scratch
         return Source(
             text=text + "\n",
             program=p,
             fields=fields,
-            space=(64 * buffers, sum(rows["bytes"] for rows in (*carries, *carries, *held, *scratch))),
+            space=(64 * buffers, sum(rows["bytes"] for rows in (*carries, *carries, *held, *by_step))),
             packed=packed,
-            chunk_bytes=sum(rows["bytes"] for rows in early),
-            index_bytes=8 * (bool(early) + bool(early or late)),
+            chunk_bytes=sum(rows["bytes"] for rows in by_chunk),
+            index_bytes=8 * (bool(early or after) + bool(early or late or self.turns)),
             late_bytes=self._late_bytes(),
         )
 
@@ -146,7 +162,7 @@ class _Writer:
     def _own(self, rows: dict[str, Any]) -> dict[str, Any]:
         """What a thread hands on of such a row."""
         if self.features is None:
-            return rows | {"shift": "", "own": rows["n"], "who": "member, members"}
+            return rows | {"shift": "", "own": rows["n"], "who": "0, 1" if self.turns else "member, members"}
         each = rows["n"] // self.features.count
         return rows | {"shift": f" + f0 * {each}", "own": f"(f1 - f0) * {each}", "who": "0, 1"}
 
@@ -191,7 +207,7 @@ class _Writer:
         product, p = self.w.product(name), self.p
         nodes = [node for node in (*p.nodes, *p.early, *p.late) if node.op == "matmul"]
         alone = all(len(p.value(node.inputs[0]).shape) == 1 for node in nodes if node.inputs[1] == name)
-        return alone and self.features is None and product.rows == product.sums
+        return alone and not self.alone and product.rows == product.sums
 
     def _product(self, name: str, to: str, rows: str, count: str, k: int, columns: bool, n: str) -> str:
         """A product of some rows with a matrix: with n columns of it, from c0 on if it is some `columns`."""
@@ -244,6 +260,7 @@ class _Writer:
         made_by = {
             "columns": (" + c0", "", "rows", "c1 - c0"),
             "rows": ("", " + r0", "r1 - r0", str(n)),
+            "all": ("", "", "rows", str(n)),
         }
 
         def call(by: str) -> str:
@@ -259,21 +276,20 @@ class _Writer:
             )
 
         text = f"/* {_shown(node.output)} = matmul({inputs})  [{k}] x [{k}, {n}], rows of these steps */\n"
+        if self.turns:
+            return f"{text}{call('all')};"
         if self.features is None:
             return text + self._columns(n, call("columns"))
-        by_rows = f"SN_SOME_ROWS({call('rows')});"
-        if not self.features.wide or node.output not in w.ahead:
-            return text + by_rows
-        shape = p.value(node.output).shape
-        each = contiguous(shape)[outer(shape)[0]]
-        return (
-            f"{text}if (own) SN_OWN_COLUMNS({self.features.count * each}, {n}, {each}, {call('columns')});\n"
-            f"else {by_rows}"
-        )
+        return f"{text}SN_SOME_ROWS({call('rows')});"
 
-    def _stages(self) -> list[str]:
+    def _stages(self) -> tuple[list[str], list[str]]:
+        """What is done at each step; and after the steps of a chunk, where threads take turns."""
         out: list[str] = []
-        for looped, products in self.p.stages:
+        stages, after = self.p.stages, list[Node]()
+        if self.turns:
+            (looped, _), *more = stages
+            stages, after = [(looped, [])], [node for nodes, _ in more for node in nodes]
+        for looped, products in stages:
             if looped:
                 out += self._row_function(looped)
             if products:
@@ -281,7 +297,17 @@ class _Writer:
                 for node in products:
                     out += self._matmul(node)
                 out.append("        SN_MEET;")
-        return out
+        if not after:
+            return out, []
+        self.w.after = True
+        *rows, end = self._row_function(after)
+        if self.p.sums:
+            rows.append("            if (r % 64 == 63) {")
+            for name in self.p.sums:
+                c = self.w.c(name)
+                rows.append(f"                SN_ADD_UP({c}_sum, {c}_part, {self.p.value(name).size})")
+            rows.append("            }")
+        return out, [*rows, end]
 
     def _matmul(self, node: Node) -> list[str]:
         p, w = self.p, self.w
@@ -332,12 +358,15 @@ class _Writer:
             )
         w.enter(nodes, plan)
         body = [text for loop in plan.loops for text in loop_text(w, loop)]
-        out = [
-            f"        /* row by row: {made} */",
-            "        for (int64_t i = member; i < active; i += members) {"
-            if self.features is None
-            else "        for (int64_t i = 0; i < active; ++i) {",
-        ]
+        head = "for (int64_t i = member; i < active; i += members) {"
+        if w.after:
+            head = "for (int64_t r = 0; r < rows; ++r) {"
+        elif self.alone:
+            head = "for (int64_t i = 0; i < active; ++i) {"
+        out = [f"        /* row by row: {made} */", f"        {head}"]
+        read = {self.p.base(name) for node in nodes for name in node.inputs}
+        if w.after and not read.isdisjoint((*self.p.whole, *self.p.held)):
+            out.append("            const int64_t i = chunk_slot[r] % count;")
         for base in plan.lines:
             size, kind = self.p.value(base).size, w.ctype(base)
             out.append(f"            {kind} {w.c(base)}_line[{size}] __attribute__((aligned(64)));")

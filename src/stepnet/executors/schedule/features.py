@@ -7,7 +7,6 @@ and make the numbers that one thread makes.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from stepnet.ir.graph import Node
@@ -18,20 +17,14 @@ from .program import Program
 from .views import Access, broadcast, contiguous
 
 _LINE = 64  # bytes that two threads should not both write to
-_PANEL = 64  # the most columns of a packed matrix that are made together
 
 
 @dataclass(frozen=True)
 class Features:
-    """How many features a row has, and how many of them a thread takes at least.
-
-    `wide`: how many it takes at least to make by itself all columns that these features read of products of
-    rows; 0 where they read others, too.
-    """
+    """How many features a row has, and how many of them a thread takes at least."""
 
     count: int
     unit: int
-    wide: int = 0
 
     @property
     def parts(self) -> int:
@@ -46,23 +39,10 @@ def features(p: Program) -> Features | None:
     if len(counts) != 1 or counts == {1}:
         return None
     (count,) = counts
-    steps = _Steps(p, count)
-    if not all(map(steps.add, p.nodes)):
+    if not all(map(_Steps(p, count).add, p.nodes)):
         return None
     width = max(value.bytes // count for value in carried)
-    unit = max(1, _LINE // width)
-    return Features(count, unit, _wide(p, count, unit) if steps.products else 0)
-
-
-def _wide(p: Program, count: int, unit: int) -> int:
-    """The least number of features whose columns of products of rows are whole panels; 0 if those are all."""
-    for node in p.early:
-        shape = p.value(node.output).shape
-        each = contiguous(shape)[outer(shape)[0]]
-        if count * each % _PANEL:
-            return 0
-        unit = math.lcm(unit, _PANEL // math.gcd(each, _PANEL))
-    return unit if unit < count else 0
+    return Features(count, max(1, _LINE // width))
 
 
 def outer(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -81,17 +61,11 @@ class _Steps:
         self.p, self.count = p, count
         self.apart = {carry.parameter for carry in p.carries}
         self.common: set[str] = set()
-        early = {node.output for node in p.early}
-        fit = all(outer(p.value(name).shape)[1] % count == 0 for name in early)
-        # those of which each feature reads its own columns, as far as is known
-        self.products = early if fit else set[str]()
         self.kept = {*p.outputs, *(carry.result for carry in p.carries)}
 
     def add(self, node: Node) -> bool:
         """Whether a node may run in parts."""
         stage, p = OPS[node.op].stage, self.p
-        if not self._reads_own_columns(node):
-            self.products = set()
         if node.op == "cat":
             self.apart.add(node.output)
             return (
@@ -109,17 +83,6 @@ class _Steps:
         if stage is Stage.REDUCE and (node.op not in ("sum", "amax", "amin") or axis in node.attr("dims")):
             return False
         return all(self._is_in_step(seen, shape, axis) for seen in read)
-
-    def _reads_own_columns(self, node: Node) -> bool:
-        """Whether each feature reads its own columns of products of rows, where a node reads some."""
-        read = [seen for seen in map(self._seen, node.inputs) if seen.base in self.products]
-        if not read:
-            return True
-        if OPS[node.op].stage not in (Stage.POINTWISE, Stage.REDUCE):
-            return False
-        shape = iteration_shape(self.p, node)
-        axis, size = outer(shape)
-        return size % self.count == 0 and all(self._is_in_step(seen, shape, axis) for seen in read)
 
     def _seen(self, name: str) -> Access:
         shape = self.p.value(name).shape

@@ -1,0 +1,59 @@
+"""Scans of which threads may take turns: one goes through steps while others make what is beside those.
+
+Products of rows from outside wait for no step, nor does any step wait for what is made of its states but not
+carried on. Each thread makes the products of every so-manieth chunk of steps, goes through what the steps
+carry on when its turn comes, and makes the rest. The numbers are those of one thread, however few and long
+the sequences are.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from stepnet.ir.graph import Node
+from stepnet.ir.ops import OPS, TOTALS
+
+from .loops import iteration_shape
+from .program import Program
+
+_COSTLY = 10  # numbers of cheap ops in the time of one of exp, tanh and the like
+_PRODUCT = 0.4  # of the time of such a number, which a multiplication in a product takes (measured)
+_MOST = 1 << 13  # bytes of a row that are handed on to what is made after its step
+
+
+def by_turns(p: Program) -> tuple[Program, float]:
+    """A scan whose second stage is what may wait until some steps are done; and how long all takes that is
+    done beside steps, over the steps' own time: 0 where threads may take no turns."""
+    if any(node.op == "matmul" for node in p.nodes):
+        return p, 0.0
+    after = _after(p)
+    ids = {id(node) for node in after}
+    made = {name for node in p.nodes if id(node) not in ids for name in node.outputs} - {*p.outputs}
+    handed = made.intersection(p.base(name) for node in after for name in node.inputs)
+    if sum(p.value(name).bytes for name in handed) > _MOST:
+        after, ids = [], set()
+    products = sum(math.prod(p.value(node.inputs[1]).shape[-2:]) for node in (*p.early, *p.late))
+    beside = _PRODUCT * products + sum(_numbers(p, node) for node in after)
+    steps = sum(_numbers(p, node) for node in p.nodes if id(node) not in ids)
+    levels = {id(node): int(id(node) in ids) for node in p.nodes}
+    return replace(p, level=levels), beside / max(1, steps)
+
+
+def _after(p: Program) -> list[Node]:
+    """The nodes that neither make a state nor read one where it stands; totals are made in order."""
+    needed = {carry.result for carry in p.carries}
+    states = (needed | {carry.parameter for carry in p.carries}) - {*p.outputs}
+    after: list[Node] = []
+    for node in reversed(p.nodes):
+        read = set(map(p.base, node.inputs))
+        in_order = node.op in TOTALS and node.output in p.totals
+        if in_order or needed.intersection(node.outputs) or read & states:
+            needed |= read
+        else:
+            after.append(node)
+    return after[::-1]
+
+
+def _numbers(p: Program, node: Node) -> int:
+    return math.prod(iteration_shape(p, node)) * (_COSTLY if OPS[node.op].costly else 1)
