@@ -188,11 +188,10 @@ def recurrent(
         and steps is static is resets is checkpoint is detach_every is None
         and not (scopes or torch.compiler.is_compiling() or (CAN_CAPTURE and is_exporting()))
         and instead() is watching() is None
-        and not (is_kept() or lifting.may_run_once(x, state))
+        and not is_kept()
     ):
-        state, out = run_warm(_STEPS, step, x, state, (reverse, level, axis, check_backend(backend)))
+        state, out = warm(step, x, state, (reverse, level, axis, check_backend(backend)))
         if out is not None:
-            lifting.passed()
             return out
     how = _How(steps, static, reverse, level, axis, scopes, backend, resets, checkpoint, detach_every)
     if CAN_CAPTURE and torch.compiler.is_dynamo_compiling():
@@ -205,6 +204,19 @@ def recurrent(
             axis=axis, scopes=scopes, backend=backend,
         )  # fmt: skip
     return _outside(step, x, state, how)
+
+
+def warm(
+    step: Any, x: Tensor | LoDTensor, state: Any, way: tuple[bool, int, int, str]
+) -> tuple[Any, tuple[Any, Any] | None]:
+    """The initial state; and what `recurrent` gives at a call like one before, where nobody else answers it.
+    None: it is to be called. `way`: reverse, level, axis and the backend."""
+    if lifting.may_run_once(x, state):
+        return state, None
+    state, out = run_warm(_STEPS, step, x, state, way)
+    if out is not None:
+        lifting.passed()
+    return state, out
 
 
 def _in_graph(step: Any, x: Any, state: Any, how: _How) -> Any:

@@ -144,6 +144,45 @@ def test_any_order_of_opening_pushing_resetting_closing_and_failing(data):
                     del totals[k]
 
 
+class Halving(nn.Module):
+    """Hands a part of the state on as it is; may write to it, and fail after that."""
+
+    writes = fails = False
+
+    def forward(self, x, state):
+        h, same = state
+        h = h.mul_(0.5) if self.writes else h * 0.5
+        if self.fails:
+            raise ValueError("after the write")
+        h = h + x
+        return (h, same), (h, same)
+
+    def initial_state(self, n):
+        return torch.ones(n, F, dtype=DTYPE), torch.ones(n, F, dtype=DTYPE)
+
+
+@pytest.mark.parametrize("backend", ["auto", "c", "eager", "naive"])
+def test_what_is_kept_is_written_to_by_nobody(backend):
+    """Nor is it what the caller gets."""
+    net = Recurrent(Halving(), backend=backend)
+    net.step.writes = backend == "naive"  # which no other runs
+    live, x = stream(net), torch.randn(6, F, dtype=DTYPE)
+    a, expected = live.open(), torch.ones(F, dtype=DTYPE)
+    for k, row in enumerate(x):
+        if k and backend == "naive":
+            _, before = live.state_dict()["recurrences"][0]
+            net.step.fails = True
+            with pytest.raises(ValueError, match="after the write"):
+                live.push({a: row[None]})
+            net.step.fails = False
+            torch.testing.assert_close(live.state_dict()["recurrences"][0][1], before)
+        expected = expected * 0.5 + row
+        y, same = live.push({a: row[None]})[a]
+        torch.testing.assert_close(y[0], expected, **CLOSE)
+        assert torch.equal(same, torch.ones(1, F, dtype=DTYPE)), k
+        y.zero_(), same.zero_()
+
+
 @pytest.mark.parametrize("when", ["pushed", "saved", "loaded"])
 def test_inference_mode_around_what_is_kept(when):
     net, x = double(stepnet.nn.LSTM(F, H, num_layers=2)), torch.randn(6, F, dtype=DTYPE)

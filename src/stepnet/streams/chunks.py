@@ -25,6 +25,12 @@ def joined(chunks: Mapping[Hashable, Any]) -> tuple[Any, tuple[Tensor, ...], lis
     """
     first_chunk = next(iter(chunks.values()))
     if type(first_chunk) is Tensor and first_chunk.dim():
+        if len(chunks) == 1:
+            lengths = [len(first_chunk)]
+            batch = LoDTensor._make(
+                first_chunk.clone(memory_format=torch.contiguous_format), _of_lengths(tuple(lengths))
+            )
+            return batch, batch._lod.levels, lengths
         shape, dtype, device = first_chunk.shape[1:], first_chunk.dtype, first_chunk.device
         if all(
             type(chunk) is Tensor

@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from torch.nn.modules import module as _torch_module
 from torch.nn.utils.rnn import PackedSequence
 
-from stepnet.api import Recurrent, recurrent
+from stepnet.api import Recurrent, recurrent, warm
 from stepnet.data import sequence
 from stepnet.data.lod import LoDTensor
+from stepnet.data.recording import RECORDER
 from stepnet.data.tree import Spec, flatten, unflatten
 from stepnet.errors import StreamError
+from stepnet.executors.setting import check_backend
 from stepnet.front.step import WithStatic, as_step, boot_state, describe_leaf, step_name
 from stepnet.ir.loop import Loop
 from stepnet.resets import as_resets
@@ -50,6 +52,14 @@ class Keeper:
         if type(x) is LoDTensor and len(self.levels) == 1 and is_one_call(module) and nobody_else():
             step = as_step(module.step)
             name = step_name(step)
+            kept = self.states.left(name, self.slots) if self.all_begun else None
+            if kept is not None:
+                state = unflatten(*kept)
+                _, out = warm(step, x, state, (False, -1, 0, check_backend(module.backend)))
+                if out is not None:  # a plan's: states like those that it was given
+                    self.ran.append((name, kept[0]))
+                    self._left.append(flatten(out[1])[0])
+                    return out[0] if type(out[0]) is LoDTensor else out
             out = recurrent(step, x, self._start(step, name, None), backend=module.backend)
             self._keep(name, *flatten(out[1]))
             return out[0] if type(out[0]) is LoDTensor else out
@@ -170,7 +180,7 @@ def is_one_call(module: Any) -> TypeGuard[Recurrent]:
 
 def nobody_else() -> bool:
     """Whether nothing else answers, keeps or watches calls here."""
-    return not is_kept() and instead() is watching() is sequence.INSTEAD.get() is None
+    return not is_kept() and instead() is watching() is sequence.INSTEAD.get() is RECORDER.get() is None
 
 
 def _refuse_loop(loop: Loop | str, *_: Any, **__: Any) -> None:

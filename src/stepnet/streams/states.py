@@ -27,6 +27,9 @@ class Kept:
     spec: Spec
     tables: list[Tensor]
 
+    def __post_init__(self) -> None:
+        self.like = [(table.shape[1:], table.dtype, table.device) for table in self.tables]
+
     def check(self, name: str, spec: Spec, leaves: Sequence[Any], at: int) -> None:
         """Whether a state that is to start or to follow is like the ones kept.
 
@@ -34,10 +37,8 @@ class Kept:
             StreamError: it is of another recurrence, or nested, shaped or typed in another way.
         """
         if (spec is self.spec or spec == self.spec) and name == self.name:
-            for leaf, table in zip(leaves, self.tables, strict=True):
-                if leaf.shape[1:] != table.shape[1:] or leaf.dtype is not table.dtype:
-                    break
-                if leaf.device != table.device:
+            for leaf, (shape, dtype, device) in zip(leaves, self.like, strict=True):
+                if leaf.dtype is not dtype or leaf.shape[1:] != shape or leaf.device != device:
                     break
             else:
                 return
@@ -63,6 +64,14 @@ class States:
     def __init__(self) -> None:
         self.calls: list[Kept] = []
         self._left: Left | None = None
+
+    def left(self, name: str, slots: Slots) -> tuple[Spec, list[Tensor]] | None:
+        """How the state of the only recurrence is nested, and its leaves as the last push left them, if that
+        was to the same streams and by a step of this name. They are for what does not write to them."""
+        if self._left is None or self._left.slots != slots or len(self.calls) != 1:
+            return None
+        (kept,) = self.calls
+        return (kept.spec, self._left.states[0]) if kept.name == name else None
 
     def of(self, at: int, slots: Slots) -> list[Tensor]:
         """The states of a recurrence for the streams in these slots, in memory of their own."""
