@@ -56,7 +56,9 @@ CHUNK = 1 << 18  # bytes of rows between products and the steps beside them: the
 CHUNK_BY_TILES = 1 << 20  # where tiles multiply, which read a matrix faster than a cache that is far gives it
 LED = 1 << 16  # bytes of a table from which room before its rows is made faster than a copy one step later
 WORTH_PACKING = 9  # rows, with fewer of which a matrix is read as it lies (measured)
-WORTH_SPLITTING = 64  # rows, for fewer of which splitting a matrix takes longer than it saves (measured)
+WORTH_PACKING_LARGE = 20  # of matrices of so many bytes, which are longer on their way than they are used
+LARGE = 1 << 17
+WORTH_SPLITTING = 512  # rows, for fewer of which splitting a matrix takes longer than it saves (measured)
 SMALL = 1 << 14  # bytes of a table of which one is kept to make others like it
 _MOST_KINDS = 64  # of calls, whose pace one scan remembers
 _NEW = ("out", "state", "sum", "total")  # what a call makes tensors for
@@ -90,6 +92,7 @@ class CScan:
         self.beside = by_turns(p)[1]
         early = {node.inputs[1] for node in (*p.early, *p.late)}
         self.step_bytes = sum(p.value(name).bytes for name, *_ in self.source.packed if name not in early)
+        self._matrix_bytes = sum(p.value(name).bytes for name in p.matrices)
         self._row_work = self.source.space[1] + sum(h * k * n for _, h, k, n in self.source.packed)
         self._tiled = has_tiles() and any(BY_DTYPE[p.value(name).dtype].sums == "f32" for name in p.matrices)
         self._splits = any(BY_DTYPE[p.value(name).dtype].is_split for name in p.matrices)
@@ -223,7 +226,8 @@ class CScan:
             packed_at.append(at)
             product = BY_DTYPE[source.program.value(name).dtype]
             at += padded(heads * product.packed_bytes(k, n, split))
-        few = layout.rows < WORTH_PACKING and sharing in (None, "members")
+        large = self._matrix_bytes >= LARGE
+        few = layout.rows < (WORTH_PACKING_LARGE if large else WORTH_PACKING) and sharing in (None, "members")
         head = (
             layout.sequences, shares, layout.steps, layout.stride, slots, chunk, int(sharing is not None),
             split, int(few), data_ptr(layout.starts), data_ptr(layout.lengths), data_ptr(order),
