@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import stepnet
 from c_programs import NOTHING, WIDE, Rows, can_emulate_tiles, run_sanitized
 from stepnet.executors.c import build as c_build
+from stepnet.executors.c import scan
 from stepnet.executors.c.products import BY_DTYPE, BY_SUFFIX, common, cpu, paired, precision, split
 from stepnet.executors.exactness import exact_products
 from threads import at_once
@@ -212,8 +213,9 @@ def test_the_switch_of_torch(machine, tiles, pairs, wanted):
         assert precision.float_parts() == parts
 
 
-def test_an_lstm_obeys_the_switch_from_call_to_call(machine):
+def test_an_lstm_obeys_the_switch_from_call_to_call(machine, monkeypatch):
     """A plan made where little is asked for is right, too: the check of a new plan asks for all."""
+    monkeypatch.setattr(scan, "WORTH_SPLITTING", 64)
     cell = stepnet.nn.LSTM(64, 64)
     x = stepnet.LoDTensor.from_lengths(torch.randn(84, 64), [[45, 0, 39]])
 
