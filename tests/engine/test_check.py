@@ -56,7 +56,7 @@ def test_differences_of_equals_are_rounding(size, dtype, backend):
 
 
 def test_what_rounding_leaves_of_a_gradient_under_autocast():
-    """A norm over weights times one number does not see how large the number is: its gradient is nearly zero."""
+    """A norm over weights times one number does not see how large that is: its gradient is nearly zero."""
     torch.manual_seed(78)
     cell, x = LayerNormLSTM(1, 3), torch.randn(8, 1, 1, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
