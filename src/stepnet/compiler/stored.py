@@ -105,7 +105,10 @@ def load(
     """
     joint, y_spec = _read(data, signature, weights, bind, sample)
     try:
-        return finish(joint, signature, weights, y_spec)
+        compiled = finish(joint, signature, weights, y_spec)
+        for plan in (compiled.fused, compiled.hoisted):
+            verify(plan, "plan")
+        return compiled
     except _WRONG as error:
         raise Unsupported(str(error)) from error
 
@@ -132,7 +135,7 @@ def _read(
             _check(_flow_fits(rows, outputs, inputs if training else 0), "how gradients flow")
         _check(_pairs_fit(joint, outputs), "which results are complex")
         tangents = {name for name in joint.graph.parameters if name.startswith("d_")}
-        _check(training or not tangents, "its gradients")
+        _check(training or len(joint.results) == outputs, "its gradients")
         forward = joint.graph.needed([name for name in joint.results[:outputs] if name is not None])
         _check(all(tangents.isdisjoint(node.inputs) for node in forward), "what the forward loop reads")
         verify(joint.graph, "joint")
