@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
+import torch
+
 from stepnet.checks import checked
-from stepnet.engine import find_plan, plans
+from stepnet.compiler import stored
+from stepnet.compiler.pipeline import Compiled
+from stepnet.engine import find_plan, make, plans
 from stepnet.front.step import as_loop
 from stepnet.ir.plan import LoopPlan, Plan
 from stepnet.ir.text import parse_graph, print_graph
@@ -62,6 +70,66 @@ def verify_entry(entry: plans.Entry) -> None:
         for loop in (entry.ready.forward, entry.ready.backward):
             if loop is not None:
                 verify(loop.plan, "adopted" if entry.ready.executor.form == "fused" else "plan")
+
+
+@contextlib.contextmanager
+def plans_made() -> Iterator[list[tuple[Compiled, tuple[Any, ...]]]]:
+    """What is compiled in here, none of it read from disk, each with what `stored.load` is given beside
+    bytes. Every plan that is made is verified."""
+    made = []
+    compile_loop, make_entry = make.compile_loop, plans.make
+
+    def compiled(loop, signature, weights, here, bind, sample, *more):
+        found = compile_loop(loop, signature, weights, here, bind, sample, *more)
+        made.append((found, (signature, weights, bind, sample)))
+        return found
+
+    def verified(*call):
+        entry = make_entry(*call)
+        verify_entry(entry)
+        return entry
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(make, "compile_loop", compiled)
+        patch.setattr(plans, "make", verified)
+        patch.setattr(make.plan_files, "read", lambda key: None)
+        yield made
+
+
+def read_back(compiled: Compiled, given: tuple[Any, ...]) -> bytes | None:
+    """What is written of a plan, after it was read and found to be the same; None if nothing is to be."""
+    if compiled.draws or not compiled.is_compared:
+        return None
+    data = stored.dump(compiled, *given)
+    if data is None:
+        kinds = {spec.kind for spec in _specs(compiled.y_spec)}
+        assert not kinds <= {None, *stored.TREES.values()}, "a plan is not written"
+        return None
+    loaded = stored.load(data, *given)
+    for what in ("fused", "hoisted", "weights", "y_spec"):
+        ours, theirs = (getattr(one, what) for one in (compiled, loaded))
+        same = ours == theirs or _said(ours) == _said(theirs)  # NaN equals nothing
+        assert same, f"{what} is read as another"
+    before, after = compiled.joint.graph, loaded.joint.graph
+    assert hash(loaded.y_spec) == hash(compiled.y_spec)
+    assert after.values == {name: before.values[name] for name in after.values}
+    assert [n.line for n in after.nodes] == [n.line for n in before.nodes]
+    assert loaded.constants.keys() == compiled.constants.keys()
+    for key, tensor in loaded.constants.items():
+        assert torch.allclose(tensor, compiled.constants[key], rtol=0, atol=0, equal_nan=True)
+    assert stored.dump(loaded, *given) == data
+    return data
+
+
+def _said(plan: Any) -> str:
+    """All that plans compare: not values of a graph that no node has any more."""
+    return re.sub(r"mappingproxy\(\{.*?\}\)", "", repr(plan))
+
+
+def _specs(spec: Any) -> Iterator[Any]:
+    yield spec
+    for child in spec.children:
+        yield from _specs(child)
 
 
 _seen: dict[int, plans.Entry] = {}  # holds them, so that their ids stay taken

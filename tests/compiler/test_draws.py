@@ -118,6 +118,24 @@ def test_what_no_plan_draws(step):
     torch.testing.assert_close(ours, recurrent(step, x, h, backend="naive")[1])
 
 
+def by_seed(x: Tensor, h: Tensor) -> Any:
+    return h, h + x * (ONE.initial_seed() % 7)
+
+
+def by_state(x: Tensor, h: Tensor) -> Any:
+    return h, h + x * int(ONE.get_state()[:8].sum())
+
+
+@pytest.mark.filterwarnings("ignore::stepnet.errors.SlowPathWarning")
+@pytest.mark.parametrize("step", [by_seed, by_state], ids=lambda s: s.__name__)
+def test_a_seed_that_the_step_reads_is_that_of_each_call(step):
+    x, _, h = inputs([2, 3])
+    for seed in (3, 5):
+        ONE.manual_seed(seed)
+        last = [recurrent(step, x, h, backend=backend)[1] for backend in ("auto", "auto", "naive")]
+        torch.testing.assert_close(last[:2], [last[2]] * 2)
+
+
 def test_its_gradient_is_differentiated_again_with_the_same_noise():
     found = []
     for backend in ("naive", "c"):

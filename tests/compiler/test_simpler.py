@@ -87,7 +87,6 @@ def check(step, x: Tensor, backend: str = "c") -> None:
     as_the_plain_loop(step, x, torch.zeros(B, 1, dtype=D), backend, weights=weights, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # by torch's own forward mode
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_function(name):
     function, shape = FUNCTIONS[name]

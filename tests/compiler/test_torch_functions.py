@@ -13,7 +13,6 @@ from stepnet.errors import SlowPathWarning
 from stepnet.testing import check_step
 
 PLANS_ON_DISK = True  # what is recorded once runs in both executors
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # by torch itself
 DTYPE = torch.float64
 D = 6
 SIZES = [2, 0, 5, 1]

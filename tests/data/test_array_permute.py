@@ -31,8 +31,6 @@ def test_invert_undoes(rows):
 
 # torch 2.6 warns of what its own gradcheck calls
 @pytest.mark.filterwarnings("ignore:Please use .torch.vmap:FutureWarning")
-# torch loads its own forward-mode rules through torch.jit.script, and warns of itself.
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
 def test_second_order_forward_mode_and_vmap():
     x = torch.randn(4, 2, dtype=torch.float64, requires_grad=True)
 

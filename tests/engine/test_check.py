@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from stepnet.api import recurrent
+from stepnet.cells import LayerNormLSTM
 from stepnet.errors import Unsupported
 from stepnet.executors.torch_ops import ops
 
@@ -52,6 +53,22 @@ def test_differences_of_equals_are_rounding(size, dtype, backend):
     torch.testing.assert_close(
         (ours[0], ours[1], ours[3]), (plain[0], plain[1], plain[3]), rtol=0.0001, atol=0.0001
     )
+
+
+def test_what_rounding_leaves_of_a_gradient_under_autocast():
+    """A norm over weights times one number does not see how large that is: its gradient is nearly zero."""
+    torch.manual_seed(78)
+    cell, x = LayerNormLSTM(1, 3), torch.randn(8, 1, 1, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert recurrent(cell, x, backend="eager")[0].requires_grad
+
+
+@pytest.mark.parametrize("op", ["tanh", "sigmoid"])
+def test_a_wrong_executor_is_declined_under_autocast(op, monkeypatch):
+    right = ops._POINTWISE[op]
+    monkeypatch.setitem(ops._POINTWISE, op, lambda *values: right(*values) * 1.3)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(Unsupported, match="self-check"):
+        recurrent(LayerNormLSTM(1, 4), torch.randn(8, 1, 1, requires_grad=True), backend="eager")
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,7 @@ from stepnet.data.modes import is_wrapped
 from stepnet.errors import StepError
 from stepnet.executors import naive
 
-pytestmark = pytest.mark.filterwarnings(  # torch's own, of vmap and of jvp
-    "ignore:There is a performance drop:UserWarning", "ignore:.torch.jit.script:DeprecationWarning"
-)
+pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # torch's, of vmap
 
 DTYPE = torch.float64
 T, B, F_IN, H = 3, 2, 3, 4

@@ -16,7 +16,6 @@ from covering import few
 from stepnet.executors.c import build as c_build
 from stepnet.executors.c.products import BY_DTYPE, BY_SUFFIX, common, cpu, paired
 
-OPTIMISED = False
 BF16 = BY_DTYPE["bfloat16"]
 WAYS = {  # what the text begins with, and its tiles
     "of this CPU": ("", 0),

@@ -18,7 +18,6 @@ from stepnet.executors.c.products import BY_DTYPE, BY_SUFFIX, common, cpu, paire
 from stepnet.executors.exactness import exact_products
 from threads import at_once
 
-OPTIMISED = False
 FLOAT = BY_DTYPE["float32"]
 UNIT = 2.0**-24  # what rounding to a float may lose
 EXACT = {0: 40 * UNIT, 1: 2.0**-7.9, 2: 2.0**-15.9, 3: 40 * UNIT}  # of the sum of sizes of products

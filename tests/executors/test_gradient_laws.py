@@ -20,7 +20,6 @@ from stepnet.errors import SlowPathWarning, StepError
 OPTIMISED = False
 DTYPE = torch.float64
 D = 3
-TORCHS_OWN = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # it makes forward rules so
 BACKENDS = ("naive", "eager", "c")
 
 
@@ -389,7 +388,6 @@ def test_a_gradient_of_no_sequences_has_a_history(backend, features):
     assert g.requires_grad
 
 
-@TORCHS_OWN
 @pytest.mark.parametrize("which", ["x", "state", "weight"])
 def test_forward_mode_tangents(which):
     """Carried along by the plain loop; never dropped."""
@@ -428,7 +426,6 @@ def test_a_tangent_of_a_gradient(backend):
     torch.testing.assert_close(tangent, expected, rtol=1e-9, atol=1e-12)
 
 
-@TORCHS_OWN
 def test_transforms_of_torch_func():
     model = model_of("auto")
     weights = {k: v.detach() for k, v in model.named_parameters()}

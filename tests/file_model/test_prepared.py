@@ -201,7 +201,6 @@ def test_errors_name_the_node_in_every_call(tmp_path):
 
 
 @torch_since("2.10", "no tensor has tolist() inside torch.func")
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # torch's own, of jvp
 def test_other_ways_to_call(path):
     """Under autocast, in inference mode, mapped, compiled, exported, on fakes, on meta, and in threads."""
     model, (x, way) = stepnet.onnx.load(path), inputs(3, 3)

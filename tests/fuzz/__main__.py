@@ -12,6 +12,7 @@ import torch
 from stepnet.engine import plans
 
 from .compare import Declined, check
+from .seeds import held
 from .steps import make_case
 
 
@@ -23,15 +24,16 @@ def main(first: int, count: int, backend: str) -> int:
     began = time.time()
     for seed in range(first, first + count):
         case = make_case(seed)
+        found: list[str] = []
+        broken: list[str] = []
         try:
-            found = check(case, backend)
+            with held(broken):
+                found = check(case, backend)
         except Declined as reason:
             declined[re.sub(r" \(<fuzz.*", "", str(reason).strip().splitlines()[0])[:140]] += 1
-            found = []
-        if found:
+        if found or broken:
             wrong += 1
-            print(f"---- seed {seed}", *found, sep="\n", flush=True)
-            print(case.body, flush=True)
+            print(f"---- seed {seed}", *found, *broken, case.body, sep="\n", flush=True)
         if seed % 50 == 0:
             plans.forget()
         if seed % 100 == 99:

@@ -1,13 +1,28 @@
-"""What `python -m fuzz.changes`, `fuzz.models`, `fuzz.frames` and `fuzz.orders` do with seeds."""
+"""What `python -m fuzz.changes`, `fuzz.models`, `fuzz.frames` and `fuzz.orders` do with seeds, and what
+all hold plans to."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
+from plans import plans_made, read_back
 from stepnet.engine import plans
+
+
+@contextlib.contextmanager
+def held(broken: list[str]) -> Iterator[None]:
+    """Holds what is compiled in here to the rules of plans: each keeps them, and is the same when read."""
+    with plans_made() as made:
+        yield
+    for compiled, given in made:
+        try:
+            read_back(compiled, given)
+        except Exception as error:
+            broken.append(f"a plan, written and read: {type(error).__name__}: {error}")
 
 
 def run(first: int, count: int, find: Callable[[int], str | None], what: str) -> int:
@@ -15,10 +30,12 @@ def run(first: int, count: int, find: Callable[[int], str | None], what: str) ->
     torch.set_num_threads(1)
     wrong = 0
     for seed in range(first, first + count):
-        found = find(seed)
-        if found is not None:
+        broken: list[str] = []
+        with held(broken):
+            found = find(seed)
+        if found is not None or broken:
             wrong += 1
-            print(found, flush=True)
+            print(*([] if found is None else [found]), *broken, f"(seed {seed})", sep="\n", flush=True)
         if seed % 20 == 19:
             plans.forget()
     print(f"{count} {what}: {wrong} differ")

@@ -12,6 +12,7 @@ from covering import few
 
 from . import frames, models, orders
 from .compare import Declined, check
+from .seeds import held
 from .steps import make_case
 
 SMALL = [range(at, at + 10) for at in range(0, 40, 10)]
@@ -40,6 +41,15 @@ def test_torch_ops(seeds):
 @pytest.mark.parametrize("seeds", [range(100_000, 100_004)], ids=lambda seeds: str(seeds[0]))
 def test_generated_c(seeds):
     assert not told(seeds, "auto", 6)
+
+
+@pytest.fixture(autouse=True)
+def _plans_are_held():
+    """Each plan that a test makes keeps the rules of plans, and is the same after it was written and read."""
+    broken = []
+    with held(broken):
+        yield
+    assert not broken
 
 
 def test_a_seed_is_a_step():

@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 from stepnet.ir.graph import Graph, Kind, Node, Value
 
+from .reassociate import declare
+
 
 class _Padded(NamedTuple):
     """A value that is zero but for some parts: the dimension, and each part by where it begins."""
@@ -99,10 +101,8 @@ class _Joiner:
         self, node: Node, op: str, inputs: tuple[str, ...], kind: Kind, shape: tuple[int, ...], dtype: str,
         **attrs: object,
     ) -> str:  # fmt: skip
-        name = f"{node.output}_{op}"
-        while name in self.values:  # a user's name may look like one of these
-            name += "_"
-        self.values[name] = Value(name, kind, shape, dtype)
+        like = Value(node.output, kind, shape, dtype)
+        name = declare(node.output, len(self.values), like, kind, self.values)
         self.nodes.append(Node(op, inputs, (name,), tuple(attrs.items()), node.line))
         return name
 

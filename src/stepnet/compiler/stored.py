@@ -38,7 +38,7 @@ _TEXT = 1000  # the longest name or line
 # What wrong bytes raise where they are read or made into a plan.
 _WRONG = (GraphError, ValueError, RecursionError, RuntimeError, OverflowError)
 _KINDS = ("row", "shared", "sum")
-_TREES: dict[str, type] = {"tuple": tuple, "list": list, "dict": dict, "None": type(None)}
+TREES: dict[str, type] = {"tuple": tuple, "list": list, "dict": dict, "None": type(None)}
 _ATTRS: dict[str, dict[str, str]] = {
     **{op: {"dims": "places"} for op in ("sum", "amax", "amin", "permute", "flip")},
     **{op: {"dim": "place or none"} for op in ("argmax", "argmin")},
@@ -105,7 +105,10 @@ def load(
     """
     joint, y_spec = _read(data, signature, weights, bind, sample)
     try:
-        return finish(joint, signature, weights, y_spec)
+        compiled = finish(joint, signature, weights, y_spec)
+        for plan in (compiled.fused, compiled.hoisted):
+            verify(plan, "plan")
+        return compiled
     except _WRONG as error:
         raise Unsupported(str(error)) from error
 
@@ -122,18 +125,17 @@ def _read(
         found = json.loads(data)
         fields = ("parameters", "values", "nodes", "results", "constants", "y", "flow", "requires", "paired")
         _check(isinstance(found, dict) and tuple(found) == fields, "its fields")
-        joint = _joint(found, signature, weights)
         y_spec = _tree(found["y"])
         outputs = y_spec.count + len(signature.states)
+        joint = _joint(found, signature, weights, outputs)
         inputs = len(signature.x) + len(signature.states) + len(weights)
         training = any(grad for _, _, grad in weights) or any(e.grad for e in signature.x)
         training |= any(signature.boots)
-        _check(len(joint.results) == outputs + (inputs if training else 0), "how many results there are")
         for rows in (joint.flow, joint.requires):
             _check(_flow_fits(rows, outputs, inputs if training else 0), "how gradients flow")
         _check(_pairs_fit(joint, outputs), "which results are complex")
         tangents = {name for name in joint.graph.parameters if name.startswith("d_")}
-        _check(training == bool(tangents), "its gradients")
+        _check(training or len(joint.results) == outputs, "its gradients")
         forward = joint.graph.needed([name for name in joint.results[:outputs] if name is not None])
         _check(all(tangents.isdisjoint(node.inputs) for node in forward), "what the forward loop reads")
         verify(joint.graph, "joint")
@@ -149,7 +151,7 @@ def _check(right: bool, what: str) -> None:
         raise Unsupported(f"{what} cannot be what a step was compiled to")
 
 
-def _joint(found: dict[str, Any], signature: Signature, weights: Weights) -> Joint:
+def _joint(found: dict[str, Any], signature: Signature, weights: Weights, outputs: int) -> Joint:
     constants = found["constants"]
     _check(isinstance(constants, dict) and all(_CONSTANT.fullmatch(n) for n in constants), "its constants")
     inputs = parameter_names(signature, weights)
@@ -159,13 +161,16 @@ def _joint(found: dict[str, Any], signature: Signature, weights: Weights) -> Joi
     numbers = [int(t[2:]) for t in tangents if re.fullmatch(r"d_[0-9]{1,6}", t)]
     _check(len(numbers) == len(tangents) and numbers == sorted(set(numbers)), "its tangents")
     results = tuple(None if n is None else _text(n) for n in _list(found["results"]))
-    _check(not numbers or numbers[-1] < len(results) - len(inputs), "its tangents")
+    # gradients, all of them None where no result carries any, or none
+    many = len(results) == outputs + len(inputs) or (len(results) == outputs and not numbers)
+    _check(many, "how many results there are")
+    _check(not numbers or numbers[-1] < outputs, "its tangents")
     values = dict(_value(entry, parameters) for entry in _list(found["values"]))
     _check(len(values) == len(found["values"]), "its values")
     nodes = tuple(_node(entry, values) for entry in _list(found["nodes"]))
     _check(len(nodes) <= _MOST_NODES, "how many ops there are")
     _check(set(values) == {*parameters, *(n for node in nodes for n in node.outputs if n)}, "its values")
-    _ends_fit(values, signature, weights, (*tangents, *constants), results)
+    _ends_fit(values, signature, weights, (*tangents, *constants), results[:outputs], results[outputs:])
     _sizes_fit(values, parameters)
     live = tuple(name for name in results if name is not None)
     graph = Graph("step", parameters, nodes, live, values)
@@ -200,7 +205,7 @@ def _in_reals(shape: Sequence[int], dtype: torch.dtype) -> tuple[tuple[int, ...]
 
 def _ends_fit(
     values: dict[str, Value], signature: Signature, weights: Weights, others: Sequence[str],
-    results: Sequence[str | None],
+    outputs: Sequence[str | None], gradients: Sequence[str | None],
 ) -> None:  # fmt: skip
     """Inputs are what the step is given now; a new state is like the state, a tangent like its result, a
     gradient like its input."""
@@ -212,8 +217,6 @@ def _ends_fit(
     inputs = parameter_names(signature, weights)
     expected = [(True, *_in_reals(e.shape, e.dtype)) for e in (*signature.x, *signature.states)]
     expected += [(False, *_in_reals(t.shape, t.dtype)) for _, t, _ in weights]
-    gradients = results[-len(inputs) :] if any(name.startswith("d_") for name in others) else ()
-    outputs = results[: len(results) - len(gradients)]
     for name, wanted in zip(inputs, expected, strict=True):
         _check(seen(name) == wanted and values[name].kind != "sum", f"'{name}'")
     for name, result in zip(
@@ -392,7 +395,7 @@ def _tensor(value: Value, numbers: Any) -> Tensor:
 def _tree_out(spec: Spec) -> Any:
     if spec.kind is None:
         return 0
-    name = next((name for name, kind in _TREES.items() if kind is spec.kind), None)
+    name = next((name for name, kind in TREES.items() if kind is spec.kind), None)
     if name is None or any(type(key) not in (str, int, float, bool) for key in spec.keys):
         raise Unsupported("y holds structures of other classes")
     return [name, list(spec.keys), [_tree_out(child) for child in spec.children]]
@@ -401,8 +404,8 @@ def _tree_out(spec: Spec) -> Any:
 def _tree(found: Any) -> Spec:
     if found == 0:
         return LEAF
-    _check(isinstance(found, list) and len(found) == 3 and _text(found[0]) in _TREES, "the structure of y")
-    kind, keys, children = _TREES[found[0]], tuple(_list(found[1])), _list(found[2])
+    _check(isinstance(found, list) and len(found) == 3 and _text(found[0]) in TREES, "the structure of y")
+    kind, keys, children = TREES[found[0]], tuple(_list(found[1])), _list(found[2])
     if kind is dict:
         right = all(type(key) is str or _number(key) == key for key in keys) and len(set(keys)) == len(keys)
     else:

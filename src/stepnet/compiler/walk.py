@@ -44,6 +44,7 @@ from .walk_code import END, CodeWalk
 _LIMIT = 4000  # objects; a step that reaches more is not worth keying
 _MOST_BYTES = 4096  # of an array whose numbers are part of the key
 _TABLES = ("_parameters", "_buffers", "_modules")
+_TELL_STATES = words("initial_seed get_state graphsafe_get_state clone_state")  # of torch.Generator
 _MODULE_NOISE = frozenset(nn.Module().__dict__) - {"training"}  # which has places of its own here
 HOOKS = tuple(name for name, held in vars(nn.Module()).items() if "hook" in name and isinstance(held, dict))
 MODULE_HOOKS = tuple(name for name in vars(_torch_module) if name.startswith("_global_") and "hook" in name)
@@ -348,6 +349,8 @@ class Walk(CodeWalk):
             self._stateful(value)
         self.key.append(torch.Generator)
         self.generators.append(value)
+        if not self.names.isdisjoint(_TELL_STATES):
+            self.opened("a torch.Generator, of which it reads the seed or the state")
 
     def _stateful(self, value: Any) -> None:
         kind = type(value)
