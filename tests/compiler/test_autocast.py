@@ -60,7 +60,12 @@ def carried_inside(x, h, u, w):
     return h, h
 
 
-STEPS = [plain, island, island_at_the_end, nested, inside, carried_inside]
+def shrunk(x, h, u, w):
+    h = torch.nn.functional.hardshrink(x @ u + h @ w, 0.05)
+    return torch.nn.functional.softshrink(h, 0.05), h.float()
+
+
+STEPS = [plain, shrunk, island, island_at_the_end, nested, inside, carried_inside]
 INSIDE = (nested, inside, carried_inside)
 AROUND = {
     "none": contextlib.nullcontext,

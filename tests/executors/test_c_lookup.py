@@ -163,6 +163,35 @@ def test_a_table_that_is_a_matrix_too():
     agree(step, x, start, [wide])
 
 
+PLACES = torch.tensor([3, 0, 5, 3, 1, 2])
+MADE = {  # of a weight; the gradient of each is a sum over rows that is put at places
+    "rows": lambda w: w[PLACES],
+    "columns": lambda w: w[:, PLACES],
+    "pairs": lambda w: w[PLACES[:, None], PLACES.flip(0)],
+    "rows of flipped rows": lambda w: w[PLACES] + w[4:].flip(0).repeat(3, 1)[PLACES],
+    "put": lambda w: w.index_put((PLACES,), w.flip(1), accumulate=True),
+    "index_add": lambda w: w.index_add(1, PLACES, w),
+    "diagonal": lambda w: w - torch.diag(w.diagonal()),
+    "diagonal_scatter": lambda w: w.diagonal_scatter(w[0]),
+    "qr": lambda w: torch.linalg.qr(w + 3 * torch.eye(H)).Q,
+}
+
+
+@pytest.mark.parametrize("made", MADE.values(), ids=MADE)
+def test_places_of_a_weight_before_rows_meet_it(made):
+    (w,) = weights((H, H))
+
+    def step(x, h):
+        m = made(w)
+        columns = (m @ h.T).T + (m @ h.unsqueeze(-1)).squeeze(-1)
+        h = torch.tanh(x + h @ m + columns + (m * h.unsqueeze(1)).sum(-1))
+        return h, h
+
+    x, h = torch.randn(4, 3, H, dtype=torch.float64), torch.zeros(3, H, dtype=torch.float64)
+    assert stepnet.explain(step, x, h).executor == "c"
+    agree(step, x, h, [w], 1e-10)
+
+
 @pytest.mark.parametrize("at", [-1, WORDS, 2**62])
 def test_an_index_of_no_row(at):
     (table,) = weights((WORDS, H))

@@ -40,12 +40,12 @@ def _shrink_backward(grad: Tensor, x: Tensor, most: float = 0.5) -> Tensor:
 
 
 def _softshrink(x: Tensor, most: float = 0.5) -> Tensor:
-    near = torch.where(torch.isnan(x), float("nan"), 0.0)
+    near = torch.where(torch.isnan(x), x.detach(), 0.0)
     return torch.where(x > most, x - most, torch.where(x < -most, x + most, near))
 
 
 def _hardshrink(x: Tensor, most: float = 0.5) -> Tensor:
-    near = torch.where(torch.isnan(x), float("nan"), 0.0)
+    near = torch.where(torch.isnan(x), x.detach(), 0.0)
     return torch.where((x < -most) | (x > most), x, near)
 
 

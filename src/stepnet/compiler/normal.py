@@ -194,7 +194,7 @@ class Builder:
     def _identity(
         self, op: str, inputs: tuple[str, ...], shape: Sequence[int], attrs: dict[str, Any]
     ) -> str | None:
-        """a * 1 -> a; a / 1 -> a; reshapes and permutes that change nothing."""
+        """a * 1 -> a; a / 1 -> a; reshapes and permutes that change nothing, or move one number."""
         if not inputs:
             return None
         first = self.values[inputs[0]]
@@ -202,6 +202,9 @@ class Builder:
             return first.name
         if op == "permute" and attrs["dims"] == tuple(range(len(first.shape))):
             return first.name
+        made = self._made.get(first.name)
+        if op in ("reshape", "permute") and made is not None and made.op == "full":
+            return self.full(made.attr("value"), shape, first.dtype, first.kind)
         if op in ("mul", "div"):
             other = self.values[inputs[1]]
             if self.is_full(other.name, 1) and first.shape == tuple(shape):

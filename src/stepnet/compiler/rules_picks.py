@@ -11,7 +11,7 @@ from stepnet.ir.agreement import INTEGERS
 from stepnet.ir.op_rules import broadcast
 
 from .normal import ROW_NUMBERS, Builder, Ref, rule, rules
-from .rules_shape import feature_dim, slice_feature
+from .rules_shape import beside, feature_dim, slice_feature
 
 
 def _together(b: Builder, *refs: Ref) -> bool:
@@ -123,7 +123,7 @@ def _spread_index(b: Builder, index: str, before: tuple[int, ...], after: tuple[
     """An index with all other dimensions, its own merged into one where it is read."""
     count = b.values[index].size
     thin = b.reshape(index, (*(1 for _ in before), count, *(1 for _ in after)))
-    return b.emit("expand", (thin,), (*before, count, *after), "int64", kind)
+    return b.emit("expand", (thin,), (*before, count, *after), "int64", beside(kind))
 
 
 @rule("index.Tensor")
@@ -167,7 +167,7 @@ def _index_put(
         put = b.reshape(put, own[1:])
     if broadcast([b.values[put].shape, whole]) != whole:
         return NotImplemented
-    put = b.emit("expand", (put,), whole, value.dtype, value.kind)
+    put = b.emit("expand", (put,), whole, value.dtype, b.kind(flat, put))
     put = b.reshape(put, b.values[spread].shape)
     op = "scatter_add" if accumulate else "scatter"
     done = b.emit(op, (flat, spread, put), b.values[flat].shape, value.dtype, dim=len(before))

@@ -7,6 +7,7 @@ from math import prod
 from typing import Any
 
 from stepnet.errors import Unsupported
+from stepnet.ir.graph import Kind
 
 from .normal import Builder, Fold, Ref, rule
 
@@ -223,7 +224,7 @@ def _padded(b: Builder, name: str, dim: int, before: int, after: int, number: An
             parts.append(name)
         elif size:
             shape = [*value.shape[:dim], size, *value.shape[dim + 1 :]]
-            parts.append(b.full(number, shape, value.dtype, value.kind if value.kind == "row" else "shared"))
+            parts.append(b.full(number, shape, value.dtype, beside(value.kind)))
     if len(parts) == 1:
         return name
     shape = [*value.shape[:dim], value.shape[dim] + before + after, *value.shape[dim + 1 :]]
@@ -276,11 +277,16 @@ def _every(b: Builder, x: Ref, source: Ref, own: int, places: range, checked: bo
     return result(_padded(b, flat, own, places.start, after), source)
 
 
+def beside(kind: Kind) -> Kind:
+    """What a constant or an index beside a value is: of no sum over rows, though the value be one."""
+    return "row" if kind == "row" else "shared"
+
+
 def along(b: Builder, places: range, before: Sequence[int], after: Sequence[int], like: Ref) -> str:
     """Places along a dimension as an index: the same at all others."""
     count = b.emit("iota", (), (len(places),), "int64", "shared", start=places.start, step=places.step)
     thin = b.reshape(count, (*(1 for _ in before), len(places), *(1 for _ in after)))
-    kind = b.values[like.name].kind
+    kind = beside(b.values[like.name].kind)
     return b.emit("expand", (thin,), (*before, len(places), *after), "int64", kind)
 
 
@@ -314,11 +320,7 @@ def _diagonal_scatter(b: Builder, x: Ref, source: Ref, offset: int = 0, dim1: in
     n, m = shape[first], shape[second]
     turned = b.permute(x.name, order)
     flat_shape = (*(shape[d] for d in rest), n * m)
-    dtype = b.values[x.name].dtype
-    if b.is_full(x.name, 0):
-        flat = b.full(0, flat_shape, dtype, b.values[x.name].kind)
-    else:
-        flat = b.reshape(turned, flat_shape)
+    flat = b.reshape(turned, flat_shape)
     start = max(offset, 0) + max(-offset, 0) * m
     meta, places = b.meta, range(start, start + (size - 1) * (m + 1) + 1, m + 1)
     done = _every(b, Ref(flat, x.bdim), source, len(rest), places, checked=False)
