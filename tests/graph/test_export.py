@@ -167,6 +167,22 @@ def test_compiled_ahead_of_time(tmp_path: Path) -> None:
             torch.testing.assert_close(packaged(*args), model(*args), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.exhaustive  # C++
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # torch's own
+def test_compiled_ahead_of_time_as_an_operator(tmp_path: Path) -> None:
+    """What is not written as a while_loop is called as an operator, here without sizes."""
+    model, x = Dense().double(), torch.randn(4, 2, 3, dtype=torch.float64)
+    inductor: Any = torch._inductor
+    with torch.no_grad():
+        program = export(model, (x,))
+        packaged = inductor.aoti_load_package(
+            inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
+        )
+    for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
+        with mode():
+            torch.testing.assert_close(leaves_of(packaged(x)), leaves_of(model(x)), rtol=1e-9, atol=1e-9)
+
+
 def test_offsets_are_checked_as_the_program_runs() -> None:
     model = Ragged().double()
     program = export(model, rows_of(2, 4), dynamic_shapes=({0: ANY}, {0: ANY})).module()

@@ -109,8 +109,8 @@ for _key in (
         _AUTOGRAD = _AUTOGRAD.add(getattr(torch._C.DispatchKey, _key))
 
 
-def _run(tensors: list[Tensor], sizes: list[int], what: str) -> list[Tensor]:
-    call = find(what)
+def _run(tensors: list[Tensor], sizes: list[int] | None, what: str) -> list[Tensor]:
+    call, sizes = find(what), sizes or []  # what AOTInductor built gives None for an empty list
     with torch.no_grad():
         ran = call.by_plan(tensors, sizes, None)
         return call.run(tensors, sizes) if ran is None else ran.results
@@ -192,7 +192,8 @@ def _at_once(tensors: Sequence[Tensor]) -> bool:
     )
 
 
-def _differentiable(keys: Any, tensors: list[Tensor], sizes: list[int], what: str) -> list[Tensor]:
+def _differentiable(keys: Any, tensors: list[Tensor], sizes: list[int] | None, what: str) -> list[Tensor]:
+    sizes = sizes or []
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return [*_Differentiable.apply(sizes, what, *tensors)]  # pyright: ignore[reportGeneralTypeIssues]
     if _at_once(tensors):
