@@ -58,6 +58,7 @@ def check_gradients(net, twin):
 RNNS = {
     "module": lambda: stepnet.nn.GRU(F_IN, H),
     "cell": lambda: Recurrent(nn.GRUCell(F_IN, H)),
+    "generated": lambda: Recurrent(nn.GRUCell(F_IN, H), backend="c"),
     "plain loop": lambda: Recurrent(nn.GRUCell(F_IN, H), backend="naive"),
 }
 
@@ -67,7 +68,7 @@ def rows():
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch's own
-@pytest.mark.parametrize("rnn", ["module", "plain loop"])
+@pytest.mark.parametrize("rnn", ["module", "generated", "plain loop"])
 @pytest.mark.parametrize("how", [{"find_unused_parameters": True}, {"static_graph": True}], ids=str)
 def test_data_parallel(rnn, how):
     net, twin = twins(RNNS[rnn])

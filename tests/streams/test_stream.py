@@ -238,6 +238,8 @@ def test_a_push_that_fails_leaves_every_state(kind):
             live.push({0: x[:1], 1: x[:1, :1]})
         with pytest.raises(UnknownStream, match="stream 7 is not open"):
             live.push({0: x[:1], 7: x[:1]})
+        with pytest.raises(StreamError, match="push takes the next rows of each stream"):
+            live.push([x[:1], x[:1]])
     got = live.push({0: x[2:], 1: x[3:]})
     expected = whole(net, LoDTensor.from_sequences([x, x]))
     torch.testing.assert_close(got[0], expected[0][2:], **CLOSE)

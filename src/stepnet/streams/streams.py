@@ -169,12 +169,16 @@ class Stream:
 
         Raises:
             UnknownStream: a stream is not open.
-            StreamError: the chunks are not alike, or the module cannot be run chunk by chunk.
+            StreamError: the chunks are no mapping, or not alike, or the module cannot be run chunk by chunk.
         """
         alone: Any = torch.compiler.disable(self._push) if torch.compiler.is_compiling() else self._push
         return alone(chunks)
 
     def _push(self, chunks: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
+        if type(chunks) is not dict and not isinstance(chunks, Mapping):
+            raise StreamError(
+                "push takes the next rows of each stream", got=type(chunks).__name__, expected="{id: rows, ...}"
+            )
         with self._lock:
             if traced() or torch._C._are_functorch_transforms_active():
                 raise StreamError(
