@@ -31,7 +31,10 @@ _OF_TORCH = {
     "torch.nn.modules.module": words("_global_is_full_backward_hook"),  # with which the hooks are looked at
     "torch.nn.modules.module.Module": words("__init__ __setstate__ ___needs_generation_tag_patch"),
     "torch.distributions.distribution.Distribution": words("_validate_args"),
-    "torch.nn.parallel.distributed.DistributedDataParallel": words("_active_ddp_module"),  # during its forward
+    "torch.nn.parallel.distributed.DistributedDataParallel": words(
+        "_active_ddp_module"
+    ),  # during its forward
+    "torch.nn.parallel._functions": words("_streams"),
 }
 _TRACES = _symbolic_trace.__file__
 _VERSION = 24  # bytes from the start of a dict to the number of its changes: of CPython 3.10 to 3.12

@@ -177,7 +177,9 @@ class Stream:
     def _push(self, chunks: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         if type(chunks) is not dict and not isinstance(chunks, Mapping):
             raise StreamError(
-                "push takes the next rows of each stream", got=type(chunks).__name__, expected="{id: rows, ...}"
+                "push takes the next rows of each stream",
+                got=type(chunks).__name__,
+                expected="{id: rows, ...}",
             )
         with self._lock:
             if traced() or torch._C._are_functorch_transforms_active():
