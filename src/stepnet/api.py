@@ -206,6 +206,7 @@ def recurrent(
     return _outside(step, x, state, how)
 
 
+@not_followed
 def warm(
     step: Any, x: Tensor | LoDTensor, state: Any, way: tuple[bool, int, int, str]
 ) -> tuple[Any, tuple[Any, Any] | None]:

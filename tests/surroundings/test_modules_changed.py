@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 from beside_plain import Cell, cell, check, executor_of, ours, results, rows
-from stepnet import explain
+from stepnet import LoDTensor, Recurrent, cells, explain
 
 CHANGES_OBJECTS = "changes Python objects as it runs"
 
@@ -163,6 +163,33 @@ def test_backward_hooks_run_at_every_step() -> None:
     results(step, ours)
     assert sorted(seen, reverse=True) == [3, 2, 1, 1]  # as many sequences as run at each step
     assert executor_of(step)[0] == "naive"
+
+
+class OnlyRows(nn.Module):
+    """Gives the rows of y as they are, or as a LoDTensor."""
+
+    def __init__(self, ragged: bool) -> None:
+        super().__init__()
+        self.rec, self.ragged = Recurrent(cells.GRU(3, 4)), ragged
+
+    def forward(self, x: LoDTensor) -> Any:
+        y, _ = self.rec(x)
+        return y if self.ragged else y.values
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # none of its inputs is a tensor
+def test_backward_hooks_around_a_recurrence_see_tensors_and_no_lod_tensors() -> None:
+    x, seen = LoDTensor.from_lengths(torch.randn(6, 3), [[2, 0, 4]]), []
+    for module in OnlyRows(ragged=True), OnlyRows(ragged=False):
+        module.register_full_backward_hook(lambda module, grads, of: seen.append(of[0].shape))
+        if module.ragged:
+            with pytest.warns(UserWarning, match="backward hooks"):
+                rows_of_y = module(x).values
+        else:
+            rows_of_y = module(x)
+        rows_of_y.register_hook(lambda grad: seen.append("rows"))
+        rows_of_y.sum().backward()
+    assert seen == ["rows", "rows", (6, 4)]
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own: it moves to another package
