@@ -79,6 +79,11 @@
     (SN_ROWS_FIT(12, nv) ? 12 : SN_ROWS_FIT(9, nv) ? 9 : SN_ROWS_FIT(6, nv) ? 6 : SN_ROWS_FIT(5, nv) ? 5              \
      : SN_ROWS_FIT(4, nv) ? 4 : SN_ROWS_FIT(3, nv) ? 3 : SN_ROWS_FIT(2, nv) ? 2 : 1)
 
+/* Whether the panels of this product go by from the last one on: every other time, for a cache still holds those that
+ * came last, where it cannot hold all. */
+static __thread unsigned sn_products __attribute__((unused));
+SN_INLINE int sn_from_last(int64_t panels) { return panels > 1 && (sn_products++ & 1); }
+
 /* The size of the next tile when `rows` are left: as equal as can be, because thin tiles are slow. */
 SN_INLINE int64_t sn_split(int64_t rows, int64_t most) {
     int64_t tiles = (rows + most - 1) / most;
@@ -282,7 +287,9 @@ void SN_(sn_matmul)(SN_(sn_rows) C, SN_(sn_rows) addend, SN_(sn_rows) A, const S
     const int64_t most_rows = 96; /* so that A stays in the first cache while the panels go by */
     for (int64_t r0 = 0; r0 < rows; r0 += most_rows) {
         int64_t r1 = r0 + most_rows < rows ? r0 + most_rows : rows;
-        for (int64_t first = 0; first < SN_(sn_blocks)(N); first += SN_WIDTH) {
+        const int64_t panels = (SN_(sn_blocks)(N) + SN_WIDTH - 1) / SN_WIDTH, back = sn_from_last(panels);
+        for (int64_t p = 0; p < panels; ++p) {
+            const int64_t first = (back ? panels - 1 - p : p) * SN_WIDTH;
             int64_t nv = SN_(sn_blocks)(N) - first < SN_WIDTH ? SN_(sn_blocks)(N) - first : SN_WIDTH;
             int64_t most = nv == 4 ? SN_MAX_ROWS(4) : nv == 3 ? SN_MAX_ROWS(3) : nv == 2 ? SN_MAX_ROWS(2) : SN_MAX_ROWS(1);
             int64_t column = first * SN_(sn_lanes), n = N - column < nv * SN_(sn_lanes) ? N - column : nv * SN_(sn_lanes);

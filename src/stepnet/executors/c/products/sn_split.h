@@ -249,7 +249,9 @@ static void sn_block_split(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_f32 A, con
         if (tiled)
             sizes = sn_split_rows(rows, SN_DEPTH_BF16, parts * next, next, A, m, k0, depth, parts);
         else if (!few) sizes = sn_split_rows(rows, wide, SN_DEPTH_BF16, 0, A, m, k0, depth, 1);
-        for (int64_t first = 0; first < sn_blocks_f32(N); first += SN_WIDTH) {
+        const int64_t panels = (sn_blocks_f32(N) + SN_WIDTH - 1) / SN_WIDTH, back = sn_from_last(panels);
+        for (int64_t p = 0; p < panels; ++p) {
+            const int64_t first = (back ? panels - 1 - p : p) * SN_WIDTH;
             const int64_t nv = sn_blocks_f32(N) - first < SN_WIDTH ? sn_blocks_f32(N) - first : SN_WIDTH;
             const int64_t column = first * sn_lanes_f32, W = nv * sn_lanes_f32, n = N - column < W ? N - column : W;
             const float *panel = packed + column * deep;
