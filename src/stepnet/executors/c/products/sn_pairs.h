@@ -224,7 +224,9 @@ static void sn_rows_by_tiles(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, 
     for (int64_t k0 = 0; k0 < K; k0 += sn_block_depth(1)) {
         const int64_t depth = K - k0 < sn_block_depth(1) ? K - k0 : sn_block_depth(1);
         sn_gather_tiles(rows, A, r, m, k0, depth);
-        for (int64_t first = 0; first < sn_blocks_f32(N); first += SN_WIDTH) {
+        const int64_t panels = (sn_blocks_f32(N) + SN_WIDTH - 1) / SN_WIDTH, back = sn_from_last(panels);
+        for (int64_t p = 0; p < panels; ++p) {
+            const int64_t first = (back ? panels - 1 - p : p) * SN_WIDTH;
             const int64_t nv = sn_blocks_f32(N) - first < SN_WIDTH ? sn_blocks_f32(N) - first : SN_WIDTH;
             const int64_t column = first * sn_lanes_f32, W = nv * sn_lanes_f32, n = N - column < W ? N - column : W;
             const sn_rows_f32 to = sn_part_f32(C, r, column);
@@ -251,7 +253,9 @@ void sn_matmul_bf16(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, const uin
     const int64_t most_rows = 96; /* so that A stays in the first cache while the panels go by */
     for (int64_t r0 = 0; r0 < rows; r0 += most_rows) {
         const int64_t r1 = r0 + most_rows < rows ? r0 + most_rows : rows;
-        for (int64_t first = 0; first < sn_blocks_f32(N); first += SN_WIDTH) {
+        const int64_t panels = (sn_blocks_f32(N) + SN_WIDTH - 1) / SN_WIDTH, back = sn_from_last(panels);
+        for (int64_t p = 0; p < panels; ++p) {
+            const int64_t first = (back ? panels - 1 - p : p) * SN_WIDTH;
             const int64_t nv = sn_blocks_f32(N) - first < SN_WIDTH ? sn_blocks_f32(N) - first : SN_WIDTH;
             const int64_t column = first * sn_lanes_f32;
             const int64_t n = N - column < nv * sn_lanes_f32 ? N - column : nv * sn_lanes_f32;
