@@ -48,6 +48,7 @@ from .whole import headers
 ALONE = 1 << 19  # multiplications of a call that one thread does before another one wakes
 MEMBER_BYTES = 1 << 15  # of weights that a step reads, for each thread that shares it (measured)
 FAR = 1 << 21  # bytes of weights that a step reads, which no cache of one thread holds: each takes a part
+FEW_TO_READ_FAR = 64  # sequences, with more of which that saves little
 NEAR = 1 << 16  # bytes of states that one thread works on at a time, where steps do not share a product
 WORTH_TURNS = 0.3  # of the time of steps, that takes what is made beside them
 WORTH_TURNS_TOO = 1.0  # where threads could take some features each
@@ -274,12 +275,13 @@ class CScan:
     def shared_out(self, layout: Layout, threads: int, small: bool = False) -> tuple[Sharing | None, int]:
         """How threads share all rows, and how many; none where each has sequences of its own.
 
-        They work on one step at a time where there are more of them than sequences, or no cache holds its
-        weights, and each has enough to read to pay for the meetings. Where sequences are dealt unevenly, they
+        They work on one step at a time where there are more of them than sequences, or they are few and no
+        cache holds its weights, and each has enough to read to pay for the meetings. Where sequences are dealt unevenly, they
         take turns, or some features each, unless all is little work.
         """
         members = min(threads, self.step_bytes // MEMBER_BYTES)
-        if 0 < layout.sequences < members or (self.step_bytes >= FAR and members > 1):
+        far = self.step_bytes > FAR and members > 1 and layout.sequences <= FEW_TO_READ_FAR
+        if far or 0 < layout.sequences < members:
             return "members", members
         if not small and self.for_few is not None and is_uneven(layout, threads):
             if self.for_few == "turns" and self._by_turns is not None:
