@@ -280,8 +280,8 @@ class CScan:
         take turns, or some features each, unless all is little work.
         """
         members = min(threads, self.step_bytes // MEMBER_BYTES)
-        far = self.step_bytes > FAR and members > 1 and layout.sequences <= FEW_TO_READ_FAR
-        if far or 0 < layout.sequences < members:
+        few = FEW_TO_READ_FAR if self.step_bytes > FAR and members > 1 else members - 1
+        if 0 < layout.sequences <= few:
             return "members", members
         if not small and self.for_few is not None and is_uneven(layout, threads):
             if self.for_few == "turns" and self._by_turns is not None:
