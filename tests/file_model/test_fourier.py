@@ -20,6 +20,19 @@ def test_small_types_are_those_of_the_result(by, dtype):
     assert torch.equal(found, exact.to(dtype)) or (found - exact).abs().max() < 0.05
 
 
+@pytest.mark.parametrize("by", [torch.fft.fftn, torch.fft.rfftn, torch.fft.irfftn])
+@pytest.mark.parametrize("shape", [(0, 6, 2), (3, 0, 2), (0, 0, 2)])
+def test_no_signals(by, shape):
+    x = torch.zeros(shape, requires_grad=True)
+    found = transformed(by, x, [1], [4], pairs=by is not torch.fft.rfftn)
+    assert (
+        found.shape
+        == transformed(by, X[: shape[0] or 1], [1], [4], pairs=by is not torch.fft.rfftn)[: shape[0]].shape
+    )
+    assert not found.any()
+    found.sum().backward()
+
+
 @pytest.mark.parametrize(
     ("x", "sizes", "says"),
     [

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from .misfit import Misfit
 
@@ -39,6 +40,11 @@ def transformed(
             raise Misfit("the result would be too large", [*shape.values()], f"at most {_MOST} numbers")
     few = x.dtype in (torch.float16, torch.bfloat16)  # of which torch transforms none on CPUs
     signal = x.float() if few else x
+    bare = [axis for axis, size in enumerate(x.shape) if not size and axis not in axes]
+    for axis in bare:  # of no signals MKL makes an error
+        signal = F.pad(signal, [0, 0] * (x.dim() - 1 - axis) + [0, 1])
     made = by(torch.view_as_complex(signal.contiguous()) if pairs else signal, s=sizes, dim=axes)
     made = torch.view_as_real(made) if made.is_complex() else made
+    for axis in bare:
+        made = made.narrow(axis, 0, 0)
     return made.to(x.dtype) if few else made
