@@ -157,3 +157,23 @@ def test_refused(model, node, x, numbers, says):
     axes = ",".join("ABCD"[: x.dim()])
     with pytest.raises(IRError, match=rf"node 0 '' \({node[:4].strip('<(')}.*{says}"):
         model(node, ", ".join([f"float[{axes}] x", *kinds]))(x, *values)
+
+
+def test_in_steps_on_any_number_of_rows(tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    text = """<ir_version: 9, opset_import: ["": 20]>
+    g (float[B,4] h0, float[T,B,4] xs) => (float[B,4] h, float[T,B,4] ys)
+    <float[1,4] k = {1,2,3,4}, int64 one = {1}, int64[1] last = {-1}> {
+      h, ys = Scan<num_scan_inputs=1, body = b (float[B,4] s, float[B,4] x) => (float[B,4] n, float[B,4] y) {
+        z = Add(s, x) u = Unsqueeze(z, last) f = DFT(u, , one) m = ReduceMean<keepdims=0>(f, last)
+        size = Shape(x) e = Expand(k, size) a = Mul(m, e) n = Tanh(a) y = Identity(n) }>(h0, xs) }"""
+    (tmp_path / "m.onnx").write_bytes(parser.parse_model(text).SerializeToString())
+    read = stepnet.onnx.load(tmp_path / "m.onnx")
+    session = runtime.InferenceSession(str(tmp_path / "m.onnx"))
+    for steps, batch in ((5, 1), (3, 3), (1, 2)):
+        h, xs = torch.randn(batch, 4), torch.randn(steps, batch, 4)
+        with torch.no_grad():
+            found = read(h, xs)
+        for ours, theirs in zip(found, session.run(None, {"h0": h.numpy(), "xs": xs.numpy()}), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+        assert read.loops[0].compiled

@@ -36,7 +36,7 @@ def transformed(
             raise Misfit("needs one size for each axis, or -1", got=list(sizes), dims=str((sizes, axes)))
         shape = dict(enumerate(x.shape))
         shape.update((axis, size) for axis, size in zip(axes, sizes, strict=True) if size > 0)
-        if math.prod(shape.values()) > _MOST:
+        if math.prod(size for size in shape.values() if isinstance(size, int)) > _MOST:
             raise Misfit("the result would be too large", [*shape.values()], f"at most {_MOST} numbers")
     few = x.dtype in (torch.float16, torch.bfloat16)  # of which torch transforms none on CPUs
     signal = x.float() if few else x
