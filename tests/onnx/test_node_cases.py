@@ -27,7 +27,7 @@ AROUND = (
     r"|selu|shape|sigmoid|sign|size|slice|softmax|softplus|split|sqrt|squeeze|sub|sum|tanh|tile|top_k|transpose"
     r"|tril|triu|unsqueeze|where|constant_pad|edge_pad|reflect_pad|wrap_pad|basic_conv|conv_with|convtranspose"
     r"|lrn|cumprod|det|dequantizelinear|quantizelinear|unique|matmulinteger|qlinearmatmul|convinteger|qlinearconv"
-    r"|tensorscatter|bitcast"
+    r"|tensorscatter|bitcast|dft|stft|(hann|hamming|blackman)window"
     # which ONNX says in terms of others
     r"|group_normalization|mvn|swiglu|rotary_embedding|depthtospace|spacetodepth|linear_attention|causal_conv)"
 )

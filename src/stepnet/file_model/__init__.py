@@ -1,6 +1,7 @@
 """What models from files share, whatever the format."""
 
 from .distinct import distinct as distinct
+from .fourier import transformed as transformed
 from .misfit import UNSIGNED as UNSIGNED
 from .misfit import Misfit as Misfit
 from .misfit import same_types as same_types

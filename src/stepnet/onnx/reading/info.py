@@ -120,6 +120,8 @@ def check_size(shape: Sequence[int]) -> list[int]:
     """
     count = 1
     for size in shape:
+        if not isinstance(size, int):  # of inputs, in a step on any number of rows
+            continue
         if size < 0:
             raise Misfit("a size is negative", list(shape))
         count *= size
