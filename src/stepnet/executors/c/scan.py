@@ -276,8 +276,8 @@ class CScan:
         """How threads share all rows, and how many; none where each has sequences of its own.
 
         They work on one step at a time where there are more of them than sequences, or they are few and no
-        cache holds its weights, and each has enough to read to pay for the meetings. Where sequences are dealt
-        unevenly, they take turns, or some features each, unless all is little work.
+        cache holds its weights, and each has enough to read to pay for the meetings. Where sequences are
+        dealt unevenly, they take turns, or some features each, unless all is little work.
         """
         members = min(threads, self.step_bytes // MEMBER_BYTES)
         few = FEW_TO_READ_FAR if self.step_bytes > FAR and members > 1 else members - 1
