@@ -424,3 +424,25 @@ ERRORS = {
 def test_errors(call, error, text):
     with pytest.raises(error, match=text):
         call()
+
+
+@pytest.mark.parametrize(("ragged", "axis"), [(False, 0), (False, 1), (True, 0)])
+def test_no_marks_are_no_resets(ragged, axis):
+    def step(x, h):
+        h = torch.tanh(x + 0.5 * h)
+        return h, h
+
+    x, marks = torch.randn(4, 3, 2, dtype=DTYPE), torch.zeros(4, 3)
+    n = x.shape[1 - axis]
+    if ragged:
+        x, marks, n = LoDTensor.from_lengths(x.flatten(0, 1), [[5, 0, 7]]), marks.flatten(), 3
+    h0 = torch.randn(n, 2, dtype=DTYPE)
+    want = flatten(recurrent(step, x, h0, axis=axis))[0]
+    for resets in (marks, Resets(done=marks), Resets(is_init=marks.bool(), state=torch.zeros_like(h0))):
+        got = flatten(recurrent(step, x, h0, axis=axis, resets=resets))[0]
+        assert all(torch.equal(*map(_values, pair)) for pair in zip(got, want, strict=True))
+        assert stepnet.explain(step, x, h0, axis=axis, resets=resets).executor == "c"
+
+
+def _values(x):
+    return x.values if isinstance(x, LoDTensor) else x

@@ -10,14 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from .data.as_imported import from_numpy
 from .data.lod import LoDTensor
 from .data.modes import beside, traced
-from .data.offsets import LoD, owners, short
-from .data.pieces import Pieces, bools, cut, marks_of
+from .data.offsets import LoD, short
+from .data.pieces import Pieces, bools, cut, marks_of, places
 from .data.tree import Spec, by_leaf, flatten, rows_at, unflatten
 from .data.values import unpacked
 from .errors import LoDError, StepError
@@ -107,17 +109,16 @@ def run_with_resets(
         start = (given, fresh, marked.first(marks, rows.n))
         y, (final, *_) = run(marked, x_marked, start, reverse=reverse, level=rows.level, axis=axis, **how)
         return y, final
-    pieces = cut(rows.offsets, numbers, at_ends)
-    count = len(pieces.offsets) - 1
+    at = places(numbers)
+    if not len(at):
+        how |= {"level": rows.level, "axis": axis}
+        return run(step, unflatten(rows.spec, rows.leaves), given, reverse=reverse, **how)
+    pieces = cut(rows.offsets, at, at_ends)
     begin, end = (pieces.last, pieces.first) if reverse else (pieces.first, pieces.last)
-    if count > rows.n:
-        owner = owners(pieces.last - pieces.first + 1, count)
-        fresh = _fresh(function, asked, given, count, owner)
-        given = by_leaf(lambda new, old: new.index_copy(0, beside(begin, new), old), fresh, given)
+    fresh = _fresh(function, asked, given, len(pieces.owner), pieces.owner)
+    given = by_leaf(lambda new, old: new.index_copy(0, beside(begin, new), old), fresh, given)
     y, final = run(step, rows.cut(pieces), given, reverse=reverse, level=0, **how)
-    if count > rows.n:
-        final = rows_at(final, end)
-    return rows.whole(y), final
+    return rows.whole(y), rows_at(final, end)
 
 
 def as_pieces(
@@ -329,7 +330,7 @@ class _Dense:
     @property
     def offsets(self) -> Tensor:
         """Of the sequences, all as long: made where they are cut, since a trace keeps sizes open."""
-        return torch.arange(self.n + 1) * self.steps
+        return from_numpy(np.arange(self.n + 1) * self.steps)
 
     def aligned(self, marks: Any) -> Tensor:
         """The marks as [sequences, steps]."""
@@ -344,7 +345,7 @@ class _Dense:
     def cut(self, pieces: Pieces) -> Any:
         """x as rows, with the pieces as its sequences."""
         lod = LoD.trusted((pieces.offsets,), self.n * self.steps)
-        tables = [leaf.movedim(self.axis, 1) for leaf in self.leaves]
+        tables = [self._turned(leaf) for leaf in self.leaves]
         for table, leaf in zip(tables, self.leaves, strict=True):
             if tuple(table.shape[:2]) != (self.n, self.steps):
                 raise StepError(
@@ -357,4 +358,9 @@ class _Dense:
     def whole(self, y: Any) -> Any:
         """y as tensors along the axis."""
         size = (self.n, self.steps)
-        return by_leaf(lambda leaf: leaf.values.unflatten(0, size).movedim(1, self.axis), y)
+        turn = self._turned if self.axis == 0 else lambda leaf: leaf.movedim(1, self.axis)
+        return by_leaf(lambda leaf: turn(leaf.values.view(*size, *leaf.values.shape[1:])), y)
+
+    def _turned(self, leaf: Tensor) -> Tensor:
+        """A tensor with the axis second."""
+        return leaf.transpose(0, 1) if self.axis == 0 else leaf.movedim(self.axis, 1)

@@ -6,18 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from stepnet.data.as_imported import from_numpy
 from stepnet.data.modes import outside_modes, real
-from stepnet.data.offsets import LoD, brief, in_program, offsets_of
+from stepnet.data.offsets import LoD, Numbers, brief, in_program, offsets_of
 from stepnet.errors import LoDError
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """The pieces of sequences: their offsets, and which are the first and the last one of each sequence.
+    """The pieces of sequences: their offsets, which are the first and the last one of each sequence, and the
+    sequence of each piece.
 
     There is a piece before the first cut of a sequence and one after the last, even where it has no rows.
     """
@@ -25,32 +28,33 @@ class Pieces:
     offsets: Tensor
     first: Tensor
     last: Tensor
+    owner: Tensor
 
 
 @outside_modes
-def cut(offsets: Tensor, marks: Tensor, after: bool) -> Pieces:
+def cut(offsets: Tensor, marked: Numbers, after: bool) -> Pieces:
     """Cut the sequences between `offsets` at each row that is marked: before it, or after it.
 
-    >>> cut(torch.tensor([0, 3, 3, 5]), torch.tensor([False, True, False, True, False]), after=False)
-    Pieces(offsets=tensor([0, 1, 3, 3, 3, 5]), first=tensor([0, 2, 3]), last=tensor([1, 2, 4]))
+    >>> cut(torch.tensor([0, 3, 3, 5]), np.array([1, 3]), after=False)  # doctest: +NORMALIZE_WHITESPACE
+    Pieces(offsets=tensor([0, 1, 3, 3, 3, 5]), first=tensor([0, 2, 3]), last=tensor([1, 2, 4]),
+           owner=tensor([0, 0, 1, 2, 2]))
     """
-    before = pad(marks.long().cumsum(0), (1, 0))
-    cuts = before[offsets].diff()  # of each sequence
-    last = (cuts + 1).cumsum(0) - 1
-    first = last - cuts
-    starts = torch.empty(len(cuts) + int(before[-1]) + 1, dtype=torch.int64)
-    starts[-1] = offsets[-1]
-    starts[first] = offsets[:-1]
-    others = torch.ones(len(starts) - 1, dtype=torch.bool)
-    others[first] = False
-    starts[:-1][others] = marks.nonzero()[:, 0] + int(after)
-    return Pieces(starts, first, last)
+    ends = offsets.numpy()
+    before = marked.searchsorted(ends)
+    sequences = np.arange(len(ends) - 1)
+    first, last = sequences + before[:-1], sequences + before[1:]
+    starts = np.empty(len(sequences) + len(marked) + 1, dtype=np.int64)
+    starts[first] = ends[:-1]
+    owner = ends[1:].searchsorted(marked, "right")  # of each mark
+    starts[np.arange(1, len(marked) + 1) + owner] = marked + int(after)
+    starts[-1] = ends[-1]
+    return Pieces(*map(from_numpy, (starts, first, last, sequences.repeat(last - first + 1))))
 
 
 @outside_modes
 def split(lod: LoD, marks: Tensor, after: bool) -> LoD:
     """One level more, whose sequences are the pieces that have rows."""
-    pieces = cut(lod.levels[-1], marks, after)
+    pieces = cut(lod.levels[-1], places(marks), after)
     held = (pieces.offsets.diff() > 0).long()
     counts = pad(held.cumsum(0), (1, 0))[pad(pieces.last + 1, (1, 0))]
     offsets = pieces.offsets[:-1][held.bool()]
@@ -101,7 +105,16 @@ def _tensor(given: Any, what: str) -> Tensor:
 
 
 @outside_modes
+def places(marks: Tensor) -> Numbers:
+    """Where the true ones among bools are."""
+    return marks.numpy().nonzero()[0]
+
+
+@outside_modes
 def bools(marks: Tensor) -> Tensor | None:
     """Whether each is other than zero, as bool [elements] on the CPU; None where they have no numbers."""
     numbers = real(marks)
-    return None if numbers is None else (numbers.detach().reshape(-1) != 0).cpu()
+    if numbers is None:
+        return None
+    flat = numbers.detach().reshape(-1)
+    return (flat if flat.dtype == torch.bool else flat != 0).cpu()
