@@ -39,6 +39,7 @@ SIZES: dict[str, Any] = {
     "size()": lambda x, s, out: x * x.size()[0],
     "numel": lambda x, s, out: x / x.numel() + x.shape.numel(),
     "arithmetic": lambda x, s, out: x * (2 * x.shape[0] - 1) / (x.shape[0] + 1) ** 0.5 + x.shape[0] // 2,
+    "divmod": lambda x, s, out: x * sum(divmod(x.shape[0], 2)) + sum(divmod(7, x.shape[0] + 1)),
     "reshape": lambda x, s, out: x.reshape(x.shape[0] * 2, 1),
     "view": lambda x, s, out: x.view(x.shape[0], 1, -1),
     "new_zeros": lambda x, s, out: x.new_zeros(x.shape[0], 3) + x.sum(),
@@ -87,6 +88,9 @@ TOLD: dict[str, Any] = {
     "if": lambda x, s, out: x if x.shape[0] > 2 else x * 2,
     "two shapes": lambda x, s, out: x * 2 if x.shape == (3, 2) else x,
     "len of an array": lambda x, s, out: x * len(out),
+    "a set": lambda x, s, out: x if x.shape[0] in {3, 2} else x * 2,
+    "a dict": lambda x, s, out: x * {2: 1.5}.get(x.shape[0], 3.0),
+    "round": lambda x, s, out: x * round(x.shape[0] / 3),
     "a list": lambda x, s, out: sum([x] * x.shape[0]),
     "the number of parts": lambda x, s, out: sum(x.split(1)),
 }
@@ -97,7 +101,7 @@ def test_a_number_for_python_must_be_the_same_at_every_step(body):
     array, rows = ragged([3, 1, 2])
     with pytest.raises(StepError, match="changes from step to step") as caught:
         as_frame(lambda x, s, out: body(x[0], s, out), [array], len(array))
-    assert "value.shape[0] in place of len(value)" in str(caught.value)
+    assert "value.shape[0] and array.size() in place of len()" in str(caught.value)
     assert "test_frame_sizes.py:" in str(caught.value)
     # where it is the same at every step, it is the number
     array, rows = ragged([2, 2, 2])
@@ -337,7 +341,7 @@ def test_sizes_of_what_nothing_is_known_of_are_sizes(on_tape):
 def test_python_is_told_that_it_needs_a_size_of_which_nothing_is_known():
     loop = stepnet.create_whileloop([torch.tensor(0)])
     with (
-        pytest.raises(StepError, match=r"Python needs the number in a symbolic value \(a size\)") as caught,
+        pytest.raises(StepError, match="here it has none yet") as caught,
         loop.frame() as (s,),
     ):
         range(BOOT[BOOT[:, 0] > s].shape[0])

@@ -27,6 +27,7 @@ from stepnet.user_line import user_line
 from stepnet.watchers import during
 
 from .examples import (
+    SYMBOLIC_SIZES,
     bare_leaf,
     does_not_fit,
     first_place,
@@ -266,7 +267,8 @@ class Program:
                 example = self._run_like(like, args_template, kwargs_template or {})
             else:
                 sizes = any(type(v) in (int, float) for v in given)  # given to what makes tensors, perhaps
-                with torch.no_grad(), torch.device("meta") if sizes else contextlib.nullcontext():
+                where = torch.device("meta") if sizes else contextlib.nullcontext()
+                with torch.no_grad(), where, during(RECORDER, None):
                     example = named(function(*self._example_of(args), **on_meta(self._example_of(kwargs))))
         except (_Unknown, NotImplementedError):
             return unknown
@@ -367,7 +369,11 @@ class Program:
         """A symbolic number for Python: that of the first step, which every other step must have, too."""
         number, line = value._example, user_line().short
         if number is None:
-            raise no_number("a size", line)
+            raise StepError(
+                "Python needs one number for all steps of a frame, and here it has none yet",
+                got=line,
+                remedy=SYMBOLIC_SIZES,
+            )
         if self.is_open(number):
             raise StepError(
                 "Python needs a size that is known only when the tape is played",

@@ -79,8 +79,9 @@ class Symbolic(InFrame):
         return at_home(self).told_length(self)
 
     def __iter__(self) -> Any:
-        len(self)
-        return iter(self.unbind(0))
+        count = len(self)
+        sequences = isinstance(self._example, LoDTensor)
+        return iter([self[i] for i in range(count)] if sequences else self.unbind(0))
 
     def __repr__(self) -> str:
         kind = "?" if self._example is None else describe_leaf(self._example)
@@ -101,12 +102,14 @@ class SymbolicShape(Symbolic):
 class SymbolicNumber(Symbolic):
     """A number that follows from sizes: what is done to it is recorded, too.
 
-    Where Python needs it as a number of its own (`range`, `if`, `len`), it is told the number of the first
-    step, and every step checks that it is the same.
+    Where Python needs it as a number of its own (`range`, `if`, `len`, a dict's key), it is told the number of the
+    first step, and every step checks that it is the same.
     """
 
     __slots__ = ()
-    __hash__ = object.__hash__
+
+    def __hash__(self) -> int:
+        return hash(at_home(self).told_number(self))
 
     def __bool__(self) -> bool:
         return bool(at_home(self).told_number(self))
@@ -116,6 +119,15 @@ class SymbolicNumber(Symbolic):
 
     def __float__(self) -> float:
         return float(at_home(self).told_number(self))
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return round(at_home(self).told_number(self), digits)
+
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return other // self, other % self
 
     def __format__(self, spec: str) -> str:
         return repr(self)
@@ -131,7 +143,7 @@ class SymbolicNumber(Symbolic):
 class SymbolicSize(SymbolicNumber, torch.SymInt):
     """A symbolic integer: torch takes it wherever it takes a size."""
 
-    __hash__ = object.__hash__
+    __hash__ = SymbolicNumber.__hash__
     # It is no tensor to torch: the mode of the frame, `Recorded`, sees the calls.
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore
 
