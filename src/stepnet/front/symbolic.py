@@ -102,7 +102,7 @@ class SymbolicShape(Symbolic):
 class SymbolicNumber(Symbolic):
     """A number that follows from sizes: what is done to it is recorded, too.
 
-    Where Python needs it as a number of its own (`range`, `if`, `len`, a dict's key), it is told the number of the
+    Where Python needs it as a number of its own (`range`, `if`, `len`, a dict's key), it is told that of the
     first step, and every step checks that it is the same.
     """
 
