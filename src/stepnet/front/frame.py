@@ -153,7 +153,8 @@ class WhileLoop:
             raise StepError(
                 f"loop variable(s) {', '.join(map(str, missing))} of the while loop were never updated",
                 got=", ".join(f"{i}: {describe_leaf(self.loop_vars[i])}" for i in missing),
-                remedy="loop.update(variable, value) in the frame; what never changes need not be one",
+                remedy=f"{_as_names(self.loop_vars)} and loop.update(step, value) in the frame; what never "
+                "changes need not be one",
             )
         if not any(isinstance(op, Break) for op in self.program.ops):
             raise StepError("the while loop would never end", remedy="loop.break_if(condition) in the frame")

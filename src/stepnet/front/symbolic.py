@@ -7,7 +7,7 @@ import math
 import operator
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -79,9 +79,9 @@ class Symbolic(InFrame):
         return at_home(self).told_length(self)
 
     def __iter__(self) -> Any:
-        count = len(self)
+        count, whole = len(self), cast(Any, self)
         sequences = isinstance(self._example, LoDTensor)
-        return iter([self[i] for i in range(count)] if sequences else self.unbind(0))
+        return iter([whole[i] for i in range(count)] if sequences else self.unbind(0))
 
     def __repr__(self) -> str:
         kind = "?" if self._example is None else describe_leaf(self._example)
