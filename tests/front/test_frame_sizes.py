@@ -290,7 +290,55 @@ def test_what_is_changed_in_place_from_outside_is_refused():
     loop = stepnet.create_whileloop([torch.tensor(0)])
     with pytest.raises(StepError, match="in place"), loop.frame() as (s,):
         buffer += s
+    loop = stepnet.create_whileloop([torch.tensor(0)])
+    with pytest.raises(StepError, match="from outside the frame once") as caught, loop.frame():
+        buffer.view(-1).add_(1)
+    assert "test_frame_sizes.py:" in str(caught.value)
+    loop = stepnet.create_whileloop([torch.tensor(0)])
+    with pytest.raises(StepError, match="from outside the frame once"), loop.frame():
+        torch.add(buffer, 1, out=buffer)
     assert float(buffer.sum()) == 0
+
+
+def test_what_is_made_in_a_frame_may_be_changed_in_place():
+    out, loop = TensorArray(), stepnet.create_whileloop([torch.tensor(0)])
+    with loop.frame() as (s,):
+        loop.break_if(s == 2)
+        mask = torch.zeros(3)
+        mask[1:].add_(1)
+        mask.view(3).mul_(2)
+        own = torch.nn.Linear(3, 3).requires_grad_(False).weight.zero_()
+        out.write(s, mask * s + own.sum())
+        loop.update(s, s + 1)
+    assert out.stack().tolist() == [[0, 0, 0], [0, 2, 2]]
+
+
+NORMS: dict[str, Any] = {
+    "of a call": lambda norm, v: torch.nn.functional.batch_norm(
+        v, norm.running_mean, norm.running_var, training=True
+    ),
+    "of a recurrence": lambda norm, v: stepnet.recurrent(lambda x, h: (norm(x), h), v, (), backend="naive")[
+        0
+    ],
+    "of a loop": lambda norm, v: stepnet.while_loop(
+        lambda i, z: i < 2, lambda i, z: (i + 1, norm(v[i])), (0, v[0])
+    )[1],
+}
+
+
+@pytest.mark.parametrize("call", NORMS.values(), ids=NORMS)
+def test_statistics_are_counted_once_for_each_step(call):
+    """Trying whether values may be rows of a batch must not count."""
+    x, found, expected = torch.randn(3, 2, 4, 4), torch.nn.BatchNorm1d(4), torch.nn.BatchNorm1d(4)
+    found.num_batches_tracked = expected.num_batches_tracked = None
+    steps, loop = TensorArray(unstack_from=x), stepnet.create_whileloop([torch.tensor(0)])
+    out = TensorArray()
+    with loop.frame() as (s,):
+        loop.break_if(s == 3)
+        out.write(s, call(found, steps.read(s)))
+        loop.update(s, s + 1)
+    torch.testing.assert_close(out.stack(), torch.stack([call(expected, v) for v in x]))
+    torch.testing.assert_close(found.state_dict(), expected.state_dict())
 
 
 # What takes the number of rows of a value of which nothing is known, among other arguments or alone.

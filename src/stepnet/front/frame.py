@@ -19,8 +19,9 @@ from stepnet.watchers import during
 
 from .program import Program
 from .recorded import Break, Call, Count, Guard, Op, Read, Write
+from .recorded_mode import Recorded
 from .step import describe_leaf
-from .symbolic import OPEN, Recorded, Symbolic, SymbolicNumber, called
+from .symbolic import OPEN, Symbolic, SymbolicNumber, called
 from .template import Shape, resolve
 
 Runner = Callable[["WhileLoop"], Sequence[Any]]

@@ -66,45 +66,6 @@ class Raised:
         sizes |= {v.shape[0] if v.dim() > 0 else None for v in self.state}
         return len(sizes) == 1 and None not in sizes
 
-    def one_row(self, known: bool = False) -> Raised:
-        """The same scan with each value as the one row of a batch. `known`: that it may be was seen before.
-
-        Raises:
-            Unsupported: a recorded call treats a row of a batch otherwise than the value alone.
-        """
-        lifted = RecordedStep(self.body.step.lifted, self.body.constants)
-        x, state = [v.unsqueeze(1) for v in self.x], [v.unsqueeze(0) for v in self.state]
-        if not known and self.sizes not in self.form.row_like:
-            self._check_row(lifted)
-            self.form.row_like.add(self.sizes)
-
-        def finish(ys: list[Tensor], last: list[Tensor]) -> list[Tensor]:
-            return self.finish([y.squeeze(1) for y in ys], [v.squeeze(0) for v in last])
-
-        return Raised(self.form, lifted, x, state, finish)
-
-    def _check_row(self, lifted: RecordedStep) -> None:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            own = [*(_any_like(v[0]) for v in self.x), *(_any_like(v) for v in self.state)]
-            try:
-                ys, new = self.body.run(own)
-            except Exception as error:  # of what the user calls: it runs as recorded, and raises what it must
-                raise rule("a recorded call fails on other numbers of that shape") from error
-            try:
-                row_ys, row_new = lifted.run([value.unsqueeze(0) for value in own])
-            except Exception as error:
-                raise rule("a recorded call does not take values as rows of a batch") from error
-        for alone, row in zip((*ys, *new), (*row_ys, *row_new), strict=True):
-            if row.shape != (1, *alone.shape) or not torch.allclose(row[0], alone, equal_nan=True):
-                raise rule("a recorded call treats a row of a batch otherwise than the value alone")
-
-
-def _any_like(value: Tensor) -> Tensor:
-    """Other numbers, for values that happen to be alike tell nothing; the same integers in any order."""
-    if value.is_floating_point() or value.is_complex():
-        return torch.randn_like(value)
-    return value.flatten()[torch.randperm(value.numel())].view(value.shape)
-
 
 def raise_loop(loop: WhileLoop) -> Raised:
     """See a recorded loop as a scan.

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from stepnet.data.array import TensorArray
 from stepnet.data.lod import LoDTensor
@@ -144,7 +143,7 @@ class SymbolicSize(SymbolicNumber, torch.SymInt):
     """A symbolic integer: torch takes it wherever it takes a size."""
 
     __hash__ = SymbolicNumber.__hash__
-    # It is no tensor to torch: the mode of the frame, `Recorded`, sees the calls.
+    # It is no tensor to torch: the mode of the frame, `recorded_mode.Recorded`, sees the calls.
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore
 
     def __index__(self) -> int:
@@ -211,18 +210,6 @@ def outside(value: Symbolic) -> StepError:
         remedy="write it to a TensorArray inside the frame and read it after, "
         "or take loop.results for the last loop variables",
     )
-
-
-class Recorded(TorchFunctionMode):
-    """In a frame: torch functions that meet a symbolic value anywhere, such as in a slice, are recorded."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        first = next(leaves((args, kwargs or {}), Symbolic), None)
-        if first is not None:
-            return at_home(first).call(func, args, kwargs or {})
-        return func(*args, **(kwargs or {}))
 
 
 @functools.cache
