@@ -33,23 +33,26 @@ class Recorded(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if name == "__get__":  # an attribute, such as a dtype
+            return func(*args, **kwargs)
         first = next(leaves((args, kwargs), Symbolic), None)
         if first is not None:
             return at_home(first).call(func, args, kwargs)
         if RECORDER.get() is None:  # an example is tried
             return func(*args, **kwargs)
-        name = getattr(func, "__name__", "")
-        changed = args[:1] if in_place(func, name) and name not in _TWICE_AS_ONCE else (kwargs.get("out"),)
-        if any(_memory(leaf) not in self._made for leaf in leaves(changed, Tensor)):
+        changed = args[:1] if in_place(func, name) and name not in _TWICE_AS_ONCE else kwargs.get("out")
+        if changed is not None and any(_memory(leaf) not in self._made for leaf in leaves(changed, Tensor)):
             raise StepError(
                 f"'{name}' changes a tensor from outside the frame once, and not at each step",
                 got=user_line().short,
                 remedy="make it a loop variable, or change it before the frame",
             )
         result = func(*args, **kwargs)
-        given = {_memory(leaf) for leaf in leaves((args, kwargs), Tensor)}
-        self._made.update((at, leaf) for leaf in leaves(result, Tensor) if (at := _memory(leaf)) not in given)
+        made = {_memory(leaf): leaf for leaf in leaves(result, Tensor)}
+        if made:
+            given = {_memory(leaf) for leaf in leaves((args, kwargs), Tensor)}
+            self._made.update((at, leaf) for at, leaf in made.items() if at not in given)
         return result
 
 
