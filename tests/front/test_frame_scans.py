@@ -115,3 +115,19 @@ def test_calls_that_fail_on_other_numbers_run_as_recorded():
     second = second + 0.5 * first
     torch.testing.assert_close(roots.stack(), torch.stack([first, second, third + 0.5 * second]))
     assert "step by step" in loop.explain()
+
+
+KINDS = (torch.float8_e5m2, torch.float16, torch.complex64, torch.uint8, torch.int64, torch.bool)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("shape", [(4, 3), (4, 2, 3)], ids=str)
+def test_values_of_any_dtype_are_handed_through(shape, kind):
+    x = torch.randint(2, shape).to(kind)
+    steps, out, loop = TensorArray(unstack_from=x), TensorArray(), stepnet.create_whileloop([torch.tensor(0)])
+    with loop.frame() as (s,):
+        loop.break_if(s == 4)
+        out.write(s, steps.read(s).clone())
+        loop.update(s, s + 1)
+    assert out.stack().dtype == kind
+    assert torch.equal(out.stack().to(torch.complex64), x.to(torch.complex64))
