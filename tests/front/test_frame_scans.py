@@ -7,6 +7,7 @@ import torch
 
 import stepnet
 from stepnet import TensorArray
+from stepnet.errors import StepError
 
 X = torch.randn(5, 4, 3, dtype=torch.float64, requires_grad=True)
 W = torch.randn(3, 3, dtype=torch.float64)
@@ -131,3 +132,45 @@ def test_values_of_any_dtype_are_handed_through(shape, kind):
         loop.update(s, s + 1)
     assert out.stack().dtype == kind
     assert torch.equal(out.stack().to(torch.complex64), x.to(torch.complex64))
+
+
+class Seven(torch.autograd.Function):
+    """A gradient that is not that of its forward."""
+
+    @staticmethod
+    def forward(ctx, a):
+        return a * 2
+
+    @staticmethod
+    def backward(ctx, *grads):
+        return grads[0] * 7
+
+
+STORED = Seven.apply
+
+
+def over(call, x):
+    steps, out, loop = TensorArray(unstack_from=x), TensorArray(), stepnet.create_whileloop([torch.tensor(0)])
+    with loop.frame() as (s,):
+        loop.break_if(s == 4)
+        out.write(s, call(steps.read(s)) + out.read(s - 1, torch.zeros(2, 3)))
+        loop.update(s, s + 1)
+    return out.stack()
+
+
+def test_a_function_with_a_gradient_of_its_own_keeps_it():
+    x = torch.randn(4, 2, 3, requires_grad=True)
+    y = over(Seven.apply, x)
+    torch.testing.assert_close(y, (x * 2).cumsum(0))
+    torch.testing.assert_close(torch.autograd.grad(y[-1].sum(), x)[0], torch.full_like(x, 7.0))
+    with torch.no_grad():
+        assert not over(lambda v: Seven.apply(v) * 2, x).requires_grad
+    with pytest.raises(StepError, match="it would lose its gradient") as caught:
+        over(STORED, x)
+    assert "test_frame_scans.py:" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["requires_grad", "grad_fn", "grad", "is_leaf", "_version"])
+def test_what_autograd_knows_is_not_known_in_a_frame(name):
+    with pytest.raises((StepError, AttributeError), match=name):
+        over(lambda v: v * 2 if getattr(v, name) else v, torch.randn(4, 2, 3, requires_grad=True))

@@ -35,8 +35,9 @@ class WhileLoop:
     """
 
     def __init__(
-        self, loop_vars: Sequence[Any], max_steps: int | None, runner: Runner, site: Any = None
-    ) -> None:
+        self, loop_vars: Sequence[Any], max_steps: int | None, runner: Runner, site: Any = None,
+        within: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> None:  # fmt: skip
         if type(loop_vars) not in (tuple, list) or not all(
             isinstance(v, (Tensor, StandIn, InFrame)) for v in loop_vars
         ):
@@ -54,7 +55,7 @@ class WhileLoop:
         self.executor = ""
         self.reason: str | None = None
         self.place = ""  # where it is recorded, if it is on a tape
-        self._runner = runner
+        self._runner, self._within = runner, within
         self._frame: Frame | None = None
         self._results: tuple[Tensor, ...] | None = None
 
@@ -183,7 +184,8 @@ class Frame:
         with contextlib.ExitStack() as stack:
             stack.enter_context(during(OPEN, program))
             stack.enter_context(during(RECORDER, self._record))
-            stack.enter_context(Recorded())
+            stack.enter_context(Recorded(program))
+            stack.enter_context(self._loop._within())
             self._until = stack.pop_all()
         return program.parameters
 

@@ -96,6 +96,7 @@ class Program:
         self.around: Program | None = None  # of the frame around this one
         self.made: dict[int, TensorArray] = {}  # in the frame, by id
         self._modes = modes()
+        self.with_gradient = False  # as Python has it: it does not know what torch does around a forward
         for variable in variables:
             self._note(variable)
         likes = tuple(key_of(v) for v in variables)
@@ -206,6 +207,12 @@ class Program:
         line: str = "",
     ) -> Any:
         """Record a call; gives symbolic values, and what is the same at every step as it is."""
+        if self.with_gradient and not (torch.is_grad_enabled() or torch.is_inference_mode_enabled()):
+            raise StepError(
+                "the forward of an autograd Function is no part of a frame: it would lose its gradient",
+                got=line or user_line().short,
+                remedy="Function.apply in the frame, called by that name, is recorded with its gradient",
+            )
         function = under(function, self._modes)
         args_template = self.template(args)
         kwargs_template = self.template(kwargs) if kwargs else ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -14,6 +15,7 @@ from stepnet.errors import StepError
 from stepnet.user_line import user_line
 
 from .examples import in_place
+from .program import Program
 from .symbolic import Symbolic, at_home
 
 _TWICE_AS_ONCE = {"requires_grad_", "share_memory_"}
@@ -26,8 +28,10 @@ class Recorded(TorchFunctionMode):
     of its calls: a loop would change it at every step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, program: Program) -> None:
         super().__init__()
+        self._program = program
+        program.with_gradient = torch.is_grad_enabled()
         self._made: dict[Any, Tensor] = {}  # by their memory, which stays theirs while they are held
 
     def __torch_function__(
@@ -49,6 +53,8 @@ class Recorded(TorchFunctionMode):
                 remedy="make it a loop variable, or change it before the frame",
             )
         result = func(*args, **kwargs)
+        if name == "_set_grad_enabled":
+            self._program.with_gradient = torch.is_grad_enabled()
         made = {_memory(leaf): leaf for leaf in leaves(result, Tensor)}
         if made:
             given = {_memory(leaf) for leaf in leaves((args, kwargs), Tensor)}

@@ -17,6 +17,7 @@ from stepnet.data.lod import LoDTensor
 from stepnet.data.recording import InFrame
 from stepnet.data.tree import leaves
 from stepnet.errors import StepError
+from stepnet.user_line import user_line
 
 from .step import describe_leaf
 from .template import Ref
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 # The program of the innermost frame that is being written here.
 OPEN: ContextVar[Program | None] = ContextVar("stepnet_open_frame", default=None)
+
+
+_OF_AUTOGRAD = {"requires_grad", "grad_fn", "grad", "is_leaf", "retains_grad", "_version"}
 
 
 class Symbolic(InFrame):
@@ -56,6 +60,12 @@ class Symbolic(InFrame):
             raise AttributeError(f"a symbolic value has no attribute '{name}'")
         if name == "device":
             return self._program.device
+        if name in _OF_AUTOGRAD:
+            raise StepError(
+                f"what autograd knows of a value in a frame is not known while the frame is written ({name})",
+                got=user_line().short,
+                remedy="leave it to autograd, or ask outside of the frame",
+            )
         kinds = (LoDTensor,) if isinstance(self._example, LoDTensor) else (Tensor,)
         if self._example is None:
             kinds = (LoDTensor, Tensor) if name == "values" else (Tensor, LoDTensor)
