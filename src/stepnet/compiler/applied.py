@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from types import MethodType
 from typing import Any
 
 from torch import Tensor
 from torch._functorch import vmap
 from torch.autograd import Function
 
-from stepnet.data.recording import InFrame
-from stepnet.data.tree import leaves
 from stepnet.watchers import during
 
 from .control import plain_control
@@ -34,9 +31,6 @@ def applied(see: See, made: Made | None = None) -> Iterator[None]:
 
 
 def _apply(function: Any, *args: Any, **kwargs: Any) -> Any:
-    first = next(leaves((args, kwargs), InFrame), None)
-    if first is not None:
-        return first.record(MethodType(_APPLY.original.__func__, function), args, kwargs)
     seeing = _seeing.get()
     for see, _ in reversed(seeing):
         args, kwargs = see(args, kwargs)
@@ -48,14 +42,6 @@ def _apply(function: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 _APPLY = Swapped(Function, "apply", classmethod(_apply))
-
-
-def in_frames() -> contextlib.AbstractContextManager[None]:
-    """Let a frame record each `Function.apply` on its values, rather than what its forward does, which has no
-    gradient."""
-    return _APPLY.inside()
-
-
 _unbatching: ContextVar[Callable[[Tensor], None] | None] = ContextVar("stepnet_unbatched", default=None)
 
 

@@ -35,9 +35,8 @@ class WhileLoop:
     """
 
     def __init__(
-        self, loop_vars: Sequence[Any], max_steps: int | None, runner: Runner, site: Any = None,
-        within: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
-    ) -> None:  # fmt: skip
+        self, loop_vars: Sequence[Any], max_steps: int | None, runner: Runner, site: Any = None
+    ) -> None:
         if type(loop_vars) not in (tuple, list) or not all(
             isinstance(v, (Tensor, StandIn, InFrame)) for v in loop_vars
         ):
@@ -55,7 +54,7 @@ class WhileLoop:
         self.executor = ""
         self.reason: str | None = None
         self.place = ""  # where it is recorded, if it is on a tape
-        self._runner, self._within = runner, within
+        self._runner = runner
         self._frame: Frame | None = None
         self._results: tuple[Tensor, ...] | None = None
 
@@ -185,7 +184,6 @@ class Frame:
             stack.enter_context(during(OPEN, program))
             stack.enter_context(during(RECORDER, self._record))
             stack.enter_context(Recorded(program))
-            stack.enter_context(self._loop._within())
             self._until = stack.pop_all()
         return program.parameters
 

@@ -211,7 +211,7 @@ class Program:
             raise StepError(
                 "the forward of an autograd Function is no part of a frame: it would lose its gradient",
                 got=line or user_line().short,
-                remedy="Function.apply in the frame, called by that name, is recorded with its gradient",
+                remedy="stepnet.map_fn(Function.apply, value): what it calls keeps its gradient",
             )
         function = under(function, self._modes)
         args_template = self.template(args)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from stepnet.api import recurrent
-from stepnet.compiler.applied import in_frames
 from stepnet.data.in_graph import is_exporting, leave_to_python, not_followed
 from stepnet.engine import run
 from stepnet.errors import IRError, StepError, Unsupported
@@ -77,8 +76,7 @@ def create_whileloop(loop_vars: Sequence[Tensor], *, max_steps: int | None = Non
     if torch.compiler.is_dynamo_compiling():
         leave_to_python("stepnet: a frame is written by Python")
     caller = sys._getframe(1)
-    site = caller.f_code, caller.f_lineno
-    return WhileLoop(with_tensors(loop_vars), max_steps, _run, site, within=in_frames)
+    return WhileLoop(with_tensors(loop_vars), max_steps, _run, site=(caller.f_code, caller.f_lineno))
 
 
 def _run(loop: WhileLoop) -> Sequence[Any]:
