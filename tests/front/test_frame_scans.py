@@ -171,3 +171,16 @@ def test_a_function_with_a_gradient_of_its_own_keeps_it():
 def test_what_autograd_knows_is_not_known_in_a_frame(name):
     with pytest.raises((StepError, AttributeError), match=name):
         over(lambda v: v * 2 if getattr(v, name) else v, torch.randn(4, 2, 3, requires_grad=True))
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_a_whole_recurrence_of_torch_is_not_tried_on_other_batches(kind):
+    """Its kernels do not check that the state has as many rows."""
+    net, x = getattr(torch.nn, kind)(3, 3, batch_first=True), torch.randn(4, 2, 5, 3)
+    steps, out, loop = TensorArray(unstack_from=x), TensorArray(), stepnet.create_whileloop([torch.tensor(0)])
+    with loop.frame() as (s,):
+        loop.break_if(s == 4)
+        out.write(s, net(steps.read(s))[0])
+        loop.update(s, s + 1)
+    torch.testing.assert_close(out.stack(), torch.stack([net(v)[0] for v in x]))
+    assert "so it is not tried (" in loop.explain()

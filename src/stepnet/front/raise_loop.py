@@ -22,7 +22,7 @@ from stepnet.ir.loop import Loop
 from stepnet.ir.sweep import over_rows
 
 from .frame import WhileLoop
-from .recorded import Count, Read
+from .recorded import Call, Count, Read
 from .recorded_step import RecordedStep
 from .scan_form import ScanForm, rule, scan_form
 from .step import describe_leaf
@@ -67,6 +67,10 @@ class Raised:
         return len(sizes) == 1 and None not in sizes
 
 
+# On another number of rows than their states have these write where they must not.
+_UNCHECKED = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
+
+
 def raise_loop(loop: WhileLoop) -> Raised:
     """See a recorded loop as a scan.
 
@@ -74,6 +78,9 @@ def raise_loop(loop: WhileLoop) -> Raised:
         Unsupported: the rule that it breaks.
     """
     program = loop.program
+    unsafe = [op.line for op in program.ops if isinstance(op, Call) and op.name in _UNCHECKED]
+    if unsafe:
+        raise rule(f"torch does not check the batch of a whole recurrence, so it is not tried ({unsafe[0]})")
     found = program.known.found if program.known is not None else None
     if found is None:
         try:
