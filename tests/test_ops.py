@@ -123,13 +123,15 @@ def test_gradients_flow_through_what_is_filled():
         ),
         (lambda ta: ops.tensor_array_stack(ta, 0), "'tensor' is the tensor to fill(?s:.)*int"),
         (lambda ta: ops.tensor_array_read(ta, 0, "out"), "'tensor' is the tensor to fill(?s:.)*str"),
-        (lambda ta: ops.tensor_array_unstack(torch.ones(2), 1), "'ta' is the array to fill(?s:.)*axis="),
+        (lambda ta: ops.tensor_array_unstack(torch.ones(2), 1), "'ta' must be a TensorArray(?s:.)*int"),
+        (lambda ta: ops.tensor_array_stack(torch.empty(0), ta), "'ta' must be a TensorArray(?s:.)*float32"),
+        (lambda ta: ops.tensor_array_size(torch.tensor(0)), "'ta' must be a TensorArray"),
         (
             lambda ta: ops.tensor_array_read(lod_array(), 0, torch.empty(0)),
             "cannot be put into a tensor(?s:.)*LoDTensor of 1 level",
         ),
     ],
-    ids=["leaf", "number", "name", "axis", "LoDTensor"],
+    ids=["leaf", "number", "name", "axis", "tensor", "no array", "LoDTensor"],
 )
 def test_what_cannot_be_filled(call, message):
     with pytest.raises(ArrayError, match=message):

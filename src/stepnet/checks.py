@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .data.lod import LoDTensor
+from .data.recording import AS_A_LAYER, StandIn
 from .data.tree import flatten
 from .data.values import rows as values_of
 from .data.values import unpacked
@@ -50,7 +51,9 @@ def check_inputs(leaves: list[Any]) -> None:
             raise StepError(
                 "x must be tensors, LoDTensors or PackedSequences",
                 got=type(leaf).__name__,
-                remedy="torch.as_tensor(...) or LoDTensor.from_sequences(...) makes one",
+                remedy=AS_A_LAYER
+                if isinstance(leaf, StandIn)
+                else "torch.as_tensor(...) or LoDTensor.from_sequences(...) makes one",
             )
 
 

@@ -36,7 +36,7 @@ def tensor_array_stack(ta: TensorArray, tensor: Tensor | None = None, *, axis: i
     >>> tensor_array_stack(tensor_array_unstack(torch.arange(3)), out) is out, out
     (True, tensor([0, 1, 2]))
     """
-    return _filled("tensor_array_stack", tensor, ta.stack(axis))
+    return _filled("tensor_array_stack", tensor, _array("tensor_array_stack", ta).stack(axis))
 
 
 def tensor_array_unstack(tensor: Tensor, ta: TensorArray | None = None, *, axis: int = 0) -> TensorArray:
@@ -57,11 +57,9 @@ def tensor_array_unstack(tensor: Tensor, ta: TensorArray | None = None, *, axis:
     >>> tensor_array_unstack(torch.zeros(5, 2), ta) is ta, len(ta)
     (True, 5)
     """
-    if ta is not None and not isinstance(ta, TensorArray):
-        raise ArrayError(
-            "tensor_array_unstack: 'ta' is the array to fill", got=repr(ta)[:80], remedy="axis=... by name"
-        )
-    return TensorArray.unstack(tensor, axis) if ta is None else ta.unstack(tensor, axis)
+    if ta is None:
+        return TensorArray.unstack(tensor, axis)
+    return _array("tensor_array_unstack", ta).unstack(tensor, axis)
 
 
 def tensor_array_write(
@@ -85,7 +83,7 @@ def tensor_array_write(
     >>> tensor_array_read(ta, 0)
     tensor([1.])
     """
-    ta.write(index, tensor, data_shared)
+    _array("tensor_array_write", ta).write(index, tensor, data_shared)
     return ta
 
 
@@ -106,7 +104,7 @@ def tensor_array_read(
     Raises:
         ArrayError: as `TensorArray.read`, or `tensor` cannot hold the value.
     """
-    return _filled("tensor_array_read", tensor, ta.read(index, default))
+    return _filled("tensor_array_read", tensor, _array("tensor_array_read", ta).read(index, default))
 
 
 def tensor_array_size(ta: TensorArray, tensor: Tensor | None = None) -> Tensor:
@@ -125,10 +123,16 @@ def tensor_array_size(ta: TensorArray, tensor: Tensor | None = None) -> Tensor:
     >>> tensor_array_size(TensorArray(size=4))
     tensor(4)
     """
-    size: Any = ta.size()
+    size: Any = _array("tensor_array_size", ta).size()
     if isinstance(size, int):
         size = torch.tensor(size, dtype=torch.int64)
     return _filled("tensor_array_size", tensor, size)
+
+
+def _array(where: str, ta: Any) -> TensorArray:
+    if not isinstance(ta, TensorArray):
+        raise ArrayError(f"{where}: 'ta' must be a TensorArray", got=describe(ta))
+    return ta
 
 
 def _filled(where: str, out: Tensor | None, value: Any) -> Any:

@@ -18,7 +18,7 @@ from typing_extensions import TypeVarTuple, Unpack
 from stepnet.compiler.inner_loops import inner, is_row
 from stepnet.data.array import TensorArray
 from stepnet.data.lod import LoDTensor
-from stepnet.data.recording import recorded_in_frames
+from stepnet.data.recording import AS_A_LAYER, StandIn, recorded_in_frames
 from stepnet.data.tree import Spec, flatten, names, unflatten
 from stepnet.errors import StepError
 from stepnet.executors.naive import PlainRun, State
@@ -189,7 +189,9 @@ class WhileBody:
                     f"while_loop: loop variable '{name}' cannot be carried",
                     got=type(leaf).__name__,
                     expected="a tensor, a LoDTensor, a TensorArray, a number, or a nesting of them",
-                    remedy="let the body refer to it, if it stays the same",
+                    remedy=AS_A_LAYER
+                    if isinstance(leaf, StandIn)
+                    else "let the body refer to it, if it stays the same",
                 )
         return _own(leaves)
 

@@ -55,6 +55,18 @@ def test_differences_of_equals_are_rounding(size, dtype, backend):
     )
 
 
+def test_a_difference_of_equals_among_numbers_coarser_than_the_inputs():
+    """What float32 leaves of a difference is met by other float32, not by other last digits of float64."""
+    norm = nn.LayerNorm(1)
+
+    def step(x, h):
+        v = norm(x.float()[:, :1])
+        return v + torch.clamp(x[:, :1].float(), v - 1, v + 1), h
+
+    ours = _run(step, [norm.bias], "eager", torch.float64)
+    torch.testing.assert_close(ours, _run(step, [norm.bias], "naive", torch.float64))
+
+
 def test_what_rounding_leaves_of_a_gradient_under_autocast():
     """A norm over weights times one number does not see how large that is: its gradient is nearly zero."""
     torch.manual_seed(78)

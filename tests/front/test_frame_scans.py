@@ -7,6 +7,7 @@ import torch
 
 import stepnet
 from stepnet import TensorArray
+from stepnet.errors import StepError
 
 X = torch.randn(5, 4, 3, dtype=torch.float64, requires_grad=True)
 W = torch.randn(3, 3, dtype=torch.float64)
@@ -115,3 +116,71 @@ def test_calls_that_fail_on_other_numbers_run_as_recorded():
     second = second + 0.5 * first
     torch.testing.assert_close(roots.stack(), torch.stack([first, second, third + 0.5 * second]))
     assert "step by step" in loop.explain()
+
+
+KINDS = (torch.float8_e5m2, torch.float16, torch.complex64, torch.uint8, torch.int64, torch.bool)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("shape", [(4, 3), (4, 2, 3)], ids=str)
+def test_values_of_any_dtype_are_handed_through(shape, kind):
+    x = torch.randint(2, shape).to(kind)
+    steps, out, loop = TensorArray(unstack_from=x), TensorArray(), stepnet.create_whileloop([torch.tensor(0)])
+    with loop.frame() as (s,):
+        loop.break_if(s == 4)
+        out.write(s, steps.read(s).clone())
+        loop.update(s, s + 1)
+    assert out.stack().dtype == kind
+    assert torch.equal(out.stack().to(torch.complex64), x.to(torch.complex64))
+
+
+class Seven(torch.autograd.Function):
+    """A gradient that is not that of its forward."""
+
+    @staticmethod
+    def forward(ctx, a):
+        return a * 2
+
+    @staticmethod
+    def backward(ctx, *grads):
+        return grads[0] * 7
+
+
+def over(call, x):
+    steps, out, loop = TensorArray(unstack_from=x), TensorArray(), stepnet.create_whileloop([torch.tensor(0)])
+    with loop.frame() as (s,):
+        loop.break_if(s == 4)
+        out.write(s, call(steps.read(s)) + out.read(s - 1, torch.zeros(2, 3)))
+        loop.update(s, s + 1)
+    return out.stack()
+
+
+def test_a_function_with_a_gradient_of_its_own_keeps_it():
+    x = torch.randn(4, 2, 3, requires_grad=True)
+    with pytest.raises(StepError, match="it would lose its gradient") as caught:
+        over(Seven.apply, x)
+    assert "test_frame_scans.py:" in str(caught.value)
+    y = over(lambda v: stepnet.map_fn(Seven.apply, v), x)
+    torch.testing.assert_close(y, (x * 2).cumsum(0))
+    torch.testing.assert_close(torch.autograd.grad(y[-1].sum(), x)[0], torch.full_like(x, 7.0))
+    with torch.no_grad():
+        torch.testing.assert_close(over(Seven.apply, x), y)
+
+
+@pytest.mark.parametrize("name", ["requires_grad", "grad_fn", "grad", "is_leaf", "_version"])
+def test_what_autograd_knows_is_not_known_in_a_frame(name):
+    with pytest.raises((StepError, AttributeError), match=name):
+        over(lambda v: v * 2 if getattr(v, name) else v, torch.randn(4, 2, 3, requires_grad=True))
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_a_whole_recurrence_of_torch_is_not_tried_on_other_batches(kind):
+    """Its kernels do not check that the state has as many rows."""
+    net, x = getattr(torch.nn, kind)(3, 3, batch_first=True), torch.randn(4, 2, 5, 3)
+    steps, out, loop = TensorArray(unstack_from=x), TensorArray(), stepnet.create_whileloop([torch.tensor(0)])
+    with loop.frame() as (s,):
+        loop.break_if(s == 4)
+        out.write(s, net(steps.read(s))[0])
+        loop.update(s, s + 1)
+    torch.testing.assert_close(out.stack(), torch.stack([net(v)[0] for v in x]))
+    assert "so it is not tried (" in loop.explain()

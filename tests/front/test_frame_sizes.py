@@ -39,6 +39,7 @@ SIZES: dict[str, Any] = {
     "size()": lambda x, s, out: x * x.size()[0],
     "numel": lambda x, s, out: x / x.numel() + x.shape.numel(),
     "arithmetic": lambda x, s, out: x * (2 * x.shape[0] - 1) / (x.shape[0] + 1) ** 0.5 + x.shape[0] // 2,
+    "divmod": lambda x, s, out: x * sum(divmod(x.shape[0], 2)) + sum(divmod(7, x.shape[0] + 1)),
     "reshape": lambda x, s, out: x.reshape(x.shape[0] * 2, 1),
     "view": lambda x, s, out: x.view(x.shape[0], 1, -1),
     "new_zeros": lambda x, s, out: x.new_zeros(x.shape[0], 3) + x.sum(),
@@ -87,6 +88,9 @@ TOLD: dict[str, Any] = {
     "if": lambda x, s, out: x if x.shape[0] > 2 else x * 2,
     "two shapes": lambda x, s, out: x * 2 if x.shape == (3, 2) else x,
     "len of an array": lambda x, s, out: x * len(out),
+    "a set": lambda x, s, out: x if x.shape[0] in {3, 2} else x * 2,
+    "a dict": lambda x, s, out: x * {2: 1.5}.get(x.shape[0], 3.0),
+    "round": lambda x, s, out: x * round(x.shape[0] / 3),
     "a list": lambda x, s, out: sum([x] * x.shape[0]),
     "the number of parts": lambda x, s, out: sum(x.split(1)),
 }
@@ -97,7 +101,7 @@ def test_a_number_for_python_must_be_the_same_at_every_step(body):
     array, rows = ragged([3, 1, 2])
     with pytest.raises(StepError, match="changes from step to step") as caught:
         as_frame(lambda x, s, out: body(x[0], s, out), [array], len(array))
-    assert "value.shape[0] in place of len(value)" in str(caught.value)
+    assert "value.shape[0] and array.size() in place of len()" in str(caught.value)
     assert "test_frame_sizes.py:" in str(caught.value)
     # where it is the same at every step, it is the number
     array, rows = ragged([2, 2, 2])
@@ -286,7 +290,55 @@ def test_what_is_changed_in_place_from_outside_is_refused():
     loop = stepnet.create_whileloop([torch.tensor(0)])
     with pytest.raises(StepError, match="in place"), loop.frame() as (s,):
         buffer += s
+    loop = stepnet.create_whileloop([torch.tensor(0)])
+    with pytest.raises(StepError, match="from outside the frame once") as caught, loop.frame():
+        buffer.view(-1).add_(1)
+    assert "test_frame_sizes.py:" in str(caught.value)
+    loop = stepnet.create_whileloop([torch.tensor(0)])
+    with pytest.raises(StepError, match="from outside the frame once"), loop.frame():
+        torch.add(buffer, 1, out=buffer)
     assert float(buffer.sum()) == 0
+
+
+def test_what_is_made_in_a_frame_may_be_changed_in_place():
+    out, loop = TensorArray(), stepnet.create_whileloop([torch.tensor(0)])
+    with loop.frame() as (s,):
+        loop.break_if(s == 2)
+        mask = torch.zeros(3)
+        mask[1:].add_(1)
+        mask.view(3).mul_(2)
+        own = torch.nn.Linear(3, 3).requires_grad_(False).weight.zero_()
+        out.write(s, mask * s + own.sum())
+        loop.update(s, s + 1)
+    assert out.stack().tolist() == [[0, 0, 0], [0, 2, 2]]
+
+
+NORMS: dict[str, Any] = {
+    "of a call": lambda norm, v: torch.nn.functional.batch_norm(
+        v, norm.running_mean, norm.running_var, training=True
+    ),
+    "of a recurrence": lambda norm, v: stepnet.recurrent(lambda x, h: (norm(x), h), v, (), backend="naive")[
+        0
+    ],
+    "of a loop": lambda norm, v: stepnet.while_loop(
+        lambda i, z: i < 2, lambda i, z: (i + 1, norm(v[i])), (0, v[0])
+    )[1],
+}
+
+
+@pytest.mark.parametrize("call", NORMS.values(), ids=NORMS)
+def test_statistics_are_counted_once_for_each_step(call):
+    """Trying whether values may be rows of a batch must not count."""
+    x, found, expected = torch.randn(3, 2, 4, 4), torch.nn.BatchNorm1d(4), torch.nn.BatchNorm1d(4)
+    found.num_batches_tracked = expected.num_batches_tracked = None
+    steps, loop = TensorArray(unstack_from=x), stepnet.create_whileloop([torch.tensor(0)])
+    out = TensorArray()
+    with loop.frame() as (s,):
+        loop.break_if(s == 3)
+        out.write(s, call(found, steps.read(s)))
+        loop.update(s, s + 1)
+    torch.testing.assert_close(out.stack(), torch.stack([call(expected, v) for v in x]))
+    torch.testing.assert_close(found.state_dict(), expected.state_dict())
 
 
 # What takes the number of rows of a value of which nothing is known, among other arguments or alone.
@@ -337,7 +389,7 @@ def test_sizes_of_what_nothing_is_known_of_are_sizes(on_tape):
 def test_python_is_told_that_it_needs_a_size_of_which_nothing_is_known():
     loop = stepnet.create_whileloop([torch.tensor(0)])
     with (
-        pytest.raises(StepError, match=r"Python needs the number in a symbolic value \(a size\)") as caught,
+        pytest.raises(StepError, match="here it has none yet") as caught,
         loop.frame() as (s,),
     ):
         range(BOOT[BOOT[:, 0] > s].shape[0])

@@ -57,6 +57,10 @@ def inner(x: Any, frame: bool) -> Any:
     return states.pack(0, indices)
 
 
+def over_sequences(x: Any) -> Any:
+    return sum(sequence.sum(0) for sequence in x)
+
+
 LODS: dict[str, Any] = {
     "values": lambda x: x.values.sum(0),
     "functions of rows": lambda x: torch.tanh(x) * 2,
@@ -76,6 +80,12 @@ def test_steps_that_are_lod_tensors(body, lengths):
     rows = torch.randn(sum(lengths[-1]), 2, dtype=torch.float64, requires_grad=True)
     array, _ = TensorArray.unpack(LoDTensor.from_lengths(rows, lengths), 0)
     same(lambda x, s, out: body(x[0]), [array], len(array), (rows, W))
+
+
+def test_sequences_of_a_step_one_by_one():
+    rows = torch.randn(9, 2, dtype=torch.float64, requires_grad=True)
+    array, _ = TensorArray.unpack(LoDTensor.from_lengths(rows, [[2, 2], [1, 4, 2, 2]]), 0)
+    same(lambda x, s, out: over_sequences(x[0]), [array], len(array), (rows,))
 
 
 @settings(max_examples=8, deadline=None)
@@ -130,6 +140,75 @@ def test_a_frame_in_a_frame_reads_and_writes_arrays_of_both(turns):
         totals = [sum(v.sum() for v in (*made[0], *made[1])) for made in (found, expected)]
         for a, b in zip(*(torch.autograd.grad(total, (x, W)) for total in totals), strict=True):
             torch.testing.assert_close(a, b)
+
+
+AFTER: dict[str, Any] = {
+    "read": lambda a: a.read(a.size() - 1),
+    "item": lambda a: a[a.size() - 1],
+    "stack": lambda a: a.stack()[-1],
+    "concat": lambda a: a.concat(0)[-2:],
+    "after a write": lambda a: (a.write(a.read(a.size() - 1) * 2), a.read(a.size() - 1) / a.size())[1],
+}
+
+
+@pytest.mark.parametrize("ask", AFTER.values(), ids=AFTER)
+def test_an_array_that_a_frame_inside_filled(ask):
+    x = torch.randn(3, 4, 2, dtype=torch.float64, requires_grad=True)
+
+    def outer(of: Any) -> Any:
+        loop, blocks, ends = (
+            stepnet.create_whileloop([torch.tensor(0)]),
+            TensorArray(unstack_from=x),
+            TensorArray(),
+        )
+        with loop.frame() as (s,):
+            loop.break_if(s == 3)
+            ends.write(s, of(blocks.read(s), ends.read(s - 1, ZERO[0])))
+            loop.update(s, s + 1)
+        return ends.stack()
+
+    def framed(block: Any, boot: Any) -> Any:
+        rows, states, loop = (
+            TensorArray(unstack_from=block),
+            TensorArray(),
+            stepnet.create_whileloop([torch.tensor(0)]),
+        )
+        with loop.frame() as (t,):
+            loop.break_if(t == rows.size())
+            states.write(t, torch.tanh(rows.read(t) @ W + states.read(t - 1, boot)))
+            loop.update(t, t + 1)
+        return ask(states)
+
+    def plain(block: Any, boot: Any) -> Any:
+        states = TensorArray()
+        for t, row in enumerate(block):
+            states.write(t, torch.tanh(row @ W + states.read(t - 1, boot)))
+        return ask(states)
+
+    expected = []
+    for block in x:
+        expected.append(plain(block, expected[-1] if expected else ZERO[0]))
+    found = outer(framed)
+    torch.testing.assert_close(found, torch.stack(expected))
+    torch.testing.assert_close(
+        torch.autograd.grad(found.sum(), (x, W)), torch.autograd.grad(torch.stack(expected).sum(), (x, W))
+    )
+
+
+def test_what_fails_on_one_row_runs_as_recorded():
+    """A cell of torch refuses more dimensions with a ValueError, a function of the user with any error."""
+    cell, x = torch.nn.LSTMCell(2, 2).double(), torch.randn(3, 4, 5, 2, dtype=torch.float64)
+    xs, out, zero = TensorArray(unstack_from=x), TensorArray(), ZERO[:5]
+    loop = stepnet.create_whileloop([torch.tensor(0)])
+    with loop.frame() as (s,):
+        loop.break_if(s == 3)
+        out.write(s, stepnet.recurrent(cell, xs.read(s), (out.read(s - 1, zero), zero))[1][0])
+        loop.update(s, s + 1)
+    h = zero
+    for block, found in zip(x, out, strict=True):
+        h = stepnet.recurrent(cell, block, (h, zero))[1][0]
+        torch.testing.assert_close(found, h)
+    assert "does not take values as rows of a batch" in loop.explain()
 
 
 def test_an_error_inside_leaves_nothing_behind():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import stepnet
-from stepnet import LoDTensor, TensorArray, layers
+from stepnet import LoDTensor, Scope, TensorArray, layers
 from stepnet.errors import ArrayError, StepError, TapeError
 from stepnet.layers import Dense, Integer, Sequence, data
 from stepnet.tape import Tape, TapeItem
@@ -275,6 +275,19 @@ def wrong(kind: str) -> None:
             assert (x * s).shape == (None, 3)
             loop.break_if(s == 2)
             loop.update(s, s + 1)
+
+
+ONLY_VALUES: dict[str, Any] = {
+    "recurrent": lambda x: stepnet.recurrent(torch.nn.GRUCell(3, 3), x),
+    "while_loop": lambda x: stepnet.while_loop(lambda v: v.sum() > 1, lambda v: (v / 2,), (x,)),
+    "dynamic_recurrent": lambda x: stepnet.dynamic_recurrent(lambda s: None, Scope({"x": x}), ["x"], []),
+}
+
+
+@pytest.mark.parametrize("call", ONLY_VALUES.values(), ids=ONLY_VALUES)
+def test_what_needs_values_names_the_layer_that_has_them(call):
+    with Tape(), pytest.raises(StepError, match=r"layers.apply\(function, item\)"):
+        call(layers.data("x", Sequence(Dense(3))))
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,13 @@ def up(self: Any, x: Tensor) -> Any:
     return {"h": h.stack(), "n": loop.results[0]}
 
 
+def asked(self: Any, x: Tensor) -> Any:
+    """Single values of an array whose size stays open."""
+    zero, h = x.new_zeros(x.shape[1:]), TensorArray(unstack_from=stepnet.recurrent(self.cell, x)[0])
+    n = h.size()
+    return h[n - 1] + h.read(0), h[n // 2], h.read(n, zero), h.read(-1, zero), h.read(n - n - 1, zero + 1)
+
+
 def down(self: Any, x: Tensor) -> Any:
     n = x.shape[0]
     xs, h = TensorArray(unstack_from=x), TensorArray(size=n)
@@ -83,7 +90,7 @@ def rnn_op(self: Any, x: Tensor) -> Any:
     return {"h": scope["h"], "last": op.last["h"]}
 
 
-LOOPS = {f.__name__: f for f in (up, down, ended_by_the_data, counted, until, rnn_op)}
+LOOPS = {f.__name__: f for f in (up, asked, down, ended_by_the_data, counted, until, rnn_op)}
 
 
 def tensors(results: Any) -> list[Tensor]:
@@ -106,7 +113,7 @@ def check(path: Path, given: tuple[Tensor, ...], expected: list[Tensor]) -> None
 
 
 since = torch_since("2.10", "its export fixes sizes that frames use as numbers")
-NEWER = (down, ended_by_the_data)
+NEWER = (asked, down, ended_by_the_data)
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,25 @@ def poolings():
     return [pooling(x, how) for how in ("sum", "mean", "sqrt", "max")]
 
 
+class Blend(torch.nn.Module):
+    """A step of two inputs."""
+
+    def initial_state(self, n):
+        return torch.zeros(n, 3)
+
+    def forward(self, x, h):
+        h = torch.tanh(x[0] + 0.5 * h)
+        return h * x[1], h
+
+
+def called():
+    """Recurrences that a function of the user's calls: backwards, of two inputs, without a state."""
+    x = data("x", Sequence(Dense(3)))
+    y = apply(lambda a, b: stepnet.recurrent(Blend(), (a, b), reverse=True)[0] * 2, x, torch.sin(x))
+    cell = torch.nn.GRUCell(3, 4)
+    return apply(lambda a: stepnet.recurrent(cell, a)[0], y), stepnet.map_fn(lambda v: v.softmax(-1), y)
+
+
 TAPES = {
     "rows": lambda: fc(fc(data("x", Dense(3)), 4, act="relu"), 2, act="softmax"),
     "functions": lambda: torch.relu(data("x", Sequence(Dense(3))) * 2 - 1).sum(-1) ** 2,
@@ -159,6 +178,7 @@ TAPES = {
     "cell": lambda: layer_norm_lstm(data("x", Sequence(Dense(3)))),
     "attention": attention,
     "sentences": sentences,
+    "called": called,
 }
 
 

@@ -252,7 +252,11 @@ class TensorArray:
         tensor([0., 0.])
         """
         place = integer(index, "TensorArray.read: index")
-        value = self._values.get(place, default)
+        whole = self._whole if isinstance(self._size, torch.SymInt) else None
+        if whole is None:
+            value = self._values.get(place, default)
+        else:  # in a trace: taken apart, its length would be that of the example
+            value = whole[place : place + 1].squeeze(0) if 0 <= place < self._size else default
         if value is not None:
             return value
         if 0 <= place < self._size:

@@ -44,6 +44,10 @@ class StandIn:
         raise NotImplementedError
 
 
+# What those are told that give one to a function which needs its values.
+AS_A_LAYER = "layers.apply(function, item): a function that calls this is a layer of the tape"
+
+
 class Interned:
     """A record that never changes and holds no tensor; equal ones are one object, so it stands for itself.
 

@@ -191,13 +191,14 @@ def self_check(
 
     def nudged(by: float) -> list[Tensor]:
         """The plain loop's numbers for samples and weights that differ in their last digits."""
-        moved = [_nudged(t, by).requires_grad_(t.requires_grad) for t in (*x, *boot, *own)]
+        moved = [_nudged(t, by, coarse).requires_grad_(t.requires_grad) for t in (*x, *boot, *own)]
         states = len(x) + len(boot)
         with torch.random.fork_rng(devices=[]), kept(noise.generators):
             results = _joined(plain(moved[: len(x)], moved[len(x) : states], moved[states:]))
         return all_of(results, [t for t in moved if t.requires_grad])
 
-    loose = looseness(compiled)
+    loose, dtypes = looseness(compiled), _dtypes(compiled)
+    coarse = torch.finfo(torch.float32).eps if dtypes & {"float32", "complex64"} else 0.0
     pairs = list(zip(all_of(ours), all_of(theirs), strict=False))
     far = [at for at, (a, b) in enumerate(pairs) if not same(names[at], a, b, loose)]
     if far and torch.is_autocast_enabled("cpu"):  # who of both is far from what nobody rounds?
@@ -228,12 +229,12 @@ def _joined(results: Results) -> list[Tensor]:
     return [*results[0], *results[1]]
 
 
-def _nudged(tensor: Tensor, by: float) -> Tensor:
-    """A tensor with other last digits."""
+def _nudged(tensor: Tensor, by: float, coarse: float) -> Tensor:
+    """A tensor with other last digits, such as a step that has numbers as coarse as that still sees."""
     tensor = tensor.detach()
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return tensor
-    by *= torch.finfo(tensor.dtype).eps
+    by *= max(torch.finfo(tensor.dtype).eps, coarse)
     return tensor * (1 + by) + by  # zeros, too
 
 
@@ -259,10 +260,14 @@ def _weighed(asked: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
 
 def looseness(compiled: Compiled) -> float:
     """How far numbers may be apart in a step of these dtypes, the least precise of them."""
-    dtypes = {value.dtype for value in compiled.joint.graph.values.values()}
+    dtypes = _dtypes(compiled)
     if torch.is_autocast_enabled("cpu") or dtypes & {"float16", "bfloat16"}:
         return 5e-2
     return 2e-4 if dtypes & {"float32", "complex64"} else 1e-9
+
+
+def _dtypes(compiled: Compiled) -> set[str]:
+    return {value.dtype for value in compiled.joint.graph.values.values()}
 
 
 def same(name: str, a: Tensor, b: Tensor, loose: float) -> bool:

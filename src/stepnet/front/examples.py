@@ -69,9 +69,14 @@ def changing(told: Any, found: Any, line: str) -> StepError:
     return StepError(
         "Python needs one number for all steps of a frame, and this one changes from step to step",
         got=f"{told} at the first step, {found} ({line})",
-        remedy="value.size(0) and value.shape[0] in place of len(value): they are symbolic numbers, which "
-        "torch functions, arithmetic and slices take",
+        remedy=SYMBOLIC_SIZES,
     )
+
+
+SYMBOLIC_SIZES = (
+    "value.size(0), value.shape[0] and array.size() in place of len(): they are symbolic numbers, which "
+    "torch functions, arithmetic and slices take"
+)
 
 
 def no_number(what: str, line: str) -> StepError:

@@ -19,8 +19,9 @@ from stepnet.watchers import during
 
 from .program import Program
 from .recorded import Break, Call, Count, Guard, Op, Read, Write
+from .recorded_mode import Recorded
 from .step import describe_leaf
-from .symbolic import OPEN, Recorded, Symbolic, SymbolicNumber, called
+from .symbolic import OPEN, Symbolic, SymbolicNumber, called
 from .template import Shape, resolve
 
 Runner = Callable[["WhileLoop"], Sequence[Any]]
@@ -153,7 +154,8 @@ class WhileLoop:
             raise StepError(
                 f"loop variable(s) {', '.join(map(str, missing))} of the while loop were never updated",
                 got=", ".join(f"{i}: {describe_leaf(self.loop_vars[i])}" for i in missing),
-                remedy="loop.update(variable, value) in the frame; what never changes need not be one",
+                remedy=f"{_as_names(self.loop_vars)} and loop.update(step, value) in the frame; what never "
+                "changes need not be one",
             )
         if not any(isinstance(op, Break) for op in self.program.ops):
             raise StepError("the while loop would never end", remedy="loop.break_if(condition) in the frame")
@@ -181,7 +183,7 @@ class Frame:
         with contextlib.ExitStack() as stack:
             stack.enter_context(during(OPEN, program))
             stack.enter_context(during(RECORDER, self._record))
-            stack.enter_context(Recorded())
+            stack.enter_context(Recorded(program))
             self._until = stack.pop_all()
         return program.parameters
 

@@ -27,6 +27,7 @@ from stepnet.user_line import user_line
 from stepnet.watchers import during
 
 from .examples import (
+    SYMBOLIC_SIZES,
     bare_leaf,
     does_not_fit,
     first_place,
@@ -95,6 +96,7 @@ class Program:
         self.around: Program | None = None  # of the frame around this one
         self.made: dict[int, TensorArray] = {}  # in the frame, by id
         self._modes = modes()
+        self.with_gradient = False  # as Python has it: it does not know what torch does around a forward
         for variable in variables:
             self._note(variable)
         likes = tuple(key_of(v) for v in variables)
@@ -205,6 +207,12 @@ class Program:
         line: str = "",
     ) -> Any:
         """Record a call; gives symbolic values, and what is the same at every step as it is."""
+        if self.with_gradient and not (torch.is_grad_enabled() or torch.is_inference_mode_enabled()):
+            raise StepError(
+                "the forward of an autograd Function is no part of a frame: it would lose its gradient",
+                got=line or user_line().short,
+                remedy="stepnet.map_fn(Function.apply, value): what it calls keeps its gradient",
+            )
         function = under(function, self._modes)
         args_template = self.template(args)
         kwargs_template = self.template(kwargs) if kwargs else ()
@@ -266,7 +274,8 @@ class Program:
                 example = self._run_like(like, args_template, kwargs_template or {})
             else:
                 sizes = any(type(v) in (int, float) for v in given)  # given to what makes tensors, perhaps
-                with torch.no_grad(), torch.device("meta") if sizes else contextlib.nullcontext():
+                where = torch.device("meta") if sizes else contextlib.nullcontext()
+                with torch.no_grad(), where, during(RECORDER, None):
                     example = named(function(*self._example_of(args), **on_meta(self._example_of(kwargs))))
         except (_Unknown, NotImplementedError):
             return unknown
@@ -367,7 +376,11 @@ class Program:
         """A symbolic number for Python: that of the first step, which every other step must have, too."""
         number, line = value._example, user_line().short
         if number is None:
-            raise no_number("a size", line)
+            raise StepError(
+                "Python needs one number for all steps of a frame, and here it has none yet",
+                got=line,
+                remedy=SYMBOLIC_SIZES,
+            )
         if self.is_open(number):
             raise StepError(
                 "Python needs a size that is known only when the tape is played",

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from stepnet.data.steps import Steps
 from stepnet.data.values import integer, whole_number
-from stepnet.errors import StepnetError, Unsupported
+from stepnet.errors import Unsupported
 from stepnet.ir.loop import Loop
 from stepnet.ir.sweep import over_rows
 
 from .frame import WhileLoop
-from .recorded import Count, Read
+from .recorded import Call, Count, Read
 from .recorded_step import RecordedStep
 from .scan_form import ScanForm, rule, scan_form
 from .step import describe_leaf
@@ -66,44 +66,9 @@ class Raised:
         sizes |= {v.shape[0] if v.dim() > 0 else None for v in self.state}
         return len(sizes) == 1 and None not in sizes
 
-    def one_row(self, known: bool = False) -> Raised:
-        """The same scan with each value as the one row of a batch. `known`: that it may be was seen before.
 
-        Raises:
-            Unsupported: a recorded call treats a row of a batch otherwise than the value alone.
-        """
-        lifted = RecordedStep(self.body.step.lifted, self.body.constants)
-        x, state = [v.unsqueeze(1) for v in self.x], [v.unsqueeze(0) for v in self.state]
-        if not known and self.sizes not in self.form.row_like:
-            self._check_row(lifted)
-            self.form.row_like.add(self.sizes)
-
-        def finish(ys: list[Tensor], last: list[Tensor]) -> list[Tensor]:
-            return self.finish([y.squeeze(1) for y in ys], [v.squeeze(0) for v in last])
-
-        return Raised(self.form, lifted, x, state, finish)
-
-    def _check_row(self, lifted: RecordedStep) -> None:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            own = [*(_any_like(v[0]) for v in self.x), *(_any_like(v) for v in self.state)]
-            try:
-                ys, new = self.body.run(own)
-            except (RuntimeError, IndexError, StepnetError) as error:
-                raise rule("a recorded call fails on other numbers of that shape") from error
-            try:
-                row_ys, row_new = lifted.run([value.unsqueeze(0) for value in own])
-            except (RuntimeError, IndexError, StepnetError) as error:
-                raise rule("a recorded call does not take values as rows of a batch") from error
-        for alone, row in zip((*ys, *new), (*row_ys, *row_new), strict=True):
-            if row.shape != (1, *alone.shape) or not torch.allclose(row[0], alone, equal_nan=True):
-                raise rule("a recorded call treats a row of a batch otherwise than the value alone")
-
-
-def _any_like(value: Tensor) -> Tensor:
-    """Other numbers, for values that happen to be alike tell nothing; the same integers in any order."""
-    if value.is_floating_point() or value.is_complex():
-        return torch.randn_like(value)
-    return value.flatten()[torch.randperm(value.numel())].view(value.shape)
+# On another number of rows than their states have these write where they must not.
+_UNCHECKED = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
 
 
 def raise_loop(loop: WhileLoop) -> Raised:
@@ -113,6 +78,9 @@ def raise_loop(loop: WhileLoop) -> Raised:
         Unsupported: the rule that it breaks.
     """
     program = loop.program
+    unsafe = [op.line for op in program.ops if isinstance(op, Call) and op.name in _UNCHECKED]
+    if unsafe:
+        raise rule(f"torch does not check the batch of a whole recurrence, so it is not tried ({unsafe[0]})")
     found = program.known.found if program.known is not None else None
     if found is None:
         try:

@@ -7,17 +7,17 @@ import math
 import operator
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from stepnet.data.array import TensorArray
 from stepnet.data.lod import LoDTensor
 from stepnet.data.recording import InFrame
 from stepnet.data.tree import leaves
 from stepnet.errors import StepError
+from stepnet.user_line import user_line
 
 from .step import describe_leaf
 from .template import Ref
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 # The program of the innermost frame that is being written here.
 OPEN: ContextVar[Program | None] = ContextVar("stepnet_open_frame", default=None)
+
+
+_OF_AUTOGRAD = {"requires_grad", "grad_fn", "grad", "is_leaf", "retains_grad", "_version"}
 
 
 class Symbolic(InFrame):
@@ -57,6 +60,12 @@ class Symbolic(InFrame):
             raise AttributeError(f"a symbolic value has no attribute '{name}'")
         if name == "device":
             return self._program.device
+        if name in _OF_AUTOGRAD:
+            raise StepError(
+                f"what autograd knows of a value in a frame is not known while the frame is written ({name})",
+                got=user_line().short,
+                remedy="leave it to autograd, or ask outside of the frame",
+            )
         kinds = (LoDTensor,) if isinstance(self._example, LoDTensor) else (Tensor,)
         if self._example is None:
             kinds = (LoDTensor, Tensor) if name == "values" else (Tensor, LoDTensor)
@@ -79,8 +88,9 @@ class Symbolic(InFrame):
         return at_home(self).told_length(self)
 
     def __iter__(self) -> Any:
-        len(self)
-        return iter(self.unbind(0))
+        count, whole = len(self), cast(Any, self)
+        sequences = isinstance(self._example, LoDTensor)
+        return iter([whole[i] for i in range(count)] if sequences else self.unbind(0))
 
     def __repr__(self) -> str:
         kind = "?" if self._example is None else describe_leaf(self._example)
@@ -101,12 +111,14 @@ class SymbolicShape(Symbolic):
 class SymbolicNumber(Symbolic):
     """A number that follows from sizes: what is done to it is recorded, too.
 
-    Where Python needs it as a number of its own (`range`, `if`, `len`), it is told the number of the first
-    step, and every step checks that it is the same.
+    Where Python needs it as a number of its own (`range`, `if`, `len`, a dict's key), it is told that of the
+    first step, and every step checks that it is the same.
     """
 
     __slots__ = ()
-    __hash__ = object.__hash__
+
+    def __hash__(self) -> int:
+        return hash(at_home(self).told_number(self))
 
     def __bool__(self) -> bool:
         return bool(at_home(self).told_number(self))
@@ -116,6 +128,15 @@ class SymbolicNumber(Symbolic):
 
     def __float__(self) -> float:
         return float(at_home(self).told_number(self))
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return round(at_home(self).told_number(self), digits)
+
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return other // self, other % self
 
     def __format__(self, spec: str) -> str:
         return repr(self)
@@ -131,8 +152,8 @@ class SymbolicNumber(Symbolic):
 class SymbolicSize(SymbolicNumber, torch.SymInt):
     """A symbolic integer: torch takes it wherever it takes a size."""
 
-    __hash__ = object.__hash__
-    # It is no tensor to torch: the mode of the frame, `Recorded`, sees the calls.
+    __hash__ = SymbolicNumber.__hash__
+    # It is no tensor to torch: the mode of the frame, `recorded_mode.Recorded`, sees the calls.
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore
 
     def __index__(self) -> int:
@@ -199,18 +220,6 @@ def outside(value: Symbolic) -> StepError:
         remedy="write it to a TensorArray inside the frame and read it after, "
         "or take loop.results for the last loop variables",
     )
-
-
-class Recorded(TorchFunctionMode):
-    """In a frame: torch functions that meet a symbolic value anywhere, such as in a slice, are recorded."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        first = next(leaves((args, kwargs or {}), Symbolic), None)
-        if first is not None:
-            return at_home(first).call(func, args, kwargs or {})
-        return func(*args, **(kwargs or {}))
 
 
 @functools.cache

@@ -28,6 +28,7 @@ from stepnet.watchers import Instead, instead, replaced, watched, watching
 from .as_while import run_as_while
 from .inside import record_inside
 from .on_tape import record, tape_of, with_tensors
+from .one_row import one_row
 from .recorded_frame import run_recorded
 
 
@@ -110,12 +111,12 @@ def _run_raised(loop: WhileLoop) -> list[Tensor]:
     if is_exporting():
         return _exported(loop, raised)
     if not raised.rowwise or raised.sizes in raised.form.as_row:
-        return _scan(loop, raised.one_row(), executors)
+        return _scan(loop, one_row(raised), executors)
     try:
         return _scan(loop, raised, executors)
     except Unsupported as refusal:
         try:
-            results = _scan(loop, raised.one_row(), executors)
+            results = _scan(loop, one_row(raised), executors)
         except Unsupported:
             raise refusal from None
     raised.form.as_row.add(raised.sizes)
@@ -154,7 +155,7 @@ def _saved(loop: WhileLoop, saving: Instead) -> list[Tensor]:
         raised = raise_loop(loop)
         loop.executor = "the recurrence that is saved"
         if saving.alone(lambda: _is_alone(raised)):
-            raised = raised.one_row(known=True)
+            raised = one_row(raised, known=True)
     except Unsupported as no_scan:
         try:
             return run_as_while(loop, no_scan)
@@ -187,11 +188,11 @@ def _is_alone(raised: Raised) -> bool:
             return False
         except Unsupported:
             try:
-                raised.one_row()
+                one_row(raised)
             except Unsupported:
                 return False
             return True
-    raised.one_row()
+    one_row(raised)
     return True
 
 

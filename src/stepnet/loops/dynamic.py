@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from stepnet.data.lod import LoDTensor
+from stepnet.data.recording import AS_A_LAYER, StandIn
 from stepnet.errors import StepError
 from stepnet.executors.base import Backend
 from stepnet.executors.naive import PLAIN
@@ -126,7 +127,9 @@ def _first_input(scope: Scope, names: Sequence[str], stepnet: str) -> LoDTensor:
         raise StepError(
             f"dynamic_recurrent over '{stepnet}' steps over LoDTensors",
             got="; ".join(wrong) or "no inputs",
-            remedy="RecurrentOp runs a stepnet over tensors of one length; "
+            remedy=AS_A_LAYER
+            if any(isinstance(scope.find(name), StandIn) for name in names)
+            else "RecurrentOp runs a stepnet over tensors of one length; "
             "LoDTensor.from_sequences and from_padded make LoDTensors",
         )
     return scope[names[0]]

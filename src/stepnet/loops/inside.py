@@ -53,9 +53,9 @@ class InnerLoop(LoopCall):
         return self.play(self.recording, loop_vars, constants, here)
 
     def like(self, loop_vars: list[Any], *_: Any) -> tuple[Any, ...]:
-        """The results without data: arrays of values that are not known."""
+        """The results without data: of the arrays nothing is known."""
         results = (UNKNOWN if change else v for v, change in zip(loop_vars, self.change, strict=True))
-        return (*results, *(TensorArray() for _ in self.written))
+        return (*results, *(UNKNOWN for _ in self.written))
 
 
 def changes_size(loop: WhileLoop, place: int) -> bool:
@@ -82,6 +82,6 @@ def record_inside(loop: WhileLoop) -> list[Any]:
     results = outer.call(inner, args, {})
     count = len(loop.loop_vars)
     for number, made in zip(written, results[count:], strict=True):
-        program.arrays[number].deferred = made.deferred
+        program.arrays[number].deferred = made.deferred if isinstance(made, TensorArray) else made
     loop.place = "part of the frame around it"
     return list(results[:count])

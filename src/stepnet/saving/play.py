@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,15 +14,16 @@ from torch import Tensor, nn
 from stepnet.api import Recurrent, recurrent
 from stepnet.data.lod import LoDTensor
 from stepnet.data.sequence import sequence_expand, sequence_pool, sequence_reverse, sequence_softmax
-from stepnet.data.tree import flatten, leaves, map_leaves, unflatten
+from stepnet.data.tree import Spec, flatten, leaves, map_leaves, unflatten
 from stepnet.errors import IRError, TapeError
-from stepnet.front.step import boot_state
+from stepnet.front.step import as_step, boot_state
 from stepnet.layers.basic import total
 from stepnet.layers.generate import Generator
 from stepnet.layers.group_run import GroupRunner
 from stepnet.layers.sequences import Layer, expand_rows
 from stepnet.tape.creation import Creation, Ref
 from stepnet.tape.holding import Holding
+from stepnet.watchers import Instead, instead, replaced
 
 from .groups import run_group
 from .padded import Padded, mirrored
@@ -57,13 +58,15 @@ def _result(creation: Creation, function: Any, args: Any, kwargs: Any) -> Any:
         raise refusal(creation, "it picks some of the sequences")
     if next(leaves((args, kwargs), Padded), None) is None or function is operator.getitem:
         return function(*args, **kwargs)
-    if isinstance(function, Recurrent):
-        return _recurrent(creation, function, *args, **kwargs)
+    if isinstance(function, Layer):
+        return _layer(creation, function, *args, **kwargs)
     if function in _SEQUENCES:
         return _SEQUENCES[function](creation, *args, **kwargs)
-    if not all(isinstance(v, LoDTensor) for v in leaves(creation.example, (Tensor, LoDTensor))):
+    rows = all(isinstance(v, LoDTensor) for v in leaves(creation.example, (Tensor, LoDTensor)))
+    if not rows and not isinstance(function, Recurrent):
         raise refusal(creation, "it does more than one thing to each row of its sequences")
-    return _rows(function, args, kwargs) if _of_torch(function) else function(*args, **kwargs)
+    with replaced(_OnGrids(creation)):
+        return _rows(function, args, kwargs) if _of_torch(function) else function(*args, **kwargs)
 
 
 def _rows(function: Any, args: Any, kwargs: Any) -> Any:
@@ -140,35 +143,76 @@ def _reverse(creation: Creation, x: Padded) -> Padded:
     return Padded(mirrored(x.grid, x.lengths[-1], x.level), x.lengths)
 
 
-def _recurrent(creation: Creation, layer: Recurrent, x: Any, state: Any = None) -> Any:
-    """A cell over the last level: over all sequences at once, their padding included, which comes behind."""
+class _OnGrids(Instead):
+    """Answers for recurrences over padded sequences that a layer's function calls; others go on as they were.
+
+    They run over all sequences of the last level at once, their padding included, which comes behind.
+    """
+
+    def __init__(self, creation: Creation) -> None:
+        self.creation, self.around = creation, instead()
+
+    def __call__(
+        self, step: Any, x: Any, state: Any, *, reverse: bool, level: int, axis: int, scopes: bool
+    ) -> Any:
+        given, spec = flatten(x)
+        with replaced(self.around):
+            if not any(isinstance(leaf, Padded) for leaf in given):
+                return recurrent(step, x, state, reverse=reverse, level=level, axis=axis, scopes=scopes)
+            if level != -1 or scopes or not all(_same_grid(given[0], leaf) for leaf in given):
+                raise refusal(self.creation, "it does not run over the rows of its inputs, side by side")
+            return self._run(step, given, spec, state, reverse)
+
+    def _run(self, step: Any, given: list[Padded], spec: Spec, state: Any, reverse: bool) -> Any:
+        x, function = given[0], as_step(step)
+        flat = [_flat(leaf, reverse) for leaf in given]
+        first = boot_state(function, flat[0].shape[0]) if state is None else state
+        if x.level > 1 and flatten(first)[0]:
+            raise refusal(self.creation, "the final state of nested sequences has no place in a grid")
+
+        def held(row: tuple[Any, Tensor], before: Any) -> Any:
+            y, after = function(row[0], before)
+            kept, kind = flatten(before)
+            new, _ = flatten(after)
+            inside = (row[1].view(-1, *(1,) * (old.dim() - 1)) for old in kept)
+            return y, unflatten(
+                kind, [torch.where(m, n, o) for m, n, o in zip(inside, new, kept, strict=True)]
+            )
+
+        mask = x.mask().flatten(0, x.level - 1)
+        y, last = recurrent(held, (unflatten(spec, flat), mask), first, axis=1)
+        return map_leaves(y, Tensor, lambda leaf: _back(leaf, x, reverse)), last
+
+    def loop(self, loop: Any, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
+        assert self.around is not None
+        return self.around.loop(loop, feeds)
+
+    def alone(self, decide: Callable[[], bool]) -> bool:
+        return self.around is not None and self.around.alone(decide)
+
+
+def _same_grid(x: Padded, other: Any) -> bool:
+    same = isinstance(other, Padded) and len(other.lengths) == len(x.lengths)
+    return same and all(a is b for a, b in zip(x.lengths, other.lengths, strict=True))
+
+
+def _flat(x: Padded, reverse: bool) -> Tensor:
+    """The sequences of the last level, [n, time, ...], each from its end if they run backwards."""
+    grid = mirrored(x.grid, x.lengths[-1], x.level) if reverse else x.grid
+    return grid.flatten(0, x.level - 1)
+
+
+def _back(y: Tensor, x: Padded, reverse: bool) -> Padded:
+    """What a recurrence gave for sequences of the last level, in the grid that they came from."""
+    grid = y.unflatten(0, x.grid.shape[: x.level])
+    return Padded(mirrored(grid, x.lengths[-1], x.level) if reverse else grid, x.lengths)
+
+
+def _layer(creation: Creation, layer: Layer, x: Any) -> Padded:
+    """A cell over the last level, whose final states nobody asks for."""
     if layer.level != -1 or layer.scopes or not isinstance(x, Padded):
         raise refusal(creation, "it does not run over the rows of one input")
-    grid, lengths = x.grid, x.lengths[-1]
-    if layer.reverse:
-        grid = mirrored(grid, lengths, x.level)
-    flat = grid.flatten(0, x.level - 1)
-
-    def back(y: Tensor) -> Padded:
-        out = y.unflatten(0, grid.shape[: x.level])
-        return Padded(mirrored(out, lengths, x.level) if layer.reverse else out, x.lengths)
-
-    if isinstance(layer, Layer):
-        return back(recurrent(layer.step, flat, axis=1)[0])
-    if x.level > 1:
-        raise refusal(creation, "the final state of nested sequences has no place in a grid")
-
-    def held(given: tuple[Tensor, Tensor], before: Any) -> Any:
-        row, inside = given
-        y, after = layer.step(row, before)
-        kept, spec = flatten(before)
-        new, _ = flatten(after)
-        wide = (inside.view(-1, *(1,) * (old.dim() - 1)) for old in kept)
-        return y, unflatten(spec, [torch.where(m, n, o) for m, n, o in zip(wide, new, kept, strict=True)])
-
-    first = boot_state(layer.step, flat.shape[0]) if state is None else state
-    y, last = recurrent(held, (flat, x.mask()), first, axis=1)
-    return map_leaves(y, Tensor, back), last
+    return _back(recurrent(layer.step, _flat(x, layer.reverse), axis=1)[0], x, layer.reverse)
 
 
 _SEQUENCES = {

@@ -1,0 +1,70 @@
+"""What torch is asked for while a frame is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from stepnet.data.recording import RECORDER
+from stepnet.data.tree import leaves
+from stepnet.errors import StepError
+from stepnet.user_line import user_line
+
+from .examples import in_place
+from .program import Program
+from .symbolic import Symbolic, at_home
+
+_TWICE_AS_ONCE = {"requires_grad_", "share_memory_"}
+
+
+class Recorded(TorchFunctionMode):
+    """In a frame: torch functions that meet a symbolic value anywhere, such as in a slice, are recorded.
+
+    Others are called, once. So they must not change what was there before the frame, such as a module's count
+    of its calls: a loop would change it at every step.
+    """
+
+    def __init__(self, program: Program) -> None:
+        super().__init__()
+        self._program = program
+        program.with_gradient = torch.is_grad_enabled()
+        self._made: dict[Any, Tensor] = {}  # by their memory, which stays theirs while they are held
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if name == "__get__":  # an attribute, such as a dtype
+            return func(*args, **kwargs)
+        first = next(leaves((args, kwargs), Symbolic), None)
+        if first is not None:
+            return at_home(first).call(func, args, kwargs)
+        if RECORDER.get() is None:  # an example is tried
+            return func(*args, **kwargs)
+        changed = args[:1] if in_place(func, name) and name not in _TWICE_AS_ONCE else kwargs.get("out")
+        if changed is not None and any(_memory(leaf) not in self._made for leaf in leaves(changed, Tensor)):
+            raise StepError(
+                f"'{name}' changes a tensor from outside the frame once, and not at each step",
+                got=user_line().short,
+                remedy="make it a loop variable, or change it before the frame",
+            )
+        result = func(*args, **kwargs)
+        if name == "_set_grad_enabled":
+            self._program.with_gradient = torch.is_grad_enabled()
+        made = {_memory(leaf): leaf for leaf in leaves(result, Tensor)}
+        if made:
+            given = {_memory(leaf) for leaf in leaves((args, kwargs), Tensor)}
+            self._made.update((at, leaf) for at, leaf in made.items() if at not in given)
+        return result
+
+
+def _memory(tensor: Tensor) -> Any:
+    """What two views of one tensor have in common; of a tensor without memory of its own, itself."""
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):  # sparse, or inside torch.func
+        return id(tensor)

@@ -1,0 +1,82 @@
+"""A scan whose values are no rows of a batch: each as the one row of a batch, where that means the same."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepnet.compiler.capture import Replaced
+from stepnet.compiler.reach import reach
+from stepnet.data.tree import flatten
+from stepnet.front.raise_loop import Raised
+from stepnet.front.recorded_step import RecordedStep
+from stepnet.front.scan_form import rule
+from stepnet.front.template import resolve
+
+
+def one_row(raised: Raised, known: bool = False) -> Raised:
+    """The same scan with each value as the one row of a batch. `known`: that it may be was seen before.
+
+    Raises:
+        Unsupported: a recorded call treats a row of a batch otherwise than the value alone.
+    """
+    lifted = RecordedStep(raised.body.step.lifted, raised.body.constants)
+    x, state = [v.unsqueeze(1) for v in raised.x], [v.unsqueeze(0) for v in raised.state]
+    if not known and raised.sizes not in raised.form.row_like:
+        _check(raised, lifted)
+        raised.form.row_like.add(raised.sizes)
+
+    def finish(ys: list[Tensor], last: list[Tensor]) -> list[Tensor]:
+        return raised.finish([y.squeeze(1) for y in ys], [v.squeeze(0) for v in last])
+
+    return Raised(raised.form, lifted, x, state, finish)
+
+
+def _check(raised: Raised, lifted: RecordedStep) -> None:
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        own = [*(_any_like(v[0]) for v in raised.x), *(_any_like(v) for v in raised.state)]
+        with torch.inference_mode(False):  # so that the copies count their changes
+            copies = {id(t): t.detach().clone() for t in _read_by(raised.body)}
+        with Replaced(copies):
+            try:
+                ys, new = raised.body.run(own)
+            except Exception as error:  # of what the user calls: it runs as recorded, and raises what it must
+                raise rule("a recorded call fails on other numbers of that shape") from error
+            try:
+                row_ys, row_new = lifted.run([value.unsqueeze(0) for value in own])
+            except Exception as error:
+                raise rule("a recorded call does not take values as rows of a batch") from error
+    if any(copy._version for copy in copies.values()):
+        raise rule("a recorded call changes a tensor in place")
+    for alone, row in zip((*ys, *new), (*row_ys, *row_new), strict=True):
+        if row.shape != (1, *alone.shape) or not _alike(row[0], alone):
+            raise rule("a recorded call treats a row of a batch otherwise than the value alone")
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    if a.is_floating_point() and a.itemsize == 1:  # which torch does not compare
+        a, b = a.float(), b.float()
+    return torch.allclose(a, b, equal_nan=True)
+
+
+def _read_by(body: RecordedStep) -> Iterator[Tensor]:
+    """The constants of a step, and the tensors that its functions reach."""
+    yield from (t for t in body.constants if isinstance(t, Tensor))
+    nothing = defaultdict[int, Any](lambda: None)
+    for call in body.step.calls:
+        for function in filter(callable, flatten(resolve((call.args, call.kwargs), nothing))[0]):
+            yield from reach(function).tensors
+
+
+def _any_like(value: Tensor) -> Tensor:
+    """Other numbers, for values that happen to be alike tell nothing; the same integers in any order."""
+    if value.is_floating_point() or value.is_complex():
+        kind = (
+            torch.complex128 if value.is_complex() else torch.float64
+        )  # numbers of eight bits are not drawn
+        return torch.randn_like(value, dtype=kind).to(value.dtype)
+    return value.flatten()[torch.randperm(value.numel())].view(value.shape)
