@@ -138,7 +138,7 @@ _PERIOD = 4099  # a prime, so that rows of a table differ
 
 @functools.cache
 def _numbers(dtype: torch.dtype) -> Tensor:
-    """Numbers for whatever is checked by some; to draw them takes longer than the loop that they stand for."""
+    """Numbers for whatever is checked by some; to draw them takes longer than what they stand for."""
     generator = torch.Generator("cpu").manual_seed(7)
     return torch.randn(_PERIOD, generator=generator, dtype=torch.float64, device="cpu").div_(2).to(dtype)
 
