@@ -14,7 +14,7 @@ from stepnet.compiler.capture import Replaced
 from stepnet.compiler.iteration import code_of
 from stepnet.compiler.reach import reach
 from stepnet.data.as_imported import contiguous
-from stepnet.data.modes import is_wrapped, outside_transforms, transforms
+from stepnet.data.modes import has_tangent, is_wrapped, outside_transforms, transforms
 from stepnet.errors import Unsupported
 from stepnet.executors.transformed import Derivative, Run
 from stepnet.ir.loop import Code, Loop
@@ -90,7 +90,8 @@ def find_transformed(
     reads = closed(found, [*found.tensors, *sequences.shared])
     groups = (sequences.x_rows, sequences.states, sequences.shared, reads.tensors)
     with outside_transforms():
-        held = [t for group in groups for t in group if is_wrapped(t)]  # nothing else gets their numbers
+        both = [t for group in groups for t in group]
+        held = [t for t in both if is_wrapped(t) or has_tangent(t)]  # nothing else gets their numbers
         plain = {id(t): _twin(t) for t in held}
 
         def replaced(tensors: Sequence[Tensor]) -> list[Tensor]:
