@@ -76,10 +76,8 @@ def carried(function, at, differentiate=False):
         value = function(*(forward_ad.make_dual(t, t.detach().sin()) for t in points))
         if differentiate:
             (pulled,) = torch.autograd.grad(value, points[:1], create_graph=True)
-            both = [forward_ad.unpack_dual(t) for t in (value, pulled)]
-            return torch.autograd.grad(
-                torch.stack([t.sin().sum() for pair in both for t in pair]).sum(), points
-            )
+            both = [t for dual in (value, pulled) for t in forward_ad.unpack_dual(dual) if t is not None]
+            return torch.autograd.grad(torch.stack([t.sin().sum() for t in both]).sum(), points)
         return tuple(forward_ad.unpack_dual(value))
 
 
