@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import stepnet
-from stepnet import LoDTensor, Recurrent, recurrent
+from stepnet import LoDTensor, Recurrent, cells, recurrent
 from stepnet.errors import LoDError, StepError
 
 F_IN, H = 3, 4
@@ -95,6 +95,26 @@ def test_fully_shard(rnn):
         x = rows()
         train(net, x)
         train(twin, x)
+        check_gradients(net, twin)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("make", [lambda: nn.LSTMCell(F_IN, H), lambda: cells.GRU(F_IN, H)])
+def test_fully_shard_of_a_cell(make):
+    """Its weights are whole only while a step runs; it begins with zeros like a part of them."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    net, twin = twins(lambda: Recurrent(make()))
+    mesh = init_device_mesh("cpu", (1,))
+    cell = next(m for m in net.rnn.modules() if isinstance(m, (nn.LSTMCell, cells.GRU)))
+    for part in (cell, net):
+        fully_shard(part, mesh=mesh)
+    for _ in range(2):
+        y, twin_y = net.rnn(x := rows())[0], twin.rnn(x)[0]
+        torch.testing.assert_close(y.values, twin_y.values)
+        for each in (y, twin_y):
+            each.values.square().sum().backward()
         check_gradients(net, twin)
 
 

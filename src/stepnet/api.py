@@ -375,7 +375,10 @@ def _run(
             out = naive.run(loop, feeds, observe)
     else:
         out = plainly(plain, feeds, lambda: reach(body.step).generators)
-    final = unflatten(body.state_spec, distinct([out[name] for name in body.new_state_names], state))
+    last = distinct([out[name] for name in body.new_state_names], state)
+    if not ragged:  # a hook on the last state is not to see what comes in for the last row of y
+        last = [t.clone() if t.requires_grad else t for t in last]
+    final = unflatten(body.state_spec, last)
     return (out["y"], final, step_scopes) if scopes else (out["y"], final)
 
 

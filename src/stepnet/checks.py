@@ -35,9 +35,16 @@ def checked(
     if state is None:
         state = boot_state(function, n)
     state_leaves, state_spec = flatten(state)
+    if not any(map(_is_distributed, map(values_of, x_leaves))):
+        state_leaves = [leaf.full_tensor() if _is_distributed(leaf) else leaf for leaf in state_leaves]
     body = StepBody(function, x_spec, state_spec)
     check_state(body, state_leaves, n if ragged else None)
     return body, x_leaves, state_leaves
+
+
+def _is_distributed(leaf: Any) -> bool:
+    """Whether a tensor is a DTensor: what a cell of sharded weights begins with is one."""
+    return type(leaf) is not Tensor and hasattr(leaf, "full_tensor")
 
 
 def check_inputs(leaves: list[Any]) -> None:

@@ -34,7 +34,7 @@ def made(weights, between):
     def step(x, state):
         a, b = state
         a = torch.tanh(x + (a if first is None else a @ first))
-        b = torch.sigmoid(BETWEEN[between](a) + (b * 0.5 if second is None else b @ second))
+        b = torch.sigmoid(x * 3 + BETWEEN[between](a) + (b * 0.5 if second is None else b @ second))
         return (a, b), (a, b)
 
     return step
@@ -50,6 +50,8 @@ def test_which_are_joined_and_their_numbers(weights, between):
     plan = plan_of(step, x, state, backend="c")
     scans = [region for region in plan.forward.regions if region.kind == "scan"]
     assert len(scans) == (1 if joins(weights, between) else 2)
+    if len(scans) == 1:  # what the second one alone reads of x is made in there, too
+        assert not any(region.nodes for region in plan.forward.regions if region.kind == "map")
 
     def outcome(backend):
         (a, b), last = recurrent(step, x, state, backend=backend)

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from stepnet import LoDTensor, cells, recurrent
-from stepnet.engine import again, alike, plans
+from stepnet.data import alike
+from stepnet.engine import again, plans
 from stepnet.engine.walked import unchanged_step
 from stepnet.errors import SlowPathWarning, StepError
 from threads import at_once

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 from covering import few
 from stepnet import LoDTensor, Recurrent, recurrent
 from stepnet.data.modes import is_wrapped
-from stepnet.errors import StepError
+from stepnet.errors import StepError, Unsupported
 from stepnet.executors import naive
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # torch's, of vmap
@@ -68,6 +69,18 @@ def twice(function, at):
     return jvp(lambda p: jvp(function, (p,), (at * 2,))[1], (at,), (at.sin(),))
 
 
+def carried(function, at, differentiate=False):
+    """A value and its derivative along a direction, by a level of autograd's own; of the gradient, too."""
+    points = [t.clone().requires_grad_(differentiate) for t in at]
+    with forward_ad.dual_level():
+        value = function(*(forward_ad.make_dual(t, t.detach().sin()) for t in points))
+        if differentiate:
+            (pulled,) = torch.autograd.grad(value, points[:1], create_graph=True)
+            both = [t for dual in (value, pulled) for t in forward_ad.unpack_dual(dual) if t is not None]
+            return torch.autograd.grad(torch.stack([t.sin().sum() for t in both]).sum(), points)
+        return tuple(forward_ad.unpack_dual(value))
+
+
 MODELS = {name: several(p) for name, p in WEIGHTS.items()}
 ONES = torch.ones(T, B, H, dtype=DTYPE)
 
@@ -94,6 +107,12 @@ BY_PLANS = {
     "hessian": lambda b: hessian(lambda h: loss(b, WEIGHTS, X, h))(STATE),
     "grad of grad": lambda b: grad(lambda h: grad(lambda h: loss(b, WEIGHTS, X, h))(h).square().sum())(STATE),
     "jvp of a pull-back": lambda b: jvp(lambda v: vjp(lambda x: run(b, x), X)[1](v)[0], (ONES,), (ONES * 2,)),
+    "tangents": lambda b: carried(lambda x, h: run(b, x, h), (X, STATE)),
+    "tangents of some": lambda b: carried(lambda v: run(b, v, STATE), (X,)),
+    "tangents of weights": lambda b: carried(
+        lambda *w: loss(b, dict(zip(WEIGHTS, w, strict=True))), tuple(WEIGHTS.values())
+    ),
+    "tangents, ragged": lambda b: carried(lambda v: ragged(b, v), (RAGGED.values,)),
     "grad of a pull-back": lambda b: grad(lambda v: vjp(lambda x: run(b, x), X)[1](v)[0].square().sum())(
         ONES
     ),
@@ -260,6 +279,28 @@ def test_forward_mode_of_autograd_around_transforms():
                 value = torch.autograd.forward_ad.unpack_dual(of(backend, dual))
             found.append([*value, torch.autograd.grad(value.primal + value.tangent, values)[0]])
         torch.testing.assert_close(*found)
+
+
+CARRIED = {
+    "dense": lambda b: carried(lambda x, h: loss(b, WEIGHTS, x, h), (X, STATE), differentiate=True),
+    "ragged": lambda b: carried(lambda v: sines(b, v), (RAGGED.values,), differentiate=True),
+}
+
+
+@pytest.mark.parametrize("name", CARRIED)
+def test_tangents_of_gradients_and_their_gradients(name):
+    for _ in range(2):
+        torch.testing.assert_close(CARRIED[name]("c"), CARRIED[name]("naive"), rtol=1e-9, atol=1e-10)
+
+
+def test_many_tangents_at_once():
+    def of(backend):
+        how = {"strategy": "forward-mode", "vectorize": True}
+        return torch.autograd.functional.jacobian(lambda v: sines(backend, v), RAGGED.values, **how)
+
+    torch.testing.assert_close(of("auto"), of("naive"), rtol=1e-9, atol=1e-10)
+    with pytest.raises(Unsupported, match="many tangents at once"):
+        of("c")
 
 
 def test_constants_of_a_plan_are_no_business_of_a_transform():

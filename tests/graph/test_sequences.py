@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from covering import few
@@ -107,3 +107,21 @@ def test_wrong_offsets_that_are_written_down() -> None:
     )
     with pytest.raises(LoDError, match="must never fall"):
         compiled(torch.randn(5, 3))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # Dynamo looks at it
+def test_nested_tensors_there_and_back() -> None:
+    """Back is where the graph breaks: how many rows there are is known as it runs."""
+
+    def there(x: LoDTensor) -> Tensor:
+        return x.to_nested() * 2
+
+    def back(x: Tensor) -> LoDTensor:
+        return LoDTensor.from_nested(x * 0.5)
+
+    x = ragged([2, 0, 4])
+    nested = torch.compile(there, backend="aot_eager", fullgraph=True)(x)
+    y = torch.compile(back, backend="aot_eager")(nested)
+    assert y.recursive_sequence_lengths() == [[2, 0, 4]]
+    y.values.square().sum().backward()
+    torch.testing.assert_close((y.values, x.values.grad), (x.values, 2 * x.values))

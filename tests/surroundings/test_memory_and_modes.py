@@ -210,3 +210,22 @@ def test_no_grad_around_and_inside(backend: str | None) -> None:
     assert not y.requires_grad
     with torch.no_grad(), torch.enable_grad():
         check(step, twin, lambda *a: ours(*a, backend=backend))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_hook_on_a_result_sees_what_comes_in_for_it(ragged: bool, backend: str | None) -> None:
+    """Also where the last state is a row of y: each of them is clipped by itself, by any executor."""
+    step, given = cell(torch.float32), torch.randn(4, 3, 3)
+    x: Any = LoDTensor.from_lengths(given.flatten(0, 1), [[4, 0, 8]]) if ragged else given
+    y, h = recurrent(step, x, torch.zeros(3, H, requires_grad=True), backend=backend)
+    y = y.values if ragged else y
+    seen: list[Tensor] = []
+    for result in (y, h):
+        result.register_hook(seen.append)
+    (y.sum() * 2 + h.sum() * 3).backward()
+    assert sorted([(grad.shape, grad.unique().tolist()) for grad in seen]) == sorted(
+        [(y.shape, [2.0]), (h.shape, [3.0])]
+    )
+    y, h = recurrent(step, x, torch.zeros(3, H, requires_grad=True), backend=backend)
+    h.detach_()  # it is no view

@@ -60,6 +60,13 @@ _, _, scopes = recurrent(tanh_step, x, h0, scopes=True)
 first: Tensor = scopes[0]["h"]
 recurrent(tanh_step, x, h0, backend=BackendName("naive"))
 
+# What a step is explained by has an executor; a model has recurrences.
+assert_type(stepnet.explain(tanh_step, x, h0), stepnet.Explanation)
+assert_type(stepnet.explain(attending, x, h0, static=h0), stepnet.Explanation)
+assert_type(stepnet.explain(nn.GRUCell(1, 1), x), stepnet.Explanation)
+assert_type(stepnet.explain(Recurrent(stepnet.cells.GRU(1, 1)), x, backend="eager"), stepnet.Explanation)
+assert_type(stepnet.explain(stepnet.nn.GRU(1, 1), x), stepnet.Explanation | stepnet.ModelExplanation)
+
 # Modules are called as what they are.
 assert_type(Recurrent(tanh_step)(x, h0), tuple[LoDTensor, Tensor])
 assert_type(Recurrent(nn.LSTMCell(1, 2))(x), tuple[LoDTensor, LSTMState])

@@ -80,7 +80,8 @@ def fission(body: Graph, carries: Sequence[Carry], wanted: Sequence[str], *, fus
             _absorb(body, maps[d], scans[d], scan_carries[d], pulled)
             _sink(body, maps[d - 1], scans[d], scan_carries[d], pulled)
         for d in range(deepest, 1, -1):
-            _join(body, maps, scans, scan_carries, d)
+            if _join(body, maps, scans, scan_carries, d):
+                _sink(body, maps[d - 2], scans[d - 1], scan_carries[d - 1], pulled)
         _sink_views(body, once, scans)
     body = _spread(body, maps)
     regions = [Region("prologue", tuple(prologue))] if prologue else []
@@ -261,7 +262,7 @@ def _sink(
 
 def _join(
     body: Graph, maps: list[list[Node]], scans: list[list[Node]], carries: list[list[Carry]], d: int
-) -> None:
+) -> bool:
     """A scan joins the one before it where both multiply by the same weights, and little but such products is
     between them: what one gives the other, as a step gives its derivative, then never leaves the cache."""
 
@@ -282,11 +283,12 @@ def _join(
     reals = {body.values[n].dtype for node in (*scans[d - 1], *between, *scans[d]) for n in node.outputs if n}
     fits = more <= _NEAR and all(_fusible(body, node, inside) for node in between)
     if own != weights(scans[d - 1]) or not fits or reals >= {"float32", "float64"}:
-        return
+        return False
     scans[d - 1] += [*between, *scans[d]]
     maps[d - 1] = [*(node for node in maps[d - 1] if node not in between), *maps[d]]
     carries[d - 1] += [c for c in carries[d] if c not in carries[d - 1]]
     scans[d], maps[d], carries[d] = [], [], []
+    return True
 
 
 def _is_product(body: Graph, node: Node) -> bool:

@@ -298,13 +298,13 @@ def nested_to_rows(nested: Any) -> tuple[Tensor, Tensor]:
             got=str(nested.layout),
             remedy="make it with torch.nested.nested_tensor(..., layout=torch.jagged)",
         )
-    if isinstance(nested.shape[1], int):
+    jagged: Any = nested
+    if jagged._ragged_idx != 1:  # what Dynamo says of the type of a size is no help
         raise LoDError(
             f"{where}: the ragged dimension must be dimension 1",
             got=f"shape {nested.shape}",
             remedy="transpose it there first",
         )
-    jagged: Any = nested
     values = jagged.values()
     offsets = integers(jagged.offsets(), f"{where}: 'offsets'")
     held = jagged.lengths()

@@ -15,6 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 from torch._ops import _len_torch_dispatch_stack_pre_dispatch
+from torch.autograd import forward_ad
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 
 _P = ParamSpec("_P")
@@ -148,6 +149,11 @@ def outside_innermost() -> Iterator[None]:
 
     with retrieve_current_functorch_interpreter().lower():
         yield
+
+
+def has_tangent(tensor: Tensor) -> bool:
+    """Whether forward mode carries a direction along with a tensor, by a level of autograd's own."""
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def is_wrapped(tensor: Tensor) -> bool:

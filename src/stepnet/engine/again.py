@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from stepnet.compiler.reach import Reach, reach
+from stepnet.data.alike import alike
 from stepnet.data.as_imported import contiguous
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype, traced
@@ -31,7 +32,6 @@ from stepnet.executors.registry import tried
 from stepnet.executors.setting import only_plain, transforms_active
 from stepnet.ir.loop import Loop
 
-from .alike import alike
 from .check import plain_loop
 from .choice import about_as_many
 from .directions import Find, MadeLater, RunsAlong
@@ -337,7 +337,7 @@ def _warm(
     low = autocast_dtype("cpu")
     steps = () if ragged else tuple(x.shape[:2])
     found.likes[looks] = like = _Like(
-        alike(given, any_rows=ragged),
+        alike(given, any_rows=int(ragged)),
         [t.requires_grad for t in given],
         [*map(type, given)],
         low,

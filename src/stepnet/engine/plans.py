@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
 from stepnet.compiler.answers import AsksCaptured
 from stepnet.compiler.inner_loops import ENDED, ENDED_AT_LIMIT, TooFewSteps, is_guarded
@@ -19,7 +18,7 @@ from stepnet.compiler.iteration import code_of
 from stepnet.compiler.reach import note_asking
 from stepnet.data.as_imported import contiguous
 from stepnet.data.lod import LoDTensor
-from stepnet.data.modes import autocast_dtype, default_device, in_function_modes
+from stepnet.data.modes import autocast_dtype, batches, default_device, has_tangent, in_function_modes
 from stepnet.data.tree import LEAF, unflatten
 from stepnet.errors import NoCompiler, SlowPathWarning, StepError, TorchOpsWarning, Unsupported
 from stepnet.executors import naive
@@ -74,10 +73,14 @@ def run(
     find = _finding(backend)
     transformed = transforms_active()
     further = None
-    if transformed:
+    try:
+        found = None if transformed else find_plan(loop, feeds, backend=backend)
+    except _Moves:
+        transformed, found = True, None
+    if found is None:
         entry, reads, sequences, further = find_transformed(loop, feeds, find)
     else:
-        entry, reads, sequences = find_plan(loop, feeds, backend=backend)
+        entry, reads, sequences = found
     if entry.ready is None or entry.compiled is None or entry.y_spec is None:
         refusal = _reason(entry)
         if isinstance(refusal, FailsOnSamples):
@@ -190,6 +193,10 @@ def _finding(backend: str) -> Find:
     return functools.partial(lookup, backend=backend)
 
 
+class _Moves(Unsupported):
+    """The inputs have directions, as inside a transform."""
+
+
 def find_plan(loop: Loop, feeds: Mapping[str, Any], *, backend: str) -> tuple[Entry, Reads, Sequences]:
     """The plan that a run goes by, what its body reads, and its inputs as tables of rows.
 
@@ -201,10 +208,10 @@ def find_plan(loop: Loop, feeds: Mapping[str, Any], *, backend: str) -> tuple[En
         raise Unsupported("anomaly mode looks for the operation of the step that gives NaN")
     sequences = as_rows(loop, feeds)
     reads = read(loop, sequences.x_rows, sequences.states, sequences.shared)
-    if forward_ad._current_level >= 0:
-        for tensor in (*sequences.x_rows, *sequences.states, *reads.tensors):
-            if forward_ad.unpack_dual(tensor).tangent is not None:
-                raise Unsupported("a forward-mode tangent is carried along, which the plain loop does")
+    if any(map(has_tangent, (*sequences.x_rows, *sequences.states, *reads.tensors))):
+        if batches():
+            raise Unsupported("forward mode carries many tangents at once along")
+        raise _Moves("a forward-mode tangent is carried along")
     entry = lookup(loop, reads, sequences, backend)
     if _refused_as(AsksCaptured, entry):
         note_asking(code_of(loop).function)

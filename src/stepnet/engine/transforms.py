@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +14,7 @@ from stepnet.compiler.capture import Replaced
 from stepnet.compiler.iteration import code_of
 from stepnet.compiler.reach import reach
 from stepnet.data.as_imported import contiguous
-from stepnet.data.modes import is_wrapped, outside_transforms, transforms
+from stepnet.data.modes import has_tangent, is_wrapped, outside_transforms, transforms
 from stepnet.errors import Unsupported
 from stepnet.executors.transformed import Derivative, Run
 from stepnet.ir.loop import Code, Loop
@@ -89,7 +90,8 @@ def find_transformed(
     reads = closed(found, [*found.tensors, *sequences.shared])
     groups = (sequences.x_rows, sequences.states, sequences.shared, reads.tensors)
     with outside_transforms():
-        held = [t for group in groups for t in group if is_wrapped(t)]  # nothing else gets their numbers
+        both = [t for group in groups for t in group]
+        held = [t for t in both if is_wrapped(t) or has_tangent(t)]  # nothing else gets their numbers
         plain = {id(t): _twin(t) for t in held}
 
         def replaced(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -126,10 +128,20 @@ def _twin(tensor: Tensor) -> Tensor:
     """A plain tensor like a wrapped one: of no batch, with any numbers."""
     if not tensor.is_floating_point():
         return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-    generator = torch.Generator().manual_seed(7)
-    numbers = torch.randn(tensor.shape, generator=generator, dtype=torch.float64) / 2
+    numbers = _numbers(tensor.dtype).repeat(-(-tensor.numel() // _PERIOD))
+    twin = numbers[: tensor.numel()].reshape(tensor.shape).to(tensor.device)
     # a batch does not tell whether what is in it wants a gradient
-    return numbers.to(tensor.device, tensor.dtype).requires_grad_(torch.is_grad_enabled())
+    return twin.requires_grad_(torch.is_grad_enabled())
+
+
+_PERIOD = 4099  # a prime, so that rows of a table differ
+
+
+@functools.cache
+def _numbers(dtype: torch.dtype) -> Tensor:
+    """Numbers for whatever is checked by some; to draw them takes longer than what they stand for."""
+    generator = torch.Generator("cpu").manual_seed(7)
+    return torch.randn(_PERIOD, generator=generator, dtype=torch.float64, device="cpu").div_(2).to(dtype)
 
 
 class _Swapped:

@@ -135,7 +135,7 @@ class _PlanCall(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, *output[: len(plan.y)], *output[len(results) :])
         ctx.save_for_forward(*tensors)
-        if transforms()[-1:] == ["Jvp"] or _of_no_transform(tensors):  # they are where no gradient flows
+        if _in_forward_mode(tensors):  # which goes where no gradient flows
             carry = tuple(t.is_floating_point() for t in results)
         else:
             carry = carry_gradients(plan, call.layout, ctx.needs_input_grad[1:])
@@ -214,7 +214,7 @@ class _Gradient(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
         moves = ctx.needs_input_grad[4:]
-        if transforms()[-1:] != ["Jvp"] and any(moves):
+        if any(moves) and not _in_forward_mode(tensors):
             after = iter(moves[len(moves) - sum(ctx.given) :])
             live = [*moves[: ctx.count], *(given and next(after) for given in ctx.given)]
             history = ctx.run.further.has_history(ctx.given, ctx.needed, live)
@@ -311,6 +311,11 @@ def _of_no_transform(grads: Sequence[Tensor | None]) -> bool:
     """Whether these are many gradients at once, or have tangents, by what autograd has for that: it knows no
     rules but those of torch's operators."""
     return not transforms() and not all(map(is_plain, grads))
+
+
+def _in_forward_mode(tensors: Sequence[Tensor | None]) -> bool:
+    """Whether directions of these are carried along, by a transform or by a level of autograd's own."""
+    return transforms()[-1:] == ["Jvp"] or _of_no_transform(tensors)
 
 
 def _in_memory(tensors: Sequence[Tensor]) -> list[Tensor]:

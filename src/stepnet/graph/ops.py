@@ -110,10 +110,12 @@ for _key in (
 
 
 def _run(tensors: list[Tensor], sizes: list[int] | None, what: str) -> list[Tensor]:
+    if torch.is_grad_enabled():
+        with torch.no_grad():
+            return _run(tensors, sizes, what)
     call, sizes = find(what), sizes or []  # what AOTInductor built gives None for an empty list
-    with torch.no_grad():
-        ran = call.by_plan(tensors, sizes, None)
-        return call.run(tensors, sizes) if ran is None else ran.results
+    ran = call.by_plan(tensors, sizes, None)
+    return call.run(tensors, sizes) if ran is None else ran.results
 
 
 def _kept(tensors: list[Tensor], sizes: list[int], needs: list[bool], what: str) -> _Record | Ran:

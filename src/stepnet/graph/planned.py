@@ -100,10 +100,13 @@ def inputs_of(shape: Shape, weights: Sequence[int | Tensor], tensors: Sequence[T
     ]
 
 
-def run(planned: Planned, layout: Layout, shape: Shape, tensors: Sequence[Tensor], keep: bool) -> Ran:
-    """Run a plan. `keep`: what backward needs, too."""
+def run(
+    planned: Planned, layout: Layout, shape: Shape, tensors: Sequence[Tensor], keep: bool,
+    as_it_is: bool = False,
+) -> Ran:  # fmt: skip
+    """Run a plan. `keep`: what backward needs, too. `as_it_is`: see `Call`."""
     ready = planned.ready
-    call = Call(ready, layout, planned.constants, _no_plain_loop)
+    call = Call(ready, layout, planned.constants, _no_plain_loop, as_it_is=as_it_is)
     out, values = forward(call, inputs_of(shape, planned.weights, tensors))
     n_y = len(ready.plan.y)
     if shape.lead == 2:
@@ -116,18 +119,21 @@ def run(planned: Planned, layout: Layout, shape: Shape, tensors: Sequence[Tensor
     return Ran(results, call, planned.weights, shape, kept)
 
 
-def is_plain(tensors: Sequence[Tensor]) -> bool:
-    """Whether a call may be run by a plan alone: its tensors are numbers on the CPU, and nobody looks on."""
+def all_on_cpu(tensors: Sequence[Tensor]) -> bool:
+    """Whether tensors are such, of no other class, and on the CPU."""
+    return KINDS.issuperset(map(type, tensors)) and all(map(_on_cpu, tensors))
+
+
+def is_watched() -> bool:
+    """Whether a call may not be run by a plan alone, for somebody looks on."""
     return (
-        KINDS.issuperset(map(type, tensors))
-        and all(map(_on_cpu, tensors))
-        and not torch._C._len_torch_function_stack()
-        and not torch._C._len_torch_dispatch_stack()
-        and not torch._C._are_functorch_transforms_active()
-        and not torch.is_anomaly_enabled()
-        and instead() is None
-        and watching() is None
-        and not is_kept()
+        torch._C._len_torch_function_stack() > 0
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._are_functorch_transforms_active()
+        or torch.is_anomaly_enabled()
+        or instead() is not None
+        or watching() is not None
+        or is_kept()
     )
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypedDict, overload
 
 import torch
+from torch import nn
+from typing_extensions import Unpack
 
 from stepnet.api import Recurrent, state_with_static
 from stepnet.checks import checked
@@ -25,6 +27,7 @@ from stepnet.front.clock import clock
 from stepnet.front.step import as_loop, step_name
 from stepnet.ir.loop import Loop, Sweep
 from stepnet.resets import as_pieces
+from stepnet.typed import Booting
 from stepnet.user_line import line_in
 
 from .describe_plan import describe_plan, generated_source
@@ -35,6 +38,35 @@ from .plain_loop import describe_plain_loop
 from .records import REFUSED, LoopSummary, Refused, Saved
 
 
+class _How(TypedDict, total=False):
+    steps: Any
+    static: Any
+    reverse: bool
+    level: int
+    axis: int
+    resets: Any
+    source: bool
+    backend: Backend | None
+
+
+@overload
+def explain(
+    step: nn.RNNCellBase | Recurrent[Any] | Booting[Any], x: Any = None, state: Any = None,
+    **how: Unpack[_How],
+) -> Explanation: ...  # fmt: skip
+@overload
+def explain(
+    step: nn.Module, x: Any = None, state: Any = None, **how: Unpack[_How]
+) -> Explanation | ModelExplanation: ...
+@overload
+def explain(
+    step: Callable[[Any, Any], tuple[Any, Any]] | Callable[[Any, Any, Any], tuple[Any, Any]],
+    x: Any = None, state: Any = None, **how: Unpack[_How],
+) -> Explanation: ...  # fmt: skip
+@overload
+def explain(
+    step: Any, x: Any = None, state: Any = None, **how: Unpack[_How]
+) -> Explanation | ModelExplanation: ...
 def explain(
     step: Any,
     x: Any = None,
