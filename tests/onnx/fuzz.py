@@ -29,7 +29,7 @@ from stepnet.errors import IRError
 
 KINDS = (
     r"test_(lstm|gru|simple_rnn|scan|loop|if|sequence|reversesequence|split|gather|reshape|slice|pad|conv"
-    r"|tile)"
+    r"|tile|gridsample|col2im|roialign|nonmax|melweight)"
 )
 NUMBERS = [0, 1, -1, 2, 3, 7, 255, 2**16, 2**31, 2**40, 2**63 - 1, -(2**63)]
 WORDS = ["", "x", "Relu", "Scan", "Loop", "If", "LSTM", "reverse", "forward", "ai.onnx", "½"]

@@ -185,6 +185,7 @@ def test_numbers_that_do_not_fit_their_shape(tmp_path):
         ("none.bin", 8, "is not there"),
         ("w.bin", 10**12, "behind the end of its file"),
         ("link.bin", 8, "lies outside the folder"),
+        ("fifo", 8, "is not there"),
         ("a" * 5000, 8, "too long"),
     ],
 )
@@ -194,13 +195,37 @@ def test_constants_outside_the_file(location, length, text, tmp_path):
     (folder / "w.bin").write_bytes(bytes(8))
     (tmp_path / "w.bin").write_bytes(bytes(8))
     (folder / "link.bin").symlink_to(tmp_path / "w.bin")
+    os.mkfifo(folder / "fifo")
     constant = TensorProto(
         name="s", data_type=TensorProto.INT64, dims=[1], data_location=TensorProto.EXTERNAL
     )
     for key, told in {"location": location, "offset": "0", "length": str(length)}.items():
         constant.external_data.add(key=key, value=told)
-    with pytest.raises(IRError, match=text):
-        stepnet.onnx.load(write(folder / "m.onnx", [node("Reshape", "xs")], [X], constants=[constant]))
+    reshape = node("Reshape", "xs")
+    for nodes, constants, place in (
+        ([reshape], [constant], "constant 's'"),
+        ([node("Constant", "", "s", value=constant), reshape], [], r"node 0 'n' \(Constant\)"),
+        ([node("ConstantOfShape", "x", "y", value=constant)], [], r"node 0 'n' \(ConstantOfShape\)"),
+    ):
+        path = write(folder / "m.onnx", nodes, [X], constants=constants)
+        with pytest.raises(IRError, match=rf"^m\.onnx: {place}: .*{text}"):
+            stepnet.onnx.load(path)
+
+
+def test_constants_outside_the_file_of_a_function(tmp_path):
+    (tmp_path / "w.bin").write_bytes(np.array([1, 2], np.float32).tobytes())
+    text = """<ir_version: 9, opset_import: ["": 18, "my": 1]>
+      g (float[2] x) => (float[2] y) { y = my.f(x) }
+      <domain: "my", opset_import: ["": 18]> f (u) => (v)
+      { c = Constant<value = float[2] {0, 0}>()  v = Add(u, c) }"""
+    model = onnx.parser.parse_model(text)
+    tensor = model.functions[0].node[0].attribute[0].t
+    del tensor.float_data[:]
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, told in {"location": "w.bin", "offset": "0", "length": "8"}.items():
+        tensor.external_data.add(key=key, value=told)
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    assert stepnet.onnx.load(tmp_path / "m.onnx")(torch.zeros(2))[0].tolist() == [1, 2]
 
 
 def test_sparse_constants(tmp_path):

@@ -28,6 +28,7 @@ from . import (
     elementwise,
     fourier,
     joined_steps,
+    regions,
     resizing,
     sequences,
     shapes,
@@ -36,7 +37,7 @@ from . import (
     sums,
     whole_numbers,
 )
-from .info import TABLE, Info, Misfit, error
+from .info import TABLE, Info, Misfit, error, tensor_of
 from .sizes import Sizes, on_sizes, plain
 
 OPERATORS = (
@@ -45,6 +46,7 @@ OPERATORS = (
     shapes,
     spaces,
     resizing,
+    regions,
     sums,
     whole_numbers,
     fourier,
@@ -176,19 +178,18 @@ class Graph:
             if a.type == ir.AttributeType.GRAPH
         }
         outer = tuple(dict.fromkeys(value for body in bodies.values() for value in body.captured))
-        known = {
-            k: constants[value].tolist()
+        fixed = {
+            k: constants[value]
             for k, value in enumerate(node.inputs)
-            if value in constants
-            and constants[value].numel() <= _LONGEST
-            and not constants[value].is_floating_point()
+            if value in constants and constants[value].numel() <= _LONGEST
         }
-        info = Info(node, opset, place, known, bodies, outer)
+        known = {k: value.tolist() for k, value in fixed.items() if not value.is_floating_point()}
+        info = Info(node, opset, place, known, fixed, bodies, outer)
         try:
             run = row.make(info)
-        except Misfit as misfit:
-            raise error(place, misfit) from misfit
-        except ERRORS as problem:
+        except IRError:
+            raise
+        except (Misfit, *ERRORS) as problem:
             raise error(place, problem) from problem
         return Step(place, run, (*node.inputs, *outer), tuple(node.outputs), info)
 
@@ -288,27 +289,6 @@ def inputs_of(graph: ir.Graph) -> list[ir.Value]:
     return [value for value in graph.inputs if value.const_value is None]
 
 
-def tensor_of(data: ir.TensorProtocol, where: str) -> Tensor:
-    """The numbers of a constant, in memory of its own.
-
-    Raises:
-        IRError: they do not fit its shape, or are of a type that torch does not have.
-    """
-    try:
-        if any(isinstance(size, int) and size < 0 for size in data.shape):
-            raise Misfit("a size is negative", list(data.shape))
-        array = data.numpy()
-        if array.dtype.kind not in "biufcV" and "float" not in array.dtype.name:
-            raise Misfit("is of a type that torch does not have", array.dtype.name)
-        if array.dtype.name == "bfloat16":
-            return torch.from_numpy(array.view("int16").copy()).view(torch.bfloat16)
-        return torch.from_numpy(array.copy())
-    except Misfit as misfit:
-        raise error(where, misfit) from misfit
-    except (*ERRORS, OSError) as problem:
-        raise error(where, problem) from problem
-
-
 def _constant(node: ir.Node, place: str) -> Tensor:
     kinds = {"value_float": torch.float32, "value_floats": torch.float32, "value_int": torch.int64,
              "value_ints": torch.int64}  # fmt: skip
@@ -318,6 +298,8 @@ def _constant(node: ir.Node, place: str) -> Tensor:
                 return tensor_of(attribute.as_tensor(), place)
             if name in kinds:
                 return torch.tensor(attribute.value, dtype=kinds[name])
+        except IRError:
+            raise
         except ERRORS as problem:
             raise error(place, problem) from problem
     raise IRError(f"{place}: holds no constant that torch has", got=", ".join(node.attributes))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import onnx_ir as ir
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from stepnet.data.dtypes import dtype_name
 from stepnet.errors import IRError
-from stepnet.file_model import Misfit
+from stepnet.file_model import ERRORS, Misfit
 
 MOST = 2**28  # numbers in a tensor whose size a file says
 
@@ -26,7 +27,9 @@ class Info:
         node: the node.
         opset: the version of the operators.
         where: the file and the node, for errors.
-        known: the numbers of inputs that are constants, as nested lists.
+        known: the numbers of inputs that are constants, as nested lists: whole numbers, and those of others
+            that the operator asks for.
+        constants: the inputs that are constants, of a size that sizes and positions have.
         bodies: the graphs in its attributes.
         outer: the values that they read from around, which follow the inputs of a call.
         read: the inputs that the operator reads as numbers.
@@ -36,6 +39,7 @@ class Info:
     opset: int
     where: str
     known: dict[int, Any] = field(default_factory=dict)
+    constants: dict[int, Tensor] = field(default_factory=dict)
     bodies: dict[str, Any] = field(default_factory=dict)
     outer: tuple[ir.Value, ...] = ()
     read: set[int] = field(default_factory=set)
@@ -63,6 +67,8 @@ class Info:
         if name is not None and name in self.node.attributes:
             fixed = self.get(name)
             return lambda inputs: fixed
+        if index in self.constants:
+            self.known.setdefault(index, self.constants[index].tolist())
         if index in self.known:
             known = self.known[index]
             return lambda inputs: known
@@ -140,6 +146,47 @@ def dtype_of(number: int) -> torch.dtype:
         return to_torch_dtype(ir.DataType(number))
     except (ValueError, TypeError, KeyError) as error:
         raise Misfit("torch has no such element type", number) from error
+
+
+def tensor_of(data: ir.TensorProtocol, where: str) -> Tensor:
+    """The numbers of a constant, in memory of its own.
+
+    Raises:
+        IRError: they do not fit its shape, are of a type that torch does not have, or lie where none may.
+    """
+    try:
+        if isinstance(data, ir.ExternalTensor):
+            _check_outside(data)
+        if any(isinstance(size, int) and size < 0 for size in data.shape):
+            raise Misfit("a size is negative", list(data.shape))
+        array = data.numpy()
+        if array.dtype.kind not in "biufcV" and "float" not in array.dtype.name:
+            raise Misfit("is of a type that torch does not have", array.dtype.name)
+        if array.dtype.name == "bfloat16":
+            return torch.from_numpy(array.view("int16").copy()).view(torch.bfloat16)
+        return torch.from_numpy(array.copy())
+    except Misfit as misfit:
+        raise error(where, misfit) from misfit
+    except (*ERRORS, OSError) as problem:
+        raise error(where, problem) from problem
+
+
+def _check_outside(data: ir.ExternalTensor) -> None:
+    """Refuse numbers that lie outside the folder of the model, or behind the end of their file.
+
+    Raises:
+        Misfit: they do.
+    """
+    location, folder = str(data.location), Path(data.base_dir).resolve()
+    named, file = PurePosixPath(location), folder / location
+    if named.is_absolute() or ".." in named.parts or not file.resolve().is_relative_to(folder):
+        raise Misfit("lies outside the folder of the model", location)
+    if not file.is_file():
+        raise Misfit("its file is not there", location)
+    end = (data.offset or 0) + (data.length or 0)
+    if min(data.offset or 0, data.length or 0) < 0 or end > file.stat().st_size:
+        size = file.stat().st_size
+        raise Misfit("lies behind the end of its file", f"bytes up to {end}", f"at most {size}")
 
 
 Run = Callable[..., Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -220,11 +220,11 @@ def load(path: str | os.PathLike[str], *, trainable: bool = False) -> ONNXModel:
             )
         _check_constants(proto.graph, where)
         model = ir.from_proto(_written_out(proto))
-        ir.external_data.set_base_dir(model.graph, place.parent)
         if model.functions:
             from onnx_ir.passes.common import InlinePass
 
             InlinePass()(model)
+        ir.external_data.set_base_dir(model.graph, place.parent)
     except IRError:
         raise
     except Exception as problem:  # of protobuf and of onnx-ir, which name no common class
@@ -239,7 +239,6 @@ def load(path: str | os.PathLike[str], *, trainable: bool = False) -> ONNXModel:
     try:
         _check_names(model, where)
         _check_operators(model, where)
-        _check_outside(model, place)
         read = ONNXModel(model, where, trainable=trainable)
         check_rules(proto, DOMAINS, where)
         return read
@@ -263,6 +262,26 @@ def supported_types() -> list[str]:
 
 def _written_out(proto: ModelProto) -> ModelProto:
     """A model without the operators that have no row here, where ONNX says what they are made of."""
+    before: set[tuple[str, str]] = set()
+    while (kinds := _composed(proto)) and kinds != before:  # some are made of others
+        before = kinds
+        if not any(not value.name for value in proto.graph.value_info):
+            proto.graph.value_info.add()  # the type of an input that is left out, which the inliner asks for
+        own = [(function.domain, function.name) for function in proto.functions]
+        try:
+            proto = inline_selected_functions(proto, [*sorted(kinds), *own], inline_schema_functions=True)
+        except RuntimeError:  # they are told as not read
+            break
+        finally:
+            kept = [value for value in proto.graph.value_info if value.name]
+            del proto.graph.value_info[:]
+            proto.graph.value_info.extend(kept)
+    return proto
+
+
+def _composed(proto: ModelProto) -> set[tuple[str, str]]:
+    """Operators of a model that have no row here, and that ONNX says what they are made of; their nodes get
+    the attributes that they leave out, which the inliner passes over."""
     versions = [imported.version for imported in proto.opset_import if imported.domain in DOMAINS]
     kinds: set[tuple[str, str]] = set()
     parts = (proto.graph.node, *(function.node for function in proto.functions))
@@ -278,14 +297,8 @@ def _written_out(proto: ModelProto) -> ModelProto:
         kinds.add(("", node.op_type))
         said = {attribute.name for attribute in node.attribute}
         defaults = (a.default_value for name, a in schema.attributes.items() if name not in said)
-        node.attribute.extend(value for value in defaults if value.type)  # which the inliner passes over
-    if not kinds:
-        return proto
-    own = [(function.domain, function.name) for function in proto.functions]
-    try:
-        return inline_selected_functions(proto, [*sorted(kinds), *own], inline_schema_functions=True)
-    except RuntimeError:  # an input that is left out has no type there; they are told as not read
-        return proto
+        node.attribute.extend(value for value in defaults if value.type)
+    return kinds
 
 
 def _all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
@@ -338,29 +351,3 @@ def _check_operators(model: ir.Model, where: str) -> None:
             got=", ".join(sorted(set(unknown))[:50]),
             expected="operators that stepnet.onnx.supported_types() lists",
         )
-
-
-def _check_outside(model: ir.Model, place: Path) -> None:
-    """Refuse constants that lie outside the folder of the model, or behind the end of their file."""
-    for graph in model.graphs():
-        for value in graph.initializers.values():
-            data = value.const_value
-            if not isinstance(data, ir.ExternalTensor):
-                continue
-            location, folder = str(data.location), place.parent.resolve()
-            named = PurePosixPath(location)
-            file = folder / location
-            if named.is_absolute() or ".." in named.parts or not file.resolve().is_relative_to(folder):
-                raise IRError(
-                    f"{place.name}: constant '{value.name}' lies outside the folder of the model",
-                    got=location,
-                )
-            if not file.is_file():
-                raise IRError(f"{place.name}: the file of constant '{value.name}' is not there", got=location)
-            end = (data.offset or 0) + (data.length or 0)
-            if min(data.offset or 0, data.length or 0) < 0 or end > file.stat().st_size:
-                raise IRError(
-                    f"{place.name}: constant '{value.name}' lies behind the end of its file",
-                    got=f"bytes up to {end}",
-                    expected=f"at most {file.stat().st_size}",
-                )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .info import Info, Misfit, Run, check_size, dtype_of, op
+from .info import Info, Misfit, Run, check_size, dtype_of, op, tensor_of
 
 
 @op("Size")
@@ -239,13 +239,13 @@ def _tile(node: Info) -> Run:
 @op("Pad", inputs=(1, 4))
 def _pad(node: Info) -> Run:
     mode, sizes, axes = node.get("mode", "constant"), node.numbers(1, "pads"), node.numbers(3)
-    fill = node.get("value", 0.0)
+    fill = node.numbers(2, "value")
     if mode not in ("constant", "reflect", "edge", "wrap"):
         raise Misfit("no such padding runs", mode, "constant, reflect, edge, wrap")
 
     def pad(*inputs: Any) -> Tensor:
         x, wanted = inputs[0], sizes(inputs)
-        number = inputs[2].item() if len(inputs) > 2 and inputs[2] is not None else fill
+        number = fill(inputs)
         along = axes(inputs) or list(range(x.dim()))
         if len(wanted) != 2 * len(along):
             raise Misfit("there must be two sizes for each axis", wanted)
@@ -255,7 +255,7 @@ def _pad(node: Info) -> Run:
         check_size([max(a + n + b, 0) for a, n, b in zip(before, x.shape, after, strict=True)])
         if mode == "constant":
             flat = [size for pair in zip(reversed(before), reversed(after), strict=True) for size in pair]
-            return F.pad(x, flat, value=number)
+            return F.pad(x, flat, value=0.0 if number is None else number)
         for axis, (a, b) in enumerate(zip(before, after, strict=True)):
             x = x if a == b == 0 else x.index_select(axis, _mirrored(x.shape[axis], a, b, mode))
         return x
@@ -276,7 +276,7 @@ def _mirrored(size: int, before: int, after: int, mode: str) -> Tensor:
 @op("ConstantOfShape")
 def _constant_of_shape(node: Info) -> Run:
     sizes, content = node.numbers(0), node.get("value")
-    value = torch.zeros(1) if content is None else torch.from_numpy(content.numpy().copy())
+    value = torch.zeros(1) if content is None else tensor_of(content, node.where)
     return lambda *inputs: value.reshape(()).expand(check_size(sizes(inputs))).clone()
 
 
