@@ -13,7 +13,7 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnx_ir")
 import stepnet.onnx  # noqa: E402
 from saved_modules import plain_loops  # noqa: E402
-from stepnet.onnx.reading.until import rounded  # noqa: E402
+from stepnet.file_model.own_end import rounded  # noqa: E402
 
 LOOP = """<ir_version: 9, opset_import: ["": 18]>
 g (double[B,3] x, double[3,3] w, int64 limit, double[N,3] rows) => (double[B,3] h, int64 k, double[T,B,3] ys)
@@ -113,11 +113,15 @@ def test_gradients_are_those_of_the_steps(tmp_path):
     torch.testing.assert_close(*slopes)
 
 
-def test_a_step_after_the_end_may_fail(tmp_path):
+@pytest.mark.parametrize(
+    "step", [STEPS["picks"][0], STEPS["picks"][0].replace("Gather(rows, i)", "Gather(rows, n)")]
+)
+def test_steps_after_the_end_pick_what_the_last_one_did(step, tmp_path):
     """The rows that it picks end where the loop does."""
-    model = read(STEPS["picks"][0], tmp_path)
-    for limit in (40, 40, 40):
+    model = read(step, tmp_path)
+    for limit in (40, 40, 40, 70, 30):
         check(model, given(limit, rows=limit))
+    assert model.loops[0].compiled, model.loops[0].reason
     with torch.no_grad(), pytest.raises(IRError, match=r"\(Loop\), body: node \d+ '' \(Gather\)"):
         model(*given(41, rows=40))
 

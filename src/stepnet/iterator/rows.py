@@ -300,7 +300,8 @@ class RowLoop:
             given = body.arguments({**rows, **call.state, **shared})
             real = dict(given)
             if self._numbered is not None:
-                real[self._numbered.parameter] = number_of(self._numbered, int(rows[COUNTER][0]))
+                numbers = rows[COUNTER].tolist() or [t]
+                real[self._numbered.parameter] = number_of(self._numbered, numbers[0])
             for name, shape in call.lone.items():
                 real[name] = call.state[name][:1].reshape(shape)
             try:

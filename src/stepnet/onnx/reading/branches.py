@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
-from stepnet.errors import Unsupported
 from stepnet.file_model import decided
-from stepnet.watchers import during
+from stepnet.file_model.own_end import BOTH, chosen
 
 from .info import Info, Run, body_of, one_value, op
 
-_BOTH: ContextVar[bool] = ContextVar("whether both branches run", default=False)
-
-
-def both_ways() -> AbstractContextManager[None]:
-    """In here both graphs of an If run, and its condition says which results are taken."""
-    return during(_BOTH, True)
+if TYPE_CHECKING:
+    from .graph import Graph
 
 
 @op("If")
@@ -30,16 +22,16 @@ def _if(node: Info) -> Run:
 
     def run(condition: Tensor, *outer: Any) -> Sequence[Any]:
         around = dict(zip(node.outer, outer, strict=True))
-        if not _BOTH.get():
+        if not BOTH.get():
             return branches[bool(decided(one_value(condition, "condition")))].run((), around)
         which = one_value(condition, "condition")
         results = zip(branches[True].run((), around), branches[False].run((), around), strict=True)
-        return tuple(_chosen(which, *pair) for pair in results)
+        return tuple(chosen(which, *pair) for pair in results)
 
     return run
 
 
-def _chosen(which: Tensor, a: Any, b: Any) -> Tensor:
-    if not isinstance(a, Tensor) or not isinstance(b, Tensor) or (a.shape, a.dtype) != (b.shape, b.dtype):
-        raise Unsupported("a branch in its body gives other shapes or types than the other one")
-    return torch.where(which, a, b)
+def branches_alone(graph: Graph) -> bool:
+    """Whether no node of a graph holds another one but branches."""
+    inner = [(step.info.node.op_type, body) for step in graph.steps for body in step.info.bodies.values()]
+    return all(kind == "If" and branches_alone(body) for kind, body in inner)

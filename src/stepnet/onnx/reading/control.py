@@ -11,14 +11,15 @@ from torch import Tensor
 
 from stepnet.errors import IRError
 from stepnet.file_model import LoopReport, beside_graphs, decided, not_in_recordings
+from stepnet.file_model.own_end import OwnEndLoop
+from stepnet.file_model.scan_loop import ScanLoop
 from stepnet.iterator.tensor_iterator import INSTEAD
 from stepnet.repeat import INSTEAD as WHILE_LOOPS
 from stepnet.repeat import while_loop
 
+from .branches import branches_alone
 from .counted import CountedLoop
 from .info import Info, Misfit, Run, body_of, dtype_of, one_value, op
-from .scan_rows import ScanLoop
-from .until import OwnEndLoop
 
 if TYPE_CHECKING:
     from .graph import Graph
@@ -41,7 +42,7 @@ def _loop(node: Info) -> Run:
         goes_on = makers[goes_on].inputs[0]
     counted = goes_on is body.inputs[1]  # it hands its condition on: nothing but the count ends it
     by_rows = CountedLoop(node, body, carried, scanned) if counted else None
-    by_blocks = None if counted else OwnEndLoop(node, body, carried, scanned)
+    by_blocks = None if counted else _by_blocks(node, body, scanned)
     if counted and not node.has(0) and node.known.get(1) not in (False, [False]):
         raise Misfit("the loop never ends", "no trip count, and a condition that stays true")
 
@@ -97,6 +98,15 @@ def _loop(node: Info) -> Run:
 
     run.reports = (by_rows or by_blocks).reports  # type: ignore[union-attr,attr-defined]
     return run
+
+
+def _by_blocks(node: Info, body: Graph, joined: int) -> OwnEndLoop:
+    why_not = None
+    if not branches_alone(body):
+        why_not = "its body holds a loop"
+    elif body.inputs[1] in {*body.outputs, *(value for step in body.steps for value in step.inputs)}:
+        why_not = "its body reads its condition"
+    return OwnEndLoop(LoopReport(node.where), node.node.name or "Loop", body, joined, why_not)
 
 
 def _no_rows(

@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stepnet.file_model import LoopReport, plainly_fed
+from stepnet.file_model.scan_loop import ScanLoop
 
 from .info import Info
-from .scan_rows import ScanLoop
 
 if TYPE_CHECKING:
     from .graph import Graph, Step
 
 
 class PickedSteps:
-    """The body of such a Loop without what it picks by the number of its iteration, which it is fed."""
+    """The body of such a Loop without what it picks by the number of its iteration, which it is fed; and with
+    the number, if it computes with it."""
 
     def __init__(self, body: Graph) -> None:
         self.body = body
@@ -38,11 +39,12 @@ class PickedSteps:
         return f"picked {self.body.content}"
 
     def run(self, arguments: Sequence[Any], around: Mapping[Any, Any]) -> tuple[Any, ...]:
-        """The new states and what is joined, from the states and what is picked."""
+        """The new states and what is joined, from the states, what is picked, and the number."""
         made = [step.outputs[0] for step in self.picks]
+        given = [*self.given, *made, *([self.body.inputs[0]] if self.counts else [])]
         going = torch.ones((), dtype=torch.bool)
         values = {**around, self.body.inputs[1]: going, None: None}
-        values |= dict(zip((*self.given, *made), arguments, strict=True))
+        values |= dict(zip(given, arguments, strict=True))
         return self.body.through(self.rest, values, None)[1:]
 
 
@@ -66,13 +68,13 @@ class CountedLoop:
         why_not = None
         if any(step.info.bodies for step in body.steps):
             why_not = "its body holds a loop or a branch"
-        elif self.steps.counts:
-            why_not = "its body computes with the number of the iteration"
         elif any(pick.info.node.inputs[0] not in body.captured for pick in self.steps.picks):
             why_not = "its body picks from what it computes"
         cut = [(pick.info.get("axis", 0), 0) for pick in self.steps.picks]
         name = node.node.name or "Loop"
-        self.scan = ScanLoop(self.steps, name, states, cut, [(0, 0)] * joined, self.reports, why_not)
+        self.scan = ScanLoop(
+            self.steps, name, states, cut, [(0, 0)] * joined, self.reports, why_not, counts=self.steps.counts
+        )
 
     def __call__(self, trips: int, state: Sequence[Any], around: Mapping[Any, Any]) -> Sequence[Any] | None:
         """The last states and the joined tables; None: it is not compiled, and the report says why."""
@@ -81,5 +83,5 @@ class CountedLoop:
         if not trips or not plainly_fed(fed):
             return None
         body = self.scan.body
-        out = self.scan.compiled(dict(zip(body.parameters, fed, strict=True)), steps=trips)
+        out = self.scan.compiled(dict(zip(body.parameters, fed, strict=False)), steps=trips)
         return None if out is None else tuple(out[name] for name in body.results)

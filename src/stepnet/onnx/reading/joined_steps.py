@@ -20,11 +20,11 @@ from torch import Tensor
 
 from stepnet.errors import StepnetError
 from stepnet.file_model import ERRORS, Otherwise
+from stepnet.file_model.scan_loop import ScanLoop
 from stepnet.ir.last_uses import last_uses
 
 from .control import ScanRunner
 from .elementwise import BINARY, MANY, UNARY
-from .scan_rows import ScanLoop
 from .sizes import Sizes, plain
 from .sums import REDUCTIONS
 

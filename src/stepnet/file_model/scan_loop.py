@@ -1,4 +1,4 @@
-"""A Scan as a loop over rows: where its batch stands, and what runs it."""
+"""A loop of a file, in the form of a Scan of ONNX, as a loop over rows: where its batch stands."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from stepnet.errors import Unsupported
 from stepnet.executors import naive
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.setting import check_backend
-from stepnet.file_model import FileBody, LoopReport, Misfit
-from stepnet.ir.loop import BackEdge, Concat, Invariant, Last, Loop, Merged, Slice
+from stepnet.ir.loop import BackEdge, Concat, Invariant, Iteration, Last, Loop, Merged, Slice
 from stepnet.iterator.rows import RowLoop, show_declined
+
+from .misfit import Misfit
+from .model import FileBody, LoopReport
 
 _MOST_SHAPES = 64  # of inputs, that one Scan remembers
 Cut = tuple[int, int]  # an axis, and 1 for backwards
@@ -35,30 +37,34 @@ class StepGraph(Protocol):
 
 
 class ScanBody:
-    """The graph of a Scan as the body of a loop: states, then what is cut, then what it reads from around.
+    """The graph of a Scan as the body of a loop: states, then what is cut, then what it reads from around,
+    then the number of the step, where it `counts`.
 
     What is cut keeps an axis of one element, and so do the rows that are joined. With `leads`, some have
     another such axis, which they come without: what follows it is the batch.
     """
 
     leads: Leads | None = None
+    flat = False  # whether rows get the number of the step as [rows], not as [rows, 1, ...]
 
     def __init__(
-        self, graph: StepGraph, name: str, states: int, cut: Sequence[int], joined: Sequence[int]
-    ) -> None:
-        self.graph, self.name, self.states = graph, name, states
+        self, graph: StepGraph, name: str, states: int, cut: Sequence[int], joined: Sequence[int],
+        *, counts: bool = False,
+    ) -> None:  # fmt: skip
+        self.graph, self.name, self.states, self.counts = graph, name, states, counts
         self.cut, self.joined = tuple(cut), tuple(joined)
         self.outer = tuple(graph.captured)
         self.parameters = (
             *(f"s{k}" for k in range(states)),
             *(f"x{k}" for k in range(len(cut))),
             *(f"outer{k}" for k in range(len(self.outer))),
+            *(["number"] if counts else []),
         )
         self.results = (*(f"new{k}" for k in range(states)), *(f"y{k}" for k in range(len(joined))))
         self.function = self._function()
 
     def _function(self) -> FileBody:
-        said = (self.graph.content, self.name, self.states, self.cut, self.joined, self.leads)
+        said = (self.graph.content, self.name, self.states, self.cut, self.joined, self.leads, self.flat)
         return FileBody(self, self.name, repr(said))
 
     def led(self, leads: Leads) -> ScanBody:
@@ -68,8 +74,17 @@ class ScanBody:
         twin.function = twin._function()
         return twin
 
+    def flattened(self) -> ScanBody:
+        """The same body, `flat`."""
+        twin = copy.copy(self)
+        twin.flat = True
+        twin.function = twin._function()
+        return twin
+
     def __call__(self, *values: Any) -> tuple[Any, ...]:
         count = self.states + len(self.cut)
+        values, number = (values[:-1], values[-1:]) if self.counts else (values, ())
+        number = tuple(n.reshape(-1) for n in number) if self.flat else number
         around = dict(zip(self.outer, values[count:], strict=True))
         if self.leads is not None:
             of_states, of_cut, of_rows = self.leads
@@ -80,7 +95,7 @@ class ScanBody:
             new = [v.squeeze(0) if lead else v for v, lead in zip(new, of_states, strict=True)]
             return (*new, *(v if lead else v.unsqueeze(0) for v, lead in zip(rows, of_rows, strict=True)))
         x = [v.squeeze(axis) for v, axis in zip(values[self.states : count], self.cut, strict=True)]
-        results = self.graph.run((*values[: self.states], *x), around)
+        results = self.graph.run((*values[: self.states], *x, *number), around)
         new, rows = results[: self.states], results[self.states :]
         return (*new, *(row.unsqueeze(axis) for row, axis in zip(rows, self.joined, strict=True)))
 
@@ -94,9 +109,9 @@ class Leads(NamedTuple):
     rows: tuple[bool, ...]
 
 
-def _as_it_is(body: FileBody, batch: int, axis: int) -> tuple[FileBody, bool]:
+def _as_it_is(body: FileBody, exact: bool, batch: int, axis: int) -> tuple[FileBody, bool]:
     """What `RowLoop` asks for: the body runs on any number of rows."""
-    return body, True
+    return body, exact
 
 
 class ScanLoop:
@@ -109,23 +124,25 @@ class ScanLoop:
         cut, joined: the axis and the direction of each input that is cut and output that is joined.
         reports: how it ran last.
         reason: why it is not compiled, if that is known.
+        counts: whether its body takes the number of the step.
     """
 
     def __init__(
         self, graph: StepGraph, name: str, states: int, cut: Sequence[Cut], joined: Sequence[Cut],
-        reports: LoopReport, reason: str | None,
+        reports: LoopReport, reason: str | None, *, counts: bool = False,
     ) -> None:  # fmt: skip
         self.states, self.reports, self.reason = states, reports, reason
         self.out_axes = [axis for axis, _ in joined]
-        self.body = ScanBody(graph, name, states, [axis for axis, _ in cut], self.out_axes)
+        self.body = ScanBody(graph, name, states, [axis for axis, _ in cut], self.out_axes, counts=counts)
         names, results = self.body.parameters, self.body.results
-        x = names[states : states + len(cut)]
+        x, outer = names[states : states + len(cut)], names[states + len(cut) : len(names) - counts]
         self.loop = Loop(
             self.body,
             inputs=(
                 *(Merged(name, name) for name in names[:states]),
                 *(Slice(n, n, a, part_size=1, **_way(d)) for n, (a, d) in zip(x, cut, strict=True)),
-                *(Invariant(name, name) for name in names[states + len(cut) :]),
+                *(Invariant(name, name) for name in outer),
+                *([Iteration("number", "int64")] if counts else []),
             ),
             outputs=(
                 *(Last(name, name) for name in results[:states]),
@@ -136,7 +153,9 @@ class ScanLoop:
             ),
             back_edges=[BackEdge(a, b) for a, b in zip(results, names[:states], strict=False)],
         )
-        self.rows = RowLoop(self.loop, partial(_as_it_is, self.body.function))
+        # a number that each row has fits a body as one number does only where it is tried
+        self._bodies = [self.body, self.body.flattened()] if counts else [self.body]
+        self._rows = [RowLoop(self.loop, partial(_as_it_is, b.function, not counts)) for b in self._bodies]
         self.led: dict[Leads, tuple[ScanBody, RowLoop]] = {}
         self._leads: dict[Any, list[Leads]] = {}  # by the shapes of the inputs
 
@@ -168,9 +187,19 @@ class ScanLoop:
 
         def run() -> dict[str, Any]:
             out = self._without_lead(feeds, backend, steps)
-            return self.rows.run(feeds, backend, steps=steps, reads=()) if out is None else out
+            return self._by_rows(feeds, backend, steps) if out is None else out
 
         return self.reports.attempt(why_not, run)
+
+    def _by_rows(self, feeds: Mapping[str, Any], backend: str, steps: int | None) -> dict[str, Any]:
+        """The outputs of the first way that fits; what the first one lacks is told."""
+        refused: list[Unsupported] = []
+        for rows in self._rows:
+            try:
+                return rows.run(feeds, backend, steps=steps, reads=())
+            except Unsupported as refusal:
+                refused.append(refusal)
+        raise refused[0]
 
     def _without_lead(
         self, feeds: Mapping[str, Any], backend: str, steps: int | None
@@ -179,7 +208,7 @@ class ScanLoop:
         names = self.body.parameters
         states = {name: feeds[name] for name in names[: self.states]}
         x = {name: feeds[name] for name in names[self.states : self.states + len(self.body.cut)]}
-        if not all(isinstance(value, Tensor) for value in feeds.values()) or not states or not x:
+        if not all(isinstance(v, Tensor) for v in feeds.values()) or not states or not x or self.body.counts:
             return None
         if any((*self.body.cut, *self.out_axes)) or torch.compiler.is_compiling():
             return None
@@ -207,7 +236,7 @@ class ScanLoop:
     def _led(self, leads: Leads) -> tuple[ScanBody, RowLoop]:
         if leads not in self.led:
             body = self.body.led(leads)
-            self.led[leads] = body, RowLoop(self.loop.around(body), partial(_as_it_is, body.function))
+            self.led[leads] = body, RowLoop(self.loop.around(body), partial(_as_it_is, body.function, True))
         return self.led[leads]
 
     def _possible(

@@ -2,61 +2,87 @@
 
     while go: go, h = body(n, h)     ->     16 steps of:  new = body(n, h);  h = new if go else h;  ...
 
-The steps of a block that come after the end change nothing. The next call begins with a block as long as the
-loop was; a loop of a few steps is not worth a plan, and the first call of a kind tells.
+The steps of a block that come after the end change nothing, and pick what the last one before it did. The
+next call begins with a block as long as the loop was; a loop of a few steps is not worth a plan, and the
+first call of a kind tells.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from stepnet.errors import StepnetError, Unsupported
 from stepnet.executors.setting import check_backend
-from stepnet.file_model import ERRORS, LoopReport, plainly_fed
+from stepnet.watchers import during
 
-from .branches import both_ways
-from .info import Info
-from .scan_rows import ScanLoop
+from .model import LoopReport
+from .prepared import ERRORS, plainly_fed
+from .scan_loop import ScanLoop, StepGraph
 
-if TYPE_CHECKING:
-    from .graph import Graph
-
+BOTH: ContextVar[bool] = ContextVar("whether both branches run", default=False)
 _LEAST, _MOST = 16, 4096  # steps of a loop that is worth a plan; and of a block
 _MOST_KINDS = 64  # of calls that are remembered
 
 
-class OwnEnd:
-    """The body of such a Loop as a step of rows, of which there is one: the whole batch. Its states are
-    whether the loop goes on, the number of the step, and what is carried."""
+def both_ways() -> AbstractContextManager[None]:
+    """In here both graphs of a branch run, and its condition says which results are taken."""
+    return during(BOTH, True)
 
-    def __init__(self, body: Graph) -> None:
-        self.body = body
+
+def chosen(which: Tensor, a: Any, b: Any) -> Tensor:
+    """What a branch of such a loop gives, from what its graphs give."""
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor) or (a.shape, a.dtype) != (b.shape, b.dtype):
+        raise Unsupported("a branch in its body gives other shapes or types than the other one")
+    return torch.where(which, a, b)
+
+
+class OwnEnd:
+    """The body of such a Loop as a step of rows, of which there is one: the whole batch.
+
+    Its states are whether the loop goes on, the number of the step, what is carried, and of some of these
+    what the last step that counts was given. Steps after the end are given that again, so that what picks
+    by whole numbers finds it.
+
+    Args:
+        body: what runs a step: from the number of the step, whether the loop goes on, and what is carried,
+            whether it goes on, what is carried then, and what is joined.
+        held: which of the number and what is carried are given again.
+    """
+
+    def __init__(self, body: StepGraph, held: Sequence[int]) -> None:
+        self.body, self.held = body, tuple(held)
         self.captured = body.captured
 
     @property
     def content(self) -> str:
         """All that tells it from others but the numbers of what it captures."""
-        return f"own end {self.body.content}"
+        return f"own end {self.held} {self.body.content}"
 
     def run(self, arguments: Sequence[Any], around: Mapping[Any, Any]) -> tuple[Any, ...]:
         """The new states, and what is joined."""
 
-        def one(going: Tensor, number: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-            again, *results = self.body.run((number, going, *state), around)
+        def one(going: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
+            carried, last = states[: -len(self.held)], states[-len(self.held) :]
+            given = list(carried)
+            for k, value in zip(self.held, last, strict=True):
+                given[k] = torch.where(going, carried[k], value)
+            again, *results = self.body.run((given[0], going, *given[1:]), around)
             if again.numel() != 1 or again.dtype is not torch.bool:
                 raise Unsupported("the condition of its body is no truth value")
-            new = results[: len(state)]
-            for old, value in zip(state, new, strict=True):
+            new = (carried[0] + 1, *results[: len(carried) - 1])
+            for old, value in zip(carried, new, strict=True):
                 if (old.shape, old.dtype) != (value.shape, value.dtype):
                     raise Unsupported("a state changes its shape or its type")
-            kept = (torch.where(going, value, old) for value, old in zip(new, state, strict=True))
-            number = torch.where(going, number + 1, number)
-            return going & again.reshape(()), number, *kept, *results[len(state) :]
+            kept = (torch.where(going, value, old) for value, old in zip(new, carried, strict=True))
+            held = (given[k] for k in self.held)
+            return going & again.reshape(()), *kept, *held, *results[len(carried) - 1 :]
 
         with both_ways():
             return torch.func.vmap(one)(*arguments)
@@ -76,22 +102,19 @@ class OwnEndLoop:
     """Runs such a Loop as far as blocks go.
 
     Args:
-        node: the Loop.
-        body: its graph.
-        states: how many are carried.
+        reports: how it ran last.
+        name: of its step.
+        body: see `OwnEnd`.
         joined: how many results are joined.
+        reason: why it is not compiled, if that is known.
     """
 
-    def __init__(self, node: Info, body: Graph, states: int, joined: int) -> None:
-        self.reports, self.joined = LoopReport(node.where), joined
-        self.reason = None
-        if not _branches_alone(body):
-            self.reason = "its body holds a loop"
-        elif body.inputs[1] in {*body.outputs, *(value for step in body.steps for value in step.inputs)}:
-            self.reason = "its body reads its condition"
-        name = node.node.name or "Loop"
-        self.scan = ScanLoop(OwnEnd(body), name, states + 2, [], [(0, 0)] * joined, self.reports, self.reason)
-        self.captured = body.captured
+    def __init__(
+        self, reports: LoopReport, name: str, body: StepGraph, joined: int, reason: str | None
+    ) -> None:
+        self.reports, self.joined, self.reason = reports, joined, reason
+        self.name, self.body, self.captured = name, body, body.captured
+        self._scans: dict[tuple[int, ...], ScanLoop] = {}  # by what is held
         self._last: dict[Any, int | None] = {}  # steps of the last call of a kind; None: blocks do not run it
 
     def begin(
@@ -120,7 +143,9 @@ class OwnEndLoop:
         if size is None:
             return begun, None
         if not size:
-            self.reports.declined(f"no call before had {_LEAST} steps")
+            self.reports.declined(
+                f"its body computes the condition to go on, and no call before had {_LEAST} steps"
+            )
         while size and begun.going and (most is None or begun.steps < most):
             steps = size if most is None else min(size, most - begun.steps)
             try:
@@ -141,23 +166,25 @@ class OwnEndLoop:
 
     def _block(self, steps: int, begun: Begun, captured: Sequence[Tensor]) -> Begun | None:
         """The loop after so many steps more, at most; None: they are not compiled."""
-        body, number = self.scan.body, torch.full((1,), begun.steps, dtype=torch.int64)
-        states = (torch.ones(1, dtype=torch.bool), number, *(value.unsqueeze(0) for value in begun.state))
-        feeds = dict(zip(body.parameters, (*states, *captured), strict=True))
-        out = self.scan.compiled(feeds, steps=steps)
+        number = torch.full((1,), begun.steps, dtype=torch.int64)
+        carried = (number, *(value.unsqueeze(0) for value in begun.state))
+        held = tuple(k for k, value in enumerate(carried) if not value.is_floating_point())
+        if held not in self._scans:
+            states = 1 + len(carried) + len(held)
+            joined = [(0, 0)] * self.joined
+            own = OwnEnd(self.body, held)
+            self._scans[held] = ScanLoop(own, self.name, states, [], joined, self.reports, self.reason)
+        scan = self._scans[held]
+        states = (torch.ones(1, dtype=torch.bool), *carried, *(carried[k] for k in held))
+        feeds = dict(zip(scan.body.parameters, (*states, *captured), strict=True))
+        out = scan.compiled(feeds, steps=steps)
         if out is None:
             return None
-        going, number, *values = (out[name] for name in body.results)
+        going, number, *values = (out[name] for name in scan.body.results)
         done, count = int(number), len(begun.state)
-        for table, rows in zip(begun.tables, values[count:], strict=True):
+        for table, rows in zip(begun.tables, values[count + len(held) :], strict=True):
             table.append(rows[: done - begun.steps, 0])
         return Begun(done, bool(going), [value.squeeze(0) for value in values[:count]], begun.tables)
-
-
-def _branches_alone(graph: Graph) -> bool:
-    """Whether no node of a graph holds another one but branches."""
-    inner = [(step.info.node.op_type, body) for step in graph.steps for body in step.info.bodies.values()]
-    return all(kind == "If" and _branches_alone(body) for kind, body in inner)
 
 
 def rounded(steps: int | None) -> int | None:
