@@ -204,7 +204,9 @@ def test_what_is_picked_by_the_number_of_the_iteration_is_a_slice(tmp_path, rank
 def test_a_loop_that_computes_its_condition_is_not(tmp_path):
     model = counted(tmp_path, condition=2.0)
     check(model, torch.tensor(9), torch.randn(2, 3), compiled=False, reason="computes the condition")
-    assert model.explain().endswith("plain loop: its body computes the condition to go on")
+    assert model.explain().endswith(
+        "plain loop: its body computes the condition to go on, and no call before had 16 steps"
+    )
 
 
 def test_explain_shows_the_regions_of_compiled_loops(tmp_path):

@@ -37,9 +37,11 @@ from stepnet.ir.loop import (
 )  # fmt: skip
 from stepnet.iterator.rows import RowLoop, show_declined
 from stepnet.iterator.tensor_iterator import INSTEAD
+from stepnet.watchers import watching
 
 from .hoisting import Hoisted, parameter_shape
 from .layers.row import Misfit
+from .own_end import OwnEndRunner, WholeStep
 from .records import Layer, Net, PortMap, PortRow
 from .rowwise import Adapter
 
@@ -282,8 +284,16 @@ class LoopRunner:
         self.index = {p.id: i for i, p in enumerate(layer.inputs)}
         self.carried = {to: start for start, to in layer.back_edges}
         self.condition = next((r.internal for r in rows.outputs if r.purpose == "execution_condition"), None)
-        self._check_ends(constants)
-        self.loop = whole_loop(layer, LoopBody(self.graph, layer.name, self.condition))
+        trips, start = (constants.get(source) for source, _ in layer.sources[:2])
+        self.trips = None if trips is None or trips.numel() != 1 else int(trips.reshape(()))
+        begins = start is not None and start.numel() == 1 and bool(start.reshape(()))
+        self._goes_on_always = begins and self._goes_on({})
+        self._check_ends()
+        body = LoopBody(self.graph, layer.name, self.condition)
+        self.loop = whole_loop(layer, body)
+        inputs, outputs, edges = _ports(layer, body, layer.back_edges)
+        whole = Loop(GraphBody(self.graph, layer.name), inputs, outputs, edges)
+        self.blocks = OwnEndRunner(self.reports, WholeStep(self.graph, whole, body.condition))
         self.rows = RowRunner(counted_loop(layer, GraphBody(self.graph, layer.name)), self.graph)
         net, read = self.graph.net, {slot for node in self.graph.nodes for slot in node.inputs}
         read |= set(self.graph.result_slots)
@@ -291,16 +301,10 @@ class LoopRunner:
         if sum(row.purpose is not None and slots[row.internal] in read for row in rows.inputs) > 1:
             self.rows.reason = "two parameters of its body get the number of the iteration"
 
-    def _check_ends(self, constants: Mapping[int, Tensor]) -> None:
+    def _check_ends(self) -> None:
         """Refuse a loop whose constants say that it never ends."""
-        trip, start = (constants.get(source) for source, _ in self.layer.sources[:2])
-        if trip is None or trip.numel() != 1 or int(trip.reshape(())) >= 0:
-            return
-        if start is None or start.numel() != 1 or not bool(start.reshape(())):
-            return
-        if any(row.axis is not None for row in self.layer.maps[""].inputs):
-            return
-        if self._goes_on({}):
+        cuts = any(row.axis is not None for row in self.layer.maps[""].inputs)
+        if self.trips is not None and self.trips < 0 and self._goes_on_always and not cuts:
             raise IRError(
                 f"{self.layer.where}: never ends",
                 got="trip count -1 and a condition that is always true",
@@ -332,23 +336,44 @@ class LoopRunner:
                 expected=trips,
                 dims=(longest, trips),
             )
-        out = self._by_rows(feeds, self._counted(values, longest))
+        counted, out, note = self._counted(values, longest), None, None
+        if go and isinstance(counted, str) and watching() is None:
+            out, note = self.blocks.run(feeds, trips)
+        if note is None:
+            out = self._by_rows(feeds, counted)
         if out is None:
             if not go or trips == 0 or longest == 0:
                 self._check_no_step()
-            out = naive.run(self.loop, feeds | {GOING: go, LIMIT: trips})
+            steps = 0
+
+            def count(step: int, *_: Any) -> None:
+                nonlocal steps
+                steps = step + 1
+
+            out = naive.run(self.loop, feeds | {GOING: go, LIMIT: trips}, count)
+            if note is not None:
+                note(steps)
         return tuple(out[f"port {port.id}"] for port in self.layer.outputs)
 
     def _written(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """The loop as a TensorIterator, where nothing but its slices ends it.
+        """The loop as a TensorIterator, where nothing but its slices ends it, and else as a `while_loop`.
 
         Raises:
-            Misfit: a condition or a trip count ends it.
+            Misfit: it has no such form.
         """
-        if self.condition is None or not self.loop.slices or not self._goes_on({}):
-            raise Misfit("a Loop that its condition or its trip count ends is not written in another format")
         feeds = {f"port {port}": values[i] for port, i in self.index.items()}
-        return as_iterator(self.rows.loop, feeds, [f"port {port.id}" for port in self.layer.outputs])
+        outputs = [f"port {port.id}" for port in self.layer.outputs]
+        if self._goes_on_always and self.loop.slices and self._all_slices(feeds):
+            return as_iterator(self.rows.loop, feeds, outputs)
+        out = self.blocks.written(feeds, values[0], values[1])
+        return tuple(out[name] for name in outputs)
+
+    def _all_slices(self, feeds: Mapping[str, Any]) -> bool:
+        """Whether the loop has as many steps as its inputs have slices, whatever sizes stay open."""
+        if self.trips is None or self.trips < 0:
+            return self.trips is not None
+        sizes = [feeds[port.source].shape[port.axis] // (port.part_size or 1) for port in self.loop.slices]
+        return all(isinstance(size, int) and size == self.trips for size in sizes)
 
     def _check_no_step(self) -> None:
         """Refuse outputs that are the last value of what only a step would give."""
