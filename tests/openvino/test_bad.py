@@ -99,12 +99,19 @@ CHANGED = {
     "a purpose": ('internal_layer_id="1"', 'internal_layer_id="1" purpose="current_iteration"',
         LOOP + ".*purpose is not known\n.*\n.*none, which a TensorIterator does not have"),
     "two counts": ('internal_layer_id="1"', 'internal_layer_id="1" axis="0"', "Parameter 1 gets slices"),
-    "a Parameter of another type": ('name="hi" type="Parameter" version="opset1"><data element_type="f32"',
-        'name="hi" type="Parameter" version="opset1"><data element_type="i32"',
+    "a Parameter of another type": ('name="hi" type="Parameter" version="opset1"><data element_type="f32" '
+        'shape="2,1,3"/><input></input><output><port id="0" precision="FP32"', 'name="hi" type="Parameter" '
+        'version="opset1"><data element_type="i32" shape="2,1,3"/><input></input><output><port id="0" '
+        'precision="I32"',
         BODY + r"Parameter layer \d 'hi': what it is fed has another element type\n.*float32\n.*int32"),
     "an output of more steps": ('external_port_id="2" internal_layer_id="3" axis="1"',
         'external_port_id="2" internal_layer_id="3" axis="1" start="0" end="7"',
         LOOP + ": output port 2: the range from 0 to 7 by 1 is not as long as the loop\n.*7 iter.*\n.*5"),
+    "an output from behind its end": ('external_port_id="2" internal_layer_id="3" axis="1"',
+        'external_port_id="2" internal_layer_id="3" axis="1" start="6"',
+        LOOP + ": output port 2: the range from 6 to -1 by 1 lies outside.*\n.*start=6.*\n.*5 elements"),
+    "another precision": ('precision="FP32"', 'precision="I64"',
+        "Parameter layer 0 'x': its element_type and the precision of its port differ.*\n.*f32, I64"),
     "an element type of nothing": ('element_type="f32"', 'element_type=""',
         "(?s)element_type  is unknown.*nothing"),
     "a name that ends the line": ('element_type="f32"', 'element_type="a&#10;b"',
@@ -176,6 +183,16 @@ def test_limits_that_cross(low, high, tmp_path):
     net = Net()
     net.result(net.add("Clamp", [net.parameter("x", "2")], min=low, max=high))
     with pytest.raises(IRError, match="Clamp layer 1 'Clamp_1': min must be <= max"):
+        load(net.write(tmp_path))
+
+
+@pytest.mark.parametrize("clip", ["-1", "nan"])
+def test_a_clip_is_a_limit(clip, tmp_path):
+    net = Net()
+    sources = [net.parameter("x", "2,3"), net.parameter("h", "2,4")]
+    sources += [net.const(np.ones(shape, "f4")) for shape in ((4, 3), (4, 4), (4,))]
+    net.result(net.add("RNNCell", sources, hidden_size=4, clip=clip))
+    with pytest.raises(IRError, match=r"RNNCell layer 5 'RNNCell_5': clip must be >= 0"):
         load(net.write(tmp_path))
 
 

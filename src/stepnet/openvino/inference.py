@@ -336,16 +336,22 @@ class Walk:
                 expected=f"{part} along axis {axis}, or part_size={value.shape[axis]}",
             )
             raise _Fault(error, (part, value.shape[axis]))
-        if port.start >= 0 and port.end >= 0:  # a range that says by itself how many there are
-            said = abs(port.end - port.start) / abs(port.stride)
-            if said != steps:
-                text = f"output {port.output}: the range from {port.start} to {port.end} by {port.stride}"
-                error = IRError(
-                    f"{node.layer.where}: {text} is not as long as the loop",
-                    got=f"{said:g} iterations",
-                    expected=steps,
-                )
-                raise _Fault(error, (said, steps))
+        said, whole = abs(port.end - port.start) / abs(port.stride), steps * part
+        text = f"output {port.output}: the range from {port.start} to {port.end} by {port.stride}"
+        if port.start >= 0 and port.end >= 0 and said != steps:  # it says by itself how many there are
+            error = IRError(
+                f"{node.layer.where}: {text} is not as long as the loop",
+                got=f"{said:g} iterations",
+                expected=steps,
+            )
+            raise _Fault(error, (said, steps))
+        if any(not -whole - 1 <= end <= whole for end in (port.start, port.end)):
+            error = IRError(
+                f"{node.layer.where}: {text} lies outside what the loop gives",
+                got=f"start={port.start}, end={port.end}",
+                expected=f"both within {whole} elements",
+            )
+            raise _Fault(error, str((port.start, port.end)))
         declared = next(p for p in node.layer.outputs if f"port {p.id}" == port.output).shape
         if declared is not None and len(declared) == value.dim() and declared[axis] not in (-1, steps * part):
             error = IRError(

@@ -14,7 +14,7 @@ from stepnet.errors import IRError
 from stepnet.file_model import shorten
 
 from .attributes import Attributes
-from .element_types import by_precision
+from .element_types import by_name, by_precision
 from .loop_reader import read_loop_parts
 from .order import connect
 from .records import Layer, Net, Port, Shape
@@ -135,6 +135,14 @@ def _read_layer(element: Any, scope: str, depth: int) -> Layer:
             got=f"{len(inputs)} inputs, {len(outputs)} outputs",
             expected="no inputs, 1 output",
         )
+    if kind.lower() in ("parameter", "const") and "element_type" in layer.attributes and outputs:
+        declared, port = by_name(layer.attributes["element_type"], where), outputs[0].type
+        if port not in (None, declared):
+            raise IRError(
+                f"{where}: its element_type and the precision of its port differ",
+                got=f"{declared.name}, {port.precision}",
+                expected=f"{declared.name}, {declared.precision}",
+            )
     if version not in _OPSETS and version != "extension":
         known = f"{_OPSETS[0]} to {_OPSETS[-1]}"
         raise IRError(f"{where}: version is not known", got=shorten(version) or "nothing", expected=known)

@@ -50,6 +50,8 @@ class Cell:
     def __init__(self, layer: Layer, attributes: Attributes) -> None:
         self.hidden = attributes.size("hidden_size")
         self.clip = attributes.float("clip", 0.0)
+        if not self.clip >= 0:
+            raise Misfit("clip must be >= 0", got=self.clip, expected="a limit, or 0 for none")
         words = attributes.words("activations", self.defaults)
         alpha, beta = attributes.floats("activations_alpha"), attributes.floats("activations_beta")
         if len(words) < len(self.defaults):
