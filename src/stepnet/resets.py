@@ -278,7 +278,8 @@ class _Ragged:
                     got=f"lengths {first._lod.show()} and {leaf._lod.show()}",
                 )
         self.offsets = self.levels[-1]
-        self.n, self.count = len(self.offsets) - 1, int(self.offsets[-1])
+        below = first._lod.levels[self.level + 1 :]
+        self.n, self.count = len(self.offsets) - 1, len(below[0]) - 1 if below else first._lod.rows
 
     def aligned(self, marks: Any) -> Tensor:
         """The marks, a value per element of the level."""
@@ -286,7 +287,8 @@ class _Ragged:
             marks = LoDTensor.from_packed(marks)
         if not isinstance(marks, LoDTensor):
             return marks_of(marks, [(self.count,), (self.count, 1)], WHERE)
-        if not torch.equal(marks._lod.levels[-1], self.offsets):
+        own = marks._lod.levels[-1]
+        if own is not self.offsets and not torch.equal(own, self.offsets):
             raise LoDError(
                 f"{WHERE} must have sequences of the lengths that x has",
                 got=f"lengths {marks._lod.show()}",

@@ -24,6 +24,13 @@ class Calls(nn.Module):
 CALLS = {
     "conv1d": (lambda x, m: m(x.transpose(1, 2)), nn.Conv1d(4, 6, 3, padding=1, groups=2)),
     "conv2d": (lambda x, m: m(x.unsqueeze(1)), nn.Conv2d(1, 2, 3, padding="same", dilation=2)),
+    "pools": (
+        lambda x: (
+            F.max_pool1d(x, 2), F.max_pool2d(x.unsqueeze(1), (1, 3), 1, padding=(0, 1), dilation=(1, 2)),
+            F.avg_pool1d(x, 3, 1, 1), F.avg_pool2d(x.unsqueeze(1), (1, 2), count_include_pad=False),
+            F.avg_pool1d(x, 3, 2, 1, count_include_pad=False), F.adaptive_avg_pool1d(x, 1),
+        ),
+    ),
     "layer norm": (lambda x, m: m(x), nn.LayerNorm(4)),
     "linear": (lambda x, m: m(x), nn.Linear(4, 3)),
     "attention": (lambda x: F.scaled_dot_product_attention(x, x * 2, x + 1),),

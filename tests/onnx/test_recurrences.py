@@ -10,7 +10,9 @@ from torch import nn
 
 import stepnet
 from covering import few
+from saved_modules import plain_loops
 from stepnet import BackEdge, InputPort, LoDTensor, OutputPort, TensorIterator, cells
+from stepnet.data.tree import flatten
 
 CELLS = ["LSTM", "GRU", "RNN", "LayerNormLSTM", "PeepholeLSTM", "MinGRU", "SLSTM"]
 WRAPPED = {
@@ -39,6 +41,41 @@ def test_a_cell(name, reverse, check):
     module = stepnet.Recurrent(getattr(cells, name)(3, 4), reverse=reverse)
     written = check(module, lambda t, b: (torch.randn(t, b, 3),))
     assert loops(written) == [name if name in KNOWN else "Scan"]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_resets_of_ragged_sequences(reverse, check_ragged):
+    class Episodes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell = cells.LSTM(3, 4)
+
+        def forward(self, x, first):
+            return stepnet.recurrent(self.cell, x, resets=first, reverse=reverse)
+
+    def make(lengths):
+        x = rows(lengths)
+        return x, x.with_values(torch.rand(len(x.values)) > 0.5)
+
+    written = check_ragged(Episodes(), make)
+    assert written.inputs == ["x", "first", "lengths"]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("sizes", [("LSTM", 4, 4), ("MinGRU", 4, 4), ("RWKVTimeMix", 4)], ids=lambda s: s[0])
+def test_no_steps(sizes, reverse, tmp_path):
+    """What is read gives no rows, and the state that it was given."""
+    pytest.importorskip("onnx_ir")
+    import stepnet.onnx
+
+    cell = getattr(cells, sizes[0])(*sizes[1:])
+    module = stepnet.Recurrent(cell, reverse=reverse, axis=int(reverse)).eval()
+    stepnet.onnx.save(module, tmp_path / "m.onnx", torch.randn(3, 2, 4))
+    x = torch.randn((2, 0, 4) if reverse else (0, 2, 4))
+    with torch.no_grad(), plain_loops():
+        found, expected = stepnet.onnx.load(tmp_path / "m.onnx")(x), flatten(module(x))[0]
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", WRAPPED)

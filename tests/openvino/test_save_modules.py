@@ -73,6 +73,27 @@ class _Convolution(nn.Module):
         return y.flatten(1), torch.cat([h, c], -1)
 
 
+class Pictures(nn.Module):
+    """Columns of pictures, from convolutions and pools, as the steps of a recurrence."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d((2, 1)),
+            nn.MaxPool2d(3, 1, padding=1), nn.AvgPool2d((1, 3), 1, (0, 1)),
+            nn.MaxPool2d((2, 1), 1, dilation=(2, 1)),
+        )  # fmt: skip
+        self.rnn = stepnet.nn.GRU(4, 3)
+
+    def forward(self, x):
+        rows = self.layers(x).mean(2)
+        return self.rnn(rows.permute(2, 0, 1))
+
+
+def test_pools_before(tmp_path):
+    check(Pictures(), lambda t, b: (torch.randn(b, 1, 8, t),), tmp_path / "m.xml")
+
+
 def test_a_convolution_before_and_time_as_the_last_dimension(tmp_path):
     check(_Convolution(), lambda t, b: (torch.randn(b, 3, t + 2),), tmp_path / "m.xml")
 

@@ -325,6 +325,12 @@ def _addmm(b: AtenNet, bias: Any, x: Any, y: Any, *, beta: float = 1, alpha: flo
     return b.emit.call("add", matmul(b, b.out(x), b.out(y)), b.out(bias))
 
 
+def _each(v: Any, count: int) -> list[int]:
+    """A number for each axis of space, of one or of all."""
+    v = [v] if isinstance(v, int) else list(v)
+    return v * count if len(v) == 1 else v
+
+
 @rule("conv1d", "conv2d")
 def _conv(
     b: AtenNet, x: Any, weight: Any, bias: Any = None, stride: Any = (1,), padding: Any = (0,),
@@ -335,8 +341,7 @@ def _conv(
         return NotImplemented
 
     def each(v: Any) -> list[int]:
-        v = [v] if isinstance(v, int) else list(v)
-        return v * spatial if len(v) == 1 else v
+        return _each(v, spatial)
 
     if isinstance(padding, str):
         total = [0] * spatial
@@ -353,6 +358,50 @@ def _conv(
     if bias is None:
         return out
     return b.emit.call("add", out, b.emit.reshape(b.out(bias), [1, -1, *[1] * spatial]))
+
+
+@rule("max_pool1d", "max_pool2d", "max_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices")
+def _max_pool(
+    b: AtenNet, x: Any, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False
+) -> Any:
+    several = b.name.endswith("_with_indices")
+    if several and any(user.args[1] for user in b.node.users):  # the indices are read
+        return NotImplemented
+    out = _pooled(b, "max_pool", x, kernel, stride, padding, dilation, ceil)
+    return (out,) if several and out is not NotImplemented else out
+
+
+@rule("avg_pool1d", "avg_pool2d", "avg_pool3d")
+def _mean_pool(
+    b: AtenNet, x: Any, kernel: Any, stride: Any = (), padding: Any = 0, ceil: bool = False,
+    with_padding: bool = True, divisor: int | None = None,
+) -> Any:  # fmt: skip
+    if divisor is not None:
+        return NotImplemented
+    return _pooled(b, "mean_pool", x, kernel, stride, padding, 1, ceil, with_padding=bool(with_padding))
+
+
+def _pooled(
+    b: AtenNet, op: str, x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool,
+    **more: bool,
+) -> Any:  # fmt: skip
+    count = int(b.name.split("_pool")[1][0])
+    if ceil or b.is_ragged(x) or len(b.shape(x)) != count + 2:
+        return NotImplemented
+    kernel = _each(kernel, count)
+    return b.emit.call(
+        op, b.out(x), kernel=kernel, strides=_each(stride, count) or kernel,
+        dilations=_each(dilation, count), pads=_each(padding, count), **more,
+    )  # fmt: skip
+
+
+@rule("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
+def _whole_mean(b: AtenNet, x: Any, sizes: Any) -> Any:
+    if b.is_ragged(x) or any(size != 1 for size in _each(sizes, 1)):
+        return NotImplemented
+    rank = len(b.shape(x))
+    count = int(b.name.split("_pool")[1][0])
+    return b.emit.call("mean", b.out(x), b.emit.ints([*range(rank - count, rank)]), keepdim=True)
 
 
 @rule("scaled_dot_product_attention")

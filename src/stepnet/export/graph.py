@@ -38,6 +38,8 @@ OPS = _ops(
     # x, y; attribute transposed: the rank of y where its last two axes change places, or 0; conv: x, kernel,
     # attributes as those of torch, and the shape of the kernel
     "matmul conv",
+    # x; attributes kernel, strides, dilations and pads (of either side); mean_pool: with_padding
+    "max_pool mean_pool",
     # x, shape; attribute zero_keeps: 0 keeps a dimension; expand: to what both shapes broadcast to
     "reshape expand tile",
     # x, axes; permute: x, dims; pad: x, before, after, number; slice: x, starts, ends, steps, axes

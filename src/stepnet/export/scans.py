@@ -178,7 +178,13 @@ class _Recurrence:
         emit, steps = self.emit, self.steps
         rows = self.outer.full(carry.result)
         if steps.lengths is None:
-            return emit.take(rows, emit.scalar(0 if steps.reverse else -1), steps.time)
+            first = self._boot(carry.parameter)  # where there is no step
+            if steps.reverse:
+                ends = [emit.slice(rows, steps.time, 0, 1), first]
+            else:
+                ends = [first, emit.slice(rows, steps.time, -1, END)]
+            at = emit.scalar(0 if steps.reverse else -1)
+            return emit.take(emit.concat(ends, steps.time), at, steps.time)
         last = emit.take(rows, emit.scalar(0), 1) if steps.reverse else last_row(emit, rows, steps.lengths)
         some = emit.call("gt", steps.lengths, emit.scalar(0))
         some = per_sequence(emit, some, len(self.body.values[carry.result].shape))

@@ -251,7 +251,7 @@ def _product_and_bias(w: GraphWriter, added: Sequence[Value], parts: Sequence[in
 
     def gemm(weight: ir.Value, bias: ir.Value, width: int) -> ir.Value:
         out = w.call("Gemm", rows, weight, bias, transB=int(turned))
-        return w.call("Reshape", out, w.call("Concat", lead, w.numbers([width]), axis=0))
+        return w.call("Reshape", out, w.call("Concat", lead, w.numbers([width]), axis=0), allowzero=1)
 
     if not parts:
         return gemm(w.at(factor), w.at(bias), width)
@@ -333,6 +333,15 @@ def _conv(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
     )  # fmt: skip
 
 
+@_rule("max_pool", "mean_pool")
+def _pool(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
+    said = node.attributes
+    how = {"kernel_shape": said["kernel"], "strides": said["strides"], "pads": [*said["pads"]] * 2}
+    if node.op == "max_pool":
+        return w.call("MaxPool", *inputs, dilations=said["dilations"], **how)
+    return w.call("AveragePool", *inputs, count_include_pad=int(said["with_padding"]), **how)
+
+
 @_rule("reshape")
 def _reshape(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
     return w.call("Reshape", *inputs, allowzero=int(not node.attributes["zero_keeps"]))
@@ -346,7 +355,12 @@ def _permute(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
 @_rule("pad")
 def _pad(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
     x, before, after, number = inputs
-    return w.call("Pad", x, w.call("Concat", before, after, axis=0), number)
+    sizes = [w.graph.nodes[value.node].content for value in node.inputs[1:3]]
+    if all(isinstance(content, Tensor) for content in sizes):
+        pads = w.numbers([*w.known(node.inputs[1]), *w.known(node.inputs[2])])
+    else:
+        pads = w.call("Concat", before, after, axis=0)
+    return w.call("Pad", x, pads, number)
 
 
 @_rule("slice")

@@ -156,11 +156,28 @@ class NetWriter:
             return self.net.layer(kind, [*inputs, *inputs], outputs=node.dtypes)
         if node.op == "conv":
             return self._conv(node, *inputs)
+        if node.op in ("max_pool", "mean_pool"):
+            return self._pool(node, *inputs)
         if node.op == "scatter":
             inputs = [*inputs, self.numbers(node.attributes["axis"])]
         attributes = _ATTRIBUTES.get(node.op, dict)(node.attributes)
         kind, _, opset = LAYERS[node.op].partition("@")
         return self.net.layer(kind, inputs, attributes, version=f"opset{opset or 1}", outputs=node.dtypes)
+
+    def _pool(self, node: Node, x: Out) -> Any:
+        said = node.attributes
+        attributes = {
+            "kernel": said["kernel"], "strides": said["strides"], "pads_begin": said["pads"],
+            "pads_end": said["pads"], "rounding_type": "floor", "auto_pad": "explicit",
+        }  # fmt: skip
+        if node.op == "mean_pool":
+            attributes["exclude-pad"] = not said["with_padding"]
+            return self.net.layer("AvgPool", [x], attributes, outputs=node.dtypes)
+        if all(size == 1 for size in said["dilations"]):
+            return self.net.layer("MaxPool", [x], attributes, outputs=node.dtypes)
+        attributes |= {"dilations": said["dilations"], "index_element_type": "i64", "axis": 0}
+        outputs = [*node.dtypes, torch.int64]
+        return self.net.layer("MaxPool", [x], attributes, version="opset8", outputs=outputs)[0]
 
     def _conv(self, node: Node, x: Out, kernel: Out) -> Out:
         said = node.attributes
