@@ -364,8 +364,8 @@ def _conv(
 def _max_pool(
     b: AtenNet, x: Any, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False
 ) -> Any:
-    several = b.name.endswith("_with_indices")
-    if several and any(user.args[1] for user in b.node.users):  # the indices are read
+    several, users = b.name.endswith("_with_indices"), b.node.users if b.node is not None else ()
+    if several and any(user.args[1] for user in users):  # the indices are read
         return NotImplemented
     out = _pooled(b, "max_pool", x, kernel, stride, padding, dilation, ceil)
     return (out,) if several and out is not NotImplemented else out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,18 @@ def _one(value: Any, what: str, dtype: torch.dtype = torch.bool) -> Any:
     return decided(one_value(value, what, dtype))
 
 
+class _Body:
+    """A body with what it captures, where what writes it finds these again: it would be lost in a graph."""
+
+    def __init__(self, body: Graph, around: Mapping[Any, Any]) -> None:
+        self.body, self.read = weakref.ref(body), [around[value] for value in body.captured]
+
+    def __call__(self, *values: Tensor) -> tuple[Any, ...]:
+        body = self.body()
+        assert body is not None
+        return body.run(values, dict(zip(body.captured, self.read, strict=True)))
+
+
 @op("Loop", inputs=(2, 2**16))
 def _loop(node: Info) -> Run:
     carried = len(node.node.inputs) - 2
@@ -54,8 +67,10 @@ def _loop(node: Info) -> Run:
         def goes_on(step: Tensor, goes: Tensor, *_: Tensor) -> Tensor:
             return goes if trips is None else goes & (step < trips.reshape(()))
 
+        run_step = _Body(body, around)
+
         def turn(step: Tensor, goes: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
-            again, *new = body.run((step, goes, *values), around)
+            again, *new = run_step(step, goes, *values)
             return step + 1, again.reshape(()), *new
 
         first = torch.ones((), dtype=torch.bool) if going is None else going.reshape(())
