@@ -20,7 +20,8 @@ TARGET = Target(
     "Clay", "tablet", "what is burnt", "a loop in a loop", {"lgamma": "it has no fingers"}, lambda cell: True
 )
 EXPORT = Path(stepnet.__file__).parent / "export"
-BY_HAND = {"parameter", "constant", "result", "loop", "cell", "copy", "conv"}  # not by a row of a table
+# not by a row of a table
+BY_HAND = {"parameter", "constant", "result", "loop", "cell", "copy", "conv", "max_pool", "mean_pool"}
 
 
 def graph_of(module, *example, **options):
