@@ -30,6 +30,7 @@ ASKS = frozenset({
     Tensor.__complex__, Tensor.__contains__, Tensor.is_nonzero, torch.is_nonzero, Tensor.equal, torch.equal,
     Tensor.allclose, torch.allclose,
 })  # fmt: skip
+BY_VALUES = "Python control flow or .item() depends on the values of a tensor"
 OF_ROWS = object()  # in the place of an answer that is another one at each step
 AS_CLAIMED = object()  # and of one that each row gives alone, if it is the one that claims expect
 

@@ -28,6 +28,7 @@ from .answers import AS_CLAIMED, ASKS, OF_ROWS, Claims, Followers, is_check
 from .applied import applied, unbatched
 from .draws import Draw, draw_of, generator_of
 from .library_ops import is_made_of_others
+from .masks import masks_in
 from .own_state import OWN_STATE
 from .reach import reach
 from .survey import Same
@@ -174,6 +175,8 @@ class _Reader(TorchFunctionMode):
         generator, draw = generator_of(args, kwargs), None
         if generator is not None:
             draw = draw_of(func, args, kwargs, self._place(generator))[0]
+        for mask in masks_in(func, args):
+            self.pick(mask)
         out = func(*args, **kwargs)
         if func in OWN_STATE:
             self.told(args, out)
@@ -188,6 +191,14 @@ class _Reader(TorchFunctionMode):
         if func in ASKS:
             self.asked(out, args, kwargs)
         return out
+
+    def pick(self, mask: Tensor) -> None:
+        """Note which places a mask picks: a mask that is the same at every step is asked for them."""
+        if id(mask) in self.read:
+            self.answers.append(mask.tolist())
+            self.asks_captured = True
+        else:
+            self.asked(mask.tolist(), (mask,), {})
 
     def told(self, args: Any, out: Any) -> None:
         """A tensor told of itself: what it holds beside its numbers is read, too."""
@@ -260,6 +271,11 @@ class _Recorder(_Reader):
                 autocast_dtype("cpu"),
             )
         )
+
+    def pick(self, mask: Tensor) -> None:
+        """The same, and notes the places."""
+        super().pick(mask)
+        self.key.append(("picks", None if self.answers[-1] is OF_ROWS else repr(self.answers[-1])))
 
     def told(self, args: Any, out: Any) -> None:
         """The same, of a tensor that is no row."""
