@@ -116,6 +116,62 @@ def test_a_gradient_of_what_is_not_picked_is_none_of_infinity():
     same(ours[0] + ours[1], plain[0] + plain[1])
 
 
+def experts(x, h):
+    chosen, out = (x @ W).argmax(-1), torch.zeros_like(h)
+    for i in range(3):
+        on = chosen == i
+        if on.any():
+            out[on] = torch.tanh(x[on] @ W * (i + 1))
+    if (chosen == 3).any():
+        out = torch.where((chosen == 3)[:, None], h, out) * (1 - 0.5 * (chosen == 3).to(D))[:, None]
+    return out
+
+
+@pytest.mark.parametrize("far", [0.0, 100.0])
+def test_code_behind_any_that_does_nothing_for_other_rows(far):
+    def step(x, h):
+        high = x[:, 0] > far
+        if high.any():
+            h = h.clone()
+            h[high] = SHIFT
+        return experts(x, h), torch.tanh(x + h)
+
+    assert explain(step, *given()).executor == "c"
+    as_the_plain_loop(step, *given(), weights=[W], atol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore::stepnet.errors.SlowPathWarning")
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_code_behind_any_that_does_more_is_left_to_the_plain_loop(count):
+    def step(x, h):
+        some = [(x[:, i] > 0).any() for i in range(count)]
+        h = h + x if any(map(bool, some)) else h * 0.5
+        return h, torch.tanh(h)
+
+    assert explain(step, *given()).executor == "naive"
+    as_the_plain_loop(step, *given(), "auto")
+
+
+PLACES = torch.tensor([True, False, True, False])
+GRID = torch.tensor([[True, False], [True, True]])
+
+
+def test_masks_that_are_the_same_at_every_step():
+    def step(x, h):
+        h = h.clone()
+        h[:, PLACES] = 0.9 * h[:, PLACES] + x[:, ~PLACES] @ W[PLACES][:, :2]
+        h.view(-1, 2, 2)[:, GRID] += 0.1
+        return h[:, torch.arange(4) > 0], torch.tanh(h)
+
+    try:
+        for _ in range(2):  # a mask whose numbers change is another step
+            assert explain(step, *given()).executor == "c"
+            as_the_plain_loop(step, *given(), weights=[W], atol=1e-9)
+            PLACES.copy_(PLACES.flip(0))
+    finally:
+        PLACES.copy_(torch.tensor([True, False, True, False]))
+
+
 def picked_alone(x, h):
     return x[x > 0].sum() + h
 

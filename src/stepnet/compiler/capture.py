@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from stepnet.data.tree import leaves, map_leaves
 from stepnet.errors import Unsupported
 
-from .answers import ASKS, BY_VALUES, OF_ROWS, Answers
+from .answers import ASKS, BY_VALUES, OF_ROWS, Answers, Guards
 from .applied import applied
 from .decompositions import Exact, exact
 from .draws import noise_of
@@ -214,7 +214,7 @@ def trace(
     weights: Sequence[tuple[int, Tensor, bool]],
     *,
     here: Callable[[], str | None],
-    answers: Sequence[Any] = (),
+    answers: Sequence[Any] | Guards = (),
 ) -> Captured:
     """Trace `call(x, state) -> (y_spec, y leaves, new state leaves)` on a symbolic batch.
 

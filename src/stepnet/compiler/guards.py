@@ -1,0 +1,122 @@
+"""Whether code behind `if mask.any():` does nothing where the mask picks nothing.
+
+Then a step that runs it at every step is the same step: what it does to a row depends on that row's own mask.
+Both ways of the question are traced, and the graph of the one where there are some is folded as if there were
+none; where what is left is the graph of the other, the question needs no answer.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from stepnet.errors import Unsupported
+from stepnet.ir.graph import Node
+from stepnet.ir.ops import RANDOM
+
+from .answers import NONE, PICKS, SOME, Guards
+from .normal import Joint
+
+_MOST = 8  # questions, each of which is traced both ways; of few, each two of them
+
+_MOVED = frozenset({"reshape", "expand", "permute", "slice", "flip", "copy"})
+_EXACT = {
+    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
+    "and": lambda a, b: a and b, "or": lambda a, b: a or b,
+}  # fmt: skip
+# a op n -> a, and n op a -> a where both sides are alike
+_NEUTRAL = {"add": (0, True), "sub": (0, False), "mul": (1, True), "and": (True, True), "or": (False, True)}
+
+
+def are_guards(answers: Sequence[Any]) -> bool:
+    """Whether nothing is asked of tensors but whether something holds of any row."""
+    asked = [answer for answer in answers if answer is not PICKS]
+    return bool(asked) and all(answer is SOME or answer is NONE for answer in asked)
+
+
+def are_idle(trace: Callable[[Guards], Joint]) -> bool:
+    """Whether a step that takes every such question for yes is the same step.
+
+    Args:
+        trace: the step with these answers; its results, and behind them the masks of the questions.
+    """
+    try:
+        guards = Guards()
+        whole = trace(guards)
+        count = len(guards.masks)
+        if not 0 < count <= _MOST:
+            return False
+        end = len(whole.results) - count
+        both = itertools.combinations(range(count), 2) if count <= _MOST // 2 else ()
+        for without in {*((i,) for i in range(count)), *both, (*range(count),)}:
+            bare, forms = trace(Guards(without)), _Forms()
+            none = [whole.results[end + i] for i in without]
+            if forms.of(whole, whole.results[:end], none) != forms.of(bare, bare.results[:end]):
+                return False
+    except Unsupported:
+        return False
+    return True
+
+
+class _Forms:
+    """Values of graphs as numbers: of two that are equal, the same."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Any, int] = {}
+        self._full: dict[int, Any] = {}  # by number, what all elements of a value are
+
+    def of(self, joint: Joint, results: Sequence[str | None], none: Sequence[str | None] = ()) -> list[int]:
+        """Results of a graph, where some masks pick nothing."""
+        graph, found, draws = joint.graph, {}, 0
+        for name in graph.parameters:
+            constant = joint.constants.get(name)
+            form = ("input", name) if constant is None else ("constant", str(constant.dtype), constant.shape)
+            found[name] = self._number((*form, () if constant is None else (*constant.flatten().tolist(),)))
+        found |= dict.fromkeys([name for name in none if name in found], self._constant(False))
+        for node in graph.nodes:
+            inputs = [found[name] for name in node.inputs]
+            for place, name in enumerate(node.outputs):
+                if not name:
+                    continue
+                value = graph.values[name]
+                like = [found[i] for i in node.inputs if graph.values[i].shape == value.shape]
+                known = self._constant(False) if name in none else self._folded(node, inputs, like)
+                if known is None:
+                    draws += node.op in RANDOM
+                    own = draws if node.op in RANDOM else repr(node.attrs)
+                    known = self._number((node.op, place, own, value.shape, value.dtype, *inputs))
+                found[name] = known
+        return [-1 if name is None else found[name] for name in results]
+
+    def _number(self, form: Any) -> int:
+        return self._numbers.setdefault(form, len(self._numbers))
+
+    def _constant(self, number: Any) -> int:
+        form = self._number(("full", float(number)))
+        self._full[form] = number
+        return form
+
+    def _folded(self, node: Node, inputs: list[int], like: list[int]) -> int | None:
+        """What a node gives, where that is one of its inputs or the same number everywhere."""
+        op, known = node.op, [self._full.get(n) for n in inputs]
+        if op == "full":
+            return self._constant(node.attr("value"))
+        if all(n is not None for n in known) and known:
+            if op in _MOVED or op == "cast":
+                return inputs[0]
+            if op == "not":
+                return self._constant(not known[0])
+            if op in _EXACT:
+                return self._constant(_EXACT[op](*known))
+        if op == "where" and known[0] is not None:
+            chosen = inputs[1 if known[0] else 2]
+            return chosen if chosen in like or chosen in self._full else None
+        if op == "and" and False in known:
+            return self._constant(False)
+        if op in _NEUTRAL:
+            number, both = _NEUTRAL[op]
+            for at in (1, 0) if both else (1,):
+                if known[at] is not None and known[at] == number and inputs[1 - at] in like:
+                    return inputs[1 - at]
+        return None
