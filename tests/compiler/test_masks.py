@@ -133,7 +133,7 @@ def test_code_behind_any_that_does_nothing_for_other_rows(far):
         high = x[:, 0] > far
         if high.any():
             h = h.clone()
-            h[high] = SHIFT
+            h[high] = W[0]
         return experts(x, h), torch.tanh(x + h)
 
     assert explain(step, *given()).executor == "c"

@@ -67,7 +67,7 @@ PICKS = {
         for how in ("sum", "mean", "prod", "amax", "amin")
         for itself in (True, False)
     },
-    "counted": lambda z, x: x.long().scatter_reduce(2, (z > 0).long(), (z * 5).long(), "mean"),
+    "counted": lambda z, x: x.long().scatter_reduce(2, (z > 0).long(), (z * 5).long(), "mean").to(D),
     "bins": lambda z, x: z * torch.bucketize(z.detach(), torch.linspace(-1, 1, 5, dtype=D)),
     "windows": lambda z, x: z.unfold(2, 2, 1).prod(-1) + z.diagonal(dim1=1, dim2=2)[:, :, None],
 }
@@ -112,6 +112,7 @@ FUNCTIONS = {
 GROUPS = {"picks": PICKS, "orders": ORDERS, "matrices": MATRICES, "functions": FUNCTIONS}
 
 
+@pytest.mark.filterwarnings("ignore:index_reduce. is in beta")
 @pytest.mark.parametrize("backend", ["c", "eager"])
 @pytest.mark.parametrize("group", GROUPS)
 def test_as_the_plain_loop(group, backend):

@@ -89,15 +89,20 @@ class Followers:
 
 class Guards:
     """The questions of a trace whether something holds of any row: all are answered with yes, but those of
-    some places. `masks`: of what they asked."""
+    some places (None: of all). `masks`: what they asked of."""
 
-    def __init__(self, without: Iterable[int] = ()) -> None:
-        self.without = frozenset(without)
+    def __init__(self, without: Iterable[int] | None = ()) -> None:
+        self._without = None if without is None else frozenset(without)
         self.masks: list[Tensor] = []
 
     def answer(self, values: Tensor) -> bool:
+        """Whether there is any."""
         self.masks.append(values if values.dtype == torch.bool else values != 0)
-        return len(self.masks) - 1 not in self.without
+        return self.is_some(len(self.masks) - 1)
+
+    def is_some(self, place: int) -> bool:
+        """The answer to one of the questions."""
+        return self._without is not None and place not in self._without
 
 
 class Claims:

@@ -271,6 +271,8 @@ def trace(
         remedy = "write the step with torch ops on whole rows; stepnet runs it by the plain loop"
         if "torch.distributions" in (why := _why(error)):
             remedy = "make the distribution with validate_args=False"
+        if why == _SIZED_BY_VALUES:
+            remedy = "h[mask] = f(h[mask]), which is compiled, or torch.where(mask, a, b) on whole rows"
         if why == BY_VALUES:
             remedy = "torch.where(condition, a, b), or a stepnet.while_loop with a condition for each row"
         line = next((n for n in reversed(lines) if n), None)
@@ -483,6 +485,9 @@ def _checked_by_a_distribution(error: BaseException | None) -> bool:
     return False
 
 
+_SIZED_BY_VALUES = "an op makes a result whose shape depends on values (nonzero, unique, lstsq, a mask)"
+
+
 def _why(error: Exception) -> str:
     kind = type(error).__name__
     text = str(error)
@@ -491,7 +496,7 @@ def _why(error: Exception) -> str:
     if "DataDependent" in kind or "data-dependent" in text:
         return BY_VALUES
     if "DynamicOutputShape" in kind or "dynamic shape" in text:
-        return "an op makes a result whose shape depends on values (a boolean mask, nonzero, unique, lstsq)"
+        return _SIZED_BY_VALUES
     if kind == "UnsupportedOperatorException":
         return f"torch does not say of which shape the result of {text.strip()} is"
     if "non-Fake" in text or "convert all Tensors to FakeTensors" in text:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from stepnet.errors import Unsupported
@@ -42,38 +43,47 @@ def are_idle(trace: Callable[[Guards], Joint]) -> bool:
         trace: the step with these answers; its results, and behind them the masks of the questions.
     """
     try:
-        guards = Guards()
-        whole = trace(guards)
-        count = len(guards.masks)
-        if not 0 < count <= _MOST:
+        whole, count = _traced(trace, Guards())
+        if not 0 < len(count) <= _MOST:
             return False
-        end = len(whole.results) - count
-        both = itertools.combinations(range(count), 2) if count <= _MOST // 2 else ()
-        for without in {*((i,) for i in range(count)), *both, (*range(count),)}:
-            bare, forms = trace(Guards(without)), _Forms()
-            none = [whole.results[end + i] for i in without]
-            if forms.of(whole, whole.results[:end], none) != forms.of(bare, bare.results[:end]):
+        places = range(len(count))
+        both = itertools.combinations(places, 2) if len(count) <= _MOST // 2 else ()
+        for without in (*((i,) for i in places), *both, None):
+            guards = Guards(without)
+            bare, masks = _traced(trace, guards)
+            forms = _Forms([name for i, name in enumerate(masks) if not guards.is_some(i)])
+            if forms.of(bare) != forms.of(whole):
                 return False
     except Unsupported:
         return False
     return True
 
 
-class _Forms:
-    """Values of graphs as numbers: of two that are equal, the same."""
+def _traced(trace: Callable[[Guards], Joint], guards: Guards) -> tuple[Joint, Sequence[str | None]]:
+    """A step, and what its questions asked of."""
+    joint = trace(guards)
+    end = len(joint.results) - len(guards.masks)
+    return replace(joint, results=joint.results[:end]), joint.results[end:]
 
-    def __init__(self) -> None:
+
+class _Forms:
+    """Values of graphs as numbers: of two that are equal, the same. Masks of the first graph are taken to be
+    false, and all that is equal to them."""
+
+    def __init__(self, none: Sequence[str | None]) -> None:
         self._numbers: dict[Any, int] = {}
         self._full: dict[int, Any] = {}  # by number, what all elements of a value are
+        self._none = none
+        self._false: set[int] = set()
 
-    def of(self, joint: Joint, results: Sequence[str | None], none: Sequence[str | None] = ()) -> list[int]:
-        """Results of a graph, where some masks pick nothing."""
-        graph, found, draws = joint.graph, {}, 0
+    def of(self, joint: Joint) -> list[int]:
+        """The results of a graph."""
+        graph, draws = joint.graph, 0
+        found: dict[str, int] = {}
         for name in graph.parameters:
             constant = joint.constants.get(name)
-            form = ("input", name) if constant is None else ("constant", str(constant.dtype), constant.shape)
-            found[name] = self._number((*form, () if constant is None else (*constant.flatten().tolist(),)))
-        found |= dict.fromkeys([name for name in none if name in found], self._constant(False))
+            content = name if constant is None else (str(constant.dtype), *constant.flatten().tolist())
+            found[name] = self._known(name, self._number(("input", graph.values[name].shape, content)))
         for node in graph.nodes:
             inputs = [found[name] for name in node.inputs]
             for place, name in enumerate(node.outputs):
@@ -81,13 +91,20 @@ class _Forms:
                     continue
                 value = graph.values[name]
                 like = [found[i] for i in node.inputs if graph.values[i].shape == value.shape]
-                known = self._constant(False) if name in none else self._folded(node, inputs, like)
-                if known is None:
+                form = self._folded(node, inputs, like)
+                if form is None:
                     draws += node.op in RANDOM
                     own = draws if node.op in RANDOM else repr(node.attrs)
-                    known = self._number((node.op, place, own, value.shape, value.dtype, *inputs))
-                found[name] = known
-        return [-1 if name is None else found[name] for name in results]
+                    form = self._number((node.op, place, own, value.shape, value.dtype, *inputs))
+                found[name] = self._known(name, form)
+        self._none = ()
+        return [-1 if name is None else found[name] for name in joint.results]
+
+    def _known(self, name: str, form: int) -> int:
+        """The form of a value, false if it is to be."""
+        if name in self._none:
+            self._false.add(form)
+        return self._constant(False) if form in self._false else form
 
     def _number(self, form: Any) -> int:
         return self._numbers.setdefault(form, len(self._numbers))

@@ -377,7 +377,10 @@ SIMPLER: dict[Any, Callable[..., Any]] = {
 
 # Those on autocast's lists. What they are written with here is on none, so the casts are made first.
 _LOW = {*CONVOLUTIONS, F.scaled_dot_product_attention}
-_FLOAT32 = {torch.linalg.solve, F.grid_sample}
+_FLOAT32 = {
+    torch.linalg.solve, torch.cdist, F.grid_sample, F.avg_pool3d, F.max_pool3d, F.adaptive_avg_pool3d,
+    F.adaptive_max_pool3d,
+}  # fmt: skip
 
 
 def simpler_call(function: Callable[..., Any], replaced: Any, args: Any, kwargs: Any) -> Any:
