@@ -168,7 +168,7 @@ WORDS = {
     "item": "depends on the values of a tensor",
     "to_list": "values",
     "numpy": "numpy",
-    "boolean_mask": "shape depends on values",
+    "boolean_mask": "a mask picks",
     "nonzero": "shape depends on values",
     "changes_a_captured_tensor": "changes a tensor it did not make, in place",
     "one_noise_for_all_rows": "noise that is shared by all rows",

@@ -112,7 +112,7 @@ FUNCTIONS = {
 GROUPS = {"picks": PICKS, "orders": ORDERS, "matrices": MATRICES, "functions": FUNCTIONS}
 
 
-@pytest.mark.filterwarnings("ignore:index_reduce. is in beta")
+@pytest.mark.filterwarnings("ignore:index_reduce")
 @pytest.mark.parametrize("backend", ["c", "eager"])
 @pytest.mark.parametrize("group", GROUPS)
 def test_as_the_plain_loop(group, backend):

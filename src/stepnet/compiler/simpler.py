@@ -379,7 +379,7 @@ SIMPLER: dict[Any, Callable[..., Any]] = {
 _LOW = {*CONVOLUTIONS, F.scaled_dot_product_attention}
 _FLOAT32 = {
     torch.linalg.solve, torch.cdist, F.grid_sample, F.avg_pool3d, F.max_pool3d, F.adaptive_avg_pool3d,
-    F.adaptive_max_pool3d,
+    F.adaptive_max_pool3d, *TRANSFORMS,
 }  # fmt: skip
 
 
