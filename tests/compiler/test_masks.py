@@ -85,9 +85,19 @@ def numbers_and_truths(x, h):
     return h + counts + truths.to(D)
 
 
+def experts_by_numbers(x, h):
+    chosen, out = (x @ W).argmax(-1), torch.zeros_like(h)
+    rows = torch.where(chosen == 0)[0]
+    out[rows] = torch.tanh(x[rows] @ W) * h[rows, 1, None]
+    rows = (chosen == 1).nonzero().squeeze(-1)
+    out.index_add_(0, rows, x.index_select(0, rows) * 2, alpha=0.5)
+    (rows,) = (chosen == 2).nonzero(as_tuple=True)
+    return out.index_copy(0, rows, h[rows] + SHIFT)
+
+
 STEPS = [
     scaled, some_rows_by_a_cell, parts_of_rows, places_of_matrices, by_functions, masks_of_masks,
-    numbers_and_truths,
+    numbers_and_truths, experts_by_numbers,
 ]  # fmt: skip
 
 

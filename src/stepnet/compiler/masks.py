@@ -37,6 +37,8 @@ _ALIKE = frozenset({
     "logical_xor", "logical_not", "bitwise_not", "bool", "isnan", "isinf", "isfinite", "detach", "getitem",
     "abs", "sum", "any", "all", "unsqueeze", "squeeze", "view", "reshape",
 })  # fmt: skip
+_SHAPED = frozenset({"squeeze", "flatten", "view", "reshape", "getitem", "long", "detach"})
+_NAMED = frozenset({"accumulate", "alpha", "as_tuple"})
 _ON_THE_WAY = ("call", "__torch_function__")
 _PLAIN = (int, float, complex, bool, str, type(None), torch.dtype)
 
@@ -47,6 +49,9 @@ class Masks:
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
         self._picked: dict[int, tuple[Tensor, Any]] = {}  # by id, with what tells their mask
+        self._rows: dict[
+            int, tuple[Tensor, Tensor]
+        ] = {}  # by id, what stands for numbers of rows, their mask
         self._whole: dict[int, Tensor] = {}  # values of rows that picked ones were put into
         self._made: dict[int, tuple[Tensor, int, int]] = {}  # tensors, their version, a number for how made
         self._ways: dict[Any, int] = {}
@@ -63,10 +68,12 @@ class Masks:
             items = index if isinstance(index, (tuple, list)) else (index,)
             placed = [place for item in items for place in known.get(id(item)) or (item,)]
             return func(z, tuple(placed), *rest, **kwargs)
-        meaning = _MEANINGS.get(func)
+        meaning = _MEANINGS.get(func) if kwargs.keys() <= _NAMED else None
         if meaning is not None and (result := meaning(self, *args, **kwargs)) is not NotImplemented:
             return result
         marks = self._marks((args, kwargs))
+        if any(id(t) in self._rows for t in leaves((args, kwargs), Tensor)) and func not in _SIZES:
+            return self._moved(func, args, kwargs)
         if marks:
             if func in _SIZES and (len(args) == 1 or args[1] == 0) and _is_asked_by_the_step():
                 raise Unsupported(
@@ -135,7 +142,7 @@ class Masks:
 
     def item(self, z: Tensor, index: Any) -> Any:
         """`z[mask]`, `z[mask, 2:]`."""
-        mask, rest = _split(z, index)
+        mask, rest = self._split(z, index)
         if mask is None:
             return NotImplemented
         return self._pick(z[(*[slice(None)] * mask.dim(), *rest)] if rest else z, mask)
@@ -153,11 +160,69 @@ class Masks:
         self._picked[id(picked)] = picked, self._mark(mask)
         return picked
 
+    def _split(self, z: Tensor, index: Any) -> tuple[Tensor | None, tuple[Any, ...]]:
+        """The mask that an index begins with, and what else it says; None where it does not."""
+        mask, *rest = index if isinstance(index, tuple) and index else (index,)
+        mask = self._mask_of(mask)
+        while rest and (rest[-1] is Ellipsis or (isinstance(rest[-1], slice) and rest[-1] == slice(None))):
+            rest.pop()
+        if not _is_mask(z, mask) or any(not isinstance(i, (int, slice, type(None))) for i in rest):
+            return None, ()
+        return mask, tuple(rest)
+
+    # ---- by the numbers of rows
+
+    def where(self, condition: Tensor, *others: Any) -> Any:
+        """`torch.where(mask)`: the numbers of the rows that a mask picks."""
+        return NotImplemented if others else self.nonzero(condition, as_tuple=True)
+
+    def nonzero(self, mask: Tensor, *, as_tuple: bool = False) -> Any:
+        """`mask.nonzero()`."""
+        if mask.dim() != 1 or not _has_rows(mask):
+            return NotImplemented
+        mask = mask if mask.dtype == torch.bool else mask != 0
+        numbers = mask.to(torch.int64)
+        numbers = numbers if as_tuple else numbers.unsqueeze(1)
+        self._picked[id(numbers)] = numbers, self._mark(mask)
+        self._rows[id(numbers)] = numbers, mask
+        return (numbers,) if as_tuple else numbers
+
+    def _mask_of(self, index: Any) -> Any:
+        """The mask in the place of the numbers of the rows that it picks."""
+        known = self._rows.get(id(index))
+        return index if known is None or known[0].dim() != 1 else known[1]
+
+    def _moved(self, func: Any, args: Any, kwargs: Any) -> Tensor:
+        """Numbers of rows in another shape."""
+        _, mask = self._rows.get(id(args[0]), (None, None))
+        if mask is None or getattr(func, "__name__", "").strip("_") not in _SHAPED:
+            raise _refused("the step computes with the numbers of the rows that a mask picks")
+        result = func(*args, **kwargs)
+        self._rows[id(result)] = result, mask
+        return result
+
+    def along(self, op: str, z: Tensor, dim: int, index: Tensor, value: Any, *, alpha: float = 1) -> Any:
+        """`z.index_add(0, numbers, value)` and the like; those with a line behind change z."""
+        mask = self._mask_of(index)
+        if dim % max(z.dim(), 1) or not _is_mask(z, mask):
+            return NotImplemented
+        value = value if isinstance(value, Tensor) else torch.full((), value, dtype=z.dtype)
+        if op.startswith("add"):
+            value = z + alpha * self._put(torch.zeros_like(z), mask, value)
+        else:
+            value = self._put(z, mask, value)
+        return self._given(z, value, op.endswith("_"))
+
+    def select_rows(self, z: Tensor, dim: int, index: Tensor) -> Any:
+        """`z.index_select(0, numbers)`."""
+        mask = self._mask_of(index)
+        return NotImplemented if dim % max(z.dim(), 1) or not _is_mask(z, mask) else self._pick(z, mask)
+
     # ---- putting back
 
     def set_item(self, z: Tensor, index: Any, value: Any) -> Any:
         """`z[mask] = value`."""
-        mask, rest = _split(z, index)
+        mask, rest = self._split(z, index)
         if mask is None or not isinstance(value, Tensor):
             return NotImplemented
         part = z[(*[slice(None)] * mask.dim(), *rest)] if rest else z
@@ -222,16 +287,6 @@ def masks_in(func: Any, args: Any) -> list[Tensor]:
     return [item for item in items if isinstance(item, Tensor) and item.dtype == torch.bool and item.dim()]
 
 
-def _split(z: Tensor, index: Any) -> tuple[Tensor | None, tuple[Any, ...]]:
-    """The mask that an index begins with, and what else it says; None where it does not."""
-    mask, *rest = index if isinstance(index, tuple) and index else (index,)
-    while rest and (rest[-1] is Ellipsis or rest[-1] == slice(None)):
-        rest.pop()
-    if not _is_mask(z, mask) or any(not isinstance(i, (int, slice)) for i in rest):
-        return None, ()
-    return mask, tuple(rest)
-
-
 def _is_mask(z: Tensor, mask: Any) -> bool:
     """Whether a value says which rows, or which of the first places of each row, to pick."""
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or not _has_rows(mask):
@@ -257,6 +312,15 @@ _MEANINGS: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.masked_select, Tensor.masked_select), Masks.select),
     **dict.fromkeys((torch.index_put, Tensor.index_put), Masks.index_put),
     **dict.fromkeys((torch.masked_scatter, Tensor.masked_scatter), Masks.scatter),
+    torch.where: Masks.where,
+    **dict.fromkeys((torch.nonzero, Tensor.nonzero, torch.argwhere, Tensor.argwhere), Masks.nonzero),
+    **dict.fromkeys((torch.index_select, Tensor.index_select), Masks.select_rows),
+    **{
+        getattr(space, f"index_{op}"): lambda masks, *args, op=op, **kwargs: masks.along(op, *args, **kwargs)
+        for op in ("add", "add_", "copy", "copy_", "fill", "fill_")
+        for space in (Tensor, torch)
+        if hasattr(space, f"index_{op}")
+    },
     Tensor.index_put_: lambda masks, *args, **kwargs: masks.index_put(*args, **kwargs, in_place=True),
     Tensor.masked_scatter_: lambda masks, *args, **kwargs: masks.scatter(*args, **kwargs, in_place=True),
 }  # fmt: skip
