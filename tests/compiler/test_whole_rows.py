@@ -67,7 +67,7 @@ PICKS = {
         for how in ("sum", "mean", "prod", "amax", "amin")
         for itself in (True, False)
     },
-    "counted": lambda z, x: x.long().scatter_reduce(2, (z > 0).long(), (z * 5).long(), "mean").to(D),
+    "counted": lambda z, x: x.long().scatter_reduce(2, (z > 0).long(), (z * 5).long(), "amax").to(D),
     "bins": lambda z, x: z * torch.bucketize(z.detach(), torch.linspace(-1, 1, 5, dtype=D)),
     "windows": lambda z, x: z.unfold(2, 2, 1).prod(-1) + z.diagonal(dim1=1, dim2=2)[:, :, None],
 }

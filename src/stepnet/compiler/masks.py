@@ -26,9 +26,10 @@ from stepnet.user_line import user_line
 from .answers import BY_VALUES, OF_ROWS, Answers
 from .trust import is_trusted_code
 
-_SIZES = frozenset(
-    {Tensor.shape.__get__, Tensor.size, Tensor.numel, Tensor.nelement, torch.numel, Tensor.__len__}
-)
+_SHAPE: Any = Tensor.shape
+_SIZES = frozenset({
+    _SHAPE.__get__, Tensor.size, Tensor.numel, Tensor.nelement, torch.numel, Tensor.__len__
+})  # fmt: skip
 _BY_INDEX = frozenset({
     Tensor.__getitem__, Tensor.__setitem__, torch.index_put, Tensor.index_put, Tensor.index_put_
 })  # fmt: skip
@@ -233,8 +234,8 @@ class Masks:
         self, z: Tensor, indices: Any, values: Tensor, accumulate: bool = False, *, in_place: bool = False
     ) -> Any:
         """`z.index_put((mask,), values)`."""
-        mask = indices[0] if len(indices) == 1 else None
-        if not _is_mask(z, mask):
+        mask = self._mask_of(indices[0]) if len(indices) == 1 else None
+        if mask is None or not _is_mask(z, mask):
             return NotImplemented
         if accumulate:
             values = z + self._put(torch.zeros_like(z), mask, values)

@@ -125,9 +125,9 @@ def compile_loop(
             spec, y, new = call(x, states)
             return spec, y, [*new, *guards.masks]
 
-        alone = [[replace(e, grad=False) for e in examples] for examples in (signature.x, states)]
+        x, carried = ([replace(e, grad=False) for e in examples] for examples in (signature.x, states))
         fixed = [(place, tensor, False) for place, tensor, _ in weights]
-        return normalise(trace(beside, *alone, fixed, here=here, answers=guards), names)
+        return normalise(trace(beside, x, carried, fixed, here=here, answers=guards), names)
 
     names = parameter_names(signature, weights)
     known = Guards() if not draws and are_guards(answers) and are_idle(asked) else answers

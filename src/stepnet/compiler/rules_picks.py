@@ -10,7 +10,7 @@ import torch
 
 from stepnet.data.dtypes import dtype_of
 from stepnet.errors import Unsupported
-from stepnet.ir.agreement import INTEGERS
+from stepnet.ir.agreement import FLOATS, INTEGERS
 from stepnet.ir.op_rules import broadcast
 from stepnet.ir.ops import SCATTERS
 
@@ -70,7 +70,7 @@ def _scatter_reduce(
     b: Builder, x: Ref, dim: int, index: Ref, source: Ref, reduce: str, *, include_self: bool = True
 ) -> Any:
     value = b.values[x.name]
-    if not value.shape or value.dtype == "bool" or not _together(b, x, index) or not _together(b, x, source):
+    if not value.shape or not _is_reduced(value.dtype, reduce) or not _together(b, x, index, source):
         return NotImplemented
     own, places = feature_dim(b, x, dim), _index(b, index)
     name = b.cast(source, value.dtype).name
@@ -84,7 +84,9 @@ def _index_reduce(
     b: Builder, x: Ref, dim: int, index: Ref, source: Ref, reduce: str, *, include_self: bool = True
 ) -> Any:
     value = b.values[x.name]
-    if not value.shape or index.bdim is not None or not _together(b, x, source):
+    if not value.shape or not _is_reduced(value.dtype, reduce):
+        return NotImplemented
+    if index.bdim is not None or not _together(b, x, source):
         return NotImplemented
     own = feature_dim(b, x, dim)
     before, after = value.shape[:own], value.shape[own + 1 :]
@@ -93,13 +95,18 @@ def _index_reduce(
     return b.result(_reduced(b, x.name, places, name, own, reduce, include_self), x.bdim, x.fold)
 
 
+def _is_reduced(dtype: str, reduce: str) -> bool:
+    """Whether numbers are made one so by ops of the list: a quotient of whole ones is torch's."""
+    return dtype in FLOATS or (dtype in INTEGERS and reduce != "mean")
+
+
 def _reduced(
     b: Builder, name: str, places: str, source: str, dim: int, reduce: str, include_self: bool
 ) -> str:
     """What is at some places of a value, made one with all that goes there; without the value itself where
     it is not to be included."""
     value = b.values[name]
-    mean, floats = reduce == "mean", value.dtype not in INTEGERS
+    mean = reduce == "mean"
     op = "scatter_add" if mean else next(op for op, how in SCATTERS.items() if how == reduce)
     if not include_self:
         name = _scattered(b, "scatter", name, places, _nothing(reduce, value.dtype), dim)
@@ -110,7 +117,7 @@ def _reduced(
     if not include_self:
         count = _scattered(b, "scatter", count, places, 0, dim)
     count = _scattered(b, "scatter_add", count, places, 1, dim)
-    return b.like(total, "div" if floats else "floor_divide", total, count)
+    return b.like(total, "div", total, count)
 
 
 def _nothing(reduce: str, dtype: str) -> float | int:
