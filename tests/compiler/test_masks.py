@@ -92,6 +92,7 @@ def experts_by_numbers(x, h):
     rows = (chosen == 1).nonzero().squeeze(-1)
     out.index_add_(0, rows, x.index_select(0, rows) * 2, alpha=0.5)
     (rows,) = (chosen == 2).nonzero(as_tuple=True)
+    out[rows, 1:3] = 0.5
     return out.index_copy(0, rows, h[rows] + SHIFT)
 
 

@@ -50,9 +50,7 @@ class Masks:
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
         self._picked: dict[int, tuple[Tensor, Any]] = {}  # by id, with what tells their mask
-        self._rows: dict[
-            int, tuple[Tensor, Tensor]
-        ] = {}  # by id, what stands for numbers of rows, their mask
+        self._rows: dict[int, tuple[Tensor, Tensor]] = {}  # what stands for numbers of rows, and their mask
         self._whole: dict[int, Tensor] = {}  # values of rows that picked ones were put into
         self._made: dict[int, tuple[Tensor, int, int]] = {}  # tensors, their version, a number for how made
         self._ways: dict[Any, int] = {}
@@ -73,9 +71,10 @@ class Masks:
         if meaning is not None and (result := meaning(self, *args, **kwargs)) is not NotImplemented:
             return result
         marks = self._marks((args, kwargs))
-        if any(id(t) in self._rows for t in leaves((args, kwargs), Tensor)) and func not in _SIZES:
-            return self._moved(func, args, kwargs)
         if marks:
+            numbers = any(id(t) in self._rows for t in leaves((args, kwargs), Tensor))
+            if numbers and func not in _SIZES:
+                return self._moved(func, args, kwargs)
             if func in _SIZES and (len(args) == 1 or args[1] == 0) and _is_asked_by_the_step():
                 raise Unsupported(
                     "the step asks how many values a mask picks",
@@ -224,8 +223,9 @@ class Masks:
     def set_item(self, z: Tensor, index: Any, value: Any) -> Any:
         """`z[mask] = value`."""
         mask, rest = self._split(z, index)
-        if mask is None or not isinstance(value, Tensor):
+        if mask is None:
             return NotImplemented
+        value = value if isinstance(value, Tensor) else torch.full((), value, dtype=z.dtype)
         part = z[(*[slice(None)] * mask.dim(), *rest)] if rest else z
         part.copy_(self._put(part, mask, value))
         return None
