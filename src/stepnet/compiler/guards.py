@@ -120,7 +120,7 @@ class _Forms:
         if op == "full":
             return self._constant(node.attr("value"))
         if all(n is not None for n in known) and known:
-            if op in _MOVED or op == "cast":
+            if op in _MOVED or (op == "cast" and known[0] in (0, 1)):
                 return inputs[0]
             if op == "not":
                 return self._constant(not known[0])
