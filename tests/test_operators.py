@@ -21,7 +21,7 @@ from stepnet.executors.torch_ops.ops import REFUSED as NOT_IN_TORCH
 from stepnet.executors.torch_ops.ops import bind
 from stepnet.export.rows import refusal
 from stepnet.ir.graph import Graph, Node, Value
-from stepnet.ir.ops import OPS, Stage
+from stepnet.ir.ops import OPS, SCATTERS, Stage
 from stepnet.ir.plan import Carry, LoopPlan, Region
 from stepnet.ir.verify import MADE_BY_FISSION, verify
 from stepnet.openvino.writing.from_graph import OPENVINO
@@ -53,7 +53,7 @@ FORMS = {
     "flip": ("a", LIKE_A, {"dims": (0,)}),
     "cat": ("ab", ("row", (8,), "float64"), {"dim": 0}),
     "gather": ("ai", LIKE_A, {"dim": 0}),
-    **{op: ("aia", LIKE_A, {"dim": 0}) for op in ("scatter", "scatter_add")},
+    **{op: ("aia", LIKE_A, {"dim": 0}) for op in SCATTERS},
     **{op: ("a", LIKE_A, {"dim": 0}) for op in ("cumsum", "cumprod", "logcumsumexp")},
     **{op: ("a", ("row", (4,), "int64"), {"dim": 0}) for op in ("cumargmax", "cumargmin")},
     "argsort": ("a", ("row", (4,), "int64"), {"dim": 0, "descending": True, "stable": False}),
@@ -142,6 +142,10 @@ WRITTEN = {
     "floor_divide": lambda x, h: torch.floor_divide(h.detach(), 3.0),
     "scatter": lambda x, h: h.scatter(1, (x > 0).long(), x),
     "scatter_add": lambda x, h: h.scatter_add(1, (x > 0).long(), x),
+    **{
+        op: lambda x, h, how=SCATTERS[op]: h.scatter_reduce(1, (x > 0).long(), x, how)
+        for op in ("scatter_amax", "scatter_amin", "scatter_prod")
+    },
     "cumsum": lambda x, h: h.cumsum(-1), "cumprod": lambda x, h: h.cumprod(-1),
     "logcumsumexp": lambda x, h: h.logcumsumexp(-1), "cumargmax": lambda x, h: h.cummax(-1)[1],
     "cumargmin": lambda x, h: h.cummin(-1)[1], "argsort": lambda x, h: h.argsort(-1),

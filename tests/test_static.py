@@ -90,6 +90,16 @@ def test_attention_is_that_of_the_plain_loop(scores, asks, backend):
         check(step, x, h, memory, backend, **how)
 
 
+@pytest.mark.parametrize("scores", ["additive", "dot"])
+def test_attention_under_autocast(scores):
+    step, (x, h) = Decoder(scores).float(), data(LENGTHS)
+    memory = LoDTensor.from_lengths(torch.randn(9, H), [[2, 3, 1, 3]])
+    x, h = x.map(torch.Tensor.float), h.float()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert explain(step, x, h, static=memory).executor == "c"
+        as_the_plain_loop(step, *wanting((x, h)), "c", static=wanting(memory), rtol=0.05, atol=0.05)
+
+
 def scaled(x: Tensor, h: Tensor, static: Any) -> tuple[Tensor, Tensor]:
     scale, index = static
     h = torch.tanh(x[:, :1] * scale + h) + index[:, None]

@@ -27,6 +27,11 @@ FLOAT32 = {
     "solve a vector": lambda a, b: torch.linalg.solve(a, b[..., 0]),
     "inv": lambda a, b: torch.linalg.inv(a) @ b,
     "mse_loss": lambda a, b: F.mse_loss(a, b, reduction="none"),
+    "cdist": torch.cdist,
+    "fourier": lambda a, b: torch.fft.irfft(torch.fft.rfft(a), n=N) * torch.fft.fft2(b).real,
+    "reflected": lambda a, b: F.pad(a, (1, 1), mode="reflect") + F.pad(b, (2, 0), mode="replicate"),
+    "avg_pool3d": lambda a, b: F.avg_pool3d(a.unsqueeze(1).unsqueeze(1), (1, 2, 2)).flatten(1, 3),
+    "max_pool3d": lambda a, b: F.max_pool3d(b.unsqueeze(1).unsqueeze(1), (1, 2, 2)).flatten(1, 3),
 }
 WIDEST = {
     "cat": lambda a, b: torch.cat([a, b], 1),

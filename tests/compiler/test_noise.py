@@ -216,11 +216,15 @@ ODDS = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=DTYPE)
 def drawn(x, h):
     """Every kind of noise; the state makes the odds, so that what is drawn stands in the loop."""
     odds = ODDS * h[:, :1]
+    parts = torch.stack([odds, 2 * odds], 1)
     y = {
         "one": torch.multinomial(odds, 1),
         "two": torch.multinomial(odds, 2),
         "again": torch.multinomial(odds, 3, replacement=True),
         "category": torch.distributions.Categorical(probs=odds, validate_args=False).sample(),
+        "categories": torch.distributions.Categorical(probs=parts, validate_args=False).sample(),
+        "parts": torch.multinomial(parts.flatten(0, 1), 3, replacement=True).view(-1, 2, 3),
+        "two of parts": torch.multinomial(parts.view(-1, 4), 2).view(-1, 2, 2),
         "gumbel": F.gumbel_softmax(odds.log(), tau=0.5, hard=True),
         "exponential": torch.empty_like(h).exponential_(2.0),
         "uniform": torch.empty_like(h).uniform_(-1, 3),
@@ -240,11 +244,12 @@ def test_draws_follow_their_odds(backend):
     def close(share, expected, spread, number=count):
         assert (share - expected).abs().max() < 5 * spread / number**0.5
 
-    for name in ("one", "again", "category", "gumbel"):
+    for name in ("one", "again", "category", "categories", "parts", "gumbel"):
         given = y[name].argmax(-1) if name == "gumbel" else y[name]
         close(torch.bincount(given.flatten(), minlength=4) / given.numel(), ODDS, 0.5, given.numel())
     assert set(y["gumbel"].unique().tolist()) == {0.0, 1.0}
-    assert (y["two"][..., 0] != y["two"][..., 1]).all()
+    for name in ("two", "two of parts"):
+        assert (y[name][..., 0] != y[name][..., 1]).all()
     close(torch.bincount(y["two"][..., 0].flatten(), minlength=4) / count, ODDS, 0.5)
     close(y["exponential"].mean(), torch.tensor(0.5), 0.5, count * D)
     close(y["uniform"].mean(), torch.tensor(1.0), 1.2, count * D)

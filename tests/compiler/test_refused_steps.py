@@ -129,8 +129,8 @@ class Steps:
         return h, torch.cat([h, h[h[:, 0] > 2]])[: x.shape[0]]  #
 
     def nonzero(x, h):
-        at = torch.nonzero(x[:, 0] > 0)  #
-        h = torch.tanh(h + x + at.shape[0])
+        at = torch.nonzero(x[:, 0] > 0)
+        h = torch.tanh(h + x + at.shape[0])  #
         return h, h
 
     def changes_a_captured_tensor(x, h):
@@ -168,8 +168,8 @@ WORDS = {
     "item": "depends on the values of a tensor",
     "to_list": "values",
     "numpy": "numpy",
-    "boolean_mask": "shape depends on values",
-    "nonzero": "shape depends on values",
+    "boolean_mask": "a mask picks",
+    "nonzero": "how many values a mask picks",
     "changes_a_captured_tensor": "changes a tensor it did not make, in place",
     "one_noise_for_all_rows": "noise that is shared by all rows",
 }

@@ -37,6 +37,19 @@ FUNCTIONS = {
     "conv3d": (lambda x: F.conv3d(x, W["conv3"]), (1, 3, 3, 2)),
     "batch norm that is kept": (lambda x: F.batch_norm(x, MEAN, VAR, W["scale"], W["shift"]), (6,)),
     "batch norm of images": (lambda x: F.batch_norm(x, MEAN, VAR, W["scale"], None, eps=0.1), (6, 2, 3)),
+    **{
+        f"bags, {mode}{', padded' if padding else ''}": (
+            lambda x, mode=mode, padding=padding: F.embedding_bag(
+                (x > 0).long() * 2, W["table"], mode=mode, padding_idx=padding
+            ),
+            (3,),
+        )
+        for mode in ("sum", "mean", "max")
+        for padding in (None, -3)
+    },
+    "bags, weighed": (
+        lambda x: F.embedding_bag((x > 0).long(), W["table"], mode="sum", per_sample_weights=x), (3,)
+    ),
     "group norm": (lambda x: F.group_norm(x, 3, W["scale"], W["shift"]), (6,)),
     "group norm of images": (lambda x: F.group_norm(x, 2), (6, 2, 3)),
     "roll": (lambda x: torch.roll(x, 2, 1) + x.roll((-1, 3), (1, 1)), (5,)),

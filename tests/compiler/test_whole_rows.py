@@ -34,6 +34,18 @@ def positive(z):
     return z[:, :, :3] @ z[:, :, :3].mT + torch.eye(3, dtype=D)
 
 
+def reduced(how, include_self):
+    """Of all places at once: none, one or many numbers go to a place."""
+
+    def made(z, x):
+        of_rows = z.scatter_reduce(2, (x > 0.3).long() * 3, x * z, how, include_self=include_self)
+        if how == "sum":
+            return of_rows
+        return of_rows + z.index_reduce(1, PLACES, x, how, include_self=include_self)
+
+    return made
+
+
 # Of z and x, [rows, 3, 4] each.
 PICKS = {
     "gather": lambda z, x: z.gather(2, x.argsort(2)) + z.gather(1, x.argsort(1)),
@@ -50,6 +62,12 @@ PICKS = {
     "places of a weight": lambda z, x: (W.flip(0).roll(1, 1) + W.gather(1, W.argsort(1))) @ z,
     "added by index": lambda z, x: z.index_add(1, PLACES, x) + z.index_copy(1, PLACES[:2], x[:, :2]),
     "most and where": lambda z, x: z.max(1)[0] * z.min(1)[1] + z.max(1)[1],
+    **{
+        f"{how}, {'with' if itself else 'without'} what was there": reduced(how, itself)
+        for how in ("sum", "mean", "prod", "amax", "amin")
+        for itself in (True, False)
+    },
+    "counted": lambda z, x: x.long().scatter_reduce(2, (z > 0).long(), (z * 5).long(), "amax").to(D),
     "bins": lambda z, x: z * torch.bucketize(z.detach(), torch.linspace(-1, 1, 5, dtype=D)),
     "windows": lambda z, x: z.unfold(2, 2, 1).prod(-1) + z.diagonal(dim1=1, dim2=2)[:, :, None],
 }
@@ -94,6 +112,7 @@ FUNCTIONS = {
 GROUPS = {"picks": PICKS, "orders": ORDERS, "matrices": MATRICES, "functions": FUNCTIONS}
 
 
+@pytest.mark.filterwarnings("ignore:index_reduce")
 @pytest.mark.parametrize("backend", ["c", "eager"])
 @pytest.mark.parametrize("group", GROUPS)
 def test_as_the_plain_loop(group, backend):

@@ -102,6 +102,20 @@ def test_no_table_of_matrices_is_made_but_that_of_states():
     check(linear_attention, rows(64), boots(16, 16))
 
 
+def test_what_the_taps_of_a_convolution_see_is_joined_in_the_loop():
+    taps = torch.randn(4, 7, 3, 3, dtype=torch.float64, requires_grad=True)
+
+    def step(x, h):
+        h = torch.tanh(torch.nn.functional.conv2d(torch.cat([x, h], 1), taps, padding=1))
+        return h, h
+
+    x = LoDTensor.from_lengths(rows(3, 6, 6).requires_grad_(), [LENGTHS])
+    told = explain(step, x, boots(4, 6, 6), backend="c")
+    assert isinstance(told, Explanation)
+    assert not any(op.name == "cat" for region in told.regions if not region.per_step for op in region.ops)
+    as_the_plain_loop(step, *wanting((x, boots(4, 6, 6))), weights=[taps])
+
+
 def test_a_matrix_that_the_step_waits_for_stays_before_the_loop():
     weight = torch.randn(16, 4, dtype=torch.float64)
 

@@ -53,7 +53,7 @@ def masked(x, h):
 CASES = {
     # step: (executor, who declines, part of the reason, part of the line or None)
     "branching": (steps.branching, "naive", "compiler", "control flow", "h.sum() > 1.0"),
-    "masked": (masked, "naive", "compiler", "shape depends on values", "x[x[:, 0] > 0]"),
+    "masked": (masked, "naive", "compiler", "mixes rows", "x[x[:, 0] > 0]"),
     "batch_dependent": (batch_dependent, "naive", "compiler", "depends on how many rows", None),
     "counts": (counts, "naive", "compiler", "in place", None),
     "mixes": (mixes, "naive", "compiler", "row", "x.mean(0)"),

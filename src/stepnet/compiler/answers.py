@@ -30,8 +30,11 @@ ASKS = frozenset({
     Tensor.__complex__, Tensor.__contains__, Tensor.is_nonzero, torch.is_nonzero, Tensor.equal, torch.equal,
     Tensor.allclose, torch.allclose,
 })  # fmt: skip
+BY_VALUES = "Python control flow or .item() depends on the values of a tensor"
 OF_ROWS = object()  # in the place of an answer that is another one at each step
 AS_CLAIMED = object()  # and of one that each row gives alone, if it is the one that claims expect
+SOME, NONE = object(), object()  # and of one whether there is any row of which something holds
+PICKS = object()  # and of what a mask of rows picks
 
 # What they make depends on the shape of what they are given, not on its numbers.
 _OF_SHAPES = frozenset({
@@ -84,6 +87,24 @@ class Followers:
             self.add(made)
 
 
+class Guards:
+    """The questions of a trace whether something holds of any row: all are answered with yes, but those of
+    some places (None: of all). `masks`: what they asked of."""
+
+    def __init__(self, without: Iterable[int] | None = ()) -> None:
+        self._without = None if without is None else frozenset(without)
+        self.masks: list[Tensor] = []
+
+    def answer(self, values: Tensor) -> bool:
+        """Whether there is any."""
+        self.masks.append(values if values.dtype == torch.bool else values != 0)
+        return self.is_some(len(self.masks) - 1)
+
+    def is_some(self, place: int) -> bool:
+        """The answer to one of the questions."""
+        return self._without is not None and place not in self._without
+
+
 class Claims:
     """Truth values of all rows in one: that something holds of each, or of none of them.
 
@@ -111,8 +132,11 @@ class Claims:
 class Answers:
     """The answers of one run, given out in their order."""
 
-    def __init__(self, answers: Sequence[Any], rows: Sequence[Tensor]) -> None:
-        self._left = iter(answers)
+    def __init__(self, answers: Sequence[Any] | Guards, rows: Sequence[Tensor]) -> None:
+        self._guards = answers if isinstance(answers, Guards) else None
+        if self._guards is not None:
+            self._guards.masks.clear()
+        self._left = iter(() if isinstance(answers, Guards) else answers)
         self._rows = rows
         self.of_rows = Followers(rows)
         self.claims = Claims()
@@ -133,13 +157,15 @@ class Answers:
     def answer(self, args: Any, kwargs: Any) -> Any:
         """The next one; `OF_ROWS` if there is none for these arguments."""
         known = next(self._left, OF_ROWS)
-        if known is AS_CLAIMED and (loops := inner()) is not None and (claim := self.claims.of(args)):
+        if self._guards is not None and (claim := self.claims.of(args)) and not claim[1]:
+            return self._guards.answer(claim[0]) if self.of_rows.has(claim[0]) else OF_ROWS
+        if known in (AS_CLAIMED, NONE) and (loops := inner()) is not None and (claim := self.claims.of(args)):
             values, expected = claim
             if not values.dim() or type(values.shape[0]) is int:  # not a row for each sequence
                 return OF_ROWS
             loops.must_hold((values != 0) == expected)
             return expected
-        if known in (OF_ROWS, AS_CLAIMED):
+        if known in (OF_ROWS, AS_CLAIMED, SOME, NONE, PICKS):
             return OF_ROWS
         return OF_ROWS if self.of_rows.has((args, kwargs)) else copy.deepcopy(known)
 

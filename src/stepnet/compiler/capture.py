@@ -24,13 +24,14 @@ from torch.overrides import TorchFunctionMode
 from stepnet.data.tree import leaves, map_leaves
 from stepnet.errors import Unsupported
 
-from .answers import ASKS, OF_ROWS, Answers
+from .answers import ASKS, BY_VALUES, OF_ROWS, Answers, Guards
 from .applied import applied
 from .decompositions import Exact, exact
 from .draws import noise_of
 from .forward_mode import by_gradients
 from .joint import joint_graph
 from .lengths import AsksLength, open_lengths
+from .masks import Masks
 from .own_state import OWN_STATE
 from .traces import Input
 from .whole_calls import keep_whole
@@ -153,6 +154,7 @@ class _Swap(Replaced):
         super().__init__(swap)
         self.followed = followed
         self.answers = answers
+        self.masks = Masks(answers)
         self.bases: dict[Any, list[Tensor]] = {}  # by what made a result: bases of views, see _leads_to
         self.here = here
         self.notes = notes
@@ -186,14 +188,19 @@ class _Swap(Replaced):
             return answer
         written = func in _CASTS
         with _annotate({WRITTEN: True}) if written else contextlib.nullcontext():
-            result = func(*args, **kwargs)
+            result = self.masks.call(func, args, kwargs)
+            if result is NotImplemented:
+                result = func(*args, **kwargs)
+        self.masks.name(func, args, kwargs, result)
         self.answers.of_rows.follow(func, args, kwargs, result, sized=True)
         self.answers.claims.follow(func, args, kwargs, result)
         self.made((args, kwargs), result)
         return result
 
     def made(self, args: Any, result: Any) -> None:
-        """Note the bases of the views without a history that a result was made of."""
+        """Note the bases of the views without a history that a result was made of, and the mask of what it is
+        made of."""
+        self.masks.follow(args, result)
         bases = [t._base for t in leaves(args, Tensor) if _is_cut_view(t)]
         for t in leaves(result, Tensor) if bases else ():
             if t.grad_fn is not None:
@@ -207,7 +214,7 @@ def trace(
     weights: Sequence[tuple[int, Tensor, bool]],
     *,
     here: Callable[[], str | None],
-    answers: Sequence[Any] = (),
+    answers: Sequence[Any] | Guards = (),
 ) -> Captured:
     """Trace `call(x, state) -> (y_spec, y leaves, new state leaves)` on a symbolic batch.
 
@@ -239,6 +246,7 @@ def trace(
         known = Answers(answers, given[: len(rows)])
         with _Swap(swap, here, lines, followed, known) as mode, Exact(real), by_gradients():
             y_spec, y, new = call(xs, states)
+        mode.masks.refuse((y, new))
         results = [t if isinstance(t, Tensor) else torch.as_tensor(t) for t in (*y, *new)]
         seen.setdefault("y", (y_spec, len(y)))
         seen.setdefault("grad", [t.requires_grad for t in results])
@@ -263,6 +271,8 @@ def trace(
         remedy = "write the step with torch ops on whole rows; stepnet runs it by the plain loop"
         if "torch.distributions" in (why := _why(error)):
             remedy = "make the distribution with validate_args=False"
+        if why == _SIZED_BY_VALUES:
+            remedy = "h[mask] = f(h[mask]), which is compiled, or torch.where(mask, a, b) on whole rows"
         if why == BY_VALUES:
             remedy = "torch.where(condition, a, b), or a stepnet.while_loop with a condition for each row"
         line = next((n for n in reversed(lines) if n), None)
@@ -475,7 +485,7 @@ def _checked_by_a_distribution(error: BaseException | None) -> bool:
     return False
 
 
-BY_VALUES = "Python control flow or .item() depends on the values of a tensor"
+_SIZED_BY_VALUES = "an op makes a result whose shape depends on values (nonzero, unique, lstsq, a mask)"
 
 
 def _why(error: Exception) -> str:
@@ -486,7 +496,7 @@ def _why(error: Exception) -> str:
     if "DataDependent" in kind or "data-dependent" in text:
         return BY_VALUES
     if "DynamicOutputShape" in kind or "dynamic shape" in text:
-        return "an op makes a result whose shape depends on values (a boolean mask, nonzero, unique, lstsq)"
+        return _SIZED_BY_VALUES
     if kind == "UnsupportedOperatorException":
         return f"torch does not say of which shape the result of {text.strip()} is"
     if "non-Fake" in text or "convert all Tensors to FakeTensors" in text:

@@ -48,7 +48,7 @@ def _transform(
     if dim % x.dim() != x.dim() - 1:
         found = _transform(kind, x.movedim(dim, -1), n, -1, norm)
         return found if found is NotImplemented else found.movedim(-1, dim)
-    if torch.is_autocast_enabled("cpu") or x.dtype not in _DTYPES or norm not in _NORMS:
+    if x.dtype not in _DTYPES or norm not in _NORMS:
         return NotImplemented
     size = x.shape[-1]
     full = n if n is not None else 2 * (size - 1) if kind == "irfft" else size

@@ -49,7 +49,7 @@ class _Narrower:
         )
 
     def _product(self, node: Node) -> None:
-        a, b = (self.values[name] for name in node.inputs)
+        a, b = self._numbers(node)
         vector = self._new(node, "reshape", (b.name,), "shared", (b.size,))
         if b.shape[-1] == 1 != b.shape[0]:
             parts = self._new(node, "mul", (a.name, vector), "row", a.shape)
@@ -59,7 +59,7 @@ class _Narrower:
             self.nodes.append(Node("mul", (a.name, vector), node.outputs, (), node.line))
 
     def _sum(self, node: Node) -> None:
-        a, b = (self.values[name] for name in node.inputs)
+        a, b = self._numbers(node)
         shape = (*a.shape[:-1], max(a.shape[-1], b.shape[-1]))
         parts = self._new(node, "mul", (a.name, b.name), "row", shape)
         steps = self._new(node, "sum_steps", (parts,), "sequence", shape)
@@ -67,6 +67,15 @@ class _Narrower:
         dims = tuple(range(len(shape) - 1))
         small = self._new(node, "sum", (rows,), "sum", (*(1 for _ in dims), shape[-1]), dims=dims)
         self.nodes.append(Node("reshape", (small,), node.outputs, (), node.line))
+
+    def _numbers(self, node: Node) -> list[Value]:
+        """The operands in the type of the sums: products of 16 bits are no op of their own here."""
+        to = self.values[node.output].dtype
+        found = [self.values[name] for name in node.inputs]
+        return [
+            v if v.dtype == to else self.values[self._new(node, "cast", (v.name,), v.kind, v.shape)]
+            for v in found
+        ]
 
     def _new(self, node: Node, op: str, inputs: tuple[str, ...], kind: Kind, shape: tuple[int, ...],
              **attrs: object) -> str:  # fmt: skip

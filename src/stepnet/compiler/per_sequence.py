@@ -11,10 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
+from stepnet.ir.agreement import FLOATS
 from stepnet.ir.graph import Graph, Node, Value, in_order
 from stepnet.ir.ops import OPS, RANDOM, Stage
 
+from .builder import ROUNDED
 from .normal import Joint
 
 _MOVES = frozenset({"reshape", "permute", "expand", "flip", "neg", "copy"})
@@ -109,11 +112,12 @@ def _mark(nodes: Sequence[Node], values: dict[str, Value]) -> None:
             values.update({n: replace(values[n], kind="sequence") for n in node.outputs if n})
 
 
-def _fresh(like: str, kind: str, values: dict[str, Value]) -> str:
-    name = f"{like}_{kind}"
+def _fresh(like: str, tail: Any, values: dict[str, Value], kind: Any = None) -> str:
+    """A new value with the shape of another one; `tail`: of its name, and its kind unless that is told."""
+    name = f"{like}_{tail}"
     while name in values:
         name += "_"
-    values[name] = replace(values[like], name=name, kind=kind)  # pyright: ignore[reportArgumentType]
+    values[name] = replace(values[like], name=name, kind=kind or tail)
     return name
 
 
@@ -149,10 +153,24 @@ class _Sums:
                 total = _fresh(name, "sequence", self.values)
                 self.new.append(replace(node, inputs=inputs, outputs=(total,)))
             else:
-                total = _fresh(name, "sequence", self.values)
-                self.new.append(Node("sum_steps", (name,), (total,), (), node.line if node else None))
+                total = self._summed(name, node.line if node else None)
             self.totals[name] = total
         return self.totals[name]
+
+    def _summed(self, name: str, line: str | None) -> str:
+        """Sums of numbers of 16 bits are made in float32."""
+        dtype = self.values[name].dtype
+        if dtype in ROUNDED:
+            name = self._cast(name, "float32", line)
+        total = _fresh(name, "sequence", self.values)
+        self.new.append(Node("sum_steps", (name,), (total,), (), line))
+        return self._cast(total, dtype, line) if dtype in ROUNDED else total
+
+    def _cast(self, name: str, dtype: str, line: str | None) -> str:
+        made = _fresh(name, dtype, self.values, self.values[name].kind)
+        self.values[made] = replace(self.values[made], dtype=dtype)
+        self.new.append(Node("cast", (name,), (made,), (), line))
+        return made
 
     def _is_row(self, name: str) -> bool:
         return self.values[name].kind == "row"
@@ -170,6 +188,9 @@ class _Sums:
             return len(rows) == 2
         if op in ("mul", "matmul"):
             return len(rows) == 1
+        if op == "cast":
+            dtypes = self.values[rows[0]].dtype, self.values[node.output].dtype
+            return dtypes[0] not in ROUNDED and FLOATS.issuperset(dtypes)
         if op == "div":
             return rows == [node.inputs[0]]
         if op == "where":

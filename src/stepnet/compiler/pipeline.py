@@ -14,9 +14,11 @@ from stepnet.ir.loop import Loop
 from stepnet.ir.ops import RANDOM
 from stepnet.ir.plan import LoopPlan, Plan
 
+from .answers import Guards
 from .capture import Example, trace
 from .draws import Draw, Drawn, drawn
 from .fission import fission
+from .guards import are_guards, are_idle
 from .inner_loops import MOST, inner_loops
 from .iteration import iteration
 from .narrow import narrow
@@ -117,8 +119,20 @@ def compile_loop(
         replace(e, grad=e.grad and (e.dtype.is_floating_point or e.dtype.is_complex))
         for e in signature.states
     )
-    captured = trace(call, signature.x, states, weights, here=here, answers=answers)
-    joint = normalise(captured, parameter_names(signature, weights))
+
+    def asked(guards: Guards) -> Joint:
+        def beside(x: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[Any, list[Any], list[Any]]:
+            spec, y, new = call(x, states)
+            return spec, y, [*new, *guards.masks]
+
+        x, carried = ([replace(e, grad=False) for e in examples] for examples in (signature.x, states))
+        fixed = [(place, tensor, False) for place, tensor, _ in weights]
+        return normalise(trace(beside, x, carried, fixed, here=here, answers=guards), names)
+
+    names = parameter_names(signature, weights)
+    known = Guards() if not draws and are_guards(answers) and are_idle(asked) else answers
+    captured = trace(call, signature.x, states, weights, here=here, answers=known)
+    joint = normalise(captured, names)
     check_opaque(joint.graph, bind, samples(joint, weights, sample))
     joint = replace(joint, graph=reassociate(join_paddings(joint.graph), signature.state_names))
     made = finish(joint, signature, weights, captured.y_spec)

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from stepnet.data.modes import autocast_dtype
+
 _MOST = 128  # windows, or elements of one, that are written out
 
 
@@ -183,6 +185,9 @@ def _pad(input: Tensor, pad: Any, mode: str = "constant", value: float | None = 
     sides = list(zip(pad[::2], pad[1::2], strict=False))
     if mode not in ("reflect", "replicate") or len(pad) % 2 or input.dim() <= len(sides):
         return NotImplemented
+    on_the_list = (mode, len(sides)) != ("reflect", 3)  # of those that autocast computes in float32
+    if on_the_list and autocast_dtype("cpu") is not None and input.dtype in (torch.bfloat16, torch.float16):
+        input = input.float()
     for dim, (before, behind) in enumerate(sides, start=1):
         size = input.shape[-dim]
         most = size - 1 if mode == "reflect" else _MOST

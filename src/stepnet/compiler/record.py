@@ -24,10 +24,11 @@ from stepnet.data.storage import memory_of
 from stepnet.data.tree import leaves
 from stepnet.errors import Unsupported
 
-from .answers import AS_CLAIMED, ASKS, OF_ROWS, Claims, Followers, is_check
+from .answers import AS_CLAIMED, ASKS, NONE, OF_ROWS, PICKS, SOME, Claims, Followers, is_check
 from .applied import applied, unbatched
 from .draws import Draw, draw_of, generator_of
 from .library_ops import is_made_of_others
+from .masks import masks_in
 from .own_state import OWN_STATE
 from .reach import reach
 from .survey import Same
@@ -174,6 +175,8 @@ class _Reader(TorchFunctionMode):
         generator, draw = generator_of(args, kwargs), None
         if generator is not None:
             draw = draw_of(func, args, kwargs, self._place(generator))[0]
+        for mask in masks_in(func, args):
+            self.pick(mask)
         out = func(*args, **kwargs)
         if func in OWN_STATE:
             self.told(args, out)
@@ -188,6 +191,15 @@ class _Reader(TorchFunctionMode):
         if func in ASKS:
             self.asked(out, args, kwargs)
         return out
+
+    def pick(self, mask: Tensor) -> None:
+        """Note which places a mask picks: a mask that is the same at every step is asked for them."""
+        if id(mask) in self.read:
+            self.answers.append(mask.tolist())
+            self.asks_captured = True
+        else:
+            self.asked(mask.tolist(), (mask,), {})
+            self.answers[-1] = PICKS if self.of_rows.has(mask) else self.answers[-1]
 
     def told(self, args: Any, out: Any) -> None:
         """A tensor told of itself: what it holds beside its numbers is read, too."""
@@ -208,7 +220,8 @@ class _Reader(TorchFunctionMode):
         if any(args[0] is check for check in self.checks):
             answer = AS_CLAIMED
         elif claim is not None and self.of_rows.has(claim[0]):
-            answer = AS_CLAIMED if bool(answer) == claim[1] else OF_ROWS
+            of_some = SOME if answer else NONE
+            answer = of_some if not claim[1] else AS_CLAIMED if answer else OF_ROWS
         elif self.of_rows.has(of) or self.draws or not torch.equal(torch.get_rng_state(), self._noise):
             answer = OF_ROWS
         else:
@@ -260,6 +273,11 @@ class _Recorder(_Reader):
                 autocast_dtype("cpu"),
             )
         )
+
+    def pick(self, mask: Tensor) -> None:
+        """The same, and notes the places."""
+        super().pick(mask)
+        self.key.append(("picks", None if self.answers[-1] is PICKS else repr(self.answers[-1])))
 
     def told(self, args: Any, out: Any) -> None:
         """The same, of a tensor that is no row."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stepnet.errors import Unsupported
+from stepnet.ir.agreement import FLOATS
 
 from .builder import Builder, Ref, rule, rules
 
@@ -96,26 +97,32 @@ def _bernoulli(b: Builder, x: Ref, p: Any = None, **_: Any) -> Any:
 def _multinomial(b: Builder, p: Ref, count: int, replacement: bool = False, **_: Any) -> Any:
     """Where what the odds are, over exponential noise, is largest; -1 for odds that are none, which torch
     refuses."""
-    value = b.values[p.name]
-    if p.bdim != 0 or p.fold or len(value.shape) != 1 or value.dtype not in ("float32", "float64"):
+    if b.values[p.name].dtype not in FLOATS:
         return NotImplemented
-    (n,), dtype = value.shape, value.dtype
+    p = p if b.values[p.name].dtype == "float64" else b.cast(p, "float32")
+    value = b.values[p.name]
+    *outer, n = value.shape or (0,)
+    if p.bdim != 0 or p.fold != len(outer):
+        return NotImplemented
+    own, dtype = len(outer), value.dtype
     again = replacement and count > 1
-    shape = (count, n) if again else (n,)
+    shape = (*outer, count, n) if again else (*outer, n)
     rate = _waiting(b, Ref(b.emit("rand", (), shape, dtype, "row"), 0))
-    race = b.emit("div", (p.name, rate.name), shape, dtype)
+    odds = b.reshape(p.name, (*outer, 1, n)) if again else p.name
+    race = b.emit("div", (odds, rate.name), shape, dtype)
     if again or count == 1:
         last = len(shape) - 1
         index = b.emit("argmax", (race,), (*shape[:-1], 1), "int64", dim=last)
-        index = b.reshape(index, (count,))
+        index = b.reshape(index, (*outer, count))
     else:
-        index = b.emit("topk", (race,), (count,), "int64", dim=0, largest=True, sorted=True)
+        index = b.emit("topk", (race,), (*outer, count), "int64", dim=own, largest=True, sorted=True)
     # a sum of odds that is a number above 0, and none of them below
-    total = b.emit("sum", (p.name,), (1,), dtype, dims=(0,))
+    total = b.emit("sum", (p.name,), (*outer, 1), dtype, dims=(own,))
     fair = b.like(total, "gt", total, 0, dtype="bool")
     finite = b.like(total, "lt", total, float("inf"), dtype="bool")
-    least = b.emit("amin", (p.name,), (1,), dtype, dims=(0,))
+    least = b.emit("amin", (p.name,), (*outer, 1), dtype, dims=(own,))
     right = b.like(least, "ge", least, 0, dtype="bool")
     for other in (fair, finite):
         right = b.like(right, "and", right, other)
-    return b.result(b.emit("where", (right, index, b.full(-1, (), "int64")), (count,), "int64"), 0)
+    index = b.emit("where", (right, index, b.full(-1, (), "int64")), (*outer, count), "int64")
+    return b.result(index, 0, p.fold)

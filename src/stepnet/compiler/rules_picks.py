@@ -6,9 +6,13 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+import torch
+
+from stepnet.data.dtypes import dtype_of
 from stepnet.errors import Unsupported
-from stepnet.ir.agreement import INTEGERS
+from stepnet.ir.agreement import FLOATS, INTEGERS
 from stepnet.ir.op_rules import broadcast
+from stepnet.ir.ops import SCATTERS
 
 from .builder import ROW_NUMBERS, Builder, Ref, rule, rules
 from .rules_shape import beside, feature_dim, slice_feature
@@ -40,16 +44,22 @@ def _put(op: str, b: Builder, x: Ref, dim: int, index: Ref, source: Any) -> Any:
     if not value.shape or not _together(b, x, index):
         return NotImplemented
     own, places = feature_dim(b, x, dim), _index(b, index)
-    shape = b.values[places].shape
-    if isinstance(source, Ref):
-        if not _together(b, x, source):
-            return NotImplemented
-        name = b.cast(source, value.dtype).name
-        for d, size in enumerate(shape):
-            name = slice_feature(b, name, d, 0, size)
-    else:
-        name = b.full(source, shape, value.dtype, "shared" if x.bdim is None else "row")
-    return b.result(b.emit(op, (x.name, places, name), value.shape, value.dtype, dim=own), x.bdim, x.fold)
+    if not isinstance(source, Ref):
+        return b.result(_scattered(b, op, x.name, places, source, own), x.bdim, x.fold)
+    if not _together(b, x, source):
+        return NotImplemented
+    name = b.cast(source, value.dtype).name
+    for d, size in enumerate(b.values[places].shape):
+        name = slice_feature(b, name, d, 0, size)
+    return b.result(_scattered(b, op, x.name, places, name, own), x.bdim, x.fold)
+
+
+def _scattered(b: Builder, op: str, name: str, places: str, source: Any, dim: int) -> str:
+    """A value with others put into it, or one number."""
+    value, shape = b.values[name], b.values[places].shape
+    if not isinstance(source, str):
+        source = b.full(source, shape, value.dtype, beside(value.kind))
+    return b.emit(op, (name, places, source), value.shape, value.dtype, dim=dim)
 
 
 rules(_put, {"scatter.src": "scatter", "scatter.value": "scatter", "scatter_add": "scatter_add"})
@@ -59,9 +69,66 @@ rules(_put, {"scatter.src": "scatter", "scatter.value": "scatter", "scatter_add"
 def _scatter_reduce(
     b: Builder, x: Ref, dim: int, index: Ref, source: Ref, reduce: str, *, include_self: bool = True
 ) -> Any:
-    if reduce != "sum" or not include_self:
+    value = b.values[x.name]
+    if not value.shape or not _is_reduced(value.dtype, reduce) or not _together(b, x, index, source):
         return NotImplemented
-    return _put("scatter_add", b, x, dim, index, source)
+    own, places = feature_dim(b, x, dim), _index(b, index)
+    name = b.cast(source, value.dtype).name
+    for d, size in enumerate(b.values[places].shape):
+        name = slice_feature(b, name, d, 0, size)
+    return b.result(_reduced(b, x.name, places, name, own, reduce, include_self), x.bdim, x.fold)
+
+
+@rule("index_reduce")
+def _index_reduce(
+    b: Builder, x: Ref, dim: int, index: Ref, source: Ref, reduce: str, *, include_self: bool = True
+) -> Any:
+    value = b.values[x.name]
+    if not value.shape or not _is_reduced(value.dtype, reduce):
+        return NotImplemented
+    if index.bdim is not None or not _together(b, x, source):
+        return NotImplemented
+    own = feature_dim(b, x, dim)
+    before, after = value.shape[:own], value.shape[own + 1 :]
+    places = _spread_index(b, _index(b, index), before, after, value.kind)
+    name = b.cast(source, value.dtype).name
+    return b.result(_reduced(b, x.name, places, name, own, reduce, include_self), x.bdim, x.fold)
+
+
+def _is_reduced(dtype: str, reduce: str) -> bool:
+    """Whether numbers are made one so by ops of the list: a quotient of whole ones is torch's."""
+    return dtype in FLOATS or (dtype in INTEGERS and reduce != "mean")
+
+
+def _reduced(
+    b: Builder, name: str, places: str, source: str, dim: int, reduce: str, include_self: bool
+) -> str:
+    """What is at some places of a value, made one with all that goes there; without the value itself where
+    it is not to be included."""
+    value = b.values[name]
+    mean = reduce == "mean"
+    op = "scatter_add" if mean else next(op for op, how in SCATTERS.items() if how == reduce)
+    if not include_self:
+        name = _scattered(b, "scatter", name, places, _nothing(reduce, value.dtype), dim)
+    total = _scattered(b, op, name, places, source, dim)
+    if not mean:
+        return total
+    count = b.full(1, value.shape, value.dtype, beside(value.kind))
+    if not include_self:
+        count = _scattered(b, "scatter", count, places, 0, dim)
+    count = _scattered(b, "scatter_add", count, places, 1, dim)
+    return b.like(total, "div", total, count)
+
+
+def _nothing(reduce: str, dtype: str) -> float | int:
+    """What leaves all else as it is."""
+    if reduce in ("sum", "mean", "prod"):
+        return int(reduce == "prod")
+    most = reduce == "amin"
+    if dtype in INTEGERS:
+        limits = torch.iinfo(dtype_of(dtype))
+        return limits.max if most else limits.min
+    return float("inf") if most else -float("inf")
 
 
 # -- by tensors of indices ----------------------------------------------------------------------------------

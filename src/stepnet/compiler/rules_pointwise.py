@@ -10,6 +10,7 @@ import torch
 
 from stepnet.data.dtypes import dtype_name, dtype_of
 from stepnet.errors import Unsupported
+from stepnet.ir.agreement import FLOATS
 
 from .builder import BATCH, Builder, Ref, rule, rules
 from .torch_names import COMPARE, LOGIC, RARE, UNARY, stand_in_for
@@ -52,9 +53,10 @@ rules(_logic, {target: target for target in LOGIC})
 
 @rule("logical_not", "bitwise_not")
 def _not(b: Builder, x: Ref) -> Any:
-    if b.meta_dtype() != "bool" or b.values[x.name].dtype != "bool":
+    if b.meta_dtype() != "bool":
         return NotImplemented
-    return b.pointwise("not", [x], "bool")
+    own = b.values[x.name].dtype
+    return b.pointwise("not", [x], "bool") if own == "bool" else b.pointwise("eq", [x, 0], own)
 
 
 @rule("isnan")
@@ -64,10 +66,34 @@ def _isnan(b: Builder, x: Ref) -> Any:
 
 @rule("isinf")
 def _isinf(b: Builder, x: Ref) -> Any:
-    if not b.values[x.name].dtype.startswith("float"):
+    if b.values[x.name].dtype not in FLOATS:
         return NotImplemented
     size = b.like(x.name, "abs", x.name)
     return b.result(b.like(x.name, "eq", size, math.inf, dtype="bool"), x.bdim, x.fold)
+
+
+@rule("signbit")
+def _signbit(b: Builder, x: Ref) -> Any:
+    own = b.values[x.name].dtype
+    if own not in FLOATS:
+        return b.pointwise("lt", [x, 0], own)
+    sign = b.like(x.name, "copysign", 1.0, x.name)
+    return b.result(b.like(x.name, "lt", sign, 0, dtype="bool"), x.bdim, x.fold)
+
+
+@rule("angle")
+def _angle(b: Builder, x: Ref) -> Any:
+    x = b.cast(x, b.meta_dtype())
+    turned = b.like(x.name, "where", b.like(x.name, "lt", x.name, 0, dtype="bool"), math.pi, 0.0)
+    missing = b.like(x.name, "isnan", x.name, dtype="bool")
+    return b.result(b.like(x.name, "where", missing, x.name, turned), x.bdim, x.fold)
+
+
+@rule("ldexp")
+def _ldexp(b: Builder, x: Ref, power: Ref) -> Any:
+    if b.values[power.name].dtype not in FLOATS:
+        return NotImplemented
+    return b.pointwise("mul", [x, b.pointwise("pow", [2.0, power])])
 
 
 def _scaled(b: Builder, y: Any, alpha: Any) -> Any:
@@ -159,7 +185,7 @@ def _pow(b: Builder, x: Any, y: Any) -> Any:
 
 
 def _of_floats(op: str, b: Builder, x: Any, y: Any) -> Any:
-    return b.pointwise(op, [x, y]) if b.meta_dtype().startswith("float") else NotImplemented
+    return b.pointwise(op, [x, y]) if b.meta_dtype() in FLOATS else NotImplemented
 
 
 _COPYSIGN = dict.fromkeys(("copysign.Tensor", "copysign.Scalar"), "copysign")
@@ -169,7 +195,7 @@ rules(_of_floats, {"hypot": "hypot", "fmod": "fmod", **_COPYSIGN})
 def _unless_nan(op: str, b: Builder, x: Any, y: Any) -> Any:
     """The other one where one is NaN."""
     most = b.pointwise(op, [x, y])
-    if not b.values[most.name].dtype.startswith("float"):
+    if b.values[most.name].dtype not in FLOATS:
         return most
     for own, other in ((x, y), (y, x)):
         wide = b.widened(own)
@@ -189,7 +215,7 @@ def _polygamma(b: Builder, n: int, x: Ref) -> Any:
 
 @rule("div.Tensor_mode", "div.Scalar_mode")
 def _div_mode(b: Builder, x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
-    if not b.meta_dtype().startswith("float"):
+    if b.meta_dtype() not in FLOATS:
         return b.pointwise("floor_divide", [x, y]) if rounding_mode == "floor" else NotImplemented
     quotient = _div(b, x, y)
     if rounding_mode is None:
@@ -201,7 +227,7 @@ def _div_mode(b: Builder, x: Any, y: Any, *, rounding_mode: str | None = None) -
 
 @rule("round.decimals")
 def _round_decimals(b: Builder, x: Ref, *, decimals: int) -> Any:
-    if not b.meta_dtype().startswith("float"):
+    if b.meta_dtype() not in FLOATS:
         return NotImplemented
     scale = float(10 ** abs(decimals))
     there, back = ("mul", "div") if decimals >= 0 else ("div", "mul")

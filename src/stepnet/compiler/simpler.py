@@ -136,6 +136,31 @@ def one_hot(real: torch.dtype, input: Tensor, num_classes: int = -1) -> Any:
     return F.embedding(input, torch.eye(num_classes, dtype=real)).to(torch.int64)
 
 
+def _embedding_bag(
+    input: Tensor, weight: Tensor, offsets: Tensor | None = None, max_norm: float | None = None,
+    norm_type: float = 2, scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False,
+    per_sample_weights: Tensor | None = None, include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Any:  # fmt: skip
+    """A bag for each row: rows of the table, their sum, mean or largest."""
+    scales = max_norm is not None or scale_grad_by_freq or sparse
+    if scales or input.dim() != 2 or offsets is not None or not input.shape[1] or input.is_floating_point():
+        return NotImplemented
+    rows = F.embedding(input, weight)
+    if per_sample_weights is not None:
+        if mode != "sum" or per_sample_weights.dtype != weight.dtype:
+            return NotImplemented
+        rows = rows * per_sample_weights.unsqueeze(-1)
+    if padding_idx is None:
+        return rows.max(1)[0] if mode == "max" else rows.mean(1) if mode == "mean" else rows.sum(1)
+    counted = (input != padding_idx % weight.shape[0]).unsqueeze(-1)
+    if mode == "max":
+        most = torch.where(counted, rows, -math.inf).max(1)[0]
+        return torch.where(counted.any(1), most, 0.0)
+    total = torch.where(counted, rows, 0.0).sum(1)
+    return total / counted.sum(1).clamp(min=1) if mode == "mean" else total
+
+
 def _repeat(input: Tensor, *sizes: Any) -> Any:
     """Copies side by side; of what has no rows, as many as there are rows."""
     counts = [*sizes[0]] if len(sizes) == 1 and isinstance(sizes[0], Sequence) else [*sizes]
@@ -319,6 +344,7 @@ SIMPLER: dict[Any, Callable[..., Any]] = {
     Tensor.__getitem__: _rows_of_a_table,
     torch.index_select: _index_select,
     Tensor.index_select: _index_select,
+    F.embedding_bag: _embedding_bag,
     Tensor.repeat: _repeat,
     **dict.fromkeys((torch.tile, Tensor.tile), _tile),
     **dict.fromkeys((torch.repeat_interleave, Tensor.repeat_interleave), _repeat_interleave),
@@ -351,7 +377,10 @@ SIMPLER: dict[Any, Callable[..., Any]] = {
 
 # Those on autocast's lists. What they are written with here is on none, so the casts are made first.
 _LOW = {*CONVOLUTIONS, F.scaled_dot_product_attention}
-_FLOAT32 = {torch.linalg.solve, F.grid_sample}
+_FLOAT32 = {
+    torch.linalg.solve, torch.cdist, F.grid_sample, F.avg_pool3d, F.max_pool3d, F.adaptive_avg_pool3d,
+    F.adaptive_max_pool3d, *TRANSFORMS,
+}  # fmt: skip
 
 
 def simpler_call(function: Callable[..., Any], replaced: Any, args: Any, kwargs: Any) -> Any:

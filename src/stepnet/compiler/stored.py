@@ -22,7 +22,7 @@ from stepnet.data.dtypes import dtype_name, dtype_of
 from stepnet.data.tree import LEAF, Spec
 from stepnet.errors import GraphError, Unsupported
 from stepnet.ir.graph import ITEM_SIZE, Graph, Node, Value
-from stepnet.ir.ops import OPS, RANDOM
+from stepnet.ir.ops import OPS, RANDOM, SCATTERS
 from stepnet.ir.verify import verify
 
 from .known_calls import known_call
@@ -42,7 +42,7 @@ TREES: dict[str, type] = {"tuple": tuple, "list": list, "dict": dict, "None": ty
 _ATTRS: dict[str, dict[str, str]] = {
     **{op: {"dims": "places"} for op in ("sum", "amax", "amin", "permute", "flip")},
     **{op: {"dim": "place or none"} for op in ("argmax", "argmin")},
-    **{op: {"dim": "place"} for op in ("cat", "gather", "scatter", "scatter_add")},
+    **{op: {"dim": "place"} for op in ("cat", "gather", *SCATTERS)},
     **{op: {"dim": "place"} for op in ("cumsum", "cumprod", "logcumsumexp", "cumargmax", "cumargmin")},
     "argsort": {"dim": "place", "descending": "choice", "stable": "choice"},
     "topk": {"dim": "place", "largest": "choice", "sorted": "choice"},

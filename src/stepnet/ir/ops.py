@@ -60,7 +60,7 @@ OPS: dict[str, Op] = {
     **_ops(Stage.SHAPE, 2, "embed"),  # shared table [rows, ...], integer index per row
     # along a feature dimension, attribute dim: x and an index; x, an index and what is put there
     **_ops(Stage.WHOLE, 2, "gather"),
-    **_ops(Stage.WHOLE, 3, "scatter scatter_add"),
+    **_ops(Stage.WHOLE, 3, "scatter scatter_add scatter_amax scatter_amin scatter_prod"),
     # running totals; where the largest and the smallest so far are
     **_ops(Stage.WHOLE, 1, "cumsum cumprod"),
     **_ops(Stage.WHOLE, 1, "logcumsumexp", costly=True),
@@ -82,6 +82,11 @@ OPS: dict[str, Op] = {
     **_ops(Stage.OPAQUE, -1, "opaque"),
 }
 
+# What is put into a value, and what becomes of both where they meet, in torch's words; none: it is replaced.
+SCATTERS = {
+    "scatter": "", "scatter_add": "sum", "scatter_amax": "amax", "scatter_amin": "amin",
+    "scatter_prod": "prod",
+}  # fmt: skip
 VIEWS = frozenset({"slice", "permute", "expand", "reshape", "flip"})
 TOTALS = frozenset({"sum_rows", "sum_steps"})  # what a scan adds up to as it goes
 RANDOM = frozenset({"rand", "randn"})

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from .agreement import INTEGERS, Inputs, has_shape, same_dtype
 from .graph import Node, Value
+from .ops import SCATTERS
 
 Check = Callable[[Node, Inputs, Value], Iterator[str]]
 
@@ -108,7 +109,7 @@ def _solve(node: Node, inputs: Inputs, out: Value) -> Iterator[str]:
 
 WHOLE_CHECKS: dict[str, Check] = {
     "gather": _gather,
-    **dict.fromkeys(("scatter", "scatter_add"), _scatter),
+    **dict.fromkeys(SCATTERS, _scatter),
     **dict.fromkeys(("cumsum", "cumprod", "logcumsumexp"), _running),
     **dict.fromkeys(("argsort", "topk", "cumargmax", "cumargmin"), _places),
     **dict.fromkeys(("lu", "cholesky", "matrix_exp"), _factor),

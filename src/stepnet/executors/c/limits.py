@@ -8,7 +8,7 @@ from stepnet.executors.schedule.row_products import sizes, walk
 from stepnet.executors.schedule.views import VIEWS
 from stepnet.ir.agreement import INTEGERS
 from stepnet.ir.graph import Graph, Node
-from stepnet.ir.ops import OPS, Stage
+from stepnet.ir.ops import OPS, SCATTERS, Stage
 from stepnet.ir.plan import LoopPlan, Region
 
 DTYPES = ("float32", "float64")
@@ -31,8 +31,8 @@ INTEGER_OPS = VIEWS | {
     "copy", "add", "sub", "neg", "eq", "ne", "lt", "le", "gt", "ge", "where", "cast", "full", "cat", "embed",
     "mul", "maximum", "minimum", "abs", "sign", "relu", "floor", "ceil", "round", "trunc", "remainder",
     "floor_divide", "sum",
-    "amax", "amin", "argmax", "argmin", "gather", "scatter", "scatter_add", "cumsum", "cumprod", "argsort",
-    "topk", "cumargmax", "cumargmin",
+    "amax", "amin", "argmax", "argmin", "gather", *SCATTERS, "cumsum", "cumprod", "argsort", "topk",
+    "cumargmax", "cumargmin",
 }  # fmt: skip
 
 _MOVES = VIEWS | {"copy", "cast", "cat", "embed", "full"}

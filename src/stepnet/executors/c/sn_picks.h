@@ -33,10 +33,21 @@ SN_PICK void SN_P(sn_gather)(SN_T *y, const SN_T *x, const int64_t *index, const
     }
 }
 
-/* y = x, of `whole` elements; then y[.., index[a, b, ..] along dim, ..] = or += source[a, b, ..], in their order. */
+/* What is left where `source` meets `there`: the new one, their sum, the larger, the smaller, their product. */
+SN_PICK SN_T SN_P(sn_met)(SN_T there, SN_T source, int64_t how) {
+    switch (how) {
+    case 1: return (SN_T)(there + source);
+    case 2: return source > there || source != source ? source : there;
+    case 3: return source < there || source != source ? source : there;
+    case 4: return (SN_T)(there * source);
+    default: return source;
+    }
+}
+
+/* y = x, of `whole` elements; then source[a, b, ..] meets y[.., index[a, b, ..] along dim, ..], in their order. */
 SN_PICK void SN_P(sn_scatter)(SN_T *y, const SN_T *x, const int64_t *index, const SN_T *source, int64_t whole,
                               const int64_t *sizes, int64_t rank, int64_t dim, const int64_t *strides,
-                              int64_t add, int64_t *wrong) {
+                              int64_t how, int64_t *wrong) {
     int64_t at[16] = {0}, size = 1, base = 0;
     memcpy(y, x, whole * sizeof(SN_T));
     for (int64_t d = 0; d < rank; ++d) size *= sizes[d];
@@ -45,7 +56,7 @@ SN_PICK void SN_P(sn_scatter)(SN_T *y, const SN_T *x, const int64_t *index, cons
         const int64_t place = sn_place(index[e], n, wrong);
         if (n > 0) {
             SN_T *to = y + base + place * step;
-            *to = add ? (SN_T)(*to + source[e]) : source[e];
+            *to = SN_P(sn_met)(*to, source[e], how);
         }
         for (int64_t d = rank; d-- > 0;) {
             if (d != dim) base += strides[d];

@@ -8,7 +8,7 @@ from math import prod
 from stepnet.executors.schedule.program import Program
 from stepnet.executors.schedule.views import contiguous
 from stepnet.ir.graph import Node
-from stepnet.ir.ops import OPS, Stage
+from stepnet.ir.ops import OPS, SCATTERS, Stage
 
 from .build import header
 from .numbers import SPECIAL
@@ -57,14 +57,15 @@ def call_text(w: Places, node: Node, depth: int) -> list[str]:
     given = [_pointer(w, name) for name in node.inputs]
     first = p.value(node.inputs[0])
     suffix = _ELEMENTS[first.dtype][0]
-    name = f"sn_{'cumarg' if op.startswith('cumarg') else op.removesuffix('_add')}_{suffix}"
+    shared = next((name for name in ("cumarg", "scatter") if op.startswith(name)), op)
+    name = f"sn_{shared}_{suffix}"
     last: list[object]
-    if op in ("gather", "scatter", "scatter_add"):
+    if op == "gather" or op in SCATTERS:
         index, dim = p.value(node.inputs[1]).shape, node.attr("dim")
         sizes, steps = _numbers((*index, first.shape[dim])), _numbers(contiguous(first.shape))
         walk = [sizes, len(index), dim, steps]
         whole = [] if op == "gather" else [first.size]
-        last = [*whole, *walk, *([] if op == "gather" else [int(op == "scatter_add")]), "&wrong"]
+        last = [*whole, *walk, *([] if op == "gather" else [list(SCATTERS).index(op)]), "&wrong"]
     elif op in _FACTORS and op != "logcumsumexp":
         n = first.shape[-1]
         count = prod(first.shape[:-2])

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from stepnet.ir.graph import Graph, Node, Value
-from stepnet.ir.ops import OPS, TOTALS, Stage
+from stepnet.ir.ops import OPS, SCATTERS, TOTALS, Stage
 from stepnet.ir.plan import Carry, LoopPlan, Region
 
 from .row_products import in_memory_order, over_last
@@ -19,7 +19,7 @@ from .slices import split_by_slices
 from .views import VIEWS, Access, contiguous, view
 
 _LOOPED = (Stage.POINTWISE, Stage.REDUCE)
-_FAULTS = frozenset({"embed", "gather", "scatter", "scatter_add", "lu", "cholesky"})
+_FAULTS = frozenset({"embed", "gather", *SCATTERS, "lu", "cholesky"})
 
 
 @dataclass

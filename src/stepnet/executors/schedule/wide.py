@@ -101,7 +101,7 @@ class _Move:
     def _wide(self, node: Node) -> bool:
         op, values = OPS[node.op], self.body.values
         names = (*node.inputs, *node.outputs)
-        looped = op.stage in (Stage.POINTWISE, Stage.REDUCE) or node.op in VIEWS or node.op == "sum_rows"
+        looped = op.stage in (Stage.POINTWISE, Stage.REDUCE) or node.op in (*VIEWS, "cat", "sum_rows")
         product = node.op == "matmul" and values[node.inputs[1]].kind == "row"
         if not (looped or product) or not any(map(self._is_matrix, names)):
             return False

@@ -11,6 +11,7 @@ from torch import Tensor
 from stepnet.data.as_imported import contiguous
 from stepnet.errors import GraphError
 from stepnet.ir.graph import Graph, Node
+from stepnet.ir.ops import SCATTERS
 
 Run = Callable[..., Any]
 
@@ -24,9 +25,11 @@ def bind_whole(graph: Graph, node: Node) -> Run:
     dim = node.attr("dim") + (graph.values[node.output].kind in ("row", "sequence"))
     if op == "gather":
         return lambda a, index, rows: a.gather(dim, index)
-    if op in ("scatter", "scatter_add"):
-        put = torch.scatter if op == "scatter" else torch.scatter_add
-        return lambda a, index, source, rows: put(a, dim, index, source)
+    if op == "scatter":
+        return lambda a, index, source, rows: a.scatter(dim, index, source)
+    if op in SCATTERS:
+        how = SCATTERS[op]
+        return lambda a, index, source, rows: a.scatter_reduce(dim, index, source, how)
     if op == "argsort":
         down, stable = node.attr("descending"), node.attr("stable")
         return lambda a, rows: torch.sort(a, dim=dim, descending=down, stable=stable)[1]

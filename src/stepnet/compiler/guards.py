@@ -1,0 +1,139 @@
+"""Whether code behind `if mask.any():` does nothing where the mask picks nothing.
+
+Then a step that runs it at every step is the same step: what it does to a row depends on that row's own mask.
+Both ways of the question are traced, and the graph of the one where there are some is folded as if there were
+none; where what is left is the graph of the other, the question needs no answer.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from stepnet.errors import Unsupported
+from stepnet.ir.graph import Node
+from stepnet.ir.ops import RANDOM
+
+from .answers import NONE, PICKS, SOME, Guards
+from .normal import Joint
+
+_MOST = 8  # questions, each of which is traced both ways; of few, each two of them
+
+_MOVED = frozenset({"reshape", "expand", "permute", "slice", "flip", "copy"})
+_EXACT = {
+    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
+    "and": lambda a, b: a and b, "or": lambda a, b: a or b,
+}  # fmt: skip
+# a op n -> a, and n op a -> a where both sides are alike
+_NEUTRAL = {"add": (0, True), "sub": (0, False), "mul": (1, True), "and": (True, True), "or": (False, True)}
+
+
+def are_guards(answers: Sequence[Any]) -> bool:
+    """Whether nothing is asked of tensors but whether something holds of any row."""
+    asked = [answer for answer in answers if answer is not PICKS]
+    return bool(asked) and all(answer is SOME or answer is NONE for answer in asked)
+
+
+def are_idle(trace: Callable[[Guards], Joint]) -> bool:
+    """Whether a step that takes every such question for yes is the same step.
+
+    Args:
+        trace: the step with these answers; its results, and behind them the masks of the questions.
+    """
+    try:
+        whole, count = _traced(trace, Guards())
+        if not 0 < len(count) <= _MOST:
+            return False
+        places = range(len(count))
+        both = itertools.combinations(places, 2) if len(count) <= _MOST // 2 else ()
+        for without in (*((i,) for i in places), *both, None):
+            guards = Guards(without)
+            bare, masks = _traced(trace, guards)
+            forms = _Forms([name for i, name in enumerate(masks) if not guards.is_some(i)])
+            if forms.of(bare) != forms.of(whole):
+                return False
+    except Unsupported:
+        return False
+    return True
+
+
+def _traced(trace: Callable[[Guards], Joint], guards: Guards) -> tuple[Joint, Sequence[str | None]]:
+    """A step, and what its questions asked of."""
+    joint = trace(guards)
+    end = len(joint.results) - len(guards.masks)
+    return replace(joint, results=joint.results[:end]), joint.results[end:]
+
+
+class _Forms:
+    """Values of graphs as numbers: of two that are equal, the same. Masks of the first graph are taken to be
+    false, and all that is equal to them."""
+
+    def __init__(self, none: Sequence[str | None]) -> None:
+        self._numbers: dict[Any, int] = {}
+        self._full: dict[int, Any] = {}  # by number, what all elements of a value are
+        self._none = none
+        self._false: set[int] = set()
+
+    def of(self, joint: Joint) -> list[int]:
+        """The results of a graph."""
+        graph, draws = joint.graph, 0
+        found: dict[str, int] = {}
+        for name in graph.parameters:
+            constant = joint.constants.get(name)
+            content = name if constant is None else (str(constant.dtype), *constant.flatten().tolist())
+            found[name] = self._known(name, self._number(("input", graph.values[name].shape, content)))
+        for node in graph.nodes:
+            inputs = [found[name] for name in node.inputs]
+            for place, name in enumerate(node.outputs):
+                if not name:
+                    continue
+                value = graph.values[name]
+                like = [found[i] for i in node.inputs if graph.values[i].shape == value.shape]
+                form = self._folded(node, inputs, like)
+                if form is None:
+                    draws += node.op in RANDOM
+                    own = draws if node.op in RANDOM else repr(node.attrs)
+                    form = self._number((node.op, place, own, value.shape, value.dtype, *inputs))
+                found[name] = self._known(name, form)
+        self._none = ()
+        return [-1 if name is None else found[name] for name in joint.results]
+
+    def _known(self, name: str, form: int) -> int:
+        """The form of a value, false if it is to be."""
+        if name in self._none:
+            self._false.add(form)
+        return self._constant(False) if form in self._false else form
+
+    def _number(self, form: Any) -> int:
+        return self._numbers.setdefault(form, len(self._numbers))
+
+    def _constant(self, number: Any) -> int:
+        form = self._number(("full", float(number)))
+        self._full[form] = number
+        return form
+
+    def _folded(self, node: Node, inputs: list[int], like: list[int]) -> int | None:
+        """What a node gives, where that is one of its inputs or the same number everywhere."""
+        op, known = node.op, [self._full.get(n) for n in inputs]
+        if op == "full":
+            return self._constant(node.attr("value"))
+        if all(n is not None for n in known) and known:
+            if op in _MOVED or (op == "cast" and known[0] in (0, 1)):
+                return inputs[0]
+            if op == "not":
+                return self._constant(not known[0])
+            if op in _EXACT:
+                return self._constant(_EXACT[op](*known))
+        if op == "where" and known[0] is not None:
+            chosen = inputs[1 if known[0] else 2]
+            return chosen if chosen in like or chosen in self._full else None
+        if op == "and" and False in known:
+            return self._constant(False)
+        if op in _NEUTRAL:
+            number, both = _NEUTRAL[op]
+            for at in (1, 0) if both else (1,):
+                if known[at] is not None and known[at] == number and inputs[1 - at] in like:
+                    return inputs[1 - at]
+        return None

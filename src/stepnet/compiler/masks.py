@@ -1,0 +1,327 @@
+"""What a mask of truth values picks of rows, in a trace, which does not know how many that are.
+
+`z[mask]` is traced as all of z, with a number that torch takes everywhere in the place of what is not picked;
+`z[mask] = v` puts back what the mask picks. What is made of such values belongs to their mask, and goes
+nowhere else: no result, no other mask, no row that was not picked. That no row is mixed with another is
+proved of all of them, so what is not picked reaches nothing, and no gradient reaches it.
+
+A mask that is the same at every step is asked for the places that it picks (see `answers`).
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stepnet.data.tree import leaves
+from stepnet.errors import Unsupported
+from stepnet.user_line import user_line
+
+from .answers import BY_VALUES, OF_ROWS, Answers
+from .trust import is_trusted_code
+
+_SHAPE: Any = Tensor.shape
+_SIZES = frozenset({
+    _SHAPE.__get__, Tensor.size, Tensor.numel, Tensor.nelement, torch.numel, Tensor.__len__
+})  # fmt: skip
+_BY_INDEX = frozenset({
+    Tensor.__getitem__, Tensor.__setitem__, torch.index_put, Tensor.index_put, Tensor.index_put_
+})  # fmt: skip
+_ALIKE = frozenset({
+    "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor", "invert", "logical_and", "logical_or",
+    "logical_xor", "logical_not", "bitwise_not", "bool", "isnan", "isinf", "isfinite", "detach", "getitem",
+    "abs", "sum", "any", "all", "unsqueeze", "squeeze", "view", "reshape",
+})  # fmt: skip
+_SHAPED = frozenset({"squeeze", "flatten", "view", "reshape", "getitem", "long", "detach"})
+_NAMED = frozenset({"accumulate", "alpha", "as_tuple"})
+_ON_THE_WAY = ("call", "__torch_function__")
+_PLAIN = (int, float, complex, bool, str, type(None), torch.dtype)
+
+
+class Masks:
+    """The values of one trace that masks have picked."""
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+        self._picked: dict[int, tuple[Tensor, Any]] = {}  # by id, with what tells their mask
+        self._rows: dict[int, tuple[Tensor, Tensor]] = {}  # what stands for numbers of rows, and their mask
+        self._whole: dict[int, Tensor] = {}  # values of rows that picked ones were put into
+        self._made: dict[int, tuple[Tensor, int, int]] = {}  # tensors, their version, a number for how made
+        self._ways: dict[Any, int] = {}
+
+    def call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What a call of torch gives, if it picks by a mask or puts back; else NotImplemented.
+
+        Raises:
+            Unsupported: it does with picked values what no trace can follow.
+        """
+        known = {id(mask): self._places(mask) for mask in masks_in(func, args)}
+        if any(known.values()):
+            z, index, *rest = args
+            items = index if isinstance(index, (tuple, list)) else (index,)
+            placed = [place for item in items for place in known.get(id(item)) or (item,)]
+            return func(z, tuple(placed), *rest, **kwargs)
+        meaning = _MEANINGS.get(func) if kwargs.keys() <= _NAMED else None
+        if meaning is not None and (result := meaning(self, *args, **kwargs)) is not NotImplemented:
+            return result
+        marks = self._marks((args, kwargs))
+        if marks:
+            numbers = any(id(t) in self._rows for t in leaves((args, kwargs), Tensor))
+            if numbers and func not in _SIZES:
+                return self._moved(func, args, kwargs)
+            if func in _SIZES and (len(args) == 1 or args[1] == 0) and _is_asked_by_the_step():
+                raise Unsupported(
+                    "the step asks how many values a mask picks",
+                    line=user_line().short,
+                    remedy="-1 in their place, as in view(-1, ...); or torch.where(mask, a, b) on whole rows",
+                )
+            others = [t for t in leaves((args, kwargs), Tensor) if id(t) not in self._picked]
+            if len(marks) > 1 or any(map(_has_rows, others)):
+                raise _refused("values that a mask picks meet values that it does not pick")
+        return NotImplemented
+
+    def follow(self, args: Any, result: Any) -> None:
+        """Note what was made of picked values."""
+        for mark in self._marks(args):
+            for t in leaves(result, Tensor):
+                if _has_rows(t) and id(t) not in self._whole:
+                    self._picked.setdefault(id(t), (t, mark))
+
+    def name(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Note how what may be a mask was made: two that were made alike are one."""
+        if isinstance(result, Tensor) and getattr(func, "__name__", "").strip("_") in _ALIKE:
+            parts = (*args, *kwargs, *kwargs.values())
+            self._note(result, (func, *map(self._part, parts)))
+
+    def refuse(self, results: Any) -> None:
+        """Hold that no result is what a mask picked."""
+        if self._marks(results):
+            raise _refused("the step returns what a mask picks, and not a row for each sequence")
+
+    def _marks(self, values: Any) -> set[Any]:
+        if not self._picked:
+            return set()
+        return {self._picked[id(t)][1] for t in leaves(values, Tensor) if id(t) in self._picked}
+
+    def _part(self, arg: Any) -> Any:
+        """What tells an argument of a call from others."""
+        if isinstance(arg, Tensor):
+            return self._mark(arg)
+        if isinstance(arg, (tuple, list)):
+            return tuple(map(self._part, arg))
+        if isinstance(arg, slice):
+            return slice, *map(self._part, (arg.start, arg.stop, arg.step))
+        return (type(arg), arg) if isinstance(arg, _PLAIN) else object()
+
+    def _mark(self, mask: Tensor) -> int:
+        """What two masks have in common that were made alike."""
+        _, version, made = self._made.get(id(mask), (mask, None, 0))
+        return made if version == mask._version else self._note(mask, (id(mask), mask._version))
+
+    def _note(self, tensor: Tensor, way: Any) -> int:
+        number = self._ways.setdefault(way, len(self._ways))
+        self._made[id(tensor)] = tensor, tensor._version, number
+        return number
+
+    # ---- picking
+
+    def _places(self, mask: Tensor) -> tuple[Tensor, ...]:
+        """Which places a mask of no rows picks, an index for each of its dimensions; none of one of rows."""
+        picked = self._answers.answer((mask,), {})
+        if _has_rows(mask):
+            return ()
+        if picked is OF_ROWS:
+            raise Unsupported(BY_VALUES, line=user_line().short)
+        return tuple(torch.tensor(at.tolist(), dtype=torch.int64) for at in np.nonzero(np.array(picked)))
+
+    def item(self, z: Tensor, index: Any) -> Any:
+        """`z[mask]`, `z[mask, 2:]`."""
+        mask, rest = self._split(z, index)
+        if mask is None:
+            return NotImplemented
+        return self._pick(z[(*[slice(None)] * mask.dim(), *rest)] if rest else z, mask)
+
+    def select(self, z: Tensor, mask: Tensor) -> Any:
+        """`torch.masked_select`."""
+        return self._pick(z, mask) if _is_mask(z, mask) and mask.dim() == z.dim() else NotImplemented
+
+    def _pick(self, z: Tensor, mask: Tensor) -> Tensor:
+        if self._marks(z) != self._marks(mask):
+            raise _refused("values that a mask picks meet values that it does not pick")
+        other = 0.5 if z.is_floating_point() or z.is_complex() else z.new_zeros(())
+        picked = torch.where(_beside(mask, z), z, other)
+        picked = picked.flatten(0, mask.dim() - 1) if mask.dim() > 1 else picked
+        self._picked[id(picked)] = picked, self._mark(mask)
+        return picked
+
+    def _split(self, z: Tensor, index: Any) -> tuple[Tensor | None, tuple[Any, ...]]:
+        """The mask that an index begins with, and what else it says; None where it does not."""
+        mask, *rest = index if isinstance(index, tuple) and index else (index,)
+        mask = self._mask_of(mask)
+        while rest and (rest[-1] is Ellipsis or (isinstance(rest[-1], slice) and rest[-1] == slice(None))):
+            rest.pop()
+        if not _is_mask(z, mask) or any(not isinstance(i, (int, slice, type(None))) for i in rest):
+            return None, ()
+        return mask, tuple(rest)
+
+    # ---- by the numbers of rows
+
+    def where(self, condition: Tensor, *others: Any) -> Any:
+        """`torch.where(mask)`: the numbers of the rows that a mask picks."""
+        return NotImplemented if others else self.nonzero(condition, as_tuple=True)
+
+    def nonzero(self, mask: Tensor, *, as_tuple: bool = False) -> Any:
+        """`mask.nonzero()`."""
+        if mask.dim() != 1 or not _has_rows(mask):
+            return NotImplemented
+        mask = mask if mask.dtype == torch.bool else mask != 0
+        numbers = mask.to(torch.int64)
+        numbers = numbers if as_tuple else numbers.unsqueeze(1)
+        self._picked[id(numbers)] = numbers, self._mark(mask)
+        self._rows[id(numbers)] = numbers, mask
+        return (numbers,) if as_tuple else numbers
+
+    def _mask_of(self, index: Any) -> Any:
+        """The mask in the place of the numbers of the rows that it picks."""
+        known = self._rows.get(id(index))
+        return index if known is None or known[0].dim() != 1 else known[1]
+
+    def _moved(self, func: Any, args: Any, kwargs: Any) -> Tensor:
+        """Numbers of rows in another shape."""
+        _, mask = self._rows.get(id(args[0]), (None, None))
+        if mask is None or getattr(func, "__name__", "").strip("_") not in _SHAPED:
+            raise _refused("the step computes with the numbers of the rows that a mask picks")
+        result = func(*args, **kwargs)
+        self._rows[id(result)] = result, mask
+        return result
+
+    def along(self, op: str, z: Tensor, dim: int, index: Tensor, value: Any, *, alpha: float = 1) -> Any:
+        """`z.index_add(0, numbers, value)` and the like; those with a line behind change z."""
+        mask = self._mask_of(index)
+        if dim % max(z.dim(), 1) or not _is_mask(z, mask):
+            return NotImplemented
+        value = value if isinstance(value, Tensor) else torch.full((), value, dtype=z.dtype)
+        if op.startswith("add"):
+            value = z + alpha * self._put(torch.zeros_like(z), mask, value)
+        else:
+            value = self._put(z, mask, value)
+        return self._given(z, value, op.endswith("_"))
+
+    def select_rows(self, z: Tensor, dim: int, index: Tensor) -> Any:
+        """`z.index_select(0, numbers)`."""
+        mask = self._mask_of(index)
+        return NotImplemented if dim % max(z.dim(), 1) or not _is_mask(z, mask) else self._pick(z, mask)
+
+    # ---- putting back
+
+    def set_item(self, z: Tensor, index: Any, value: Any) -> Any:
+        """`z[mask] = value`."""
+        mask, rest = self._split(z, index)
+        if mask is None:
+            return NotImplemented
+        value = value if isinstance(value, Tensor) else torch.full((), value, dtype=z.dtype)
+        part = z[(*[slice(None)] * mask.dim(), *rest)] if rest else z
+        part.copy_(self._put(part, mask, value))
+        return None
+
+    def index_put(
+        self, z: Tensor, indices: Any, values: Tensor, accumulate: bool = False, *, in_place: bool = False
+    ) -> Any:
+        """`z.index_put((mask,), values)`."""
+        mask = self._mask_of(indices[0]) if len(indices) == 1 else None
+        if mask is None or not _is_mask(z, mask):
+            return NotImplemented
+        if accumulate:
+            values = z + self._put(torch.zeros_like(z), mask, values)
+        else:
+            values = self._put(z, mask, values)
+        return self._given(z, values, in_place)
+
+    def scatter(self, z: Tensor, mask: Tensor, source: Tensor, *, in_place: bool = False) -> Any:
+        """`z.masked_scatter(mask, source)`."""
+        if not _is_mask(z, mask) or mask.dim() != z.dim() or not self._marks(source):
+            return NotImplemented
+        return self._given(z, self._put(z, mask, source), in_place)
+
+    def _given(self, z: Tensor, put: Tensor, in_place: bool) -> Tensor:
+        """What a function gives: it belongs to the mask that z does, if any."""
+        put = z.copy_(put) if in_place else put
+        if id(z) in self._picked:
+            self._picked[id(put)] = put, self._picked[id(z)][1]
+        else:
+            self._whole[id(put)] = put
+        return put
+
+    def _put(self, z: Tensor, mask: Tensor, value: Tensor) -> Tensor:
+        inner = z.dim() - mask.dim()
+        if id(value) in self._picked:
+            if self._marks(value) != {self._mark(mask)}:
+                raise _refused("what a mask picked is put back by another mask")
+            right = value.dim() == inner + 1 and str(value.shape[0]) == str(math.prod(mask.shape))
+            value = value.reshape(*mask.shape, *value.shape[1:]) if right and mask.dim() > 1 else value
+        else:
+            right = not _has_rows(value) and value.dim() <= inner
+        if not right or value.dtype != z.dtype or self._marks(z) != self._marks(mask):
+            raise _refused("what is put where a mask says does not have the shape or type of what it picks")
+        return torch.where(_beside(mask, z), value, z)
+
+
+def _is_asked_by_the_step() -> bool:
+    """Whether a call comes from its code, and not from what stepnet or torch makes of a call."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_name in _ON_THE_WAY:
+        frame = frame.f_back
+    return not is_trusted_code(frame.f_code.co_filename)
+
+
+def masks_in(func: Any, args: Any) -> list[Tensor]:
+    """The masks by which a call of torch picks, or puts."""
+    if func not in _BY_INDEX or len(args) < 2:
+        return []
+    items = args[1] if isinstance(args[1], (tuple, list)) else (args[1],)
+    return [item for item in items if isinstance(item, Tensor) and item.dtype == torch.bool and item.dim()]
+
+
+def _is_mask(z: Tensor, mask: Any) -> bool:
+    """Whether a value says which rows, or which of the first places of each row, to pick."""
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or not _has_rows(mask):
+        return False
+    return isinstance(mask.shape[0], torch.SymInt) and str(z.shape[: mask.dim()]) == str(mask.shape)
+
+
+def _beside(mask: Tensor, z: Tensor) -> Tensor:
+    return mask.reshape(*mask.shape, *[1] * (z.dim() - mask.dim()))
+
+
+def _has_rows(tensor: Tensor) -> bool:
+    return any(isinstance(size, torch.SymInt) for size in tensor.shape)
+
+
+def _refused(why: str) -> Unsupported:
+    return Unsupported(why, line=user_line().short, remedy="torch.where(mask, a, b) on whole rows")
+
+
+_MEANINGS: dict[Any, Callable[..., Any]] = {
+    Tensor.__getitem__: Masks.item,
+    Tensor.__setitem__: Masks.set_item,
+    **dict.fromkeys((torch.masked_select, Tensor.masked_select), Masks.select),
+    **dict.fromkeys((torch.index_put, Tensor.index_put), Masks.index_put),
+    **dict.fromkeys((torch.masked_scatter, Tensor.masked_scatter), Masks.scatter),
+    torch.where: Masks.where,
+    **dict.fromkeys((torch.nonzero, Tensor.nonzero, torch.argwhere, Tensor.argwhere), Masks.nonzero),
+    **dict.fromkeys((torch.index_select, Tensor.index_select), Masks.select_rows),
+    **{
+        getattr(space, f"index_{op}"): lambda masks, *args, op=op, **kwargs: masks.along(op, *args, **kwargs)
+        for op in ("add", "add_", "copy", "copy_", "fill", "fill_")
+        for space in (Tensor, torch)
+        if hasattr(space, f"index_{op}")
+    },
+    Tensor.index_put_: lambda masks, *args, **kwargs: masks.index_put(*args, **kwargs, in_place=True),
+    Tensor.masked_scatter_: lambda masks, *args, **kwargs: masks.scatter(*args, **kwargs, in_place=True),
+}  # fmt: skip

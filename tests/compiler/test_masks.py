@@ -1,0 +1,221 @@
+"""What masks pick of rows, change and put back, in generated C: numbers and gradients of the plain loop."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from outcomes import as_the_plain_loop, outcome, same
+from stepnet import LoDTensor, explain
+
+D, LENGTHS = torch.float64, [3, 0, 1, 4]
+torch.manual_seed(5)
+W = (torch.randn(4, 4, dtype=D) * 0.5).requires_grad_()
+SHIFT = torch.randn(4, dtype=D, requires_grad=True)
+CELL = nn.GRUCell(4, 4).double()
+
+
+class Half(torch.autograd.Function):
+    """A value, of which half the gradient is handed on."""
+
+    @staticmethod
+    def forward(ctx, value):
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad / 2
+
+
+def scaled(x, h):
+    z = x @ W + h
+    z[z < 0] *= 0.1
+    z[z > 0.5] = torch.log(z[z > 0.5])
+    return z
+
+
+def some_rows_by_a_cell(x, h):
+    on, h = x[:, 0] > 0, h.clone()
+    h[on] = CELL(x[on], h[on])
+    h[~on] = F.layer_norm(h[~on] @ W, [4])
+    return h
+
+
+def parts_of_rows(x, h):
+    on, h = x[:, 1] > 0, h.clone()
+    h[on, 1:3] = x[on, 2:] * 2
+    h[on, 0] += x[on, 3]
+    h[x[:, 2] > 0] = SHIFT
+    return h
+
+
+def places_of_matrices(x, h):
+    outer = torch.einsum("bi,bj->bij", x, h)
+    on = outer.sum(-1) > 0
+    outer[on] = outer[on].softmax(-1) * SHIFT
+    lines = outer[x[:, 0] > 0].view(-1, 8, 2).mT.reshape(-1, 4, 4)
+    outer[x[:, 0] > 0] = lines
+    return outer.sum(1)
+
+
+def by_functions(x, h):
+    z = x + h
+    on = z.abs() > 0.3
+    z = z.masked_scatter(on, torch.masked_select(z, on).sin())
+    z = z.index_put((on,), Half.apply(h[on]))
+    return z.index_put_((z > 1,), x[z > 1], accumulate=True)
+
+
+def masks_of_masks(x, h):
+    on = x[:, 0] > -1
+    picked = (x + h)[on]
+    picked[picked > 0.5] = 0.5
+    picked[picked < 0] *= 2
+    z = h.clone()
+    z[on] = picked
+    return z
+
+
+def numbers_and_truths(x, h):
+    counts, truths = (x * 3).long(), x > 0
+    counts[counts < 0] = counts[counts < 0].abs() % 5
+    truths[h > 0] = ~truths[h > 0]
+    return h + counts + truths.to(D)
+
+
+def experts_by_numbers(x, h):
+    chosen, out = (x @ W).argmax(-1), torch.zeros_like(h)
+    rows = torch.where(chosen == 0)[0]
+    out[rows] = torch.tanh(x[rows] @ W) * h[rows, 1, None]
+    rows = (chosen == 1).nonzero().squeeze(-1)
+    out.index_add_(0, rows, x.index_select(0, rows) * 2, alpha=0.5)
+    (rows,) = (chosen == 2).nonzero(as_tuple=True)
+    out[rows, 1:3] = 0.5
+    return out.index_copy(0, rows, h[rows] + SHIFT)
+
+
+STEPS = [
+    scaled, some_rows_by_a_cell, parts_of_rows, places_of_matrices, by_functions, masks_of_masks,
+    numbers_and_truths, experts_by_numbers,
+]  # fmt: skip
+
+
+def given():
+    torch.manual_seed(6)
+    x, h = torch.randn(8, 4, dtype=D, requires_grad=True), torch.randn(4, 4, dtype=D, requires_grad=True)
+    return LoDTensor.from_lengths(x, [LENGTHS]), h
+
+
+def test_as_the_plain_loop():
+    def step(x, h):
+        made = {f.__name__: f(x, h) for f in STEPS}
+        return made, torch.tanh(sum(made.values()) * 0.3)
+
+    as_the_plain_loop(step, *given(), weights=[W, SHIFT, *CELL.parameters()], atol=1e-9)
+
+
+def test_a_gradient_of_what_is_not_picked_is_none_of_infinity():
+    def step(x, h):
+        z = x.detach() * h
+        z[z > 0] = torch.sqrt(z[z > 0])
+        return z, torch.relu(h)
+
+    x, h = given()
+    ours, plain = (outcome(step, x, torch.zeros_like(h).requires_grad_(), name) for name in ("c", "naive"))
+    same(ours[0] + ours[1], plain[0] + plain[1])
+
+
+def experts(x, h):
+    chosen, out = (x @ W).argmax(-1), torch.zeros_like(h)
+    for i in range(3):
+        on = chosen == i
+        if on.any():
+            out[on] = torch.tanh(x[on] @ W * (i + 1))
+    if (chosen == 3).any():
+        out = torch.where((chosen == 3)[:, None], h, out) * (1 - 0.5 * (chosen == 3).to(D))[:, None]
+    return out
+
+
+def test_code_behind_any_that_does_nothing_for_other_rows():
+    def step(x, h):
+        high = x[:, 0] > 100  # of no row
+        if high.any():
+            h = h.clone()
+            h[high] = W[0]
+        return experts(x, h), torch.tanh(x + h)
+
+    assert explain(step, *given()).executor == "c"
+    as_the_plain_loop(step, *given(), weights=[W], atol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore::stepnet.errors.SlowPathWarning")
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_code_behind_any_that_does_more_is_left_to_the_plain_loop(count):
+    def step(x, h):
+        some = [(x[:, i] > 0).any() for i in range(count)]
+        h = h + x if any(map(bool, some)) else h * 0.5
+        return h, torch.tanh(h)
+
+    assert explain(step, *given()).executor == "naive"
+    as_the_plain_loop(step, *given(), "auto")
+
+
+PLACES = torch.tensor([True, False, True, False])
+GRID = torch.tensor([[True, False], [True, True]])
+
+
+def test_masks_that_are_the_same_at_every_step():
+    def step(x, h):
+        h = h.clone()
+        h[:, PLACES] = 0.9 * h[:, PLACES] + x[:, ~PLACES] @ W[PLACES][:, :2]
+        h.view(-1, 2, 2)[:, GRID] += 0.1
+        return h[:, torch.arange(4) > 0], torch.tanh(h)
+
+    try:
+        for _ in range(2):  # a mask whose numbers change is another step
+            assert explain(step, *given()).executor == "c"
+            as_the_plain_loop(step, *given(), weights=[W], atol=1e-9)
+            PLACES.copy_(PLACES.flip(0))
+    finally:
+        PLACES.copy_(torch.tensor([True, False, True, False]))
+
+
+def picked_alone(x, h):
+    return x[x > 0].sum() + h
+
+
+def as_many_as_picked(x, h):
+    return h + x[x[:, 0] > 0].shape[0]
+
+
+def in_another_order(x, h):
+    h = h.clone()
+    h[x > 0] = x[x > 0].flip(0)
+    return h
+
+
+def returned(x, h):
+    return x[torch.ones_like(x, dtype=torch.bool)].reshape(-1, 4) + h
+
+
+def of_all_that_is_picked(x, h):
+    h = h.clone()
+    h[x > 0] = x[x > 0].softmax(0)
+    return h
+
+
+@pytest.mark.filterwarnings("ignore::stepnet.errors.SlowPathWarning")
+@pytest.mark.parametrize(
+    "make",
+    [picked_alone, as_many_as_picked, in_another_order, returned, of_all_that_is_picked],
+    ids=lambda f: f.__name__,
+)
+def test_what_depends_on_how_many_are_picked_is_left_to_the_plain_loop(make):
+    def step(x, h):
+        z = make(x, h)
+        return z, torch.tanh(z)
+
+    assert explain(step, *given()).executor == "naive"
+    as_the_plain_loop(step, *given(), "auto")
