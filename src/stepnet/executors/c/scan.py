@@ -25,7 +25,7 @@ from stepnet.data.as_imported import (
 )
 from stepnet.data.dtypes import dtype_of
 from stepnet.data.heap import KEPT, new_table
-from stepnet.errors import BuildError, NoCompiler, StepIndexError, Unsupported, describe
+from stepnet.errors import BuildError, NoCompiler, NotBuilt, StepIndexError, describe
 from stepnet.executors import cache_folder
 from stepnet.executors.layout import Layout, is_uneven
 from stepnet.executors.schedule.features import features
@@ -89,7 +89,7 @@ class CScan:
         try:
             self._alone = _Code(self.source, _built(self.source))
         except BuildError as error:
-            raise Unsupported(str(error)) from error
+            raise NotBuilt(str(error)) from error
         self.features = features(p)
         self.beside = by_turns(p)[1]
         early = {node.inputs[1] for node in (*p.early, *p.late)}
