@@ -160,7 +160,7 @@ def _tell_of_torch_ops(entry: Entry, loop: Loop, reads: Reads, sequences: Sequen
     if not (entry.refusals and entry.ready.executor.in_torch and _on_cpu(sequences)):
         return
     refusal = _reason(entry)
-    if refusal.line is not None or isinstance(refusal, NoCompiler):  # not a dtype: the caller chose it
+    if refusal.line is not None or isinstance(refusal, NotBuilt):  # not a dtype: the caller chose it
         _tell(TorchOpsWarning, loop, reads, refusal)
 
 
