@@ -16,13 +16,15 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from stepnet.api import recurrent
+from stepnet.api import recurrent, run_as_before
 from stepnet.compiler.reach import reach
 from stepnet.data.tree import Spec, by_leaf, flatten, rows_at
+from stepnet.engine import Way
 from stepnet.errors import StepError
 from stepnet.executors.base import Backend
 from stepnet.executors.registry import AUTO, tried
 from stepnet.executors.setting import check_backend
+from stepnet.watchers import instead, is_kept
 
 from .words import WordStep, log_probabilities
 
@@ -127,8 +129,8 @@ def in_blocks(
     Returns:
         How many steps there were, and what is kept. None where generated C does not run the step.
     """
-    best, noise = _in_c(), torch.get_rng_state()
-    if not plainly and (best is None or reach(step).generators):
+    best = _in_c()
+    if best is None and not plainly:
         return None
     results = [getattr(first, name).clone() for name in kept]
     rows: Any = slice(None)  # of the tables, those that run
@@ -145,14 +147,11 @@ def in_blocks(
             found, at = step(None, at)
             found = by_leaf(lambda leaf: leaf[None], found)
         else:
-            try:
-                nothing = at.score.new_zeros((steps, len(at.alive), 1))
-                found, at = recurrent(step, nothing, at, backend=best)
-            except Exception:  # whatever it is, the plain loop may do without, or tells it in its own words
+            assert best is not None
+            ran = _block(step, steps, at, best)
+            if ran is None:
                 return None
-            if not torch.equal(torch.get_rng_state(), noise):  # a block draws for rows that are done, too
-                torch.set_rng_state(noise)
-                return None
+            found, at = ran
             block *= 2
         for table, part in zip(tables, flatten(found)[0], strict=True):
             table[done : done + steps, rows] = part
@@ -160,3 +159,23 @@ def in_blocks(
             result[rows] = getattr(at, name)
         done += steps
     return done, results
+
+
+def _block(step: Step, steps: int, at: Any, best: Backend) -> tuple[Any, Any] | None:
+    """Some steps by generated C; None where it does not run them, or they draw noise: a block would draw for
+    rows that are done, too."""
+    nothing, noise = at.score.new_zeros((steps, len(at.alive), 1)), torch.get_rng_state()
+    try:
+        out = None
+        if instead() is None and not is_kept():
+            _, _, out = run_as_before(step, nothing, at, Way(False, -1, 0, best))
+        if out is None:
+            if reach(step).generators:
+                return None
+            out = recurrent(step, nothing, at, backend=best)
+    except Exception:  # whatever it is, the plain loop may do without, or tells it in its own words
+        return None
+    if torch.equal(torch.get_rng_state(), noise):
+        return out
+    torch.set_rng_state(noise)
+    return None
