@@ -332,8 +332,8 @@ def _recurrent(
 def run_as_before(
     step: Any, x: Any, state: Any, way: Way
 ) -> tuple[Any, Asked | None, tuple[Any, Any] | None]:
-    """The initial state; what calls like this one are found by, which have no generator of their own; and what
-    `recurrent` gives at one like one before. None: it is to be called."""
+    """The initial state; what calls like this one are found by, if its step has no generator of its own; and
+    what `recurrent` gives at one like one before. None: it is to be called."""
     if watching() is not None or lifting.may_run_once(x, state):
         return state, None, None
     state, call = asked(_STEPS, step, x, state, way)
