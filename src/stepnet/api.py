@@ -329,6 +329,7 @@ def _recurrent(
         return _run(loop, feeds, body, booted, scopes, backend)
 
 
+@not_followed
 def run_as_before(
     step: Any, x: Any, state: Any, way: Way
 ) -> tuple[Any, Asked | None, tuple[Any, Any] | None]:
