@@ -204,11 +204,11 @@ void SN_(sn_pack)(SN_REAL *restrict packed, const SN_REAL *restrict source, int6
                 const int64_t L = SN_(sn_lanes), W = groups * blocks * L;
                 int64_t k0 = 0;
 #if SN_TURN
-                int64_t turned = 0;
-                if (stride_k == 1)
-                    for (turned = units / L * L; k0 + L <= K; k0 += L)
-                        for (int64_t u = 0; u < turned; u += L)
-                            SN_(sn_turn)(to + k0 * W + u, W, from + k0 + u * stride_n, stride_n);
+                const int64_t turned = stride_k == 1 ? units / L * L : 0;
+                if (stride_k == 1) k0 = K / L * L;
+                for (int64_t u = 0; u < turned; u += L) /* along what is contiguous: caches see it come */
+                    for (int64_t k = 0; k < k0; k += L)
+                        SN_(sn_turn)(to + k * W + u, W, from + k + u * stride_n, stride_n);
                 for (int64_t u = turned; u < units; ++u)
                     for (int64_t k = 0; k < k0; ++k) to[k * W + u] = from[k * stride_k + u * stride_n];
 #endif
