@@ -28,7 +28,7 @@ from stepnet.watchers import instead, is_kept
 
 from .words import WordStep, log_probabilities
 
-_FIRST = 16  # steps of the first block, at least
+_FIRST, _MOST_FIRST = 16, 64  # steps of the first block: more are wasted where a run is shorter than the last
 _MOST_WAYS = 64
 Step = Callable[[Any, Any], tuple[Any, Any]]  # what a step gives for the tables, and the rows after it
 
@@ -134,7 +134,7 @@ def in_blocks(
         return None
     results = [getattr(first, name).clone() for name in kept]
     rows: Any = slice(None)  # of the tables, those that run
-    at, block = first, 1 if plainly else max(block, _FIRST)
+    at, block = first, 1 if plainly else max(_FIRST, min(block, _MOST_FIRST))
     while done < len(tables[0]):
         if not bool(at.alive.all()):
             left = at.alive.nonzero().squeeze(1)
