@@ -74,12 +74,11 @@ def greedy(step: WordStep, state: Any, *, bos: int, eos: int, max_length: int) -
             score = torch.zeros(rows, dtype=log_p.dtype, device=device)
             table[0], running = one.taken(log_p, new, everyone._replace(score=score))
             found = in_blocks(one, running, ["score"], [table])
-        if found is not None:
-            steps, (score,) = found
-            lengths = (table != eos).sum(0).tolist()
-            note(step, way, Before(score.dtype, half_done(lengths)))
-            return LoDTensor.from_padded(table[:steps], lengths, batch_first=False), score
-        first = (torch.tensor(0), start, leaves, score, torch.zeros_like(start), TensorArray())
-        _, _, _, score, length, words = while_loop(going, body, first)
-        table = words.stack()
-    return LoDTensor.from_padded(table, length.cpu(), batch_first=False), score
+            if found is None:
+                first = (torch.tensor(0), start, leaves, score, torch.zeros_like(start), TensorArray())
+                _, _, _, score, length, words = while_loop(going, body, first)
+                return LoDTensor.from_padded(words.stack(), length.cpu(), batch_first=False), score
+        steps, (score,) = found
+        lengths = (table != eos).sum(0).tolist()
+        note(step, way, Before(score.dtype, half_done(lengths)))
+        return LoDTensor.from_padded(table[:steps], lengths, batch_first=False), score

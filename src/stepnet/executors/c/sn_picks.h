@@ -42,14 +42,16 @@ SN_PICK void SN_P(sn_scatter)(SN_T *y, const SN_T *x, const int64_t *index, cons
     int64_t at[16] = {0}, size = 1, base = 0;
     memcpy(y, x, whole * sizeof(SN_T));
     for (int64_t d = 0; d < rank; ++d) size *= sizes[d];
-    const int64_t n = sizes[rank], step = strides[dim];
-    for (int64_t e = 0; e < size; ++e) {
-        const int64_t place = sn_place(index[e], n, wrong);
-        if (n > 0) {
-            SN_T *to = y + base + place * step;
-            *to = add ? (SN_T)(*to + source[e]) : source[e];
+    const int64_t n = sizes[rank], step = strides[dim], last = rank - 1;
+    const int64_t line = rank > 0 ? sizes[last] : 1, next = rank > 0 && last != dim ? strides[last] : 0;
+    for (int64_t e = 0; e < size; e += line) {
+        for (int64_t j = 0; j < line; ++j) {
+            const int64_t place = sn_place(index[e + j], n, wrong);
+            if (n <= 0) continue;
+            SN_T *to = y + base + j * next + place * step;
+            *to = add ? (SN_T)(*to + source[e + j]) : source[e + j];
         }
-        for (int64_t d = rank; d-- > 0;) {
+        for (int64_t d = last; d-- > 0;) {
             if (d != dim) base += strides[d];
             if (++at[d] < sizes[d]) break;
             if (d != dim) base -= strides[d] * sizes[d];
