@@ -331,14 +331,15 @@ def _recurrent(
 
 @not_followed
 def run_as_before(
-    step: Any, x: Any, state: Any, way: Way
+    step: Any, x: Any, state: Any, way: Way, draws: bool = True
 ) -> tuple[Any, Asked | None, tuple[Any, Any] | None]:
     """The initial state; what calls like this one are found by, if its step has no generator of its own; and
-    what `recurrent` gives at one like one before. None: it is to be called."""
+    what `recurrent` gives at one like one before, that draws no noise unless it `draws`. None: it is to be
+    called."""
     if watching() is not None or lifting.may_run_once(x, state):
         return state, None, None
     state, call = asked(_STEPS, step, x, state, way)
-    out = None if call is None else run_again(call)
+    out = None if call is None or (not draws and call.draws) else run_again(call)
     if out is not None:
         lifting.passed()
     return state, call, out

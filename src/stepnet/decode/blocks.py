@@ -164,18 +164,21 @@ def in_blocks(
 def _block(step: Step, steps: int, at: Any, best: Backend) -> tuple[Any, Any] | None:
     """Some steps by generated C; None where it does not run them, or they draw noise: a block would draw for
     rows that are done, too."""
-    nothing, noise = at.score.new_zeros((steps, len(at.alive), 1)), torch.get_rng_state()
+    nothing, call, out = at.score.new_zeros((steps, len(at.alive), 1)), None, None
     try:
-        out = None
         if instead() is None and not is_kept():
-            _, _, out = run_as_before(step, nothing, at, Way(False, -1, 0, best))
-        if out is None:
-            if reach(step).generators:
-                return None
-            out = recurrent(step, nothing, at, backend=best)
+            _, call, out = run_as_before(step, nothing, at, Way(False, -1, 0, best), draws=False)
+        if out is not None:
+            return out
+        if (call is not None and call.draws) or reach(step).generators:
+            return None
+        noise = torch.get_rng_state()
+        out = recurrent(step, nothing, at, backend=best)
     except Exception:  # whatever it is, the plain loop may do without, or tells it in its own words
         return None
-    if torch.equal(torch.get_rng_state(), noise):
-        return out
-    torch.set_rng_state(noise)
-    return None
+    if call is None:
+        return out if torch.equal(noise, torch.get_rng_state()) else None
+    if call.draws:
+        torch.set_rng_state(noise)
+        return None
+    return out
