@@ -314,11 +314,10 @@ def _recurrent(
         how: Any = {"steps": None, "static": None, "reverse": reverse, "level": level, "axis": axis}
         return kept(step, x, state, resets=None, scopes=scopes, backend=backend, **how)
     booted, call = state is None, None
-    if not scopes and watching() is None and not lifting.may_run_once(x, state):
+    if not scopes:
         way = Way(reverse, level, axis, check_backend(backend))
-        state, call = asked(_STEPS, step, x, state, way)
-        if call is not None and (out := run_again(call)) is not None:
-            lifting.passed()
+        state, call, out = run_as_before(step, x, state, way)
+        if out is not None:
             return out
     body, x_leaves, state_leaves = checked(step, x, state, level=level, axis=axis)
     loop, feeds = as_loop(body, x_leaves, state_leaves, reverse=reverse, level=level, axis=axis)
@@ -328,6 +327,22 @@ def _recurrent(
     with watched(None):
         watch(loop, feeds, scopes=scopes, backend=backend)
         return _run(loop, feeds, body, booted, scopes, backend)
+
+
+@not_followed
+def run_as_before(
+    step: Any, x: Any, state: Any, way: Way, draws: bool = True
+) -> tuple[Any, Asked | None, tuple[Any, Any] | None]:
+    """The initial state; what calls like this one are found by, if its step has no generator of its own; and
+    what `recurrent` gives at one like one before, that draws no noise unless it `draws`. None: it is to be
+    called."""
+    if watching() is not None or lifting.may_run_once(x, state):
+        return state, None, None
+    state, call = asked(_STEPS, step, x, state, way)
+    out = None if call is None or (not draws and call.draws) else run_again(call)
+    if out is not None:
+        lifting.passed()
+    return state, call, out
 
 
 def _run(

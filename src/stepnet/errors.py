@@ -133,7 +133,11 @@ class SlowPathWarning(UserWarning):
         )
 
 
-class NoCompiler(Unsupported):
+class NotBuilt(Unsupported):
+    """The C that was generated of a step could not be compiled or loaded."""
+
+
+class NoCompiler(NotBuilt):
     """Generated C declines every step on this machine: no compiler, or no folder for what is built."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
@@ -46,6 +47,12 @@ def same(found: tuple[LoDTensor, Tensor], expected: tuple[LoDTensor, Tensor]) ->
     assert found[0].lengths().tolist() == expected[0].lengths().tolist()
     assert torch.equal(found[0].values, expected[0].values)
     torch.testing.assert_close(found[1], expected[1])
+
+
+def rows(found: tuple[LoDTensor, Any]) -> tuple[LoDTensor, Tensor]:
+    """Words and scores, those of beams as rows."""
+    words, scores = found
+    return words, scores.values if isinstance(scores, LoDTensor) else scores
 
 
 @pytest.fixture
@@ -174,3 +181,43 @@ def test_memories_that_a_step_writes_are_each_beams_own(beam_size, in_c):
         alone = [plainly(step, tuple(row), by=beam_search, **how)[1].values for row in rows]
         torch.testing.assert_close(scores.values, torch.cat(alone))
     assert in_c.count(True) == 1  # what is written in place is left to the plain loop
+
+
+@pytest.mark.parametrize("by", [greedy, functools.partial(beam_search, beam_size=2)])
+def test_what_was_known_of_a_step_is_held_against_what_it_does(by):
+    """Steps of one source that differ in types, sizes, and in what they hand on as it is."""
+
+    def made(dtype: torch.dtype, words: int, keeps: bool) -> Any:
+        table = torch.randn(words, words, dtype=dtype)
+
+        def step(words: Tensor, state: Any) -> tuple[Tensor, Any]:
+            h, more = state
+            return table[words] + h, (h * 0.9, more if keeps else more + 1)
+
+        return step
+
+    f32, f64 = torch.float32, torch.float64
+    for dtype, words, keeps in ((f32, 5, True), (f64, 5, True), (f32, 7, True), (f32, 5, False)):
+        step, state = made(dtype, words, keeps), (torch.randn(3, 1, dtype=dtype), torch.zeros(3))
+        for longest in (20, 33):
+            how = {"bos": 1, "eos": 0, "max_length": longest}
+            same(rows(by(step, state, **how)), rows(plainly(step, state, by=by, **how)))
+
+
+@pytest.mark.parametrize("generator", [None, torch.Generator()])
+def test_a_step_that_draws_goes_on_as_the_plain_loop_draws(generator, in_c):
+    table = torch.zeros(5, 5)
+
+    def step(words: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        return table[words] - torch.rand(len(words), 5, generator=generator).log().neg().log(), state
+
+    state, how = torch.zeros(6, 1), {"bos": 1, "eos": 0, "max_length": 40}
+    for by in (greedy, functools.partial(beam_search, beam_size=2)):
+        found = []
+        for run in (by, by, functools.partial(plainly, by=by)):
+            seeded = torch.manual_seed(3) if generator is None else generator.manual_seed(3)
+            found.append((*rows(run(step, state, **how)), seeded.get_state()))
+        for one in found:
+            same(one[:2], found[2][:2])
+            assert torch.equal(one[2], found[2][2])
+    assert not any(in_c[::2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 
 import pytest
@@ -12,6 +13,7 @@ from stepnet import explain, recurrent
 from stepnet.cells import RNN
 from stepnet.engine import choice, plans
 from stepnet.errors import SlowPathWarning, TorchOpsWarning
+from stepnet.executors.c import scan
 from stepnet.executors.naive import PLAIN
 from stepnet.report.explanation import Explanation
 
@@ -229,6 +231,15 @@ def test_a_missing_compiler_is_told_once_for_all_steps(clock, disk, monkeypatch)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         recurrent(lambda x, h: (x * h + 1, x * h + 1), *given)
+
+
+def test_code_that_does_not_compile_is_told(clock, disk, monkeypatch):
+    clock(eager=1.0, naive=5.0)
+    written = scan.write
+    spoilt = {"text": "no C at all"}
+    monkeypatch.setattr(scan, "write", lambda *of, **how: dataclasses.replace(written(*of, **how), **spoilt))
+    with pytest.warns(TorchOpsWarning, match="step 'Vanilla' runs by torch ops(.|\n)*the C compiler failed"):
+        recurrent(Vanilla(), *rows())
 
 
 def test_a_step_that_cannot_be_timed_runs_by_the_first_executor(clock, disk, monkeypatch):

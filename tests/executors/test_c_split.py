@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import platform
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from c_programs import NOTHING, WIDE, Rows, can_emulate_tiles, run_sanitized
 from stepnet.executors.c import build as c_build
 from stepnet.executors.c import scan
 from stepnet.executors.c.products import BY_DTYPE, BY_SUFFIX, common, cpu, paired, precision, split
+from stepnet.executors.c.products import product as product_module
 from stepnet.executors.exactness import exact_products
 from threads import at_once
 
@@ -294,3 +297,20 @@ def test_no_byte_outside_is_read_or_written(tmp_path: Path):
         assert " products of tiles" in run_sanitized(tmp_path, text(1, True) + CHECK, has_tiles=True)
     else:
         run_sanitized(tmp_path, text(2, True) + CHECK)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="instruction sets of x86")
+@pytest.mark.parametrize(
+    ("march", "pairs", "tiles"),
+    [("haswell", 0, 0), ("skylake-avx512", 0, 0), ("cooperlake", 1, 0), ("sapphirerapids", 1, 1)],
+)
+def test_what_is_built_once_compiles_for_every_cpu(march, pairs, tiles, monkeypatch):
+    monkeypatch.setattr(product_module, "has_pairs", lambda: bool(pairs))
+    monkeypatch.setattr(product_module, "has_tiles", lambda: bool(tiles))
+    cc = c_build.compiler()
+    command = [*cc.command, *cc.flags, f"-march={march}", "-fsyntax-only", "-x", "c", "-"]
+    for each in BY_SUFFIX.values():
+        done = subprocess.run(command, input=each.object_text, text=True, capture_output=True, check=False)
+        if "-march" in done.stderr:
+            pytest.skip(f"the compiler does not know {march}")
+        assert not done.returncode, done.stderr

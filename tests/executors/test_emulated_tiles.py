@@ -19,7 +19,7 @@ import stepnet
 from stepnet.executors.c import build, products, scan
 from stepnet.executors.c.products import precision, product
 
-scan.WORTH_SPLITTING, scan.WORTH_PACKING_LARGE = 1, 9
+scan.WORTH_SPLITTING = 1
 for module in (product, precision):
     module.has_tiles = lambda: True
 build._MACHINE_FLAGS = tuple((*flags, *{TILE_FLAGS}) for flags in build._MACHINE_FLAGS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,7 +12,7 @@ from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import Spec
 from stepnet.errors import StepError
 
-from .blocks import in_blocks
+from .blocks import Before, before, check_score, half_done, in_blocks, note
 from .words import WordStep, check_count, checked_state, log_probabilities
 
 
@@ -81,24 +82,36 @@ def beam_search(
         return LoDTensor(nothing.long(), [[0], [0]]), LoDTensor(nothing, [[0]])
     with torch.no_grad():
         one = BeamStep(step, spec, eos, beam_size, length_penalty, n_best)
-        start = torch.full((rows * beam_size,), bos, dtype=torch.int64, device=device)
-        given = [v.repeat_interleave(beam_size, 0) for v in leaves]
-        log_p, new = log_probabilities(step, start, given, spec, eos)
-        same = [a is b for a, b in zip(given, new, strict=True)]
-        first, at = one.taken(log_p, new, one.everyone(log_p, max_length))
         tables = torch.zeros((2, max_length, rows, beam_size), dtype=torch.int64, device=device).unbind()
-        for table, part in zip(tables, first, strict=True):
-            table[0] = part
         kept = ["score", "ended", "place", "alive"]
-        once = at._replace(leaves=[v[:, :1] if s else v for v, s in zip(at.leaves, same, strict=True)])
-        found = in_blocks(one, once, kept, tables) or in_blocks(one, at, kept, tables, plainly=True)
+        way = beam_search, spec, tuple([leaf.dtype for leaf in leaves]), beam_size
+        known, found = before(step, way), None
+        if known is not None:
+            each = [v[:, None] if s else one.beams(v) for v, s in zip(leaves, known.same, strict=True)]
+            everyone = one.everyone(bos, leaves[0], known.dtype, max_length)._replace(leaves=each)
+            found = in_blocks(one, everyone, kept, tables, 0, known.steps)
+        if found is None:
+            given = [one.beams(v).flatten(0, 1) for v in leaves]
+            start = torch.full((rows * beam_size,), bos, dtype=torch.int64, device=device)
+            log_p, new = log_probabilities(step, start, given, spec, eos)
+            same = [a is b for a, b in zip(given, new, strict=True)]
+            first, at = one.taken(log_p, new, one.everyone(bos, leaves[0], log_p.dtype, max_length))
+            for table, part in zip(tables, first, strict=True):
+                table[0] = part
+            once = at._replace(leaves=[v[:, :1] if s else v for v, s in zip(at.leaves, same, strict=True)])
+            known, found = Before(log_p.dtype, 0, tuple(same)), in_blocks(one, once, kept, tables)
+            if found is None:
+                known, found = None, in_blocks(one, at, kept, tables, plainly=True)
         assert found is not None
         steps, (score, ended, place, alive) = found
         if steps == max_length:  # what is left ends here
-            last = one.merged(ended, place, score, at.longest, at.longest)
+            longest = torch.full_like(place[:, 0], max_length)
+            last = one.merged(ended, place, score, longest, longest)
             ended, place = (
                 torch.where(alive[:, None], *both) for both in zip(last, (ended, place), strict=True)
             )
+        if known is not None:
+            note(step, way, known._replace(steps=half_done((place[:, 0] // beam_size).tolist())))
         words, parents = (table[:steps] for table in tables)
         return _read_out(ended, place, beam_size, n_best, words, parents)
 
@@ -112,27 +125,31 @@ class BeamStep:
         self.step, self.spec, self.eos = step, spec, eos
         self.beam_size, self.penalty, self.n_best = beam_size, penalty, n_best
 
-    def everyone(self, log_p: Tensor, max_length: int) -> Beams:
-        """All rows before their first word: one beam each, for all would be the same."""
-        beams = torch.zeros(len(log_p) // self.beam_size, self.beam_size, device=log_p.device)
-        score = beams.to(log_p.dtype).index_fill(
-            1, torch.arange(1, self.beam_size, device=log_p.device), -torch.inf
-        )
-        steps = beams[:, 0].long()
-        return Beams(
-            beams.long(), score, torch.full_like(score, -torch.inf), beams.long(), steps, steps + max_length,
-            steps == 0, [],
-        )  # fmt: skip
+    def beams(self, leaf: Tensor) -> Tensor:
+        """A leaf of the state for each beam."""
+        return leaf.repeat_interleave(self.beam_size, 0).unflatten(0, (-1, self.beam_size))
 
-    def __call__(self, _: None, at: Beams) -> tuple[tuple[Tensor, Tensor], Beams]:
+    def everyone(self, bos: int, leaf: Tensor, dtype: torch.dtype, max_length: int) -> Beams:
+        """All rows before their first word: one beam each, for all would be the same. Without their state."""
+        place = torch.zeros((len(leaf), self.beam_size), dtype=torch.int64, device=leaf.device)
+        ended = torch.full_like(place, -torch.inf, dtype=dtype)
+        score = ended.clone()
+        score[:, 0] = 0
+        steps = place[:, 0].clone()
+        return Beams(
+            torch.full_like(place, bos), score, ended, place, steps, steps + max_length, steps == 0, []
+        )
+
+    def __call__(self, _: Any, at: Beams) -> tuple[tuple[Tensor, Tensor], Beams]:
         k = self.beam_size
         given = [v.expand(-1, k, *v.shape[2:]).flatten(0, 1) for v in at.leaves]
-        before = [v._version for v in given]
+        versions = [v._version for v in given]
         log_p, new = log_probabilities(self.step, at.word.flatten(), given, self.spec, self.eos)
+        check_score(log_p, at.score)
         found, after = self.taken(log_p, new, at)
         leaves = [
             one if one.shape[1] == 1 and a is b and a._version == n else many
-            for one, many, a, b, n in zip(at.leaves, after.leaves, given, new, before, strict=True)
+            for one, many, a, b, n in zip(at.leaves, after.leaves, given, new, versions, strict=True)
         ]
         return found, after._replace(leaves=leaves)
 
@@ -178,15 +195,17 @@ def _read_out(
     """Follow the parents back from where each sequence ended."""
     score, place = score[:, :n_best], place[:, :n_best]
     length, beam = place // beam_size, place % beam_size
-    steps = len(words)
-    table = torch.zeros((steps, *length.shape), dtype=torch.int64, device=length.device)
-    for t in reversed(range(steps)):
-        running = t < length
-        table[t] = words[t].gather(1, beam)
-        beam = torch.where(running, parents[t].gather(1, beam), beam)
+    table = torch.empty((len(words), *length.shape), dtype=torch.int64)
+    rows = beam_size * torch.arange(len(length), device=length.device)[:, None]
+    at, ends = (t.flatten().cpu().numpy() for t in (beam + rows, length))
+    word, parent, read = (t.flatten(1).cpu().numpy() for t in (words, parents + rows, table))
+    for t in reversed(range(len(word))):  # by numpy, whose calls take less time
+        read[t] = word[t].take(at)
+        at = np.where(t < ends, parent[t].take(at), at)
+    table = table.to(length.device)
     there = score > -torch.inf
     counts, lengths = there.sum(1), length[there]
     columns = table.movedim(0, -1)[there]  # [sequences, steps], row after row, best first
-    within = torch.arange(steps, device=length.device) < lengths[:, None]
+    within = torch.arange(len(table), device=length.device) < lengths[:, None]
     nested = LoDTensor.from_lengths(columns[within], [counts.tolist(), lengths.tolist()])
     return nested, LoDTensor.from_lengths(score[there], [counts.tolist()])

@@ -1,26 +1,79 @@
 """Decoding by generated C: a block of steps is one loop whose output is its next input.
 
 A row that is done within a block runs to the end of the block without effect; after each block the rows that
-are done are left out, and the next one is twice as long.
+are done are left out, and the next one is twice as long. The first is as long as half of the rows took when a
+step of the same code was run before.
 """
 
 from __future__ import annotations
 
+import functools
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from stepnet.api import recurrent
+from stepnet.api import recurrent, run_as_before
+from stepnet.compiler.reach import reach
 from stepnet.data.tree import Spec, by_leaf, flatten, rows_at
+from stepnet.engine import Way
+from stepnet.errors import StepError
+from stepnet.executors.base import Backend
 from stepnet.executors.registry import AUTO, tried
 from stepnet.executors.setting import check_backend
+from stepnet.watchers import instead, is_kept
 
 from .words import WordStep, log_probabilities
 
-_FIRST = 16  # steps of the first block
-Step = Callable[[None, Any], tuple[Any, Any]]  # what a step gives for the tables, and the rows after it
+_FIRST, _MOST_FIRST = 16, 64  # steps of the first block: more are wasted where a run is shorter than the last
+_MOST_WAYS = 64
+Step = Callable[[Any, Any], tuple[Any, Any]]  # what a step gives for the tables, and the rows after it
+
+
+class Before(NamedTuple):
+    """What is known of a step from when generated C ran it: what a call may begin with, to be held against
+    what comes of it. `same`: which leaves of the state the step hands on as they are."""
+
+    dtype: torch.dtype
+    steps: int
+    same: tuple[bool, ...] = ()
+
+
+_before: WeakKeyDictionary[Any, dict[Any, Before]] = WeakKeyDictionary()
+
+
+def before(step: WordStep, way: Any) -> Before | None:
+    """What is known of steps of this code; `way`: how they were run."""
+    return _before.get(_code(step), {}).get(way) if _in_c() else None
+
+
+def note(step: WordStep, way: Any, known: Before) -> None:
+    """Keep what is known of a step."""
+    ways = _before.setdefault(_code(step), {})
+    if len(ways) >= _MOST_WAYS:
+        ways.clear()
+    ways[way] = known
+
+
+def _code(step: Any) -> Any:
+    if isinstance(step, functools.partial):
+        return _code(step.func)
+    step = getattr(step, "__func__", step)
+    return step.__code__ if type(step) is types.FunctionType else type(step)
+
+
+def _in_c() -> Backend | None:
+    """What runs blocks, where it may: by another executor, step by step, nothing is gained."""
+    best = tried(AUTO)[0].name
+    return best if check_backend(None) in (AUTO, best) else None
+
+
+def half_done(lengths: Sequence[int]) -> int:
+    """The steps after which half of the rows are done."""
+    return sorted(lengths)[len(lengths) // 2] + 1
 
 
 class Running(NamedTuple):
@@ -38,8 +91,9 @@ class GreedyStep:
     def __init__(self, step: WordStep, spec: Spec, eos: int) -> None:
         self.step, self.spec, self.eos = step, spec, eos
 
-    def __call__(self, _: None, at: Running) -> tuple[Tensor, Running]:
+    def __call__(self, _: Any, at: Running) -> tuple[Tensor, Running]:
         log_p, new = log_probabilities(self.step, at.word, at.leaves, self.spec, self.eos)
+        check_score(log_p, at.score)
         return self.taken(log_p, new, at)
 
     def taken(self, log_p: Tensor, new: list[Tensor], at: Running) -> tuple[Tensor, Running]:
@@ -51,43 +105,53 @@ class GreedyStep:
         return torch.where(at.alive, best, self.eos), Running(word, alive, score, new)
 
 
+def check_score(log_p: Tensor, score: Tensor) -> None:
+    """See that what a score began with is of the type of what is added to it."""
+    if log_p.dtype is not score.dtype:
+        raise StepError("the scores of a step have another dtype", got=log_p.dtype, expected=score.dtype)
+
+
 def in_blocks(
-    step: Step, first: Any, kept: Sequence[str], tables: Sequence[Tensor], plainly: bool = False
-) -> tuple[int, list[Tensor]] | None:
+    step: Step, first: Any, kept: Sequence[str], tables: Sequence[Tensor], done: int = 1, block: int = _FIRST,
+    plainly: bool = False,
+) -> tuple[int, list[Tensor]] | None:  # fmt: skip
     """Run on until every row is done.
 
     Args:
         step: one step.
-        first: the rows after the first step; `alive` says which still run.
+        first: the rows after the steps that are done; `alive` says which still run.
         kept: the names of what is wanted of each row in the end.
-        tables: [steps, B, ...] each: what the steps give is written there. The first step has been.
+        tables: [steps, B, ...] each: what the steps give is written there, behind those that are done.
+        done: how many steps that are.
+        block: the steps of the first block.
         plainly: step after step; else by generated C.
 
     Returns:
         How many steps there were, and what is kept. None where generated C does not run the step.
     """
-    best = tried(AUTO)[0].name  # by another one, step by step, nothing is gained
-    if not plainly and check_backend(None) not in (AUTO, best):
+    best = _in_c()
+    if best is None and not plainly:
         return None
     results = [getattr(first, name).clone() for name in kept]
-    rows = torch.arange(len(first.alive), device=first.alive.device)
-    at, done, block = first, 1, 1 if plainly else _FIRST
+    rows: Any = slice(None)  # of the tables, those that run
+    at, block = first, 1 if plainly else max(_FIRST, min(block, _MOST_FIRST))
     while done < len(tables[0]):
         if not bool(at.alive.all()):
             left = at.alive.nonzero().squeeze(1)
-            rows = rows[left]
+            if not len(left):
+                break
+            rows = left if type(rows) is slice else rows[left]
             at = rows_at(at, left)
-        if not len(rows):
-            break
         steps = min(block, len(tables[0]) - done)
         if plainly:
             found, at = step(None, at)
             found = by_leaf(lambda leaf: leaf[None], found)
         else:
-            try:
-                found, at = recurrent(step, steps=steps, state=at, backend=best)
-            except Exception:  # whatever it is, the plain loop may do without, or tells it in its own words
+            assert best is not None
+            ran = _block(step, steps, at, best)
+            if ran is None:
                 return None
+            found, at = ran
             block *= 2
         for table, part in zip(tables, flatten(found)[0], strict=True):
             table[done : done + steps, rows] = part
@@ -95,3 +159,26 @@ def in_blocks(
             result[rows] = getattr(at, name)
         done += steps
     return done, results
+
+
+def _block(step: Step, steps: int, at: Any, best: Backend) -> tuple[Any, Any] | None:
+    """Some steps by generated C; None where it does not run them, or they draw noise: a block would draw for
+    rows that are done, too."""
+    nothing, call, out = at.score.new_zeros((steps, len(at.alive), 1)), None, None
+    try:
+        if instead() is None and not is_kept():
+            _, call, out = run_as_before(step, nothing, at, Way(False, -1, 0, best), draws=False)
+        if out is not None:
+            return out
+        if (call is not None and call.draws) or reach(step).generators:
+            return None
+        noise = torch.get_rng_state()
+        out = recurrent(step, nothing, at, backend=best)
+    except Exception:  # whatever it is, the plain loop may do without, or tells it in its own words
+        return None
+    if call is None:
+        return out if torch.equal(noise, torch.get_rng_state()) else None
+    if call.draws:
+        torch.set_rng_state(noise)
+        return None
+    return out

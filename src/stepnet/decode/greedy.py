@@ -11,7 +11,7 @@ from stepnet.data.array import TensorArray
 from stepnet.data.lod import LoDTensor
 from stepnet.repeat import while_loop
 
-from .blocks import GreedyStep, Running, in_blocks
+from .blocks import Before, GreedyStep, Running, before, half_done, in_blocks, note
 from .words import WordStep, check_count, checked_state, log_probabilities
 
 
@@ -60,19 +60,25 @@ def greedy(step: WordStep, state: Any, *, bos: int, eos: int, max_length: int) -
 
     with torch.no_grad():
         start = torch.full((rows,), bos, dtype=torch.int64, device=device)
-        log_p, new = log_probabilities(step, start, leaves, spec, eos)
-        score = torch.zeros(rows, dtype=log_p.dtype, device=device)
         one = GreedyStep(step, spec, eos)
-        everyone = Running(start, torch.ones_like(start, dtype=torch.bool), score, leaves)
-        word, running = one.taken(log_p, new, everyone)
+        everyone = Running(start, torch.ones_like(start, dtype=torch.bool), start, leaves)
         table = torch.full((max_length, rows), eos, device=device)
-        table[0] = word
-        found = in_blocks(one, running, ["score"], [table])
-        if found is not None:
-            steps, (score,) = found
-            length = (table != eos).sum(0)
-            return LoDTensor.from_padded(table[:steps], length.cpu(), batch_first=False), score
-        first = (torch.tensor(0), start, leaves, score, torch.zeros_like(start), TensorArray())
-        _, _, _, score, length, words = while_loop(going, body, first)
-        table = words.stack()
-    return LoDTensor.from_padded(table, length.cpu(), batch_first=False), score
+        way = greedy, spec, tuple([leaf.dtype for leaf in leaves])
+        known, found = before(step, way), None
+        if known is not None:
+            score = torch.zeros(rows, dtype=known.dtype, device=device)
+            found = in_blocks(one, everyone._replace(score=score), ["score"], [table], 0, known.steps)
+        if found is None:
+            table.fill_(eos)
+            log_p, new = log_probabilities(step, start, leaves, spec, eos)
+            score = torch.zeros(rows, dtype=log_p.dtype, device=device)
+            table[0], running = one.taken(log_p, new, everyone._replace(score=score))
+            found = in_blocks(one, running, ["score"], [table])
+            if found is None:
+                first = (torch.tensor(0), start, leaves, score, torch.zeros_like(start), TensorArray())
+                _, _, _, score, length, words = while_loop(going, body, first)
+                return LoDTensor.from_padded(words.stack(), length.cpu(), batch_first=False), score
+        steps, (score,) = found
+        lengths = (table != eos).sum(0).tolist()
+        note(step, way, Before(score.dtype, half_done(lengths)))
+        return LoDTensor.from_padded(table[:steps], lengths, batch_first=False), score

@@ -96,6 +96,12 @@ class Asked(NamedTuple):
         """The plan of a call like this one."""
         return _known.get((self.key, self.looks)) or _known.get(self._of_size())
 
+    @property
+    def draws(self) -> bool:
+        """Whether it is known to draw noise from torch's generator."""
+        entry = self.known()
+        return entry is not None and entry.ready is not None and entry.ready.plan.random
+
     def keep(self, entry: Entry) -> None:
         """Note the plan that this call went by, if it has one."""
         if entry.ready is not None and entry.compiled is not None and entry.y_spec is not None:

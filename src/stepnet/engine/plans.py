@@ -20,7 +20,7 @@ from stepnet.data.as_imported import contiguous
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype, batches, default_device, has_tangent, in_function_modes
 from stepnet.data.tree import LEAF, unflatten
-from stepnet.errors import NoCompiler, SlowPathWarning, StepError, TorchOpsWarning, Unsupported
+from stepnet.errors import NoCompiler, NotBuilt, SlowPathWarning, StepError, TorchOpsWarning, Unsupported
 from stepnet.executors import naive
 from stepnet.executors.autograd import Call
 from stepnet.executors.autograd import run as run_plan
@@ -160,7 +160,7 @@ def _tell_of_torch_ops(entry: Entry, loop: Loop, reads: Reads, sequences: Sequen
     if not (entry.refusals and entry.ready.executor.in_torch and _on_cpu(sequences)):
         return
     refusal = _reason(entry)
-    if refusal.line is not None or isinstance(refusal, NoCompiler):  # not a dtype: the caller chose it
+    if refusal.line is not None or isinstance(refusal, NotBuilt):  # not a dtype: the caller chose it
         _tell(TorchOpsWarning, loop, reads, refusal)
 
 

@@ -36,7 +36,7 @@ class _LoopText:
         self.w, self.loop, self.depth = w, loop, depth
         self.registers: set[str] = set()
         self.used: list[Access] = []
-        self.before: list[str] = []
+        self.before: dict[int, list[str]] = {}  # what is found before the loop over a merged dimension
         self.body: list[str] = []
 
     def lines(self) -> list[str]:
@@ -67,8 +67,6 @@ class _LoopText:
 
         if not dims:
             return ["    " * self.depth + text for text in self.body]
-        for text in self.before:
-            line(text, 0)
         for node in reductions:
             if self._in_line(node):
                 size, name = w.p.value(node.output).size, w.c(node.output)
@@ -76,6 +74,8 @@ class _LoopText:
                     line(text, 0)
                 line(f"    {name}_line[j] = {self._start(node)};", 0)
         for k, (size, variable) in enumerate(zip(dims, self.variables, strict=True)):
+            for text in self.before.get(k, ()):
+                line(text, k)
             for node in inside:
                 if self._open_at(node) == k:
                     line(self._open(node), k)
@@ -152,7 +152,11 @@ class _LoopText:
 
     def _open_at(self, node: Node) -> int:
         """The first of the innermost merged dimensions that a reduction goes over."""
-        steps, at = self._steps(self._reduced(node)), len(self.dims)
+        return self._still(self._reduced(node))
+
+    def _still(self, seen: Access) -> int:
+        """The first of the innermost merged dimensions along which an access stays where it is."""
+        steps, at = self._steps(seen), len(self.dims)
         while at and not steps[at - 1]:
             at -= 1
         return at
@@ -290,9 +294,11 @@ class _LoopText:
         rows, *row = w.p.value(table).shape
         walk, column = self._looked_up(node) if self.loop.shape else (None, None)
         at = f"{w.c(node.output)}_row"
-        alone = w.p.value(index).size == 1
         text = f"const int64_t {at} = sn_lookup({self._operand(index, walk)}, {rows}, &wrong);"
-        (self.before if alone and self.dims else self.body).append(text)
+        k = len(self.dims)
+        if walk is not None and (w.p.value(index).size == 1 or walk.base not in self.registers):
+            k = self._still(walk)
+        (self.body if k == len(self.dims) else self.before.setdefault(k, [])).append(text)
         inside = "0" if column is None else self._index(column)
         return w.loaded(table, f"{w.pointer(table, None)}[{at} * {prod(row)} + {inside}]")
 

@@ -25,7 +25,7 @@ from stepnet.data.as_imported import (
 )
 from stepnet.data.dtypes import dtype_of
 from stepnet.data.heap import KEPT, new_table
-from stepnet.errors import BuildError, NoCompiler, StepIndexError, Unsupported, describe
+from stepnet.errors import BuildError, NoCompiler, NotBuilt, StepIndexError, describe
 from stepnet.executors import cache_folder
 from stepnet.executors.layout import Layout, is_uneven
 from stepnet.executors.schedule.features import features
@@ -57,9 +57,8 @@ APART = 2  # such chunks between two meetings of threads that take some features
 CHUNK = 1 << 18  # bytes of rows between products and the steps beside them: the second cache holds them
 CHUNK_BY_TILES = 1 << 20  # where tiles multiply, which read a matrix faster than a cache that is far gives it
 LED = 1 << 16  # bytes of a table from which room before its rows is made faster than a copy one step later
-WORTH_PACKING = 9  # rows, with fewer of which a matrix is read as it lies (measured)
-WORTH_PACKING_LARGE = 20  # of matrices of so many bytes, which are longer on their way than they are used
-LARGE = 1 << 17
+# bytes of matrices, and the rows with fewer of which packing takes longer than it saves (measured)
+WORTH_PACKING = ((1 << 21, 20), (1 << 17, 6), (0, 3))
 WORTH_SPLITTING = 512  # rows, for fewer of which splitting a matrix takes longer than it saves (measured)
 SMALL = 1 << 14  # bytes of a table of which one is kept to make others like it
 _MOST_KINDS = 64  # of calls, whose pace one scan remembers
@@ -89,7 +88,7 @@ class CScan:
         try:
             self._alone = _Code(self.source, _built(self.source))
         except BuildError as error:
-            raise Unsupported(str(error)) from error
+            raise NotBuilt(str(error)) from error
         self.features = features(p)
         self.beside = by_turns(p)[1]
         early = {node.inputs[1] for node in (*p.early, *p.late)}
@@ -228,8 +227,8 @@ class CScan:
             packed_at.append(at)
             product = BY_DTYPE[source.program.value(name).dtype]
             at += padded(heads * product.packed_bytes(k, n, split))
-        large = self._matrix_bytes >= LARGE
-        few = layout.rows < (WORTH_PACKING_LARGE if large else WORTH_PACKING) and sharing in (None, "members")
+        worth = next(rows for size, rows in WORTH_PACKING if self._matrix_bytes >= size)
+        few = layout.rows < worth and sharing in (None, "members")
         head = (
             layout.sequences, shares, layout.steps, layout.stride, slots, chunk, int(sharing is not None),
             split, int(few), data_ptr(layout.starts), data_ptr(layout.lengths), data_ptr(order),

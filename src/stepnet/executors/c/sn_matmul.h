@@ -89,6 +89,36 @@ SN_INLINE int64_t sn_split(int64_t rows, int64_t most) {
     int64_t tiles = (rows + most - 1) / most;
     return (rows + tiles - 1) / tiles;
 }
+
+#if defined(__AVX512F__) && SN_VECTOR_BYTES == 64 && !defined(SN_LINKED)
+#include <immintrin.h>
+#define SN_TURN_WORDS 1
+/* to[k * stride_to + u] = from[u * stride_from + k], 16 x 16 words: quarters of vectors come from memory in their place,
+ * and no shuffle crosses them. */
+SN_INLINE void sn_turn_words(float *to, int64_t stride_to, const float *from, int64_t stride_from) {
+    SN_UNROLL for (int k = 0; k < 16; k += 4) {
+        __m512d a[2], b[2];
+        __m512 row[4];
+        SN_UNROLL for (int j = 0; j < 4; ++j) {
+            const float *at = from + j * stride_from + k;
+            row[j] = _mm512_castps128_ps512(_mm_loadu_ps(at));
+            row[j] = _mm512_insertf32x4(row[j], _mm_loadu_ps(at + 4 * stride_from), 1);
+            row[j] = _mm512_insertf32x4(row[j], _mm_loadu_ps(at + 8 * stride_from), 2);
+            row[j] = _mm512_insertf32x4(row[j], _mm_loadu_ps(at + 12 * stride_from), 3);
+        }
+        SN_UNROLL for (int j = 0; j < 2; ++j) {
+            a[j] = _mm512_castps_pd(_mm512_unpacklo_ps(row[2 * j], row[2 * j + 1]));
+            b[j] = _mm512_castps_pd(_mm512_unpackhi_ps(row[2 * j], row[2 * j + 1]));
+        }
+        _mm512_storeu_pd((double *)(to + k * stride_to), _mm512_unpacklo_pd(a[0], a[1]));
+        _mm512_storeu_pd((double *)(to + (k + 1) * stride_to), _mm512_unpackhi_pd(a[0], a[1]));
+        _mm512_storeu_pd((double *)(to + (k + 2) * stride_to), _mm512_unpacklo_pd(b[0], b[1]));
+        _mm512_storeu_pd((double *)(to + (k + 3) * stride_to), _mm512_unpackhi_pd(b[0], b[1]));
+    }
+}
+#else
+#define SN_TURN_WORDS 0
+#endif
 #endif
 
 typedef SN_REAL SN_(sn_vec) __attribute__((vector_size(SN_VECTOR_BYTES)));
@@ -117,6 +147,12 @@ SN_INLINE SN_REAL *SN_(sn_row)(SN_(sn_rows) rows, int64_t r) {
 /* to[k * stride_to + u] = from[u * stride_from + k], lanes x lanes elements, in registers: blocks of 1, 2, 4 .. lanes
  * change places. clang has no shuffle by a mask that is computed. */
 SN_INLINE void SN_(sn_turn)(SN_REAL *to, int64_t stride_to, const SN_REAL *from, int64_t stride_from) {
+#if SN_TURN_WORDS
+    if (sizeof(SN_REAL) == 4) {
+        sn_turn_words((float *)to, stride_to, (const float *)from, stride_from);
+        return;
+    }
+#endif
     typedef __typeof__((SN_(sn_vec)){0} == (SN_(sn_vec)){0}) lane_mask;
     enum { L = SN_(sn_lanes) };
     SN_(sn_vec) row[L];
@@ -168,11 +204,11 @@ void SN_(sn_pack)(SN_REAL *restrict packed, const SN_REAL *restrict source, int6
                 const int64_t L = SN_(sn_lanes), W = groups * blocks * L;
                 int64_t k0 = 0;
 #if SN_TURN
-                int64_t turned = 0;
-                if (stride_k == 1)
-                    for (turned = units / L * L; k0 + L <= K; k0 += L)
-                        for (int64_t u = 0; u < turned; u += L)
-                            SN_(sn_turn)(to + k0 * W + u, W, from + k0 + u * stride_n, stride_n);
+                const int64_t turned = stride_k == 1 ? units / L * L : 0;
+                if (stride_k == 1) k0 = K / L * L;
+                for (int64_t u = 0; u < turned; u += L) /* along what is contiguous: caches see it come */
+                    for (int64_t k = 0; k < k0; k += L)
+                        SN_(sn_turn)(to + k * W + u, W, from + k + u * stride_n, stride_n);
                 for (int64_t u = turned; u < units; ++u)
                     for (int64_t k = 0; k < k0; ++k) to[k * W + u] = from[k * stride_k + u * stride_n];
 #endif

@@ -21,10 +21,12 @@ SN_PICK void SN_P(sn_gather)(SN_T *y, const SN_T *x, const int64_t *index, const
                              int64_t dim, const int64_t *strides, int64_t *wrong) {
     int64_t at[16] = {0}, size = 1, base = 0;
     for (int64_t d = 0; d < rank; ++d) size *= sizes[d];
-    const int64_t n = sizes[rank], step = strides[dim];
-    for (int64_t e = 0; e < size; ++e) {
-        y[e] = n > 0 ? x[base + sn_place(index[e], n, wrong) * step] : (SN_T)(*wrong = 1, 0);
-        for (int64_t d = rank; d-- > 0;) {
+    const int64_t n = sizes[rank], step = strides[dim], last = rank - 1;
+    const int64_t line = rank > 0 ? sizes[last] : 1, next = rank > 0 && last != dim ? strides[last] : 0;
+    for (int64_t e = 0; e < size; e += line) {
+        for (int64_t j = 0; j < line; ++j)
+            y[e + j] = n > 0 ? x[base + j * next + sn_place(index[e + j], n, wrong) * step] : (SN_T)(*wrong = 1, 0);
+        for (int64_t d = last; d-- > 0;) {
             if (d != dim) base += strides[d];
             if (++at[d] < sizes[d]) break;
             if (d != dim) base -= strides[d] * sizes[d];
@@ -51,14 +53,16 @@ SN_PICK void SN_P(sn_scatter)(SN_T *y, const SN_T *x, const int64_t *index, cons
     int64_t at[16] = {0}, size = 1, base = 0;
     memcpy(y, x, whole * sizeof(SN_T));
     for (int64_t d = 0; d < rank; ++d) size *= sizes[d];
-    const int64_t n = sizes[rank], step = strides[dim];
-    for (int64_t e = 0; e < size; ++e) {
-        const int64_t place = sn_place(index[e], n, wrong);
-        if (n > 0) {
-            SN_T *to = y + base + place * step;
-            *to = SN_P(sn_met)(*to, source[e], how);
+    const int64_t n = sizes[rank], step = strides[dim], last = rank - 1;
+    const int64_t line = rank > 0 ? sizes[last] : 1, next = rank > 0 && last != dim ? strides[last] : 0;
+    for (int64_t e = 0; e < size; e += line) {
+        for (int64_t j = 0; j < line; ++j) {
+            const int64_t place = sn_place(index[e + j], n, wrong);
+            if (n <= 0) continue;
+            SN_T *to = y + base + j * next + place * step;
+            *to = SN_P(sn_met)(*to, source[e + j], how);
         }
-        for (int64_t d = rank; d-- > 0;) {
+        for (int64_t d = last; d-- > 0;) {
             if (d != dim) base += strides[d];
             if (++at[d] < sizes[d]) break;
             if (d != dim) base -= strides[d] * sizes[d];
@@ -249,12 +253,41 @@ SN_PICK void SN_P(sn_argsort)(int64_t *y, const SN_T *x, int64_t outer, int64_t 
         }
     if (q != small) free(q);
 }
+/* The first k of n, if no two of them, nor the one behind them, are equal, so that all ways to order find the same. */
+enum { SN_P(sn_most_first) = 16 };
+SN_PICK int SN_P(sn_first)(int64_t *y, const SN_T *x, int64_t n, int64_t k, int64_t down) {
+    SN_ITEM first[SN_P(sn_most_first) + 1];
+    int64_t held = 0, next = 0;
+    while (next < n) {
+        if (held > k)
+            for (const SN_T last = first[k].value; next + 16 <= n; next += 16) {
+                int some = 0;
+                _Pragma("omp simd reduction(| : some)") for (int64_t j = 0; j < 16; ++j)
+                    some |= down ? !(x[next + j] <= last) : !(x[next + j] >= last);
+                if (some) break;
+            }
+        for (const int64_t end = next + 16 < n ? next + 16 : n; next < end; ++next) {
+            const SN_ITEM v = {x[next], next};
+            if (v.value != v.value) return 0;
+            if (held > k && !SN_LESS(v, first[k])) continue;
+            int64_t j = held > k ? k : held++;
+            for (; j > 0 && SN_LESS(v, first[j - 1]); --j) first[j] = first[j - 1];
+            first[j] = v;
+        }
+    }
+    for (int64_t j = 1; j < held; ++j)
+        if (first[j].value == first[j - 1].value) return 0;
+    for (int64_t j = 0; j < k; ++j) y[j] = first[j].at;
+    return 1;
+}
 SN_PICK void SN_P(sn_topk)(int64_t *y, const SN_T *x, int64_t outer, int64_t n, int64_t inner, int64_t k,
                            int64_t down, int64_t sorted) {
     SN_ITEM small[SN_STACKED], *q = n > SN_STACKED ? malloc(n * sizeof *q) : small;
+    const int quick = inner == 1 && k <= SN_P(sn_most_first) && 2 * k < n && (sorted || k * 64 <= n);
     for (int64_t o = 0; k > 0 && o < outer; ++o)
         for (int64_t i = 0; i < inner; ++i) {
             const int64_t e = o * n * inner + i, to = o * k * inner + i;
+            if (quick && SN_P(sn_first)(y + to, x + e, n, k, down)) continue;
             for (int64_t j = 0; j < n; ++j) q[j] = (SN_ITEM){x[e + j * inner], j};
             if (k * 64 <= n) SN_P(sn_partial_sort)(q, k, n, down);
             else {

@@ -331,9 +331,11 @@ class _Writer:
             return f"(sn_rows_{suffix}){{({element} *){place}{shift}, {width}, {index}}}"
 
         shift = f" + {offset}" if offset else ""
-        if times == 1:
-            to = rows(node.output, size, " + c0")
-            text = self._product(node.inputs[1], to, rows(operand, wide, shift), "active", k, True, "c1 - c0")
+        indexed = w.by_table(operand) or w.by_table(node.output)
+        if times == 1 or (heads == 1 and not indexed and wide == times * k):  # all leading indices are rows
+            count = "active" if times == 1 else f"active * {times}"
+            to, of = rows(node.output, size // times, " + c0"), rows(operand, wide // times, shift)
+            text = self._product(node.inputs[1], to, of, count, k, True, "c1 - c0")
             return [*out, f"        {self._columns(n, text)}"]
         # one product for each leading index: of its own matrix, or all of the same
         block, packed = product.packed(k, n), f"a->{w.c(node.inputs[1])}_packed"

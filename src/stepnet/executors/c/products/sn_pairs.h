@@ -83,17 +83,19 @@ void sn_pack_bf16(uint16_t *restrict packed, const uint16_t *restrict source, in
         if (units < W || K < depth) memset(panel, 0, (size_t)(depth * W) * sizeof(uint16_t));
         int64_t pairs = K / 2, k0 = 0, turned = 0;
 #if SN_TURN
-        if (stride_k == 1 && stride_n % 2 == 0 && (uintptr_t)from % 4 == 0) /* pairs are side by side: words change places */
-            for (turned = units / L * L; k0 + L <= pairs; k0 += L)
-                for (int64_t u = 0; u < turned; u += L)
-                    sn_turn_f32((float *)(panel + (k0 * W + u) * 2), W, (const float *)(from + 2 * k0 + u * stride_n),
-                                stride_n / 2);
+        if (stride_k == 1 && stride_n % 2 == 0 && (uintptr_t)from % 4 == 0) { /* pairs are side by side: words change places */
+            k0 = pairs / L * L;
+            turned = units / L * L;
+        }
+        for (int64_t u = 0; u < turned; u += L)
+            for (int64_t k = 0; k < k0; k += L)
+                sn_turn_f32((float *)(panel + (k * W + u) * 2), W, (const float *)(from + 2 * k + u * stride_n), stride_n / 2);
 #endif
         for (int64_t k = 0; k < pairs; ++k) {
             const uint16_t *even = from + 2 * k * stride_k, *odd = even + stride_k;
             uint16_t *to = panel + k * W * 2;
             if (stride_n == 1) {
-                for (int64_t u = 0; u < units; ++u) {
+                _Pragma("omp simd") for (int64_t u = 0; u < units; ++u) {
                     to[2 * u] = even[u];
                     to[2 * u + 1] = odd[u];
                 }
