@@ -15,7 +15,7 @@ from stepnet import cells
 from stepnet.api import Recurrent, recurrent
 from stepnet.data.lod import LoDTensor
 from stepnet.engine import again, make, plans
-from stepnet.errors import SlowPathWarning
+from stepnet.errors import SlowPathWarning, Unsupported
 from stepnet.testing import check_step
 
 DTYPE = torch.float64
@@ -409,3 +409,35 @@ def test_a_partial_that_changes_objects_leaves_other_partials_compiled():
         recurrent(functools.partial(collects, scale=2.0), x, h)
     y, _ = recurrent(functools.partial(plain, scale=2.0), x, h, backend="c")
     torch.testing.assert_close(y, x * 2.0)
+
+
+@pytest.mark.parametrize("who", ["it", "another"])
+def test_a_step_that_was_unsteady_is_compiled_when_it_is_steady(who, captures, monkeypatch):
+    monkeypatch.setattr(plans, "_MOST_MISSES", 2)
+    module = Scaled().eval()
+    for k in range(2):
+        module.scale = float(k)
+        recurrent(module, rows(), boot(), backend="eager")
+    for k in range(2, 5):
+        module.scale = float(k)
+        with pytest.raises(Unsupported, match="in a row"):
+            recurrent(module, rows(), boot(), backend="eager")
+    assert len(captures) == 2
+    if who == "another":
+        module = Scaled().eval()
+        with pytest.raises(Unsupported, match="in a row"):
+            recurrent(module, rows(), boot(), backend="eager")
+    compare(module, "eager")
+    assert len(captures) == 3
+
+
+@pytest.mark.filterwarnings("ignore:step 'Scaled' runs by the plain loop")
+def test_modules_of_a_class_in_turn(captures, monkeypatch):
+    monkeypatch.setattr(plans, "_MOST_MISSES", 2)
+    modules = [Scaled().eval() for _ in range(4)]
+    for k, module in enumerate(modules):
+        module.scale = float(k)
+    for _ in range(2):
+        for module in modules:
+            recurrent(module, rows(), boot())
+    assert len(captures) == len(modules)

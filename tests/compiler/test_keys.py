@@ -15,6 +15,7 @@ import sys
 import threading
 import types
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -322,6 +323,22 @@ def test_what_no_run_leaves_as_it_was_is_not_tried(step):
     assert reach(step).refused is not None
 
 
+def _raising_kind(kind):
+    """A class whose objects raise wherever they are asked."""
+
+    def raises(*_):
+        raise ValueError
+
+    asked = (
+        "__eq__ __hash__ __bool__ __len__ __iter__ __getitem__ __contains__ __repr__ copy keys items values"
+    )
+    return type("Part", (kind,), dict.fromkeys(asked.split(), raises))
+
+
+def _raising(kind, content):
+    return _raising_kind(kind)(content)
+
+
 class Strange:
     """Objects whose own class raises where it is asked: no call ends by them."""
 
@@ -361,6 +378,30 @@ class Strange:
             __eq__ = __hash__ = __bool__ = __len__ = __iter__ = _raise
 
         return Part()
+
+    def list_that_raises():
+        return _raising(list, [1])
+
+    def tuple_that_raises():
+        return _raising(tuple, [1])
+
+    def set_that_raises():
+        return _raising(set, [1])
+
+    def dict_that_raises():
+        return _raising(dict, {"a": 1})
+
+    def ordered_dict_that_raises():
+        return _raising(collections.OrderedDict, {"a": 1})
+
+    def deque_that_raises():
+        return _raising(collections.deque, [1])
+
+    def array_that_raises():
+        return np.ones(2).view(_raising_kind(np.ndarray))
+
+    def proxy_of_what_raises():
+        return types.MappingProxyType(_raising(dict, {"a": 1}))
 
 
 @pytest.mark.parametrize("name", [name for name in vars(Strange) if not name.startswith("_")])
