@@ -31,6 +31,7 @@ def captures(monkeypatch):
     inner = make.compile_loop
     monkeypatch.setattr(plans, "_entries", type(plans._entries)())
     monkeypatch.setattr(again, "_known", type(again._known)())
+    monkeypatch.setattr(plans, "_misses", {})
 
     def counted(*args, **kwargs):
         made.append(args[1].name)
