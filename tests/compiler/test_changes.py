@@ -442,3 +442,29 @@ def test_modules_of_a_class_in_turn(captures, monkeypatch):
         for module in modules:
             recurrent(module, rows(), boot())
     assert len(captures) == len(modules)
+
+
+def test_a_weight_of_a_class_of_the_users_own():
+    """Whatever it is registered as, it is dispatched by rules of its own."""
+
+    class Doubled(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            result = super().__torch_function__(func, types, args, kwargs or {})
+            return result + result if func is torch.Tensor.mul else result
+
+    def step(x, h, weight):
+        h = torch.tanh(x * weight + h)
+        return h, h
+
+    for own in (False, True):
+        numbers = torch.full((D,), 0.5, dtype=DTYPE)
+        weight = nn.Parameter(numbers.as_subclass(Doubled) if own else numbers)
+        x, h = rows(), boot()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SlowPathWarning)
+            found, expected = (
+                recurrent(functools.partial(step, weight=weight), x, h, backend=backend)[1]
+                for backend in ("auto", "naive")
+            )
+        torch.testing.assert_close(found, expected)

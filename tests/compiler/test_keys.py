@@ -400,6 +400,9 @@ class Strange:
     def array_that_raises():
         return np.ones(2).view(_raising_kind(np.ndarray))
 
+    def masked_number():
+        return np.ma.masked
+
     def proxy_of_what_raises():
         return types.MappingProxyType(_raising(dict, {"a": 1}))
 
@@ -411,3 +414,13 @@ def test_strange_objects(name):
     whole = reach(lambda x, h: (table["a"] and part and x, h), everything=True)
     assert not Snapshot(whole.holders).changed()
     assert (whole.refused is not None) == (name in ("dict_of_its_own", "class_that_tells_nothing"))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_left_to_the_plain_loop():
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+    def step(x, h):
+        return x * nested.size(0), h
+
+    assert reach(step).refused == "it reads a nested tensor; by its .unbind() it would be compiled"

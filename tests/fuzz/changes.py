@@ -82,7 +82,6 @@ READS = {
     "cached": "cached()",
     "evaluated": "eval('NUMBER')",
     "imported": "imported()",
-    "imported dynamically": "sys.modules[IMPORTED].value",
     "thread": "LOCAL.value",
     "array": "ARRAY[0]",
     "numpy": "TABLED[1]",
@@ -201,7 +200,7 @@ class World:
             "QUEUE": deque([1.5, 2.5]), "KIND": "class",
             "CONTEXT": contextvars.ContextVar("number", default=1.5),
             "dataclasses": dataclasses, "functools": functools, "sys": sys, "typing": typing,
-            "ITEM": 1.5, "WRAPPED": 1.5, "INHERITED": 1.5, "STATIC": 1.5, "IMPORTED": IMPORTED,
+            "ITEM": 1.5, "WRAPPED": 1.5, "INHERITED": 1.5, "STATIC": 1.5,
             "LOCAL": threading.local(), "ARRAY": array.array("d", [1.5]), "TABLED": np.array([0.0, 1.5]),
             "BYTES": bytearray([3, 4]), "PROXIED": {"a": 1.5},
             "WEIGHTS": [torch.full((D,), 0.5, dtype=torch.float64, requires_grad=True)],
@@ -270,6 +269,12 @@ def _another_class(world: World) -> None:
     )
 
 
+def _another(kind: type, value: float) -> Any:
+    made = type(kind)("Other", (kind,), {"scaled": lambda self: value})()
+    made.value = value
+    return made
+
+
 def _in_place(tensor: Tensor, value: float) -> None:
     with torch.no_grad():
         tensor.fill_(value)
@@ -299,7 +304,7 @@ CHANGES: dict[str, tuple[tuple[str, ...], Any]] = {
     "class of an object": (("method of an object",), lambda w, v: setattr(w.space["Object"], "factor", v)),
     "another object": (
         ("method of an object", "attribute of an object"),
-        lambda w, v: w.space.__setitem__("OBJECT", types.SimpleNamespace(value=v, scaled=lambda: v)),
+        lambda w, v: w.space.__setitem__("OBJECT", _another(w.space["Object"], v)),
     ),
     "slot": (("slot",), lambda w, v: setattr(w.space["SLOTTED"], "value", v)),
     "module": (("module",), lambda w, v: setattr(w.space["MODULE"], "value", v)),
@@ -371,9 +376,7 @@ CHANGES: dict[str, tuple[tuple[str, ...], Any]] = {
         lambda w, v: setattr(w.space["wrapped"].__closure__[0], "cell_contents", lambda: v),
     ),
     "cached": (("cached",), _cached),
-    "imported": (
-        ("imported", "imported dynamically"), lambda w, v: setattr(sys.modules[IMPORTED], "value", v)
-    ),
+    "imported": (("imported",), lambda w, v: setattr(sys.modules[IMPORTED], "value", v)),
     "thread": (("thread",), lambda w, v: setattr(w.space["LOCAL"], "value", v)),
     "array": (("array",), lambda w, v: w.space["ARRAY"].__setitem__(0, v)),
     "numpy": (("numpy",), lambda w, v: w.space["TABLED"].__setitem__(1, v)),

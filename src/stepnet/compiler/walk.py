@@ -98,7 +98,7 @@ class Walk(CodeWalk):
         if kind is not Tensor and kind is not nn.Parameter:
             if isinstance(value, (UninitializedBuffer, UninitializedParameter)):
                 self.refused = self.refused or "it has lazy parameters that its first run makes"
-            elif not isinstance(value, (nn.Parameter, nn.Buffer)) or type(value).__mro__[1] is not Tensor:
+            elif not (_is_of_torch(kind) and isinstance(value, (nn.Parameter, nn.Buffer))):
                 self.refused = self.refused or (
                     f"it reads a {kind.__name__}, which is dispatched by rules of its own"
                 )
@@ -108,18 +108,20 @@ class Walk(CodeWalk):
             )
         if self.refused is None and value.is_nested:
             self.refused = "it reads a nested tensor; by its .unbind() it would be compiled"
-        more: dict[str, Any] = value.__dict__  # pyright: ignore[reportAssignmentType]
         if kind is Tensor or kind is nn.Parameter:  # others hold what torch runs them by
+            more: dict[str, Any] = value.__dict__  # pyright: ignore[reportAssignmentType]
             self.hold(more)
             if self.everything or not self.names.isdisjoint(more):  # Dynamo leaves marks on tensors
                 self._attributes(more)
 
     def _array(self, value: Any) -> None:  # numbers that a trace bakes in
+        if type(value).__flags__ & HEAP:  # a class made in Python may hold more
+            self.opened(f"a {type(value).__module__}.{type(value).__qualname__}")
+        if isinstance(value, np.ndarray):
+            value = np.ndarray.view(value, np.ndarray)
         if value.dtype.hasobject:
             self.opened("an array of objects")
             return
-        if type(value).__flags__ & HEAP:  # a class made in Python may hold more
-            self.opened(f"a {type(value).__module__}.{type(value).__qualname__}")
         self.complete &= value.nbytes <= _MOST_BYTES
         content = value.tobytes() if value.nbytes <= _MOST_BYTES else id(value)
         self.key.append((value.dtype.str, value.shape, content))
@@ -156,7 +158,11 @@ class Walk(CodeWalk):
 
     def _items(self, items: Sequence[Any]) -> None:
         """What a container holds: many plain ones at once."""
-        told = _at_once(items) if len(items) > _FEW else None
+        if len(items) <= _FEW:
+            for item in items:
+                self.visit(item)
+            return
+        told = _at_once(items)
         if told is not None:
             self.key.append(told)
             return
@@ -384,6 +390,10 @@ def _at_once(items: Sequence[Any]) -> tuple[Any, Any] | None:
     if kinds <= PLAIN:
         return tuple(items), kinds.pop() if len(kinds) == 1 else tuple(map(type, items))
     return None
+
+
+def _is_of_torch(kind: type[Tensor]) -> bool:
+    return is_trusted_class(kind) and kind.__mro__[1] is Tensor
 
 
 class _Seen(int):
