@@ -15,7 +15,7 @@ from stepnet import cells
 from stepnet.api import Recurrent, recurrent
 from stepnet.data.lod import LoDTensor
 from stepnet.engine import again, make, plans
-from stepnet.errors import SlowPathWarning
+from stepnet.errors import SlowPathWarning, Unsupported
 from stepnet.testing import check_step
 
 DTYPE = torch.float64
@@ -31,6 +31,7 @@ def captures(monkeypatch):
     inner = make.compile_loop
     monkeypatch.setattr(plans, "_entries", type(plans._entries)())
     monkeypatch.setattr(again, "_known", type(again._known)())
+    monkeypatch.setattr(plans, "_misses", {})
 
     def counted(*args, **kwargs):
         made.append(args[1].name)
@@ -409,3 +410,61 @@ def test_a_partial_that_changes_objects_leaves_other_partials_compiled():
         recurrent(functools.partial(collects, scale=2.0), x, h)
     y, _ = recurrent(functools.partial(plain, scale=2.0), x, h, backend="c")
     torch.testing.assert_close(y, x * 2.0)
+
+
+@pytest.mark.parametrize("who", ["it", "another"])
+def test_a_step_that_was_unsteady_is_compiled_when_it_is_steady(who, captures, monkeypatch):
+    monkeypatch.setattr(plans, "_MOST_MISSES", 2)
+    module = Scaled().eval()
+    for k in range(2):
+        module.scale = float(k)
+        recurrent(module, rows(), boot(), backend="eager")
+    for k in range(2, 5):
+        module.scale = float(k)
+        with pytest.raises(Unsupported, match="in a row"):
+            recurrent(module, rows(), boot(), backend="eager")
+    assert len(captures) == 2
+    if who == "another":
+        module = Scaled().eval()
+        with pytest.raises(Unsupported, match="in a row"):
+            recurrent(module, rows(), boot(), backend="eager")
+    compare(module, "eager")
+    assert len(captures) == 3
+
+
+@pytest.mark.filterwarnings("ignore:step 'Scaled' runs by the plain loop")
+def test_modules_of_a_class_in_turn(captures, monkeypatch):
+    monkeypatch.setattr(plans, "_MOST_MISSES", 2)
+    modules = [Scaled().eval() for _ in range(4)]
+    for k, module in enumerate(modules):
+        module.scale = float(k)
+    for _ in range(2):
+        for module in modules:
+            recurrent(module, rows(), boot())
+    assert len(captures) == len(modules)
+
+
+def test_a_weight_of_a_class_of_the_users_own():
+    """Whatever it is registered as, it is dispatched by rules of its own."""
+
+    class Doubled(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            result = super().__torch_function__(func, types, args, kwargs or {})
+            return result + result if func is torch.Tensor.mul else result
+
+    def step(x, h, weight):
+        h = torch.tanh(x * weight + h)
+        return h, h
+
+    for own in (False, True):
+        numbers = torch.full((D,), 0.5, dtype=DTYPE)
+        weight = nn.Parameter(numbers.as_subclass(Doubled) if own else numbers)
+        x, h = rows(), boot()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SlowPathWarning)
+            found, expected = (
+                recurrent(functools.partial(step, weight=weight), x, h, backend=backend)[1]
+                for backend in ("auto", "naive")
+            )
+        torch.testing.assert_close(found, expected)

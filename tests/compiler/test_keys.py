@@ -15,6 +15,7 @@ import sys
 import threading
 import types
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -322,6 +323,22 @@ def test_what_no_run_leaves_as_it_was_is_not_tried(step):
     assert reach(step).refused is not None
 
 
+def _raising_kind(kind):
+    """A class whose objects raise wherever they are asked."""
+
+    def raises(*_):
+        raise ValueError
+
+    asked = (
+        "__eq__ __hash__ __bool__ __len__ __iter__ __getitem__ __contains__ __repr__ copy keys items values"
+    )
+    return type("Part", (kind,), dict.fromkeys(asked.split(), raises))
+
+
+def _raising(kind, content):
+    return _raising_kind(kind)(content)
+
+
 class Strange:
     """Objects whose own class raises where it is asked: no call ends by them."""
 
@@ -362,6 +379,33 @@ class Strange:
 
         return Part()
 
+    def list_that_raises():
+        return _raising(list, [1])
+
+    def tuple_that_raises():
+        return _raising(tuple, [1])
+
+    def set_that_raises():
+        return _raising(set, [1])
+
+    def dict_that_raises():
+        return _raising(dict, {"a": 1})
+
+    def ordered_dict_that_raises():
+        return _raising(collections.OrderedDict, {"a": 1})
+
+    def deque_that_raises():
+        return _raising(collections.deque, [1])
+
+    def array_that_raises():
+        return np.ones(2).view(_raising_kind(np.ndarray))
+
+    def masked_number():
+        return np.ma.masked
+
+    def proxy_of_what_raises():
+        return types.MappingProxyType(_raising(dict, {"a": 1}))
+
 
 @pytest.mark.parametrize("name", [name for name in vars(Strange) if not name.startswith("_")])
 def test_strange_objects(name):
@@ -370,3 +414,13 @@ def test_strange_objects(name):
     whole = reach(lambda x, h: (table["a"] and part and x, h), everything=True)
     assert not Snapshot(whole.holders).changed()
     assert (whole.refused is not None) == (name in ("dict_of_its_own", "class_that_tells_nothing"))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_left_to_the_plain_loop():
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+    def step(x, h):
+        return x * nested.size(0), h
+
+    assert reach(step).refused == "it reads a nested tensor; by its .unbind() it would be compiled"

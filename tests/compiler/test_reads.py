@@ -54,9 +54,66 @@ def results(step, x, h, backend):
     return [*values, *grads]
 
 
-@pytest.mark.parametrize("name", WAYS)
+class More:
+    """More ways in which a step's code can come by a value, and changes of it."""
+
+    def setting_of_autocast_that_is_off():
+        def step(x, h):
+            return x * (2.0 if torch.get_autocast_dtype("cpu") == torch.float16 else 1.0), torch.tanh(h)
+
+        def turn():
+            torch.set_autocast_dtype("cpu", torch.float16)
+            UNDO.append(lambda: torch.set_autocast_dtype("cpu", torch.bfloat16))
+
+        return step, [turn]
+
+    def autocast_of_another_device():
+        def step(x, h):
+            return x * (2.0 if torch.is_autocast_enabled("cuda") else 1.0), torch.tanh(h)
+
+        def turn():
+            torch.set_autocast_enabled("cuda", True)
+            UNDO.append(lambda: torch.set_autocast_enabled("cuda", False))
+
+        return step, [turn]
+
+    def copy_of_code_of_torch():
+        """Equal code; what torch's reads is torch's own, what the copy reads is not."""
+
+        def made(file):
+            space = {"GAIN": 2.0}
+            exec(compile("def scaled(v): return v * GAIN", file, "exec"), space)
+            return space
+
+        theirs, own = made(torch.__file__)["scaled"], made("copied.py")
+        recurrent(lambda x, h: (theirs(x), h), torch.ones(1, 1, D), torch.ones(1, D), backend="eager")
+
+        scaled = own["scaled"]
+        return lambda x, h: (scaled(x), torch.tanh(h)), [lambda: own.update(GAIN=3.0)]
+
+    def many_whole_numbers():
+        many = list(range(5000))
+        return lambda x, h: (x * many[-1], torch.tanh(h)), [
+            lambda: many.__setitem__(-1, 1), lambda: many.__setitem__(-1, True), many.reverse
+        ]  # fmt: skip
+
+    def many_floats():
+        many = [2.0] * 5000
+        return lambda x, h: (x * many[-1], torch.tanh(h)), [
+            lambda: many.__setitem__(-1, 0.0), lambda: many.__setitem__(-1, -0.0), many.reverse
+        ]  # fmt: skip
+
+    def one_float_among_many_names():
+        many = {str(i): 2.0 for i in range(500)}
+        return lambda x, h: (x * many["7"], torch.tanh(h)), [lambda: many.update({"7": 3.0})]
+
+
+ALL_WAYS = WAYS | {k: v for k, v in vars(More).items() if isinstance(v, types.FunctionType)}
+
+
+@pytest.mark.parametrize("name", ALL_WAYS)
 def test_a_second_call_after_a_change(name):
-    step, changes = WAYS[name]()
+    step, changes = ALL_WAYS[name]()
     x, h = torch.randn(5, D, dtype=DTYPE), torch.randn(3, D, dtype=DTYPE)
     before = None
     for change in (lambda: None, *changes):

@@ -510,7 +510,9 @@ def test_what_changes_at_every_call_stops_being_compiled():
             torch.testing.assert_close(y.values, x.values * step.scale)
     assert len(told) == 1
     assert "read something else at the next call each time" in str(told[0].message)
+    step.scale *= 0.9
     assert entry_of(step, x, h, backend="auto").ready is None
+    assert entry_of(step, x, h, backend="auto").ready is not None, "it has come to rest"
 
 
 LETS_GO = {

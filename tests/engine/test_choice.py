@@ -184,6 +184,8 @@ DAMAGED = [
     b'{"naive": 1}',
     b'{"c": NaN, "naive": 1}',
     b'{"c": 1, "x": 0, "naive": 1}',
+    pytest.param(b'{"c": 1%b, "naive": 1}' % (b"0" * 400), id="too large"),
+    pytest.param(b"[" * 100_000, id="too deep"),
 ]
 
 

@@ -7,16 +7,25 @@ be set. After each the step runs by a plan and by the plain loop, which must agr
 
 from __future__ import annotations
 
+import array
 import contextvars
+import dataclasses
+import functools
 import os
 import random
+import sys
+import threading
 import types
+import typing
 import warnings
+import weakref
 from collections import deque
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from stepnet import LoDTensor, recurrent
 from stepnet.errors import SlowPathWarning, Unsupported
@@ -24,7 +33,7 @@ from stepnet.errors import SlowPathWarning, Unsupported
 from . import seeds
 
 D = 3
-NAME = "STEPNET_FUZZ_NUMBER"
+NAME, IMPORTED = "STEPNET_FUZZ_NUMBER", "stepnet_fuzz_settings"
 
 # What a step writes to come by a value; `self` is the module, all else globals of its own.
 READS = {
@@ -57,13 +66,58 @@ READS = {
     "dynamic weight": "getattr(self, 'wei' + 'ght')",
     "mode": "(2.0 if self.training else 0.5)",
     "linear": "self.linear(x).sum(1, keepdim=True)",
+    "base class": "self.of_base",
+    "class method": "self.of_kind()",
+    "static method": "self.static()",
+    "super": "self.inherited()",
+    "descriptor": "OBJECT.described",
+    "metaclass": "Object.of_meta",
+    "found by __getattr__": "FINDS.anything",
+    "operator": "OBJECT[0]",
+    "named tuple": "PAIR.first",
+    "data class": "RECORD.value",
+    "keyword default": "keyed()",
+    "partial": "PARTIAL()",
+    "wrapped": "wrapped()",
+    "cached": "cached()",
+    "evaluated": "eval('NUMBER')",
+    "imported": "imported()",
+    "thread": "LOCAL.value",
+    "array": "ARRAY[0]",
+    "numpy": "TABLED[1]",
+    "memory": "MEMORY[0] / 2",
+    "proxy": "PROXY['a']",
+    "weak reference": "WEAK().value",
+    "function": "torch.sigmoid(x)",
+    "requires": "(2.0 if self.weight.requires_grad else 0.5)",
+    "default dtype": "(2.0 if torch.tensor(1.5).dtype == torch.float64 else 0.5)",
+    "autocast dtype": "(2.0 if torch.get_autocast_dtype('cpu') == torch.float16 else 0.5)",
 }
 
 SOURCE = """
-class Object:
+class Described:
+    def __init__(self): self.number = 1.5
+    def __get__(self, instance, owner): return self.number
+
+class Meta(type):
+    of_meta = 1.5
+
+class Object(metaclass=Meta):
     factor = 1.0
+    described = Described()
     def __init__(self): self.value = 1.5
     def scaled(self): return self.value * self.factor
+    def __getitem__(self, key): return self.value * ITEM
+
+class Finds:
+    def __init__(self): self.found = {"anything": 1.5}
+    def __getattr__(self, name): return self.__dict__["found"][name]
+
+class Pair(typing.NamedTuple):
+    first: float
+    second: list
+
+Record = dataclasses.make_dataclass("Record", [("value", float, 1.5)])
 
 class Slotted:
     __slots__ = ("value",)
@@ -73,6 +127,25 @@ def helper(): return HELPED
 helper.value = 1.5
 
 def defaulted(number=1.5): return number
+
+def keyed(*, number=1.5): return number
+
+def scale(a, *, b): return a * b
+
+def of(function):
+    @functools.wraps(function)
+    def wrapper(): return function() * WRAPPED
+    return wrapper
+
+@of
+def wrapped(): return 1.5
+
+@functools.lru_cache
+def cached(): return HELPED
+
+def imported():
+    import stepnet_fuzz_settings
+    return stepnet_fuzz_settings.value
 
 def make_closed():
     number = 1.5
@@ -84,7 +157,11 @@ def make_closed():
 
 closed, close = make_closed()
 
-class Step(nn.Module):
+class Base:
+    of_base = 1.5
+    def inherited(self): return self.of_instance * INHERITED
+
+class Step(Base, nn.Module):
     of_class = 1.5
     def __init__(self):
         super().__init__()
@@ -96,6 +173,11 @@ class Step(nn.Module):
     @property
     def doubled(self): return self.of_instance * 2
     def method(self): return self.of_instance * METHOD
+    def inherited(self): return super().inherited() * 2
+    @classmethod
+    def of_kind(cls): return cls.of_class
+    @staticmethod
+    def static(): return STATIC
     def forward(self, x, h):
         h = torch.tanh(x * ({0}) + h * ({1}))
         return h * ({2}), h
@@ -117,13 +199,26 @@ class World:
             "FLAGS": {"on"},
             "QUEUE": deque([1.5, 2.5]), "KIND": "class",
             "CONTEXT": contextvars.ContextVar("number", default=1.5),
+            "dataclasses": dataclasses, "functools": functools, "sys": sys, "typing": typing,
+            "ITEM": 1.5, "WRAPPED": 1.5, "INHERITED": 1.5, "STATIC": 1.5,
+            "LOCAL": threading.local(), "ARRAY": array.array("d", [1.5]), "TABLED": np.array([0.0, 1.5]),
+            "BYTES": bytearray([3, 4]), "PROXIED": {"a": 1.5},
             "WEIGHTS": [torch.full((D,), 0.5, dtype=torch.float64, requires_grad=True)],
         }  # fmt: skip
         os.environ[NAME] = "1.5"
+        sys.modules[IMPORTED] = types.ModuleType(IMPORTED)
+        vars(sys.modules[IMPORTED])["value"] = 1.5
+        self.space["LOCAL"].value = 1.5
         self.source = SOURCE.replace("{0}", READS[self.reads[0]]).replace("{1}", READS[self.reads[1]])
         self.source = self.source.replace("{2}", READS[self.reads[2]])
         exec(self.source, self.space)
-        self.space |= {"OBJECT": self.space["Object"](), "SLOTTED": self.space["Slotted"]()}
+        space = self.space
+        space |= {"OBJECT": space["Object"](), "SLOTTED": space["Slotted"](), "FINDS": space["Finds"]()}
+        space |= {"PAIR": space["Pair"](1.5, []), "RECORD": space["Record"]()}
+        space |= {"PARTIAL": functools.partial(space["scale"], 1.5, b=1.0)}
+        space |= {"MEMORY": memoryview(space["BYTES"]), "PROXY": types.MappingProxyType(space["PROXIED"])}
+        space |= {"REFERENT": space["Record"](), "SIGMOID": torch.sigmoid}
+        space["WEAK"] = weakref.ref(space["REFERENT"])
         self.step = self.space["Step"]()
         self.log: list[str] = []
 
@@ -144,14 +239,55 @@ def _random_weight() -> nn.Parameter:
     return nn.Parameter(torch.randn(D, dtype=torch.float64))
 
 
+def _cached(world: World, value: float) -> None:
+    world.space["HELPED"] = value
+    world.space["cached"].cache_clear()
+
+
+class _Halved(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * 0.5
+
+
+def _parametrized(world: World, value: float) -> None:
+    if parametrize.is_parametrized(world.step.linear):
+        parametrize.remove_parametrizations(world.step.linear, "weight", leave_parametrized=value > 0)
+    else:
+        parametrize.register_parametrization(world.step.linear, "weight", _Halved())
+
+
+def _swapped(world: World) -> None:
+    torch.utils.swap_tensors(world.step.weight, _random_weight())
+
+
+def _another_class(world: World) -> None:
+    kind = type(world.step)
+    world.step.__class__ = (
+        world.space["Step"]
+        if kind is not world.space["Step"]
+        else type("Other", (kind,), {"of_class": 0.75, "doubled": 0.25, "of_base": 0.5})
+    )
+
+
+def _another(kind: type, value: float) -> Any:
+    made = type(kind)("Other", (kind,), {"scaled": lambda self: value})()
+    made.value = value
+    return made
+
+
 def _in_place(tensor: Tensor, value: float) -> None:
     with torch.no_grad():
         tensor.fill_(value)
 
 
+def _set(tensor: Tensor, value: float) -> None:
+    with torch.no_grad():
+        tensor.set_(torch.full((D,), value, dtype=torch.float64))  # pyright: ignore[reportArgumentType]
+
+
 # name: (the ways of reading that it concerns, what it does)
 CHANGES: dict[str, tuple[tuple[str, ...], Any]] = {
-    "global": (("global", "globals"), lambda w, v: w.space.__setitem__("NUMBER", v)),
+    "global": (("global", "globals", "evaluated"), lambda w, v: w.space.__setitem__("NUMBER", v)),
     "class": (("class attribute", "getattr"), lambda w, v: setattr(w.space["Step"], "of_class", v)),
     "class by instance": (("class attribute", "getattr"), lambda w, v: setattr(w.step, "of_class", v)),
     "instance": (
@@ -168,7 +304,7 @@ CHANGES: dict[str, tuple[tuple[str, ...], Any]] = {
     "class of an object": (("method of an object",), lambda w, v: setattr(w.space["Object"], "factor", v)),
     "another object": (
         ("method of an object", "attribute of an object"),
-        lambda w, v: w.space.__setitem__("OBJECT", types.SimpleNamespace(value=v, scaled=lambda: v)),
+        lambda w, v: w.space.__setitem__("OBJECT", _another(w.space["Object"], v)),
     ),
     "slot": (("slot",), lambda w, v: setattr(w.space["SLOTTED"], "value", v)),
     "module": (("module",), lambda w, v: setattr(w.space["MODULE"], "value", v)),
@@ -210,6 +346,60 @@ CHANGES: dict[str, tuple[tuple[str, ...], Any]] = {
         ("linear",), lambda w, v: w.step.linear.register_forward_hook(lambda module, given, out, v=v: out * v)
     ),
     "forward of a layer": (("linear",), lambda w, v: setattr(w.step.linear, "forward", lambda x, v=v: x * v)),
+    "base": (("base class",), lambda w, v: setattr(w.space["Base"], "of_base", v)),
+    "between": (("base class",), lambda w, v: setattr(w.space["Step"], "of_base", v)),
+    "another class": (
+        ("class attribute", "class method", "property", "base class"), lambda w, v: _another_class(w)
+    ),
+    "class of a class method": (("class method",), lambda w, v: setattr(w.space["Step"], "of_class", v)),
+    "class method": (("class method",), lambda w, v: _replaced(w, "of_kind", classmethod(lambda cls: v))),
+    "static": (("static method",), lambda w, v: w.space.__setitem__("STATIC", v)),
+    "static method": (("static method",), lambda w, v: _replaced(w, "static", staticmethod(lambda: v))),
+    "inherited": (("super",), lambda w, v: w.space.__setitem__("INHERITED", v)),
+    "method of a base": (("super",), lambda w, v: setattr(w.space["Base"], "inherited", lambda self: v)),
+    "descriptor": (
+        ("descriptor",), lambda w, v: setattr(vars(w.space["Object"])["described"], "number", v)
+    ),
+    "__get__": (("descriptor",), lambda w, v: setattr(w.space["Described"], "__get__", lambda *_: v)),
+    "metaclass": (("metaclass",), lambda w, v: setattr(w.space["Meta"], "of_meta", v)),
+    "found": (("found by __getattr__",), lambda w, v: w.space["FINDS"].found.__setitem__("anything", v)),
+    "there": (("found by __getattr__",), lambda w, v: setattr(w.space["FINDS"], "anything", v)),
+    "operator": (("operator",), lambda w, v: setattr(w.space["Object"], "__getitem__", lambda self, key: v)),
+    "global of an operator": (("operator",), lambda w, v: w.space.__setitem__("ITEM", v)),
+    "pair": (("named tuple",), lambda w, v: w.space.__setitem__("PAIR", w.space["PAIR"]._replace(first=v))),
+    "record": (("data class",), lambda w, v: setattr(w.space["RECORD"], "value", v)),
+    "keyword default": (("keyword default",), lambda w, v: w.space["keyed"].__kwdefaults__.update(number=v)),
+    "partial": (("partial",), lambda w, v: w.space["PARTIAL"].keywords.update(b=v)),
+    "global of a wrapper": (("wrapped",), lambda w, v: w.space.__setitem__("WRAPPED", v)),
+    "within a wrapper": (
+        ("wrapped",),
+        lambda w, v: setattr(w.space["wrapped"].__closure__[0], "cell_contents", lambda: v),
+    ),
+    "cached": (("cached",), _cached),
+    "imported": (("imported",), lambda w, v: setattr(sys.modules[IMPORTED], "value", v)),
+    "thread": (("thread",), lambda w, v: setattr(w.space["LOCAL"], "value", v)),
+    "array": (("array",), lambda w, v: w.space["ARRAY"].__setitem__(0, v)),
+    "numpy": (("numpy",), lambda w, v: w.space["TABLED"].__setitem__(1, v)),
+    "memory": (("memory",), lambda w, v: w.space["BYTES"].__setitem__(0, int(abs(v) * 2))),
+    "proxy": (("proxy",), lambda w, v: w.space["PROXIED"].__setitem__("a", v)),
+    "weak reference": (("weak reference",), lambda w, v: setattr(w.space["REFERENT"], "value", v)),
+    "function of torch": (("function",), lambda w, v: setattr(torch, "sigmoid", lambda x, v=v: x * v)),
+    "weight swapped": (("weight", "dynamic weight"), lambda w, v: _swapped(w)),
+    "weight set": (("weight", "dynamic weight"), lambda w, v: _set(w.step.weight, v)),
+    "frozen again": (("requires",), lambda w, v: w.step.weight.requires_grad_(v > 0)),
+    "parametrized": (("linear",), _parametrized),
+    "hook before": (
+        ("linear",),
+        lambda w, v: w.step.linear.register_forward_pre_hook(lambda module, given, v=v: (given[0] * v,)),
+    ),
+    "hooks gone": (("linear",), lambda w, v: w.step.linear._forward_hooks.clear()),
+    "default dtype": (
+        ("default dtype",), lambda w, v: torch.set_default_dtype(torch.float64 if v > 1 else torch.float32)
+    ),
+    "autocast dtype": (
+        ("autocast dtype",),
+        lambda w, v: torch.set_autocast_dtype("cpu", torch.float16 if v > 1 else torch.bfloat16),
+    ),
     "what is not read": ((), lambda w, v: setattr(w.step, "count", w.step.count + 1)),
     "no gradient": ((), lambda w, v: w.step.requires_grad_(v > 0)),
 }  # fmt: skip
@@ -233,7 +423,7 @@ def check(seed: int, changes: int = 5) -> str | None:
     """
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    world = World(rng)
+    world, default = World(rng), torch.get_default_dtype()
     x, h = torch.randn(3, D, dtype=torch.float64), torch.randn(3, D, dtype=torch.float64)
     try:
         for number in range(changes + 1):
@@ -252,6 +442,10 @@ def check(seed: int, changes: int = 5) -> str | None:
                         return f"seed {seed}, after {world.log}, run {again}: differs\n{world.source}"
     finally:
         os.environ.pop(NAME, None)
+        sys.modules.pop(IMPORTED, None)
+        torch.sigmoid = world.space["SIGMOID"]
+        torch.set_default_dtype(default)
+        torch.set_autocast_dtype("cpu", torch.bfloat16)
     return None
 
 

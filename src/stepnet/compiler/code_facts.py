@@ -122,7 +122,7 @@ _MAKE_TEXTS = frozenset({"str", "repr", "ascii", "format"})
 _MOST = 20_000  # of code objects; only code made at run time comes near
 _BY_ID: dict[int, Facts] = {}  # of code objects that are the `code` of some facts, or stand beside one
 _ALIVE: list[types.CodeType] = []
-_EQUAL: dict[types.CodeType, Facts] = {}
+_EQUAL: dict[tuple[types.CodeType, bool], Facts] = {}  # a copy of torch's code is equal, and not trusted
 
 
 def facts(code: types.CodeType) -> Facts:
@@ -137,9 +137,10 @@ def facts(code: types.CodeType) -> Facts:
         if len(_ALIVE) >= _MOST:
             for kept in (_BY_ID, _ALIVE, _EQUAL):
                 kept.clear()
-        known = _EQUAL.get(code)
+        equal = code, is_trusted_code(code.co_filename)
+        known = _EQUAL.get(equal)
         if known is None:
-            known = _EQUAL[code] = Facts(code)
+            known = _EQUAL[equal] = Facts(code)
         _ALIVE.append(code)  # its id stays taken
         _BY_ID[id(code)] = known
     return known

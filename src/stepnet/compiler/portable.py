@@ -29,6 +29,7 @@ from .trust import FOREIGN
 
 _PACKAGE = Path(__file__).parents[1]
 _PLAIN = (int, float, complex, str, bytes, type(None), type(Ellipsis), torch.dtype, torch.device)
+_AS_TEXT = frozenset({int, bool, str, type(None)})
 _CODE = (
     "co_code", "co_consts", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_flags",
     "co_argcount", "co_kwonlyargcount", "co_filename", "co_firstlineno", "co_linetable",
@@ -60,6 +61,8 @@ def _feed(put: Callable[[bytes], None], value: Any) -> None:
         put(f"{_name(type(value))}.{value.name};".encode())
     elif isinstance(value, _PLAIN):
         put(f"{type(value).__name__} {value!r};".encode())
+    elif type(value) is tuple and _AS_TEXT.issuperset(map(type, value)):  # many at once
+        put(f"{value!r};".encode())
     elif isinstance(value, (tuple, list)):
         put(f"{type(value).__name__} {len(value)}(".encode())
         for item in value:

@@ -59,7 +59,8 @@ class Reach:
         return frozenset(name for name in files if not is_machinery(name))
 
 
-_ASKING: set[Any] = set()  # steps whose Python asks for the numbers of captured tensors
+# Steps whose Python asks for the numbers of captured tensors: their keys, as hashes, by their root.
+_ASKING: dict[Any, set[int]] = {}
 _NAMES: dict[Any, Set[str]] = {}  # the names that code mentions, by the code or class of the step
 
 
@@ -95,7 +96,7 @@ def _walked(step: Callable[..., Any], root: Any, everything: bool) -> Reach:
     beneath.replaced(others)
     if beneath.open is not None:  # torch's functions call it where no record sees it
         walk.refused = walk.refused or f"it runs what was put in the place of torch's own: {beneath.open}"
-    if root in _ASKING:
+    if root in _ASKING and hash(tuple(walk.key)) in _ASKING[root]:
         walk.opened("its Python asks for the numbers of tensors")
     if everything:
         whole = Walk(set(names), everything=True)
@@ -116,11 +117,14 @@ def _walked(step: Callable[..., Any], root: Any, everything: bool) -> Reach:
 
 
 def note_asking(step: Callable[..., Any]) -> None:
-    """From now on hold a step, and what its source makes, against what it does: no walk tells what its
-    Python asks of tensors."""
+    """From now on hold a step, and those that read what it reads, against what it does: no walk tells what
+    its Python asks of tensors."""
     if len(_ASKING) > 10_000:
         _ASKING.clear()
-    _ASKING.add(_root(step))
+    asking = _ASKING.setdefault(_root(step), set())
+    if len(asking) > 1000:
+        asking.clear()
+    asking.add(hash(reach(step).key))
 
 
 def _root(step: Any) -> Any:

@@ -67,8 +67,7 @@ BY_VALUE = frozenset(
 _AMBIENT_WORDS = ("get_", "is_", "are_", "set_", "_get_", "_is_", "_set_", "manual_")
 _NOT_AMBIENT = words(
     """is_tensor is_floating_point is_complex is_nonzero is_same_size is_storage is_conj is_neg is_inference
-    is_signed is_distributed set_grad_enabled is_grad_enabled get_default_dtype is_autocast_enabled
-    get_autocast_dtype"""
+    is_signed is_distributed set_grad_enabled is_grad_enabled get_default_dtype"""
 )  # what the key of a call holds, or what follows from arguments
 _AMBIENT = words(
     """backends random cuda mps xpu accelerator cpu distributed utils overrides _C compiler jit profiler

@@ -169,6 +169,8 @@ class _Writer:
             self._object(value)
 
     def _items(self, value: Any) -> None:
+        if len(value) > _MOST:
+            raise _Untold
         self.word(id(value) + _TYPE)
         self.word(id(value) + _SIZE)
         at = id(value) + _ITEMS

@@ -10,6 +10,7 @@ from __future__ import annotations
 import array
 import collections
 import contextvars
+import operator
 import os
 import sys
 import types
@@ -59,6 +60,8 @@ class _Way:
 def _same(a: list[Any], b: list[Any]) -> bool:
     if len(a) != len(b):
         return False
+    if all(map(operator.is_, a, b)):
+        return True
     for one, other in zip(a, b, strict=True):
         if one is not other and not (type(one) is bytes and type(other) is bytes and one == other):
             return False
@@ -130,12 +133,14 @@ def _write_bytes(value: Any, held: list[Any]) -> None:
 
 
 def _read_array(value: Any) -> list[Any]:
-    return [] if value.dtype.hasobject else [value.tobytes()]
+    plain = np.ndarray.view(value, np.ndarray)
+    return [] if plain.dtype.hasobject else [plain.tobytes()]
 
 
 def _write_array(value: Any, held: list[Any]) -> None:
-    if held and value.flags.writeable:
-        value[...] = np.frombuffer(held[0], value.dtype).reshape(value.shape)
+    plain = np.ndarray.view(value, np.ndarray)
+    if held and plain.flags.writeable:
+        plain[...] = np.frombuffer(held[0], plain.dtype).reshape(plain.shape)
 
 
 def _read_memory(value: memoryview) -> list[Any]:
@@ -210,7 +215,7 @@ _WAYS: tuple[tuple[Any, _Way], ...] = (
     (Names, _Way(_read_names, _write_names)),
     (collections.OrderedDict, _Way(_read_ordered, _write_ordered)),
     (dict, _Way(_read_dict, _write_dict)),
-    (list, _Way(list, _write_list)),
+    (list, _Way(lambda value: list(list.__iter__(value)), _write_list)),
     (set, _Way(lambda value: list(set.__iter__(value)), _write_set)),
     (collections.deque, _Way(lambda value: list(collections.deque.__iter__(value)), _write_deque)),
     ((bytearray, array.array), _Way(_read_bytes, _write_bytes)),

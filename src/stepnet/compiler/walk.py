@@ -10,6 +10,7 @@ import array
 import collections
 import contextvars
 import functools
+import gc
 import sys
 import threading
 import types
@@ -43,6 +44,7 @@ from .walk_code import END, CodeWalk
 
 _LIMIT = 4000  # objects; a step that reaches more is not worth keying
 _MOST_BYTES = 4096  # of an array whose numbers are part of the key
+_FEW = 64  # items that are visited one by one, whatever they are
 _TABLES = ("_parameters", "_buffers", "_modules")
 _TELL_STATES = words("initial_seed get_state graphsafe_get_state clone_state")  # of torch.Generator
 _MODULE_NOISE = frozenset(nn.Module().__dict__) - {"training"}  # which has places of its own here
@@ -96,26 +98,30 @@ class Walk(CodeWalk):
         if kind is not Tensor and kind is not nn.Parameter:
             if isinstance(value, (UninitializedBuffer, UninitializedParameter)):
                 self.refused = self.refused or "it has lazy parameters that its first run makes"
-            elif not isinstance(value, (nn.Parameter, nn.Buffer)) or type(value).__mro__[1] is not Tensor:
+            elif not (_is_of_torch(kind) and isinstance(value, (nn.Parameter, nn.Buffer))):
                 self.refused = self.refused or (
                     f"it reads a {kind.__name__}, which is dispatched by rules of its own"
                 )
-        if value.layout is not torch.strided:
-            self.refused = self.refused or (
+        if self.refused is None and value.layout is not torch.strided:
+            self.refused = (
                 f"it reads a tensor of layout {value.layout}; by its .to_dense() it would be compiled"
             )
-        more: dict[str, Any] = value.__dict__  # pyright: ignore[reportAssignmentType]
+        if self.refused is None and value.is_nested:
+            self.refused = "it reads a nested tensor; by its .unbind() it would be compiled"
         if kind is Tensor or kind is nn.Parameter:  # others hold what torch runs them by
+            more: dict[str, Any] = value.__dict__  # pyright: ignore[reportAssignmentType]
             self.hold(more)
             if self.everything or not self.names.isdisjoint(more):  # Dynamo leaves marks on tensors
                 self._attributes(more)
 
     def _array(self, value: Any) -> None:  # numbers that a trace bakes in
+        if type(value).__flags__ & HEAP:  # a class made in Python may hold more
+            self.opened(f"a {type(value).__module__}.{type(value).__qualname__}")
+        if isinstance(value, np.ndarray):
+            value = np.ndarray.view(value, np.ndarray)
         if value.dtype.hasobject:
             self.opened("an array of objects")
             return
-        if type(value).__flags__ & HEAP:  # a class made in Python may hold more
-            self.opened(f"a {type(value).__module__}.{type(value).__qualname__}")
         self.complete &= value.nbytes <= _MOST_BYTES
         content = value.tobytes() if value.nbytes <= _MOST_BYTES else id(value)
         self.key.append((value.dtype.str, value.shape, content))
@@ -140,40 +146,51 @@ class Walk(CodeWalk):
         self.key.append(
             (kind, len(items), _MAXLEN.__get__(value) if issubclass(kind, collections.deque) else None)
         )
-        for item in items:
-            self.visit(item)
+        self._items(items)
         self._own_parts(value)
 
     def _set(self, value: Any) -> None:
         kind = type(value)
         items = list((set if issubclass(kind, set) else frozenset).__iter__(value))
         self.key.append((kind, len(items)))
-        for item in items:
-            self.visit(item)
+        self._items(items)
         self._own_parts(value)
 
+    def _items(self, items: Sequence[Any]) -> None:
+        """What a container holds: many plain ones at once."""
+        if len(items) <= _FEW:
+            for item in items:
+                self.visit(item)
+            return
+        told = _at_once(items)
+        if told is not None:
+            self.key.append(told)
+            return
+        for item in items:
+            if len(self.seen) >= _LIMIT:
+                self.complete = False
+                return
+            self.visit(item)
+
+    def _dict(self, kind: type, value: dict[Any, Any]) -> None:
+        self.key.append((kind, dict.__len__(value)))
+        self._items(list(dict.keys(value)))
+        self._items(list(dict.values(value)))
+
     def _mapping(self, value: Any) -> None:
-        items = list(dict.items(value))
-        self.key.append((type(value), len(items)))
-        for k, v in items:
-            self.visit(k)
-            self.visit(v)
+        self._dict(type(value), value)
         if isinstance(value, collections.defaultdict):
             self.visit(_FACTORY.__get__(value))
         if isinstance(value, collections.OrderedDict):  # it has an order of its own
-            for k in collections.OrderedDict.__iter__(value):
-                self.visit(k)
+            self._items(list(collections.OrderedDict.__iter__(value)))
         self._own_parts(value)
 
     def _proxy(self, value: Any) -> None:
-        items = list(value.copy().items()) if type(value.copy()) is dict else None
-        if items is None:
+        [behind] = gc.get_referents(value)
+        if type(behind) is dict:
+            self._dict(type(value), behind)
+        else:
             self.opened("a mapping proxy of a mapping of its own kind")
-            return
-        self.key.append((type(value), len(items)))
-        for k, v in items:
-            self.visit(k)
-            self.visit(v)
 
     def _of_thread(self, value: Any) -> None:
         """What `threading.local` holds for this thread."""
@@ -363,6 +380,20 @@ class Walk(CodeWalk):
         self.key.append(kind)
         self.opened(f"a {kind.__module__}.{kind.__qualname__}")
         self._fields(value)
+
+
+def _at_once(items: Sequence[Any]) -> tuple[Any, Any] | None:
+    """Plain values, or floats by their bits, as one part of a key; None for others."""
+    kinds = set(map(type, items))
+    if kinds == {float}:
+        return float, array.array("d", items).tobytes()
+    if kinds <= PLAIN:
+        return tuple(items), kinds.pop() if len(kinds) == 1 else tuple(map(type, items))
+    return None
+
+
+def _is_of_torch(kind: type[Tensor]) -> bool:
+    return is_trusted_class(kind) and kind.__mro__[1] is Tensor
 
 
 class _Seen(int):

@@ -13,7 +13,6 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import isfinite
 
 import torch
 from torch import Tensor
@@ -32,6 +31,7 @@ from .rows import Noise, Sequences, few
 
 STEPS, MOST_SEQUENCES = 16, 64  # of a timed run
 _ROUNDS = 3
+_LONGEST = 1e6  # seconds
 _AHEAD = 2.0  # so many times as fast as the plain loop is fast enough: other ways are not tried
 _MARGIN = 1.1  # what comes first in order is left only for what is that much faster
 
@@ -154,13 +154,13 @@ def recall(key: str | None, first: str, sequences: int) -> Timing | None:
     data = None if key is None else plan_files.read(_place(key, sequences))
     try:
         found = json.loads(data) if data is not None else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(found, dict) or next(iter(found), None) != first or PLAIN.name not in found:
         return None
     if not {PLAIN.name, *(executor.name for executor in tried(AUTO))}.issuperset(found):
         return None
-    times = [t for t in found.values() if isinstance(t, (int, float)) and isfinite(t) and t >= 0]
+    times = [t for t in found.values() if isinstance(t, (int, float)) and 0 <= t < _LONGEST]
     return Timing(found, min(sequences, MOST_SEQUENCES)) if len(times) == len(found) else None
 
 

@@ -42,9 +42,8 @@ from .walked import forget_steps
 
 _entries: OrderedDict[Any, Entry] = OrderedDict()
 _told: set[Any] = set()  # steps and reasons that were warned of
-_misses: dict[
-    Any, int
-] = {}  # plans made one after the other for one piece of source, none of them used again
+# For one piece of source: the keys, as hashes, that one after the other had no plan, and none came again.
+_misses: dict[Any, set[int]] = {}
 _LIMIT = 512
 _MOST_MISSES = 12
 _lock = threading.RLock()
@@ -281,18 +280,28 @@ def lookup(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entr
         if entry is not None:
             return for_as_many(entry, loop, reads, sequences)
         family = (reads.code, signature)
-        missed = _misses.get(family, 0)
-        if missed >= _MOST_MISSES:
+        if _is_unsteady(family, key):
             return _refused(reads, _UNSTEADY)
         entry = make(loop, reads, sequences, backend)
         if entry.changes:  # what it changed is in the key: the entry would not be met again
+            _misses[family].discard(hash(key))
             return _refused(reads, CHANGES)
-        if len(_misses) > _LIMIT:
-            _misses.clear()
         entry.family = family
-        _misses[family] = missed + 1
         _keep(key, entry)
     return entry
+
+
+def _is_unsteady(family: Any, key: Any) -> bool:
+    """Note a key without a plan: true if so many had none that only one that comes again is worth a plan."""
+    if len(_misses) > _LIMIT:
+        _misses.clear()
+    missed, now = _misses.setdefault(family, set()), hash(key)
+    if now in missed:
+        return False
+    if len(missed) >= _LIMIT:
+        missed.pop()
+    missed.add(now)
+    return len(missed) > _MOST_MISSES
 
 
 _ONE_PER_SEQUENCE = Unsupported(
