@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from covering import few
-from stepnet import LoDTensor, Recurrent, cells, recurrent, sequence_concat
+from stepnet import LoDTensor, Recurrent, cells, explain, recurrent, sequence_concat
 from stepnet import nn as snn
 from stepnet.graph import ops
 
@@ -279,26 +279,31 @@ def test_a_module_that_is_gone_when_another_is_compiled() -> None:
     assert_alike(model, torch.compile(model, backend=backend, fullgraph=True), (ragged([2, 4]),))
 
 
-def test_operators_with_a_body_take_lod_tensors() -> None:
-    rnn = Recurrent(cells.GRU(3, 4)).double()
+def test_a_checkpoint_inside_takes_lod_tensors() -> None:
+    class Model(Small):
+        def forward(self, x: LoDTensor) -> Any:
+            again = checkpoint(lambda x: torch.tanh(self.rnn(x)[0] * 2).values, x, use_reentrant=False)
+            return x.with_values(again * 2)
 
-    @torch.compiler.nested_compile_region
-    def region(x: LoDTensor) -> Tensor:
-        return torch.tanh(rnn(x)[0]).values
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rnn = rnn
-
-        def forward(self, x: LoDTensor) -> Tensor:
-            kept = checkpoint(lambda x: torch.tanh(self.rnn(x)[0] * 2).values, x, use_reentrant=False)
-            return kept + region(x) * region(x * 0.5)
-
-    model = Model()
+    model = Model().double()
     compiled = compiled_of(model)
     for lengths in ([2, 4], [3, 0, 1]):
         assert_alike(model, compiled, (ragged(lengths),))
+
+
+def test_a_step_that_torch_compiled_is_run_as_what_it_was() -> None:
+    def step(x: Tensor, h: Tensor) -> Any:
+        h = torch.tanh(x + h)
+        return h, h
+
+    x = ragged([2, 0, 4])
+    for of, n in ((cells.GRU(3, 4).double(), 4), (nn.GRUCell(3, 4).double(), 4), (step, 3)):
+        compiled, h = torch.compile(of, backend="aot_eager"), torch.zeros(3, n, dtype=torch.float64)
+        assert explain(compiled, x, h).executor == explain(of, x, h).executor != "naive"
+        for a, b in zip(recurrent(compiled, x, h), recurrent(of, x, h), strict=True):
+            torch.testing.assert_close(*(t.values if isinstance(t, LoDTensor) else t for t in (a, b)))
+        whole = torch.compile(recurrent, backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(whole(compiled, x, h)[1], recurrent(of, x, h)[1])
 
 
 def test_a_gradient_is_not_differentiated_again() -> None:

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._ops import HigherOrderOperator
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from stepnet.data import row_rules as rules
-from stepnet.data.offsets import LoD
 from stepnet.data.row_rules import ALL, Call, Rule, batches, feature_dims, leading, pointwise
 from stepnet.errors import RowMixError
 
@@ -260,7 +260,7 @@ def call_by_rows(
     LoDTensors differ in LoD.
     """
     if torch.compiler.is_dynamo_compiling() and isinstance(function, HigherOrderOperator):
-        return _on_tensors(kind, function, *args, **kwargs)
+        return _on_leaves(function, *args, **kwargs)
     call = Call(function, args, kwargs, kind, _REMEDY.get(getattr(function, "__name__", ""), OTHERWISE))
     if function in _ABOUT:
         return call.on_values()
@@ -279,26 +279,10 @@ def call_by_rows(
     return _wrap(call, call.on_values())
 
 
-def _on_tensors(
-    kind: type[Any], operator: Callable[..., Any], body: Callable[..., Any], *args: Any, **kwargs: Any
-) -> Any:
-    """An operator of torch that runs a body, such as a checkpoint, in a graph: it takes tensors, of which the
-    body is given LoDTensors; those of one LoD as before."""
-    ragged = tuple([isinstance(arg, kind) for arg in args])
-    lods = [arg._lod for arg in args if isinstance(arg, kind)]
-    first = tuple([[lod is other for other in lods].index(True) for lod in lods])
-    counts = tuple([len(lod.levels) if first[k] == k else 0 for k, lod in enumerate(lods)])
-    levels = [level for k, lod in enumerate(lods) if first[k] == k for level in lod.levels]
-
-    def on_tensors(*given: Tensor) -> Any:
-        rest, cut = iter(given[len(ragged) :]), []
-        values = [t for t, is_ragged in zip(given, ragged, strict=False) if is_ragged]
-        for t, count in zip(values, counts, strict=True):
-            cut.append(LoD.trusted(tuple([next(rest) for _ in range(count)]), t.shape[0]) if count else None)
-        made = iter([kind._make(t, cut[k]) for t, k in zip(values, first, strict=True)])
-        return body(*[next(made) if is_ragged else t for t, is_ragged in zip(given, ragged, strict=False)])
-
-    return operator(on_tensors, *[a._values if isinstance(a, kind) else a for a in args], *levels, **kwargs)
+def _on_leaves(operator: Callable[..., Any], body: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """An operator of torch that runs a body, such as a checkpoint, in a graph: it takes tensors."""
+    leaves, spec = tree_flatten(args)
+    return operator(lambda *given: body(*tree_unflatten(given, spec)), *leaves, **kwargs)
 
 
 def _wrap(call: Call, result: Any) -> Any:
