@@ -164,7 +164,7 @@ def test_results_are_the_callers_own() -> None:
 
 
 @pytest.mark.parametrize("backend", [None, "naive"])
-def test_a_final_state_is_changed_in_place(backend: str | None) -> None:
+def test_a_final_state_is_changed_in_place(backend: Any) -> None:
     """As in code that is not compiled, where backward reads y and not it."""
 
     class Last(Small):

@@ -565,12 +565,21 @@ def _check_values(values: Any, lod: LoD) -> None:
         )
 
 
+def _flatten(x: LoDTensor) -> tuple[list[Tensor], LoD]:
+    if in_graph.is_exported() and type(x._lod.levels[0]) is not Tensor:
+        raise LoDError(
+            "a program that torch.export writes is for any lengths, and cannot give a LoDTensor of them",
+            remedy="return x.values and x.lod, which are tensors of the program",
+        )
+    return [x._values], x._lod
+
+
 torch.serialization.add_safe_globals([LoDTensor])
 pytree.register_node(
     LoDTensor,
     name="stepnet.LoDTensor",
     leaves=lambda _: ["values"],
-    flatten=lambda x: ([x._values], x._lod),
+    flatten=_flatten,
     # Unchecked: torch rebuilds trees around axis numbers, placeholders and batched gradients too.
     unflatten=lambda leaves, lod: LoDTensor._make(next(iter(leaves)), lod),
     dump=lambda lod: [level.tolist() for level in lod.levels],
