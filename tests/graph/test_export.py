@@ -264,6 +264,16 @@ class Structure(nn.Module):
         return y.lod, lengths, late, joined.lod, joined.values, mean, y.to_padded()
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_lod_tensor_of_open_lengths_is_no_result(strict: bool) -> None:
+    class Model(nn.Module):
+        def forward(self, rows: Tensor, offsets: Tensor) -> Any:
+            return LoDTensor(rows * 2, [offsets])
+
+    with pytest.raises(Exception, match=r"return x\.values and x\.lod"):
+        export(Model(), rows_of(2, 4), dynamic_shapes=({0: ANY}, {0: ANY}), strict=strict)
+
+
 def test_offsets_and_lengths_are_tensors_of_the_program() -> None:
     model = Structure().double()
     program = export(model, rows_of(3, 2), dynamic_shapes=({0: ANY}, {0: ANY})).module()
