@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +32,11 @@ class SequenceCall:
     levels: tuple[int, ...]
     options: tuple[Any, ...]
     random: bool = False
-    read_back: ClassVar[int] = 0
+
+    @property
+    def read_back(self) -> int:
+        """None of its results is read by backward."""
+        return 0
 
     def run(self, tensors: Tensors, sizes: Sequence[int]) -> list[Tensor]:
         """The rows of the result, then its offsets if they are new ones."""
