@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd import forward_ad
-from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
+from torch.utils._pytree import tree_map
 
 from covering import few
 from stepnet import LoDTensor, Recurrent, recurrent
@@ -222,6 +223,31 @@ def test_batches_of_gradients_of_what_a_transform_gave():
         return g, *torch.autograd.grad(g.sin().sum(), x, torch.ones(2, dtype=DTYPE), is_grads_batched=True)
 
     torch.testing.assert_close(many("eager"), many("naive"), rtol=1e-9, atol=1e-10)
+
+
+LINEARIZED = {
+    "x": (lambda b, x: run(b, x), X),
+    "weights": (lambda b, w: loss(b, w), WEIGHTS),
+    "ragged": (ragged, RAGGED.values),
+    "a gradient": (lambda b, x: grad(lambda x: loss(b, WEIGHTS, x))(x), X),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")  # torch's own
+@pytest.mark.parametrize("name", LINEARIZED)
+def test_linearized_by_plans(name, plain_runs):
+    """Each time it is applied: torch keeps what it changes in place of an nn.GRUCell of the plain loop."""
+    of, at = LINEARIZED[name]
+    direction = tree_map(torch.cos, at)
+    expected = jvp(lambda p: of("naive", p), (at,), (direction,))[1]
+    for _ in range(2):
+        plain_runs.clear()
+        moved = linearize(lambda p: of("auto", p), at)[1]
+        for _ in range(2):
+            torch.testing.assert_close(moved(direction), expected, rtol=1e-9, atol=1e-10)
+    assert not plain_runs
+    both = vmap(moved)(tree_map(lambda t: torch.stack([t, t * 2]), direction))
+    torch.testing.assert_close(both[1], 2 * expected, rtol=1e-9, atol=1e-10)
 
 
 def test_what_is_drawn_differs_as_vmap_is_told():

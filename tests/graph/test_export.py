@@ -15,6 +15,7 @@ from torch.export import Dim, export
 
 import stepnet
 from stepnet import LoDTensor, Recurrent, cells, recurrent, sequence_pool
+from stepnet import nn as snn
 from stepnet.errors import LoDError, StepError
 from stepnet.graph import decompositions
 from stepnet.graph.portable import load
@@ -212,13 +213,19 @@ def test_a_text_names_nothing_but_operators(call: str) -> None:
         load(text)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def _stack() -> nn.Module:
+    return snn.Stack([cells.GRU(3, 4), cells.LSTM(4, 4)])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize(
     "tool", [torch.jit.script, torch.fx.symbolic_trace, lambda m: torch.jit.trace(m, dense(3, 2))]
 )
-def test_tools_that_cannot_follow_a_loop_name_one_that_can(tool: Any) -> None:
-    with pytest.raises(StepError, match=r"torch\.export\.export"):
-        tool(Recurrent(cells.GRU(3, 4)).double())
+@pytest.mark.parametrize("made", [lambda: Recurrent(cells.GRU(3, 4)), lambda: snn.LSTM(3, 4), _stack])
+def test_tools_that_cannot_follow_a_loop_name_one_that_can(made: Any, tool: Any) -> None:
+    for model in (made().double(), nn.Sequential(nn.Linear(3, 3), made()).double()):
+        with pytest.raises(StepError, match=r"torch\.export\.export"):
+            tool(model)
 
 
 def test_a_size_that_is_left_open_is_told() -> None:
@@ -255,6 +262,15 @@ class Structure(nn.Module):
         joined = LoDTensor.cat([y, y.map(torch.relu)])
         mean = sequence_pool(y, "sum") / lengths[:, None].clamp(min=1)
         return y.lod, lengths, late, joined.lod, joined.values, mean, y.to_padded()
+
+
+def test_a_lod_tensor_of_open_lengths_is_no_result() -> None:
+    class Model(nn.Module):
+        def forward(self, rows: Tensor, offsets: Tensor) -> Any:
+            return LoDTensor(rows * 2, [offsets])
+
+    with pytest.raises(LoDError, match=r"return x\.values and x\.lod"):
+        export(Model(), rows_of(2, 4), dynamic_shapes=({0: ANY}, {0: ANY}))
 
 
 def test_offsets_and_lengths_are_tensors_of_the_program() -> None:

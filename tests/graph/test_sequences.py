@@ -16,8 +16,10 @@ from stepnet import (
     LoDTensor,
     sequence_concat,
     sequence_expand,
+    sequence_mask,
     sequence_pool,
     sequence_reverse,
+    sequence_slice,
     sequence_softmax,
 )
 from stepnet.errors import LoDError
@@ -33,6 +35,11 @@ CASES: dict[str, Callable[..., Any]] = {
     "expand": lambda x, h: sequence_expand(h, x) * 2,
     "expand sequences": lambda x, _: sequence_expand(x, x).sin(),
     "concat": lambda x, _: sequence_concat([x, x * 2]),
+    "slice": lambda x, _: sequence_slice(x, x.lengths() // 2, (x.lengths() + 1) // 2).exp(),
+    "mask": lambda x, _: (
+        x.to_padded()[0] * sequence_mask(x.lengths())[..., None],
+        sequence_mask(x.lengths(), x.shape[0]) * 0.5,
+    ),
     "padded": lambda x, _: LoDTensor.from_padded(
         *x.to_padded(-math.inf, batch_first=False), batch_first=False
     ),
@@ -107,6 +114,15 @@ def test_wrong_offsets_that_are_written_down() -> None:
     )
     with pytest.raises(LoDError, match="must never fall"):
         compiled(torch.randn(5, 3))
+
+
+def test_wrong_slices_are_told_as_they_run() -> None:
+    compiled = torch.compile(
+        lambda x: sequence_slice(x, [0, 0], [2, 1]).values, backend="aot_eager", fullgraph=True
+    )
+    assert torch.equal(compiled(x := ragged([2, 3])), x.values[[0, 1, 2]])
+    with pytest.raises(LoDError, match="slice of sequence 0 does not lie in it"):
+        compiled(ragged([1, 4]))
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # Dynamo looks at it

@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from covering import few
-from stepnet import LoDTensor, Recurrent, cells, recurrent, sequence_concat
+from stepnet import LoDTensor, Recurrent, cells, explain, recurrent, sequence_concat
+from stepnet import nn as snn
 from stepnet.graph import ops
 
 from .models import assert_alike, gradients, ragged
@@ -162,6 +163,22 @@ def test_results_are_the_callers_own() -> None:
         assert torch.equal(h, before[1])
 
 
+@pytest.mark.parametrize("backend", [None, "naive"])
+def test_a_final_state_is_changed_in_place(backend: Any) -> None:
+    """As in code that is not compiled, where backward reads y and not it."""
+
+    class Last(Small):
+        def forward(self, x: LoDTensor) -> Any:
+            y, h = recurrent(self.rnn.step, x, x.values.new_zeros(len(x.lengths()), 4), backend=backend)
+            h.mul_(2).sin_()
+            return y * 2, h
+
+    model = Last().double()
+    compiled = compiled_of(model)
+    for _ in range(3):
+        assert_alike(model, compiled, (ragged([2, 0, 4]),))
+
+
 def test_nothing_is_kept_after_backward_or_without_it() -> None:
     model = Small().double()
     compiled = compiled_of(model)
@@ -245,6 +262,48 @@ def test_torchs_own_checks_of_operators() -> None:
             return tuple(run([next(values) if t.requires_grad else t for t in leaves], sizes, what))
 
         assert torch.autograd.gradcheck(call, floats)
+
+
+def test_a_module_that_is_gone_when_another_is_compiled() -> None:
+    """What Dynamo guards on is looked up when the graph is made."""
+    others = [snn.GRU(3, 4).double()]
+    others[0](ragged([2]))
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        others.clear()
+        gc.collect()
+        return graph
+
+    model = snn.GRU(3, 4).double()
+    model(ragged([2]))
+    assert_alike(model, torch.compile(model, backend=backend, fullgraph=True), (ragged([2, 4]),))
+
+
+def test_a_checkpoint_inside_takes_lod_tensors() -> None:
+    class Model(Small):
+        def forward(self, x: LoDTensor) -> Any:
+            again = checkpoint(lambda x: torch.tanh(self.rnn(x)[0] * 2).values, x, use_reentrant=False)
+            return x.with_values(again * 2)
+
+    model = Model().double()
+    compiled = compiled_of(model)
+    for lengths in ([2, 4], [3, 0, 1]):
+        assert_alike(model, compiled, (ragged(lengths),))
+
+
+def test_a_step_that_torch_compiled_is_run_as_what_it_was() -> None:
+    def step(x: Tensor, h: Tensor) -> Any:
+        h = torch.tanh(x + h)
+        return h, h
+
+    x = ragged([2, 0, 4])
+    for of, n in ((cells.GRU(3, 4).double(), 4), (nn.GRUCell(3, 4).double(), 4), (step, 3)):
+        compiled, h = torch.compile(of, backend="aot_eager"), torch.zeros(3, n, dtype=torch.float64)
+        assert explain(compiled, x, h).executor == explain(of, x, h).executor != "naive"
+        for a, b in zip(recurrent(compiled, x, h), recurrent(of, x, h), strict=True):
+            torch.testing.assert_close(*(t.values if isinstance(t, LoDTensor) else t for t in (a, b)))
+        whole = torch.compile(recurrent, backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(whole(compiled, x, h)[1], recurrent(of, x, h)[1])
 
 
 def test_a_gradient_is_not_differentiated_again() -> None:

@@ -9,6 +9,7 @@ import types
 from typing import Any
 
 from torch import nn
+from torch.fx import _symbolic_trace
 
 from .trust import (
     BY_VALUE,
@@ -73,7 +74,7 @@ class Survey:
             for klass in owner.__mro__[:-1]:
                 self._class(klass, sorted(names))
         self.held = tuple(
-            (name, Same(value))
+            (name, Same(_untraced(name, value)))
             for _, found, values in self._groups
             for name, value in zip(found, values, strict=True)
         )
@@ -119,6 +120,18 @@ class Survey:
         return all(
             all(map(operator.is_, map(space.get, names), values)) for space, names, values in self._groups
         )
+
+
+def _untraced(name: str, value: Any) -> Any:
+    """What is beneath what torch.fx puts in its place while it traces, anew for each trace."""
+    traces = type(value) is types.FunctionType and value.__code__.co_filename == _symbolic_trace.__file__
+    return _BENEATH.get(name, value) if traces else value
+
+
+_BENEATH = {
+    "__call__": _symbolic_trace._orig_module_call,
+    "__getattr__": _symbolic_trace._orig_module_getattr,
+}
 
 
 def _inside(item: Any) -> Any:

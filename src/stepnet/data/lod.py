@@ -17,7 +17,7 @@ from stepnet.data import convert, in_graph, pieces, pytree
 from stepnet.data.display import html
 from stepnet.data.dtypes import dtype_name
 from stepnet.data.modes import beside
-from stepnet.data.offsets import LoD, brief, integers
+from stepnet.data.offsets import LoD, brief, in_program, integers
 from stepnet.data.row_wise import RowWise
 from stepnet.errors import FrozenError, LoDError, LoDIndexError, RowMixError
 
@@ -565,12 +565,21 @@ def _check_values(values: Any, lod: LoD) -> None:
         )
 
 
+def _flatten(x: LoDTensor) -> tuple[list[Tensor], LoD]:
+    if in_program(x._lod.levels[0]):
+        raise LoDError(
+            "a program that torch.export writes is for any lengths, and cannot give a LoDTensor of them",
+            remedy="return x.values and x.lod, which are tensors of the program",
+        )
+    return [x._values], x._lod
+
+
 torch.serialization.add_safe_globals([LoDTensor])
 pytree.register_node(
     LoDTensor,
     name="stepnet.LoDTensor",
     leaves=lambda _: ["values"],
-    flatten=lambda x: ([x._values], x._lod),
+    flatten=_flatten,
     # Unchecked: torch rebuilds trees around axis numbers, placeholders and batched gradients too.
     unflatten=lambda leaves, lod: LoDTensor._make(next(iter(leaves)), lod),
     dump=lambda lod: [level.tolist() for level in lod.levels],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -49,11 +49,9 @@ def unrecorded(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        if not (torch._C._len_torch_dispatch_stack() or _len_torch_dispatch_stack_pre_dispatch()):
+        if not _any_dispatch_mode():
             return function(*args, **kwargs)
-        from torch.utils._python_dispatch import _disable_current_modes
-
-        with _disable_current_modes():
+        with _without_dispatch_modes():
             return function(*args, **kwargs)
 
     return call
@@ -85,13 +83,22 @@ def _without_modes() -> Iterator[None]:
             native: Any = torch._C  # Dynamo, between two graphs, would look for the transforms
             set_eval_frame = native._dynamo.eval_frame.set_eval_frame
             stack.callback(set_eval_frame, set_eval_frame(None))
-        if torch._C._len_torch_dispatch_stack() or _len_torch_dispatch_stack_pre_dispatch():
-            from torch.utils._python_dispatch import _disable_current_modes
-
-            stack.enter_context(_disable_current_modes())
+        stack.enter_context(_without_dispatch_modes())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch._C.DisableTorchFunction())
         yield
+
+
+def _any_dispatch_mode() -> bool:
+    return bool(torch._C._len_torch_dispatch_stack() or _len_torch_dispatch_stack_pre_dispatch())
+
+
+def _without_dispatch_modes() -> contextlib.AbstractContextManager[object]:
+    if not _any_dispatch_mode():
+        return contextlib.nullcontext()
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()
 
 
 def in_function_modes() -> bool:
@@ -116,7 +123,7 @@ def outside_transforms() -> Iterator[None]:
     """Run on plain tensors as if no transform of torch.func was around."""
     from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
-    with temporarily_clear_interpreter_stack(), outside_batches():
+    with temporarily_clear_interpreter_stack(), outside_batches(), _without_dispatch_modes():
         yield
 
 
@@ -193,6 +200,36 @@ def traced() -> bool:
     )
 
 
+def linearizes() -> bool:
+    """Whether torch writes down what happens to tangents at known numbers, as `torch.func.linearize` does: a
+    call may stand there as one that only this process knows.
+
+    >>> linearizes()
+    False
+    """
+    keys: Any = torch._C._TorchDispatchModeKey
+    return (
+        forward_ad._current_level >= 0
+        and torch._C._len_torch_dispatch_stack() == 1
+        and torch._C._get_dispatch_mode(keys.PROXY) is not None
+        and "Jvp" not in transforms()
+    )
+
+
+def as_one_node(compute: Callable[..., _R], node: Callable[..., _R], tensors: Sequence[Tensor]) -> _R:
+    """What `compute` gives of tensors; where `linearizes`, in the graph it is a call of `node` on them."""
+    if not linearizes():
+        return compute(*tensors)
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode, track_tensor_tree
+
+    mode: Any = get_proxy_mode()
+    places = tuple(mode.tracer.unwrap_proxy(tensor) for tensor in tensors)
+    with _without_dispatch_modes():
+        results = compute(*tensors)
+    proxy = mode.tracer.create_proxy("call_function", node, places, {})
+    return track_tensor_tree(results, proxy, constant=None, tracer=mode.tracer)
+
+
 def default_device() -> torch.device:
     """Where new tensors are made. `torch.get_default_device` would make one to see.
 
@@ -231,10 +268,7 @@ def for_plans() -> Iterator[None]:
     makes, no refusal of draws, and no casts of weights that autocast keeps, made where gradients are off."""
     cached = torch.is_autocast_cache_enabled()
     with contextlib.ExitStack() as stack:
-        if torch._C._len_torch_dispatch_stack():
-            from torch.utils._python_dispatch import _disable_current_modes
-
-            stack.enter_context(_disable_current_modes())
+        stack.enter_context(_without_dispatch_modes())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(outside_batches())
         stack.callback(torch.set_autocast_cache_enabled, cached)

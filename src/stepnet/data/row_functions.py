@@ -12,6 +12,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._ops import HigherOrderOperator
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from stepnet.data import row_rules as rules
 from stepnet.data.row_rules import ALL, Call, Rule, batches, feature_dims, leading, pointwise
@@ -257,6 +259,8 @@ def call_by_rows(
     Raises RowMixError for a function that would mix rows, or is not known not to; LoDError when two
     LoDTensors differ in LoD.
     """
+    if torch.compiler.is_dynamo_compiling() and isinstance(function, HigherOrderOperator):
+        return _on_leaves(function, *args, **kwargs)
     call = Call(function, args, kwargs, kind, _REMEDY.get(getattr(function, "__name__", ""), OTHERWISE))
     if function in _ABOUT:
         return call.on_values()
@@ -273,6 +277,12 @@ def call_by_rows(
         call.refuse("out=...", remedy="leave out= away and take the result")
     rule(call)
     return _wrap(call, call.on_values())
+
+
+def _on_leaves(operator: Callable[..., Any], body: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """An operator of torch that runs a body, such as a checkpoint, in a graph: it takes tensors."""
+    leaves, spec = tree_flatten(args)
+    return operator(lambda *given: body(*tree_unflatten(given, spec)), *leaves, **kwargs)
 
 
 def _wrap(call: Call, result: Any) -> Any:

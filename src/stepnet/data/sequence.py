@@ -224,6 +224,9 @@ def sequence_slice(x: LoDTensor, offset: Any, length: Any) -> LoDTensor:
     tensor([2, 3, 4])
     """
     _check_ragged(x, "sequence_slice")
+    if in_graph.is_followed():
+        values, last = in_graph.call("slice", [_numbers(offset), _numbers(length), x._values], [x._lod])
+        return LoDTensor._make(values, LoD.trusted((*x._lod.levels[:-1], last), values.shape[0]))
     lod, rows = _sliced(x._lod, offset, length)
     return LoDTensor._make(x.values.index_select(0, beside(rows, x.values)), lod)
 
@@ -266,14 +269,24 @@ def sequence_mask(lengths: Any, maxlen: int | None = None) -> Tensor:
             [False, False, False],
             [ True,  True,  True]])
     """
+    if maxlen is not None and (
+        not isinstance(maxlen, int | torch.SymInt) or isinstance(maxlen, bool) or maxlen < 0
+    ):
+        raise LoDError("sequence_mask: 'maxlen' must be an integer of at least 0", got=brief(maxlen))
+    if in_graph.is_followed():
+        (mask,) = in_graph.call("mask", [_numbers(lengths)], [], sizes=[] if maxlen is None else [maxlen])
+        return mask
     own = integers(lengths, "sequence_mask: 'lengths'")
     check_lengths(own, "sequence_mask: 'lengths'")
     if maxlen is None:
         maxlen = max(own.tolist(), default=0)
-    elif not isinstance(maxlen, int) or isinstance(maxlen, bool) or maxlen < 0:
-        raise LoDError("sequence_mask: 'maxlen' must be an integer of at least 0", got=brief(maxlen))
     device = lengths.device if isinstance(lengths, Tensor) else torch.device("cpu")
     return torch.arange(maxlen, device=device) < own.to(device, copy=True).unsqueeze(1)
+
+
+def _numbers(given: Any) -> Tensor:
+    """A list of integers as a tensor of a graph, which checks them as it runs."""
+    return given if isinstance(given, Tensor) else torch.tensor(given, dtype=torch.int64, device="cpu")
 
 
 def _instead() -> Callable[..., Any] | None:

@@ -18,7 +18,14 @@ from stepnet.compiler.iteration import code_of
 from stepnet.compiler.reach import note_asking
 from stepnet.data.as_imported import contiguous
 from stepnet.data.lod import LoDTensor
-from stepnet.data.modes import autocast_dtype, batches, default_device, has_tangent, in_function_modes
+from stepnet.data.modes import (
+    autocast_dtype,
+    batches,
+    default_device,
+    has_tangent,
+    in_function_modes,
+    linearizes,
+)
 from stepnet.data.tree import LEAF, unflatten
 from stepnet.errors import NoCompiler, NotBuilt, SlowPathWarning, StepError, TorchOpsWarning, Unsupported
 from stepnet.executors import naive
@@ -127,7 +134,7 @@ def _found(
     loop: Loop, feeds: Mapping[str, Any], backend: str, find: Find
 ) -> tuple[tuple[Entry, Reads, Sequences], bool, Further | None]:
     """The plan of a run, whether it takes part in transforms, and the derivatives that these ask for."""
-    if not transforms_active():
+    if not (transforms_active() or linearizes()):
         try:
             return find_plan(loop, feeds, backend=backend), False, None
         except _Moves:

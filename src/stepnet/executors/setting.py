@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from stepnet.data.modes import autocast_dtype, traced
+from stepnet.data.modes import autocast_dtype, linearizes, traced
 from stepnet.errors import StepError
 
 from .base import Backend
@@ -66,9 +66,10 @@ def only_plain(tensors: Sequence[Tensor], *, transforms: bool = False) -> str | 
     """
     if transforms_active() and not transforms:
         return "a torch.func transform (vmap, grad, jvp) is active"
-    if traced():
+    looked_into = transforms and linearizes()
+    if traced() and not looked_into:
         return "torch traces what runs, or runs it on fake tensors"
-    if torch._C._len_torch_dispatch_stack():
+    if torch._C._len_torch_dispatch_stack() and not looked_into:
         return "a TorchDispatchMode is active, which is to see every operation"
     for tensor in tensors:
         if tensor.is_meta:

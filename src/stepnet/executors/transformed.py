@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 
 from stepnet.data.as_imported import contiguous
 from stepnet.data.in_graph import not_followed
-from stepnet.data.modes import outside_innermost, transforms
+from stepnet.data.modes import as_one_node, outside_innermost, transforms
 from stepnet.errors import Unsupported
 
 from .autograd import Call, Ready, forward
@@ -120,10 +120,14 @@ class _PlanCall(torch.autograd.Function):
     @staticmethod
     @not_followed
     def forward(run: Run, *tensors: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore
-        call = run.call
-        plain = _in_memory(tensors)
-        out, values = forward(call, plain)
-        return (*out, *(values[name].detach() for name in call.ready.extra))
+        def compute(*tensors: Tensor) -> tuple[Tensor, ...]:
+            out, values = forward(run.call, _in_memory(tensors))
+            return (*out, *(values[name].detach() for name in run.call.ready.extra))
+
+        def recurrence(*tensors: Tensor) -> tuple[Tensor, ...]:
+            return _PlanCall.apply(run, *tensors)  # pyright: ignore[reportReturnType]
+
+        return as_one_node(compute, recurrence, tensors)
 
     @staticmethod
     @not_followed
@@ -199,12 +203,18 @@ class _Gradient(torch.autograd.Function):
     def forward(  # pyright: ignore
         run: Run, count: int, needed: tuple[bool, ...], given: tuple[bool, ...], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        plain = _in_memory(tensors)
-        n = len(plain) - sum(given)
-        grads = iter(plain[n:])
-        of_results = [next(grads) if g else None for g in given]
-        found = gradients(run.call, plain[:count], plain[count:n], of_results, needed)
-        return tuple(g for g in found if g is not None)
+        def compute(*tensors: Tensor) -> tuple[Tensor, ...]:
+            plain = _in_memory(tensors)
+            n = len(plain) - sum(given)
+            grads = iter(plain[n:])
+            of_results = [next(grads) if g else None for g in given]
+            found = gradients(run.call, plain[:count], plain[count:n], of_results, needed)
+            return tuple(g for g in found if g is not None)
+
+        def gradient(*tensors: Tensor) -> tuple[Tensor, ...]:
+            return _Gradient.apply(run, count, needed, given, *tensors)  # pyright: ignore[reportReturnType]
+
+        return as_one_node(compute, gradient, tensors)
 
     @staticmethod
     @not_followed

@@ -260,7 +260,9 @@ class TorchCell(nn.Module):
 
 
 def as_step(step: Any) -> Callable[..., Any]:
-    """Accept a function, a module or a torch.nn cell as a step."""
+    """Accept a function, a module or a torch.nn cell as a step; what torch compiled as what it was, for the
+    loop is compiled with all its steps."""
+    step = _uncompiled(step)
     if isinstance(step, nn.RNNCellBase):
         return TorchCell(step)
     if not callable(step):
@@ -270,6 +272,13 @@ def as_step(step: Any) -> Callable[..., Any]:
             remedy="give a function, an nn.Module, or a torch.nn cell",
         )
     return step
+
+
+def _uncompiled(step: Any) -> Any:
+    if isinstance(step, nn.Module):
+        compiled = type(step).__module__ == "torch._dynamo.eval_frame"
+        return step._orig_mod if compiled else step
+    return getattr(step, "_torchdynamo_orig_callable", step)
 
 
 def boot_state(step: Callable[..., Any], n: int) -> Any:

@@ -29,6 +29,11 @@ class Call(Protocol):
         ...
 
     @property
+    def read_back(self) -> int:
+        """How many of its results, the first ones, backward may read: nobody is to change them."""
+        ...
+
+    @property
     def random(self) -> bool:
         """Whether it draws noise, so that another run gives something else."""
         ...

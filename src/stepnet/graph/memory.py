@@ -65,3 +65,9 @@ def apart(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
         seen.add(memory_of(tensor))
         own.append(tensor)
     return own
+
+
+def leave_alone(results: list[Tensor], read_back: int, held: Sequence[Tensor | Place]) -> None:
+    """Copy the results from `read_back` on whose memory is held for backward: they are the caller's to
+    change."""
+    results[read_back:] = apart(results[read_back:], [t for t in held if isinstance(t, Tensor)])

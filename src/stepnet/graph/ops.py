@@ -3,8 +3,8 @@ are asked for.
 
 A call is run under autograd, and the graph that autograd records is kept for backward. It is found again by
 the number in a tensor that is saved along with it: once that tensor is gone, so is the record, and backward
-runs the call anew. Inputs and results are not kept in it, as a compiler may use their memory for something
-else: backward is handed them.
+runs the call anew. Inputs, and the results that backward reads, are not kept in it, as a compiler may use
+their memory for something else: backward is handed them. The other results are the caller's to change.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from stepnet.errors import StepError
 
 from .calls import find
-from .memory import apart, places, taken
+from .memory import apart, leave_alone, places, taken
 from .planned import KINDS, Ran
 
 LIBRARY = torch.library.Library("stepnet", "FRAGMENT")
@@ -59,9 +59,11 @@ class _Record:
         self.inputs = [t for t, need in zip(own, needs, strict=True) if need]
         self.outputs = results
         self.results = [t.detach() for t in results]
-        whole = [*own, *self.results]
-        for entry, held in zip(saved, places([entry[0] for entry in saved], whole), strict=True):
-            entry[0] = held
+        whole = [*own, *self.results[: call.read_back]]
+        held = places([entry[0] for entry in saved], whole)
+        for entry, one in zip(saved, held, strict=True):
+            entry[0] = one
+        leave_alone(self.results, call.read_back, held)
 
     def _unpack(self, entry: list[Any]) -> Tensor:
         return taken(entry, self.memory)[0]
@@ -165,7 +167,7 @@ class _Differentiable(torch.autograd.Function):
     def forward(ctx: Any, sizes: list[int], what: str, *tensors: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore
         needs = [*ctx.needs_input_grad[2:]]
         *results, kept = torch.ops.stepnet.run_keeping.default([*tensors], sizes, needs, what)
-        ctx.save_for_backward(*tensors, *results, kept)
+        ctx.save_for_backward(*tensors, *results[: find(what).read_back], kept)
         ctx.count, ctx.sizes, ctx.what = len(tensors), sizes, what
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(t for t in results if not (t.is_floating_point() or t.is_complex())))

@@ -19,7 +19,7 @@ from stepnet.executors.gradients import gradients
 from stepnet.executors.layout import Layout
 from stepnet.watchers import instead, is_kept, watching
 
-from .memory import Place, places, taken
+from .memory import Place, leave_alone, places, taken
 
 KINDS = frozenset((Tensor, nn.Parameter))
 _on_cpu = operator.attrgetter("is_cpu")
@@ -69,7 +69,7 @@ class Ran(NamedTuple):
         """The gradient of each input that needs one.
 
         Args:
-            memory: the inputs and the results.
+            memory: the inputs, and the results that are leaves of y.
             grads, at: the gradients of results, and of which.
             needs: which inputs need one.
         """
@@ -115,7 +115,8 @@ def run(
     results = out[: n_y + shape.states]
     kept: list[Any] = [values[n] for n in ready.extra] if keep else []
     if kept and not planned.apart:
-        kept = places(kept, (*tensors, *results))
+        kept = places(kept, (*tensors, *results[:n_y]))
+        leave_alone(results, n_y, kept)
     return Ran(results, call, planned.weights, shape, kept)
 
 

@@ -231,6 +231,11 @@ class Recurrence:
         self.likes[looks] = _Like(alike(tensors, any_rows=of_rows), executors, dtype, planned, as_it_is)
         return run_planned(planned, layout, shape, tensors, needs is not None)
 
+    @property
+    def read_back(self) -> int:
+        """The leaves of y, of its results."""
+        return len(self.y)
+
     @cached_property
     def _shape(self) -> Shape:
         n_x, n_state, n_static, _ = self.counts

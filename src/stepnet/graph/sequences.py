@@ -33,6 +33,11 @@ class SequenceCall:
     options: tuple[Any, ...]
     random: bool = False
 
+    @property
+    def read_back(self) -> int:
+        """None of its results is read by backward."""
+        return 0
+
     def run(self, tensors: Tensors, sizes: Sequence[int]) -> list[Tensor]:
         """The rows of the result, then its offsets if they are new ones."""
         values, lods = self._parts(tensors)
@@ -95,6 +100,16 @@ def _repeated(values: Tensors, lods: Sequence[Tensors], ref_level: int) -> list[
 def _joined(values: Tensors, lods: Sequence[Tensors]) -> list[Tensor]:
     rows = sum([v.shape[0] for v in values[1:]], values[0].shape[0])
     return [values[0].new_empty((rows, *values[0].shape[1:])), lods[0][-1].new_empty(lods[0][-1].shape)]
+
+
+def _slice_shapes(values: Tensors, lods: Sequence[Tensors]) -> list[Tensor]:
+    x, last = values[-1], lods[0][-1]
+    return [x.new_empty((open_size(), *x.shape[1:])), last.new_empty(last.shape)]
+
+
+def _mask_shapes(values: Tensors, _: Any, *known: int) -> list[Tensor]:
+    (lengths,) = values
+    return [lengths.new_empty((lengths.shape[0], *(known or (open_size(),))), dtype=torch.bool)]
 
 
 def _packed(data: Tensor, sizes: Tensor, order: Tensor | None = None) -> PackedSequence:
@@ -177,6 +192,10 @@ FUNCTIONS: dict[str, Function] = {
     "pool": Function(lambda _, xs, *how: [_rows_of(sequence.sequence_pool(xs[0], *how))], _pooled),
     "softmax": Function(lambda _, xs: [sequence.sequence_softmax(xs[0]).values], _alike),
     "reverse": Function(lambda _, xs: [sequence.sequence_reverse(xs[0]).values], _alike),
+    "slice": Function(
+        lambda t, xs: [(part := sequence.sequence_slice(xs[0], *t)).values, part.lod[-1]], _slice_shapes
+    ),
+    "mask": Function(lambda t, _, *known: [sequence.sequence_mask(t[0], *known)], _mask_shapes),
     "expand": Function(lambda t, ys, level: [sequence.sequence_expand(t[0], ys[0], level).values], _expanded),
     "repeat": Function(lambda _, xs, level: _whole(sequence.sequence_expand(xs[0], xs[1], level)), _repeated),
     "concat": Function(

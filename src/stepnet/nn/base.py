@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from stepnet.api import recurrent
 from stepnet.cells.cell import check_size, draw
 from stepnet.cells.wrapper import check_probability
+from stepnet.checks import no_graph_of
 from stepnet.data.modes import autocast_dtype
 from stepnet.data.recording import UNKNOWN, recorded_in_frames
 from stepnet.errors import StepError
@@ -150,6 +151,10 @@ class RNNBase(nn.Module):
         """Draw all parameters anew, uniformly within 1 / sqrt(hidden_size), as torch.nn does."""
         draw(self.parameters(), self.hidden_size)
 
+    def __prepare_scriptable__(self) -> Any:
+        """What torch.jit.script asks first."""
+        raise no_graph_of("torch.jit.script")
+
     def flatten_parameters(self) -> None:
         """Nothing to do: torch.nn's modules gather weights for cuDNN here. Code that calls it still runs."""
 
@@ -188,7 +193,8 @@ class RNNBase(nn.Module):
 
     def _layer(self, suffix: str, dtype: torch.dtype | None) -> LayerStep:
         """The step of a layer and direction, as long as the same weights are in their places."""
-        steps = _STEPS.get(self)
+        # Dynamo would guard on all modules in the table, of which some are gone by then.
+        steps = {} if torch.compiler.is_dynamo_compiling() else _STEPS.get(self)
         if steps is None:
             steps = _STEPS[self] = {}
         step, function = steps.get(suffix), self.step

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from stepnet.checks import refuse_proxies
 from stepnet.data.convert import pack_like
 from stepnet.data.dtypes import dtype_name
 from stepnet.data.lod import LoDTensor
@@ -49,6 +50,7 @@ class Batch(NamedTuple):
                 return Batch(name, given, given, given.shape[0 if batch_first else 1], int(batch_first))
             got = f"a {given.dim()}-D tensor {list(given.shape)}"
         else:
+            refuse_proxies([given])
             got = type(given).__name__
         layout = "[batch, time, features]" if batch_first else "[time, batch, features]"
         raise StepError(

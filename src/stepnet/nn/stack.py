@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.api import Recurrent
 from stepnet.cells.wrapper import Wrapper, check_probability
+from stepnet.checks import refuse_proxies
 from stepnet.data.convert import pack_like
 from stepnet.data.lod import LoDTensor
 from stepnet.data.recording import UNKNOWN, recorded_in_frames
@@ -97,6 +98,7 @@ class Stack(nn.Module):
     @recorded_in_frames(lambda *_, **__: (UNKNOWN, UNKNOWN))
     def forward(self, input: Any, hx: Any = None, resets: Any = None) -> tuple[Any, tuple[Any, ...]]:
         """Run all layers; see the class. `resets` is as in `recurrent`, with states as in hx."""
+        refuse_proxies([input])
         x = LoDTensor.from_packed(input) if isinstance(input, PackedSequence) else input
         start = iter(self._states("hx", hx))
         asked = None if resets is None else as_resets(resets)
