@@ -177,23 +177,42 @@ def test_binary(dtype, backend):
     assert not side_by_side(BINARY, dtype, backend, a, b)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("backend", ["eager", "c"])
 def test_casts_to_integers(dtype, backend):
-    """And back at once, which a compiler would like to take for no cast at all."""
+    """And back at once, which a compiler would like to take for no cast at all: -0.5 gives no -0.0, in whole
+    vectors as in what is left over."""
 
     def step(x, h):
         found = {name: h[name].to(whole) for name, whole in WHOLE.items()}
         back = {name: value.to(dtype) for name, value in found.items()}
         return (found, back), {name: torch.where(found[name] != 0, h[name], -h[name]) for name in WHOLE}
 
-    x, given = torch.zeros(1, 1, 1, dtype=dtype), dict.fromkeys(WHOLE, numbers(dtype)[None])
+    x, some = torch.zeros(1, 1, 1, dtype=dtype), torch.cat([numbers(dtype), numbers(dtype)[-7:]])
+    given = dict.fromkeys(WHOLE, some[None])
     mine, new = recurrent(step, x, given, backend=backend)
     theirs, plain = recurrent(step, x, given, backend="naive")
     for name in WHOLE:
         assert torch.equal(mine[0][name], theirs[0][name]), name
         assert torch.equal(mine[1][name], theirs[1][name]), name
+        assert not mine[1][name][mine[1][name] == 0].signbit().any(), name
         assert torch.equal(new[name].nan_to_num(7.0), plain[name].nan_to_num(7.0)), name
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("backend", ["eager", "c"])
+def test_numbers_beside_sixteen_bits(dtype, backend):
+    """A number of Python's is no number of 16 bits; nor is what an op makes on the way to its result."""
+
+    def step(x, h):
+        parts = [x * 0.1, x / 0.3, x - 0.1, 1e-3 * x, torch.fmod(x, 0.3), x % 0.3]
+        parts += [x.round(decimals=2), (100 * x).round(decimals=-1), torch.div(x, 0.3, rounding_mode="floor")]
+        return parts, h
+
+    x = torch.randn(2, 8, 32, generator=torch.Generator().manual_seed(2)).mul(20).to(dtype)
+    mine, theirs = (recurrent(step, x, x[0], backend=by)[0] for by in (backend, "naive"))
+    for place, (a, b) in enumerate(zip(mine, theirs, strict=True)):
+        assert torch.equal(a, b), place
 
 
 @pytest.mark.parametrize("backend", ["eager", "c"])

@@ -10,6 +10,7 @@ import torch
 
 from stepnet.data.dtypes import dtype_name, dtype_of
 from stepnet.errors import Unsupported
+from stepnet.ir.ops import ROUNDED
 
 from .builder import BATCH, Builder, Ref, rule, rules
 from .torch_names import COMPARE, LOGIC, RARE, UNARY, stand_in_for
@@ -205,7 +206,10 @@ def _round_decimals(b: Builder, x: Ref, *, decimals: int) -> Any:
         return NotImplemented
     scale = float(10 ** abs(decimals))
     there, back = ("mul", "div") if decimals >= 0 else ("div", "mul")
-    return b.pointwise(back, [b.pointwise("round", [b.pointwise(there, [x, scale])]), scale])
+    dtype = b.meta_dtype()
+    x = b.cast(x, "float32" if dtype in ROUNDED else dtype)
+    scaled = b.like(x.name, "round", b.like(x.name, there, x.name, scale))
+    return b.cast(replace(x, name=b.like(x.name, back, scaled, scale)), dtype)
 
 
 @rule("sinc")

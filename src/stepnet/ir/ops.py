@@ -82,6 +82,7 @@ OPS: dict[str, Op] = {
     **_ops(Stage.OPAQUE, -1, "opaque"),
 }
 
+ROUNDED = frozenset({"bfloat16", "float16"})
 VIEWS = frozenset({"slice", "permute", "expand", "reshape", "flip"})
 TOTALS = frozenset({"sum_rows", "sum_steps"})  # what a scan adds up to as it goes
 RANDOM = frozenset({"rand", "randn"})
