@@ -215,6 +215,38 @@ def test_numbers_beside_sixteen_bits(dtype, backend):
         assert torch.equal(a, b), place
 
 
+PICKS = {
+    "fmax": lambda a: torch.fmax(a, a.flip(-1)),
+    "fmin": lambda a: torch.fmin(a, a.flip(-1)),
+    "maximum": lambda a: torch.maximum(a, a.flip(-1)),
+    "amax": lambda a: a.amax(-1),
+    "argmin": lambda a: a.argmin(-1),
+    "median": lambda a: a.median(-1).values,
+    "median at": lambda a: a.median(-1).indices,
+    "sorted": lambda a: a.sort(-1, stable=True).values,
+    "isinf": lambda a: a.isinf(),
+    "copysign": lambda a: torch.copysign(a.abs() + 1, a.flip(-1)),
+    "nan_to_num": lambda a: a.nan_to_num(2.0, 3.0, -3.0),
+    "any": lambda a: a.isnan().any(-1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("backend", ["eager", "c"])
+def test_picks_among_what_is_none(dtype, backend):
+    """Of any float type: exactly torch's."""
+
+    def step(x, h):
+        return {name: pick(x) for name, pick in PICKS.items()}, h
+
+    nan, inf = math.nan, math.inf
+    rows = [[nan, 1, 2, 3, 4, 5, 6], [1, 2, nan, -inf, inf, 4, nan], [nan] * 7, [inf, 1, 2, -inf, 3, 5, -4]]
+    x = torch.tensor([*rows, [1, 2, 3, 4, 5, 6, 7]], dtype=dtype)[None]
+    mine, theirs = (recurrent(step, x, x[0], backend=by)[0] for by in (backend, "naive"))
+    for name in PICKS:
+        torch.testing.assert_close(mine[name], theirs[name], rtol=0, atol=0, equal_nan=True, msg=name)
+
+
 @pytest.mark.parametrize("backend", ["eager", "c"])
 def test_places_of_images_that_are_none(backend):
     """Forward: torch's own gradient of such places at the border writes where nothing is."""

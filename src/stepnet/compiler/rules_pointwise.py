@@ -10,7 +10,7 @@ import torch
 
 from stepnet.data.dtypes import dtype_name, dtype_of
 from stepnet.errors import Unsupported
-from stepnet.ir.ops import ROUNDED
+from stepnet.ir.ops import FLOATS, ROUNDED
 
 from .builder import BATCH, Builder, Ref, rule, rules
 from .torch_names import COMPARE, LOGIC, RARE, UNARY, stand_in_for
@@ -65,7 +65,7 @@ def _isnan(b: Builder, x: Ref) -> Any:
 
 @rule("isinf")
 def _isinf(b: Builder, x: Ref) -> Any:
-    if not b.values[x.name].dtype.startswith("float"):
+    if b.values[x.name].dtype not in FLOATS:
         return NotImplemented
     size = b.like(x.name, "abs", x.name)
     return b.result(b.like(x.name, "eq", size, math.inf, dtype="bool"), x.bdim, x.fold)
@@ -160,7 +160,7 @@ def _pow(b: Builder, x: Any, y: Any) -> Any:
 
 
 def _of_floats(op: str, b: Builder, x: Any, y: Any) -> Any:
-    return b.pointwise(op, [x, y]) if b.meta_dtype().startswith("float") else NotImplemented
+    return b.pointwise(op, [x, y]) if b.meta_dtype() in FLOATS else NotImplemented
 
 
 _COPYSIGN = dict.fromkeys(("copysign.Tensor", "copysign.Scalar"), "copysign")
@@ -170,7 +170,7 @@ rules(_of_floats, {"hypot": "hypot", "fmod": "fmod", **_COPYSIGN})
 def _unless_nan(op: str, b: Builder, x: Any, y: Any) -> Any:
     """The other one where one is NaN."""
     most = b.pointwise(op, [x, y])
-    if not b.values[most.name].dtype.startswith("float"):
+    if b.values[most.name].dtype not in FLOATS:
         return most
     for own, other in ((x, y), (y, x)):
         wide = b.widened(own)
@@ -190,19 +190,17 @@ def _polygamma(b: Builder, n: int, x: Ref) -> Any:
 
 @rule("div.Tensor_mode", "div.Scalar_mode")
 def _div_mode(b: Builder, x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
-    if not b.meta_dtype().startswith("float"):
-        return b.pointwise("floor_divide", [x, y]) if rounding_mode == "floor" else NotImplemented
+    if rounding_mode == "floor":
+        return b.pointwise("floor_divide", [x, y])
+    if b.meta_dtype() not in FLOATS or (rounding_mode == "trunc" and b.meta_dtype() in ROUNDED):
+        return NotImplemented  # of 16 bits torch truncates what it has not rounded
     quotient = _div(b, x, y)
-    if rounding_mode is None:
-        return quotient
-    return (
-        b.pointwise("trunc", [quotient]) if rounding_mode == "trunc" else b.pointwise("floor_divide", [x, y])
-    )
+    return quotient if rounding_mode is None else b.pointwise("trunc", [quotient])
 
 
 @rule("round.decimals")
 def _round_decimals(b: Builder, x: Ref, *, decimals: int) -> Any:
-    if not b.meta_dtype().startswith("float"):
+    if b.meta_dtype() not in FLOATS:
         return NotImplemented
     scale = float(10 ** abs(decimals))
     there, back = ("mul", "div") if decimals >= 0 else ("div", "mul")

@@ -83,6 +83,7 @@ OPS: dict[str, Op] = {
 }
 
 ROUNDED = frozenset({"bfloat16", "float16"})
+FLOATS = ROUNDED | {"float32", "float64"}
 VIEWS = frozenset({"slice", "permute", "expand", "reshape", "flip"})
 TOTALS = frozenset({"sum_rows", "sum_steps"})  # what a scan adds up to as it goes
 RANDOM = frozenset({"rand", "randn"})
