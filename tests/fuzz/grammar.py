@@ -118,7 +118,7 @@ F.normalize({0}, dim=-1) | {0}.flip(-1) | {0}.cumsum(-1) | {0} - {0}.mean(-1, ke
 {0} * F.one_hot({0}.argmax(-1), {0}.shape[-1]) | {0}.masked_fill({0} == {0}.amax(-1, keepdim=True), -1.0)
 {0}.cummax(-1).values | {0}.logcumsumexp(-1) | {0}.cummin(-1).values | {0} - {0}.nanmean(-1, keepdim=True)
 {0} - {0}.kthvalue(1, -1, keepdim=True).values | {0}.topk({0}.shape[-1], -1).values
-{0} * {0}.softmax(-1).std(-1, keepdim=True, unbiased=False) | {0} - {0}.quantile(0.3, -1, keepdim=True)
+{0} * {0}.softmax(-1).std(-1, keepdim=True, unbiased=False)
 {0}.argsort(-1, descending=True, stable=True).to(D) * {0} | {0} - torch.aminmax({0}, dim=-1, keepdim=True)[0]
 F.pad({0}, (1, 1)).unfold(-1, 3, 1).sum(-1) | torch.diff({0}, prepend={0}[..., :1])
 {0} - {0}.median(-1, keepdim=True)[0]
@@ -131,7 +131,7 @@ DOWN = """
 {0}.narrow(-1, 0, 1).squeeze(-1) | torch.linalg.vector_norm({0}, dim=-1) | {0}.unbind(-1)[0]
 torch.einsum('b...i,b...i->b...', {0}, {0}) | {0}.nansum(-1) | {0}.kthvalue(1, -1).values
 torch.linalg.vector_norm({0}, torch.inf, -1) | torch.linalg.vector_norm({0}, 3, -1) | {0}.aminmax(dim=-1).max
-{0}.quantile(0.3, -1) | torch.trapezoid({0}, dim=-1) | F.cosine_similarity({0}, {0}.flip(-1), -1)
+torch.trapezoid({0}, dim=-1) | F.cosine_similarity({0}, {0}.flip(-1), -1)
 {0}.mode(-1).values | {0}.count_nonzero(-1) * {0}[..., 0]
 """
 # {1} broadcasts to {0}
