@@ -277,12 +277,9 @@ def _grad(
 
 
 def aliases(tensors: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor]:
-    """Tensors of which nobody else's history leads here, with the tangents that they have."""
-    found = []
-    for tensor, want in zip(tensors, wanted, strict=False):
-        with torch.set_grad_enabled(want):
-            found.append(tensor.view_as(tensor))
-    return found
+    """Tensors of which nobody else's history leads here. What has none keeps its tangent, which detach drops."""
+    both = zip(tensors, wanted, strict=False)
+    return [t.view_as(t) if want or not t.requires_grad else t.detach() for t, want in both]
 
 
 def second_by_plain_loop(
