@@ -277,7 +277,7 @@ def _grad(
 
 
 def aliases(tensors: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor]:
-    """Tensors of which nobody else's history leads here. What has none keeps its tangent, which detach drops."""
+    """Tensors of which nobody else's history leads here; with their tangents, which detach drops."""
     both = zip(tensors, wanted, strict=False)
     return [t.view_as(t) if want or not t.requires_grad else t.detach() for t, want in both]
 

@@ -62,7 +62,7 @@ def _pointwise(graph: Graph, node: Node) -> Run:
         dtype = dtype_of(out.dtype)
         return lambda a, rows: a.to(dtype)
     function = _POINTWISE[node.op]
-    if node.op in ("mul", "div") and out.dtype in ROUNDED:
+    if node.op in ("mul", "div", "floor_divide") and out.dtype in ROUNDED:
         function = _by_number(graph, node) or function
     rank = len(out.shape)
     # rows of fewer dimensions than the result: their row dimension must stay first
