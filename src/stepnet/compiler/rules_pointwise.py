@@ -205,7 +205,9 @@ def _round_decimals(b: Builder, x: Ref, *, decimals: int) -> Any:
     scale = float(10 ** abs(decimals))
     there, back = ("mul", "div") if decimals >= 0 else ("div", "mul")
     dtype = b.meta_dtype()
-    x = b.cast(x, "float32" if dtype in ROUNDED else dtype)
+    x = b.cast(x, dtype)
+    if dtype in ROUNDED:  # what is scaled has 16 bits, and no more of them are lost on the way
+        x = replace(x, name=b.emit("cast", (x.name,), b.values[x.name].shape, "float32", written=1))
     scaled = b.like(x.name, "round", b.like(x.name, there, x.name, scale))
     return b.cast(replace(x, name=b.like(x.name, back, scaled, scale)), dtype)
 
