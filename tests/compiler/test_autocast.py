@@ -166,3 +166,46 @@ def test_the_first_call_leaves_no_cast_weights_behind():
         recurrent(step, x[None], torch.zeros(2, H))
         (grad,) = torch.autograd.grad((x @ w).float().sum(), w)
     assert grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("kind", ["decorator", "made once", "no_grad made once"])
+def test_modes_that_are_made_once(kind):
+    """They note at each entry what was set before, which is no change of the step."""
+    w = torch.randn(F_IN, H, requires_grad=True)
+    once = torch.no_grad() if "no_grad" in kind else torch.autocast("cpu", torch.bfloat16)
+
+    def inner(x):
+        return x @ w
+
+    if kind == "decorator":
+        inner = once(inner)
+
+    def step(x, h):
+        if kind == "decorator":
+            return inner(x), torch.tanh(h + inner(x).float())
+        with once:
+            v = inner(x)
+        return v, torch.tanh(h + v.float())
+
+    results = {}
+    for backend in ("eager", "auto", "naive"):
+        y, h = recurrent(step, torch.ones(3, 2, F_IN), torch.zeros(2, H, requires_grad=True), backend=backend)
+        results[backend] = [y, h]
+        assert y.requires_grad == (kind != "no_grad made once")
+        assert y.dtype == (torch.float32 if "no_grad" in kind else torch.bfloat16)
+    torch.testing.assert_close(results["eager"], results["naive"], rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(results["auto"], results["naive"], rtol=1e-2, atol=1e-2)
+
+
+def test_a_mode_that_is_set_otherwise():
+    """What is made once may be changed, too: the next call goes by it."""
+    w, once = torch.randn(F_IN, H), torch.autocast("cpu", torch.bfloat16)
+
+    def step(x, h):
+        with once:
+            return x @ w, h
+
+    x, h = torch.randn(3, 2, F_IN), torch.zeros(2, H)
+    assert recurrent(step, x, h, backend="eager")[0].dtype == torch.bfloat16
+    once._enabled = False
+    assert recurrent(step, x, h, backend="eager")[0].dtype == torch.float32

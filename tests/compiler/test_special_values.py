@@ -177,23 +177,74 @@ def test_binary(dtype, backend):
     assert not side_by_side(BINARY, dtype, backend, a, b)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("backend", ["eager", "c"])
 def test_casts_to_integers(dtype, backend):
-    """And back at once, which a compiler would like to take for no cast at all."""
+    """And back at once, which a compiler would like to take for no cast at all: -0.5 gives no -0.0, in whole
+    vectors as in what is left over."""
 
     def step(x, h):
         found = {name: h[name].to(whole) for name, whole in WHOLE.items()}
         back = {name: value.to(dtype) for name, value in found.items()}
         return (found, back), {name: torch.where(found[name] != 0, h[name], -h[name]) for name in WHOLE}
 
-    x, given = torch.zeros(1, 1, 1, dtype=dtype), dict.fromkeys(WHOLE, numbers(dtype)[None])
+    x, some = torch.zeros(1, 1, 1, dtype=dtype), torch.cat([numbers(dtype), numbers(dtype)[-7:]])
+    given = dict.fromkeys(WHOLE, some[None])
     mine, new = recurrent(step, x, given, backend=backend)
     theirs, plain = recurrent(step, x, given, backend="naive")
     for name in WHOLE:
         assert torch.equal(mine[0][name], theirs[0][name]), name
         assert torch.equal(mine[1][name], theirs[1][name]), name
+        assert not mine[1][name][mine[1][name] == 0].signbit().any(), name
         assert torch.equal(new[name].nan_to_num(7.0), plain[name].nan_to_num(7.0)), name
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("backend", ["eager", "c"])
+def test_numbers_beside_sixteen_bits(dtype, backend):
+    """A number of Python's is no number of 16 bits; nor is what an op makes on the way to its result."""
+
+    def step(x, h):
+        parts = [x * 0.1, x / 0.3, 1e-3 * x, torch.fmod(x, 0.3), x % 0.3, x.round(decimals=2)]
+        parts += [(100 * x).round(decimals=-1), torch.div(x, 0.3, rounding_mode="floor")]
+        return parts, h
+
+    x = torch.randn(2, 8, 32, generator=torch.Generator().manual_seed(2)).mul(20).to(dtype)
+    mine, theirs = (recurrent(step, x, x[0], backend=by)[0] for by in (backend, "naive"))
+    for place, (a, b) in enumerate(zip(mine, theirs, strict=True)):
+        assert torch.equal(a, b), place
+
+
+PICKS = {
+    "fmax": lambda a: torch.fmax(a, a.flip(-1)),
+    "fmin": lambda a: torch.fmin(a, a.flip(-1)),
+    "maximum": lambda a: torch.maximum(a, a.flip(-1)),
+    "amax": lambda a: a.amax(-1),
+    "argmin": lambda a: a.argmin(-1),
+    "median": lambda a: a.median(-1).values,
+    "median at": lambda a: a.median(-1).indices,
+    "sorted": lambda a: torch.sort(a, stable=True, dim=-1).values,
+    "isinf": lambda a: a.isinf(),
+    "copysign": lambda a: torch.copysign(a.abs() + 1, a.flip(-1)),
+    "nan_to_num": lambda a: a.nan_to_num(2.0, 3.0, -3.0),
+    "any": lambda a: a.isnan().any(-1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("backend", ["eager", "c"])
+def test_picks_among_what_is_none(dtype, backend):
+    """Of any float type: exactly torch's."""
+
+    def step(x, h):
+        return {name: pick(x) for name, pick in PICKS.items()}, h
+
+    nan, inf = math.nan, math.inf
+    rows = [[nan, 1, 2, 3, 4, 5, 6], [1, 2, nan, -inf, inf, 4, nan], [nan] * 7, [inf, 1, 2, -inf, 3, 5, -4]]
+    x = torch.tensor([*rows, [1, 2, 3, 4, 5, 6, 7]], dtype=dtype)[None]
+    mine, theirs = (recurrent(step, x, x[0], backend=by)[0] for by in (backend, "naive"))
+    for name in PICKS:
+        torch.testing.assert_close(mine[name], theirs[name], rtol=0, atol=0, equal_nan=True, msg=name)
 
 
 @pytest.mark.parametrize("backend", ["eager", "c"])

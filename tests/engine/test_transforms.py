@@ -250,6 +250,13 @@ def test_linearized_by_plans(name, plain_runs):
     torch.testing.assert_close(both[1], 2 * expected, rtol=1e-9, atol=1e-10)
 
 
+def test_batches_of_no_calls():
+    """They have the shapes of a call's results, and of gradients."""
+    none = torch.zeros(0, *X.shape, dtype=X.dtype)
+    assert vmap(lambda x: run("auto", x))(none).shape == (0, *run("auto").shape)
+    assert vmap(grad(lambda x: run("auto", x).sum()))(none).shape == none.shape
+
+
 def test_what_is_drawn_differs_as_vmap_is_told():
     def noisy(x, h):
         h = torch.tanh(x + h) + torch.randn_like(h)

@@ -219,6 +219,44 @@ def test_every_derivative_of_every_graph(lines, frozen):
     torch.testing.assert_close(found["eager"], found["naive"], rtol=1e-9, atol=1e-10)
 
 
+POLES = {
+    "log": lambda v: (v * 0).log(),
+    "sqrt": lambda v: (v * 0).sqrt(),
+    "norm of nothing": lambda v: torch.linalg.vector_norm(v * 0, dim=-1, keepdim=True) ** 0.5,
+    "quotient": lambda v: v / (v * 0),
+    "power": lambda v: (v * 0) ** 0.5,
+    "exponential": lambda v: (v.abs() * 1e4 + 1e3).exp(),
+    "softmax of nothing": lambda v: (v * 0 - torch.inf).softmax(-1),
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "c"])
+@pytest.mark.parametrize("second", [False, True], ids=["", "second"])
+def test_results_that_nothing_comes_in_for(backend, second):
+    """They are no part of the gradient, where zero times infinity would be NaN: y leaves, and last states."""
+
+    def step(x, h):
+        last = torch.tanh(x @ Steps.w + h[0])
+        return {"y": last} | {name: pole(x) for name, pole in POLES.items()}, (last, (last * 0).sqrt())
+
+    def found(backend):
+        _, x, h = inputs("ragged")
+        rows = x.values.detach().requires_grad_()
+        y, _ = recurrent(step, x.with_values(rows), (h, torch.zeros_like(h)), backend=backend)
+        leaves = (rows, h, Steps.w)
+        grads = torch.autograd.grad(y["y"].values.sin().sum(), leaves, create_graph=second)
+        if not second:
+            return grads
+        return *grads, *torch.autograd.grad(sum(g.square().sum() for g in grads), leaves)
+
+    state = torch.get_rng_state()
+    ours = found(backend)
+    torch.set_rng_state(state)
+    plain = found("naive")
+    assert all(g.isfinite().all() for g in plain)
+    torch.testing.assert_close(ours, plain, rtol=1e-9, atol=1e-10)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_third_derivatives(backend):
     w = torch.full((1,), 0.3, dtype=DTYPE, requires_grad=True)
@@ -424,6 +462,47 @@ def test_a_tangent_of_a_gradient(backend):
         tangent = forward_ad.unpack_dual(found).tangent
     (expected,) = torch.autograd.grad(y, x, direction)
     torch.testing.assert_close(tangent, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", ["eager", "c"])
+@pytest.mark.parametrize("which", ["x", "state"])
+def test_a_tangent_of_a_gradient_along_what_has_none(backend, which):
+    """What moves needs no gradient of its own: that of a weight moves with it."""
+
+    def step(x, h):
+        h = torch.tanh(x @ Steps.w + h)
+        return h, h
+
+    x, h = torch.randn(3, 2, D, dtype=DTYPE), torch.randn(2, D, dtype=DTYPE)
+
+    def found(backend):
+        with forward_ad.dual_level():
+            given = [x, h]
+            at = ["x", "state"].index(which)
+            given[at] = forward_ad.make_dual(given[at], given[at].cos())
+            y, final = recurrent(step, *given, backend=backend)
+            (grad,) = torch.autograd.grad(y.sin().sum() + final.sum(), Steps.w)
+            return forward_ad.unpack_dual(grad).tangent
+
+    assert found("naive").count_nonzero()
+    torch.testing.assert_close(found(backend), found("naive"), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_gradient_flows_where_a_tangent_does(backend):
+    """At a level of autograd's own a result that is cut off requires no gradient, as without one."""
+    x, h = torch.randn(3, 2, D, dtype=DTYPE), torch.zeros(2, D, dtype=DTYPE)
+
+    def step(x, h):
+        with torch.no_grad():
+            inner = torch.sin(x @ Steps.w)
+        return (inner, inner.detach(), torch.tanh(x @ Steps.w)), h.detach()
+
+    with forward_ad.dual_level():
+        y, final = recurrent(step, forward_ad.make_dual(x, x.cos()), h, backend=backend)
+        assert [t.requires_grad for t in (*y, final)] == [False, False, True, False]
+        assert forward_ad.unpack_dual(y[2]).tangent.requires_grad
+        assert forward_ad.unpack_dual(y[0]).tangent.count_nonzero()
 
 
 def test_transforms_of_torch_func():

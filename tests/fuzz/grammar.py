@@ -49,6 +49,20 @@ class Pair(torch.autograd.Function):
     def backward(ctx, grad, _):
         (hit,) = ctx.saved_tensors
         return grad * hit
+
+
+never, casts = torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=False)
+
+
+@casts
+def once(a):
+    return torch.sin(a) * 2
+
+
+def scaled_once(a):
+    with never:
+        most = a.abs() + 1
+    return a / most
 """
 
 # {0}: a float value; every line gives a float of the same shape
@@ -81,6 +95,15 @@ Reversed.apply({0}, {0}.cos()) | Pair.apply({0})[0] | Pair.apply({0})[1] * {0}
 torch.xlogy({0}, {0}.abs() + 0.5) | F.normalize({0}.unsqueeze(-1), dim=-1).squeeze(-1)
 torch.copysign({0}, -{0}.abs()) | torch.heaviside({0}.detach(), {0}.detach())
 torch.sigmoid({0}) * torch.tanh({0}) | torch.special.entr({0}.abs() + 0.1)
+torch.erfinv(0.9 * torch.tanh({0})) | torch.digamma({0}.abs() + 1) | torch.special.i0e({0})
+torch.special.ndtr({0}) | torch.special.erfcx({0}) | torch.special.xlog1py({0}, {0}.abs())
+{0}.round(decimals=1) | torch.ldexp({0}, torch.tensor(1)) | torch.float_power({0}.abs() + 0.5, 1.5).to(D)
+torch.frexp({0})[0] | {0}.rad2deg().deg2rad() | torch.div({0}, 0.7, rounding_mode='trunc')
+torch.isclose({0}, {0}.round()) * {0} | {0}.nan_to_num(posinf=1.0).clip(-3) | torch.rsub({0}, 1)
+{0}.to(torch.complex128).abs().to(D) | torch.logaddexp2({0}, {0}.neg())
+F.prelu({0}, torch.tensor(0.3, dtype=D)) | torch.bucketize({0}, torch.tensor([-1.0, 0.0, 1.0], dtype=D)) * {0}
+F.logsigmoid(-{0}) - F.softplus({0})
+once({0}) | scaled_once({0}) | {0}.masked_fill(torch.logical_xor({0} > 0, {0} > 1), 0.5)
 """
 # of features: a float [rows, ..., n] of the same shape
 ALONG = """
@@ -93,7 +116,12 @@ F.normalize({0}, dim=-1) | {0}.flip(-1) | {0}.cumsum(-1) | {0} - {0}.mean(-1, ke
 {0}.scatter(-1, {0}.argmax(-1, keepdim=True), 0.5)
 {0}.index_select(-1, torch.arange({0}.shape[-1] - 1, -1, -1))
 {0} * F.one_hot({0}.argmax(-1), {0}.shape[-1]) | {0}.masked_fill({0} == {0}.amax(-1, keepdim=True), -1.0)
-{0}.cummax(-1).values
+{0}.cummax(-1).values | {0}.logcumsumexp(-1) | {0}.cummin(-1).values | {0} - {0}.nanmean(-1, keepdim=True)
+{0} - {0}.kthvalue(1, -1, keepdim=True).values | {0}.topk({0}.shape[-1], -1).values
+{0} * {0}.softmax(-1).std(-1, keepdim=True, unbiased=False)
+{0}.argsort(-1, descending=True, stable=True).to(D) * {0} | {0} - torch.aminmax({0}, dim=-1, keepdim=True)[0]
+F.pad({0}, (1, 1)).unfold(-1, 3, 1).sum(-1) | torch.diff({0}, prepend={0}[..., :1])
+{0} - {0}.median(-1, keepdim=True)[0]
 """
 # of features: the last dimension goes
 DOWN = """
@@ -101,7 +129,10 @@ DOWN = """
 {0}.logsumexp(-1) | {0}.norm(dim=-1) | {0}.prod(-1) | {0}[..., 0] | {0}[..., -1] | {0}.square().mean(-1)
 {0}.median(-1).values | {0}.select(-1, 0) | {0}.std(-1, unbiased=False) | {0}.var(-1, correction=0)
 {0}.narrow(-1, 0, 1).squeeze(-1) | torch.linalg.vector_norm({0}, dim=-1) | {0}.unbind(-1)[0]
-torch.einsum('b...i,b...i->b...', {0}, {0})
+torch.einsum('b...i,b...i->b...', {0}, {0}) | {0}.nansum(-1) | {0}.kthvalue(1, -1).values
+torch.linalg.vector_norm({0}, torch.inf, -1) | torch.linalg.vector_norm({0}, 3, -1) | {0}.aminmax(dim=-1).max
+torch.trapezoid({0}, dim=-1) | F.cosine_similarity({0}, {0}.flip(-1), -1)
+{0}.mode(-1).values | {0}.count_nonzero(-1) * {0}[..., 0]
 """
 # {1} broadcasts to {0}
 BINARY = """
@@ -118,12 +149,19 @@ torch.clamp({0}, {1} - 1, {1} + 1)
 F.binary_cross_entropy_with_logits({0}, torch.sigmoid({1}).expand_as({0}), reduction='none')
 Reversed.apply({0}, {1}) | {0} + {1}.detach() | {0} + ({1} - {1}.detach())
 torch.addcmul({0}, {0}, {1}, value=0.5) | torch.fmax({0}, {1}) | {0} - {1} * {0}.detach()
+torch.lerp({0}, {1}, torch.sigmoid({0})) | torch.logaddexp2({0}, {1}) | torch.fmin({0}, {1})
+torch.addcdiv({0}, {0}, {1}.abs() + 1, value=0.3) | torch.copysign({0}, {1})
+torch.fmod({0}, {1}.abs() + 0.5) | torch.div({0}, {1}.abs() + 0.5, rounding_mode='floor')
+torch.isclose({0}, {1}) * {0}
+F.binary_cross_entropy(torch.sigmoid({0}), torch.sigmoid({1}).expand_as({0}), reduction='none')
+F.kl_div({0}, torch.sigmoid({1}).expand_as({0}), reduction='none')
 torch.remainder({0}, {1}.abs() + 0.5) | torch.xlogy({0}, {1}.abs() + 0.5) | {0} * {1}.sign()
 """
 # float to bool
 TRUTH = """
 {0} > 0 | {0} <= 0.2 | {0} == 0 | {0} != 0 | {0}.isnan() | ~({0} > 0) | {0}.isfinite() | {0}.bool()
-{0}.signbit()
+{0}.signbit() | torch.isin({0}, torch.tensor([0.0, 1.0], dtype=D)) | {0}.isinf() | torch.logical_not({0})
+torch.lt({0}, -{0})
 """
 # float to int64
 WHOLE = """
@@ -132,7 +170,8 @@ WHOLE = """
 # int64 to int64
 OF_WHOLE = """
 {0} + 1 | {0} * 2 | -{0} | {0} % 3 | {0} // 2 | {0}.abs() | {0}.clamp(-3, 3) | {0}.sign() | {0} & 3
-{0} - {0} | {0} ** 2
+{0} - {0} | {0} ** 2 | torch.bitwise_or({0}, 1) | {0} << 1 | ~{0}
+{0}.bitwise_xor(2) | torch.fmod({0}, 3) | {0}.clamp(min=0)
 """
 # bool to bool
 OF_TRUTH = """

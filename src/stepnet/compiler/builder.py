@@ -16,7 +16,7 @@ from stepnet.data.dtypes import dtype_name
 from stepnet.errors import Unsupported
 from stepnet.ir.graph import Kind, Node, Value
 from stepnet.ir.op_rules import broadcast
-from stepnet.ir.ops import OPS, Stage
+from stepnet.ir.ops import OPS, ROUNDED, Stage
 
 
 class Fold(int):
@@ -59,7 +59,6 @@ class _Batch:
 
 
 BATCH = _Batch()
-ROUNDED = frozenset({"bfloat16", "float16"})
 
 
 class RowNumbers:

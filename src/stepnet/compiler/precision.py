@@ -19,15 +19,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from stepnet.ir.graph import Graph, Node, Value
-from stepnet.ir.ops import OPS, RANDOM, Stage
+from stepnet.ir.ops import OPS, RANDOM, ROUNDED, Stage
 
-from .builder import ROUNDED
 from .normal import Joint
 
 _WIDE = "float32"
 # What may jump where its operand moves a little.
 _JUMPS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "floor", "ceil", "round", "trunc", "sign"})
-_JUMPS |= {"argmax", "argmin", "isnan", "remainder", "argsort", "topk", "cumargmax", "cumargmin"}
+_JUMPS |= {"argmax", "argmin", "isnan", "remainder", "fmod", "argsort", "topk", "cumargmax", "cumargmin"}
 _PRODUCTS = ("matmul", "matmul_tn")
 # Bfloat16 has products of its own; float16 is multiplied in float32, which holds each product exactly.
 _HAS_PRODUCTS = ("bfloat16",)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stepnet.errors import Unsupported
-from stepnet.ir.agreement import FLOATS
+from stepnet.ir.ops import FLOATS
 
 from .builder import Builder, Ref, rule, rules
 

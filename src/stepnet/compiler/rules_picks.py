@@ -10,9 +10,9 @@ import torch
 
 from stepnet.data.dtypes import dtype_of
 from stepnet.errors import Unsupported
-from stepnet.ir.agreement import FLOATS, INTEGERS
+from stepnet.ir.agreement import INTEGERS
 from stepnet.ir.op_rules import broadcast
-from stepnet.ir.ops import SCATTERS
+from stepnet.ir.ops import FLOATS, SCATTERS
 
 from .builder import ROW_NUMBERS, Builder, Ref, rule, rules
 from .rules_shape import beside, feature_dim, slice_feature
@@ -321,7 +321,7 @@ def _median(b: Builder, x: Ref, dim: int = -1, keepdim: bool = False) -> Any:
     size = b.values[x.name].shape[own]
     middle = slice_feature(b, index, own, (size - 1) // 2, (size - 1) // 2 + 1)
     shape, dtype = b.values[middle].shape, b.values[x.name].dtype
-    if dtype in ("float32", "float64"):  # NaN stands last
+    if dtype in FLOATS:  # NaN stands last
         last = gathered(b, x.name, slice_feature(b, index, own, size - 1, size), own)
         first = b.emit("argmax", (x.name,), shape, "int64", dim=own)
         middle = b.emit("where", (b.emit("isnan", (last,), shape, "bool"), first, middle), shape, "int64")

@@ -10,7 +10,7 @@ import torch
 
 from stepnet.data.dtypes import dtype_name, dtype_of
 from stepnet.errors import Unsupported
-from stepnet.ir.agreement import FLOATS
+from stepnet.ir.ops import FLOATS, ROUNDED
 
 from .builder import BATCH, Builder, Ref, rule, rules
 from .torch_names import COMPARE, LOGIC, RARE, UNARY, stand_in_for
@@ -215,14 +215,12 @@ def _polygamma(b: Builder, n: int, x: Ref) -> Any:
 
 @rule("div.Tensor_mode", "div.Scalar_mode")
 def _div_mode(b: Builder, x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
-    if b.meta_dtype() not in FLOATS:
-        return b.pointwise("floor_divide", [x, y]) if rounding_mode == "floor" else NotImplemented
+    if rounding_mode == "floor":
+        return b.pointwise("floor_divide", [x, y])
+    if b.meta_dtype() not in FLOATS or (rounding_mode == "trunc" and b.meta_dtype() in ROUNDED):
+        return NotImplemented  # of 16 bits torch truncates what it has not rounded
     quotient = _div(b, x, y)
-    if rounding_mode is None:
-        return quotient
-    return (
-        b.pointwise("trunc", [quotient]) if rounding_mode == "trunc" else b.pointwise("floor_divide", [x, y])
-    )
+    return quotient if rounding_mode is None else b.pointwise("trunc", [quotient])
 
 
 @rule("round.decimals")
@@ -231,7 +229,12 @@ def _round_decimals(b: Builder, x: Ref, *, decimals: int) -> Any:
         return NotImplemented
     scale = float(10 ** abs(decimals))
     there, back = ("mul", "div") if decimals >= 0 else ("div", "mul")
-    return b.pointwise(back, [b.pointwise("round", [b.pointwise(there, [x, scale])]), scale])
+    dtype = b.meta_dtype()
+    x = b.cast(x, dtype)
+    if dtype in ROUNDED:  # what is scaled has 16 bits, and no more of them are lost on the way
+        x = replace(x, name=b.emit("cast", (x.name,), b.values[x.name].shape, "float32", written=1))
+    scaled = b.like(x.name, "round", b.like(x.name, there, x.name, scale))
+    return b.cast(replace(x, name=b.like(x.name, back, scaled, scale)), dtype)
 
 
 @rule("sinc")

@@ -361,6 +361,17 @@ class Walk(CodeWalk):
 
     # ---- others
 
+    def _mode(self, value: Any) -> None:
+        """Autocast or a mode of gradients, made once: beside how it is set it notes what was set where it is
+        entered."""
+        kind = type(value)
+        if not is_trusted_class(kind):
+            self._object(value)
+            return
+        self.key.append(kind)
+        own = object.__getattribute__(value, "__dict__")
+        self._attributes({k: v for k, v in own.items() if not k.startswith("prev")}, all_of_them=True)
+
     def _generator(self, value: torch.Generator) -> None:
         if value.device.type != "cpu" or value is torch.default_generator:
             self._stateful(value)
@@ -455,6 +466,7 @@ _HOW: tuple[tuple[Any, Callable[[Walk, Any], None]], ...] = (
     (types.MappingProxyType, Walk._proxy),
     (contextvars.ContextVar, Walk._context),
     (threading.local, Walk._of_thread),
+    ((torch.autocast, torch.no_grad, torch.enable_grad, torch.set_grad_enabled), Walk._mode),
     (type, Walk._type),
     (
         (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,

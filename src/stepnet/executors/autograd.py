@@ -28,7 +28,7 @@ from .layout import Layout
 from .loop import PreparedLoop
 from .noise import generator_of, noise_of
 from .tables import EARLIER, into
-from .twice import Along, again, differentiable, is_plain, one_by_one, total
+from .twice import Along, again, asked_again, differentiable, is_plain, one_by_one, total
 
 WORTH_ASKING = 1 << 21  # multiplications that take longer than to ask whether anybody wants what they make
 
@@ -97,6 +97,23 @@ class Ready:
     def _sources(self) -> dict[int, Sources]:
         return {}
 
+    def leaves_out(self, given: Sequence[bool]) -> bool:
+        """Whether something is computed at a step that has no part in the results which something comes in
+        for: to autograd there is no gradient of it, to the backward loop there are zeros."""
+        known = self._left_out.get(tuple(given))
+        if known is None:
+            plan, body = self.plan, self.plan.forward.body
+            results = zip((*plan.y, *plan.new_states), plan.tangents, given, strict=False)
+            carry = [(name, comes_in) for name, tangent, comes_in in results if tangent is not None]
+            whole = body.needed(name for name, _ in carry)
+            used = body.needed(name for name, comes_in in carry if comes_in)
+            known = self._left_out[tuple(given)] = len(whole) > len(used)
+        return known
+
+    @cached_property
+    def _left_out(self) -> dict[tuple[bool, ...], bool]:
+        return {}
+
     @cached_property
     def carried(self) -> frozenset[str]:
         """The gradients that the backward loop carries from step to step."""
@@ -124,7 +141,7 @@ class Call(NamedTuple):
     constants: dict[str, Tensor]
     plain: Callable[..., tuple[list[Tensor], list[Tensor]]]  # of x, states and weights
     along: Along | None = None
-    guarded: bool = False  # gradients that are not finite are asked of the plain loop
+    guarded: bool = False  # gradients that are not finite are asked of the plain loop, whatever comes in
     noise: Sequence[Tensor] | None = None
     before: tuple[torch.device, Tensor] | None = None
     steps: tuple[int, ...] = ()  # what the rows of y are to be: [steps, sequences, ...]; (): rows
@@ -336,13 +353,13 @@ class _PlanCall(torch.autograd.Function):
             return (None, *map(total, zip(*parts, strict=True)))
 
         def once(grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+            def first() -> list[Tensor | None]:
+                found = _gradients(ctx, tensors, kept, grads, needed)
+                return asked_again(call, found, tensors, grads, needed)
+
             if torch.is_grad_enabled():
-                how = tensors, grads, needed, ctx
-                return differentiable(call, lambda: _gradients(ctx, tensors, kept, grads, needed), *how)
-            found = _gradients(ctx, tensors, kept, grads, needed)
-            if call.guarded and not all(g is None or bool(g.isfinite().all()) for g in found):
-                return again(call, tensors, grads, needed)
-            return found
+                return differentiable(call, first, tensors, grads, needed, ctx)
+            return first()
 
         many = None if plain else one_by_one(once, grads)
         if many is None:

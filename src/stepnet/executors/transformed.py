@@ -26,7 +26,7 @@ from .autograd import Call, Ready, forward
 from .flow import carry_gradients
 from .gradients import gradients, has_gradient
 from .pushed import pushed
-from .twice import again, is_plain, second_by_plain_loop
+from .twice import again, asked_again, is_plain, second_by_plain_loop
 
 
 class Further(Protocol):
@@ -91,8 +91,24 @@ def run_transformed(
     run: Run, x: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor]
 ) -> list[Tensor]:
     """Run a plan. Returns the rows of each y leaf, then the last value of each state."""
-    out = _PlanCall.apply(run, *x, *states, *weights)
-    return list(out[: len(run.call.ready.plan.y) + len(states)])  # pyright: ignore
+    tensors, plan = (*x, *states, *weights), run.call.ready.plan
+    out: Any = _PlanCall.apply(run, *tensors)
+    out = out[: len(plan.y) + len(states)]
+    if transforms():
+        return list(out)
+    carry = carry_gradients(plan, run.call.layout, [t.requires_grad for t in tensors])
+    return [t if carries else _without_gradient(t) for t, carries in zip(out, carry, strict=True)]
+
+
+def _without_gradient(tensor: Tensor) -> Tensor:
+    """A result through which no gradient flows, with its tangent at a level of autograd's own: what marks the
+    one in a Function drops the other."""
+    if not tensor.requires_grad:
+        return tensor
+    parts = forward_ad.unpack_dual(tensor)
+    if parts.tangent is None:
+        return tensor.detach()
+    return forward_ad.make_dual(parts.primal.detach(), parts.tangent.detach())
 
 
 def _one_level_down(function: Callable[..., tuple[Tensor | None, ...]]) -> Any:
@@ -185,6 +201,8 @@ class _PlanCall(torch.autograd.Function):
     @not_followed
     def vmap(info: Any, in_dims: Any, run: Run, *tensors: Tensor) -> Any:  # pyright: ignore
         ready, k = run.call.ready, info.batch_size
+        if k == 0:
+            return _of_none(_PlanCall, in_dims[1:], (run,), tensors)
         kinds = _kinds(run, len(tensors))
         if any(d is not None and kind == "shared" for d, kind in zip(in_dims[1:], kinds, strict=True)):
             return _one_by_one(_PlanCall, info, in_dims[1:], (run,), tensors)
@@ -209,6 +227,7 @@ class _Gradient(torch.autograd.Function):
             grads = iter(plain[n:])
             of_results = [next(grads) if g else None for g in given]
             found = gradients(run.call, plain[:count], plain[count:n], of_results, needed)
+            found = asked_again(run.call, found, plain[:count], of_results, needed)
             return tuple(g for g in found if g is not None)
 
         def gradient(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -303,6 +322,8 @@ class _Gradient(torch.autograd.Function):
         info: Any, in_dims: Any, run: Run, count: int, needed: Any, given: Any, *tensors: Tensor
     ) -> Any:
         ready, k, plan = run.call.ready, info.batch_size, run.call.ready.plan
+        if k == 0:
+            return _of_none(_Gradient, in_dims[4:], (run, count, needed, given), tensors)
         kinds = [
             *_kinds(run, count),
             *["row"] * len(plan.y),
@@ -486,6 +507,18 @@ def _narrow(out: Any, k: int, kinds: Sequence[str]) -> tuple[tuple[Tensor, ...],
 
 def _split(table: Tensor, k: int) -> Tensor:
     return table.reshape(k, table.shape[0] // k, *table.shape[1:])
+
+
+def _of_none(
+    function: Any, in_dims: Sequence[int | None], fixed: tuple[Any, ...], tensors: Sequence[Tensor]
+) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """What a batch of no calls gives: as one call would, and none of it."""
+    given = [
+        t if d is None else t.new_zeros(t.movedim(d, 0).shape[1:])
+        for t, d in zip(tensors, in_dims, strict=True)
+    ]
+    out = tuple(t.new_empty((0, *t.shape)) for t in function.apply(*fixed, *given))
+    return out, (0,) * len(out)
 
 
 def _one_by_one(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -276,8 +277,9 @@ def _grad(
 
 
 def aliases(tensors: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor]:
-    """Tensors of which nobody else's history leads here."""
-    return [t.view_as(t) if w else t.detach() for t, w in zip(tensors, wanted, strict=False)]
+    """Tensors of which nobody else's history leads here; with their tangents, which detach drops."""
+    both = zip(tensors, wanted, strict=False)
+    return [t.view_as(t) if want or not t.requires_grad else t.detach() for t, want in both]
 
 
 def second_by_plain_loop(
@@ -350,6 +352,26 @@ def again(
         own = aliases(tensors, [t.requires_grad for t in tensors])
         own = [t.requires_grad_() if need else t for t, need in zip(own, needed, strict=True)]
         return of_plain_loop(call, own, grads, needed, create_graph)
+
+
+def asked_again(
+    call: Call, found: list[Tensor | None], tensors: Sequence[Tensor], grads: Sequence[Tensor | None],
+    needed: Sequence[bool],
+) -> list[Tensor | None]:  # fmt: skip
+    """Gradients that a plan found, or those of the plain loop where they are not finite and may be so for the
+    plan alone: zero, which the backward loop has where autograd has nothing, times infinity is NaN."""
+    alone = not call.ready.plan.random and call.ready.leaves_out([g is not None for g in grads])
+    if (call.guarded or alone) and not all(map(_is_finite, found)):
+        return again(call, tensors, grads, needed)
+    return found
+
+
+def _is_finite(tensor: Tensor | None) -> bool:
+    """Whether all elements are, by their sum, which is found faster. False, too, of a sum that overflows."""
+    if tensor is None:
+        return True
+    few = tensor.dtype.itemsize < 4
+    return math.isfinite(tensor.sum(dtype=torch.float32) if few else tensor.sum())
 
 
 def _refuse_noise(call: Call, grads: Sequence[Tensor | None]) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from .graph import Value
 
 INTEGERS = frozenset({"int64", "int32", "int16", "int8", "uint8"})
-FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
 Inputs = Sequence[Value]
 
 

@@ -87,6 +87,8 @@ SCATTERS = {
     "scatter": "", "scatter_add": "sum", "scatter_amax": "amax", "scatter_amin": "amin",
     "scatter_prod": "prod",
 }  # fmt: skip
+ROUNDED = frozenset({"bfloat16", "float16"})
+FLOATS = ROUNDED | {"float32", "float64"}
 VIEWS = frozenset({"slice", "permute", "expand", "reshape", "flip"})
 TOTALS = frozenset({"sum_rows", "sum_steps"})  # what a scan adds up to as it goes
 RANDOM = frozenset({"rand", "randn"})

@@ -332,7 +332,10 @@ class _LoopText:
             whole = WHOLE.get(to) if source not in KINDS else None
             if whole is not None:
                 return f"({KINDS[to]}){whole}({given[0]})"
-            return f"({KINDS.get(to, w.real)}){given[0]}" if source != to else given[0]
+            if source == to:
+                return given[0]
+            number = f"({KINDS.get(to, w.real)}){given[0]}"
+            return f"sn_of_whole_{w.suffix}({number})" if source in WHOLE and to not in KINDS else number
         if op == "full":
             number = node.attr("value")
             return str(int(number)) if w.p.value(node.output).dtype in KINDS else literal(number, w.real)

@@ -328,8 +328,7 @@ SN_INLINE double sn_remainder_f64(double x, double y) {
     return rest != 0 && (y < 0) != (rest < 0) ? rest + y : rest;
 }
 
-/* Whole numbers of real ones: outside of their range, what the machine gives torch. C leaves that open, and
-   compilers take a cast there and back for trunc. */
+/* Whole numbers of real ones: outside of their range, what the machine gives torch. C leaves that open. */
 #if defined(__aarch64__)
 #define SN_BEYOND(x, least, most) ((x) > 0 ? (most) : (x) < 0 ? (least) : 0)
 #else
@@ -341,5 +340,8 @@ SN_INLINE int64_t sn_to_i64(double x) {
 SN_INLINE int32_t sn_to_i32(double x) {
     return x > -0x1p31 - 1 && x < 0x1p31 ? (int32_t)x : SN_BEYOND(x, INT32_MIN, INT32_MAX);
 }
+/* And back: of GCC 12's trunc -0.5 is -0.0, which no whole number is. */
+SN_INLINE float sn_of_whole_f32(float x) { return x == 0 ? 0.0f : x; }
+SN_INLINE double sn_of_whole_f64(double x) { return x == 0 ? 0.0 : x; }
 
 #endif

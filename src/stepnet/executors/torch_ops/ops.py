@@ -13,7 +13,7 @@ from stepnet.data.as_imported import contiguous
 from stepnet.data.dtypes import dtype_of
 from stepnet.errors import GraphError
 from stepnet.ir.graph import Graph, Node, Value
-from stepnet.ir.ops import OPS, Stage
+from stepnet.ir.ops import OPS, ROUNDED, Stage
 
 from .whole import bind_whole
 
@@ -62,6 +62,8 @@ def _pointwise(graph: Graph, node: Node) -> Run:
         dtype = dtype_of(out.dtype)
         return lambda a, rows: a.to(dtype)
     function = _POINTWISE[node.op]
+    if node.op in ("mul", "div", "floor_divide") and out.dtype in ROUNDED:
+        function = _by_number(graph, node) or function
     rank = len(out.shape)
     # rows of fewer dimensions than the result: their row dimension must stay first
     lifted = [
@@ -79,6 +81,15 @@ def _pointwise(graph: Graph, node: Node) -> Run:
 
         return lift
     return lambda *args, rows: function(*args)
+
+
+def _by_number(graph: Graph, node: Node) -> Callable[..., Tensor] | None:
+    """A product or quotient of 16 bits and a number: torch rounds only what comes out."""
+    function, made = _POINTWISE[node.op], graph.producers.get(node.inputs[1])
+    if made is None or made.op != "full" or graph.values[node.inputs[0]].dtype not in ROUNDED:
+        return None
+    number = made.attr("value")
+    return lambda a, _: function(a, number)
 
 
 def _reduce(graph: Graph, node: Node) -> Run:
