@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from stepnet.ir.agreement import FLOATS
 from stepnet.ir.graph import Graph, Node, Value, in_order
-from stepnet.ir.ops import OPS, RANDOM, Stage
+from stepnet.ir.ops import FLOATS, OPS, RANDOM, Stage
 
 from .builder import ROUNDED
 from .normal import Joint
