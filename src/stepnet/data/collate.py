@@ -64,7 +64,7 @@ def _joined(samples: list[Any], where: str, dense: Collection[Any], is_dense: bo
             column = [sample[key] for sample in samples]
             whole[key] = _joined(column, f"{where}[{key!r}]", dense, key in dense)
         return whole
-    if dataclasses.is_dataclass(first):
+    if dataclasses.is_dataclass(first) and not isinstance(first, type):
         names = [field.name for field in dataclasses.fields(first) if field.init]
         columns = {name: [getattr(sample, name) for sample in samples] for name in names}
         parts = {
