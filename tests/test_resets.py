@@ -366,6 +366,36 @@ def test_saved_as_openvino(tmp_path, name):
     torch.testing.assert_close(found[1], h.detach(), rtol=1e-5, atol=1e-6)
 
 
+class Marking(nn.Module):
+    def __init__(self, name, given):
+        super().__init__()
+        self.rnn = modules.GRU(FEATURES, HIDDEN)
+        self.name, self.given = name, given
+
+    def forward(self, x, marks=None):
+        marks = marks if self.given else x.map(lambda rows: rows[:, 0] > 0.3)
+        return self.rnn(x, resets=Resets(**{self.name: marks}))[0]
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["marks of the model", "marks given"])
+@pytest.mark.parametrize("name", few(["is_init", "done"], ["is_init"]))
+def test_ragged_resets_are_saved(tmp_path, name, given):
+    """A file takes padded rows and lengths."""
+    from stepnet.openvino import load, save
+
+    def batch(lengths):
+        x = LoDTensor.from_lengths(torch.randn(sum(lengths), FEATURES), [lengths])
+        marks = x.with_values((torch.rand(sum(lengths)) < 0.4).float())
+        return (x, marks) if given else (x,)
+
+    agent = Marking(name, given).eval()
+    save(agent, tmp_path / "agent.xml", batch([4, 2, 1]))
+    loaded, inputs = load(tmp_path / "agent.xml"), batch([3, 6])
+    found = loaded(*(x.to_padded()[0] for x in inputs), torch.tensor([3, 6]))[0]
+    for rows, expected in zip(found, agent(*inputs), strict=True):
+        torch.testing.assert_close(rows[: len(expected)], expected.detach(), rtol=1e-5, atol=1e-6)
+
+
 def test_a_module_and_its_copy():
     module = Recurrent(CELL, reverse=True)
     file = io.BytesIO()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -57,21 +59,32 @@ def expected(kind: str, steps: tuple[int, ...]) -> list[torch.Tensor]:
     return [torch.zeros_like(p) if g is None else g for p, g in zip(net.parameters(), grads, strict=True)]
 
 
+def whole_of(tensor: Any) -> torch.Tensor:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
 def check(net: nn.Module, kind: str, steps: tuple[int, ...]) -> None:
     for p, wanted in zip(net.parameters(), expected(kind, steps), strict=True):
-        grad = p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad
-        torch.testing.assert_close(grad, wanted, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(whole_of(p.grad), wanted, rtol=1e-4, atol=1e-6)
         p.grad = None
 
 
-def check_row_mean(rank: int) -> None:
-    """Ten steps of training on unequal rows, as one process takes them on all rows."""
+def sharded(net: Net) -> Any:
+    fully_shard(net.rnn)
+    return fully_shard(net)
+
+
+def check_row_mean(rank: int, parallel: Callable[[Net], Any]) -> None:
+    """Ten steps of training on unequal rows, as one process takes them on all rows. Who has no rows runs one
+    that counts nothing: every rank takes part in every exchange of weights."""
     net, alone = made("module"), made("module")
-    parallel = DistributedDataParallel(net, find_unused_parameters=True)
+    run = parallel(net)
     optimizers = [torch.optim.SGD(each.parameters(), 0.1, momentum=0.9) for each in (net, alone)]
     for step in range(10):
         x = batch(step % 4, rank)
-        own = stepnet.distributed.row_mean(parallel(x).values.square().sum(), len(x.values))
+        count = len(x.values)
+        rows = x if count else LoDTensor.from_lengths(torch.zeros(1, F_IN), [[1]])
+        own = stepnet.distributed.row_mean(run(rows).values.square().sum() * min(count, 1), count)
         whole = LoDTensor.cat([batch(step % 4, each) for each in range(WORLD)])
         mean = alone(whole).values.square().mean(-1).mean() * 2
         parts = own.detach().clone()
@@ -80,9 +93,12 @@ def check_row_mean(rank: int) -> None:
         for optimizer, value in zip(optimizers, (own, mean), strict=True):
             optimizer.zero_grad()
             value.backward()
+        for p, q in zip(net.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(whole_of(p.grad), q.grad, rtol=1e-4, atol=1e-6)
+        for optimizer in optimizers:
             optimizer.step()
         for p, q in zip(net.parameters(), alone.parameters(), strict=True):
-            torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(whole_of(p), q, rtol=1e-4, atol=1e-6)
 
 
 def check_mistakes(rank: int) -> None:
@@ -113,18 +129,17 @@ def main(rank: int) -> None:
                 loss(net, 0, rank).backward()
             loss(net, 1, rank).backward()
             check(net, kind, (0, 1))
-        sharded = made(kind)
-        fully_shard(sharded.rnn)
-        fully_shard(sharded)
+        parts = sharded(made(kind))
         for step in range(3):
-            loss(sharded, step, rank).backward()
-            check(sharded, kind, (step,))
+            loss(parts, step, rank).backward()
+            check(parts, kind, (step,))
         # Who has no rows runs one that counts nothing: every rank takes part in every exchange.
         x = batch(3, rank)
         rows = x if len(x.values) else LoDTensor.from_lengths(torch.zeros(1, F_IN), [[1]])
-        (sharded(rows).values.square().sum() * min(len(x.values), 1)).backward()
-        check(sharded, kind, (3,))
-    check_row_mean(rank)
+        (parts(rows).values.square().sum() * min(len(x.values), 1)).backward()
+        check(parts, kind, (3,))
+    check_row_mean(rank, DistributedDataParallel)
+    check_row_mean(rank, sharded)
     check_mistakes(rank)
     dist.destroy_process_group()
 

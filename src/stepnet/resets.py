@@ -17,9 +17,9 @@ from torch.nn.utils.rnn import PackedSequence
 
 from .data.as_imported import from_numpy
 from .data.lod import LoDTensor
-from .data.modes import beside, traced
+from .data.modes import beside, outside_modes, traced
 from .data.offsets import LoD, short
-from .data.pieces import Pieces, bools, cut, marks_of, places
+from .data.pieces import Pieces, cut, marks_of, places
 from .data.tree import Spec, by_leaf, flatten, rows_at, unflatten
 from .data.values import unpacked
 from .errors import LoDError, StepError
@@ -99,26 +99,30 @@ def run_with_resets(
     asked = as_resets(resets)
     rows = _rows(x, level, axis)
     marks = rows.aligned(asked.marks)
-    given = boot_state(function, rows.n) if state is None else _one_a_sequence(function, state, rows.n)
+    given = None if state is None else _one_a_sequence(function, state, rows.n)
     at_ends = asked.is_init is None
-    numbers = None if look or traced() or not rows.movable else bools(marks)
-    if numbers is None:
-        marked = _Marked(function, at_ends != reverse, how.pop("detach_every", None))
-        fresh = _fresh(function, asked, given, rows.n)
-        x_marked = (unflatten(rows.spec, rows.leaves), rows.beside(marks))
-        start = (given, fresh, marked.first(marks, rows.n))
-        y, (final, *_) = run(marked, x_marked, start, reverse=reverse, level=rows.level, axis=axis, **how)
-        return y, final
-    at = places(numbers)
-    if not len(at):
+    at = None if look or traced() or not rows.movable else places(marks)
+    if at is not None and len(at):
+        pieces = cut(rows.offsets, at, at_ends)
+        begin, end = (pieces.last, pieces.first) if reverse else (pieces.first, pieces.last)
+        if given is None and asked.state is None:
+            start = boot_state(function, len(pieces.owner))
+        else:
+            given = boot_state(function, rows.n) if given is None else given
+            fresh = _fresh(function, asked, given, len(pieces.owner), pieces.owner)
+            start = by_leaf(lambda new, old: new.index_copy(0, beside(begin, new), old), fresh, given)
+        y, final = run(step, rows.cut(pieces), start, reverse=reverse, level=0, **how)
+        return rows.whole(y), rows_at(final, end)
+    given = boot_state(function, rows.n) if given is None else given
+    if at is not None:  # no row is marked
         how |= {"level": rows.level, "axis": axis}
         return run(step, unflatten(rows.spec, rows.leaves), given, reverse=reverse, **how)
-    pieces = cut(rows.offsets, at, at_ends)
-    begin, end = (pieces.last, pieces.first) if reverse else (pieces.first, pieces.last)
-    fresh = _fresh(function, asked, given, len(pieces.owner), pieces.owner)
-    given = by_leaf(lambda new, old: new.index_copy(0, beside(begin, new), old), fresh, given)
-    y, final = run(step, rows.cut(pieces), given, reverse=reverse, level=0, **how)
-    return rows.whole(y), rows_at(final, end)
+    marked = _Marked(function, at_ends != reverse, how.pop("detach_every", None))
+    fresh = _fresh(function, asked, given, rows.n)
+    x_marked = (unflatten(rows.spec, rows.leaves), rows.beside(marks))
+    start = (given, fresh, marked.first(marks, rows.n))
+    y, (final, *_) = run(marked, x_marked, start, reverse=reverse, level=rows.level, axis=axis, **how)
+    return y, final
 
 
 def as_pieces(
@@ -272,7 +276,7 @@ class _Ragged:
         self.levels = first._lod.levels[: self.level + 1]
         for leaf in leaves[1:]:
             own = leaf._lod.levels
-            if len(own) <= self.level or not torch.equal(own[self.level], self.levels[-1]):
+            if len(own) <= self.level or not _same(own[self.level], self.levels[-1]):
                 raise LoDError(
                     "two inputs of recurrent must have sequences of the same lengths",
                     got=f"lengths {first._lod.show()} and {leaf._lod.show()}",
@@ -287,14 +291,14 @@ class _Ragged:
             marks = LoDTensor.from_packed(marks)
         if not isinstance(marks, LoDTensor):
             return marks_of(marks, [(self.count,), (self.count, 1)], WHERE)
-        own = marks._lod.levels[-1]
-        if own is not self.offsets and not torch.equal(own, self.offsets):
+        if not _same(marks._lod.levels[-1], self.offsets):
             raise LoDError(
                 f"{WHERE} must have sequences of the lengths that x has",
                 got=f"lengths {marks._lod.show()}",
                 expected=f"lengths {short(self.offsets.diff())}",
             )
-        return marks_of(marks.values, [(self.count,), (self.count, 1)], WHERE)
+        count = marks.values.shape[0]  # that of x: but a trace has a symbol for each
+        return marks_of(marks.values, [(count,), (count, 1)], WHERE)
 
     def beside(self, marks: Tensor) -> LoDTensor:
         """The marks as a second input."""
@@ -307,6 +311,11 @@ class _Ragged:
     def whole(self, y: Any) -> Any:
         """y with the sequences of x."""
         return by_leaf(lambda leaf: _above(leaf, self.levels, 1), y)
+
+
+@outside_modes
+def _same(offsets: Tensor, others: Tensor) -> bool:
+    return offsets is others or torch.equal(offsets, others)
 
 
 def _above(x: LoDTensor, levels: tuple[Tensor, ...], level: int) -> Any:
@@ -338,7 +347,8 @@ class _Dense:
         """The marks as [sequences, steps]."""
         size = (self.n, self.steps) if self.axis else (self.steps, self.n)
         marks = marks_of(marks, [size, (*size, 1), *([(self.steps,)] if self.n == 1 else [])], WHERE)
-        return marks.reshape(size) if self.axis else marks.reshape(size).t()
+        marks = marks if marks.dim() == 2 else marks.reshape(size)
+        return marks if self.axis else marks.t()
 
     def beside(self, marks: Tensor) -> Tensor:
         """The marks as a second input."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter, OrderedDict, UserDict, defaultdict
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -47,6 +50,39 @@ def test_named_tuples_and_what_is_dense():
     x, place = collate([(torch.ones(2), torch.ones(2))], dense=(1,))
     assert isinstance(x, LoDTensor)
     assert place.shape == (1, 2)
+
+
+@dataclass(frozen=True)
+class Utterance:
+    frames: torch.Tensor
+    speaker: int
+    text: str
+
+
+def test_dataclasses():
+    samples = [Utterance(torch.ones(n, 2), n, str(n)) for n in (2, 0, 1)]
+    batch = collate([{"u": sample} for sample in samples])["u"]
+    assert isinstance(batch, Utterance)
+    assert batch.frames.lengths().tolist() == [2, 0, 1]
+    assert batch.speaker.tolist() == [2, 0, 1]
+    assert batch.text == ["2", "0", "1"]
+    with pytest.raises(LoDError, match=r"sample\.frames cannot be joined"):
+        collate([samples[0], Utterance(torch.ones(1, 3), 0, "")])
+
+
+MAPPINGS = [dict, OrderedDict, UserDict, Counter, lambda given: defaultdict(list, given), MappingProxyType]
+
+
+@pytest.mark.parametrize("make", MAPPINGS)
+def test_mappings_of_any_kind(make):
+    samples = [make({"x": torch.ones(n, 2), "n": n}) for n in (2, 1)]
+    batch = collate(samples)
+    assert type(batch) is (dict if make is MappingProxyType else type(samples[0]))
+    assert batch["x"].lengths().tolist() == [2, 1]
+    assert batch["n"].tolist() == [2, 1]
+    assert samples[0]["x"].shape == (2, 2)
+    if isinstance(batch, defaultdict):
+        assert batch.default_factory is list
 
 
 def test_a_level_more():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import copy
+import dataclasses
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,8 @@ from stepnet.errors import LoDError
 def collate(samples: Sequence[Any], dense: Collection[Any] = ()) -> Any:
     """The `collate_fn` of a torch DataLoader for samples with sequences in them.
 
-    Samples are nested dicts and tuples, all of one structure; the batch has that structure, and in it
+    Samples are nested mappings, tuples and dataclasses, all of one structure; the batch has that structure,
+    and in it
 
     - a LoDTensor for tensors and arrays of one dimension or more, whose first counts rows, and for lists of
       numbers; of two levels for lists of these, and of one level more for LoDTensors;
@@ -28,8 +31,8 @@ def collate(samples: Sequence[Any], dense: Collection[Any] = ()) -> Any:
 
     Args:
         samples: what the data set gives for each index of a batch.
-        dense: keys of dicts, fields of named tuples and places in tuples whose tensors have no rows, at any
-            depth. `functools.partial(collate, dense=("speaker",))` is the `collate_fn` then.
+        dense: keys of mappings, fields of named tuples and dataclasses, and places in tuples whose tensors
+            have no rows, at any depth: `functools.partial(collate, dense=("speaker",))` is a `collate_fn`.
 
     Raises:
         LoDError: there are no samples, or one does not fit the others; the text says where.
@@ -52,12 +55,22 @@ def _joined(samples: list[Any], where: str, dense: Collection[Any], is_dense: bo
                 got=brief(sample),
                 expected=_kind(first),
             )
-    if isinstance(first, dict):
+    if isinstance(first, LoDTensor):
+        return _nested(samples)
+    if isinstance(first, Mapping):
         _check_parts([list(sample) for sample in samples], where)
-        return type(first)(
-            (key, _joined([sample[key] for sample in samples], f"{where}[{key!r}]", dense, key in dense))
-            for key in first
-        )
+        whole = copy.copy(first) if isinstance(first, MutableMapping) else {}
+        for key in first:
+            column = [sample[key] for sample in samples]
+            whole[key] = _joined(column, f"{where}[{key!r}]", dense, key in dense)
+        return whole
+    if dataclasses.is_dataclass(first) and not isinstance(first, type):
+        names = [field.name for field in dataclasses.fields(first) if field.init]
+        columns = {name: [getattr(sample, name) for sample in samples] for name in names}
+        parts = {
+            name: _joined(column, f"{where}.{name}", dense, name in dense) for name, column in columns.items()
+        }
+        return dataclasses.replace(first, **parts)
     if isinstance(first, tuple):
         _check_parts([[None] * len(sample) for sample in samples], where)
         names = getattr(first, "_fields", range(len(first)))
@@ -66,8 +79,6 @@ def _joined(samples: list[Any], where: str, dense: Collection[Any], is_dense: bo
             for name, column in zip(names, zip(*samples, strict=True), strict=True)
         ]
         return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
-    if isinstance(first, LoDTensor):
-        return _nested(samples)
     if isinstance(first, (bool, int, float, complex, np.number, np.bool_)):
         return torch.as_tensor(np.array(samples)) if isinstance(first, np.generic) else torch.tensor(samples)
     if isinstance(first, (Tensor, np.ndarray)) and (is_dense or first.ndim == 0):

@@ -384,10 +384,10 @@ class LoDTensor(RowWise):
                 )
             marks = marks._values
         rows = self._lod.rows
-        truths = pieces.bools(pieces.marks_of(marks, [(rows,), (rows, 1)], what))
-        if truths is None:
+        marked = pieces.places(pieces.marks_of(marks, [(rows,), (rows, 1)], what))
+        if marked is None:
             raise LoDError(f"{what} must have numbers to cut by", got=brief(marks))
-        return LoDTensor._make(self._values, pieces.split(self._lod, truths, after))
+        return LoDTensor._make(self._values, pieces.split(self._lod, marked, after))
 
     def join_pieces(self) -> LoDTensor:
         """One level less: a sequence of the last level but one holds the rows of its own. Undoes `split_at`.

@@ -43,18 +43,15 @@ def cut(offsets: Tensor, marked: Numbers, after: bool) -> Pieces:
     before = marked.searchsorted(ends)
     sequences = np.arange(len(ends) - 1)
     first, last = sequences + before[:-1], sequences + before[1:]
-    starts = np.empty(len(sequences) + len(marked) + 1, dtype=np.int64)
-    starts[first] = ends[:-1]
-    owner = ends[1:].searchsorted(marked, "right")  # of each mark
-    starts[np.arange(1, len(marked) + 1) + owner] = marked + int(after)
-    starts[-1] = ends[-1]
+    starts = np.concatenate((ends, marked + int(after)))
+    starts.sort()
     return Pieces(*map(from_numpy, (starts, first, last, sequences.repeat(last - first + 1))))
 
 
 @outside_modes
-def split(lod: LoD, marks: Tensor, after: bool) -> LoD:
-    """One level more, whose sequences are the pieces that have rows."""
-    pieces = cut(lod.levels[-1], places(marks), after)
+def split(lod: LoD, marked: Numbers, after: bool) -> LoD:
+    """One level more, whose sequences are the pieces that have rows, cut at each row that is marked."""
+    pieces = cut(lod.levels[-1], marked, after)
     held = (pieces.offsets.diff() > 0).long()
     counts = pad(held.cumsum(0), (1, 0))[pad(pieces.last + 1, (1, 0))]
     offsets = pieces.offsets[:-1][held.bool()]
@@ -105,16 +102,10 @@ def _tensor(given: Any, what: str) -> Tensor:
 
 
 @outside_modes
-def places(marks: Tensor) -> Numbers:
-    """Where the true ones among bools are."""
-    return marks.numpy().nonzero()[0]
-
-
-@outside_modes
-def bools(marks: Tensor) -> Tensor | None:
-    """Whether each is other than zero, as bool [elements] on the CPU; None where they have no numbers."""
+def places(marks: Tensor) -> Numbers | None:
+    """Which elements are other than zero; None where they have no numbers."""
     numbers = real(marks)
     if numbers is None:
         return None
-    flat = numbers.detach().reshape(-1)
-    return (flat if flat.dtype == torch.bool else flat != 0).cpu()
+    flags = numbers if numbers.dtype is torch.bool else numbers.detach() != 0
+    return (flags if flags.is_cpu else flags.cpu()).numpy().reshape(-1).nonzero()[0]

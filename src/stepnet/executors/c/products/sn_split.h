@@ -57,7 +57,6 @@ SN_SHARED void sn_matmul_split(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_f32 A,
                                int64_t K, int64_t N, int64_t split);
 #ifndef SN_LINKED
 
-
 #if defined(__AVX512BF16__) && SN_VECTOR_BYTES == 64
 #include <immintrin.h>
 #define SN_FAST_SPLIT 1
