@@ -54,7 +54,8 @@ def run(
     loop: Loop, feeds: Mapping[str, Any], *, backend: str, warn: bool = True,
     asked: again.Asked | None = None, note: Callable[..., object] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Run a loop by a plan. Without one, `warn` says whether its body is warned of, once.
+    """Run a loop by a plan. Without one, `warn` says whether the user is told: warned of the body, once, or, of a
+    backend that was asked for, given the error of the body itself.
 
     Args:
         loop: a sweep over rows.
@@ -84,7 +85,7 @@ def run(
     if entry.ready is None or entry.compiled is None or entry.y_spec is None:
         refusal = _reason(entry)
         if isinstance(refusal, FailsOnSamples):
-            if backend != AUTO and not isinstance(refusal.error, StepError):
+            if warn and backend != AUTO and not isinstance(refusal.error, StepError):
                 raise refusal.error
             if warn and backend == AUTO and _one_per_sequence(reads, sequences):
                 _tell(SlowPathWarning, loop, reads, _ONE_PER_SEQUENCE)
