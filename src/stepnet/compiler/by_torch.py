@@ -25,7 +25,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from stepnet.errors import Unsupported
 
-from .joint import Decompositions, Flat, Input, Recorded, finished, recording, without_copies
+from .traces import Decompositions, Flat, Input, Recorded, finished, recording, without_copies
 
 
 def by_torch(

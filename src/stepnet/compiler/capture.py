@@ -29,9 +29,10 @@ from .applied import applied
 from .decompositions import Exact, exact
 from .draws import noise_of
 from .forward_mode import by_gradients
-from .joint import Input, joint_graph
+from .joint import joint_graph
 from .lengths import AsksLength, open_lengths
 from .own_state import OWN_STATE
+from .traces import Input
 from .whole_calls import keep_whole
 
 _EXTRA = (

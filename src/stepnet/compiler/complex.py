@@ -16,7 +16,7 @@ import torch
 
 from stepnet.errors import Unsupported
 
-from .normal import RULES, Builder, Ref
+from .builder import RULES, Builder, Ref
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ scans; independent scans at the same depth run as one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from stepnet.ir.graph import Graph, Node, in_order
 from stepnet.ir.ops import OPS, VIEWS, Stage, is_cheap
@@ -28,78 +28,110 @@ def fission(body: Graph, carries: Sequence[Carry], wanted: Sequence[str], *, fus
             memory costs more than the arithmetic; wrong for torch ops, where every op of a step costs.
     """
     turning, depth = _depths(body, carries)
-    deepest = max(depth.values(), default=0)
-    prologue, epilogue = [], []
-    once, after_loop = [], []  # once per sequence: before the scans, and of sums over steps
+    cut = _placed(body, turning, depth)
+    _place_carries(cut, body, carries, wanted, turning, depth)
+    if fuse:
+        _fuse(cut, body)
+    body = _spread(body, cut.maps)
+    return LoopPlan(body, tuple(carries), _regions(cut, body), tuple(wanted))
+
+
+@dataclass
+class _Cut:
+    """Where the nodes of a body go. `maps[d]` comes behind `scans[d]`, which has d - 1 scans before it."""
+
+    maps: list[list[Node]]
+    scans: list[list[Node]]
+    carries: list[list[Carry]]  # of each scan
+    prologue: list[Node] = field(default_factory=list)
+    once: list[Node] = field(default_factory=list)  # for each sequence, before the scans
+    after_loop: list[Node] = field(default_factory=list)  # for each sequence, of sums over its steps
+    epilogue: list[Node] = field(default_factory=list)
+
+
+def _placed(body: Graph, turning: Set[str], depth: Mapping[str, int]) -> _Cut:
+    """Each node where the kind of its result and the scans that it waits for put it."""
+    levels = range(max(depth.values(), default=0) + 1)
+    cut = _Cut([[] for _ in levels], [[] for _ in levels], [[] for _ in levels])
     summed: set[str] = set()
-    maps: list[list[Node]] = [[] for _ in range(deepest + 1)]
-    scans: list[list[Node]] = [[] for _ in range(deepest + 1)]
     for node in body.nodes:
         kinds = {body.values[name].kind for name in node.outputs if name}
         if node.op == "sum_steps":
             summed.update(node.outputs)
         elif summed.intersection(node.inputs) and (kinds == {"sequence"} or OPS[node.op].stage is Stage.ROWS):
             summed.update(node.outputs if kinds == {"sequence"} else ())
-            after_loop.append(node)
+            cut.after_loop.append(node)
             continue
         elif kinds == {"sequence"}:
-            once.append(node)
+            cut.once.append(node)
             continue
         if kinds == {"shared"}:
-            prologue.append(node)
+            cut.prologue.append(node)
         elif kinds == {"sum"} and OPS[node.op].stage is not Stage.ROWS:
-            epilogue.append(node)
-        elif node.outputs[0] in turning:
-            scans[depth[node.outputs[0]]].append(node)
+            cut.epilogue.append(node)
         else:
-            maps[depth[node.outputs[0]]].append(node)
-    scan_carries = [
-        [c for c in carries if c.parameter in turning and depth[c.parameter] == d] for d in range(deepest + 1)
-    ]
-    held = [c for c in carries if c.parameter == c.result and body.values[c.parameter].kind == "row"]
+            home = cut.scans if node.outputs[0] in turning else cut.maps
+            home[depth[node.outputs[0]]].append(node)
+    return cut
+
+
+def _place_carries(
+    cut: _Cut, body: Graph, carries: Sequence[Carry], wanted: Sequence[str],
+    turning: Set[str], depth: Mapping[str, int],
+) -> None:  # fmt: skip
+    """What turns is carried by its scan; what stays as it was is an input of the scans, or rows for maps; of
+    all else the rows of the step before are known, and are read one step later."""
     kept = {c.parameter for c in carries if c.parameter == c.result}
     # of what turns in no scan the last value is found among its rows
     rows = {*wanted, *(c.result for c in carries if c.parameter not in kept and c.parameter not in turning)}
     read = {name for node in body.nodes for name in node.inputs} | rows
-    in_maps = {name for nodes in maps for node in nodes for name in node.inputs} | rows
+    in_maps = {name for nodes in cut.maps for node in nodes for name in node.inputs} | rows
+    held = [c for c in carries if c.parameter in kept and body.values[c.parameter].kind == "row"]
     spread = [c for c in held if c.parameter in in_maps]
-    maps[0] += [Node("spread", (), (c.parameter,)) for c in spread]
-    for d in range(1, deepest + 1):
-        inside = {name for node in scans[d] for name in node.inputs}
-        scan_carries[d] += [c for c in held if c not in spread and c.parameter in inside]
-    for carry in carries:  # known rows, read one step later
+    cut.maps[0] += [Node("spread", (), (c.parameter,)) for c in spread]
+    for d, scan in enumerate(cut.scans):
+        cut.carries[d] += [c for c in carries if c.parameter in turning and depth[c.parameter] == d]
+        inside = {name for node in scan for name in node.inputs}
+        cut.carries[d] += [c for c in held if c not in spread and c.parameter in inside]
+    for carry in carries:
         if carry.parameter not in kept and carry.parameter not in turning and carry.parameter in read:
             shift = Node("shift", (carry.result,), (carry.parameter,))
-            maps[depth[carry.parameter]].append(shift)
-    if fuse:
-        pulled = _pulled(body)
-        for d in range(1, deepest + 1):
-            if d < deepest:  # what is larger than what it is made of is best made where it is read
-                growing = {id(node) for node in maps[d] if _grows(body, node)}
-                _sink(body, maps[d], scans[d + 1], scan_carries[d + 1], pulled, growing)
-            _absorb(body, maps[d], scans[d], scan_carries[d], pulled)
-            _sink(body, maps[d - 1], scans[d], scan_carries[d], pulled)
-        for d in range(deepest, 1, -1):
-            if _join(body, maps, scans, scan_carries, d):
-                _sink(body, maps[d - 2], scans[d - 1], scan_carries[d - 1], pulled)
-        _sink_views(body, once, scans)
-    body = _spread(body, maps)
-    regions = [Region("prologue", tuple(prologue))] if prologue else []
-    if once:
-        regions.append(Region("sequences", tuple(once)))
-    for d in range(deepest + 1):
-        if scans[d] or scan_carries[d]:
-            nodes = in_order(scans[d])
-            regions.append(
-                Region("scan", nodes, tuple(scan_carries[d]), _linear(body, nodes, scan_carries[d]))
-            )
-        if maps[d]:
-            regions.append(Region("map", in_order(maps[d])))
-    if after_loop:
-        regions.append(Region("sequences", tuple(after_loop)))
-    if epilogue:
-        regions.append(Region("epilogue", tuple(epilogue)))
-    return LoopPlan(body, tuple(carries), tuple(regions), tuple(wanted))
+            cut.maps[depth[carry.parameter]].append(shift)
+
+
+def _fuse(cut: _Cut, body: Graph) -> None:
+    """Move cheap ops into the scans that they border on, and join scans that belong together."""
+    maps, scans, carries = cut.maps, cut.scans, cut.carries
+    pulled = _pulled(body)
+    deepest = len(scans) - 1
+    for d in range(1, deepest + 1):
+        if d < deepest:  # what is larger than what it is made of is best made where it is read
+            growing = {id(node) for node in maps[d] if _grows(body, node)}
+            _sink(body, maps[d], scans[d + 1], carries[d + 1], pulled, growing)
+        _absorb(body, maps[d], scans[d], carries[d], pulled)
+        _sink(body, maps[d - 1], scans[d], carries[d], pulled)
+    for d in range(deepest, 1, -1):
+        if _join(body, maps, scans, carries, d):
+            _sink(body, maps[d - 2], scans[d - 1], carries[d - 1], pulled)
+    _sink_views(body, cut.once, scans)
+
+
+def _regions(cut: _Cut, body: Graph) -> tuple[Region, ...]:
+    """The regions in the order in which they run."""
+    regions = [Region("prologue", tuple(cut.prologue))] if cut.prologue else []
+    if cut.once:
+        regions.append(Region("sequences", tuple(cut.once)))
+    for scan, carries, after in zip(cut.scans, cut.carries, cut.maps, strict=True):
+        if scan or carries:
+            nodes = in_order(scan)
+            regions.append(Region("scan", nodes, tuple(carries), _linear(body, nodes, carries)))
+        if after:
+            regions.append(Region("map", in_order(after)))
+    if cut.after_loop:
+        regions.append(Region("sequences", tuple(cut.after_loop)))
+    if cut.epilogue:
+        regions.append(Region("epilogue", tuple(cut.epilogue)))
+    return tuple(regions)
 
 
 def _depths(body: Graph, carries: Sequence[Carry]) -> tuple[set[str], dict[str, int]]:

@@ -7,11 +7,8 @@ up. Anything else is refused: the step is then run by the plain loop.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from math import prod
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,400 +17,23 @@ from torch.fx import Node as FxNode
 
 from stepnet.data.dtypes import dtype_name
 from stepnet.errors import Unsupported
-from stepnet.ir.graph import Graph, Kind, Node, Value
-from stepnet.ir.op_rules import broadcast
-from stepnet.ir.ops import OPS, Stage
+from stepnet.ir.graph import Graph, Kind
 
+from . import (  # noqa: F401  (they fill RULES)
+    rules_linalg,
+    rules_noise,
+    rules_other,
+    rules_picks,
+    rules_pointwise,
+    rules_reduce,
+    rules_shape,
+)
 from .assertions import drop_proved
+from .builder import BATCH, ROW_NUMBERS, RULES, Builder, Ref
 from .capture import WRITTEN, Captured
+from .complex import Pair, complex_call, half, is_complex
 
-
-class Fold(int):
-    """How many leading row dimensions are merged into the batch, `ahead` of them ahead of the rows."""
-
-    ahead: int
-
-    def __new__(cls, dims: int, ahead: int) -> Fold:
-        made = super().__new__(cls, dims)
-        made.ahead = ahead
-        return made
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, int):
-            return NotImplemented
-        return int(self) == int(other) and self.ahead == getattr(other, "ahead", 0)
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __hash__(self) -> int:
-        return int(self)
-
-
-@dataclass(frozen=True)
-class Ref:
-    """A traced tensor: the graph value it is, and where its batch dimension stands (None: it has none).
-
-    `fold` leading row dimensions are merged into the batch dimension, as F.linear does with [B, n, f]; a
-    `Fold` where some of them come first, as in [n, B * f].
-    """
-
-    name: str
-    bdim: int | None = None
-    fold: int = 0
-
-
-class _Batch:
-    """The batch size where a trace passes it as a number."""
-
-
-BATCH = _Batch()
-ROUNDED = frozenset({"bfloat16", "float16"})
-
-
-class RowNumbers:
-    """The numbers of the rows, 0 to the batch size less one: only to pick something of each row by."""
-
-
-ROW_NUMBERS = RowNumbers()
 _KEEP_ROW_NUMBERS = frozenset({"unsqueeze", "view", "_unsafe_view", "alias", "clone", "detach", "expand"})
-Rule = Callable[..., Any]
-RULES: dict[str, Rule] = {}
-# Every op that no rule makes, and why.
-NOT_CAPTURED = {
-    **dict.fromkeys(("shift", "spread"), "fission makes it, where a value of an earlier step is read"),
-    "sum_steps": "a gradient of what no step changes is made so, after the trace",
-    "copy": "the writer of C makes it, of a value that is needed in a second place",
-}
-
-
-def rule(*targets: str) -> Callable[[Rule], Rule]:
-    """Register the meaning of aten targets, named `op` or `op.overload`."""
-
-    def register(fn: Rule) -> Rule:
-        for target in targets:
-            assert target not in RULES, f"two rules for {target}"
-            RULES[target] = fn
-        return fn
-
-    return register
-
-
-def rules(meaning: Rule, table: Mapping[str, Any]) -> None:
-    """Register a meaning that several targets share; it is told first what the table says of its target."""
-    for target, own in table.items():
-        rule(target)(partial(meaning, own))
-
-
-class Builder:
-    """A graph being made."""
-
-    def __init__(self, batch: str) -> None:
-        self.batch = batch
-        self.values: dict[str, Value] = {}
-        self.nodes: list[Node] = []
-        self.constants: dict[str, Tensor] = {}
-        self.line: str | None = None
-        self.meta: Any = None  # the traced result of the node at hand
-        self.node: FxNode | None = None  # which is that one
-        self.checked = False  # whether the step asks that the call at hand does not fail
-        self.written = False  # whether the node at hand is a cast that the step writes
-        self._known: dict[Any, str] = {}
-        self._made: dict[str, Node] = {}
-
-    # -- values ------------------------------------------------------------------------------------
-
-    def value(self, name: str, kind: Kind, shape: Sequence[int], dtype: str) -> str:
-        """Declare a value."""
-        self.values[name] = Value(name, kind, tuple(int(s) for s in shape), dtype)
-        return name
-
-    def fresh(self, kind: Kind, shape: Sequence[int], dtype: str) -> str:
-        """Declare a value with a name of its own."""
-        return self.value(f"v{len(self.values)}", kind, shape, dtype)
-
-    def kind(self, *names: str) -> Kind:
-        """What a value computed from others is."""
-        kinds = {self.values[n].kind for n in names}
-        if "sum" in kinds:
-            if "row" in kinds:
-                raise Unsupported("a sum over rows meets a row value: the step mixes rows", line=self.line)
-            return "sum"
-        return "row" if "row" in kinds else "shared"
-
-    def emit(
-        self,
-        op: str,
-        inputs: Sequence[str],
-        shape: Sequence[int],
-        dtype: str,
-        kind: Kind | None = None,
-        **attrs: Any,
-    ) -> str:
-        """Add a node of one result, or find the same one made before."""
-        kind = self.kind(*inputs) if kind is None else kind
-        inputs, attrs = self._through(op, tuple(inputs), attrs)
-        if same := self._identity(op, inputs, shape, attrs):
-            return same
-        told = repr(attrs) if op == "full" else tuple(attrs.items())  # 0.0 is not -0.0, and NaN is NaN
-        key = (op, inputs, tuple(shape), dtype, kind, told)
-        if op not in ("rand", "randn", "opaque"):
-            try:
-                if key in self._known:
-                    return self._known[key]
-            except TypeError:
-                pass
-        if kind == "sum" and OPS[op].stage is not Stage.ROWS:
-            self._check_linear(op, inputs)
-        out = self.fresh(kind, shape, dtype)
-        node = Node(op, inputs, (out,), tuple(attrs.items()), self.line)
-        self.nodes.append(node)
-        self._made[out] = node
-        self._known[key] = out
-        return out
-
-    def like(self, name: str, op: str, *operands: Any, dtype: str | None = None, **attrs: Any) -> str:
-        """Add a node whose result has the shape, and the dtype if no other is named, of a value. Operands are
-        names of values, and numbers."""
-        value = self.values[name]
-        inputs = [o if isinstance(o, str) else self.full(o, (), value.dtype) for o in operands]
-        return self.emit(op, inputs, value.shape, dtype or value.dtype, **attrs)
-
-    def _through(
-        self, op: str, inputs: tuple[str, ...], attrs: dict[str, Any]
-    ) -> tuple[tuple[str, ...], dict[str, Any]]:
-        """reshape(reshape(a)) -> reshape(a); permute(permute(a)) -> permute(a)."""
-        made = self._made.get(inputs[0]) if inputs and op in ("reshape", "permute") else None
-        if made is None or made.op != op:
-            return inputs, attrs
-        if op == "permute":
-            first = made.attr("dims")
-            attrs = {"dims": tuple(first[d] for d in attrs["dims"])}
-        return made.inputs, attrs
-
-    def _identity(
-        self, op: str, inputs: tuple[str, ...], shape: Sequence[int], attrs: dict[str, Any]
-    ) -> str | None:
-        """a * 1 -> a; a / 1 -> a; reshapes and permutes that change nothing, or move one number."""
-        if not inputs:
-            return None
-        first = self.values[inputs[0]]
-        if op == "reshape" and first.shape == tuple(shape):
-            return first.name
-        if op == "permute" and attrs["dims"] == tuple(range(len(first.shape))):
-            return first.name
-        made = self._made.get(first.name)
-        if op in ("reshape", "permute") and made is not None and made.op == "full":
-            return self.full(made.attr("value"), shape, first.dtype, first.kind)
-        if op in ("mul", "div"):
-            other = self.values[inputs[1]]
-            if self.is_full(other.name, 1) and first.shape == tuple(shape):
-                return first.name
-            if op == "mul" and self.is_full(first.name, 1) and other.shape == tuple(shape):
-                return other.name
-        return None
-
-    def _check_linear(self, op: str, inputs: Sequence[str]) -> None:
-        sums = [n for n in inputs if self.values[n].kind == "sum"]
-        linear = op in ("reshape", "permute", "expand", "slice", "flip", "cat", "neg", "sum", "copy", "cast")
-        linear |= op in ("add", "sub") and len(sums) == 2
-        linear |= op in ("mul", "matmul") and len(sums) == 1
-        linear |= op in ("div", "gather", "cumsum") and sums == [inputs[0]]
-        if op == "where" and inputs[0] not in sums:
-            linear = all(n in sums or self.is_full(n, 0) for n in inputs[1:])
-        if op in ("lu_solve", "solve_triangular", "matrix_exp_grad"):
-            linear = sums == [inputs[1]]
-        if op in ("scatter", "scatter_add"):
-            linear = inputs[1] not in sums and all(n in sums or self.is_full(n, 0) for n in inputs[::2])
-        if op == "cat":
-            linear = all(n in sums or self.is_full(n, 0) for n in inputs)
-        if not linear:
-            raise Unsupported(
-                f"'{op}' is applied to a sum over rows of each step: the step mixes rows", line=self.line
-            )
-
-    def maker(self, name: str) -> Node | None:
-        """The node that makes a value; None of a parameter."""
-        return self._made.get(name)
-
-    def is_full(self, name: str, number: float) -> bool:
-        """True if a value is known to hold one number everywhere."""
-        node = self._made.get(name)
-        return node is not None and node.op == "full" and node.attr("value") == number
-
-    def full(self, number: Any, shape: Sequence[int], dtype: str, kind: Kind = "shared") -> str:
-        """A value that holds one number."""
-        if number is BATCH:
-            raise Unsupported("the step computes with the number of rows", line=self.line)
-        if not _is_number(number):
-            raise Unsupported("the step computes with a number that .item() gives", line=self.line)
-        if dtype == "bool":
-            number = bool(number)
-        elif dtype.startswith("float") or dtype == "bfloat16":
-            number = float(number)
-        elif dtype.startswith(("int", "uint")):
-            number = int(number)
-        return self.emit("full", (), shape, dtype, kind, value=number)
-
-    # -- shapes ------------------------------------------------------------------------------------
-
-    def batch_at(self, shape: Sequence[Any]) -> tuple[int | None, int]:
-        """Which dimension of a traced shape holds the batch, and how many rows are folded into it."""
-        found = [(i, s) for i, s in enumerate(shape) if not isinstance(s, int)]
-        if not found:
-            return None, 1
-        if len(found) > 1:
-            raise Unsupported("the batch size appears in two dimensions: the step pairs rows", line=self.line)
-        at, size = found[0]
-        text = str(size.node.expr) if hasattr(size, "node") else str(size)
-        if text == self.batch:
-            return at, 1
-        number, star, symbol = text.partition("*")
-        if star and symbol == self.batch and number.isdigit():
-            return at, int(number)
-        if re.search(r"\bu\d", text):  # a size that torch's trace could not know
-            raise Unsupported("an op makes a result whose shape depends on values", line=self.line)
-        raise Unsupported(f"the batch dimension became {text}: the step mixes rows", line=self.line)
-
-    def row_shape(self, shape: Sequence[Any], bdim: int | None) -> tuple[int, ...]:
-        """A traced shape without its batch dimension."""
-        return tuple(int(s) for i, s in enumerate(shape) if i != bdim)
-
-    def meta_dtype(self) -> str:
-        """The dtype of the traced result at hand."""
-        return dtype_name(self.meta.dtype)
-
-    def result(self, name: str, bdim: int | None, fold: int = 0) -> Ref:
-        """A reference, checked against what was traced."""
-        meta = self.meta
-        at, times = self.batch_at(meta.shape)
-        value = self.values[name]
-        row = value.kind == "row"
-        if (at is not None) != row or (row and at != bdim):
-            raise Unsupported("the batch dimension could not be followed", line=self.line)
-        shape = value.shape
-        if fold:
-            if prod(shape[:fold]) != times:
-                raise Unsupported("the batch dimension could not be followed", line=self.line)
-            shape = shape[fold:]
-        elif times != 1:
-            raise Unsupported("the batch dimension could not be followed", line=self.line)
-        if shape != self.row_shape(meta.shape, at):
-            raise Unsupported("the shape of a row could not be followed", line=self.line)
-        return Ref(name, bdim, fold)
-
-    # -- helpers of the rules ------------------------------------------------------------------------
-
-    def cast(self, ref: Ref, dtype: str) -> Ref:
-        """The same value in another dtype."""
-        value = self.values[ref.name]
-        if value.dtype == dtype:
-            return ref
-        made = self._made.get(ref.name)
-        if made is not None and made.op == "where":  # a choice of two integers, on its way to a float
-            sides = [self._made.get(n) for n in made.inputs[1:]]
-            if all(side is not None and side.op == "full" for side in sides):
-                both = [self.full(side.attr("value"), (), dtype) for side in sides if side is not None]
-                name = self.emit("where", (made.inputs[0], *both), value.shape, dtype, value.kind)
-                return replace(ref, name=name)
-        written = self.written and bool(ROUNDED.intersection((value.dtype, dtype)))
-        name = (
-            self.emit("cast", (ref.name,), value.shape, dtype, written=1)
-            if written
-            else self.emit("cast", (ref.name,), value.shape, dtype)
-        )
-        return replace(ref, name=name)
-
-    def reshape(self, name: str, shape: Sequence[int]) -> str:
-        """Reshape a row (or shared) value."""
-        value = self.values[name]
-        if value.shape == tuple(shape):
-            return name
-        return self.emit("reshape", (name,), shape, value.dtype)
-
-    def permute(self, name: str, dims: Sequence[int]) -> str:
-        """Permute the dimensions of a row (or shared) value."""
-        value = self.values[name]
-        if tuple(dims) == tuple(range(len(value.shape))):
-            return name
-        return self.emit("permute", (name,), [value.shape[d] for d in dims], value.dtype, dims=tuple(dims))
-
-    def pointwise(self, op: str, operands: Sequence[Any], dtype: str | None = None) -> Ref:
-        """A pointwise op over traced tensors and numbers, with torch's broadcasting."""
-        meta = self.meta
-        out_dtype = self.meta_dtype()
-        bdim, times = self.batch_at(meta.shape)
-        refs = [o for o in operands if isinstance(o, Ref)]
-        fold, lead = self.folded(refs, times)
-        compute = dtype or out_dtype
-        names = []
-        for operand in operands:
-            if isinstance(operand, Ref):
-                names.append(self._aligned(self.cast(operand, compute), len(meta.shape), bdim, fold))
-            else:
-                names.append(self.full(operand, (), compute))
-        shape = lead + self.row_shape(meta.shape, bdim)
-        if broadcast([self.values[name].shape for name in names]) != shape:  # a step of a wider call
-            names[0] = self.emit("expand", (names[0],), shape, compute)
-        return self.result(self.emit(op, names, shape, out_dtype), bdim, fold)
-
-    def folded(self, refs: Sequence[Ref], times: int) -> tuple[int, tuple[int, ...]]:
-        """How rows of a row are merged into the batch in all operands of a result of `times` rows a row, and
-        how many there are."""
-        found = {(r.fold, self.values[r.name].shape[: r.fold]) for r in refs if r.bdim is not None}
-        if len(found) > 1 or (times != 1 and found == {(0, ())}):
-            raise Unsupported("rows of different kinds meet in one op", line=self.line)
-        return next(iter(found), (0, ()))
-
-    def constant(self, number: Any) -> Ref:
-        """A number everywhere in the result at hand."""
-        bdim, times = self.batch_at(self.meta.shape)
-        shape, kind = self.row_shape(self.meta.shape, bdim), "shared" if bdim is None else "row"
-        if times == 1:
-            return self.result(self.full(number, shape, self.meta_dtype(), kind), bdim)
-        if bdim != 0:
-            raise Unsupported("a constant on folded rows", line=self.line)
-        return self.result(self.full(number, (times, *shape), self.meta_dtype(), kind), 0, 1)
-
-    def widened(self, operand: Any) -> Ref:
-        """A traced tensor or a number as large as the result at hand."""
-        if not isinstance(operand, Ref):
-            return self.constant(operand)
-        bdim, _ = self.batch_at(self.meta.shape)
-        shape, dtype = self.row_shape(self.meta.shape, bdim), self.meta_dtype()
-        ref = self.cast(operand, dtype)
-        name = self._aligned(ref, len(self.meta.shape), bdim, ref.fold)
-        whole = (*self.values[name].shape[: ref.fold], *shape)
-        kind: Kind = "row" if bdim is not None else self.values[name].kind
-        if self.values[name].shape != whole or (kind == "row") != (self.values[name].kind == "row"):
-            name = self.emit("expand", (name,), whole, dtype, kind)
-        return Ref(name, bdim, ref.fold)
-
-    def _aligned(self, ref: Ref, ndim: int, bdim: int | None, fold: int) -> str:
-        """An operand whose dimensions line up with those of the result once the batch is left out."""
-        value = self.values[ref.name]
-        if ref.bdim is None:
-            if bdim is None:
-                return ref.name
-            at = bdim - (ndim - len(value.shape))
-            if at < 0:
-                return ref.name
-            if value.shape[at] != 1:
-                raise Unsupported(
-                    "a shared value is as long as the batch: the step names rows", line=self.line
-                )
-            return self.reshape(ref.name, value.shape[:at] + value.shape[at + 1 :])
-        own = len(value.shape) - ref.fold + 1
-        if bdim is None or ref.bdim + ndim - own != bdim:
-            raise Unsupported("rows meet with their batch in different dimensions", line=self.line)
-        if ref.fold and ndim > own:  # torch would line them up from the right, past those that were folded
-            shape = value.shape[: ref.fold] + (1,) * (ndim - own) + value.shape[ref.fold :]
-            return self.reshape(ref.name, shape)
-        return ref.name
-
-
-def _is_number(number: Any) -> bool:
-    return isinstance(number, (bool, int, float, complex))
 
 
 def arguments(
@@ -456,16 +76,6 @@ def normalise(captured: Captured, names: Sequence[str]) -> Joint:
     Raises:
         Unsupported: a value is not provably row-wise.
     """
-    from . import (  # noqa: F401  (they fill RULES)
-        rules_linalg,
-        rules_noise,
-        rules_other,
-        rules_picks,
-        rules_pointwise,
-        rules_reduce,
-        rules_shape,
-    )
-
     builder = Builder(captured.batch)
     env: dict[FxNode, Any] = {}
     parameters: list[str] = []
@@ -514,8 +124,6 @@ def _parameter(builder: Builder, name: str, meta: Any) -> Ref:
 def _constant(builder: Builder, target: str, tensor: Tensor, parameters: list[str]) -> Any:
     name = f"const_{target.strip('_')}"
     if tensor.is_complex():
-        from .complex import Pair, half
-
         pair = _constant(builder, target, torch.view_as_real(tensor.detach().resolve_conj()), parameters)
         return Pair(*(Ref(half(builder, pair.name, at)) for at in (0, 1)))
     builder.constants[name] = tensor.detach()
@@ -532,8 +140,6 @@ def _result(builder: Builder, ref: Any) -> str:
 
 
 def _call(builder: Builder, env: dict[FxNode, Any], node: FxNode) -> Any:
-    from .complex import complex_call, is_complex
-
     target = node.target
     if getattr(target, "__name__", "") == "getitem":
         return env[node.args[0]][node.args[1]]  # pyright: ignore

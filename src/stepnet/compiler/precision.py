@@ -21,7 +21,8 @@ from dataclasses import replace
 from stepnet.ir.graph import Graph, Node, Value
 from stepnet.ir.ops import OPS, RANDOM, Stage
 
-from .normal import ROUNDED, Joint
+from .builder import ROUNDED
+from .normal import Joint
 
 _WIDE = "float32"
 # What may jump where its operand moves a little.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .normal import Builder, Ref, rule
+from .builder import Builder, Ref, rule
 from .rules_shape import slice_feature, swapped
 
 

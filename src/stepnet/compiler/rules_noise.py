@@ -6,7 +6,7 @@ from typing import Any
 
 from stepnet.errors import Unsupported
 
-from .normal import Builder, Ref, rule, rules
+from .builder import Builder, Ref, rule, rules
 
 
 def _drawn(b: Builder, op: str, more: tuple[int, ...] = (), dtype: str | None = None) -> Ref:

@@ -10,7 +10,7 @@ from stepnet.data.dtypes import dtype_name
 from stepnet.errors import Unsupported
 from stepnet.ir.graph import Node
 
-from .normal import BATCH, ROW_NUMBERS, Builder, Ref, rule, rules
+from .builder import BATCH, ROW_NUMBERS, Builder, Ref, rule, rules
 
 
 def _constant(number: Any, b: Builder, *_: Any, **__: Any) -> Any:

@@ -10,7 +10,7 @@ from stepnet.errors import Unsupported
 from stepnet.ir.agreement import INTEGERS
 from stepnet.ir.op_rules import broadcast
 
-from .normal import ROW_NUMBERS, Builder, Ref, rule, rules
+from .builder import ROW_NUMBERS, Builder, Ref, rule, rules
 from .rules_shape import beside, feature_dim, slice_feature
 
 

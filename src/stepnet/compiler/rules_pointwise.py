@@ -11,7 +11,7 @@ import torch
 from stepnet.data.dtypes import dtype_name, dtype_of
 from stepnet.errors import Unsupported
 
-from .normal import BATCH, Builder, Ref, rule, rules
+from .builder import BATCH, Builder, Ref, rule, rules
 from .torch_names import COMPARE, LOGIC, RARE, UNARY, stand_in_for
 
 

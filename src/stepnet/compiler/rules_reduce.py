@@ -8,7 +8,7 @@ from typing import Any
 
 from stepnet.errors import Unsupported
 
-from .normal import Builder, Ref, rule, rules
+from .builder import Builder, Ref, rule, rules
 from .rules_shape import feature_dim, slice_feature, swapped
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from stepnet.errors import Unsupported
 from stepnet.ir.graph import Kind
 
-from .normal import Builder, Fold, Ref, rule
+from .builder import Builder, Fold, Ref, rule
 
 
 @rule("view", "reshape", "_unsafe_view", "_reshape_copy", "view_copy")

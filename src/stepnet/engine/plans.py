@@ -37,7 +37,7 @@ from .directions import Find, RunsAlong
 from .make import Entry, for_as_many, make
 from .reads import CHANGES, FailsOnSamples, Reads, more_inner_steps, read, steps_of_inner_loops
 from .rows import Noise, Sequences, as_rows
-from .transforms import find_transformed
+from .transforms import Further, find_transformed
 from .walked import forget_steps
 
 _entries: OrderedDict[Any, Entry] = OrderedDict()
@@ -54,8 +54,8 @@ def run(
     loop: Loop, feeds: Mapping[str, Any], *, backend: str, warn: bool = True,
     asked: again.Asked | None = None, note: Callable[..., object] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Run a loop by a plan. Without one, `warn` says whether the user is told: warned of the body, once, or, of a
-    backend that was asked for, given the error of the body itself.
+    """Run a loop by a plan. Without one, `warn` says whether the user is told why: warned of the body, once, or,
+    of a backend that was asked for, given the body's own error.
 
     Args:
         loop: a sweep over rows.
@@ -72,38 +72,17 @@ def run(
         Unsupported: no plan can be made, or no executor of `backend` takes it.
     """
     find = _finding(backend)
-    transformed = transforms_active()
-    further = None
-    try:
-        found = None if transformed else find_plan(loop, feeds, backend=backend)
-    except _Moves:
-        transformed, found = True, None
-    if found is None:
-        entry, reads, sequences, further = find_transformed(loop, feeds, find)
-    else:
-        entry, reads, sequences = found
+    (entry, reads, sequences), transformed, further = _found(loop, feeds, backend, find)
     if entry.ready is None or entry.compiled is None or entry.y_spec is None:
-        refusal = _reason(entry)
-        if isinstance(refusal, FailsOnSamples):
-            if warn and backend != AUTO and not isinstance(refusal.error, StepError):
-                raise refusal.error
-            if warn and backend == AUTO and _one_per_sequence(reads, sequences):
-                _tell(SlowPathWarning, loop, reads, _ONE_PER_SEQUENCE)
-            raise refusal.fresh()  # not told otherwise: the plain loop meets it, too
-        if warn and backend == AUTO:
-            _tell(SlowPathWarning, loop, reads, refusal)
-        raise refusal.fresh()
-    in_torch = entry.ready.executor.in_torch and _on_cpu(sequences)
-    if warn and backend == AUTO and in_torch and entry.refusals:
-        refusal = _reason(entry)
-        told = refusal.line is not None or isinstance(refusal, NoCompiler)  # not a dtype: the caller chose it
-        if told:
-            _tell(TorchOpsWarning, loop, reads, refusal)
+        raise _refusal(entry, loop, reads, sequences, backend=backend, warn=warn)
+    if warn and backend == AUTO:
+        _tell_of_torch_ops(entry, loop, reads, sequences)
     guarded, random = is_guarded(entry.y_spec), bool(entry.compiled.draws)
     if transformed and (guarded or random):
         what = "a while_loop in the step" if guarded else "a generator of the step"
         raise Unsupported(f"a torch.func transform is active around {what}")
-    if asked is not None and reads.open is None and not (guarded or random):
+    as_ever = not guarded and not random and reads.open is None  # the next such run need ask no more
+    if asked is not None and as_ever:
         asked.keep(entry)
     weights = [reads.tensors[place] for place in entry.weights]
     noise = Noise(entry.compiled.draws, reads.reach.generators)
@@ -122,7 +101,7 @@ def run(
         out = run_transformed(Run(call, further), x_rows, states, weights)
     else:
         out = run_plan(call, x_rows, states, weights)
-        if note is not None and not (guarded or random) and reads.open is None:
+        if note is not None and as_ever:
             note(entry, sequences.layout, (sequences.x_rows, sequences.states, weights), out)
     n_y = len(entry.ready.plan.y)
     y = out[:n_y] if steps else [sequences.restore(rows) for rows in out[:n_y]]
@@ -144,6 +123,46 @@ def run(
     if backend != AUTO:
         naive.run(loop, feeds)  # which tells it
     raise Unsupported("a check in the step, or the max_steps of a while_loop in it, does not hold")
+
+
+def _found(
+    loop: Loop, feeds: Mapping[str, Any], backend: str, find: Find
+) -> tuple[tuple[Entry, Reads, Sequences], bool, Further | None]:
+    """The plan of a run, whether it takes part in transforms, and the derivatives that these ask for."""
+    if not transforms_active():
+        try:
+            return find_plan(loop, feeds, backend=backend), False, None
+        except _Moves:
+            pass
+    entry, reads, sequences, further = find_transformed(loop, feeds, find)
+    return (entry, reads, sequences), True, further
+
+
+def _refusal(
+    entry: Entry, loop: Loop, reads: Reads, sequences: Sequences, *, backend: str, warn: bool
+) -> Exception:
+    """What to raise where no executor takes a step; the user is told of it, as far as that is asked for."""
+    refusal = _reason(entry)
+    tell = warn and backend == AUTO
+    if not isinstance(refusal, FailsOnSamples):
+        if tell:
+            _tell(SlowPathWarning, loop, reads, refusal)
+        return refusal.fresh()
+    if warn and backend != AUTO and not isinstance(refusal.error, StepError):
+        return refusal.error
+    if tell and _one_per_sequence(reads, sequences):
+        _tell(SlowPathWarning, loop, reads, _ONE_PER_SEQUENCE)
+    return refusal.fresh()  # not told otherwise: the plain loop meets it, too
+
+
+def _tell_of_torch_ops(entry: Entry, loop: Loop, reads: Reads, sequences: Sequences) -> None:
+    """Warn of a step that torch ops run where generated C was meant."""
+    assert entry.ready is not None
+    if not (entry.refusals and entry.ready.executor.in_torch and _on_cpu(sequences)):
+        return
+    refusal = _reason(entry)
+    if refusal.line is not None or isinstance(refusal, NoCompiler):  # not a dtype: the caller chose it
+        _tell(TorchOpsWarning, loop, reads, refusal)
 
 
 def _on_cpu(sequences: Sequences) -> bool:

@@ -158,8 +158,8 @@ def _column(loop: WhileLoop, op: Read, first: int, steps: int) -> Tensor:
     default = resolve(op.default, loop.program.constants)
     values = [array.read(place, default) for place in range(first, first + steps)]
     like = values[0]
-    if not all(type(v) is type(like) and v.shape == like.shape and v.dtype == like.dtype for v in values):
+    if not all(isinstance(v, Tensor) for v in values):
+        raise rule("an array holds LoDTensors, or its default is no tensor", op)
+    if not all(v.shape == like.shape and v.dtype == like.dtype for v in values):
         raise rule("the values of an array differ in shape or dtype", op)
-    if not isinstance(like, Tensor):
-        raise rule("an array holds LoDTensors", op)
     return torch.stack(values)

@@ -59,6 +59,7 @@ SN_SHARED void sn_matmul_split(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_f32 A,
 
 
 #if defined(__AVX512BF16__) && SN_VECTOR_BYTES == 64
+#include <immintrin.h>
 #define SN_FAST_SPLIT 1
 /* The floats that the halves of a vector of bfloat16 stand for. */
 SN_INLINE __m512 sn_low_half(__m512i x) {

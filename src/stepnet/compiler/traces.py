@@ -1,0 +1,92 @@
+"""What the two ways to record a function share: what is given and made, and how a graph is tidied."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+Flat = Callable[..., tuple[Tensor, ...]]
+Decompositions = dict[Any, Callable[..., Any]]
+
+
+class Input(NamedTuple):
+    """One input: its shape, without that of rows; whether a gradient is wanted; whether it has rows."""
+
+    shape: Sequence[int]
+    dtype: torch.dtype
+    grad: bool
+    rows: bool
+
+
+class Recorded(NamedTuple):
+    """A graph of (inputs, tangents of the results that need a gradient) -> (results, gradients of inputs),
+    the constants that it reads, and what it calls the number of rows."""
+
+    graph: Graph
+    constants: dict[str, Tensor]
+    rows: str
+
+
+@contextlib.contextmanager
+def recording(with_gradients: bool) -> Iterator[None]:
+    """What a recording is made under, whoever makes it."""
+    with (
+        torch.set_grad_enabled(with_gradients),
+        torch.random.fork_rng(devices=[]),
+        torch.autograd.set_multithreading_enabled(False),
+        torch.autograd.detect_anomaly(check_nan=False),  # which keeps the line of each forward call
+    ):
+        yield
+
+
+def finished(graph: Graph) -> Graph:
+    """A recorded graph, its tangents inputs behind the others."""
+    _as_inputs(graph, [n for n in graph.nodes if n.target is torch.ops.stepnet_joint.tangent.default])
+    graph.eliminate_dead_code()
+    return graph
+
+
+def without_copies(graph: Graph) -> bool:
+    """Put what is copied over a value in its place: some gradients end so. False for other writes."""
+    writes = [
+        n for n in graph.nodes if (s := getattr(n.target, "_schema", None)) is not None and s.is_mutable
+    ]
+    if any(node.target is not torch.ops.aten.copy_.default for node in writes):
+        return False
+    order = {node: i for i, node in enumerate(graph.nodes)}
+    targets = [node.args[0] for node in writes]
+    for node in writes:
+        old, new = node.args[:2]
+        if targets.count(old) > 1 or new in targets:
+            return False
+        alone = old.op == "call_function" and not any(map(_is_view, (old, *old.users)))
+        a, b = old.meta.get("val"), new.meta.get("val")
+        if not alone or a is None or b is None or str(a.shape) != str(b.shape) or a.dtype != b.dtype:
+            return False
+        old.replace_all_uses_with(new, delete_user_cb=lambda user, at=order[node]: order.get(user, at) > at)
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)
+    return True
+
+
+def _is_view(node: Node) -> bool:
+    schema: Any = getattr(node.target, "_schema", None)
+    if schema is None or node.target is torch.ops.aten.copy_.default:
+        return False
+    return any(result.alias_info is not None for result in schema.returns)
+
+
+def _as_inputs(graph: Graph, nodes: Sequence[Node]) -> None:
+    """Make nodes inputs, behind the others."""
+    last = [n for n in graph.nodes if n.op == "placeholder"][-1]
+    for i, node in enumerate(nodes):
+        with graph.inserting_after(last):
+            last = graph.placeholder(f"tangents_{i + 1}")
+        last.meta.update(node.meta)
+        node.replace_all_uses_with(last)
+        graph.erase_node(node)
