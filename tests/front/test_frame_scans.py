@@ -118,6 +118,15 @@ def test_calls_that_fail_on_other_numbers_run_as_recorded():
     assert "step by step" in loop.explain()
 
 
+def test_a_default_that_is_no_tensor_is_handed_through():
+    x, out, loop = TensorArray(unstack_from=X), TensorArray(), stepnet.create_whileloop([torch.tensor(0)])
+    with loop.frame() as (s,):
+        loop.break_if(s >= 5)
+        out.write(s, x.read(s - 1, 0.5) * x.read(s))
+        loop.update(s, s + 1)
+    torch.testing.assert_close(out.stack(), torch.cat([0.5 * X[:1], X[:-1] * X[1:]]))
+
+
 KINDS = (torch.float8_e5m2, torch.float16, torch.complex64, torch.uint8, torch.int64, torch.bool)
 
 

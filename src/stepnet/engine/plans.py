@@ -54,8 +54,8 @@ def run(
     loop: Loop, feeds: Mapping[str, Any], *, backend: str, warn: bool = True,
     asked: again.Asked | None = None, note: Callable[..., object] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Run a loop by a plan. Without one, `warn` says whether the user is told why: warned of the body, once, or,
-    of a backend that was asked for, given the body's own error.
+    """Run a loop by a plan. Without one, `warn` says whether the user is told why: by a warning of the body,
+    once, or, where a backend was asked for, by the body's own error.
 
     Args:
         loop: a sweep over rows.
