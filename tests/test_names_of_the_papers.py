@@ -16,7 +16,8 @@ NAMES = {
         Run infer_shape_mode step_scopes DeviceContext""",
     "Tape": """
         data_layer Dense Integer fc_layer fc_layer_v2 Softmax classification_cost paddle.train evaluators
-        memory group Tape append call end gTape TapeItem idx to_proto bind skip topology search __creations__""",
+        memory group Tape append call end gTape TapeItem idx to_proto bind skip topology search
+        __creations__""",
     "TensorArray": """
         TensorArray size unstack_from stack unstack concat write read index value data_shared axis unpack pack
         level sort_by_length indices_map states input_segments output_segments seq_len boot_state rnnstep
