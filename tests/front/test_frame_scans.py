@@ -120,8 +120,42 @@ def test_calls_that_fail_on_other_numbers_run_as_recorded():
     assert "step by step" in loop.explain()
 
 
+def test_a_scan_from_one_on_stands_behind_what_was_written_before():
+    """As the paper has it: `step = 1`, and the first state is in its place."""
+    x, h, loop = TensorArray(unstack_from=X), TensorArray(), stepnet.create_whileloop([torch.tensor(1)])
+    h.write(0, BOOT)
+    with loop.frame() as (s,):
+        loop.break_if(s == 5)
+        h.write(s, torch.tanh(h.read(s - 1) @ W + x.read(s)))
+        loop.update(s, s + 1)
+    assert "raised to a scan" in loop.explain()
+    states = h.stack()
+    held(states, torch.cat([BOOT[None], plain(X[1:])]))
+    states.zero_()
+    torch.testing.assert_close(h.stack(), torch.stack(list(h)))
+    assert h.stack().any()
+    h.write(0, BOOT[:2])
+    with pytest.raises(stepnet.errors.ArrayError, match="do not fit together"):
+        h.stack()
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_values_of_a_scan_are_concatenated_as_others_are(axis):
+    x, out, loop = TensorArray(unstack_from=X), TensorArray(), stepnet.create_whileloop([torch.tensor(0)])
+    with loop.frame() as (s,):
+        loop.break_if(s == 5)
+        out.write(s, x.read(s) * 2)
+        loop.update(s, s + 1)
+    held(out.concat(axis), torch.cat([2 * row for row in X], axis))
+    with torch.no_grad():
+        x.concat(axis).zero_()  # the caller's own
+    assert X.any()
+    with pytest.raises(stepnet.errors.ArrayError, match="no axis 2"):
+        out.concat(2)
+
+
 def test_values_without_numbers():
-    x, out, loop = TensorArray(unstack_from=X.to("meta")), TensorArray(), None
+    x, out = TensorArray(unstack_from=X.to("meta")), TensorArray()
     loop = stepnet.create_whileloop([torch.tensor(0)])
     with loop.frame() as (s,):
         loop.break_if(s >= 5)

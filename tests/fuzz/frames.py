@@ -109,7 +109,6 @@ STATEMENTS: dict[str, Body] = {
     "frame": lambda a, b, s, w: _inner_frame(a, w),
     "float32": lambda a, b, s, w: a.float().double() * 1.5,
     "a torch.Size": lambda a, b, s, w: torch.ones(torch.Size([a.shape[0], H]), dtype=a.dtype) * a,
-    "map_fn": lambda a, b, s, w: stepnet.map_fn(lambda row: torch.tanh(row @ w), a),
     "a module": lambda a, b, s, w: sum(_lstm(a)),
     "two sequences": lambda a, b, s, w: stepnet.sequence_pool(LoDTensor.from_lengths(a, [[1, 1]]), "sum") * b,
     "an array filled inside": lambda a, b, s, w: TensorArray().unstack(a.t()).stack(1) * b,
@@ -118,7 +117,7 @@ STATEMENTS: dict[str, Body] = {
 # Those that a scan may have: they treat rows alike, keep them, and do not count.
 ALIKE = (
     "product", "times", "plus", "where", "softmax", "detach", "no_grad", "chunks", "layer_norm", "maximum",
-    "layer_norm of its shape", "unbind of features", "recurrent", "while_loop", "float32", "map_fn",
+    "layer_norm of its shape", "unbind of features", "recurrent", "while_loop", "float32",
     "a module", "two sequences",
 )  # fmt: skip
 ENDS: dict[str, Callable[..., Any]] = {  # from the step, the end, a loop variable, and a size
