@@ -82,10 +82,10 @@ def until(self: Any, x: Tensor) -> Any:
 
 def rnn_op(self: Any, x: Tensor) -> Any:
     def stepnet_(scope: Any) -> None:
-        scope["h"] = torch.tanh(scope["x"] @ self.W + scope["before"])
+        scope["h"] = torch.tanh(scope["x"] @ scope["W"] + scope["before"])
 
     op = RecurrentOp(stepnet_, ["x"], ["h"], [Memory("h", "before", shape=(3,))])
-    scope = Scope({"x": x})
+    scope = Scope({"x": x, "W": self.W})
     op.run(scope)
     return {"h": scope["h"], "last": op.last["h"]}
 
