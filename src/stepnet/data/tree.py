@@ -145,6 +145,7 @@ def by_leaf(change: Callable[..., Any], tree: Any, *others: Any) -> Any:
 def rows_at(tree: Any, index: Tensor) -> Any:
     """Of each leaf the rows at these places.
 
+    >>> import torch
     >>> rows_at((torch.arange(3), torch.eye(3)), torch.tensor([2]))
     (tensor([2]), tensor([[0., 0., 1.]]))
     """
