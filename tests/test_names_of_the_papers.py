@@ -16,20 +16,21 @@ NAMES = {
         Run infer_shape_mode step_scopes DeviceContext""",
     "Tape": """
         data_layer Dense Integer fc_layer fc_layer_v2 Softmax classification_cost paddle.train evaluators
-        memory group Tape append call end gTape TapeItem idx to_proto bind skip topology search""",
+        memory group Tape append call end gTape TapeItem idx to_proto bind skip topology search
+        __creations__""",
     "TensorArray": """
         TensorArray size unstack_from stack unstack concat write read index value data_shared axis unpack pack
         level sort_by_length indices_map states input_segments output_segments seq_len boot_state rnnstep
         step_outputs LoDTensor RecurrentGradientMachine dynamic_recurrent while_loop map_fn recurrent_op
-        dynamic_recurrent_op""",
+        dynamic_recurrent_op Array""",
     "its Python API": """
         create_whileloop loop_vars frame break_if equal sigmoid matmul num_steps default_state pre_state
         step_input tensor_array_stack tensor_array_unstack tensor_array_write tensor_array_read
-        tensor_array_size name Var values_ TensorArrayDesc desc""",
+        tensor_array_size name Var values_ TensorArrayDesc desc WhileLoop Tensor some_op""",
     "TensorIterator": """
         body port_map input output external_port_id internal_layer_id internal_port_id axis start end stride
         part_size back_edges edge from-layer to-layer Parameter Result Concat IR layers edges from-port
-        to-port Const data offset Reshape LSTMCell""",
+        to-port Const data offset Reshape LSTMCell precision dim hidden_size""",
 }
 
 

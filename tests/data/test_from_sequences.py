@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch.nn.utils.rnn import pack_sequence
 
 from stepnet import LoDTensor
 from stepnet.errors import LoDError
@@ -59,6 +60,14 @@ def test_what_is_taken(name):
 
 REFUSED = {
     "one array": (np.zeros((2, 3)), ["takes a list of sequences", "list(...) of it"]),
+    "a PackedSequence": (
+        pack_sequence([torch.ones(2), torch.ones(1)]),
+        ["a list", "LoDTensor.from_packed(...)"],
+    ),
+    "a nested tensor": (
+        torch.nested.nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged),
+        ["a list of sequences", "LoDTensor.from_nested(...)"],
+    ),
     "numbers alone": ([1, 2], ["sequence [0] must be a tensor of shape [length, ...]", "int 1"]),
     "text": ([[1, "a"]], ["sequence [0][0]"]),
     "an array of text": ([np.array(["a"])], ["[0] holds no numbers"]),

@@ -211,3 +211,20 @@ def test_what_the_stepnet_forgets_is_named():
     scope = a_scope([2, 1])
     with pytest.raises(StepError, match="did not write 'z'"):
         dynamic_recurrent(rnn, scope, ["x", "m"], ["z"], MEMORIES, static_inputs=["scale"], backend="naive")
+
+
+def test_weights_in_the_scope_are_found_and_read_anew():
+    x, weight = LoDTensor.from_lengths(torch.randn(6, 3), [[2, 0, 4]]), torch.randn(3, 3, requires_grad=True)
+
+    def stepnet_(scope):
+        scope["h"] = torch.tanh(scope["x"] @ scope["W"] + scope["before"])
+
+    def run(backend, weight):
+        scope = Scope({"x": x, "W": weight})
+        memory = Memory("h", "before", shape=(3,))
+        dynamic_recurrent(stepnet_, scope, ["x"], ["h"], [memory], backend=backend)
+        values = scope["h"].values
+        return values, *torch.autograd.grad(values.sum(), weight)
+
+    for given in (weight, (weight * 2).detach().requires_grad_()):
+        torch.testing.assert_close(run("eager", given), run("naive", given))

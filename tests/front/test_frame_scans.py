@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 
@@ -116,6 +118,83 @@ def test_calls_that_fail_on_other_numbers_run_as_recorded():
     second = second + 0.5 * first
     torch.testing.assert_close(roots.stack(), torch.stack([first, second, third + 0.5 * second]))
     assert "step by step" in loop.explain()
+
+
+def test_a_scan_from_one_on_stands_behind_what_was_written_before():
+    """As the paper has it: `step = 1`, and the first state is in its place."""
+    x, h, loop = TensorArray(unstack_from=X), TensorArray(), stepnet.create_whileloop([torch.tensor(1)])
+    h.write(0, BOOT)
+    with loop.frame() as (s,):
+        loop.break_if(s == 5)
+        h.write(s, torch.tanh(h.read(s - 1) @ W + x.read(s)))
+        loop.update(s, s + 1)
+    assert "raised to a scan" in loop.explain()
+    states = h.stack()
+    held(states, torch.cat([BOOT[None], plain(X[1:])]))
+    states.zero_()
+    torch.testing.assert_close(h.stack(), torch.stack(list(h)))
+    assert h.stack().any()
+    h.write(0, BOOT[:2])
+    with pytest.raises(stepnet.errors.ArrayError, match="do not fit together"):
+        h.stack()
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_values_of_a_scan_are_concatenated_as_others_are(axis):
+    x, out, loop = TensorArray(unstack_from=X), TensorArray(), stepnet.create_whileloop([torch.tensor(0)])
+    with loop.frame() as (s,):
+        loop.break_if(s == 5)
+        out.write(s, x.read(s) * 2)
+        loop.update(s, s + 1)
+    held(out.concat(axis), torch.cat([2 * row for row in X], axis))
+    with torch.no_grad():
+        x.concat(axis).zero_()  # the caller's own
+    assert X.any()
+    with pytest.raises(stepnet.errors.ArrayError, match="no axis 2"):
+        out.concat(2)
+
+
+def test_values_without_numbers():
+    x, out = TensorArray(unstack_from=X.to("meta")), TensorArray()
+    loop = stepnet.create_whileloop([torch.tensor(0)])
+    with loop.frame() as (s,):
+        loop.break_if(s >= 5)
+        out.write(s, torch.tanh(out.read(s - 1, BOOT.to("meta")) @ W.to("meta") + x.read(s)))
+        loop.update(s, s + 1)
+    assert out.stack().shape == X.shape
+    assert out.stack().is_meta
+
+
+@pytest.mark.parametrize(
+    ("kind", "start", "by", "end"),
+    [(torch.int8, 0, 1, 135), (torch.uint8, 4, -1, -1), (torch.uint8, 0, 1, 256), (torch.int8, 3, 1, 5)],
+    ids=str,
+)
+def test_a_counter_counts_as_its_dtype_does(kind, start, by, end):
+    def ended(s):
+        return s >= end if by > 0 else s <= end
+
+    s, turns = torch.tensor(start, dtype=kind), 0
+    while not bool(ended(s)) and turns < 300:
+        s, turns = s + by, turns + 1
+    x, out = TensorArray(unstack_from=torch.randn(300, 1, 3)), TensorArray()
+    loop = stepnet.create_whileloop([torch.tensor(start, dtype=kind), torch.tensor(0)], max_steps=299)
+    with pytest.raises(StepError, match="did not end") if turns == 300 else contextlib.nullcontext():
+        with loop.frame() as (counter, count):
+            loop.break_if(ended(counter))
+            out.write(counter, x.read(counter) * 2)
+            loop.update(counter, counter + by)
+            loop.update(count, count + 1)
+        assert [int(v) for v in loop.results] == [int(s), turns]
+
+
+def test_a_default_that_is_no_tensor_is_handed_through():
+    x, out, loop = TensorArray(unstack_from=X), TensorArray(), stepnet.create_whileloop([torch.tensor(0)])
+    with loop.frame() as (s,):
+        loop.break_if(s >= 5)
+        out.write(s, x.read(s - 1, 0.5) * x.read(s))
+        loop.update(s, s + 1)
+    torch.testing.assert_close(out.stack(), torch.cat([0.5 * X[:1], X[:-1] * X[1:]]))
 
 
 KINDS = (torch.float8_e5m2, torch.float16, torch.complex64, torch.uint8, torch.int64, torch.bool)

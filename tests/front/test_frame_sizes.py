@@ -45,6 +45,7 @@ SIZES: dict[str, Any] = {
     "new_zeros": lambda x, s, out: x.new_zeros(x.shape[0], 3) + x.sum(),
     "zeros": lambda x, s, out: torch.zeros(x.shape[0], 2, dtype=torch.float64) + x,
     "full": lambda x, s, out: torch.full((x.shape[0], 2), 0.5, dtype=torch.float64) * x,
+    "a torch.Size": lambda x, s, out: torch.zeros(torch.Size([x.shape[0], 2]), dtype=torch.float64) + x,
     "zeros of the shape": lambda x, s, out: torch.zeros(x.shape, dtype=torch.float64) + x,
     "expand": lambda x, s, out: BOOT[:1].expand(x.shape[0], 2) * x,
     "expand of what was read": lambda x, s, out: x[:, :1].expand(x.shape[0], 3),

@@ -211,6 +211,58 @@ def test_what_fails_on_one_row_runs_as_recorded():
     assert "does not take values as rows of a batch" in loop.explain()
 
 
+def _of_three_rows(rows: Tensor) -> Tensor:
+    assert len(rows) == 3
+    return rows * 2
+
+
+THREE: dict[str, Any] = {  # what takes three rows, and no others
+    "recurrent": lambda x: stepnet.recurrent(cell, LoDTensor.from_lengths(x, [[2, 0, 1]]), ZERO[:3])[1],
+    "a function of sequences": lambda x: sequence_pool(LoDTensor.from_lengths(x, [[1, 2]]), "sum").sum(0) + x,
+    "a function of the user": lambda x: stepnet.map_fn(_of_three_rows, x[None])[0],
+}
+
+
+@pytest.mark.parametrize("call", THREE.values(), ids=THREE)
+def test_what_fails_on_another_number_of_rows_runs_as_recorded(call):
+    x = torch.randn(4, 3, 2, dtype=torch.float64, requires_grad=True)
+    before = lambda out, s: out.read(s - 1, ZERO[:3])  # noqa: E731
+    stepnet.set_backend("auto")
+    same(lambda v, s, out: torch.tanh(call(v[0]) + before(out, s)), [TensorArray(unstack_from=x)], 4, (x,))
+
+
+NETS: dict[str, Any] = {
+    "LSTM": (lambda: stepnet.nn.LSTM(2, 2), lambda y, state: y + state[0] + state[1]),
+    "LSTM, apart": (lambda: stepnet.nn.LSTM(2, 2), lambda y, state: (lambda h, c: y + h + c)(*state)),
+    "GRU": (lambda: stepnet.nn.GRU(2, 2), lambda y, state: y + state),
+    "Stack of one": (lambda: stepnet.nn.Stack([stepnet.cells.GRU(2, 2)]), lambda y, state: y + state[0]),
+    "Stack": (
+        lambda: stepnet.nn.Stack([stepnet.cells.LSTM(2, 2), stepnet.cells.GRU(2, 2)]),
+        lambda y, state: y + state[0][0] + state[0][1] + state[1],
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "use"), NETS.values(), ids=NETS)
+def test_a_module_gives_its_state_in_its_own_parts(make, use):
+    x, net = torch.randn(4, 1, 3, 2, dtype=torch.float64, requires_grad=True), make().double()
+    same(lambda v, s, out: use(*net(v[0])), [TensorArray(unstack_from=x)], 4, (x,))
+
+
+FILL: dict[str, Any] = {
+    "unstack": lambda a, x: a.unstack(x).stack(),
+    "unstack along an axis": lambda a, x: (a.unstack(x, axis=1), a.stack(-1))[1],
+    "unpack": lambda a, x: a.pack(0, a.unpack(LoDTensor.from_lengths(x, [[2, 1]]))[1]).values,
+    "written over": lambda a, x: (a.unstack(x), a.write(1, x[0]), a.stack())[2],
+}
+
+
+@pytest.mark.parametrize("fill", FILL.values(), ids=FILL)
+def test_an_array_that_is_made_and_filled_in_the_frame(fill):
+    x = torch.randn(4, 3, 2, dtype=torch.float64, requires_grad=True)
+    same(lambda v, s, out: fill(TensorArray(), v[0]) * 2, [TensorArray(unstack_from=x)], 4, (x,))
+
+
 def test_an_error_inside_leaves_nothing_behind():
     x = TensorArray(unstack_from=torch.ones(2, 2))
 

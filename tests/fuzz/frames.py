@@ -62,6 +62,16 @@ def _recurrent(a: Any, w: Any) -> Any:
     return stepnet.recurrent(lambda x, h: (torch.tanh(x @ w + h),) * 2, a[None], a)[1]
 
 
+_NET = stepnet.nn.LSTM(H, H).double()
+for _weight in _NET.parameters():
+    torch.nn.init.constant_(_weight, 0.1)
+
+
+def _lstm(a: Any) -> Any:
+    y, (h, c) = _NET(a[None])
+    return y[0], h[0] + c[0]
+
+
 # What a statement makes of two values of as many rows of H, the step and the weight.
 STATEMENTS: dict[str, Body] = {
     "product": lambda a, b, s, w: torch.tanh(a @ w),
@@ -98,12 +108,17 @@ STATEMENTS: dict[str, Body] = {
         lambda i, v: i < 2, lambda i, v: (i + 1, v * 0.5 + w[0] / (v.shape[0] + 1)), (0, a))[1],
     "frame": lambda a, b, s, w: _inner_frame(a, w),
     "float32": lambda a, b, s, w: a.float().double() * 1.5,
+    "a torch.Size": lambda a, b, s, w: torch.ones(torch.Size([a.shape[0], H]), dtype=a.dtype) * a,
+    "a module": lambda a, b, s, w: sum(_lstm(a)),
+    "two sequences": lambda a, b, s, w: stepnet.sequence_pool(LoDTensor.from_lengths(a, [[1, 1]]), "sum") * b,
+    "an array filled inside": lambda a, b, s, w: TensorArray().unstack(a.t()).stack(1) * b,
     "an array inside": lambda a, b, s, w: TensorArray(unstack_from=a.t()).read(1).unsqueeze(1) + a,
 }  # fmt: skip
 # Those that a scan may have: they treat rows alike, keep them, and do not count.
 ALIKE = (
     "product", "times", "plus", "where", "softmax", "detach", "no_grad", "chunks", "layer_norm", "maximum",
     "layer_norm of its shape", "unbind of features", "recurrent", "while_loop", "float32",
+    "a module", "two sequences",
 )  # fmt: skip
 ENDS: dict[str, Callable[..., Any]] = {  # from the step, the end, a loop variable, and a size
     "eq": lambda s, n, v, size: s == n,
@@ -152,6 +167,7 @@ class Program:
         self.end = pick.choice([*ENDS][: 7 if scan else None]) if self.by > 0 else "down"
         self.late, self.twice = not scan and pick.random() < 0.2, not scan and pick.random() < 0.2
         self.clocks = not scan and pick.random() < 0.3  # a second counter
+        self.counts = pick.choice([torch.int64, torch.int64, torch.int32, torch.uint8, torch.int8])
         self.way = pick.choice(["once", "once", "twice", "thread", "tape"])
         self.places: list[list[int]] = []  # that the loop by hand has written
 
@@ -180,7 +196,7 @@ class Program:
             for out in outs:
                 out.write(0, w * 3)
         start = n - 1 if self.by < 0 else self.first
-        counters = [torch.tensor(start), *([torch.tensor(7)] if self.clocks else [])]
+        counters = [torch.tensor(start, dtype=self.counts), *([torch.tensor(7)] if self.clocks else [])]
 
         def body(given: Any, leave: Callable[[Any], None]) -> list[Any]:
             s, carried = given[0], list(given[len(counters) :])

@@ -82,10 +82,10 @@ def until(self: Any, x: Tensor) -> Any:
 
 def rnn_op(self: Any, x: Tensor) -> Any:
     def stepnet_(scope: Any) -> None:
-        scope["h"] = torch.tanh(scope["x"] @ self.W + scope["before"])
+        scope["h"] = torch.tanh(scope["x"] @ scope["W"] + scope["before"])
 
     op = RecurrentOp(stepnet_, ["x"], ["h"], [Memory("h", "before", shape=(3,))])
-    scope = Scope({"x": x})
+    scope = Scope({"x": x, "W": self.W})
     op.run(scope)
     return {"h": scope["h"], "last": op.last["h"]}
 
@@ -126,6 +126,38 @@ def test_a_loop_in_a_module(run, tmp_path):
         x = torch.randn(steps, batch, 3)
         with torch.no_grad():
             check(path, (x,), tensors(model(x)))
+
+
+def from_one(self: Any, x: Tensor) -> Any:
+    xs, h = TensorArray(unstack_from=x), TensorArray()
+    h.write(0, x.new_zeros(x.shape[1:]))
+    loop = stepnet.create_whileloop([torch.tensor(1)])
+    with loop.frame() as (s,):
+        loop.break_if(s == xs.size())
+        h.write(s, self.cell(xs.read(s), h.read(s - 1)))
+        loop.update(s, s + 1)
+    return h.stack()
+
+
+def but_the_last(self: Any, x: Tensor) -> Any:
+    xs, h = TensorArray(unstack_from=x), TensorArray()
+    loop = stepnet.create_whileloop([torch.tensor(0)])
+    with loop.frame() as (s,):
+        loop.break_if(s >= xs.size() - 1)
+        h.write(s, self.cell(xs.read(s + 1), h.read(s - 1, x.new_zeros(x.shape[1:]))))
+        loop.update(s, s + 1)
+    return h.concat(0)
+
+
+@since
+@pytest.mark.parametrize("run", [from_one, but_the_last])
+def test_a_frame_over_a_part_of_its_array(run, tmp_path):
+    model, path = Model(run).eval(), tmp_path / "model.xml"
+    save(model, path, torch.randn(5, 2, 3))
+    for steps, batch in ((7, 4), (2, 1)):
+        x = torch.randn(steps, batch, 3)
+        with torch.no_grad():
+            check(path, (x,), [model(x)])
 
 
 def test_a_frame_over_values_without_a_batch(tmp_path):

@@ -9,7 +9,17 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from stepnet import LoDTensor
 from stepnet.errors import TapeError
-from stepnet.layers import Dense, Integer, Sequence, classification_cost, classification_error, data, fc
+from stepnet.layers import (
+    Dense,
+    Integer,
+    Sequence,
+    classification_cost,
+    classification_error,
+    data,
+    embedding,
+    fc,
+    pooling,
+)
 from stepnet.tape import Tape
 
 NESTED = [[[[1.0, 2.0], [3.0, 4.0]], []], [], [[[5.0, 6.0]]]]
@@ -149,7 +159,10 @@ def network():
     return tape, cost, late
 
 
-@pytest.mark.parametrize("end", [lambda c: c, lambda c: "cost", lambda c: c.index, lambda c: c.index - 6])
+@pytest.mark.parametrize(
+    "end",
+    [lambda c: c, lambda c: "cost", lambda c: c.index, lambda c: c.index - 6, lambda c: np.int64(c.index)],
+)
 def test_a_topology_ends_at_an_item_a_name_or_an_integer(end):
     tape, cost, _ = network()
     feeds = {"x": [[1, 2]], "label": [1]}
@@ -157,6 +170,16 @@ def test_a_topology_ends_at_an_item_a_name_or_an_integer(end):
     assert torch.equal(tape.topology(end(cost))(**feeds)[0], wanted)
     assert torch.equal(tape.topology({"a": [end(cost), 0]})(**feeds)[0]["a"][0], wanted)
     assert torch.equal(tape.call(end(cost), feeds=feeds)[cost.index], wanted)
+
+
+def test_sizes_may_be_numbers_of_numpy():
+    with Tape() as tape:
+        words = data("words", Sequence(Integer(np.array([4, 8]).max() + 1)))
+        out = fc(pooling(embedding(words, np.int32(3)), "sum"), np.int64(2))
+    assert tape.topology(out)(words=[[8, 2], []])[0].shape == (2, 2)
+    assert type(Dense(np.int64(3)).size) is int
+    with pytest.raises(TapeError, match="Sequence is of a type"):
+        Sequence(3)
 
 
 @pytest.mark.parametrize("end", [6, -7, True, 1.0, None], ids=repr)

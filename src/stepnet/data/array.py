@@ -308,6 +308,9 @@ class TensorArray:
         where = "TensorArray.stack"
         if self._steps is not None and not axis:
             return self._steps.joined()
+        after = self._after_others()
+        if after is not None and not axis:
+            return after
         values = self._joinable(where)
         if isinstance(values[0], LoDTensor):
             raise ArrayError(
@@ -339,6 +342,9 @@ class TensorArray:
         tensor([1, 2, 3])
         """
         where = "TensorArray.concat"
+        if self._steps is not None and (rank := self._steps.whole().dim() - 1):
+            axis = axis_of(axis, rank, where, f"values of rank {rank}")
+            return self._steps.joined().movedim(0, axis).flatten(axis, axis + 1)
         values = self._joinable(where)
         first = values[0]
         rank = rows(first).dim()
@@ -358,6 +364,18 @@ class TensorArray:
             return join(values)
         joined = torch.cat([rows(value) for value in values], axis)
         return joined if self._size else joined.narrow(axis, 0, 0)
+
+    def _after_others(self) -> Tensor | None:
+        """All values as one tensor, where single ones come first, then steps that are one; else None."""
+        if self._joined is None or self._steps is not None:
+            return None
+        start, steps = self._joined
+        whole, found = steps.whole(), [self._written.get(place) for place in range(start)]
+        like = whole.shape[1:], whole.dtype, whole.device
+        first = [v for v in found if isinstance(v, Tensor) and (v.shape, v.dtype, v.device) == like]
+        if len(first) < start or self._size != start + whole.shape[0]:
+            return None
+        return torch.cat([torch.stack(first), whole])
 
     def _joinable(self, where: str) -> list[Value]:
         """All values in order; where a cut gave none, one in their image."""

@@ -43,6 +43,13 @@ def join_sequences(nested: Any) -> tuple[Tensor, list[list[int]]]:
     >>> rows.shape, lengths
     (torch.Size([9]), [[2, 1], [3, 2, 4]])
     """
+    packed = isinstance(nested, PackedSequence)
+    if packed or (isinstance(nested, Tensor) and nested.is_nested):
+        raise LoDError(
+            "LoDTensor.from_sequences takes a list of sequences",
+            got=type(nested).__name__ if packed else "a nested tensor",
+            remedy=f"LoDTensor.from_{'packed' if packed else 'nested'}(...)",
+        )
     if isinstance(nested, Tensor) or _is_array(nested) or not _is_listing(nested):
         raise LoDError(
             "LoDTensor.from_sequences takes a list of sequences",

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import copy
 import functools
+import operator
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
@@ -145,6 +145,7 @@ def by_leaf(change: Callable[..., Any], tree: Any, *others: Any) -> Any:
 def rows_at(tree: Any, index: Tensor) -> Any:
     """Of each leaf the rows at these places.
 
+    >>> import torch
     >>> rows_at((torch.arange(3), torch.eye(3)), torch.tensor([2]))
     (tensor([2]), tensor([[0., 0., 1.]]))
     """
@@ -190,6 +191,8 @@ def map_leaves(tree: Any, kind: type | tuple[type, ...], change: Callable[[Any],
     parts = [map_leaves(part, kind, change) for part in _arguments(tree)]
     if not parts:
         return copy.copy(tree) if isinstance(tree, (list, dict)) else tree
+    if isinstance(tree, tuple) and all(map(operator.is_, parts, tree)):
+        return tree
     if isinstance(tree, tuple):  # other classes, as torch.return_types, may take no parts
         return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
     if isinstance(tree, list):
@@ -206,7 +209,7 @@ def map_leaves(tree: Any, kind: type | tuple[type, ...], change: Callable[[Any],
 def _arguments(tree: Any) -> Iterable[Any]:
     """The parts of an argument; none of a leaf."""
     if isinstance(tree, (tuple, list)):
-        return () if isinstance(tree, (torch.Size, PackedSequence)) else tree
+        return () if isinstance(tree, PackedSequence) else tree
     if isinstance(tree, dict):
         return tree.values()
     return (tree.start, tree.stop, tree.step) if type(tree) is slice else ()

@@ -26,7 +26,8 @@ def unpack(x: LoDTensor, level: int, sort_by_length: bool) -> tuple[list[Any], V
         raise ArrayError(
             "TensorArray.unpack cuts LoDTensors",
             got=describe(x),
-            remedy="TensorArray.unstack(tensor, axis) cuts sequences of equal length",
+            remedy="LoDTensor.from_sequences, from_packed and others make one; "
+            "TensorArray.unstack(tensor, axis) cuts sequences of equal length",
         )
     if not -x.lod_level <= level < x.lod_level:
         raise ArrayError(

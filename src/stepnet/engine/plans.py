@@ -60,7 +60,8 @@ def run(
     loop: Loop, feeds: Mapping[str, Any], *, backend: str, warn: bool = True,
     asked: again.Asked | None = None, note: Callable[..., object] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Run a loop by a plan. Without one, `warn` says whether its body is warned of, once.
+    """Run a loop by a plan. Without one, `warn` says whether the user is told why: by a warning of the body,
+    once, or, where a backend was asked for, by the body's own error.
 
     Args:
         loop: a sweep over rows.
@@ -153,7 +154,7 @@ def _refusal(
         if tell:
             _tell(SlowPathWarning, loop, reads, refusal)
         return refusal.fresh()
-    if backend != AUTO and not isinstance(refusal.error, StepError):
+    if warn and backend != AUTO and not isinstance(refusal.error, StepError):
         return refusal.error
     if tell and _one_per_sequence(reads, sequences):
         _tell(SlowPathWarning, loop, reads, _ONE_PER_SEQUENCE)

@@ -72,9 +72,13 @@ def _slice(b: AtenNet, x: Any, dim: int = 0, start: Any = None, end: Any = None,
 
 @rule("narrow")
 def _narrow(b: AtenNet, x: Any, dim: int, start: Any, length: Any) -> Any:
-    if isinstance(start, FxNode) or isinstance(length, FxNode) or start < 0:
+    if isinstance(start, int) and start < 0:
         return NotImplemented
-    return b.emit.slice(b.out(x), b.axis(x, dim), start, start + length)
+    value, axis = b.out(x), b.axis(x, dim)
+    if isinstance(start, int) and isinstance(length, int):
+        return b.emit.slice(value, axis, start, start + length)
+    end = b.emit.call("add", b.size(start), b.size(length))
+    return b.emit.slice(value, axis, _bound(b, start), end)
 
 
 @rule("select.int")

@@ -219,6 +219,10 @@ class Frame:
             return program.write(*args, **kwargs)
         if name == "size":
             return program.size(array)
+        if name in ("unstack", "unpack") and id(array) in program.made:
+            filled = getattr(TensorArray, name)(*args[1:], **kwargs)
+            array.deferred = (filled if name == "unstack" else filled[0]).deferred
+            return array if name == "unstack" else (array, filled[1])
         raise StepError(
             f"TensorArray.{name} belongs after the frame: inside, arrays are read and written",
             remedy="loop.break_if on a step that is counted; stack() after the frame",

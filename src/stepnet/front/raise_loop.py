@@ -101,8 +101,10 @@ def _bound(loop: WhileLoop, form: ScanForm) -> Raised:
     sizes = {op.out: program.arrays[op.array].size() for op in program.ops if isinstance(op, Count)}
     known = {place: n for place, n in enumerate(program.examples) if isinstance(n, (int, torch.SymInt))}
     bound = resolve(form.bound, {**known, **program.constants, **sizes})
-    start = whole_number(boot)
-    steps = (integer(bound, "bound") + form.beyond - start) * form.by
+    start, end = whole_number(boot), integer(bound, "bound") + form.beyond
+    if not isinstance(end, torch.SymInt) and not _holds(boot.dtype, end, end - form.beyond):
+        raise rule(f"a counter of {boot.dtype} does not count as far as the end")
+    steps = (end - start) * form.by
     if steps <= 0:
         raise rule("there are no steps")
     if loop.max_steps is not None and steps > loop.max_steps:
@@ -149,6 +151,11 @@ def _bound(loop: WhileLoop, form: ScanForm) -> Raised:
     return Raised(form, body, x, state, finish)
 
 
+def _holds(dtype: torch.dtype, *numbers: int) -> bool:
+    limits = torch.iinfo(dtype)
+    return all(limits.min <= number <= limits.max for number in numbers)
+
+
 def _column(loop: WhileLoop, op: Read, first: int, steps: int) -> Tensor:
     """What a read gives at every step, stacked."""
     array = loop.program.arrays[op.array]
@@ -158,8 +165,8 @@ def _column(loop: WhileLoop, op: Read, first: int, steps: int) -> Tensor:
     default = resolve(op.default, loop.program.constants)
     values = [array.read(place, default) for place in range(first, first + steps)]
     like = values[0]
-    if not all(type(v) is type(like) and v.shape == like.shape and v.dtype == like.dtype for v in values):
+    if not all(isinstance(v, Tensor) for v in values):
+        raise rule("an array holds LoDTensors, or its default is no tensor", op)
+    if not all(v.shape == like.shape and v.dtype == like.dtype for v in values):
         raise rule("the values of an array differ in shape or dtype", op)
-    if not isinstance(like, Tensor):
-        raise rule("an array holds LoDTensors", op)
     return torch.stack(values)

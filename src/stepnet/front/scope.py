@@ -16,8 +16,6 @@ from stepnet.errors import StepError
 class Variable:
     """A place for a value. Scopes that share one see the same value; `value` is None while it is empty."""
 
-    __slots__ = ("value",)
-
     def __init__(self, value: Any = None) -> None:
         self.value = value
 

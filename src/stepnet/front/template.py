@@ -8,6 +8,8 @@ from threading import Lock
 from types import CellType, FunctionType
 from typing import Any, NamedTuple
 
+from torch import Size
+
 from stepnet.data.recording import content, inside
 
 
@@ -93,7 +95,7 @@ def encode(tree: Any, ref_of: Callable[[Any], Ref | None]) -> Any:
     kind = type(tree)
     if kind is int or kind is str or tree is None:
         return tree
-    if kind is tuple or kind is Shape:
+    if kind is tuple or kind is Shape or (kind is Size and any(True for _ in inside(tree))):
         return tuple([encode(item, ref_of) for item in tree])
     if kind is list or is_named(tree):
         return Packed(kind, tuple([encode(item, ref_of) for item in tree]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 from torch import Tensor
@@ -57,9 +58,9 @@ def check_sequences(kind: str, x: Any, what: str = "its input") -> LoDTensor:
 
 def check_size(kind: str, size: Any, what: str = "size") -> int:
     """A positive whole number."""
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+    if not isinstance(size, Integral) or isinstance(size, bool) or int(size) < 1:
         raise unfit(kind, f"'{what}' must be a positive whole number", repr(size))
-    return size
+    return int(size)
 
 
 def check_ids(kind: str, x: Any, what: str = "its input") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -29,6 +30,9 @@ class Dense:
 
     size: int
     level: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", _number(self.size))
 
     @property
     def classes(self) -> None:
@@ -63,6 +67,9 @@ class Integer:
     classes: int
     level: int = 0
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "classes", _number(self.classes))
+
     def example(self) -> Tensor | LoDTensor:
         """Zeros of this type."""
         return _example(torch.zeros(example_rows(self.level), dtype=torch.int64), self.level)
@@ -88,6 +95,7 @@ class Integer:
         return value
 
 
+_TYPES = "Dense(size), Integer(classes), or Sequence(...) of these"
 DataType = TypeVar("DataType", Dense, Integer)
 
 
@@ -97,6 +105,8 @@ def Sequence(of: DataType) -> DataType:
     >>> Sequence(Integer(10)).level
     1
     """
+    if not isinstance(of, (Dense, Integer)):
+        raise TapeError("Sequence is of a type", got=repr(of)[:80], expected=_TYPES)
     return replace(of, level=of.level + 1)
 
 
@@ -118,7 +128,7 @@ def data(name: str, type: Dense | Integer) -> TapeItem:
         raise TapeError(
             f"data '{name}' has no type that is known",
             got=repr(type)[:80],
-            expected="Dense(size), Integer(classes), or Sequence(...) of these",
+            expected=_TYPES,
         )
     if name == "self":
         raise TapeError("data 'self': a call cannot have an argument of this name")
@@ -127,6 +137,11 @@ def data(name: str, type: Dense | Integer) -> TapeItem:
         raise TapeError(f"data '{name}': sizes are whole numbers from 1", got=repr(type))
     feed = Feed(name, type)
     return Tape.current().record("data", feed, name=name, example=type.example(), classes=type.classes)
+
+
+def _number(size: Any) -> Any:
+    """A whole number of any library as Python's own."""
+    return int(size) if isinstance(size, Integral) and not isinstance(size, bool) else size
 
 
 def _example(rows: Tensor, level: int) -> Tensor | LoDTensor:

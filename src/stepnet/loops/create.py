@@ -184,7 +184,7 @@ def _is_alone(raised: Raised) -> bool:
     if raised.rowwise and raised.sizes not in raised.form.as_row:
         try:
             with replaced(None):
-                run(raised.loop, raised.feeds, backend=TORCH_OPS.name)
+                run(raised.loop, raised.feeds, backend=TORCH_OPS.name, warn=False)
             return False
         except Unsupported:
             try:
@@ -202,7 +202,7 @@ def _scan(loop: WhileLoop, raised: Raised, executors: Sequence[Executor]) -> lis
     record, feeds = raised.loop, raised.feeds
     for executor in executors:
         try:
-            out = run(record, feeds, backend=executor.name)
+            out = run(record, feeds, backend=executor.name, warn=False)
         except Unsupported as error:
             refusal = refusal or error
             continue

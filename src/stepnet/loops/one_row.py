@@ -12,6 +12,7 @@ from torch import Tensor
 from stepnet.compiler.capture import Replaced
 from stepnet.compiler.reach import reach
 from stepnet.data.tree import flatten
+from stepnet.executors.setting import only_plain
 from stepnet.front.raise_loop import Raised
 from stepnet.front.recorded_step import RecordedStep
 from stepnet.front.scan_form import rule
@@ -27,6 +28,9 @@ def one_row(raised: Raised, known: bool = False) -> Raised:
     lifted = RecordedStep(raised.body.step.lifted, raised.body.constants)
     x, state = [v.unsqueeze(1) for v in raised.x], [v.unsqueeze(0) for v in raised.state]
     if not known and raised.sizes not in raised.form.row_like:
+        reason = only_plain([*raised.x, *raised.state], transforms=True)
+        if reason is not None:
+            raise rule(reason)
         _check(raised, lifted)
         raised.form.row_like.add(raised.sizes)
 

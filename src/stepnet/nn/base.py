@@ -61,6 +61,12 @@ class LayerStep:
 _STEPS: WeakKeyDictionary[nn.Module, dict[str, LayerStep]] = WeakKeyDictionary()
 
 
+def _like(module: RNNBase, *_: Any, **__: Any) -> Any:
+    """What a call in a frame gives, of which nothing is known but its parts."""
+    state = (UNKNOWN,) * len(module.state_sizes)
+    return UNKNOWN, state if len(state) > 1 else UNKNOWN
+
+
 class RNNBase(nn.Module):
     """Layers of a recurrence, in one direction or both. See LSTM, GRU and RNN."""
 
@@ -164,7 +170,7 @@ class RNNBase(nn.Module):
         suffixes = [suffix for layer in range(self.num_layers) for suffix in self._suffixes(layer)]
         return [list(self.weights(suffix).values()) for suffix in suffixes]
 
-    @recorded_in_frames(lambda *_, **__: (UNKNOWN, UNKNOWN))
+    @recorded_in_frames(_like)
     def forward(self, input: Any, hx: Any = None, resets: Any = None) -> tuple[Any, Any]:
         """Run all layers; see the class for shapes. `resets` is as in `recurrent`: a marked row starts from
         zeros, or from `Resets(state=...)`, which is like hx."""

@@ -95,7 +95,7 @@ class Stack(nn.Module):
             )
         self.residual = _flags(residual, len(layers))
 
-    @recorded_in_frames(lambda *_, **__: (UNKNOWN, UNKNOWN))
+    @recorded_in_frames(lambda *_, **__: UNKNOWN, parts=2)
     def forward(self, input: Any, hx: Any = None, resets: Any = None) -> tuple[Any, tuple[Any, ...]]:
         """Run all layers; see the class. `resets` is as in `recurrent`, with states as in hx."""
         refuse_proxies([input])

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from numbers import Integral
 from typing import Any
 
 from torch import Tensor, nn
@@ -323,7 +324,9 @@ class Tape:
         Raises:
             TapeError: an item of another tape, one inside a recurrent group, or one whose input is skipped.
         """
-        references = map_leaves(outputs, (TapeItem, str, int), lambda item: Ref(self._index(item, "outputs")))
+        references = map_leaves(
+            outputs, (TapeItem, str, Integral), lambda item: Ref(self._index(item, "outputs"))
+        )
         ends = [ref.index for ref in leaves(references, Ref)]
         if not ends:
             raise TapeError("Tape.topology: 'outputs' holds no item", got=repr(outputs)[:80])
@@ -339,8 +342,8 @@ class Tape:
         if isinstance(item, str) and item in self._names:
             return self._names[item]
         count = len(self._creations)
-        if isinstance(item, int) and not isinstance(item, bool) and -count <= item < count:
-            return item % count
+        if isinstance(item, Integral) and not isinstance(item, bool) and -count <= int(item) < count:
+            return int(item) % count
         raise TapeError(
             f"Tape: '{what}' names no layer of this tape",
             got=repr(item)[:80],
