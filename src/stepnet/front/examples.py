@@ -30,7 +30,10 @@ def like_values_of(array: TensorArray) -> Any:
             return None
     if array._whole is not None:
         return array._whole[0]
-    return next(iter(array._values.values()), array._pattern)
+    found = next(iter(array._values.values()), array._pattern)
+    if isinstance(found, Tensor) and found.dim() and not array._values and not found.shape[0]:
+        return found.new_empty((1, *found.shape[1:]))  # of the rows of no sequences: as if there were one
+    return found
 
 
 def first_place(index: Symbolic) -> Any:
