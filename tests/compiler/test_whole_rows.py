@@ -129,6 +129,16 @@ def test_as_the_plain_loop(group, backend):
         as_the_plain_loop(step, LoDTensor.from_lengths(x, [lengths]), h, backend, weights=[W], atol=1e-9)
 
 
+def test_bins_of_rows_of_one_number():
+    edges = torch.linspace(-1, 1, 5, dtype=D)
+
+    def step(x, h):
+        return x * torch.bucketize(h, edges), torch.tanh(h + x)
+
+    x, h = (torch.randn(n, dtype=D, requires_grad=True) for n in (sum(LENGTHS), len(LENGTHS)))
+    as_the_plain_loop(step, LoDTensor.from_lengths(x, [LENGTHS]), h, "eager")
+
+
 SIZES, SPECIAL = (5, 20, 90), [0.0, -0.0, 1.0, 2.0, float("nan"), float("inf"), -float("inf")]
 
 

@@ -261,6 +261,14 @@ def a_fixed_count(self: Any, x: Tensor) -> Any:
     return h.stack()
 
 
+def an_array_of_a_closure(self: Any, x: Tensor) -> Any:
+    xs = TensorArray(unstack_from=x)
+    _, total = stepnet.while_loop(
+        lambda i, total: i < x.shape[0], lambda i, total: (i + 1, total + xs.read(i)), (torch.tensor(0), x[0])
+    )
+    return total
+
+
 @pytest.mark.parametrize(
     ("run", "words"),
     [
@@ -269,6 +277,7 @@ def a_fixed_count(self: Any, x: Tensor) -> Any:
         (grows, "what a loop in a file carries has one shape"),
         (per_row, "a condition per row"),
         (a_fixed_count, "it became 5 in the trace"),
+        (an_array_of_a_closure, "reads a tensor that was not found again"),
     ],
 )
 def test_what_cannot_be_saved_as_a_loop_says_so(run, words, tmp_path):

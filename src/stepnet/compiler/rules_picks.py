@@ -416,7 +416,7 @@ def _counted(b: Builder, edges: Ref, x: Ref, right: bool) -> Any:
         return NotImplemented
     if edges.bdim is None and len(ev.shape) != 1:
         return NotImplemented
-    line = b.reshape(edges.name, (*ev.shape[:-1], 1, ev.shape[-1]))
+    line = edges.name if edges.bdim is None else b.reshape(edges.name, (*ev.shape[:-1], 1, ev.shape[-1]))
     lone = b.reshape(x.name, (*xv.shape, 1))
     shape = (*xv.shape, ev.shape[-1])
     above = b.emit("gt" if right else "ge", (line, lone), shape, "bool")

@@ -189,8 +189,31 @@ def places_of(
     """
     place = {id(t): i for i, t in enumerate(reach(code, everything=True).tensors)}
     if any(id(t) not in place for t in read):
-        raise IRError(
-            f"{what} cannot be written: {reader} reads a tensor that was not found again",
-            remedy=f"keep it in a closure, an attribute or a module that the {owner} refers to",
-        )
+        raise _lost(what, reader, owner)
     return [place[id(t)] for t in read]
+
+
+def at_places(
+    places: Sequence[int], read: Sequence[Tensor], code: Callable[..., Any], what: str,
+    reader: str = "it", owner: str = "body",
+) -> list[Tensor]:  # fmt: skip
+    """In a trace, the tensors that stand where those that were `read` stood among all that `code` reaches.
+
+    Raises:
+        IRError: what stands there is another kind of tensor, or nothing.
+    """
+    now = reach(code, everything=True).tensors
+    if any(p >= len(now) for p in places):
+        raise _lost(what, reader, owner)
+    found = [now[p] for p in places]
+    if any((t.dtype, t.dim()) != (like.dtype, like.dim()) for t, like in zip(found, read, strict=True)):
+        raise _lost(what, reader, owner)
+    return found
+
+
+def _lost(what: str, reader: str, owner: str) -> IRError:
+    return IRError(
+        f"{what} cannot be written: {reader} reads a tensor that was not found again",
+        remedy=f"keep it in a closure, an attribute or a module that the {owner} refers to; an array that a "
+        "loop reads, in one of create_whileloop",
+    )

@@ -13,7 +13,6 @@ from torch.fx import Node as FxNode
 
 from stepnet.compiler.capture import Replaced
 from stepnet.compiler.iteration import code_of
-from stepnet.compiler.reach import reach
 from stepnet.ir import loop as ir
 from stepnet.iterator.tensor_iterator import INSTEAD
 from stepnet.user_line import user_line
@@ -27,6 +26,7 @@ from .calls import (
     Kind,
     Recorder,
     Tracer,
+    at_places,
     call_of,
     inner_calls,
     places_of,
@@ -125,8 +125,8 @@ class LoopTracer(Tracer):
 
     def __call__(self, loop: ir.Loop, feeds: Mapping[str, Tensor], run: Any) -> dict[str, Tensor]:
         number, call = self.next()
-        tensors = reach(code_of(loop).function, everything=True).tensors
-        weights = [tensors[p] for p in call.places]
+        code = code_of(loop).function
+        weights = at_places(call.places, call.weights, code, call.where, "its body")
         out = torch.ops.stepnet.iterator(number, [feeds[name] for name in call.sources], weights)
         return dict(zip((port.output for port in loop.outputs), out, strict=True))
 

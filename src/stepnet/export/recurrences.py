@@ -45,6 +45,7 @@ from .calls import (
     Lengths,
     Recorder,
     Tracer,
+    at_places,
     call_of,
     inner_calls,
     places_of,
@@ -287,8 +288,7 @@ class RecurrenceTracer(Tracer, AsLoop):
     def loop(self, loop: Loop, feeds: Mapping[str, Any]) -> dict[str, Any]:
         number, made = self.next()
         x, state, _ = ([feeds[source] for source in part] for part in loop.sources)
-        tensors = reach(_code(loop), everything=True).tensors
-        weights = [tensors[p] for p in made.places]
+        weights = at_places(made.places, made.weights, _code(loop), made.where, owner="step")
         rows, lengths = x, list[Tensor]()
         if made.ragged:
             rows, levels = [leaf.values for leaf in x], x[0]._lod.levels

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.fx import Node as FxNode
 from torch.overrides import TorchFunctionMode
 
-from stepnet.compiler.reach import reach
 from stepnet.data.tree import Spec, flatten, unflatten
 from stepnet.errors import IRError
 from stepnet.front.step import describe_leaf, step_name
@@ -29,6 +28,7 @@ from .calls import (
     Kind,
     Recorder,
     Tracer,
+    at_places,
     call_of,
     inner_calls,
     places_of,
@@ -111,7 +111,7 @@ class WhileTracer(Tracer):
     def __call__(self, cond: Any, body: Any, loop_vars: Any, max_steps: int | None) -> Any:
         number, call = self.next()
         leaves, spec = flatten(tuple(loop_vars))
-        tensors = reach(_both(cond, body), everything=True).tensors
+        weights = at_places(call.places, call.weights, _both(cond, body), call.where)
         open_sizes = dict(_sizes([cond, body], ()))
         call.sizes = list(open_sizes)
         sizes = [torch.scalar_tensor(size, dtype=torch.int64) for size in open_sizes.values()]
@@ -119,7 +119,7 @@ class WhileTracer(Tracer):
             leaf if isinstance(leaf, Tensor) else torch.scalar_tensor(leaf, dtype=like.dtype)
             for leaf, like in zip(leaves, call.first, strict=True)
         ]
-        out = torch.ops.stepnet.while_node(number, state, [tensors[p] for p in call.places], sizes)
+        out = torch.ops.stepnet.while_node(number, state, weights, sizes)
         result = unflatten(spec, list(out))
         return list(result) if isinstance(loop_vars, list) else result
 
