@@ -160,7 +160,6 @@ class Sequences(torch.utils.data.Dataset):
         return len(self.lengths)
 
 
-@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # JAX's, where a benchmark has run it
 @pytest.mark.parametrize("context", few([None, "fork", "spawn", "forkserver"], [None, "fork"]))
 def test_in_a_data_loader(context):
     from stepnet.data import collate
