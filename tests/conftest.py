@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
 from pathlib import Path
@@ -13,6 +12,7 @@ from hypothesis import settings
 
 import signal_stack
 from covering import left_out
+from hurry import in_a_hurry
 
 TESTS = Path(__file__).parent
 MADE_ANEW = ("compiler", "fuzz", "test_modes.py")
@@ -87,27 +87,15 @@ def _nothing_is_timed(request):
         yield
 
 
-@functools.cache
-def _compilers_in_a_hurry():
-    """Each is asked for what it is once."""
-    from stepnet.executors.c import build
-
-    return functools.lru_cache(build._find_compiler.__wrapped__)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _c_is_built_in_a_hurry(request):
-    """Optimising is two thirds of what a C compiler does. Where generated C is not what is tested,
-    `make fuzz` alone has it done; a file says `OPTIMISED = True` or `False` of itself."""
+    """Where generated C is not what is tested, `make fuzz` alone has it optimised; a file says
+    `OPTIMISED = True` or `False` of itself."""
     listed = any(_is_under(request.path, name) for name in OPTIMISED)
     if request.config.getoption("exhaustive") or getattr(request.module, "OPTIMISED", listed):
         yield
         return
-    from stepnet.executors.c import build
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(build, "_FLAGS", tuple("-O0" if flag == "-O2" else flag for flag in build._FLAGS))
-        patched.setattr(build, "_find_compiler", _compilers_in_a_hurry())
+    with in_a_hurry():
         yield
 
 

@@ -143,6 +143,7 @@ MEMORIES: list[tuple[Callable[..., Any], Any]] = [
 ]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("backend", ["eager", "c", "auto"])
 @pytest.mark.parametrize(("step", "static"), MEMORIES, ids=lambda v: getattr(v, "__name__", ""))
 def test_what_steps_do_with_it(step, static, backend):
@@ -189,6 +190,7 @@ def cut_and_unused(x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tup
     return x[:, :1] * h, (h + 1, memory.detach())
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("backend", ["eager", "c"])
 @pytest.mark.parametrize("used", [("y",), ("memory",), ("y", "memory")])
 @pytest.mark.parametrize("step", [carried, turned, cut, cut_and_unused])

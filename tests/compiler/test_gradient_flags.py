@@ -213,6 +213,7 @@ def _views_under_no_grad():
     return of_a_result, of_an_input, of_a_view, of_the_state, itself, through_a_function
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("wants", [(False, True), (True, False), (True, True)], ids=str)
 @pytest.mark.parametrize("backend", ["eager", "c"])
 @pytest.mark.parametrize("step", _views_under_no_grad(), ids=lambda f: f.__name__)

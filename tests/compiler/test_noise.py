@@ -188,6 +188,7 @@ def idle(x, h):
     return h, h
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("create_graph", [False, True])
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("step", [dropped_state, idle])

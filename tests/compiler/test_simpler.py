@@ -95,27 +95,36 @@ def _forward(x: Tensor) -> Tensor:
     return torch.vmap(torch.func.jacfwd(lambda a, b: a * b.sum(), argnums=1))(x, y).sum(1) + along
 
 
-def check(step, x: Tensor, backend: str = "c") -> None:
+def check(step, x: Any, backend: str = "c", states: Any = None) -> None:
     weights = [t for t in W.values() if t.requires_grad]
-    as_the_plain_loop(step, x, torch.zeros(B, 1, dtype=D), backend, weights=weights, rtol=1e-10, atol=1e-12)
+    states = torch.zeros(B, 1, dtype=D) if states is None else states
+    as_the_plain_loop(step, x, states, backend, weights=weights, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_function(name):
-    function, shape = FUNCTIONS[name]
-
-    def step(x, h):
-        y = function(x * (1 + h.reshape(-1, *(1,) * len(shape))))
-        return y, torch.tanh(h + y.flatten(1).mean(1, keepdim=True))
-
-    check(step, torch.randn(T, B, *shape, dtype=D, requires_grad=True))
+# The last one is recorded by torch's tracers, in ten times the time.
+NAMES = [name for name in FUNCTIONS if name != "derivatives"]
+GROUPS = [*(NAMES[first : first + 7] for first in range(0, len(NAMES), 7)), ["derivatives"]]
 
 
-@pytest.mark.parametrize("name", LOOKUPS)
-def test_a_lookup(name):
+@pytest.mark.parametrize("names", GROUPS, ids=", ".join)
+def test_functions_side_by_side(names):
+    """Some at a time in one step: then they are one build."""
+
+    def step(x, states):
+        y = {}
+        for name, h in states.items():
+            function, shape = FUNCTIONS[name]
+            y[name] = function(x[name] * (1 + h.reshape(-1, *(1,) * len(shape))))
+        return y, {n: torch.tanh(h + y[n].flatten(1).mean(1, keepdim=True)) for n, h in states.items()}
+
+    x = {name: torch.randn(T, B, *FUNCTIONS[name][1], dtype=D, requires_grad=True) for name in names}
+    check(step, x, states={name: torch.zeros(B, 1, dtype=D) for name in names})
+
+
+def test_lookups_side_by_side():
     def step(i, h):
-        y = LOOKUPS[name](i)
-        return y, torch.tanh(h + y.sum(1, keepdim=True))
+        y = {name: look(i) for name, look in LOOKUPS.items()}
+        return y, torch.tanh(h + sum(rows.sum(1, keepdim=True) for rows in y.values()))
 
     check(step, INDEX)
 

@@ -13,6 +13,7 @@ from stepnet import recurrent
 from stepnet.data.modes import batches, outside_batches
 from stepnet.engine import plans
 
+OPTIMISED = False
 DTYPE = torch.float64
 
 

@@ -1,5 +1,5 @@
-"""Products of bfloat16 against float64, by every set of instructions: all tails, all ways to address rows,
-nothing touched outside. Numbers of 16 bits against torch's."""
+"""Products of bfloat16 against float64, by every set of instructions: all tails, all ways to address rows.
+Numbers of 16 bits against torch's. Nothing is touched outside: tests/executors/test_c_split.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from c_programs import NOTHING, WIDE, Rows, can_emulate_tiles, run_sanitized
+from c_programs import NOTHING, WIDE, Rows, twin_library
 from covering import few
 from stepnet.executors.c import build as c_build
 from stepnet.executors.c.products import BY_DTYPE, BY_SUFFIX, common, cpu, paired
@@ -57,7 +57,8 @@ def text(way: str) -> str:
 
 @pytest.fixture(scope="module", params=few(WAYS, [way for way in WAYS if way != "twin of tiles"]))
 def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
-    return c_build.build(text(request.param) + ENTRY).handle
+    source = text(request.param) + ENTRY
+    return twin_library(request, source) if WAYS[request.param][1] else c_build.build(source).handle
 
 
 def packed_of(library: ctypes.CDLL, matrix: torch.Tensor) -> torch.Tensor:
@@ -202,48 +203,3 @@ def test_a_compiler_that_does_not_know_tiles_builds_the_rest(tmp_path: Path):
     plain = [*cc.command, *cc.flags, "-S", str(source), "-o", str(tmp_path / "tiles.s")]
     subprocess.run(plain, check=True, capture_output=True)
     assert "tdpbf16ps" not in (tmp_path / "tiles.s").read_text()
-
-
-# --- memory
-
-CHECK = """
-static int check(int64_t rows, int64_t K, int64_t N, int turned) {
-    uint16_t *A = malloc((size_t)(rows * K) * 2), *B = malloc((size_t)(K * N) * 2);
-    float *C = malloc((size_t)(rows * N) * 4), *D = malloc((size_t)(rows * N) * 4);
-    uint16_t *packed = malloc((size_t)sn_packed_bf16(K, N, 1) * 2);
-    int bad = 0;
-    for (int64_t i = 0; i < rows * K; ++i) A[i] = sn_store_bf16((float)((i * 7) % 11 - 5));
-    for (int64_t i = 0; i < K * N; ++i) B[i] = sn_store_bf16((float)((i * 5) % 13 - 6));
-    for (int64_t i = 0; i < rows * N; ++i) D[i] = (float)(i % 3);
-    const int64_t stride_k = turned ? 1 : N, stride_n = turned ? K : 1;
-    sn_pack_bf16(packed, B, stride_k, stride_n, K, N, 1, SN_WIDTH);
-    sn_matmul_bf16((sn_rows_f32){C, N, 0}, (sn_rows_f32){D, N, 0}, (sn_rows_bf16){A, K, 0}, packed, rows, K,
-                   N);
-    for (int64_t r = 0; r < rows; ++r)
-        for (int64_t n = 0; n < N; ++n) {
-            float want = D[r * N + n];
-            for (int64_t k = 0; k < K; ++k)
-                want += sn_load_bf16(A[r * K + k]) * sn_load_bf16(B[k * stride_k + n * stride_n]);
-            bad += C[r * N + n] != want;
-        }
-    free(A), free(B), free(C), free(D), free(packed);
-    return bad;
-}
-int main(void) {
-    int64_t rows[] = {1, 3, 4, 33}, K[] = {1, 17, 32, 65}, N[] = {1, 33, 64};
-    int bad = 0;
-    for (int i = 0; i < 4; ++i)
-        for (int j = 0; j < 4; ++j)
-            for (int l = 0; l < 3; ++l) bad += check(rows[i], K[j], N[l], (i + j + l) & 1);
-    return bad != 0;
-}
-"""
-
-
-def test_no_byte_outside_is_read_or_written(tmp_path: Path):
-    """Under the sanitizers, as compiled for AMX, each of those instructions checked; else by their twin."""
-    if can_emulate_tiles():
-        source = "\n".join((common(), BY_SUFFIX["f32"].text, paired(1)))
-        assert " products of tiles" in run_sanitized(tmp_path, source + CHECK, has_tiles=True)
-    else:
-        run_sanitized(tmp_path, text("twin of tiles, few rows by floats") + CHECK)

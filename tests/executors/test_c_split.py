@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stepnet
-from c_programs import NOTHING, WIDE, Rows, can_emulate_tiles, run_sanitized
+from c_programs import NOTHING, WIDE, Rows, can_emulate_tiles, run_sanitized, twin_library
 from stepnet.executors.c import build as c_build
 from stepnet.executors.c import scan
 from stepnet.executors.c.products import BY_DTYPE, BY_SUFFIX, common, cpu, paired, precision, split
@@ -54,12 +54,13 @@ def text(tiles: int, is_fast: bool) -> str:
 @pytest.fixture(scope="module", params=WAYS)
 def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
     tiles, is_fast = WAYS[request.param]
-    return c_build.build(text(tiles, bool(is_fast)) + ENTRY).handle
+    source = text(tiles, bool(is_fast)) + ENTRY
+    return twin_library(request, source) if tiles else c_build.build(source).handle
 
 
 @pytest.fixture(scope="module")
-def tiles() -> ctypes.CDLL:
-    return c_build.build(text(2, True) + ENTRY).handle
+def tiles(request: pytest.FixtureRequest) -> ctypes.CDLL:
+    return twin_library(request, text(2, True) + ENTRY)
 
 
 def multiply(library, c, d, a, matrix, parts: int) -> None:
@@ -254,6 +255,28 @@ def test_where_results_are_compared_all_is_asked_for(machine):
 # --- memory
 
 CHECK = """
+static int check_pairs(int64_t rows, int64_t K, int64_t N, int turned) {
+    uint16_t *A = malloc((size_t)(rows * K) * 2), *B = malloc((size_t)(K * N) * 2);
+    float *C = malloc((size_t)(rows * N) * 4), *D = malloc((size_t)(rows * N) * 4);
+    uint16_t *packed = malloc((size_t)sn_packed_bf16(K, N, 1) * 2);
+    int bad = 0;
+    for (int64_t i = 0; i < rows * K; ++i) A[i] = sn_store_bf16((float)((i * 7) % 11 - 5));
+    for (int64_t i = 0; i < K * N; ++i) B[i] = sn_store_bf16((float)((i * 5) % 13 - 6));
+    for (int64_t i = 0; i < rows * N; ++i) D[i] = (float)(i % 3);
+    const int64_t stride_k = turned ? 1 : N, stride_n = turned ? K : 1;
+    sn_pack_bf16(packed, B, stride_k, stride_n, K, N, 1, SN_WIDTH);
+    sn_matmul_bf16((sn_rows_f32){C, N, 0}, (sn_rows_f32){D, N, 0}, (sn_rows_bf16){A, K, 0}, packed, rows, K,
+                   N);
+    for (int64_t r = 0; r < rows; ++r)
+        for (int64_t n = 0; n < N; ++n) {
+            float want = D[r * N + n];
+            for (int64_t k = 0; k < K; ++k)
+                want += sn_load_bf16(A[r * K + k]) * sn_load_bf16(B[k * stride_k + n * stride_n]);
+            bad += C[r * N + n] != want;
+        }
+    free(A), free(B), free(C), free(D), free(packed);
+    return bad;
+}
 static int check(int64_t rows, int64_t K, int64_t N, int turned, int64_t split) {
     float *A = malloc((size_t)(rows * K) * 4), *B = malloc((size_t)(K * N) * 4);
     float *C = malloc((size_t)(rows * N) * 4), *D = malloc((size_t)(rows * N) * 4);
@@ -286,13 +309,19 @@ int main(void) {
                 for (int l = 0; l < 2; ++l) bad += check(rows[i], K[j], N[l], (i + j + l) & 1, split);
         bad += check(70, 290, 16, 0, split);
     }
+    int64_t few_rows[] = {1, 3, 4, 33}, short_K[] = {1, 17, 32, 65}, some_N[] = {1, 33, 64};
+    for (int i = 0; i < 4; ++i)
+        for (int j = 0; j < 4; ++j)
+            for (int l = 0; l < 3; ++l)
+                bad += check_pairs(few_rows[i], short_K[j], some_N[l], (i + j + l) & 1);
     return bad != 0;
 }
 """
 
 
 def test_no_byte_outside_is_read_or_written(tmp_path: Path):
-    """Under the sanitizers, as compiled for AMX, each of those instructions checked; else by their twin."""
+    """Of floats and of bfloat16, under the sanitizers, as compiled for AMX, each of those instructions
+    checked; else by their twin."""
     if can_emulate_tiles():
         assert " products of tiles" in run_sanitized(tmp_path, text(1, True) + CHECK, has_tiles=True)
     else:

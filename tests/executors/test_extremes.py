@@ -34,6 +34,7 @@ def along(v, dim):
     return v.argmax(dim), v.argmin(dim, keepdim=True), least, largest.values, largest.indices
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.int8], ids=str)
 @pytest.mark.parametrize("turned", [False, True], ids=["as they lie", "turned"])
 def test_they_are_torchs(dtype, turned):

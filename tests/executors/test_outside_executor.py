@@ -14,6 +14,8 @@ from stepnet.executors.naive import PLAIN
 from stepnet.executors.registry import AUTO, backend_names, register, tried, unregister
 from stepnet.executors.setting import check_backend
 
+OPTIMISED = False
+
 
 @pytest.fixture
 def numpy():

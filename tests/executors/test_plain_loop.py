@@ -14,6 +14,8 @@ from stepnet.executors import naive
 from stepnet.executors.naive import PlainRun
 from stepnet.ir.loop import BackEdge, Concat, Invariant, Iteration, Last, Loop, Merged, Slice
 
+OPTIMISED = False
+
 
 class Body:
     """Adds what it is given; goes on while the sum is small."""

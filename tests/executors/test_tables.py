@@ -10,6 +10,7 @@ from stepnet.executors.c import scan
 from stepnet.executors.layout import Layout
 from stepnet.executors.loop import shift
 
+OPTIMISED = False
 LAYOUTS = {
     "ragged": Layout.ragged(torch.tensor([0, 2, 2, 3, 7]), False),
     "ragged, backwards": Layout.ragged(torch.tensor([0, 2, 2, 3, 7]), True),

@@ -14,6 +14,7 @@ from covering import few
 from outcomes import outcome
 from stepnet import LoDTensor
 
+OPTIMISED = False
 D, N, LENGTHS = torch.float64, 12, [3, 0, 1]
 Way = Callable[[Tensor], Tensor]
 

@@ -24,6 +24,7 @@ class Written:
         onnx.checker.check_model(str(path), full_check=True)
         options = runtime.SessionOptions()
         options.log_severity_level = 3
+        options.intra_op_num_threads = 1  # others spin while they wait
         self.session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         import stepnet.onnx
 

@@ -61,6 +61,7 @@ def test_resets_of_ragged_sequences(reverse, check_ragged):
     assert written.inputs == ["x", "first", "lengths"]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("sizes", [("LSTM", 4, 4), ("MinGRU", 4, 4), ("RWKVTimeMix", 4)], ids=lambda s: s[0])
 def test_no_steps(sizes, reverse, tmp_path):

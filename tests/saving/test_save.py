@@ -63,6 +63,7 @@ def in_onnx_runtime(path, types, outputs):
     runtime = pytest.importorskip("onnxruntime")
     options = runtime.SessionOptions()
     options.log_severity_level = 3
+    options.intra_op_num_threads = 1  # others spin while they wait
     session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     return elsewhere(
