@@ -12,7 +12,7 @@ import math
 SHORT = 1 << 27  # multiplications of a call that is a short one: milliseconds on one thread
 _FIRST, _MOST = 8, 512  # calls between two trials
 _TRIAL = 4  # calls that go the other way
-_TOLD = 2_000_000  # nanoseconds of calls that tell as much, however few they are
+_TOLD = 5_000_000  # nanoseconds of calls that tell as much, however few they are
 _SLOW = 4  # times what is usual: a call of all threads that had to wait
 _GAIN = 0.95  # of the time that is usual: what takes no less is no better
 
@@ -25,6 +25,7 @@ class Pace:
         self._usual, self._calls = math.inf, 0  # how long a row of those takes, and how many there were
         self._left = self._wait = _FIRST  # calls to the next trial, and from each trial to the next
         self._tried, self._spent, self._each = 0, 0, 0.0
+        self._trials = 0  # that are over
 
     def takes_all(self) -> bool:
         """Whether the next call is by all threads."""
@@ -42,19 +43,21 @@ class Pace:
         if self._each > _GAIN * calls * self._usual:
             self._wait = min(2 * self._wait, _MOST)
         elif self._tried == calls:
-            self.by_all, self._usual, self._wait = by_all, self._each / calls, _FIRST
-            self._calls = 0
+            self.by_all, self._usual, self._calls, self._wait = by_all, self._each / calls, calls, _FIRST
         else:
             return
         self._left, self._tried, self._spent, self._each = self._wait, 0, 0, 0.0
+        self._trials += 1
 
     def _note_usual(self, time: int, each: float) -> None:
-        self._calls += 1
         self._left -= 1
         waited = self.by_all and each > _SLOW * self._usual
-        told = self._wait == _FIRST and self._calls > 1 and self._calls * time >= _TOLD
+        told = self._trials == 0 and self._calls > 0 and self._calls * time >= _TOLD
         if waited or told:
             self._left = 0
-        # the first call finds nothing where it was; one that waited for others may be the only one
-        more = min(each, _SLOW * self._usual) - self._usual
-        self._usual = each if self._calls < 3 else self._usual + more / 8
+        if self._calls < 2 and self._trials == 0:  # the first call finds nothing where it was
+            self._usual = each
+        else:  # one that waited for others may be the only one
+            more = min(each, _SLOW * self._usual) - self._usual
+            self._usual += more / min(self._calls, 8)
+        self._calls += 1
