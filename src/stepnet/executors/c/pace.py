@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 SHORT = 1 << 27  # multiplications of a call that is a short one: milliseconds on one thread
-_FIRST, _MOST = 8, 512  # calls between two trials
+_FIRST, _MOST = 8, 256  # calls between two trials
 _TRIAL = 4  # calls that go the other way
 _TOLD = 5_000_000  # nanoseconds of calls that tell as much, however few they are
 _SLOW = 4  # times what is usual: a call of all threads that had to wait
