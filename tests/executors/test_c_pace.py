@@ -1,10 +1,14 @@
-"""Short calls by all threads or by one, whichever takes less."""
+"""Calls by all threads or by one, whichever takes less."""
 
 import pytest
 import torch
+from torch import nn
 
-import stepnet
+from stepnet import Recurrent, cells
+from stepnet.engine import plans
+from stepnet.executors.c import scan as c_scan
 from stepnet.executors.c.pace import Pace
+from stepnet.executors.c.scan import CScan
 
 
 def calls(pace, times, count):
@@ -35,6 +39,27 @@ def test_a_call_that_waits_is_noticed_at_once():
     assert calls(pace, {True: 20_000, False: 150}, 4000).count(True) < 40
 
 
+def test_long_calls_are_told_by_few_and_by_their_rows():
+    pace = Pace()
+    for rows in (10, 30, 20):
+        assert pace.by_all
+        pace.note(pace.takes_all(), rows * (10**6 if pace.takes_all() else 10**6 // 2), rows)
+    assert not pace.by_all
+
+
+class Diagonal(nn.Module):
+    def __init__(self, size, _):
+        super().__init__()
+        self.kept, self.taken = nn.Parameter(torch.rand(size)), nn.Parameter(torch.rand(size))
+
+    def forward(self, x, h):
+        h = torch.tanh(self.kept * h + self.taken * x)
+        return h, h
+
+    def initial_state(self, n):
+        return self.kept.new_zeros(n, *self.kept.shape)
+
+
 @pytest.fixture
 def two_threads():
     torch.set_num_threads(2)
@@ -42,16 +67,29 @@ def two_threads():
 
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("sequences", [1, 3])
-@pytest.mark.parametrize("cell", [stepnet.cells.MinGRU, stepnet.cells.LayerNormLSTM])
-def test_the_numbers_are_the_same(cell, sequences, monkeypatch):
-    run, x = stepnet.Recurrent(cell(96, 96)), torch.randn(40, sequences, 96)
-    found = []
-    with torch.no_grad():
-        run(x)
-        for by_all in (True, False):
-            noted = []
-            monkeypatch.setattr(Pace, "takes_all", lambda self, by_all=by_all: by_all)
-            monkeypatch.setattr(Pace, "note", lambda self, by_all, time, noted=noted: noted.append(by_all))
-            found.append(run(x)[0])
-            assert noted == [by_all]
-    assert torch.equal(*found)
+@pytest.mark.parametrize(
+    ("cell", "sharing"),
+    [(cells.MinGRU, "turns"), (Diagonal, "features"), (cells.LayerNormLSTM, "members")],
+    ids=["turns", "features", "members"],
+)
+def test_the_numbers_and_gradients_are_the_same(cell, sharing, sequences, monkeypatch):
+    plans.forget()  # a scan remembers how it shared the work of a layout
+    monkeypatch.setattr(c_scan, "FAR", 0)  # however small, weights that a step reads are far
+    monkeypatch.setattr(c_scan, "ALONE", 0)
+    torch.manual_seed(0)
+    run, x = Recurrent(cell(96, 96)), torch.randn(150, sequences, 96, requires_grad=True)
+    found, noted = [], []
+    monkeypatch.setattr(Pace, "note", lambda self, by_all, time, rows: noted.append(by_all))
+    shared, shared_out = set(), CScan.shared_out
+    monkeypatch.setattr(
+        CScan, "shared_out", lambda *given: (shared.add((how := shared_out(*given))[0]), how)[1]
+    )
+    for by_all in (True, False):
+        monkeypatch.setattr(Pace, "takes_all", lambda self, by_all=by_all: by_all)
+        noted.clear()
+        y = run(x)[0]
+        found.append([y, *torch.autograd.grad(y.sin().sum(), [x, *run.parameters()])])
+        assert set(noted) == {by_all}
+    assert sharing in shared
+    for by_threads, by_one in zip(*found, strict=True):
+        assert torch.equal(by_threads, by_one)

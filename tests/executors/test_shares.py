@@ -27,7 +27,7 @@ def threads(request):
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 @pytest.mark.parametrize("kind", [cells.LSTM, cells.LayerNormLSTM], ids=["LSTM", "LayerNormLSTM"])
 def test_numbers_do_not_depend_on_how_work_is_shared(monkeypatch, threads, together, lengths, kind):
-    def shared_out(self, layout, threads, small):
+    def shared_out(self, layout, threads):
         return ("members", threads) if together and layout.sequences else (None, 1)
 
     monkeypatch.setattr(CScan, "shared_out", shared_out)

@@ -180,7 +180,7 @@ class CScan:
         began = perf_counter_ns()
         run(c_threads.pool(placed.used), desk.address)
         if pace is not None:
-            pace.note(by_all, perf_counter_ns() - began)
+            pace.note(by_all, perf_counter_ns() - began, layout.rows)
         self._desks.give_back(desk)
         if self._may_fail and made[""]:
             raise _fault(self.source.program, int(made[""]))
@@ -192,24 +192,39 @@ class CScan:
 
     def _place(self, layout: Layout, threads: int, split: int) -> Placed:
         """What the arguments of a call are for these sequences, on at most so many threads."""
-        placed = self._placed_on(layout, threads, split)
-        short = ALONE <= layout.rows * self._row_work < SHORT
-        if threads == 1 or not short or self.source.program.sums:  # whose parts are as many as the threads
+        placed, work = self._placed_on(layout, threads, split), layout.rows * self._row_work
+        # where each has sequences of its own, sums have as many parts as there are threads
+        meets = placed.sharing is not None or (work < SHORT and not self.source.program.sums)
+        if threads == 1 or work <= ALONE or not meets:
             return placed
         kind = threads, layout.sequences, layout.rows.bit_length()
         if kind not in self._paces:
             while len(self._paces) >= _MOST_KINDS:
                 self._paces.pop(next(iter(self._paces)), None)
             self._paces[kind] = Pace()
-        return placed._replace(pace=self._paces[kind], alone=self._placed_on(layout, 1, split))
+        return placed._replace(pace=self._paces[kind], alone=self._by_one(placed, split))
 
-    def _placed_on(self, layout: Layout, threads: int, split: int) -> Placed:
+    def _by_one(self, placed: Placed, split: int) -> Placed:
+        """A placement on one thread, which adds the same numbers in the same order."""
+        layout, shares = placed.layout, 1
+        if self.source.program.sums:
+            if placed.sharing == "turns":
+                return placed._replace(used=1)
+            if placed.sharing == "members":  # one share has the rows of one member
+                shares = min(placed.used, layout.sequences)
+        return self._placed_on(layout, shares, split, alone=True)
+
+    def _placed_on(self, layout: Layout, threads: int, split: int, alone: bool = False) -> Placed:
+        """`alone`: on one thread, which does what those threads would; sums as their rows came together."""
+        in_turn = alone and bool(self.source.program.sums)
         small = layout.rows * self._row_work < ALONE
-        sharing, members = (None, 1) if threads < 2 else self.shared_out(layout, threads, small)
+        sharing, members = (None, 1)
+        if threads > 1 and not alone and not small:
+            sharing, members = self.shared_out(layout, threads)
         source = self._code(sharing).source
         slots = 1 if small or sharing is not None else max(1, min(threads, layout.sequences))
         count = -(-layout.sequences // slots)
-        whole = self.step_bytes or sharing is not None
+        whole = self.step_bytes or sharing is not None or in_turn
         turns = 1 if whole else -(-count // max(1, NEAR // max(source.space[1], 1)))
         count = -(-count // max(turns, 1))
         copies = members if sharing == "turns" else 1  # of what a chunk of steps reads
@@ -222,7 +237,7 @@ class CScan:
         share_bytes = padded(share_bytes + 64 * members)
         packed_at, at = [], share_bytes * slots
         shares = slots * max(turns, 1)
-        order = layout.dealt(shares)
+        order = layout.order if in_turn else layout.dealt(shares)
         for name, heads, k, n in source.packed:
             packed_at.append(at)
             product = BY_DTYPE[source.program.value(name).dtype]
@@ -230,15 +245,16 @@ class CScan:
         worth = next(rows for size, rows in WORTH_PACKING if self._matrix_bytes >= size)
         few = layout.rows < worth and sharing in (None, "members")
         head = (
-            layout.sequences, shares, layout.steps, layout.stride, slots, chunk, int(sharing is not None),
-            split, int(few), data_ptr(layout.starts), data_ptr(layout.lengths), data_ptr(order),
+            layout.sequences, shares, layout.steps, layout.stride, slots, chunk,
+            members if sharing is not None else 0, split, int(few),
+            data_ptr(layout.starts), data_ptr(layout.lengths), data_ptr(order),
         )  # fmt: skip
         assert len(head) + 2 == len(FIXED)
         return Placed(
             layout,
             order,
             (threads, split),
-            members if sharing is not None else threads,
+            1 if alone else members if sharing is not None else threads,
             sharing,
             head,
             share_bytes,
@@ -271,18 +287,18 @@ class CScan:
             tables.append(_table(at, name, (1,), torch.int64, zeros))
         return tuple(tables)
 
-    def shared_out(self, layout: Layout, threads: int, small: bool = False) -> tuple[Sharing | None, int]:
+    def shared_out(self, layout: Layout, threads: int) -> tuple[Sharing | None, int]:
         """How threads share all rows, and how many; none where each has sequences of its own.
 
         They work on one step at a time where there are more of them than sequences, or they are few and no
         cache holds its weights, and each has enough to read to pay for the meetings. Where sequences are
-        dealt unevenly, they take turns, or some features each, unless all is little work.
+        dealt unevenly, they take turns, or some features each.
         """
         members = min(threads, self.step_bytes // MEMBER_BYTES)
         few = FEW_TO_READ_FAR if self.step_bytes > FAR and members > 1 else members - 1
         if 0 < layout.sequences <= few:
             return "members", members
-        if not small and self.for_few is not None and is_uneven(layout, threads):
+        if self.for_few is not None and is_uneven(layout, threads):
             if self.for_few == "turns" and self._by_turns is not None:
                 return "turns", threads
             if self.features is not None and self.features.parts > 1 and self._by_features is not None:

@@ -5,7 +5,8 @@
 #define SN_SCAN_H
 
 /* Row of sequence b at step t: start[b] + t * stride. Threads deal the shares out, `slots` at a time; each has a
- * workspace of space_bytes. `chunk` steps are made ready at a time. together: 1 if all threads are on one share.
+ * workspace of space_bytes. `chunk` steps are made ready at a time. together: how many threads are to be on one share,
+ * if all are; else 0.
  * split: the numbers of bfloat16 that a float is split in for products (sn_split.h), 0 for none.
  * few: 1 if there are so few rows that matrices are read as they lie, where they can be.
  * order: as the shares have them, each its own from the longest on. */

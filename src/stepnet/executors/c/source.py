@@ -125,6 +125,7 @@ class _Writer:
                 "scratch": scratch,
                 "sums": sums,
                 "by_step": [] if after else sums,
+                "by_turn": sums if self.turns else [],
                 "stages": "\n".join(stages),
                 "after": "\n".join(after),
                 "late": late,
