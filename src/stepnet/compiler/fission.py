@@ -138,7 +138,7 @@ def _in_place(cut: _Cut, body: Graph, pulled: Set[str]) -> None:
             else:
                 after.append(node)
                 late.update(node.outputs)
-        if inside:
+        if any(node.op == "matmul" for node in inside):  # a vector per sequence is as well spread
             cut.maps[d : d + 1] = [before, after]
             cut.scans.insert(d + 1, inside)
             cut.carries.insert(d + 1, [])
