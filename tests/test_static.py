@@ -303,3 +303,35 @@ def test_a_changed_structure_is_told_without_it():
     x, h = data(LENGTHS)
     with pytest.raises(StepError, match=r"expected: state \*"):
         recurrent(lambda x, h, m: (h, (h, h)), x, h, static=torch.zeros(4, 1))
+
+
+def attended(q, memory):
+    weights = torch.softmax(torch.einsum("nh,nmh->nm", q, memory), -1)
+    return torch.einsum("nm,nmh->nh", weights, memory)
+
+
+@pytest.mark.parametrize("asks", ["x", "state", "twice"])
+def test_memory_read_beside_no_state_is_never_spread(asks):
+    """Nor does a row hold its part of the gradient: it is summed in the scan."""
+    weight = torch.randn(4, 4, dtype=torch.float64, requires_grad=True)
+
+    def step(x, h, memory):
+        h = torch.tanh(x + h @ weight)
+        context = attended((x if asks == "x" else h) @ weight, memory)
+        return (attended(context @ weight, memory) if asks == "twice" else context), h
+
+    x = LoDTensor.from_lengths(torch.randn(6, 4, dtype=torch.float64), [[4, 2]])
+    h, memory = torch.zeros(2, 4, dtype=torch.float64), torch.randn(2, 5, 4, dtype=torch.float64)
+    as_the_plain_loop(step, *wanting((x, h)), "c", static=wanting(memory), rtol=1e-9, atol=1e-9)
+    compiled = explain(step, x, h, static=memory.requires_grad_(), backend="c")
+    assert compiled.executor == "c"
+    assert "spread" not in str(compiled)
+
+
+def test_a_result_of_another_type_stays_out_of_the_scan():
+    """Generated C computes in one type."""
+    x, h = torch.randn(6, 4), torch.zeros(2, 4)
+    x = LoDTensor.from_lengths(x, [[4, 2]])
+    as_the_plain_loop(
+        lambda x, h: (torch.tanh(x + h).double() * 2, torch.tanh(x + h)), x, h, "c", rtol=1e-6, atol=1e-6
+    )

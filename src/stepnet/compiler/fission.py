@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from stepnet.ir.graph import Graph, Node, in_order
-from stepnet.ir.ops import OPS, VIEWS, Stage, is_cheap
+from stepnet.ir.ops import OPS, ROUNDED, VIEWS, Stage, is_cheap
 from stepnet.ir.plan import Carry, LoopPlan, Region
 
 
@@ -113,7 +113,38 @@ def _fuse(cut: _Cut, body: Graph) -> None:
     for d in range(deepest, 1, -1):
         if _join(body, maps, scans, carries, d):
             _sink(body, maps[d - 2], scans[d - 1], carries[d - 1], pulled)
+    if ROUNDED.isdisjoint(_types(body, body.nodes)):  # else what is compared in backward rounds otherwise
+        _in_place(cut, body, pulled)
     _sink_views(body, cut.once, scans)
+
+
+def _in_place(cut: _Cut, body: Graph, pulled: Set[str]) -> None:
+    """What belongs into a scan and is still in a map, as between products, gets a scan of its own, which
+    carries nothing."""
+    d = 0
+    while d < len(cut.maps):
+        before, inside, after = [], [], []
+        types: set[str] = set()
+        made: set[str] = set()  # in the scan
+        late: set[str] = set()  # behind it
+        for node in in_order(cut.maps[d]):
+            free = node.outputs[0] in pulled and _fusible(body, node, pulled) and late.isdisjoint(node.inputs)
+            if free and _agree(types | _types(body, [node])):
+                inside.append(node)
+                types |= _types(body, [node])
+                made.update(node.outputs)
+            elif late.isdisjoint(node.inputs) and made.isdisjoint(node.inputs):
+                before.append(node)
+            else:
+                after.append(node)
+                late.update(node.outputs)
+        if any(node.op == "matmul" for node in inside):  # a vector per sequence is as well spread
+            cut.maps[d : d + 1] = [before, after]
+            cut.scans.insert(d + 1, inside)
+            cut.carries.insert(d + 1, [])
+            _absorb(body, after, inside, [], pulled)
+            _sink(body, before, inside, [], pulled)
+        d += 1
 
 
 def _regions(cut: _Cut, body: Graph) -> tuple[Region, ...]:
@@ -241,15 +272,27 @@ def _fusible(body: Graph, node: Node, pulled: Set[str] = frozenset()) -> bool:
     return cheap and floats
 
 
+def _types(body: Graph, nodes: Iterable[Node]) -> set[str]:
+    return {body.values[name].dtype for node in nodes for name in (*node.inputs, *node.outputs) if name}
+
+
+def _agree(types: Set[str]) -> bool:
+    """Whether one scan of generated C computes in these types: in float64, or in others."""
+    return "float64" not in types or types.isdisjoint({"float32", *ROUNDED})
+
+
 def _absorb(body: Graph, after: list[Node], scan: list[Node], carries: list[Carry], pulled: Set[str]) -> None:
     """Cheap ops of the map after a scan move into it, as long as all they read is at hand there."""
     late = {name for node in after for name in node.outputs}
     at_hand = {name for node in scan for name in node.outputs} | {c.parameter for c in carries}
+    types = _types(body, scan)
     left = []
     for node in after:
         near = any(name in at_hand for name in node.inputs) or node.outputs[0] in pulled
-        if near and _fusible(body, node, pulled) and not any(name in late for name in node.inputs):
+        fits = _fusible(body, node, pulled) and _agree(types | _types(body, [node]))
+        if near and fits and not any(name in late for name in node.inputs):
             scan.append(node)
+            types |= _types(body, [node])
             at_hand.update(node.outputs)
             late.difference_update(node.outputs)
         else:
@@ -271,6 +314,7 @@ def _sink(
     users = body.users()
     turned = {c.result for c in carries}
     shifted = {name for node in before if node.op == "shift" for name in node.inputs}
+    types = _types(body, scan)
     left = []
     stay: set[int] = set()
     for node in reversed(before):
@@ -281,10 +325,12 @@ def _sink(
             and (only is None or id(node) in only)
             and stay.isdisjoint(reading)
             and _fusible(body, node, pulled)
+            and _agree(types | _types(body, [node]))
             and node.op != "sum_rows"
             and not shifted.intersection(node.outputs)
         ):
             scan.append(node)
+            types |= _types(body, [node])
             inside.add(id(node))
         else:
             left.append(node)
