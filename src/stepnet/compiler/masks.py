@@ -145,7 +145,7 @@ class Masks:
         mask, rest = self._split(z, index)
         if mask is None:
             return NotImplemented
-        return self._pick(z[(*[slice(None)] * mask.dim(), *rest)] if rest else z, mask)
+        return self._pick(_part(z, mask, rest), mask)
 
     def select(self, z: Tensor, mask: Tensor) -> Any:
         """`torch.masked_select`."""
@@ -206,12 +206,9 @@ class Masks:
         mask = self._mask_of(index)
         if dim % max(z.dim(), 1) or not _is_mask(z, mask):
             return NotImplemented
-        value = value if isinstance(value, Tensor) else torch.full((), value, dtype=z.dtype)
-        if op.startswith("add"):
-            value = z + alpha * self._put(torch.zeros_like(z), mask, value)
-        else:
-            value = self._put(z, mask, value)
-        return self._given(z, value, op.endswith("_"))
+        value = _like(z, value)
+        put = self._added(z, mask, value, alpha) if op.startswith("add") else self._put(z, mask, value)
+        return self._given(z, put, op.endswith("_"))
 
     def select_rows(self, z: Tensor, dim: int, index: Tensor) -> Any:
         """`z.index_select(0, numbers)`."""
@@ -225,8 +222,7 @@ class Masks:
         mask, rest = self._split(z, index)
         if mask is None:
             return NotImplemented
-        value = value if isinstance(value, Tensor) else torch.full((), value, dtype=z.dtype)
-        part = z[(*[slice(None)] * mask.dim(), *rest)] if rest else z
+        value, part = _like(z, value), _part(z, mask, rest)
         part.copy_(self._put(part, mask, value))
         return None
 
@@ -237,11 +233,8 @@ class Masks:
         mask = self._mask_of(indices[0]) if len(indices) == 1 else None
         if mask is None or not _is_mask(z, mask):
             return NotImplemented
-        if accumulate:
-            values = z + self._put(torch.zeros_like(z), mask, values)
-        else:
-            values = self._put(z, mask, values)
-        return self._given(z, values, in_place)
+        put = self._added(z, mask, values) if accumulate else self._put(z, mask, values)
+        return self._given(z, put, in_place)
 
     def scatter(self, z: Tensor, mask: Tensor, source: Tensor, *, in_place: bool = False) -> Any:
         """`z.masked_scatter(mask, source)`."""
@@ -257,6 +250,10 @@ class Masks:
         else:
             self._whole[id(put)] = put
         return put
+
+    def _added(self, z: Tensor, mask: Tensor, value: Tensor, alpha: float = 1) -> Tensor:
+        put = self._put(torch.zeros_like(z), mask, value)
+        return z + (put if alpha == 1 else alpha * put)
 
     def _put(self, z: Tensor, mask: Tensor, value: Tensor) -> Tensor:
         inner = z.dim() - mask.dim()
@@ -293,6 +290,15 @@ def _is_mask(z: Tensor, mask: Any) -> bool:
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or not _has_rows(mask):
         return False
     return isinstance(mask.shape[0], torch.SymInt) and str(z.shape[: mask.dim()]) == str(mask.shape)
+
+
+def _part(z: Tensor, mask: Tensor, rest: tuple[Any, ...]) -> Tensor:
+    """What is said of z behind its mask."""
+    return z[(*[slice(None)] * mask.dim(), *rest)] if rest else z
+
+
+def _like(z: Tensor, value: Any) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.full((), value, dtype=z.dtype)
 
 
 def _beside(mask: Tensor, z: Tensor) -> Tensor:

@@ -14,9 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from stepnet.ir.graph import Graph, Node, Value, in_order
-from stepnet.ir.ops import FLOATS, OPS, RANDOM, Stage
+from stepnet.ir.ops import FLOATS, OPS, RANDOM, ROUNDED, Stage
 
-from .builder import ROUNDED
 from .normal import Joint
 
 _MOVES = frozenset({"reshape", "permute", "expand", "flip", "neg", "copy"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -56,6 +56,17 @@ class Info:
         if default is not None and not _alike(value, default):
             raise Misfit(f"attribute '{name}' is of another type", value, f"as {default!r}")
         return value
+
+    def choice(self, name: str, known: Collection[str], default: str) -> str:
+        """An attribute that is one of some words.
+
+        Raises:
+            Misfit: it is another one.
+        """
+        found = self.get(name, default)
+        if found not in known:
+            raise Misfit(f"attribute '{name}' is not known", found, ", ".join(known))
+        return found
 
     def has(self, index: int) -> bool:
         """Whether an input is connected."""

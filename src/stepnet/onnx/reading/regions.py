@@ -18,17 +18,10 @@ _MODES = {"linear": "bilinear", "bilinear": "bilinear", "nearest": "nearest", "c
           "bicubic": "bicubic"}  # fmt: skip
 
 
-def _of(node: Info, name: str, default: str, known: Any) -> str:
-    found = node.get(name, default)
-    if found not in known:
-        raise Misfit(f"attribute '{name}' is not known", found, ", ".join(known))
-    return found
-
-
 @op("GridSample", inputs=(2, 2))
 def _grid_sample(node: Info) -> Run:
-    mode = _MODES[_of(node, "mode", "linear", _MODES)]
-    padding = _of(node, "padding_mode", "zeros", ("zeros", "border", "reflection"))
+    mode = _MODES[node.choice("mode", _MODES, "linear")]
+    padding = node.choice("padding_mode", ("zeros", "border", "reflection"), "zeros")
     corners = bool(node.get("align_corners", 0))
     return lambda x, grid: F.grid_sample(x, grid.to(x.dtype), mode, padding, corners)
 
@@ -67,8 +60,8 @@ def _col2im(node: Info) -> Run:
 @op("RoiAlign", inputs=(3, 3))
 def _roi_align(node: Info) -> Run:
     old = "output_half_pixel" if node.opset < 16 else "half_pixel"
-    where = _of(node, "coordinate_transformation_mode", old, ("half_pixel", "output_half_pixel"))
-    mode, scale = _of(node, "mode", "avg", ("avg", "max")), node.get("spatial_scale", 1.0)
+    where = node.choice("coordinate_transformation_mode", ("half_pixel", "output_half_pixel"), old)
+    mode, scale = node.choice("mode", ("avg", "max"), "avg"), node.get("spatial_scale", 1.0)
     sizes, ratio = [node.get("output_height", 1), node.get("output_width", 1)], node.get("sampling_ratio", 0)
     half = where == "half_pixel"
 

@@ -16,16 +16,9 @@ _KINDS = {"nearest": "nearest", "linear": "linear", "cubic": "cubic"}
 _POLICIES = ("stretch", "not_larger", "not_smaller")
 
 
-def _of(node: Info, name: str, default: str, known: Sequence[str]) -> str:
-    found = node.get(name, default)
-    if found not in known:
-        raise Misfit(f"attribute '{name}' is not known", found, ", ".join(known))
-    return found
-
-
 @op("Upsample", inputs=(1, 2))
 def _upsample(node: Info) -> Run:
-    how = Resizing(_of(node, "mode", "nearest", ["nearest", "linear"]), "asymmetric", "floor")
+    how = Resizing(node.choice("mode", ["nearest", "linear"], "nearest"), "asymmetric", "floor")
     scales = node.numbers(1, "scales")
 
     def upsample(*inputs: Any) -> Tensor:
@@ -38,10 +31,10 @@ def _upsample(node: Info) -> Run:
 def _resize(node: Info) -> Run:
     if node.opset < 11:
         return _upsample(node)
-    kind = _of(node, "mode", "nearest", [*_KINDS])
-    where = _of(node, "coordinate_transformation_mode", "half_pixel", [*WHERE, "tf_crop_and_resize"])
-    rounding = _of(node, "nearest_mode", "round_prefer_floor", [*ROUNDED])
-    policy = _of(node, "keep_aspect_ratio_policy", "stretch", _POLICIES)
+    kind = node.choice("mode", _KINDS, "nearest")
+    where = node.choice("coordinate_transformation_mode", [*WHERE, "tf_crop_and_resize"], "half_pixel")
+    rounding = node.choice("nearest_mode", ROUNDED, "round_prefer_floor")
+    policy = node.choice("keep_aspect_ratio_policy", _POLICIES, "stretch")
     smooth, inside = bool(node.get("antialias", 0)), bool(node.get("exclude_outside", 0))
     if where == "tf_crop_and_resize":
         raise Misfit("attribute 'coordinate_transformation_mode' is not read", where, ", ".join(WHERE))
