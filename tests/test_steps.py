@@ -58,6 +58,23 @@ def test_none_and_no_sequences():
     assert recurrent(step, steps=2, state=h[:0])[0].shape == (2, 0, 1)
 
 
+def test_the_step_says_its_initial_state_where_steps_say_how_many_sequences_there_are():
+    class Booting(torch.nn.Module):
+        def initial_state(self, n: int) -> Tensor:
+            return torch.ones(n, 4)
+
+        def forward(self, x: None, h: Tensor) -> tuple[Tensor, Tensor]:
+            return step(x, h)
+
+    for steps in ([2, 0, 3], []):
+        y, last = recurrent(Booting(), steps=steps)
+        expected = recurrent(step, steps=steps, state=torch.ones(len(steps), 4))
+        assert y.lengths().tolist() == steps
+        torch.testing.assert_close((y.values, last), (expected[0].values, expected[1]))
+    with pytest.raises(StepError, match="how many sequences"):
+        recurrent(Booting(), steps=2)
+
+
 @pytest.mark.parametrize("backend", ["naive", "c"])
 def test_an_output_fed_back_as_the_next_input(backend):
     table = torch.randn(5, 3, requires_grad=True)

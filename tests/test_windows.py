@@ -80,6 +80,24 @@ def test_law(backend):
     law()
 
 
+@pytest.mark.parametrize(
+    "asked", [{"checkpoint": 2}, {"detach_every": 2}, {"checkpoint": 1, "detach_every": 2}]
+)
+@pytest.mark.parametrize("backend", ["naive", "c"])
+def test_tangents(backend, asked):
+    """Those of the loop by hand: what is detached has none."""
+    lengths = [5, 0, 3]
+    rows, state = (leaf for leaf in inputs(lengths))
+    with torch.autograd.forward_ad.dual_level():
+        h = tuple(torch.autograd.forward_ad.make_dual(leaf.detach(), torch.ones_like(leaf)) for leaf in state)
+        x = LoDTensor.from_lengths(rows.detach(), [lengths])
+        y, final = recurrent(CELL, x, h, backend=backend, **asked)
+        expected = by_hand(list(x), h, asked.get("detach_every"), False)
+        for found, wanted in zip((y.values, *final), expected, strict=True):
+            found, wanted = (torch.autograd.forward_ad.unpack_dual(t).tangent for t in (found, wanted))
+            torch.testing.assert_close(found, wanted, **CLOSE)
+
+
 @pytest.mark.parametrize("how", ["checkpoint", "detach_every"])
 @pytest.mark.parametrize("kind", ["tensor", "axis 1", "packed", "reset", "inner level", "outer level"])
 def test_all_that_a_recurrence_takes(kind, how):

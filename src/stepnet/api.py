@@ -236,7 +236,10 @@ def _in_graph(step: Any, x: Any, state: Any, how: _How) -> Any:
     if torch._C._are_functorch_transforms_active():
         return apart(outside, "stepnet: a recurrence inside a transform of torch.func is no part of a graph")
     function = TorchCell(step) if isinstance(step, nn.RNNCellBase) else step
-    rows = clock(x, state, steps, how.axis).rows if steps is not None else x
+    rows = x
+    if steps is not None:
+        of_time, state = clock(function, x, state, steps, how.axis)
+        rows = of_time.rows
     static = side_by_side(how.static)
     plain = resets is None and steps is None and how.checkpoint is None and how.detach_every is None
     if not can_be_node(rows, static, level, plain):
@@ -273,7 +276,7 @@ def _outside(step: Any, x: Any, state: Any, how: _How) -> Any:
     compiling = torch.compiler.is_compiling()  # a compiled loop is one call out of the compiled region
     if steps is not None:
         refuse_proxies((x, steps))
-        x = clock(x, state, steps, axis)
+        x, state = clock(step, x, state, steps, axis)
     if static is not None:
         together: Any = torch.compiler.disable(state_with_static) if compiling else state_with_static
         state = together(step, x, state, static, level, axis)

@@ -10,7 +10,7 @@ import torch
 
 from covering import few
 
-from . import frames, models, orders
+from . import calls, frames, models, orders
 from .compare import Declined, check
 from .seeds import held
 from .steps import make_case
@@ -69,6 +69,16 @@ def test_frames(seed):
 @pytest.mark.parametrize("seed", few(range(40), (5, 39)))
 def test_orders(seed):
     assert orders.difference(seed, "eager") is None
+
+
+@pytest.mark.parametrize("seed", few(range(40), (3, 8)))
+def test_calls(seed):
+    assert calls.check(seed) is None
+
+
+def test_a_call_that_differs_is_told(monkeypatch):
+    monkeypatch.setattr(calls.Call, "options", lambda call: {})  # none of them is heard of
+    assert "result 0" in str(calls.check(8))
 
 
 def test_a_frame_that_differs_is_told(monkeypatch):

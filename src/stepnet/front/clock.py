@@ -12,21 +12,24 @@ from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import flatten
 from stepnet.errors import StepError
 
-from .step import Clock
+from .step import Clock, boot_state
 
 
-def clock(x: Any, state: Any, steps: Any, axis: int) -> Clock:
-    """The input of a loop that has none, for the sequences of a state.
+def clock(step: Any, x: Any, state: Any, steps: Any, axis: int) -> tuple[Clock, Any]:
+    """The input of a loop that has none, for the sequences of a state; and that state.
 
     Args:
+        step: what says the initial state, if `steps` says how many sequences there are.
         x: must be None.
-        state: the initial state, one row per sequence.
+        state: the initial state, one row per sequence; or None.
         steps: how many for all sequences, or a number for each.
         axis: the time axis of a y of tensors.
 
     Raises:
         StepError: the arguments do not fit.
     """
+    if state is None and isinstance(steps, (Tensor, list, tuple)) and hasattr(step, "initial_state"):
+        state = boot_state(step, len(steps))
     leaves = [leaf for leaf in flatten(state)[0] if isinstance(leaf, Tensor) and leaf.dim()]
     if x is not None or not leaves:
         raise StepError(
@@ -37,13 +40,17 @@ def clock(x: Any, state: Any, steps: Any, axis: int) -> Clock:
     like = leaves[0]
     if isinstance(steps, int) and not isinstance(steps, bool) and steps >= 0:
         rows = torch.zeros(steps, like.shape[0], 1, device=like.device)
-        return Clock(rows.movedim(0, axis) if axis else rows)
+        return Clock(rows.movedim(0, axis) if axis else rows), state
     if not isinstance(steps, (Tensor, list, tuple)):
         raise StepError("steps must be a number, or one for each sequence", got=repr(steps))
     known: list[int] = []  # to Dynamo, numbers that may change from call to call
     if in_graph.is_followed() and not isinstance(steps, Tensor) and all(type(n) is int for n in steps):
         known = [*steps]
-    lengths = torch.empty(len(steps), dtype=torch.int64) if known else torch.as_tensor(steps)
+    lengths = (
+        torch.empty(len(steps), dtype=torch.int64)
+        if known
+        else torch.as_tensor(steps, dtype=None if len(steps) else torch.int64)
+    )
     if lengths.dim() != 1 or len(lengths) != like.shape[0] or lengths.is_floating_point():
         raise StepError(
             "steps must be a number, or one for each sequence",
@@ -52,5 +59,6 @@ def clock(x: Any, state: Any, steps: Any, axis: int) -> Clock:
         )
     if in_graph.is_followed():
         rows, lod = in_graph.of_lengths(lengths, known)
-        return Clock(LoDTensor._make(rows.to(like.device), lod))
-    return Clock(LoDTensor.from_lengths(torch.zeros(int(lengths.sum()), 1, device=like.device), [lengths]))
+        return Clock(LoDTensor._make(rows.to(like.device), lod)), state
+    rows = torch.zeros(int(lengths.sum()), 1, device=like.device)
+    return Clock(LoDTensor.from_lengths(rows, [lengths])), state

@@ -137,7 +137,7 @@ def explain(
         backend = step.backend if backend is None else backend
         step = step.step
     if steps is not None:
-        x = clock(x, state, steps, axis)
+        x, state = clock(step, x, state, steps, axis)
     if static is not None:
         state = state_with_static(step, x, state, static, level, axis)
     if resets is not None:
