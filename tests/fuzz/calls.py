@@ -386,7 +386,7 @@ def check(seed: int, backend: str = "auto") -> str | None:
         except Exception as error:
             return f"{call}\n{type(error).__name__}: {error}"
     if not call.n:  # by hand nothing is run, so that there is nothing to differentiate
-        ours = [t for t in ours[: len(plain)] if t is not None]
+        ours, plain = ours[:1], plain[:1]
     if len(ours) != len(plain):
         return f"{call}\n{len(ours)} results and gradients, not {len(plain)}"
     for k, (a, b) in enumerate(zip(ours, plain, strict=True)):
