@@ -5,6 +5,9 @@ OpenVINO (2026.4, CPU) drops an input that a body does not need, and with it the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import torch
 
 from stepnet.openvino.element_types import by_name
@@ -12,6 +15,7 @@ from stepnet.openvino.records import Layer, Port, PortMap, PortRow
 from stepnet.openvino.writing.edit import Editor
 
 _INT64 = by_name("i64", "")
+_END = 2**63 - 1  # as far as there is, for a Slice
 
 
 def told_count(edit: Editor, layer: Layer) -> None:
@@ -23,14 +27,42 @@ def told_count(edit: Editor, layer: Layer) -> None:
         return
     trips = _count(edit, layer, sliced[0])
     goes_on = edit.constant(torch.tensor(True), near=layer)
+    _drop(layer, body, sliced)
     first = 1 + max(port.id for port in (*layer.inputs, *layer.outputs))
     ports = [Port(first + i, edit.port(s).type, edit.port(s).shape) for i, s in enumerate((trips, goes_on))]
     layer.inputs = (*ports, *layer.inputs)
     layer.sources = (trips, goes_on, *layer.sources)
     result = body.result(body.constant(torch.tensor(True), near=layer), near=layer)
     condition = PortRow(-1, result, None, 0, -1, 1, 1, "execution_condition")
-    layer.maps[""] = PortMap(rows.inputs, (*rows.outputs, condition))
+    kept = tuple(row for row in rows.inputs if row.axis is None)
+    layer.maps[""] = PortMap(kept, (*(_forwards(edit, layer, row) for row in rows.outputs), condition))
     layer.type, layer.version = "Loop", "opset5"
+    body.done()
+
+
+def _drop(layer: Layer, body: Editor, rows: Sequence[PortRow]) -> None:
+    """Take inputs away from a loop, and what they feed: OpenVINO refuses a Loop that cuts them as it does not."""
+    ports = {row.external for row in rows}
+    kept = [i for i, port in enumerate(layer.inputs) if port.id not in ports]
+    layer.inputs = tuple(layer.inputs[i] for i in kept)
+    layer.sources = tuple(layer.sources[i] for i in kept)
+    body.drop_dead()
+    body.net.parameters = tuple(i for i in body.net.parameters if i not in {row.internal for row in rows})
+    body.drop_dead()
+
+
+def _forwards(edit: Editor, layer: Layer, row: PortRow) -> PortRow:
+    """An output joined from the back, joined from the front and turned: OpenVINO has no Loop that does the
+    first."""
+    if row.axis is None or row.stride != -1:
+        return row
+    index = [port.id for port in layer.outputs].index(row.external)
+    source, port = (layer.id, index), layer.outputs[index]
+    numbers = [edit.numbers([v], near=layer) for v in (-1, -_END, -1, row.axis)]
+    turned = edit.add("Slice", [source, *numbers], [(port.type, port.shape)], version="opset8", near=layer)
+    edit.replace_output(source, (turned.id, 0))
+    edit.rewire(turned, 0, source)
+    return replace(row, start=0, end=-1, stride=1)
 
 
 def _count(edit: Editor, layer: Layer, row: PortRow) -> tuple[int, int]:
