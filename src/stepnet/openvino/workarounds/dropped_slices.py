@@ -41,7 +41,7 @@ def told_count(edit: Editor, layer: Layer) -> None:
 
 
 def _drop(layer: Layer, body: Editor, rows: Sequence[PortRow]) -> None:
-    """Take inputs away from a loop, and what they feed: OpenVINO refuses a Loop that cuts them as it does not."""
+    """Take inputs away from a loop, and what they feed: OpenVINO refuses a Loop that cuts them backwards."""
     ports = {row.external for row in rows}
     kept = [i for i, port in enumerate(layer.inputs) if port.id not in ports]
     layer.inputs = tuple(layer.inputs[i] for i in kept)
