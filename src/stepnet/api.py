@@ -251,6 +251,8 @@ def _in_graph(step: Any, x: Any, state: Any, how: _How) -> Any:
     if resets is not None:
         asked = resets if isinstance(resets, Resets) else Resets(is_init=resets)
         marks, fresh, kind = asked.marks, asked.state, "done" if asked.is_init is None else "is_init"
+        if isinstance(marks, PackedSequence):
+            marks = LoDTensor.from_packed(marks)
         if fresh is None and boots:
             fresh = boot_state(function, n)
     if state is None:
@@ -537,9 +539,18 @@ def _from_graph(step: Any, x: Any, state: Any, *, resets: dict[str, Any] | None 
 
 
 def _plan_of(
-    step: Any, x: Any, state: Any, *, static: Any = None, reverse: bool, axis: int, backend: Backend | None
+    step: Any,
+    x: Any,
+    state: Any,
+    *,
+    static: Any = None,
+    reverse: bool,
+    axis: int,
+    backend: Backend | None,
+    **windows: Any,
 ) -> tuple[Ready, dict[str, Tensor], list[Tensor]] | None:
-    """The plan by which a call in a graph runs, its constants and its weights; None where it has no plan."""
+    """The plan by which a call in a graph runs, its constants and its weights; None where it has no plan.
+    `windows` of steps change nothing: it is asked for them where no gradient is recorded."""
     chosen = check_backend(backend)
     if chosen == PLAIN.name:
         return None

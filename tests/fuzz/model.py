@@ -89,6 +89,7 @@ def largest(x, h, m):
 
 
 ONE = (linear, gated, threshold, detached, branch, ignores, passes, written, normed, largest)
+STEPS = {step.__name__: step for step in (*ONE, pair, counts, matrix)}
 STATES: dict[str, Callable[[Tensor, int], Any]] = {
     **{step.__name__: lambda w, n: w.new_zeros(n, H) for step in ONE},
     "pair": lambda w, n: (w.new_full((n, H), 0.2), w.new_zeros(n, H)),
@@ -98,18 +99,18 @@ STATES: dict[str, Callable[[Tensor, int], Any]] = {
 
 
 class Cell(nn.Module):
-    """A step by its name: found as globals are, or directly."""
+    """A step by its name: looked up at each call, or once."""
 
     def __init__(self, kind: str, looked_up: bool, other: Cell | None):
         super().__init__()
-        self.kind, self.looked_up, self.step = kind, looked_up, globals()[kind]
+        self.kind, self.looked_up, self.step = kind, looked_up, STEPS[kind]
         self.W, self.U = (nn.Parameter(torch.zeros(H, H)) for _ in range(2))
         self.b, self.Z = nn.Parameter(torch.zeros(H)), nn.Parameter(torch.zeros(2 * H, 2 * H))
         if other is not None:
             self.W = other.W
 
     def forward(self, x, state):
-        return (globals()[self.kind] if self.looked_up else self.step)(x, state, self)
+        return (STEPS[self.kind] if self.looked_up else self.step)(x, state, self)
 
     def initial_state(self, n):
         return STATES[self.kind](self.W, n)

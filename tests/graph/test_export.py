@@ -292,6 +292,26 @@ def test_offsets_that_are_written_down(written: Any) -> None:
     torch.testing.assert_close(export(model, args).module()(*args), model(*args))
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_lodtensor_as_an_argument(strict: bool) -> None:
+    """A program of its lengths, and of a state that a step makes for as many sequences."""
+
+    class Of(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = Recurrent(nn.GRUCell(3, 4))
+
+        def forward(self, x: LoDTensor) -> Any:
+            y, last = self.rnn(x)
+            return y.values, last
+
+    model, x = Of(), LoDTensor.from_lengths(torch.randn(5, 3), [[3, 0, 2]])
+    program = export(model, (x,), strict=strict).module()
+    torch.testing.assert_close(program(x), model(x))
+    with pytest.raises(ValueError, match="LoD"):
+        program(LoDTensor.from_lengths(torch.randn(5, 3), [[1, 2, 2]]))
+
+
 @pytest.mark.parametrize(
     "asks",
     [len, list, lambda y: y[0], lambda y: y[:1], lambda y: y.recursive_sequence_lengths(),

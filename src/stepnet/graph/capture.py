@@ -243,10 +243,20 @@ def apart(outside: Callable[[], Any], why: str) -> Any:
 def traced_step(call: Callable[[], Any]) -> Any:
     """A call that Dynamo is to follow, where an export follows tensors only."""
     from torch._higher_order_ops.utils import _maybe_compile_and_run_fn
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
+    mode = get_proxy_mode()
+    graph = fx.Graph() if mode is None else mode.tracer.graph
+    before = {*graph.nodes}
     with warnings.catch_warnings():  # Dynamo looks for gradients of weights that export has replaced
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor", UserWarning)
-        return _maybe_compile_and_run_fn(call)
+        out = _maybe_compile_and_run_fn(call)
+    for node in reversed([n for n in graph.nodes if n not in before]):
+        if not node.users and (node.op == "get_attr" or node.target is torch.ops.aten.sym_size.int):
+            graph.erase_node(
+                node
+            )  # offsets, known here, asked for their number alone: export fails if none is used
+    return out
 
 
 def can_be_node(x: Any, static: Any, level: int, plain: bool) -> bool:
