@@ -14,6 +14,7 @@ from stepnet import LoDTensor, cells
 from stepnet.errors import IRError
 from stepnet.export import Target, module_graph
 from stepnet.export.graph import OPS, Cell, Loop
+from stepnet.export.trace import program
 from stepnet.openvino.writing.from_graph import LAYERS
 
 TARGET = Target(
@@ -142,3 +143,23 @@ def test_weights_without_data_cannot_be_written():
     module = stepnet.Recurrent(cells.PeepholeLSTM(3, 4)).to("meta")
     with pytest.raises(IRError, match="a constant has no data"):
         graph_of(module, torch.randn(4, 2, 3, device="meta"))
+
+
+def test_gradient_modes_leave_nothing_in_a_trace():
+    """Torch makes calls of their own of what runs in them, and may fail to take such calls apart."""
+
+    def run(x):
+        with torch.no_grad():
+            y = x * 2
+            assert not torch.is_grad_enabled()
+            with torch.enable_grad():
+                assert torch.is_grad_enabled()
+                y = y.sin() + x
+        return (y,)
+
+    traced = program(run, None, [torch.ones(2)], [{}], "here", lambda node: True)
+    assert {str(node.target) for node in traced.nodes} == {
+        "aten.mul.Tensor",
+        "aten.sin.default",
+        "aten.add.Tensor",
+    }

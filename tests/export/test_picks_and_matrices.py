@@ -12,6 +12,8 @@ from stepnet import recurrent
 from stepnet.export.module import _Trace
 
 N = 3
+TABLE = torch.arange(float(N * N)).reshape(N, N)
+nan = float("nan")
 
 
 def put(x, index, number):
@@ -35,6 +37,12 @@ def picks(x, k, a):
         "scatter_add": x.scatter_add(1, k, some),
         "sort": torch.cat(x.sort(-1, descending=True), -1),
         "argsort": k.argsort(-1) + x.argsort(-1),
+        "rows of a table": TABLE[k] + TABLE[k[:, 0] - N][:, None],
+        "entries": torch.stack([x[rows, k[:, 0]], a[rows, 1, k[:, 1] - N], TABLE[k[:, 0], k[:, 1]]]),
+        "columns": x[:, torch.tensor([2, -1])] + a[:, :, k[0]].sum(2)[:, :1],
+        "median": torch.cat([*x.median(-1, keepdim=True), put(x, (slice(1), 0), nan).median(1, True)[0]], 1),
+        "of numbers": torch.fmax(put(x, (slice(1), 0), nan), x * 2)
+        - torch.fmin(x, x / put(x, (slice(1), 1), nan)),
         "cumprod": some.cumprod(-1),
         "logcumsumexp": (100 * x).logcumsumexp(-1),
         "index_put": x.index_put((rows, k[:, 0]), some[:, 0]),

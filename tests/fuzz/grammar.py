@@ -119,7 +119,8 @@ F.normalize({0}, dim=-1) | {0}.flip(-1) | {0}.cumsum(-1) | {0} - {0}.mean(-1, ke
 {0}.cummax(-1).values | {0}.logcumsumexp(-1) | {0}.cummin(-1).values | {0} - {0}.nanmean(-1, keepdim=True)
 {0} - {0}.kthvalue(1, -1, keepdim=True).values | {0}.topk({0}.shape[-1], -1).values
 {0} * {0}.softmax(-1).std(-1, keepdim=True, unbiased=False)
-{0}.argsort(-1, descending=True, stable=True).to(D) * {0} | {0} - torch.aminmax({0}, dim=-1, keepdim=True)[0]
+{0}.argsort(dim=-1, descending=True, stable=True).to(D) * {0}
+{0} - torch.aminmax({0}, dim=-1, keepdim=True)[0]
 F.pad({0}, (1, 1)).unfold(-1, 3, 1).sum(-1) | torch.diff({0}, prepend={0}[..., :1])
 {0} - {0}.median(-1, keepdim=True)[0]
 """

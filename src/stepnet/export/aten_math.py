@@ -39,6 +39,17 @@ def _binary(b: AtenNet, x: Any, y: Any) -> Any:
     return two(b, b.name, x, y)
 
 
+@rule("fmax", "fmin")
+def _of_numbers(b: AtenNet, x: Any, y: Any) -> Value:
+    """The other one where one is nan."""
+    a, c = b.out(x, b.dtype()), b.out(y, b.dtype())
+    out = b.emit.call("maximum" if b.name == "fmax" else "minimum", a, c)
+    if not b.dtype().is_floating_point:
+        return out
+    out = b.emit.call("where", b.emit.call("isnan", a), c, out)
+    return b.emit.call("where", b.emit.call("isnan", c), a, out)
+
+
 @rule("atan2", "hypot", "copysign", "ldexp")
 def _made(b: AtenNet, x: Any, y: Any) -> Value:
     return b.emit.pointwise(b.name, b.out(x, b.dtype()), b.out(y, b.dtype()))

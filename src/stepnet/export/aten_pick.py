@@ -66,11 +66,36 @@ def _put_part(b: AtenNet, x: Any, part: Value, axis: int, first: int, last: int)
     return b.emit.concat(parts, axis)
 
 
+@rule("index.Tensor")
+def _index(b: AtenNet, x: Any, indices: Sequence[Any]) -> Any:
+    dims = _dims(indices)
+    tables = [indices[d] for d in dims]
+    if any(b.dtype(t) == torch.bool for t in tables):  # as many as there are true ones
+        return NotImplemented
+    if len(dims) == 1:
+        return b.emit.take(b.out(x), b.out(tables[0], torch.int64), b.axis(x, dims[0]))
+    if b.is_ragged(x) or dims != list(range(len(dims))):
+        return NotImplemented
+    return b.emit.call("gather_nd", b.out(x), _places(b, tables))
+
+
+def _dims(indices: Sequence[Any]) -> list[int]:
+    return [d for d, index in enumerate(indices) if index is not None]
+
+
+def _places(b: AtenNet, tables: Sequence[Any]) -> Value:
+    """Indices beside one another, in a last axis of their own."""
+    lead = _joint([b.shape(t) for t in tables])
+    shape = b.sizes(lead)
+    columns = [b.emit.unsqueeze(b.emit.broadcast(b.out(t, torch.int64), shape), len(lead)) for t in tables]
+    return b.emit.concat(columns, len(lead))
+
+
 @rule("index_put")
 def _index_put(b: AtenNet, x: Any, indices: Sequence[Any], source: Any, accumulate: bool = False) -> Any:
     if accumulate or b.is_ragged(x):
         return NotImplemented
-    dims = [d for d, index in enumerate(indices) if index is not None]
+    dims = _dims(indices)
     tables, rank = [indices[d] for d in dims], len(b.shape(x))
     lone = math.prod(size if isinstance(size, int) else 2 for size in b.shape(source)) == 1
     if any(b.dtype(t) == torch.bool for t in tables):
@@ -79,10 +104,7 @@ def _index_put(b: AtenNet, x: Any, indices: Sequence[Any], source: Any, accumula
     if beside and dims[0] > 0 and not lone:  # torch has its entries in the middle
         return NotImplemented
     order = dims + [d for d in range(rank) if d not in dims]
-    lead = _joint([b.shape(t) for t in tables])
-    shape = b.sizes(lead)
-    columns = [b.emit.unsqueeze(b.emit.broadcast(b.out(t, torch.int64), shape), len(lead)) for t in tables]
-    places = b.emit.concat(columns, len(lead))
+    lead, places = _joint([b.shape(t) for t in tables]), _places(b, tables)
     rest = [b.shape(x)[d] for d in order[len(dims) :]]
     entries = b.out(source, b.dtype())
     if lone:
@@ -126,6 +148,23 @@ def _stable(b: AtenNet, x: Any, *, stable: Any = None, dim: int = -1, descending
 def _argsort(b: AtenNet, x: Any, dim: int = -1, descending: bool = False) -> Any:
     made = _sort(b, x, dim, descending)
     return made if made is NotImplemented else made[1]
+
+
+@rule("median.dim")
+def _median(b: AtenNet, x: Any, dim: int, keepdim: bool = False) -> Any:
+    """The lower of the two in the middle; nan, where there is one."""
+    made = _sort(b, x, dim)
+    if made is NotImplemented:
+        return made
+    axis, middle = b.axis(x, dim), (b.shape(x)[dim] - 1) // 2
+    value, place = (b.emit.take(part, b.emit.ints([middle]), axis) for part in made)
+    if b.dtype(x).is_floating_point:
+        nans = b.emit.cast(b.emit.call("isnan", b.out(x)), b.dtype(x))
+        some = b.emit.call(
+            "gt", b.emit.call("amax", nans, b.emit.ints([axis]), keepdim=True), b.emit.number(0.0, b.dtype(x))
+        )
+        value = b.emit.call("where", some, b.emit.number(math.nan, b.dtype(x)), value)
+    return (value, place) if keepdim else (b.emit.squeeze(value, axis), b.emit.squeeze(place, axis))
 
 
 @rule("cumprod", "logcumsumexp")

@@ -46,8 +46,8 @@ OPS = _ops(
     "squeeze unsqueeze permute pad slice",
     # parts, attribute axis; split: x, axis, sizes; take: x, index, axis, attribute batch_dims;
     # gather: x, index, attribute axis; scatter: x, index, new entries, attributes axis and add (onto what is
-    # there); scatter_nd: x, index [..., n] of its first n axes, new entries
-    "cat split take gather scatter scatter_nd",
+    # there); gather_nd, scatter_nd: x, index [..., n] of its first n axes, for scatter_nd new entries
+    "cat split take gather scatter gather_nd scatter_nd",
     # x; range: start, end, step
     "shape range",
     # made by methods of a graph

@@ -103,6 +103,11 @@ class _Lines(TorchFunctionMode):
     """Tells torch's tracing which line of the user's code each call is in."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if (
+            func is torch._C._set_grad_enabled
+        ):  # done, not traced: no file holds it, and it parts what follows
+            with torch._C.DisableTorchFunction():
+                return func(*args)
         line = line_run_by(__file__)
         fx_traceback.set_stack_trace([line.short] if line else [])
         result = func(*args, **(kwargs or {}))

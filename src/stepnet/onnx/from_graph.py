@@ -38,6 +38,7 @@ OPS: dict[str, tuple[str, dict[str, Any]]] = {
     },
     "hardsigmoid": ("HardSigmoid", {"alpha": 1 / 6, "beta": 0.5}),
     "fmod": ("Mod", {"fmod": 1}),
+    "gather_nd": ("GatherND", {}),
     "scatter_nd": ("ScatterND", {}),
 }  # fmt: skip
 REDUCTIONS = {"sum": "ReduceSum", "mean": "ReduceMean", "amax": "ReduceMax", "amin": "ReduceMin",

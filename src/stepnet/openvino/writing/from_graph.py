@@ -34,8 +34,8 @@ LAYERS = {
     "expand": "Broadcast@3", "tile": "Tile", "pad": "Pad", "cat": "Concat", "split": "VariadicSplit",
     "slice": "Slice@8", "take": "Gather@8", "gather": "GatherElements@6", "shape": "ShapeOf@3",
     "range": "Range@4", "fmod": "Mod", "scatter": "ScatterElementsUpdate@12",
-    "scatter_nd": "ScatterNDUpdate@4", "bitwise_and": "BitwiseAnd@13", "bitwise_or": "BitwiseOr@13",
-    "bitwise_xor": "BitwiseXor@13", "bitwise_not": "BitwiseNot@13",
+    "gather_nd": "GatherND@8", "scatter_nd": "ScatterNDUpdate@4", "bitwise_and": "BitwiseAnd@13",
+    "bitwise_or": "BitwiseOr@13", "bitwise_xor": "BitwiseXor@13", "bitwise_not": "BitwiseNot@13",
 }  # fmt: skip
 
 OPENVINO = Target(
