@@ -87,8 +87,13 @@ def written_pieces(x, h):
     return torch.cat([a, b], 1) * h + x, h
 
 
+def draws(x, h):
+    h = h * torch.empty_like(h).bernoulli_(0.7) * torch.empty_like(x).uniform_(-1, 1)
+    return h, h + torch.empty_like(x).normal_(0, 2) + x.new_empty(x.shape).exponential_(3.0)
+
+
 PLAIN = [
-    gates, three_gradients_meet, made_of_numbers, sizes, numbers_pick, written_alone, without_gradient,
+    draws, gates, three_gradients_meet, made_of_numbers, sizes, numbers_pick, written_alone, without_gradient,
     a_cell_of_torch, a_number_less_a_tensor,
 ]  # fmt: skip
 
@@ -211,6 +216,12 @@ def test_the_graph_is_that_of_torchs_tracers(step, gradients, monkeypatch):
     assert used == LEFT.get(step, [])
 
 
+def test_dropout_is_recorded(monkeypatch):
+    """By torch's tracers it goes by other ops, which round otherwise than torch."""
+    _, used = graph_of(lambda x, h: (h, F.dropout(h, 0.3) + x), monkeypatch, by_torch=False, gradients=True)
+    assert used == []
+
+
 def outlines(*sizes):
     return [blank(size, torch.float32, rows=False) for size in sizes]
 
@@ -223,7 +234,7 @@ def outlines(*sizes):
         lambda x: x.nonzero(),
         lambda x: x * float(x.sum()),
         lambda x: x + torch.ones(2).share_memory_(),
-        lambda x: x.mul(2).uniform_(),
+        lambda x: x.mul(2).cauchy_(),
         lambda x: x.mul(2).t_(),
     ],
     ids=["an input", "a mask", "places", "a number", "from outside", "noise", "a view of itself"],

@@ -169,6 +169,12 @@ class _Recorder(TorchDispatchMode):
         return result
 
 
+_DRAWS = {  # whose twins go by other names
+    _aten.bernoulli_.float: _aten.bernoulli.p,
+    _aten.exponential_.default: _aten.exponential.default,
+    _aten.normal_.default: _aten.normal_functional.default,
+    _aten.uniform_.default: _aten.uniform.default,
+}
 _SPLITS = frozenset((_aten.split.Tensor, _aten.split_with_sizes.default))
 _DEPENDS_ON_VALUES = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 
@@ -195,10 +201,11 @@ def _is_composite(func: OpOverload) -> bool:
 
 @functools.cache
 def _without_writing(func: OpOverload) -> OpOverload | None:
-    """`aten.add` of `aten.add_`; None of what has no such twin, draws noise or makes a view of itself."""
+    """`aten.add` of `aten.add_`; None of what has no such twin, or makes a view of itself."""
+    if torch.Tag.nondeterministic_seeded in func.tags:
+        return _DRAWS.get(func)
     space, _, name = func._schema.name.partition("::")
-    other = {torch.Tag.nondeterministic_seeded, torch.Tag.inplace_view}.intersection(func.tags)
-    if space != "aten" or not name.endswith("_") or other:
+    if space != "aten" or not name.endswith("_") or torch.Tag.inplace_view in func.tags:
         return None
     packet = getattr(_aten, name.removesuffix("_"), None)
     return getattr(packet, func._overloadname, None)
