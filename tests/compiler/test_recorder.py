@@ -89,6 +89,7 @@ def written_pieces(x, h):
 
 def draws(x, h):
     h = h * torch.empty_like(h).bernoulli_(0.7) * torch.empty_like(x).uniform_(-1, 1)
+    h = h * torch.empty_like(h).bernoulli_()
     return h, h + torch.empty_like(x).normal_(0, 2) + x.new_empty(x.shape).exponential_(3.0)
 
 
@@ -142,6 +143,13 @@ def pieces_that_overlap(x, h):
     return torch.cat([b, a, d, c], 1) * h, h
 
 
+def a_part_of_one_that_is_repeated(x, h):
+    with torch.no_grad():
+        wide = (x[:, :1] * 3).expand(-1, D)
+        wide[:, 0].mul_(2)  # all of it
+    return wide * h, h
+
+
 def a_number_of_a_tensor(x, h):
     h = h * CELL.gru.bias.detach()[0].item()
     return h, h + x
@@ -149,11 +157,9 @@ def a_number_of_a_tensor(x, h):
 
 # What records a step that the recorder leaves to torch; make_fx comes first where only values tell.
 LEFT = {
-    written_part: ["aot_export_joint_simple"],
-    written_as_a_view: ["aot_export_joint_simple"],
+    a_part_of_one_that_is_repeated: ["aot_export_joint_simple"],
     a_whole_after_its_piece: ["aot_export_joint_simple"],
     a_piece_after_its_whole: ["aot_export_joint_simple"],
-    a_piece_of_a_piece: ["aot_export_joint_simple"],
     pieces_that_overlap: ["aot_export_joint_simple"],
     a_number_of_a_tensor: ["make_fx"],
 }
