@@ -25,7 +25,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from stepnet.errors import Unsupported
 
-from .traces import Decompositions, Flat, Input, Recorded, finished, recording, without_copies
+from .traces import Decompositions, Flat, Input, Recorded, finished, recording
 
 
 def by_torch(
@@ -52,7 +52,7 @@ def by_torch(
         with recording(with_gradients), fake, enable_python_dispatcher():
             module = make_fx(joint, decompositions)(*given)
         graph, constants = module.graph, _constants(module)
-    if graph is not None and without_copies(graph):
+    if graph is not None and _without_copies(graph):
         graph = finished(graph)
     else:
         module: Any = aot_export_joint_simple(
@@ -79,6 +79,36 @@ def _blank(shape: Sequence[Any], of: Input) -> Tensor:
 
 def _constants(module: GraphModule) -> dict[str, Tensor]:
     return {n.target: getattr(module, n.target) for n in module.graph.nodes if n.op == "get_attr"}
+
+
+def _without_copies(graph: Graph) -> bool:
+    """Put what is copied over a value in its place: some gradients end so. False for other writes."""
+    writes = [
+        n for n in graph.nodes if (s := getattr(n.target, "_schema", None)) is not None and s.is_mutable
+    ]
+    if any(node.target is not torch.ops.aten.copy_.default for node in writes):
+        return False
+    order = {node: i for i, node in enumerate(graph.nodes)}
+    targets = [node.args[0] for node in writes]
+    for node in writes:
+        old, new = node.args[:2]
+        if targets.count(old) > 1 or new in targets:
+            return False
+        alone = old.op == "call_function" and not any(map(_is_view, (old, *old.users)))
+        a, b = old.meta.get("val"), new.meta.get("val")
+        if not alone or a is None or b is None or str(a.shape) != str(b.shape) or a.dtype != b.dtype:
+            return False
+        old.replace_all_uses_with(new, delete_user_cb=lambda user, at=order[node]: order.get(user, at) > at)
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)
+    return True
+
+
+def _is_view(node: Node) -> bool:
+    schema: Any = getattr(node.target, "_schema", None)
+    if schema is None or node.target is torch.ops.aten.copy_.default:
+        return False
+    return any(result.alias_info is not None for result in schema.returns)
 
 
 def _strip_effects(graph: Graph) -> None:

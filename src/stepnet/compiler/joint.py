@@ -19,7 +19,7 @@ from stepnet.errors import Unsupported
 from .outline import blank
 from .recorder import Writes, recorded
 from .row_count import NAME, Unusual
-from .traces import Decompositions, Flat, Input, Recorded, finished, recording, without_copies
+from .traces import Decompositions, Flat, Input, Recorded, finished, recording
 
 _LIBRARY = torch.library.Library("stepnet_joint", "DEF")
 _LIBRARY.define("tangent(Tensor result) -> Tensor")
@@ -59,8 +59,7 @@ def joint_graph(
         try:
             with recording(with_gradients):
                 graph, constants = recorded(function, outlines, decompositions)
-            writes = not without_copies(graph)
-            made = None if writes else Recorded(finished(graph), constants, NAME)
+            made = Recorded(finished(graph), constants, NAME)
         except (Unusual, Exception) as error:  # torch's tracer knows, or tells it in its own words
             if isinstance(error, Unsupported) and not _asked_for_numbers(error):
                 raise

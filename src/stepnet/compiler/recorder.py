@@ -1,8 +1,9 @@
 """What a function of tensors calls in torch, recorded as a graph: one node for each aten call.
 
 It records what torch's own tracer records, in a tenth of the time, and knows only the plain case: every
-tensor is an input, a constant or comes from a recorded call, and what is written into shares its memory with
-nothing that is read afterwards. Anything else is `Unusual`, and left to torch's.
+tensor is an input, a constant or comes from a recorded call. A write is a new value: of what is written
+into, of what that is a view of, and of other views of it once they are read. Anything else is `Unusual`, and
+left to torch's.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import functools
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,10 +47,23 @@ def recorded(
     graph = recorder.tracer.graph
     for i, tensor in enumerate(inputs):
         recorder.note(graph.placeholder(f"input_{i}"), tensor)
-    with recorder:
+    # Gradients of writes into views go through those views anew, and not by strides.
+    with torch.autograd.grad_mode._force_original_view_tracking(True), recorder:
         results = run(*inputs)
     graph.output(tuple(recorder.placed(results)))
     return graph, recorder.constants
+
+
+class _View(NamedTuple):
+    """The call that made a view."""
+
+    func: OpOverload
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+
+    def put_back(self, new: Tensor) -> Tensor:
+        """What it is a view of, where the view is `new`."""
+        return _VIEWS[self.func](new, *self.args, **self.kwargs)
 
 
 class _Recorder(TorchDispatchMode):
@@ -61,6 +75,8 @@ class _Recorder(TorchDispatchMode):
         self.nodes: dict[int, Node] = {}  # by the id of a tensor, which the meta of a node keeps
         self.sharing: defaultdict[int, set[int]] = defaultdict(set)  # tensors that stand in a piece of memory
         self.stale: set[int] = set()  # those of which another one in their memory was written into
+        self.views: dict[int, _View] = {}
+        self.other_views: set[int] = set()  # some of whose numbers may be one in memory
         self.pieces: dict[int, tuple[Any, int]] = {}  # which part a tensor is, of what was split
         self.constants: dict[str, Tensor] = {}
         self.numbered = False  # whether torch was told a number of rows
@@ -91,7 +107,7 @@ class _Recorder(TorchDispatchMode):
         if _is_composite(func):
             with self:
                 return func.decompose(*args, **kwargs)
-        if func._schema.is_mutable and func is not _aten.copy_.default:
+        if func._schema.is_mutable:
             return self._written(func, args, kwargs)
         if func is _aten.lift_fresh.default:
             return self._constant(args[0])
@@ -100,10 +116,12 @@ class _Recorder(TorchDispatchMode):
         node = self.tracer.create_node("call_function", func, *self.placed((args, kwargs)))
         result = outlined(func, args, kwargs)
         self.note(node, result)
-        if func in _SPLITS and args[0].is_contiguous():  # else parts may overlap
+        if func in _VIEWS:
+            self.views[id(result)] = _View(func, args, kwargs)
+        elif func in _SPLITS and args[0].is_contiguous():  # else parts may overlap
             self.pieces |= {id(part): (node, i) for i, part in enumerate(result)}
-        elif func is _aten.detach.default and id(args[0]) in self.pieces:
-            self.pieces[id(result)] = self.pieces[id(args[0])]
+        elif any(value.alias_info is not None for value in func._schema.returns):
+            self.other_views.update(map(id, result if isinstance(result, (list, tuple)) else (result,)))
         return result
 
     def placed(self, arg: Any) -> Any:
@@ -112,9 +130,7 @@ class _Recorder(TorchDispatchMode):
             node = self.nodes.get(id(arg))
             if node is None:
                 raise Unusual("a tensor from outside")
-            if id(arg) in self.stale:
-                raise Writes("what shares memory with it was written into")
-            return node
+            return self._seen_anew(arg) if id(arg) in self.stale else node
         if isinstance(arg, (list, tuple)):
             return type(arg)([self.placed(a) for a in arg])
         if isinstance(arg, dict):
@@ -135,8 +151,19 @@ class _Recorder(TorchDispatchMode):
         elif result is not None:
             raise Unusual(f"{node.target} gives {type(result).__name__}")
 
+    def _seen_anew(self, tensor: Tensor) -> Node:
+        """The node of a view, after a write into what it is a view of."""
+        view = self.views.get(id(tensor))
+        if view is None:
+            raise Writes("what shares memory with it was written into")
+        node = self.tracer.create_node("call_function", view.func, *self.placed((view.args, view.kwargs)))
+        node.meta["val"] = tensor
+        self.nodes[id(tensor)] = node
+        self.stale.discard(id(tensor))
+        return node
+
     def _written(self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
-        """a.op_(b) -> a = a.op(b): autograd adds up gradients so, torch's cells their gates."""
+        """a.op_(b) -> a = a.op(b), and of what a is a view of, a new value with a new part."""
         anew = _without_writing(func)
         target: Any = args[0] if args else None
         if anew is None or not isinstance(target, Tensor):
@@ -146,14 +173,21 @@ class _Recorder(TorchDispatchMode):
         made = ("call_function",) * (1 + len(beside))
         if tuple(self.nodes[key].op for key in (id(target), *beside)) != made:
             raise Writes(str(func))
-        whole, part = self.pieces.get(id(target), (None, 0))
-        apart = {key for key, (of, i) in self.pieces.items() if of is whole and i != part}
-        self.stale |= beside - apart
         with self:
             result = anew(*args, **kwargs)
-        if result.dtype != target.dtype or str(result.shape) != str(target.shape):
+            if result.dtype != target.dtype or str(result.shape) != str(target.shape):
+                raise Writes(str(func))
+            chain = [(target, result)]
+            while (view := self.views.get(id(chain[-1][0]))) is not None:
+                chain.append((view.args[0], view.put_back(chain[-1][1])))
+        root = id(chain[-1][0])
+        if len(chain) > 1 and root in self.other_views:
             raise Writes(str(func))
-        self.nodes[id(target)] = self.placed(result)
+        whole, part = self.pieces.get(root, (None, 0))
+        self.stale |= beside - {key for key, (of, i) in self.pieces.items() if of is whole and i != part}
+        for tensor, value in chain:
+            self.nodes[id(tensor)] = self.placed(value)
+            self.stale.discard(id(tensor))
         return target
 
     def _constant(self, tensor: Tensor) -> Tensor:
@@ -169,6 +203,25 @@ class _Recorder(TorchDispatchMode):
         return result
 
 
+_DRAWS: dict[OpOverload, Callable[..., Tensor]] = {  # whose twins go by other names
+    _aten.bernoulli_.float: lambda into, p=0.5, **how: _aten.bernoulli.p(into, p, **how),
+    _aten.exponential_.default: _aten.exponential.default,
+    _aten.normal_.default: _aten.normal_functional.default,
+    _aten.uniform_.default: _aten.uniform.default,
+}
+_VIEWS: dict[OpOverload, Callable[..., Tensor]] = {
+    _aten.alias.default: lambda new, base: new,
+    _aten.detach.default: lambda new, base: new,
+    _aten.select.int: lambda new, base, *at: _aten.select_scatter(base, new, *at),
+    _aten.slice.Tensor: lambda new, base, *at: _aten.slice_scatter(base, new, *at),
+    _aten.transpose.int: lambda new, base, *dims: _aten.transpose(new, *dims),
+    _aten.t.default: lambda new, base: _aten.t(new),
+    _aten.permute.default: lambda new, base, dims: _aten.permute(new, _inverse(dims)),
+    _aten.unsqueeze.default: lambda new, base, dim: _aten.squeeze.dim(new, dim),
+    _aten.squeeze.dim: lambda new, base, dim: _aten.view(new, base.shape),
+    _aten.squeeze.dims: lambda new, base, dims: _aten.view(new, base.shape),
+    _aten.view.default: lambda new, base, size: _aten.view(new, base.shape),
+}
 _SPLITS = frozenset((_aten.split.Tensor, _aten.split_with_sizes.default))
 _DEPENDS_ON_VALUES = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 
@@ -176,6 +229,11 @@ _DEPENDS_ON_VALUES = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynam
 def _picks_by_number(func: OpOverload, args: Sequence[Any]) -> bool:
     """Whether a call is `x[numbers]`, whose shape is known; `x[mask]` is another."""
     return func is _aten.index.Tensor and all(i is None or i.dtype == torch.int64 for i in args[1])
+
+
+def _inverse(dims: Sequence[int]) -> list[int]:
+    places = [dim % len(dims) for dim in dims]
+    return [places.index(i) for i in range(len(dims))]
 
 
 @functools.cache
@@ -194,11 +252,12 @@ def _is_composite(func: OpOverload) -> bool:
 
 
 @functools.cache
-def _without_writing(func: OpOverload) -> OpOverload | None:
-    """`aten.add` of `aten.add_`; None of what has no such twin, draws noise or makes a view of itself."""
+def _without_writing(func: OpOverload) -> Callable[..., Tensor] | None:
+    """`aten.add` of `aten.add_`; None of what has no such twin, or makes a view of itself."""
+    if torch.Tag.nondeterministic_seeded in func.tags:
+        return _DRAWS.get(func)
     space, _, name = func._schema.name.partition("::")
-    other = {torch.Tag.nondeterministic_seeded, torch.Tag.inplace_view}.intersection(func.tags)
-    if space != "aten" or not name.endswith("_") or other:
+    if space != "aten" or not name.endswith("_") or torch.Tag.inplace_view in func.tags:
         return None
     packet = getattr(_aten, name.removesuffix("_"), None)
     return getattr(packet, func._overloadname, None)

@@ -118,7 +118,7 @@ def split(
     free |= dict.fromkeys(shiftable, 2e-2)
     kept = choose(whole, before, rows, free)
     kept |= _per_sequence(whole, before)
-    again = _recomputed(whole, before, [n for n in values if n in read], kept)
+    again = _recomputed(before, [n for n in values if n in read], kept)
     read |= {n for node in again for n in node.inputs}
     kept = {n for n in kept if n in read and n not in weights}
     kept_order = tuple(n for n in values if n in kept)
@@ -156,7 +156,7 @@ def _per_sequence(graph: Graph, before: list[Node]) -> set[str]:
     return {n for n, value in graph.values.items() if value.kind == "sequence" and n not in made}
 
 
-def _recomputed(graph: Graph, before: list[Node], read: list[str], kept: set[str]) -> list[Node]:
+def _recomputed(before: list[Node], read: list[str], kept: set[str]) -> list[Node]:
     """Forward nodes that the backward loop runs again, to get from kept values to those it reads."""
     producers = {name: node for node in before for name in node.outputs}
     live, todo = [], [n for n in read if n not in kept]

@@ -51,36 +51,6 @@ def finished(graph: Graph) -> Graph:
     return graph
 
 
-def without_copies(graph: Graph) -> bool:
-    """Put what is copied over a value in its place: some gradients end so. False for other writes."""
-    writes = [
-        n for n in graph.nodes if (s := getattr(n.target, "_schema", None)) is not None and s.is_mutable
-    ]
-    if any(node.target is not torch.ops.aten.copy_.default for node in writes):
-        return False
-    order = {node: i for i, node in enumerate(graph.nodes)}
-    targets = [node.args[0] for node in writes]
-    for node in writes:
-        old, new = node.args[:2]
-        if targets.count(old) > 1 or new in targets:
-            return False
-        alone = old.op == "call_function" and not any(map(_is_view, (old, *old.users)))
-        a, b = old.meta.get("val"), new.meta.get("val")
-        if not alone or a is None or b is None or str(a.shape) != str(b.shape) or a.dtype != b.dtype:
-            return False
-        old.replace_all_uses_with(new, delete_user_cb=lambda user, at=order[node]: order.get(user, at) > at)
-        node.replace_all_uses_with(new)
-        graph.erase_node(node)
-    return True
-
-
-def _is_view(node: Node) -> bool:
-    schema: Any = getattr(node.target, "_schema", None)
-    if schema is None or node.target is torch.ops.aten.copy_.default:
-        return False
-    return any(result.alias_info is not None for result in schema.returns)
-
-
 def _as_inputs(graph: Graph, nodes: Sequence[Node]) -> None:
     """Make nodes inputs, behind the others."""
     last = [n for n in graph.nodes if n.op == "placeholder"][-1]

@@ -267,10 +267,10 @@ class Walk:
         if moved and steps > 1:  # a state that changes shape: what follows is not known
             return [UNKNOWN] * len(node.outputs)
         outputs = []
-        for i, port in enumerate(loop.outputs):
+        for port in loop.outputs:
             value = named[port.result]
             if isinstance(port, Concat) and isinstance(value, Tensor):
-                outputs.append(self._joined(node, port, i, value, steps))
+                outputs.append(self._joined(node, port, value, steps))
             else:
                 outputs.append(value)
         by_name = dict(zip((port.output for port in loop.outputs), outputs, strict=True))
@@ -318,7 +318,7 @@ class Walk:
         shape[axis] = port.part_size or 1
         return torch.empty(shape, dtype=value.dtype, device="meta"), steps
 
-    def _joined(self, node: Node, port: Concat, which: int, value: Tensor, steps: int) -> Tensor:
+    def _joined(self, node: Node, port: Concat, value: Tensor, steps: int) -> Tensor:
         if not -value.dim() <= port.axis < value.dim():
             text = f"axis {port.axis} lies outside a result of {value.dim()} dimensions"
             error = IRError(
