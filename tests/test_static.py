@@ -100,6 +100,28 @@ def test_attention_under_autocast(scores):
         as_the_plain_loop(step, *wanting((x, h)), "c", static=wanting(memory), rtol=0.05, atol=0.05)
 
 
+@pytest.mark.parametrize("after", [False, True])
+def test_keys_of_16_bits_from_outside(after):
+    """Additive attention, before the cell and after it, over keys that autocast made in bfloat16."""
+    v, w = wanting([torch.randn(H, dtype=F64).float(), torch.randn(2 * H, H)])
+
+    def step(x: Tensor, h: Tensor, static: Tensor) -> tuple[Tensor, Tensor]:
+        new = torch.tanh(x + h)
+        asked = torch.nn.functional.linear(new if after else h, w[:H])
+        weights = torch.softmax((torch.tanh(static + asked[:, None]) @ v[:, None])[..., 0], -1)
+        context = torch.einsum("nm,nmh->nh", weights, static)
+        both = torch.cat([new, context.float()], 1)
+        return both, new if after else torch.tanh(both @ w).float()
+
+    x, h = LoDTensor.from_lengths(torch.randn(9, H), [LENGTHS]), torch.zeros(4, H)
+    keys = torch.randn(4, L, H).bfloat16().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        compiled = explain(step, x, h, static=keys)
+        assert compiled.executor == "c"
+        assert "spread" not in str(compiled)
+        as_the_plain_loop(step, *wanting((x, h)), "c", static=keys, rtol=0.05, atol=0.05)
+
+
 def scaled(x: Tensor, h: Tensor, static: Any) -> tuple[Tensor, Tensor]:
     scale, index = static
     h = torch.tanh(x[:, :1] * scale + h) + index[:, None]

@@ -113,8 +113,7 @@ def _fuse(cut: _Cut, body: Graph) -> None:
     for d in range(deepest, 1, -1):
         if _join(body, maps, scans, carries, d):
             _sink(body, maps[d - 2], scans[d - 1], carries[d - 1], pulled)
-    if ROUNDED.isdisjoint(_types(body, body.nodes)):  # else what is compared in backward rounds otherwise
-        _in_place(cut, body, pulled)
+    _in_place(cut, body, pulled)
     _sink_views(body, cut.once, scans)
 
 
@@ -207,26 +206,33 @@ def components(before: Mapping[str, Iterable[str]]) -> list[set[str]]:
 
 def _pulled(body: Graph) -> set[str]:
     """Row values that belong into a scan, whatever they cost: those made from a value per sequence, which
-    would have to be there for every row, and those that only such or sums over steps read."""
+    would have to be there for every row, those that only such or sums over steps read, and those between."""
     users = body.users()
-    found: set[str] = set()
-    for node in reversed(body.nodes):
-        name = node.outputs[0]
-        if len(node.outputs) > 1 or body.values[name].kind not in ("row", "sequence"):
-            continue
-        product = node.op == "matmul" and any(body.values[n].kind == "shared" for n in node.inputs)
-        if node.op == "sum_steps":
+    found = {node.output for node in body.nodes if node.op == "sum_steps"}
+    passed = [node for node in body.nodes if _in_pass(body, node)]
+    for node in reversed(passed):
+        name = node.output
+        reads = any(body.values[n].kind == "sequence" for n in node.inputs)
+        only = bool(users[name]) and all(u.outputs[0] in found for u in users[name])
+        if reads or (only and name not in body.results):
             found.add(name)
-        elif body.values[name].kind == "row" and not product and _in_pass(node):
-            reads = any(body.values[n].kind == "sequence" for n in node.inputs)
-            only = bool(users[name]) and all(u.outputs[0] in found for u in users[name])
-            if reads or (only and name not in body.results):
-                found.add(name)
+    follows = found.copy()
+    for node in passed:
+        if not follows.isdisjoint(node.inputs):
+            follows.add(node.output)
+    for node in reversed(passed):
+        if node.output in follows and any(u.outputs[0] in found for u in users[node.output]):
+            found.add(node.output)
     return found
 
 
-def _in_pass(node: Node) -> bool:
-    return is_cheap(node.op) or node.op in VIEWS or node.op == "matmul"
+def _in_pass(body: Graph, node: Node) -> bool:
+    """Whether a node makes a row value, and can do so in a pass over elements in generated code."""
+    if len(node.outputs) > 1 or body.values[node.output].kind != "row":
+        return False
+    if node.op == "matmul":
+        return all(body.values[n].kind != "shared" for n in node.inputs)
+    return is_cheap(node.op) or node.op in VIEWS
 
 
 def _sink_views(body: Graph, once: list[Node], scans: list[list[Node]]) -> None:

@@ -23,12 +23,14 @@ if TYPE_CHECKING:
 class Sources(NamedTuple):
     """Where a backward loop finds what it reads: places among the inputs, then the rows of y, then `extra`.
 
+    `held`: states that no step changes, with the type that the loop carries them in;
     `shifted`: states that it reads one step earlier, with the place of the rows and of the boot value;
     `tangents`: by the place of the result, with the place of a tensor like it, and the type that the loop
     carries it in (None: rows).
     """
 
     values: tuple[tuple[str, int], ...]
+    held: tuple[tuple[str, torch.dtype], ...]
     shifted: tuple[tuple[str, int, int], ...]
     tangents: tuple[tuple[str, int, int, torch.dtype | None], ...]
 
@@ -47,6 +49,7 @@ class Sources(NamedTuple):
         likes = [*range(inputs, inputs + len(plan.y)), *range(len(plan.x), inputs)]
         return cls(
             tuple(places.items()),
+            tuple((name, ready.carried_as[name]) for name in plan.states if places.get(name) == at[name]),
             tuple((name, result[new[name]], at[name]) for name in shifted),
             tuple(
                 (name, k, like, ready.carried_as[name] if name in ready.carried else None)
@@ -65,6 +68,9 @@ def gradients(
     ready, layout = call.ready, call.layout
     plan, sources, at_hand = ready.plan, ready.sources(len(tensors)), (*tensors, *kept)
     values = {name: at_hand[k] for name, k in sources.values} | call.constants
+    for name, dtype in sources.held:
+        if values[name].dtype is not dtype:  # the caller's has fewer bits
+            values[name] = values[name].to(dtype)
     for name, k, boot in sources.shifted:
         rows = earlier(at_hand[k], layout.stride) if name in led else None
         values[name] = shift(at_hand[k], at_hand[boot], layout) if rows is None else rows
