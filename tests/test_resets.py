@@ -104,6 +104,33 @@ def test_equals_the_masked_loop(backend):
     law()
 
 
+@pytest.mark.parametrize("backend", ["eager", "c"])
+@pytest.mark.parametrize(("axis", "reverse"), [(0, False), (0, True), (1, False)])
+def test_pieces_of_tensors_run_where_they_lie(backend, axis, reverse):
+    draw = torch.Generator().manual_seed(5)
+
+    def outcome(backend, shape, marks, state):
+        x = torch.ones(*shape, FEATURES, dtype=DTYPE).cumsum(0).cumsum(1).cos().requires_grad_()
+        how = {"resets": Resets(done=marks), "axis": axis, "reverse": reverse, "backend": backend}
+        y, final = recurrent(CELL, x, state, **how)
+        out = [y, *final]
+        given = (x, *CELL.parameters(), *(state or ()))
+        found = torch.autograd.grad(sum(t.square().sum() for t in out), given)
+        return y.is_contiguous(), [*out, *found]
+
+    lie = []
+    for shape in ((6, 3), (6, 3), (6, 3), (6, 3), (1, 3), (6, 1), (6, 3)):
+        marks = torch.rand(shape, generator=draw) < 0.4
+        marks[0, 0] = True
+        state = (torch.randn(2, shape[1 - axis], HIDDEN, dtype=DTYPE, requires_grad=True)).unbind()
+        for begin in (None, state):
+            _, expected = outcome("naive", shape, marks, begin)
+            one_after_the_other, found = outcome(backend, shape, marks, begin)
+            lie.append(one_after_the_other)
+            torch.testing.assert_close(found, expected, **CLOSE)
+    assert all(lie[-2:])  # a copy, whose sequences stood one after the other, would lie turned
+
+
 X = torch.randn(4, 3, FEATURES, dtype=DTYPE)  # 4 steps of 3 sequences
 DONE = torch.tensor([[0, 1, 0], [1, 0, 0], [0, 0, 0], [1, 0, 1]], dtype=torch.bool)
 

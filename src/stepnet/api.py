@@ -34,6 +34,7 @@ from .errors import Unsupported
 from .executors import naive
 from .executors.autograd import Ready, plainly
 from .executors.base import Backend
+from .executors.layout import Layout
 from .executors.naive import PLAIN
 from .executors.registry import AUTO
 from .executors.setting import check_backend, only_plain
@@ -208,16 +209,27 @@ def recurrent(
 
 @not_followed
 def warm(
-    step: Any, x: Tensor | LoDTensor, state: Any, way: tuple[bool, int, int, str]
-) -> tuple[Any, tuple[Any, Any] | None]:
+    step: Any, x: Tensor | LoDTensor, state: Any, way: tuple[bool, int, int, str],
+    pieces: Layout | None = None,
+) -> tuple[Any, tuple[Any, Any] | None]:  # fmt: skip
     """The initial state; and what `recurrent` gives at a call like one before, where nobody else answers it.
-    None: it is to be called. `way`: reverse, level, axis and the backend."""
+    None: it is to be called. `way`: reverse, level, axis and the backend. `pieces`: the sequences of a tensor
+    x that are not as long as it."""
     if lifting.may_run_once(x, state):
         return state, None
-    state, out = run_warm(_STEPS, step, x, state, way)
+    state, out = run_warm(_STEPS, step, x, state, way, pieces)
     if out is not None:
         lifting.passed()
     return state, out
+
+
+def _in_place(
+    step: Any, x: Tensor, state: Any, pieces: Layout, *, reverse: bool, axis: int, backend: Backend | None
+) -> tuple[Any, Any] | None:
+    """A call over pieces of x where they lie, if it is like one before that nobody else answers."""
+    if watching() is not None or is_kept():
+        return None
+    return warm(step, x, state, (reverse, -1, axis, check_backend(backend)), pieces)[1]
 
 
 def _in_graph(step: Any, x: Any, state: Any, how: _How) -> Any:
@@ -294,6 +306,7 @@ def _outside(step: Any, x: Any, state: Any, how: _How) -> Any:
         if resets is not None:
             again: Any = torch.compiler.disable(run_with_resets) if compiling else run_with_resets
             plain |= {"look": other is not None, "backend": backend, "scopes": scopes, **windows}
+            plain["in_place"] = None if windowed else _in_place
             out = again(recurrent, step, x, state, resets, **plain)
         elif other is not None:
             out = other(step, x, state, scopes=scopes, **plain)

@@ -20,9 +20,10 @@ from .data.lod import LoDTensor
 from .data.modes import beside, outside_modes, traced
 from .data.offsets import LoD, short
 from .data.pieces import Pieces, cut, marks_of, places
-from .data.tree import Spec, by_leaf, flatten, rows_at, unflatten
+from .data.tree import LEAF, Spec, by_leaf, flatten, rows_at, unflatten
 from .data.values import unpacked
 from .errors import LoDError, StepError
+from .executors.layout import Layout
 from .front.step import WithStatic, as_step, boot_state, describe_leaf, step_name
 
 
@@ -83,9 +84,16 @@ def run_with_resets(
     axis: int,
     scopes: bool,
     look: bool,
+    in_place: Callable[..., tuple[Any, Any] | None] | None = None,
     **how: Any,
 ) -> tuple[Any, Any]:
-    """`run` is `recurrent` itself, called once: on the pieces, or with a step that looks at each mark.
+    """y and the final state.
+
+    Args:
+        run: `recurrent` itself, called at most once: on the pieces, or with a step that looks at each mark.
+        step, x, state, resets, reverse, level, axis, scopes, how: as in `recurrent`.
+        look: whether the step is to look at each mark.
+        in_place: runs a step on the pieces of a tensor where they lie, and gives None where it does not.
 
     Raises:
         StepError: the marks do not fit the rows of x, or the reset state does not fit the state.
@@ -111,6 +119,12 @@ def run_with_resets(
             given = boot_state(function, rows.n) if given is None else given
             fresh = _fresh(function, asked, given, len(pieces.owner), pieces.owner)
             start = by_leaf(lambda new, old: new.index_copy(0, beside(begin, new), old), fresh, given)
+        laid = None if in_place is None else rows.laid(pieces, reverse)
+        if laid is not None:
+            assert in_place is not None
+            out = in_place(step, rows.leaves[0], start, laid, reverse=reverse, axis=rows.axis, **how)
+            if out is not None:
+                return out[0], rows_at(out[1], end)
         y, final = run(step, rows.cut(pieces), start, reverse=reverse, level=0, **how)
         return rows.whole(y), rows_at(final, end)
     given = boot_state(function, rows.n) if given is None else given
@@ -266,7 +280,7 @@ def _rows(x: Any, level: int, axis: int) -> _Ragged | _Dense:
 class _Ragged:
     """x of LoDTensors: what is cut are the sequences of one level."""
 
-    movable = True
+    movable, axis = True, 0
 
     def __init__(self, leaves: list[Any], spec: Spec, level: int) -> None:
         first = leaves[0]
@@ -307,6 +321,9 @@ class _Ragged:
     def cut(self, pieces: Pieces) -> Any:
         """x with the pieces as its sequences."""
         return unflatten(self.spec, [_above(leaf, (pieces.offsets,), self.level + 1) for leaf in self.leaves])
+
+    def laid(self, pieces: Pieces, reverse: bool) -> None:
+        """They lie one after the other: no row is moved to cut them."""
 
     def whole(self, y: Any) -> Any:
         """y with the sequences of x."""
@@ -366,6 +383,12 @@ class _Dense:
                     expected=f"{self.steps} steps of {self.n}, as in {describe_leaf(self.leaves[0])}",
                 )
         return unflatten(self.spec, [LoDTensor._make(table.flatten(0, 1), lod) for table in tables])
+
+    def laid(self, pieces: Pieces, reverse: bool) -> Layout | None:
+        """Where the rows of the pieces stand, if x is one tensor that holds a row for each step."""
+        if self.spec is not LEAF or self.axis > 1:
+            return None
+        return Layout.pieces(pieces.offsets, pieces.owner, self.steps, self.n, self.axis == 0, reverse)
 
     def whole(self, y: Any) -> Any:
         """y as tensors along the axis."""

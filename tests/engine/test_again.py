@@ -167,7 +167,7 @@ def test_calls_in_any_order(backend, compared):
         seen.append(found is not None and len(found[0].likes))
         if order.random() < 0.1:
             cell.back.data.mul_(-1)
-    assert max(seen) > 8  # so many kinds of calls were warm
+    assert max(seen) > 7  # so many kinds of calls were warm
 
 
 def zeros(n: int) -> Tensor:

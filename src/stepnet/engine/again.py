@@ -37,7 +37,7 @@ from .choice import about_as_many
 from .directions import Find, MadeLater, RunsAlong
 from .make import Entry
 from .reads import Reads
-from .rows import as_rows
+from .rows import Sequences
 from .walked import Found, boots, forget_steps, note, unchanged_step
 
 _known: OrderedDict[Any, Entry] = OrderedDict()
@@ -81,11 +81,16 @@ class Asked(NamedTuple):
     layout: Layout
     looks: Any  # what tells its inputs apart from others
 
-    def loop(self) -> tuple[Loop, Mapping[str, Any]]:
-        """The record of the loop, and what it is fed."""
+    def loop(self) -> Loop:
+        """The record of the loop."""
         reverse, level, axis, _ = self.way
         of = (self.of.wrap(self.step), self.x, self.states, self.form)
-        return self.of.record(*of, reverse=reverse, level=level, axis=axis)
+        return self.of.record(*of, reverse=reverse, level=level, axis=axis)[0]
+
+    @property
+    def sequences(self) -> Sequences:
+        """What the loop is given, as tables."""
+        return Sequences(self.layout, [self.rows], lambda table: table, self.states, [])
 
     @property
     def reads(self) -> Reads:
@@ -128,8 +133,7 @@ class Asked(NamedTuple):
         ready = entry.ready
 
         def along() -> RunsAlong:
-            loop, feeds = self.loop()
-            return RunsAlong(loop, ready, as_rows(loop, feeds), self.reads, entry.weights, find)
+            return RunsAlong(self.loop(), ready, self.sequences, self.reads, entry.weights, find)
 
         constants, plain = entry.compiled.constants, self._plain(entry.weights)
         return Call(ready, self.layout, constants, plain, MadeLater(along), steps=steps, as_it_is=as_it_is)
@@ -138,8 +142,7 @@ class Asked(NamedTuple):
         """The plain loop on the inputs of this call, made when it is asked for."""
 
         def plain(*tables: Any) -> Any:
-            loop, feeds = self.loop()
-            return plain_loop(loop, as_rows(loop, feeds), self.reads, places)(*tables)
+            return plain_loop(self.loop(), self.sequences, self.reads, places)(*tables)
 
         return plain
 
@@ -156,9 +159,9 @@ def _joined(
     return whole, out[n_y] if state is LEAF else unflatten(state, out[n_y:])
 
 
-def _table(x: Any, way: Way) -> tuple[Tensor, Layout] | None:
+def _table(x: Any, way: Way, pieces: Layout | None) -> tuple[Tensor, Layout] | None:
     """The rows of an input and where they stand, if it is as simple as most are: one tensor of rows of
-    numbers on the CPU, or one LoDTensor of them, and no mode around."""
+    numbers on the CPU, or one LoDTensor of them, and no mode around. `pieces`: see `warm`."""
     if torch._C._len_torch_function_stack() or forward_ad._current_level >= 0 or torch.is_anomaly_enabled():
         return None
     if type(x) is Tensor:
@@ -166,7 +169,7 @@ def _table(x: Any, way: Way) -> tuple[Tensor, Layout] | None:
             return None
         one, two = x.shape[:2]
         first = way.axis == 0
-        layout = Layout.dense(one if first else two, two if first else one, first, way.reverse)
+        layout = pieces or Layout.dense(one if first else two, two if first else one, first, way.reverse)
         return x.reshape(one * two, *x.shape[2:]), layout
     if type(x) is not LoDTensor or way.level != -1:
         return None
@@ -176,7 +179,9 @@ def _table(x: Any, way: Way) -> tuple[Tensor, Layout] | None:
     return rows, Layout.of(x._lod, way.reverse)
 
 
-def asked(of: Steps, step: Any, x: Any, state: Any, way: Way) -> tuple[Any, Asked | None]:
+def asked(
+    of: Steps, step: Any, x: Any, state: Any, way: Way, pieces: Layout | None = None
+) -> tuple[Any, Asked | None]:
     """The initial state, and what a run is found by; None if it is to go the long way.
 
     Args:
@@ -185,8 +190,9 @@ def asked(of: Steps, step: Any, x: Any, state: Any, way: Way) -> tuple[Any, Aske
         x: what is cut into steps.
         state: what is carried; None: what the step begins with, if the run is of the kind that may be found.
         way: how it goes over its rows.
+        pieces: see `warm`.
     """
-    table = _table(x, way) if tried(way.backend) else None
+    table = _table(x, way, pieces) if tried(way.backend) else None
     if table is None:
         return state, None
     rows, layout = table
@@ -213,7 +219,7 @@ def asked(of: Steps, step: Any, x: Any, state: Any, way: Way) -> tuple[Any, Aske
         tuple([(type(t), t.shape, t.dtype, t.requires_grad, t.device) for t in tensors]),
         spec,
         tuple([(t.shape[1:], t.dtype, t.requires_grad) for t in states]),
-        (rows.shape[1:], rows.dtype, rows.requires_grad, type(x)),
+        (rows.shape[1:], rows.dtype, rows.requires_grad, type(x) if pieces is None else LoDTensor),
         torch.is_grad_enabled(),
         autocast_dtype("cpu"),
         torch.get_default_dtype(),
@@ -270,10 +276,11 @@ def nothing_around() -> bool:
 
 def warm(
     of: Steps, step: Any, x: Tensor | LoDTensor, state: Any, way: tuple[bool, int, int, str],
-    find: Callable[[str], Find],
+    find: Callable[[str], Find], pieces: Layout | None = None,
 ) -> tuple[Any, tuple[Any, Any] | None]:  # fmt: skip
     """The initial state; y and the final state of a call with the shapes of one before, of a step that reads
-    what it read; None where it is not known to be one. `find`: for a backend, see `RunsAlong`."""
+    what it read; None where it is not known to be one. `find`: for a backend, see `RunsAlong`. `pieces`: the
+    sequences of a tensor x, if they are not as long as x; their plan is one of ragged sequences."""
     if (
         torch._C._len_torch_function_stack()
         or torch._C._len_torch_dispatch_stack()
@@ -294,20 +301,23 @@ def warm(
     if unchanged is None:
         return state, None
     try:
-        return state, _warm(of, step, x, state, way, find, unchanged)
+        return state, _warm(of, step, x, state, way, find, pieces, unchanged)
     except Unsupported:  # the long way says what comes of it
         return state, None
 
 
 def _warm(
     of: Steps, step: Any, x: Tensor | LoDTensor, state: Any, way: tuple[bool, int, int, str],
-    find: Callable[[str], Find], unchanged: tuple[Found, list[Tensor]],
+    find: Callable[[str], Find], pieces: Layout | None, unchanged: tuple[Found, list[Tensor]],
 ) -> tuple[Any, Any] | None:  # fmt: skip
     found, tensors = unchanged
     states, spec = ([state], LEAF) if type(state) is Tensor else flatten(state)
     ragged = isinstance(x, LoDTensor)
-    rows = x._values if ragged else x
-    seen = (x._lod.count(-1), rows.shape[1:]) if ragged else rows.shape  # of ragged ones any number of rows
+    rows, n, seen = (x._values, x._lod.count(-1), x._values.shape[1:]) if ragged else (x, None, x.shape)
+    if pieces is not None:
+        n = pieces.sequences
+    if n is not None:  # sequences of any lengths, and about as many
+        seen = about_as_many(n), ragged, seen
     grad = torch.is_grad_enabled()
     looks = (seen, way, spec, grad, torch.get_default_dtype())
     given = (rows, *states, *tensors)
@@ -319,11 +329,14 @@ def _warm(
         and like.tried is tried(way[3])
         and (grad or like.needs == [t.requires_grad for t in given])
         and (like.low is None or like.low is autocast_dtype("cpu"))
+        and (n is None or all(t.shape[0] == n for t in states))
     ):
         run_by = like.call
-        if ragged:
+        if isinstance(x, LoDTensor):
             run_by = run_by._replace(layout=Layout.of(x._lod, way[0]))
-        elif like.table is not None:
+        elif pieces is not None:
+            run_by = run_by._replace(layout=pieces)
+        if like.table is not None:
             rows = rows.reshape(like.table)
         if grad:
             form = like.form, like.way, found.key, tensors, rows, run_by.layout, None
@@ -334,7 +347,7 @@ def _warm(
     for tensor in (rows, *states):
         if type(tensor) is not Tensor or tensor.layout is not torch.strided:
             return None
-    _, call = asked(of, step, x, state, Way(*way))
+    _, call = asked(of, step, x, state, Way(*way), pieces)
     entry = None if call is None else call.known()
     if call is None or entry is None:
         return None
@@ -343,7 +356,7 @@ def _warm(
     low = autocast_dtype("cpu")
     steps = () if ragged else tuple(x.shape[:2])
     found.likes[looks] = like = _Like(
-        alike(given, any_rows=int(ragged)),
+        alike(given, any_rows=0 if n is None else 1 + len(states)),
         [t.requires_grad for t in given],
         [*map(type, given)],
         low,
@@ -352,7 +365,7 @@ def _warm(
         call.form,
         call.way,
         find(way[3]),
-        None if _by_address(entry) and not grad else tuple(call.rows.shape),
+        None if ragged or (_by_address(entry) and not grad) else tuple(call.rows.shape),
         _alone(entry, call.layout, steps, low is None and not any(map(_only_noted, given))),
         any(t.is_complex() for t in given) or bool(entry.ready and entry.ready.plan.paired),
     )

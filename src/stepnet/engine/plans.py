@@ -31,6 +31,7 @@ from stepnet.errors import NoCompiler, NotBuilt, SlowPathWarning, StepError, Tor
 from stepnet.executors import naive
 from stepnet.executors.autograd import Call
 from stepnet.executors.autograd import run as run_plan
+from stepnet.executors.layout import Layout
 from stepnet.executors.registry import AUTO, tried
 from stepnet.executors.setting import transforms_active
 from stepnet.executors.transformed import Run, run_transformed
@@ -208,11 +209,12 @@ def run_again(asked: again.Asked) -> tuple[Any, Any] | None:
 
 
 def run_warm(
-    of: again.Steps, step: Any, x: Tensor | LoDTensor, state: Any, way: tuple[bool, int, int, str]
-) -> tuple[Any, tuple[Any, Any] | None]:
+    of: again.Steps, step: Any, x: Tensor | LoDTensor, state: Any, way: tuple[bool, int, int, str],
+    pieces: Layout | None = None,
+) -> tuple[Any, tuple[Any, Any] | None]:  # fmt: skip
     """The initial state, and what `run_again` gives for a call with the shapes of one before; None if it is
-    not known to be one."""
-    return again.warm(of, step, x, state, way, _finding)
+    not known to be one. `pieces`: see `again.warm`."""
+    return again.warm(of, step, x, state, way, _finding, pieces)
 
 
 def _finding(backend: str) -> Find:

@@ -52,6 +52,27 @@ class Layout:
         """Sequences of one length, [T, B] or [B, T]."""
         return _dense(steps, sequences, time_major, reverse)
 
+    @staticmethod
+    @outside_modes
+    def pieces(offsets: Tensor, owner: Tensor, steps: int, n: int, time_major: bool, reverse: bool) -> Layout:
+        """Pieces of sequences of one length, [T, B] or [B, T].
+
+        Args:
+            offsets: of the pieces, where sequences stand one after the other.
+            owner: the sequence of each piece.
+            steps, n: how long the sequences are, and how many.
+
+        >>> import torch
+        >>> of = torch.tensor([0, 1, 3, 6]), torch.tensor([0, 0, 1])
+        >>> layout = Layout.pieces(*of, steps=3, n=2, time_major=True, reverse=False)
+        >>> layout.starts.tolist(), layout.lengths.tolist(), layout.stride
+        ([0, 2, 1], [1, 2, 3], 2)
+        """
+        table, of = offsets.numpy(), owner.numpy()
+        starts = (table[:-1] - of * steps) * n + of if time_major else table[:-1]
+        layout = _layout(starts, np.diff(table), n if time_major else 1, n * steps)
+        return layout.backward if reverse else layout
+
     @functools.lru_cache(maxsize=64)  # noqa: B019  layouts are kept below, too
     @outside_modes
     def times(self, k: int) -> Layout:

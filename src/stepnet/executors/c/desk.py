@@ -74,6 +74,7 @@ class Desks:
         for field in fields:
             self._fields.append((self._count, field.role, field.value))
             self._count += _WIDTHS.get(field.role, 1)
+        self._matrices, self._shared = self.places("matrix"), self.places("shared")
         self._idle: list[Desk] = []  # list.pop and append are atomic
 
     def places(self, *roles: str) -> list[tuple[int, str]]:
@@ -98,9 +99,9 @@ class Desks:
     def _laid(self, placed: Placed, space: Tensor) -> Desk:
         base = padded(data_ptr(space))
         numbers = array("q", [*placed.head, base, placed.share_bytes, *[0] * (self._count - len(FIXED))])
-        for (at, _), offset in zip(self.places("matrix"), placed.packed_at, strict=True):
+        for (at, _), offset in zip(self._matrices, placed.packed_at, strict=True):
             numbers[at + 4] = base + offset
-        for at, name in self.places("shared"):
+        for at, name in self._shared:
             if name in self._constants:
                 numbers[at] = data_ptr(self._constants[name])
         return Desk(placed, space, numbers, numbers.buffer_info()[0])

@@ -107,6 +107,8 @@ class CScan:
         self._may_fail = bool(p.faults)
         self._placed: Placed | None = None
         self._paces: dict[tuple[int, int, int], Pace] = {}
+        self._tables: dict[tuple[int, int, int, int], tuple[Table, ...]] = {}
+        self._has_totals = bool(p.totals)
         constants = _constants(loop, p)
         self._matrices = _matrices(loop, p)
         used = {entry.value for entry in self.source.fields}
@@ -261,28 +263,40 @@ class CScan:
             tuple(packed_at),
             at + 64,
             slots * members,
-            self._tables(layout, slots * members),
+            self._tables_for(layout, slots * members),
         )
 
-    def _tables(self, layout: Layout, parts: int) -> tuple[Table, ...]:
-        """The tensors that a call makes: tables of rows as they are, what is summed as zeros."""
+    def _tables_for(self, layout: Layout, parts: int) -> tuple[Table, ...]:
+        """The tensors that a call makes, which are the same for many layouts of as many rows."""
+        led_by = layout.stride if layout.is_packed else 0
+        kind = layout.rows, layout.sequences if self._has_totals else 0, led_by, parts
+        tables = self._tables.get(kind)
+        if tables is None:
+            while len(self._tables) >= _MOST_KINDS:
+                self._tables.pop(next(iter(self._tables)), None)
+            tables = self._tables[kind] = self._new_tables(*kind)
+        return tables
+
+    def _new_tables(self, rows: int, sequences: int, led_by: int, parts: int) -> tuple[Table, ...]:
+        """Tables of rows as they are, what is summed as zeros. `led_by`: rows that a table has room for
+        before its own, as those of a state want."""
         tables: list[Table] = []
         for at, name in self._desks.places("out"):
             shape, dtype = self._made[name]
-            size = layout.rows * math.prod(shape) * dtype.itemsize
+            size = rows * math.prod(shape) * dtype.itemsize
             state, make = None, empty
             if size >= KEPT:
                 shown = self._named.get(name, name) not in self.hidden
                 make = functools.partial(new_table, shown=shown)
-            if size >= LED and layout.is_packed and (state := self._states_of.get(name)) is not None:
-                make = functools.partial(led_table, by=layout.stride)
-            tables.append(_table(at, name, (layout.rows, *shape), dtype, make, state))
+            if size >= LED and led_by and (state := self._states_of.get(name)) is not None:
+                make = functools.partial(led_table, by=led_by)
+            tables.append(_table(at, name, (rows, *shape), dtype, make, state))
         for at, name in self._desks.places("sum"):
             shape, dtype = self._made[name]
             tables.append(_table(at, name, (*(parts,) * (parts > 1), *shape), dtype, zeros))
         for at, name in self._desks.places("total"):
             shape, dtype = self._made[name]
-            tables.append(_table(at, name, (layout.sequences, *shape), dtype, zeros))
+            tables.append(_table(at, name, (sequences, *shape), dtype, zeros))
         for at, name in self._desks.places("wrong"):
             tables.append(_table(at, name, (1,), torch.int64, zeros))
         return tuple(tables)
