@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from operator import is_
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stepnet.api import recurrent
 from stepnet.data.lod import LoDTensor
@@ -63,6 +64,7 @@ class Cell:
         if self.clip is not None and not self.clip >= 0:
             raise Misfit("clip must not be negative", self.clip, "a number from 0 on")
         self.functions = self._activations(list(activations))
+        self._steps: dict[int, tuple[list[Any], Any]] = {}  # of each direction, and of which weights
 
     def _activations(self, default: list[str]) -> list[list[Activation]]:
         names = node_names = self.node.get("activations", default * len(self.reversed))
@@ -111,7 +113,7 @@ class Cell:
         for d, reverse in enumerate(self.reversed):
             states = [self._first(s, d, x, batch, hidden) for s in first]
             state = tuple(states) if self.states > 1 else states[0]
-            step = step_of(d, inputs)
+            step = self._step(step_of, d, inputs)
             if (
                 lengths is None
                 and x.shape[0] == 1
@@ -134,11 +136,26 @@ class Cell:
                 y = torch.cat([y, y.new_zeros(x.shape[0] - y.shape[0], *y.shape[1:])])
             ys.append(y)
             finals.append(last if self.states > 1 else (last,))
-        y = torch.stack(ys, 1)
+        y = torch.stack(ys, 1) if len(ys) > 1 else ys[0].unsqueeze(1)
         last = [torch.stack(leaves) for leaves in zip(*finals, strict=True)]
         if self.layout:
             y, last = y.permute(2, 0, 1, 3), [leaf.transpose(0, 1) for leaf in last]
         return (y, *last)[: self.node.count]
+
+    def _step(self, step_of: Callable[..., Any], d: int, inputs: Sequence[Any]) -> Any:
+        """The step of a direction: the same one while its weights are the same tensors, as what is known of
+        a step is known by that. A step that gradients go through reads its weights anew."""
+        weights = [value for place, value in enumerate(inputs) if place in (1, 2, 3, 7)]
+        grad = torch.is_grad_enabled()
+        if torch.compiler.is_compiling() or not all(
+            value is None or (type(value) in (Tensor, nn.Parameter) and not (grad and value.requires_grad))
+            for value in weights
+        ):
+            return step_of(d, inputs)
+        known = self._steps.get(d)
+        if known is None or len(known[0]) != len(weights) or not all(map(is_, known[0], weights)):
+            known = self._steps[d] = weights, step_of(d, inputs)
+        return known[1]
 
     def _first(self, state: Any, d: int, x: Tensor, batch: int, hidden: int) -> Tensor:
         if state is None:
