@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from operator import is_
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from stepnet.api import recurrent
 from stepnet.data.lod import LoDTensor
 from stepnet.file_model import not_in_recordings
+from stepnet.file_model.prepared import plainly_fed
 from stepnet.watchers import instead
 
 from .elementwise import UNARY, activation
@@ -64,7 +64,7 @@ class Cell:
         if self.clip is not None and not self.clip >= 0:
             raise Misfit("clip must not be negative", self.clip, "a number from 0 on")
         self.functions = self._activations(list(activations))
-        self._steps: dict[int, tuple[list[Any], Any]] = {}  # of each direction, and of which weights
+        self._steps: dict[int, tuple[list[Any], Any]] = {}  # of each direction, and of which memory
 
     def _activations(self, default: list[str]) -> list[list[Activation]]:
         names = node_names = self.node.get("activations", default * len(self.reversed))
@@ -143,18 +143,16 @@ class Cell:
         return (y, *last)[: self.node.count]
 
     def _step(self, step_of: Callable[..., Any], d: int, inputs: Sequence[Any]) -> Any:
-        """The step of a direction: the same one while its weights are the same tensors, as what is known of
+        """The step of a direction: the same one while its weights are the same memory, as what is known of
         a step is known by that. A step that gradients go through reads its weights anew."""
         weights = [value for place, value in enumerate(inputs) if place in (1, 2, 3, 7)]
-        grad = torch.is_grad_enabled()
-        if torch.compiler.is_compiling() or not all(
-            value is None or (type(value) in (Tensor, nn.Parameter) and not (grad and value.requires_grad))
-            for value in weights
-        ):
+        given = [value for value in weights if value is not None]
+        if not plainly_fed(given) or (torch.is_grad_enabled() and any(v.requires_grad for v in given)):
             return step_of(d, inputs)
-        known = self._steps.get(d)
-        if known is None or len(known[0]) != len(weights) or not all(map(is_, known[0], weights)):
-            known = self._steps[d] = weights, step_of(d, inputs)
+        memory = [None if v is None else (v.data_ptr(), v.dtype, v.shape, v.stride()) for v in weights]
+        known = self._steps.get(d)  # the step holds what stands there: nothing else comes to stand there
+        if known is None or known[0] != memory:
+            known = self._steps[d] = memory, step_of(d, inputs)
         return known[1]
 
     def _first(self, state: Any, d: int, x: Tensor, batch: int, hidden: int) -> Tensor:
