@@ -65,3 +65,20 @@ def test_the_source_on_file_is_headed_by_its_ir_and_gives_the_right_numbers(name
     assert "/* scan of backward" in text
     fast, plain = (stepnet.recurrent(cell, x, backend=b)[0] for b in ("c", "naive"))
     torch.testing.assert_close(fast, plain)
+
+
+def test_a_number_that_a_condition_picks_is_read_before_the_loop():
+    """Inside, compilers of C read it for some lanes of a vector alone, and then have no vectors."""
+    number, of_rows = torch.nn.Parameter(torch.ones(())), torch.nn.Parameter(torch.ones(2, 1))
+
+    def step(x, h):
+        h = torch.where(x > 0, torch.tanh(h), number) + torch.where(h > x, of_rows, h)
+        return h, h
+
+    x, h = torch.randn(4, 5, 2, 3), torch.zeros(5, 2, 3)
+    source = stepnet.explain(step, x, h, source=True, backend="c").source
+    picked = [line for line in source.splitlines() if " ? " in line and "const float v" in line]
+    assert picked
+    assert not [line for line in picked if "_at[0]" in line or "_at[j0]" in line]
+    ours, theirs = (stepnet.recurrent(step, x, h, backend=name)[0] for name in ("c", "naive"))
+    torch.testing.assert_close(ours, theirs)

@@ -74,6 +74,36 @@ def test_written_and_read(name, reverse, tmp_path):
     assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
 
 
+def test_a_cell_follows_its_weights_between_calls_without_gradients(tmp_path):
+    stepnet.onnx.save(stepnet.Recurrent(cells.LSTM(F, H)), tmp_path / "m.onnx", (torch.randn(4, 2, F),))
+    model, x = stepnet.onnx.load(tmp_path / "m.onnx", trainable=True), torch.randn(5, 2, F)
+
+    def check_now():
+        fresh = stepnet.onnx.load(tmp_path / "m.onnx", trainable=True)
+        fresh.load_state_dict(model.state_dict())
+        with torch.no_grad():
+            torch.testing.assert_close(model(x)[0], fresh(x)[0])
+
+    check_now()
+    check_now()
+    model(x)[0].sum().backward()
+    torch.optim.SGD(model.parameters(), 0.5).step()
+    check_now()
+    for parameter in model.parameters():  # as `to` and `double` do
+        parameter.data = parameter.data * 0.5
+    check_now()
+    twice = {name: 2 * value.detach() for name, value in model.named_parameters()}
+
+    def total(weights):
+        return torch.func.functional_call(model, weights, (x,))[0].sum()
+
+    gradients = torch.func.grad(total)(twice)
+    assert all(value.abs().sum() > 0 for value in gradients.values())
+    model.load_state_dict(twice, strict=False)
+    check_now()
+    torch.testing.assert_close(total(twice), model(x)[0].sum())
+
+
 @pytest.mark.parametrize("name", few(CELLS, ["LSTM", "SLSTM"]))
 def test_lengths(name, tmp_path):
     from stepnet import LoDTensor

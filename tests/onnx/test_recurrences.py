@@ -61,6 +61,22 @@ def test_resets_of_ragged_sequences(reverse, check_ragged):
     assert written.inputs == ["x", "first", "lengths"]
 
 
+def test_a_softplus_is_one_op_where_no_exp_overflows(check):
+    softplus, log_sigmoid = nn.functional.softplus, nn.functional.logsigmoid
+
+    def step(x, h):
+        h = softplus(0.5 * h) - log_sigmoid(x) + softplus(x, beta=2.0) - torch.log1p(torch.exp(h))
+        return h, h
+
+    class Steps(nn.Module):
+        def forward(self, x):
+            return stepnet.recurrent(step, x, x[0])[0]
+
+    written = check(Steps(), lambda t, b: (torch.linspace(-60.0, 60.0, t * b * 3).reshape(t, b, 3),))
+    ops = [*written.types, *(op for body in written.bodies for op in body)]
+    assert [ops.count(op) for op in ("Softplus", "Atanh")] == [2, 2]
+
+
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("sizes", [("LSTM", 4, 4), ("MinGRU", 4, 4), ("RWKVTimeMix", 4)], ids=lambda s: s[0])

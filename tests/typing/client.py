@@ -91,3 +91,12 @@ assert_type(y.map(torch.relu).values, Tensor)
 assert_type(stepnet.sequence_softmax(y), LoDTensor)
 head = nn.Linear(1, 1)
 assert_type(y.map(head).with_values(y.values), LoDTensor)
+
+
+def read_and_run(name: str, x: Tensor) -> Tensor:
+    """What is read from a file gives tensors, by place or by name."""
+    import stepnet.onnx
+    import stepnet.openvino
+
+    assert_type(stepnet.openvino.load(name)(x)["y"], Tensor)
+    return stepnet.onnx.load(name)(x=x)[0]

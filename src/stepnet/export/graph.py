@@ -61,7 +61,8 @@ class Target:
 
     `unit` is one op of it, `ops` all of them, `nested` what it cannot hold where a loop has another in its
     body, or None. `refused` says of ops of `stepnet.ir.ops` why the format has none, `takes` whether it has
-    an op, or a fast form, for a known cell; others are loops like any.
+    an op, or a fast form, for a known cell; others are loops like any. `softplus`: whether that of runtimes
+    keeps the digits of small results.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Target:
     nested: str | None
     refused: Mapping[str, str]
     takes: Callable[[Cell], bool]
+    softplus: bool = False
 
 
 @dataclass(frozen=True)

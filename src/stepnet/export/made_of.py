@@ -74,11 +74,9 @@ def _near_zero(emit: Emit, x: Value) -> tuple[Value, Value]:
 
 @_made
 def _expm1(emit: Emit, x: Value) -> Value:
-    """By the tangent of half of x where a difference would cancel."""
-    one, (near, small) = _number(emit, 1.0, x), _near_zero(emit, x)
-    half = emit.call("tanh", emit.call("mul", small, _number(emit, 0.5, x)))
-    exact = emit.call("div", emit.call("add", half, half), emit.call("sub", one, half))
-    return emit.call("where", near, exact, emit.call("sub", emit.call("exp", x), one))
+    """By the tangent of half of x, of which nothing cancels."""
+    half = emit.call("tanh", emit.call("mul", x, _number(emit, 0.5, x)))
+    return emit.call("mul", half, emit.call("add", emit.call("exp", x), _number(emit, 1.0, x)))
 
 
 @_made

@@ -1,4 +1,4 @@
-"""Nodes of a body that are one op together: a value split in parts, and a normalisation."""
+"""Nodes of a body that are one op together: a value split in parts, a normalisation, a softplus."""
 
 from __future__ import annotations
 
@@ -87,4 +87,33 @@ def norms(graph: Graph, makers: Mapping[str, Node]) -> dict[str, tuple[str, tupl
                 square = producers.get(variance[0])
                 if square is not None and square.op == "mul" and square.inputs == (centred, centred):
                     found[node.output] = (mean[0], mean[1], small)
+    return found
+
+
+def softpluses(graph: Graph, makers: Mapping[str, Node]) -> dict[str, str]:
+    """Results of log(1 + exp x) in float32 in which no exp overflows, by x: where(x > 20, x, log1p(exp(x))),
+    as torch has its softplus, and log1p(exp(-|y|)) of its log_sigmoid."""
+    found, producers = {}, graph.producers
+
+    def made(name: str, op: str) -> tuple[str, ...]:
+        node = producers.get(name)
+        return node.inputs if node is not None and node.op == op else ()
+
+    def exponent(name: str) -> str | None:
+        """x of log1p(exp(x))"""
+        return next((x for power in made(name, "log1p") for x in made(power, "exp")), None)
+
+    for node in makers.values():
+        if graph.values[node.outputs[0]].dtype != "float32":
+            continue
+        if node.op == "where":
+            above, x, rest = node.inputs
+            other, bound = made(above, "gt") or ("", "")
+            number = producers.get(bound)
+            known = number is not None and number.op == "full" and number.attr("value") == 20.0
+            if known and other == x == exponent(rest):
+                found[node.output] = x
+        x = exponent(node.output) if node.op == "log1p" else None
+        if x is not None and any(made(size, "abs") for size in made(x, "neg")):
+            found[node.output] = x
     return found

@@ -19,7 +19,7 @@ from stepnet.ir.ops import OPS, RANDOM, Stage
 
 from .emit import Emit
 from .graph import Target, Value
-from .patterns import norms, whole_splits
+from .patterns import norms, softpluses, whole_splits
 
 LEAD = 2
 Rule = Callable[["RowNet", Node], Value]
@@ -51,6 +51,8 @@ class RowNet:
         self.thin: set[str] = set()  # row values that are still [1, .., *s] or alike: they broadcast
         self.reference: Value | None = None  # a value whose first two dimensions are those of all rows
         self.norms = {} if not self.makers else norms(graph, self.makers)
+        exact = bool(self.makers) and emit.graph.target.softplus
+        self.softpluses = softpluses(graph, self.makers) if exact else {}
         self._slices = whole_splits(graph, self.makers.values())
 
     def value(self, name: str) -> BodyValue:
@@ -96,8 +98,10 @@ class RowNet:
         return self.outside(name) if found is None else self.emit.tensor(found)
 
     def _inputs(self, node: Node) -> tuple[str, ...]:
-        norm = self.norms.get(node.outputs[0])
-        return node.inputs if norm is None else (norm[0],)
+        norm, plus = self.norms.get(node.outputs[0]), self.softpluses.get(node.outputs[0])
+        if norm is not None:
+            return (norm[0],)
+        return node.inputs if plus is None else (plus,)
 
     def _make(self, node: Node) -> None:
         norm = self.norms.get(node.outputs[0])
@@ -111,6 +115,10 @@ class RowNet:
             last = dims == tuple(range(len(shape) - len(dims), len(shape)))
             sizes = shape[len(shape) - len(dims) :] if last else ()
             self.known[node.output] = self.emit.call("normalize", value, axes, eps=eps, sizes=sizes)
+            return
+        plus = self.softpluses.get(node.outputs[0])
+        if plus is not None:
+            self.known[node.output] = self.emit.call("softplus", self.known[plus])
             return
         rule = self.rules.get(node.op)
         if rule is None or node.op in self.emit.graph.target.refused:

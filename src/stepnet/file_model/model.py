@@ -10,13 +10,14 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from stepnet.data.dtypes import dtype_name
+from stepnet.data.outputs import Outputs
 from stepnet.data.recording import Interned
 from stepnet.errors import IRError, Unsupported
 
@@ -152,6 +153,10 @@ class FileModel(nn.Module):
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
         self.states: dict[str, str] = {}
         self._aliases = {socket.name: socket.name for socket in inputs}  # names that inputs answer to
+
+    if TYPE_CHECKING:
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Outputs: ...
 
     def _recipe(self) -> tuple[Any, ...]:
         """What `_anew` makes such a model from."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -128,6 +128,10 @@ class TensorIterator(nn.Module):
         rows = RowLoop(record(*made_of))
         _MADE[self] = made_of, rows
         return rows
+
+    if TYPE_CHECKING:
+
+        def __call__(self, *args: Tensor, **kwargs: Tensor) -> Outputs: ...
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Outputs:
         """Run the loop on inputs by position or by name.

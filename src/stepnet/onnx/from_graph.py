@@ -58,6 +58,7 @@ ONNX = Target(
     refused=dict.fromkeys((*RARE.keys() - OPS.keys() - MADE_OF.keys(), "trigamma"), "ONNX has no op for it"),
     # ONNX Runtime has its LSTM, GRU and RNN for float32 alone, and none gives the rows of c.
     takes=lambda cell: cell.w.dtype == torch.float32 and set(cell.joined) <= {0},
+    softplus=True,
 )
 
 Rule = Callable[["GraphWriter", Node, "list[ir.Value]"], "ir.Value | tuple[ir.Value, ...]"]

@@ -245,9 +245,24 @@ class _LoopText:
             return w.c(seen.base)
         return w.loaded(seen.base, f"{w.pointer(seen.base, None)}[{self._index(seen)}]")
 
+    def _held(self, node: Node, at: int) -> str:
+        """An operand that some lanes of a vector need. One that stays where it is is read before the loop: a
+        compiler that reads it for those lanes alone has no vectors."""
+        text, k = self._operand(node.inputs[at]), self._still(self._read(node.inputs[at]))
+        if k == len(self.dims) or "[" not in text:
+            return text
+        name = f"{self.w.c(node.output)}_held{at}"
+        self.before.setdefault(k, []).append(f"const {self._kind(node.inputs[at])} {name} = {text};")
+        return name
+
     def _node(self, node: Node) -> None:
         w, p = self.w, self.w.p
-        given = [self._operand(n) for n in node.inputs] if node.op != "embed" else [self._lookup(node)]
+        if node.op == "embed":
+            given = [self._lookup(node)]
+        elif node.op == "where":
+            given = [self._held(node, at) for at in range(3)]
+        else:
+            given = [self._operand(n) for n in node.inputs]
         if node.op == "sum_rows":
             index = self._index(self._whole()) if self.dims else "0"
             self.body.append(f"{w.c(node.output)}_part[{index}] += {given[0]};")

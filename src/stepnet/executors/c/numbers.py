@@ -10,11 +10,11 @@ INFIX = {
 }  # fmt: skip
 # Functions of `sn_math.h`, and of `sn_special.h`, which only a source that calls one of them holds.
 _MATH = frozenset(
-    {"exp", "expm1", "tanh", "sigmoid", "log", "log1p", "erf", "sqrt", "rsqrt", "abs", "floor", "ceil",
-     "trunc", "round", "relu", "sign", "maximum", "minimum", "sin", "cos", "pow", "remainder"}
+    {"exp", "expm1", "tanh", "sigmoid", "log", "log1p", "atanh", "erf", "sqrt", "rsqrt", "abs", "floor",
+     "ceil", "trunc", "round", "relu", "sign", "maximum", "minimum", "sin", "cos", "pow", "remainder"}
 )  # fmt: skip
 SPECIAL = frozenset(
-    {"tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "exp2", "log2", "log10",
+    {"tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "exp2", "log2", "log10",
      "erfc", "erfinv", "lgamma", "digamma", "trigamma", "atan2", "hypot", "fmod", "copysign", "floor_divide"}
 )  # fmt: skip
 CALLS = SPECIAL | _MATH

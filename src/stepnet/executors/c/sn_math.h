@@ -236,6 +236,15 @@ SN_INLINE double sn_softplus_f64(double x) {
     return (x < 0.0 ? 0.0 : x) + sn_log1p_f64(sn_exp_f64(-fabs(x)));
 }
 
+SN_INLINE float sn_atanh_f32(float x) {
+    float y = fabsf(x);
+    return copysignf(0.5f * sn_log1p_f32(2.0f * y / (1.0f - y)), x);
+}
+SN_INLINE double sn_atanh_f64(double x) {
+    double y = fabs(x);
+    return copysign(0.5 * sn_log1p_f64(2.0 * y / (1.0 - y)), x);
+}
+
 /* ---- erf ------------------------------------------------------------------------------------------------------
  * x P(x^2) up to 1, then 1 - exp(Q(|x| - 2)), both minimax. For double, libm. */
 

@@ -10,7 +10,6 @@ SN_INLINE SN_REAL SN_(sn_sinh)(SN_REAL x) { return SN_LIBM(sinh)(x); }
 SN_INLINE SN_REAL SN_(sn_cosh)(SN_REAL x) { return SN_LIBM(cosh)(x); }
 SN_INLINE SN_REAL SN_(sn_asinh)(SN_REAL x) { return SN_LIBM(asinh)(x); }
 SN_INLINE SN_REAL SN_(sn_acosh)(SN_REAL x) { return SN_LIBM(acosh)(x); }
-SN_INLINE SN_REAL SN_(sn_atanh)(SN_REAL x) { return SN_LIBM(atanh)(x); }
 SN_INLINE SN_REAL SN_(sn_exp2)(SN_REAL x) { return SN_LIBM(exp2)(x); }
 SN_INLINE SN_REAL SN_(sn_log2)(SN_REAL x) { return SN_LIBM(log2)(x); }
 SN_INLINE SN_REAL SN_(sn_log10)(SN_REAL x) { return SN_LIBM(log10)(x); }

@@ -12,6 +12,7 @@ from torch import Tensor
 from stepnet.api import recurrent
 from stepnet.data.lod import LoDTensor
 from stepnet.file_model import not_in_recordings
+from stepnet.file_model.prepared import plainly_fed
 from stepnet.watchers import instead
 
 from .elementwise import UNARY, activation
@@ -63,6 +64,7 @@ class Cell:
         if self.clip is not None and not self.clip >= 0:
             raise Misfit("clip must not be negative", self.clip, "a number from 0 on")
         self.functions = self._activations(list(activations))
+        self._steps: dict[int, tuple[list[Any], Any]] = {}  # of each direction, and of which memory
 
     def _activations(self, default: list[str]) -> list[list[Activation]]:
         names = node_names = self.node.get("activations", default * len(self.reversed))
@@ -111,7 +113,7 @@ class Cell:
         for d, reverse in enumerate(self.reversed):
             states = [self._first(s, d, x, batch, hidden) for s in first]
             state = tuple(states) if self.states > 1 else states[0]
-            step = step_of(d, inputs)
+            step = self._step(step_of, d, inputs)
             if (
                 lengths is None
                 and x.shape[0] == 1
@@ -134,11 +136,24 @@ class Cell:
                 y = torch.cat([y, y.new_zeros(x.shape[0] - y.shape[0], *y.shape[1:])])
             ys.append(y)
             finals.append(last if self.states > 1 else (last,))
-        y = torch.stack(ys, 1)
+        y = torch.stack(ys, 1) if len(ys) > 1 else ys[0].unsqueeze(1)
         last = [torch.stack(leaves) for leaves in zip(*finals, strict=True)]
         if self.layout:
             y, last = y.permute(2, 0, 1, 3), [leaf.transpose(0, 1) for leaf in last]
         return (y, *last)[: self.node.count]
+
+    def _step(self, step_of: Callable[..., Any], d: int, inputs: Sequence[Any]) -> Any:
+        """The step of a direction: the same one while its weights are the same memory, as what is known of
+        a step is known by that. A step that gradients go through reads its weights anew."""
+        weights = [value for place, value in enumerate(inputs) if place in (1, 2, 3, 7)]
+        given = [value for value in weights if value is not None]
+        if not plainly_fed(given) or (torch.is_grad_enabled() and any(v.requires_grad for v in given)):
+            return step_of(d, inputs)
+        memory = [None if v is None else (v.data_ptr(), v.dtype, v.shape, v.stride()) for v in weights]
+        known = self._steps.get(d)  # the step holds what stands there: nothing else comes to stand there
+        if known is None or known[0] != memory:
+            known = self._steps[d] = memory, step_of(d, inputs)
+        return known[1]
 
     def _first(self, state: Any, d: int, x: Tensor, batch: int, hidden: int) -> Tensor:
         if state is None:
