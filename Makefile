@@ -37,9 +37,10 @@ coverage: setup
 fuzz: setup
 	$(BIN)/python -m pytest $(TWO) --exhaustive
 	cd tests && ../$(BIN)/python -m fuzz 0 9000 eager && ../$(BIN)/python -m fuzz 9000 1000 auto && \
-		../$(BIN)/python -m fuzz.changes 0 2000 && ../$(BIN)/python -m fuzz.models 0 2000 && \
-		../$(BIN)/python -m fuzz.frames 0 2000 && ../$(BIN)/python -m fuzz.orders 0 2000 && \
-		../$(BIN)/python -m fuzz.calls 0 2000 && ../$(BIN)/python onnx/fuzz.py 10000
+		../$(BIN)/python -m fuzz.changes 0 2000 && ../$(BIN)/python -m fuzz.changes 2000 500 auto && \
+		../$(BIN)/python -m fuzz.models 0 2000 && ../$(BIN)/python -m fuzz.frames 0 2000 && \
+		../$(BIN)/python -m fuzz.orders 0 2000 && ../$(BIN)/python -m fuzz.calls 0 2000 && \
+		../$(BIN)/python onnx/fuzz.py 10000
 
 # The core under other versions of Python and torch, each in an environment of its own: some gigabytes, and some
 # minutes for each. What this machine cannot have is named.

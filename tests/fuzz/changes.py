@@ -405,7 +405,7 @@ CHANGES: dict[str, tuple[tuple[str, ...], Any]] = {
 }  # fmt: skip
 
 
-def results(world: World, x: Tensor, h: Tensor, backend: str) -> list[Tensor]:
+def results(world: World, x: Tensor, h: Tensor, backend: Any) -> list[Tensor]:
     """Values, final state, and the gradients of all that wants one."""
     x, h = x.detach().requires_grad_(), h.detach().requires_grad_()
     y, final = recurrent(world.step, LoDTensor.from_lengths(x, [[2, 0, 1]]), h, backend=backend)
@@ -415,11 +415,11 @@ def results(world: World, x: Tensor, h: Tensor, backend: str) -> list[Tensor]:
     return [y.values.detach(), final.detach(), *grads]
 
 
-def check(seed: int, changes: int = 5) -> str | None:
+def check(seed: int, backend: Any = "eager", changes: int = 5) -> str | None:
     """Run one program; what differs, with the source of its step, or None.
 
     Raises:
-        Unsupported: a step of these, none of which does anything odd, is not compiled.
+        AssertionError: a step of these, none of which does anything odd, is not compiled.
     """
     rng = random.Random(seed)
     torch.manual_seed(seed)
@@ -434,7 +434,7 @@ def check(seed: int, changes: int = 5) -> str | None:
                 try:
                     with warnings.catch_warnings():
                         warnings.simplefilter("ignore", SlowPathWarning)
-                        found = results(world, x, h, "eager")
+                        found = results(world, x, h, backend)
                 except Unsupported as refusal:
                     raise AssertionError(f"seed {seed}, after {world.log}: {refusal}") from refusal
                 for a, b in zip(found, expected, strict=True):

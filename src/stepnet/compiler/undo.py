@@ -2,7 +2,7 @@
 
 A step is tried on sample rows before it is compiled. One that collects, counts or caches would be left with
 what the sample rows gave: that is noticed and undone, and the step runs by the plain loop. Context variables
-are left to who tries it, in a copy of its context.
+are left to who tries it, in a copy of its context. What another thread changes meanwhile stays as it left it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import contextvars
 import operator
 import os
 import sys
+import time
 import types
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,6 +24,70 @@ from .kinds import MISSING, Names, slot_values
 
 _KEPT_BY_COPY = "__slotnames__"  # on a class, at the first copy of one of its objects
 _CLASS_ATTRIBUTES = (types.FunctionType, property, staticmethod, classmethod)
+
+
+_T = TypeVar("_T")
+_SHORTEST, _LONGEST = 0.02, 0.2  # seconds
+_in_a_row: dict[Any, int] = {}  # attempts that changed something, by their root
+_SURELY = 3
+
+
+def undone(holders: Iterable[Any], root: Any, attempt: Callable[[Snapshot], _T]) -> tuple[_T, bool]:
+    """What an attempt gives, and whether it changes what containers hold, which is undone then.
+
+    Where there are other threads, it changed something if it does so twice, and nothing changes without it.
+
+    Args:
+        holders: the containers.
+        root: what is the same for all attempts of one kind. When some in a row changed something, all do.
+        attempt: is given what they held before it, to see early that it changes them.
+    """
+    holders, taken = list(holders), list[Snapshot]()
+
+    def tried() -> _T:
+        taken.append(Snapshot(holders))
+        try:
+            return attempt(taken[-1])
+        except BaseException:
+            _restore(taken)
+            raise
+
+    began = time.perf_counter()
+    result = tried()
+    if not taken[0].changed():
+        return result, False
+    if not is_only_thread() and _in_a_row.get(root, 0) < _SURELY:
+        if _others_change(holders, time.perf_counter() - began):
+            _in_a_row.pop(root, None)
+            return attempt(Snapshot(())), False
+        result = tried()
+        if not taken[1].changed():
+            return result, False
+    _restore(taken)
+    if len(_in_a_row) > 10_000:
+        _in_a_row.clear()
+    _in_a_row[root] = _in_a_row.get(root, 0) + 1
+    return result, True
+
+
+def is_only_thread() -> bool:
+    """Whether no other thread of this process runs Python."""
+    return len(sys._current_frames()) == 1
+
+
+def _others_change(holders: Iterable[Any], seconds: float) -> bool:
+    """Whether containers change while this thread does nothing, for as long as an attempt took."""
+    before, end = Snapshot(holders), time.perf_counter() + min(max(seconds, _SHORTEST), _LONGEST)
+    while time.perf_counter() < end:
+        time.sleep(_SHORTEST / 20)
+        if before.changed():
+            return True
+    return False
+
+
+def _restore(taken: Iterable[Snapshot]) -> None:
+    for snapshot in reversed([*taken]):
+        snapshot.restore()
 
 
 class Snapshot:
@@ -69,14 +134,22 @@ def _same(a: list[Any], b: list[Any]) -> bool:
 
 
 def _read_dict(value: Any) -> list[Any]:
-    return [*dict.keys(value), *dict.values(value)]
+    if type(value) is dict:
+        now = value.copy()  # at once: another thread may add to it
+        return [*now, *now.values()]
+    pairs = list(dict.items(value))
+    return [name for name, _ in pairs] + [item for _, item in pairs]
 
 
 def _write_dict(value: Any, held: list[Any]) -> None:
-    dict.clear(value)
-    half = len(held) // 2
+    half, names = len(held) // 2, list(dict.keys(value))
+    if not all(map(operator.is_, names, held[:half])) or len(names) < half:  # another order
+        dict.clear(value)
+    for name in names[half:]:
+        dict.pop(value, name, None)
     for name, item in zip(held[:half], held[half:], strict=True):
-        dict.__setitem__(value, name, item)
+        if dict.get(value, name, MISSING) is not item:  # all else stays where other threads look it up
+            dict.__setitem__(value, name, item)
 
 
 def _read_ordered(value: Any) -> list[Any]:

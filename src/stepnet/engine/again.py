@@ -36,7 +36,7 @@ from .check import plain_loop
 from .choice import about_as_many
 from .directions import Find, MadeLater, RunsAlong
 from .make import Entry
-from .reads import Reads
+from .reads import Reads, looks
 from .rows import Sequences
 from .walked import Found, boots, forget_steps, note, unchanged_step
 
@@ -100,6 +100,10 @@ class Asked(NamedTuple):
     def known(self) -> Entry | None:
         """The plan of a call like this one."""
         return _known.get((self.key, self.looks)) or _known.get(self._of_size())
+
+    def is_of(self, reads: Reads) -> bool:
+        """Whether the step reads this; another thread may have changed it since this was asked."""
+        return self.key == reads.reach.key and self.looks[0] == looks(reads.tensors)
 
     @property
     def draws(self) -> bool:
@@ -215,8 +219,8 @@ def asked(
             return state, None
         note(step, function, walked)
         key, tensors = walked.key, walked.tensors
-    looks = (
-        tuple([(type(t), t.shape, t.dtype, t.requires_grad, t.device) for t in tensors]),
+    like = (
+        looks(tensors),
         spec,
         tuple([(t.shape[1:], t.dtype, t.requires_grad) for t in states]),
         (rows.shape[1:], rows.dtype, rows.requires_grad, type(x) if pieces is None else LoDTensor),
@@ -225,7 +229,7 @@ def asked(
         torch.get_default_dtype(),
         tried(way.backend),
     )
-    return state, Asked(of, step, x, states, (LEAF, spec), way, key, tensors, rows, layout, looks)
+    return state, Asked(of, step, x, states, (LEAF, spec), way, key, tensors, rows, layout, like)
 
 
 class _Like(NamedTuple):

@@ -7,7 +7,7 @@ import contextvars
 import functools
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from stepnet.compiler.portable import digest
 from stepnet.compiler.probe import ROWS
 from stepnet.compiler.reach import reach
 from stepnet.compiler.record import tried as tried_on
-from stepnet.compiler.undo import Snapshot
+from stepnet.compiler.undo import Snapshot, is_only_thread, undone
 from stepnet.data.modes import autocast_dtype, default_device, for_plans
 from stepnet.data.tree import Spec
 from stepnet.errors import StepnetError, Unsupported
@@ -39,9 +39,9 @@ from stepnet.executors.torch_ops.ops import bind
 from stepnet.ir.loop import Loop
 from stepnet.user_line import line_in
 
-from .check import self_check
+from .check import self_check, versions
 from .choice import MOST_SEQUENCES, Race, about_as_many, race, recall, remember
-from .reads import FailsOnSamples, Reads, read, steps_of_inner_loops
+from .reads import FailsOnSamples, Reads, ReadsChanged, looks, read, read_anew, steps_of_inner_loops
 from .rows import Noise, Sequences, samples
 
 
@@ -59,6 +59,9 @@ class Entry:
     changes: bool = False  # the step changed what it reads
     twice: bool | None = None  # of a derivative's plan: whether second derivatives by it are right
     forward_mode: bool | None = None  # and whether derivatives in forward mode are
+    unsure: bool = False  # other threads ran while it was made
+    times: int = 1  # that it was made, if it is not sure
+    pause: int = 2  # calls until it is made again
     family: Any = None  # what entries of the same code, with other values, have in common
     accepted: Accepted | None = None  # of a plan that is timed for some numbers of sequences
     size: int = 0  # of its number of sequences
@@ -81,24 +84,86 @@ class Accepted(NamedTuple):
 
 def make(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry:
     """The entry of a run's signature."""
-    return contextvars.copy_context().run(_make, loop, reads, sequences, backend)
-
-
-def _make(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry:
-    entry = Entry(size=about_as_many(sequences.layout.sequences))
     reached = reach(code_of(loop).function, everything=True)
     if reached.refused is not None:
-        entry.refusals.append(("capture", Unsupported(reached.refused)))
-        return entry
+        return _refused_for(Unsupported(reached.refused))
     holders = reached.holders
     if any(holder is os.environ for holder in holders):
         from stepnet.compiler.by_torch import warm  # a second of imports
 
         warm()
-    snapshot = Snapshot(holders)
+    given, only, same = (loop, reads, sequences, backend), is_only_thread(), True
+    tensors, looked = _told(reads.reach.tensors), looks(reads.tensors)
+
+    def attempt(snapshot: Snapshot) -> tuple[Entry, tuple[str, bytes] | None]:
+        nonlocal same
+        watch = None if only else _watch(holders, loop, reads)
+        same = only or read_anew(reads, loop, sequences) is not None
+        return contextvars.copy_context().run(_make, snapshot, watch, *given)
+
+    (entry, to_keep), changed = undone(holders, reads.root, attempt)
+    entry.changes |= changed
+    if entry.changes:
+        return entry
+    if not only:
+        now = read_anew(reads, loop, sequences)
+        if now is None or not same or looked != looks(reads.tensors):
+            return _refused_for(ReadsChanged())
+        if (entry.ready is None or entry.wrong) and _told(now.tensors) != tensors:
+            return _refused_for(ReadsChanged())  # it may be for that
+        entry.unsure = entry.ready is None or entry.wrong
+    if to_keep is not None:
+        plan_files.write(*to_keep)
+    return entry
+
+
+def _told(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    """Which tensors they are, and whether they were changed in place."""
+    return *map(id, tensors), *versions(tensors)
+
+
+def stands(entry: Entry) -> bool:
+    """Whether an entry is to be used: a refusal found while other threads ran, which may be for what they
+    did, stands for some calls."""
+    entry.pause -= entry.unsure
+    return entry.pause > 0 and not (entry.unsure and is_only_thread())
+
+
+def _watch(holders: Sequence[Any], loop: Loop, reads: Reads) -> Callable[[], None]:
+    """What finds out while a step is traced that it reads something else by now.
+
+    Raises:
+        ReadsChanged: it does.
+    """
+    before, key = Snapshot(holders), reach(code_of(loop).function).key
+
+    def watch() -> None:
+        if before.changed():
+            with torch._C.DisableTorchFunction():  # of the trace
+                if reads.open is not None or reach(code_of(loop).function).key != key:
+                    raise ReadsChanged
+
+    return watch
+
+
+def _refused_for(refusal: Unsupported) -> Entry:
+    return Entry(refusals=[("capture", refusal)])
+
+
+def _make(
+    snapshot: Snapshot,
+    watch: Callable[[], None] | None,
+    loop: Loop,
+    reads: Reads,
+    sequences: Sequences,
+    backend: str,
+) -> tuple[Entry, tuple[str, bytes] | None]:
+    """An entry, and its plan and what that is found by, to be kept on disk."""
+    entry = Entry(size=about_as_many(sequences.layout.sequences))
+    to_keep = None
     try:
         with apart(reads):
-            _compile(entry, snapshot, loop, reads, sequences, backend)
+            to_keep = _compile(entry, snapshot, watch, loop, reads, sequences, backend)
     except Unsupported as refusal:
         entry.ready = None
         entry.refusals.append(("capture" if entry.compiled is None else "run", refusal.fresh()))
@@ -110,9 +175,7 @@ def _make(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry
         entry.refusals.append(
             ("capture", Unsupported(f"to compile it fails: {type(error).__name__}: {reason}"))
         )
-    finally:
-        entry.changes |= snapshot.restore()
-    return entry
+    return entry, to_keep
 
 
 @contextlib.contextmanager
@@ -131,20 +194,28 @@ def apart(reads: Reads) -> Iterator[None]:
 
 
 def _compile(
-    entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, sequences: Sequences, backend: str
-) -> None:
+    entry: Entry,
+    snapshot: Snapshot,
+    watch: Callable[[], None] | None,
+    loop: Loop,
+    reads: Reads,
+    sequences: Sequences,
+    backend: str,
+) -> tuple[str, bytes] | None:
     states = sequences.states
     inputs = (*sequences.x_rows, *states)
     device = inputs[0].device
     if any(t.device != device for t in inputs):
         raise Unsupported("x and the state are on different devices")
+    if default_device().type not in ("cpu", device.type):
+        raise Unsupported(f"torch's default device is {default_device().type}, the rows are on {device.type}")
     x_few, state_few = samples(sequences.x_rows, ROWS), samples(states, ROWS)
     few = sequences._replace(x_rows=x_few, states=state_few)
     with inner_loops(None) as loops:
         seen = _seen(entry, snapshot, loop, reads, few)
     most = steps_of_inner_loops(reads, loops.longest)
     if entry.changes:
-        return
+        return None
     places = {id(t): i for i, t in enumerate(reads.tensors)}
     weights: list[tuple[int, Tensor, bool]] = []
     grad = torch.is_grad_enabled()
@@ -167,7 +238,13 @@ def _compile(
         x_names=(*(port.parameter for port in loop.slices), *(f"noise{i}" for i in range(len(seen.draws)))),
         state_names=tuple(port.parameter for port in loop.merged),
     )
-    here = line_in(reads.files)
+    line = line_in(reads.files)
+
+    def here() -> str | None:
+        if watch is not None:
+            watch()
+        return line()
+
     key = None if reads.open is not None or seen.draws else _digest(loop, reads, signature, most)
     noise = drawn_in_order(seen.draws, reads.reach.generators, [ROWS])
     plain = [t.detach() for t in (*x_few, *noise, *state_few)]
@@ -179,7 +256,7 @@ def _compile(
             if known.y_spec == seen.y_spec or is_guarded(known.y_spec):
                 _choose(entry, known, loop, reads, sequences, weights, backend, key)
                 if not entry.wrong:
-                    return
+                    return None
         entry.ready, entry.refusals, entry.notes, entry.wrong = None, [], [], False
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -190,16 +267,19 @@ def _compile(
             if not seen.asks_captured or refusal.reason != BY_VALUES:
                 raise
             raise AsksCaptured("its Python asks for the numbers of a tensor that it reads") from refusal
+    if watch is not None:
+        watch()
     if reads.open is not None and len(compiled.followed) < len(weights):
         raise Unsupported("the step reads a tensor that the trace could not follow")
     if snapshot.changed():
         entry.changes = True
-        return
+        return None
     _choose(entry, compiled, loop, reads, sequences, weights, backend, key)
     if key is not None and entry.ready is not None and not compiled.fused.random:  # noise cannot be checked
         data = stored.dump(compiled, *given)
         if data is not None:
-            plan_files.write(key, data)
+            return key, data
+    return None
 
 
 class _Seen(NamedTuple):
@@ -226,7 +306,7 @@ def _seen(entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows: Sequ
     Raises:
         Unsupported: it fails, changes a tensor, or does not do the same twice.
     """
-    versions, generators = _versions(reads), reads.reach.generators
+    before, generators = versions(reads.tensors), reads.reach.generators
     if reads.open is not None:
         again = read(loop, rows.x_rows, rows.states, rows.shared)
         if again.refusal is not None:
@@ -242,10 +322,10 @@ def _seen(entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows: Sequ
         try:
             with torch.random.fork_rng(devices=[]):
                 x, states = rows.x_rows, rows.states
-                before = [generator.get_state() for generator in generators]
+                states_before = [generator.get_state() for generator in generators]
                 run = functools.partial(iteration, loop, x, states, rows.shared)
                 trial = tried_on(run, [*x, *states], generators)
-            _check_draws(trial.draws, generators, before)
+            _check_draws(trial.draws, generators, states_before)
             y_spec, *_ = trial.result
             draws = [draw for draw, _ in trial.draws]
             seen = _Seen(trial.tensors, y_spec, trial.answers, draws, trial.asks_captured)
@@ -253,7 +333,7 @@ def _seen(entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows: Sequ
             raise
         except Exception as error:
             raise FailsOnSamples(error) from error
-    if versions != _versions(reads):
+    if before != versions(reads.tensors):
         raise Unsupported("the step changes a tensor it did not make, in place")
     entry.changes = snapshot.changed()
     return seen
@@ -411,8 +491,3 @@ def _accepted(
         else:
             return ready
     return None
-
-
-def _versions(reads: Reads) -> list[int]:
-    """A count for each reached tensor that every change in place raises; inference tensors have none."""
-    return [0 if t.is_inference() else t._version for t in reads.tensors]

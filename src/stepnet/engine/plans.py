@@ -42,8 +42,17 @@ from . import again
 from .check import plain_loop, same_in_modes
 from .choice import Slower, about_as_many
 from .directions import Find, RunsAlong
-from .make import Entry, for_as_many, make
-from .reads import CHANGES, FailsOnSamples, Reads, more_inner_steps, read, steps_of_inner_loops
+from .make import Entry, for_as_many, make, stands
+from .reads import (
+    CHANGES,
+    FailsOnSamples,
+    Reads,
+    ReadsChanged,
+    looks,
+    more_inner_steps,
+    read,
+    steps_of_inner_loops,
+)
 from .rows import Noise, Sequences, as_rows
 from .transforms import Further, find_transformed
 from .walked import forget_steps
@@ -54,6 +63,7 @@ _told: set[Any] = set()  # steps and reasons that were warned of
 _misses: dict[Any, set[int]] = {}
 _LIMIT = 512
 _MOST_MISSES = 12
+_MOST_TRIES = 8  # to make a plan while other threads change what the step reads
 _lock = threading.RLock()
 
 
@@ -88,8 +98,9 @@ def run(
     if transformed and (guarded or random):
         what = "a while_loop in the step" if guarded else "a generator of the step"
         raise Unsupported(f"a torch.func transform is active around {what}")
-    as_ever = not guarded and not random and reads.open is None  # the next such run need ask no more
-    if asked is not None and as_ever:
+    sure = not (guarded or random or entry.unsure)
+    as_ever = sure and reads.open is None  # the next such run need ask no more
+    if asked is not None and as_ever and asked.is_of(reads):
         asked.keep(entry)
     weights = [reads.tensors[place] for place in entry.weights]
     noise = Noise(entry.compiled.draws, reads.reach.generators)
@@ -246,6 +257,11 @@ def find_plan(loop: Loop, feeds: Mapping[str, Any], *, backend: str) -> tuple[En
         forget_steps()
         reads = read(loop, sequences.x_rows, sequences.states, sequences.shared)
         entry = lookup(loop, reads, sequences, backend)
+    for _ in range(_MOST_TRIES):
+        if not _refused_as(ReadsChanged, entry):
+            break
+        reads = read(loop, sequences.x_rows, sequences.states, sequences.shared)
+        entry = lookup(loop, reads, sequences, backend)
     while _refused_as(TooFewSteps, entry):
         more_inner_steps(reads)
         entry = lookup(loop, reads, sequences, backend)
@@ -274,28 +290,26 @@ def lookup(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entr
         tried(backend),
         steps_of_inner_loops(reads),
     )
-    key = (
-        reads.key,
-        tuple([(type(t), t.shape, t.dtype, t.requires_grad, t.device) for t in reads.tensors]),
-        signature,
-    )
+    key = (reads.key, looks(reads.tensors), signature)
     entry = _entries.get(key)
-    if entry is not None:
+    if entry is not None and not entry.unsure:
         _misses.pop(entry.family, None)
         found = entry.of_size(about_as_many(sequences.layout.sequences))
         if found is not None:
             return found
     with _lock:
-        entry = _entries.get(key)
-        if entry is not None:
-            return for_as_many(entry, loop, reads, sequences)
+        known = _entries.get(key)
+        if known is not None and stands(known):
+            return for_as_many(known, loop, reads, sequences)
         family = (reads.code, signature)
         if _is_unsteady(family, key):
             return _refused(reads, _UNSTEADY)
         entry = make(loop, reads, sequences, backend)
-        if entry.changes:  # what it changed is in the key: the entry would not be met again
-            _misses[family].discard(hash(key))
-            return _refused(reads, CHANGES)
+        if entry.changes or _refused_as(ReadsChanged, entry):  # what it changed is in the key
+            _misses.get(family, set()).discard(hash(key))  # the entry would not be met again
+            return _refused(reads, CHANGES) if entry.changes else entry
+        entry.times = 1 if known is None else known.times + 1
+        entry.pause = 2**entry.times
         entry.family = family
         _keep(key, entry)
     return entry

@@ -22,16 +22,26 @@ from stepnet.compiler.iteration import code_of, iteration
 from stepnet.compiler.probe import ROWS
 from stepnet.compiler.reach import Reach, reach
 from stepnet.compiler.record import record
-from stepnet.compiler.undo import Snapshot
+from stepnet.compiler.undo import Snapshot, undone
 from stepnet.errors import StepError, Unsupported
 from stepnet.ir.loop import Loop
 
-from .rows import samples
+from .rows import Sequences, samples
 
 CHANGES = Unsupported(
     "the step changes Python objects as it runs (a list, a counter): a compiled loop would not",
     remedy="return what is collected as part of y, or backend='naive'",
 )
+
+
+class ReadsChanged(Unsupported):
+    """Another thread changed what the step reads while a plan was made of it."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "another thread changed what the step reads while it was compiled",
+            remedy="change it between calls, or backend='naive'",
+        )
 
 
 class FailsOnSamples(Unsupported):
@@ -100,6 +110,22 @@ class Reads(NamedTuple):
         return self.reach.key[0]
 
 
+def looks(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+    """What plans depend on of tensors that a step reads, but for their numbers."""
+    return tuple([(type(t), t.shape, t.dtype, t.requires_grad, t.device) for t in tensors])
+
+
+def read_anew(reads: Reads, loop: Loop, rows: Sequences) -> Reach | None:
+    """What a walk finds now; None if a run depends on something else by now than the numbers of tensors."""
+    if reads.open is None:
+        now = reach(code_of(loop).function)
+        same = now.key == reads.reach.key
+    else:
+        again = read(loop, rows.x_rows, rows.states, rows.shared)
+        now, same = again.reach, again.refusal is None and again.key == reads.key
+    return now if same and looks(now.tensors) == looks(reads.reach.tensors) else None
+
+
 def closed(found: Reach, tensors: list[Tensor]) -> Reads:
     """What a step reads of which all is found. Which of it is one tensor is part of the key: an invariant may
     be what the step reads, too, and a derivative holds the tensors that it moves along."""
@@ -136,28 +162,30 @@ def _record(
     whole = reach(code_of(loop).function, everything=True)
     if whole.refused is not None:
         return Reads(found, (), tensors, refusal=Unsupported(whole.refused))
-    snapshot = Snapshot(whole.holders)
 
     def run() -> tuple[Any, list[Any]]:
         spec, y, new = iteration(loop, *rows, shared)
         return spec, [*y, *new]
 
-    try:
-        most = _inner_steps.get(found.key[0], _FEW)
-        with (
-            torch.random.fork_rng(devices=[]),
-            without_hooks(),
-            without_modes(),
-            inner_loops(most),
-            kept(found.generators),
-        ):
-            made = record(run, [*rows[0], *rows[1]])
-    except Unsupported as refusal:
-        snapshot.restore()
-        return Reads(found, (), tensors, found.open, refusal)
-    except Exception as error:
-        snapshot.restore()
-        return Reads(found, (), tensors, found.open, FailsOnSamples(error))
-    if snapshot.restore():
+    def attempt(_: Snapshot) -> Reads:
+        try:
+            most = _inner_steps.get(found.key[0], _FEW)
+            with (
+                torch.random.fork_rng(devices=[]),
+                without_hooks(),
+                without_modes(),
+                inner_loops(most),
+                kept(found.generators),
+            ):
+                made = record(run, [*rows[0], *rows[1]])
+        except Unsupported as refusal:
+            return Reads(found, (), tensors, found.open, refusal)
+        except Exception as error:
+            return Reads(found, (), tensors, found.open, FailsOnSamples(error))
+        key = ("record", *found.beneath, *made.key)
+        return Reads(found, key, made.tensors, found.open, answers=made.answers)
+
+    reads, changes = undone(whole.holders, found.key[0], attempt)
+    if changes and reads.refusal is None:
         return Reads(found, (), tensors, found.open, CHANGES)
-    return Reads(found, ("record", *found.beneath, *made.key), made.tensors, found.open, answers=made.answers)
+    return reads

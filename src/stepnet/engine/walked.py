@@ -50,12 +50,22 @@ class _Step:
             return
         self._alike, self._pause = 0, min(2 * self._pause, _RARELY)
         own = found if step is function else reach(step)  # a cell of torch is wrapped anew at each call
-        if [*map(id, own.tensors)] != [*map(id, found.tensors)]:
+        if not _same_tensors(own, found):
             return
         told = words(own, found.key, self.alive)
         ask = None if told is None else unchanged(told.checks, told.tensors)
-        if ask is not None:
+        if ask is None:
+            return
+        if _same(reach(function), found) and ask() is not None:  # another thread may have changed it
             self.found = Found(ask, found.key, {}, told)
+
+
+def _same_tensors(one: Reach, other: Reach) -> bool:
+    return [*map(id, one.tensors)] == [*map(id, other.tensors)]
+
+
+def _same(one: Reach, other: Reach) -> bool:
+    return one.key == other.key and _same_tensors(one, other)
 
 
 _steps: dict[Any, _Step] = {}
