@@ -38,6 +38,7 @@ _OF_TORCH = {
     ),  # during its forward
     "torch.nn.parallel._functions": words("_streams"),
 }
+_SWAPPED = {Tensor, torch.autograd.Function}  # the one has a place of its own, in the other we swap `apply`
 _TRACES = _symbolic_trace.__file__
 _VERSION = 24  # bytes from the start of a dict to the number of its changes: of CPython 3.10 to 3.12
 _VF: Any = torch._VF  # pyright: ignore[reportAttributeAccessIssue]
@@ -127,7 +128,7 @@ def _of_modules(families: tuple[str, ...]) -> Iterator[_Space]:
             classes |= {
                 item: None
                 for item in vars(module).values()
-                if isinstance(item, type) and item.__module__ == name and item is not Tensor
+                if isinstance(item, type) and item.__module__ == name and item not in _SWAPPED
             }
     for kind in classes:
         yield _Space(f"{kind.__module__}.{kind.__qualname__}", _behind(kind), is_class=True)

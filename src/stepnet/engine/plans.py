@@ -42,7 +42,7 @@ from .check import plain_loop, same_in_modes
 from .choice import Slower, about_as_many
 from .directions import Find, RunsAlong
 from .make import Entry, for_as_many, make
-from .reads import CHANGES, FailsOnSamples, Reads, more_inner_steps, read, steps_of_inner_loops
+from .reads import CHANGES, FailsOnSamples, Reads, more_inner_steps, note_changing, read, steps_of_inner_loops
 from .rows import Noise, Sequences, as_rows
 from .transforms import Further, find_transformed
 from .walked import forget_steps
@@ -293,6 +293,7 @@ def lookup(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entr
         entry = make(loop, reads, sequences, backend)
         if entry.changes:  # what it changed is in the key: the entry would not be met again
             _misses[family].discard(hash(key))
+            note_changing(reads.reach)
             return _refused(reads, CHANGES)
         entry.family = family
         _keep(key, entry)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Sequence
+from types import NoneType
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +33,39 @@ CHANGES = Unsupported(
     "the step changes Python objects as it runs (a list, a counter): a compiled loop would not",
     remedy="return what is collected as part of y, or backend='naive'",
 )
+
+
+# Of steps that changed objects as they were tried: how often they were met since.
+_changing: dict[int, int] = {}
+_RARELY = 256  # of those that go on as they did: tried again, in case they no longer do
+
+
+def note_changing(found: Reach) -> None:
+    """From now on take steps that read the same, but for what a step counts and collects, to change it."""
+    if len(_changing) > 10_000:
+        _changing.clear()
+    _changing.setdefault(_but_for_counts(found), 0)
+
+
+def _is_changing(found: Reach) -> bool:
+    """Whether a step is known to change objects. It is tried again from time to time, ever more rarely."""
+    if not _changing:
+        return False
+    like = _but_for_counts(found)
+    if like not in _changing:
+        return False
+    met = _changing[like] = _changing[like] + 1
+    return met & (met - 1) != 0 and met % _RARELY != 0
+
+
+def _but_for_counts(found: Reach) -> int:
+    """What a step reads without numbers, and without how many there are of anything."""
+    pairs = zip(found.key, found.key[1:], strict=False)
+    told = (now if type(now) is Facts else (before, now) for before, now in pairs if type(now) in _NO_COUNTS)
+    return hash((found.key[0], frozenset(told)))
+
+
+_NO_COUNTS = (bool, str, NoneType, Facts)
 
 
 class FailsOnSamples(Unsupported):
@@ -120,6 +154,8 @@ def read(loop: Loop, x: Sequence[Tensor], states: Sequence[Tensor], shared: Sequ
     tensors = [*found.tensors, *shared]
     if found.refused is not None:
         return Reads(found, (), tensors, refusal=Unsupported(found.refused))
+    if _is_changing(found):
+        return Reads(found, (), tensors, refusal=CHANGES)
     if found.open is None:
         if found.complete:
             return closed(found, tensors)
@@ -159,5 +195,6 @@ def _record(
         snapshot.restore()
         return Reads(found, (), tensors, found.open, FailsOnSamples(error))
     if snapshot.restore():
+        note_changing(found)
         return Reads(found, (), tensors, found.open, CHANGES)
     return Reads(found, ("record", *found.beneath, *made.key), made.tensors, found.open, answers=made.answers)
