@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import warnings
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -49,8 +50,9 @@ from .walked import forget_steps
 
 _entries: OrderedDict[Any, Entry] = OrderedDict()
 _told: set[Any] = set()  # steps and reasons that were warned of
-# For one piece of source: the keys, as hashes, that one after the other had no plan, and none came again.
-_misses: dict[Any, set[int]] = {}
+# For one piece of source: the keys, as hashes, that one after the other had no plan, and none came again; and
+# which step had each.
+_misses: dict[Any, dict[int, Callable[[], Any]]] = {}
 _LIMIT = 512
 _MOST_MISSES = 12
 _lock = threading.RLock()
@@ -288,11 +290,11 @@ def lookup(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entr
         if entry is not None:
             return for_as_many(entry, loop, reads, sequences)
         family = (reads.code, signature)
-        if _is_unsteady(family, key):
+        if _is_unsteady(family, key, code_of(loop).function):
             return _refused(reads, _UNSTEADY)
         entry = make(loop, reads, sequences, backend)
         if entry.changes:  # what it changed is in the key: the entry would not be met again
-            _misses[family].discard(hash(key))
+            _misses[family].pop(hash(key), None)
             note_changing(reads.reach)
             return _refused(reads, CHANGES)
         entry.family = family
@@ -300,17 +302,23 @@ def lookup(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entr
     return entry
 
 
-def _is_unsteady(family: Any, key: Any) -> bool:
-    """Note a key without a plan: true if so many had none that only one that comes again is worth a plan."""
+def _is_unsteady(family: Any, key: Any, step: Callable[..., Any]) -> bool:
+    """Note a key without a plan: true if the step had so many that only one that comes again is worth a plan.
+    Those of other modules of its class do not count, but those of steps that are gone: it may be made anew
+    for each call."""
     if len(_misses) > _LIMIT:
         _misses.clear()
-    missed, now = _misses.setdefault(family, set()), hash(key)
+    missed, now = _misses.setdefault(family, {}), hash(key)
     if now in missed:
         return False
     if len(missed) >= _LIMIT:
-        missed.pop()
-    missed.add(now)
-    return len(missed) > _MOST_MISSES
+        missed.popitem()
+    try:
+        missed[now] = weakref.ref(step)
+    except TypeError:  # of an object with slots
+        missed[now] = lambda: None
+    of = [found() for found in missed.values()]
+    return sum(other is None or other is step for other in of) > _MOST_MISSES
 
 
 _ONE_PER_SEQUENCE = Unsupported(
