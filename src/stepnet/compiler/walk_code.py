@@ -88,8 +88,8 @@ class CodeWalk(abc.ABC):
         if self.open is None:
             self.open = why
 
-    def reads(self, value: Any) -> str:
-        """How the step comes to read a value, in its own words."""
+    def way_to(self, value: Any, does: str) -> str:
+        """How the step comes to read a value, or to call it, by names of its own."""
         trail, after = self.trail, list[tuple[str, Any]]()
         while trail is not None:
             trail, function, name, held = trail
@@ -100,8 +100,8 @@ class CodeWalk(abc.ABC):
             while after and (not names or isinstance(found, types.ModuleType)):
                 name, found = after.pop()
                 names.append(name)
-            return "it reads" if found is value else f"by {'.'.join(names)} it may read"
-        return "it reads" if self.trail is None else "what it reads leads to"
+            return f"it {does}s" if found is value else f"by {'.'.join(names)} it may {does}"
+        return f"it {does}s"
 
     def _method(self, value: Any) -> None:
         self.visit(value.__func__)
@@ -119,7 +119,9 @@ class CodeWalk(abc.ABC):
         if is_trusted_builtin(value):
             return
         if acts(value):
-            self.refused = self.refused or f"it calls {value.__module__}.{value.__name__}, once for each step"
+            self.refused = self.refused or (
+                f"{self.way_to(value, 'call')} {value.__module__}.{value.__name__}, once for each step"
+            )
         owner = getattr(value, "__self__", None)
         if owner is not None and not isinstance(owner, (type, types.ModuleType)):
             self.key.append(value.__name__)

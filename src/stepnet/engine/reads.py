@@ -35,27 +35,31 @@ CHANGES = Unsupported(
 )
 
 
-# Of steps that changed objects as they were tried: how often they were met since.
+# Steps that changed objects as they were tried, and how often they were met since; those tried once more.
 _changing: dict[int, int] = {}
-_RARELY = 256  # of those that go on as they did: tried again, in case they no longer do
+_once_more: dict[int, int] = {}
+_RARELY = 256
 
 
 def note_changing(found: Reach) -> None:
     """From now on take steps that read the same, but for what a step counts and collects, to change it."""
-    if len(_changing) > 10_000:
+    if len(_changing) + len(_once_more) > 10_000:
         _changing.clear()
-    _changing.setdefault(_but_for_counts(found), 0)
+        _once_more.clear()
+    like = _but_for_counts(found)
+    _changing[like] = _once_more.pop(like, 0)
 
 
 def _is_changing(found: Reach) -> bool:
     """Whether a step is known to change objects. It is tried again from time to time, ever more rarely."""
-    if not _changing:
-        return False
-    like = _but_for_counts(found)
+    like = _but_for_counts(found) if _changing else None
     if like not in _changing:
         return False
     met = _changing[like] = _changing[like] + 1
-    return met & (met - 1) != 0 and met % _RARELY != 0
+    if met & (met - 1) and met % _RARELY:
+        return True
+    _once_more[like] = _changing.pop(like)
+    return False
 
 
 def _but_for_counts(found: Reach) -> int:
