@@ -383,8 +383,8 @@ class Walk(CodeWalk):
     def _stateful(self, value: Any) -> None:
         kind = type(value)
         self.refused = self.refused or (
-            f"{self.way_to(value, 'read')} a {kind.__name__}, which no run leaves as it was: it would be used "
-            "up on sample rows"
+            f"{self.way_to(value, 'read')} a {kind.__name__}, which no run leaves as it was: it would be "
+            "used up on sample rows"
         )
 
     def _unknown(self, value: Any) -> None:
