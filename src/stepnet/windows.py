@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .data.lod import LoDTensor
 from .data.modes import traced
@@ -60,14 +61,14 @@ def run_in_windows(
     **how: Any,
 ) -> tuple[Any, Any]:
     """`run` is `recurrent` itself: called on window after window; or on all at once, where no gradient is
-    recorded, or torch lets nothing be computed again (torch.func, a trace).
+    recorded, or torch lets nothing be computed again (torch.func, forward mode, a trace).
 
     Raises:
         StepError: x mixes tensors and LoDTensors.
     """
     how |= {"axis": axis, "reverse": reverse}
     again = not detach_every
-    hidden = traced() or torch._C._are_functorch_transforms_active()
+    hidden = traced() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
     if not torch.is_grad_enabled() or (again and hidden):
         return run(step, x, state, level=level, **how)
     if detach_every:
