@@ -10,6 +10,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn.utils.rnn import pack_sequence
 
 import stepnet
@@ -342,6 +343,17 @@ def test_functional_gradients(how):
         leaf = x.clone().requires_grad_()
         (expected,) = torch.autograd.grad(loss(leaf, detach_every=2), leaf)
         torch.testing.assert_close(torch.func.grad(lambda x: loss(x, detach_every=2))(x), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("backend", ["naive", "eager"])
+def test_tangents_go_through_windows(backend):
+    x = torch.randn(5, 2, F, dtype=DTYPE)
+    with forward_ad.dual_level():
+        given = forward_ad.make_dual(x, torch.ones_like(x))
+        runs = [recurrent(CELL, given, backend=backend, **how)[0] for how in ({}, {"checkpoint": 2})]
+        plain, cut = (forward_ad.unpack_dual(y).tangent for y in runs)
+    assert plain is not None
+    torch.testing.assert_close(cut, plain, **CLOSE)
 
 
 @pytest.mark.parametrize("how", ["checkpoint", "detach_every"])

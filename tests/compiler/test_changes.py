@@ -432,15 +432,14 @@ def test_a_step_that_was_unsteady_is_compiled_when_it_is_steady(who, captures, m
     assert len(captures) == 3
 
 
-@pytest.mark.filterwarnings("ignore:step 'Scaled' runs by the plain loop")
+@pytest.mark.filterwarnings("error:step 'Scaled' runs by the plain loop")
 def test_modules_of_a_class_in_turn(captures, monkeypatch):
+    """Each is compiled at its first call."""
     monkeypatch.setattr(plans, "_MOST_MISSES", 2)
     modules = [Scaled().eval() for _ in range(4)]
     for k, module in enumerate(modules):
         module.scale = float(k)
-    for _ in range(2):
-        for module in modules:
-            recurrent(module, rows(), boot())
+        recurrent(module, rows(), boot())
     assert len(captures) == len(modules)
 
 

@@ -1,9 +1,11 @@
-"""Functions of torch that somebody replaces are what a step calls from then on, under torch's layers, too."""
+"""Functions of torch and stepnet that somebody replaces are what a step calls from then on, under their own
+layers, too."""
 
 from __future__ import annotations
 
 import copy
 import math
+import sys
 import types
 from typing import Any
 from unittest import mock
@@ -14,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import linear as linear_layer
 
-from stepnet import recurrent
+from stepnet import cells, recurrent
 from stepnet.compiler.patched import patched
 from stepnet.compiler.reach import reach
 from stepnet.data.offsets import LoD
@@ -50,6 +52,7 @@ class Deep(nn.Module):
 
 norm, near = torch.linalg.vector_norm, torch.distributions.Normal.log_prob
 linear, tanh, add, cell = F.linear, torch.tanh, Tensor.__add__, torch.gru_cell
+rnn = sys.modules["stepnet.cells.rnn"]
 einsum = vars(torch.functional)["_VF"].einsum
 
 
@@ -96,6 +99,12 @@ PATCHES = {
         nn.Linear,
         "__call__",
         lambda self, x: linear(x, self.weight) * SCALE[0],
+    ),
+    "a function of a cell of ours": (
+        lambda: cells.RNN(3, 3, dtype=D),
+        rnn,
+        "seen",
+        lambda h, _: h * SCALE[0],
     ),
     "a cell": (lambda: nn.GRUCell(3, 3, dtype=D), torch._VF, "gru_cell", lambda *a: cell(*a) * SCALE[0]),
 }

@@ -5,7 +5,9 @@ The reference is a loop by hand over the whole batch: these steps see more than 
 
 from __future__ import annotations
 
+import functools
 import inspect
+import sys
 import warnings
 
 import numpy as np
@@ -21,6 +23,22 @@ D = 4
 W = (torch.randn(D, D, generator=torch.Generator().manual_seed(3), dtype=DTYPE) / 2).requires_grad_()
 COUNTS = torch.zeros(D, dtype=DTYPE)
 NORM = nn.BatchNorm1d(D, dtype=DTYPE, track_running_stats=False)
+
+
+class ByType:
+    @functools.singledispatchmethod
+    def of(self, value):
+        return value
+
+    @of.register
+    def _(self, value: torch.Tensor):
+        return torch.tanh(value)
+
+
+BY_TYPE = ByType()
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    SCRIPTED = torch.jit.trace(torch.tanh, torch.zeros(1, D, dtype=DTYPE))
 
 
 class Steps:
@@ -138,6 +156,18 @@ class Steps:
         h = torch.tanh(h + x + COUNTS)
         return h, h
 
+    def scripted(x, h):
+        h = torch.tanh(SCRIPTED(x) + h)
+        return h, h
+
+    def modules_of_python(x, h):
+        h = torch.tanh(x * sys.modules["math"].pi + h)
+        return h, h
+
+    def by_the_type_of_an_argument(x, h):
+        h = BY_TYPE.of(x + h)
+        return h, h
+
     def one_noise_for_all_rows(x, h):
         h = torch.tanh(h + x + 0 * torch.rand(D, dtype=DTYPE))  #
         return h, h
@@ -171,6 +201,9 @@ WORDS = {
     "boolean_mask": "a mask picks",
     "nonzero": "how many values a mask picks",
     "changes_a_captured_tensor": "changes a tensor it did not make, in place",
+    "scripted": "made where no call of torch's functions shows, by a torch.jit.ScriptFunction",
+    "modules_of_python": "by sys.modules it may ",
+    "by_the_type_of_an_argument": "by BY_TYPE it may ",
     "one_noise_for_all_rows": "noise that is shared by all rows",
 }
 STEPS = {k: v for k, v in vars(Steps).items() if inspect.isfunction(v)}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import contextvars
+import ctypes
 import gc
 import itertools
 import os
@@ -26,6 +27,8 @@ from torch.nn.utils import prune
 
 from plans import entry_of
 from stepnet import explain, recurrent
+from stepnet.compiler.patched import places
+from stepnet.compiler.undo import Snapshot
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import SlowPathWarning, Unsupported
 
@@ -487,6 +490,53 @@ def test_a_hook_that_collects_leaves_other_steps_compiled():
     handle.remove()
     recurrent(cell, x, h, backend="eager")
     assert len(kept) == 3
+
+
+@pytest.mark.parametrize("opens", [False, True])
+@pytest.mark.filterwarnings("ignore:step")
+def test_a_step_that_changes_objects_is_not_tried_at_each_call(opens, monkeypatch):
+    """It is once it no longer does, and from time to time."""
+
+    class Counts(Cell):
+        def __init__(self):
+            super().__init__()
+            self.counts, self.more, self.n, self.kept = True, 1, 0, []
+
+        def forward(self, x, h):
+            if self.counts and self.more:
+                self.n = (getattr(self, "n") if opens else self.n) + 1  # noqa: B009
+                self.kept.append(x)
+            return super().forward(x, h)
+
+    tries = []
+    changed = Snapshot.restore
+    monkeypatch.setattr(Snapshot, "restore", lambda of: tries.append(of) or changed(of))
+    cell, (x, h) = Counts(), inputs()
+    for _ in range(40):
+        recurrent(cell, x, h)
+    assert cell.n == len(cell.kept) == 3 * 40
+    assert len(tries) <= 10
+    cell.counts = False
+    recurrent(cell, x, h, backend="eager")
+    cell.counts = True
+    recurrent(cell, x, h)
+    cell.more = 0
+    for _ in range(300):
+        recurrent(cell, x, h)
+    recurrent(cell, x, h, backend="eager")
+
+
+def test_a_step_that_is_recorded_makes_no_other_be_walked_anew():
+    """A record swaps what `torch.autograd.Function` has; that is nothing replaced."""
+    cell, (x, h) = Cell(), inputs()
+
+    def opens(x, h):
+        return getattr(cell, "forward")(x, h)  # noqa: B009
+
+    recurrent(opens, x, h, backend="eager")
+    before = [ctypes.c_int64.from_address(place).value for place in places()]
+    recurrent(opens, x, h, backend="eager")
+    assert [ctypes.c_int64.from_address(place).value for place in places()] == before
 
 
 def test_what_changes_at_every_call_stops_being_compiled():

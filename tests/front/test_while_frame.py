@@ -351,6 +351,12 @@ def outside(kind: str) -> None:
             a.read(s).add_(1)
         if kind == "item assignment":
             a.read(s)[0] = 1
+        if kind == "transformed":
+            torch.func.grad(torch.sin)(a.read(s))
+        if kind == "batched":
+            torch.vmap(torch.sin)(a.read(s))
+        if kind == "what torch branches on":
+            torch.cond(s > 1, torch.sin, torch.cos, (a.read(s),))
         if kind == "shapes that do not fit":
             torch.stack([a.read(s)]) @ torch.ones(3, 3)
         if kind == "stack inside":
@@ -394,6 +400,9 @@ def outside(kind: str) -> None:
         ("item", "Python needs the number in a symbolic value (item)"),
         ("in place", "'add_' would change a value in place"),
         ("item assignment", "not changed in place"),
+        ("transformed", "a symbolic value is no tensor"),
+        ("batched", "stepnet.map_fn(function, value) calls a function with tensors"),
+        ("what torch branches on", "a symbolic value is no tensor"),
         ("shapes that do not fit", "test_while_frame.py:"),
         ("stack inside", "TensorArray.stack belongs after the frame"),
         ("wrong shape in update", "changed its shape or dtype"),

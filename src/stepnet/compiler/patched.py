@@ -1,10 +1,11 @@
-"""What of torch somebody put something else in the place of, however deep: torch's own modules, classes and
-functions find it there, whose code no walk reads."""
+"""What of torch and stepnet somebody put something else in the place of, however deep: their own modules,
+classes and functions find it there, whose code no walk reads."""
 
 from __future__ import annotations
 
 import builtins
 import ctypes
+import functools
 import gc
 import sys
 import types
@@ -25,6 +26,7 @@ _FAMILIES = (
     "torch.nn.", "torch.functional", "torch._tensor", "torch.distributions.", "torch.linalg", "torch.fft",
     "torch.special", "torch.autograd.function",
 )  # fmt: skip
+_OURS = ("stepnet.cells.", "stepnet.nn.", "stepnet.layers.")  # what steps call
 # In the place of which torch puts others itself; and what computes nothing: Lightning has a `torch.compile`.
 _OF_TORCH = {
     "torch": words("manual_seed Storage compile load save"),
@@ -36,6 +38,7 @@ _OF_TORCH = {
     ),  # during its forward
     "torch.nn.parallel._functions": words("_streams"),
 }
+_SWAPPED = {Tensor, torch.autograd.Function}  # the one has a place of its own, in the other we swap `apply`
 _TRACES = _symbolic_trace.__file__
 _VERSION = 24  # bytes from the start of a dict to the number of its changes: of CPython 3.10 to 3.12
 _VF: Any = torch._VF  # pyright: ignore[reportAttributeAccessIssue]
@@ -109,19 +112,23 @@ _TELLS_ALL = (
 )  # fmt: skip
 
 
-def _at_first() -> Iterator[_Space]:
+def _of_torch() -> Iterator[_Space]:
     yield _Space("torch", vars(torch), is_class=False)
     yield _Space("_VF", vars(_VF), _VF.vf, is_class=False)
     yield _Space("_nn", vars(_NN), is_class=False)
     yield _Space("Tensor", _behind(Tensor), Tensor.__mro__[1], is_class=False)
+    yield from _of_modules(_FAMILIES)
+
+
+def _of_modules(families: tuple[str, ...]) -> Iterator[_Space]:
     classes: dict[type, None] = {}
     for name, module in list(sys.modules.items()):
-        if name.startswith(_FAMILIES):
+        if name.startswith(families):
             yield _Space(name, vars(module), is_class=False)
             classes |= {
                 item: None
                 for item in vars(module).values()
-                if isinstance(item, type) and item.__module__ == name and item is not Tensor
+                if isinstance(item, type) and item.__module__ == name and item not in _SWAPPED
             }
     for kind in classes:
         yield _Space(f"{kind.__module__}.{kind.__qualname__}", _behind(kind), is_class=True)
@@ -132,8 +139,14 @@ def _behind(kind: type) -> Any:
     return gc.get_referents(vars(kind))[0]
 
 
-CLASSES: set[type] = set()  # of torch, in which nothing is replaced unseen
-_SPACES = list(_at_first())
+CLASSES: set[type] = set()  # in which nothing is replaced unseen
+_TORCH = list(_of_torch())
+
+
+@functools.cache
+def _spaces() -> list[_Space]:
+    """Those of torch as when stepnet was imported, and ours, all of which are imported by the first call."""
+    return [*_TORCH, *_of_modules(_OURS)]
 
 
 def _has_versions() -> bool:
@@ -149,21 +162,28 @@ def _has_versions() -> bool:
 
 _KERNELS: set[str] = torch.library._impls  # "aten/tanh/CPU", of whoever registered one
 _SIZE = 24  # bytes from the start of a set to the number of its items
-PLACES = [id(space.held) + _VERSION for space in _SPACES] if _has_versions() else []
-PLACES += [id(_KERNELS) + _SIZE] if PLACES else []
 _WHERE_NOT = words("Meta Python Functionalize FuncTorchBatched MPS CUDA XPU HPU MTIA PrivateUse1")
 _KERNELS_FIRST = frozenset(_KERNELS)
 
 
+@functools.cache
+def places() -> list[int]:
+    """Words of memory one of which is another after something was replaced; none where Python has no such."""
+    if not _has_versions():
+        return []
+    return [*(id(space.held) + _VERSION for space in _spaces()), id(_KERNELS) + _SIZE]
+
+
+@functools.cache
 def _counter() -> Callable[[], Any]:
     """Tells what is another value after one of the dicts was changed."""
-    if not PLACES:
-        return lambda: [len(_KERNELS), *(tuple(map(id, space.held.values())) for space in _SPACES)]
-    start = min(PLACES)
+    if not places():
+        return lambda: [len(_KERNELS), *(tuple(map(id, space.held.values())) for space in _spaces())]
+    start = min(places())
     first = np.ctypeslib.as_array((ctypes.c_int64 * 1).from_address(start))
-    memory = np.lib.stride_tricks.as_strided(first, shape=((max(PLACES) - start) // 8 + 1,), strides=(8,))
-    places = np.array([(place - start) // 8 for place in PLACES])
-    return lambda: memory.take(places).tobytes()
+    memory = np.lib.stride_tricks.as_strided(first, shape=((max(places()) - start) // 8 + 1,), strides=(8,))
+    at = np.array([(place - start) // 8 for place in places()])
+    return lambda: memory.take(at).tobytes()
 
 
 def _kernels() -> Iterator[Replaced]:
@@ -174,7 +194,6 @@ def _kernels() -> Iterator[Replaced]:
             yield Replaced(name, KERNEL, frozenset())
 
 
-_count = _counter()
 _known: tuple[Any, Sequence[Replaced]] = None, ()
 
 
@@ -190,9 +209,9 @@ def patched() -> Sequence[Replaced]:
     >>> F.relu = relu
     """
     global _known
-    now = _count()
+    now = _counter()()
     before, found = _known
     if now != before:
-        found = (*(made for space in _SPACES for made in space.replaced()), *_kernels())
+        found = (*(made for space in _spaces() for made in space.replaced()), *_kernels())
         _known = now, found
     return found

@@ -95,7 +95,9 @@ def _walked(step: Callable[..., Any], root: Any, everything: bool) -> Reach:
     beneath = Walk(set(names))
     beneath.replaced(others)
     if beneath.open is not None:  # torch's functions call it where no record sees it
-        walk.refused = walk.refused or f"it runs what was put in the place of torch's own: {beneath.open}"
+        walk.refused = (
+            walk.refused or f"it runs what was put in the place of torch's or stepnet's own: {beneath.open}"
+        )
     if root in _ASKING and hash(tuple(walk.key)) in _ASKING[root]:
         walk.opened("its Python asks for the numbers of tensors")
     if everything:

@@ -28,7 +28,7 @@ from torch.nn.modules import module as _torch_module
 
 from .code_facts import facts
 from .kinds import MISSING, Names, has_slots, shows_attributes
-from .patched import PLACES
+from .patched import places
 from .reach import Reach
 from .survey import Survey
 from .trust import BY_VALUE, is_trusted_class
@@ -72,7 +72,7 @@ def words(reach: Reach, key: Sequence[Any] = (), root: weakref.ref[Any] | None =
             writer.word(id(root) + _REFERENCE)
             writer.kept.append(root)
         writer.dict(vars(builtins))
-        for place in PLACES:
+        for place in places():
             writer.word(place)
         writer.dict(vars(_torch_module))
         for name in MODULE_HOOKS:

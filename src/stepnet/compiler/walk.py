@@ -116,7 +116,7 @@ class Walk(CodeWalk):
 
     def _array(self, value: Any) -> None:  # numbers that a trace bakes in
         if type(value).__flags__ & HEAP:  # a class made in Python may hold more
-            self.opened(f"a {type(value).__module__}.{type(value).__qualname__}")
+            self.opened(_a(type(value)))
         if isinstance(value, np.ndarray):
             value = np.ndarray.view(value, np.ndarray)
         if value.dtype.hasobject:
@@ -224,7 +224,7 @@ class Walk(CodeWalk):
         trusted = is_trusted_class(kind)
         if trusted and not shows_attributes(kind):
             self.hold(hidden_attributes(value))
-            self.opened(f"a {kind.__module__}.{kind.__qualname__}")
+            self.opened(_a(kind))
             return
         self._fields(value)  # first: its code may lead to more than a walk goes through
         if not trusted:
@@ -237,7 +237,7 @@ class Walk(CodeWalk):
             self.hold(own)
             self._attributes(own, read_whole(kind))
         elif kind.__dictoffset__:
-            what = f"a {kind.__module__}.{kind.__qualname__}, which does not show its attributes"
+            what = f"{_a(kind)}, which does not show its attributes"
             self.opened(what)
             if kind.__module__ != "typing":  # a change of them, as it is tried, could not be undone
                 self.refused = self.refused or f"it reads {what}"
@@ -383,13 +383,14 @@ class Walk(CodeWalk):
     def _stateful(self, value: Any) -> None:
         kind = type(value)
         self.refused = self.refused or (
-            f"it reads a {kind.__name__}, which no run leaves as it was: it would be used up on sample rows"
+            f"{self.way_to(value, 'read')} a {kind.__name__}, which no run leaves as it was: it would be "
+            "used up on sample rows"
         )
 
     def _unknown(self, value: Any) -> None:
         kind = type(value)
         self.key.append(kind)
-        self.opened(f"a {kind.__module__}.{kind.__qualname__}")
+        self.opened(_a(kind))
         self._fields(value)
 
 
@@ -401,6 +402,11 @@ def _at_once(items: Sequence[Any]) -> tuple[Any, Any] | None:
     if kinds <= PLAIN:
         return tuple(items), kinds.pop() if len(kinds) == 1 else tuple(map(type, items))
     return None
+
+
+def _a(kind: type) -> str:
+    """An object of a class, whose own name may be whole, where C made it."""
+    return f"a {kind.__module__}.{kind.__qualname__.removeprefix(f'{kind.__module__}.')}"
 
 
 def _is_of_torch(kind: type[Tensor]) -> bool:

@@ -58,6 +58,7 @@ class CodeWalk(abc.ABC):
     known: set[type] = field(default_factory=set)
     hooks: bool = False
     in_python: bool = False  # in code of Python's own: what that holds is no matter of the step's
+    trail: Any = None  # the names on the way to what is visited: before it, whose, a name, what is held by it
 
     def hold(self, value: Any) -> None:
         """Note a container that a run of the step may change."""
@@ -87,6 +88,21 @@ class CodeWalk(abc.ABC):
         if self.open is None:
             self.open = why
 
+    def way_to(self, value: Any, does: str) -> str:
+        """How the step comes to read a value, or to call it, by names of its own."""
+        trail, after = self.trail, list[tuple[str, Any]]()
+        while trail is not None:
+            trail, function, name, held = trail
+            after.append((name, held))
+            if function is None or is_installed(function.__module__ or "", function.__code__.co_filename):
+                continue
+            names, found = [], value
+            while after and (not names or isinstance(found, types.ModuleType)):
+                name, found = after.pop()
+                names.append(name)
+            return f"it {does}s" if found is value else f"by {'.'.join(names)} it may {does}"
+        return f"it {does}s"
+
     def _method(self, value: Any) -> None:
         self.visit(value.__func__)
         self.visit(value.__self__)
@@ -103,7 +119,9 @@ class CodeWalk(abc.ABC):
         if is_trusted_builtin(value):
             return
         if acts(value):
-            self.refused = self.refused or f"it calls {value.__module__}.{value.__name__}, once for each step"
+            self.refused = self.refused or (
+                f"{self.way_to(value, 'call')} {value.__module__}.{value.__name__}, once for each step"
+            )
         owner = getattr(value, "__self__", None)
         if owner is not None and not isinstance(owner, (type, types.ModuleType)):
             self.key.append(value.__name__)
@@ -116,6 +134,7 @@ class CodeWalk(abc.ABC):
         code = function.__code__
         known = facts(code)
         before, self.in_python = self.in_python, is_of_python(code.co_filename)
+        trail = self.trail
         self.key.append(known)
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             try:
@@ -128,7 +147,9 @@ class CodeWalk(abc.ABC):
                 if not is_trusted_class(held):
                     self._class(held)
             else:
+                self.trail = trail, function, name, held
                 self.visit(held)
+        self.trail = trail
         if function.__defaults__:
             self.visit(function.__defaults__)
         if function.__kwdefaults__:
@@ -168,10 +189,12 @@ class CodeWalk(abc.ABC):
                 self._missing(name, function)
             else:
                 self.key.append(name)
+                self.trail = trail, function, name, held
                 if isinstance(held, types.ModuleType):
                     self._space(held, known.names)
                 else:
                     self.visit(held)
+        self.trail = trail
         if known.stores:
             self.hold(Names(space, known.stores))
         self.in_python = before
@@ -228,15 +251,17 @@ class CodeWalk(abc.ABC):
         own = self.everything and not is_installed(module.__name__, file_of(module))
         found = list(space) if own else sorted(names)
         before, self.in_python = self.in_python, is_module_of_python(module)
+        trail = self.trail
         self.hold(Names(space, tuple(found)))
         for name in found:
             held = space.get(name, MISSING)
             if held is not MISSING:
                 self.key.append(name)
+                self.trail = trail, None, name, held
                 self._global(held, names)
             elif "__getattr__" in space:
                 self.opened(f"module {module.__name__}, which finds its attributes by itself")
-        self.in_python = before
+        self.in_python, self.trail = before, trail
         self.key.append(END)
 
     def _trusted_space(self, module: types.ModuleType, names: frozenset[str]) -> None:

@@ -311,11 +311,15 @@ def _seen(entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows: Sequ
         again = read(loop, rows.x_rows, rows.states, rows.shared)
         if again.refusal is not None:
             raise again.refusal.fresh()
-        same = all(a is b for a, b in zip(again.tensors, reads.tensors, strict=False))
-        if again.key != reads.key or not same:
+        if again.key != reads.key:
             raise Unsupported(
                 "the step does not do the same twice on the same rows",
                 remedy="draw noise by torch, and hand in what changes as part of x",
+            )
+        if not all(a is b for a, b in zip(again.tensors, reads.tensors, strict=True)):
+            raise Unsupported(
+                f"the step reads a tensor made where no call of torch's functions shows, by {reads.open}",
+                remedy="make it by torch's functions, in Python that is not scripted; or backend='naive'",
             )
         seen = _Seen(reads.tensors, None, again.answers, [], asks_captured=False)
     else:

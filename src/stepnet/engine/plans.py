@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import warnings
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -50,6 +51,7 @@ from .reads import (
     ReadsChanged,
     looks,
     more_inner_steps,
+    note_changing,
     read,
     steps_of_inner_loops,
 )
@@ -59,8 +61,9 @@ from .walked import forget_steps
 
 _entries: OrderedDict[Any, Entry] = OrderedDict()
 _told: set[Any] = set()  # steps and reasons that were warned of
-# For one piece of source: the keys, as hashes, that one after the other had no plan, and none came again.
-_misses: dict[Any, set[int]] = {}
+# For one piece of source: the keys, as hashes, that one after the other had no plan, and none came again; and
+# which step had each.
+_misses: dict[Any, dict[int, Callable[[], Any]]] = {}
 _LIMIT = 512
 _MOST_MISSES = 12
 _MOST_TRIES = 8  # to make a plan while other threads change what the step reads
@@ -302,12 +305,15 @@ def lookup(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entr
         if known is not None and stands(known):
             return for_as_many(known, loop, reads, sequences)
         family = (reads.code, signature)
-        if _is_unsteady(family, key):
+        if _is_unsteady(family, key, code_of(loop).function):
             return _refused(reads, _UNSTEADY)
         entry = make(loop, reads, sequences, backend)
         if entry.changes or _refused_as(ReadsChanged, entry):  # what it changed is in the key
-            _misses.get(family, set()).discard(hash(key))  # the entry would not be met again
-            return _refused(reads, CHANGES) if entry.changes else entry
+            _misses.get(family, {}).pop(hash(key), None)  # the entry would not be met again
+            if not entry.changes:
+                return entry
+            note_changing(reads.reach)
+            return _refused(reads, CHANGES)
         entry.times = 1 if known is None else known.times + 1
         entry.pause = 2**entry.times
         entry.family = family
@@ -315,17 +321,23 @@ def lookup(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entr
     return entry
 
 
-def _is_unsteady(family: Any, key: Any) -> bool:
-    """Note a key without a plan: true if so many had none that only one that comes again is worth a plan."""
+def _is_unsteady(family: Any, key: Any, step: Callable[..., Any]) -> bool:
+    """Note a key without a plan: true if the step had so many that only one that comes again is worth a plan.
+    Those of other modules of its class do not count, but those of steps that are gone: it may be made anew
+    for each call."""
     if len(_misses) > _LIMIT:
         _misses.clear()
-    missed, now = _misses.setdefault(family, set()), hash(key)
+    missed, now = _misses.setdefault(family, {}), hash(key)
     if now in missed:
         return False
     if len(missed) >= _LIMIT:
-        missed.pop()
-    missed.add(now)
-    return len(missed) > _MOST_MISSES
+        missed.popitem()
+    try:
+        missed[now] = weakref.ref(step)
+    except TypeError:  # of an object with slots
+        missed[now] = lambda: None
+    of = [found() for found in missed.values()]
+    return sum(other is None or other is step for other in of) > _MOST_MISSES
 
 
 _ONE_PER_SEQUENCE = Unsupported(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Sequence
+from types import NoneType
 from typing import Any, NamedTuple
 
 import torch
@@ -42,6 +43,43 @@ class ReadsChanged(Unsupported):
             "another thread changed what the step reads while it was compiled",
             remedy="change it between calls, or backend='naive'",
         )
+
+
+# Steps that changed objects as they were tried, and how often they were met since; those tried once more.
+_changing: dict[int, int] = {}
+_once_more: dict[int, int] = {}
+_RARELY = 256
+
+
+def note_changing(found: Reach) -> None:
+    """From now on take steps that read the same, but for what a step counts and collects, to change it."""
+    if len(_changing) + len(_once_more) > 10_000:
+        _changing.clear()
+        _once_more.clear()
+    like = _but_for_counts(found)
+    _changing[like] = _once_more.pop(like, 0)
+
+
+def _is_changing(found: Reach) -> bool:
+    """Whether a step is known to change objects. It is tried again from time to time, ever more rarely."""
+    like = _but_for_counts(found) if _changing else None
+    if like not in _changing:
+        return False
+    met = _changing[like] = _changing[like] + 1
+    if met & (met - 1) and met % _RARELY:
+        return True
+    _once_more[like] = _changing.pop(like)
+    return False
+
+
+def _but_for_counts(found: Reach) -> int:
+    """What a step reads without numbers, and without how many there are of anything."""
+    pairs = zip(found.key, found.key[1:], strict=False)
+    told = (now if type(now) is Facts else (before, now) for before, now in pairs if type(now) in _NO_COUNTS)
+    return hash((found.key[0], frozenset(told)))
+
+
+_NO_COUNTS = (bool, str, NoneType, Facts)
 
 
 class FailsOnSamples(Unsupported):
@@ -146,6 +184,8 @@ def read(loop: Loop, x: Sequence[Tensor], states: Sequence[Tensor], shared: Sequ
     tensors = [*found.tensors, *shared]
     if found.refused is not None:
         return Reads(found, (), tensors, refusal=Unsupported(found.refused))
+    if _is_changing(found):
+        return Reads(found, (), tensors, refusal=CHANGES)
     if found.open is None:
         if found.complete:
             return closed(found, tensors)
@@ -187,5 +227,6 @@ def _record(
 
     reads, changes = undone(whole.holders, found.key[0], attempt)
     if changes and reads.refusal is None:
+        note_changing(found)
         return Reads(found, (), tensors, found.open, CHANGES)
     return reads

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import namedtuple
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -14,7 +14,8 @@ from stepnet.data.array import TensorArray
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import unrecorded
 from stepnet.data.recording import UNKNOWN, StandIn
-from stepnet.errors import StepError
+from stepnet.errors import StepError, StepnetError
+from stepnet.user_line import Line
 
 from .step import describe_leaf
 from .symbolic import Symbolic
@@ -89,6 +90,25 @@ def no_number(what: str, line: str) -> StepError:
         got=line,
         remedy="loop.break_if(condition) ends the loop, torch.where(condition, a, b) chooses, "
         "~condition and torch.logical_not(condition) are its opposite",
+    )
+
+
+def meets_symbolic(error: BaseException | None) -> TypeGuard[Exception]:
+    """Whether an error in a frame is of what takes tensors alone, and says so of a symbolic value."""
+    if isinstance(error, StepnetError) or not isinstance(error, (TypeError, ValueError, RuntimeError)):
+        return False
+    return "symbolic" in str(error).lower()
+
+
+def no_tensor(error: Exception) -> StepError:
+    """The error of a frame that hands a symbolic value to what takes tensors alone."""
+    at = error.__traceback__  # of the frame's own lines
+    reason = str(error).splitlines()[0]
+    return StepError(
+        f"a symbolic value is no tensor, and what the frame calls takes tensors alone: {reason}",
+        got=None if at is None else Line(at.tb_frame.f_code.co_filename, at.tb_lineno).short,
+        remedy="stepnet.map_fn(function, value) calls a function with tensors, for each row: torch.func's "
+        "transforms, vmap, custom Functions",
     )
 
 

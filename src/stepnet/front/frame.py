@@ -17,6 +17,7 @@ from stepnet.data.tree import flatten
 from stepnet.errors import StepError
 from stepnet.watchers import during
 
+from .examples import meets_symbolic, no_tensor
 from .program import Program
 from .recorded import Break, Call, Count, Guard, Op, Read, Write
 from .recorded_mode import Recorded
@@ -187,7 +188,7 @@ class Frame:
             self._until = stack.pop_all()
         return program.parameters
 
-    def __exit__(self, kind: Any, *_: object) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, *_: object) -> None:
         self.inside = False
         loop = self._loop
         self._until.close()
@@ -197,6 +198,8 @@ class Frame:
                 loop._finish()
             else:
                 loop.program.close({})
+                if meets_symbolic(error):
+                    raise no_tensor(error) from error
         finally:
             follow(self._followed)
 
