@@ -24,6 +24,19 @@ def same(a, b):
     torch.testing.assert_close(a.values, b.values, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("library", ["pyarrow", "awkward", "pandas"])
+def test_ways_into_a_lodtensor_and_out_of_it(library):
+    pytest.importorskip(library)
+    if library == "pandas":
+        back, keys = LoDTensor.from_pandas(X.to_pandas(["a", "b"], ["x", "y"]), ["x", "y"], ["a", "b"])
+        assert back.lengths().tolist() == [3, 2, 4]
+        assert len(keys) == 3
+        torch.testing.assert_close(back.values, X.values)
+    else:
+        name = library.removeprefix("py")
+        same(getattr(LoDTensor, f"from_{name}")(getattr(X, f"to_{name}")()), X)
+
+
 @pytest.mark.parametrize("library", ["pyarrow", "awkward"])
 @pytest.mark.parametrize("features", [(), (3,), (2, 3)], ids=str)
 def test_there_and_back(library, features):

@@ -22,6 +22,7 @@ from stepnet.data.row_wise import RowWise
 from stepnet.errors import FrozenError, LoDError, LoDIndexError, RowMixError
 
 from .recording import recorded_in_frames
+from .tabular import Tabular
 
 _TO_BE_FILLED: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
@@ -33,7 +34,7 @@ class _Fields:
 
 
 @final
-class LoDTensor(RowWise):
+class LoDTensor(RowWise, Tabular):
     """Rows of all sequences one after the other, and the nested offsets that cut them into sequences.
 
     ``values`` is [rows, ...]; ``lod`` is a list of offsets per level, outermost level first. A level of n
