@@ -416,6 +416,20 @@ def test_strange_objects(name):
     assert (whole.refused is not None) == (name in ("dict_of_its_own", "class_that_tells_nothing"))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("made", ["function", "module"])
+def test_what_torch_jit_compiled_is_left_to_the_plain_loop(made):
+    """It is a program of its own, which a trace sees as other calls each time until it is optimised."""
+    scripted = torch.jit.trace(torch.tanh if made == "function" else nn.Tanh(), (torch.ones(2),))
+
+    def step(x, h):
+        return scripted(x + h), h
+
+    refused = reach(step).refused
+    assert refused is not None
+    assert "torch.jit" in refused
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_tensors_are_left_to_the_plain_loop():
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])

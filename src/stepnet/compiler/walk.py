@@ -387,6 +387,13 @@ class Walk(CodeWalk):
             "used up on sample rows"
         )
 
+    def _scripted(self, value: Any) -> None:
+        self.key.append(type(value))
+        self.refused = self.refused or (
+            "it calls what torch.jit compiled, which does other things at each of its first calls; "
+            "the Python that it was made from would be compiled"
+        )
+
     def _unknown(self, value: Any) -> None:
         kind = type(value)
         self.key.append(kind)
@@ -460,6 +467,7 @@ _HOW: tuple[tuple[Any, Callable[[Walk, Any], None]], ...] = (
     (Tensor, Walk._tensor),
     ((SymInt, SymFloat, SymBool), Walk._identity),  # of a trace, which is behind them
     ((np.ndarray, np.generic), Walk._array),
+    ((torch.jit.ScriptFunction, torch.jit.ScriptModule), Walk._scripted),
     (nn.Module, Walk._module),
     (types.FunctionType, Walk._function),
     (types.MethodType, Walk._method),
