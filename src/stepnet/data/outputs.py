@@ -10,7 +10,7 @@ from torch import Tensor
 from stepnet.data import pytree
 
 
-class Outputs(Mapping[str, Tensor]):
+class Outputs(Mapping[Any, Tensor]):
     """What a model or a loop returns: a mapping by name that unpacks like a tuple, in the order of outputs.
 
     >>> import torch
