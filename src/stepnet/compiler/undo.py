@@ -55,6 +55,7 @@ def undone(holders: Iterable[Any], root: Any, attempt: Callable[[Snapshot], _T])
     began = time.perf_counter()
     result = tried()
     if not taken[0].changed():
+        _in_a_row.pop(root, None)
         return result, False
     if not is_only_thread() and _in_a_row.get(root, 0) < _SURELY:
         if _others_change(holders, time.perf_counter() - began):

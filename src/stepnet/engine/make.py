@@ -97,9 +97,9 @@ def make(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry:
 
     def attempt(snapshot: Snapshot) -> tuple[Entry, tuple[str, bytes] | None]:
         nonlocal same
-        watch = None if only else _watch(holders, loop, reads)
-        same = only or read_anew(reads, loop, sequences) is not None
-        return contextvars.copy_context().run(_make, snapshot, watch, *given)
+        moved = None if only else _moved(holders, loop, reads)
+        same = moved is None or (read_anew(reads, loop, sequences) is not None and not moved())
+        return contextvars.copy_context().run(_make, snapshot, moved, *given)
 
     (entry, to_keep), changed = undone(holders, reads.root, attempt)
     entry.changes |= changed
@@ -129,21 +129,17 @@ def stands(entry: Entry) -> bool:
     return entry.pause > 0 and not (entry.unsure and is_only_thread())
 
 
-def _watch(holders: Sequence[Any], loop: Loop, reads: Reads) -> Callable[[], None]:
-    """What finds out while a step is traced that it reads something else by now.
-
-    Raises:
-        ReadsChanged: it does.
-    """
+def _moved(holders: Sequence[Any], loop: Loop, reads: Reads) -> Callable[[], bool]:
+    """What tells, while a step is traced, whether it reads something else by now."""
     before, key = Snapshot(holders), reach(code_of(loop).function).key
 
-    def watch() -> None:
-        if before.changed():
-            with torch._C.DisableTorchFunction():  # of the trace
-                if reads.open is not None or reach(code_of(loop).function).key != key:
-                    raise ReadsChanged
+    def moved() -> bool:
+        if not before.changed():
+            return False
+        with torch._C.DisableTorchFunction():  # of the trace
+            return reads.open is not None or reach(code_of(loop).function).key != key
 
-    return watch
+    return moved
 
 
 def _refused_for(refusal: Unsupported) -> Entry:
@@ -152,7 +148,7 @@ def _refused_for(refusal: Unsupported) -> Entry:
 
 def _make(
     snapshot: Snapshot,
-    watch: Callable[[], None] | None,
+    moved: Callable[[], bool] | None,
     loop: Loop,
     reads: Reads,
     sequences: Sequences,
@@ -163,7 +159,7 @@ def _make(
     to_keep = None
     try:
         with apart(reads):
-            to_keep = _compile(entry, snapshot, watch, loop, reads, sequences, backend)
+            to_keep = _compile(entry, snapshot, moved, loop, reads, sequences, backend)
     except Unsupported as refusal:
         entry.ready = None
         entry.refusals.append(("capture" if entry.compiled is None else "run", refusal.fresh()))
@@ -196,7 +192,7 @@ def apart(reads: Reads) -> Iterator[None]:
 def _compile(
     entry: Entry,
     snapshot: Snapshot,
-    watch: Callable[[], None] | None,
+    moved: Callable[[], bool] | None,
     loop: Loop,
     reads: Reads,
     sequences: Sequences,
@@ -241,8 +237,8 @@ def _compile(
     line = line_in(reads.files)
 
     def here() -> str | None:
-        if watch is not None:
-            watch()
+        if moved is not None and moved():
+            raise ReadsChanged
         return line()
 
     key = None if reads.open is not None or seen.draws else _digest(loop, reads, signature, most)
@@ -267,8 +263,8 @@ def _compile(
             if not seen.asks_captured or refusal.reason != BY_VALUES:
                 raise
             raise AsksCaptured("its Python asks for the numbers of a tensor that it reads") from refusal
-    if watch is not None:
-        watch()
+    if moved is not None and moved():
+        raise ReadsChanged
     if reads.open is not None and len(compiled.followed) < len(weights):
         raise Unsupported("the step reads a tensor that the trace could not follow")
     if snapshot.changed():
