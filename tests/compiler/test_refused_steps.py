@@ -201,7 +201,7 @@ WORDS = {
     "boolean_mask": "a mask picks",
     "nonzero": "how many values a mask picks",
     "changes_a_captured_tensor": "changes a tensor it did not make, in place",
-    "scripted": "made where no call of torch's functions shows, by a torch.jit.ScriptFunction",
+    "scripted": "it calls what torch.jit compiled",
     "modules_of_python": "by sys.modules it may ",
     "by_the_type_of_an_argument": "by BY_TYPE it may ",
     "one_noise_for_all_rows": "noise that is shared by all rows",

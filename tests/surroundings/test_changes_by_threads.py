@@ -205,3 +205,21 @@ def test_a_step_that_collects_leaves_nothing_beside_other_threads(other):
     for count in (1, 2, 3):
         run(step, "auto")
         assert kept == list(range(4 * count))
+
+
+@pytest.mark.parametrize("backend", ["eager", "auto"])
+def test_a_step_that_changes_what_it_reads_while_it_runs_is_compiled_beside_other_threads(backend, other):
+    """By itself, and back: no other thread is to be blamed for it."""
+    cell = torch.nn.GRUCell(2, 2)
+    weights = {name: torch.randn_like(p).double() for name, p in cell.named_parameters()}
+
+    def step(x, h):
+        h = torch.func.functional_call(cell, weights, (x, h))
+        return h, h
+
+    other.submit(len, ()).result(30)  # it waits for more
+    x, h = torch.randn(3, 2, 2).double(), torch.zeros(2, 2).double()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SlowPathWarning)
+        found = recurrent(step, x, h, backend=backend)
+    torch.testing.assert_close(found, recurrent(step, x, h, backend="naive"))

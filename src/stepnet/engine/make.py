@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from stepnet.compiler import stored
 from stepnet.compiler.answers import AsksCaptured
@@ -99,7 +100,10 @@ def make(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry:
         nonlocal same
         moved = None if only else _moved(holders, loop, reads)
         same = moved is None or (read_anew(reads, loop, sequences) is not None and not moved())
-        return contextvars.copy_context().run(_make, snapshot, moved, *given)
+        made = contextvars.copy_context().run(_make, snapshot, moved, *given)
+        if moved is not None and refused_as(ReadsChanged, made[0]) and _moves_itself(moved, loop, sequences):
+            return contextvars.copy_context().run(_make, snapshot, None, *given)
+        return made
 
     (entry, to_keep), changed = undone(holders, reads.root, attempt)
     entry.changes |= changed
@@ -140,6 +144,42 @@ def _moved(holders: Sequence[Any], loop: Loop, reads: Reads) -> Callable[[], boo
             return reads.open is not None or reach(code_of(loop).function).key != key
 
     return moved
+
+
+def _moves_itself(moved: Callable[[], bool], loop: Loop, sequences: Sequences) -> bool:
+    """Whether a step reads something else while it runs and then no more, at the same calls each time: under
+    `functional_call`, say. Another thread would hardly be so punctual."""
+    few = samples(sequences.x_rows, ROWS), samples(sequences.states, ROWS)
+
+    def run() -> list[int]:
+        with torch.random.fork_rng(devices=[]), without_hooks(), _Moves(moved) as moves:
+            iteration(loop, *few, sequences.shared)
+        return moves.calls
+
+    try:
+        first = contextvars.copy_context().run(run)
+        return bool(first) and not moved() and contextvars.copy_context().run(run) == first and not moved()
+    except Exception:  # what it may be is found by who compiles it
+        return False
+
+
+class _Moves(TorchFunctionMode):
+    """Notes at which of torch's functions a step reads something else than before it ran."""
+
+    def __init__(self, moved: Callable[[], bool]) -> None:
+        super().__init__()
+        self.moved, self.count, self.calls = moved, 0, list[int]()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        if self.moved():
+            self.calls.append(self.count)
+        return func(*args, **(kwargs or {}))
+
+
+def refused_as(kind: type[Unsupported], entry: Entry) -> bool:
+    """Whether there is no plan for a reason of this kind."""
+    return entry.ready is None and any(isinstance(refusal, kind) for _, refusal in entry.refusals)
 
 
 def _refused_for(refusal: Unsupported) -> Entry:
@@ -308,6 +348,8 @@ def _seen(entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows: Sequ
         if again.refusal is not None:
             raise again.refusal.fresh()
         if again.key != reads.key:
+            if not is_only_thread() and read(loop, rows.x_rows, rows.states, rows.shared).key == again.key:
+                raise ReadsChanged
             raise Unsupported(
                 "the step does not do the same twice on the same rows",
                 remedy="draw noise by torch, and hand in what changes as part of x",

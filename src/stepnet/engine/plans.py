@@ -43,7 +43,7 @@ from . import again
 from .check import plain_loop, same_in_modes
 from .choice import Slower, about_as_many
 from .directions import Find, RunsAlong
-from .make import Entry, for_as_many, make, stands
+from .make import Entry, for_as_many, make, refused_as, stands
 from .reads import (
     CHANGES,
     FailsOnSamples,
@@ -255,27 +255,23 @@ def find_plan(loop: Loop, feeds: Mapping[str, Any], *, backend: str) -> tuple[En
             raise Unsupported("forward mode carries many tangents at once along")
         raise _Moves("a forward-mode tangent is carried along")
     entry = lookup(loop, reads, sequences, backend)
-    if _refused_as(AsksCaptured, entry):
+    if refused_as(AsksCaptured, entry):
         note_asking(code_of(loop).function)
         forget_steps()
         reads = read(loop, sequences.x_rows, sequences.states, sequences.shared)
         entry = lookup(loop, reads, sequences, backend)
     for _ in range(_MOST_TRIES):
-        if not _refused_as(ReadsChanged, entry):
+        if not refused_as(ReadsChanged, entry):
             break
         reads = read(loop, sequences.x_rows, sequences.states, sequences.shared)
         entry = lookup(loop, reads, sequences, backend)
-    while _refused_as(TooFewSteps, entry):
+    while refused_as(TooFewSteps, entry):
         more_inner_steps(reads)
         entry = lookup(loop, reads, sequences, backend)
     watched = entry.compiled is not None and in_function_modes()
     if watched and not same_in_modes(loop, sequences, reads.reach.generators):
         raise Unsupported("a TorchFunctionMode changes what the step computes")
     return entry, reads, sequences
-
-
-def _refused_as(kind: type[Unsupported], entry: Entry) -> bool:
-    return entry.ready is None and any(isinstance(refusal, kind) for _, refusal in entry.refusals)
 
 
 def lookup(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry:
@@ -308,7 +304,7 @@ def lookup(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entr
         if _is_unsteady(family, key, code_of(loop).function):
             return _refused(reads, _UNSTEADY)
         entry = make(loop, reads, sequences, backend)
-        if entry.changes or _refused_as(ReadsChanged, entry):  # what it changed is in the key
+        if entry.changes or refused_as(ReadsChanged, entry):  # what it changed is in the key
             _misses.get(family, {}).pop(hash(key), None)  # the entry would not be met again
             if not entry.changes:
                 return entry
