@@ -348,8 +348,13 @@ def _seen(entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows: Sequ
         if again.refusal is not None:
             raise again.refusal.fresh()
         if again.key != reads.key:
-            if not is_only_thread() and read(loop, rows.x_rows, rows.states, rows.shared).key == again.key:
-                raise ReadsChanged
+            if not is_only_thread():  # what they change there and back is met again; chance is not
+                known = [reads.key, again.key]
+                for _ in range(4):
+                    key = read(loop, rows.x_rows, rows.states, rows.shared).key
+                    if key in known:
+                        raise ReadsChanged
+                    known.append(key)
             raise Unsupported(
                 "the step does not do the same twice on the same rows",
                 remedy="draw noise by torch, and hand in what changes as part of x",
