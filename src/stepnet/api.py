@@ -65,7 +65,7 @@ from .graph import (
     traced_step,
 )
 from .ir.loop import Loop
-from .resets import Resets, run_with_resets
+from .resets import Resets, as_resets, run_with_resets
 from .typed import Booting, Rows, Settings, State, typed
 from .watchers import Instead, instead, is_kept, kept, replaced, watched, watching
 from .windows import check_windows, run_in_windows
@@ -261,7 +261,7 @@ def _in_graph(step: Any, x: Any, state: Any, how: _How) -> Any:
     marks = fresh = None
     kind = ""
     if resets is not None:
-        asked = resets if isinstance(resets, Resets) else Resets(is_init=resets)
+        asked = as_resets(resets)
         marks, fresh, kind = asked.marks, asked.state, "done" if asked.is_init is None else "is_init"
         if isinstance(marks, PackedSequence):
             marks = LoDTensor.from_packed(marks)

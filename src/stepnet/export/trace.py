@@ -103,9 +103,8 @@ class _Lines(TorchFunctionMode):
     """Tells torch's tracing which line of the user's code each call is in."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if (
-            func is torch._C._set_grad_enabled
-        ):  # done, not traced: no file holds it, and it parts what follows
+        if func is torch._C._set_grad_enabled:
+            # Done, not traced: no file holds it, and it parts what follows.
             with torch._C.DisableTorchFunction():
                 return func(*args)
         line = line_run_by(__file__)

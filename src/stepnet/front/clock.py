@@ -46,11 +46,8 @@ def clock(step: Any, x: Any, state: Any, steps: Any, axis: int) -> tuple[Clock, 
     known: list[int] = []  # to Dynamo, numbers that may change from call to call
     if in_graph.is_followed() and not isinstance(steps, Tensor) and all(type(n) is int for n in steps):
         known = [*steps]
-    lengths = (
-        torch.empty(len(steps), dtype=torch.int64)
-        if known
-        else torch.as_tensor(steps, dtype=None if len(steps) else torch.int64)
-    )
+    none = not isinstance(steps, Tensor) and not steps  # of which torch would make floats
+    lengths = torch.empty(len(steps), dtype=torch.int64) if known or none else torch.as_tensor(steps)
     if lengths.dim() != 1 or len(lengths) != like.shape[0] or lengths.is_floating_point():
         raise StepError(
             "steps must be a number, or one for each sequence",

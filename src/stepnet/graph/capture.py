@@ -251,11 +251,10 @@ def traced_step(call: Callable[[], Any]) -> Any:
     with warnings.catch_warnings():  # Dynamo looks for gradients of weights that export has replaced
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor", UserWarning)
         out = _maybe_compile_and_run_fn(call)
+    # Offsets that are known here were asked for their number alone: export fails if nothing uses them.
     for node in reversed([n for n in graph.nodes if n not in before]):
         if not node.users and (node.op == "get_attr" or node.target is torch.ops.aten.sym_size.int):
-            graph.erase_node(
-                node
-            )  # offsets, known here, asked for their number alone: export fails if none is used
+            graph.erase_node(node)
     return out
 
 

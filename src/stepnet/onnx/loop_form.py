@@ -8,12 +8,11 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
+from stepnet.export.emit import END
 from stepnet.export.graph import Cell, Loop, LoopInput, LoopOutput, Node, Value
 
 if TYPE_CHECKING:
     from .from_graph import GraphWriter
-
-END = 2**63 - 1
 
 
 def loop_nodes(w: GraphWriter, loop: Loop, node: Node) -> tuple[ir.Value, ...]:

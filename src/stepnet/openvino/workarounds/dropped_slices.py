@@ -10,12 +10,12 @@ from dataclasses import replace
 
 import torch
 
+from stepnet.export.emit import END
 from stepnet.openvino.element_types import by_name
 from stepnet.openvino.records import Layer, Port, PortMap, PortRow
 from stepnet.openvino.writing.edit import Editor
 
 _INT64 = by_name("i64", "")
-_END = 2**63 - 1  # as far as there is, for a Slice
 
 
 def told_count(edit: Editor, layer: Layer) -> None:
@@ -57,11 +57,10 @@ def _forwards(edit: Editor, layer: Layer, row: PortRow) -> PortRow:
     if row.axis is None or row.stride != -1:
         return row
     index = [port.id for port in layer.outputs].index(row.external)
-    source, port = (layer.id, index), layer.outputs[index]
-    numbers = [edit.numbers([v], near=layer) for v in (-1, -_END, -1, row.axis)]
-    turned = edit.add("Slice", [source, *numbers], [(port.type, port.shape)], version="opset8", near=layer)
-    edit.replace_output(source, (turned.id, 0))
-    edit.rewire(turned, 0, source)
+    source = layer.id, index
+    turned = edit.slice(source, -1, -END, -1, row.axis, layer.outputs[index].shape, near=layer)
+    edit.replace_output(source, turned)
+    edit.rewire(edit.net.layers[turned[0]], 0, source)
     return replace(row, start=0, end=-1, stride=1)
 
 

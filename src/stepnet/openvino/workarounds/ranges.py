@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from stepnet.export.emit import END
 from stepnet.openvino.records import Layer, Port, PortMap, PortRow, Shape
 from stepnet.openvino.writing.edit import Editor
-
-_END = 2**63 - 1  # as far as there is, for a Slice
 
 
 def whole_ranges(edit: Editor, layer: Layer) -> None:
@@ -51,13 +50,9 @@ def _input(edit: Editor, layer: Layer, row: PortRow) -> PortRow:
     if (low, high) != (0, -1):
         port = edit.port(source)
         # An end of -1 is behind the last element here, and the last element itself in a Slice.
-        bounds = [v if v >= 0 else v + 1 or _END for v in (low, high)]
-        numbers = [edit.numbers([v], near=layer) for v in (*bounds, 1, row.axis)]
-        made = edit.add(
-            "Slice", [source, *numbers], [(port.type, _cut_shape(port.shape, row, low, high))],
-            version="opset8", near=layer,
-        )  # fmt: skip
-        edit.rewire(layer, index, (made.id, 0))
+        start, stop = (v if v >= 0 else v + 1 or END for v in (low, high))
+        shape = _cut_shape(port.shape, row, low, high)
+        edit.rewire(layer, index, edit.slice(source, start, stop, 1, row.axis, shape, near=layer))
     return _whole(row)
 
 

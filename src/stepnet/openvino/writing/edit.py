@@ -87,6 +87,14 @@ class Editor:
         """A constant of int64."""
         return self.constant(torch.tensor(values, dtype=torch.int64), near=near)
 
+    def slice(
+        self, source: Source, start: int, stop: int, step: int, axis: int, shape: Shape | None, *, near: Layer
+    ) -> Source:
+        """Part of an axis; its output."""
+        numbers = [self.numbers([value], near=near) for value in (start, stop, step, axis)]
+        outputs = [(self.port(source).type, shape)]
+        return self.add("Slice", [source, *numbers], outputs, version="opset8", near=near).id, 0
+
     def rewire(self, layer: Layer, index: int, source: Source) -> None:
         """Feed an input of a layer from elsewhere."""
         found = self.port(source)
