@@ -21,6 +21,7 @@ from .checks import (
     sequences_of,
 )
 from .compiler.reach import reach
+from .data.arguments import truth, whole
 from .data.convert import pack_like
 from .data.in_graph import is_exporting, not_followed
 from .data.lod import LoDTensor
@@ -182,6 +183,9 @@ def recurrent(
     >>> y.values.flatten().tolist(), total.flatten().tolist()
     ([1.0, 2.0, 3.0, 1.0], [3.0, 1.0])
     """
+    if not (type(level) is type(axis) is int and type(reverse) is type(scopes) is bool):
+        level, axis = whole("recurrent: 'level'", level), whole("recurrent: 'axis'", axis)
+        reverse, scopes = truth("recurrent: 'reverse'", reverse), truth("recurrent: 'scopes'", scopes)
     if level >= 0 and type(x) is LoDTensor and level == x.lod_level - 1:
         level = -1  # one name of a level: calls like one before are found by it
     if (
@@ -501,12 +505,12 @@ class Recurrent(nn.Module, Generic[State]):
         detach_every: int | None = None,
     ) -> None:
         super().__init__()
+        self.scopes = truth("Recurrent: 'scopes'", scopes)
         check_windows(checkpoint, detach_every, scopes)
         self.step: Any = as_step(step)
-        self.reverse = reverse
-        self.level = level
-        self.axis = axis
-        self.scopes = scopes
+        self.reverse = truth("Recurrent: 'reverse'", reverse)
+        self.level = whole("Recurrent: 'level'", level)
+        self.axis = whole("Recurrent: 'axis'", axis)
         self.backend: Backend | None = backend
         self.checkpoint = checkpoint
         self.detach_every = detach_every

@@ -53,6 +53,10 @@ def check_inputs(leaves: list[Any]) -> None:
             "x holds no tensor, so there are no steps", remedy="pass a tensor or a LoDTensor as x"
         )
     for leaf in leaves:
+        if isinstance(leaf, Tensor) and leaf.layout not in (torch.strided, torch.jagged):
+            raise StepError(
+                "x must be dense or ragged", got=f"a tensor of layout {leaf.layout}", remedy="x.to_dense()"
+            )
         if not isinstance(leaf, (Tensor, LoDTensor)):
             refuse_proxies(leaves)
             raise StepError(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .data.arguments import brief
 from .errors import LoDError
 
 
@@ -35,6 +37,10 @@ def row_mean(loss_sum: Tensor, rows: Any, group: Any = None) -> Tensor:
     >>> row_mean(torch.tensor(6.0), 4)
     tensor(1.5000)
     """
+    if not isinstance(loss_sum, Tensor):
+        raise LoDError("row_mean: 'loss_sum' must be a tensor", got=brief(loss_sum))
+    if not isinstance(rows, (Tensor, Real)):
+        raise LoDError("row_mean: 'rows' must be one number, not negative", got=brief(rows))
     own = rows.device if isinstance(rows, Tensor) else "cpu"
     total = torch.as_tensor(rows, dtype=torch.float64, device=own).detach().reshape(-1)
     wrong = len(total) != 1 or not bool((total >= 0).all())

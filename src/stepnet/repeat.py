@@ -26,6 +26,8 @@ from stepnet.executors.rows import RowArray
 from stepnet.front.step import describe_leaf, step_name
 from stepnet.ir.loop import BackEdge, Iteration, Last, Loop, Merged
 
+from .data.arguments import function, whole
+
 Variables = TypeVarTuple("Variables")
 Variable = TypeVar("Variable")
 
@@ -118,8 +120,10 @@ def while_loop(
             got=describe_leaf(loop_vars),
             remedy="loop_vars=(x,) for one variable",
         )
-    if max_steps is not None and (isinstance(max_steps, bool) or max_steps < 0):
-        raise StepError("while_loop: max_steps must be a count", got=repr(max_steps))
+    function("while_loop: 'cond'", cond, "cond(*loop_vars)")
+    function("while_loop: 'body'", body, "body(*loop_vars)")
+    if max_steps is not None:
+        max_steps = whole("while_loop: 'max_steps'", max_steps, 0)
     instead = INSTEAD.get()
     if instead is not None:
         return instead(cond, body, loop_vars, max_steps)

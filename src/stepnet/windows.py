@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from .data.arguments import brief
 from .data.lod import LoDTensor
 from .data.modes import traced
 from .data.offsets import LoD
@@ -38,9 +40,9 @@ def check_windows(checkpoint: Any, detach_every: Any, scopes: bool) -> None:
     """
     for name, value in {"checkpoint": checkpoint, "detach_every": detach_every}.items():
         none = value is None or value is False or (value is True and name == "checkpoint")
-        if not none and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        if not none and (isinstance(value, bool) or not isinstance(value, Integral) or value < 1):
             other = "None, True, or" if name == "checkpoint" else "None or"
-            raise StepError(f"{name} must be {other} a number of steps from 1", got=repr(value))
+            raise StepError(f"{name} must be {other} a number of steps from 1", got=brief(value))
     if scopes and (checkpoint or detach_every):
         raise StepError(
             "scopes=True cannot be joined with checkpoint= or detach_every=: they keep steps, and drop them"
@@ -144,7 +146,8 @@ def _cuts(leaves: list[Any], level: int, axis: int, reverse: bool) -> _Ragged | 
             return None
         return _Ragged(below, levels, reverse)
     if not leaves or not all(
-        isinstance(leaf, Tensor) and -leaf.dim() <= axis < leaf.dim() for leaf in leaves
+        isinstance(leaf, Tensor) and -leaf.dim() <= axis < leaf.dim() and leaf.layout is torch.strided
+        for leaf in leaves
     ):
         return None
     if len({leaf.shape[axis] for leaf in leaves}) > 1:

@@ -83,7 +83,7 @@ def test_drop_levels():
     assert x.drop_levels(0).recursive_sequence_lengths() == x.recursive_sequence_lengths()
     assert x.drop_levels(2).values is x.values
     for count in (3, -1, True, 1.0):
-        with pytest.raises(LoDError, match="a level must be left"):
+        with pytest.raises(LoDError, match=r"a level must be left|must be a whole number"):
             x.drop_levels(count)
 
 

@@ -183,10 +183,10 @@ def test_in_a_data_loader(context):
 ERRORS = {
     "negative": (lambda: RowBudgetSampler([1, -1], 2), "'lengths' must not be negative"),
     "floats": (lambda: RowBudgetSampler([1.5], 2), "'lengths' must be a 1-D list or tensor of integers"),
-    "rows": (lambda: RowBudgetSampler([1], 0), "'rows' must be a whole number from 1"),
+    "rows": (lambda: RowBudgetSampler([1], 0), "'rows' must be a positive whole number"),
     "seed": (lambda: RowBudgetSampler([1], 1, seed=-1), "'seed' must be a whole number from 0"),
     "rank": (lambda: RowBudgetSampler([1], 1, rank=2, world_size=2), "'rank' must be below.*\n.*2\n.*0 to 1"),
-    "world_size": (lambda: RowBudgetSampler([1], 1, world_size=0), "'world_size' must be a whole"),
+    "world_size": (lambda: RowBudgetSampler([1], 1, world_size=0), "'world_size' must be a positive whole"),
     "epoch": (lambda: RowBudgetSampler([1], 1).set_epoch(None), "'epoch' must be a whole number"),
     "state": (
         lambda: RowBudgetSampler([1], 2).load_state_dict(RowBudgetSampler([1, 2], 2).state_dict()),

@@ -339,7 +339,7 @@ TWO = LoDTensor.from_lengths(torch.zeros(5, 2), [[1, 1], [2, 3]])
         ),
         (lambda: sequence_mask([1, -2]), ["must not be negative", "-2 at index 1"]),
         (lambda: sequence_mask([[1, 2]]), ["1-D list or tensor of integers"]),
-        (lambda: sequence_mask([1, 2], -1), ["'maxlen' must be an integer of at least 0"]),
+        (lambda: sequence_mask([1, 2], -1), ["'maxlen' must be a whole number from 0"]),
         (lambda: sequence_mask([1, 2], 1.5), ["'maxlen' must be"]),
     ],
 )

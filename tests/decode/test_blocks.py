@@ -63,7 +63,7 @@ def in_c(monkeypatch):
 
     def counted(*args: Any, **how: Any) -> Any:
         out = run(*args, **how)
-        ran.append(out is not None and not how)
+        ran.append(out is not None and "plainly" not in how)
         return out
 
     for name in ("greedy", "beam"):

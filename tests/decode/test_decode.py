@@ -156,10 +156,10 @@ GOOD = {"bos": BOS, "eos": EOS, "beam_size": 2, "max_length": 3}
 @pytest.mark.parametrize(
     ("step_", "state", "options", "words"),
     [
-        (step, a_state(2), {"max_length": 0}, "max_length must be a number from 1"),
-        (step, a_state(2), {"beam_size": True}, "beam_size must be a number from 1"),
+        (step, a_state(2), {"max_length": 0}, "'max_length' must be a positive whole number"),
+        (step, a_state(2), {"beam_size": True}, "'beam_size' must be a positive whole number"),
         (step, a_state(2), {"n_best": 3}, "n_best is at most beam_size"),
-        (step, a_state(2), {"length_penalty": -1.0}, "must not be negative"),
+        (step, a_state(2), {"length_penalty": -1.0}, "'length_penalty' must be a number"),
         (step, a_state(2), {"eos": 9}, "eos is not in the vocabulary of step 'step'"),
         (step, {"h": torch.ones(2, 1), "count": torch.ones(3, 1)}, {}, "state['count'] float32[3, 1]"),
         (step, (), {}, "a row per sequence"),

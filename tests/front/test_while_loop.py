@@ -262,7 +262,7 @@ def grows(x: Tensor) -> tuple[Tensor]:
         (lambda x: x >= 0, lambda x: (x + 1,), (0,), {"max_steps": 4}, ["still holds after max_steps=4"]),
         (lambda x: True, lambda x: (x,), torch.ones(2), {}, ["loop_vars must be a tuple or a list"]),
         (lambda x: True, lambda x: (x,), ("text",), {}, ["loop variable 'x'", "got:      str"]),
-        (lambda x: True, lambda x: (x,), (1,), {"max_steps": -1}, ["max_steps must be a count"]),
+        (lambda x: True, lambda x: (x,), (1,), {"max_steps": -1}, ["'max_steps' must be a whole number"]),
         (lambda x: True, lambda x: (x,), (1,), {"checkpoint": 0}, ["checkpoint must be"]),
     ],
 )  # fmt: skip

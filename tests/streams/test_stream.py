@@ -483,7 +483,7 @@ def test_a_module_that_pushes_to_its_own_stream():
 
 @pytest.mark.parametrize("limit", [0, -1, True, 1.5, "many"])
 def test_limits_that_are_none(limit):
-    with pytest.raises(StreamError, match="max_streams must be None or a number from 1"):
+    with pytest.raises(StreamError, match="'max_streams' must be a positive whole number"):
         stream(module("lstm"), max_streams=limit)
     if limit != 1.5 and limit is not True:
         with pytest.raises(StreamError, match="idle_seconds must be None or seconds above 0"):

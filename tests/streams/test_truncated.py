@@ -102,8 +102,12 @@ def test_tensors_and_packed_sequences(axis):
 
 
 WRONG = {
-    "rows": (lambda x: truncated(x, rows=0), StepError, "'rows' must be a number from 1"),
-    "at_once": (lambda x: truncated(x, rows=2, at_once=True), StepError, "'at_once' must be a number"),
+    "rows": (lambda x: truncated(x, rows=0), StepError, "'rows' must be a positive whole number"),
+    "at_once": (
+        lambda x: truncated(x, rows=2, at_once=True),
+        StepError,
+        "'at_once' must be a positive whole",
+    ),
     "no state": (lambda x: truncated(x, rows=2, at_once=1), StepError, "at_once= needs the state"),
     "x": (lambda x: truncated([1], rows=2), StepError, "cuts tensors, LoDTensors and PackedSequences"),
     "state": (lambda x: truncated(x, torch.zeros(3, 1), rows=2), StepError, "one row per sequence"),

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stepnet.errors import StepError
+from stepnet.data.arguments import whole
 
 
 class Cell(nn.Module):
@@ -93,13 +93,7 @@ class Cell(nn.Module):
 
 def check_size(module: nn.Module, name: str, size: Any) -> int:
     """A size that a layer can be built with, or an error that names it."""
-    if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
-        raise StepError(
-            f"{type(module).__name__} '{name}' must be a positive whole number",
-            got=repr(size),
-            remedy=f"pass {name}=1 or more",
-        )
-    return size
+    return whole(f"{type(module).__name__} '{name}'", size, 1)
 
 
 def draw(parameters: Any, fan: int) -> None:

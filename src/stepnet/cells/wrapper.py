@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from stepnet.data.arguments import number
 from stepnet.errors import StepError
 from stepnet.front.step import as_step, boot_state, step_name
 
@@ -68,6 +69,4 @@ def size_of(wrapper: str, step: Any, name: str) -> int:
 
 def check_probability(wrapper: str, name: str, p: Any) -> float:
     """A probability, or an error that names it."""
-    if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 <= p <= 1:
-        raise StepError(f"{wrapper} '{name}' must be a probability", got=repr(p), expected="0 to 1")
-    return float(p)
+    return number(f"{wrapper} '{name}'", p, 0, 1, kind="a probability")

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from stepnet.data.arguments import brief
 from stepnet.data.lod import LoDTensor
-from stepnet.data.offsets import brief
 from stepnet.errors import LoDError
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.data import in_graph
+from stepnet.data.arguments import brief, truth
 from stepnet.data.modes import beside, outside_modes
-from stepnet.data.offsets import brief, check_lengths, integers, known, offsets_of, owners, ranges
+from stepnet.data.offsets import check_lengths, integers, known, offsets_of, owners, ranges
 from stepnet.data.permute import invert, permute_rows
 from stepnet.errors import LoDError
 
@@ -184,6 +186,7 @@ def rows_to_padded(
 ) -> Tensor:
     """[rows, ...] to [sequences, longest, ...], or [longest, sequences, ...]; the rest is padding."""
     check_fill(padding_value, values.dtype, "padding_value")
+    batch_first = truth("LoDTensor.to_padded: 'batch_first'", batch_first, error=LoDError)
     shape, places = _places_in_grid(lengths, batch_first)
     flat = values.new_full((shape[0] * shape[1], *values.shape[1:]), padding_value)
     return flat.index_copy(0, beside(places, values), values).view(*shape, *values.shape[1:])
@@ -208,6 +211,7 @@ def _owners_and_steps(lengths: Tensor) -> tuple[Tensor, Tensor]:
 def padded_to_rows(padded: Any, lengths: Any, batch_first: bool = True) -> tuple[Tensor, Tensor]:
     """[sequences, longest, ...] (or [longest, sequences, ...]) and lengths to rows and checked lengths."""
     where = "LoDTensor.from_padded"
+    batch_first = truth(f"{where}: 'batch_first'", batch_first, error=LoDError)
     axes = "[sequences, longest, ...]" if batch_first else "[longest, sequences, ...]"
     if not isinstance(padded, Tensor) or padded.ndim < 2:
         raise LoDError(f"{where}: 'padded' must have shape {axes}", got=brief(padded))
@@ -323,7 +327,9 @@ def nested_to_rows(nested: Any) -> tuple[Tensor, Tensor]:
 
 
 def check_fill(value: float, dtype: torch.dtype, what: str) -> None:
-    """Refuse to write a number into integers that they cannot hold, which torch.full would cut."""
+    """Refuse to fill with no number, or with one that integers cannot hold, which torch.full would cut."""
+    if not isinstance(value, (Number, torch.SymInt, torch.SymFloat)):
+        raise LoDError(f"'{what}' must be a number", got=brief(value))
     if not (dtype.is_floating_point or dtype.is_complex):
         low, high = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
         if not (low <= value <= high and value == int(value)):

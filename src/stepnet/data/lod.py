@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final, overload
@@ -14,10 +13,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.data import convert, in_graph, pieces, pytree
+from stepnet.data.arguments import brief, function, truth, whole
 from stepnet.data.display import html
 from stepnet.data.dtypes import dtype_name
 from stepnet.data.modes import beside
-from stepnet.data.offsets import LoD, brief, in_program, integers
+from stepnet.data.offsets import LoD, in_program, integers
 from stepnet.data.row_wise import RowWise
 from stepnet.errors import FrozenError, LoDError, LoDIndexError, RowMixError
 
@@ -277,7 +277,7 @@ class LoDTensor(RowWise, Tabular):
         return self._lod.lengths(level)
 
     def _check_level(self, level: int) -> None:
-        if not -self.lod_level <= level < self.lod_level:
+        if not -self.lod_level <= whole("LoDTensor.lengths: 'level'", level, error=LoDError) < self.lod_level:
             raise LoDError(
                 "LoDTensor.lengths: no such level",
                 got=level,
@@ -357,7 +357,7 @@ class LoDTensor(RowWise, Tabular):
         >>> LoDTensor(torch.zeros(9), [[0, 2, 3], [0, 3, 5, 9]]).drop_levels()
         LoDTensor(3 sequences, lengths [[3, 2, 4]], values [9] float32)
         """
-        if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count < self.lod_level:
+        if not 0 <= whole("LoDTensor.drop_levels: 'count'", count, error=LoDError) < self.lod_level:
             raise LoDError(
                 "LoDTensor.drop_levels: a level must be left",
                 got=repr(count),
@@ -377,6 +377,7 @@ class LoDTensor(RowWise, Tabular):
         LoDTensor(2 sequences, lengths [[2, 1], [1, 2, 2]], values [5] int64)
         """
         what = "LoDTensor.split_at: 'marks'"
+        after = truth("LoDTensor.split_at: 'after'", after, error=LoDError)
         if isinstance(marks, LoDTensor):
             if marks._lod != self._lod:
                 raise LoDError(
@@ -419,6 +420,7 @@ class LoDTensor(RowWise, Tabular):
         >>> LoDTensor(torch.ones(3, 4), [[0, 2, 3]]).map(lambda v: v.sum(-1)).values
         tensor([4., 4., 4.])
         """
+        function("LoDTensor.map: 'fn'", fn, "fn(values)", error=LoDError)
         return self.with_values(fn(self._values))
 
     def detach(self) -> LoDTensor:
@@ -503,16 +505,17 @@ class LoDTensor(RowWise, Tabular):
 
 def _place(index: Any, n: int) -> int:
     """An index as given, as 0 to n - 1."""
-    scalar = not isinstance(index, Tensor) or (index.ndim == 0 and not index.is_floating_point())
+    whole_number: Any = getattr(index, "__index__", None) if getattr(index, "ndim", 0) == 0 else None
     is_bool = isinstance(index, bool) or getattr(index, "dtype", None) == torch.bool
-    if is_bool or not scalar or not hasattr(index, "__index__"):
+    is_float = isinstance(index, Tensor) and index.is_floating_point()
+    if is_bool or is_float or isinstance(index, type) or whole_number is None:
         raise RowMixError(
             "x[...] of a LoDTensor takes a sequence number, or a slice of them",
             got=brief(index),
             remedy="x.select_sequences(indices) for several; x.map(lambda v: v[:, k]) for features; "
             "x.values[...] for rows",
         )
-    place = operator.index(index)
+    place = whole_number()
     if not -n <= place < n:
         raise LoDIndexError(f"sequence {place} of a LoDTensor of {n} sequences", expected=f"{-n} to {n - 1}")
     return place % n

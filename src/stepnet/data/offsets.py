@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from stepnet.data.arguments import brief
 from stepnet.data.as_imported import from_numpy
-from stepnet.data.dtypes import dtype_name
 from stepnet.data.modes import outside_modes, real
 from stepnet.errors import FrozenError, LoDError
 
@@ -352,14 +352,6 @@ def short(tensor: Tensor, limit: int = 10) -> str:
         return str(tensor.tolist())
     head, tail = tensor[: limit - 3].tolist(), tensor[-2:].tolist()
     return f"[{', '.join(map(str, head))}, ..., {', '.join(map(str, tail))}] ({len(tensor)} in all)"
-
-
-def brief(given: Any) -> str:
-    """What was given, in one short line."""
-    if isinstance(given, Tensor):
-        return f"a tensor of shape {list(given.shape)}, {dtype_name(given.dtype)}"
-    text = repr(given)
-    return f"{type(given).__name__} {text if len(text) <= 80 else text[:77] + '...'}"
 
 
 def _outer(levels: Any, what: str) -> Sequence[Any]:

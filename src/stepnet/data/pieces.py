@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from stepnet.data.arguments import brief
 from stepnet.data.as_imported import from_numpy
 from stepnet.data.modes import outside_modes, real
-from stepnet.data.offsets import LoD, Numbers, brief, in_program, offsets_of
+from stepnet.data.offsets import LoD, Numbers, in_program, offsets_of
 from stepnet.errors import LoDError
 
 

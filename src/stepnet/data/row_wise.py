@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from stepnet.data.offsets import brief
+from stepnet.data.arguments import brief
 from stepnet.data.row_functions import ATTRIBUTES, call_by_rows
 from stepnet.errors import RowMixError
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from stepnet.data.offsets import brief, check_lengths, integers
+from stepnet.data.arguments import brief, truth, whole
+from stepnet.data.offsets import check_lengths, integers
 from stepnet.errors import LoDError
 
 
@@ -60,7 +61,7 @@ class RowBudgetSampler:
         check_lengths(checked, "RowBudgetSampler 'lengths'")
         self.lengths = checked.numpy()
         self.rows = _whole("rows", rows, 1)
-        self.shuffle = shuffle
+        self.shuffle = _truth("shuffle", shuffle)
         self.seed = _whole("seed", seed, 0)
         together = torch.distributed.is_available() and torch.distributed.is_initialized()
         ranks = torch.distributed.get_world_size() if together else 1
@@ -73,7 +74,7 @@ class RowBudgetSampler:
                 got=f"{self.rank}",
                 expected=f"0 to {self.world_size - 1}",
             )
-        self.drop_last = drop_last
+        self.drop_last = _truth("drop_last", drop_last)
         self.epoch = 0
         self._next = 0  # how many batches of this rank were handed out in this epoch
         self._start = 0  # where the next pass begins
@@ -187,6 +188,8 @@ def _dealt(lengths: np.ndarray, rows: int) -> np.ndarray:
 
 
 def _whole(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise LoDError(f"RowBudgetSampler '{name}' must be a whole number from {least}", got=brief(value))
-    return value
+    return whole(f"RowBudgetSampler '{name}'", value, least, error=LoDError)
+
+
+def _truth(name: str, value: Any) -> bool:
+    return truth(f"RowBudgetSampler '{name}'", value, error=LoDError)

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from stepnet.data import in_graph
+from stepnet.data.arguments import brief, whole
 from stepnet.data.convert import check_fill
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import beside, outside_modes
-from stepnet.data.offsets import LoD, brief, check_lengths, integers, offsets_of, owners, ranges
+from stepnet.data.offsets import LoD, check_lengths, integers, offsets_of, owners, ranges
 from stepnet.data.recording import recorded_in_frames
 from stepnet.errors import LoDError
 
@@ -48,7 +49,7 @@ def sequence_pool(x: LoDTensor, pooling: Pooling, pad_value: float = 0.0) -> Any
     tensor([ 2., -1.,  6.])
     """
     _check_ragged(x, "sequence_pool")
-    if pooling not in get_args(Pooling):
+    if not isinstance(pooling, str) or pooling not in get_args(Pooling):
         raise LoDError(
             "sequence_pool: no such pooling", got=repr(pooling), expected=", ".join(get_args(Pooling))
         )
@@ -115,6 +116,7 @@ def sequence_expand(x: Tensor | LoDTensor, y: LoDTensor, ref_level: int = -1) ->
     tensor([10, 10, 30, 30, 30])
     """
     _check_ragged(y, "sequence_expand", "y")
+    ref_level = whole("sequence_expand: 'ref_level'", ref_level, error=LoDError)
     last = ref_level in (-1, y.lod_level - 1)
     if in_graph.is_exported() or (in_graph.is_followed() and not (last and isinstance(x, Tensor))):
         return _expanded_in_graph(x, y, ref_level)
@@ -269,10 +271,8 @@ def sequence_mask(lengths: Any, maxlen: int | None = None) -> Tensor:
             [False, False, False],
             [ True,  True,  True]])
     """
-    if maxlen is not None and (
-        not isinstance(maxlen, int | torch.SymInt) or isinstance(maxlen, bool) or maxlen < 0
-    ):
-        raise LoDError("sequence_mask: 'maxlen' must be an integer of at least 0", got=brief(maxlen))
+    if maxlen is not None:
+        maxlen = whole("sequence_mask: 'maxlen'", maxlen, 0, error=LoDError)
     if in_graph.is_followed():
         (mask,) = in_graph.call("mask", [_numbers(lengths)], [], sizes=[] if maxlen is None else [maxlen])
         return mask

@@ -8,12 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stepnet.data.arguments import number, whole
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import Spec
 from stepnet.errors import StepError
 
 from .blocks import Before, before, check_score, half_done, in_blocks, note
-from .words import WordStep, check_count, checked_state, log_probabilities
+from .words import WordStep, checked_state, checked_words, log_probabilities
 
 
 class Beams(NamedTuple):
@@ -67,14 +68,15 @@ def beam_search(
     ([[1, 1], []], tensor([0.2500, 0.2000]))
     """
     where = "beam_search"
-    for name, value in (("beam_size", beam_size), ("max_length", max_length), ("n_best", n_best)):
-        check_count(where, name, value)
+    bos, eos = checked_words(where, step, bos, eos)
+    beam_size = whole(f"{where}: 'beam_size'", beam_size, 1)
+    max_length = whole(f"{where}: 'max_length'", max_length, 1)
+    n_best = whole(f"{where}: 'n_best'", n_best, 1)
     if n_best > beam_size:
         raise StepError(
             f"{where}: n_best is at most beam_size", got=f"n_best={n_best}, beam_size={beam_size}"
         )
-    if length_penalty < 0:
-        raise StepError(f"{where}: length_penalty must not be negative", got=length_penalty)
+    length_penalty = number(f"{where}: 'length_penalty'", length_penalty, 0)
     leaves, spec, rows = checked_state(state, where)
     device = leaves[0].device
     if rows == 0:
@@ -82,26 +84,25 @@ def beam_search(
         return LoDTensor(nothing.long(), [[0], [0]]), LoDTensor(nothing, [[0]])
     with torch.no_grad():
         one = BeamStep(step, spec, eos, beam_size, length_penalty, n_best)
-        tables = torch.zeros((2, max_length, rows, beam_size), dtype=torch.int64, device=device).unbind()
+        tables = [torch.zeros((1, rows, beam_size), dtype=torch.int64, device=device) for _ in range(2)]
         kept = ["score", "ended", "place", "alive"]
         way = beam_search, spec, tuple([leaf.dtype for leaf in leaves]), beam_size
         known, found = before(step, way), None
         if known is not None:
             each = [v[:, None] if s else one.beams(v) for v, s in zip(leaves, known.same, strict=True)]
             everyone = one.everyone(bos, leaves[0], known.dtype, max_length)._replace(leaves=each)
-            found = in_blocks(one, everyone, kept, tables, 0, known.steps)
+            found = in_blocks(one, everyone, kept, tables, max_length, done=0, block=known.steps)
         if found is None:
             given = [one.beams(v).flatten(0, 1) for v in leaves]
             start = torch.full((rows * beam_size,), bos, dtype=torch.int64, device=device)
             log_p, new = log_probabilities(step, start, given, spec, eos)
             same = [a is b for a, b in zip(given, new, strict=True)]
             first, at = one.taken(log_p, new, one.everyone(bos, leaves[0], log_p.dtype, max_length))
-            for table, part in zip(tables, first, strict=True):
-                table[0] = part
+            tables = [part[None] for part in first]
             once = at._replace(leaves=[v[:, :1] if s else v for v, s in zip(at.leaves, same, strict=True)])
-            known, found = Before(log_p.dtype, 0, tuple(same)), in_blocks(one, once, kept, tables)
+            known, found = Before(log_p.dtype, 0, tuple(same)), in_blocks(one, once, kept, tables, max_length)
             if found is None:
-                known, found = None, in_blocks(one, at, kept, tables, plainly=True)
+                known, found = None, in_blocks(one, at, kept, tables, max_length, plainly=True)
         assert found is not None
         steps, (score, ended, place, alive) = found
         if steps == max_length:  # what is left ends here

@@ -112,8 +112,8 @@ def check_score(log_p: Tensor, score: Tensor) -> None:
 
 
 def in_blocks(
-    step: Step, first: Any, kept: Sequence[str], tables: Sequence[Tensor], done: int = 1, block: int = _FIRST,
-    plainly: bool = False,
+    step: Step, first: Any, kept: Sequence[str], tables: list[Tensor], most: int, fill: int = 0,
+    done: int = 1, block: int = _FIRST, plainly: bool = False,
 ) -> tuple[int, list[Tensor]] | None:  # fmt: skip
     """Run on until every row is done.
 
@@ -121,7 +121,10 @@ def in_blocks(
         step: one step.
         first: the rows after the steps that are done; `alive` says which still run.
         kept: the names of what is wanted of each row in the end.
-        tables: [steps, B, ...] each: what the steps give is written there, behind those that are done.
+        tables: [steps, B, ...] each: what the steps give is written there, behind those that are done. They
+            grow as they must.
+        most: how many steps there are at most.
+        fill: what the tables hold for rows that do not run.
         done: how many steps that are.
         block: the steps of the first block.
         plainly: step after step; else by generated C.
@@ -135,14 +138,14 @@ def in_blocks(
     results = [getattr(first, name).clone() for name in kept]
     rows: Any = slice(None)  # of the tables, those that run
     at, block = first, 1 if plainly else max(_FIRST, min(block, _MOST_FIRST))
-    while done < len(tables[0]):
+    while done < most:
         if not bool(at.alive.all()):
             left = at.alive.nonzero().squeeze(1)
             if not len(left):
                 break
             rows = left if type(rows) is slice else rows[left]
             at = rows_at(at, left)
-        steps = min(block, len(tables[0]) - done)
+        steps = min(block, most - done)
         if plainly:
             found, at = step(None, at)
             found = by_leaf(lambda leaf: leaf[None], found)
@@ -153,6 +156,9 @@ def in_blocks(
                 return None
             found, at = ran
             block *= 2
+        if done + steps > len(tables[0]):
+            more = max(steps, len(tables[0]))
+            tables[:] = [torch.cat([t, t.new_full((more, *t.shape[1:]), fill)]) for t in tables]
         for table, part in zip(tables, flatten(found)[0], strict=True):
             table[done : done + steps, rows] = part
         for result, name in zip(results, kept, strict=True):

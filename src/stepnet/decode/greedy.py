@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.arguments import whole
 from stepnet.data.array import TensorArray
 from stepnet.data.lod import LoDTensor
 from stepnet.repeat import while_loop
 
 from .blocks import Before, GreedyStep, Running, before, half_done, in_blocks, note
-from .words import WordStep, check_count, checked_state, log_probabilities
+from .words import WordStep, checked_state, checked_words, log_probabilities
 
 
 def greedy(step: WordStep, state: Any, *, bos: int, eos: int, max_length: int) -> tuple[LoDTensor, Tensor]:
@@ -40,7 +41,8 @@ def greedy(step: WordStep, state: Any, *, bos: int, eos: int, max_length: int) -
     >>> [sequence.tolist() for sequence in words]
     [[1, 2, 3], [1, 2, 3]]
     """
-    check_count("greedy", "max_length", max_length)
+    bos, eos = checked_words("greedy", step, bos, eos)
+    max_length = whole("greedy: 'max_length'", max_length, 1)
     leaves, spec, rows = checked_state(state, "greedy")
     device = leaves[0].device
     if rows == 0:
@@ -62,23 +64,25 @@ def greedy(step: WordStep, state: Any, *, bos: int, eos: int, max_length: int) -
         start = torch.full((rows,), bos, dtype=torch.int64, device=device)
         one = GreedyStep(step, spec, eos)
         everyone = Running(start, torch.ones_like(start, dtype=torch.bool), start, leaves)
-        table = torch.full((max_length, rows), eos, device=device)
+        tables = [torch.full((1, rows), eos, device=device)]
         way = greedy, spec, tuple([leaf.dtype for leaf in leaves])
         known, found = before(step, way), None
         if known is not None:
             score = torch.zeros(rows, dtype=known.dtype, device=device)
-            found = in_blocks(one, everyone._replace(score=score), ["score"], [table], 0, known.steps)
+            once = everyone._replace(score=score)
+            found = in_blocks(one, once, ["score"], tables, max_length, eos, 0, known.steps)
         if found is None:
-            table.fill_(eos)
             log_p, new = log_probabilities(step, start, leaves, spec, eos)
             score = torch.zeros(rows, dtype=log_p.dtype, device=device)
-            table[0], running = one.taken(log_p, new, everyone._replace(score=score))
-            found = in_blocks(one, running, ["score"], [table])
+            first_words, running = one.taken(log_p, new, everyone._replace(score=score))
+            tables = [first_words[None]]
+            found = in_blocks(one, running, ["score"], tables, max_length, eos)
             if found is None:
                 first = (torch.tensor(0), start, leaves, score, torch.zeros_like(start), TensorArray())
                 _, _, _, score, length, words = while_loop(going, body, first)
                 return LoDTensor.from_padded(words.stack(), length.cpu(), batch_first=False), score
         steps, (score,) = found
+        table = tables[0][:steps]
         lengths = (table != eos).sum(0).tolist()
         note(step, way, Before(score.dtype, half_done(lengths)))
-        return LoDTensor.from_padded(table[:steps], lengths, batch_first=False), score
+        return LoDTensor.from_padded(table, lengths, batch_first=False), score

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.arguments import function, whole
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import Spec, flatten, names, unflatten
 from stepnet.errors import StepError
@@ -30,6 +31,16 @@ def checked_state(state: Any, where: str) -> tuple[list[Tensor], Spec, int]:
             remedy="all leaves [B, ...]; a step without a state may carry torch.zeros(B, 1)",
         )
     return leaves, spec, len(leaves[0])
+
+
+def checked_words(where: str, step: Any, bos: Any, eos: Any) -> tuple[int, int]:
+    """The words that begin and end a sequence, of a step that can be called.
+
+    Raises:
+        StepError: they are no words, or it cannot.
+    """
+    function(f"{where}: 'step'", step, "step(words, state) -> (scores, new_state)")
+    return whole(f"{where}: 'bos'", bos), whole(f"{where}: 'eos'", eos, 0)
 
 
 def log_probabilities(
@@ -58,9 +69,3 @@ def log_probabilities(
             f"step '{step_name(step)}' changed the structure of the state", got=new_spec, expected=spec
         )
     return torch.log_softmax(scores, 1), new
-
-
-def check_count(where: str, name: str, value: int) -> None:
-    """Refuse what is no number from 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise StepError(f"{where}: {name} must be a number from 1", got=repr(value))

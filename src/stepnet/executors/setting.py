@@ -46,7 +46,7 @@ def check_backend(backend: Backend | None) -> Backend:
     """A backend by name; None is the process-wide setting."""
     if backend is None:
         backend = _default
-    if not is_backend(backend):
+    if not (isinstance(backend, str) and is_backend(backend)):
         expected = f"one of {', '.join(backend_names())}"
         raise StepError("no such backend", got=repr(backend), expected=expected)
     return backend

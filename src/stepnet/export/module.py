@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from stepnet.data.arguments import brief
 from stepnet.data.lod import LoDTensor
 from stepnet.data.offsets import LoD
 from stepnet.data.outputs import Outputs
@@ -51,6 +52,8 @@ def module_graph(
     Raises:
         IRError: something in it cannot be written; says what, and the line it came from.
     """
+    if not isinstance(module, nn.Module):
+        raise IRError("save: 'module' must be a module of torch", got=brief(module))
     where = _described(module)
     args, kwargs = _arguments(example_inputs)
     leaves, spec = unpacked((args, kwargs))

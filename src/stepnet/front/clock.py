@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from stepnet.data import in_graph
+from stepnet.data.arguments import brief
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import flatten
 from stepnet.errors import StepError
@@ -38,11 +40,12 @@ def clock(step: Any, x: Any, state: Any, steps: Any, axis: int) -> tuple[Clock, 
             remedy="recurrent(step, steps=n, state=...) calls step(None, state)",
         )
     like = leaves[0]
+    steps = int(steps) if isinstance(steps, np.integer) else steps
     if isinstance(steps, int) and not isinstance(steps, bool) and steps >= 0:
         rows = torch.zeros(steps, like.shape[0], 1, device=like.device)
         return Clock(rows.movedim(0, axis) if axis else rows), state
     if not isinstance(steps, (Tensor, list, tuple)):
-        raise StepError("steps must be a number, or one for each sequence", got=repr(steps))
+        raise StepError("steps must be a number, or one for each sequence", got=brief(steps))
     known: list[int] = []  # to Dynamo, numbers that may change from call to call
     if in_graph.is_followed() and not isinstance(steps, Tensor) and all(type(n) is int for n in steps):
         known = [*steps]

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from stepnet.api import recurrent
+from stepnet.data.arguments import function
 from stepnet.data.array import TensorArray
 from stepnet.data.tree import flatten, unflatten
 from stepnet.errors import StepError
@@ -57,6 +58,7 @@ def map_fn(
     >>> map_fn(torch.sum, TensorArray.unpack(LoDTensor.from_lengths(torch.ones(4), [[3, 1]]))[0]).stack()
     tensor([2., 1., 1.])
     """
+    function("map_fn: 'fn'", fn, "fn(rows)")
     leaves, spec = flatten(elems)
     items = [leaf.deferred if isinstance(leaf, TensorArray) else leaf for leaf in leaves]
     on_tape = [item for item in items if isinstance(item, TapeItem)]

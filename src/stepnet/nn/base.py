@@ -15,6 +15,7 @@ from stepnet.api import recurrent
 from stepnet.cells.cell import check_size, draw
 from stepnet.cells.wrapper import check_probability
 from stepnet.checks import no_graph_of
+from stepnet.data.arguments import truth, whole
 from stepnet.data.modes import autocast_dtype
 from stepnet.data.recording import UNKNOWN, recorded_in_frames
 from stepnet.errors import StepError
@@ -101,7 +102,7 @@ class RNNBase(nn.Module):
                 stacklevel=2 if type(self).__init__ is RNNBase.__init__ else 3,
             )
         self.bidirectional = self._flag("bidirectional", bidirectional)
-        if isinstance(proj_size, bool) or not isinstance(proj_size, int) or not 0 <= proj_size < hidden_size:
+        if whole(f"{type(self).__name__} 'proj_size'", proj_size, 0) >= hidden_size:
             raise StepError(
                 f"{type(self).__name__} 'proj_size' must be smaller than hidden_size, or 0 for no projection",
                 got=repr(proj_size),
@@ -127,13 +128,11 @@ class RNNBase(nn.Module):
         self.reset_parameters()
 
     def _flag(self, name: str, value: Any) -> bool:
-        if not isinstance(value, bool):
-            raise StepError(
-                f"{type(self).__name__} '{name}' must be True or False",
-                got=repr(value),
-                remedy="check the order of the arguments, or pass them by name",
-            )
-        return value
+        return truth(
+            f"{type(self).__name__} '{name}'",
+            value,
+            remedy="check the order of the arguments, or pass them by name",
+        )
 
     def _suffixes(self, layer: int) -> tuple[str, ...]:
         forward = f"l{layer}"

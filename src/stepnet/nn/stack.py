@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import PackedSequence
 from stepnet.api import Recurrent
 from stepnet.cells.wrapper import Wrapper, check_probability
 from stepnet.checks import refuse_proxies
+from stepnet.data.arguments import truth
 from stepnet.data.convert import pack_like
 from stepnet.data.lod import LoDTensor
 from stepnet.data.recording import UNKNOWN, recorded_in_frames
@@ -75,10 +76,8 @@ class Stack(nn.Module):
         batch_first: bool = False,
     ) -> None:
         super().__init__()
-        for name, flag in {"bidirectional": bidirectional, "batch_first": batch_first}.items():
-            if not isinstance(flag, bool):
-                raise StepError(f"Stack '{name}' must be True or False", got=repr(flag))
-        self.batch_first = batch_first
+        bidirectional = truth("Stack 'bidirectional'", bidirectional)
+        self.batch_first = truth("Stack 'batch_first'", batch_first)
         layers = [_directions(cell, k, bidirectional) for k, cell in enumerate(_listed(cells))]
         self.layers = nn.ModuleList(
             nn.ModuleList(
@@ -152,7 +151,7 @@ class Stack(nn.Module):
 
 
 def _listed(cells: Any) -> list[Any]:
-    listed = list(cells) if isinstance(cells, Iterable) else []
+    listed = list(cells) if isinstance(cells, Iterable) and not isinstance(cells, Tensor) else []
     if not listed:
         raise StepError(
             "Stack needs a list of cells, one or more", got=type(cells).__name__, remedy="Stack([cell])"

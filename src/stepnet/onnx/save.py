@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from torch import nn
 
+from stepnet.data.arguments import path as path_of
 from stepnet.errors import IRError
 from stepnet.export import module_graph
 from stepnet.export.graph import Graph
@@ -61,7 +62,7 @@ def save(
     stepnet.errors.IRError: linear.xml: the name must end in .onnx
     ...
     """
-    place = Path(path)
+    place = Path(path_of("save: 'path'", path, error=IRError))
     if place.suffix != ".onnx":
         raise IRError(
             f"{place.name or place}: the name must end in .onnx", got=str(path), expected="NAME.onnx"

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from stepnet.data.arguments import path as path_of
 from stepnet.data.outputs import Outputs
 from stepnet.errors import IRError
 from stepnet.file_model import FileModel, LoopReport, Socket, shorten
@@ -135,7 +136,7 @@ def load(
     stepnet.errors.IRError: missing.xml: cannot be read: No such file or directory
     ...
     """
-    path = Path(xml)
+    path = Path(path_of("load: 'xml'", xml, error=IRError))
     net = read_net(path)
     check_supported(net)
     open_states(net)
@@ -143,7 +144,7 @@ def load(
         raise IRError(f"{net.scope}: has no Result layer", expected="a Result for each output")
     check_parameters(net)
     if bin is not None:
-        weights = Weights(Path(bin))
+        weights = Weights(Path(path_of("load: 'bin'", bin, error=IRError)))
     else:
         beside = path.with_suffix(".bin")
         has_constants = beside.exists() or _has_constants(net)

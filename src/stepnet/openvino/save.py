@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from stepnet.data.arguments import path as path_of
 from stepnet.errors import IRError
 from stepnet.export import module_graph
 
@@ -57,16 +58,17 @@ def save(
     stepnet.errors.IRError: linear.onnx: the name must end in .xml
     ...
     """
+    place = Path(path_of("save: 'path'", path, error=IRError))
     if not isinstance(module, OpenVINOModel):
-        graph = module_graph(module, example_inputs, OPENVINO, dynamic=dynamic, name=Path(path).stem)
-        write(net_of(graph).net(), Path(path))
+        graph = module_graph(module, example_inputs, OPENVINO, dynamic=dynamic, name=place.stem)
+        write(net_of(graph).net(), place)
         return
     if example_inputs is not None or dynamic is not None:
         raise IRError(
-            f"{Path(path).name}: a model that was read is saved as it is",
+            f"{place.name}: a model that was read is saved as it is",
             got="example_inputs" if example_inputs is not None else "dynamic",
             expected="the model and the path alone",
         )
     net = snapshot(module)
     name_ends(net, [output.name for output in module.outputs][: len(net.results)])
-    write(net, Path(path))
+    write(net, place)

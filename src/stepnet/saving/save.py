@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stepnet.errors import TapeError
+from stepnet.data.arguments import path as path_of
+from stepnet.errors import IRError, TapeError
 from stepnet.export import Graph, Target, module_graph
 from stepnet.openvino.writing.from_graph import OPENVINO, net_of
 from stepnet.openvino.writing.xml_writer import write
@@ -38,7 +39,7 @@ class IR:
 
 def save(topology: Topology, path: str | os.PathLike[str]) -> None:
     """Write a topology as OpenVINO IR or as ONNX; see `Topology.save`."""
-    place = Path(path)
+    place = Path(path_of("save: 'path'", path, error=IRError))
     if place.suffix == ".onnx":
         from stepnet.onnx.from_graph import ONNX  # which needs an extra
         from stepnet.onnx.save import model_of, replace_file

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from stepnet.api import Recurrent
+from stepnet.data.arguments import whole
 from stepnet.data.modes import traced
 from stepnet.errors import StreamError, UnknownStream
 from stepnet.front.step import step_name
@@ -83,9 +84,8 @@ class Stream:
         idle_seconds: float | None = None,
     ) -> None:
         _check(module)
-        whole = isinstance(max_streams, int) and not isinstance(max_streams, bool)
-        if max_streams is not None and not (whole and max_streams > 0):
-            raise StreamError("max_streams must be None or a number from 1", got=repr(max_streams))
+        if max_streams is not None:
+            max_streams = whole("stream: 'max_streams'", max_streams, 1, error=StreamError)
         if idle_seconds is not None and not (isinstance(idle_seconds, (int, float)) and idle_seconds > 0):
             raise StreamError("idle_seconds must be None or seconds above 0", got=repr(idle_seconds))
         self.module = module

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from stepnet.data.arguments import whole
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import beside
 from stepnet.data.tree import Spec, flatten, rows_at, unflatten
@@ -39,11 +40,9 @@ class Truncated:
     """The pieces of a batch, in turn; made by `truncated`."""
 
     def __init__(self, x: Any, state: Any, rows: int, at_once: int | None, axis: int) -> None:
-        for name, value in {"rows": rows, "at_once": at_once}.items():
-            if isinstance(value, bool) or not (
-                (isinstance(value, int) and value > 0) or value is at_once is None
-            ):
-                raise StepError(f"truncated: '{name}' must be a number from 1", got=repr(value))
+        rows, axis = whole("truncated: 'rows'", rows, 1), whole("truncated: 'axis'", axis)
+        if at_once is not None:
+            at_once = whole("truncated: 'at_once'", at_once, 1)
         self._leaves, self._spec, self._lengths = _checked(x, axis)
         self._rows, self._axis = rows, axis
         self._at_once = len(self._lengths) if at_once is None else at_once

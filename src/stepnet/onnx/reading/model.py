@@ -17,6 +17,7 @@ from onnx.inliner import inline_selected_functions
 from onnx_ir.tensor_adapters import to_torch_dtype
 from torch import Tensor, nn
 
+from stepnet.data.arguments import path as path_of
 from stepnet.data.outputs import Outputs
 from stepnet.errors import IRError
 from stepnet.file_model import ERRORS, STATES, FileModel, LoopReport, Socket, no_device, shorten
@@ -206,7 +207,7 @@ def load(path: str | os.PathLike[str], *, trainable: bool = False) -> ONNXModel:
     stepnet.errors.IRError: missing.onnx: cannot be read: No such file or directory
     ...
     """
-    place = Path(path)
+    place = Path(path_of("load: 'path'", path, error=IRError))
     where = place.name
     try:
         no_device(place).open("rb").close()

@@ -1,0 +1,107 @@
+"""Arguments of simple kinds, checked by name: numbers, truth values, functions, paths."""
+
+from __future__ import annotations
+
+import os
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stepnet.errors import StepError, StepnetError
+
+
+def brief(given: Any) -> str:
+    """What was given, in one short line.
+
+    >>> brief(torch.zeros(2, 3)), brief("left")
+    ('a tensor of shape [2, 3], float32', "str 'left'")
+    """
+    if isinstance(given, Tensor):
+        return f"a tensor of shape {list(given.shape)}, {str(given.dtype).removeprefix('torch.')}"
+    text = repr(given)
+    return f"{type(given).__name__} {text if len(text) <= 80 else text[:77] + '...'}"
+
+
+def whole(
+    what: str, value: Any, least: int | None = None, *,
+    error: type[StepnetError] = StepError, remedy: str | None = None,
+) -> int:  # fmt: skip
+    """A whole number of Python, of numpy, or of a graph with sizes left open; from `least` on.
+
+    Raises:
+        StepnetError: it is none; an `error` that begins with `what`.
+
+    >>> whole("stack: 'layers'", 2, least=1)
+    2
+    """
+    if isinstance(value, torch.SymInt):
+        return value  # pyright: ignore[reportReturnType]
+    if isinstance(value, Integral) and not isinstance(value, bool) and (least is None or int(value) >= least):
+        return int(value)
+    kind = {None: "a whole number", 1: "a positive whole number"}.get(least, f"a whole number from {least}")
+    raise error(f"{what} must be {kind}", got=brief(value), remedy=remedy)
+
+
+def number(
+    what: str, value: Any, least: float | None = None, most: float | None = None, *,
+    kind: str = "a number", error: type[StepnetError] = StepError,
+) -> float:  # fmt: skip
+    """A number of Python or numpy, `least` to `most`; `kind` is what they are called.
+
+    Raises:
+        StepnetError: it is none; an `error` that begins with `what`.
+
+    >>> number("'dropout'", 0.5, least=0, most=1)
+    0.5
+    """
+    if isinstance(value, Real) and not isinstance(value, bool):
+        own = float(value)
+        if not (least is not None and not own >= least) and not (most is not None and not own <= most):
+            return own
+    bounds = None if least is None else f"{least} or more" if most is None else f"{least} to {most}"
+    raise error(f"{what} must be {kind}", got=brief(value), expected=bounds)
+
+
+def truth(what: str, value: Any, *, error: type[StepnetError] = StepError, remedy: str | None = None) -> bool:
+    """True or False, of Python or numpy.
+
+    Raises:
+        StepnetError: it is neither; an `error` that begins with `what`.
+
+    >>> truth("'reverse'", True)
+    True
+    """
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    raise error(f"{what} must be True or False", got=brief(value), remedy=remedy)
+
+
+def function(what: str, value: Any, example: str, *, error: type[StepnetError] = StepError) -> Any:
+    """What can be called.
+
+    Raises:
+        StepnetError: it cannot; an `error` that begins with `what`, and how it is called.
+
+    >>> function("map_fn: 'fn'", abs, "fn(row)")
+    <built-in function abs>
+    """
+    if callable(value):
+        return value
+    raise error(f"{what} must be a function", got=brief(value), expected=example)
+
+
+def path(what: str, value: Any, *, error: type[StepnetError] = StepError) -> str:
+    """The path of a file, as text.
+
+    Raises:
+        StepnetError: it is none; an `error` that begins with `what`.
+
+    >>> path("load: 'path'", "model.onnx")
+    'model.onnx'
+    """
+    if isinstance(value, (str, os.PathLike)):
+        return os.fspath(value)
+    raise error(f"{what} must be the path of a file", got=brief(value))
