@@ -94,3 +94,14 @@ def test_openvino_itself(stepnet, cases):
     assert "OpenVINO 20" in out
     code, out, _ = stepnet("compare", cases / "disputed" / "rec_add" / "model.xml", "--rounds", 1)
     assert code == 1  # OpenVINO's CPU plugin overwrites the state
+
+
+def test_inputs_that_are_no_numbers(stepnet, engine, tmp_path):
+    command = engine("lstmcell_v4")
+    with np.load(command[3]) as file:
+        name = file.files[0]
+        np.savez(tmp_path / "text.npz", **{**file, name: np.array(["a"])})
+    command[3] = tmp_path / "text.npz"
+    code, out, err = stepnet(*command)
+    assert (code, out) == (2, "")
+    assert f"input '{name}' must hold numbers (got: <U1)" in err

@@ -74,8 +74,7 @@ def versus(
     """
     runtime = "ONNX Runtime" if path.suffix == ".onnx" else "OpenVINO"
     theirs, version = _onnxruntime(path, model) if runtime != "OpenVINO" else _openvino(path, bin, model)
-    given = [values[socket.name] for socket in model.inputs]
-    inputs = [value if isinstance(value, Tensor) else torch.from_numpy(np.array(value)) for value in given]
+    inputs = [_tensor(socket.name, values[socket.name]) for socket in model.inputs]
     order = [array(value) for value in inputs]
 
     def ours() -> Any:
@@ -168,6 +167,15 @@ def _reason(error: BaseException) -> str:
     """The last line of a runtime's message that says something."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1][:300] if lines else type(error).__name__
+
+
+def _tensor(name: str, value: Any) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    try:
+        return torch.from_numpy(np.array(value))
+    except TypeError as error:
+        raise CommandError(f"input '{name}' must hold numbers", got=str(np.asarray(value).dtype)) from error
 
 
 def _time(call: Callable[[], Any]) -> tuple[Any, float]:
