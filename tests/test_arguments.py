@@ -6,9 +6,10 @@ import torch
 from torch import nn
 
 import stepnet
-from stepnet import LoDTensor, cells, decode, onnx, openvino
+from stepnet import LoDTensor, TensorArray, cells, decode, layers, onnx, openvino
 from stepnet.data import RowBudgetSampler
 from stepnet.errors import StepnetError
+from stepnet.tape import Tape
 
 STRANGE = [b"x", {}, {1}, [[1]], (), object(), ..., slice(2), np.zeros(3), np.array("x"), torch.eye(3)]
 STRANGE += [torch.zeros(2, device="meta"), torch.eye(3).to_sparse(), nn.Linear(2, 3), int]
@@ -19,9 +20,12 @@ BAD = {
     "number": [*STRANGE, None, "x", True],
     "function": [value for value in STRANGE if not callable(value)] + [None, "x", 3],
     "path": [value for value in STRANGE if not isinstance(value, bytes)] + [None, 3, 2.5],
-    "name": [*STRANGE, None, "x", 3],
+    "choice": [*STRANGE, None, 3, "x"],
+    "name": [*STRANGE, None, 3],
+    "list": [value for value in STRANGE if not isinstance(value, tuple)] + [None, "x", 3],
 }
-BAD["name or none"] = [value for value in BAD["name"] if value is not None]
+for kind in ("name", "choice"):
+    BAD[f"{kind} or none"] = [value for value in BAD[kind] if value is not None]
 
 X = LoDTensor.from_lengths(torch.randn(6, 3), [[3, 1, 2]])
 CELL = cells.GRU(3, 4)
@@ -31,8 +35,33 @@ RECURRENT = {
     "level": "whole",
     "axis": "whole",
     "scopes": "truth",
-    "backend": "name or none",
+    "backend": "choice or none",
 }
+
+
+ITEM, PORT = object(), dict.fromkeys(("start", "end", "stride", "part_size"), "whole")
+PORTS = [stepnet.InputPort("x", "x", axis=0), stepnet.OutputPort("y", 0, axis=0)]
+
+
+def on_a_tape(function):
+    """A layer of an input of sequences, which stands where ITEM is given."""
+
+    def call(**given):
+        with Tape():
+            item = layers.data("rows", layers.Sequence(layers.Dense(3)))
+            return function(**{name: item if value is ITEM else value for name, value in given.items()})
+
+    return call
+
+
+def with_port(kind):
+    """A loop with a port in place of that of its kind."""
+
+    def call(**given):
+        ports = [kind(**given) if isinstance(port, kind) else port for port in PORTS]
+        return stepnet.TensorIterator(lambda x: x, ports)
+
+    return call
 
 
 def scores(word, state):
@@ -50,7 +79,7 @@ CALLS = {
     "map_fn": (
         stepnet.map_fn,
         {"fn": torch.tanh, "elems": X},
-        {"fn": "function", "axis": "whole", "level": "whole", "backend": "name or none"},
+        {"fn": "function", "axis": "whole", "level": "whole", "backend": "choice or none"},
     ),
     "while_loop": (
         stepnet.while_loop,
@@ -59,7 +88,7 @@ CALLS = {
     ),
     "truncated": (stepnet.truncated, {"x": X, "rows": 2}, {"rows": "whole", "at_once": "whole or none"}),
     "stream": (stepnet.stream, {"module": RNN}, {"max_streams": "whole or none"}),
-    "set_backend": (stepnet.set_backend, {}, {"backend": "name or none"}),
+    "set_backend": (stepnet.set_backend, {}, {"backend": "choice or none"}),
     "greedy": (
         decode.greedy,
         {"step": scores, "state": torch.zeros(2, 1), **WORDS},
@@ -90,10 +119,45 @@ CALLS = {
     "sequence_pool": (
         stepnet.sequence_pool,
         {"x": X, "pooling": "sum"},
-        {"pooling": "name", "pad_value": "number"},
+        {"pooling": "choice", "pad_value": "number"},
     ),
     "sequence_expand": (stepnet.sequence_expand, {"x": torch.zeros(3, 1), "y": X}, {"ref_level": "whole"}),
     "sequence_mask": (stepnet.sequence_mask, {"lengths": torch.tensor([1])}, {"maxlen": "whole or none"}),
+    "unstack": (TensorArray.unstack, {"tensor": torch.zeros(2, 3)}, {"axis": "whole"}),
+    "unpack": (TensorArray.unpack, {"x": X}, {"level": "whole", "sort_by_length": "truth"}),
+    "write": (
+        TensorArray().write,
+        {"index": 0, "value": torch.zeros(3)},
+        {"index": "whole", "data_shared": "truth"},
+    ),
+    "data": (on_a_tape(layers.data), {"name": "x", "type": layers.Dense(3)}, {"name": "name"}),
+    "fc": (
+        on_a_tape(layers.fc),
+        {"x": ITEM, "size": 4},
+        {"size": "whole", "bias": "truth", "name": "name or none"},
+    ),
+    "recurrent_group": (
+        on_a_tape(layers.recurrent_group),
+        {"step": lambda x: layers.fc(x, 3), "inputs": ITEM},
+        {"step": "function", "name": "name or none"},
+    ),
+    "InputPort": (with_port(stepnet.InputPort), {"external": "x", "internal": "x", "axis": 0}, PORT),
+    "OutputPort": (with_port(stepnet.OutputPort), {"external": "y", "internal": 0, "axis": 0}, PORT),
+    "Memory": (
+        stepnet.Memory,
+        {"name": "h", "pre_name": "b", "init": "c"},
+        {"name": "name", "pre_name": "name"},
+    ),
+    "RecurrentOp": (
+        stepnet.RecurrentOp,
+        {"stepnet": lambda scope: None, "inputs": ["x"], "outputs": ["y"]},
+        {"stepnet": "function", "inputs": "list", "outputs": "list", "memories": "list"},
+    ),
+    "TensorIterator": (
+        stepnet.TensorIterator,
+        {"body": lambda x: x, "port_map": PORTS},
+        {"port_map": "list", "back_edges": "list"},
+    ),
     "LSTM": (
         stepnet.nn.LSTM,
         {"input_size": 2, "hidden_size": 3},

@@ -105,3 +105,34 @@ def path(what: str, value: Any, *, error: type[StepnetError] = StepError) -> str
     if isinstance(value, (str, os.PathLike)):
         return os.fspath(value)
     raise error(f"{what} must be the path of a file", got=brief(value))
+
+
+def name(what: str, value: Any, *, error: type[StepnetError] = StepError) -> str:
+    """A name.
+
+    Raises:
+        StepnetError: it is none; an `error` that begins with `what`.
+
+    >>> name("Memory: 'name'", "h")
+    'h'
+    """
+    if isinstance(value, str):
+        return value
+    raise error(f"{what} must be a name", got=brief(value), expected="a str")
+
+
+def listed(what: str, value: Any, of: type, *, error: type[StepnetError] = StepError) -> tuple[Any, ...]:
+    """A list or a tuple of things of one kind.
+
+    Raises:
+        StepnetError: it is none; an `error` that begins with `what`.
+
+    >>> listed("RecurrentOp: 'inputs'", ["x"], str)
+    ('x',)
+    """
+    if isinstance(value, (list, tuple)):
+        wrong = next((one for one in value if not isinstance(one, of)), None)
+        if wrong is None and not any(one is None for one in value):
+            return tuple(value)
+        value = wrong
+    raise error(f"{what} must be a list", got=brief(value), expected=f"a list of {of.__name__}")

@@ -9,6 +9,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from stepnet.data.arguments import truth
 from stepnet.data.filling import fills, indexed
 from stepnet.data.lod import LoDTensor
 from stepnet.data.recording import UNKNOWN, InFrame, StandIn, recordable
@@ -230,7 +231,7 @@ class TensorArray:
                 got=describe(value),
                 expected="a Tensor or a LoDTensor",
             )
-        if not data_shared:
+        if not truth("TensorArray.write: 'data_shared'", data_shared, error=ArrayError):
             value = copy(value)
         self._values[place] = value
         self._steps = None

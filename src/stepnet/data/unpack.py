@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.arguments import truth
 from stepnet.data.convert import rank_order
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import beside, outside_modes
@@ -37,6 +38,7 @@ def unpack(x: LoDTensor, level: int, sort_by_length: bool) -> tuple[list[Any], V
             f"to {-x.lod_level}",
         )
     level %= x.lod_level
+    sort_by_length = truth("TensorArray.unpack: 'sort_by_length'", sort_by_length, error=ArrayError)
     elements, counts, indices_map = _cut(x._lod.levels[level], level, sort_by_length)
     joined = _take(x, level, elements)
     return split(joined, counts), joined, indices_map

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -79,7 +80,8 @@ def integer(number: Any, where: str) -> int:
     elif isinstance(number, torch.SymInt):  # of a module that is traced with sizes left open
         return number  # pyright: ignore[reportReturnType]
     elif not isinstance(number, bool) and hasattr(number, "__index__"):
-        return operator.index(number)
+        with contextlib.suppress(TypeError):  # of an array of several, or of a class
+            return operator.index(number)
     raise ArrayError(
         f"{where} must be an int or a scalar integer tensor",
         got=describe(number) if isinstance(number, Tensor) else repr(number)[:80],

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.arguments import name as name_of
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import StepError, Unsupported
 
@@ -44,6 +45,8 @@ class Memory:
     value: float = 0.0
 
     def __post_init__(self) -> None:
+        name_of("Memory: 'name'", self.name)
+        name_of("Memory: 'pre_name'", self.pre_name)
         if (self.init is None) == (self.shape is None):
             raise StepError(
                 f"memory '{self.name}' starts either from an init or from a shape and a value",

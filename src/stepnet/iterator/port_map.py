@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from stepnet.data.arguments import listed
 from stepnet.errors import LoopError
 from stepnet.front.step import step_name
 from stepnet.ir import loop as ir
@@ -21,6 +22,8 @@ def check_ports(body: Any, port_map: Sequence[Port], back_edges: Sequence[BackEd
     Raises:
         LoopError: names every port and back edge that does not fit, as it was written.
     """
+    port_map = listed("TensorIterator: 'port_map'", port_map, object, error=LoopError)
+    back_edges = listed("TensorIterator: 'back_edges'", back_edges, object, error=LoopError)
     signature = signature_of(body)
     wrong = list(_wrong(signature, port_map, back_edges))
     if wrong:
@@ -37,6 +40,12 @@ def does_not_fit(name: str, wrong: Sequence[str], expected: str | None = None) -
 def _wrong(signature: Signature, port_map: Sequence[Port], back_edges: Sequence[BackEdge]) -> Iterator[str]:
     inputs = [port for port in port_map if isinstance(port, InputPort)]
     outputs = [port for port in port_map if isinstance(port, OutputPort)]
+    unnamed = [port for port in inputs if not isinstance(port.internal, str)]
+    unnamed += [
+        edge for edge in back_edges if isinstance(edge, BackEdge) and not isinstance(edge.to_parameter, str)
+    ]
+    for one in unnamed:
+        yield f"{one!r}: the name of a parameter must be a str"
     for port in port_map:
         if isinstance(port, (InputPort, OutputPort)):
             yield from _wrong_port(port)
@@ -46,6 +55,8 @@ def _wrong(signature: Signature, port_map: Sequence[Port], back_edges: Sequence[
         if not isinstance(edge, BackEdge):
             yield f"back_edges holds {edge!r}, which is no BackEdge"
     edges = [edge for edge in back_edges if isinstance(edge, BackEdge)]
+    if unnamed or not all(isinstance(port.external, str) for port in outputs):
+        return
     if not outputs:
         yield "port_map has no OutputPort: the loop would return nothing"
     yield from _wrong_feeds(signature, inputs)

@@ -15,7 +15,7 @@ class _Shown:
             value = getattr(self, field.name)
             if i < 2:
                 written.append(repr(value))
-            elif value != field.default:
+            elif type(value) is not type(field.default) or value != field.default:
                 written.append(f"{field.name}={value!r}")
         return f"{type(self).__name__}({', '.join(written)})"
 

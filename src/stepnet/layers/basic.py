@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from stepnet.data.arguments import truth
 from stepnet.errors import TapeError
 from stepnet.tape.item import TapeItem
 from stepnet.tape.tape import Tape
@@ -71,7 +72,7 @@ def fc(
     x = concat(x) if isinstance(x, (list, tuple)) else x
     check_rows("fc", x)
     function = as_activation(act)
-    linear = nn.Linear(features("fc", x), check_size("fc", size), bias)
+    linear = nn.Linear(features("fc", x), check_size("fc", size), truth("fc: 'bias'", bias, error=TapeError))
     linear = shared("fc", linear, name, weights)
     return Tape.current().record("fc", linear, (x,), name=name, act=function)
 

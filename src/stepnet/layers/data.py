@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from stepnet.data.arguments import name as name_of
+from stepnet.data.arguments import whole
+from stepnet.data.convert import DEEPEST
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import TapeError, Unsupported
 from stepnet.tape.creation import describe, example_lengths, example_rows
@@ -130,11 +133,13 @@ def data(name: str, type: Dense | Integer) -> TapeItem:
             got=repr(type)[:80],
             expected=_TYPES,
         )
-    if name == "self":
+    if name_of("data: 'name'", name, error=TapeError) == "self":
         raise TapeError("data 'self': a call cannot have an argument of this name")
     size = type.size if isinstance(type, Dense) else type.classes
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         raise TapeError(f"data '{name}': sizes are whole numbers from 1", got=repr(type))
+    if whole(f"data '{name}': 'level'", type.level, 0, error=TapeError) > DEEPEST:
+        raise TapeError(f"data '{name}': too many levels", got=repr(type), expected=f"up to {DEEPEST}")
     feed = Feed(name, type)
     return Tape.current().record("data", feed, name=name, example=type.example(), classes=type.classes)
 

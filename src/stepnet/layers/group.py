@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.arguments import function
+from stepnet.data.arguments import name as name_of
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import map_leaves
 from stepnet.errors import TapeError
@@ -106,6 +108,9 @@ def recurrent_group(
     TapeItem(5, 'rnn', float32 [*, 5], 1 level)
     """
     tape = Tape.current()
+    function("recurrent_group: 'step'", step, "step(*inputs)", error=TapeError)
+    if name is not None:
+        name_of("recurrent_group: 'name'", name, error=TapeError)
     given = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
     where = f"recurrent_group {name!r} ({user_line()})" if name else f"recurrent_group ({user_line()})"
     wrapped = (StaticInput, GeneratedInput)
@@ -174,6 +179,7 @@ def memory(name: str, size: int, *, boot: TapeItem | float = 0.0) -> TapeItem:
     [1.0, 2.0, 1.0, 2.0, 3.0]
     """
     tape, line = Tape.current(), user_line()
+    name_of("memory: 'name'", name, error=TapeError)
     where = f"memory '{name}' ({line})"
     group = tape.group
     if group is None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.arguments import function, listed
 from stepnet.data.in_graph import leave_to_python, not_followed
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import StepError
@@ -94,10 +95,12 @@ class RecurrentOp:
         *,
         reverse: bool = False,
     ) -> None:
+        self.inputs = listed("RecurrentOp: 'inputs'", inputs, str)
+        self.outputs = listed("RecurrentOp: 'outputs'", outputs, str)
+        self.memories = listed("RecurrentOp: 'memories'", memories, Memory)
         if not inputs:
             raise StepError("RecurrentOp needs an input to count its steps by")
-        self.stepnet = stepnet
-        self.inputs, self.outputs, self.memories = tuple(inputs), tuple(outputs), tuple(memories)
+        self.stepnet = function("RecurrentOp: 'stepnet'", stepnet, "stepnet(scope)")
         self.reverse = reverse
         self.name = getattr(stepnet, "__name__", type(stepnet).__name__)
         self.scopes = StepScopes({}, 0)

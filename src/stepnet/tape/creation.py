@@ -186,6 +186,7 @@ def describe(value: Any, larger: Any = UNKNOWN) -> str:
 # else, so a first dimension of so many is taken for rows.
 SEQUENCES = 5
 _LENGTHS = (2, 4, 1, 3, 1)
+_MANY = 1000  # sequences of an example: with more, each of the next level has one row
 
 
 def example_lengths(level: int) -> list[list[int]]:
@@ -196,7 +197,7 @@ def example_lengths(level: int) -> list[list[int]]:
     """
     counts, found = SEQUENCES, []
     for _ in range(level):
-        found.append([_LENGTHS[i % SEQUENCES] for i in range(counts)])
+        found.append([_LENGTHS[i % SEQUENCES] if counts < _MANY else 1 for i in range(counts)])
         counts = sum(found[-1])
     return found
 

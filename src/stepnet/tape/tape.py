@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from stepnet.data.arguments import name as name_of
 from stepnet.data.tree import leaves, map_leaves
 from stepnet.errors import TapeError
 from stepnet.user_line import user_line
@@ -155,6 +156,8 @@ class Tape:
         group = self.group
         given = (tuple(args), dict(kwargs or {}))
         line = user_line()
+        if name is not None:
+            name_of(f"{kind}: 'name'", name, error=TapeError)
         where = Place(kind, name, line)
         self.check_items(leaves(given, TapeItem), where)
         references = map_leaves(given, TapeItem, lambda item: Ref(item.index))
