@@ -22,7 +22,6 @@ from stepnet.front.raise_loop import Raised, raise_loop
 from stepnet.front.recorded_step import RecordedStep
 from stepnet.front.scan_form import rule
 from stepnet.front.symbolic import OPEN
-from stepnet.front.template import literals
 from stepnet.watchers import Instead, instead, replaced, watched, watching
 
 from .as_while import run_as_while
@@ -165,13 +164,6 @@ def _saved(loop: WhileLoop, saving: Instead) -> list[Tensor]:
                 got=refusal.reason,
                 expected="a loop that counts a step, and reads and writes arrays there; or writes none",
             ) from refusal
-    for call in raised.body.step.calls:
-        if any(isinstance(leaf, torch.SymInt) for leaf in literals((call.args, call.kwargs))):
-            raise IRError(
-                f"the while loop at {line} cannot be written for sizes that are left open",
-                got=f"'{getattr(call.function, '__name__', 'a function')}' is given such a size as a number",
-                remedy="functions that need no number: zeros_like, flatten, -1 in reshape and expand",
-            )
     return raised.results(saving.loop(raised.loop, raised.feeds))
 
 
