@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -207,7 +207,7 @@ def without_features(
     for node in made.nodes:
         if str(node.target).startswith("stepnet.recurrence"):
             number, x, state, weights, lengths, _ = node.args
-            alone = call_of(number).alone  # then it is not said what else its one row holds
+            alone = call_of(cast(int, number)).alone  # then it is not said what else its one row holds
             lead = 1 if lengths else 2
             for leaves, skip in ((x, lead), (state, 1), (weights, 0)):
                 for leaf in leaves:  # pyright: ignore
@@ -234,7 +234,7 @@ def closed(made: Program) -> bool:
     sizes: list[Any] = []
     for node in made.nodes:
         if str(node.target).startswith("stepnet.recurrence") and not node.args[4]:
-            rows = 1 if call_of(node.args[0]).alone else 2
+            rows = 1 if call_of(cast(int, node.args[0])).alone else 2
             sizes += sizes_of(node.args[1][0].meta["val"])[:rows]  # pyright: ignore
         elif str(node.target).startswith("stepnet.iterator"):
             sizes += _cut_sizes(node)

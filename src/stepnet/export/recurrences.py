@@ -36,7 +36,7 @@ from stepnet.user_line import user_line
 from stepnet.watchers import Instead, during, replaced
 
 from .aten import AtenNet, rule
-from .body_trace import Nested, no_lengths
+from .body_trace import no_lengths, nothing_inside
 from .calls import (
     KINDS,
     AsLoop,
@@ -75,7 +75,7 @@ class RecurrenceCall:
     compiled: Compiled | None
     refusal: Unsupported | None
     line: str
-    alone: bool  # whether its one row is all there ever is
+    alone: str  # why its one row is all there ever is, if it is
     y: list[Any] = field(default_factory=list)
     y_spec: Spec = LEAF  # how what is joined is nested, by output
     inner: Calls | None = None  # those that one step makes
@@ -129,9 +129,9 @@ class RecurrenceCall:
         """The loop with tensors in place of the sizes that its body refers to."""
         if not self.sizes:
             return self.loop
-        body, function = self.loop.body, code_of(self.loop).function
-        twin = with_sizes(function, dict(zip(self.sizes, sizes, strict=True)))
-        return replace(self.loop, body=twin if function is body else body.over(twin))
+        body: Any = self.loop.body
+        function = with_sizes(body.function, dict(zip(self.sizes, sizes, strict=True)))
+        return replace(self.loop, body=body.over(function))
 
     def outputs(self, leaves: Sequence[Any]) -> dict[str, Any]:
         """The outputs of the loop from the leaves of what is joined and what is carried last."""
@@ -189,9 +189,9 @@ class RecurrenceRecorder(Recorder, Instead):
 
     def __init__(self, target: Target) -> None:
         super().__init__(target)
-        self._alone = False
+        self._alone = ""
 
-    def alone(self, decide: Callable[[], bool]) -> bool:
+    def alone(self, decide: Callable[[], str]) -> str:
         with unanswered():
             self._alone = decide()
         return self._alone
@@ -233,7 +233,7 @@ class RecurrenceRecorder(Recorder, Instead):
         """What is known of a recurrence before it runs."""
         x, state, _ = ([feeds[source] for source in part] for part in loop.sources)
         call = RecurrenceCall(loop, x, state, [], [], None, None, line, self._alone)
-        self._alone = False
+        self._alone = ""
         if call.above and (self.target.nested is not None or any(leaf.lod_level != 2 for leaf in x)):
             raise IRError(
                 f"the recurrence of {call.where} cannot be written: its steps are whole sequences",
@@ -256,7 +256,7 @@ class RecurrenceRecorder(Recorder, Instead):
         whole = call.above or not call.ragged  # so may its step be written
         parts = call.parts if whole else []
         if whole and call.compiled is None and self.target.nested is not None:
-            with replaced(Nested(self.target, f"the recurrence of {call.where}")):
+            with nothing_inside(self.target, f"the recurrence of {call.where}"):
                 iteration(loop, parts, state, ())
         if call.compiled is None:
             call.places = _used(call) if whole else []
@@ -294,9 +294,9 @@ class RecurrenceTracer(Tracer, AsLoop):
         super().__init__(calls)
         self.lengths = lengths
 
-    def alone(self, decide: Callable[[], bool]) -> bool:
+    def alone(self, decide: Callable[[], str]) -> str:
         """What was decided when the next recurrence was made for real."""
-        return bool(self.waiting) and call_of(self.waiting[0]).alone
+        return call_of(self.waiting[0]).alone if self.waiting else ""
 
     def loop(self, loop: Loop, feeds: Mapping[str, Any]) -> dict[str, Any]:
         number, made = self.next()

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import CellType, FunctionType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -61,7 +61,7 @@ def as_tensors(code: Any, where: str) -> tuple[list[Path], list[Tensor]]:
         IRError: it reads more of them, where no other can be put.
     """
     found = dict(sizes_in(code))
-    sizes = [torch.scalar_tensor(size, dtype=torch.int64) for size in found.values()]
+    sizes = [torch.scalar_tensor(cast(Any, size), dtype=torch.int64) for size in found.values()]
     left = with_sizes(code, dict(zip(found, sizes, strict=True)))
     walk = Walk(set(reach(left).names))
     walk.hooks = True  # those of all modules are the trace's own
@@ -84,7 +84,7 @@ def _parts(value: Any) -> Sequence[Any]:
         return value
     if kind is dict:
         return list(value.values())
-    if kind is RecordedStep:
+    if isinstance(value, RecordedStep):
         return value.step.calls
     if kind is Call:
         return [value.args, value.kwargs]
@@ -106,8 +106,8 @@ def _rebuilt(value: Any, parts: list[Any]) -> Any:
         return functools.partial(parts[0], *parts[1], **parts[2])
     if kind is dict:
         return dict(zip(value, parts, strict=True))
-    if kind is RecordedStep:
-        return RecordedStep(replace(value.step, calls=tuple(parts)), value.constants)
+    if isinstance(value, RecordedStep):
+        return kind(replace(value.step, calls=tuple(parts)), value.constants)
     if kind is Call:
         return replace(value, args=parts[0], kwargs=parts[1])
     return Packed(value.kind, parts[0]) if kind is Packed else kind(parts)

@@ -14,10 +14,9 @@ from torch.overrides import TorchFunctionMode
 from stepnet.data.tree import Spec, flatten, unflatten
 from stepnet.errors import IRError
 from stepnet.front.step import describe_leaf, step_name
-from stepnet.iterator.tensor_iterator import INSTEAD as LOOPS
 from stepnet.repeat import INSTEAD, while_loop
 from stepnet.user_line import user_line
-from stepnet.watchers import during, replaced
+from stepnet.watchers import during
 
 from .aten import AtenNet, rule
 from .body_trace import BodyTrace, inside
@@ -128,15 +127,6 @@ def _answered(instead: Any) -> Any:
 KINDS.append(Kind(_answered, WhileRecorder, lambda calls, _: WhileTracer(calls)))
 
 
-def _refused(where: str) -> Callable[..., Any]:
-    """What answers for a while loop inside another, for a format with no loops inside loops: an error."""
-
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise IRError(f"{where} cannot be written: it runs a while loop inside")
-
-    return refuse
-
-
 class Picked(TorchFunctionMode):
     """`x[i]` with a tensor that holds one integer, which torch would ask for its number."""
 
@@ -170,8 +160,7 @@ def _written(
         values, inner = list(leaves), call.inner[not first]
         with (
             Picked(),
-            during(INSTEAD, _refused(call.where)),
-            inside(b, call.where, inner, replaced, lambda refuse: during(LOOPS, refuse)),
+            inside(b, call.where, inner),
         ):
             if not first:
                 values = _same(call, _tuple(body(*unflatten(call.spec, values))))

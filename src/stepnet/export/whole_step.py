@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.fx import Node as FxNode
 
 from stepnet.compiler.iteration import code_of, iteration
-from stepnet.watchers import replaced
 
 from .aten import AtenNet
 from .body_trace import BodyTrace, inside
@@ -41,7 +40,7 @@ def write_step(
     trace = BodyTrace(b, where, shapes, examples, weight_nodes, call.weights, size_nodes, two)
 
     def run(leaves: Sequence[Tensor], sizes: Sequence[Tensor]) -> list[Tensor]:
-        with warnings.catch_warnings(), inside(b, where, call.inner, replaced):
+        with warnings.catch_warnings(), inside(b, where, call.inner):
             _spec, y, new = iteration(call.loop_with(sizes), leaves[: len(x)], leaves[len(x) :], ())
         return [*y, *new]
 
