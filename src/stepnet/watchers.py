@@ -43,9 +43,9 @@ class Instead:
         """The outputs of a loop that comes from no step, by its record and what it is fed."""
         raise NotImplementedError
 
-    def alone(self, decide: Callable[[], bool]) -> bool:
-        """Whether the next loop runs over values that are no batches; `decide` finds out."""
-        return False
+    def alone(self, decide: Callable[[], str]) -> str:
+        """How the next loop runs over values that are no batches, if they are none; `decide` finds out."""
+        return ""
 
 
 _instead: ContextVar[Instead | None] = ContextVar("stepnet_instead", default=None)

@@ -145,9 +145,20 @@ def largest_of_each_row(make: Any) -> Any:
     return loop, [a.stack()]
 
 
+def the_step_as_a_number(make: Any) -> Any:
+    x, a, loop = TensorArray(unstack_from=X), TensorArray(), make([torch.tensor(0), ZERO])
+    with loop.frame() as (s, h):
+        loop.break_if(s == 6)
+        new = torch.tanh(h @ W) + x.read(s) @ W * s / (s + 1) + W[s % 3]
+        a.write(s, torch.where(s % 2 == 0, new, a.read(s - 1, ZERO)))
+        loop.update(s, s + 1)
+        loop.update(h, new)
+    return loop, [a.stack(), *loop.results]
+
+
 SCANS = [
     a_gru_cell, two_states_and_a_carried_tensor, read_back_what_was_written, from_the_middle,
-    largest_of_each_row,
+    largest_of_each_row, the_step_as_a_number,
 ]  # fmt: skip
 
 
@@ -165,15 +176,6 @@ def two_steps_back(make: Any) -> Any:
     with loop.frame() as (s,):
         loop.break_if(s == 6)
         a.write(s, x.read(s) @ W + a.read(s - 2, ZERO))
-        loop.update(s, s + 1)
-    return loop, [a.stack()]
-
-
-def the_step_as_a_number(make: Any) -> Any:
-    x, a, loop = TensorArray(unstack_from=X), TensorArray(), make([torch.tensor(0)])
-    with loop.frame() as (s,):
-        loop.break_if(s == 6)
-        a.write(s, x.read(s) @ W * s)
         loop.update(s, s + 1)
     return loop, [a.stack()]
 
@@ -232,7 +234,6 @@ def rows_that_mix(make: Any) -> Any:
 OTHERS = {
     every_second_step: "step + 1",
     two_steps_back: "read elsewhere than at the step and the step before",
-    the_step_as_a_number: "used as a number",
     ended_by_the_data: "fixed number",
     written_at_the_next_step: "written elsewhere than at the step",
     no_steps: "no steps",

@@ -118,7 +118,7 @@ STATEMENTS: dict[str, Body] = {
 ALIKE = (
     "product", "times", "plus", "where", "softmax", "detach", "no_grad", "chunks", "layer_norm", "maximum",
     "layer_norm of its shape", "unbind of features", "recurrent", "while_loop", "float32",
-    "a module", "two sequences",
+    "a module", "two sequences", "count",
 )  # fmt: skip
 ENDS: dict[str, Callable[..., Any]] = {  # from the step, the end, a loop variable, and a size
     "eq": lambda s, n, v, size: s == n,

@@ -135,7 +135,7 @@ def test_a_frame_in_a_frame_that_reads_an_array_of_its_step(check):
 
 
 def test_a_frame_in_a_step_is_refused_where_loops_hold_no_loops(tmp_path):
-    refused = r"(?s)'step' .* its step runs a recurrence of its own.*inside a TensorIterator"
+    refused = r"(?s)'step' .* it runs a loop inside.*inside a TensorIterator"
     with pytest.raises(IRError, match=refused):
         stepnet.openvino.save(Frames(), tmp_path / "m.xml", lists_of_lists(3, 2))
 

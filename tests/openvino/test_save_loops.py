@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -99,9 +100,9 @@ def tensors(results: Any) -> list[Tensor]:
     return list(results.values() if isinstance(results, dict) else results)
 
 
-def check(path: Path, given: tuple[Tensor, ...], expected: list[Tensor]) -> None:
+def check(path: Path, given: tuple[Tensor, ...], expected: list[Tensor], loops: int = 1) -> None:
     text = path.read_text()
-    assert text.count('type="TensorIterator"') + text.count('type="Loop"') == 1
+    assert text.count('type="TensorIterator"') + text.count('type="Loop"') == loops
     ours = load(path)(*given)
     for i, value in enumerate(expected):
         torch.testing.assert_close(ours[i], value, rtol=1e-4, atol=1e-5)
@@ -178,6 +179,78 @@ def test_a_frame_over_values_without_a_batch(tmp_path):
             check(path, (x,), [model(x)])
 
 
+def the_step_as_a_number(self: Any, x: Tensor) -> Any:
+    xs, h, mixed = TensorArray(unstack_from=x), TensorArray(), TensorArray()
+    loop = stepnet.create_whileloop([torch.tensor(0)])
+    with loop.frame() as (s,):
+        loop.break_if(s == xs.size())
+        v = xs.read(s) * torch.sin(s / torch.arange(1.0, 4.0)) + self.W[s % 3]
+        h.write(s, torch.tanh(h.read(s - 1, x.new_zeros(x.shape[1:])) @ self.W + v))
+        loop.update(s, s + 1)
+    back = stepnet.create_whileloop([torch.tensor(x.shape[0])])
+    with back.frame() as (s,):
+        back.break_if(s <= 0)
+        v = h.read(s - 1)
+        mixed.write(s - 1, torch.where(s % 2 == 0, v, v - v.mean(0)) / s)
+        back.update(s, s - 1)
+    return mixed.stack()
+
+
+def a_size_as_a_number(self: Any, x: Tensor) -> Any:
+    xs, h = TensorArray(unstack_from=x), TensorArray()
+    loop = stepnet.create_whileloop([torch.tensor(0)])
+    with loop.frame() as (s,):
+        loop.break_if(s == x.shape[0])
+        v = xs.read(s)
+        mean = v.sum() / v.numel() / x.shape[0] + v / xs.size()
+        h.write(s, h.read(s - 1, x.new_zeros(x.shape[1:])) + v / v.shape[0] + mean)
+        loop.update(s, s + 1)
+    return h.stack()
+
+
+def sizes_that_a_step_refers_to(self: Any, x: Tensor) -> Any:
+    n, held, named = x.shape[0], [x.shape[1]], {"n": x.shape[0]}
+
+    def step(by: int, x: Tensor, h: Tensor, times: int = n) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(h / by + x * times / n - held[0] / named["n"])
+        return h, h
+
+    y, last = stepnet.recurrent(functools.partial(step, n), x, x[0])
+    return y + last
+
+
+def sizes_that_a_body_refers_to(self: Any, x: Tensor) -> Any:
+    n, named = x.shape[0], {"n": x.shape[0]}
+    return stepnet.while_loop(lambda i, v: i < named["n"], lambda i, v: (i + 1, v / n), (0, x[0]))[1]
+
+
+@since
+@pytest.mark.parametrize(
+    "run", [a_size_as_a_number, sizes_that_a_step_refers_to, sizes_that_a_body_refers_to]
+)
+def test_numbers_are_those_of_what_the_file_is_given(run, tmp_path):
+    """And not those of the example, which Python knows."""
+    model, path = Model(run).eval(), tmp_path / "model.xml"
+    save(model, path, torch.randn(5, 2, 3))
+    for steps, batch in ((7, 4), (2, 1)):
+        x = torch.randn(steps, batch, 3)
+        with torch.no_grad():
+            check(path, (x,), tensors(model(x)), loops=2 if run is the_step_as_a_number else 1)
+
+
+class Times(nn.Module):
+    n = 1
+
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        return x * self.n, h + x
+
+
+def an_attribute_as_a_number(self: Any, x: Tensor) -> Any:
+    step = Times()
+    step.n = x.shape[0]
+    return stepnet.recurrent(step, x, x[0])
+
+
 def test_dynamic_recurrent(tmp_path):
     def run(self: Any, x: LoDTensor) -> Any:
         def stepnet_(scope: Any) -> None:
@@ -226,17 +299,6 @@ def writes_where_the_data_ends(self: Any, x: Tensor) -> Any:
     return h.stack()
 
 
-def a_size_as_a_number(self: Any, x: Tensor) -> Any:
-    xs, h = TensorArray(unstack_from=x), TensorArray()
-    loop = stepnet.create_whileloop([torch.tensor(0)])
-    with loop.frame() as (s,):
-        loop.break_if(s == x.shape[0])
-        v = xs.read(s)
-        h.write(s, h.read(s - 1, x.new_zeros(x.shape[1:])) + v / v.shape[0])
-        loop.update(s, s + 1)
-    return h.stack()
-
-
 def grows(self: Any, x: Tensor) -> Any:
     xs = TensorArray(unstack_from=x)
     loop = stepnet.create_whileloop([torch.tensor(0), x[0]])
@@ -273,7 +335,7 @@ def an_array_of_a_closure(self: Any, x: Tensor) -> Any:
     ("run", "words"),
     [
         (writes_where_the_data_ends, "fixed number"),
-        (a_size_as_a_number, "sizes that are left open"),
+        (an_attribute_as_a_number, "it reads a size that is left open"),
         (grows, "what a loop in a file carries has one shape"),
         (per_row, "a condition per row"),
         (a_fixed_count, "it became 5 in the trace"),

@@ -226,6 +226,16 @@ def _reduce(b: AtenNet, x: Any, dims: Any = None, keepdim: bool = False, **_: An
     return b.emit.call(_REDUCE[b.name], value, b.emit.ints(axes), keepdim=keepdim) if axes else value
 
 
+@rule("any.default", "any.dim", "any.dims", "all.default", "all.dim", "all.dims")
+def _truth(b: AtenNet, x: Any, dims: Any = None, keepdim: bool = False) -> Value:
+    axes, value = _axes(b, x, dims), b.out(x, torch.bool)
+    if not axes:
+        return value
+    ones = b.emit.cast(value, torch.int32)
+    most = b.emit.call("amax" if b.name == "any" else "amin", ones, b.emit.ints(axes), keepdim=keepdim)
+    return b.emit.call("gt", most, b.emit.number(0, torch.int32))
+
+
 def _axes(b: AtenNet, x: Any, dims: Any) -> list[int]:
     """The axes of dimensions; of all where none is named."""
     return [b.axis(x, d) for d in ([dims] if isinstance(dims, int) else dims or range(len(b.shape(x))))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -14,7 +14,7 @@ from stepnet.errors import IRError
 from stepnet.watchers import Instead
 
 from .aten import AtenNet, is_known
-from .calls import Calls, Lengths
+from .calls import KINDS, Calls, Lengths
 from .graph import Graph, LoopInput, Target, Value
 from .trace import Program, program, sizes_of
 
@@ -98,9 +98,9 @@ class Nested(Instead):
 
     def __call__(self, *_: Any, **__: Any) -> Any:
         raise IRError(
-            f"{self.where} cannot be written: its step runs a recurrence of its own",
+            f"{self.where} cannot be written: it runs a loop inside",
             got=self.target.nested,
-            remedy="move the inner recurrence in front of the outer one",
+            remedy="move the inner loop in front of the outer one",
         )
 
     def loop(self, loop: Any, feeds: Any) -> Any:
@@ -112,7 +112,7 @@ def inside(
     b: AtenNet,
     where: str,
     inner: Calls | None,
-    *refused: Callable[[Any], AbstractContextManager[None]],
+    *,
     lengths: Lengths | None = None,
 ) -> Iterator[None]:
     """Answer for the calls that a body makes: by nodes; by an error, for a format with no loops inside loops.
@@ -121,15 +121,22 @@ def inside(
         b: the graph around the loop.
         where: what is traced, for errors.
         inner: the calls, as they were noted.
-        refused: what puts an error in place of each kind of call.
         lengths: of the sequences of a LoDTensor.
     """
+    if inner is None:
+        with nothing_inside(b.emit.graph.target, where):
+            yield
+    else:
+        with inner.traced(lengths or no_lengths):
+            yield
+
+
+@contextmanager
+def nothing_inside(target: Target, where: str) -> Iterator[None]:
+    """Refuse loops in here, for a format with no loops inside loops."""
     with ExitStack() as stack:
-        if inner is not None:
-            stack.enter_context(inner.traced(lengths or no_lengths))
-        else:
-            for answered in refused:
-                stack.enter_context(answered(Nested(b.emit.graph.target, where)))
+        for kind in KINDS:
+            stack.enter_context(kind.answered(Nested(target, where)))
         yield
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -206,12 +206,14 @@ def without_features(
     features: set[str] = set()
     for node in made.nodes:
         if str(node.target).startswith("stepnet.recurrence"):
-            _, x, state, weights, lengths = node.args
+            number, x, state, weights, lengths, _ = node.args
+            alone = call_of(cast(int, number)).alone  # then it is not said what else its one row holds
             lead = 1 if lengths else 2
             for leaves, skip in ((x, lead), (state, 1), (weights, 0)):
                 for leaf in leaves:  # pyright: ignore
                     steps |= _symbols(leaf.meta["val"].shape[:skip])
-                    features |= _symbols(leaf.meta["val"].shape[skip:])
+                    if not alone or leaves is weights:
+                        features |= _symbols(leaf.meta["val"].shape[skip:])
         elif str(node.target).startswith("stepnet.iterator"):
             steps |= {text for size in _cut_sizes(node) for text in _symbols([size])}
         if str(node.target).startswith("stepnet.") and isinstance(node.args[0], int):
@@ -232,7 +234,8 @@ def closed(made: Program) -> bool:
     sizes: list[Any] = []
     for node in made.nodes:
         if str(node.target).startswith("stepnet.recurrence") and not node.args[4]:
-            sizes += sizes_of(node.args[1][0].meta["val"])[:2]  # pyright: ignore
+            rows = 1 if call_of(cast(int, node.args[0])).alone else 2
+            sizes += sizes_of(node.args[1][0].meta["val"])[:rows]  # pyright: ignore
         elif str(node.target).startswith("stepnet.iterator"):
             sizes += _cut_sizes(node)
     return any(isinstance(size, int) for size in sizes)

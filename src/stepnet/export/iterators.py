@@ -16,7 +16,7 @@ from stepnet.compiler.iteration import code_of
 from stepnet.ir import loop as ir
 from stepnet.iterator.tensor_iterator import INSTEAD
 from stepnet.user_line import user_line
-from stepnet.watchers import during, replaced
+from stepnet.watchers import during
 
 from .aten import AtenNet, rule
 from .body_trace import BodyTrace, inside, no_lengths
@@ -149,7 +149,7 @@ def _written(
     trace = BodyTrace(b, call.where, shapes, call.parts, weights, call.weights)
 
     def run(leaves: Sequence[Tensor], _: Sequence[Tensor]) -> Sequence[Tensor]:
-        with inside(b, call.where, call.inner, replaced, _answered):
+        with inside(b, call.where, call.inner):
             return body(*leaves)
 
     program = trace.traced(run, code_of(loop).function)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ from stepnet.user_line import user_line
 from stepnet.watchers import Instead, during, replaced
 
 from .aten import AtenNet, rule
-from .body_trace import Nested, no_lengths
+from .body_trace import no_lengths, nothing_inside
 from .calls import (
     KINDS,
     AsLoop,
@@ -55,6 +55,7 @@ from .calls import (
 from .graph import Target, Value
 from .ragged_step import write_ragged_step
 from .reads import tensors_read
+from .referred_sizes import Path, as_tensors, with_sizes
 from .rows import unwritable
 from .scans import Steps, write_plan
 from .whole_step import write_step
@@ -74,11 +75,12 @@ class RecurrenceCall:
     compiled: Compiled | None
     refusal: Unsupported | None
     line: str
-    alone: bool  # whether its one row is all there ever is
+    alone: str  # why its one row is all there ever is, if it is
     y: list[Any] = field(default_factory=list)
     y_spec: Spec = LEAF  # how what is joined is nested, by output
     inner: Calls | None = None  # those that one step makes
     known: list[Any] = field(default_factory=list)  # sizes of time and batch, in its trace
+    sizes: list[Path] = field(default_factory=list)  # where its body refers to sizes that are left open
 
     @property
     def ragged(self) -> bool:
@@ -123,6 +125,14 @@ class RecurrenceCall:
             parts.append(LoDTensor._make(rows, LoD.trusted(offsets, 2 * batch)))
         return parts
 
+    def loop_with(self, sizes: Sequence[Tensor]) -> Loop:
+        """The loop with tensors in place of the sizes that its body refers to."""
+        if not self.sizes:
+            return self.loop
+        body: Any = self.loop.body
+        function = with_sizes(body.function, dict(zip(self.sizes, sizes, strict=True)))
+        return replace(self.loop, body=body.over(function))
+
     def outputs(self, leaves: Sequence[Any]) -> dict[str, Any]:
         """The outputs of the loop from the leaves of what is joined and what is carried last."""
         n = len(self.y)
@@ -130,10 +140,13 @@ class RecurrenceCall:
         return joined | {output: leaves[n + place] for output, place in self.loop.finals}
 
 
-@traced_op("(int call, Tensor[] x, Tensor[] state, Tensor[] weights, Tensor[] lengths) -> Tensor[]")
+@traced_op(
+    "(int call, Tensor[] x, Tensor[] state, Tensor[] weights, Tensor[] lengths, Tensor[] sizes) -> Tensor[]"
+)
 def recurrence(
-    call: int, x: list[Tensor], state: list[Tensor], weights: list[Tensor], lengths: list[Tensor]
-) -> list[Tensor]:
+    call: int, x: list[Tensor], state: list[Tensor], weights: list[Tensor], lengths: list[Tensor],
+    sizes: list[Tensor],
+) -> list[Tensor]:  # fmt: skip
     made = call_of(call)
     first = x[0]
     if made.ragged:
@@ -176,9 +189,9 @@ class RecurrenceRecorder(Recorder, Instead):
 
     def __init__(self, target: Target) -> None:
         super().__init__(target)
-        self._alone = False
+        self._alone = ""
 
-    def alone(self, decide: Callable[[], bool]) -> bool:
+    def alone(self, decide: Callable[[], str]) -> str:
         with unanswered():
             self._alone = decide()
         return self._alone
@@ -220,7 +233,7 @@ class RecurrenceRecorder(Recorder, Instead):
         """What is known of a recurrence before it runs."""
         x, state, _ = ([feeds[source] for source in part] for part in loop.sources)
         call = RecurrenceCall(loop, x, state, [], [], None, None, line, self._alone)
-        self._alone = False
+        self._alone = ""
         if call.above and (self.target.nested is not None or any(leaf.lod_level != 2 for leaf in x)):
             raise IRError(
                 f"the recurrence of {call.where} cannot be written: its steps are whole sequences",
@@ -243,7 +256,7 @@ class RecurrenceRecorder(Recorder, Instead):
         whole = call.above or not call.ragged  # so may its step be written
         parts = call.parts if whole else []
         if whole and call.compiled is None and self.target.nested is not None:
-            with replaced(Nested(self.target, f"the recurrence of {call.where}")):
+            with nothing_inside(self.target, f"the recurrence of {call.where}"):
                 iteration(loop, parts, state, ())
         if call.compiled is None:
             call.places = _used(call) if whole else []
@@ -281,13 +294,15 @@ class RecurrenceTracer(Tracer, AsLoop):
         super().__init__(calls)
         self.lengths = lengths
 
-    def alone(self, decide: Callable[[], bool]) -> bool:
+    def alone(self, decide: Callable[[], str]) -> str:
         """What was decided when the next recurrence was made for real."""
-        return bool(self.waiting) and call_of(self.waiting[0]).alone
+        return call_of(self.waiting[0]).alone if self.waiting else ""
 
     def loop(self, loop: Loop, feeds: Mapping[str, Any]) -> dict[str, Any]:
         number, made = self.next()
         x, state, _ = ([feeds[source] for source in part] for part in loop.sources)
+        where = f"the recurrence of {made.where}"
+        made.sizes, sizes = as_tensors(code_of(loop).function, where)
         weights = at_places(made.places, made.weights, _code(loop), made.where, owner="step")
         rows, lengths = x, list[Tensor]()
         if made.ragged:
@@ -295,7 +310,7 @@ class RecurrenceTracer(Tracer, AsLoop):
             lengths = [self.lengths(level) for level in (levels if made.above else levels[-1:])]
         elif made.axis > 1:
             rows = [leaf.movedim(made.axis, 0) for leaf in x]
-        out = torch.ops.stepnet.recurrence(number, rows, state, weights, lengths)
+        out = torch.ops.stepnet.recurrence(number, rows, state, weights, lengths, sizes)
         y, final = out[: len(made.y)], out[len(made.y) :]
         if made.ragged:
             lods = [x[0]._lod] * len(y)
@@ -328,10 +343,10 @@ KINDS.append(Kind(_answered, RecurrenceRecorder, RecurrenceTracer))
 @rule("stepnet.recurrence")
 def _written(
     b: AtenNet, number: int, x: Sequence[FxNode], state: Sequence[FxNode], weights: Sequence[FxNode],
-    lengths: Sequence[FxNode],
+    lengths: Sequence[FxNode], sizes: Sequence[FxNode],
 ) -> list[Value]:  # fmt: skip
     call: RecurrenceCall = call_of(number)
-    y, finals = _lowered(b, call, x, state, weights, lengths)
+    y, finals = _lowered(b, call, x, state, weights, lengths, sizes)
     finals = [b.table(final, node) for node, final in zip(state, finals, strict=True)]
     for node, final in zip(state, finals, strict=True):
         if final != b.out(node):
@@ -341,7 +356,7 @@ def _written(
 
 def _lowered(
     b: AtenNet, call: RecurrenceCall, x: Sequence[FxNode], state: Sequence[FxNode], weights: Sequence[FxNode],
-    lengths: Sequence[FxNode],
+    lengths: Sequence[FxNode], sizes: Sequence[FxNode],
 ) -> tuple[list[Value], list[Value]]:  # fmt: skip
     where = f"the recurrence of {call.where}"
     steps = Steps(1 if call.ragged or call.axis == 1 else 0, call.sweep.reverse, _lengths(b, call, x))
@@ -351,9 +366,14 @@ def _lowered(
     values: list[Tensor | Value] = [
         b.constant(node) if b.is_constant(node) else b.out(node) for node in weights
     ]
+    if call.ragged and sizes:
+        raise IRError(
+            f"{where} cannot be written over ragged sequences: it reads a size that is left open",
+            remedy="torch.tensor(x.shape[0]) in its place",
+        )
     if call.above:
         return write_ragged_step(b, call, where, (x, state, weights, lengths))
-    if call.compiled is not None and _fixed(b, x, state, weights, call):
+    if call.compiled is not None and not sizes and _fixed(b, x, state, weights, call):
         try:
             plan = call.compiled.hoisted
             return write_plan(b.emit, plan, call.compiled.constants, given, states, values, steps)
@@ -365,7 +385,7 @@ def _lowered(
             f"{where} cannot be written over ragged sequences: {call.refusal or _NO_GRAPH}",
             expected="a step whose rows are proved not to mix",
         )
-    return write_step(b, call, where, given, states, (x, state, weights), steps)
+    return write_step(b, call, where, given, states, (x, state, weights, sizes), steps)
 
 
 def _lengths(b: AtenNet, call: RecurrenceCall, x: Sequence[FxNode]) -> Value | None:

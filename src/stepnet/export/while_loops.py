@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -15,10 +14,9 @@ from torch.overrides import TorchFunctionMode
 from stepnet.data.tree import Spec, flatten, unflatten
 from stepnet.errors import IRError
 from stepnet.front.step import describe_leaf, step_name
-from stepnet.iterator.tensor_iterator import INSTEAD as LOOPS
 from stepnet.repeat import INSTEAD, while_loop
 from stepnet.user_line import user_line
-from stepnet.watchers import during, replaced
+from stepnet.watchers import during
 
 from .aten import AtenNet, rule
 from .body_trace import BodyTrace, inside
@@ -38,8 +36,8 @@ from .calls import (
 from .emit import Emit
 from .graph import Loop, LoopInput, LoopOutput, Value
 from .reads import tensors_read
+from .referred_sizes import Path, as_tensors, with_sizes
 
-Path = tuple[int, ...]
 _ENDLESS = -1
 
 
@@ -60,7 +58,7 @@ class WhileCall:
 
     def functions(self, sizes: Sequence[Tensor]) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """Condition and body with tensors in place of the sizes that they refer to."""
-        cond, body = _with([self.cond, self.body], dict(zip(self.sizes, sizes, strict=True)))
+        cond, body = with_sizes([self.cond, self.body], dict(zip(self.sizes, sizes, strict=True)))
         return cond, body
 
 
@@ -112,9 +110,7 @@ class WhileTracer(Tracer):
         number, call = self.next()
         leaves, spec = flatten(tuple(loop_vars))
         weights = at_places(call.places, call.weights, _both(cond, body), call.where)
-        open_sizes = dict(_sizes([cond, body], ()))
-        call.sizes = list(open_sizes)
-        sizes = [torch.scalar_tensor(size, dtype=torch.int64) for size in open_sizes.values()]
+        call.sizes, sizes = as_tensors([cond, body], call.where)
         state = [
             leaf if isinstance(leaf, Tensor) else torch.scalar_tensor(leaf, dtype=like.dtype)
             for leaf, like in zip(leaves, call.first, strict=True)
@@ -129,15 +125,6 @@ def _answered(instead: Any) -> Any:
 
 
 KINDS.append(Kind(_answered, WhileRecorder, lambda calls, _: WhileTracer(calls)))
-
-
-def _refused(where: str) -> Callable[..., Any]:
-    """What answers for a while loop inside another, for a format with no loops inside loops: an error."""
-
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise IRError(f"{where} cannot be written: it runs a while loop inside")
-
-    return refuse
 
 
 class Picked(TorchFunctionMode):
@@ -158,49 +145,6 @@ def _both(cond: Callable[..., Any], body: Callable[..., Any]) -> Callable[..., A
     return run
 
 
-def _parts(value: Any) -> list[Any]:
-    if type(value) is FunctionType:
-        return [cell.cell_contents if _full(cell) else None for cell in value.__closure__ or ()]
-    return list(value) if type(value) in (list, tuple) else []
-
-
-def _full(cell: CellType) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False
-
-
-def _sizes(value: Any, path: Path, depth: int = 0) -> Iterator[tuple[Path, Any]]:
-    """The sizes that are left open among what functions refer to."""
-    if isinstance(value, torch.SymInt):
-        yield path, value
-    elif depth < 8:
-        for i, part in enumerate(_parts(value)):
-            yield from _sizes(part, (*path, i), depth + 1)
-
-
-def _with(value: Any, new: dict[Path, Tensor]) -> Any:
-    """A value with others in some places of what it refers to."""
-    if () in new:
-        return new[()]
-    if not new:
-        return value
-    parts = [
-        _with(part, {path[1:]: tensor for path, tensor in new.items() if path[0] == i})
-        for i, part in enumerate(_parts(value))
-    ]
-    if type(value) is not FunctionType:
-        return type(value)(parts)
-    cells = tuple(
-        CellType(part) if _full(cell) else cell
-        for cell, part in zip(value.__closure__ or (), parts, strict=True)
-    )
-    twin = FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, cells)
-    twin.__kwdefaults__ = value.__kwdefaults__
-    return twin
-
-
 @rule("stepnet.while_node")
 def _written(
     b: AtenNet, number: int, state: Sequence[FxNode], weights: Sequence[FxNode], sizes: Sequence[FxNode]
@@ -216,8 +160,7 @@ def _written(
         values, inner = list(leaves), call.inner[not first]
         with (
             Picked(),
-            during(INSTEAD, _refused(call.where)),
-            inside(b, call.where, inner, replaced, lambda refuse: during(LOOPS, refuse)),
+            inside(b, call.where, inner),
         ):
             if not first:
                 values = _same(call, _tuple(body(*unflatten(call.spec, values))))

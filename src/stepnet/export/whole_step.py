@@ -6,11 +6,11 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 from torch.fx import Node as FxNode
 
 from stepnet.compiler.iteration import code_of, iteration
-from stepnet.watchers import replaced
 
 from .aten import AtenNet
 from .body_trace import BodyTrace, inside
@@ -24,23 +24,24 @@ if TYPE_CHECKING:
 
 def write_step(
     b: AtenNet, call: RecurrenceCall, where: str, x: Sequence[Value], states: Sequence[Value],
-    nodes: tuple[Sequence[FxNode], Sequence[FxNode], Sequence[FxNode]], steps: Steps,
+    nodes: tuple[Sequence[FxNode], ...], steps: Steps,
 ) -> tuple[list[Value], list[Value]]:  # fmt: skip
     """A loop around the whole step; takes and gives what `write_plan` does. `nodes` are those of x, the
-    states and the weights in the trace around.
+    states, the weights and the sizes that the step refers to, in the trace around.
 
     Raises:
         IRError: the step cannot be traced, or calls what cannot be written.
     """
-    x_nodes, state_nodes, weight_nodes = nodes
+    x_nodes, state_nodes, weight_nodes, size_nodes = nodes
     shapes = [[s for i, s in enumerate(b.shape(n)) if i != steps.time] for n in x_nodes]
     shapes += [b.shape(n) for n in state_nodes]
     examples = [*(leaf.select(call.axis, 0) for leaf in call.x), *call.state]
-    trace = BodyTrace(b, where, shapes, examples, weight_nodes, call.weights)
+    two = [torch.tensor(2) for _ in size_nodes]
+    trace = BodyTrace(b, where, shapes, examples, weight_nodes, call.weights, size_nodes, two)
 
-    def run(leaves: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
-        with warnings.catch_warnings(), inside(b, where, call.inner, replaced):
-            _spec, y, new = iteration(call.loop, leaves[: len(x)], leaves[len(x) :], ())
+    def run(leaves: Sequence[Tensor], sizes: Sequence[Tensor]) -> list[Tensor]:
+        with warnings.catch_warnings(), inside(b, where, call.inner):
+            _spec, y, new = iteration(call.loop_with(sizes), leaves[: len(x)], leaves[len(x) :], ())
         return [*y, *new]
 
     program = trace.traced(run, code_of(call.loop).function)

@@ -115,6 +115,8 @@ def _bound(loop: WhileLoop, form: ScanForm) -> Raised:
         like = program.examples[op.out]
         if like is not None and (like.shape, like.dtype) != (column.shape[1:], column.dtype):
             raise rule("the values of an array differ in shape or dtype", op)
+    if form.counted:
+        x.append(torch.arange(low, low + steps, dtype=boot.dtype, device=boot.device))
     state: list[Any] = [loop.loop_vars[place] for place in form.carried]
     for op in form.states:
         before = start + form.base - form.by

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -16,6 +16,16 @@ from .step import check_joined, failure, next_state
 from .template import Ref, resolve
 
 _MATMUL = {"matmul", "__matmul__", "mv", "__rmatmul__"}
+# Functions of numbers at the same place of their arguments, without the underlines around their names.
+_BROADCAST = {
+    "add", "radd", "sub", "rsub", "subtract", "mul", "rmul", "multiply", "truediv", "rtruediv",
+    "true_divide", "div", "divide", "floordiv", "rfloordiv", "floor_divide", "mod", "rmod", "remainder",
+    "fmod", "pow", "rpow", "float_power", "eq", "ne", "lt", "le", "gt", "ge", "equal", "not_equal", "less",
+    "less_equal", "greater", "greater_equal", "and", "rand", "or", "ror", "xor", "rxor", "logical_and",
+    "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor", "where", "maximum", "minimum",
+    "fmax", "fmin", "lerp", "clamp", "clip", "atan2", "arctan2", "hypot", "copysign", "addcmul", "addcdiv",
+    "logaddexp", "logaddexp2", "xlogy", "heaviside", "nextafter", "ldexp",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +47,10 @@ class StepForm(Interned):
 
     @cached_property
     def lifted(self) -> StepForm:
-        """The step for rows of a batch: a matrix times a vector is written from the other side."""
-        varying = {*self.x, *self.state, *(call.out for call in self.calls)}
+        """The step for rows of a batch: a matrix times a vector is written from the other side, and what has
+        fewer dimensions than what it is computed with has more of them behind the rows."""
+        made = (range(call.out, call.out + call.count) for call in self.calls)
+        varying = {*self.x, *self.state, *(place for places in made for place in places)}
         return interned(replace(self, calls=tuple(_lifted(call, varying) for call in self.calls)))
 
 
@@ -61,6 +73,10 @@ class RecordedStep:
     def fresh(self) -> RecordedStep:
         """The body: it remembers nothing."""
         return self
+
+    def over(self, function: RecordedStep) -> RecordedStep:
+        """The body of other calls."""
+        return function
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
         _, states, _, y_names = self.step.names
@@ -104,10 +120,25 @@ def _matvec(vector: Tensor, matrix: Tensor) -> Tensor:
     return vector @ matrix.mT
 
 
+def _aligned(function: Callable[..., Any], rows: tuple[bool, ...], *args: Any, **kwargs: Any) -> Any:
+    """`function` of arguments of which some are rows: each with as many dimensions behind those as others."""
+    ranks = [a.dim() - row if isinstance(a, Tensor) else 0 for a, row in zip(args, rows, strict=True)]
+    most = max(ranks)
+    return function(
+        *(
+            a.reshape(a.shape[0], *[1] * (most - rank), *a.shape[1:]) if row and rank < most else a
+            for a, row, rank in zip(args, rows, ranks, strict=True)
+        ),
+        **kwargs,
+    )
+
+
 def _lifted(call: Call, varying: set[int]) -> Call:
     """A product of a constant with what varies, from the other side; a comparison with the calls follows."""
-    if getattr(call.function, "__name__", "") in _MATMUL and len(call.args) == 2:
-        a, b = call.args
-        if isinstance(a, Ref) and isinstance(b, Ref) and a.place not in varying and b.place in varying:
-            return replace(call, function=_matvec, args=(b, a))
+    name = getattr(call.function, "__name__", "")
+    rows = tuple(isinstance(a, Ref) and a.place in varying for a in call.args)
+    if name in _MATMUL and rows == (False, True) and isinstance(call.args[0], Ref):
+        return replace(call, function=_matvec, args=call.args[::-1])
+    if name.strip("_") in _BROADCAST and len(rows) > 1 and any(rows):
+        return replace(call, function=_aligned, args=(call.function, rows, *call.args))
     return call

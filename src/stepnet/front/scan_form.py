@@ -41,6 +41,7 @@ class ScanForm:
         beyond: what is added to that number.
         base: where arrays are written: at the counter (0), or, counting down, at the one below (-1).
         inputs: reads at each step, and what is added to the counter.
+        counted: whether the step itself is an input after those: it is used as a number.
         carried: the other loop variables; they are the first states.
         states: reads of what was written at the step before; the states after them.
         outputs: arrays that are written, each with its place among the step's results, or the constant.
@@ -56,7 +57,8 @@ class ScanForm:
     carried: list[int]
     states: list[Read]
     outputs: list[tuple[int, int | Ref]]
-    row_like: set[Any] = field(default_factory=set)  # sizes for which rows of a batch were seen to be alike
+    counted: bool = False
+    row_like: dict[Any, set[Any]] = field(default_factory=dict)  # sizes, and steps, of rows seen to be alike
     as_row: set[Any] = field(default_factory=set)  # sizes with which it ran as one row, and not as it is
 
     @staticmethod
@@ -111,6 +113,7 @@ class _Raising:
         states: list[Read] = []
         rename: dict[int, Any] = self._sizes(writes)  # and what is read back in the step that wrote it
         done: set[int] = set()
+        numbers = self._used_as_numbers()
         for op in program.ops:
             if isinstance(op, Read):
                 offset = self._offset(op.index)
@@ -130,10 +133,10 @@ class _Raising:
                 else:
                     raise rule("an array is read at the step before it is written there", op)
             elif isinstance(op, Write):
-                self._check_free_of_counter(op.value, op)
                 done.add(id(op))
-            elif isinstance(op, Call) and id(op) not in self.control and op.out not in rename:
-                self._check_free_of_counter((op.args, op.kwargs), op)
+            elif isinstance(op, Call) and op.out not in rename:
+                if id(op) in self.control and op.out not in numbers:
+                    continue
                 if any(place < 0 for place in places((op.args, op.kwargs))):
                     raise rule("a loop inside reads or writes arrays of this one", op)
                 calls.append(op)
@@ -153,7 +156,7 @@ class _Raising:
         used = [p for c in calls for p in places((c.args, c.kwargs))] + [p for v in new for p in places(v)]
         step = StepForm(
             calls=tuple(calls),
-            x=tuple(op.out for op, _ in inputs),
+            x=(*(op.out for op, _ in inputs), *([self.counter] if numbers else [])),
             state=(*carried, *(op.out for op in states)),
             y=tuple(y),
             new=tuple(new),
@@ -161,8 +164,9 @@ class _Raising:
         )
         outputs = [(array, v if v.place in program.constants else y.index(v)) for array, v in written.items()]
         return ScanForm(
-            interned(step), self.counter, self.by, bound, beyond, base, inputs, carried, states, outputs
-        )
+            interned(step), self.counter, self.by, bound, beyond, base, inputs, carried, states, outputs,
+            bool(numbers),
+        )  # fmt: skip
 
     def _sizes(self, writes: Mapping[int, Write]) -> dict[int, Any]:
         """The numbers that follow from sizes: in a scan these are the same at every step."""
@@ -260,9 +264,19 @@ class _Raising:
         """What an index adds to the counter; None for another."""
         return self.offsets.get(index.place) if isinstance(index, Ref) else None
 
-    def _check_free_of_counter(self, template: Any, op: Op) -> None:
-        if not self.numbers.isdisjoint(places(template)):
-            raise rule("the step is used as a number, not only to count and to index", op)
+    def _used_as_numbers(self) -> set[int]:
+        """The places of the counter, and of what only counts or compares, that the step computes with."""
+        read: list[Any] = [update for at, update in self.updates.items() if at != self.counter]
+        for op in self.program.ops:
+            if isinstance(op, Write):
+                read.append(op.value)
+            elif isinstance(op, Call) and id(op) not in self.control:
+                read.append((op.args, op.kwargs))
+        used = self.numbers.intersection(places(tuple(read)))
+        for op in reversed(self.program.ops):
+            if isinstance(op, Call) and op.out in used:
+                used |= self.numbers.intersection(places((op.args, op.kwargs)))
+        return used
 
 
 def _name(op: Call) -> str:

@@ -99,7 +99,11 @@ class StepBody:
 
     def fresh(self) -> StepBody:
         """The same body before its first step."""
-        return StepBody(self.step, self.x_spec, self.state_spec)
+        return self.over(self.step)
+
+    def over(self, step: Callable[..., Any]) -> StepBody:
+        """The body of another step that takes the same."""
+        return StepBody(step, self.x_spec, self.state_spec)
 
     def call(self, x_leaves: Sequence[Any], state_leaves: Sequence[Any]) -> tuple[Any, list[Any]]:
         """Run the step once on leaves; returns y and the leaves of the new state, checked."""

@@ -39,6 +39,7 @@ def run_as_while(loop: WhileLoop, why: Unsupported) -> list[Tensor]:
     arrays = [_Whole(array._whole) for array in program.arrays if array._whole is not None]
     if len(arrays) < len(program.arrays):
         raise rule("it is no scan, and it reads an array that is not one tensor")
+    inside = [_Whole(array.values, anywhere=True) for array in arrays]
     numbers: list[Any] = []
     ops = [_numbered(op, numbers) for op in program.ops if not isinstance(op, Guard)]
     updates = [_lifted(loop.updates[i], numbers) for i in range(len(loop.loop_vars))]
@@ -52,7 +53,7 @@ def run_as_while(loop: WhileLoop, why: Unsupported) -> list[Tensor]:
         }
 
     def cond(*variables: Any) -> Any:
-        values, ended = start(variables), None
+        values, ended, held = start(variables), None, arrays
         left = sum(isinstance(op, Break) for op in ops)
         for op in ops:
             if isinstance(op, Break):
@@ -60,8 +61,9 @@ def run_as_while(loop: WhileLoop, why: Unsupported) -> list[Tensor]:
                 ended, left = here if ended is None else ended | here, left - 1
                 if not left:
                     break
+                held = inside  # where the loop has ended, it may be at a place that the array has not
             else:
-                op.do(values, arrays)
+                op.do(values, held)
         assert ended is not None
         return ~ended
 
@@ -83,21 +85,22 @@ def run_as_while(loop: WhileLoop, why: Unsupported) -> list[Tensor]:
 
 
 class _Whole:
-    """An array that is one tensor: read by functions of torch, which a trace sees."""
+    """An array that is one tensor: read by functions of torch, which a trace sees.
 
-    def __init__(self, values: Tensor) -> None:
-        self.values = values
+    `anywhere`: also at places that it does not have, where nothing is said of what it gives.
+    """
+
+    def __init__(self, values: Tensor, anywhere: bool = False) -> None:
+        self.values, self.anywhere = values, anywhere
 
     def size(self) -> int:
         return self.values.shape[0]
 
     def read(self, index: Any, default: Any) -> Tensor:
-        index = torch.as_tensor(index).reshape(())
-        if default is None:
-            return self.values.index_select(0, index.reshape(1)).squeeze(0)
-        size = self.size()
-        value = self.values.index_select(0, index.clamp(0, size - 1).reshape(1)).squeeze(0)
-        return torch.where((index >= 0) & (index < size), value, default)
+        index, size = torch.as_tensor(index).reshape(()), self.size()
+        at = index.clamp(0, size - 1) if self.anywhere or default is not None else index
+        value = self.values.index_select(0, at.reshape(1)).squeeze(0)
+        return value if default is None else torch.where((index >= 0) & (index < size), value, default)
 
 
 def _numbered(op: Op, numbers: list[Any]) -> Op:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -22,13 +23,12 @@ from stepnet.front.raise_loop import Raised, raise_loop
 from stepnet.front.recorded_step import RecordedStep
 from stepnet.front.scan_form import rule
 from stepnet.front.symbolic import OPEN
-from stepnet.front.template import literals
 from stepnet.watchers import Instead, instead, replaced, watched, watching
 
 from .as_while import run_as_while
 from .inside import record_inside
 from .on_tape import record, tape_of, with_tensors
-from .one_row import one_row
+from .one_row import alone, one_row
 from .recorded_frame import run_recorded
 
 
@@ -154,8 +154,9 @@ def _saved(loop: WhileLoop, saving: Instead) -> list[Tensor]:
     try:
         raised = raise_loop(loop)
         loop.executor = "the recurrence that is saved"
-        if saving.alone(lambda: _is_alone(raised)):
-            raised = one_row(raised, known=True)
+        written = saving.alone(lambda: _written(raised))
+        if written:
+            raised = one_row(raised, known=True) if written == ONE_ROW else alone(raised)
     except Unsupported as no_scan:
         try:
             return run_as_while(loop, no_scan)
@@ -165,35 +166,24 @@ def _saved(loop: WhileLoop, saving: Instead) -> list[Tensor]:
                 got=refusal.reason,
                 expected="a loop that counts a step, and reads and writes arrays there; or writes none",
             ) from refusal
-    for call in raised.body.step.calls:
-        if any(isinstance(leaf, torch.SymInt) for leaf in literals((call.args, call.kwargs))):
-            raise IRError(
-                f"the while loop at {line} cannot be written for sizes that are left open",
-                got=f"'{getattr(call.function, '__name__', 'a function')}' is given such a size as a number",
-                remedy="functions that need no number: zeros_like, flatten, -1 in reshape and expand",
-            )
     return raised.results(saving.loop(raised.loop, raised.feeds))
 
 
-def _is_alone(raised: Raised) -> bool:
-    """Whether the values of a step are one row each; else the first dimension counts rows.
+ONE_ROW, ALONE = "the one row of a batch", "alone"
 
-    Raises:
-        Unsupported: a recorded call takes neither.
-    """
+
+def _written(raised: Raised) -> str:
+    """How a scan is written: over rows of a batch (""), or else over values that are each the one row of one,
+    or alone in it."""
     if raised.rowwise and raised.sizes not in raised.form.as_row:
-        try:
-            with replaced(None):
-                run(raised.loop, raised.feeds, backend=TORCH_OPS.name, warn=False)
-            return False
-        except Unsupported:
-            try:
-                one_row(raised)
-            except Unsupported:
-                return False
-            return True
-    one_row(raised)
-    return True
+        with contextlib.suppress(Unsupported), replaced(None):
+            run(raised.loop, raised.feeds, backend=TORCH_OPS.name, warn=False)
+            return ""
+    try:
+        one_row(raised)
+    except Unsupported:
+        return "" if raised.rowwise else ALONE
+    return ONE_ROW
 
 
 def _scan(loop: WhileLoop, raised: Raised, executors: Sequence[Executor]) -> list[Tensor]:

@@ -187,8 +187,8 @@ class _OnGrids(Instead):
         assert self.around is not None
         return self.around.loop(loop, feeds)
 
-    def alone(self, decide: Callable[[], bool]) -> bool:
-        return self.around is not None and self.around.alone(decide)
+    def alone(self, decide: Callable[[], str]) -> str:
+        return "" if self.around is None else self.around.alone(decide)
 
 
 def _same_grid(x: Padded, other: Any) -> bool:

@@ -386,7 +386,7 @@ def _replaced(
         return None
     gone = {*inside, *behind}
     rest = [step for number, step in enumerate(steps) if number not in gone and number != at]
-    rest = _read_ones(rest, outputs, seen)
+    rest = _read_ones(rest, {*outputs, *(v for v in scan.inputs if v is not None)}, seen)
     wanted = {v for step in rest for v in step.inputs} | set(outputs)
     kept = {v for step in rest for v in step.outputs}
     made = (v for step in (*before, scan, *after) for v in step.outputs)
@@ -428,9 +428,9 @@ def _with_sizes(steps: Sequence[Step], makers: Mapping[ir.Value, Step], seen: Se
     return found
 
 
-def _read_ones(steps: Sequence[Step], outputs: Sequence[ir.Value], seen: Seen) -> list[Step]:
-    """Steps without those that compute sizes which nothing reads."""
-    wanted, kept = set(outputs), []
+def _read_ones(steps: Sequence[Step], wanted: set[ir.Value], seen: Seen) -> list[Step]:
+    """Steps without those that compute sizes which nothing reads; `wanted` is read besides."""
+    kept = []
     for step in reversed(steps):
         if not _is_sizes(step, seen) or any(value in wanted for value in step.outputs):
             kept.append(step)

@@ -1,0 +1,120 @@
+"""Sizes that code refers to as numbers: a trace that leaves them open feeds them to the loop it runs in."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import CellType, FunctionType
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from stepnet.compiler.reach import reach
+from stepnet.compiler.survey import Same
+from stepnet.compiler.walk import Walk
+from stepnet.errors import IRError
+from stepnet.front.recorded import Call
+from stepnet.front.recorded_step import RecordedStep
+from stepnet.front.template import Literal, Packed
+
+Path = tuple[int, ...]  # through the parts of what code refers to
+
+
+def sizes_in(value: Any, path: Path = ()) -> Iterator[tuple[Path, torch.SymInt]]:
+    """The sizes that are left open among what code refers to, each with the way to it.
+
+    >>> list(sizes_in(lambda x, n=3: x * n))
+    []
+    """
+    value = value.value if isinstance(value, Literal) else value
+    if isinstance(value, torch.SymInt):
+        yield path, value
+    elif len(path) < 12:
+        for i, part in enumerate(_parts(value)):
+            yield from sizes_in(part, (*path, i))
+
+
+def with_sizes(value: Any, new: Mapping[Path, Tensor]) -> Any:
+    """What code refers to, or code itself, with tensors at the ends of these ways.
+
+    >>> doubled = with_sizes(lambda x, n=3: x * n, {(0, 0): torch.tensor(2)})
+    >>> doubled(5)
+    tensor(10)
+    """
+    if () in new:
+        return new[()]
+    if not new:
+        return value
+    parts = [
+        with_sizes(part, {path[1:]: tensor for path, tensor in new.items() if path[0] == i})
+        for i, part in enumerate(_parts(value))
+    ]
+    return _rebuilt(value, parts)
+
+
+def as_tensors(code: Any, where: str) -> tuple[list[Path], list[Tensor]]:
+    """The ways to the open sizes that code refers to, and a tensor for each.
+
+    Raises:
+        IRError: it reads more of them, where no other can be put.
+    """
+    found = dict(sizes_in(code))
+    sizes = [torch.scalar_tensor(cast(Any, size), dtype=torch.int64) for size in found.values()]
+    left = with_sizes(code, dict(zip(found, sizes, strict=True)))
+    walk = Walk(set(reach(left).names))
+    walk.hooks = True  # those of all modules are the trace's own
+    walk.visit(left)
+    if any(isinstance(part, Same) and isinstance(part.value, torch.SymInt) for part in walk.key):
+        raise IRError(
+            f"{where} cannot be written: it reads a size that is left open, and would keep the example's",
+            remedy="torch.tensor(x.shape[0]) in its place; or a local variable that it refers to",
+        )
+    return list(found), sizes
+
+
+def _parts(value: Any) -> Sequence[Any]:
+    kind = type(value)
+    if kind is FunctionType:
+        return [value.__defaults__, value.__kwdefaults__, *map(_content, value.__closure__ or ())]
+    if kind is functools.partial:
+        return [value.func, value.args, value.keywords]
+    if kind in (list, tuple):
+        return value
+    if kind is dict:
+        return list(value.values())
+    if isinstance(value, RecordedStep):
+        return value.step.calls
+    if kind is Call:
+        return [value.args, value.kwargs]
+    return [value.items] if kind is Packed else []
+
+
+def _rebuilt(value: Any, parts: list[Any]) -> Any:
+    kind = type(value)
+    if kind is FunctionType:
+        defaults, by_name, *contents = parts
+        cells = [
+            cell if part is _content(cell) else CellType(part)
+            for cell, part in zip(value.__closure__ or (), contents, strict=True)
+        ]
+        twin = FunctionType(value.__code__, value.__globals__, value.__name__, defaults, tuple(cells))
+        twin.__kwdefaults__, twin.__qualname__ = by_name, value.__qualname__
+        return twin
+    if kind is functools.partial:
+        return functools.partial(parts[0], *parts[1], **parts[2])
+    if kind is dict:
+        return dict(zip(value, parts, strict=True))
+    if isinstance(value, RecordedStep):
+        return kind(replace(value.step, calls=tuple(parts)), value.constants)
+    if kind is Call:
+        return replace(value, args=parts[0], kwargs=parts[1])
+    return Packed(value.kind, parts[0]) if kind is Packed else kind(parts)
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty
+        return None
