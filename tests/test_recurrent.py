@@ -68,7 +68,11 @@ MISTAKES = {
         "float64",
     ),
     "no such axis": (lambda: recurrent(total, X, H, axis=5), "no axis 5", r"\(4, 2, 3\)"),
-    "no such level": (lambda: recurrent(total, RAGGED, H, level=3), "no such level", "3"),
+    "no such level": (
+        lambda: recurrent(total, RAGGED, H, level=3),
+        "steps of a recurrence: no such level",
+        "3",
+    ),
     "no such backend": (
         lambda: recurrent(total, X, H, backend="cuda"),
         "no such backend",

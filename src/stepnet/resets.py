@@ -284,7 +284,7 @@ class _Ragged:
 
     def __init__(self, leaves: list[Any], spec: Spec, level: int) -> None:
         first = leaves[0]
-        first._check_level(level)
+        first._check_level(level, "the steps of a recurrence")
         self.leaves, self.spec = leaves, spec
         self.level = level % first.lod_level
         self.levels = first._lod.levels[: self.level + 1]

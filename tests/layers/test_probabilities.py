@@ -18,6 +18,7 @@ from stepnet.layers import (
     apply,
     classification_cost,
     classification_error,
+    concat,
     ctc_cost,
     data,
     dropout,
@@ -85,6 +86,20 @@ SCORES = {
     "one-hot": lambda x: apply(lambda v: F.one_hot(v.argmax(-1), 4).float() * 9, fc(x, 4)),
     "normalized": lambda x: apply(nn.LayerNorm(4), fc(x, 4)),
 }
+OF_ZEROS = {  # as examples of data are
+    "a sigmoid": lambda x: activation(x, "sigmoid"),
+    "a sigmoid without bias": lambda x: fc(x, 2, act=nn.Sigmoid(), bias=False),
+    "a sigmoid of an item": lambda x: torch.sigmoid(fc(x, 2, bias=False)),
+    "half": lambda x: x + 0.5,
+    "a gate": lambda x: x * fc(x, 2, act="softmax"),
+    "a sum": lambda x: x + fc(x, 2, act="softmax"),
+    "a quotient": lambda x: fc(x, 2, act="softmax") / x.exp(),
+}
+SHARES = {
+    "p and 1 - p": lambda x: concat([p := fc(x, 1, act="sigmoid"), 1 - p]),
+    "gated": lambda x: (g := fc(x, 1, act="sigmoid")) * fc(x, 2, act="softmax") + (1 - g) * x.softmax(-1),
+    "of sums": lambda x: (p := torch.sigmoid(x)) / p.sum(-1, keepdim=True),
+}
 KINDS = {"rows": (Dense(3), Integer(4)), "sequences": (Sequence(Dense(3)), Sequence(Integer(4)))}
 
 
@@ -114,6 +129,19 @@ def test_scores_are_not_and_cost_what_torch_says(make, kind):
     (scores, loss), _ = net(**feeds)
     scores = scores.values if isinstance(scores, LoDTensor) else scores
     torch.testing.assert_close(loss, F.cross_entropy(scores, label))
+
+
+@pytest.mark.parametrize("level", [0, 1])
+@pytest.mark.parametrize("make", [*OF_ZEROS.values(), *SHARES.values()], ids=[*OF_ZEROS, *SHARES])
+def test_what_adds_up_to_one_by_chance_is_none(make, level):
+    with Tape():
+        kinds = (Dense(2), Integer(2)) if not level else (Sequence(Dense(2)), Sequence(Integer(2)))
+        x, label = data("x", kinds[0]), data("label", kinds[1])
+        if make in SHARES.values():
+            with pytest.raises(TapeError, match="takes scores before softmax"):
+                classification_cost(make(x), label)
+        else:
+            classification_cost(make(x), label)
 
 
 def test_softmax_over_rows_is_no_probability_of_classes():

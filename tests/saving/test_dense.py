@@ -31,7 +31,9 @@ from stepnet.layers import (
     memory,
     pooling,
     recurrent_group,
+    regression_cost,
     rnn,
+    sequence_cross_entropy,
 )
 from stepnet.saving.dense import DenseTopology
 from stepnet.saving.padded import Padded
@@ -169,6 +171,34 @@ def test_embedding(level):
     check(lambda x: pooling(lstm(embedding(x, 3), 4)), level, Integer(9))
 
 
+def best(x):
+    return apply(lambda rows: rows.argmax(-1), x)
+
+
+COSTS = {
+    "of rows": lambda x: classification_cost(fc(x, 3), best(x)),
+    "of rows, some ignored": lambda x: classification_cost(fc(x, 3), best(x), ignore=1),
+    "of sequences": lambda x: sequence_cross_entropy(fc(x, 3), best(x)),
+    "of numbers": lambda x: regression_cost(fc(x, 3), x),
+}
+
+
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("cost", COSTS.values(), ids=COSTS)
+def test_padding_costs_nothing(cost, level):
+    check(cost, level)
+
+
+def test_labels_of_padding_need_be_no_classes():
+    with Tape() as tape:
+        cost = classification_cost(data("x", Sequence(Dense(3))), data("label", Sequence(Integer(3))))
+    dense = DenseTopology(tape.topology(cost))
+    x, lengths = torch.randn(2, 2, 3), torch.tensor([2, 1])
+    (found,) = dense(x, lengths, torch.tensor([[1, 2], [0, -1]]), lengths)
+    wanted = torch.nn.functional.cross_entropy(x.flatten(0, 1)[:3], torch.tensor([1, 2, 0]))
+    torch.testing.assert_close(found, wanted)
+
+
 def simple(x):
     return fc([x, memory("h", 4)], 4, act="tanh", name="h")
 
@@ -262,7 +292,6 @@ REFUSED = {
         lambda x, w: classification_error(fc(x, 5), w, name="error"),
         r"'error' \(test_dense.py, line .*cannot be saved: an evaluator",
     ),
-    "a cost over rows": (lambda x, w: classification_cost(fc(x, 5), w), "more than one thing to each row"),
     "a mean of all": (lambda x, w: x.values.mean(), "more than one thing to each row"),
     "a search": (searched, "what a beam search generates has no length"),
     "some sequences": (lambda x, w: x[1:], "picks some of the sequences"),

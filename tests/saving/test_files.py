@@ -154,11 +154,6 @@ REFUSED = {
         TapeError,
         r"test_files.py, line .*cannot be saved: an evaluator is no output",
     ),
-    "a cost over rows": (
-        lambda x, w: classification_cost(fc(x, 5), w),
-        TapeError,
-        "more than one thing to each row",
-    ),
     "a call without a layer": (
         lambda x, w: torch.special.i0(pooling(x, "sum")),
         IRError,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
@@ -43,6 +44,9 @@ FEEDS = {
     "words, lists": (Sequence(Integer(9)), [[4, 2], [], [7]]),
     "words, an array": (Sequence(Integer(9)), np.array([[4, 2], [7, 7]])),
     "words, packed": (Sequence(Integer(9)), pack_sequence([torch.tensor([4]), torch.tensor([7, 1])], False)),
+    "ids, a column": (Integer(9), pandas.Series([4, 0, 8], index=[7, 8, 9])),
+    "sequences, a column": (Sequence(Dense(2)), pandas.Series([np.eye(2), np.ones((1, 2))])),
+    "words, a column": (Sequence(Integer(9)), pandas.Series([[4, 2], [], [7]])),
     "nested, lists": (Sequence(Sequence(Dense(2))), NESTED),
     "nothing": (Dense(2), []),
     "no sequences": (Sequence(Dense(2)), []),

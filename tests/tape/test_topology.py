@@ -128,6 +128,18 @@ def test_branches_by_pruning():
     assert names(tape.topology([items["g"], items["d"]], prune=True)) == ["b", "c", "d", "f", "g"]
 
 
+def test_what_is_skipped_may_be_one():
+    with Tape() as tape:
+        x = data("x", Dense(2))
+        fc(x, 2, name="aside")
+        end = fc(x, 2, name="end")
+    for skip in (["aside"], "aside", tape["aside"], tape["aside"].index, {"aside"}):
+        assert names(tape.topology(end, skip=skip)) == ["end"], skip
+    for skip in ("side", 2.5, None):
+        with pytest.raises(TapeError, match=r"'skip' names no layer of this tape"):
+            tape.topology(end, skip=skip)
+
+
 def test_what_stays_cannot_need_what_is_skipped():
     with Tape() as tape:
         items = a_to_g()

@@ -50,7 +50,7 @@ def split(
         if name is None or graph.values[name].kind not in ("row", "sequence"):
             raise Unsupported(
                 "y or the new state is the same for every row, not one row per sequence",
-                remedy="expand it to [rows, ...]",
+                remedy="expand it to [rows, ...]; backend='naive' says that it is meant so, and is silent",
             )
     y, new = tuple(n for n in results[:n_y] if n), tuple(n for n in results[n_y:] if n)
     parameters = (*x, *states, *weights, *joint.constants)

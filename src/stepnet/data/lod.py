@@ -273,13 +273,13 @@ class LoDTensor(RowWise, Tabular):
         >>> LoDTensor(torch.zeros(9), [[0, 2, 3], [0, 3, 5, 9]]).lengths()
         tensor([3, 2, 4])
         """
-        self._check_level(level)
+        self._check_level(level, "LoDTensor.lengths")
         return self._lod.lengths(level)
 
-    def _check_level(self, level: int) -> None:
-        if not -self.lod_level <= whole("LoDTensor.lengths: 'level'", level, error=LoDError) < self.lod_level:
+    def _check_level(self, level: int, where: str) -> None:
+        if not -self.lod_level <= whole(f"{where}: 'level'", level, error=LoDError) < self.lod_level:
             raise LoDError(
-                "LoDTensor.lengths: no such level",
+                f"{where}: no such level",
                 got=level,
                 expected=f"{-self.lod_level} to {self.lod_level - 1}, as it has {self.lod_level}",
             )

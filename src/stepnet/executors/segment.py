@@ -299,6 +299,7 @@ def join_along(kept: list[Any], port: Concat, empty: bool, name: str) -> Tensor:
         raise StepError(
             f"{name} must have part_size={part} elements along axis {axis} at each step",
             got=f"{tuple(kept[0].shape)}",
+            expected=f"{part} along axis {axis}",
         )
     if empty:
         shape = list(kept[0].shape)

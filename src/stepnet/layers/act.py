@@ -14,6 +14,8 @@ from stepnet.errors import TapeError
 from stepnet.tape.item import TapeItem
 from stepnet.tape.tape import Tape
 
+from .check import check_callable
+
 ACTIVATIONS: dict[str, Callable[..., Any]] = {
     "relu": torch.relu,
     "tanh": torch.tanh,
@@ -36,7 +38,7 @@ def as_activation(act: Act) -> Callable[..., Any] | None:
     """An activation by name, or a function; None stays.
 
     Raises:
-        TapeError: there is no such activation, or it is a module with parameters of its own.
+        TapeError: there is no such activation, it is a class, or a module with parameters of its own.
     """
     if act is None:
         return None
@@ -49,7 +51,7 @@ def as_activation(act: Act) -> Callable[..., Any] | None:
             remedy="layers.apply(module, item) records it as one",
         )
     if not isinstance(act, str) and callable(act):
-        return act
+        return check_callable("'act'", act)
     raise TapeError("no such activation", got=repr(act), expected=f"a function, or {', '.join(ACTIVATIONS)}")
 
 

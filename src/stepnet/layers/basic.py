@@ -16,7 +16,7 @@ from stepnet.tape.tape import Tape
 from stepnet.user_line import user_line
 
 from .act import Act, as_activation
-from .check import check_item, check_rows, check_size, describe_item, features, unfit
+from .check import check_callable, check_item, check_rows, check_size, describe_item, features, unfit
 from .sharing import Weights, shared
 
 
@@ -29,7 +29,7 @@ def apply(function: Callable[..., Any], *args: Any, name: str | None = None, **k
         **kwargs: the same, by name.
 
     Raises:
-        TapeError: it fails on a small example batch.
+        TapeError: it fails on a small example batch, or is a class of modules.
 
     >>> from stepnet.layers import Dense, data
     >>> with Tape():
@@ -38,7 +38,7 @@ def apply(function: Callable[..., Any], *args: Any, name: str | None = None, **k
     """
     for x in args[:1]:
         check_item("apply", x)
-    kind = getattr(function, "__name__", type(function).__name__)
+    kind = getattr(check_callable("apply: 'function'", function), "__name__", type(function).__name__)
     return Tape.current().record(kind.strip("_<>"), function, args, kwargs, name=name)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from numbers import Integral
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import TapeError
@@ -31,6 +31,14 @@ def check_item(kind: str, x: Any, what: str = "its input") -> TapeItem:
         remedy = "pass what layers.data(...) or another layer returned"
         raise unfit(kind, f"{what} is no item of a tape", type(x).__name__, remedy=remedy)
     return x
+
+
+def check_callable(what: str, function: Any) -> Any:
+    """Refuse the class of a module in its place: called, it would make one."""
+    if isinstance(function, type) and issubclass(function, nn.Module):
+        name = function.__name__
+        raise TapeError(f"{what} is a class, no module", got=name, remedy=f"{name}(...) makes a module")
+    return function
 
 
 def features(kind: str, x: Any, what: str = "its input") -> int:

@@ -41,7 +41,7 @@ def classification_cost(
     TapeItem(3, 'classification_cost_0', float32 [])
     """
     _check_scores("classification_cost", x, label, ignore)
-    return _record("classification_cost", _cross_entropy, (x, label, ignore), name)
+    return _record("classification_cost", mean_cross_entropy, (x, label, ignore), name)
 
 
 def sequence_cross_entropy(
@@ -60,7 +60,7 @@ def sequence_cross_entropy(
     """
     check_sequences("sequence_cross_entropy", x)
     _check_scores("sequence_cross_entropy", x, label, ignore)
-    return _record("sequence_cross_entropy", _sequence_cross_entropy, (x, label, ignore), name)
+    return _record("sequence_cross_entropy", cross_entropy_of_sequences, (x, label, ignore), name)
 
 
 def regression_cost(x: TapeItem, target: TapeItem, *, name: str | None = None) -> TapeItem:
@@ -79,7 +79,7 @@ def regression_cost(x: TapeItem, target: TapeItem, *, name: str | None = None) -
     check_same_levels("regression_cost", x, target)
     if sizes[0] != sizes[1]:
         raise unfit("regression_cost", "x and target must have one size", f"{sizes[0]} and {sizes[1]}")
-    return _record("regression_cost", _mean_square, (x, target), name)
+    return _record("regression_cost", mean_square, (x, target), name)
 
 
 def ctc_cost(x: TapeItem, label: TapeItem, *, blank: int = 0, name: str | None = None) -> TapeItem:
@@ -139,16 +139,19 @@ def _losses(x: Any, label: Any, ignore: int | None) -> tuple[Tensor, Tensor]:
     return losses, (label != ignore).sum().clamp(min=1)
 
 
-def _cross_entropy(x: Any, label: Any, ignore: int | None) -> Tensor:
+def mean_cross_entropy(x: Any, label: Any, ignore: int | None) -> Tensor:
+    """What `classification_cost` records."""
     losses, count = _losses(x, label, ignore)
     return losses.sum() / count
 
 
-def _sequence_cross_entropy(x: LoDTensor, label: LoDTensor, ignore: int | None) -> Tensor:
+def cross_entropy_of_sequences(x: LoDTensor, label: LoDTensor, ignore: int | None) -> Tensor:
+    """What `sequence_cross_entropy` records."""
     return _losses(x, label, ignore)[0].sum() / max(len(x.lengths()), 1)
 
 
-def _mean_square(x: Any, target: Any) -> Tensor:
+def mean_square(x: Any, target: Any) -> Tensor:
+    """What `regression_cost` records."""
     squares = (x - target).square()
     rows = squares.values if isinstance(squares, LoDTensor) else squares
     return rows.sum() / max(rows.numel(), 1)

@@ -17,8 +17,8 @@ def as_value(value: Any, level: int, size: int | None, like: Tensor | None) -> A
     """A tensor, or a LoDTensor of so many levels, of what was fed; what is one already stays as it is.
 
     Args:
-        value: lists, tuples or arrays: of rows, or, below each level, of sequences; a PackedSequence or a
-            jagged NestedTensor of one level.
+        value: lists, tuples, or arrays and what becomes one, as the columns of pandas do: of rows, or, below
+            each level, of sequences; a PackedSequence or a jagged NestedTensor of one level.
         level: levels of sequences.
         size: features of a row; None: integers.
         like: whose dtype and device floating point numbers take on; None: torch's defaults.
@@ -42,6 +42,7 @@ def as_value(value: Any, level: int, size: int | None, like: Tensor | None) -> A
     lengths: list[list[int]] = []
     found = [value]
     for _ in range(level):
+        found = [_as_array(part) for part in found]
         if any(not _is_list(part) for part in found):
             wrong = next(part for part in found if not _is_list(part))
             raise Unsupported(f"{type(wrong).__name__} in the place of a list of sequences")
@@ -52,6 +53,11 @@ def as_value(value: Any, level: int, size: int | None, like: Tensor | None) -> A
         raise Unsupported("a number in the place of a sequence")
     whole = _joined(torch.cat, rows) if rows else _rows([], size, like)
     return LoDTensor.from_lengths(whole, [*lengths[1:], [len(part) for part in rows]])
+
+
+def _as_array(value: Any) -> Any:
+    """The array of what has one, such as a column of pandas; iterating over a DataFrame gives names."""
+    return np.asarray(value) if hasattr(value, "__array__") and not isinstance(value, Tensor) else value
 
 
 def _is_list(value: Any) -> bool:

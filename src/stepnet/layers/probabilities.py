@@ -53,17 +53,19 @@ class _Search:
     """Looks for the layer whose probabilities an item has."""
 
     def __init__(self, tape: Tape) -> None:
+        self._tape = tape
         self._creations = tuple(tape)
         self._known: dict[int, Creation | None] = {}
 
     def source(self, index: int) -> Creation | None:
         """The creation that makes probabilities of what it is given, if the value at `index` is that."""
         if index not in self._known:
-            self._known[index] = self._look(self._creations[index])
+            self._known[index] = self._look(index)
         return self._known[index]
 
-    def _look(self, creation: Creation) -> Creation | None:
-        if _is_distribution(creation.example):
+    def _look(self, index: int) -> Creation | None:
+        creation = self._creations[index]
+        if _is_distribution(creation.example) and self._of_any_numbers(index):
             return creation
         examples = {i: self._creations[i].example for i in creation.inputs}
         if isinstance(creation.function, (Feed, Given)) or any(v is UNKNOWN for v in examples.values()):
@@ -75,6 +77,11 @@ class _Search:
         sources = {i: found for i in creation.inputs if (found := self.source(i)) is not None}
         return next(iter(sources.values())) if sources and _marked(creation, examples, sources) else None
 
+    def _of_any_numbers(self, index: int) -> bool:
+        """Whether it is one for other numbers, too: the sigmoids of two zeros add up to 1 by chance."""
+        item = self._tape[index]
+        return isinstance(item.creation.function, Given) or _is_distribution(self._tape.larger(item))
+
 
 def _marked(creation: Creation, examples: Mapping[int, Any], given: Iterable[int]) -> bool:
     """Whether it gives probabilities in inference, if the inputs in `given` are probabilities."""
@@ -82,8 +89,19 @@ def _marked(creation: Creation, examples: Mapping[int, Any], given: Iterable[int
     with evaluating(_modules(creation)), _Marks() as marks, replaced(Plainly()):
         for index in given:
             marks.mark(examples[index])
-        result = trial(lambda: creation.run(examples))
+        others = set(examples).difference(given)
+        result = trial(lambda: creation.run({**examples, **{i: _any_numbers(examples[i]) for i in others}}))
     return any(marks.has(value) for value in leaves(result, (Tensor, LoDTensor)))
+
+
+def _any_numbers(example: Any) -> Any:
+    """An example of one number throughout, as data layers have, with others: zeros scale or shift nothing."""
+    rows = example.values if isinstance(example, LoDTensor) else example
+    alike = isinstance(rows, Tensor) and rows.is_floating_point() and rows.numel() > 1
+    if not alike or not bool((rows == rows.flatten()[0]).all()):
+        return example
+    other = torch.randn_like(rows)
+    return example.with_values(other) if isinstance(example, LoDTensor) else other
 
 
 def _modules(creation: Creation) -> Iterator[nn.Module]:

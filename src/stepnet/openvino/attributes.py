@@ -34,7 +34,12 @@ class Attributes:
         """A word as it stands."""
         value = self.values.get(name, default)
         if value is None:
-            raise IRError(f"{self.where}: has no {name}", expected=f'{name}="..."')
+            known = ", ".join(map(shorten, list(self.values)[:12]))
+            raise IRError(
+                f"{self.where}: has no {name}",
+                got=f"attributes {known}" if known else "no attributes",
+                expected=f'{name}="..."',
+            )
         return value
 
     def choice(self, name: str, choices: Sequence[str], default: str | None = None) -> str:

@@ -26,11 +26,18 @@ def read_loop_parts(layer: Layer, element: Any, scope: str, depth: int, read_bod
     for prefix in branches:
         port_map = only(element, f"{prefix}port_map", layer.where)
         if port_map is None:
-            raise IRError(f"{layer.where}: has no <{prefix}port_map>", expected=f"<{prefix}port_map>")
+            found = ", ".join(f"<{shorten(str(part.tag))}>" for part in list(element)[:12])
+            raise IRError(
+                f"{layer.where}: has no <{prefix}port_map>",
+                got=found or "nothing in it",
+                expected=f"<{prefix}port_map> with an entry for each port",
+            )
         body = only(element, f"{prefix}body", layer.where)
         if body is None or body.find("layers") is None or not body.find("layers").findall("layer"):
             raise IRError(
-                f"{layer.where}: {prefix}body has no layers", expected=f"<{prefix}body> with <layers>"
+                f"{layer.where}: {prefix}body has no layers",
+                got="no body" if body is None else "an empty one",
+                expected=f"<{prefix}body> with <layers>",
             )
         inner = f"{scope}: {prefix}body of {layer.type} '{shorten(layer.name)}' (layer {layer.id})"
         net = read_body(body, inner, layer.name, depth + 1)
@@ -51,6 +58,7 @@ def _row(element: Any, layer: Layer, side: str) -> PortRow:
     if "internal_port_id" in attributes:
         raise IRError(
             f"{where}: internal_port_id belongs to IR version 7 and older",
+            got=f"internal_port_id={shorten(attributes.text('internal_port_id'))}",
             expected="internal_layer_id of a Parameter or Result",
             remedy="convert the model again with a current OpenVINO",
         )
@@ -61,7 +69,9 @@ def _row(element: Any, layer: Layer, side: str) -> PortRow:
     external = attributes.int("external_port_id")
     internal = attributes.int("internal_layer_id")
     if purpose is None and external < 0:
-        raise IRError(f"{where}: external_port_id={external} names no port", expected="the id of a port")
+        raise IRError(
+            f"{where}: external_port_id={external} names no port", got=external, expected="the id of a port"
+        )
     axis = attributes.int("axis") if "axis" in attributes else None
     stride, part = attributes.int("stride", 1), attributes.int("part_size", 1)
     row = PortRow(
@@ -100,7 +110,11 @@ def _check_inputs(layer: Layer, net: Net, rows: PortMap) -> None:
         where = f"{layer.where}: port_map input internal_layer_id={row.internal}"
         _check_internal(layer, net, row, "Parameter", where)
         if row.purpose == "execution_condition":
-            raise IRError(f"{where}: execution_condition is the purpose of an output")
+            raise IRError(
+                f"{where}: execution_condition is the purpose of an output",
+                got="a port_map input",
+                expected='purpose="current_iteration", or none',
+            )
         if row.purpose is None and row.external not in ports:
             raise IRError(
                 f"{where}: external_port_id={row.external} names no input port",
@@ -118,6 +132,7 @@ def _check_inputs(layer: Layer, net: Net, rows: PortMap) -> None:
         if parameter not in fed:
             raise IRError(
                 f"{net.layers[parameter].where}: no port_map input feeds this Parameter of the body",
+                got=f"inputs with internal_layer_id {list(fed)[:8]}" if fed else "no inputs",
                 expected=f"<input internal_layer_id={parameter} .../>",
             )
 
@@ -147,7 +162,9 @@ def _check_outputs(layer: Layer, net: Net, rows: PortMap) -> None:
             )
         if row.external in seen:
             raise IRError(
-                f"{where}: output port {row.external} has two port_map entries", expected="one entry"
+                f"{where}: output port {row.external} has two port_map entries",
+                got=f"{sum(r.external == row.external for r in rows.outputs)} entries",
+                expected="one entry",
             )
         seen.add(row.external)
     if conditions > 1:
@@ -156,6 +173,7 @@ def _check_outputs(layer: Layer, net: Net, rows: PortMap) -> None:
         if port not in seen:
             raise IRError(
                 f"{layer.where}: output port {port} has no port_map entry",
+                got=f"entries for output ports {list(seen)[:8]}" if seen else "no entries",
                 expected=f"<output external_port_id={port} .../>",
             )
 

@@ -51,6 +51,7 @@ def connect(layers: dict[int, Layer], edges: Iterable[Any], scope: str) -> tuple
             if (layer.id, i) not in fed:
                 raise IRError(
                     f"{layer.where}: input port {port.id} is not connected",
+                    got="no edge to it",
                     expected=f"an edge to-layer={layer.id} to-port={port.id}",
                 )
         layer.sources = tuple(fed[layer.id, i] for i in range(len(layer.inputs)))
@@ -87,8 +88,10 @@ def sort_layers(layers: dict[int, Layer], scope: str) -> tuple[int, ...]:
             if waiting[user] == 0:
                 ready.append(user)
     if len(order) < len(layers):
+        cycle = _cycle(layers, set(layers) - set(order))
         raise IRError(
-            f"{scope}: edges form a cycle through layers {_cycle(layers, set(layers) - set(order))}",
+            f"{scope}: edges form a cycle through layers {cycle}",
+            got=f"edges {cycle}",
             expected="no layer that feeds itself",
         )
     return tuple(order)

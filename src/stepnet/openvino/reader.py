@@ -40,7 +40,11 @@ def read_net(path: Path) -> Net:
         )
     attributes = Attributes(root.attrib, f"{where}: <net>")
     if "version" not in attributes:
-        raise IRError(f"{where}: <net> has no version attribute", expected='version="10" or "11"')
+        raise IRError(
+            f"{where}: <net> has no version attribute",
+            got=f"attributes {', '.join(map(shorten, list(root.attrib)[:12])) or 'none'}",
+            expected='version="10" or "11"',
+        )
     version = attributes.int("version")
     if version not in (10, 11):
         raise IRError(

@@ -28,7 +28,11 @@ def parse(path: Path) -> Any:
             f"{path.name}: cannot be read: {reason}", got=str(path), expected="an .xml file"
         ) from error
     if not content.strip():
-        raise IRError(f"{path.name}: the file is empty: not an OpenVINO IR", got=f"{len(content)} bytes")
+        raise IRError(
+            f"{path.name}: the file is empty: not an OpenVINO IR",
+            got=f"{len(content)} bytes",
+            expected="<net ...>",
+        )
     try:
         return ElementTree.fromstring(content, forbid_dtd=True, forbid_entities=True, forbid_external=True)
     except DefusedXmlException as error:
@@ -51,5 +55,6 @@ def only(element: Any, tag: str, where: str) -> Any:
     """
     children = element.findall(tag)
     if len(children) > 1:
-        raise IRError(f"{where}: has {len(children)} times <{tag}>", expected=f"one <{tag}>")
+        count = len(children)
+        raise IRError(f"{where}: has {count} times <{tag}>", got=f"{count} of them", expected=f"one <{tag}>")
     return children[0] if children else None

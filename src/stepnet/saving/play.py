@@ -25,6 +25,7 @@ from stepnet.tape.creation import Creation, Ref
 from stepnet.tape.holding import Holding
 from stepnet.watchers import Instead, instead, replaced
 
+from .costs import COSTS
 from .groups import run_group
 from .padded import Padded, mirrored
 
@@ -62,6 +63,8 @@ def _result(creation: Creation, function: Any, args: Any, kwargs: Any) -> Any:
         return _layer(creation, function, *args, **kwargs)
     if function in _SEQUENCES:
         return _SEQUENCES[function](creation, *args, **kwargs)
+    if function in COSTS:
+        return COSTS[function](*args, **kwargs)
     rows = all(isinstance(v, LoDTensor) for v in leaves(creation.example, (Tensor, LoDTensor)))
     if not rows and not isinstance(function, Recurrent):
         raise refusal(creation, "it does more than one thing to each row of its sequences")

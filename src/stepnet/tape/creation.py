@@ -214,13 +214,18 @@ def larger(example: Any) -> Any:
     """An example with two more sequences, or rows, of other values; a value without rows as it is."""
     if isinstance(example, LoDTensor):
         count = len(example)
-        return example.select_sequences([*range(count), *range(min(2, count))])
+        more = example.select_sequences([*range(count), *range(min(2, count))])
+        return more.with_values(_others_from(len(example.values), more.values))
     if isinstance(example, (tuple, list)):
         return type(example)(map(larger, example))
     if not isinstance(example, Tensor) or not example.dim() or not is_rows(example.shape[0]):
         return example
-    more = example[:2]
-    return torch.cat([example, 1 - more if more.is_floating_point() else more])
+    return _others_from(len(example), torch.cat([example, example[:2]]))
+
+
+def _others_from(start: int, rows: Tensor) -> Tensor:
+    """Rows, of which those from `start` on are of other numbers, where they are no ids."""
+    return torch.cat([rows[:start], 1 - rows[start:]]) if rows.is_floating_point() else rows
 
 
 def open_shape(value: Tensor | LoDTensor, larger: Any = UNKNOWN) -> tuple[int | None, ...]:

@@ -289,13 +289,11 @@ class Tape:
 
     # Playing
 
-    def call(
-        self, end: Any = -1, skip: Iterable[Any] = (), feeds: Mapping[str, Any] | None = None
-    ) -> dict[int, Any]:
+    def call(self, end: Any = -1, skip: Any = (), feeds: Mapping[str, Any] | None = None) -> dict[int, Any]:
         """Play the tape: run its creations from the beginning to `end`, and give their values by index.
 
-        `end` and `skip` are indices, names or items; -1 is the last creation. `feeds` has the values of data
-        layers by name. A recurrent group is run whole, as one creation.
+        `end` is an index, a name or an item, `skip` one or several; -1 is the last creation. `feeds` has the
+        values of data layers by name. A recurrent group is run whole, as one creation.
 
         Raises:
             TapeError: as `topology`.
@@ -309,16 +307,16 @@ class Tape:
         if not self._creations:
             return {}
         ends = [self._index(end, "end")]
-        chosen = select(self._creations, ends, [self._index(s, "skip") for s in skip], prune=False)
+        chosen = select(self._creations, ends, self._skipped(skip), prune=False)
         return play([(i, c) for i, c in chosen if c.group is None], {}, feeds or {})
 
-    def topology(self, outputs: Any, skip: Iterable[Any] = (), prune: bool = False) -> Topology:
+    def topology(self, outputs: Any, skip: Any = (), prune: bool = False) -> Topology:
         """The network that gives `outputs`: the tape from its beginning to the last of them.
 
         Args:
             outputs: an item, its name or its index, or a tuple (with names, too), list or dict of them. An
                 evaluator among them ends a topology too.
-            skip: items that are left out, for a tape with branches; indices and names will do.
+            skip: an item, or several, that are left out, for a tape with branches; indices and names will do.
             prune: leave out what neither an output, nor an evaluator, nor a recurrent group needs.
 
         Returns:
@@ -332,9 +330,16 @@ class Tape:
         )
         ends = [ref.index for ref in leaves(references, Ref)]
         if not ends:
-            raise TapeError("Tape.topology: 'outputs' holds no item", got=repr(outputs)[:80])
-        chosen = select(self._creations, ends, [self._index(s, "skip") for s in skip], prune)
-        return Topology(chosen, references)
+            raise TapeError(
+                "Tape.topology: 'outputs' holds no item",
+                got=repr(outputs)[:80],
+                expected="an item, its name or its index; or a tuple, list or dict of them",
+            )
+        return Topology(select(self._creations, ends, self._skipped(skip), prune), references)
+
+    def _skipped(self, skip: Any) -> list[int]:
+        one = isinstance(skip, (TapeItem, str)) or not isinstance(skip, Iterable)
+        return [self._index(item, "skip") for item in ([skip] if one else skip)]
 
     def _index(self, item: Any, what: str) -> int:
         if isinstance(item, TapeItem):
@@ -350,7 +355,7 @@ class Tape:
         raise TapeError(
             f"Tape: '{what}' names no layer of this tape",
             got=repr(item)[:80],
-            expected=f"an item, the name of a layer, or an index below {count}",
+            expected=f"an item, the name of a layer, or an index below {count}" if count else "layers first",
         )
 
     # Looking

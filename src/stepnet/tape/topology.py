@@ -175,10 +175,10 @@ class Topology(nn.Module):
     """Layers of a tape, as a module; made by `Tape.topology`.
 
     `outputs, metrics = topology(words=..., label=...)`: a value for each data layer by name. Values are
-    tensors or LoDTensors; lists and numpy arrays, whose numbers take on dtype and device of the topology's
-    parameters; and, for sequences of one level, PackedSequences and jagged NestedTensors. Data layers that
-    nothing in the topology reads need none. `outputs` is nested as it was asked
-    for; an evaluator among them stands for its value so far. `metrics` has the evaluators by name.
+    tensors or LoDTensors; lists, numpy arrays and columns of pandas, whose numbers take on dtype and device
+    of the topology's parameters; and, for sequences of one level, PackedSequences and jagged NestedTensors.
+    Data layers that nothing in the topology reads need none. `outputs` is nested as it was asked for; an
+    evaluator among them stands for its value so far. `metrics` has the evaluators by name.
 
     The layers are the tape's own, so topologies of one tape train together; the keys of `state_dict` start
     with the layers' names. Evaluators are the topology's own; `reset` empties them. A call runs the layers in

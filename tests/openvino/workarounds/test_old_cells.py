@@ -65,3 +65,36 @@ def test_openvino_runs_old_cells_right(constant, tmp_path):
     found = compiled([v.numpy() for v in (*values, *more)])
     for k, expected in enumerate(right("ofci", *values)):
         torch.testing.assert_close(torch.from_numpy(found[k]), expected, rtol=1e-4, atol=1e-5)
+
+
+CELLS = {
+    "LSTMCell": ("opset4", 4, 4, {}),
+    "GRUCell": ("opset3", 3, 3, {}),
+    "GRUCell, reset after": ("opset3", 3, 4, {"linear_before_reset": "true"}),
+    "RNNCell": ("opset1", 1, 1, {}),
+}
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_cells_without_bias_are_given_one(name, tmp_path):
+    openvino = pytest.importorskip("openvino")
+    version, gates, biases, attributes = CELLS[name]
+    kind, count = name.split(",")[0], 2 if name == "LSTMCell" else 1
+    weights = [torch.randn(gates * HIDDEN, size) for size in (WIDTH, HIDDEN)]
+    for path, more in (("plain.xml", []), ("biased.xml", [torch.zeros(biases * HIDDEN)])):
+        b = NetBuilder("cell")
+        ins = [
+            b.parameter("x", F32, (-1, WIDTH)),
+            *(b.parameter(f"h{k}", F32, (-1, HIDDEN)) for k in range(count)),
+        ]
+        ins += [b.constant(value) for value in (*weights, *more)]
+        outs = b.layer(kind, ins, {"hidden_size": HIDDEN, **attributes}, version=version, outputs=count)
+        b.result(outs[0] if count > 1 else outs, ("y",))
+        write(b.net(), tmp_path / path)
+    values = [torch.randn(2, WIDTH), *(torch.randn(2, HIDDEN) for _ in range(count))]
+    wanted = load(tmp_path / "biased.xml")(*values)["y"]
+    torch.testing.assert_close(load(tmp_path / "plain.xml")(*values)["y"], wanted)
+    options = {"INFERENCE_PRECISION_HINT": "f32"}
+    compiled = openvino.Core().compile_model(str(tmp_path / "plain.xml"), "CPU", options)
+    found = torch.from_numpy(compiled([value.numpy() for value in values])[0])
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)

@@ -1,6 +1,6 @@
-"""LSTMCells of old files: gates in another order, or both weights in one matrix.
+"""Cells of old files: gates in another order, both weights in one matrix, or no bias.
 
-OpenVINO (2026.4, CPU) ignores `weights_format`, and does not know the oldest form.
+OpenVINO (2026.4, CPU) ignores `weights_format`, and does not know the other forms.
 """
 
 from __future__ import annotations
@@ -12,16 +12,25 @@ from stepnet.openvino.records import Layer
 from stepnet.openvino.table import is_constant
 from stepnet.openvino.writing.edit import Editor, Source
 
+_UNBIASED = {"lstmcell": 5, "grucell": 4, "rnncell": 4}  # inputs of a cell without B
+
 
 def plain_cells(edit: Editor) -> None:
-    """Give every LSTMCell of a net six inputs or more and gates in the order f, i, c, o."""
+    """Give every cell of a net a bias, every LSTMCell weights apart and gates in the order f, i, c, o."""
     for layer in list(edit.net.layers.values()):
-        if layer.type.lower() != "lstmcell":
+        kind = layer.type.lower()
+        if kind not in _UNBIASED:
             continue
         attributes = Attributes(layer.attributes, layer.where)
         hidden = attributes.size("hidden_size")
-        if len(layer.sources) == 5 and len(edit.port(layer.sources[4]).shape or ()) == 1:
-            _split(edit, layer, hidden)
+        if len(layer.sources) == _UNBIASED[kind]:
+            rank = len(edit.port(layer.sources[-1]).shape or ())
+            if rank == 1:
+                _split(edit, layer, hidden)
+            elif rank == 2:
+                _without_bias(edit, layer, hidden, attributes)
+        if kind != "lstmcell":
+            continue
         order = attributes.text("weights_format", "fico").strip().lower()
         if order != "fico":
             rows = [order.index(gate) * hidden + k for gate in "fico" for k in range(hidden)]
@@ -46,6 +55,14 @@ def _split(edit: Editor, layer: Layer, hidden: int) -> None:
         )  # fmt: skip
         parts = [(made.id, 0), (made.id, 1)]
     edit.feed(layer, [*layer.sources[:3], *parts, layer.sources[4]])
+
+
+def _without_bias(edit: Editor, layer: Layer, hidden: int, attributes: Attributes) -> None:
+    gates = {"lstmcell": 4, "grucell": 3, "rnncell": 1}[layer.type.lower()]
+    gates += attributes.bool("linear_before_reset", False)
+    kind = edit.port(layer.sources[0]).type
+    zeros = torch.zeros(gates * hidden, dtype=torch.float32 if kind is None else kind.dtype)
+    edit.feed(layer, [*layer.sources, edit.constant(zeros, near=layer)])
 
 
 def _rows(edit: Editor, source: Source, rows: list[int], near: Layer) -> Source:

@@ -43,12 +43,15 @@ def _input(edit: Editor, layer: Layer, row: PortRow) -> PortRow:
     if row.axis is None or plain:
         return row
     low, high = (row.start, row.end) if row.stride > 0 else (row.end, row.start)
-    if low < 0 <= high:  # right for few lengths only, and a Slice would hide for which
-        return row
     index = [port.id for port in layer.inputs].index(row.external)
     source = layer.sources[index]
+    port = edit.port(source)
+    if low < 0 <= high:
+        size = port.shape[row.axis] if port.shape else -1
+        if size < 0:  # right for few lengths only, and a Slice would hide for which
+            return row
+        low, high = low + size + 1, high if high < size else -1
     if (low, high) != (0, -1):
-        port = edit.port(source)
         # An end of -1 is behind the last element here, and the last element itself in a Slice.
         start, stop = (v if v >= 0 else v + 1 or END for v in (low, high))
         shape = _cut_shape(port.shape, row, low, high)
