@@ -203,6 +203,21 @@ def test_inference_mode_and_training_after_it(backend: str | None) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_training_on_rows_and_states_made_in_inference_mode(backend: str | None) -> None:
+    """Their rows are copied to be saved, as the plain loop does where it cuts sequences into steps."""
+    step, twin = cell(), cell()
+    x, h0 = (given.detach() for given in rows())
+    with torch.inference_mode():
+        made, booted = x.clone(), h0.clone()
+    expected = [sum(r.sin().sum() for r in by_hand(twin, x, h0))]
+    for given in ((made, h0), (x, booted), (made, booted)):
+        loss = sum(r.sin().sum() for r in ours(step, *given, backend))
+        found = torch.autograd.grad(loss, [*step.parameters()])
+        wanted = torch.autograd.grad(expected, [*twin.parameters()], retain_graph=True)
+        torch.testing.assert_close(found, wanted, **CLOSE)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_no_grad_around_and_inside(backend: str | None) -> None:
     step, twin = cell(), cell()
     with torch.no_grad():

@@ -176,8 +176,9 @@ def is_trusted_builtin(value: Any) -> bool:
 
 
 def acts(value: Any) -> bool:
-    """True for functions of the operating system that do more than tell."""
-    return getattr(value, "__module__", None) in ("posix", "nt") and value.__name__ not in _TELL
+    """True for functions of the operating system that do more than tell, and that which ends the process."""
+    of_system = getattr(value, "__module__", None) in ("posix", "nt")
+    return value is sys.exit or (of_system and value.__name__ not in _TELL)
 
 
 # putenv and unsetenv are what `os.environ` calls, which is put back
