@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from beside_plain import CLOSE, H, by_hand, cell, check, ours, results, rows
+from beside_plain import CLOSE, Cell, H, by_hand, cell, check, executor_of, ours, results, rows
 from stepnet import LoDTensor, explain, recurrent
 from stepnet.errors import Unsupported
 
@@ -215,6 +216,21 @@ def test_training_on_rows_and_states_made_in_inference_mode(backend: str | None)
         found = torch.autograd.grad(loss, [*step.parameters()])
         wanted = torch.autograd.grad(expected, [*twin.parameters()], retain_graph=True)
         torch.testing.assert_close(found, wanted, **CLOSE)
+
+
+@pytest.mark.parametrize("profiled", [False, True])
+def test_ranges_for_a_profiler(profiled: bool) -> None:
+    class Ranged(Cell):
+        def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+            with torch.profiler.record_function("step"):
+                h = torch.tanh(self.inp(x) + self.rec(h))
+            return h, h
+
+    step, twin = Ranged().double(), cell()
+    step.load_state_dict(twin.state_dict())
+    with torch.profiler.profile() if profiled else nullcontext():
+        check(step, twin)
+    assert executor_of(step) == ("c", "")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
