@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections import namedtuple
+from collections import defaultdict, namedtuple
 
 import pytest
 import torch
@@ -117,6 +117,17 @@ def test_a_mistake_is_told_in_the_callers_words(name):
     with pytest.raises((StepError, LoDError), match=says) as caught:
         call()
     assert caught.match(shows)
+
+
+def test_a_dict_with_a_factory_is_a_dict():
+    def step(x, state):
+        h = torch.tanh(x + state["h"])
+        return defaultdict(list, y=h), defaultdict(list, h=h)
+
+    x = torch.randn(3, 2, 4)
+    y, state = recurrent(step, x, defaultdict(list, h=torch.zeros(2, 4)))
+    assert torch.equal(y["y"][-1], state["h"])
+    assert type(y) is dict
 
 
 Point = namedtuple("Point", "left right")

@@ -202,7 +202,7 @@ WORDS = {
     "nonzero": "how many values a mask picks",
     "changes_a_captured_tensor": "changes a tensor it did not make, in place",
     "scripted": "it calls what torch.jit compiled",
-    "modules_of_python": "by sys.modules it may ",
+    "modules_of_python": "it reads sys.modules, which leads to everything",
     "by_the_type_of_an_argument": "by BY_TYPE it may ",
     "one_noise_for_all_rows": "noise that is shared by all rows",
 }

@@ -260,6 +260,7 @@ REFUSED: dict[str, tuple[Callable[[LoDTensor], Any], str, str]] = {
     "cumsum 0": (lambda x: x.cumsum(0), "dim=0", "recurrent"),
     "diff 0": (lambda x: x.diff(dim=0), "dim=0", "recurrent"),
     "matmul from the left": (lambda x: torch.ones(3, 11).double() @ x, "summed over", "x.map"),
+    "mm from the left": (lambda x: torch.mm(torch.ones(3, 11).double(), x), r"^torch\.mm would", "x.map"),
     "matmul of two": (lambda x: x @ x, "equally many, at least 3", "x.map"),
     "x.T": (lambda x: x.t(), "Tensor.t", "x.map"),
     "transpose": (lambda x: x.transpose(0, 1), "dim0=0", "x.map"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import warnings
 
 import pytest
@@ -50,12 +51,31 @@ def masked(x, h):
     return h, h
 
 
+def looks_itself_up(x, h):
+    h = h + x * len(inspect.signature(masked).parameters)
+    return h, h
+
+
+def ends_the_process(x, h):
+    if x.isnan().any():  # a trace that takes this way would do it
+        sys.exit("x has no numbers")
+    return h + x, h + x
+
+
 CASES = {
     # step: (executor, who declines, part of the reason, part of the line or None)
     "branching": (steps.branching, "naive", "compiler", "control flow", "h.sum() > 1.0"),
     "masked": (masked, "naive", "compiler", "mixes rows", "x[x[:, 0] > 0]"),
     "batch_dependent": (batch_dependent, "naive", "compiler", "depends on how many rows", None),
     "counts": (counts, "naive", "compiler", "in place", None),
+    "everything": (
+        looks_itself_up,
+        "naive",
+        "compiler",
+        "by inspect.signature it may read sys.modules",
+        None,
+    ),
+    "exit": (ends_the_process, "naive", "compiler", "it calls sys.exit, once for each step", None),
     "mixes": (mixes, "naive", "compiler", "row", "x.mean(0)"),
     "least squares": (steps.least_squares, "eager", "c", "torch call", "linalg.pinv"),
 }

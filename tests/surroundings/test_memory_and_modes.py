@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from beside_plain import CLOSE, H, by_hand, cell, check, ours, results, rows
+from beside_plain import CLOSE, Cell, H, by_hand, cell, check, executor_of, ours, results, rows
 from stepnet import LoDTensor, explain, recurrent
 from stepnet.errors import Unsupported
 
@@ -200,6 +201,36 @@ def test_inference_mode_and_training_after_it(backend: str | None) -> None:
         again, _ = ours(step, LoDTensor(torch.ones(2, 3).double(), [[0, 2]]), h[:1], backend)
         assert again.shape == (2, H)
     check(step, twin, lambda *a: ours(*a, backend=backend))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_training_on_rows_and_states_made_in_inference_mode(backend: str | None) -> None:
+    """Their rows are copied to be saved, as the plain loop does where it cuts sequences into steps."""
+    step, twin = cell(), cell()
+    x, h0 = (given.detach() for given in rows())
+    with torch.inference_mode():
+        made, booted = x.clone(), h0.clone()
+    expected = [sum(r.sin().sum() for r in by_hand(twin, x, h0))]
+    for given in ((made, h0), (x, booted), (made, booted)):
+        loss = sum(r.sin().sum() for r in ours(step, *given, backend))
+        found = torch.autograd.grad(loss, [*step.parameters()])
+        wanted = torch.autograd.grad(expected, [*twin.parameters()], retain_graph=True)
+        torch.testing.assert_close(found, wanted, **CLOSE)
+
+
+@pytest.mark.parametrize("profiled", [False, True])
+def test_ranges_for_a_profiler(profiled: bool) -> None:
+    class Ranged(Cell):
+        def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+            with torch.profiler.record_function("step"):
+                h = torch.tanh(self.inp(x) + self.rec(h))
+            return h, h
+
+    step, twin = Ranged().double(), cell()
+    step.load_state_dict(twin.state_dict())
+    with torch.profiler.profile() if profiled else nullcontext():
+        check(step, twin)
+    assert executor_of(step) == ("c", "")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from beside_plain import Cell, cell, check, executor_of, ours, results, rows
+from beside_plain import LENGTHS, Cell, cell, check, executor_of, ours, results, rows
 from stepnet import LoDTensor, Recurrent, cells, explain
 
 CHANGES_OBJECTS = "changes Python objects as it runs"
@@ -239,3 +239,28 @@ def test_parameters_are_swapped_as_torch_does(runs: int) -> None:
         check(step, twin)
     finally:
         torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+def test_one_that_counts_leaves_others_of_its_class_compiled() -> None:
+    """Nor does it take back what is known of one: its gradients are differentiated again."""
+
+    class Counts(Cell):
+        def __init__(self, every: int) -> None:
+            super().__init__()
+            self.every, self.calls = every, 0
+
+        def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+            if self.every:
+                self.calls += 1
+            return super().forward(x, h)
+
+    counts, plain = Counts(2).double(), Counts(0).double()
+    for _ in range(5):
+        ours(counts, *rows())
+    assert counts.calls == 5 * max(LENGTHS)
+    y, _ = ours(plain, *rows(), backend="eager")
+    ours(counts, *rows())
+    weight = plain.rec.weight
+    (grad,) = torch.autograd.grad(y.square().sum(), weight, create_graph=True)
+    torch.autograd.grad(grad.sum(), weight)
+    ours(plain, *rows(), backend="eager")

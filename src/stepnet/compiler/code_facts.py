@@ -46,7 +46,7 @@ PURE = words(
     if isinstance(value, type) and issubclass(value, BaseException)
 }
 # Whose effect no compiled loop repeats.
-EFFECTS = frozenset({"print", "input", "breakpoint", "open"})
+EFFECTS = words("print input breakpoint open exit quit")
 SEEDS = frozenset({"manual_seed", "manual_seed_all", "set_rng_state"})  # of torch's noise
 
 
@@ -55,11 +55,11 @@ class Facts:
 
     `globals`, `names` and `imports` are the names of globals, of attributes (those in patterns, and methods
     that no name mentions, too), and of modules imported inside, with a dot before it for each package to go
-    up; `stores`, of globals that it binds. `reads_class`: it reads `__class__`
+    up; `stores`, of globals that it binds, and `sets`, of attributes. `reads_class`: it reads `__class__`
     itself, not only by super().
     """
 
-    __slots__ = ("code", "globals", "imports", "names", "reads_class", "stores", "trusted")
+    __slots__ = ("code", "globals", "imports", "names", "reads_class", "sets", "stores", "trusted")
 
     def __init__(self, code: types.CodeType) -> None:
         self.code = code
@@ -69,6 +69,7 @@ class Facts:
         imports: dict[str, None] = {}
         self.reads_class = False
         stores: dict[str, None] = {}
+        self.sets: set[str] = set()
         self._scan(code, found, names, imports, stores)
         self.stores = tuple(stores)
         self.globals, self.names, self.imports = tuple(found), frozenset(names), tuple(imports)
@@ -84,6 +85,8 @@ class Facts:
                     found[value] = None
             elif kind in _ATTRIBUTES:
                 names[value] = None
+                if kind in ("STORE_ATTR", "DELETE_ATTR"):
+                    self.sets.add(value)
             elif kind == "IMPORT_NAME":
                 level = steps[place - 2].argval  # before the names that it imports
                 imports["." * (level if isinstance(level, int) else 0) + value] = None

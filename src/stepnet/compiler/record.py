@@ -30,6 +30,7 @@ from .draws import Draw, draw_of, generator_of
 from .library_ops import is_made_of_others
 from .masks import masks_in
 from .own_state import OWN_STATE
+from .ranges import RANGES
 from .reach import reach
 from .survey import Same
 from .trust import BY_VALUE, is_trusted_class, is_trusted_code
@@ -166,6 +167,8 @@ class _Reader(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in RANGES:
+            return func(*args, **kwargs)
         if is_made_of_others(func, (args, kwargs)):
             raise Unsupported(f"it calls {func}, an operator made in Python, which no walk sees into")
         self.note(func, args, kwargs)

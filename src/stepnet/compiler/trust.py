@@ -70,8 +70,8 @@ _NOT_AMBIENT = words(
     is_signed is_distributed set_grad_enabled is_grad_enabled get_default_dtype"""
 )  # what the key of a call holds, or what follows from arguments
 _AMBIENT = words(
-    """backends random cuda mps xpu accelerator cpu distributed utils overrides _C compiler jit profiler
-    config seed initial_seed default_generator Generator hub multiprocessing _dynamo _inductor ops library
+    """backends random cuda mps xpu accelerator cpu distributed utils overrides _C compiler jit
+    KinetoStepTracker config seed initial_seed default_generator Generator hub multiprocessing _dynamo _inductor ops library
     compile load from_file autograd_profiler"""
 )
 
@@ -176,8 +176,9 @@ def is_trusted_builtin(value: Any) -> bool:
 
 
 def acts(value: Any) -> bool:
-    """True for functions of the operating system that do more than tell."""
-    return getattr(value, "__module__", None) in ("posix", "nt") and value.__name__ not in _TELL
+    """True for functions of the operating system that do more than tell, and that which ends the process."""
+    of_system = getattr(value, "__module__", None) in ("posix", "nt")
+    return value is sys.exit or (of_system and value.__name__ not in _TELL)
 
 
 # putenv and unsetenv are what `os.environ` calls, which is put back

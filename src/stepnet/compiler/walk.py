@@ -178,6 +178,11 @@ class Walk(CodeWalk):
         self._items(list(dict.values(value)))
 
     def _mapping(self, value: Any) -> None:
+        if value is sys.modules:
+            self.refused = (
+                self.refused or f"{self.way_to(value, 'read')} sys.modules, which leads to everything"
+            )
+            return
         self._dict(type(value), value)
         if isinstance(value, collections.defaultdict):
             self.visit(_FACTORY.__get__(value))

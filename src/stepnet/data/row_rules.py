@@ -63,6 +63,9 @@ class Call:
     @property
     def name(self) -> str:
         """The function as a user writes it: ``torch.sum``."""
+        short = getattr(self.function, "__name__", "")
+        if getattr(torch, short, None) is self.function:  # which has other names, too
+            return f"torch.{short}"
         found = resolve_name(self.function) or getattr(self.function, "__qualname__", repr(self.function))
         return found.replace("_TensorBase", "Tensor")
 

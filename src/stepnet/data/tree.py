@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import functools
 import operator
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -69,7 +70,8 @@ def _parts(tree: Any) -> tuple[type, tuple[Any, ...], tuple[Any, ...]] | None:
     if tree is None:
         return type(None), (), ()
     if isinstance(tree, dict):
-        return type(tree), tuple(tree), tuple(tree.values())
+        kind = dict if isinstance(tree, defaultdict) else type(tree)
+        return kind, tuple(tree), tuple(tree.values())
     if isinstance(tree, tuple) and hasattr(tree, "_fields") and not isinstance(tree, PackedSequence):
         return type(tree), tuple(tree._fields), tuple(tree)  # pyright: ignore[reportAttributeAccessIssue]
     if type(tree) in (tuple, list):

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from stepnet.compiler import stored
 from stepnet.compiler.answers import AsksCaptured
@@ -42,7 +41,8 @@ from stepnet.user_line import line_in
 
 from .check import self_check, versions
 from .choice import MOST_SEQUENCES, Race, about_as_many, race, recall, remember
-from .reads import FailsOnSamples, Reads, ReadsChanged, looks, read, read_anew, steps_of_inner_loops
+from .meanwhile import Meanwhile
+from .reads import FailsOnSamples, Reads, ReadsChanged, read, steps_of_inner_loops
 from .rows import Noise, Sequences, samples
 
 
@@ -93,37 +93,28 @@ def make(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry:
         from stepnet.compiler.by_torch import warm  # a second of imports
 
         warm()
-    given, only, same = (loop, reads, sequences, backend), is_only_thread(), True
-    tensors, looked = _told(reads.reach.tensors), looks(reads.tensors)
+    others = Meanwhile(holders, loop, reads, sequences)
 
     def attempt(snapshot: Snapshot) -> tuple[Entry, tuple[str, bytes] | None]:
-        nonlocal same
-        moved = None if only else _moved(holders, loop, reads)
-        same = moved is None or (read_anew(reads, loop, sequences) is not None and not moved())
-        made = contextvars.copy_context().run(_make, snapshot, moved, *given)
-        if moved is not None and refused_as(ReadsChanged, made[0]) and _moves_itself(moved, loop, sequences):
-            return contextvars.copy_context().run(_make, snapshot, None, *given)
-        return made
+        def made(moved: Callable[[], bool] | None) -> tuple[Entry, tuple[str, bytes] | None]:
+            return contextvars.copy_context().run(_make, snapshot, moved, loop, reads, sequences, backend)
+
+        found = made(moved := others.watch())
+        if moved is not None and refused_as(ReadsChanged, found[0]) and others.moves_itself(moved):
+            return made(None)
+        return found
 
     (entry, to_keep), changed = undone(holders, reads.root, attempt)
     entry.changes |= changed
     if entry.changes:
         return entry
-    if not only:
-        now = read_anew(reads, loop, sequences)
-        if now is None or not same or looked != looks(reads.tensors):
-            return _refused_for(ReadsChanged())
-        if (entry.ready is None or entry.wrong) and _told(now.tensors) != tensors:
-            return _refused_for(ReadsChanged())  # it may be for that
-        entry.unsure = entry.ready is None or entry.wrong
+    failed = entry.ready is None or entry.wrong
+    if others.changed(failed):
+        return _refused_for(ReadsChanged())
+    entry.unsure = failed and not others.alone
     if to_keep is not None:
         plan_files.write(*to_keep)
     return entry
-
-
-def _told(tensors: Sequence[Tensor]) -> tuple[int, ...]:
-    """Which tensors they are, and whether they were changed in place."""
-    return *map(id, tensors), *versions(tensors)
 
 
 def stands(entry: Entry) -> bool:
@@ -131,50 +122,6 @@ def stands(entry: Entry) -> bool:
     did, stands for some calls."""
     entry.pause -= entry.unsure
     return entry.pause > 0 and not (entry.unsure and is_only_thread())
-
-
-def _moved(holders: Sequence[Any], loop: Loop, reads: Reads) -> Callable[[], bool]:
-    """What tells, while a step is traced, whether it reads something else by now."""
-    before, key = Snapshot(holders), reach(code_of(loop).function).key
-
-    def moved() -> bool:
-        if not before.changed():
-            return False
-        with torch._C.DisableTorchFunction():  # of the trace
-            return reads.open is not None or reach(code_of(loop).function).key != key
-
-    return moved
-
-
-def _moves_itself(moved: Callable[[], bool], loop: Loop, sequences: Sequences) -> bool:
-    """Whether a step reads something else while it runs and then no more, at the same calls each time: under
-    `functional_call`, say. Another thread would hardly be so punctual."""
-    few = samples(sequences.x_rows, ROWS), samples(sequences.states, ROWS)
-
-    def run() -> list[int]:
-        with torch.random.fork_rng(devices=[]), without_hooks(), _Moves(moved) as moves:
-            iteration(loop, *few, sequences.shared)
-        return moves.calls
-
-    try:
-        first = contextvars.copy_context().run(run)
-        return bool(first) and not moved() and contextvars.copy_context().run(run) == first and not moved()
-    except Exception:  # what it may be is found by who compiles it
-        return False
-
-
-class _Moves(TorchFunctionMode):
-    """Notes at which of torch's functions a step reads something else than before it ran."""
-
-    def __init__(self, moved: Callable[[], bool]) -> None:
-        super().__init__()
-        self.moved, self.count, self.calls = moved, 0, list[int]()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        if self.moved():
-            self.calls.append(self.count)
-        return func(*args, **(kwargs or {}))
 
 
 def refused_as(kind: type[Unsupported], entry: Entry) -> bool:

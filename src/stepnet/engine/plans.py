@@ -49,6 +49,7 @@ from .reads import (
     FailsOnSamples,
     Reads,
     ReadsChanged,
+    is_changing,
     looks,
     more_inner_steps,
     note_changing,
@@ -300,6 +301,8 @@ def lookup(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entr
         known = _entries.get(key)
         if known is not None and stands(known):
             return for_as_many(known, loop, reads, sequences)
+        if reads.open is None and is_changing(reads.reach):
+            return _refused(reads, CHANGES)
         family = (reads.code, signature)
         if _is_unsteady(family, key, code_of(loop).function):
             return _refused(reads, _UNSTEADY)

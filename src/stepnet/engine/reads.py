@@ -8,6 +8,7 @@ rows at every call (`compiler.record`): what it did is its key.
 from __future__ import annotations
 
 import contextvars
+import itertools
 from collections.abc import Sequence
 from types import NoneType
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from stepnet.compiler.probe import ROWS
 from stepnet.compiler.reach import Reach, reach
 from stepnet.compiler.record import record
 from stepnet.compiler.undo import Snapshot, undone
+from stepnet.compiler.walk_code import END
 from stepnet.errors import StepError, Unsupported
 from stepnet.ir.loop import Loop
 
@@ -60,7 +62,7 @@ def note_changing(found: Reach) -> None:
     _changing[like] = _once_more.pop(like, 0)
 
 
-def _is_changing(found: Reach) -> bool:
+def is_changing(found: Reach) -> bool:
     """Whether a step is known to change objects. It is tried again from time to time, ever more rarely."""
     like = _but_for_counts(found) if _changing else None
     if like not in _changing:
@@ -73,9 +75,14 @@ def _is_changing(found: Reach) -> bool:
 
 
 def _but_for_counts(found: Reach) -> int:
-    """What a step reads without numbers, and without how many there are of anything."""
-    pairs = zip(found.key, found.key[1:], strict=False)
-    told = (now if type(now) is Facts else (before, now) for before, now in pairs if type(now) in _NO_COUNTS)
+    """What a step reads without numbers, but for attributes that none of its code sets, and without how many
+    there are of anything."""
+    sets = {END}.union(*(item.sets for item in found.key if type(item) is Facts))
+    told = [
+        now if type(now) is Facts else (before, now)
+        for before, now in itertools.pairwise(found.key)
+        if type(now) in _NO_COUNTS or (type(now) is int and type(before) is str and before not in sets)
+    ]
     return hash((found.key[0], frozenset(told)))
 
 
@@ -184,12 +191,12 @@ def read(loop: Loop, x: Sequence[Tensor], states: Sequence[Tensor], shared: Sequ
     tensors = [*found.tensors, *shared]
     if found.refused is not None:
         return Reads(found, (), tensors, refusal=Unsupported(found.refused))
-    if _is_changing(found):
-        return Reads(found, (), tensors, refusal=CHANGES)
     if found.open is None:
         if found.complete:
             return closed(found, tensors)
         found.open = "more objects, or larger arrays, than a key can hold"
+    if is_changing(found):
+        return Reads(found, (), tensors, refusal=CHANGES)
     rows = samples(x, ROWS), samples(states, ROWS)
     return contextvars.copy_context().run(_record, loop, found, tensors, rows, shared)
 

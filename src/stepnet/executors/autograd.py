@@ -186,6 +186,7 @@ def run_real(call: Call, tensors: Sequence[Tensor], n_x: int, n_states: int) -> 
         with torch.no_grad():  # nothing gets a gradient, whatever its inputs need
             out = forward(call, tensors)[0]
     else:
+        tensors = [t.clone() if t.is_inference() else t for t in tensors]  # which is never saved for backward
         out = list(_PlanCall.apply(call, *tensors))  # pyright: ignore[reportArgumentType]
     if call.steps:
         for k, dims in enumerate(call.ready.dims):
