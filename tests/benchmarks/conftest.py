@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 # What peers give is looked at here, not how fast: XLA leaves out most of what it does to its code.
-os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+os.environ["XLA_FLAGS"] = (
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
+    "--xla_cpu_use_fusion_emitters=false"
+)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 

@@ -10,7 +10,7 @@ import pytest
 
 from stepnet.executors import cache_folder, plan_files
 
-PLANS_ON_DISK = True  # see conftest
+PLANS_ON_DISK = True  # see around_tests
 KEY = "0" * 40
 DATA = b"what was kept"
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owners here")

@@ -20,7 +20,7 @@ from stepnet.compiler.reach import reach
 from stepnet.engine import make, plans
 from stepnet.executors import cache_folder, plan_files
 
-PLANS_ON_DISK = True  # see conftest
+PLANS_ON_DISK = True  # see around_tests
 OPTIMISED = False
 WEIGHT = torch.randn(4, 4, dtype=torch.float64)
 

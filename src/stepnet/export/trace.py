@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,7 +136,7 @@ def _traced(
 ) -> ExportedProgram:  # fmt: skip
     shapes = tuple({d: Dim.DYNAMIC if must else Dim.AUTO for d, must in dims.items()} for dims in dynamic)
     try:
-        with warnings.catch_warnings(), torch.no_grad(), fx_traceback.preserve_node_meta():
+        with warnings.catch_warnings(), torch.no_grad(), fx_traceback.preserve_node_meta(), _nothing_kept():
             warnings.simplefilter("ignore")
             return export(
                 _Traced(run, owner), tuple(leaves), dynamic_shapes=(shapes,) if leaves else None, strict=False
@@ -154,6 +155,12 @@ def _traced(
             got=f"{type(error).__name__}: {text[0] if text else ''}",
             remedy="let sizes come from tensors (x.shape[0]), and use no Python control flow on values",
         ) from error
+
+
+def _nothing_kept() -> AbstractContextManager[Any]:
+    """What torch keeps of each call of a trace, to know the shapes of the next one like it, is made and looked
+    up by open sizes, which takes longer than to work the shapes out: half as long again for a whole trace."""
+    return torch._dynamo.config.patch(fake_tensor_cache_enabled=False)
 
 
 def _lowered(program: ExportedProgram, known: Known) -> ExportedProgram:

@@ -101,6 +101,7 @@ def _traced(recurrence: Recurrence, tensors: Sequence[Tensor], reads: Sequence[A
         raise _refusal(recurrence, "it reads a size that the program leaves open")
     env = ShapeEnv()
     fake = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)  # constants of the step
+    fake.cache_enabled = False  # as in `compiler.by_torch`
     with _disable_current_modes(), as_written(torch.device("cpu")), tracing(None):
         context = StatelessSymbolicContext([DimDynamic.DYNAMIC, DimDynamic.STATIC])
         n = fake.from_tensor(torch.empty(_ROWS, 1), symbolic_context=context).shape[0]
