@@ -351,7 +351,9 @@ class _PlanCall(torch.autograd.Function):
         call: Call = ctx.call
         saved, n = ctx.saved_tensors, ctx.count
         tensors, kept = saved[:n], saved[n:]
-        needed = _asked_for(ctx, tensors, ctx.needs_input_grad[1:])
+        needed = ctx.needs_input_grad[1:]
+        if not call.ready.is_few(call.layout):
+            needed = _asked_for(ctx, tensors, needed)
         later = ctx.later.pop(torch._C._current_graph_task_id(), ())
         plain = all(map(is_plain, grads))
         only_once = plain and not later and not torch.is_grad_enabled()

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from stepnet.data.as_imported import data_ptr
 from stepnet.data.heap import LARGE, new_table
 from stepnet.data.modes import as_written, is_as_written
 from stepnet.errors import StepError
@@ -136,11 +137,13 @@ class PreparedLoop:
         Returns:
             The wanted values by name, and the last value of each carry by parameter name.
         """
-        tensor = None
         for inputs in (states, values):
-            for name, tensor in inputs.items():
-                if (not as_it_is and tensor.is_neg()) or (not tensor.data_ptr() and tensor.numel()):
-                    inputs[name] = _in_memory(name, tensor)
+            noted = () if as_it_is else map(Tensor.is_neg, inputs.values())
+            if not all(map(data_ptr, inputs.values())) or any(noted):
+                for name, tensor in inputs.items():
+                    if tensor.is_neg() or (not tensor.data_ptr() and tensor.numel()):
+                        inputs[name] = _in_memory(name, tensor)
+        tensor = next(iter((values or states).values()), None)
         device = _CPU if as_it_is or tensor is None else tensor.device
         if as_it_is or is_as_written(device):
             return self._run(values, states, layout, wanted)
@@ -190,7 +193,7 @@ class PreparedLoop:
                     if not by_scan and (not live.isdisjoint(node.outputs) or node.op in RANDOM):
                         kept.insert(0, node)
                         live.update(node.inputs)
-                turns.insert(0, turn._replace(nodes=kept, products=made))
+                turns.insert(0, turn._replace(nodes=kept, dead=() if few else turn.dead, products=made))
             self._fewer[wanted, few] = turns
         return self._fewer[wanted, few]
 

@@ -90,9 +90,11 @@ class CScan:
             self._alone = _code(self.source)
         except BuildError as error:
             raise NotBuilt(str(error)) from error
-        self._few = {each.made: each for each in c_few.few(loop, region)}
-        self.products = {name: each.b for name, each in self._few.items()}
-        self.few_rows = c_few.most_rows([*self._few.values()])
+        few = c_few.few(loop, region)
+        sums = [_table(0, each.made, (each.k, each.n), torch.float32, empty) for each in few]
+        self._few = {each.made: (each, table) for each, table in zip(few, sums, strict=True)}
+        self.products = {each.made: each.b for each in few}
+        self.few_rows = c_few.most_rows(few)
         self.features = features(p)
         self.beside = by_turns(p)[1]
         early = {node.inputs[1] for node in (*p.early, *p.late)}
@@ -185,7 +187,7 @@ class CScan:
             if state is not None:
                 values[EARLIER + state] = lead_in(table, states[state])
         code, pool = self._code(placed.sharing), c_threads.pool(placed.used)
-        few = [self._product(self._few[name], values, states, made, alive) for name in products]
+        few = [self._product(*self._few[name], values, states, made, alive) for name in products]
         began = perf_counter_ns()
         if few:
             c_few.served(code.address, ctypes.addressof(pool), desk.address, layout, few)
@@ -205,11 +207,11 @@ class CScan:
         return finals
 
     def _product(
-        self, of: c_few.Few, values: Mapping[str, Tensor], states: Mapping[str, Tensor],
+        self, of: c_few.Few, table: Table, values: Mapping[str, Tensor], states: Mapping[str, Tensor],
         made: dict[str, Tensor], alive: list[Tensor],
     ) -> tuple[c_few.Few, int, int, int, int]:  # fmt: skip
         """A product over rows, and where its sums and its rows are; and the boot of rows of another step."""
-        sums = made[of.made] = empty((of.k, of.n), dtype=torch.float32)
+        sums = made[of.made] = table.made()
         renamed = self.source.program.renamed
 
         def place(name: str) -> int:
