@@ -100,9 +100,9 @@ class PreparedLoop:
         self._set_few(scans, maps)
 
     def _set_few(self, scans: Sequence[Scan | None], maps: Sequence[Node]) -> None:
-        """`few_rows`: of how many rows at most scans make products over rows, too. `moved`: the parameters that
-        these alone read, and that they may take from one step to the other. `few_by_address`: whether nothing
-        else asks for the shape of a parameter then."""
+        """`few_rows`: of how many rows at most scans make products over rows, too. `moved`: the parameters
+        that these alone read, and that they may take from one step to the other. `few_by_address`: whether
+        nothing else asks for the shape of a parameter then."""
         self._makes: dict[str, Scan] = {}
         earlier: set[str] = set()
         for scan in scans:
@@ -128,8 +128,8 @@ class PreparedLoop:
 
         Args:
             values: parameters by name, row values as [rows, ...].
-            states: boot values of the carries by parameter name, in the caller's order of sequences; of no more
-                than `few_rows` those of `moved`, too, each of which stands one step too early in `values`.
+            states: boot values of the carries by parameter name, in the caller's order of sequences; of no
+                more than `few_rows` those of `moved`, too, which stand one step too early in `values`.
             layout: where the rows stand.
             wanted: those of the plan's wanted values that are asked for this time; None: all.
             as_it_is: no value only notes what it stands for, and no mode is around.
@@ -189,10 +189,11 @@ class PreparedLoop:
                     live.update((*turn.region.read, *_sources(turn.scan)))
                 kept: list[_Bound] = []
                 for node in reversed(turn.nodes):
-                    by_scan = few and node.outputs[0] in self._makes
-                    if not by_scan and (not live.isdisjoint(node.outputs) or node.op in RANDOM):
+                    if live.isdisjoint(node.outputs) and node.op not in RANDOM:
+                        continue
+                    live.update(node.inputs)
+                    if not (few and node.outputs[0] in self._makes):
                         kept.insert(0, node)
-                        live.update(node.inputs)
                 turns.insert(0, turn._replace(nodes=kept, dead=() if few else turn.dead, products=made))
             self._fewer[wanted, few] = turns
         return self._fewer[wanted, few]

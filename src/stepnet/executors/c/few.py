@@ -38,7 +38,7 @@ struct served {
     struct product products[];
 };
 
-/* Run a scan; then sums[k, n] = the sum over rows of a[row, k] b[row, n]; with a boot, of the next row of b. */
+/* Run a scan; then sums[k, n] = the sum of a[row, k] b[row, n] over rows; with a boot, b's next row. */
 void sn_served(const struct served *s) {
     s->run(s->pool, s->arguments);
     for (const struct product *p = s->products, *end = p + s->count; p < end; ++p) {
