@@ -23,7 +23,7 @@ from stepnet.watchers import during
 
 from .base import Executor
 from .flow import carry_gradients
-from .gradients import Sources, gradients
+from .gradients import Asked, Sources, gradients
 from .layout import Layout
 from .loop import PreparedLoop
 from .noise import generator_of, noise_of
@@ -86,6 +86,19 @@ class Ready:
         """The gradients that are tensors made for them."""
         made = frozenset() if self.backward is None else self.backward.fresh
         return made.intersection(name for name in self.plan.gradients if name is not None)
+
+    def is_few(self, layout: Layout) -> bool:
+        """Whether the scans of the backward loop make products over these rows, too."""
+        return self.backward is not None and 0 < layout.rows <= self.backward.few_rows
+
+    def takes_steps(self, layout: Layout) -> bool:
+        """Whether the backward loop takes y and its gradients with a dimension of steps."""
+        return self.is_few(layout) and self.backward is not None and self.backward.few_by_address
+
+    @cached_property
+    def asked(self) -> dict[Any, Asked]:
+        """For the calls at hand, which gradients there are, and which of the backward loop's that takes."""
+        return {}
 
     def sources(self, inputs: int) -> Sources:
         """Where the backward loop of a call with so many inputs finds what it reads."""
@@ -187,7 +200,7 @@ def run_real(call: Call, tensors: Sequence[Tensor], n_x: int, n_states: int) -> 
             out = forward(call, tensors)[0]
     else:
         tensors = [t.clone() if t.is_inference() else t for t in tensors]  # which is never saved for backward
-        out = list(_PlanCall.apply(call, *tensors))  # pyright: ignore[reportArgumentType]
+        out = list((_apply if call.as_it_is else _PlanCall.apply)(call, *tensors))
     if call.steps:
         for k, dims in enumerate(call.ready.dims):
             if out[k].dim() == dims:
@@ -339,13 +352,16 @@ class _PlanCall(torch.autograd.Function):
         call: Call = ctx.call
         saved, n = ctx.saved_tensors, ctx.count
         tensors, kept = saved[:n], saved[n:]
-        if ctx.as_steps:
+        needed = ctx.needs_input_grad[1:]
+        if not call.ready.is_few(call.layout):
+            needed = _asked_for(ctx, tensors, needed)
+        later = ctx.later.pop(torch._C._current_graph_task_id(), ())
+        plain = all(map(is_plain, grads))
+        only_once = plain and not later and not torch.is_grad_enabled()
+        if ctx.as_steps and not (only_once and call.ready.takes_steps(call.layout)):
             n_y = len(call.ready.plan.y)
             kept = (*map(_rows, kept[:n_y]), *kept[n_y:])
             grads = (*(g if g is None else _rows(g) for g in grads[:n_y]), *grads[n_y:])
-        needed = _asked_for(ctx, tensors, ctx.needs_input_grad[1:])
-        later = ctx.later.pop(torch._C._current_graph_task_id(), ())
-        plain = all(map(is_plain, grads))
         if later:
             parts = [moves.gradients(needed) for moves in later[1:]]
             parts.append(later[0].gradients(needed, grads if plain else ()))
@@ -366,6 +382,10 @@ class _PlanCall(torch.autograd.Function):
         if many is None:
             many = once(grads) if plain else again(call, tensors, grads, needed)
         return (None, *many)
+
+
+# Without a look for transforms of torch, which are not around what is as it is.
+_apply: Callable[..., tuple[Tensor, ...]] = super(torch.autograd.Function, _PlanCall).apply
 
 
 def _rows(tensor: Tensor) -> Tensor:

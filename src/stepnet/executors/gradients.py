@@ -20,6 +20,16 @@ if TYPE_CHECKING:
     from .autograd import Call, Ready
 
 
+_MOST_KINDS = 64  # of calls, of which one plan remembers what they ask for
+
+
+class Asked(NamedTuple):
+    """Which inputs get a gradient; and which of the backward loop's values that takes, None: all."""
+
+    has: list[bool]
+    wanted: frozenset[str] | None
+
+
 class Sources(NamedTuple):
     """Where a backward loop finds what it reads: places among the inputs, then the rows of y, then `extra`.
 
@@ -71,10 +81,16 @@ def gradients(
     for name, dtype in sources.held:
         if values[name].dtype is not dtype:  # the caller's has fewer bits
             values[name] = values[name].to(dtype)
-    for name, k, boot in sources.shifted:
-        rows = earlier(at_hand[k], layout.stride) if name in led else None
-        values[name] = shift(at_hand[k], at_hand[boot], layout) if rows is None else rows
     states = {}
+    moved = ready.backward.moved if ready.backward is not None and ready.is_few(layout) else ()
+    for name, k, of in sources.shifted:
+        rows, boot = at_hand[k], at_hand[of]
+        if name in moved and rows.dtype is boot.dtype:
+            values[name], states[name] = rows, boot
+            continue
+        rows = rows.reshape(layout.rows, *boot.shape[1:])
+        before = earlier(rows, layout.stride) if name in led else None
+        values[name] = shift(rows, boot, layout) if before is None else before
     for name, k, like, dtype in sources.tangents:
         grad = grads[k]
         tangent = torch.zeros_like(at_hand[like]) if grad is None else as_table(grad)
@@ -83,11 +99,8 @@ def gradients(
         else:
             states[name] = tangent if tangent.dtype is dtype else tangent.to(dtype)
     done, finals = {}, {}
-    has = has_gradient(call, [grad is not None for grad in grads], needed)
+    has, wanted = _asked(call, tuple([grad is not None for grad in grads]), tuple(needed))
     if ready.backward is not None:  # else initial states alone get one, of sequences of no steps
-        wanted = (
-            None if all(has) else frozenset(n for n, h in zip(plan.gradients, has, strict=False) if h and n)
-        )
         done, finals = ready.backward.run(values, states, layout.backward, wanted)
     out: list[Tensor | None] = []
     own, loose = set[str](), dict[int, Tensor]()  # made for them once; to be held against others
@@ -114,6 +127,20 @@ def gradients(
         for k, gradient in zip(loose, distinct([*loose.values()], taken), strict=True):
             out[k] = gradient
     return out + [None] * (len(tensors) - len(out))
+
+
+def _asked(call: Call, given: tuple[bool, ...], needed: tuple[bool, ...]) -> Asked:
+    asked, layout = call.ready.asked, call.layout
+    kind = layout.turns, layout.ends, given, needed
+    if kind not in asked:
+        if len(asked) >= _MOST_KINDS:
+            asked.clear()
+        has = has_gradient(call, given, needed)
+        some = (
+            None if all(has) else {n for n, h in zip(call.ready.plan.gradients, has, strict=False) if h and n}
+        )
+        asked[kind] = Asked(has, None if some is None else frozenset(some))
+    return asked[kind]
 
 
 def has_gradient(call: Call, given: Sequence[bool], needed: Sequence[bool]) -> list[bool]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from stepnet.data.as_imported import data_ptr
 from stepnet.data.heap import LARGE, new_table
 from stepnet.data.modes import as_written, is_as_written
 from stepnet.errors import StepError
@@ -22,7 +24,7 @@ from .torch_ops.ops import Run, bind
 _CPU = torch.device("cpu")
 _BY_LAYOUT = frozenset({"shift", "spread", "sum_steps"})
 Own = Callable[[Graph, Node, Run], Run]
-Scan = Callable[[Region, dict[str, Tensor], Mapping[str, Tensor], Layout], dict[str, Tensor]]
+Scan = Callable[..., dict[str, Tensor]]  # see `PreparedLoop`
 
 
 @dataclass(frozen=True)
@@ -33,14 +35,23 @@ class _Bound:
     outputs: tuple[str, ...]
 
 
-_Turn = tuple[Region, Scan | None, list[_Bound], tuple[str, ...]]
+class _Turn(NamedTuple):
+    """What runs of a region: its scan with these products, or these nodes; and what is let go then."""
+
+    region: Region
+    scan: Scan | None
+    nodes: list[_Bound]
+    dead: tuple[str, ...]
+    products: tuple[str, ...] = ()
 
 
 class PreparedLoop:
     """A loop plan made ready to run; `scan` runs its scans.
 
     A scan executor gets the region, the values at hand, the boot values of carries, and the layout; it
-    adds the values the region gives to those at hand and returns the last value of each carry. `own` is an
+    adds the values the region gives to those at hand and returns the last value of each carry. One that can
+    make products of rows beside them says of how many rows (`few_rows`) and which (`products`, each with the
+    operand that may have to be moved by a step); then it is also given those that are asked for. `own` is an
     executor's way to compute a node on all rows, where it has one.
     """
 
@@ -75,17 +86,39 @@ class PreparedLoop:
         # big row tables are let go early
         dies = last_uses(uses, {*plan.wanted, *plan.rows_of_carries()})
         dies[-1:] = [()] * len(dies[-1:])  # the caller lets go of all
-        self._fewer: dict[frozenset[str], list[_Turn]] = {}
+        self._fewer: dict[tuple[frozenset[str] | None, bool], list[_Turn]] = {}
         self._turns: list[_Turn] = [
-            (*region, dead)
+            _Turn(*region, dead)
             for region, dead in zip(self.regions, dies, strict=True)
             if any(region[1:]) or dead
         ]
         scanned = {carry.parameter for region in plan.regions for carry in region.carries}
         self._rest = [c for c in plan.carries if c.parameter == c.result or c.parameter not in scanned]
-        alone = [(region, scan) for region, scan, _, _ in self._turns if scan is not None]
+        alone = [(turn.region, turn.scan) for turn in self._turns if turn.scan is not None]
         others = len(self._turns) > 1 or self._whole or self._rest
         self._alone = None if others or not alone else alone[0]  # all that there is to do, if it is one scan
+        self._set_few(scans, maps)
+
+    def _set_few(self, scans: Sequence[Scan | None], maps: Sequence[Node]) -> None:
+        """`few_rows`: of how many rows at most scans make products over rows, too. `moved`: the parameters
+        that these alone read, and that they may take from one step to the other. `few_by_address`: whether
+        nothing else asks for the shape of a parameter then."""
+        self._makes: dict[str, Scan] = {}
+        earlier: set[str] = set()
+        for scan in scans:
+            if scan is not None:
+                products: Mapping[str, str] = getattr(scan, "products", {})
+                self._makes = dict.fromkeys(products, scan) | self._makes
+                earlier.update(products.values())
+        self.few_rows = min((getattr(scan, "few_rows", 0) for scan in self._makes.values()), default=0)
+        parameters = {*self.plan.body.parameters}
+        beside = {name for node in maps if node.outputs[0] not in self._makes for name in node.inputs}
+        beside.update(self.plan.wanted, self.plan.rows_of_carries())
+        inside = {name for region in self.plan.regions if region.kind == "scan" for name in region.read}
+        inside.update(node.inputs[0] for node in maps if node.outputs[0] in self._makes)
+        self.moved = frozenset(earlier & parameters - inside - beside)
+        rows = {name for name in parameters & beside if self.plan.body.values[name].kind == "row"}
+        self.few_by_address = not rows and all(scan is None or hasattr(scan, "by_address") for scan in scans)
 
     def run(
         self, values: dict[str, Tensor], states: dict[str, Tensor], layout: Layout,
@@ -95,7 +128,8 @@ class PreparedLoop:
 
         Args:
             values: parameters by name, row values as [rows, ...].
-            states: boot values of the carries by parameter name, in the caller's order of sequences.
+            states: boot values of the carries by parameter name, in the caller's order of sequences; of no
+                more than `few_rows` those of `moved`, too, which stand one step too early in `values`.
             layout: where the rows stand.
             wanted: those of the plan's wanted values that are asked for this time; None: all.
             as_it_is: no value only notes what it stands for, and no mode is around.
@@ -103,11 +137,13 @@ class PreparedLoop:
         Returns:
             The wanted values by name, and the last value of each carry by parameter name.
         """
-        tensor = None
         for inputs in (states, values):
-            for name, tensor in inputs.items():
-                if (not as_it_is and tensor.is_neg()) or (not tensor.data_ptr() and tensor.numel()):
-                    inputs[name] = _in_memory(name, tensor)
+            noted = () if as_it_is else map(Tensor.is_neg, inputs.values())
+            if not all(map(data_ptr, inputs.values())) or any(noted):
+                for name, tensor in inputs.items():
+                    if tensor.is_neg() or (not tensor.data_ptr() and tensor.numel()):
+                        inputs[name] = _in_memory(name, tensor)
+        tensor = next(iter((values or states).values()), None)
         device = _CPU if as_it_is or tensor is None else tensor.device
         if as_it_is or is_as_written(device):
             return self._run(values, states, layout, wanted)
@@ -122,7 +158,7 @@ class PreparedLoop:
 
     def reads_rows(self, names: Sequence[str]) -> bool:
         """Whether some tables are read as rows: not only by code that takes the address of their numbers."""
-        for _, scan, nodes, _ in self._turns:
+        for _, scan, nodes, *_ in self._turns:
             if scan is not None:
                 if not getattr(scan, "by_address", False):
                     return True
@@ -138,22 +174,29 @@ class PreparedLoop:
                 run_nodes([n for n in nodes if n.op in RANDOM], values, _rows_of(region, layout))
         return [values[name] for name in self.noise]
 
-    def _turns_for(self, wanted: frozenset[str]) -> list[_Turn]:
-        """What runs where only some of the wanted values are asked for: the rest of the maps is left out."""
-        if wanted not in self._fewer:
-            live = {*wanted, *self.plan.rows_of_carries()}
+    def _turns_for(self, wanted: frozenset[str] | None, few: bool) -> list[_Turn]:
+        """What runs where only some of the wanted values are asked for: the rest of the maps is left out.
+        `few`: scans make what products they can."""
+        if (wanted, few) not in self._fewer:
+            asked = {*self.plan.wanted} if wanted is None else wanted
+            live = {*asked, *self.plan.rows_of_carries()}
             turns: list[_Turn] = []
-            for region, scan, nodes, dead in reversed(self._turns):
-                if scan is not None:
-                    live.update((*region.read, *_sources(scan)))
+            for turn in reversed(self._turns):
+                made: tuple[str, ...] = ()
+                if turn.scan is not None:
+                    if few:
+                        made = tuple(n for n, scan in self._makes.items() if scan is turn.scan and n in live)
+                    live.update((*turn.region.read, *_sources(turn.scan)))
                 kept: list[_Bound] = []
-                for node in reversed(nodes):
-                    if not live.isdisjoint(node.outputs) or node.op in RANDOM:
+                for node in reversed(turn.nodes):
+                    if live.isdisjoint(node.outputs) and node.op not in RANDOM:
+                        continue
+                    live.update(node.inputs)
+                    if not (few and node.outputs[0] in self._makes):
                         kept.insert(0, node)
-                        live.update(node.inputs)
-                turns.insert(0, (region, scan, kept, dead))
-            self._fewer[wanted] = turns
-        return self._fewer[wanted]
+                turns.insert(0, turn._replace(nodes=kept, dead=() if few else turn.dead, products=made))
+            self._fewer[wanted, few] = turns
+        return self._fewer[wanted, few]
 
     def _run(
         self, values: dict[str, Tensor], states: Mapping[str, Tensor], layout: Layout,
@@ -165,8 +208,13 @@ class PreparedLoop:
         finals: dict[str, Tensor] = {}
         for name in self._whole:
             values[name] = states[name]
-        for region, scan, nodes, dead in self._turns if wanted is None else self._turns_for(wanted):
-            if scan is not None:
+        few = 0 < layout.rows <= self.few_rows
+        turns = self._turns_for(wanted, few) if few or wanted is not None else self._turns
+        for region, scan, nodes, dead, products in turns:
+            if products:
+                assert scan is not None
+                finals |= scan(region, values, states, layout, products)
+            elif scan is not None:
                 finals |= scan(region, values, states, layout)
             elif nodes:
                 if self.noise and self.noise[0] in values:  # it is that of another run

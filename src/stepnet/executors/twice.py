@@ -395,7 +395,7 @@ def of_plain_loop(
     """The gradients of the plain loop's inputs, of which nobody else's history leads here."""
     n_x, n_s = len(call.ready.plan.x), len(call.ready.plan.states)
     y, finals = call.plain(own[:n_x], own[n_x : n_x + n_s], own[n_x + n_s :])
-    pairs = [(o, g) for o, g in zip((*y, *finals), grads, strict=True) if g is not None]
+    pairs = [(o, g.reshape(o.shape)) for o, g in zip((*y, *finals), grads, strict=True) if g is not None]
     wanted = [t for t, need in zip(own, needed, strict=True) if need]
     found = _grad([o for o, _ in pairs], wanted, [g for _, g in pairs], create_graph)
     return [next(found) if need else None for need in needed]

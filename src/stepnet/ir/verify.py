@@ -103,7 +103,7 @@ def _graph(graph: Graph) -> Iterator[str]:
 def _loop(loop: LoopPlan, stage: GraphStage) -> Iterator[str]:
     body = loop.body
     yield from _carries(loop)
-    yield from _order(loop)
+    yield from _order(loop, stage)
     placed: dict[tuple[str, ...], int] = {}
     for region in loop.regions:
         for node in region.nodes:
@@ -158,7 +158,7 @@ def _carries(loop: LoopPlan) -> Iterator[str]:
             yield f"'{carry.parameter}' turns in two scans"
 
 
-def _order(loop: LoopPlan) -> Iterator[str]:
+def _order(loop: LoopPlan, stage: GraphStage) -> Iterator[str]:
     kinds = [region.kind for region in loop.regions]
     if "prologue" in kinds[1:]:
         yield "a prologue is not the first region"
@@ -175,7 +175,10 @@ def _order(loop: LoopPlan) -> Iterator[str]:
                 "prologue": found <= {"shared"},
                 "epilogue": found <= {"sum"} and not joins,
                 "map": found <= {"row"} or joins,
-                "scan": found <= {"row"} or joins or (found == {"sequence"} and node.op in VIEWS),
+                "scan": found <= {"row"}
+                or joins
+                or (found == {"sequence"} and node.op in VIEWS)
+                or (found == {"shared"} and node.op == "add" and stage == "adopted"),
             }[region.kind]
             if not fits:
                 yield f"{_text(node)}: makes a {' and a '.join(sorted(found))} value in a {region.kind}"

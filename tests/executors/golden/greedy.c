@@ -1,5 +1,6 @@
 /* scan of forward
  *   carry state <- v20
+ *   w2_s35: shared[3] float32 = add(w2, w4) {}
  *   v9: row[1] int64 = argmax(state) {'dim': 0}  # test_golden.py:26
  *   v10: row[] int64 = reshape(v9) {}  # test_golden.py:26
  *   v11: row[2] float32 = embed(w0, v10) {}  # test_golden.py:26
@@ -14,8 +15,9 @@
 typedef struct {
     SN_SCAN;
     const float *x;
+    const float *w2;
+    const float *w4;
     const float *w0;
-    const float *w2_s35;
     SN_MATRIX(float, v13);
     SN_MATRIX(float, v16);
     SN_STATE(float, state);
@@ -65,16 +67,18 @@ static void run_share(SN_SHARE) {
         /* v17 = matmul(state, v16)  [3] x [3, 3] */
         SN_COLUMNS(3, SN_WIDTH * sn_lanes_f32, SN_LIES(v16) ? sn_few_f32((sn_rows_f32){(float *)v17_rows + c0, 3, 0}, (sn_rows_f32){(float *)state, 3, 0}, a->v16 + c0 * a->v16_stride_n, a->v16_stride_k, a->v16_stride_n, active, 3, c1 - c0) : sn_matmul_split((sn_rows_f32){(float *)v17_rows + c0, 3, 0}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)state, 3, 0}, a->v16_packed + c0 * sn_deep_split(3, a->split), active, 3, c1 - c0, a->split));
         SN_MEET;
-        /* row by row: v19_s36, v19, v20 */
+        /* row by row: w2_s35, v19_s36, v19, v20 */
         for (int64_t i = member; i < active; i += members) {
+            const float *restrict w2_at = a->w2;
+            const float *restrict w4_at = a->w4;
             float *restrict v14_at = v14_rows + i * 3;
-            const float *restrict w2_s35_at = a->w2_s35;
             float *restrict v17_at = v17_rows + i * 3;
             float *restrict v20_at = a->v20 + row[i] * 3;
             float *restrict state_new = state_next + i * 3;
             #pragma omp simd
             for (int64_t j = 0; j < 3; ++j) {
-                const float v19_s36 = v14_at[j] + w2_s35_at[j];
+                const float w2_s35 = w2_at[j] + w4_at[j];
+                const float v19_s36 = v14_at[j] + w2_s35;
                 const float v19 = v19_s36 + v17_at[j];
                 const float v20 = sn_tanh_f32(v19);
                 v20_at[j] = v20;

@@ -1,6 +1,7 @@
 /* scan of forward
  *   carry state <- v29
  *   v9: row[3] float32 = matmul(x, v8) {}  # test_golden.py:33
+ *   w1_s51: shared[3] float32 = add(w1, w3) {}
  *   v12: row[3] float32 = matmul(state, v11) {}  # test_golden.py:33
  *   v14_s52: row[3] float32 = add(v9, w1_s51) {}  # test_golden.py:33
  *   v14: row[3] float32 = add(v14_s52, v12) {}  # test_golden.py:33
@@ -22,7 +23,8 @@
 typedef struct {
     SN_SCAN;
     const float *x;
-    const float *w1_s51;
+    const float *w1;
+    const float *w3;
     SN_MATRIX(float, v8);
     SN_MATRIX(float, v11);
     SN_STATE(float, state);
@@ -52,18 +54,20 @@ static void run_share(SN_SHARE) {
         /* v12 = matmul(state, v11)  [3] x [3, 3] */
         SN_COLUMNS(3, SN_WIDTH * sn_lanes_f32, SN_LIES(v11) ? sn_few_f32((sn_rows_f32){(float *)v12_rows + c0, 3, 0}, (sn_rows_f32){(float *)state, 3, 0}, a->v11 + c0 * a->v11_stride_n, a->v11_stride_k, a->v11_stride_n, active, 3, c1 - c0) : sn_matmul_split((sn_rows_f32){(float *)v12_rows + c0, 3, 0}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)state, 3, 0}, a->v11_packed + c0 * sn_deep_split(3, a->split), active, 3, c1 - c0, a->split));
         SN_MEET;
-        /* row by row: v14_s52, v14, v15, v17, v18, v20, v21, v22, v23, v24, v25, v27, v28, v29 */
+        /* row by row: w1_s51, v14_s52, v14, v15, v17, v18, v20, v21, v22, v23, v24, v25, v27, v28, v29 */
         for (int64_t i = member; i < active; i += members) {
             float v22_line[3] __attribute__((aligned(64)));
+            const float *restrict w1_at = a->w1;
+            const float *restrict w3_at = a->w3;
             const float *restrict v9_at = v9_rows + ((t - t0) * count + i) * 3;
-            const float *restrict w1_s51_at = a->w1_s51;
             float *restrict v12_at = v12_rows + i * 3;
             float *restrict v15_at = a->v15 + row[i] * 3;
             float *restrict v29_at = a->v29 + row[i] * 3;
             float *restrict state_new = state_next + i * 3;
             #pragma omp simd
             for (int64_t j = 0; j < 3; ++j) {
-                const float v14_s52 = v9_at[j] + w1_s51_at[j];
+                const float w1_s51 = w1_at[j] + w3_at[j];
+                const float v14_s52 = v9_at[j] + w1_s51;
                 const float v14 = v14_s52 + v12_at[j];
                 const float v15 = sn_tanh_f32(v14);
                 v15_at[j] = v15;

@@ -1,6 +1,7 @@
 /* scan of forward
  *   carry state <- v15
  *   v9: row[3] float32 = matmul(x, v8) {}  # rnn.py:32
+ *   w1_s28: shared[3] float32 = add(w1, w3) {}
  *   v12: row[3] float32 = matmul(state, v11) {}  # rnn.py:32
  *   v14_s29: row[3] float32 = add(v9, w1_s28) {}  # rnn.py:32
  *   v14: row[3] float32 = add(v14_s29, v12) {}  # rnn.py:32
@@ -10,7 +11,8 @@
 typedef struct {
     SN_SCAN;
     const float *x;
-    const float *w1_s28;
+    const float *w1;
+    const float *w3;
     SN_MATRIX(float, v8);
     SN_MATRIX(float, v11);
     SN_STATE(float, state);
@@ -39,16 +41,18 @@ static void run_share(SN_SHARE) {
         /* v12 = matmul(state, v11)  [3] x [3, 3] */
         SN_COLUMNS(3, SN_WIDTH * sn_lanes_f32, SN_LIES(v11) ? sn_few_f32((sn_rows_f32){(float *)v12_rows + c0, 3, 0}, (sn_rows_f32){(float *)state, 3, 0}, a->v11 + c0 * a->v11_stride_n, a->v11_stride_k, a->v11_stride_n, active, 3, c1 - c0) : sn_matmul_split((sn_rows_f32){(float *)v12_rows + c0, 3, 0}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)state, 3, 0}, a->v11_packed + c0 * sn_deep_split(3, a->split), active, 3, c1 - c0, a->split));
         SN_MEET;
-        /* row by row: v14_s29, v14, v15 */
+        /* row by row: w1_s28, v14_s29, v14, v15 */
         for (int64_t i = member; i < active; i += members) {
+            const float *restrict w1_at = a->w1;
+            const float *restrict w3_at = a->w3;
             const float *restrict v9_at = v9_rows + ((t - t0) * count + i) * 3;
-            const float *restrict w1_s28_at = a->w1_s28;
             float *restrict v12_at = v12_rows + i * 3;
             float *restrict v15_at = a->v15 + row[i] * 3;
             float *restrict state_new = state_next + i * 3;
             #pragma omp simd
             for (int64_t j = 0; j < 3; ++j) {
-                const float v14_s29 = v9_at[j] + w1_s28_at[j];
+                const float w1_s28 = w1_at[j] + w3_at[j];
+                const float v14_s29 = v9_at[j] + w1_s28;
                 const float v14 = v14_s29 + v12_at[j];
                 const float v15 = sn_tanh_f32(v14);
                 v15_at[j] = v15;

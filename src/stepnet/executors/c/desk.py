@@ -32,6 +32,10 @@ class Table(NamedTuple):
     state: str | None = None
     like: Tensor | None = None  # what `make` is to make one like, which takes a third of the time
 
+    def made(self) -> Tensor:
+        """A new one."""
+        return self.make(self.shape, dtype=self.dtype) if self.like is None else self.make(self.like)
+
 
 class Placed(NamedTuple):
     """What does not depend on values; offsets and sizes are bytes of the workspace."""

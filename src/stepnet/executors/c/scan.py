@@ -6,7 +6,7 @@ import ctypes
 import functools
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any, Literal, NamedTuple
 
@@ -36,6 +36,7 @@ from stepnet.ir.graph import Node
 from stepnet.ir.plan import LoopPlan, Region
 
 from . import build as c_build
+from . import few as c_few
 from . import threads as c_threads
 from .desk import Desks, Placed, Sharing, Table, padded
 from .memory import comparison
@@ -86,9 +87,14 @@ class CScan:
         except BuildError as error:
             raise NoCompiler(str(error), remedy="set STEPNET_CACHE_DIR to a folder of your own") from error
         try:
-            self._alone = _Code(self.source, _built(self.source))
+            self._alone = _code(self.source)
         except BuildError as error:
             raise NotBuilt(str(error)) from error
+        few = c_few.few(loop, region)
+        sums = [_table(0, each.made, (each.k, each.n), torch.float32, empty) for each in few]
+        self._few = {each.made: (each, table) for each, table in zip(few, sums, strict=True)}
+        self.products = {each.made: each.b for each in few}
+        self.few_rows = c_few.most_rows(few)
         self.features = features(p)
         self.beside = by_turns(p)[1]
         early = {node.inputs[1] for node in (*p.early, *p.late)}
@@ -133,8 +139,10 @@ class CScan:
             self._multiplied.append((at, of, batch[-1] if batch else None, row, column))
 
     def __call__(
-        self, region: Region, values: dict[str, Tensor], states: Mapping[str, Tensor], layout: Layout
-    ) -> dict[str, Tensor]:
+        self, region: Region, values: dict[str, Tensor], states: Mapping[str, Tensor], layout: Layout,
+        products: Sequence[str] = (),
+    ) -> dict[str, Tensor]:  # fmt: skip
+        """See `PreparedLoop`. `products`: those over rows that are to be made, too."""
         threads = torch.get_num_threads()
         split = float_parts() if self._splits and layout.rows >= WORTH_SPLITTING else 0
         placed = self._placed
@@ -178,9 +186,13 @@ class CScan:
             numbers[at] = data_ptr(table)
             if state is not None:
                 values[EARLIER + state] = lead_in(table, states[state])
-        run = self._code(placed.sharing).run
+        code, pool = self._code(placed.sharing), c_threads.pool(placed.used)
+        few = [self._product(*self._few[name], values, states, made, alive) for name in products]
         began = perf_counter_ns()
-        run(c_threads.pool(placed.used), desk.address)
+        if few:
+            c_few.served(code.address, ctypes.addressof(pool), desk.address, layout, few)
+        else:
+            code.run(pool, desk.address)
         if pace is not None:
             pace.note(by_all, perf_counter_ns() - began, layout.rows)
         self._desks.give_back(desk)
@@ -188,9 +200,27 @@ class CScan:
             raise _fault(self.source.program, int(made[""]))
         for name, kept, is_sum in self._given:
             values[name] = made[kept].sum(0) if is_sum and placed.parts > 1 else made[kept]
+        for name in products:
+            values[name] = made[name]
         for _, name in self._held:
             finals[name] = states[name]
         return finals
+
+    def _product(
+        self, of: c_few.Few, table: Table, values: Mapping[str, Tensor], states: Mapping[str, Tensor],
+        made: dict[str, Tensor], alive: list[Tensor],
+    ) -> tuple[c_few.Few, int, int, int, int]:  # fmt: skip
+        """A product over rows, and where its sums and its rows are; and the boot of rows of another step."""
+        sums = made[of.made] = table.made()
+        renamed = self.source.program.renamed
+
+        def place(name: str) -> int:
+            rows = made[renamed[name]] if name in renamed else values[name]
+            return data_ptr(rows) if is_contiguous(rows) else _copied(rows, alive)
+
+        boot = states.get(of.b)
+        at = 0 if boot is None else data_ptr(boot) if is_contiguous(boot) else _copied(boot, alive)
+        return of, data_ptr(sums), place(of.a), place(of.b), at
 
     def _place(self, layout: Layout, threads: int, split: int) -> Placed:
         """What the arguments of a call are for these sequences, on at most so many threads."""
@@ -347,7 +377,7 @@ class CScan:
     def _for_several(self, **how: Any) -> _Code | None:
         source = write(*self._whose, "run", **how)
         try:
-            return _Code(source, _built(source))
+            return _code(source)
         except BuildError as error:
             what = "one long sequence runs on one thread: the code for several was not built"
             warnings.warn(describe(what, got=error), RuntimeWarning, stacklevel=2)
@@ -359,6 +389,7 @@ class _Code(NamedTuple):
 
     source: Source
     run: Callable[..., None]
+    address: int
 
 
 _MAKES_LIKE: dict[Any, Callable[..., Tensor]] = {empty: empty_like, zeros: zeros_like}
@@ -373,14 +404,16 @@ def _table(
     return Table(at, name, shape, dtype, _MAKES_LIKE[make], state, empty(shape, dtype=dtype, device="cpu"))
 
 
-def _built(source: Source) -> Callable[..., None]:
+def _code(source: Source) -> _Code:
     p = source.program
     products = {BY_DTYPE[p.value(name).dtype].suffix for name in p.matrices}
     suffixes = sorted(products | {BY_DTYPE[p.real].sums})
     before = c_build.preamble(*suffixes, linked=True) + headers(p)
     library = c_build.build(before + without_comments(source.text), *suffixes)
     comparison()
-    return library.function("run", ctypes.POINTER(c_threads.Pool), ctypes.c_void_p)
+    c_few.library()
+    run = library.function("run", ctypes.POINTER(c_threads.Pool), ctypes.c_void_p)
+    return _Code(source, run, ctypes.cast(run, ctypes.c_void_p).value or 0)
 
 
 def _constants(loop: LoopPlan, p: Program) -> dict[str, Tensor]:

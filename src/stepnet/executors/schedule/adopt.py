@@ -1,4 +1,4 @@
-"""Small matmuls on the border of a scan, taken into it.
+"""Small matmuls on the border of a scan, and sums of biases before it, taken into it.
 
 The plan says: once on all rows, then the loop. For a weight that is not too large it is faster to
 do a few steps' worth of rows at a time, right before the steps that read them: the product then never
@@ -17,12 +17,13 @@ MOST_BYTES = 1 << 22  # of a weight; above it the matmul of all rows at once is 
 
 
 def adopt(loop: LoopPlan) -> LoopPlan:
-    """The loop with such matmuls moved into the scans they border on."""
+    """The loop with what is such moved into the scans it borders on."""
     regions = list(loop.regions)
     for at, region in enumerate(regions):
         if region.kind != "scan":
             continue
         before = [n for k in range(at) for n in _products(loop.body, regions[k])]
+        before += [n for k in range(at) for n in _sums(loop.body, regions, regions[k])]
         early = [n for n in before if _readers(regions, n) == {at} and n.output not in loop.wanted]
         made = region.made | {carry.parameter for carry in region.carries}
         shown = set(loop.outputs(region)) if at < len(loop.regions) else set()
@@ -54,6 +55,20 @@ def _products(body: Graph, region: Region) -> list[Node]:
         )
         made_here = node.inputs[0] in region.made - rounded
         if plain and not made_here and weight.bytes <= MOST_BYTES and row.dtype in _DTYPES:
+            found.append(node)
+    return found
+
+
+def _sums(body: Graph, regions: list[Region], region: Region) -> list[Node]:
+    """The sums of two vectors, such as biases, that one node reads: of few rows torch takes longer to add
+    them once, and of many rows it costs next to nothing to add them at each."""
+    found: list[Node] = []
+    for node in region.nodes if region.kind == "prologue" else ():
+        if node.op != "add":
+            continue
+        kinds = {(body.values[name].shape, body.values[name].dtype) for name in (*node.inputs, node.output)}
+        readers = sum(node.output in n.inputs for other in regions for n in other.nodes)
+        if readers == 1 and kinds == {((body.values[node.output].size,), "float32")}:
             found.append(node)
     return found
 
