@@ -267,6 +267,25 @@ def test_what_rows_tell_of_themselves_is_the_plain_loops(asked, axis):
     torch.testing.assert_close(recurrent(step, x, h, axis=axis), expected)
 
 
+def test_names_of_arguments_are_none_of_attributes():
+    """A step is open where it asks a tensor for its strides, not where a convolution is told some."""
+
+    def told(x, h):
+        return torch.conv1d(x[None], WEIGHT, stride=1, padding=0)[0], h
+
+    def asks(x, h):
+        match x:
+            case torch.Tensor(grad=None):
+                return x, h
+        return x, h + 1
+
+    assert reach(told).open is None
+    assert reach(asks).open is not None
+
+
+WEIGHT = torch.ones(1, 1, 1)
+
+
 def test_what_nobody_names_of_an_installed_module_is_left_alone():
     """A step tried on sample rows is undone; what torch imports as it traces is not the step's doing."""
 

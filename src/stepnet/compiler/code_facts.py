@@ -94,14 +94,12 @@ class Facts:
                 stores[value] = None
             elif kind == "LOAD_DEREF" and value == "__class__" and before != "super":
                 self.reads_class = True
+            elif kind == "MATCH_CLASS":  # keyword patterns, which are attributes
+                names.update(dict.fromkeys(before))
             before = value
         for constant in code.co_consts:
             if isinstance(constant, types.CodeType):
                 self._scan(constant, found, names, imports, stores)
-            else:
-                for text in constant if isinstance(constant, tuple) else ():
-                    if isinstance(text, str) and text.isidentifier():  # of a class pattern
-                        names[text] = None
 
 
 def _unnamed(steps: list[dis.Instruction], place: int) -> frozenset[str]:

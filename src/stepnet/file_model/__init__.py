@@ -26,6 +26,7 @@ from .recording import not_in_recordings as not_in_recordings
 from .resized import ROUNDED as ROUNDED
 from .resized import WHERE as WHERE
 from .resized import Resizing as Resizing
+from .slices import sliced as sliced
 from .windows import Window as Window
 from .windows import max_places as max_places
 from .windows import max_pool as max_pool

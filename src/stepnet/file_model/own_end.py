@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from stepnet.errors import StepnetError, Unsupported
 from stepnet.executors.setting import check_backend
@@ -36,10 +37,16 @@ def both_ways() -> AbstractContextManager[None]:
     return during(BOTH, True)
 
 
+def both_run(which: Tensor) -> bool:
+    """Whether both graphs of a branch run: its condition is one of rows, or the number in it is left open by
+    what traces."""
+    return BOTH.get() or (isinstance(which, FakeTensor) and which.constant is None)
+
+
 def chosen(which: Tensor, a: Any, b: Any) -> Tensor:
-    """What a branch of such a loop gives, from what its graphs give."""
+    """What a branch gives of which both graphs run, from what these give."""
     if not isinstance(a, Tensor) or not isinstance(b, Tensor) or (a.shape, a.dtype) != (b.shape, b.dtype):
-        raise Unsupported("a branch in its body gives other shapes or types than the other one")
+        raise Unsupported("a branch gives other shapes or types than the other one")
     return torch.where(which, a, b)
 
 

@@ -23,6 +23,7 @@ from stepnet.executors.naive import PLAIN
 from stepnet.executors.segment import Count, Cut
 from stepnet.executors.setting import check_backend
 from stepnet.file_model import LoopReport, beside_graphs, not_in_recordings
+from stepnet.file_model.own_end import both_run, chosen
 from stepnet.ir.loop import (
     BackEdge,
     Concat,
@@ -409,6 +410,9 @@ class LoopRunner:
         return longest if trips < 0 and longest is not None else trips
 
 
+_BRANCHES = ("then_", "else_")
+
+
 class IfRunner:
     """Runs an If-8 layer: one of two bodies."""
 
@@ -421,8 +425,10 @@ class IfRunner:
 
     def __call__(self, condition: Any, *rest: Any) -> tuple[Any, ...]:
         not_in_recordings()
-        prefix = "then_" if bool(_one(condition, "condition")) else "else_"
-        return self.branch(prefix, (condition, *rest))
+        if isinstance(condition, Tensor) and both_run(condition):
+            which, pairs = condition.reshape(()), [self.branch(p, (condition, *rest)) for p in _BRANCHES]
+            return tuple(chosen(which, *pair) for pair in zip(*pairs, strict=True))
+        return self.branch(_BRANCHES[not _one(condition, "condition")], (condition, *rest))
 
     def branch(self, prefix: str, values: Sequence[Any]) -> tuple[Any, ...]:
         """Run one of the bodies."""

@@ -1,4 +1,4 @@
-"""If: one of two graphs; or both, where each row of a compiled loop takes its own."""
+"""If: one of two graphs; or both, where each row of a compiled loop takes its own, and in what is traced."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from stepnet.file_model import decided
-from stepnet.file_model.own_end import BOTH, chosen
+from stepnet.file_model.own_end import both_run, chosen
 
 from .info import Info, Run, body_of, one_value, op
+from .sizes import Sizes, plain
 
 if TYPE_CHECKING:
     from .graph import Graph
@@ -20,11 +21,15 @@ if TYPE_CHECKING:
 def _if(node: Info) -> Run:
     branches = {True: body_of(node, "then_branch", 0), False: body_of(node, "else_branch", 0)}
 
-    def run(condition: Tensor, *outer: Any) -> Sequence[Any]:
+    node.read.add(0)
+
+    def run(condition: Tensor | Sizes, *outer: Any) -> Sequence[Any]:
         around = dict(zip(node.outer, outer, strict=True))
-        if not BOTH.get():
-            return branches[bool(decided(one_value(condition, "condition")))].run((), around)
-        which = one_value(condition, "condition")
+        if isinstance(condition, Sizes) and condition.array.dtype == bool and condition.array.size == 1:
+            return branches[bool(condition.array.item())].run((), around)
+        which = one_value(plain(condition), "condition")
+        if not both_run(which):
+            return branches[bool(decided(which))].run((), around)
         results = zip(branches[True].run((), around), branches[False].run((), around), strict=True)
         return tuple(chosen(which, *pair) for pair in results)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -59,6 +60,7 @@ OPERATORS = (
 )  # which fill the table
 _MOST_KINDS = 64  # of calls, that one graph remembers
 _LONGEST = 2**16  # numbers in a constant that is read as sizes or positions
+_FEW = 64  # numbers of constants that nodes are computed from as a file is read
 DOMAINS = ("", "ai.onnx")
 
 
@@ -144,6 +146,10 @@ class Graph:
                 constants[node.outputs[0]] = _constant(node, place)
                 continue
             step = self._step(node, place, constants, opset, around)
+            found = _folded(step, constants)
+            if found is not None:
+                constants.update(zip(step.outputs, found, strict=False))
+                continue
             captured.update(dict.fromkeys(v for v in step.inputs if v is not None and v not in made))
             around |= set(node.outputs)
             made |= set(node.outputs)
@@ -287,6 +293,28 @@ def content_of(
 def inputs_of(graph: ir.Graph) -> list[ir.Value]:
     """The inputs of a graph that are no constants, which older files list among them."""
     return [value for value in graph.inputs if value.const_value is None]
+
+
+def _folded(step: Step, constants: Mapping[ir.Value, Tensor]) -> Sequence[Tensor] | None:
+    """What a node gives that computes with a few whole numbers of the file; None: it runs in each call."""
+    given = [constants.get(value) for value in step.inputs if value is not None]
+    few = all(x is not None and x.numel() <= _FEW and not x.is_floating_point() for x in given)
+    if step.info.node.op_type not in _OF_SIZES or not given or not few or None in step.inputs:
+        return None
+    if step.info.node.op_type == "ConstantOfShape" and math.prod(step.info.known[0]) > _FEW:
+        return None
+    try:
+        found = [plain(result) for result in step.call(given)]
+    except IRError:  # which a call meets, too
+        return None
+    return found if all(isinstance(x, Tensor) and not x.is_floating_point() for x in found) else None
+
+
+# Of these models compute sizes and positions; none gives many numbers of a few.
+_OF_SIZES = frozenset((
+    *sizes.RULES, "Abs", "ConstantOfShape", "Flatten", "Max", "Min", "Mod", "Neg",
+    "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Shape", "Where",
+))  # fmt: skip
 
 
 def _constant(node: ir.Node, place: str) -> Tensor:

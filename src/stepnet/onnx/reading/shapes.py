@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from stepnet.file_model import sliced
+
 from .info import Info, Misfit, Run, check_size, dtype_of, op, tensor_of
 
 
@@ -115,21 +117,10 @@ def _slice(node: Info) -> Run:
         x, low, high = inputs[0], starts(inputs) or [], ends(inputs) or []
         along = axes(inputs) or list(range(len(low)))
         for axis, start, end, step in zip(along, low, high, steps(inputs) or [1] * len(low), strict=True):
-            x = _cut(x, axis, start, end, step)
+            x = sliced(x, axis, start, end, step)
         return x
 
     return cut
-
-
-def _cut(x: Tensor, axis: int, start: int, end: int, step: int) -> Tensor:
-    size = x.shape[axis]
-    if step == 0:
-        raise Misfit("a step of a slice is 0")
-    if step > 0:
-        low, high, step = slice(start, end, step).indices(size)
-        return x[(slice(None),) * (axis % x.dim()) + (slice(low, max(high, low), step),)]
-    taken = range(*slice(max(start, -size), end if end >= -size else None, step).indices(size))
-    return x.index_select(axis, torch.tensor(list(taken), dtype=torch.int64, device=x.device))
 
 
 @op("Gather", inputs=(2, 2))
@@ -282,24 +273,28 @@ def _constant_of_shape(node: Info) -> Run:
 
 @op("Range", inputs=(3, 3))
 def _range(node: Info) -> Run:
-    def count(start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
-        low, high, step = (value.reshape(()).item() for value in (start, limit, delta))
+    ends = [node.listed(k) for k in range(3)]
+
+    def count(*inputs: Any) -> Tensor:
+        low, high, step = ((end(inputs) or [0])[0] for end in ends)
         if step == 0:
             raise Misfit("the step of a range is 0")
-        check_size([max(int((high - low) / step), 0)])
-        if (high - low) * step <= 0:
-            return torch.empty(0, dtype=start.dtype)
-        return torch.arange(low, high, step, dtype=start.dtype)
+        high = low if (high - low) * step < 0 else high
+        many = (high - low) // step
+        check_size([int(many) if isinstance(many, float) else many])
+        return torch.arange(low, high, step, dtype=inputs[0].dtype)
 
     return count
 
 
 @op("OneHot", inputs=(3, 3))
 def _one_hot(node: Info) -> Run:
-    axis = node.get("axis", -1)
+    axis, depth = node.get("axis", -1), node.listed(1)
 
-    def one_hot(index: Tensor, depth: Tensor, values: Tensor) -> Tensor:
-        size = int(depth.reshape(()).item())
+    def one_hot(*inputs: Any) -> Tensor:
+        index, _, values = inputs
+        (size,) = depth(inputs) or [0]
+        size = int(size) if isinstance(size, float) else size
         check_size([size, *index.shape])
         index = index.long()
         index = torch.where(index < 0, index + size, index)

@@ -11,20 +11,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
+import torch
 from torch import Tensor
 
 from stepnet.export.open_sizes import Sizes
 
 from .info import Info, Misfit, op
 
+Rule = Callable[..., Any]  # of the node, and arrays
+
 
 @op("Shape")
 def _shape(node: Info) -> Callable[[Tensor], Sizes]:
     start, end = node.get("start", 0), node.get("end")
     return lambda x: Sizes(np.array([*x.shape], dtype=object)[start:end])
-
-
-Rule = Callable[..., Any]  # of the node, and arrays
 
 
 def _gather(node: Info, x: np.ndarray, index: np.ndarray) -> Any:
@@ -35,9 +36,46 @@ def _slice(node: Info, x: np.ndarray, *_: np.ndarray) -> Any:
     inputs = [None] * len(node.node.inputs)
     starts, ends = node.listed(1, "starts")(inputs), node.listed(2, "ends")(inputs)
     axes, steps = node.listed(3, "axes")(inputs), node.listed(4)(inputs)
-    if x.ndim != 1 or starts is None or ends is None or len(starts) != 1 or (axes or [0])[0] not in (0, -1):
-        raise Misfit("sizes are cut along one axis")
-    return x[starts[0] : ends[0] : (steps or [1])[0]]
+    if starts is None or ends is None:
+        raise Misfit("where sizes are cut is open")
+    count = len(starts)
+    for axis, *cut in zip(axes or range(count), starts, ends, steps or [1] * count, strict=True):
+        x = x[(slice(None),) * (axis % x.ndim) + (slice(*cut),)]
+    return x
+
+
+def _reshape(node: Info, x: np.ndarray, *shape: np.ndarray) -> Any:
+    wanted = shape[0].tolist() if shape else node.get("shape")
+    if not all(isinstance(size, int) and size for size in wanted):
+        raise Misfit("sizes are laid out in known numbers")
+    return x.reshape(wanted)
+
+
+def _cast(node: Info, x: np.ndarray) -> Any:
+    if node.get("to") != ir.DataType.INT64:
+        raise Misfit("sizes are of int64")
+    return x
+
+
+def _div(node: Info, x: np.ndarray, y: np.ndarray) -> Any:
+    """Towards zero, as ONNX has it: for symbols that are no less."""
+    least = [value if isinstance(value, int) else value.node.expr.is_nonnegative for value in x.flat]
+    if not all(value is not None and value is not False and value >= 0 for value in least):
+        raise Misfit("sizes are no less than 0")
+    if not all(isinstance(value, int) and value > 0 for value in y.flat):
+        raise Misfit("sizes are divided by known numbers")
+    return np.asarray(x // y, dtype=object)
+
+
+def _compared(compare: Callable[[Any, Any], Any]) -> Rule:
+    """Of numbers that are known: what they are compared with says nothing of others."""
+
+    def rule(node: Info, x: np.ndarray, y: np.ndarray) -> Any:
+        if not all(isinstance(value, int) for value in (*x.flat, *y.flat)):
+            raise Misfit("a size is open")
+        return np.asarray(compare(x, y), dtype=bool)
+
+    return rule
 
 
 def _squeeze(node: Info, x: np.ndarray, *_: np.ndarray) -> Any:
@@ -56,13 +94,20 @@ def _elementwise(compute: Callable[[Any, Any], Any]) -> Rule:
 
 RULES: dict[str, Rule] = {
     "Add": _elementwise(operator.add),
+    "Cast": _cast,
     "Concat": lambda node, *xs: np.concatenate([np.atleast_1d(x) for x in xs]),
+    "Div": _div,
+    "Equal": _compared(operator.eq),
     "Gather": _gather,
+    "Greater": _compared(operator.gt),
     "Identity": lambda node, x: x,
+    "Less": _compared(operator.lt),
     "Mul": _elementwise(operator.mul),
+    "Reshape": _reshape,
     "Slice": _slice,
     "Squeeze": _squeeze,
     "Sub": _elementwise(operator.sub),
+    "Transpose": lambda node, x: x.transpose(node.get("perm")),
     "Unsqueeze": _unsqueeze,
 }
 
@@ -78,9 +123,10 @@ def on_sizes(node: Info, arguments: Sequence[Any]) -> Sizes | None:
             return None
         arrays.append(value.array if isinstance(value, Sizes) else np.array(node.known[k], dtype=object))
     try:
-        return Sizes(rule(node, *arrays))
-    except Misfit:
+        found = rule(node, *arrays)
+    except (Misfit, ValueError, TypeError, IndexError):  # the operator itself tells it
         return None
+    return Sizes(found, torch.bool if found.dtype == bool else torch.int64)
 
 
 def plain(value: Any) -> Any:

@@ -236,7 +236,14 @@ def _batch_norm(node: Info) -> Run:
 @op("InstanceNormalization", inputs=(3, 3))
 def _instance_norm(node: Info) -> Run:
     eps = node.get("epsilon", 1e-5)
-    return lambda x, scale, bias: F.instance_norm(x, weight=scale, bias=bias, eps=eps)
+
+    def norm(x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+        along = list(range(2, x.dim()))
+        scale, bias = (one.reshape(-1, *(1,) * len(along)) for one in (scale, bias))
+        centred = x - x.mean(along, True)
+        return centred * (centred.square().mean(along, True) + eps).rsqrt() * scale + bias
+
+    return norm
 
 
 @op("GlobalAveragePool")

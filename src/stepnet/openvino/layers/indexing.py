@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.file_model import sliced
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.element_types import by_name
 from stepnet.openvino.records import Layer
@@ -69,19 +70,6 @@ def _slice(x: Tensor, start: Any, stop: Any, step: Any, axes: Any = None) -> Ten
         done.add(at)
         x = sliced(x, at, a, b, by)
     return x
-
-
-def sliced(x: Tensor, axis: int, start: int | None, stop: int | None, step: int) -> Tensor:
-    """`x[start:stop:step]` along an axis: steps of either sign, Python's rules for what is outside; but a
-    start before the first element is the first one, backwards, too."""
-    if step == 0:
-        raise Misfit("step must not be 0", got="step 0", dims=0)
-    if step > 0:
-        return x[(slice(None),) * axis + (slice(start, stop, step),)]
-    size = x.shape[axis]
-    first = start if start is None else max(start, -size)
-    picked = range(*slice(first, stop, step).indices(size))
-    return x.index_select(axis, torch.tensor(list(picked), dtype=torch.int64, device=x.device))
 
 
 def _strided_slice(layer: Layer, attributes: Attributes) -> Function:

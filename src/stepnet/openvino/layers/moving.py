@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.file_model import sliced
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.element_types import by_name
 from stepnet.openvino.records import Layer
 
-from .indexing import sliced
 from .row import Function, Misfit, Row, axis_in, listed, number, plain, shape_text
 
 _MOST = 2**28  # numbers in a matrix whose size a file says

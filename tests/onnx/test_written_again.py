@@ -1,0 +1,79 @@
+"""Models that were read are written again: their sizes stay open, and branches become choices."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("onnx_ir")
+import onnx
+import onnx.parser
+
+import stepnet.onnx
+import stepnet.openvino
+
+LAST = 2**63 - 1
+
+
+def cut(start, end, step):
+    parts = (
+        f"{n} = Constant<value = int64[1] {{{v}}}>() "
+        for n, v in zip("seat", (start, end, 0, step), strict=True)
+    )
+    return "".join(parts) + "y = Slice(x, s, e, a, t)"
+
+
+def branch(condition):
+    return (
+        condition
+        + """ y = If(c) <then_branch = t () => (float[T,B,4] p) { p = Tanh(x) },
+        else_branch = f () => (float[T,B,4] q) { q = Neg(x) }>"""
+    )
+
+
+GRAPHS = {
+    "all but the last": cut(0, -1, 1),
+    "the last two": cut(-2, LAST, 1),
+    "backwards": cut(-1, -LAST, -2),
+    "backwards from behind the end": cut(LAST, 0, -1),
+    "a range over the steps": """s = Shape<start = 0, end = 1>(x)  n = Squeeze(s)
+        z = Constant<value = int64 {0}>()  d = Constant<value = int64 {1}>()
+        r = Range(z, n, d)  f = Cast<to = 1>(r)
+        u = Constant<value = int64[2] {1, 2}>()  g = Unsqueeze(f, u)  y = Add(x, g)""",
+    "one-hot": """i = ArgMax<axis = 2, keepdims = 0>(x)  d = Constant<value = int64 {5}>()
+        v = Constant<value = float[2] {0.0, 1.0}>()  y = OneHot(i, d, v)""",
+    "normalized over the steps": """k = Constant<value = float[4] {1.0, 2.0, 1.0, 0.5}>()
+        z = Transpose<perm = [1, 2, 0]>(x)  n = InstanceNormalization(z, k, k)
+        y = Transpose<perm = [2, 0, 1]>(n)""",
+    "half of the steps": """s = Shape<start = 0, end = 1>(x)  t = Constant<value = int64[1] {2}>()
+        d = Div(s, t)  z = Constant<value = int64[1] {0}>()  y = Slice(x, z, d, z)""",
+    "paddings that are computed": """p = Constant<value = int64[4] {0, 0, 1, 2}>()  s = Shape(p)
+        two = Constant<value = int64[1] {2}>()  e = Sub(s, two)  z = ConstantOfShape<value = int64[1] {0}>(e)
+        a = Concat<axis = 0>(p, z)  m = Constant<value = int64[2] {-1, 2}>()  r = Reshape(a, m)
+        t = Transpose<perm = [1, 0]>(r)  k = Constant<value = int64[1] {-1}>()
+        f = Reshape(t, k)  q = Cast<to = 7>(f)  y = Pad<mode = "edge">(x, q)""",
+    "a branch by a size that is known": """s = Shape(x)  two = Constant<value = int64 {2}>()
+        n = Gather(s, two)  k = Constant<value = int64 {4}>()  c = Equal(n, k)
+        y = If(c) <then_branch = t () => (float[T,B,4] p) { p = Tanh(x) },
+        else_branch = f () => (float[T,4] q) { o = Constant<value = int64[1] {1}>()  q = Squeeze(x, o) }>""",
+    "a branch by a size": branch("""s = Shape<start = 0, end = 1>(x)  n = Squeeze(s)
+        k = Constant<value = int64 {3}>()  c = Greater(n, k)"""),
+    "a branch by a number": branch("""r = ReduceSum<keepdims = 0>(x)  z = Constant<value = float {0.0}>()
+        c = Greater(r, z)"""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_sizes_stay_open(name, tmp_path, opened):
+    head = '<ir_version: 9, opset_import: ["": 18]> g (float[T,B,4] x) => (float[N,M,K] y) '
+    onnx.save(onnx.parser.parse_model(f"{head} {{ {GRAPHS[name]} }}"), tmp_path / "m.onnx")
+    written = opened(tmp_path / "m.onnx")
+    stepnet.onnx.save(written.read, tmp_path / "again.onnx", torch.randn(4, 3, 4))
+    stepnet.openvino.save(written.read, tmp_path / "again.xml", torch.randn(4, 3, 4))
+    twins = [stepnet.onnx.load(tmp_path / "again.onnx"), stepnet.openvino.load(tmp_path / "again.xml")]
+    assert [twin.open_sizes for twin in twins] == [{"x": [0, 1]}] * 2
+    for steps, sign in ((1, 1), (2, -1), (7, 1), (7, -1)):
+        x = sign * torch.rand(steps, 2, 4)
+        (expected,) = written(x)
+        for twin in twins:
+            torch.testing.assert_close(twin(x)[0], expected, rtol=1e-4, atol=1e-4)
