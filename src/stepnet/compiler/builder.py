@@ -195,17 +195,17 @@ class Builder:
         if op in ("reshape", "permute") and made is not None and made.op == "full":
             return self.full(made.attr("value"), shape, first.dtype, first.kind)
         if op in ("mul", "div"):
-            other = self.values[inputs[1]]
-            if self.is_full(other.name, 1) and first.shape == tuple(shape):
+            other, whole = self.values[inputs[1]], (self.kind(*inputs), tuple(shape))
+            if self.is_full(other.name, 1) and (first.kind, first.shape) == whole:
                 return first.name
-            if op == "mul" and self.is_full(first.name, 1) and other.shape == tuple(shape):
+            if op == "mul" and self.is_full(first.name, 1) and (other.kind, other.shape) == whole:
                 return other.name
         return None
 
     def _check_linear(self, op: str, inputs: Sequence[str]) -> None:
         sums = [n for n in inputs if self.values[n].kind == "sum"]
-        linear = op in ("reshape", "permute", "expand", "slice", "flip", "cat", "neg", "sum", "copy", "cast")
-        linear |= op in ("add", "sub") and len(sums) == 2
+        linear = op in ("reshape", "permute", "expand", "slice", "flip", "neg", "sum", "copy", "cast")
+        linear |= op in ("add", "sub", "cat") and all(n in sums or self.is_full(n, 0) for n in inputs)
         linear |= op in ("mul", "matmul") and len(sums) == 1
         linear |= op in ("div", "gather", "cumsum") and sums == [inputs[0]]
         if op == "where" and inputs[0] not in sums:
@@ -214,8 +214,6 @@ class Builder:
             linear = sums == [inputs[1]]
         if op in ("scatter", "scatter_add"):
             linear = inputs[1] not in sums and all(n in sums or self.is_full(n, 0) for n in inputs[::2])
-        if op == "cat":
-            linear = all(n in sums or self.is_full(n, 0) for n in inputs)
         if not linear:
             raise Unsupported(
                 f"'{op}' is applied to a sum over rows of each step: the step mixes rows", line=self.line

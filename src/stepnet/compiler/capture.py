@@ -33,6 +33,7 @@ from .joint import joint_graph
 from .lengths import AsksLength, open_lengths
 from .masks import Masks
 from .own_state import OWN_STATE
+from .remarks import is_range
 from .traces import Input
 from .whole_calls import keep_whole
 
@@ -167,6 +168,8 @@ class _Swap(Replaced):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in OWN_STATE:
             return func(*args, **(kwargs or {}))
+        if is_range(func):
+            return func  # in the place of what ends it
         args, kwargs = self.replaced(args, kwargs)
         line = self.here()
         if line is not None:

@@ -31,6 +31,7 @@ from .library_ops import is_made_of_others
 from .masks import masks_in
 from .own_state import OWN_STATE
 from .reach import reach
+from .remarks import is_range
 from .survey import Same
 from .trust import BY_VALUE, is_trusted_class, is_trusted_code
 
@@ -166,6 +167,8 @@ class _Reader(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if is_range(func):
+            return func(*args, **kwargs)
         if is_made_of_others(func, (args, kwargs)):
             raise Unsupported(f"it calls {func}, an operator made in Python, which no walk sees into")
         self.note(func, args, kwargs)
