@@ -29,7 +29,8 @@ def applied(see: See, made: Made | None = None) -> Iterator[None]:
     """Let `see(args, kwargs)` give the arguments of each `Function.apply` that this thread calls in here, and
     `made(args, result)` meet what it makes of those; let torch's control flow be Python's, and what torch
     compiles run as it is written."""
-    with during(_seeing, (*_seeing.get(), (see, made))), _APPLY.inside(), plain_control(), as_written(), no_logs():
+    seeing = (*_seeing.get(), (see, made))
+    with during(_seeing, seeing), _APPLY.inside(), plain_control(), as_written(), no_logs():
         yield
 
 

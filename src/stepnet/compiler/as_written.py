@@ -26,9 +26,9 @@ _inside: ContextVar[bool] = ContextVar("stepnet_as_written", default=False)
 @contextlib.contextmanager
 def as_written() -> Iterator[None]:
     """Let what this thread calls in here run as it is written."""
-    with during(_inside, True), _SCRIPTED.inside(), _CHECKPOINTED.inside(), _REENTRANT.inside():
-        with _compiled().inside() if _DYNAMO in sys.modules else contextlib.nullcontext():
-            yield
+    compiled = _compiled().inside() if _DYNAMO in sys.modules else contextlib.nullcontext()
+    with during(_inside, True), _SCRIPTED.inside(), _CHECKPOINTED.inside(), _REENTRANT.inside(), compiled:
+        yield
 
 
 def written_as(function: Any) -> Callable[..., Any] | None:

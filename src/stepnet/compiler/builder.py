@@ -183,7 +183,8 @@ class Builder:
     def _identity(
         self, op: str, inputs: tuple[str, ...], shape: Sequence[int], attrs: dict[str, Any]
     ) -> str | None:
-        """a * 1 -> a; a / 1 -> a; reshapes and permutes that change nothing, or move one number."""
+        """a * 1 -> a; a / 1 -> a; sum + 0 -> sum; reshapes and permutes that change nothing, or move one
+        number."""
         if not inputs:
             return None
         first = self.values[inputs[0]]
@@ -194,18 +195,20 @@ class Builder:
         made = self._made.get(first.name)
         if op in ("reshape", "permute") and made is not None and made.op == "full":
             return self.full(made.attr("value"), shape, first.dtype, first.kind)
-        if op in ("mul", "div"):
-            other, whole = self.values[inputs[1]], (self.kind(*inputs), tuple(shape))
-            if self.is_full(other.name, 1) and (first.kind, first.shape) == whole:
-                return first.name
-            if op == "mul" and self.is_full(first.name, 1) and (other.kind, other.shape) == whole:
-                return other.name
+        kind, neutral = self.kind(*inputs), {"mul": 1, "div": 1}.get(op)
+        if op in ("add", "sub") and kind == "sum":  # of other values 0.0 is not neutral to -0.0
+            neutral = 0
+        if neutral is not None:
+            for kept, other in (inputs, inputs[::-1])[: 2 if op in ("mul", "add") else 1]:
+                value = self.values[kept]
+                if self.is_full(other, neutral) and (value.kind, value.shape) == (kind, tuple(shape)):
+                    return kept
         return None
 
     def _check_linear(self, op: str, inputs: Sequence[str]) -> None:
         sums = [n for n in inputs if self.values[n].kind == "sum"]
-        linear = op in ("reshape", "permute", "expand", "slice", "flip", "neg", "sum", "copy", "cast")
-        linear |= op in ("add", "sub", "cat") and all(n in sums or self.is_full(n, 0) for n in inputs)
+        linear = op in ("reshape", "permute", "expand", "slice", "flip", "cat", "neg", "sum", "copy", "cast")
+        linear |= op in ("add", "sub") and len(sums) == 2
         linear |= op in ("mul", "matmul") and len(sums) == 1
         linear |= op in ("div", "gather", "cumsum") and sums == [inputs[0]]
         if op == "where" and inputs[0] not in sums:
@@ -214,6 +217,8 @@ class Builder:
             linear = sums == [inputs[1]]
         if op in ("scatter", "scatter_add"):
             linear = inputs[1] not in sums and all(n in sums or self.is_full(n, 0) for n in inputs[::2])
+        if op == "cat":
+            linear = all(n in sums or self.is_full(n, 0) for n in inputs)
         if not linear:
             raise Unsupported(
                 f"'{op}' is applied to a sum over rows of each step: the step mixes rows", line=self.line

@@ -1,5 +1,5 @@
-"""What a step says beside its results, which no compiled loop would say at each step: logs; and what it may say
-at any time, as nobody tells how often: ranges of a profile."""
+"""What a step says beside its results: logs, which no compiled loop would write at each step, and ranges of a
+profile, which nobody counts."""
 
 from __future__ import annotations
 
