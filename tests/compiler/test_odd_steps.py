@@ -65,6 +65,17 @@ class Steps:
         h = gate * h + (1 - gate) * (x @ W)
         return h, h
 
+    def the_gradient_of_each_row(x, h):
+        def loss(h, target):
+            return 0.5 * (torch.tanh(h) - target).square().sum()
+
+        h = h - torch.func.vmap(torch.func.grad(loss))(h, x @ W)
+        return h, h
+
+    def fractions_of_a_weight(x, h):
+        h = torch.tanh(x * (B - B.floor()) + h)
+        return h, h
+
     def custom_function(x, h):
         h = _Sign.apply(x @ W + h @ U) + 0.5 * h
         return h, h

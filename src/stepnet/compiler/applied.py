@@ -13,7 +13,9 @@ from torch.autograd import Function
 
 from stepnet.watchers import during
 
+from .as_written import as_written
 from .control import plain_control
+from .remarks import no_logs
 from .swapped import Swapped
 
 See = Callable[[Any, Any], tuple[Any, Any]]
@@ -25,8 +27,10 @@ _seeing: ContextVar[tuple[tuple[See, Made | None], ...]] = ContextVar("stepnet_a
 @contextlib.contextmanager
 def applied(see: See, made: Made | None = None) -> Iterator[None]:
     """Let `see(args, kwargs)` give the arguments of each `Function.apply` that this thread calls in here, and
-    `made(args, result)` meet what it makes of those; let torch's control flow be Python's."""
-    with during(_seeing, (*_seeing.get(), (see, made))), _APPLY.inside(), plain_control():
+    `made(args, result)` meet what it makes of those; let torch's control flow be Python's, and what torch
+    compiles run as it is written."""
+    seeing = (*_seeing.get(), (see, made))
+    with during(_seeing, seeing), _APPLY.inside(), plain_control(), as_written(), no_logs():
         yield
 
 

@@ -183,7 +183,8 @@ class Builder:
     def _identity(
         self, op: str, inputs: tuple[str, ...], shape: Sequence[int], attrs: dict[str, Any]
     ) -> str | None:
-        """a * 1 -> a; a / 1 -> a; reshapes and permutes that change nothing, or move one number."""
+        """a * 1 -> a; a / 1 -> a; sum + 0 -> sum; reshapes and permutes that change nothing, or move one
+        number."""
         if not inputs:
             return None
         first = self.values[inputs[0]]
@@ -194,12 +195,14 @@ class Builder:
         made = self._made.get(first.name)
         if op in ("reshape", "permute") and made is not None and made.op == "full":
             return self.full(made.attr("value"), shape, first.dtype, first.kind)
-        if op in ("mul", "div"):
-            other = self.values[inputs[1]]
-            if self.is_full(other.name, 1) and first.shape == tuple(shape):
-                return first.name
-            if op == "mul" and self.is_full(first.name, 1) and other.shape == tuple(shape):
-                return other.name
+        kind, neutral = self.kind(*inputs), {"mul": 1, "div": 1}.get(op)
+        if op in ("add", "sub") and kind == "sum":  # of other values 0.0 is not neutral to -0.0
+            neutral = 0
+        if neutral is not None:
+            for kept, other in (inputs, inputs[::-1])[: 2 if op in ("mul", "add") else 1]:
+                value = self.values[kept]
+                if self.is_full(other, neutral) and (value.kind, value.shape) == (kind, tuple(shape)):
+                    return kept
         return None
 
     def _check_linear(self, op: str, inputs: Sequence[str]) -> None:

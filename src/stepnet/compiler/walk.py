@@ -11,6 +11,7 @@ import collections
 import contextvars
 import functools
 import gc
+import logging
 import sys
 import threading
 import types
@@ -26,6 +27,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from stepnet.data.recording import Interned
 
+from .as_written import written_as
 from .code_facts import MAKES, words
 from .kinds import (
     MISSING,
@@ -392,7 +394,22 @@ class Walk(CodeWalk):
             "used up on sample rows"
         )
 
+    def _logger(self, value: logging.Logger) -> None:
+        """Whether it would log: what it logs to is another matter (see `remarks`)."""
+        if type(value).__module__ != logging.__name__:
+            self._object(value)
+            return
+        found: logging.Logger | None = value
+        while found is not None:
+            self.hold(vars(found))
+            found = None if found.level else found.parent
+        self.hold(vars(value.manager))
+        self.key.append((logging.Logger, value.disabled, value.getEffectiveLevel(), value.manager.disable))
+
     def _scripted(self, value: Any) -> None:
+        if (written := written_as(value)) is not None:
+            self.visit(written)
+            return
         self.key.append(type(value))
         self.refused = self.refused or (
             "it calls what torch.jit compiled, which does other things at each of its first calls; "
@@ -473,6 +490,7 @@ _HOW: tuple[tuple[Any, Callable[[Walk, Any], None]], ...] = (
     ((SymInt, SymFloat, SymBool), Walk._identity),  # of a trace, which is behind them
     ((np.ndarray, np.generic), Walk._array),
     ((torch.jit.ScriptFunction, torch.jit.ScriptModule), Walk._scripted),
+    (logging.Logger, Walk._logger),
     (nn.Module, Walk._module),
     (types.FunctionType, Walk._function),
     (types.MethodType, Walk._method),

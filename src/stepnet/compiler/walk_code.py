@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import builtins
 import importlib.util
+import logging
 import os
 import sys
 import types
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .as_written import written_as
 from .code_facts import EFFECTS, PURE, REFLECTION, SEEDS, TENSOR_STATE, facts
 from .kinds import MISSING, Names
 from .patched import CLASSES
@@ -131,7 +133,13 @@ class CodeWalk(abc.ABC):
         self.opened(f"{getattr(value, '__qualname__', value.__name__)}, of which nothing is known")
 
     def _function(self, function: types.FunctionType) -> None:
+        if (written := written_as(function)) is not None:
+            self.visit(written)
+            return
         code = function.__code__
+        if code.co_filename == logging.__file__ and function.__qualname__ in vars(logging):
+            self._logs(function)
+            return
         known = facts(code)
         before, self.in_python = self.in_python, is_of_python(code.co_filename)
         trail = self.trail
@@ -198,6 +206,13 @@ class CodeWalk(abc.ABC):
         if known.stores:
             self.hold(Names(space, known.stores))
         self.in_python = before
+
+    def _logs(self, function: types.FunctionType) -> None:
+        """A function of `logging`: which logger it asks is known of those that log."""
+        self.key.append(Same(function))
+        self.visit(logging.root)
+        if not hasattr(logging.Logger, function.__name__):
+            self.opened(f"it calls logging.{function.__name__}")
 
     def _missing(self, name: str, function: types.FunctionType) -> None:
         """A name that is no global: a builtin, or nothing."""

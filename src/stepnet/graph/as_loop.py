@@ -64,12 +64,12 @@ def as_loop(call: Recurrence, tensors: Sequence[Tensor]) -> list[Tensor]:
             for table, value in zip(tables, results[:n_y], strict=True)
         ]
         new = [
-            torch.where(runs.view(-1, *[1] * (old.dim() - 1)), value.to(old.dtype), old)
+            torch.where(runs.view(-1, *[1] * (old.dim() - 1)), value.to(old.dtype), old).contiguous()
             for old, value in zip(state, results[n_y:], strict=True)
         ]
         return (t + 1, *y, *new)
 
-    first: Any = (torch.zeros((), dtype=torch.int64, device=device), *tables, *(t.clone() for t in state))
+    first: Any = (torch.zeros((), dtype=torch.int64, device=device), *tables, *(t.clone(memory_format=torch.contiguous_format) for t in state))
     same = (longest, starts, lengths, *rows, *static, *reads)
     _, *last = while_loop_op(goes_on, body, first, same)
     y = [table[:count].clone() for table in last[:n_y]]

@@ -116,7 +116,8 @@ def _traced(recurrence: Recurrence, tensors: Sequence[Tensor], reads: Sequence[A
             inputs += [torch.empty(m + 1, dtype=torch.int64) for m in ends]
             inputs += [torch.empty(shape, dtype=d, device=at) for shape, d, at in fixed]
         try:
-            graph = make_fx(recurrence.step, pre_dispatch=True)(*inputs)
+            with fake:  # what the step makes from nothing, too
+                graph = make_fx(recurrence.step, pre_dispatch=True)(*inputs)
         except RuntimeError as error:  # what torch says of a size that is a number
             said = str(error).splitlines()[0]
             raise _refusal(recurrence, f"it does not run on any number of rows: {said}") from error
