@@ -31,8 +31,8 @@ int64_t sn_marked(struct marked of) {
 }
 
 /* Cuts before (after: 0) or after (1) each marked row. Of `pieces` pieces these tables are written, one after
-   the other: offsets, and one more; owner, start and length; all of them by length, longest first; the first and
-   the last piece of each sequence; room for steps + 1 counts. The length of the longest. */
+   the other: offsets, and one more; owner, start and length; all of them by length, longest first; the first
+   and the last piece of each sequence; room for steps + 1 counts. The length of the longest. */
 int64_t sn_cut(struct marked of, int64_t after, int64_t by_step, int64_t pieces, int64_t *offset) {
     int64_t *owner = offset + pieces + 1, *start = owner + pieces, *length = start + pieces;
     int64_t *order = length + pieces, *first = order + pieces, *last = first + of.sequences;
