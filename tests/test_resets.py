@@ -152,10 +152,11 @@ def test_pieces_are_cut_by_c_as_by_numpy(n, steps, share, after, by_step, turned
     expected = Layout.pieces(pieces.offsets, pieces.owner, steps, n, by_step, False)
     for field in ("offsets", "first", "last", "owner"):
         assert torch.equal(getattr(by_c, field), getattr(pieces, field))
-    for field in ("starts", "lengths", "order"):
-        assert torch.equal(getattr(layout, field), getattr(expected, field))
-    for field in ("steps", "stride", "rows", "idle"):
-        assert getattr(layout, field) == getattr(expected, field)
+    for ours, theirs in ((layout, expected), (layout.backward, expected.backward)):
+        for field in ("starts", "lengths", "order", "before"):
+            assert torch.equal(getattr(ours, field), getattr(theirs, field))
+        for field in ("steps", "stride", "rows", "idle"):
+            assert getattr(ours, field) == getattr(theirs, field)
 
 
 @pytest.mark.parametrize("name", ["is_init", "done"])

@@ -31,12 +31,17 @@ int64_t sn_marked(struct marked of) {
 }
 
 /* Cuts before (after: 0) or after (1) each marked row. Of `pieces` pieces these tables are written, one after
-   the other: offsets, and one more; owner, start and length; all of them by length, longest first; the first
-   and the last piece of each sequence; room for steps + 1 counts. The length of the longest. */
-int64_t sn_cut(struct marked of, int64_t after, int64_t by_step, int64_t pieces, int64_t *offset) {
+   the other: offsets, and one more; owner, start, length, last row; all of them by length, longest first; the
+   first and the last piece of each sequence; room for steps + 1 counts; the row before each row, as
+   `Layout.before` has it, if somebody asks. The length of the longest. */
+int64_t sn_cut(struct marked of, int64_t after, int64_t by_step, int64_t asked, int64_t pieces,
+               int64_t *offset) {
     int64_t *owner = offset + pieces + 1, *start = owner + pieces, *length = start + pieces;
-    int64_t *order = length + pieces, *first = order + pieces, *last = first + of.sequences;
-    int64_t *place = last + of.sequences, p = 0;
+    int64_t *end = length + pieces, *order = end + pieces, *first = order + pieces;
+    int64_t *last = first + of.sequences, *place = last + of.sequences, *before = place + of.steps + 1;
+    int64_t p = 0;
+    const int64_t stride = by_step ? of.sequences : 1, rows = of.sequences * of.steps;
+    for (int64_t r = 0; r < asked * rows; ++r) before[r] = r - stride;
     for (int64_t b = 0; b < of.sequences; ++b) {
         int64_t from = 0;
         first[b] = p;
@@ -45,13 +50,16 @@ int64_t sn_cut(struct marked of, int64_t after, int64_t by_step, int64_t pieces,
             if (t < of.steps && !of.marks[b * of.across + t * of.along]) continue;
             offset[p] = b * of.steps + from;
             owner[p] = b;
-            start[p] = by_step ? from * of.sequences + b : offset[p];
-            length[p++] = to - from;
+            start[p] = by_step ? from * stride + b : offset[p];
+            length[p] = to - from;
+            end[p] = start[p] + (to > from ? to - from - 1 : 0) * stride;
+            if (asked && to > from) before[start[p]] = rows + p;
+            ++p;
             from = to;
         }
         last[b] = p - 1;
     }
-    offset[p] = of.sequences * of.steps;
+    offset[p] = rows;
     for (int64_t n = 0; n <= of.steps; ++n) place[n] = 0;
     for (int64_t i = 0; i < p; ++i) if (length[i]) ++place[length[i] - 1];
     for (int64_t n = of.steps; n-- > 0;) place[n] += place[n + 1];
@@ -83,7 +91,7 @@ def _functions() -> _Cut | None:
     loaded = ctypes.PyDLL(str(library.path), handle=library.handle._handle)
     count, write = loaded.sn_marked, loaded.sn_cut
     count.argtypes, count.restype = [_Marked], ctypes.c_int64
-    write.argtypes, write.restype = [_Marked, *[ctypes.c_int64] * 3, ctypes.c_void_p], ctypes.c_int64
+    write.argtypes, write.restype = [_Marked, *[ctypes.c_int64] * 4, ctypes.c_void_p], ctypes.c_int64
     return _Cut(count, write)
 
 
@@ -110,10 +118,15 @@ def cut_dense(marks: Tensor, after: bool, by_step: bool) -> tuple[Pieces, Layout
     n, steps = marks.shape
     of = _Marked(data_ptr(marks), *stride(marks), n, steps)
     count = n + functions.count(of)
-    sizes = [count + 1, count, count, count, count, n, n, steps + 1]
+    asked = torch.is_grad_enabled()  # a gradient would want it
+    sizes = [count + 1, *[count] * 5, n, n, steps + 1, asked * n * steps]
     table = empty(sum(sizes), dtype=torch.int64, device="cpu")
-    longest = functions.write(of, after, by_step, count, data_ptr(table))
-    offsets, owner, starts, lengths, order, first, last, _ = split(table, sizes)
-    layout = Layout(starts, lengths, n if by_step else 1, n * steps)
-    vars(layout).update(order=order, steps=longest)  # which it would compute
+    longest = functions.write(of, after, by_step, asked, count, data_ptr(table))
+    offsets, owner, starts, lengths, ends, order, first, last, _, before = split(table, sizes)
+    stride_of = n if by_step else 1
+    layout = Layout(starts, lengths, stride_of, n * steps)
+    backward = Layout(ends, lengths, -stride_of, n * steps)
+    for each in (layout, backward):
+        vars(each).update(order=order, steps=longest)  # which they would compute
+    vars(layout).update(backward=backward, **({"before": before} if asked else {}))
     return Pieces(offsets, first, last, owner), layout
