@@ -18,8 +18,11 @@ from covering import examples, few
 from outcomes import gradients
 from stepnet import LoDTensor, Recurrent, Resets, cells, recurrent
 from stepnet import nn as modules
+from stepnet.data.pieces import cut, places
 from stepnet.data.tree import flatten, unflatten
 from stepnet.errors import LoDError, StepError
+from stepnet.executors.c.pieces import cut_dense
+from stepnet.executors.layout import Layout
 from stepnet.resets import run_with_resets
 
 DTYPE = torch.float64
@@ -133,6 +136,27 @@ def test_pieces_of_tensors_run_where_they_lie(backend, axis, reverse):
 
 X = torch.randn(4, 3, FEATURES, dtype=DTYPE)  # 4 steps of 3 sequences
 DONE = torch.tensor([[0, 1, 0], [1, 0, 0], [0, 0, 0], [1, 0, 1]], dtype=torch.bool)
+
+
+@settings(max_examples=examples(40))
+@given(
+    st.integers(0, 4), st.integers(0, 6), st.sampled_from([0, 0.1, 0.5, 1]), st.booleans(), st.booleans(),
+    st.booleans(), st.integers(0, 2**20),
+)  # fmt: skip
+def test_pieces_are_cut_by_c_as_by_numpy(n, steps, share, after, by_step, turned, seed):
+    size = (steps, n) if turned else (n, steps)
+    marks = torch.rand(size, generator=torch.Generator().manual_seed(seed)) < share
+    marks = marks.t() if turned else marks
+    by_c, layout = cut_dense(marks, after, by_step)
+    pieces = cut(torch.arange(n + 1) * steps, places(marks), after)
+    expected = Layout.pieces(pieces.offsets, pieces.owner, steps, n, by_step, False)
+    for field in ("offsets", "first", "last", "owner"):
+        assert torch.equal(getattr(by_c, field), getattr(pieces, field))
+    for ours, theirs in ((layout, expected), (layout.backward, expected.backward)):
+        for field in ("starts", "lengths", "order", "before"):
+            assert torch.equal(getattr(ours, field), getattr(theirs, field))
+        for field in ("steps", "stride", "rows", "idle"):
+            assert getattr(ours, field) == getattr(theirs, field)
 
 
 @pytest.mark.parametrize("name", ["is_init", "done"])

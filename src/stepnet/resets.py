@@ -19,10 +19,11 @@ from .data.as_imported import from_numpy
 from .data.lod import LoDTensor
 from .data.modes import beside, outside_modes, traced
 from .data.offsets import LoD, short
-from .data.pieces import Pieces, cut, marks_of, places
+from .data.pieces import Pieces, cut, marks_of, places, truths
 from .data.tree import LEAF, Spec, by_leaf, flatten, rows_at, unflatten
 from .data.values import unpacked
 from .errors import LoDError, StepError
+from .executors.c.pieces import cut_dense
 from .executors.layout import Layout
 from .front.step import WithStatic, as_step, boot_state, describe_leaf, step_name
 
@@ -109,9 +110,8 @@ def run_with_resets(
     marks = rows.aligned(asked.marks)
     given = None if state is None else _one_a_sequence(function, state, rows.n)
     at_ends = asked.is_init is None
-    at = None if look or traced() or not rows.movable else places(marks)
-    if at is not None and len(at):
-        pieces = cut(rows.offsets, at, at_ends)
+    pieces = None if look or traced() or not rows.movable else rows.pieces(marks, at_ends)
+    if pieces is not None and len(pieces.owner) > rows.n:
         begin, end = (pieces.last, pieces.first) if reverse else (pieces.first, pieces.last)
         if given is None and asked.state is None:
             start = boot_state(function, len(pieces.owner))
@@ -128,7 +128,7 @@ def run_with_resets(
         y, final = run(step, rows.cut(pieces), start, reverse=reverse, level=0, **how)
         return rows.whole(y), rows_at(final, end)
     given = boot_state(function, rows.n) if given is None else given
-    if at is not None:  # no row is marked
+    if pieces is not None:  # no row is marked
         how |= {"level": rows.level, "axis": axis}
         return run(step, unflatten(rows.spec, rows.leaves), given, reverse=reverse, **how)
     marked = _Marked(function, at_ends != reverse, how.pop("detach_every", None))
@@ -318,6 +318,11 @@ class _Ragged:
         """The marks as a second input."""
         return LoDTensor._make(marks, LoD.trusted(self.levels, self.count))
 
+    def pieces(self, marks: Tensor, after: bool) -> Pieces | None:
+        """The sequences cut at marks; None where those have no numbers."""
+        flags = truths(marks)
+        return None if flags is None else cut(self.offsets, places(flags), after)
+
     def cut(self, pieces: Pieces) -> Any:
         """x with the pieces as its sequences."""
         return unflatten(self.spec, [_above(leaf, (pieces.offsets,), self.level + 1) for leaf in self.leaves])
@@ -354,6 +359,7 @@ class _Dense:
         shape = [size for k, size in enumerate(first.shape) if k != self.axis]
         self.n = shape[0] if shape else 1
         self.movable = all(leaf.dim() > 1 for leaf in leaves)
+        self._layout: Layout | None = None
 
     @property
     def offsets(self) -> Tensor:
@@ -370,6 +376,17 @@ class _Dense:
     def beside(self, marks: Tensor) -> Tensor:
         """The marks as a second input."""
         return marks.reshape(self.n, *(1,) * (self.axis - 1), self.steps) if self.axis else marks.t()
+
+    def pieces(self, marks: Tensor, after: bool) -> Pieces | None:
+        """As of ragged sequences; where there is a C compiler, their layout is made at once."""
+        flags = truths(marks)
+        if flags is None:
+            return None
+        made = cut_dense(flags, after, self.axis == 0)
+        if made is None:
+            return cut(self.offsets, places(flags), after)
+        pieces, self._layout = made
+        return pieces
 
     def cut(self, pieces: Pieces) -> Any:
         """x as rows, with the pieces as its sequences."""
@@ -388,6 +405,8 @@ class _Dense:
         """Where the rows of the pieces stand, if x is one tensor that holds a row for each step."""
         if self.spec is not LEAF or self.axis > 1:
             return None
+        if self._layout is not None:
+            return self._layout.backward if reverse else self._layout
         return Layout.pieces(pieces.offsets, pieces.owner, self.steps, self.n, self.axis == 0, reverse)
 
     def whole(self, y: Any) -> Any:

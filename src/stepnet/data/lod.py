@@ -386,10 +386,10 @@ class LoDTensor(RowWise, Tabular):
                 )
             marks = marks._values
         rows = self._lod.rows
-        marked = pieces.places(pieces.marks_of(marks, [(rows,), (rows, 1)], what))
-        if marked is None:
+        flags = pieces.truths(pieces.marks_of(marks, [(rows,), (rows, 1)], what))
+        if flags is None:
             raise LoDError(f"{what} must have numbers to cut by", got=brief(marks))
-        return LoDTensor._make(self._values, pieces.split(self._lod, marked, after))
+        return LoDTensor._make(self._values, pieces.split(self._lod, pieces.places(flags), after))
 
     def join_pieces(self) -> LoDTensor:
         """One level less: a sequence of the last level but one holds the rows of its own. Undoes `split_at`.

@@ -103,10 +103,16 @@ def _tensor(given: Any, what: str) -> Tensor:
 
 
 @outside_modes
-def places(marks: Tensor) -> Numbers | None:
-    """Which elements are other than zero; None where they have no numbers."""
+def truths(marks: Tensor) -> Tensor | None:
+    """Which elements are other than zero, as truth values on the CPU; None where they have no numbers."""
     numbers = real(marks)
     if numbers is None:
         return None
     flags = numbers if numbers.dtype is torch.bool else numbers.detach() != 0
-    return (flags if flags.is_cpu else flags.cpu()).numpy().reshape(-1).nonzero()[0]
+    return flags if flags.is_cpu else flags.cpu()
+
+
+@outside_modes
+def places(flags: Tensor) -> Numbers:
+    """Which of `truths` hold, by their numbers."""
+    return flags.numpy().reshape(-1).nonzero()[0]

@@ -100,6 +100,8 @@ class CScan:
         early = {node.inputs[1] for node in (*p.early, *p.late)}
         self.step_bytes = sum(p.value(name).bytes for name, *_ in self.source.packed if name not in early)
         self._matrix_bytes = sum(p.value(name).bytes for name in p.matrices)
+        self._worth_packing = next(rows for size, rows in WORTH_PACKING if self._matrix_bytes >= size)
+        self._packings: dict[tuple[Sharing | None, int], tuple[list[int], int]] = {}
         self._row_work = self.source.space[1] + sum(h * k * n for _, h, k, n in self.source.packed)
         self._tiled = has_tiles() and any(BY_DTYPE[p.value(name).dtype].sums == "f32" for name in p.matrices)
         self._splits = any(BY_DTYPE[p.value(name).dtype].is_split for name in p.matrices)
@@ -267,15 +269,10 @@ class CScan:
             chunk = max(LEAST, min(chunk, layout.steps // (TURNS * members)) // LEAST * LEAST)
         share_bytes = source.space[0] + count * (8 * members + source.space[1] + chunk * row_bytes)
         share_bytes = padded(share_bytes + 64 * members)
-        packed_at, at = [], share_bytes * slots
         shares = slots * max(turns, 1)
         order = layout.order if in_turn else layout.dealt(shares)
-        for name, heads, k, n in source.packed:
-            packed_at.append(at)
-            product = BY_DTYPE[source.program.value(name).dtype]
-            at += padded(heads * product.packed_bytes(k, n, split))
-        worth = next(rows for size, rows in WORTH_PACKING if self._matrix_bytes >= size)
-        few = layout.rows < worth and sharing in (None, "members")
+        packed, packed_bytes = self._packed(sharing, split)
+        few = layout.rows < self._worth_packing and sharing in (None, "members")
         head = (
             layout.sequences, shares, layout.steps, layout.stride, slots, chunk,
             members if sharing is not None else 0, split, int(few),
@@ -290,11 +287,23 @@ class CScan:
             sharing,
             head,
             share_bytes,
-            tuple(packed_at),
-            at + 64,
+            tuple(share_bytes * slots + at for at in packed),
+            share_bytes * slots + packed_bytes + 64,
             slots * members,
             self._tables_for(layout, slots * members),
         )
+
+    def _packed(self, sharing: Sharing | None, split: int) -> tuple[list[int], int]:
+        """Where the matrices that are packed stand, one after the other, and the bytes of all."""
+        found = self._packings.get((sharing, split))
+        if found is None:
+            source, places, at = self._code(sharing).source, [], 0
+            for name, heads, k, n in source.packed:
+                places.append(at)
+                product = BY_DTYPE[source.program.value(name).dtype]
+                at += padded(heads * product.packed_bytes(k, n, split))
+            found = self._packings[sharing, split] = places, at
+        return found
 
     def _tables_for(self, layout: Layout, parts: int) -> tuple[Table, ...]:
         """The tensors that a call makes, which are the same for many layouts of as many rows."""
