@@ -6,7 +6,6 @@ import contextlib
 import logging
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Any
 
 from stepnet.errors import Unsupported
 from stepnet.user_line import user_line
@@ -40,4 +39,3 @@ def _handle(logger: logging.Logger, record: logging.LogRecord) -> None:
 
 
 _HANDLE = Swapped(logging.Logger, "handle", _handle)
-
