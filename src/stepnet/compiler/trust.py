@@ -70,9 +70,9 @@ _NOT_AMBIENT = words(
     is_signed is_distributed set_grad_enabled is_grad_enabled get_default_dtype"""
 )  # what the key of a call holds, or what follows from arguments
 _AMBIENT = words(
-    """backends random cuda mps xpu accelerator cpu distributed utils overrides _C compiler jit
-    KinetoStepTracker config seed initial_seed default_generator Generator hub multiprocessing _dynamo _inductor ops library
-    compile load from_file autograd_profiler"""
+    """backends random cuda mps xpu accelerator cpu distributed utils overrides _C compiler jit config seed
+    initial_seed default_generator Generator hub multiprocessing _dynamo _inductor ops library compile load
+    from_file autograd_profiler KinetoStepTracker"""
 )
 
 HEAP = 1 << 9  # of a class's flags: it is made in Python, and may be changed
