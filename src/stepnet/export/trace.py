@@ -158,8 +158,8 @@ def _traced(
 
 
 def _nothing_kept() -> AbstractContextManager[Any]:
-    """What torch keeps of each call of a trace, to know the shapes of the next one like it, is made and looked
-    up by open sizes, which takes longer than to work the shapes out: half as long again for a whole trace."""
+    """What torch keeps of each call of a trace, to know the shapes of the next one like it, is made and
+    looked up by open sizes, which takes longer than to work the shapes out."""
     return torch._dynamo.config.patch(fake_tensor_cache_enabled=False)
 
 
