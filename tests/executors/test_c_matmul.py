@@ -128,10 +128,12 @@ def _tolerance(dtype: np.dtype, A: np.ndarray, B: np.ndarray) -> np.ndarray:
     return (A.shape[1] + 2) * np.finfo(dtype).eps * (np.abs(A) @ np.abs(B) + 1)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("suffix", DTYPES)
 @pytest.mark.parametrize("layout", ["dense", "strided", "indexed"])
-@pytest.mark.parametrize(("rows", "K", "N"), SHAPES, ids=lambda value: str(value))
-def test_matmul(library, rows, K, N, layout, suffix):
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_matmul(library, shape, layout, suffix):
+    rows, K, N = shape
     rng = np.random.default_rng(rows * 1000 + K + N)
     dtype = DTYPES[suffix]
     A, addend, C = (Table(rows, width, layout, dtype, rng) for width in (K, N, N))

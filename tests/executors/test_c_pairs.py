@@ -81,9 +81,11 @@ def multiply(library, c, d, a, matrix) -> None:
     library.matmul(*(ctypes.byref(t) for t in (c.c, d, a.c)), ctypes.c_void_p(packed.data_ptr()), *sizes)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("layout", ["dense", "strided", "indexed"])
-@pytest.mark.parametrize(("rows", "K", "N"), SHAPES)
-def test_matmul(library, rows, K, N, layout):
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_matmul(library, shape, layout):
+    rows, K, N = shape
     a, c = Rows(rows, K, layout, torch.bfloat16), Rows(rows, N, layout, torch.float32)
     d = Rows(rows, N, "strided", torch.float32)
     turned = torch.randn(N, K).bfloat16().t()

@@ -84,10 +84,12 @@ def product(library, rows: torch.Tensor, matrix: torch.Tensor, parts: int) -> to
     return c.buffer[c.places]
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("parts", [0, 1, 2, 3])
 @pytest.mark.parametrize("layout", ["dense", "strided", "indexed"])
-@pytest.mark.parametrize(("rows", "K", "N"), SHAPES)
-def test_matmul(library, rows, K, N, layout, parts):
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_matmul(library, shape, layout, parts):
+    rows, K, N = shape
     a, c = Rows(rows, K, layout, torch.float32), Rows(rows, N, layout, torch.float32)
     d = Rows(rows, N, "strided", torch.float32)
     for matrix in (torch.randn(K, N), torch.randn(N, K).t()):

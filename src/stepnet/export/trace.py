@@ -159,7 +159,7 @@ def _traced(
 
 def _nothing_kept() -> AbstractContextManager[Any]:
     """What torch keeps of each call of a trace, to know the shapes of the next one like it, is made and
-    looked up by open sizes, which takes longer than to work them out: half as long again for a trace."""
+    looked up by open sizes, which takes longer than to work the shapes out."""
     return torch._dynamo.config.patch(fake_tensor_cache_enabled=False)
 
 
