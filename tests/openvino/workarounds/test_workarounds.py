@@ -256,3 +256,24 @@ def test_counts_of_slices_that_nothing_reads(cut, tmp_path):
     assert torch.equal(
         load(tmp_path / "m.xml")(torch.ones(2, 9, 3), torch.zeros(3))["y"], torch.ones(3) * steps
     )
+
+
+@pytest.mark.parametrize(
+    ("type", "version", "shape"),
+    [
+        ("SoftMax", "opset1", (2, 3, 4)),
+        ("ShapeOf", "opset3", (2, 3)),
+        ("DepthToSpace", "opset1", (1, 4, 2, 2)),
+    ],
+)
+def test_attributes_left_out_are_written(type, version, shape, tmp_path):
+    openvino = pytest.importorskip("openvino")
+    b = NetBuilder("net")
+    more = {"mode": "blocks_first"} if type == "DepthToSpace" else {}
+    b.result(b.layer(type, [b.parameter("x", F32, shape)], more, version=version), ("y",))
+    write(b.net(), tmp_path / "m.xml")
+    x = torch.randn(shape)
+    found = openvino.Core().compile_model(str(tmp_path / "m.xml"), "CPU")([x.numpy()])[0]
+    right = {"SoftMax": x.softmax(1), "ShapeOf": torch.tensor(shape), "DepthToSpace": x}[type]
+    torch.testing.assert_close(torch.from_numpy(found), right, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(load(tmp_path / "m.xml")(x)["y"], right)

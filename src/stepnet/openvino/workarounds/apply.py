@@ -6,6 +6,7 @@ from stepnet.openvino.records import Net
 from stepnet.openvino.writing.edit import Editor, all_nets, copied
 
 from .dropped_slices import told_count
+from .left_out import with_defaults
 from .old_cells import plain_cells
 from .ranges import whole_ranges
 from .shared_memory import keep_apart
@@ -19,6 +20,7 @@ def worked_around(net: Net) -> Net:
         edit = Editor(inner)
         plain_cells(edit)
         for layer in list(inner.layers.values()):
+            with_defaults(layer)
             if layer.bodies:
                 one_port_each(edit, layer)
             if layer.bodies and layer.type != "If":
