@@ -139,7 +139,7 @@ def _number(func: Any, args: Sequence[Any]) -> Any:
         return _FILLED[func]
     if func not in _SUMS or len(args) != 2:
         return None
-    parts = [getattr(part, SIZE, None) if isinstance(part, Tensor) else part for part in args]
+    parts: list[Any] = [getattr(part, SIZE, None) if isinstance(part, Tensor) else part for part in args]
     return _SUMS[func](*parts) if all(isinstance(part, (int, torch.SymInt)) for part in parts) else None
 
 
