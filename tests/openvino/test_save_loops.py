@@ -196,6 +196,18 @@ def the_step_as_a_number(self: Any, x: Tensor) -> Any:
     return mixed.stack()
 
 
+def ends_in_two_places(self: Any, x: Tensor) -> Any:
+    xs, last = TensorArray(unstack_from=x), torch.tensor(x.shape[0]) - 1
+    loop = stepnet.create_whileloop([last - torch.zeros((), dtype=torch.long), x[0]])
+    with loop.frame() as (s, total):
+        loop.break_if(s < 0)
+        new = total + xs.read(s).abs()
+        loop.break_if((new > 1).any(1).all())
+        loop.update(s, s - 1)
+        loop.update(total, new)
+    return loop.results
+
+
 def a_size_as_a_number(self: Any, x: Tensor) -> Any:
     xs, h = TensorArray(unstack_from=x), TensorArray()
     loop = stepnet.create_whileloop([torch.tensor(0)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -111,9 +112,36 @@ class _Lines(TorchFunctionMode):
         line = line_run_by(__file__)
         fx_traceback.set_stack_trace([line.short] if line else [])
         result = func(*args, **(kwargs or {}))
-        if func in (torch.tensor, torch.as_tensor) and isinstance(args[0], torch.SymInt):
-            setattr(result, SIZE, args[0])  # else a number that the trace knows nothing of
+        number = _number(func, args) if isinstance(result, Tensor) and _is_one(result) else None
+        if number is not None:
+            setattr(result, SIZE, number)  # else a number that the trace knows nothing of
         return result
+
+
+_SUMS = {
+    operation: run
+    for run, names in ((operator.add, ("add", "__add__", "__radd__")), (operator.sub, ("sub", "__sub__")))
+    for name in names
+    for operation in (getattr(Tensor, name), getattr(torch, name, None))
+    if operation is not None
+}
+_FILLED = {torch.zeros: 0, torch.zeros_like: 0, torch.ones: 1, torch.ones_like: 1}
+
+
+def _is_one(result: Tensor) -> bool:
+    return result.numel() == 1 and not (result.dtype.is_floating_point or result.dtype.is_complex)
+
+
+def _number(func: Any, args: Sequence[Any]) -> Any:
+    """The one integer that a call gives, if it follows from sizes; it is made of numbers, or added to one."""
+    if func in (torch.tensor, torch.as_tensor, torch.scalar_tensor):
+        return args[0] if isinstance(args[0], torch.SymInt) else None
+    if func in _FILLED:
+        return _FILLED[func]
+    if func not in _SUMS or len(args) != 2:
+        return None
+    parts: list[Any] = [getattr(part, SIZE, None) if isinstance(part, Tensor) else part for part in args]
+    return _SUMS[func](*parts) if all(isinstance(part, (int, torch.SymInt)) for part in parts) else None
 
 
 class _Traced(nn.Module):

@@ -41,8 +41,8 @@ def create_whileloop(loop_vars: Sequence[Tensor], *, max_steps: int | None = Non
     it wrote, and in `loop.results`. All of it is differentiable.
 
     A loop that counts a step, reads arrays at `step` and `step - 1` and writes at `step` runs as a scan, as
-    `recurrent` does; `loop.explain()` says so, or which rule it broke. Then it runs step by step. Of a model
-    whose loops are frames, `stepnet.explain(model, x)` tells the same.
+    `recurrent` does, also if it computes with the step; `loop.explain()` says so, or which rule it broke.
+    Then it runs step by step. Of a model whose loops are frames, `stepnet.explain(model, x)` tells the same.
 
     Under `with Tape():`, or where it reads an item of a tape, the loop is recorded as a layer of the tape;
     its results and what is read from the arrays that it wrote are then items.
