@@ -88,9 +88,10 @@ def few(loop: LoopPlan, region: Region) -> list[Few]:
         for node in other.nodes:
             if node.op != "matmul_tn" or node.attr("batch") or not before.issuperset(node.inputs):
                 continue
-            a, b, out = (kinds[name] for name in (*node.inputs, node.output))
+            left, right = node.inputs
+            a, b, out = kinds[left], kinds[right], kinds[node.output]
             if len(a.shape) == len(b.shape) == 1 and {a.dtype, b.dtype, out.dtype} == {"float32"}:
-                found.append(Few(node.output, *node.inputs, *a.shape, *b.shape))
+                found.append(Few(node.output, left, right, a.shape[0], b.shape[0]))
     return found
 
 
