@@ -385,7 +385,7 @@ class _PlanCall(torch.autograd.Function):
 
 
 # Without a look for transforms of torch, which are not around what is as it is.
-_apply: Callable[..., tuple[Tensor, ...]] = super(torch.autograd.Function, _PlanCall).apply
+_apply: Callable[..., tuple[Tensor, ...]] = super(torch.autograd.Function, _PlanCall).apply  # pyright: ignore
 
 
 def _rows(tensor: Tensor) -> Tensor:

@@ -36,13 +36,13 @@ class _Bound:
 
 
 class _Turn(NamedTuple):
-    """What runs of a region: its scan with these products, or these nodes; and what is let go then."""
+    """What runs of a region: its scan, of few rows with products, or nodes; and what is let go then."""
 
     region: Region
     scan: Scan | None
     nodes: list[_Bound]
     dead: tuple[str, ...]
-    products: tuple[str, ...] = ()
+    products: tuple[str, ...] | None = None
 
 
 class PreparedLoop:
@@ -50,8 +50,8 @@ class PreparedLoop:
 
     A scan executor gets the region, the values at hand, the boot values of carries, and the layout; it
     adds the values the region gives to those at hand and returns the last value of each carry. One that can
-    make products of rows beside them says of how many rows (`few_rows`) and which (`products`, each with the
-    operand that may have to be moved by a step); then it is also given those that are asked for. `own` is an
+    make products over rows beside them says which (`products`) and of how many rows (`few_rows`); then it is
+    also given those that are asked for, and moves the rows that have a boot by a step. `own` is an
     executor's way to compute a node on all rows, where it has one.
     """
 
@@ -101,24 +101,21 @@ class PreparedLoop:
 
     def _set_few(self, scans: Sequence[Scan | None], maps: Sequence[Node]) -> None:
         """`few_rows`: of how many rows at most scans make products over rows, too. `moved`: the parameters
-        that these alone read, and that they may take from one step to the other. `few_by_address`: whether
-        nothing else asks for the shape of a parameter then."""
+        that one scan then takes from one step to the other. `few_by_address`: whether nothing asks for the
+        shape of a parameter then."""
         self._makes: dict[str, Scan] = {}
-        earlier: set[str] = set()
         for scan in scans:
             if scan is not None:
-                products: Mapping[str, str] = getattr(scan, "products", {})
-                self._makes = dict.fromkeys(products, scan) | self._makes
-                earlier.update(products.values())
+                self._makes = dict.fromkeys(getattr(scan, "products", ()), scan) | self._makes
         self.few_rows = min((getattr(scan, "few_rows", 0) for scan in self._makes.values()), default=0)
-        parameters = {*self.plan.body.parameters}
+        rows = {name for name in self.plan.body.parameters if self.plan.body.values[name].kind == "row"}
         beside = {name for node in maps if node.outputs[0] not in self._makes for name in node.inputs}
         beside.update(self.plan.wanted, self.plan.rows_of_carries())
-        inside = {name for region in self.plan.regions if region.kind == "scan" for name in region.read}
-        inside.update(node.inputs[0] for node in maps if node.outputs[0] in self._makes)
-        self.moved = frozenset(earlier & parameters - inside - beside)
-        rows = {name for name in parameters & beside if self.plan.body.values[name].kind == "row"}
-        self.few_by_address = not rows and all(scan is None or hasattr(scan, "by_address") for scan in scans)
+        alone = sum(scan is not None for scan in scans) == 1 and bool(self._makes)
+        self.moved = frozenset(rows - beside if alone else ())
+        self.few_by_address = rows.isdisjoint(beside) and all(
+            scan is None or hasattr(scan, "by_address") for scan in scans
+        )
 
     def run(
         self, values: dict[str, Tensor], states: dict[str, Tensor], layout: Layout,
@@ -182,9 +179,9 @@ class PreparedLoop:
             live = {*asked, *self.plan.rows_of_carries()}
             turns: list[_Turn] = []
             for turn in reversed(self._turns):
-                made: tuple[str, ...] = ()
+                made: tuple[str, ...] | None = None
                 if turn.scan is not None:
-                    if few:
+                    if few and turn.scan in self._makes.values():
                         made = tuple(n for n, scan in self._makes.items() if scan is turn.scan and n in live)
                     live.update((*turn.region.read, *_sources(turn.scan)))
                 kept: list[_Bound] = []
@@ -211,7 +208,7 @@ class PreparedLoop:
         few = 0 < layout.rows <= self.few_rows
         turns = self._turns_for(wanted, few) if few or wanted is not None else self._turns
         for region, scan, nodes, dead, products in turns:
-            if products:
+            if products is not None:
                 assert scan is not None
                 finals |= scan(region, values, states, layout, products)
             elif scan is not None:

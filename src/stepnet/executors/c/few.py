@@ -23,9 +23,15 @@ _TEXT = """
 #include <stdint.h>
 #include <string.h>
 
+struct move {
+    char *to;
+    const char *from, *boot;
+    int64_t bytes;
+};
+
 struct product {
     float *restrict sums;
-    const float *a, *b, *boot; /* boot: what follows the last row of each sequence in b */
+    const float *a, *b;
     int64_t k, n;
 };
 
@@ -34,23 +40,29 @@ struct served {
     const void *pool, *arguments;
     int64_t sequences, stride;
     const int64_t *start, *length;
-    int64_t count;
-    struct product products[];
+    int64_t rows, moves, products;
 };
 
-/* Run a scan; then sums[k, n] = the sum of a[row, k] b[row, n] over rows; with a boot, b's next row. */
+/* Tables of the rows one step on, with a boot where sequences end; then a scan; then sums[k, n] = the sum of
+   a[row, k] b[row, n] over rows. */
 void sn_served(const struct served *s) {
-    s->run(s->pool, s->arguments);
-    for (const struct product *p = s->products, *end = p + s->count; p < end; ++p) {
-        memset(p->sums, 0, (size_t)(p->k * p->n) * sizeof(float));
+    const struct move *moves = (const void *)(s + 1);
+    const struct product *products = (const void *)(moves + s->moves);
+    for (const struct move *m = moves; m < moves + s->moves; ++m)
         for (int64_t q = 0; q < s->sequences; ++q) {
             int64_t row = s->start[q];
             for (int64_t left = s->length[q]; left > 0; --left, row += s->stride) {
-                const float *a = p->a + row * p->k, *b = p->b + row * p->n;
-                if (p->boot) b = left > 1 ? b + s->stride * p->n : p->boot + q * p->n;
-                for (int64_t i = 0; i < p->k; ++i)
-                    for (int64_t j = 0; j < p->n; ++j) p->sums[i * p->n + j] += a[i] * b[j];
+                const char *next = left > 1 ? m->from + (row + s->stride) * m->bytes : m->boot + q * m->bytes;
+                memcpy(m->to + row * m->bytes, next, (size_t)m->bytes);
             }
+        }
+    s->run(s->pool, s->arguments);
+    for (const struct product *p = products; p < products + s->products; ++p) {
+        memset(p->sums, 0, (size_t)(p->k * p->n) * sizeof(float));
+        for (int64_t row = 0; row < s->rows; ++row) {
+            const float *a = p->a + row * p->k, *b = p->b + row * p->n;
+            for (int64_t i = 0; i < p->k; ++i)
+                for (int64_t j = 0; j < p->n; ++j) p->sums[i * p->n + j] += a[i] * b[j];
         }
     }
 }
@@ -76,9 +88,10 @@ def few(loop: LoopPlan, region: Region) -> list[Few]:
         for node in other.nodes:
             if node.op != "matmul_tn" or node.attr("batch") or not before.issuperset(node.inputs):
                 continue
-            a, b, out = (kinds[name] for name in (*node.inputs, node.output))
+            left, right = node.inputs
+            a, b, out = kinds[left], kinds[right], kinds[node.output]
             if len(a.shape) == len(b.shape) == 1 and {a.dtype, b.dtype, out.dtype} == {"float32"}:
-                found.append(Few(node.output, *node.inputs, *a.shape, *b.shape))
+                found.append(Few(node.output, left, right, a.shape[0], b.shape[0]))
     return found
 
 
@@ -89,14 +102,24 @@ def most_rows(products: list[Few]) -> int:
 
 
 def served(
-    run: int, pool: int, arguments: int, layout: Layout, products: Sequence[tuple[Few, int, int, int, int]]
-) -> None:
-    """Run the function of a scan on its arguments, and make products: each with the addresses of its sums, of
-    its rows, and of what b has after the last row of each sequence, if its rows are to be the next ones."""
+    run: int, pool: int, arguments: int, layout: Layout, moves: Sequence[tuple[int, int, int, int]],
+    products: Sequence[tuple[int, int, int, int, int]],
+) -> None:  # fmt: skip
+    """Run the function of a scan on its arguments, between moves and products.
+
+    Args:
+        run, pool, arguments: their addresses.
+        layout: where rows stand, in the order that the scan runs.
+        moves: of tables whose rows are to be those of the next step: the address of the new table, of the old
+            one, and of the rows that follow the last ones; and the bytes of a row.
+        products: the addresses of the sums, and of both rows; and how many numbers these have.
+    """
     numbers = array("q", (run, pool, arguments, layout.sequences, layout.stride))
-    numbers.extend((data_ptr(layout.starts), data_ptr(layout.lengths), len(products)))
-    for of, *places in products:
-        numbers.extend((*places, of.k, of.n))
+    numbers.extend(
+        (data_ptr(layout.starts), data_ptr(layout.lengths), layout.rows, len(moves), len(products))
+    )
+    for places in (*moves, *products):
+        numbers.extend(places)
     library()(numbers.buffer_info()[0])
 
 

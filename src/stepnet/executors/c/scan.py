@@ -93,7 +93,7 @@ class CScan:
         few = c_few.few(loop, region)
         sums = [_table(0, each.made, (each.k, each.n), torch.float32, empty) for each in few]
         self._few = {each.made: (each, table) for each, table in zip(few, sums, strict=True)}
-        self.products = {each.made: each.b for each in few}
+        self.products = frozenset(self._few)
         self.few_rows = c_few.most_rows(few)
         self.features = features(p)
         self.beside = by_turns(p)[1]
@@ -133,6 +133,8 @@ class CScan:
             place for place in desks.places("row", "sequence", "shared") if place[1] not in constants
         ]
         self._held, self._carried = desks.places("held"), desks.places("state")
+        rows = {name for _, name in desks.places("row")}.union(*((each.a, each.b) for each in few))
+        self._movable = sorted(rows & {*loop.body.parameters} - {carry.parameter for carry in loop.carries})
         sums, totals = ([(n, n, part is p.sums) for n in part] for part in (p.sums, p.totals))
         self._given = [*sums, *totals, *((name, kept, False) for name, kept in p.renamed.items())]
         self._multiplied: list[tuple[int, str, int | None, int, int]] = []
@@ -142,9 +144,9 @@ class CScan:
 
     def __call__(
         self, region: Region, values: dict[str, Tensor], states: Mapping[str, Tensor], layout: Layout,
-        products: Sequence[str] = (),
+        products: Sequence[str] | None = None,
     ) -> dict[str, Tensor]:  # fmt: skip
-        """See `PreparedLoop`. `products`: those over rows that are to be made, too."""
+        """See `PreparedLoop`. `products`: of few rows, those over rows that are to be made, too."""
         threads = torch.get_num_threads()
         split = float_parts() if self._splits and layout.rows >= WORTH_SPLITTING else 0
         placed = self._placed
@@ -159,6 +161,7 @@ class CScan:
         finals: dict[str, Tensor] = {}
         made: dict[str, Tensor] = {}
         alive: list[Tensor] = []
+        moves = [] if products is None else self._moves(values, states, alive)
         for at, name in self._read:
             tensor = values[name]
             numbers[at] = data_ptr(tensor) if is_contiguous(tensor) else _copied(tensor, alive)
@@ -189,10 +192,10 @@ class CScan:
             if state is not None:
                 values[EARLIER + state] = lead_in(table, states[state])
         code, pool = self._code(placed.sharing), c_threads.pool(placed.used)
-        few = [self._product(*self._few[name], values, states, made, alive) for name in products]
+        few = [self._product(*self._few[name], values, made, alive) for name in products or ()]
         began = perf_counter_ns()
-        if few:
-            c_few.served(code.address, ctypes.addressof(pool), desk.address, layout, few)
+        if few or moves:
+            c_few.served(code.address, ctypes.addressof(pool), desk.address, layout, moves, few)
         else:
             code.run(pool, desk.address)
         if pace is not None:
@@ -202,17 +205,32 @@ class CScan:
             raise _fault(self.source.program, int(made[""]))
         for name, kept, is_sum in self._given:
             values[name] = made[kept].sum(0) if is_sum and placed.parts > 1 else made[kept]
-        for name in products:
+        for name in products or ():
             values[name] = made[name]
         for _, name in self._held:
             finals[name] = states[name]
         return finals
 
+    def _moves(
+        self, values: dict[str, Tensor], states: Mapping[str, Tensor], alive: list[Tensor]
+    ) -> list[tuple[int, int, int, int]]:
+        """New tables for the rows that have a boot, and what `c_few.served` is to know of them."""
+        found: list[tuple[int, int, int, int]] = []
+        for name in self._movable:
+            boot = states.get(name)
+            if boot is not None:
+                rows = contiguous(values[name])
+                alive += (rows, boot := contiguous(boot))
+                values[name] = table = empty_like(rows)
+                size = math.prod(boot.shape[1:]) * boot.dtype.itemsize
+                found.append((data_ptr(table), data_ptr(rows), data_ptr(boot), size))
+        return found
+
     def _product(
-        self, of: c_few.Few, table: Table, values: Mapping[str, Tensor], states: Mapping[str, Tensor],
-        made: dict[str, Tensor], alive: list[Tensor],
-    ) -> tuple[c_few.Few, int, int, int, int]:  # fmt: skip
-        """A product over rows, and where its sums and its rows are; and the boot of rows of another step."""
+        self, of: c_few.Few, table: Table, values: Mapping[str, Tensor], made: dict[str, Tensor],
+        alive: list[Tensor],
+    ) -> tuple[int, int, int, int, int]:  # fmt: skip
+        """A table for a product over rows, and what `c_few.served` is to know of it."""
         sums = made[of.made] = table.made()
         renamed = self.source.program.renamed
 
@@ -220,9 +238,7 @@ class CScan:
             rows = made[renamed[name]] if name in renamed else values[name]
             return data_ptr(rows) if is_contiguous(rows) else _copied(rows, alive)
 
-        boot = states.get(of.b)
-        at = 0 if boot is None else data_ptr(boot) if is_contiguous(boot) else _copied(boot, alive)
-        return of, data_ptr(sums), place(of.a), place(of.b), at
+        return data_ptr(sums), place(of.a), place(of.b), of.k, of.n
 
     def _place(self, layout: Layout, threads: int, split: int) -> Placed:
         """What the arguments of a call are for these sequences, on at most so many threads."""
