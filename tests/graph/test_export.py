@@ -153,6 +153,26 @@ def test_saved_and_run_in_another_process_at_other_lengths(tmp_path: Path) -> No
     assert run.stdout == "dense equal\ndocuments equal\nragged equal\n", run.stderr
 
 
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")  # torch's own
+def test_a_step_makes_rows_and_turns_its_state() -> None:
+    """Tensors made from a number of rows; a state that a step gives in another order of its memory."""
+
+    class Turned(nn.Module):
+        def forward(self, x: Tensor, m: Tensor) -> Any:
+            def step(x: Tensor, m: Tensor) -> Any:
+                ones = torch.ones(x.shape[0], 1, dtype=x.dtype) + torch.zeros(x.size(0), 3).type_as(x)
+                return x + ones, 0.5 * m.transpose(1, 2) + (x * ones)[:, None]
+
+            return recurrent(step, x, m)
+
+    x, m = torch.randn(4, 2, 3), torch.randn(2, 3, 3)
+    program = export(Turned(), (x, m), dynamic_shapes=({0: ANY, 1: ANY}, {0: ANY}))
+    batches = [(torch.randn(t, b, 3), torch.randn(b, 3, 3)) for t, b in ((4, 2), (5, 3))]
+    for args in batches:
+        torch.testing.assert_close(leaves_of(program.module()(*args)), leaves_of(Turned()(*args)))
+    assert_same_without_stepnet(program, Turned(), batches)
+
+
 @pytest.mark.exhaustive  # half a minute of C++
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # torch's own
 def test_compiled_ahead_of_time(tmp_path: Path) -> None:

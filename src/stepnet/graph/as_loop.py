@@ -69,11 +69,8 @@ def as_loop(call: Recurrence, tensors: Sequence[Tensor]) -> list[Tensor]:
         ]
         return (t + 1, *y, *new)
 
-    first: Any = (
-        torch.zeros((), dtype=torch.int64, device=device),
-        *tables,
-        *(t.clone(memory_format=torch.contiguous_format) for t in state),
-    )
+    begin_with = [t.clone(memory_format=torch.contiguous_format) for t in state]
+    first: Any = (torch.zeros((), dtype=torch.int64, device=device), *tables, *begin_with)
     same = (longest, starts, lengths, *rows, *static, *reads)
     _, *last = while_loop_op(goes_on, body, first, same)
     y = [table[:count].clone() for table in last[:n_y]]
