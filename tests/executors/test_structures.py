@@ -199,6 +199,16 @@ def _two_states_one_tensor():
     return Case(step, lambda n: (leaf(n, FEATURES), leaf(n, FEATURES)))
 
 
+def _two_states_one_product():
+    (w,) = weights((FEATURES, FEATURES))
+
+    def step(x, state):
+        new = (state[0] * state[1]) @ w
+        return x + new, (new, new, torch.sin(state[2]) + new)
+
+    return Case(step, lambda n: (leaf(n, FEATURES), leaf(n, FEATURES), leaf(n, FEATURES)))
+
+
 def _boot_shared_by_two():
     def shared(n):
         h = leaf(n, FEATURES)
@@ -366,6 +376,7 @@ MAKERS = {
 WRITTEN = {
     "tuple of three", "dicts", "swap", "rotation of three", "passed through", "shift into a scan",
     "state is y", "y twice", "two states one tensor", "boot shared by two", "without a y",
+    "two states one product",
     "one number a row", "one column", "one number and a column", "states of several ranks", "embedding",
     "bool state", "int state", "wide and narrow", "shifted input", "without a state", "state is reset",
     "matrix state", "matrix memory",

@@ -106,9 +106,9 @@ class _Maker:
         for node in nodes:
             self._add(node)
         held = [c.parameter for c in region.carries if c.parameter == c.result]
-        carries = [self._carried(c) for c in region.carries if c.parameter != c.result]
+        taken: set[str] = set()
+        carries = [self._carried(c, taken) for c in region.carries if c.parameter != c.result]
         rows_out, sums, totals, renamed = [], [], [], {}
-        taken = {c.result for c in carries}
         for name in outputs:
             kind = self.values[name].kind
             if kind != "row":
@@ -230,10 +230,12 @@ class _Maker:
         self.made[fresh] = node
         return fresh
 
-    def _carried(self, carry: Carry) -> Carry:
-        if carry.result in self.made and self.made[carry.result].op != "cat":
-            return carry
-        return Carry(carry.parameter, self._copy(carry.result))
+    def _carried(self, carry: Carry, taken: set[str]) -> Carry:
+        node = self.made.get(carry.result)
+        if node is None or node.op == "cat" or (node.op == "matmul" and carry.result in taken):
+            carry = Carry(carry.parameter, self._copy(carry.result))
+        taken.add(carry.result)  # a product is written to one place
+        return carry
 
 
 def _set_levels(p: Program) -> None:
