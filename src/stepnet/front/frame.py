@@ -224,7 +224,7 @@ class Frame:
             return program.size(array)
         if name in ("unstack", "unpack") and id(array) in program.made:
             filled = getattr(TensorArray, name)(*args[1:], **kwargs)
-            array.deferred = (filled if name == "unstack" else filled[0]).deferred
+            array.deferred = _deferred(filled if name == "unstack" else filled[0])
             return array if name == "unstack" else (array, filled[1])
         raise StepError(
             f"TensorArray.{name} belongs after the frame: inside, arrays are read and written",
@@ -241,7 +241,7 @@ class Frame:
         if isinstance(size, Symbolic) and not isinstance(size, SymbolicNumber):
             raise _made_inside()
         made = program.call(TensorArray, args[1:], kwargs, "TensorArray")
-        array.deferred = made.deferred if isinstance(made, TensorArray) else made
+        array.deferred = _deferred(made)
         return None
 
     def _of_values(self, array: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -252,9 +252,14 @@ class Frame:
             return getattr(program, name)(*args, **kwargs)
         if name == "write":
             changed = program.call(written, args, kwargs, "write_to")
-            array.deferred = changed.deferred if isinstance(changed, TensorArray) else changed
+            array.deferred = _deferred(changed)
             return None
         return program.call(called(name), args, kwargs)
+
+
+def _deferred(made: Any) -> Any:
+    """The value of the program that stands for an array; itself where its example is not known."""
+    return made.deferred if isinstance(made, TensorArray) else made
 
 
 for _method in (Frame.__enter__, Frame.__exit__):
