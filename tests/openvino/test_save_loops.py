@@ -113,6 +113,15 @@ def check(path: Path, given: tuple[Tensor, ...], expected: list[Tensor], loops: 
         torch.testing.assert_close(torch.as_tensor(theirs[i]).to(value.dtype), value, rtol=1e-4, atol=1e-5)
 
 
+def check_at_other_sizes(run: Any, path: Path, sizes: Any = ((7, 4), (2, 1)), loops: int = 1) -> None:
+    model = Model(run).eval()
+    save(model, path, torch.randn(5, 2, 3))
+    for steps, batch in sizes:
+        x = torch.randn(steps, batch, 3)
+        with torch.no_grad():
+            check(path, (x,), tensors(model(x)), loops)
+
+
 since = torch_since("2.10", "its export fixes sizes that frames use as numbers")
 NEWER = (asked, down, ended_by_the_data)
 
@@ -121,12 +130,7 @@ NEWER = (asked, down, ended_by_the_data)
     "run", [pytest.param(run, marks=since) if run in NEWER else run for run in LOOPS.values()], ids=LOOPS
 )
 def test_a_loop_in_a_module(run, tmp_path):
-    model, path = Model(run).eval(), tmp_path / "model.xml"
-    save(model, path, torch.randn(5, 2, 3))
-    for steps, batch in ((7, 4), (2, 1), (1, 2)):
-        x = torch.randn(steps, batch, 3)
-        with torch.no_grad():
-            check(path, (x,), tensors(model(x)))
+    check_at_other_sizes(run, tmp_path / "model.xml", ((7, 4), (2, 1), (1, 2)))
 
 
 def from_one(self: Any, x: Tensor) -> Any:
@@ -153,12 +157,7 @@ def but_the_last(self: Any, x: Tensor) -> Any:
 @since
 @pytest.mark.parametrize("run", [from_one, but_the_last])
 def test_a_frame_over_a_part_of_its_array(run, tmp_path):
-    model, path = Model(run).eval(), tmp_path / "model.xml"
-    save(model, path, torch.randn(5, 2, 3))
-    for steps, batch in ((7, 4), (2, 1)):
-        x = torch.randn(steps, batch, 3)
-        with torch.no_grad():
-            check(path, (x,), [model(x)])
+    check_at_other_sizes(run, tmp_path / "model.xml")
 
 
 def test_a_frame_over_values_without_a_batch(tmp_path):
@@ -236,18 +235,40 @@ def sizes_that_a_body_refers_to(self: Any, x: Tensor) -> Any:
     return stepnet.while_loop(lambda i, v: i < named["n"], lambda i, v: (i + 1, v / n), (0, x[0]))[1]
 
 
+def numbers_changed_in_place(self: Any, x: Tensor) -> Any:
+    xs, last, first = TensorArray(unstack_from=x), torch.tensor(x.shape[0]), torch.zeros((), dtype=torch.long)
+    last -= 1
+    first.add_(1)
+    total = stepnet.while_loop(lambda i, v: i < last, lambda i, v: (i + 1, torch.tanh(v) + 1), (0, x[0]))[1]
+    return total + xs.read(last) * xs.read(first)
+
+
+NUMBERS = [
+    the_step_as_a_number, ends_in_two_places, a_size_as_a_number, sizes_that_a_step_refers_to,
+    sizes_that_a_body_refers_to, numbers_changed_in_place,
+]  # fmt: skip
+
+
 @since
-@pytest.mark.parametrize(
-    "run", [a_size_as_a_number, sizes_that_a_step_refers_to, sizes_that_a_body_refers_to]
-)
+@pytest.mark.parametrize("run", NUMBERS)
 def test_numbers_are_those_of_what_the_file_is_given(run, tmp_path):
     """And not those of the example, which Python knows."""
-    model, path = Model(run).eval(), tmp_path / "model.xml"
-    save(model, path, torch.randn(5, 2, 3))
-    for steps, batch in ((7, 4), (2, 1)):
-        x = torch.randn(steps, batch, 3)
-        with torch.no_grad():
-            check(path, (x,), tensors(model(x)), loops=2 if run is the_step_as_a_number else 1)
+    path, sizes = tmp_path / "model.xml", ((7, 4), (2, 1))
+    check_at_other_sizes(run, path, sizes, loops=2 if run is the_step_as_a_number else 1)
+
+
+@since
+@pytest.mark.parametrize("change", [lambda n: n.view(1).sub_(2), lambda n: n.mul_(0), lambda n: n.neg_()])
+def test_a_number_that_is_not_known_any_more_is_told(change, tmp_path):
+    """And not what it was before it was changed in place."""
+
+    def run(self: Any, x: Tensor) -> Any:
+        n = torch.tensor(x.shape[0])
+        change(n)
+        return TensorArray(unstack_from=x).read(n, x[0])
+
+    with pytest.raises(IRError, match="could not be traced with sizes left open"):
+        save(Model(run).eval(), tmp_path / "model.xml", torch.randn(5, 2, 3))
 
 
 class Times(nn.Module):

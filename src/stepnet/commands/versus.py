@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.text import Text
-from torch import Tensor
 
 from stepnet.openvino import OpenVINOModel
 from stepnet.report.text import add_row, print_parts, table
@@ -74,7 +73,7 @@ def versus(
     """
     runtime = "ONNX Runtime" if path.suffix == ".onnx" else "OpenVINO"
     theirs, version = _onnxruntime(path, model) if runtime != "OpenVINO" else _openvino(path, bin, model)
-    inputs = [_tensor(socket.name, values[socket.name]) for socket in model.inputs]
+    inputs = model.checked(tuple(values[socket.name] for socket in model.inputs), {})
     order = [array(value) for value in inputs]
 
     def ours() -> Any:
@@ -167,15 +166,6 @@ def _reason(error: BaseException) -> str:
     """The last line of a runtime's message that says something."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1][:300] if lines else type(error).__name__
-
-
-def _tensor(name: str, value: Any) -> Tensor:
-    if isinstance(value, Tensor):
-        return value
-    try:
-        return torch.from_numpy(np.array(value))
-    except TypeError as error:
-        raise CommandError(f"input '{name}' must hold numbers", got=str(np.asarray(value).dtype)) from error
 
 
 def _time(call: Callable[[], Any]) -> tuple[Any, float]:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stepnet.data.dtypes import dtype_name
 from stepnet.errors import StepError, StepnetError
 
 
@@ -20,7 +21,7 @@ def brief(given: Any) -> str:
     ('a tensor of shape [2, 3], float32', "str 'left'")
     """
     if isinstance(given, Tensor):
-        return f"a tensor of shape {list(given.shape)}, {str(given.dtype).removeprefix('torch.')}"
+        return f"a tensor of shape {list(given.shape)}, {dtype_name(given.dtype)}"
     text = repr(given)
     return f"{type(given).__name__} {text if len(text) <= 80 else text[:77] + '...'}"
 

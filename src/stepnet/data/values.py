@@ -18,7 +18,7 @@ from stepnet.data.tree import Spec, flatten
 from stepnet.errors import ArrayError
 
 Value = Tensor | LoDTensor
-SIZE = "_stepnet_size"  # the attribute of a tensor that a trace made from a size
+_SIZE = "_stepnet_size"  # the attribute of a tensor that a trace made from a size
 
 
 def rows(value: Value) -> Tensor:
@@ -55,10 +55,21 @@ def describe(value: Any) -> str:
     return f"{kind} {typed_shape(tensor)}{device}"
 
 
+def note_size(value: Tensor, number: Any) -> None:
+    """Note the number in a tensor, which a trace does not know, until the tensor is changed in place."""
+    setattr(value, _SIZE, (number, value._version))
+
+
+def size_in(value: Any) -> Any:
+    """The number that was noted of a tensor; None if there is none."""
+    number, version = getattr(value, _SIZE, (None, None))
+    return number if number is not None and value._version == version else None
+
+
 def whole_number(value: Tensor) -> int:
     """The integer in a tensor, also while a module is traced, where the tensor was made from a size, or is no
     part of the trace."""
-    size = getattr(value, SIZE, None)
+    size = size_in(value)
     if size is not None:
         return size
     return unrecorded(int)(value) if type(value) is Tensor else int(value)

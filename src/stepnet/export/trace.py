@@ -18,7 +18,7 @@ from torch.fx import Node as FxNode
 from torch.fx import traceback as fx_traceback
 from torch.overrides import TorchFunctionMode
 
-from stepnet.data.values import SIZE
+from stepnet.data.values import note_size, size_in
 from stepnet.errors import IRError, Unsupported
 from stepnet.user_line import line_run_by
 
@@ -111,16 +111,19 @@ class _Lines(TorchFunctionMode):
                 return func(*args)
         line = line_run_by(__file__)
         fx_traceback.set_stack_trace([line.short] if line else [])
+        number = _number(func, args, kwargs)  # before args may be changed in place
         result = func(*args, **(kwargs or {}))
-        number = _number(func, args) if isinstance(result, Tensor) and _is_one(result) else None
-        if number is not None:
-            setattr(result, SIZE, number)  # else a number that the trace knows nothing of
+        if number is not None and isinstance(result, Tensor) and _is_one(result):
+            note_size(result, number)  # else a number that the trace knows nothing of
         return result
 
 
 _SUMS = {
     operation: run
-    for run, names in ((operator.add, ("add", "__add__", "__radd__")), (operator.sub, ("sub", "__sub__")))
+    for run, names in (
+        (operator.add, ("add", "__add__", "__radd__", "add_", "__iadd__")),
+        (operator.sub, ("sub", "__sub__", "sub_", "__isub__")),
+    )
     for name in names
     for operation in (getattr(Tensor, name), getattr(torch, name, None))
     if operation is not None
@@ -129,18 +132,18 @@ _FILLED = {torch.zeros: 0, torch.zeros_like: 0, torch.ones: 1, torch.ones_like: 
 
 
 def _is_one(result: Tensor) -> bool:
-    return result.numel() == 1 and not (result.dtype.is_floating_point or result.dtype.is_complex)
+    return result.numel() == 1 and result.dtype in (torch.int64, torch.int32)
 
 
-def _number(func: Any, args: Sequence[Any]) -> Any:
+def _number(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
     """The one integer that a call gives, if it follows from sizes; it is made of numbers, or added to one."""
     if func in (torch.tensor, torch.as_tensor, torch.scalar_tensor):
         return args[0] if isinstance(args[0], torch.SymInt) else None
     if func in _FILLED:
         return _FILLED[func]
-    if func not in _SUMS or len(args) != 2:
+    if func not in _SUMS or len(args) != 2 or kwargs:
         return None
-    parts: list[Any] = [getattr(part, SIZE, None) if isinstance(part, Tensor) else part for part in args]
+    parts: list[Any] = [size_in(part) if isinstance(part, Tensor) else part for part in args]
     return _SUMS[func](*parts) if all(isinstance(part, (int, torch.SymInt)) for part in parts) else None
 
 
@@ -164,7 +167,11 @@ def _traced(
 ) -> ExportedProgram:  # fmt: skip
     shapes = tuple({d: Dim.DYNAMIC if must else Dim.AUTO for d, must in dims.items()} for dims in dynamic)
     try:
-        with warnings.catch_warnings(), torch.no_grad(), fx_traceback.preserve_node_meta(), _nothing_kept():
+        # Out of inference mode, whose tensors do not tell that they were changed.
+        with (
+            warnings.catch_warnings(), torch.inference_mode(False), torch.no_grad(),
+            fx_traceback.preserve_node_meta(), _nothing_kept(),
+        ):  # fmt: skip
             warnings.simplefilter("ignore")
             return export(
                 _Traced(run, owner), tuple(leaves), dynamic_shapes=(shapes,) if leaves else None, strict=False

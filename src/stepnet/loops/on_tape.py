@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stepnet.data.array import TensorArray
 from stepnet.data.in_graph import is_exporting
-from stepnet.data.values import SIZE
+from stepnet.data.values import note_size
 from stepnet.front.frame import WhileLoop
 from stepnet.front.recorded import Write
 from stepnet.tape.creation import TRIAL, Endless
@@ -59,7 +59,7 @@ def _with_number(value: Any, number: int | None) -> Any:
         return value
     if is_exporting():  # the steps are part of the program, each as it is
         value = torch.tensor(number if not value.dim() else [number], dtype=value.dtype)
-    setattr(value, SIZE, number)
+    note_size(value, number)
     return value
 
 
