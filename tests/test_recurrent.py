@@ -80,6 +80,21 @@ MISTAKES = {
     ),
     "no such backend for all": (lambda: stepnet.set_backend("fast"), "no such backend", "'fast'"),
     "y alone": (lambda: recurrent(lambda x, h: x, X, H), r"must return a pair \(y, new_state\)", "float32"),
+    "one parameter": (
+        lambda: recurrent(lambda h: (h, h), steps=3, state=H),
+        "does not take what it is called with",
+        "x_t is None where there are only steps=",
+    ),
+    "a parameter more": (
+        lambda: recurrent(lambda x, h, m: (h, h), X, H),
+        "missing a required argument: 'm'",
+        r"<lambda>\(x_t, state\)",
+    ),
+    "no parameter for static": (
+        lambda: recurrent(total, X, H, static=H),
+        "does not take what it is called with",
+        r"total\(x_t, state, static\)",
+    ),
     "a state that grows": (
         lambda: recurrent(lambda x, h: (x, torch.cat([h, h], 1)), X, H),
         "changed the state's shape or dtype",

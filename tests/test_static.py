@@ -306,9 +306,10 @@ def test_what_does_not_fit_is_told(static, words):
     assert words in str(caught.value)
 
 
-def test_a_memory_that_a_step_closes_over_is_told_of():
+@pytest.mark.parametrize("sequences", [3, 5])  # as many as the step is tried on, or not
+def test_a_memory_that_a_step_closes_over_is_told_of(sequences):
     plans.forget()
-    memory, x, h = torch.randn(3, L, H), torch.randn(6, 3, E), torch.zeros(3, H)
+    memory, x, h = torch.randn(sequences, L, H), torch.randn(6, sequences, E), torch.zeros(sequences, H)
 
     def closes_over(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
         h = torch.tanh(h + torch.bmm(memory.transpose(1, 2), memory).sum(1) + x[:, :1])

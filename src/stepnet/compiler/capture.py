@@ -22,7 +22,7 @@ from torch.fx import traceback as fx_traceback
 from torch.overrides import TorchFunctionMode
 
 from stepnet.data.tree import leaves, map_leaves
-from stepnet.errors import Unsupported
+from stepnet.errors import StepError, Unsupported
 
 from .answers import ASKS, BY_VALUES, OF_ROWS, Answers, Guards
 from .applied import applied
@@ -279,7 +279,8 @@ def trace(
         if why == BY_VALUES:
             remedy = "torch.where(condition, a, b), or a stepnet.while_loop with a condition for each row"
         line = next((n for n in reversed(lines) if n), None)
-        raise Unsupported(why, line=line, remedy=remedy) from error
+        kind = FailsOnAnyRows if isinstance(error, StepError) else Unsupported
+        raise kind(why, line=line, remedy=remedy) from error
     _note_lines(graph)
     tangents = [i for i, grad in enumerate(seen["grad"]) if grad] if with_grad else []
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
@@ -476,6 +477,10 @@ def _note_lines(graph: FxGraph) -> None:
             by_sequence.setdefault(number, trace)
         elif number in by_sequence:
             node.meta["stepnet_line"] = by_sequence[number]
+
+
+class FailsOnAnyRows(Unsupported):
+    """The step runs on sample rows, and fails where their number is left open."""
 
 
 def _checked_by_a_distribution(error: BaseException | None) -> bool:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from stepnet.compiler.answers import AsksCaptured
+from stepnet.compiler.capture import FailsOnAnyRows
 from stepnet.compiler.inner_loops import ENDED, ENDED_AT_LIMIT, TooFewSteps, is_guarded
 from stepnet.compiler.iteration import code_of
 from stepnet.compiler.reach import note_asking
@@ -166,15 +167,14 @@ def _refusal(
     """What to raise where no executor takes a step; the user is told of it, as far as that is asked for."""
     refusal = _reason(entry)
     tell = warn and backend == AUTO
-    if not isinstance(refusal, FailsOnSamples):
-        if tell:
-            _tell(SlowPathWarning, loop, reads, refusal)
-        return refusal.fresh()
-    if warn and backend != AUTO and not isinstance(refusal.error, StepError):
+    fails = isinstance(refusal, FailsOnSamples)
+    if fails and warn and backend != AUTO and not isinstance(refusal.error, StepError):
         return refusal.error
-    if tell and _one_per_sequence(reads, sequences):
+    if tell and isinstance(refusal, (FailsOnSamples, FailsOnAnyRows)) and _one_per_sequence(reads, sequences):
         _tell(SlowPathWarning, loop, reads, _ONE_PER_SEQUENCE)
-    return refusal.fresh()  # not told otherwise: the plain loop meets it, too
+    elif tell and not fails:  # else the plain loop meets it, too
+        _tell(SlowPathWarning, loop, reads, refusal)
+    return refusal.fresh()
 
 
 def _tell_of_torch_ops(entry: Entry, loop: Loop, reads: Reads, sequences: Sequences) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -120,6 +121,9 @@ class StepBody:
             if type(error) is not RuntimeError:
                 raise
             raise failure(self, (*x_leaves, *state_leaves), error, self.t) from error
+        except TypeError:
+            self._check_parameters(static=isinstance(state, WithStatic))
+            raise
         if not (isinstance(result, tuple) and len(result) == 2):
             raise StepError(
                 f"step '{self.name}' must return a pair (y, new_state)",
@@ -139,6 +143,24 @@ class StepBody:
                 remedy="return the new state nested as the state that came in",
             )
         return result[0], next_state(self.name, self.state_names, state_leaves, new_leaves, self.t)
+
+    def _check_parameters(self, *, static: bool) -> None:
+        """Refuse a step that does not take what a loop hands it."""
+        handed = ("x_t", "state", "static") if static else ("x_t", "state")
+        try:
+            parameters = inspect.signature(getattr(self.step, "forward", self.step))
+        except ValueError:  # of a builtin
+            return
+        try:
+            parameters.bind(*handed)
+        except TypeError as error:
+            raise StepError(
+                f"step '{self.name}' does not take what it is called with: {error}",
+                got=f"{self.name}{parameters}",
+                expected=f"{self.name}({', '.join(handed)}) -> (y_t, new_state)",
+                remedy="take both x_t and state: x_t is None where there are only steps=, and the state "
+                "is () where there is none",
+            ) from None
 
     def _check_y(self, y_leaves: list[Any], y_spec: Spec) -> None:
         if self.y_spec is None:
