@@ -13,7 +13,7 @@ import stepnet
 from stepnet import LoDTensor, cells
 from stepnet.errors import IRError
 from stepnet.export import Target, module_graph
-from stepnet.export.graph import OPS, Cell, Loop
+from stepnet.export.graph import OPS, Cell, LoopOp
 from stepnet.export.trace import program
 from stepnet.openvino.writing.from_graph import LAYERS
 
@@ -59,7 +59,7 @@ def test_a_known_cell_is_one_node():
 
 def test_a_loop_holds_only_what_depends_on_the_state():
     graph = graph_of(stepnet.Recurrent(cells.PeepholeLSTM(3, 4)), torch.randn(5, 2, 3))
-    (loop,) = contents(graph, Loop)
+    (loop,) = contents(graph, LoopOp)
     assert ops(loop.body).count("matmul") == ops(graph).count("matmul") == 1
     assert len(loop.back_edges) == 2
     assert [port.axis for port in loop.inputs if port.axis is not None] == [0]
@@ -68,7 +68,7 @@ def test_a_loop_holds_only_what_depends_on_the_state():
 def test_a_loop_without_slices_says_what_counts_it():
     module = stepnet.Recurrent(lambda x, h: (h, 0.5 * h))
     graph = graph_of(module, torch.randn(5, 2, 3), torch.randn(2, 3))
-    (loop,) = contents(graph, Loop)
+    (loop,) = contents(graph, LoopOp)
     value, axis = loop.count
     assert graph.nodes[value.node].op == "parameter"
     assert axis == 0
@@ -81,7 +81,7 @@ def test_a_while_loop_computes_its_condition():
             return y
 
     graph = graph_of(Halved(), torch.rand(4, 3) + 1)
-    (loop,) = contents(graph, Loop)
+    (loop,) = contents(graph, LoopOp)
     assert loop.condition is not None
     assert loop.body.nodes[loop.goes_on].op == "result"
     assert loop.body.dtype(loop.body.nodes[loop.goes_on].inputs[0]) == torch.bool

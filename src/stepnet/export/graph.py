@@ -111,7 +111,7 @@ class LoopOutput:
 
 
 @dataclass(frozen=True)
-class Loop:
+class LoopOp:
     """A loop: a body, ports, and back edges from a result to the parameter of the next step.
 
     It runs as often as its slices allow; if it takes none, as often as `count`, a value and an axis, says. A
@@ -159,7 +159,7 @@ class Node:
     attributes: Mapping[str, Any]
     dtypes: tuple[torch.dtype, ...]
     name: str | None = None
-    content: Tensor | Loop | Cell | None = None
+    content: Tensor | LoopOp | Cell | None = None
 
 
 @dataclass(eq=False)
@@ -203,7 +203,7 @@ class Graph:
         """An op; its outputs."""
         return self._add(Node(op, tuple(inputs), attributes or {}, tuple(dtypes)))
 
-    def loop(self, loop: Loop, name: str) -> tuple[Value, ...]:
+    def loop(self, loop: LoopOp, name: str) -> tuple[Value, ...]:
         """A loop; its outputs."""
         inputs = [v for v in (loop.trips, loop.condition) if v is not None]
         inputs += [i.value for i in loop.inputs]

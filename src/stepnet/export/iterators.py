@@ -34,7 +34,7 @@ from .calls import (
     unanswered,
 )
 from .emit import Emit
-from .graph import Loop, LoopInput, LoopOutput, Value
+from .graph import LoopInput, LoopOp, LoopOutput, Value
 from .reads import tensors_read
 
 
@@ -169,7 +169,7 @@ def _written(
     ranks = {name: node.meta["val"].dim() for name, node in zip(body.results, program.outputs, strict=True)}
     outs = [LoopOutput(results[port.result], **_cut(port, ranks[port.result])) for port in loop.outputs]
     edges = tuple((results[edge.result], by_name[edge.parameter]) for edge in loop.back_edges)
-    return b.emit.graph.loop(Loop(graph, tuple(ins), tuple(outs), edges), body.name)
+    return b.emit.graph.loop(LoopOp(graph, tuple(ins), tuple(outs), edges), body.name)
 
 
 def _part(shape: list[Any], port: Any) -> list[Any]:

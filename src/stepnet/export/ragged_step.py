@@ -18,7 +18,7 @@ from stepnet.errors import IRError
 from .aten import AtenNet, join_lead, split_lead
 from .body_trace import BodyTrace, inside
 from .emit import Emit
-from .graph import Loop, LoopInput, LoopOutput, Value
+from .graph import LoopInput, LoopOp, LoopOutput, Value
 from .scans import Steps, mask_of, per_sequence
 from .trace import sizes_of
 
@@ -105,7 +105,7 @@ def write_ragged_step(
         going = per_sequence(inner.emit, running, len(inner.shape(node)) - 1)
         results.append(body.result(inner.emit.copied(inner.emit.call("where", going, value, before))))
     outs = [*(LoopOutput(r, **steps.cut()) for r in joined), *map(LoopOutput, results)]
-    loop = Loop(body, tuple(ins), tuple(outs), tuple(zip(results, old, strict=True)))
+    loop = LoopOp(body, tuple(ins), tuple(outs), tuple(zip(results, old, strict=True)))
     made = emit.graph.loop(loop, name)
     tables = [
         join_lead(emit, value) if inner.is_ragged(node) else value

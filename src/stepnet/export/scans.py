@@ -14,7 +14,7 @@ from stepnet.ir.graph import Node
 from stepnet.ir.plan import Carry, LoopPlan, Plan, Region
 
 from .emit import END, Emit
-from .graph import Cell, Graph, Loop, LoopInput, LoopOutput, Value
+from .graph import Cell, Graph, LoopInput, LoopOp, LoopOutput, Value
 from .recognise import Known, recognise
 from .rows import LEAD, RowNet
 
@@ -260,7 +260,7 @@ class _Scan:
         count = None
         if not any(i.axis is not None for i in self.ins):
             count = (self.around.reference, self.steps.time)
-        loop = Loop(self.body, tuple(self.ins), tuple(outs), edges, count)
+        loop = LoopOp(self.body, tuple(self.ins), tuple(outs), edges, count)
         return self.around.emit.graph.loop(loop, self.around.plan.name)
 
     def _parameter(self, name: str) -> Value:

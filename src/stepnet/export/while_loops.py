@@ -34,7 +34,7 @@ from .calls import (
     unanswered,
 )
 from .emit import Emit
-from .graph import Loop, LoopInput, LoopOutput, Value
+from .graph import LoopInput, LoopOp, LoopOutput, Value
 from .reads import tensors_read
 from .referred_sizes import Path, as_tensors, with_sizes
 
@@ -181,7 +181,7 @@ def _written(
     ins = tuple(LoopInput(value, parameter) for value, parameter in zip(inputs, parameters, strict=True))
     edges = tuple(zip(results, parameters, strict=False))
     trips = b.emit.scalar(_ENDLESS if call.max_steps is None else call.max_steps)
-    loop = Loop(
+    loop = LoopOp(
         body, ins, tuple(map(LoopOutput, results)), edges, trips=trips, condition=goes, goes_on=goes_on
     )
     return b.emit.graph.loop(loop, "while_loop")

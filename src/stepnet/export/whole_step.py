@@ -15,7 +15,7 @@ from stepnet.compiler.iteration import code_of, iteration
 from .aten import AtenNet
 from .body_trace import BodyTrace, inside
 from .emit import Emit
-from .graph import Loop, LoopInput, LoopOutput, Value
+from .graph import LoopInput, LoopOp, LoopOutput, Value
 from .scans import Steps
 
 if TYPE_CHECKING:
@@ -70,5 +70,5 @@ def write_step(
         joined.append(body.result(inner.emit.unsqueeze(value, steps.time), shape=shape))
     outputs = [*(LoopOutput(r, **steps.cut()) for r in joined), *(LoopOutput(r) for r in results)]
     edges = tuple(zip(results, carried, strict=True))
-    made = b.emit.graph.loop(Loop(body, tuple(inputs), tuple(outputs), edges), name)
+    made = b.emit.graph.loop(LoopOp(body, tuple(inputs), tuple(outputs), edges), name)
     return list(made[: len(call.y)]), list(made[len(call.y) :])

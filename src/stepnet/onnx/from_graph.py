@@ -12,7 +12,7 @@ from onnx_ir.tensor_adapters import TorchTensor, from_torch_dtype
 from torch import Tensor
 
 from stepnet.compiler.torch_names import RARE
-from stepnet.export.graph import Cell, Graph, Loop, Node, Target, Value
+from stepnet.export.graph import Cell, Graph, LoopOp, Node, Target, Value
 from stepnet.export.made_of import MADE_OF
 
 from .loop_form import cell_nodes, loop_nodes
@@ -148,7 +148,7 @@ class GraphWriter:
         number, content = len(self._made), node.content
         if self.outer is not None and number in self.outer:
             return self.outer[number]
-        if isinstance(content, Loop):
+        if isinstance(content, LoopOp):
             return loop_nodes(self, content, node)
         if isinstance(content, Cell):
             return cell_nodes(self, content, inputs)

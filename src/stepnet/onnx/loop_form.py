@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from stepnet.export.emit import END
-from stepnet.export.graph import Cell, Loop, LoopInput, LoopOutput, Node, Value
+from stepnet.export.graph import Cell, LoopInput, LoopOp, LoopOutput, Node, Value
 
 if TYPE_CHECKING:
     from .from_graph import GraphWriter
 
 
-def loop_nodes(w: GraphWriter, loop: Loop, node: Node) -> tuple[ir.Value, ...]:
+def loop_nodes(w: GraphWriter, loop: LoopOp, node: Node) -> tuple[ir.Value, ...]:
     """A Scan, or a Loop if there is a condition."""
     return _Body(w, loop, node).written()
 
@@ -24,7 +24,7 @@ class _Body:
     """A loop on its way. Its invariants are values of the graph around it; a result that is neither carried
     nor joined is joined, and its last one taken."""
 
-    def __init__(self, w: GraphWriter, loop: Loop, node: Node) -> None:
+    def __init__(self, w: GraphWriter, loop: LoopOp, node: Node) -> None:
         self.w, self.loop, self.node = w, loop, node
         carried = {parameter.node for _, parameter in loop.back_edges}
         self.whole = {port.parameter.node: w.at(port.value) for port in loop.inputs if port.axis is None}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from stepnet.export.graph import Graph, Loop
+from stepnet.export.graph import Graph, LoopOp
 from stepnet.openvino.workarounds.operand_order import state_first
 from stepnet.openvino.writing.from_graph import OPENVINO
 
@@ -21,7 +21,7 @@ def test_sums_and_products_are_turned_and_nothing_else():
     (both,) = body.node("mul", [made["add"], made["mul"]], [F32])
     (neither,) = body.node("add", [x, x], [F32])
     result = body.result(later)
-    nodes = state_first(Loop(body, (), (), ((result, h),)))
+    nodes = state_first(LoopOp(body, (), (), ((result, h),)))
     assert [nodes[made[op].node].inputs for op in ("add", "mul", "maximum", "minimum")] == [(h, x)] * 4
     assert [nodes[made[op].node].inputs for op in ("sub", "div")] == [(x, h)] * 2
     assert nodes[later.node].inputs == (made["sub"], x)

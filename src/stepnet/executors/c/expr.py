@@ -9,7 +9,7 @@ from typing import Any
 from stepnet.errors import Unsupported
 from stepnet.executors.schedule.buffers import is_stored
 from stepnet.executors.schedule.features import outer
-from stepnet.executors.schedule.loops import Loop
+from stepnet.executors.schedule.loops import LoopNest
 from stepnet.executors.schedule.row_products import PLACES
 from stepnet.executors.schedule.views import Access, broadcast, collapse, contiguous
 from stepnet.ir.graph import Node
@@ -23,7 +23,7 @@ _JOINED = {"sum": "+", "amax": "max", "amin": "min", **dict.fromkeys(PLACES, "mi
 _SHORT = 16  # elements, of fewer of which an extreme is found sooner one after the other
 
 
-def loop_text(w: Places, loop: Loop, depth: int = 3) -> list[str]:
+def loop_text(w: Places, loop: LoopNest, depth: int = 3) -> list[str]:
     """The lines of one loop, its reductions' variables included."""
     if OPS[loop.nodes[0].op].stage is Stage.WHOLE:
         return call_text(w, loop.nodes[0], depth)
@@ -32,7 +32,7 @@ def loop_text(w: Places, loop: Loop, depth: int = 3) -> list[str]:
 
 
 class _LoopText:
-    def __init__(self, w: Places, loop: Loop, depth: int) -> None:
+    def __init__(self, w: Places, loop: LoopNest, depth: int) -> None:
         self.w, self.loop, self.depth = w, loop, depth
         self.registers: set[str] = set()
         self.used: list[Access] = []

@@ -17,7 +17,7 @@ from .views import broadcast, contiguous
 
 
 @dataclass
-class Loop:
+class LoopNest:
     """Ops over one iteration shape in one pass."""
 
     shape: tuple[int, ...]
@@ -28,7 +28,7 @@ class Loop:
 class RowFunction:
     """Loops in order; the values that need a buffer of one row, to pass between loops or to be summed in."""
 
-    loops: list[Loop]
+    loops: list[LoopNest]
     lines: list[str]
 
 
@@ -129,18 +129,18 @@ def row_function(p: Program, nodes: list[Node], homes: dict[str, list[str]]) -> 
                 lines.append(base)
                 break
     lines += [node.output for node in nodes if not over_last(node, p.graph.values)]
-    loops: list[Loop] = []
+    loops: list[LoopNest] = []
     for at in range(max(first.values(), default=-1) + 1):
-        groups: dict[tuple[int, ...], Loop] = {}
-        alone: list[Loop] = []
+        groups: dict[tuple[int, ...], LoopNest] = {}
+        alone: list[LoopNest] = []
         for node in nodes:
             if first[id(node)] != at or node.op == "cat":
                 continue
             shape = iteration_shape(p, node)
             if OPS[node.op].stage is Stage.WHOLE:
-                alone.append(Loop(shape, [node]))
+                alone.append(LoopNest(shape, [node]))
                 continue
             key = () if all(n == 1 for n in shape) else shape
-            groups.setdefault(key, Loop(key)).nodes.append(node)
+            groups.setdefault(key, LoopNest(key)).nodes.append(node)
         loops += [*sorted(groups.values(), key=lambda loop: loop.shape != ()), *alone]
     return RowFunction(loops, lines)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stepnet.export.graph import Loop, Node
+from stepnet.export.graph import LoopOp, Node
 
 _EITHER_WAY = frozenset({"add", "mul", "maximum", "minimum"})
 
 
-def state_first(loop: Loop) -> list[Node]:
+def state_first(loop: LoopOp) -> list[Node]:
     """The nodes of a loop's body, what depends on the state first where the order is free."""
     late = {parameter.node for _, parameter in loop.back_edges}
     nodes: list[Node] = []

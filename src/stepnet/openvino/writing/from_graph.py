@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from stepnet.compiler.torch_names import RARE
-from stepnet.export.graph import Cell, Graph, Loop, Node, Target, Value
+from stepnet.export.graph import Cell, Graph, LoopOp, Node, Target, Value
 from stepnet.export.made_of import MADE_OF
 
 from .builder import NetBuilder, Out
@@ -136,7 +136,7 @@ class NetWriter:
 
     def _layers(self, node: Node, inputs: list[Out]) -> Out | tuple[Out, ...]:
         content = node.content
-        if isinstance(content, Loop):
+        if isinstance(content, LoopOp):
             return loop_layers(self, content, node)
         if isinstance(content, Cell):
             return cell_layers(self, content, inputs, node)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from stepnet.export.graph import Cell, Loop, Node
+from stepnet.export.graph import Cell, LoopOp, Node
 from stepnet.export.graph import LoopInput as In
 from stepnet.export.graph import LoopOutput as To
 from stepnet.openvino.workarounds.operand_order import state_first
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _CELLS = {"lstm": ("LSTMCell", "opset4"), "gru": ("GRUCell", "opset3"), "rnn": ("RNNCell", "opset1")}
 
 
-def loop_layers(outer: NetWriter, loop: Loop, node: Node) -> tuple[Out, ...]:
+def loop_layers(outer: NetWriter, loop: LoopOp, node: Node) -> tuple[Out, ...]:
     """A TensorIterator, or a Loop if there is a condition."""
     body = outer.net.body(loop.body.name)
     inner = type(outer)(body)
@@ -44,7 +44,7 @@ def loop_layers(outer: NetWriter, loop: Loop, node: Node) -> tuple[Out, ...]:
     )  # fmt: skip
 
 
-def _count(outer: NetWriter, inner: NetWriter, loop: Loop) -> In[Out]:
+def _count(outer: NetWriter, inner: NetWriter, loop: LoopOp) -> In[Out]:
     """Slices of zeros that are added to a state: a body that reads no slice would run once, and OpenVINO
     drops a slice that nothing depends on."""
     assert loop.count is not None
