@@ -36,7 +36,7 @@ from stepnet.layers import (
     sequence_cross_entropy,
 )
 from stepnet.saving.dense import DenseTopology
-from stepnet.saving.padded import Padded
+from stepnet.saving.padded import PaddedLoD
 from stepnet.tape import Tape
 
 LENGTHS = {
@@ -54,11 +54,11 @@ def nested(level, kind):
 
 def filled(padded, draw):
     """The same sequences with noise for padding."""
-    inside = Padded(torch.ones_like(padded.grid, dtype=torch.bool), padded.lengths)
+    inside = PaddedLoD(torch.ones_like(padded.grid, dtype=torch.bool), padded.lengths)
     mask = torch.zeros_like(padded.grid, dtype=torch.bool)
-    mask_of_rows = Padded.of(inside.ragged()).grid
+    mask_of_rows = PaddedLoD.of(inside.ragged()).grid
     mask[tuple(slice(0, n) for n in mask_of_rows.shape)] = mask_of_rows
-    return Padded(torch.where(mask, padded.grid, draw(padded.grid.shape)), padded.lengths)
+    return PaddedLoD(torch.where(mask, padded.grid, draw(padded.grid.shape)), padded.lengths)
 
 
 def check(make, level, kind=None, **more):
@@ -85,7 +85,7 @@ def check(make, level, kind=None, **more):
             for leaf in dense.inputs:
                 value = feeds[leaf.name]
                 if leaf.level:
-                    padded = Padded.of(value, least)
+                    padded = PaddedLoD.of(value, least)
                     padded = filled(padded, draw if leaf.name == "x" else torch.randn)
                     tensors += [padded.grid, *padded.lengths]
                 else:
@@ -96,7 +96,7 @@ def check(make, level, kind=None, **more):
             ):
                 grid, *tables = (found.pop(0) for _ in leaf.tensors)
                 if leaf.level:
-                    got = Padded(grid, tuple(tables)).ragged()
+                    got = PaddedLoD(grid, tuple(tables)).ragged()
                     assert got.recursive_sequence_lengths() == value.recursive_sequence_lengths()
                     grid, value = got.values, value.values
                 torch.testing.assert_close(grid, value, rtol=1e-12, atol=1e-12)
@@ -248,7 +248,7 @@ def test_padding_and_back():
         for lengths in all_lengths:
             x = LoDTensor.from_lengths(torch.randn(sum(lengths[-1]), 3), lengths)
             for least in (0, 8):
-                padded = Padded.of(x, least)
+                padded = PaddedLoD.of(x, least)
                 assert padded.level == level
                 again = padded.ragged()
                 assert again.recursive_sequence_lengths() == lengths

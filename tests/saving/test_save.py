@@ -33,7 +33,7 @@ from stepnet.layers import (
     rnn,
 )
 from stepnet.saving.dense import Leaf
-from stepnet.saving.padded import Padded
+from stepnet.saving.padded import PaddedLoD
 from stepnet.tape import Tape
 
 BATCHES = {
@@ -77,14 +77,14 @@ def elsewhere(compiled, types, outputs):
     def run(**feeds):
         tensors = {}
         for name, type in types.items():
-            padded = Padded.of(feeds[name], 1) if type.level else None
+            padded = PaddedLoD.of(feeds[name], 1) if type.level else None
             parts = (padded.grid, *padded.lengths) if padded else (feeds[name],)
             tensors |= zip(Leaf(name, type.level).tensors, (p.numpy() for p in parts), strict=True)
         found = compiled(tensors)
         values = []
         for leaf in outputs:
             grid, *lengths = (torch.from_numpy(np.array(found[text])) for text in leaf.tensors)
-            values.append(Padded(grid, tuple(lengths)).ragged() if lengths else grid)
+            values.append(PaddedLoD(grid, tuple(lengths)).ragged() if lengths else grid)
         return values
 
     return run

@@ -14,7 +14,7 @@ from stepnet.tape.topology import play
 from stepnet.watchers import replaced
 
 from .dense import DenseTopology
-from .padded import Padded
+from .padded import PaddedLoD
 from .play import refusal
 
 _LOOSE = {torch.float64: 1e-8, torch.float32: 1e-3}
@@ -28,7 +28,7 @@ def check_numbers(dense: DenseTopology, dtype: torch.dtype) -> None:
     """
     generator = torch.Generator().manual_seed(0)
     grids = {name: _random(type, dtype, generator) for name, type in dense.types.items()}
-    rows = {name: grid.ragged() if isinstance(grid, Padded) else grid for name, grid in grids.items()}
+    rows = {name: grid.ragged() if isinstance(grid, PaddedLoD) else grid for name, grid in grids.items()}
     with torch.no_grad(), replaced(Plainly()):
         ours, theirs = dense.values(grids), play(dense.played, {}, rows)
     for i, creation in dense.played:
@@ -38,19 +38,19 @@ def check_numbers(dense: DenseTopology, dtype: torch.dtype) -> None:
 
 def _random(type: Dense | Integer, dtype: torch.dtype, generator: torch.Generator) -> Any:
     example = type.example()
-    padded = Padded.of(example) if isinstance(example, LoDTensor) else None
+    padded = PaddedLoD.of(example) if isinstance(example, LoDTensor) else None
     shape = example.shape if padded is None else padded.grid.shape
     if isinstance(type, Integer):
         grid = torch.randint(type.classes, shape, generator=generator)
     else:
         grid = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
-    return grid if padded is None else Padded(grid, padded.lengths)
+    return grid if padded is None else PaddedLoD(grid, padded.lengths)
 
 
 def _same(ours: Any, theirs: Any) -> bool:
     if isinstance(ours, (tuple, list)):
         return all(_same(a, b) for a, b in zip(ours, theirs, strict=True))
-    if isinstance(ours, Padded):
+    if isinstance(ours, PaddedLoD):
         rows = ours.ragged()
         if rows.recursive_sequence_lengths() != theirs.recursive_sequence_lengths():
             return False

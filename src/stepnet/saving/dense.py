@@ -14,7 +14,7 @@ from stepnet.tape.creation import Creation, Ref
 from stepnet.tape.evaluator import Evaluator
 from stepnet.tape.topology import Feed, Topology
 
-from .padded import Padded
+from .padded import PaddedLoD
 from .play import refusal, run_padded
 
 
@@ -77,12 +77,12 @@ class DenseTopology(nn.Module):
         feeds: dict[str, Any] = {}
         for leaf in self.inputs:
             grid, *lengths = (next(given) for _ in leaf.tensors)
-            feeds[leaf.name] = Padded(grid, tuple(lengths)) if lengths else grid
+            feeds[leaf.name] = PaddedLoD(grid, tuple(lengths)) if lengths else grid
         values = self.values(feeds)
         found: list[Tensor] = []
         for end in self.ends:
             value = values[end]
-            found += (value.grid, *value.lengths) if isinstance(value, Padded) else (value,)
+            found += (value.grid, *value.lengths) if isinstance(value, PaddedLoD) else (value,)
         return tuple(found)
 
     def values(self, feeds: Mapping[str, Any]) -> dict[int, Any]:

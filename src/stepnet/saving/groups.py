@@ -11,13 +11,13 @@ from stepnet.api import recurrent
 from stepnet.layers.group_run import GroupRunner
 from stepnet.tape.creation import Creation
 
-from .padded import Padded, mirrored
+from .padded import PaddedLoD, mirrored
 
 Play = Callable[[Creation, Mapping[int, Any]], Any]
 
 
 def run_group(
-    runner: GroupRunner, play: Play, cut: Sequence[Padded], whole: Sequence[Any], boots: Sequence[Any]
+    runner: GroupRunner, play: Play, cut: Sequence[PaddedLoD], whole: Sequence[Any], boots: Sequence[Any]
 ) -> Any:
     """What a recurrent group gives; `play` gives the value of one creation of its step."""
     step, lengths = runner.step, cut[0].lengths[0]
@@ -53,28 +53,28 @@ class _Steps:
         self.lengths = lengths
         self.count = count
 
-    def merge(self, value: Padded) -> Any:
+    def merge(self, value: PaddedLoD) -> Any:
         """What a step sees of a value, for all steps."""
         grid, lengths = value.grid.flatten(0, 1), tuple(n.flatten(0, 1) for n in value.lengths[1:])
-        return Padded(grid, lengths) if lengths else grid
+        return PaddedLoD(grid, lengths) if lengths else grid
 
     def repeat(self, value: Any) -> Any:
         """What every step sees alike, for all steps."""
-        if isinstance(value, Padded):
-            return Padded(self._repeated(value.grid), tuple(self._repeated(n) for n in value.lengths))
+        if isinstance(value, PaddedLoD):
+            return PaddedLoD(self._repeated(value.grid), tuple(self._repeated(n) for n in value.lengths))
         return self._repeated(value)
 
     def _repeated(self, value: Tensor) -> Tensor:
         spread = value.unsqueeze(1).expand(value.shape[0], self.count, *value.shape[1:])
         return spread.flatten(0, 1)
 
-    def split(self, value: Any) -> Padded:
+    def split(self, value: Any) -> PaddedLoD:
         """A value for all steps as a value of the group."""
         sizes = (self.lengths.shape[0], self.count)
-        if isinstance(value, Padded):
+        if isinstance(value, PaddedLoD):
             inner = (n.unflatten(0, sizes) for n in value.lengths)
-            return Padded(value.grid.unflatten(0, sizes), (self.lengths, *inner))
-        return Padded(value.unflatten(0, sizes), (self.lengths,))
+            return PaddedLoD(value.grid.unflatten(0, sizes), (self.lengths, *inner))
+        return PaddedLoD(value.unflatten(0, sizes), (self.lengths,))
 
 
 def _loop(
@@ -83,11 +83,11 @@ def _loop(
     late: list[tuple[int, Creation]],
     waiting: set[int],
     needed: set[int],
-    found: Mapping[int, Padded],
+    found: Mapping[int, PaddedLoD],
     held: Mapping[int, Any],
     boots: Sequence[Any],
     lengths: Tensor,
-) -> dict[int, Padded]:
+) -> dict[int, PaddedLoD]:
     """What the memories lead to, step after step."""
     step = runner.step
     given = {i: [found[i].grid, *found[i].lengths[1:]] for i in sorted(needed) if i in found}
@@ -113,12 +113,12 @@ def _loop(
     y, _ = recurrent(one, list(given.values()), state, axis=1)
     if runner.reverse:
         y = [[mirrored(part, lengths, 1) for part in parts] for parts in y]
-    return {i: Padded(parts[0], (lengths, *parts[1:])) for i, parts in zip(wanted, y, strict=True)}
+    return {i: PaddedLoD(parts[0], (lengths, *parts[1:])) for i, parts in zip(wanted, y, strict=True)}
 
 
 def _leaves(value: Any) -> list[Tensor]:
-    return [value.grid, *value.lengths] if isinstance(value, Padded) else [value]
+    return [value.grid, *value.lengths] if isinstance(value, PaddedLoD) else [value]
 
 
 def _value(parts: Sequence[Tensor]) -> Any:
-    return Padded(parts[0], tuple(parts[1:])) if len(parts) > 1 else parts[0]
+    return PaddedLoD(parts[0], tuple(parts[1:])) if len(parts) > 1 else parts[0]

@@ -17,7 +17,7 @@ from stepnet.layers.data import Dense, Integer
 from stepnet.tape.topology import Metrics
 
 from .dense import Leaf
-from .padded import Padded
+from .padded import PaddedLoD
 from .save import KEY
 
 _NOT_RUN = "a file has no evaluators to run; `evaluators` says which there were"
@@ -96,7 +96,7 @@ class SavedTopology(nn.Module):
             value = type.check(name, feeds[name], like)
             leaf = Leaf(name, type.level)
             if type.level:
-                padded = Padded.of(value, least=1)
+                padded = PaddedLoD.of(value, least=1)
                 tensors |= zip(leaf.tensors, (padded.grid, *padded.lengths), strict=True)
             else:
                 tensors[name] = value
@@ -106,7 +106,7 @@ class SavedTopology(nn.Module):
         values = {}
         for leaf in self._leaves:
             grid, *lengths = (next(found) for _ in leaf.tensors)
-            values[leaf.name] = Padded(grid, tuple(lengths)).ragged() if lengths else grid
+            values[leaf.name] = PaddedLoD(grid, tuple(lengths)).ragged() if lengths else grid
         return _nested(self._structure, values), Metrics({}, _NOT_RUN)
 
 

@@ -1,4 +1,4 @@
-"""Padded: nested sequences as one dense tensor, which is what OpenVINO can hold."""
+"""Nested sequences as one dense tensor, which is what OpenVINO can hold."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from stepnet.data.tree import leaves, map_leaves
 from stepnet.errors import TapeError
 
 
-class Padded:
+class PaddedLoD:
     """Rows in a dense grid: `grid` [n0, n1, ..., features] with one dimension for each level, and one more.
 
     `lengths` has a tensor for each level, int64 [n0], [n0, n1] and so on. What is past a length is padding:
     any number at all, but never nan where it could spread. Torch functions act on all rows of the grid alike,
     as they do on those of a LoDTensor.
 
-    >>> x = Padded.of(LoDTensor(torch.tensor([1.0, 2.0, 3.0]), [[0, 2, 3]]))
+    >>> x = PaddedLoD.of(LoDTensor(torch.tensor([1.0, 2.0, 3.0]), [[0, 2, 3]]))
     >>> (x + 1).grid
     tensor([[2., 3.],
             [4., 1.]])
@@ -46,9 +46,9 @@ class Padded:
         """All rows of the grid, [n, features]."""
         return self.grid.flatten(0, self.level)
 
-    def with_rows(self, rows: Tensor) -> Padded:
+    def with_rows(self, rows: Tensor) -> PaddedLoD:
         """Other rows in the same grid."""
-        return Padded(rows.unflatten(0, self.grid.shape[: self.level + 1]), self.lengths)
+        return PaddedLoD(rows.unflatten(0, self.grid.shape[: self.level + 1]), self.lengths)
 
     def mask(self) -> Tensor:
         """[n0, ..., time], true where a row is in its sequence of the last level."""
@@ -58,7 +58,7 @@ class Padded:
     # To and from LoDTensors
 
     @staticmethod
-    def of(x: LoDTensor, least: int = 0) -> Padded:
+    def of(x: LoDTensor, least: int = 0) -> PaddedLoD:
         """The grid of a LoDTensor, at least so long in each dimension of time; padded with zeros."""
         grids = [_Grid(n, max([least, *n.tolist()])) for n in map(x.lengths, range(x.lod_level))]
 
@@ -68,7 +68,7 @@ class Padded:
             return entries
 
         tables = (placed(grid.lengths, level).to(x.device) for level, grid in enumerate(grids))
-        return Padded(placed(x.values, len(grids)), tuple(tables))
+        return PaddedLoD(placed(x.values, len(grids)), tuple(tables))
 
     def ragged(self) -> LoDTensor:
         """The LoDTensor of the rows that are no padding."""
@@ -86,12 +86,12 @@ class Padded:
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        first: Padded = next(leaves((args, kwargs or {}), Padded))
+        first: PaddedLoD = next(leaves((args, kwargs or {}), PaddedLoD))
         return first.by_rows(func, *args, **(kwargs or {}))
 
     def by_rows(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What a function gives for the rows, in this grid."""
-        plain = map_leaves((args, kwargs), Padded, lambda value: value.rows())
+        plain = map_leaves((args, kwargs), PaddedLoD, lambda value: value.rows())
         result = function(*plain[0], **plain[1])
         if isinstance(result, Tensor):
             return self.with_rows(result)
@@ -124,8 +124,8 @@ _BINARY = (
     "add radd sub rsub mul rmul truediv rtruediv floordiv pow rpow matmul mod and or xor lt le gt ge eq ne"
 )
 for _name in (*_BINARY.split(), "neg", "abs", "invert"):
-    setattr(Padded, f"__{_name}__", _operator(f"__{_name}__"))
-Padded.__hash__ = object.__hash__
+    setattr(PaddedLoD, f"__{_name}__", _operator(f"__{_name}__"))
+PaddedLoD.__hash__ = object.__hash__
 
 
 class _Grid:

@@ -27,7 +27,7 @@ from stepnet.watchers import Instead, instead, replaced
 
 from .costs import COSTS
 from .groups import run_group
-from .padded import Padded, mirrored
+from .padded import PaddedLoD, mirrored
 
 
 def run_padded(creation: Creation, values: Mapping[int, Any]) -> Any:
@@ -55,9 +55,9 @@ def run_padded(creation: Creation, values: Mapping[int, Any]) -> Any:
 def _result(creation: Creation, function: Any, args: Any, kwargs: Any) -> Any:
     if isinstance(function, GroupRunner):
         return run_group(function, run_padded, *args)
-    if function is operator.getitem and isinstance(args[0], Padded):
+    if function is operator.getitem and isinstance(args[0], PaddedLoD):
         raise refusal(creation, "it picks some of the sequences")
-    if next(leaves((args, kwargs), Padded), None) is None or function is operator.getitem:
+    if next(leaves((args, kwargs), PaddedLoD), None) is None or function is operator.getitem:
         return function(*args, **kwargs)
     if isinstance(function, Layer):
         return _layer(creation, function, *args, **kwargs)
@@ -74,7 +74,7 @@ def _result(creation: Creation, function: Any, args: Any, kwargs: Any) -> Any:
 
 def _rows(function: Any, args: Any, kwargs: Any) -> Any:
     """A function on the rows themselves, which is the same to it, and easier to trace."""
-    first = next(leaves((args, kwargs), Padded), None)
+    first = next(leaves((args, kwargs), PaddedLoD), None)
     return function(*args, **kwargs) if first is None else first.by_rows(function, *args, **kwargs)
 
 
@@ -101,7 +101,7 @@ def refusal(creation: Creation, why: str) -> TapeError:
 # Layers of sequences
 
 
-def _pool(creation: Creation, x: Padded, how: str) -> Any:
+def _pool(creation: Creation, x: PaddedLoD, how: str) -> Any:
     mask, lengths = x.mask(), x.lengths[-1]
     axis, features = x.level, (1,) * (x.grid.dim() - x.level - 1)
     inside = mask.view(*mask.shape, *features)
@@ -123,27 +123,27 @@ def _pool(creation: Creation, x: Padded, how: str) -> Any:
         if how != "sum":
             divisor = counts.clamp(min=1).to(pooled.dtype)
             pooled = pooled / (divisor if how == "mean" else divisor.sqrt())
-    return Padded(pooled, x.lengths[:-1]) if x.level > 1 else pooled
+    return PaddedLoD(pooled, x.lengths[:-1]) if x.level > 1 else pooled
 
 
-def _expand(creation: Creation, x: Any, like: Padded, level: int = -1) -> Padded:
+def _expand(creation: Creation, x: Any, like: PaddedLoD, level: int = -1) -> PaddedLoD:
     at = level % like.level
-    grid, known = (x.grid, x.level) if isinstance(x, Padded) else (x, 0)
+    grid, known = (x.grid, x.level) if isinstance(x, PaddedLoD) else (x, 0)
     if known != at:
         raise refusal(creation, "its rows are not one for each sequence of that level")
     sizes = like.grid.shape[at + 1]
     spread = grid.unsqueeze(at + 1).expand(*grid.shape[: at + 1], sizes, *grid.shape[at + 1 :])
-    return Padded(spread, like.lengths[: at + 1])
+    return PaddedLoD(spread, like.lengths[: at + 1])
 
 
-def _softmax(creation: Creation, x: Padded) -> Padded:
+def _softmax(creation: Creation, x: PaddedLoD) -> PaddedLoD:
     inside = x.mask().view(*x.mask().shape, *(1,) * (x.grid.dim() - x.level - 1))
     scores = torch.where(inside, x.grid, torch.full_like(x.grid, torch.finfo(x.grid.dtype).min))
-    return Padded(torch.softmax(scores, x.level), x.lengths)
+    return PaddedLoD(torch.softmax(scores, x.level), x.lengths)
 
 
-def _reverse(creation: Creation, x: Padded) -> Padded:
-    return Padded(mirrored(x.grid, x.lengths[-1], x.level), x.lengths)
+def _reverse(creation: Creation, x: PaddedLoD) -> PaddedLoD:
+    return PaddedLoD(mirrored(x.grid, x.lengths[-1], x.level), x.lengths)
 
 
 class _OnGrids(Instead):
@@ -160,13 +160,13 @@ class _OnGrids(Instead):
     ) -> Any:
         given, spec = flatten(x)
         with replaced(self.around):
-            if not any(isinstance(leaf, Padded) for leaf in given):
+            if not any(isinstance(leaf, PaddedLoD) for leaf in given):
                 return recurrent(step, x, state, reverse=reverse, level=level, axis=axis, scopes=scopes)
             if level != -1 or scopes or not all(_same_grid(given[0], leaf) for leaf in given):
                 raise refusal(self.creation, "it does not run over the rows of its inputs, side by side")
             return self._run(step, given, spec, state, reverse)
 
-    def _run(self, step: Any, given: list[Padded], spec: Spec, state: Any, reverse: bool) -> Any:
+    def _run(self, step: Any, given: list[PaddedLoD], spec: Spec, state: Any, reverse: bool) -> Any:
         x, function = given[0], as_step(step)
         flat = [_flat(leaf, reverse) for leaf in given]
         first = boot_state(function, flat[0].shape[0]) if state is None else state
@@ -194,26 +194,26 @@ class _OnGrids(Instead):
         return "" if self.around is None else self.around.alone(decide)
 
 
-def _same_grid(x: Padded, other: Any) -> bool:
-    same = isinstance(other, Padded) and len(other.lengths) == len(x.lengths)
+def _same_grid(x: PaddedLoD, other: Any) -> bool:
+    same = isinstance(other, PaddedLoD) and len(other.lengths) == len(x.lengths)
     return same and all(a is b for a, b in zip(x.lengths, other.lengths, strict=True))
 
 
-def _flat(x: Padded, reverse: bool) -> Tensor:
+def _flat(x: PaddedLoD, reverse: bool) -> Tensor:
     """The sequences of the last level, [n, time, ...], each from its end if they run backwards."""
     grid = mirrored(x.grid, x.lengths[-1], x.level) if reverse else x.grid
     return grid.flatten(0, x.level - 1)
 
 
-def _back(y: Tensor, x: Padded, reverse: bool) -> Padded:
+def _back(y: Tensor, x: PaddedLoD, reverse: bool) -> PaddedLoD:
     """What a recurrence gave for sequences of the last level, in the grid that they came from."""
     grid = y.unflatten(0, x.grid.shape[: x.level])
-    return Padded(mirrored(grid, x.lengths[-1], x.level) if reverse else grid, x.lengths)
+    return PaddedLoD(mirrored(grid, x.lengths[-1], x.level) if reverse else grid, x.lengths)
 
 
-def _layer(creation: Creation, layer: Layer, x: Any) -> Padded:
+def _layer(creation: Creation, layer: Layer, x: Any) -> PaddedLoD:
     """A cell over the last level, whose final states nobody asks for."""
-    if layer.level != -1 or layer.scopes or not isinstance(x, Padded):
+    if layer.level != -1 or layer.scopes or not isinstance(x, PaddedLoD):
         raise refusal(creation, "it does not run over the rows of one input")
     return _back(recurrent(layer.step, _flat(x, layer.reverse), axis=1)[0], x, layer.reverse)
 

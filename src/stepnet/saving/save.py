@@ -24,7 +24,7 @@ from stepnet.tape.topology import Topology
 
 from .check import check_numbers
 from .dense import DenseTopology
-from .padded import Padded
+from .padded import PaddedLoD
 
 KEY = "stepnet"  # of what is noted in rt_info, or in the metadata
 
@@ -107,7 +107,7 @@ def _examples(dense: DenseTopology, floating: torch.dtype) -> dict[str, Tensor]:
         if example.dtype.is_floating_point:
             example = example.to(floating)
         if leaf.level:
-            padded = Padded.of(example)
+            padded = PaddedLoD.of(example)
             found |= zip(leaf.tensors, (padded.grid, *padded.lengths), strict=True)
         else:
             found[leaf.name] = example
