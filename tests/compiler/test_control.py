@@ -205,6 +205,89 @@ def of_all_rows(x: Tensor, h: Tensor) -> Any:
     return h * i, h
 
 
+def at_the_first_step(x: Tensor, state: tuple[Tensor, Tensor]) -> Any:
+    """What is asked of all rows holds on sample rows at the first step, and not at the next."""
+    h, n = state
+    if (n == 0).all():
+        h = h * 2
+    h = torch.tanh(h @ W + x)
+    return h, (h, n + 1)
+
+
+def test_what_holds_at_the_first_step_alone():
+    x, h = given()
+    state = (h, torch.zeros(len(LENGTHS), dtype=torch.int64))
+    with pytest.warns(SlowPathWarning):
+        as_the_plain_loop(at_the_first_step, x, state, "auto", weights=[W])
+    with pytest.raises(Unsupported, match="holds of all rows, which is not so at every step"):
+        recurrent(at_the_first_step, x, state, backend="c")
+
+
+def of_one_row(x: Tensor, h: Tensor) -> Any:
+    h = torch.tanh(h @ W + x) * (2 if x.shape[0] == 1 else 1)
+    return h, h
+
+
+def test_one_row_is_made_something_else_of():
+    assert "of one it makes something else than of several" in refused(of_one_row)
+
+
+def of_columns(x: Tensor, h: Tensor) -> Any:
+    def inner(v: Tensor, h: Tensor) -> Any:
+        h = torch.tanh(h @ W + v)
+        return h, h
+
+    y, h = recurrent(inner, x.t()[:, :, None], h)
+    return y.sum(0), h
+
+
+def test_a_recurrence_inside_is_a_part_of_the_step():
+    for _ in range(2):  # the inner one has a plan of its own by then
+        same(of_columns)
+        x, h = inputs()
+        recurrent(lambda v, h: (h + v, h + v), x.sum(2, keepdim=True), h)
+    assert entry_of(of_columns, *inputs(), backend="c").ready is not None
+
+
+def of_many_columns(x: Tensor, h: Tensor) -> Any:
+    _, h = recurrent(lambda v, h: (v, h + v), x.unsqueeze(0).expand(40, -1, -1), h)
+    return h, h
+
+
+def test_a_long_recurrence_inside_runs_by_its_own_plan():
+    assert "recurrences inside the step take more than 32 steps" in refused(of_many_columns)
+
+
+class Ended(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit, Ended])
+def test_what_ends_the_program_is_raised_on_rows_of_the_caller_alone(kind):
+    """And not in a branch that is traced, nor on as many rows as a step is tried on."""
+
+    def on_branch(x: Tensor, h: Tensor) -> Any:
+        try:
+            if torch.isnan(x).any():
+                raise kind
+        finally:
+            h = h + x
+        return h, h
+
+    def on_samples(x: Tensor, h: Tensor) -> Any:
+        if x.shape[0] != 2:
+            raise kind
+        return h + x, h
+
+    x, h = inputs()
+    for step in (on_branch, on_samples):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SlowPathWarning)
+            torch.testing.assert_close(recurrent(step, x, h), recurrent(step, x, h, backend="naive"))
+    with pytest.raises(kind):
+        recurrent(on_branch, x * torch.nan, h)
+
+
 @pytest.mark.parametrize("step", [of_sizes, of_what_was_written, of_noise], ids=lambda s: s.__name__)
 def test_what_is_not_the_same_at_every_step_has_no_answer(step):
     assert "depends on the values of a tensor" in refused(step)

@@ -19,7 +19,7 @@ from torch import Tensor
 from stepnet.compiler.capture import without_hooks, without_modes
 from stepnet.compiler.code_facts import Facts
 from stepnet.compiler.draws import kept
-from stepnet.compiler.inner_loops import MOST, inner_loops
+from stepnet.compiler.inner_loops import MOST, TOO_LONG, inner_loops
 from stepnet.compiler.iteration import code_of, iteration
 from stepnet.compiler.probe import ROWS
 from stepnet.compiler.reach import Reach, reach
@@ -221,10 +221,12 @@ def _record(
                 torch.random.fork_rng(devices=[]),
                 without_hooks(),
                 without_modes(),
-                inner_loops(most),
+                inner_loops(most) as loops,
                 kept(found.generators),
             ):
                 made = record(run, [*rows[0], *rows[1]])
+            if loops.too_long:
+                raise TOO_LONG.fresh()
         except Unsupported as refusal:
             return Reads(found, (), tensors, found.open, refusal)
         except Exception as error:
