@@ -12,7 +12,7 @@ from torch import Tensor
 
 from outcomes import as_the_plain_loop
 from plans import entry_of
-from stepnet import LoDTensor, explain, recurrent, while_loop
+from stepnet import LoDTensor, TensorArray, create_whileloop, explain, recurrent, while_loop
 from stepnet.engine import plans
 from stepnet.errors import SlowPathWarning, StepError, Unsupported
 from torch_since import torch_since
@@ -241,12 +241,22 @@ def of_columns(x: Tensor, h: Tensor) -> Any:
     return y.sum(0), h
 
 
-def test_a_recurrence_inside_is_a_part_of_the_step():
-    for _ in range(2):  # the inner one has a plan of its own by then
-        same(of_columns)
-        x, h = inputs()
-        recurrent(lambda v, h: (h + v, h + v), x.sum(2, keepdim=True), h)
-    assert entry_of(of_columns, *inputs(), backend="c").ready is not None
+def framed(x: Tensor, h: Tensor) -> Any:
+    columns, states = TensorArray(unstack_from=x.t()[:, :, None]), TensorArray()
+    loop = create_whileloop([torch.tensor(0)])
+    with loop.frame() as (s,):
+        loop.break_if(s == columns.size())
+        states.write(s, torch.tanh(states.read(s - 1, h) @ W + columns.read(s)))
+        loop.update(s, s + 1)
+    return states.stack().sum(0), states.read(2)
+
+
+@pytest.mark.parametrize("step", [of_columns, framed])
+def test_a_recurrence_inside_is_a_part_of_the_step(step):
+    for backend in ("c", "auto"):  # the inner one has a plan of its own by then
+        same(step, backend)
+        step(*(t[0] if t.dim() > 2 else t for t in inputs()))
+    assert entry_of(step, *inputs(), backend="c").ready is not None
 
 
 def of_many_columns(x: Tensor, h: Tensor) -> Any:

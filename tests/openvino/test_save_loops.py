@@ -288,10 +288,7 @@ def test_a_condition_for_each_row(tmp_path):
 
 def chosen(self: Any, x: Tensor) -> Any:
     def step(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        h, y = torch.cond(
-            x.sum() > 0, lambda x, h: (torch.tanh(x + h), x), lambda x, h: (h / 2, h * x), (x, h)
-        )
-        return y, h
+        return torch.cond(x.sum() > 0, lambda x, h: (x + h, h.tanh()), lambda x, h: (h / 2, h * x), (x, h))
 
     x = torch.cond(x.sum() > 0, lambda x: x @ self.W, lambda x: x - 1, (x,))
     return stepnet.recurrent(step, x, x[0])
@@ -338,6 +335,34 @@ def rows_of_arrays(self: Any, x: Tensor) -> Any:
 
 def test_a_function_of_the_values_of_an_array(tmp_path):
     check_at_other_sizes(rows_of_arrays, tmp_path / "model.xml", ((7, 4), (2, 1)))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_dynamic_recurrent_on_a_tape(reverse, tmp_path):
+    W = nn.Parameter(torch.randn(3, 3) / 2)
+
+    def run(x: LoDTensor) -> Any:
+        def stepnet_(scope: Any) -> None:
+            scope["h"] = torch.tanh(scope["x"] @ W + scope["before"])
+
+        scope = Scope({"x": x})
+        memory = Memory("h", "before", shape=(3,), value=0.5)
+        dynamic_recurrent(stepnet_, scope, ["x"], ["h"], [memory], reverse=reverse)
+        return scope["h"]
+
+    with Tape() as tape:
+        out = layers.pooling(layers.apply(run, layers.data("x", layers.Sequence(layers.Dense(3)))), "sum")
+    topology, path = tape.topology(out), tmp_path / "tape.xml"
+    topology.save(path)
+    for lengths in ([2, 0, 6, 1], [1]):
+        x = LoDTensor.from_lengths(torch.randn(sum(lengths), 3), [lengths])
+        with torch.no_grad():
+            expected = topology(x=x)[0]
+            torch.testing.assert_close(stepnet.load(path)(x=x)[0], expected)
+        openvino = pytest.importorskip("openvino")
+        compiled = openvino.Core().compile_model(str(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        found = compiled({"x": x.to_padded()[0].numpy(), "x.lengths_0": x.lengths().numpy()})[0]
+        torch.testing.assert_close(torch.as_tensor(found), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_ragged_static_input_is_told(tmp_path):

@@ -7,11 +7,12 @@ example. What decides only whether an error is raised leaves it open.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import dis
 import sys
-from collections.abc import Iterator
-from types import CodeType, FrameType
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -20,13 +21,14 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from stepnet.compiler.swapped import Swapped
 from stepnet.user_line import is_users
 
-_NEAR = 3  # instructions from a comparison to the jump by its truth value
-_MOST = 64  # instructions that make the text of an error
+_NEAR = 4  # instructions from a comparison to the jump by its truth value
+_MOST = 500  # instructions that make the text of an error
+_ALWAYS = ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_ABSOLUTE", "JUMP_BACKWARD_NO_INTERRUPT")
 
 
 def _asked(self: Any) -> bool:
     """The truth value of something about sizes."""
-    expression = getattr(self.node, "expr", None)
+    expression: Any = getattr(self.node, "expr", None)
     symbols = getattr(expression, "free_symbols", ())
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename == torch.__file__:  # a size as a truth value
@@ -46,24 +48,29 @@ def _asked(self: Any) -> bool:
 
 def _only_raises(frame: FrameType) -> bool:
     """Whether the truth value at hand decides whether an error is raised, and nothing else."""
-    code, at = frame.f_code, frame.f_lasti
-    after = [i for i in dis.get_instructions(code) if i.offset >= at and i.opname != "CACHE"]
-    for i, instruction in enumerate(after[: _NEAR + 1]):
-        if "JUMP_IF_" in instruction.opname:
-            sides = after[i + 1].offset if i + 1 < len(after) else -1, instruction.argval
-            return any(_raises(code, offset) for offset in sides)
+    code = {i.offset: i for i in dis.get_instructions(frame.f_code) if i.opname != "CACHE"}
+    offsets = sorted(code)
+    begin = bisect.bisect_left(offsets, frame.f_lasti)
+    for at, after in zip(offsets[begin : begin + _NEAR], offsets[begin + 1 :], strict=False):
+        if "JUMP" in code[at].opname and "_IF_" in code[at].opname:
+            return any(_raises(code, offsets, side) for side in (after, code[at].argval))
     return False
 
 
-def _raises(code: CodeType, start: int) -> bool:
-    """Whether what begins at an instruction leads straight to an error."""
-    following = [i for i in dis.get_instructions(code) if i.offset >= start][:_MOST]
-    for instruction in following:
-        if instruction.opname == "RAISE_VARARGS":
-            return True
-        if "JUMP" in instruction.opname or instruction.opname.startswith(("RETURN", "STORE", "FOR", "YIELD")):
+def _raises(code: Mapping[int, dis.Instruction], offsets: Sequence[int], start: int) -> bool:
+    """Whether every way from an instruction leads to an error; asserts as pytest writes them have several."""
+    todo, seen = [start], set[int]()
+    while todo:
+        at = todo.pop()
+        name = code[at].opname
+        if len(seen) > _MOST or name.startswith(("RETURN", "YIELD")):
             return False
-    return False
+        seen.add(at)
+        ways = [code[at].argval] if "JUMP" in name or name == "FOR_ITER" else []
+        if name not in ("RAISE_VARARGS", "RERAISE", *_ALWAYS):
+            ways.append(offsets[bisect.bisect(offsets, at)])
+        todo += (way for way in ways if way not in seen)
+    return True
 
 
 _BOOL = Swapped(torch.SymBool, "__bool__", _asked)

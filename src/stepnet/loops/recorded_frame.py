@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from stepnet.compiler.inner_loops import inner
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import is_wrapped
 from stepnet.data.storage import memory_of
@@ -67,7 +68,10 @@ def run_recorded(loop: WhileLoop) -> list[Tensor]:
         back_edges=[BackEdge(name, name) for name in body.results],
         condition=GOING,
     )
+    within = inner()
     out = naive.run(record, {GOING: True, **dict(zip(body.variables, loop.loop_vars, strict=True))})
+    if within is not None:
+        within.recurrence(body.steps)
     return _own([out[name] for name in body.variables], (*loop.loop_vars, *loop.program.constants.values()))
 
 
@@ -97,8 +101,10 @@ class FrameBody:
         self.variables = tuple(f"variable {i}" for i in range(len(loop.loop_vars)))
         self.parameters = ("step", GOING, *self.variables)
         self.results = (GOING, *self.variables)
+        self.steps = 0
 
     def __call__(self, step: int, going: bool, *variables: Any) -> tuple[Any, ...]:
+        self.steps = step
         values = self._values(variables, step)
         if values is None:
             return False, *variables

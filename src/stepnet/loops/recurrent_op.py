@@ -324,8 +324,8 @@ class _ScopedBody:
         self.first = self.first or list(values[count:])
         kept = kept_dtypes(self.first, list(values[count:]))
         for memory, given, value in zip(op.memories, values[count:], kept, strict=True):
-            by_reference = self.before is not None and value is given
-            step.share(memory.pre_name, self.before.var(memory.name) if by_reference else Variable(value))
+            before = self.before if value is given else None
+            step.share(memory.pre_name, Variable(value) if before is None else before.var(memory.name))
         if i > 1 and not torch.is_grad_enabled():  # two scopes take turns
             del self.kept[self._order[i - 2]]
         op._step(self.scope, step, t)
