@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import stepnet
+from file_formats import run_onnx
 from stepnet import LoDTensor, Memory, RecurrentOp, Scope, TensorArray, dynamic_recurrent, layers
 from stepnet.errors import IRError
 from stepnet.openvino import load, save
@@ -286,12 +287,32 @@ def test_a_condition_for_each_row(tmp_path):
     check_at_other_sizes(each_row_by_itself, tmp_path / "model.xml", ((3, 7), (2, 1), (1, 4)))
 
 
+def each_row_of_a_step(self: Any, x: Tensor) -> Any:
+    def step(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        loop = (lambda h, x: h.abs().amax(1) > 0.5), (lambda h, x: (h * 0.7 + 0.01 * x, x))
+        h, _ = stepnet.while_loop(*loop, (h + x @ self.W, x))
+        return h, h
+
+    return stepnet.recurrent(step, x, x[0])
+
+
+def test_a_condition_for_each_row_of_a_step(tmp_path):
+    """In ONNX, which has loops inside loops."""
+    model, path = Model(each_row_of_a_step).eval(), tmp_path / "model.onnx"
+    stepnet.onnx.save(model, path, torch.randn(5, 2, 3))
+    for steps, batch in ((7, 4), (1, 1)):
+        x = 3 * torch.randn(steps, batch, 3)
+        with torch.no_grad():
+            found = [torch.as_tensor(value) for value in run_onnx(path, [x.numpy()])]
+            torch.testing.assert_close(found, tensors(model(x)), rtol=1e-4, atol=1e-5)
+
+
 def chosen(self: Any, x: Tensor) -> Any:
     def step(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
         return torch.cond(x.sum() > 0, lambda x, h: (x + h, h.tanh()), lambda x, h: (h / 2, h * x), (x, h))
 
     x = torch.cond(x.sum() > 0, lambda x: x @ self.W, lambda x: x - 1, (x,))
-    return stepnet.recurrent(step, x, x[0])
+    return stepnet.recurrent(step, x, x[0], backend="naive")
 
 
 @torch_since("2.13", "its cond is compiled anew inside what traces it")
