@@ -101,6 +101,7 @@ class FailsOnSamples(Unsupported):
             inner = inner.with_traceback(None).__cause__ or inner.__context__
 
 
+_long: set[Any] = set()  # code of open steps with long recurrences inside, not recorded at each call
 _inner_steps: dict[Any, int] = {}  # of while loops with a condition for each row, by the code of the step
 
 
@@ -206,6 +207,8 @@ def _record(
     shared: Sequence[Tensor],
 ) -> Reads:  # fmt: skip
     """What an open step does on sample rows, which are undone."""
+    if found.key[0] in _long:
+        return Reads(found, (), tensors, found.open, TOO_LONG)
     whole = reach(code_of(loop).function, everything=True)
     if whole.refused is not None:
         return Reads(found, (), tensors, refusal=Unsupported(whole.refused))
@@ -226,6 +229,7 @@ def _record(
             ):
                 made = record(run, [*rows[0], *rows[1]])
             if loops.too_long:
+                _long.add(found.key[0])
                 raise TOO_LONG.fresh()
         except Unsupported as refusal:
             return Reads(found, (), tensors, found.open, refusal)
