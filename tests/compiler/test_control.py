@@ -259,6 +259,19 @@ def test_a_recurrence_inside_is_a_part_of_the_step(step):
     assert entry_of(step, *inputs(), backend="c").ready is not None
 
 
+def ended_by_rows(x: Tensor, h: Tensor) -> Any:
+    loop = create_whileloop([torch.tensor(0), h])
+    with loop.frame() as (s, g):
+        loop.break_if((g.abs().max() < 0.5) | (s == 3))
+        loop.update(g, g * 0.7 + x)
+        loop.update(s, s + 1)
+    return loop.results[1], h
+
+
+def test_a_frame_inside_that_rows_end_is_told_by_its_line():
+    assert "depends on the values of a tensor (test_control.py:" in refused(ended_by_rows)
+
+
 def of_many_columns(x: Tensor, h: Tensor) -> Any:
     _, h = recurrent(lambda v, h: (v, h + v), x.unsqueeze(0).expand(40, -1, -1), h)
     return h, h
