@@ -20,6 +20,7 @@ from .checks import (
     refuse_proxies,
     sequences_of,
 )
+from .compiler.inner_loops import inner
 from .compiler.reach import reach
 from .data.arguments import truth, whole
 from .data.convert import pack_like
@@ -192,7 +193,7 @@ def recurrent(
         (type(x) is Tensor or type(x) is LoDTensor)
         and steps is static is resets is checkpoint is detach_every is None
         and not (scopes or torch.compiler.is_compiling() or (CAN_CAPTURE and is_exporting()))
-        and instead() is watching() is None
+        and instead() is watching() is inner() is None
         and not is_kept()
     ):
         state, out = warm(step, x, state, (reverse, level, axis, check_backend(backend)))
@@ -358,7 +359,7 @@ def run_as_before(
     """The initial state; what calls like this one are found by, if its step has no generator of its own; and
     what `recurrent` gives at one like one before, that draws no noise unless it `draws`. None: it is to be
     called."""
-    if watching() is not None or lifting.may_run_once(x, state):
+    if watching() is not None or inner() is not None or lifting.may_run_once(x, state):
         return state, None, None
     state, call = asked(_STEPS, step, x, state, way)
     out = None if call is None or (not draws and call.draws) else run_again(call)

@@ -23,7 +23,7 @@ from stepnet.data.tree import Spec, flatten, names, unflatten
 from stepnet.errors import StepError
 from stepnet.executors.naive import PlainRun, State
 from stepnet.executors.rows import RowArray
-from stepnet.front.step import describe_leaf, step_name
+from stepnet.front.step import describe_leaf, kept_dtypes, step_name
 from stepnet.ir.loop import BackEdge, Iteration, Last, Loop, Merged
 
 from .data.arguments import function, whole
@@ -247,6 +247,7 @@ class WhileBody:
                 expected=f"{self.spec} for ({', '.join(self.names)})",
                 remedy="return all loop variables, nested as they came, (x,) for one",
             )
+        new = kept_dtypes(leaves, new)
         changed = [
             f"{name} was {describe_leaf(a)}, became {describe_leaf(b)}"
             for name, a, b in zip(self.names, leaves, new, strict=True)

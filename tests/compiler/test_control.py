@@ -12,7 +12,7 @@ from torch import Tensor
 
 from outcomes import as_the_plain_loop
 from plans import entry_of
-from stepnet import LoDTensor, explain, recurrent, while_loop
+from stepnet import LoDTensor, TensorArray, create_whileloop, explain, recurrent, while_loop
 from stepnet.engine import plans
 from stepnet.errors import SlowPathWarning, StepError, Unsupported
 from torch_since import torch_since
@@ -203,6 +203,112 @@ def of_all_rows(x: Tensor, h: Tensor) -> Any:
         lambda i, h: h[:, 0] > 0.5, lambda i, h: (i + torch.ones(()), h - 0.3), (torch.zeros(()), h)
     )
     return h * i, h
+
+
+def at_the_first_step(x: Tensor, state: tuple[Tensor, Tensor]) -> Any:
+    """What is asked of all rows holds on sample rows at the first step, and not at the next."""
+    h, n = state
+    if (n == 0).all():
+        h = h * 2
+    h = torch.tanh(h @ W + x)
+    return h, (h, n + 1)
+
+
+def test_what_holds_at_the_first_step_alone():
+    x, h = given()
+    state = (h, torch.zeros(len(LENGTHS), dtype=torch.int64))
+    with pytest.warns(SlowPathWarning):
+        as_the_plain_loop(at_the_first_step, x, state, "auto", weights=[W])
+    with pytest.raises(Unsupported, match="holds of all rows, which is not so at every step"):
+        recurrent(at_the_first_step, x, state, backend="c")
+
+
+def of_one_row(x: Tensor, h: Tensor) -> Any:
+    h = torch.tanh(h @ W + x) * (2 if x.shape[0] == 1 else 1)
+    return h, h
+
+
+def test_one_row_is_made_something_else_of():
+    assert "of one it makes something else than of several" in refused(of_one_row)
+
+
+def of_columns(x: Tensor, h: Tensor) -> Any:
+    def inner(v: Tensor, h: Tensor) -> Any:
+        h = torch.tanh(h @ W + v)
+        return h, h
+
+    y, h = recurrent(inner, x.t()[:, :, None], h)
+    return y.sum(0), h
+
+
+def framed(x: Tensor, h: Tensor) -> Any:
+    columns, states = TensorArray(unstack_from=x.t()[:, :, None]), TensorArray()
+    loop = create_whileloop([torch.tensor(0)])
+    with loop.frame() as (s,):
+        loop.break_if(s == columns.size())
+        states.write(s, torch.tanh(states.read(s - 1, h) @ W + columns.read(s)))
+        loop.update(s, s + 1)
+    return states.stack().sum(0), states.read(2)
+
+
+@pytest.mark.parametrize("step", [of_columns, framed])
+def test_a_recurrence_inside_is_a_part_of_the_step(step):
+    for backend in ("c", "auto"):  # the inner one has a plan of its own by then
+        same(step, backend)
+        step(*(t[0] if t.dim() > 2 else t for t in inputs()))
+    assert entry_of(step, *inputs(), backend="c").ready is not None
+
+
+def ended_by_rows(x: Tensor, h: Tensor) -> Any:
+    loop = create_whileloop([torch.tensor(0), h])
+    with loop.frame() as (s, g):
+        loop.break_if((g.abs().max() < 0.5) | (s == 3))
+        loop.update(g, g * 0.7 + x)
+        loop.update(s, s + 1)
+    return loop.results[1], h
+
+
+def test_a_frame_inside_that_rows_end_is_told_by_its_line():
+    assert "depends on the values of a tensor (test_control.py:" in refused(ended_by_rows)
+
+
+def of_many_columns(x: Tensor, h: Tensor) -> Any:
+    _, h = recurrent(lambda v, h: (v, h + v), x.unsqueeze(0).expand(40, -1, -1), h)
+    return h, h
+
+
+def test_a_long_recurrence_inside_runs_by_its_own_plan():
+    assert "recurrences inside the step take more than 32 steps" in refused(of_many_columns)
+
+
+class Ended(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit, Ended])
+def test_what_ends_the_program_is_raised_on_rows_of_the_caller_alone(kind):
+    """And not in a branch that is traced, nor on as many rows as a step is tried on."""
+
+    def on_branch(x: Tensor, h: Tensor) -> Any:
+        try:
+            if torch.isnan(x).any():
+                raise kind
+        finally:
+            h = h + x
+        return h, h
+
+    def on_samples(x: Tensor, h: Tensor) -> Any:
+        if x.shape[0] != 2:
+            raise kind
+        return h + x, h
+
+    x, h = inputs()
+    for step in (on_branch, on_samples):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SlowPathWarning)
+            torch.testing.assert_close(recurrent(step, x, h), recurrent(step, x, h, backend="naive"))
+    with pytest.raises(kind):
+        recurrent(on_branch, x * torch.nan, h)
 
 
 @pytest.mark.parametrize("step", [of_sizes, of_what_was_written, of_noise], ids=lambda s: s.__name__)

@@ -562,3 +562,20 @@ def test_an_array_read_where_nothing_is_fails_as_it_does_outside():
 
     with pytest.raises(ArrayError, match="index 6 is out of range"):
         run()
+
+
+@pytest.mark.parametrize("steps", [0, 4])
+def test_results_are_nobody_elses(steps):
+    """Whoever writes to one changes neither what was given nor another one; also where no step runs."""
+    boot = torch.ones(2)
+    loop = stepnet.create_whileloop([torch.tensor(0), boot, boot])
+    with loop.frame() as (s, a, b):
+        loop.break_if(s >= steps)
+        loop.update(s, s + 2)
+        loop.update(a, a + b)
+        loop.update(b, boot)
+    _, a, b = loop.results
+    a.zero_()
+    assert b.tolist() == boot.tolist() == [1.0, 1.0]
+    b.zero_()
+    assert boot.tolist() == [1.0, 1.0]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import stepnet
 from front.live_memory import LiveMemory
 from outcomes import gradients
 from stepnet.data.array import TensorArray
@@ -284,3 +285,35 @@ def test_copying_an_array_parts_it_from_the_first():
     assert math.isclose(float(array.read(0)), 0)
     assert array.stack().tolist() == [0, 0]
     assert twin.stack().tolist() == [5, 0]
+
+
+def looped(w: Tensor, h: Tensor) -> Tensor:
+    return stepnet.while_loop(lambda i, h: i < 2, lambda i, h: (i + 1, torch.tanh(h @ w)), (0, h))[1]
+
+
+def framed(w: Tensor, h: Tensor) -> Tensor:
+    loop = stepnet.create_whileloop([torch.tensor(0), h])
+    with loop.frame() as (i, h):
+        loop.break_if(i >= 4)
+        loop.update(i, i + 2)
+        loop.update(h, torch.tanh(h @ w))
+    return loop.results[1]
+
+
+def scoped(w: Tensor, h: Tensor) -> Tensor:
+    def stepnet_(scope: Any) -> None:
+        scope["h"] = torch.tanh(scope["before"] @ w) + scope["x"]
+
+    op = stepnet.RecurrentOp(stepnet_, ["x"], ["h"], [stepnet.Memory("h", "before", "boot")])
+    op.run(stepnet.Scope({"x": h.new_zeros(2, *h.shape), "boot": h}))
+    return op.last["h"]
+
+
+@pytest.mark.parametrize("run", [looped, framed, scoped])
+def test_what_is_carried_keeps_its_dtype_under_autocast(run):
+    """As the state of a recurrence does."""
+    w, h = torch.randn(3, 3), torch.randn(2, 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = run(w, h)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, torch.tanh(torch.tanh(h @ w) @ w), rtol=5e-2, atol=5e-2)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import stepnet
+from file_formats import run_onnx
 from stepnet import LoDTensor, Memory, RecurrentOp, Scope, TensorArray, dynamic_recurrent, layers
 from stepnet.errors import IRError
 from stepnet.openvino import load, save
@@ -271,6 +272,133 @@ def test_a_number_that_is_not_known_any_more_is_told(change, tmp_path):
         save(Model(run).eval(), tmp_path / "model.xml", torch.randn(5, 2, 3))
 
 
+def each_row_by_itself(self: Any, x: Tensor) -> Any:
+    """With a number for each row, and one that all rows share."""
+
+    def going(h: Tensor, n: Tensor, i: Any) -> Tensor:
+        return (h.abs().amax(1) > 0.1 * (i + 1)) & (n < 9)
+
+    first = (3 * x[0], torch.zeros(x.shape[1], dtype=torch.long), 0)
+    h, n, i = stepnet.while_loop(going, lambda h, n, i: (torch.tanh(h @ self.W) * 0.9, n + 1, i + 1), first)
+    return h, n, torch.as_tensor(i)
+
+
+def test_a_condition_for_each_row(tmp_path):
+    check_at_other_sizes(each_row_by_itself, tmp_path / "model.xml", ((3, 7), (2, 1), (1, 4)))
+
+
+def each_row_of_a_step(self: Any, x: Tensor) -> Any:
+    def step(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        loop = (lambda h, x: h.abs().amax(1) > 0.5), (lambda h, x: (h * 0.7 + 0.01 * x, x))
+        h, _ = stepnet.while_loop(*loop, (h + x @ self.W, x))
+        return h, h
+
+    return stepnet.recurrent(step, x, x[0])
+
+
+def test_a_condition_for_each_row_of_a_step(tmp_path):
+    """In ONNX, which has loops inside loops."""
+    model, path = Model(each_row_of_a_step).eval(), tmp_path / "model.onnx"
+    stepnet.onnx.save(model, path, torch.randn(5, 2, 3))
+    for steps, batch in ((7, 4), (1, 1)):
+        x = 3 * torch.randn(steps, batch, 3)
+        with torch.no_grad():
+            found = [torch.as_tensor(value) for value in run_onnx(path, [x.numpy()])]
+            torch.testing.assert_close(found, tensors(model(x)), rtol=1e-4, atol=1e-5)
+
+
+def chosen(self: Any, x: Tensor) -> Any:
+    def step(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.cond(x.sum() > 0, lambda x, h: (x + h, h.tanh()), lambda x, h: (h / 2, h * x), (x, h))
+
+    x = torch.cond(x.sum() > 0, lambda x: x @ self.W, lambda x: x - 1, (x,))
+    return stepnet.recurrent(step, x, x[0], backend="naive")
+
+
+@torch_since("2.13", "its cond is compiled anew inside what traces it")
+def test_torch_cond_is_a_choice(tmp_path):
+    check_at_other_sizes(chosen, tmp_path / "model.xml", ((7, 4), (2, 1), (1, 2)))
+
+
+def checked_sizes(self: Any, x: Tensor) -> Any:
+    if x.shape[0] > 9:
+        raise ValueError(f"{x.shape[0]} steps")
+    assert x.shape[0] < 10, "too many"
+    return x @ self.W * min(x.shape[0], 4)
+
+
+def decided_by_a_size(self: Any, x: Tensor) -> Any:
+    return x @ self.W + (1 if x.shape[0] > 4 else 0)
+
+
+def one_step_otherwise(self: Any, x: Tensor) -> Any:
+    return x @ self.W if x.shape[0] == 1 else x.relu()
+
+
+@since
+def test_a_size_that_python_decides_by_is_that_of_the_example(tmp_path):
+    """Others would go its way in silence; what only raises an error leaves a size open."""
+    path = tmp_path / "model.xml"
+    check_at_other_sizes(checked_sizes, path, ((7, 2), (2, 2)), loops=0)
+    for run in (decided_by_a_size, one_step_otherwise):
+        check_at_other_sizes(run, path, ((5, 2),), loops=0)
+        with pytest.raises(IRError, match="does not fit"):
+            load(path)(torch.randn(2, 2, 3))
+
+
+def one_row_otherwise(self: Any, x: Tensor) -> Any:
+    return stepnet.recurrent(lambda x, h: (x, h * 2 if x.shape[0] == 1 else h + x), x, x[0])[1]
+
+
+def rows_of_arrays(self: Any, x: Tensor) -> Any:
+    return stepnet.map_fn(lambda v: torch.tanh(v @ self.W) - v.mean(), TensorArray(unstack_from=x)).stack()
+
+
+def test_a_function_of_the_values_of_an_array(tmp_path):
+    check_at_other_sizes(rows_of_arrays, tmp_path / "model.xml", ((7, 4), (2, 1)))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_dynamic_recurrent_on_a_tape(reverse, tmp_path):
+    W = nn.Parameter(torch.randn(3, 3) / 2)
+
+    def run(x: LoDTensor) -> Any:
+        def stepnet_(scope: Any) -> None:
+            scope["h"] = torch.tanh(scope["x"] @ W + scope["before"])
+
+        scope = Scope({"x": x})
+        memory = Memory("h", "before", shape=(3,), value=0.5)
+        dynamic_recurrent(stepnet_, scope, ["x"], ["h"], [memory], reverse=reverse)
+        return scope["h"]
+
+    with Tape() as tape:
+        out = layers.pooling(layers.apply(run, layers.data("x", layers.Sequence(layers.Dense(3)))), "sum")
+    topology, path = tape.topology(out), tmp_path / "tape.xml"
+    topology.save(path)
+    for lengths in ([2, 0, 6, 1], [1]):
+        x = LoDTensor.from_lengths(torch.randn(sum(lengths), 3), [lengths])
+        with torch.no_grad():
+            expected = topology(x=x)[0]
+            torch.testing.assert_close(stepnet.load(path)(x=x)[0], expected)
+        openvino = pytest.importorskip("openvino")
+        compiled = openvino.Core().compile_model(str(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        found = compiled({"x": x.to_padded()[0].numpy(), "x.lengths_0": x.lengths().numpy()})[0]
+        torch.testing.assert_close(torch.as_tensor(found), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_ragged_static_input_is_told(tmp_path):
+    def run(self: Any, x: LoDTensor) -> Any:
+        def stepnet_(scope: Any) -> None:
+            scope["h"] = torch.tanh(stepnet.sequence_pool(scope["m"], "sum") + scope["before"])
+
+        scope = Scope({"x": x, "m": x})
+        memory = Memory("h", "before", shape=(3,))
+        return dynamic_recurrent(stepnet_, scope, ["x"], ["h"], [memory], static_inputs=["m"])["h"]
+
+    with pytest.raises(IRError, match="static input 'm' is ragged"):
+        save(Model(run).eval(), tmp_path / "model.xml", LoDTensor.from_lengths(torch.randn(6, 3), [[4, 2]]))
+
+
 class Times(nn.Module):
     n = 1
 
@@ -342,8 +470,8 @@ def grows(self: Any, x: Tensor) -> Any:
     return loop.results[1]
 
 
-def per_row(self: Any, x: Tensor) -> Any:
-    return stepnet.while_loop(lambda v: (v > 1).flatten(1).any(1), lambda v: (v * 0.5,), (x,))[0]
+def rows_mixed(self: Any, x: Tensor) -> Any:
+    return stepnet.while_loop(lambda v: (v > 1).any(1), lambda v: (v * 0.5 - v.mean(0),), (x[0],))[0]
 
 
 def a_fixed_count(self: Any, x: Tensor) -> Any:
@@ -370,7 +498,8 @@ def an_array_of_a_closure(self: Any, x: Tensor) -> Any:
         (writes_where_the_data_ends, "fixed number"),
         (an_attribute_as_a_number, "it reads a size that is left open"),
         (grows, "what a loop in a file carries has one shape"),
-        (per_row, "a condition per row"),
+        (rows_mixed, "a row is computed otherwise among others"),
+        (one_row_otherwise, "it became 2 in the trace"),
         (a_fixed_count, "it became 5 in the trace"),
         (an_array_of_a_closure, "reads a tensor that was not found again"),
     ],

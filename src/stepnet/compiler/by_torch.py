@@ -132,7 +132,7 @@ def _check_guards(env: Any, batch: Any) -> None:
         expr = guard.expr
         if symbol in expr.free_symbols and not _harmless(expr, symbol):
             raise Unsupported(
-                f"the step depends on how many rows it is given ({expr})",
+                f"the step depends on how many rows it is given ({str(expr).replace(str(symbol), 'rows')})",
                 remedy="do not branch on x.shape[0]; rows of all sequences come together",
             )
 

@@ -19,19 +19,26 @@ from torch._higher_order_ops.while_loop import while_loop_dense
 from torch.overrides import TorchFunctionMode
 
 from stepnet.data.modes import is_wrapped
-from stepnet.data.tree import leaves, map_leaves
-from stepnet.errors import Unsupported
+from stepnet.data.tree import by_leaf, leaves, map_leaves
 from stepnet.watchers import during
 
 from .swapped import Swapped
 
 _plain: ContextVar[bool] = ContextVar("stepnet_plain_control", default=False)
+_both: ContextVar[bool] = ContextVar("stepnet_both_branches", default=False)
 
 
 @contextlib.contextmanager
 def plain_control() -> Iterator[None]:
     """Let torch's control flow be Python's in here, in this thread."""
     with during(_plain, True), _CALL.inside() if hasattr(_torch_control, _NAME) else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def both_branches() -> Iterator[None]:
+    """Let torch.cond be a choice among what both branches give, in here: for a graph that has no branches."""
+    with during(_both, True), plain_control():
         yield
 
 
@@ -42,11 +49,9 @@ def _called(function: Callable[..., Any], args: Any, kwargs: Any = None) -> Any:
 
 
 def _cond(predicate: Any, if_true: Callable[..., Any], if_false: Callable[..., Any], operands: Any) -> Any:
-    if isinstance(predicate, Tensor) and is_wrapped(predicate):
-        a, b = if_true(*operands), if_false(*operands)
-        if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
-            raise Unsupported("a torch.cond of several results in torch.vmap", remedy="torch.where of each")
-        return torch.where(predicate, a, b)
+    if isinstance(predicate, Tensor) and (_both.get() or is_wrapped(predicate)):
+        chosen = predicate.reshape(())
+        return by_leaf(lambda a, b: torch.where(chosen, a, b), if_true(*operands), if_false(*operands))
     taken, other = (if_true, if_false) if predicate else (if_false, if_true)
     with _Met() as met:
         result = taken(*operands)

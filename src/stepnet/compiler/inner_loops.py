@@ -28,6 +28,12 @@ ENDED, ENDED_AT_LIMIT = "all rows were done", "all checks hold"
 Advance = Callable[[list[Any], int], list[Any]]
 
 
+TOO_LONG = Unsupported(
+    f"recurrences inside the step take more than {MOST} steps: each of them runs by a plan of its own",
+    remedy="backend='naive' says that this is meant, and is silent",
+)
+
+
 class TooFewSteps(Unsupported):
     """A row was not done after the steps that were unrolled."""
 
@@ -40,6 +46,7 @@ class InnerLoops:
         self.most = most
         self.longest = 0
         self._total = 0
+        self.too_long = False  # whether recurrences take more steps than are unrolled
         self._done: list[Tensor] = []
         self._at_limit = True
 
@@ -70,12 +77,17 @@ class InnerLoops:
         self._at_limit &= limit is not None and limit <= self.most
         first, now = list(leaves), list(leaves)
         for step in range(steps):
-            seen = [_chosen(going, a, b) for a, b in zip(now, first, strict=True)] if step else now
+            seen = [chosen(going, a, b) for a, b in zip(now, first, strict=True)] if step else now
             new = advance(seen, step)
-            now = [_chosen(going, a, b) for a, b in zip(new, now, strict=True)]
+            now = [chosen(going, a, b) for a, b in zip(new, now, strict=True)]
             going = going & condition(now, step + 1)
         self._done.append(~going)
         return [leaf if is_row(leaf) else _OfAllRows() for leaf in now]
+
+    def recurrence(self, steps: int) -> None:
+        """Count a recurrence inside the step, of which each step is one of the body's calls."""
+        self._total += steps
+        self.too_long |= self._total > MOST
 
     def must_hold(self, valid: Tensor) -> None:
         """Make a plan hold only where this is true of each row."""
@@ -119,7 +131,7 @@ def is_row(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and leaf.dim() > 0
 
 
-def _chosen(going: Tensor, new: Any, old: Any) -> Any:
+def chosen(going: Tensor, new: Any, old: Any) -> Any:
     """The new value of rows that go on, the old one of others; what all rows share goes on."""
     if not isinstance(new, (Tensor, int, float)):
         raise Unsupported(

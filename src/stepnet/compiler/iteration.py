@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from stepnet.data.tree import Spec, flatten
+from stepnet.errors import Unsupported
 from stepnet.ir.loop import Code, Loop
+
+from .row_count import Unusual
 
 
 def code_of(loop: Loop) -> Code:
@@ -28,10 +32,28 @@ def iteration(
 
     Returns:
         The structure of what is joined, by output, its leaves, and what is carried on.
+
+    Raises:
+        Unsupported: the body raises what is to end the program, which is said of the caller's rows alone.
     """
     ports = (*loop.slices, *loop.merged, *loop.invariants)
     values = dict(zip((port.parameter for port in ports), (*x, *states, *shared), strict=True))
-    results = code_of(loop).fresh()(*(values[name] for name in loop.body.parameters))
+    try:
+        results = code_of(loop).fresh()(*(values[name] for name in loop.body.parameters))
+    except (Exception, Unusual):
+        raise
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and not _is_raised(error):
+            raise
+        raise Unsupported(f"it raises {type(error).__name__} on rows that are not the caller's") from error
     named = dict(zip(loop.body.results, results, strict=True))
     leaves, spec = flatten({port.output: named[port.result] for port in loop.joined})
     return spec, leaves, [named[loop.carried[port.parameter]] for port in loop.merged]
+
+
+def _is_raised(error: BaseException) -> bool:
+    """Whether an exception was raised by a line of Python, and not, as by Ctrl-C, between two of them."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return at is not None and dis.opname[at.tb_frame.f_code.co_code[at.tb_lasti]] == "RAISE_VARARGS"

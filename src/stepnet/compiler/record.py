@@ -97,7 +97,8 @@ def tried(
     mode = _Reader(given, generators)
     with mode, applied(mode.met), unbatched(mode.add):
         result = run()
-    return Trial(result, mode.tensors, mode.answers, mode.asks_captured, mode.draws)
+    used = [tensor for tensor in mode.tensors if not tensor.is_meta]  # frames inside are recorded on those
+    return Trial(result, used, mode.answers, mode.asks_captured, mode.draws)
 
 
 _READ_ONLY = frozenset({"__invert__", "__int__", "__index__", "__iter__"})  # they begin like __iadd__

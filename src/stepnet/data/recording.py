@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from types import CellType, FunctionType
 from typing import Any, TypeVar
 
+from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from stepnet.data.in_graph import not_followed
@@ -41,6 +42,25 @@ class StandIn:
 
     def stand_in_call(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record the call of a TensorArray's method."""
+        raise NotImplementedError
+
+
+class InGrid:
+    """What stands for a LoDTensor while a model is written: who writes it answers for recurrences over it."""
+
+    @property
+    def values(self) -> Tensor:
+        """All rows, those of the padding among them."""
+        raise NotImplementedError
+
+    @property
+    def lod_level(self) -> int:
+        """How many levels of sequences."""
+        raise NotImplementedError
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences of the last level."""
         raise NotImplementedError
 
 

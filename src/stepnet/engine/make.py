@@ -18,7 +18,7 @@ from stepnet.compiler import stored
 from stepnet.compiler.answers import AsksCaptured
 from stepnet.compiler.capture import BY_VALUES, Example, without_hooks, without_modes
 from stepnet.compiler.draws import Draw, drawn_in_order, kept
-from stepnet.compiler.inner_loops import inner_loops, is_guarded
+from stepnet.compiler.inner_loops import TOO_LONG, inner_loops, is_guarded
 from stepnet.compiler.iteration import code_of, iteration
 from stepnet.compiler.pipeline import Compiled, Signature, compile_loop
 from stepnet.compiler.portable import digest
@@ -196,6 +196,8 @@ def _compile(
     few = sequences._replace(x_rows=x_few, states=state_few)
     with inner_loops(None) as loops:
         seen = _seen(entry, snapshot, loop, reads, few)
+    if loops.too_long:
+        raise TOO_LONG.fresh()
     most = steps_of_inner_loops(reads, loops.longest)
     if entry.changes:
         return None

@@ -19,7 +19,7 @@ from torch import Tensor
 from stepnet.compiler.capture import without_hooks, without_modes
 from stepnet.compiler.code_facts import Facts
 from stepnet.compiler.draws import kept
-from stepnet.compiler.inner_loops import MOST, inner_loops
+from stepnet.compiler.inner_loops import MOST, TOO_LONG, inner_loops
 from stepnet.compiler.iteration import code_of, iteration
 from stepnet.compiler.probe import ROWS
 from stepnet.compiler.reach import Reach, reach
@@ -101,6 +101,7 @@ class FailsOnSamples(Unsupported):
             inner = inner.with_traceback(None).__cause__ or inner.__context__
 
 
+_long: set[Any] = set()  # code of open steps with long recurrences inside, not recorded at each call
 _inner_steps: dict[Any, int] = {}  # of while loops with a condition for each row, by the code of the step
 
 
@@ -206,6 +207,8 @@ def _record(
     shared: Sequence[Tensor],
 ) -> Reads:  # fmt: skip
     """What an open step does on sample rows, which are undone."""
+    if found.key[0] in _long:
+        return Reads(found, (), tensors, found.open, TOO_LONG)
     whole = reach(code_of(loop).function, everything=True)
     if whole.refused is not None:
         return Reads(found, (), tensors, refusal=Unsupported(whole.refused))
@@ -221,10 +224,13 @@ def _record(
                 torch.random.fork_rng(devices=[]),
                 without_hooks(),
                 without_modes(),
-                inner_loops(most),
+                inner_loops(most) as loops,
                 kept(found.generators),
             ):
                 made = record(run, [*rows[0], *rows[1]])
+            if loops.too_long:
+                _long.add(found.key[0])
+                raise TOO_LONG.fresh()
         except Unsupported as refusal:
             return Reads(found, (), tensors, found.open, refusal)
         except Exception as error:

@@ -19,8 +19,7 @@ from .calls import AsLoop
 def tensors_read(run: Callable[[], Any], inputs: Sequence[Tensor]) -> list[Tensor]:
     """Run a body for real, loops inside it plainly, and report the tensors it read besides `inputs`."""
     with replaced(_Plainly()), during(INSTEAD, _iterator):
-        used = tensors_used(run, inputs)
-    return [tensor for tensor in used if not tensor.is_meta]  # frames inside are recorded on those
+        return tensors_used(run, inputs)
 
 
 class _Plainly(AsLoop):

@@ -243,6 +243,9 @@ class RecurrenceRecorder(Recorder, Instead):
         code = _code(loop)
         tensors = reach(code, everything=True).tensors
         try:
+            known: Unsupported | None = getattr(code_of(loop).function, "refusal", None)
+            if known is not None:
+                raise known
             entry, reads, _ = find_plan(loop, feeds, backend=TORCH_OPS.name)
             call.compiled = entry.compiled
             read = [reads.tensors[p] for p in entry.weights] if entry.compiled is not None else []

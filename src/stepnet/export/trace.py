@@ -18,11 +18,12 @@ from torch.fx import Node as FxNode
 from torch.fx import traceback as fx_traceback
 from torch.overrides import TorchFunctionMode
 
+from stepnet.compiler.control import both_branches
 from stepnet.data.values import note_size, size_in
 from stepnet.errors import IRError, Unsupported
 from stepnet.user_line import line_run_by
 
-from . import small_matrices
+from . import size_questions, small_matrices
 
 Known = Callable[[FxNode], bool]
 
@@ -170,7 +171,8 @@ def _traced(
         # Out of inference mode, whose tensors do not tell that they were changed.
         with (
             warnings.catch_warnings(), torch.inference_mode(False), torch.no_grad(),
-            fx_traceback.preserve_node_meta(), _nothing_kept(),
+            fx_traceback.preserve_node_meta(), _nothing_kept(), size_questions.answered(),
+            both_branches(),
         ):  # fmt: skip
             warnings.simplefilter("ignore")
             return export(

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.fx import Node as FxNode
 from torch.overrides import TorchFunctionMode
 
+from stepnet.compiler.inner_loops import chosen, is_row
 from stepnet.data.tree import Spec, flatten, unflatten
-from stepnet.errors import IRError
+from stepnet.errors import IRError, StepnetError
 from stepnet.front.step import describe_leaf, step_name
 from stepnet.repeat import INSTEAD, while_loop
 from stepnet.user_line import user_line
@@ -52,6 +53,7 @@ class WhileCall:
     places: list[int]  # of the tensors that condition and body use, among those they reach
     weights: list[Tensor]
     max_steps: int | None
+    by_row: bool  # whether the first loop variable says which rows go on
     where: str
     sizes: list[Path]  # where condition and body refer to sizes that are left open
     inner: tuple[Calls | None, Calls | None] = (None, None)  # those of the condition, of a turn
@@ -80,24 +82,24 @@ class WhileRecorder(Recorder):
                     got=describe_leaf(leaf),
                     remedy="create_whileloop writes loops over TensorArrays, recurrent those over LoDTensors",
                 )
-        first = [torch.as_tensor(leaf) for leaf in leaves]
+        loop = cond, body, loop_vars
         with unanswered():
-            going = cond(*unflatten(spec, leaves))
-            if isinstance(going, Tensor) and going.numel() != 1:
-                raise IRError(
-                    f"{where} cannot be written: it has a condition per row",
-                    got=describe_leaf(going),
-                    remedy="(...).any() in the condition, and torch.where in the body",
-                )
+            going = cond(*loop_vars)
+            by_row = isinstance(going, Tensor) and going.dim() == 1 and len(going) != 1
+            if by_row:
+                _check_rows(cond, body, loop_vars, where)
+                cond, body = _each_row(cond, body)
+                leaves, spec = flatten((going, *loop_vars))
+            first = [torch.as_tensor(leaf) for leaf in leaves]
             given = [v.detach().clone() for v in first]
             used = tensors_read(lambda: _both(cond, body)(*unflatten(spec, given)), given)
-            out = while_loop(cond, body, loop_vars, max_steps=max_steps)
+            out = while_loop(*loop, max_steps=max_steps)
         inner = (
             inner_calls(self.target, lambda: cond(*unflatten(spec, given))),
             inner_calls(self.target, lambda: cond(*_tuple(body(*unflatten(spec, given))))),
         )
         places = places_of(used, _both(cond, body), where)
-        self.keep(WhileCall(cond, body, spec, first, places, used, max_steps, where, [], inner))
+        self.keep(WhileCall(cond, body, spec, first, places, used, max_steps, by_row, where, [], inner))
         return out
 
 
@@ -108,6 +110,10 @@ class WhileTracer(Tracer):
 
     def __call__(self, cond: Any, body: Any, loop_vars: Any, max_steps: int | None) -> Any:
         number, call = self.next()
+        kind = type(loop_vars)
+        if call.by_row:
+            loop_vars = (cond(*loop_vars), *loop_vars)
+            cond, body = _each_row(cond, body)
         leaves, spec = flatten(tuple(loop_vars))
         weights = at_places(call.places, call.weights, _both(cond, body), call.where)
         call.sizes, sizes = as_tensors([cond, body], call.where)
@@ -116,8 +122,7 @@ class WhileTracer(Tracer):
             for leaf, like in zip(leaves, call.first, strict=True)
         ]
         out = torch.ops.stepnet.while_node(number, state, weights, sizes)
-        result = unflatten(spec, list(out))
-        return list(result) if isinstance(loop_vars, list) else result
+        return kind(unflatten(spec, list(out))[call.by_row :])
 
 
 def _answered(instead: Any) -> Any:
@@ -136,6 +141,55 @@ class Picked(TorchFunctionMode):
             if not at.dim() and not at.is_floating_point() and at.dtype != torch.bool:
                 return x.index_select(0, at.reshape(1)).squeeze(0)
         return func(*args, **(kwargs or {}))
+
+
+def _each_row(
+    cond: Callable[..., Any], body: Callable[..., Any]
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """A loop with a condition for each row as one over all rows: those that are done keep their values."""
+
+    def whether(going: Tensor, *_: Any) -> Tensor:
+        return going.any()
+
+    def turn(going: Tensor, *values: Any) -> tuple[Any, ...]:
+        before, spec = flatten(values)
+        after = flatten(_tuple(body(*values)))[0]
+        values = unflatten(spec, [chosen(going, a, b) for a, b in zip(after, before, strict=True)])
+        return going & cond(*values), *values
+
+    return whether, turn
+
+
+def _check_rows(cond: Callable[..., Any], body: Callable[..., Any], loop_vars: Any, where: str) -> None:
+    """Hold what a loop makes of some rows against what it makes of them among others.
+
+    Raises:
+        IRError: it is not the same.
+    """
+    leaves, spec = flatten(tuple(loop_vars))
+    rows = next((len(leaf) for leaf in leaves if is_row(leaf)), 0)
+    some = torch.arange(0, rows, 2)
+    with torch.random.fork_rng(devices=[]):
+        own = [
+            leaf + 0.1 * torch.randn_like(leaf) if is_row(leaf) and leaf.is_floating_point() else leaf
+            for leaf in leaves
+        ]
+    few = [leaf[some] if is_row(leaf) else leaf for leaf in own]
+    try:
+        together, apart = (flatten(_both(cond, body)(*unflatten(spec, part)))[0] for part in (own, few))
+        alike = all(
+            torch.allclose(a[some].double(), b.double(), rtol=1e-4, atol=1e-5, equal_nan=True)
+            for a, b in zip(together, apart, strict=True)
+            if is_row(a)
+        )
+    except (RuntimeError, StepnetError):
+        alike = False
+    if not rows or not alike:
+        raise IRError(
+            f"{where} cannot be written: it has a condition for each row, and a row is computed otherwise "
+            "among others than among those that go on",
+            remedy="(...).any() in the condition, and torch.where in the body",
+        )
 
 
 def _both(cond: Callable[..., Any], body: Callable[..., Any]) -> Callable[..., Any]:

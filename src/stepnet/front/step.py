@@ -225,11 +225,14 @@ def kept_dtypes(old: Sequence[Any], new: list[Any]) -> list[Any]:
     Where it is around the step, that is. Within the step it leaves results of lower precision only, which any
     state holds without loss.
     """
-    if not old or not isinstance(old[0], Tensor):
+    first = next((leaf for leaf in old if isinstance(leaf, Tensor)), None)
+    if first is None:
         return new
-    came, held = (_LOW, _HIGH) if autocast_dtype(old[0].device.type) is None else (_FLOATS, _FLOATS)
+    came, held = (_LOW, _HIGH) if autocast_dtype(first.device.type) is None else (_FLOATS, _FLOATS)
     return [
-        b.to(a.dtype) if isinstance(b, Tensor) and b.dtype in came and a.dtype in held else b
+        b.to(a.dtype)
+        if isinstance(a, Tensor) and isinstance(b, Tensor) and b.dtype in came and a.dtype in held
+        else b
         for a, b in zip(old, new, strict=False)
     ] + new[len(old) :]
 

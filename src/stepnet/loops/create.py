@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from stepnet.api import recurrent
+from stepnet.compiler.inner_loops import inner
 from stepnet.data.in_graph import is_exporting, leave_to_python, not_followed
 from stepnet.engine import run
 from stepnet.errors import IRError, StepError, Unsupported
@@ -104,6 +105,8 @@ def run_now(loop: WhileLoop) -> list[Tensor]:
 
 
 def _run_raised(loop: WhileLoop) -> list[Tensor]:
+    if inner() is not None:
+        raise Unsupported("the step around it is tried or traced, which is to see each call")
     executors = tried(get_backend())
     if not executors:
         raise Unsupported("the backend 'naive' is set")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stepnet.data.lod import LoDTensor
-from stepnet.data.recording import AS_A_LAYER, StandIn
+from stepnet.data.recording import AS_A_LAYER, InGrid, StandIn
 from stepnet.errors import StepError
 from stepnet.executors.base import Backend
 from stepnet.executors.naive import PLAIN
@@ -91,7 +91,7 @@ def dynamic_recurrent(
             got=describe_leaf(first),
             expected=f"a level from {-first.lod_level} to {first.lod_level - 1}",
         )
-    rows = len(first.lengths(level))
+    rows = first.sequences if isinstance(first, InGrid) else len(first.lengths(level))
     wrong: list[str | None] = []
     for memory in memories:
         if memory.init is not None:
@@ -117,11 +117,11 @@ def dynamic_recurrent(
     )  # fmt: skip
 
 
-def _first_input(scope: Scope, names: Sequence[str], stepnet: str) -> LoDTensor:
+def _first_input(scope: Scope, names: Sequence[str], stepnet: str) -> LoDTensor | InGrid:
     wrong = [
         f"input '{name}' is {describe_leaf(scope[name]) if name in scope else 'not in the scope'}"
         for name in names
-        if not isinstance(scope.find(name), LoDTensor)
+        if not isinstance(scope.find(name), (LoDTensor, InGrid))
     ]
     if wrong or not names:
         raise StepError(

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from stepnet.api import recurrent
 from stepnet.data.arguments import function
 from stepnet.data.array import TensorArray
-from stepnet.data.tree import flatten, unflatten
+from stepnet.data.tree import by_leaf, flatten, unflatten
 from stepnet.errors import StepError
 from stepnet.executors.base import Backend
 from stepnet.front.step import describe_leaf, step_name
 from stepnet.tape.item import TapeItem
+from stepnet.watchers import instead
 
 
 def map_fn(
@@ -93,14 +94,18 @@ def _stateless(fn: Callable[[Any], Any]) -> Callable[..., Any]:
 
 def _over_arrays(fn: Callable[[Any], Any], leaves: list[Any], spec: Any) -> Any:
     kinds = [describe_leaf(leaf) for leaf in leaves if not isinstance(leaf, TensorArray)]
-    sizes = sorted({leaf.size() for leaf in leaves if isinstance(leaf, TensorArray)})
-    if kinds or len(sizes) > 1:
+    sizes = [leaf.size() for leaf in leaves if isinstance(leaf, TensorArray)]
+    if kinds or any(size != sizes[0] for size in sizes):
         raise StepError(
             "map_fn: TensorArrays are mapped beside TensorArrays of the same size",
-            got=", ".join(kinds) or f"sizes {sizes}",
+            got=", ".join(kinds) or f"sizes {sorted(set(sizes))}",
             remedy="TensorArray.unstack(tensor) makes an array of a tensor",
         )
     size = sizes[0]
+    values = [leaf._whole for leaf in leaves]
+    if instead() is not None and all(isinstance(value, Tensor) for value in values):
+        made = map_fn(fn, unflatten(spec, values))  # a loop of the file
+        return by_leaf(lambda value: TensorArray(unstack_from=value), made)
     steps = range(size) if size or any(leaf._pattern is None for leaf in leaves) else (None,)
     filled: list[TensorArray] = []
     kind: Any = None

@@ -8,11 +8,16 @@ from typing import Any
 
 from torch import Tensor
 
+from stepnet.compiler.inner_loops import inner
+from stepnet.data.lod import LoDTensor
+from stepnet.data.modes import is_wrapped
+from stepnet.data.storage import memory_of
 from stepnet.errors import StepError
 from stepnet.executors import naive
 from stepnet.front.examples import does_not_fit
 from stepnet.front.frame import Recording, WhileLoop, check_kind, is_one_boolean, not_one_boolean
 from stepnet.front.recorded import Break, Call
+from stepnet.front.step import kept_dtypes
 from stepnet.front.template import places, resolve
 from stepnet.ir.loop import BackEdge, Iteration, Last, Loop, Merged
 
@@ -63,8 +68,27 @@ def run_recorded(loop: WhileLoop) -> list[Tensor]:
         back_edges=[BackEdge(name, name) for name in body.results],
         condition=GOING,
     )
+    within = inner()
     out = naive.run(record, {GOING: True, **dict(zip(body.variables, loop.loop_vars, strict=True))})
-    return [out[name] for name in body.variables]
+    if within is not None:
+        within.recurrence(body.steps)
+    return _own([out[name] for name in body.variables], (*loop.loop_vars, *loop.program.constants.values()))
+
+
+def _own(results: Sequence[Any], given: Sequence[Any]) -> list[Any]:
+    """Results that share no memory with what was given, nor with each other."""
+    seen = {memory_of(value) for value in given if _has_memory(value)}
+    own = []
+    for value in results:
+        if _has_memory(value):
+            value = value.clone() if memory_of(value) in seen else value
+            seen.add(memory_of(value))
+        own.append(value)
+    return own
+
+
+def _has_memory(value: Any) -> bool:
+    return isinstance(value, Tensor) and not isinstance(value, LoDTensor) and not is_wrapped(value)
 
 
 class FrameBody:
@@ -77,14 +101,16 @@ class FrameBody:
         self.variables = tuple(f"variable {i}" for i in range(len(loop.loop_vars)))
         self.parameters = ("step", GOING, *self.variables)
         self.results = (GOING, *self.variables)
+        self.steps = 0
 
     def __call__(self, step: int, going: bool, *variables: Any) -> tuple[Any, ...]:
+        self.steps = step
         values = self._values(variables, step)
         if values is None:
             return False, *variables
         if step == self.loop.max_steps:
             raise TooManySteps(f"the while loop did not end within max_steps={step}")
-        new = [resolve(self.loop.updates[i], values) for i in range(len(variables))]
+        new = kept_dtypes(variables, [resolve(self.loop.updates[i], values) for i in range(len(variables))])
         for place, (old, value) in enumerate(zip(variables, new, strict=True)):
             check_kind(place, old, value, f" at step {step}")
         return going, *new

@@ -17,7 +17,7 @@ from stepnet.executors.base import Backend
 from stepnet.front.memory import Memory, Stepnet
 from stepnet.front.meta import OnMeta, without_data
 from stepnet.front.scope import Scope, Variable
-from stepnet.front.step import describe_leaf, describe_leaves
+from stepnet.front.step import describe_leaf, describe_leaves, kept_dtypes
 from stepnet.ir.loop import BackEdge, Concat, Iteration, Loop, Merged, Slice
 from stepnet.watchers import instead
 
@@ -219,7 +219,9 @@ class RecurrentOp:
         for name in self.outputs:
             scope[name] = outputs[name]
         self.scopes = StepScopes(body.kept, len(x))
-        last = boots if body.before is None else [body.before[memory.name] for memory in self.memories]
+        last = boots
+        if body.before is not None:
+            last = kept_dtypes(boots, [body.before[memory.name] for memory in self.memories])
         self.last = dict(zip((memory.name for memory in self.memories), last, strict=True))
 
     def _step(self, scope: Scope, step: Scope, t: int) -> None:
@@ -233,7 +235,7 @@ class RecurrentOp:
         for memory in self.memories:
             if memory.name not in own:
                 wrong.append(f"memory '{memory.name}' is not written at step {t}")
-            elif not _same(step[memory.pre_name], step[memory.name]):
+            elif not _same(before := step[memory.pre_name], kept_dtypes([before], [step[memory.name]])[0]):
                 wrong.append(
                     f"memory '{memory.name}' was {describe_leaf(step[memory.pre_name])} and becomes "
                     f"{describe_leaf(step[memory.name])} at step {t}"
@@ -296,6 +298,7 @@ class _ScopedBody:
         self.parameters = ("the step", *op.inputs, *self.memories)
         self.results = tuple(dict.fromkeys((*op.outputs, *(memory.name for memory in op.memories))))
         self.kept: dict[int, Scope] = {}
+        self.first: list[Any] = []  # what the memories were before the first step
         self.before: Scope | None = None
         self._order = op._order(scope[op.inputs[0]].shape[0])
 
@@ -318,9 +321,11 @@ class _ScopedBody:
         op, t = self.op, self._order[i]
         count = len(op.inputs)
         step = op._step_scope(self.scope, values[:count])
-        for memory, value in zip(op.memories, values[count:], strict=True):
-            variable = Variable(value) if self.before is None else self.before.var(memory.name)
-            step.share(memory.pre_name, variable)
+        self.first = self.first or list(values[count:])
+        kept = kept_dtypes(self.first, list(values[count:]))
+        for memory, given, value in zip(op.memories, values[count:], kept, strict=True):
+            before = self.before if value is given else None
+            step.share(memory.pre_name, Variable(value) if before is None else before.var(memory.name))
         if i > 1 and not torch.is_grad_enabled():  # two scopes take turns
             del self.kept[self._order[i - 2]]
         op._step(self.scope, step, t)

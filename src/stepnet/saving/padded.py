@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from stepnet.data.lod import LoDTensor
+from stepnet.data.recording import InGrid
 from stepnet.data.tree import leaves, map_leaves
 from stepnet.errors import TapeError
 
 
-class PaddedLoD:
+class PaddedLoD(InGrid):
     """Rows in a dense grid: `grid` [n0, n1, ..., features] with one dimension for each level, and one more.
 
     `lengths` has a tensor for each level, int64 [n0], [n0, n1] and so on. What is past a length is padding:
@@ -41,6 +42,18 @@ class PaddedLoD:
     def dtype(self) -> torch.dtype:
         """The dtype of the grid."""
         return self.grid.dtype
+
+    @property
+    def values(self) -> Tensor:
+        return self.rows()
+
+    @property
+    def lod_level(self) -> int:
+        return self.level
+
+    @property
+    def sequences(self) -> int:
+        return self.lengths[-1].numel()
 
     def rows(self) -> Tensor:
         """All rows of the grid, [n, features]."""

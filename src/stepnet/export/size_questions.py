@@ -1,0 +1,83 @@
+"""What the user's Python asks of open sizes while a module is traced: the answer is that of the example.
+
+torch notes the answer as a condition on what the program is given, which no file states: another size would
+go the way of the example, in silence. So a size whose answer could be another is fixed to that of the
+example. What decides only whether an error is raised leaves it open.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import dis
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from stepnet.compiler.swapped import Swapped
+from stepnet.user_line import is_users
+
+_NEAR = 4  # instructions from a comparison to the jump by its truth value
+_MOST = 500  # instructions that make the text of an error
+_ALWAYS = ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_ABSOLUTE", "JUMP_BACKWARD_NO_INTERRUPT")
+
+
+def _asked(self: Any) -> bool:
+    """The truth value of something about sizes."""
+    expression: Any = getattr(self.node, "expr", None)
+    symbols = getattr(expression, "free_symbols", ())
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename == torch.__file__:  # a size as a truth value
+        frame = frame.f_back
+    if not symbols or frame is None or not is_users(frame.f_code.co_filename) or _only_raises(frame):
+        return self.node.bool_()
+    known = statically_known_true(self) or statically_known_true(torch.sym_not(self))
+    answer = self.node.bool_()
+    environment: Any = self.node.shape_env
+    # of a size torch takes for granted that it is not one
+    if not known or expression.subs(dict.fromkeys(symbols, 1)) != answer:
+        for symbol in symbols:
+            if not environment.is_unbacked_symint(symbol):
+                environment.evaluate_expr(symbol)
+    return answer
+
+
+def _only_raises(frame: FrameType) -> bool:
+    """Whether the truth value at hand decides whether an error is raised, and nothing else."""
+    code = {i.offset: i for i in dis.get_instructions(frame.f_code) if i.opname != "CACHE"}
+    offsets = sorted(code)
+    begin = bisect.bisect_left(offsets, frame.f_lasti)
+    for at, after in zip(offsets[begin : begin + _NEAR], offsets[begin + 1 :], strict=False):
+        if "JUMP" in code[at].opname and "_IF_" in code[at].opname:
+            return any(_raises(code, offsets, side) for side in (after, code[at].argval))
+    return False
+
+
+def _raises(code: Mapping[int, dis.Instruction], offsets: Sequence[int], start: int) -> bool:
+    """Whether every way from an instruction leads to an error; asserts as pytest writes them have several."""
+    todo, seen = [start], set[int]()
+    while todo:
+        at = todo.pop()
+        name = code[at].opname
+        if len(seen) > _MOST or name.startswith(("RETURN", "YIELD")):
+            return False
+        seen.add(at)
+        ways = [code[at].argval] if "JUMP" in name or name == "FOR_ITER" else []
+        if name not in ("RAISE_VARARGS", "RERAISE", *_ALWAYS):
+            ways.append(offsets[bisect.bisect(offsets, at)])
+        todo += (way for way in ways if way not in seen)
+    return True
+
+
+_BOOL = Swapped(torch.SymBool, "__bool__", _asked)
+
+
+@contextlib.contextmanager
+def answered() -> Iterator[None]:
+    """Fix the sizes that the user's Python decides by in here."""
+    with _BOOL.inside():
+        yield
