@@ -335,7 +335,7 @@ def attended(q, memory):
 
 @pytest.mark.parametrize("asks", ["x", "state", "twice"])
 def test_memory_read_beside_no_state_is_never_spread(asks):
-    """Nor does a row hold its part of the gradient: it is summed in the scan."""
+    """Nor does a row hold its part of the gradient: it is summed in the scan, in one pass."""
     weight = torch.randn(4, 4, dtype=torch.float64, requires_grad=True)
 
     def step(x, h, memory):
@@ -346,9 +346,10 @@ def test_memory_read_beside_no_state_is_never_spread(asks):
     x = LoDTensor.from_lengths(torch.randn(6, 4, dtype=torch.float64), [[4, 2]])
     h, memory = torch.zeros(2, 4, dtype=torch.float64), torch.randn(2, 5, 4, dtype=torch.float64)
     as_the_plain_loop(step, *wanting((x, h)), "c", static=wanting(memory), rtol=1e-9, atol=1e-9)
-    compiled = explain(step, x, h, static=memory.requires_grad_(), backend="c")
+    compiled = explain(step, x, h, static=memory.requires_grad_(), backend="c", source=True)
     assert compiled.executor == "c"
     assert "spread" not in str(compiled)
+    assert compiled.source.count("= sum_steps(") == 1
 
 
 def test_a_result_of_another_type_stays_out_of_the_scan():

@@ -86,6 +86,25 @@ def linear_attention(x, s):
     return torch.einsum("bk,bkv->bv", q, s), s
 
 
+def test_lines_of_matrices_that_are_multiplied_side_by_side():
+    """Of as many lines as go together, more, fewer; as short as a vector, longer; down and across."""
+    sizes = list(itertools.product((3, 4, 5, 8, 9), (15, 16, 17)))
+
+    def step(x, h):
+        found = []
+        for m, k in sizes:
+            matrix = x[:, : m * k].unflatten(1, (m, k)) * h[:, :1, None]
+            down = torch.einsum("nmk,nk->nm", matrix, h[:, :k])
+            across = torch.einsum("nmk,nm->nk", matrix, torch.tanh(down))
+            heads = torch.einsum(
+                "nhmk,nhk->nhm", torch.stack([matrix, matrix * 2], 1), across[:, None] * h[:, :2, None]
+            )
+            found += [down, across, heads.flatten(1)]
+        return torch.cat(found, 1), torch.tanh(h + found[1][:, :1])
+
+    check(step, rows(9 * 17), boots(17))
+
+
 def test_no_table_of_matrices_is_made_but_that_of_states():
     x = torch.randn(5, 3, 64, requires_grad=True)
     told = explain(linear_attention, x, torch.zeros(3, 16, 16), backend="c")

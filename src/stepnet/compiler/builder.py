@@ -324,11 +324,20 @@ class Builder:
         return self.emit("reshape", (name,), shape, value.dtype)
 
     def permute(self, name: str, dims: Sequence[int]) -> str:
-        """Permute the dimensions of a row (or shared) value."""
+        """Permute the dimensions of a row (or shared) value: a reshape where only dimensions of one move. An
+        outer product is one of its vectors the other way round."""
         value = self.values[name]
-        if tuple(dims) == tuple(range(len(value.shape))):
-            return name
-        return self.emit("permute", (name,), [value.shape[d] for d in dims], value.dtype, dims=tuple(dims))
+        shape, wide = [value.shape[d] for d in dims], [d for d in dims if value.shape[d] != 1]
+        if wide == sorted(wide):
+            return self.reshape(name, shape)
+        made, last = self._made.get(name), len(dims) - 2
+        if made is not None and made.op == "matmul" and [*dims] == [*range(last), last + 1, last]:
+            column, row = (self.values[n] for n in made.inputs)
+            alike = column.kind == row.kind and len(column.shape) == len(row.shape) == len(dims)
+            if alike and column.shape[-1] == 1:
+                vectors = [self.permute(n, dims) for n in reversed(made.inputs)]
+                return self.emit("matmul", vectors, shape, value.dtype)
+        return self.emit("permute", (name,), shape, value.dtype, dims=tuple(dims))
 
     def pointwise(self, op: str, operands: Sequence[Any], dtype: str | None = None) -> Ref:
         """A pointwise op over traced tensors and numbers, with torch's broadcasting."""

@@ -146,7 +146,7 @@ class _Sums:
             if node is not None and node.op == "full" and node.attr("value") == 0:
                 total = _fresh(name, "sequence", self.values)
                 self.new.append(replace(node, outputs=(total,)))
-            elif node is not None and self._is_linear(node):
+            elif node is not None and self._is_linear(node) and not self._is_one_sum(name):
                 inputs = tuple(self.total(n) if self._is_row(n) else n for n in node.inputs)
                 total = _fresh(name, "sequence", self.values)
                 self.new.append(replace(node, inputs=inputs, outputs=(total,)))
@@ -196,6 +196,19 @@ class _Sums:
         if op == "cat":
             return all(map(self._row_or_zero, node.inputs))
         return op in _MOVES
+
+    def _is_one_sum(self, name: str) -> bool:
+        """Whether a value is the sum of others of its size, none of which is better summed by itself: one
+        pass adds up all of them."""
+        node = self.made.get(name)
+        if node is None or node.op not in ("add", "sub") or not self._is_linear(node):
+            return False
+        return all(
+            self.values[n].shape == self.values[name].shape
+            and n not in self.totals
+            and (n not in self.made or not self._is_linear(self.made[n]) or self._is_one_sum(n))
+            for n in node.inputs
+        )
 
     def _row_or_zero(self, name: str) -> bool:
         maker = self.made.get(name)

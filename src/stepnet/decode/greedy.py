@@ -82,7 +82,8 @@ def greedy(step: WordStep, state: Any, *, bos: int, eos: int, max_length: int) -
                 _, _, _, score, length, words = while_loop(going, body, first)
                 return LoDTensor.from_padded(words.stack(), length.cpu(), batch_first=False), score
         steps, (score,) = found
-        table = tables[0][:steps]
-        lengths = (table != eos).sum(0).tolist()
+        table = tables[0][:steps].t()
+        there = table != eos  # which fills up what is behind a sequence
+        lengths = there.sum(1).tolist()
         note(step, way, Before(score.dtype, half_done(lengths)))
-        return LoDTensor.from_padded(table, lengths, batch_first=False), score
+        return LoDTensor.from_lengths(table[there], [lengths]), score

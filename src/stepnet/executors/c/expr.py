@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from math import prod
 from typing import Any
 
@@ -21,6 +22,7 @@ from .whole import call_text
 
 _JOINED = {"sum": "+", "amax": "max", "amin": "min", **dict.fromkeys(PLACES, "min")}  # by OpenMP's names
 _SHORT = 16  # elements, of fewer of which an extreme is found sooner one after the other
+_TOGETHER = 4  # lines of a matrix that are multiplied by a vector side by side
 
 
 def loop_text(w: Places, loop: LoopNest, depth: int = 3) -> list[str]:
@@ -29,6 +31,10 @@ def loop_text(w: Places, loop: LoopNest, depth: int = 3) -> list[str]:
         return call_text(w, loop.nodes[0], depth)
     text = _LoopText(w, loop, depth)
     return text.lines()
+
+
+def _indented(lines: Iterable[str], depth: int = 1) -> list[str]:
+    return ["    " * depth + text for text in lines]
 
 
 class _LoopText:
@@ -60,53 +66,90 @@ class _LoopText:
         inside = [n for n in reductions if dims and self._open_at(n) < len(dims)]  # summed in a variable
         for node in loop.nodes:
             self._node(node)
-        out: list[str] = []
-
-        def line(text: str, extra: int) -> None:
-            out.append("    " * (self.depth + extra) + text)
-
         if not dims:
-            return ["    " * self.depth + text for text in self.body]
+            return _indented(self.body, self.depth)
+        out: list[str] = []
         for node in reductions:
             if self._in_line(node):
                 size, name = w.p.value(node.output).size, w.c(node.output)
-                for text in self._loops("j", size, w.p.value(node.output).shape):
-                    line(text, 0)
-                line(f"    {name}_line[j] = {self._start(node)};", 0)
-        for k, (size, variable) in enumerate(zip(dims, self.variables, strict=True)):
-            for text in self.before.get(k, ()):
-                line(text, k)
-            for node in inside:
-                if self._open_at(node) == k:
-                    line(self._open(node), k)
-            if k == len(dims) - 1:
-                short = size < _SHORT and any(n.op != "sum" for n in inside)
-                pragma = None if short else f"#pragma omp simd{self._by_lanes(inside)}"
-            else:
-                pragma = None
-            *blocks, own = self._loops(variable, size, loop.shape if k == 0 else ())
-            for text in (*blocks, *filter(None, [pragma])):
-                line(text, k)
-            line(f"{own} {{", k)
-        for text in self.body:
-            line(text, len(dims))
-        for k in reversed(range(len(dims))):
-            line("}", k)
-            for node in inside:
-                if self._open_at(node) != k:
-                    continue
-                if self._in_line(node):
-                    line(self._add_to_line(node, self._reduced_in(node)), k)
-                else:
-                    if node.op in PLACES:
-                        line(f"const int64_t {w.c(node.output)} = {self._reduced_in(node)};", k)
-                    seen = self._reduced(node) if k else None
-                    self._store(node, w.c(node.output), lambda t, k=k: line(t, k), seen)
+                out += self._loops("j", size, w.p.value(node.output).shape)
+                out.append(f"    {name}_line[j] = {self._start(node)};")
+        out += self._nest(0, inside)
         for node in reductions:
             if self._in_line(node):
-                for text in self._stored_line(node):
-                    line(text, 0)
+                out += self._stored_line(node)
+        return _indented(out, self.depth)
+
+    def _nest(self, k: int, inside: list[Node]) -> list[str]:
+        """The loops over merged dimensions from the kth on, with what is done before each and after it."""
+        if k == len(self.dims):
+            return self.body
+        size, variable, last = self.dims[k], self.variables[k], len(self.dims) - 1
+        before, after = self._opened(k, inside), self._closed(k, inside)
+        if k == last - 1 and self._gains_side_by_side(inside):
+            whole = size // _TOGETHER * _TOGETHER
+            inner = self._side_by_side(variable, inside)
+            out = [f"for (int64_t {variable} = 0; {variable} < {whole}; {variable} += {_TOGETHER}) {{"]
+            out += [*_indented(inner), "}"]
+            if whole < size:
+                out.append(f"for (int64_t {variable} = {whole}; {variable} < {size}; ++{variable}) {{")
+                out += [*_indented(self._nest(last, inside)), "}"]
+            return [*before, *out, *after]
+        *blocks, own = self._loops(variable, size, self.loop.shape if k == 0 else ())
+        pragma = [self._by_lanes(inside)] if k == last and not self._is_short(inside) else []
+        return [*before, *blocks, *pragma, f"{own} {{", *_indented(self._nest(k + 1, inside)), "}", *after]
+
+    def _opened(self, k: int, inside: list[Node]) -> list[str]:
+        """What stands before the loop over a merged dimension."""
+        return [*self.before.get(k, ()), *(self._open(node) for node in inside if self._open_at(node) == k)]
+
+    def _closed(self, k: int, inside: list[Node]) -> list[str]:
+        """What stands behind it: where the results of reductions go."""
+        w, out = self.w, list[str]()
+        for node in inside:
+            if self._open_at(node) != k:
+                continue
+            if self._in_line(node):
+                out.append(self._add_to_line(node, self._reduced_in(node)))
+            else:
+                if node.op in PLACES:
+                    out.append(f"const int64_t {w.c(node.output)} = {self._reduced_in(node)};")
+                self._store(node, w.c(node.output), out.append, self._reduced(node) if k else None)
         return out
+
+    def _is_short(self, inside: list[Node]) -> bool:
+        return self.dims[-1] < _SHORT and any(node.op != "sum" for node in inside)
+
+    def _gains_side_by_side(self, inside: list[Node]) -> bool:
+        """Whether the loop is a product of a matrix and a vector: of several lines of it at once, each number
+        of the vector is read once, or of the result written once, and sums do not wait for each other."""
+        *_, lines, size = self.dims
+        products = all(node.op in ("mul", "sum", "copy") for node in self.loop.nodes)
+        sums = [node for node in self.loop.nodes if node.op == "sum"]
+        alone = all(self._open_at(node) == len(self.dims) - 1 for node in inside)
+        fits = lines >= _TOGETHER and size >= _SHORT and self.w.features is None
+        return products and bool(sums) and alone and fits and len(self.dims) - 1 not in self.before
+
+    def _side_by_side(self, variable: str, inside: list[Node]) -> list[str]:
+        """The loop over the last dimension, for several numbers of the one before it."""
+        own = [self.w.c(name) for node in self.loop.nodes for name in node.outputs]
+        named = re.compile(rf"\b(?:({variable})|{'|'.join(map(re.escape, own))})\b")
+        last = len(self.dims) - 1
+
+        def copies(texts: list[str]) -> list[str]:
+            def renamed(text: str, at: int) -> str:
+                if at == 0:
+                    return text
+                return named.sub(lambda m: f"({variable} + {at})" if m[1] else f"{m[0]}_by{at}", text)
+
+            return [renamed(text, at) for at in range(_TOGETHER) for text in texts]
+
+        sums = [node for node in inside if self._open_at(node) == last]
+        names = copies([self._reduced_in(node) for node in sums])
+        reduction = f" reduction(+ : {', '.join(names)})" if names else ""
+        head, body = self._loops(self.variables[-1], self.dims[-1], ())[-1], _indented(copies(self.body))
+        loop = [f"#pragma omp simd{reduction}", f"{head} {{", *body, "}"]
+        return [*copies(self._opened(last, inside)), *loop, *copies(self._closed(last, inside))]
 
     def _open(self, node: Node) -> str:
         """The variables of a reduction."""
@@ -119,13 +162,14 @@ class _LoopText:
         return f"{name}_first" if node.op in PLACES else name
 
     def _by_lanes(self, inside: list[Node]) -> str:
-        """The clauses that let each lane of a vector have a result of its own until the loop is over."""
+        """What lets each lane of a vector have a result of its own until the loop is over."""
         groups: dict[str, list[str]] = {}
         for node in inside:
             how = _JOINED[node.op]
             real = node.op != "sum" and self._kind(node.output) == self.w.real
             groups.setdefault(f"sn_{how}imum" if real else how, []).append(self._reduced_in(node))
-        return "".join(f" reduction({how} : {', '.join(names)})" for how, names in groups.items())
+        clauses = [f" reduction({how} : {', '.join(names)})" for how, names in groups.items()]
+        return f"#pragma omp simd{''.join(clauses)}"
 
     def _start(self, node: Node) -> str:
         """What a reduction of nothing is."""

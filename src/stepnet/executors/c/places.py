@@ -17,7 +17,7 @@ from .text import identifier
 
 # What is appended to the name of a value.
 _DERIVED = re.compile(
-    r"_(at|boot|final|first|line|new|next|now|packed|part|place|row|rows|stride_[knh]|sum|whole)$"
+    r"_(at|boot|by\d|final|first|line|new|next|now|packed|part|place|row|rows|stride_[knh]|sum|whole)$"
 )
 
 _STORED_AS = {"bool": "uint8_t", "bfloat16": "uint16_t", "float16": "uint16_t"}
