@@ -147,6 +147,14 @@ class PreparedLoop:
         with as_written(device):  # the plan says what is cast, and constants are made where the rows are
             return self._run(values, states, layout, wanted)
 
+    def lone(self, wanted: frozenset[str] | None, few: bool) -> tuple[Scan, tuple[str, ...] | None] | None:
+        """The scan that is all there is to run, and the products that it then makes, None: that is not asked
+        of it; None if there is more. `few`: see `few_rows`."""
+        turns = self._turns_for(wanted, few) if few or wanted is not None else self._turns
+        scans = [(turn.scan, turn.products) for turn in turns if turn.scan is not None]
+        others = self._whole or self._rest or any(turn.nodes for turn in turns if turn.scan is None)
+        return None if others or len(scans) != 1 else scans[0]
+
     def hide(self, names: Sequence[str]) -> None:
         """Say that no caller gets hold of some of the values asked for."""
         for _, scan, _ in self.regions:
