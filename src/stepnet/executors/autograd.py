@@ -341,7 +341,7 @@ class _PlanCall(torch.autograd.Function):
         found = None if direct is None else direct.forward(tensors)
         ctx.direct, ctx.call, ctx.later = None if found is None else direct, call, {}
         ctx.set_materialize_grads(False)
-        if found is None:
+        if direct is None or found is None:
             return _forward(ctx, call if direct is None else call(), tensors)
         out, kept = found
         ctx.save_for_backward(*tensors, *kept)

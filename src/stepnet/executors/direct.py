@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .loop import PreparedLoop
 
 MOST = 1 << 18  # bytes of what is kept for backward, which lies in one piece
+_SURE = 3  # runs on the same sequences by names, for what is laid out takes as long as a few more of those
 _LINE = 64  # numbers that one value of those begins after another at the least
 _MOST_KINDS = 64  # of gradients that are asked of one
 _CPU = torch.device("cpu")
@@ -151,17 +152,19 @@ class Direct:
         self, saved: Sequence[Tensor], grads: Sequence[Tensor | None], needed: tuple[bool, ...]
     ) -> list[Tensor | None] | None:
         """The gradient of each input; None: not of these. `saved`: the inputs, and what `forward` gave."""
-        given = tuple([grad is not None for grad in grads])
-        if given + needed not in self._backwards:
+        nobody_else = is_as_written(_CPU) and not torch._C._len_torch_dispatch_stack()
+        if not (nobody_else and self._threads == torch.get_num_threads() and all(map(is_plain, grads))):
+            return None
+        kind = *[grad is not None for grad in grads], *needed
+        if kind not in self._backwards:
             if len(self._backwards) >= _MOST_KINDS:
                 self._backwards.clear()
             try:
-                self._backwards[given + needed] = self._backward(given, needed)
+                self._backwards[kind] = self._backward(kind[: len(grads)], needed)
             except LookupError:
-                self._backwards[given + needed] = None
-        way = self._backwards.get(given + needed)
-        as_before = self._threads == torch.get_num_threads() and is_as_written(_CPU)
-        if way is None or not (as_before and all(map(is_plain, grads))):
+                self._backwards[kind] = None
+        way = self._backwards.get(kind)
+        if way is None:
             return None
         came = zip(grads, way.zeros, strict=True)
         tables = [zero if grad is None else as_table(grad) for grad, zero in came]
@@ -249,10 +252,11 @@ def _outline(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 class Lately:
-    """How runs go by places that are on the same sequences, and threads, as the run before."""
+    """How runs go by places that are on the same sequences, and threads, as several before."""
 
     def __init__(self) -> None:
         self._layout: Layout | None = None
+        self._runs = 0
         self._known: tuple[Layout, int, Direct | None] | None = None
 
     def direct(
@@ -263,7 +267,9 @@ class Lately:
         if known is not None and known[0] is layout and known[1] == threads:
             return known[2]
         if self._layout is not layout:
-            self._layout = layout
+            self._layout, self._runs = layout, 0
+        self._runs += 1
+        if self._runs <= _SURE:
             return None
         try:
             found = Direct(ready, layout, inputs, steps)

@@ -51,8 +51,9 @@ class PreparedLoop:
     A scan executor gets the region, the values at hand, the boot values of carries, and the layout; it
     adds the values the region gives to those at hand and returns the last value of each carry. One that can
     make products over rows beside them says which (`products`) and of how many rows (`few_rows`); then it is
-    also given those that are asked for, and moves the rows that have a boot by a step. `own` is an
-    executor's way to compute a node on all rows, where it has one.
+    also given those that are asked for, and moves the rows that have a boot by a step. One that can be a
+    function of addresses says how (`addressed`, see `direct`). `own` is an executor's way to compute a node
+    on all rows, where it has one.
     """
 
     def __init__(

@@ -222,8 +222,8 @@ class CScan:
             raise LookupError
         placed = self._place(layout, torch.get_num_threads(), 0)
         known.update(self._named.get(table.name, table.name) for table in placed.tables)
-        usual = not any(isinstance(table.make, functools.partial) for table in placed.tables)
-        if placed.pace is not None or (p.sums and placed.parts > 1) or not usual or not known >= {*at.made}:
+        large = any(math.prod(t.shape) * t.dtype.itemsize >= KEPT for t in placed.tables)
+        if placed.pace is not None or (p.sums and placed.parts > 1) or large or not known >= {*at.made}:
             raise LookupError
         code = self._code(placed.sharing)
         w = Writer(self._desks.count)
