@@ -24,9 +24,10 @@ from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype, traced
 from stepnet.data.tree import LEAF, Spec, flatten, unflatten
 from stepnet.errors import Unsupported
-from stepnet.executors.autograd import Call, run_real
+from stepnet.executors.autograd import Call, run_direct, run_real
 from stepnet.executors.autograd import run as run_plan
 from stepnet.executors.base import Executor
+from stepnet.executors.direct import Lately
 from stepnet.executors.layout import Layout
 from stepnet.executors.registry import tried
 from stepnet.executors.setting import only_plain, transforms_active
@@ -247,13 +248,22 @@ class _Like(NamedTuple):
     table: tuple[int, ...] | None  # the shape of x as rows; None: it may be left as it is
     call: Call  # one that leaves nothing to do for backward
     complex: bool
+    direct: bool  # whether a run may go by places
+    lately: Lately
 
     def run(
-        self, run_by: Call, rows: Tensor, states: Sequence[Tensor], tensors: Sequence[Tensor],
-        x: Tensor | LoDTensor,
+        self, layout: Layout, rows: Tensor, states: Sequence[Tensor], tensors: Sequence[Tensor],
+        x: Tensor | LoDTensor, recorded: Callable[[], Call] | None,
     ) -> tuple[Any, Any]:  # fmt: skip
-        """y and the final state."""
+        """y and the final state. `recorded`: makes the run that a backward may follow."""
         weights = [tensors[place] for place in self.entry.weights]
+        if self.direct:
+            inputs = rows, *states, *weights
+            direct = self.lately.direct(self.call.ready, layout, inputs, self.call.steps)
+            out = None if direct is None else run_direct(direct, recorded or _no_call, inputs)
+            if out is not None:
+                return _joined(out, len(out) - len(states), self.entry.y_spec, x, self.form[1])
+        run_by = self.call._replace(layout=layout) if recorded is None else recorded()
         rows, states = contiguous(rows), [contiguous(s) for s in states]
         if self.complex:
             out = run_plan(run_by, [rows], states, weights)
@@ -335,17 +345,14 @@ def _warm(
         and (like.low is None or like.low is autocast_dtype("cpu"))
         and (n is None or all(t.shape[0] == n for t in states))
     ):
-        run_by = like.call
+        layout = like.call.layout if pieces is None else pieces
         if isinstance(x, LoDTensor):
-            run_by = run_by._replace(layout=Layout.of(x._lod, way[0]))
-        elif pieces is not None:
-            run_by = run_by._replace(layout=pieces)
+            layout = Layout.of(x._lod, way[0])
         if like.table is not None:
             rows = rows.reshape(like.table)
-        if grad:
-            form = like.form, like.way, found.key, tensors, rows, run_by.layout, None
-            run_by = like.recorded(Asked(of, step, x, states, *form))
-        return like.run(run_by, rows, states, tensors, x)
+        form = like.form, like.way, found.key, tensors, rows, layout, None
+        recorded = (lambda: like.recorded(Asked(of, step, x, states, *form))) if grad else None
+        return like.run(layout, rows, states, tensors, x, recorded)
     if not nothing_around():
         return None
     for tensor in (rows, *states):
@@ -359,6 +366,8 @@ def _warm(
         found.likes.clear()
     low = autocast_dtype("cpu")
     steps = () if ragged else tuple(x.shape[:2])
+    alone = _alone(entry, call.layout, steps, low is None and not any(map(_only_noted, given)))
+    is_complex = any(t.is_complex() for t in given) or bool(alone.ready.plan.paired)
     found.likes[looks] = like = _Like(
         alike(given, any_rows=0 if n is None else 1 + len(states)),
         [t.requires_grad for t in given],
@@ -370,10 +379,13 @@ def _warm(
         call.way,
         find(way[3]),
         None if ragged or (_by_address(entry) and not grad) else tuple(call.rows.shape),
-        _alone(entry, call.layout, steps, low is None and not any(map(_only_noted, given))),
-        any(t.is_complex() for t in given) or bool(entry.ready and entry.ready.plan.paired),
+        alone,
+        is_complex,
+        alone.as_it_is and not is_complex and not alone.constants,
+        Lately(),
     )
-    return like.run(like.recorded(call) if grad else like.call, call.rows, call.states, call.tensors, x)
+    recorded = (lambda: like.recorded(call)) if grad else None
+    return like.run(call.layout, call.rows, call.states, call.tensors, x, recorded)
 
 
 def _only_noted(tensor: Tensor) -> bool:
@@ -392,6 +404,10 @@ def _alone(entry: Entry, layout: Layout, steps: tuple[int, ...], as_it_is: bool)
     assert entry.ready is not None
     assert entry.compiled is not None
     return Call(entry.ready, layout, entry.compiled.constants, _no_plain_loop, steps=steps, as_it_is=as_it_is)
+
+
+def _no_call() -> Call:
+    raise AssertionError("gradients were off")
 
 
 def _no_plain_loop(*_: Any) -> Any:

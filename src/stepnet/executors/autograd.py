@@ -22,6 +22,7 @@ from stepnet.ir.plan import Plan
 from stepnet.watchers import during
 
 from .base import Executor
+from .direct import Direct
 from .flow import carry_gradients
 from .gradients import Asked, Sources, gradients
 from .layout import Layout
@@ -200,12 +201,22 @@ def run_real(call: Call, tensors: Sequence[Tensor], n_x: int, n_states: int) -> 
             out = forward(call, tensors)[0]
     else:
         tensors = [t.clone() if t.is_inference() else t for t in tensors]  # which is never saved for backward
-        out = list((_apply if call.as_it_is else _PlanCall.apply)(call, *tensors))
+        out = list((_apply if call.as_it_is else _PlanCall.apply)(None, call, *tensors))
     if call.steps:
         for k, dims in enumerate(call.ready.dims):
             if out[k].dim() == dims:
                 out[k] = out[k].reshape((*call.steps, *out[k].shape[1:]))
     return out
+
+
+def run_direct(direct: Direct, call: Callable[[], Call], inputs: Sequence[Tensor]) -> list[Tensor] | None:
+    """`run_real` of a call like one before, by places; None: not this time. `call`: the same by names."""
+    if _again.get() is not None:
+        return None
+    if direct.trains:
+        return list(_apply(direct, call, *inputs))
+    found = direct.forward(inputs)
+    return None if found is None else found[0]
 
 
 def _as_steps(call: Call, out: Sequence[Tensor], kept: Sequence[Tensor] = ()) -> bool:
@@ -325,63 +336,91 @@ def _led(plan: Plan, values: Mapping[str, Tensor]) -> list[str]:
 class _PlanCall(torch.autograd.Function):
     @staticmethod
     @not_followed
-    def forward(ctx: Any, call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore
-        plan = call.ready.plan
-        if plan.random and call.noise is None:
-            device = tensors[0].device
-            call = call._replace(before=(device, generator_of(device).get_state()))
-        lone = _again.get()
-        with nullcontext() if lone is None else _in_places(lone, call.ready, call.layout):
-            out, values = forward(call, tensors)
-        ctx.call = call
-        ctx.led = _led(plan, values)
+    def forward(ctx: Any, direct: Direct | None, call: Any, *tensors: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore
+        """`call`: a Call; with `direct`, what makes one."""
+        found = None if direct is None else direct.forward(tensors)
+        ctx.direct, ctx.call, ctx.later = None if found is None else direct, call, {}
         ctx.set_materialize_grads(False)
-        ctx.count = len(tensors)
-        extra = [values[name] for name in call.ready.extra]
-        ctx.as_steps = _as_steps(call, out, extra)
-        ctx.save_for_backward(*tensors, *((*out[: len(plan.y)], *extra) if lone is None else ()))
-        ctx.later = {}
-        carry = carry_gradients(plan, call.layout, ctx.needs_input_grad[1:])
-        if not all(carry):
-            ctx.mark_non_differentiable(*(t for t, carries in zip(out, carry, strict=True) if not carries))
+        if direct is None or found is None:
+            return _forward(ctx, call if direct is None else call(), tensors)
+        out, kept = found
+        ctx.save_for_backward(*tensors, *kept)
+        if direct.still:
+            ctx.mark_non_differentiable(*[out[k] for k in direct.still])
         return tuple(out)
 
     @staticmethod
     @not_followed
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
-        call: Call = ctx.call
-        saved, n = ctx.saved_tensors, ctx.count
-        tensors, kept = saved[:n], saved[n:]
-        needed = ctx.needs_input_grad[1:]
-        if not call.ready.is_few(call.layout):
-            needed = _asked_for(ctx, tensors, needed)
-        later = ctx.later.pop(torch._C._current_graph_task_id(), ())
-        plain = all(map(is_plain, grads))
-        only_once = plain and not later and not torch.is_grad_enabled()
-        if ctx.as_steps and not (only_once and call.ready.takes_steps(call.layout)):
-            n_y = len(call.ready.plan.y)
-            kept = (*map(_rows, kept[:n_y]), *kept[n_y:])
-            grads = (*(g if g is None else _rows(g) for g in grads[:n_y]), *grads[n_y:])
-        if later:
-            parts = [moves.gradients(needed) for moves in later[1:]]
-            parts.append(later[0].gradients(needed, grads if plain else ()))
-            if not plain:
-                parts.append(again(call, tensors, grads, needed))
-            return (None, *map(total, zip(*parts, strict=True)))
+        saved, direct, needed = ctx.saved_tensors, ctx.direct, ctx.needs_input_grad[2:]
+        if direct is not None:
+            once = not ctx.later and not torch.is_grad_enabled()
+            found = direct.gradients(saved, grads, needed) if once else None
+            if found is not None:
+                return (None, None, *found)
+            saved = direct.by_names(saved)
+            if not isinstance(ctx.call, Call):
+                _note(ctx, ctx.call(), [], bool(direct.steps), len(needed))
+        return (None, None, *_backward(ctx, saved, grads, needed))
 
-        def once(grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-            def first() -> list[Tensor | None]:
-                found = _gradients(ctx, tensors, kept, grads, needed)
-                return asked_again(call, found, tensors, grads, needed)
 
-            if torch.is_grad_enabled():
-                return differentiable(call, first, tensors, grads, needed, ctx)
-            return first()
+def _note(ctx: Any, call: Call, led: list[str], as_steps: bool, count: int) -> None:
+    """Note what backward is to know of a run by names."""
+    ctx.call, ctx.led, ctx.as_steps, ctx.count = call, led, as_steps, count
 
-        many = None if plain else one_by_one(once, grads)
-        if many is None:
-            many = once(grads) if plain else again(call, tensors, grads, needed)
-        return (None, *many)
+
+def _forward(ctx: Any, call: Call, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    plan = call.ready.plan
+    if plan.random and call.noise is None:
+        device = tensors[0].device
+        call = call._replace(before=(device, generator_of(device).get_state()))
+    lone = _again.get()
+    with nullcontext() if lone is None else _in_places(lone, call.ready, call.layout):
+        out, values = forward(call, tensors)
+    extra = [values[name] for name in call.ready.extra]
+    _note(ctx, call, _led(plan, values), _as_steps(call, out, extra), len(tensors))
+    ctx.save_for_backward(*tensors, *((*out[: len(plan.y)], *extra) if lone is None else ()))
+    carry = carry_gradients(plan, call.layout, ctx.needs_input_grad[2:])
+    if not all(carry):
+        ctx.mark_non_differentiable(*(t for t, carries in zip(out, carry, strict=True) if not carries))
+    return tuple(out)
+
+
+def _backward(
+    ctx: Any, saved: Sequence[Tensor], grads: Sequence[Tensor | None], needed: Sequence[bool]
+) -> Sequence[Tensor | None]:
+    """What `_PlanCall.backward` gives, of a run by names."""
+    call: Call = ctx.call
+    tensors, kept = saved[: ctx.count], saved[ctx.count :]
+    if not call.ready.is_few(call.layout):
+        needed = _asked_for(ctx, tensors, needed)
+    later = ctx.later.pop(torch._C._current_graph_task_id(), ())
+    plain = all(map(is_plain, grads))
+    only_once = plain and not later and not torch.is_grad_enabled()
+    if ctx.as_steps and not (only_once and call.ready.takes_steps(call.layout)):
+        n_y = len(call.ready.plan.y)
+        kept = (*map(_rows, kept[:n_y]), *kept[n_y:])
+        grads = (*(g if g is None else _rows(g) for g in grads[:n_y]), *grads[n_y:])
+    if later:
+        parts = [moves.gradients(needed) for moves in later[1:]]
+        parts.append(later[0].gradients(needed, grads if plain else ()))
+        if not plain:
+            parts.append(again(call, tensors, grads, needed))
+        return [*map(total, zip(*parts, strict=True))]
+
+    def once(grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        def first() -> list[Tensor | None]:
+            found = _gradients(ctx, tensors, kept, grads, needed)
+            return asked_again(call, found, tensors, grads, needed)
+
+        if torch.is_grad_enabled():
+            return differentiable(call, first, tensors, grads, needed, ctx)
+        return first()
+
+    many = None if plain else one_by_one(once, grads)
+    if many is None:
+        many = once(grads) if plain else again(call, tensors, grads, needed)
+    return many
 
 
 # Without a look for transforms of torch, which are not around what is as it is.

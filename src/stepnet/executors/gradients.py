@@ -99,7 +99,7 @@ def gradients(
         else:
             states[name] = tangent if tangent.dtype is dtype else tangent.to(dtype)
     done, finals = {}, {}
-    has, wanted = _asked(call, tuple([grad is not None for grad in grads]), tuple(needed))
+    has, wanted = asked_of(ready, layout, tuple([grad is not None for grad in grads]), tuple(needed))
     if ready.backward is not None:  # else initial states alone get one, of sequences of no steps
         done, finals = ready.backward.run(values, states, layout.backward, wanted)
     out: list[Tensor | None] = []
@@ -129,24 +129,26 @@ def gradients(
     return out + [None] * (len(tensors) - len(out))
 
 
-def _asked(call: Call, given: tuple[bool, ...], needed: tuple[bool, ...]) -> Asked:
-    asked, layout = call.ready.asked, call.layout
+def asked_of(ready: Ready, layout: Layout, given: tuple[bool, ...], needed: tuple[bool, ...]) -> Asked:
+    """What a backward asks for, by which results something comes in for and which inputs need a gradient."""
+    asked = ready.asked
     kind = layout.turns, layout.ends, given, needed
     if kind not in asked:
         if len(asked) >= _MOST_KINDS:
             asked.clear()
-        has = has_gradient(call, given, needed)
-        some = (
-            None if all(has) else {n for n, h in zip(call.ready.plan.gradients, has, strict=False) if h and n}
-        )
+        has = _has_gradient(ready.plan, layout, given, needed)
+        some = None if all(has) else {n for n, h in zip(ready.plan.gradients, has, strict=False) if h and n}
         asked[kind] = Asked(has, None if some is None else frozenset(some))
     return asked[kind]
 
 
 def has_gradient(call: Call, given: Sequence[bool], needed: Sequence[bool]) -> list[bool]:
     """For each input (x, states, weights), whether it gets a gradient of the results that are given one."""
-    plan = call.ready.plan
-    got = reached(plan, call.layout, given)
+    return _has_gradient(call.ready.plan, call.layout, given, needed)
+
+
+def _has_gradient(plan: Plan, layout: Layout, given: Sequence[bool], needed: Sequence[bool]) -> list[bool]:
+    got = reached(plan, layout, given)
     states = range(len(plan.x), len(plan.x) + len(plan.states))
     has = [
         needed[k] and got[k] and (k in states or name is not None) for k, name in enumerate(plan.gradients)

@@ -51,8 +51,9 @@ class PreparedLoop:
     A scan executor gets the region, the values at hand, the boot values of carries, and the layout; it
     adds the values the region gives to those at hand and returns the last value of each carry. One that can
     make products over rows beside them says which (`products`) and of how many rows (`few_rows`); then it is
-    also given those that are asked for, and moves the rows that have a boot by a step. `own` is an
-    executor's way to compute a node on all rows, where it has one.
+    also given those that are asked for, and moves the rows that have a boot by a step. One that can be a
+    function of addresses says how (`addressed`, see `direct`). `own` is an executor's way to compute a node
+    on all rows, where it has one.
     """
 
     def __init__(
@@ -146,6 +147,14 @@ class PreparedLoop:
             return self._run(values, states, layout, wanted)
         with as_written(device):  # the plan says what is cast, and constants are made where the rows are
             return self._run(values, states, layout, wanted)
+
+    def lone(self, wanted: frozenset[str] | None, few: bool) -> tuple[Scan, tuple[str, ...] | None] | None:
+        """The scan that is all there is to run, and the products that it then makes, None: that is not asked
+        of it; None if there is more. `few`: see `few_rows`."""
+        turns = self._turns_for(wanted, few) if few or wanted is not None else self._turns
+        scans = [(turn.scan, turn.products) for turn in turns if turn.scan is not None]
+        others = self._whole or self._rest or any(turn.nodes for turn in turns if turn.scan is None)
+        return None if others or len(scans) != 1 else scans[0]
 
     def hide(self, names: Sequence[str]) -> None:
         """Say that no caller gets hold of some of the values asked for."""

@@ -26,7 +26,7 @@ def joined(chunks: Mapping[Hashable, Any]) -> tuple[Any, tuple[Tensor, ...], lis
     first_chunk = next(iter(chunks.values()))
     if type(first_chunk) is Tensor and first_chunk.dim():
         if len(chunks) == 1:
-            lengths = [len(first_chunk)]
+            lengths = [first_chunk.shape[0]]
             batch = LoDTensor._make(
                 first_chunk.clone(memory_format=torch.contiguous_format), _of_lengths(tuple(lengths))
             )

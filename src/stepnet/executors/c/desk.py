@@ -74,10 +74,10 @@ class Desks:
 
     def __init__(self, fields: Sequence[Field], constants: Mapping[str, Tensor]) -> None:
         self._fields: list[tuple[int, str, str]] = []
-        self._count, self._constants = len(FIXED), constants
+        self.count, self._constants = len(FIXED), constants
         for field in fields:
-            self._fields.append((self._count, field.role, field.value))
-            self._count += _WIDTHS.get(field.role, 1)
+            self._fields.append((self.count, field.role, field.value))
+            self.count += _WIDTHS.get(field.role, 1)
         self._matrices, self._shared = self.places("matrix"), self.places("shared")
         self._idle: list[Desk] = []  # list.pop and append are atomic
 
@@ -90,19 +90,20 @@ class Desks:
         try:
             desk = self._idle.pop()
         except IndexError:
-            return self._laid(placed, empty(placed.size, dtype=torch.uint8))
+            return self.laid(placed)
         if desk.placed is placed:
             return desk
-        fits = desk.space.numel() >= placed.size
-        return self._laid(placed, desk.space if fits else empty(placed.size, dtype=torch.uint8))
+        return self.laid(placed, desk.space if desk.space.numel() >= placed.size else None)
 
     def give_back(self, desk: Desk) -> None:
         """Let the next call have a desk."""
         self._idle.append(desk)
 
-    def _laid(self, placed: Placed, space: Tensor) -> Desk:
+    def laid(self, placed: Placed, space: Tensor | None = None) -> Desk:
+        """A new desk for a placement; `space`: memory for it, if there is some."""
+        space = empty(placed.size, dtype=torch.uint8) if space is None else space
         base = padded(data_ptr(space))
-        numbers = array("q", [*placed.head, base, placed.share_bytes, *[0] * (self._count - len(FIXED))])
+        numbers = array("q", [*placed.head, base, placed.share_bytes, *[0] * (self.count - len(FIXED))])
         for (at, _), offset in zip(self._matrices, placed.packed_at, strict=True):
             numbers[at + 4] = base + offset
         for at, name in self._shared:

@@ -27,6 +27,7 @@ from stepnet.data.dtypes import dtype_of
 from stepnet.data.heap import KEPT, new_table
 from stepnet.errors import BuildError, NoCompiler, NotBuilt, StepIndexError, describe
 from stepnet.executors import cache_folder
+from stepnet.executors.direct import Places
 from stepnet.executors.layout import Layout, is_uneven
 from stepnet.executors.schedule.features import features
 from stepnet.executors.schedule.program import Program
@@ -38,6 +39,7 @@ from stepnet.ir.plan import LoopPlan, Region
 from . import build as c_build
 from . import few as c_few
 from . import threads as c_threads
+from .addressed import Addressed, Writer
 from .desk import Desks, Placed, Sharing, Table, padded
 from .memory import comparison
 from .pace import SHORT, Pace
@@ -210,6 +212,53 @@ class CScan:
         for _, name in self._held:
             finals[name] = states[name]
         return finals
+
+    def addressed(self, layout: Layout, at: Places, products: Sequence[str] | None = None) -> Addressed:
+        """This scan of these sequences, as a function of addresses. `at`: where a call has what it reads and
+        makes. `products`: see `__call__`. Raises LookupError: a call takes more than addresses."""
+        p, kinds, known = self.source.program, self._whose[0].body.values, set(products or ())
+        split = self._splits and layout.rows >= WORTH_SPLITTING
+        if self._held or self._may_fail or self._has_totals or split:
+            raise LookupError
+        placed = self._place(layout, torch.get_num_threads(), 0)
+        known.update(self._named.get(table.name, table.name) for table in placed.tables)
+        large = any(math.prod(t.shape) * t.dtype.itemsize >= KEPT for t in placed.tables)
+        if placed.pace is not None or (p.sums and placed.parts > 1) or large or not known >= {*at.made}:
+            raise LookupError
+        code = self._code(placed.sharing)
+        w = Writer(self._desks.count)
+        values, made = dict(at.values), dict(at.made)
+
+        def size(name: str, rows: int = 1) -> int:
+            return rows * math.prod(kinds[name].shape) * dtype_of(kinds[name].dtype).itemsize
+
+        for table in placed.tables:
+            name = self._named.get(table.name, table.name)
+            if name not in made:
+                made[name] = w.own(math.prod(table.shape) * table.dtype.itemsize)
+            w.write(table.at, made[name])
+        moves = [name for name in self._movable if name in at.boots] if products is not None else []
+        few = [self._few[name][0] for name in products or ()]
+        if few or moves:
+            w.serve(0, 0, 0, layout.sequences, layout.stride, data_ptr(layout.starts))
+            w.serve(data_ptr(layout.lengths), layout.rows, len(moves), len(few))
+        for name in moves:
+            moved = w.own(size(name, layout.rows))
+            w.serve(moved, values[name], at.boots[name], size(name))
+            values[name] = moved
+        for each in few:
+            w.serve(made[each.made], *((made | values)[rows] for rows in (each.a, each.b)), each.k, each.n)
+        for place, name in self._read:
+            w.write(place, values[name])
+        for place, name in self._carried:
+            w.write(place, at.boots[name])
+            w.write(place + 1, at.lasts.get(name) or w.own(size(name, layout.sequences)))
+        for place, of, batch, row, column in self._multiplied:
+            strides = at.strides[of]
+            w.write(place, values[of])
+            w.numbers += [(place + 1, strides[row]), (place + 2, strides[column])]
+            w.numbers.append((place + 3, 0 if batch is None else strides[batch]))
+        return Addressed(lambda: self._desks.laid(placed), code.run, code.address, placed.used, w)
 
     def _moves(
         self, values: dict[str, Tensor], states: Mapping[str, Tensor], alive: list[Tensor]

@@ -1,0 +1,279 @@
+"""Calls like one before, of plans that are one scan each way: values go by their places, not by their names.
+
+Of a small step, to find values by their names takes longer than to compute them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from stepnet.data.as_imported import data_ptr, empty, empty_like, is_contiguous, stride, zeros_like
+from stepnet.data.dtypes import dtype_of
+from stepnet.data.modes import is_as_written
+
+from .flow import carry_gradients
+from .gradients import asked_of
+from .layout import Layout
+from .tables import as_table
+from .twice import is_plain
+
+if TYPE_CHECKING:
+    from .autograd import Ready
+    from .loop import PreparedLoop
+
+MOST = 1 << 18  # bytes of what is kept for backward, which lies in one piece
+_SURE = 3  # runs on the same sequences by names, for what is laid out takes as long as a few more of those
+_LINE = 64  # numbers that one value of those begins after another at the least
+_MOST_KINDS = 64  # of gradients that are asked of one
+_CPU = torch.device("cpu")
+
+Run = Callable[[Sequence[int]], None]  # a scan, on what lies at some addresses
+
+
+class Place(NamedTuple):
+    """So many bytes after one of the addresses that a scan is given; None: in memory of its own."""
+
+    which: int | None
+    offset: int = 0
+
+
+class Places(NamedTuple):
+    """Where a call has what a scan reads and makes, by name.
+
+    Attributes:
+        values: what it reads.
+        strides: of inputs among those.
+        boots: of carries, and of the rows that are moved by a step.
+        made: what it makes that is asked for: tables, sums (of zeros) and products.
+        lasts: the last values of carries that are asked for.
+    """
+
+    values: Mapping[str, Place]
+    strides: Mapping[str, Sequence[int]]
+    boots: Mapping[str, Place]
+    made: Mapping[str, Place]
+    lasts: Mapping[str, Place]
+
+
+class _Backward(NamedTuple):
+    """How gradients are made.
+
+    Attributes:
+        run: the scan.
+        zeros: what stands for each result that nothing comes in for.
+        made: what makes each result, and of what it makes one like.
+        out: which of those each input gets.
+        copies: the inputs that get a copy, because another one has it, too.
+    """
+
+    run: Run
+    zeros: list[Tensor]
+    made: list[tuple[Callable[[Tensor], Tensor], Tensor]]
+    out: list[int | None]
+    copies: list[int]
+
+
+class Direct:
+    """Runs of a plan on the same sequences, of tensors that look the same, each in one piece.
+
+    Scans are given the addresses of what is saved: inputs, y, and what else is kept, which lies in one piece;
+    and of the last states, or of what comes in and the gradients.
+
+    Attributes:
+        steps: see `autograd.Call`.
+        trains: whether a backward may follow.
+        still: the results that need none.
+    """
+
+    def __init__(
+        self, ready: Ready, layout: Layout, inputs: Sequence[Tensor], steps: tuple[int, ...]
+    ) -> None:
+        """Raises LookupError: the plan takes more than addresses."""
+        plan, kinds = ready.plan, ready.plan.forward.body.values
+        states = inputs[len(plan.x) : len(plan.x) + len(plan.states)]
+        needs = [t.requires_grad for t in inputs]
+        self.steps, self._threads = steps, torch.get_num_threads()
+        self.trains = torch.is_grad_enabled() and any(needs)
+        self._ready, self._layout = ready, layout
+        self._inputs = [_outline(t.shape, t.dtype) for t in inputs]
+        self._strides = {name: stride(t) for name, t in zip(ready.names, inputs, strict=False)}
+        rows = steps or (layout.rows,)
+        self._y = [_outline((*rows, *kinds[name].shape), dtype_of(kinds[name].dtype)) for name in plan.y]
+        self._shapes = {name: (layout.rows, *kinds[name].shape) for name in ready.extra}
+        sizes = [-(-math.prod(shape) // _LINE) * _LINE for shape in self._shapes.values()]
+        types = {kinds[name].dtype for name in ready.extra}
+        self._kept = [_outline((sum(sizes),), dtype_of(each)) for each in types]
+        item = sum(t.dtype.itemsize for t in self._kept)
+        self._begins = [sum(sizes[:k]) for k in range(len(sizes))]
+        as_usual = (
+            ready.owned
+            and not plan.random
+            and layout.rows > 0
+            and all(map(is_contiguous, inputs))
+            and not (self.trains and any(map(Tensor.is_inference, inputs)))
+            and [t.dtype for t in states] == [ready.carried_as[name] for name in plan.states]
+            and all(kinds[name].kind == "row" for name in ready.extra)
+            and len(types) < 2
+            and sum(sizes) * item < MOST
+        )
+        if not as_usual:
+            raise LookupError
+        n = len(inputs) + len(self._y)
+        self._saved = [Place(k) for k in range(n)] + [Place(n, begin * item) for begin in self._begins]
+        named = {name: Place(k) for k, name in enumerate(ready.names[: len(inputs)])}
+        boots = {name: named.pop(name) for name in plan.states}
+        made = dict(zip((*plan.y, *ready.extra), self._saved[len(inputs) :], strict=True))
+        lasts = {name: Place(n + len(self._kept) + k) for k, name in enumerate(plan.states)}
+        self._run = _addressed(ready.forward, layout, Places(named, self._strides, boots, made, lasts))
+        self._made = [*self._y, *self._kept, *(_outline(t.shape, t.dtype) for t in states)]
+        carry = carry_gradients(plan, layout, needs) if self.trains else ()
+        self.still = [k for k, carries in enumerate(carry) if not carries]
+        self._backwards: dict[tuple[bool, ...], _Backward | None] = {}
+        if self.trains:  # backward by names takes longer of what is kept here
+            given = (True,) * (len(self._y) + len(states))
+            self._backwards[(*given, *needs)] = self._backward(given, tuple(needs))
+
+    def forward(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]] | None:
+        """y and the last states; and what is to be saved besides the inputs. None: not of these."""
+        made = [empty_like(like) for like in self._made]
+        addresses = [*map(data_ptr, inputs), *map(data_ptr, made)]
+        if not all(addresses):
+            return None
+        self._run(addresses)
+        y, kept = len(self._y), len(self._y) + len(self._kept)
+        return made[:y] + made[kept:], made[:kept]
+
+    def gradients(
+        self, saved: Sequence[Tensor], grads: Sequence[Tensor | None], needed: tuple[bool, ...]
+    ) -> list[Tensor | None] | None:
+        """The gradient of each input; None: not of these. `saved`: the inputs, and what `forward` gave."""
+        nobody_else = is_as_written(_CPU) and not torch._C._len_torch_dispatch_stack()
+        if not (nobody_else and self._threads == torch.get_num_threads() and all(map(is_plain, grads))):
+            return None
+        kind = *[grad is not None for grad in grads], *needed
+        if kind not in self._backwards:
+            if len(self._backwards) >= _MOST_KINDS:
+                self._backwards.clear()
+            try:
+                self._backwards[kind] = self._backward(kind[: len(grads)], needed)
+            except LookupError:
+                self._backwards[kind] = None
+        way = self._backwards.get(kind)
+        if way is None:
+            return None
+        came = zip(grads, way.zeros, strict=True)
+        tables = [zero if grad is None else as_table(grad) for grad, zero in came]
+        made = [make(like) for make, like in way.made]
+        addresses = [data_ptr(t) for t in (*saved, *tables, *made)]
+        if not (all(addresses) and all(map(is_contiguous, saved))) or any(map(Tensor.is_neg, tables)):
+            return None
+        way.run(addresses)
+        out = [None if k is None else made[k] for k in way.out]
+        for k in way.copies:
+            out[k] = made[way.out[k] or 0].clone()
+        return out
+
+    def by_names(self, saved: Sequence[Tensor]) -> list[Tensor]:
+        """What is saved, as calls by names save it: each kept value is one tensor."""
+        n = len(self._inputs) + len(self._y)
+        parts = zip(self._begins, self._shapes.values(), strict=True)
+        kept = [saved[n][begin : begin + math.prod(shape)].view(shape) for begin, shape in parts]
+        return [*saved[:n], *kept]
+
+    def _backward(self, given: tuple[bool, ...], needed: tuple[bool, ...]) -> _Backward:
+        """How gradients are made. `given`: which results something comes in for. Raises LookupError."""
+        ready, layout, plan = self._ready, self._layout, self._ready.plan
+        n_x, n_y, few = len(plan.x), len(self._y), ready.is_few(layout)
+        sources, results = ready.sources(len(self._inputs)), [*self._y, *self._made[n_y + len(self._kept) :]]
+        if ready.backward is None or sources.held or ready.leaves_out(given):
+            raise LookupError
+        values, boots = {name: self._saved[k] for name, k in sources.values}, dict[str, Place]()
+        types = [t.dtype for t in (*self._inputs, *self._y, *self._kept * len(self._shapes))]
+        after = len(self._inputs) + n_y + len(self._kept)
+        for name, k, of in sources.shifted:
+            if not few or name not in ready.backward.moved or types[k] is not types[of]:
+                raise LookupError
+            values[name], boots[name] = self._saved[k], self._saved[of]
+        for name, k, _, dtype in sources.tangents:
+            (values if dtype is None else boots)[name] = Place(after + k)
+            if dtype not in (None, results[k].dtype):
+                raise LookupError
+        asked, after = asked_of(ready, layout, given, needed), after + len(results)
+        made: list[tuple[Callable[[Tensor], Tensor], Tensor]] = []
+        out: list[int | None] = [None] * len(needed)
+        copies, places, kinds = list[int](), dict[str, int](), ready.backward.plan.body.values
+        tangents = plan.tangents[n_y:]
+        names = [*plan.gradients[:n_x], *tangents, *plan.gradients[n_x + len(tangents) :]]
+        for k, name in enumerate(names):
+            if not asked.has[k]:
+                continue
+            if name is None:
+                raise LookupError
+            like, value = self._inputs[k], kinds[name]
+            if name in places:
+                copies.append(k)
+            else:
+                places[name] = len(made)
+                made.append((zeros_like if value.kind == "sum" else empty_like, like))
+            out[k] = places[name]
+            rows = layout.sequences if name in tangents else layout.rows if value.kind == "row" else 1
+            alike = made[places[name]][1].shape == like.shape and like.dtype is dtype_of(value.dtype)
+            if not alike or like.numel() != rows * math.prod(value.shape):
+                raise LookupError
+        found = {name: Place(after + k) for name, k in places.items()}
+        lasts = {name: found.pop(name) for name in tangents if name in found}
+        at = Places(values, self._strides, boots, found, lasts)
+        run = _addressed(ready.backward, layout.backward, at, asked.wanted, few)
+        zeros = [like if came else zeros_like(like) for like, came in zip(results, given, strict=True)]
+        return _Backward(run, zeros, made, out, copies)
+
+
+def _addressed(
+    loop: PreparedLoop, layout: Layout, at: Places, wanted: frozenset[str] | None = None, few: bool = False
+) -> Run:
+    """The scan that is all of a loop. Raises LookupError."""
+    lone = loop.lone(wanted, few)
+    scan = None if lone is None else getattr(lone[0], "addressed", None)
+    if lone is None or scan is None:
+        raise LookupError
+    return scan(layout, at, lone[1])
+
+
+def _outline(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A tensor to make others like, without memory."""
+    like = empty(shape, dtype=dtype, device="cpu")
+    like.untyped_storage().resize_(0)
+    return like
+
+
+class Lately:
+    """How runs go by places that are on the same sequences, and threads, as several before."""
+
+    def __init__(self) -> None:
+        self._layout: Layout | None = None
+        self._runs = 0
+        self._known: tuple[Layout, int, Direct | None] | None = None
+
+    def direct(
+        self, ready: Ready, layout: Layout, inputs: Sequence[Tensor], steps: tuple[int, ...]
+    ) -> Direct | None:
+        """That of such a run; None: it goes by names. Inputs are known to look like those before."""
+        threads, known = torch.get_num_threads(), self._known
+        if known is not None and known[0] is layout and known[1] == threads:
+            return known[2]
+        if self._layout is not layout:
+            self._layout, self._runs = layout, 0
+        self._runs += 1
+        if self._runs <= _SURE:
+            return None
+        try:
+            found = Direct(ready, layout, inputs, steps)
+        except LookupError:
+            found = None
+        self._known = layout, threads, found
+        return found

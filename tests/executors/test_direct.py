@@ -1,0 +1,236 @@
+"""Calls like one before go by places, others by names: both give the same bits, and memory of one's own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from outcomes import tensors
+from stepnet import LoDTensor, recurrent
+from stepnet.cells import LSTM
+from stepnet.errors import StepError
+from stepnet.executors.direct import Direct, Lately
+
+BACKEND = "c"
+D = 4
+ROWS = {"dense": torch.randn(5, 3, D), "batch first": torch.randn(3, 5, D), "ragged": torch.randn(7, D)}
+
+
+class TwoResults(nn.Module):
+    """Two results, two biases with one gradient, and a weight that needs none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(D, D), nn.Linear(D, D)
+        self.a.weight.requires_grad_(False)
+
+    def initial_state(self, n: int) -> Tensor:
+        return torch.zeros(n, D)
+
+    def forward(self, x: Tensor, h: Tensor) -> Any:
+        new = torch.tanh(self.a(x) + self.b(h))
+        return {"twice": new * 2, "new": new}, new
+
+
+STEPS: dict[str, Callable[[], Any]] = {
+    "lstm": lambda: LSTM(D, D),
+    "two": TwoResults,
+    "frozen": lambda: TwoResults().requires_grad_(False),
+}
+
+
+CASES = [
+    ("lstm", "dense", True),
+    ("lstm", "ragged", False),
+    ("two", "batch first", True),
+    ("frozen", "dense", True),
+]
+
+
+class Called:
+    """A step, called until its calls go by places."""
+
+    def __init__(self, step: str, form: str, moving: bool) -> None:
+        self.step = STEPS[step]()
+        rows = ROWS[form].clone().requires_grad_(moving)
+        self.x = LoDTensor.from_lengths(rows, [[3, 0, 4]]) if form == "ragged" else rows
+        self.how = {"axis": int(form == "batch first"), "backend": BACKEND}
+        self.wanted = [t for t in (*self.step.parameters(), rows) if t.requires_grad]
+        for _ in range(8):
+            gradients(self, self())
+
+    def __call__(self) -> list[Tensor]:
+        return tensors(recurrent(self.step, self.x, **self.how))
+
+
+def gradients(call: Called, results: list[Tensor], seeds: Any = torch.clone, **how: Any) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    given = [seeds(torch.randn(t.shape, generator=draw, dtype=t.dtype)) for t in results]
+    pairs = [(t, s) for t, s in zip(results, given, strict=True) if t.requires_grad]
+    if not pairs or not call.wanted:
+        return []
+    of, given = [t for t, _ in pairs], [s for _, s in pairs]
+    return list(torch.autograd.grad(of, call.wanted, given, allow_unused=True, **how))
+
+
+def once(call: Called) -> list[Any]:
+    results = call()
+    return results + gradients(call, results)
+
+
+def one_result(call: Called) -> list[Any]:
+    return gradients(call, call()[:1])
+
+
+def last_state(call: Called) -> list[Any]:
+    return gradients(call, call()[-1:])
+
+
+def without_gradients(call: Called) -> list[Any]:
+    with torch.no_grad():
+        return [t for _ in range(8) for t in call()]
+
+
+def in_inference_mode(call: Called) -> list[Any]:
+    with torch.inference_mode():
+        return [t.clone() for _ in range(8) for t in call()]
+
+
+def retained(call: Called) -> list[Any]:
+    results = call()
+    return gradients(call, results, retain_graph=True) + gradients(call, results)
+
+
+def two_at_once(call: Called) -> list[Any]:
+    one, two = call(), call()
+    return gradients(call, one) + gradients(call, two)
+
+
+def differentiated_again(call: Called) -> list[Any]:
+    found = gradients(call, call(), create_graph=True)
+    moving = [t for t in found if t is not None and t.requires_grad]
+    total = sum((t * t).sum() for t in moving)
+    again = torch.autograd.grad(total, call.wanted, allow_unused=True) if moving else ()
+    return found + list(again)
+
+
+def many_at_once(call: Called) -> list[Any]:
+    return gradients(call, call(), lambda s: torch.stack([s, 2 * s]), is_grads_batched=True)
+
+
+def expanded(call: Called) -> list[Any]:
+    return gradients(call, call(), lambda s: s.flatten()[:1].expand(s.shape))
+
+
+def negated(call: Called) -> list[Any]:
+    return gradients(call, call(), torch._neg_view)
+
+
+def turned(call: Called) -> list[Any]:
+    return gradients(call, call(), lambda s: s.transpose(0, 1).contiguous().transpose(0, 1))
+
+
+def not_a_number(call: Called) -> list[Any]:
+    return gradients(call, call(), lambda s: s.log())
+
+
+def saved_elsewhere(call: Called) -> list[Any]:
+    def turned(t):
+        return t.transpose(0, -1) if t.dim() > 1 else t
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: turned(t).contiguous(), turned):
+        results = call()
+    return gradients(call, results)
+
+
+def from_threads(call: Called) -> list[Any]:
+    found: list[list[Tensor]] = []
+    threads = [threading.Thread(target=lambda: found.append(once(call))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [t for each in found for t in each]
+
+
+def under_autocast(call: Called) -> list[Any]:
+    results = call()
+    with torch.autocast("cpu", torch.bfloat16):
+        return gradients(call, results)
+
+
+def changed_in_place(call: Called) -> list[Any]:
+    with torch.no_grad():
+        for t in call.step.parameters():
+            t.mul_(0.5)
+    return once(call)
+
+
+def changed_data(call: Called) -> list[Any]:
+    for t in call.step.parameters():
+        t.data = t.data.t().contiguous().t() * 0.5
+    return once(call)
+
+
+WAYS = [
+    once, one_result, last_state, without_gradients, in_inference_mode, retained, two_at_once,
+    differentiated_again, many_at_once, expanded, negated, turned, not_a_number, saved_elsewhere,
+    from_threads, under_autocast, changed_in_place, changed_data,
+]  # fmt: skip
+
+
+def outcome(way: Any, step: str, form: str, moving: bool, direct: bool) -> tuple[list[Any], int]:
+    """What comes of it, and how many runs went by places; storages as numbers in the order they come."""
+    ran, seen = [0], {}
+    forward = Direct.forward
+
+    def counted(self, inputs):
+        ran[0] += 1
+        return forward(self, inputs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        torch.manual_seed(0)
+        patch.setattr(Direct, "forward", counted)
+        if not direct:
+            patch.setattr(Lately, "direct", lambda *_: None)
+        found = way(Called(step, form, moving))
+    told: list[Any] = []
+    for t in found:
+        told.append(None)
+        if t is not None:
+            place = seen.setdefault(t.untyped_storage().data_ptr(), len(seen))
+            told[-1] = t.detach(), t.shape, t.stride(), t.requires_grad, t.is_leaf, place
+    return told, ran[0]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize(("step", "form", "moving"), CASES)
+def test_as_by_names(way, step, form, moving):
+    (by_places, ran), (by_names, _) = (outcome(way, step, form, moving, direct) for direct in (True, False))
+    assert ran > 1
+    assert len(by_places) == len(by_names)
+    for one, other in zip(by_places, by_names, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one[0], other[0], rtol=0, atol=0, equal_nan=True)
+            assert one[1:] == other[1:]
+
+
+def test_memory_that_is_gone():
+    call = Called("lstm", "dense", True)
+    call.step.weight_ih.untyped_storage().resize_(0)
+    with pytest.raises(StepError, match="memory"):
+        call()
+
+
+def test_written_before_backward():
+    call = Called("lstm", "dense", True)
+    results = call()
+    results[0].mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        gradients(call, results)
