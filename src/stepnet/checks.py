@@ -16,6 +16,7 @@ from .data.values import unpacked
 from .errors import StepError
 from .executors.setting import only_plain
 from .front.step import StepBody, as_step, boot_state, describe_leaf, step_name
+from .interrupts import let_through
 
 
 def checked(
@@ -106,11 +107,13 @@ def check_batch(body: StepBody, x: list[Any], state: list[Tensor], axis: int) ->
         try:
             run([rows[1:] for rows in first], [leaf[1:] for leaf in state])
             return
-        except Exception:  # of other kinds, too: the step is the user's
+        except Exception as error:  # of other kinds, too: the step is the user's
+            let_through(error)
             moved = [torch.cat([rows[:1] + 1, rows[1:]]) for rows in first]
         try:
             ours, theirs = run(first, state), run(moved, state)
-        except Exception:  # the loop meets it, and tells it
+        except Exception as error:  # the loop meets it, and tells it
+            let_through(error)
             return
     if not all(torch.equal(a[1:], b[1:]) for a, b in zip(ours, theirs, strict=True)):
         raise StepError(

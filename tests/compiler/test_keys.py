@@ -311,6 +311,28 @@ def test_a_change_is_seen(name):
         assert after.open is not None or after.refused is not None or after.key != before.key
 
 
+def test_what_was_walked_before_tells_nothing():
+    """Names that other code gave to attributes are none of a step that reaches this code no more."""
+
+    class Step(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.everything = sys.modules
+
+        def forward(self, x, h):
+            return torch.tanh(x), h
+
+    step = Step()
+    before = reach(step)
+    hook = step.register_forward_hook(lambda module, x, out: out if module.everything else None)
+    assert "sys.modules" in reach(step).refused
+    hook.remove()
+    for other in (step, Step()):
+        after = reach(other)
+        assert after.refused is None
+        assert after.key == before.key
+
+
 @pytest.mark.parametrize(
     "step",
     [

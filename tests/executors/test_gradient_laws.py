@@ -257,6 +257,33 @@ def test_results_that_nothing_comes_in_for(backend, second):
     torch.testing.assert_close(ours, plain, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.parametrize("backend", ["eager", "c"])
+def test_zeros_of_earlier_steps_and_of_empty_sequences(backend):
+    """A new state that no step reads has a gradient at the last step alone; a sequence without steps has none
+    of what is computed once per sequence."""
+
+    def step(x, h):
+        state, context, _ = h
+        state = torch.tanh(x @ Steps.w + state + context @ Steps.w)
+        return state, (state, context, x.abs().sqrt())
+
+    def found(backend, first, context):
+        torch.manual_seed(3)
+        rows, h = (torch.randn(n, D, dtype=DTYPE) for n in (6, 3))
+        rows[0] = first
+        held = torch.ones_like(h)
+        held[1] = context
+        rows.requires_grad_()
+        x = LoDTensor.from_lengths(rows, [[4, 0, 2]])
+        y, final = recurrent(step, x, (h, held, torch.zeros_like(h)), backend=backend)
+        return torch.autograd.grad(y.values.sin().sum() + final[2].sum(), (rows, Steps.w))
+
+    for first, context in ((0.0, 1.0), (1.0, torch.nan), (1.0, torch.inf)):
+        plain = found("naive", first, context)
+        assert all(g.isfinite().all() for g in plain)
+        torch.testing.assert_close(found(backend, first, context), plain, rtol=1e-9, atol=1e-10)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_third_derivatives(backend):
     w = torch.full((1,), 0.3, dtype=DTYPE, requires_grad=True)

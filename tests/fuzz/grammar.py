@@ -123,6 +123,32 @@ F.normalize({0}, dim=-1) | {0}.flip(-1) | {0}.cumsum(-1) | {0} - {0}.mean(-1, ke
 {0} - torch.aminmax({0}, dim=-1, keepdim=True)[0]
 F.pad({0}, (1, 1)).unfold(-1, 3, 1).sum(-1) | torch.diff({0}, prepend={0}[..., :1])
 {0} - {0}.median(-1, keepdim=True)[0]
+F.avg_pool1d({0}.flatten(1)[:, None], 3, 1, 1).reshape({0}.shape)
+F.max_pool1d({0}.flatten(1)[:, None], 3, 1, 1).reshape({0}.shape)
+F.conv1d({0}.flatten(1)[:, None], torch.full((1, 1, 3), 0.3, dtype=D), padding=1).reshape({0}.shape)
+F.interpolate({0}.flatten(1)[:, None], scale_factor=2)[..., ::2].reshape({0}.shape)
+F.pad({0}.flatten(1)[:, None], (1, 0), mode='replicate')[..., 1:].reshape({0}.shape)
+{0}.scatter_add(-1, {0}.argsort(-1), {0}) | {0} * torch.searchsorted(torch.tensor([-1.0, 1.0], dtype=D), {0})
+torch.zeros_like({0}).index_add(-1, torch.arange({0}.shape[-1]) // 2, {0})
+torch.view_as_real(torch.complex({0}, {0}.cos()) * (1 - 2j)).sum(-1).to(D)
+torch.complex({0}, {0}.square() + 1).angle() | torch.complex({0}, {0} + 1).exp().conj().real
+{0}.index_fill(-1, torch.tensor([0]), 0.5) | {0}.slice_scatter({0}[..., :1].tanh(), -1, 0, 1)
+{0}.select_scatter({0}[..., 0].sin(), -1, 0) | torch.polygamma(1, {0}.abs() + 1)
+"""
+# square matrices [rows, n, n] of the same shape
+MATRIX = """
+torch.linalg.inv(0.1 * {0}.tanh() + torch.eye({0}.shape[-1], dtype=D)) | {0}.tril() | {0}.triu(1)
+torch.linalg.solve(0.1 * {0}.tanh() + torch.eye({0}.shape[-1], dtype=D), {0}) | {0} @ {0}.mT
+torch.matrix_exp(0.3 * {0}.tanh())
+torch.linalg.cholesky({0}.tanh() @ {0}.tanh().mT + torch.eye({0}.shape[-1], dtype=D))
+{0} * {0}.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None] | torch.diag_embed({0}.diagonal(dim1=1, dim2=2))
+{0} * torch.linalg.det(0.1 * {0}.tanh() + torch.eye({0}.shape[-1], dtype=D))[:, None, None]
+{0}.diagonal_scatter({0}[..., 0].cos(), dim1=-2, dim2=-1) | torch.linalg.matrix_power({0}.tanh(), 2)
+"""
+# of a mask {1} of the same shape, in place; {2} is another float of that shape
+MASKED = """
+{0}[{1}] = {2}[{1}] | {0}[{1}] *= 0.5 | {0}[{1}] = {0}[{1}].tanh() + 1 | {0}[~{1}] = 0.2
+{0}.masked_fill_({1}, 0.1) | {0}.masked_scatter_({1}, {2}[{1}])
 """
 # of features: the last dimension goes
 DOWN = """
@@ -166,13 +192,15 @@ torch.lt({0}, -{0})
 """
 # float to int64
 WHOLE = """
+({0} * 2).int().long() // 2 | ({0} * 3).to(torch.int8).long()
 ({0} * 2).long() | {0}.round().to(torch.int64) | ({0} > 0).long() | {0}.int().long() | ({0} > 0) + 1
 """
 # int64 to int64
 OF_WHOLE = """
 {0} + 1 | {0} * 2 | -{0} | {0} % 3 | {0} // 2 | {0}.abs() | {0}.clamp(-3, 3) | {0}.sign() | {0} & 3
 {0} - {0} | {0} ** 2 | torch.bitwise_or({0}, 1) | {0} << 1 | ~{0}
-{0}.bitwise_xor(2) | torch.fmod({0}, 3) | {0}.clamp(min=0)
+({0}.to(torch.int8) * 50).long() | {0} >> 1 | {0} % -3 | {0} // -2 | torch.div({0}, 3, rounding_mode='trunc')
+({0}.to(torch.int16) << 7).long() | {0}.bitwise_xor(2) | torch.fmod({0}, 3) | {0}.clamp(min=0)
 """
 # bool to bool
 OF_TRUTH = """

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from .grammar import ALONG, BINARY, DOWN, HEAD, OF_TRUTH, OF_WHOLE, TRUTH, UNARY, WHOLE, lines
+from .grammar import ALONG, BINARY, DOWN, HEAD, MASKED, MATRIX, OF_TRUTH, OF_WHOLE, TRUTH, UNARY, WHOLE, lines
 
 
 @dataclass
@@ -178,6 +178,7 @@ class Maker:
             (8, self.unary), (3, self.along), (2, self.down), (6, self.binary), (4, self.matmul),
             (4, self.moved), (2, self.casts), (2, self.no_grad), (2, self.indexed), (1, self.in_place),
             (1, self.module), (1, self.mixed), (1, self.scalar), (1, self.attention),
+            (1, self.matrix), (1, self.masked),
         ]  # fmt: skip
         (chosen,) = self.r.choices([f for _, f in table], [n for n, _ in table])
         chosen()
@@ -235,6 +236,18 @@ class Maker:
         else:
             scores = self.put(f"torch.softmax({a.name} @ {b.name}.mT, -1)", (n, n))
             self.put(f"{scores.name} @ {b.name}", a.shape)
+
+    def matrix(self) -> None:
+        n = self.r.choice([2, 3])
+        v = self.fit(self.pick(), (n, n))
+        self.put(self.r.choice(lines(MATRIX)).format(v.name), v.shape)
+
+    def masked(self) -> None:
+        v = self.pick()
+        mask = self.cast(v, "b")
+        other = self.fit(self.pick(), v.shape)
+        out = self.put(f"{v.name}.clone()", v.shape)
+        self.lines.append(self.indent + self.r.choice(lines(MASKED)).format(out.name, mask.name, other.name))
 
     def moved(self) -> None:
         v = self.pick(least=1)
@@ -434,7 +447,13 @@ class Maker:
             if v.kind == "b":
                 return f"rand({shape}) > 0"
             grad = ".requires_grad_()" if self.r.random() < 0.6 else ""
-            return f"rand({shape}, dtype={'E' if v.kind == 'e' else 'D'}){grad}"
+            dtype = f", dtype={'E' if v.kind == 'e' else 'D'})"
+            whole, spaced, later = (f"rand({more}{shape}{dtype}" for more in ("", "2 * ", "3 + "))
+            places = [whole, whole, whole, spaced + "[::2]", later + "[3:]"]
+            if v.shape:
+                turned = ", ".join([*map(str, v.shape), n])
+                places.append(f"rand({turned}{dtype}.movedim(-1, 0)")
+            return self.r.choice(places) + grad
 
         lines = [f"    xs = [{', '.join(fresh(v, 'rows') for v in xs)}]"]
         lines.append(f"    hs = [{', '.join(fresh(v, 'n') for v in ss)}]")

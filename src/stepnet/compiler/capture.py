@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from stepnet.data.tree import leaves, map_leaves
 from stepnet.errors import StepError, Unsupported
+from stepnet.interrupts import let_through
 
 from .answers import ASKS, BY_VALUES, OF_ROWS, Answers, Guards
 from .applied import applied
@@ -271,6 +272,7 @@ def trace(
     except Unsupported:
         raise
     except Exception as error:
+        let_through(error)
         remedy = "write the step with torch ops on whole rows; stepnet runs it by the plain loop"
         if "torch.distributions" in (why := _why(error)):
             remedy = "make the distribution with validate_args=False"

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.interrupts import let_through
+
 from .code_facts import Facts, facts
 from .patched import patched
 from .trust import is_machinery
@@ -76,6 +78,7 @@ def reach(step: Callable[..., Any], *, everything: bool = False) -> Reach:
     try:
         return _walked(step, root, everything)
     except Exception as error:  # of a class's own attributes, which a walk cannot do without
+        let_through(error)
         refused = f"what it reads cannot be looked into: {type(error).__name__}"
         return Reach((root,), [], False, None, refused, [])
 
@@ -84,14 +87,18 @@ def _walked(step: Callable[..., Any], root: Any, everything: bool) -> Reach:
     if len(_NAMES) > 10_000:
         _NAMES.clear()
     names, others = _NAMES.get(root, IMPLICIT), patched()
+    anew = names is IMPLICIT
     while True:
-        before = len(names)
         walk = Walk(set(names))
         walk.visit(step)
         walk.replaced(others)
-        if len(walk.names) == before:
+        if len(walk.names) > len(names):  # an attribute of a new name may have been passed by: once more
+            names = walk.names
+        elif anew or not walk.complete or names - IMPLICIT <= walk.told:
             break
-        names = _NAMES[root] = walk.names  # an attribute of a new name may have been passed by: once more
+        else:  # code that was reached before, and is not now, named more: what it led to is not the step's
+            names, anew = IMPLICIT, True
+    _NAMES[root] = names
     beneath = Walk(set(names))
     beneath.replaced(others)
     if beneath.open is not None:  # torch's functions call it where no record sees it

@@ -323,7 +323,7 @@ class Walk(CodeWalk):
                     self.key.append(name)
                     self._class_item(item)
                     if name == "__match_args__" and isinstance(item, tuple):
-                        self.names.update(part for part in item if isinstance(part, str))
+                        self.named([part for part in item if isinstance(part, str)])
             for name in ("__name__", "__qualname__"):
                 if name in self.names:
                     self.key.append(_OF_TYPES[name].__get__(klass))
@@ -337,7 +337,7 @@ class Walk(CodeWalk):
         """What stands where torch had something else."""
         for name, held, names in others:
             self.key.append(name)
-            self.names |= names
+            self.named(names)
             if held is KERNEL:
                 self.refused = self.refused or f"an operator of torch computes by another kernel: {name}"
             elif held is not MISSING:
@@ -346,7 +346,7 @@ class Walk(CodeWalk):
     def _class_item(self, item: Any) -> None:
         if isinstance(item, (staticmethod, classmethod)):
             if isinstance(item, classmethod):  # it may call what it is given
-                self.names |= MAKES
+                self.named(MAKES)
             self.visit(item.__func__)
         elif isinstance(item, property):
             self.visit(item.fget)

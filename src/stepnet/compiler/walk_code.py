@@ -46,6 +46,7 @@ class CodeWalk(abc.ABC):
     """What a walk has found so far, and how it goes on from code. Values are the matter of `Walk`."""
 
     names: set[str]  # that attributes are looked up by; grows
+    told: set[str] = field(default_factory=set, init=False)  # those of them that this walk met
     everything: bool = False  # visit every attribute of what is met, named or not
     key: list[Any] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
@@ -84,6 +85,11 @@ class CodeWalk(abc.ABC):
 
     @abc.abstractmethod
     def _class_item(self, item: Any) -> None: ...
+
+    def named(self, names: Iterable[str]) -> None:
+        """Look attributes up by these names, too, from now on."""
+        self.names.update(names)
+        self.told.update(names)
 
     def opened(self, why: str) -> None:
         """Note what no walk sees the content of."""
@@ -166,14 +172,14 @@ class CodeWalk(abc.ABC):
             self.in_python = before
             return  # the library's globals are its own
         if goes_by_its_objects(code.co_filename):
-            self.names |= OF_COPIES
+            self.named(OF_COPIES)
             self.opened(f"{function.__name__} asks objects how they are copied")
             self.in_python = before
             return
         if function.__dict__:
             self.hold(function.__dict__)
             self._attributes(function.__dict__)
-        self.names |= known.names
+        self.named(known.names)
         for name in OF_FUNCTIONS:
             if name in self.names:
                 self.key.append(name)

@@ -24,6 +24,7 @@ from stepnet.errors import StepError
 from stepnet.executors.base import Backend
 from stepnet.executors.registry import AUTO, tried
 from stepnet.executors.setting import check_backend
+from stepnet.interrupts import let_through
 from stepnet.watchers import instead, is_kept
 
 from .words import WordStep, log_probabilities
@@ -180,7 +181,8 @@ def _block(step: Step, steps: int, at: Any, best: Backend) -> tuple[Any, Any] | 
             return None
         noise = torch.get_rng_state()
         out = recurrent(step, nothing, at, backend=best)
-    except Exception:  # whatever it is, the plain loop may do without, or tells it in its own words
+    except Exception as error:  # whatever it is, the plain loop may do without, or tells it in its own words
+        let_through(error)
         return None
     if call is None:
         return out if torch.equal(noise, torch.get_rng_state()) else None

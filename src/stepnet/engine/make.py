@@ -36,6 +36,7 @@ from stepnet.executors.naive import PLAIN
 from stepnet.executors.ready import make_ready
 from stepnet.executors.registry import AUTO, tried
 from stepnet.executors.torch_ops.ops import bind
+from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
 from stepnet.user_line import line_in
 
@@ -153,6 +154,7 @@ def _make(
     except StepnetError:
         raise
     except Exception as error:  # whatever it is, the plain loop may do without
+        let_through(error)
         entry.ready = None
         reason = (str(error).splitlines() or [""])[0]
         entry.refusals.append(
@@ -328,6 +330,7 @@ def _seen(entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows: Sequ
         except Unsupported:
             raise
         except Exception as error:
+            let_through(error)
             raise FailsOnSamples(error) from error
     if before != versions(reads.tensors):
         raise Unsupported("the step changes a tensor it did not make, in place")
@@ -481,6 +484,7 @@ def _accepted(
             entry.refusals.append((name, refusal.fresh()))
             entry.wrong = True
         except Exception as error:  # whatever it is, the plain loop may do without
+            let_through(error)
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             entry.refusals.append((name, Unsupported(f"it failed on sample rows: {reason}")))
             entry.wrong = True

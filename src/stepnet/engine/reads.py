@@ -27,6 +27,7 @@ from stepnet.compiler.record import record
 from stepnet.compiler.undo import Snapshot, undone
 from stepnet.compiler.walk_code import END
 from stepnet.errors import StepError, Unsupported
+from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
 
 from .rows import Sequences, samples
@@ -234,6 +235,7 @@ def _record(
         except Unsupported as refusal:
             return Reads(found, (), tensors, found.open, refusal)
         except Exception as error:
+            let_through(error)
             return Reads(found, (), tensors, found.open, FailsOnSamples(error))
         key = ("record", *found.beneath, *made.key)
         return Reads(found, key, made.tensors, found.open, answers=made.answers)

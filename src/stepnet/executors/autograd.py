@@ -71,6 +71,11 @@ class Ready:
         return [n for n in plan.kept if n not in at_hand] + rows_of_states
 
     @cached_property
+    def by_sequence(self) -> bool:
+        """Whether something is computed once per sequence: of those without steps, too."""
+        return any(value.kind == "sequence" for value in self.plan.forward.body.values.values())
+
+    @cached_property
     def owned(self) -> bool:
         """Whether each result of the forward loop is a table made for it, so that none shares memory."""
         plan = self.plan
@@ -113,15 +118,23 @@ class Ready:
 
     def leaves_out(self, given: Sequence[bool]) -> bool:
         """Whether something is computed at a step that has no part in the results which something comes in
-        for: to autograd there is no gradient of it, to the backward loop there are zeros."""
+        for: to autograd there is no gradient of it, to the backward loop there are zeros. A new state has a
+        part in the last step, and in others if it is read."""
         known = self._left_out.get(tuple(given))
         if known is None:
             plan, body = self.plan, self.plan.forward.body
-            results = zip((*plan.y, *plan.new_states), plan.tangents, given, strict=False)
-            carry = [(name, comes_in) for name, tangent, comes_in in results if tangent is not None]
-            whole = body.needed(name for name, _ in carry)
-            used = body.needed(name for name, comes_in in carry if comes_in)
-            known = self._left_out[tuple(given)] = len(whole) > len(used)
+            results, n_y, n_x = (*plan.y, *plan.new_states), len(plan.y), len(plan.x)
+            carry = {i for i, tangent in enumerate(plan.tangents) if tangent is not None}
+            last = more = {i for i, comes_in in enumerate(given) if comes_in}
+            before = {i for i in last if i < n_y}
+            while more:
+                read = {n_y + k - n_x for i in more for k in plan.flow[i] if k >= n_x}
+                more = {i for i in read if i < len(results)} - before
+                before |= more
+            whole, *used = (
+                len(body.needed(results[i] for i in part & carry)) for part in (carry, last, before)
+            )
+            known = self._left_out[tuple(given)] = whole > min(used)
         return known
 
     @cached_property

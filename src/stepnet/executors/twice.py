@@ -360,8 +360,9 @@ def asked_again(
 ) -> list[Tensor | None]:  # fmt: skip
     """Gradients that a plan found, or those of the plain loop where they are not finite and may be so for the
     plan alone: zero, which the backward loop has where autograd has nothing, times infinity is NaN."""
-    alone = not call.ready.plan.random and call.ready.leaves_out([g is not None for g in grads])
-    if (call.guarded or alone) and not all(map(_is_finite, found)):
+    ready = call.ready
+    alone = ready.leaves_out([g is not None for g in grads]) or (ready.by_sequence and 0 in call.layout.ends)
+    if (call.guarded or (alone and not ready.plan.random)) and not all(map(_is_finite, found)):
         return again(call, tensors, grads, needed)
     return found
 

@@ -15,6 +15,7 @@ from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype
 from stepnet.data.tree import Spec, flatten, names, unflatten
 from stepnet.errors import StepError
+from stepnet.interrupts import let_through
 from stepnet.ir.loop import Body, Loop
 from stepnet.ir.sweep import over_rows
 
@@ -189,6 +190,7 @@ def check_joined(body: str, names: Sequence[str], values: Sequence[Any]) -> None
 
 def failure(body: Body, values: Sequence[Any], error: RuntimeError, t: int = 0) -> StepError:
     """What a body is told of that torch declines at step t: with other sizes than it expects, the first."""
+    let_through(error)
     return StepError(
         f"step '{body.name}' failed at step {t}: {str(error).splitlines()[0]}",
         got=describe_leaves(body.parameters, values),

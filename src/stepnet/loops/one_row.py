@@ -17,6 +17,7 @@ from stepnet.front.raise_loop import Raised
 from stepnet.front.recorded_step import RecordedStep
 from stepnet.front.scan_form import rule
 from stepnet.front.template import resolve
+from stepnet.interrupts import let_through
 
 
 class AloneStep(RecordedStep):
@@ -81,10 +82,12 @@ def _check_at(raised: Raised, lifted: RecordedStep, number: int | None) -> None:
     try:
         ys, new = raised.body.run(own)
     except Exception as error:  # of what the user calls: it runs as recorded, and raises what it must
+        let_through(error)
         raise rule("a recorded call fails on other numbers of that shape") from error
     try:
         row_ys, row_new = lifted.run([value.unsqueeze(0) for value in own])
     except Exception as error:
+        let_through(error)
         raise rule("a recorded call does not take values as rows of a batch") from error
     for alone, row in zip((*ys, *new), (*row_ys, *row_new), strict=True):
         if row.shape != (1, *alone.shape) or not _alike(row[0], alone):

@@ -29,6 +29,7 @@ from pathlib import Path
 
 from stepnet.errors import BuildError
 from stepnet.executors import cache_folder, cache_trim
+from stepnet.interrupts import let_through
 
 from .products import Product, common, with_needs
 
@@ -221,6 +222,7 @@ def _try_compiler(command: tuple[str, ...]) -> Compiler | str:
             # The macros the compiler defines tell its version, the target and every CPU feature it will use.
             done = _run([*command, *flags, "-E", "-dM", "-x", "c", "-"], stdin=_PROBE)
         except OSError as error:
+            let_through(error)
             return error.strerror or str(error)
         except subprocess.TimeoutExpired:
             return f"no answer in {_TIMEOUT:.0f} s"
@@ -318,6 +320,7 @@ def _made(
             f"the C compiler gave no answer in {_TIMEOUT:.0f} s", remedy="try another one by CC"
         ) from error
     except OSError as error:
+        let_through(error)
         raise _not_kept(error) from error
     return path, data
 
