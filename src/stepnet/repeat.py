@@ -156,6 +156,25 @@ def while_loop(
     return list(result) if isinstance(loop_vars, list) else result
 
 
+def while_joined(
+    cond: Callable[..., Any], body: Callable[..., Sequence[Tensor]], loop_vars: Sequence[Tensor], joined: int
+) -> tuple[Tensor, ...]:
+    """A loop of a file, over tensors: its body gives, after the loop variables, which may change their sizes,
+    values that are joined, [steps, ...] of each. It runs as it is written: for what writes the model.
+    """
+    instead = INSTEAD.get()
+    if instead is not None:
+        return instead(cond, body, loop_vars, None, joined)
+    count, values, rows = len(loop_vars), tuple(loop_vars), []
+    while bool(cond(*values)):
+        made = tuple(body(*values))
+        values, row = made[:count], made[count:]
+        rows.append(row)
+    if not rows:
+        return (*values, *(row.new_zeros(0, *row.shape) for row in body(*values)[count:]))
+    return (*values, *map(torch.stack, zip(*rows, strict=True)))
+
+
 def _segments(checkpoint: int | bool | None) -> Iterator[int] | None:
     """How many steps lie between two kept states; None keeps everything."""
     if checkpoint is None or checkpoint is False:
