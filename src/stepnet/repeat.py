@@ -21,10 +21,11 @@ from stepnet.data.lod import LoDTensor
 from stepnet.data.recording import AS_A_LAYER, StandIn, recorded_in_frames
 from stepnet.data.tree import Spec, flatten, names, unflatten
 from stepnet.errors import StepError
+from stepnet.executors import naive
 from stepnet.executors.naive import PlainRun, State
 from stepnet.executors.rows import RowArray
 from stepnet.front.step import describe_leaf, step_name
-from stepnet.ir.loop import BackEdge, Iteration, Last, Loop, Merged
+from stepnet.ir.loop import BackEdge, Concat, Iteration, Last, Loop, Merged
 
 from .data.arguments import function, whole
 
@@ -165,14 +166,16 @@ def while_joined(
     instead = INSTEAD.get()
     if instead is not None:
         return instead(cond, body, loop_vars, None, joined)
-    count, values, rows = len(loop_vars), tuple(loop_vars), []
-    while bool(cond(*values)):
-        made = tuple(body(*values))
-        values, row = made[:count], made[count:]
-        rows.append(row)
-    if not rows:
-        return (*values, *(row.new_zeros(0, *row.shape) for row in body(*values)[count:]))
-    return (*values, *map(torch.stack, zip(*rows, strict=True)))
+    code = JoinedBody(cond, body, len(loop_vars), joined)
+    loop = Loop(
+        code,
+        inputs=[Merged(name, name) for name in code.parameters],
+        outputs=[*(Last(n, n) for n in code.parameters[1:]), *(Concat(n, n) for n in code.rows)],
+        back_edges=[BackEdge(name, name) for name in code.parameters],
+        condition=GOING,
+    )
+    out = naive.run(loop, dict(zip(code.parameters, (bool(cond(*loop_vars)), *loop_vars), strict=True)))
+    return tuple(out[port.output] for port in loop.outputs)
 
 
 def _segments(checkpoint: int | bool | None) -> Iterator[int] | None:
@@ -189,6 +192,20 @@ def _segments(checkpoint: int | bool | None) -> Iterator[int] | None:
 
 
 STEP, GOING = "the step", "it goes on"  # no names of a user's variables
+
+
+class JoinedBody:
+    """A condition and a body of a loop of a file as one: whether it goes on, the loop variables, and rows."""
+
+    def __init__(self, cond: Callable[..., Any], body: Callable[..., Any], count: int, joined: int) -> None:
+        self.cond, self.body, self.count, self.name = cond, body, count, step_name(body)
+        self.rows = tuple(f"row {i}" for i in range(joined))
+        self.parameters = (GOING, *(f"variable {i}" for i in range(count)))
+        self.results = (*self.parameters, *self.rows)
+
+    def __call__(self, going: Any, *values: Tensor) -> tuple[Any, ...]:
+        made = self.body(*values)
+        return bool(self.cond(*made[: self.count])), *made
 
 
 class WhileBody:

@@ -188,7 +188,7 @@ def test_views_of_views_in_any_memory(tmp_path):
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 def test_streams_follow_their_weights(kind, tmp_path):
-    """A step in each call, by torch's cell, whose weights are brought to its order once; until they change."""
+    """A step in each call, by a cell of torch: weights are brought to its order once, until they change."""
     module = getattr(stepnet.nn, kind)(4, 3).eval()
     stepnet.onnx.save(module, tmp_path / "m.onnx", (torch.randn(4, 2, 4),))
     model = stepnet.onnx.load(tmp_path / "m.onnx")

@@ -77,6 +77,11 @@ GRAPHS = {
         => (bool more, float[T,B,4] new, float[B,4] row)
         { new = Mul(s, k)  u = Abs(new)  m = ReduceMax<keepdims = 0>(u)  more = Greater(m, z)
         row = ReduceSum<keepdims = 0>(new, a) }>""",
+    "a loop inside a loop": """n = Constant<value = int64 {3}>()  o = Constant<value = int64 {1}>()
+        t = Cast<to = 9>(o)
+        y = Loop(n, t, x) <body = b (int64 i, bool g, float[T,B,4] s) => (bool more, float[T,B,4] new)
+        { r = Loop(n, t, s) <body = c (int64 j, bool k, float[T,B,4] u) => (bool l, float[T,B,4] v)
+        { v = Tanh(u)  l = Identity(k) }>  new = Sub(r, x)  more = Less(i, o) }>""",
     "a loop whose state grows": """n = Constant<value = int64 {3}>()  o = Constant<value = int64 {1}>()
         t = Cast<to = 9>(o)
         y = Loop(n, t, x) <body = b (int64 i, bool g, float[K,B,4] s) => (bool more, float[L,B,4] new)

@@ -29,7 +29,7 @@ from .calls import (
     Tracer,
     at_places,
     call_of,
-    inner_calls,
+    noted_calls,
     places_of,
     traced_op,
     unanswered,
@@ -59,7 +59,7 @@ class WhileCall:
     sizes: list[Path]  # where condition and body refer to sizes that are left open
     joined: int | None = None  # of a loop of a file: how many values the body gives besides, to join
     grows: tuple[frozenset[int], ...] = ()  # dimensions of each loop variable that its turns change
-    inner: tuple[Calls | None, Calls | None] = (None, None)  # those of the condition, of a turn
+    inner: tuple[Calls, ...] = ()  # those of the condition, of a turn
 
     def functions(self, sizes: Sequence[Tensor]) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """Condition and body with tensors in place of the sizes that they refer to."""
@@ -83,7 +83,7 @@ def while_node(call: int, state: list[Tensor], weights: list[Tensor], sizes: lis
         out.append(value.new_empty(shape))
     if made.joined:
         swap, inner = {id(t): fake for t, fake in zip(made.weights, weights, strict=True)}, made.inner[1]
-        with Replaced(swap), unanswered() if inner is None else inner.traced(no_lengths), Picked():
+        with Replaced(swap), inner.traced(no_lengths), Picked():
             _, rows = made.turn(made.functions(sizes)[1], state)
         steps = torch.library.get_ctx().new_dynamic_size()
         out += [row.new_empty((steps, *row.shape)) for row in rows]
@@ -132,8 +132,8 @@ class WhileRecorder(Recorder):
         places = places_of(used, _both(cond, body), where)
         call = WhileCall(cond, body, spec, values, places, used, max_steps, where, [], joined, grows)
         call.inner = (
-            inner_calls(self.target, lambda: cond(*unflatten(spec, given))),
-            inner_calls(self.target, lambda: cond(*call.turn(body, given)[0])),
+            noted_calls(self.target, lambda: cond(*unflatten(spec, given))),
+            noted_calls(self.target, lambda: cond(*call.turn(body, given)[0])),
         )
         self.keep(call)
         return out

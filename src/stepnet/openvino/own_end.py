@@ -49,7 +49,8 @@ class WholeStep:
     ) -> tuple[Any, ...]:
         """Whether it goes on, what is carried, and what is joined; `parts`: what is cut of its inputs."""
         number, going, *state = arguments
-        given = {port.parameter: around[port.source] for port in self.loop.invariants} | parts
+        given = {port.parameter: around[port.source] for port in self.loop.invariants}
+        given.update(parts)
         given |= dict(zip(self.loop.carried, state, strict=True))
         for port in self.loop.inputs:
             if isinstance(port, Iteration):
@@ -123,7 +124,7 @@ class OwnEndRunner:
 
         def goes_on(number: Tensor, goes: Tensor, *_: Tensor) -> Tensor:
             goes = goes & ((limit < 0) | (number < limit))
-            for *_, steps in cuts:
+            for _, _, _, steps in cuts:
                 goes = goes & (number < steps)
             return goes
 

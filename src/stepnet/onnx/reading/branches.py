@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from stepnet.errors import StepnetError
+from stepnet.export.calls import unanswered
 from stepnet.export.open_sizes import Sizes, plain, settled
 from stepnet.file_model import decided
 from stepnet.file_model.own_end import BOTH, both_run, chosen
 from stepnet.watchers import instead
 
-from .info import Info, Run, body_of, one_value, op
+from .info import Info, Misfit, Run, body_of, one_value, op
 
 if TYPE_CHECKING:
     from .graph import Graph
@@ -40,17 +41,30 @@ def _if(node: Info) -> Run:
                 ways.clear()
                 ways[noted] = {*kept, way}
             return branches[way].run((), around)
+        known = next(iter(ways.values()), set()) if instead() is not None and not BOTH.get() else set()
+        if len(known) == 1 and not isinstance(truth, torch.SymBool):
+            (way,) = known
+            if not fits(branches[not way], around):
+                return branches[way].run((), around)
         try:
             results = [branches[way].run((), around) for way in (True, False)]
             return tuple(chosen(which, *pair) for pair in zip(*results, strict=True))
-        except StepnetError:  # one of them does not fit the other, or the sizes that the model is written for
-            known = next(iter(ways.values()), set())
-            if BOTH.get() or instead() is None or not (isinstance(truth, torch.SymBool) or len(known) == 1):
+        except StepnetError:
+            if BOTH.get() or instead() is None or not isinstance(truth, torch.SymBool):
                 raise
-            way = settled(truth) if isinstance(truth, torch.SymBool) else next(iter(known))
-            return branches[way].run((), around)
+            return branches[settled(truth)].run((), around)  # of two shapes, as for the example
 
     return run
+
+
+def fits(branch: Graph, around: Mapping[Any, Any]) -> bool:
+    """Whether a graph runs on these sizes: one that the example does not take may be for others."""
+    try:
+        with unanswered():
+            branch.run((), around)
+    except StepnetError as error:
+        return not isinstance(error.__cause__, Misfit)
+    return True
 
 
 def branches_alone(graph: Graph) -> bool:

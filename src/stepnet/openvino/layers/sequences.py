@@ -73,7 +73,8 @@ class PaddedStep(CellStep):
 
     cut = ("x", "inside")
 
-    def __call__(self, x: Tensor, inside: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
+    def __call__(self, x: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
+        inside, *states = more
         y, *new = super().__call__(x, *states)
         kept = (torch.where(inside, a, b) for a, b in zip(new, states, strict=True))
         return torch.where(inside, y, 0.0), *kept
