@@ -124,7 +124,7 @@ class OwnEndRunner:
 
         def goes_on(number: Tensor, goes: Tensor, *_: Tensor) -> Tensor:
             goes = goes & ((limit < 0) | (number < limit))
-            for _, _, _, steps in cuts:
+            for *_cut, steps in cuts:
                 goes = goes & (number < steps)
             return goes
 
