@@ -21,10 +21,11 @@ from stepnet.data.lod import LoDTensor
 from stepnet.data.recording import AS_A_LAYER, StandIn, recorded_in_frames
 from stepnet.data.tree import Spec, flatten, names, unflatten
 from stepnet.errors import StepError
+from stepnet.executors import naive
 from stepnet.executors.naive import PlainRun, State
 from stepnet.executors.rows import RowArray
 from stepnet.front.step import describe_leaf, kept_dtypes, step_name
-from stepnet.ir.loop import BackEdge, Iteration, Last, Loop, Merged
+from stepnet.ir.loop import BackEdge, Concat, Iteration, Last, Loop, Merged
 
 from .data.arguments import function, whole
 
@@ -156,6 +157,27 @@ def while_loop(
     return list(result) if isinstance(loop_vars, list) else result
 
 
+def while_joined(
+    cond: Callable[..., Any], body: Callable[..., Sequence[Tensor]], loop_vars: Sequence[Tensor], joined: int
+) -> tuple[Tensor, ...]:
+    """A loop of a file, over tensors: its body gives, after the loop variables, which may change their sizes,
+    values that are joined, [steps, ...] of each. It runs as it is written: for what writes the model.
+    """
+    instead = INSTEAD.get()
+    if instead is not None:
+        return instead(cond, body, loop_vars, None, joined)
+    code = JoinedBody(cond, body, len(loop_vars), joined)
+    loop = Loop(
+        code,
+        inputs=[Merged(name, name) for name in code.parameters],
+        outputs=[*(Last(n, n) for n in code.parameters[1:]), *(Concat(n, n) for n in code.rows)],
+        back_edges=[BackEdge(name, name) for name in code.parameters],
+        condition=GOING,
+    )
+    out = naive.run(loop, dict(zip(code.parameters, (bool(cond(*loop_vars)), *loop_vars), strict=True)))
+    return tuple(out[port.output] for port in loop.outputs)
+
+
 def _segments(checkpoint: int | bool | None) -> Iterator[int] | None:
     """How many steps lie between two kept states; None keeps everything."""
     if checkpoint is None or checkpoint is False:
@@ -170,6 +192,20 @@ def _segments(checkpoint: int | bool | None) -> Iterator[int] | None:
 
 
 STEP, GOING = "the step", "it goes on"  # no names of a user's variables
+
+
+class JoinedBody:
+    """A condition and a body of a loop of a file as one: whether it goes on, the loop variables, and rows."""
+
+    def __init__(self, cond: Callable[..., Any], body: Callable[..., Any], count: int, joined: int) -> None:
+        self.cond, self.body, self.count, self.name = cond, body, count, step_name(body)
+        self.rows = tuple(f"row {i}" for i in range(joined))
+        self.parameters = (GOING, *(f"variable {i}" for i in range(count)))
+        self.results = (*self.parameters, *self.rows)
+
+    def __call__(self, going: Any, *values: Tensor) -> tuple[Any, ...]:
+        made = self.body(*values)
+        return bool(self.cond(*made[: self.count])), *made
 
 
 class WhileBody:

@@ -186,6 +186,20 @@ def test_views_of_views_in_any_memory(tmp_path):
     assert functions(model.graph)
 
 
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_streams_follow_their_weights(kind, tmp_path):
+    """A step in each call, by a cell of torch: weights are brought to its order once, until they change."""
+    module = getattr(stepnet.nn, kind)(4, 3).eval()
+    stepnet.onnx.save(module, tmp_path / "m.onnx", (torch.randn(4, 2, 4),))
+    model = stepnet.onnx.load(tmp_path / "m.onnx")
+    for factor in (1.0, 0.5):
+        for value in model.buffers():
+            value.mul_(factor if value.is_floating_point() else 1)
+        for _ in range(4):
+            check(model, torch.randn(1, 2, 4), tolerance=1e-6)
+    assert functions(model.graph)
+
+
 def test_errors_name_the_node_in_every_call(tmp_path):
     import onnx
 

@@ -228,14 +228,34 @@ def test_constants_outside_the_file_of_a_function(tmp_path):
     assert stepnet.onnx.load(tmp_path / "m.onnx")(torch.zeros(2))[0].tolist() == [1, 2]
 
 
-def test_sparse_constants(tmp_path):
-    one = TensorProto(name="s", data_type=1, dims=[1], float_data=[2.0])
-    places = TensorProto(data_type=7, dims=[1], int64_data=[1])
-    path = write(tmp_path / "m.onnx", **given([node("Relu", "x")], inputs=[X]))
+SPARSE = {
+    "": ([3], [1], [1]),
+    "places by axis": ([1, 3], [1, 2], [0, 1]),
+    "outside of its size": ([3], [1], [3]),
+    "of another shape": ([3], [2], [0, 1]),
+    "has 1 numbers for its size": ([2**40], [1], [0]),
+}
+
+
+@pytest.mark.parametrize("wrong", SPARSE)
+@pytest.mark.parametrize("inside", [False, True])
+def test_sparse_constants(wrong, inside, tmp_path):
+    """Constants of a graph and those of nodes, by one place for all axes or one for each."""
+    sizes, shape, at = SPARSE[wrong]
+    sparse = helper.make_sparse_tensor(
+        TensorProto(name="s", data_type=1, dims=[1], float_data=[2.0]),
+        TensorProto(data_type=7, dims=shape, int64_data=at),
+        sizes,
+    )
+    nodes = [helper.make_node("Constant", [], ["s"], sparse_value=sparse)] if inside else []
+    path = write(tmp_path / "m.onnx", [*nodes, node("Add", ["x", "s"])], [value("x", 1, 3)])
     model = onnx.load(path)
-    model.graph.sparse_initializer.add(values=one, indices=places, dims=[3])
+    model.graph.sparse_initializer.extend([] if inside else [sparse])
     onnx.save(model, path)
-    with pytest.raises(IRError, match=r"(?s)m\.onnx: sparse constants are not read.*'s'"):
+    if not wrong or wrong == "places by axis":
+        assert stepnet.onnx.load(path)(torch.ones(1, 3))[0].tolist() == [[1, 3, 1]]
+        return
+    with pytest.raises(IRError, match=f"m.onnx: sparse constant 's': .*{wrong}"):
         stepnet.onnx.load(path)
 
 

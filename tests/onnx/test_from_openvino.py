@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from covering import few
 from saved_modules import plain_loops
-from stepnet.errors import IRError
 from stepnet.report.sizes import fitting
 
 pytest.importorskip("onnx_ir")
@@ -46,8 +46,27 @@ def test_the_same_numbers(name, tmp_path, opened):
     assert any(open_sizes) == (name in OPEN)
 
 
-def test_a_loop_that_its_condition_ends(tmp_path):
-    model = stepnet.openvino.load(CORPUS / "loop_while" / "model.xml").eval()
-    values = {i.name: torch.zeros(i.shape, dtype=i.dtype) for i in model.inputs}
-    with pytest.raises(IRError, match=r"Loop .*joins values, and that its condition .* is not written"):
-        stepnet.onnx.save(model, tmp_path / "m.onnx", values)
+LOOPS = [
+    "corpus/loop_while", "corpus/onnx_loop_for", "corpus/torch_script_for_loop", "corpus/ti_in_loop",
+    "disputed/lstmsequence_seqlens_dynamic",
+]  # fmt: skip
+
+
+def arrays(path):
+    with np.load(path) as held:
+        return [torch.from_numpy(held[name]) for name in held.files]
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_ends_that_are_told(name, tmp_path, opened):
+    """Loops of a condition or a count, whatever they join and carry; sequences of their own lengths."""
+    folder, written = CORPUS.parent / name, None
+    model = stepnet.openvino.load(folder / "model.xml").eval()
+    for path in sorted(folder.glob("inputs*.npz")):
+        values, wanted = (arrays(folder / path.name.replace("inputs", k)) for k in ("inputs", "outputs"))
+        if written is None:
+            with plain_loops():
+                stepnet.onnx.save(model, tmp_path / "m.onnx", tuple(values))
+            written = opened(tmp_path / "m.onnx")
+        for a, b in zip(written(*values), wanted, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)

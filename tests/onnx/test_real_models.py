@@ -64,6 +64,21 @@ def test_speech_or_not(name):
     assert max(expected) > 0.5 > min(expected)
 
 
+def test_speech_is_written_again(tmp_path, opened):
+    """Branches for two rates, and for axes that go: those of the example, and so are its sizes."""
+    it, _, model = speech("silero_vad.onnx")
+    frame, *more = it["frames"](it["sound"](1))[5:8]
+    state, rate = torch.randn(2, 1, 128) / 9, torch.tensor(it["RATE"])
+    given = {"input": frame, "state": state, "sr": rate}
+    stepnet.onnx.save(model, tmp_path / "m.onnx", tuple(given[i.name] for i in model.inputs))
+    written = opened(tmp_path / "m.onnx")
+    for other in more:
+        given["input"] = other
+        found = written(*(given[name] for name in written.inputs))
+        for a, b in zip(found, model(**given), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
 def test_letters_to_sounds():
     """The sounds that the arrays give in numpy, word by word; and the encoder in ONNX Runtime."""
     it = example("g2p_en", "10_letters_to_sounds.py")

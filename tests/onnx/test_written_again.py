@@ -56,6 +56,36 @@ GRAPHS = {
         n = Gather(s, two)  k = Constant<value = int64 {4}>()  c = Equal(n, k)
         y = If(c) <then_branch = t () => (float[T,B,4] p) { p = Tanh(x) },
         else_branch = f () => (float[T,4] q) { o = Constant<value = int64[1] {1}>()  q = Squeeze(x, o) }>""",
+    "the largest over the steps": """z = Transpose<perm = [1, 2, 0]>(x)
+        m = MaxPool<kernel_shape = [3], pads = [1, 1]>(z)  y = Transpose<perm = [2, 0, 1]>(m)""",
+    "each step twice": """z = Transpose<perm = [1, 2, 0]>(x)  s = Constant<value = float[3] {1.0, 1.0, 2.0}>()
+        m = Resize<mode = "nearest">(z, , s)  y = Transpose<perm = [2, 0, 1]>(m)""",
+    "sorted by the steps": """s = Shape<start = 0, end = 1>(x)  y, i = TopK<axis = 0>(x, s)""",
+    "the steps that are above zero": """a = Constant<value = int64[2] {1, 2}>()
+        r = ReduceSum<keepdims = 0>(x, a)  z = Constant<value = float {-1000.0}>()
+        c = Greater(r, z)  y = Compress<axis = 0>(x, c)""",
+    "sequences of their own lengths": f"""w = Constant<value = float[1, 8, 4] {{{", ".join(["0.1"] * 32)}}}>()
+        r = Constant<value = float[1, 8, 2] {{{", ".join(["0.2"] * 16)}}}>()
+        i = Constant<value = int32[1] {{2}}>()  b = Shape<start = 1, end = 2>(x)  e = Expand(i, b)
+        t = Shape<start = 0, end = 1>(x)  o = Cast<to = 6>(t)  n = Min(e, o)
+        h = LSTM<hidden_size = 2, direction = "reverse">(x, w, r, , n)  k = Constant<value = int64[1] {{1}}>()
+        y = Squeeze(h, k)""",
+    "rows of a loop that its body ends": """n = Constant<value = int64 {50}>()
+        o = Constant<value = int64 {1}>()  t = Cast<to = 9>(o)  k = Constant<value = float {0.5}>()
+        z = Constant<value = float {0.1}>()  a = Constant<value = int64[1] {0}>()
+        h, y = Loop(n, t, x) <body = b (int64 i, bool g, float[T,B,4] s)
+        => (bool more, float[T,B,4] new, float[B,4] row)
+        { new = Mul(s, k)  u = Abs(new)  m = ReduceMax<keepdims = 0>(u)  more = Greater(m, z)
+        row = ReduceSum<keepdims = 0>(new, a) }>""",
+    "a loop inside a loop": """n = Constant<value = int64 {3}>()  o = Constant<value = int64 {1}>()
+        t = Cast<to = 9>(o)
+        y = Loop(n, t, x) <body = b (int64 i, bool g, float[T,B,4] s) => (bool more, float[T,B,4] new)
+        { r = Loop(n, t, s) <body = c (int64 j, bool k, float[T,B,4] u) => (bool l, float[T,B,4] v)
+        { v = Tanh(u)  l = Identity(k) }>  new = Sub(r, x)  more = Less(i, o) }>""",
+    "a loop whose state grows": """n = Constant<value = int64 {3}>()  o = Constant<value = int64 {1}>()
+        t = Cast<to = 9>(o)
+        y = Loop(n, t, x) <body = b (int64 i, bool g, float[K,B,4] s) => (bool more, float[L,B,4] new)
+        { u = Tanh(x)  new = Concat<axis = 0>(s, u)  more = Identity(g) }>""",
     "a branch by a size": branch("""s = Shape<start = 0, end = 1>(x)  n = Squeeze(s)
         k = Constant<value = int64 {3}>()  c = Greater(n, k)"""),
     "a branch by a number": branch("""r = ReduceSum<keepdims = 0>(x)  z = Constant<value = float {0.0}>()
@@ -77,3 +107,21 @@ def test_sizes_stay_open(name, tmp_path, opened):
         (expected,) = written(x)
         for twin in twins:
             torch.testing.assert_close(twin(x)[0], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_branch_of_two_shapes(tmp_path, opened):
+    """It is the one of the example, and so are the sizes that it is chosen by."""
+    graph = """four = Constant<value = int64[1] {4}>()  zero = Constant<value = int64[1] {0}>()
+        s = Shape<start = 0, end = 1>(x)  d = Div(s, four)  z = Slice(x, zero, d, zero)
+        n = Shape<start = 0, end = 1>(z)  one = Constant<value = int64[1] {1}>()  c = Equal(n, one)
+        q = If(c) <then_branch = t () => (float[B,4] p) { p = Squeeze(z, zero) },
+        else_branch = f () => (float[T,B,4] p2) { p2 = Identity(z) }>  y = Tanh(q)"""
+    head = '<ir_version: 9, opset_import: ["": 18]> g (float[T,B,4] x) => (float y) '
+    onnx.save(onnx.parser.parse_model(f"{head} {{ {graph} }}"), tmp_path / "m.onnx")
+    read = stepnet.onnx.load(tmp_path / "m.onnx")
+    stepnet.onnx.save(read, tmp_path / "again.onnx", torch.randn(4, 3, 4))
+    stepnet.openvino.save(read, tmp_path / "again.xml", torch.randn(4, 3, 4))
+    x = torch.randn(4, 2, 4)
+    for twin in (opened(tmp_path / "again.onnx").read, stepnet.openvino.load(tmp_path / "again.xml")):
+        assert twin.open_sizes == {"x": [1]}
+        torch.testing.assert_close(twin(x)[0], x[0].tanh())

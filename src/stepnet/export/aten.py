@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node as FxNode
 from torch.fx import map_arg
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from stepnet.errors import IRError
 
@@ -107,6 +108,15 @@ class AtenNet:
             if node in live and node not in self.env and not is_size(node):
                 self.node = node
                 self.env[node] = self._made(node)
+                self._note_sizes(node)
+
+    def _note_sizes(self, node: FxNode) -> None:
+        """Let sizes be found that nothing but this result says."""
+        made, value = self.env[node], node.meta.get("val")
+        if isinstance(made, Value) and isinstance(value, Tensor):
+            for axis, size in enumerate(value.shape):
+                if isinstance(size, torch.SymInt) and free_unbacked_symbols(size) == {size.node.expr}:
+                    self.sources.setdefault(str(size), (made, axis))
 
     def _made(self, node: FxNode) -> Any:
         if getattr(node.target, "__name__", "") == "getitem":
@@ -232,6 +242,10 @@ class AtenNet:
             return self.emit.ints([value])
         return self._expression(value.node.expr)
 
+    def count(self, size: Any) -> int | Value:
+        """A size as a number, or as a scalar of the graph."""
+        return size if isinstance(size, int) else self.emit.squeeze(self.size(size), 0)
+
     def _expression(self, expr: Any) -> Value:
         key = str(expr)
         if key not in self._sizes:
@@ -243,7 +257,8 @@ class AtenNet:
             return self.emit.ints([int(expr)])
         if expr.is_Symbol:
             if str(expr) not in self.sources:
-                raise self.refuse("it computes with the number of rows of ragged sequences")
+                what = "the number of rows of ragged sequences" if self.ragged else "a size that numbers say"
+                raise self.refuse(f"it computes with {what}")
             return self.emit.size(*self.sources[str(expr)])
         kinds = {"Add": "add", "Mul": "mul", "Max": "maximum", "Min": "minimum"}
         kind = type(expr).__name__

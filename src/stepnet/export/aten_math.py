@@ -266,9 +266,7 @@ def _arg(b: AtenNet, x: Any, dim: Any = None, keepdim: bool = False) -> Any:
 
 @rule("topk")
 def _largest(b: AtenNet, x: Any, k: Any, dim: int = -1, largest: bool = True, *_: Any) -> Any:
-    if not isinstance(k, int):
-        return NotImplemented
-    return b.emit.top(b.out(x), k, b.axis(x, dim), "max" if largest else "min")
+    return b.emit.top(b.out(x), b.count(k), b.axis(x, dim), "max" if largest else "min")
 
 
 def _topk(b: AtenNet, x: Any, dim: int, keepdim: bool, mode: str) -> tuple[Value, Value]:

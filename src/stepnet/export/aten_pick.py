@@ -71,12 +71,22 @@ def _index(b: AtenNet, x: Any, indices: Sequence[Any]) -> Any:
     dims = _dims(indices)
     tables = [indices[d] for d in dims]
     if any(b.dtype(t) == torch.bool for t in tables):  # as many as there are true ones
-        return NotImplemented
+        if dims != [0] or b.is_ragged(x):
+            return NotImplemented
+        return b.emit.call("gather_nd", b.out(x), _nonzero(b, tables[0]))
     if len(dims) == 1:
         return b.emit.take(b.out(x), b.out(tables[0], torch.int64), b.axis(x, dims[0]))
     if b.is_ragged(x) or dims != list(range(len(dims))):
         return NotImplemented
     return b.emit.call("gather_nd", b.out(x), _places(b, tables))
+
+
+@rule("nonzero")
+def _nonzero(b: AtenNet, x: Any) -> Any:
+    """Where the entries are that are not zero: [entries, dimensions]."""
+    if b.is_ragged(x) or not b.shape(x):
+        return NotImplemented
+    return b.emit.transpose(b.emit.call("nonzero", b.out(x)), [1, 0])
 
 
 def _dims(indices: Sequence[Any]) -> list[int]:
@@ -133,10 +143,9 @@ def _joint(shapes: Sequence[Sequence[Any]]) -> list[Any]:
 
 @rule("sort.default")
 def _sort(b: AtenNet, x: Any, dim: int = -1, descending: bool = False) -> Any:
-    size = b.shape(x)[dim] if b.shape(x) else None
-    if not isinstance(size, int) or b.dtype(x) == torch.bool:
+    if not b.shape(x) or b.dtype(x) == torch.bool or b.is_ragged(x):
         return NotImplemented
-    return b.emit.top(b.out(x), size, b.axis(x, dim), "max" if descending else "min")
+    return b.emit.top(b.out(x), b.count(b.shape(x)[dim]), b.axis(x, dim), "max" if descending else "min")
 
 
 @rule("sort.stable")

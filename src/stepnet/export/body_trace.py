@@ -21,6 +21,10 @@ from .trace import Program, program, sizes_of
 Body = Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]]
 
 
+class FixedSize(IRError):
+    """A body is for one number where the graph around it leaves a size open."""
+
+
 class BodyTrace:
     """A function as the body of a loop. Its arguments are inputs, the weights it reads that are computed by
     the graph around it, and sizes.
@@ -68,7 +72,7 @@ class BodyTrace:
         for node, dims in zip(made.inputs, dynamic, strict=True):
             fixed = [size for d, size in enumerate(sizes_of(node.meta["val"])) if d in dims]
             if any(isinstance(size, int) and size > 1 for size in fixed):
-                raise IRError(
+                raise FixedSize(
                     f"{self.where} cannot be written for any size of what it is given: "
                     f"it became {max(size for size in fixed if isinstance(size, int))} in the trace",
                     remedy="let sizes come from tensors (x.shape[0])",

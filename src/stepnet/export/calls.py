@@ -163,9 +163,13 @@ def calls_inside(call: Any) -> tuple[Calls, ...]:
 
 
 def inner_calls(target: Target, run: Callable[[], Any]) -> Calls | None:
-    """The calls that the body of a loop makes as it runs; None for a format with no loops inside loops."""
-    if target.nested is not None:
-        return None
+    """The calls that the body of a recurrence or a TensorIterator makes as it runs; None for a format with no
+    loops inside of such."""
+    return None if target.nested is not None else noted_calls(target, run)
+
+
+def noted_calls(target: Target, run: Callable[[], Any]) -> Calls:
+    """The calls that a body makes as it runs."""
     calls = Calls(target)
     with torch.no_grad(), calls.noted():
         run()

@@ -32,7 +32,7 @@ class Emit:
     def _dtype(self, op: str, inputs: Sequence[Value], attributes: dict[str, Any]) -> torch.dtype:
         if op in _TRUTH:
             return torch.bool
-        if op in ("shape", "range"):
+        if op in ("shape", "range", "nonzero"):
             return I64
         if op == "cast":
             return attributes["dtype"]
@@ -138,10 +138,13 @@ class Emit:
         inputs = (x, self.scalar(axis), self.ints(sizes))
         return self.graph.node("split", inputs, [self.graph.dtype(x)] * len(sizes))
 
-    def top(self, x: Value, count: int, axis: int, mode: str) -> tuple[Value, ...]:
+    def top(self, x: Value, count: int | Value, axis: int, mode: str) -> tuple[Value, ...]:
         """The largest (`max`) or smallest (`min`) entries along an axis, in order, and where they are."""
-        attributes = {"axis": axis, "mode": mode}
-        return self.graph.node("topk", (x, self.scalar(count)), (self.graph.dtype(x), I64), attributes)
+        attributes, many = (
+            {"axis": axis, "mode": mode},
+            count if isinstance(count, Value) else self.scalar(count),
+        )
+        return self.graph.node("topk", (x, many), (self.graph.dtype(x), I64), attributes)
 
     def cast(self, x: Value, dtype: torch.dtype) -> Value:
         """The same numbers in another dtype; truth is what differs from 0."""

@@ -48,8 +48,8 @@ OPS = _ops(
     # gather: x, index, attribute axis; scatter: x, index, new entries, attributes axis and add (onto what is
     # there); gather_nd, scatter_nd: x, index [..., n] of its first n axes, for scatter_nd new entries
     "cat split take gather scatter gather_nd scatter_nd",
-    # x; range: start, end, step
-    "shape range",
+    # x; range: start, end, step; nonzero: [dimensions, entries]
+    "shape range nonzero",
     # made by methods of a graph
     "parameter constant result loop cell",
 )

@@ -19,6 +19,7 @@ from stepnet.errors import IRError
 
 from . import aten_math, aten_pick, aten_shape, iterators, recurrences, sequences, while_loops  # noqa: F401  (they fill tables)
 from .aten import AtenNet, is_known, join_lead, split_lead
+from .body_trace import FixedSize
 from .calls import Calls
 from .emit import Emit
 from .graph import Graph, Target, Value
@@ -68,7 +69,13 @@ def module_graph(
             a, k = unflatten(spec, [i.value for i in inputs])
             outputs = _outputs(_plain(module(*a, **k)), where)
         trace = _Trace(module, where, spec, inputs, calls, dynamic)
-        return _graph(Graph(name, target), trace, outputs, batch)
+        try:
+            return _graph(Graph(name, target), trace, outputs, batch)
+        except FixedSize:
+            if trace.declared is None:
+                raise
+            trace.declared = None  # its file leaves more open than its weights do
+            return _graph(Graph(name, target), trace, outputs, batch)
     finally:
         calls.forget()
 

@@ -10,11 +10,17 @@ from torch import Tensor
 
 
 class Sizes:
-    """Whole numbers, some of which may be torch's symbols."""
+    """Whole numbers, some of which may be torch's symbols; or truths that follow from such.
 
-    def __init__(self, numbers: Any, dtype: torch.dtype = torch.int64) -> None:
+    Args:
+        numbers: an array of them, or what makes one.
+        dtype: of the tensor.
+        made: the tensor, where it is there.
+    """
+
+    def __init__(self, numbers: Any, dtype: torch.dtype = torch.int64, made: Tensor | None = None) -> None:
         self.array = numbers if isinstance(numbers, np.ndarray) else np.array(numbers, dtype=object)
-        self.dtype = dtype
+        self.dtype, self.made = dtype, made
 
     def __repr__(self) -> str:
         """The numbers, for messages."""
@@ -26,7 +32,7 @@ class Sizes:
 
     def tensor(self) -> Tensor:
         """The numbers as a tensor."""
-        return torch.tensor(self.array.tolist(), dtype=self.dtype)
+        return torch.tensor(self.array.tolist(), dtype=self.dtype) if self.made is None else self.made
 
 
 class Repeated:
@@ -38,3 +44,17 @@ class Repeated:
     def tensor(self) -> Tensor:
         """The numbers as a tensor."""
         return torch.scalar_tensor(self.size, dtype=self.dtype).expand(self.shape)
+
+
+def plain(value: Any) -> Any:
+    """A tensor in place of sizes."""
+    return value.tensor() if isinstance(value, (Sizes, Repeated)) else value
+
+
+def settled(truth: torch.SymBool) -> bool:
+    """A truth as it is for the example: the sizes that it follows from are no longer open."""
+    expression, env = truth.node.expr, truth.node.shape_env
+    assert env is not None
+    for symbol in expression.free_symbols:
+        int(env.create_symintnode(symbol, hint=int(env.var_to_val[symbol])))
+    return bool(truth)

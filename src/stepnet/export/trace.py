@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 from torch.fx import Node as FxNode
 from torch.fx import traceback as fx_traceback
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from stepnet.compiler.control import both_branches
@@ -110,6 +111,7 @@ class _Lines(TorchFunctionMode):
             # Done, not traced: no file holds it, and it parts what follows.
             with torch._C.DisableTorchFunction():
                 return func(*args)
+        func = _KEEPING_SIZES.get(func, func)
         line = line_run_by(__file__)
         fx_traceback.set_stack_trace([line.short] if line else [])
         number = _number(func, args, kwargs)  # before args may be changed in place
@@ -119,6 +121,21 @@ class _Lines(TorchFunctionMode):
         return result
 
 
+def _max_pool(
+    x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
+    ceil_mode: bool = False, return_indices: bool = False,
+) -> Any:  # fmt: skip
+    """`max_pool1d`, of which torch would fix the size of what it slides over."""
+    if return_indices or all(isinstance(size, int) for size in x.shape):
+        return F.max_pool1d(x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+    more = [
+        (least, *(part if isinstance(part, Sequence) else (part,)))
+        for least, part in ((1, kernel_size), (1, stride or kernel_size), (0, padding), (1, dilation))
+    ]
+    return F.max_pool2d(x.unsqueeze(-2), *more, ceil_mode=ceil_mode).squeeze(-2)
+
+
+_KEEPING_SIZES: dict[Any, Callable[..., Any]] = dict.fromkeys((torch.max_pool1d, F.max_pool1d), _max_pool)
 _SUMS = {
     operation: run
     for run, names in (

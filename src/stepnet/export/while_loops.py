@@ -11,16 +11,17 @@ from torch import Tensor
 from torch.fx import Node as FxNode
 from torch.overrides import TorchFunctionMode
 
+from stepnet.compiler.capture import Replaced
 from stepnet.compiler.inner_loops import chosen, is_row
 from stepnet.data.tree import Spec, flatten, unflatten
 from stepnet.errors import IRError, StepnetError
 from stepnet.front.step import describe_leaf, step_name
-from stepnet.repeat import INSTEAD, while_loop
+from stepnet.repeat import INSTEAD, while_joined, while_loop
 from stepnet.user_line import user_line
 from stepnet.watchers import during
 
 from .aten import AtenNet, rule
-from .body_trace import BodyTrace, inside
+from .body_trace import BodyTrace, inside, no_lengths
 from .calls import (
     KINDS,
     Calls,
@@ -29,7 +30,7 @@ from .calls import (
     Tracer,
     at_places,
     call_of,
-    inner_calls,
+    noted_calls,
     places_of,
     traced_op,
     unanswered,
@@ -38,8 +39,10 @@ from .emit import Emit
 from .graph import LoopInput, LoopOp, LoopOutput, Value
 from .reads import tensors_read
 from .referred_sizes import Path, as_tensors, with_sizes
+from .trace import AnyNumber
 
 _ENDLESS = -1
+GROWS = AnyNumber("grows")
 
 
 @dataclass
@@ -49,30 +52,52 @@ class WhileCall:
     cond: Callable[..., Any]
     body: Callable[..., Any]
     spec: Spec
-    first: list[Tensor]  # what the loop variables start with
+    first: list[Tensor]  # what the loop variables start with, or are in a turn if they grow
     places: list[int]  # of the tensors that condition and body use, among those they reach
     weights: list[Tensor]
     max_steps: int | None
     by_row: bool  # whether the first loop variable says which rows go on
     where: str
     sizes: list[Path]  # where condition and body refer to sizes that are left open
-    inner: tuple[Calls | None, Calls | None] = (None, None)  # those of the condition, of a turn
+    joined: int | None = None  # of a loop of a file: how many values the body gives besides, to join
+    grows: tuple[frozenset[int], ...] = ()  # dimensions of each loop variable that its turns change
+    inner: tuple[Calls, ...] = ()  # those of the condition, of a turn
 
     def functions(self, sizes: Sequence[Tensor]) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """Condition and body with tensors in place of the sizes that they refer to."""
         cond, body = with_sizes([self.cond, self.body], dict(zip(self.sizes, sizes, strict=True)))
         return cond, body
 
+    def turn(self, body: Callable[..., Any], values: Sequence[Tensor]) -> tuple[list[Any], list[Tensor]]:
+        """The loop variables after a turn, nested as the body gives them, and what is joined."""
+        made = _tuple(body(*unflatten(self.spec, list(values))))
+        return (made[: -self.joined], list(made[-self.joined :])) if self.joined else (made, [])
+
 
 @traced_op("(int call, Tensor[] state, Tensor[] weights, Tensor[] sizes) -> Tensor[]")
 def while_node(call: int, state: list[Tensor], weights: list[Tensor], sizes: list[Tensor]) -> list[Tensor]:
-    return [value.new_empty(value.shape) for value in state]
+    made: WhileCall = call_of(call)
+    out = []
+    for value, dims in zip(state, made.grows, strict=True):
+        shape: list[Any] = list(value.shape)
+        for d in dims:
+            shape[d] = torch.library.get_ctx().new_dynamic_size()
+        out.append(value.new_empty(shape))
+    if made.joined:
+        swap, inner = {id(t): fake for t, fake in zip(made.weights, weights, strict=True)}, made.inner[1]
+        with Replaced(swap), inner.traced(no_lengths), Picked():
+            _, rows = made.turn(made.functions(sizes)[1], state)
+        steps = torch.library.get_ctx().new_dynamic_size()
+        out += [row.new_empty((steps, *row.shape)) for row in rows]
+    return out
 
 
 class WhileRecorder(Recorder):
     """Answers for a while loop by running it, and keeps what it was given."""
 
-    def __call__(self, cond: Any, body: Any, loop_vars: Any, max_steps: int | None) -> Any:
+    def __call__(
+        self, cond: Any, body: Any, loop_vars: Any, max_steps: int | None, joined: int | None = None
+    ) -> Any:
         where = f"the while loop over '{step_name(body)}' ({user_line().short})"
         leaves, spec = flatten(tuple(loop_vars))
         for leaf in leaves:
@@ -93,14 +118,54 @@ class WhileRecorder(Recorder):
             first = [torch.as_tensor(leaf) for leaf in leaves]
             given = [v.detach().clone() for v in first]
             used = tensors_read(lambda: _both(cond, body)(*unflatten(spec, given)), given)
-            out = while_loop(*loop, max_steps=max_steps)
-        inner = (
-            inner_calls(self.target, lambda: cond(*unflatten(spec, given))),
-            inner_calls(self.target, lambda: cond(*_tuple(body(*unflatten(spec, given))))),
-        )
+            values, grows = first, (frozenset[int](),) * len(first)
+            if joined is None:
+                out = while_loop(*loop, max_steps=max_steps)
+            else:
+                seen = [first]
+
+                def turn(*state: Tensor) -> Sequence[Tensor]:
+                    made = body(*state)
+                    seen.append(list(made[: len(state)]))
+                    return made
+
+                out = while_joined(cond, turn, loop_vars, joined)
+                values, grows = _grown(seen, where)
         places = places_of(used, _both(cond, body), where)
-        self.keep(WhileCall(cond, body, spec, first, places, used, max_steps, by_row, where, [], inner))
+        call = WhileCall(cond, body, spec, values, places, used, max_steps, by_row, where, [], joined, grows)
+        call.inner = (
+            noted_calls(self.target, lambda: cond(*unflatten(spec, given))),
+            noted_calls(self.target, lambda: cond(*call.turn(body, given)[0])),
+        )
+        self.keep(call)
         return out
+
+
+def _grown(seen: Sequence[list[Tensor]], where: str) -> tuple[list[Tensor], tuple[frozenset[int], ...]]:
+    """The loop variables in the turn that tells most of their sizes, and which of these change.
+
+    Raises:
+        IRError: one changes its rank, or no turn had two of what grows.
+    """
+    shapes = [[value.shape for value in state] for state in seen]
+    if any(len(a) != len(b) for state in shapes for a, b in zip(state, shapes[0], strict=True)):
+        raise IRError(f"{where} cannot be written: a loop variable changes its number of dimensions")
+    grows = tuple(
+        frozenset(d for d in range(len(of[0])) if len({shape[d] for shape in of}) > 1)
+        for of in zip(*shapes, strict=True)
+    )
+
+    def least(state: Sequence[Tensor]) -> int:
+        return min((v.shape[d] for v, dims in zip(state, grows, strict=True) for d in dims), default=2)
+
+    best = max(seen, key=least)
+    if least(best) < 2:
+        raise IRError(
+            f"{where} cannot be written: a loop variable changes its sizes, which takes more turns to tell",
+            got=[list(value.shape) for value in best],
+            remedy="an example in which it has more turns",
+        )
+    return (best if any(grows) else seen[0]), grows
 
 
 class WhileTracer(Tracer):
@@ -108,7 +173,9 @@ class WhileTracer(Tracer):
 
     what = "runs another number of while loops"
 
-    def __call__(self, cond: Any, body: Any, loop_vars: Any, max_steps: int | None) -> Any:
+    def __call__(
+        self, cond: Any, body: Any, loop_vars: Any, max_steps: int | None, joined: int | None = None
+    ) -> Any:
         number, call = self.next()
         kind = type(loop_vars)
         if call.by_row:
@@ -122,6 +189,8 @@ class WhileTracer(Tracer):
             for leaf, like in zip(leaves, call.first, strict=True)
         ]
         out = torch.ops.stepnet.while_node(number, state, weights, sizes)
+        if joined is not None:
+            return tuple(out)
         return kind(unflatten(spec, list(out))[call.by_row :])
 
 
@@ -205,21 +274,24 @@ def _written(
 ) -> tuple[Value, ...]:
     call: WhileCall = call_of(number)
     two = [torch.tensor(2) for _ in sizes]
-    trace = BodyTrace(
-        b, call.where, [b.shape(node) for node in state], call.first, weights, call.weights, sizes, two
-    )
+    shapes = [
+        [GROWS if d in dims else size for d, size in enumerate(b.shape(node))]
+        for node, dims in zip(state, call.grows, strict=True)
+    ]
+    trace = BodyTrace(b, call.where, shapes, call.first, weights, call.weights, sizes, two)
 
     def run(leaves: Sequence[Tensor], sizes: Sequence[Tensor], *, first: bool) -> list[Tensor]:
         cond, body = call.functions(sizes)
-        values, inner = list(leaves), call.inner[not first]
+        values, rows, inner = list(leaves), [], call.inner[not first]
         with (
             Picked(),
             inside(b, call.where, inner),
         ):
             if not first:
-                values = _same(call, _tuple(body(*unflatten(call.spec, values))))
+                new, rows = call.turn(body, values)
+                values = _same(call, new)
             going = _condition(call, cond(*unflatten(call.spec, values)))
-        return [going] if first else [going, *values]
+        return [going] if first else [going, *values, *rows]
 
     begin = trace.traced(lambda values, sizes: run(values, sizes, first=True))
     turn = trace.traced(lambda values, sizes: run(values, sizes, first=False))
@@ -229,15 +301,20 @@ def _written(
     inner = AtenNet(Emit(body), call.where)
     parameters = [trace.parameter(body, i, f"value_{i}") for i in range(len(inputs))]
     out = inner.run(turn, parameters)
-    new = [inner.emit.copied(value) for value in out[1:]]
+    new = [inner.emit.copied(value) for value in out[1 : 1 + len(state)]]
     results = [body.result(value) for value in new]
+    rows = []
+    for value, node in zip(out[1 + len(state) :], turn.outputs[1 + len(state) :], strict=True):
+        shape = [size if isinstance(size, int) else -1 for size in inner.shape(node)]
+        rows.append(body.result(inner.emit.unsqueeze(value, 0), shape=[1, *shape]))
     goes_on = body.result(inner.emit.copied(out[0]))
     ins = tuple(LoopInput(value, parameter) for value, parameter in zip(inputs, parameters, strict=True))
     edges = tuple(zip(results, parameters, strict=False))
     trips = b.emit.scalar(_ENDLESS if call.max_steps is None else call.max_steps)
     loop = LoopOp(
-        body, ins, tuple(map(LoopOutput, results)), edges, trips=trips, condition=goes, goes_on=goes_on
-    )
+        body, ins, (*map(LoopOutput, results), *(LoopOutput(row, axis=0) for row in rows)), edges,
+        trips=trips, condition=goes, goes_on=goes_on,
+    )  # fmt: skip
     return b.emit.graph.loop(loop, "while_loop")
 
 

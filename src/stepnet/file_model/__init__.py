@@ -23,9 +23,11 @@ from .recording import Recorder as Recorder
 from .recording import decided as decided
 from .recording import is_recorded as is_recorded
 from .recording import not_in_recordings as not_in_recordings
+from .recording import stays as stays
 from .resized import ROUNDED as ROUNDED
 from .resized import WHERE as WHERE
 from .resized import Resizing as Resizing
+from .resized import times as times
 from .slices import sliced as sliced
 from .windows import Window as Window
 from .windows import max_places as max_places

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stepnet.data.alike import alike
 from stepnet.data.dtypes import dtype_name
 from stepnet.data.outputs import Outputs
 from stepnet.data.recording import Interned
@@ -153,6 +154,9 @@ class FileModel(nn.Module):
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
         self.states: dict[str, str] = {}
         self._aliases = {socket.name: socket.name for socket in inputs}  # names that inputs answer to
+        # by how many inputs were given by position, and the names of the others: their order, and what they
+        # looked like
+        self._taken: dict[Any, tuple[list[int], Callable[..., bool]]] = {}
 
     if TYPE_CHECKING:
 
@@ -199,6 +203,25 @@ class FileModel(nn.Module):
         Raises:
             IRError: one is missing, unknown, or of another type or shape than the file declares.
         """
+        given, form = [*args, *kwargs.values()], (len(args), *kwargs)
+        if torch.compiler.is_compiling() or any(type(value) is not Tensor for value in given):
+            return self._found(args, kwargs)
+        taken = self._taken.get(form)
+        if taken is not None and taken[1](*given):
+            return [given[place] for place in taken[0]]
+        found = self._found(args, kwargs)
+        places = {id(value): place for place, value in enumerate(given)}
+        if given and len(places) == len(given) == len(found):
+            self._taken[form] = [places[id(value)] for value in found], alike(given)
+        return found
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        """As of any module: it may take inputs of another type then."""
+        self._taken = {}
+        return super()._apply(*args, **kwargs)
+
+    def _found(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The inputs of a call, in order, each held against what the file declares."""
         names = [socket.name for socket in self.inputs]
         where = f"{self._where}: the model"
         if len(args) > len(names):

@@ -11,12 +11,13 @@ that reads numbers of its inputs, stays a call of that node; a branch is taken a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from stepnet.data.alike import alike
 from stepnet.errors import StepnetError
 from stepnet.iterator.tensor_iterator import INSTEAD
 from stepnet.repeat import INSTEAD as WHILE_LOOPS
@@ -61,12 +62,21 @@ def plainly_fed(values: Iterable[Any]) -> bool:
     )
 
 
+class _Last(NamedTuple):
+    """The call before: its modes, whether tensors look as its inputs did, and its kind."""
+
+    modes: tuple[Any, ...]
+    alike: Callable[..., bool]
+    kind: Any
+
+
 class Prepared:
     """The functions of a graph, one for each kind of call."""
 
     def __init__(self) -> None:
         # by the kind of a call, one for each way through branches; None: it runs node by node
         self._functions: dict[Any, list[Function] | None] = {}
+        self._last: _Last | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Prepared:
         return Prepared()
@@ -76,15 +86,23 @@ class Prepared:
 
     def run(self, graph: Plain, arguments: Sequence[Any], around: Mapping[Any, Any]) -> Any:
         """The outputs of a graph for its inputs and what it captures; `plainly_fed` with the inputs."""
-        ids = [*map(id, arguments)]
-        kind = (
-            tuple(map(ids.index, ids)),  # one tensor may be several inputs
+        modes = (
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
             torch.get_default_dtype(),
             torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
-            *((t.shape, t.stride(), t.dtype, t.requires_grad) for t in arguments),
         )
+        last = self._last
+        if last is not None and last.modes == modes and last.alike(*arguments):
+            kind = last.kind
+        else:
+            ids = [*map(id, arguments)]
+            kind = (
+                tuple(map(ids.index, ids)),  # one tensor may be several inputs
+                *modes,
+                *((t.shape, t.stride(), t.dtype, t.requires_grad) for t in arguments),
+            )
+            self._last = _Last(modes, alike(arguments), kind) if arguments else None
         functions = self._functions.get(kind, ())
         for function in functions or ():
             constants = function.constants_of(around)

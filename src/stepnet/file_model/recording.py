@@ -7,6 +7,7 @@ reads numbers of slots stays a call of its node; what reads their sizes does so 
 from __future__ import annotations
 
 import itertools
+import operator
 import weakref
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from stepnet.data.alike import alike
 from stepnet.watchers import during
 
 _RECORDER: ContextVar[Recorder | None] = ContextVar("what records the node that runs", default=None)
@@ -58,6 +60,12 @@ def is_recorded() -> bool:
     return _RECORDER.get() is not None
 
 
+def stays(values: Iterable[Tensor]) -> bool:
+    """Whether what is computed from these alone is part of the function that is being recorded."""
+    recorder = _RECORDER.get()
+    return recorder is not None and all(recorder.folds(value) for value in values)
+
+
 def decided(value: Tensor) -> Any:
     """The number in a tensor of one element, by which a graph takes a branch."""
     recorder = _RECORDER.get()
@@ -77,30 +85,37 @@ def not_in_recordings(sized: bool = False) -> None:
         raise Opaque(sized)
 
 
-def _seen(constant: Tensor) -> Any:
-    """What a function relies on of a constant that it reads."""
-    laid = constant.shape, constant.stride(), constant.is_cpu
-    return type(constant), laid, constant.dtype, constant.requires_grad
+def picked(around: Mapping[Any, Tensor], keys: Sequence[Hashable]) -> list[Tensor]:
+    """Some of what a graph captures."""
+    pick = getattr(around, "picked", None)
+    return [around[key] for key in keys] if pick is None else pick(keys)
 
 
 class _Folded:
-    """A constant as it was: by its numbers if they are few, else by torch's count of changes, which leaves
-    out what is written to its `data`."""
+    """Constants as they were: by their numbers if these are few, else by torch's count of changes, which
+    leaves out what is written to their `data`."""
 
-    __slots__ = ("_memory", "_numbers", "_place", "_tensor", "_version")
+    __slots__ = ("_few", "_keys", "_large", "_numbers", "_places", "_tensors", "_versions")
 
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor, self._version, self._place = tensor, tensor._version, tensor.data_ptr()
-        few = tensor.numel() <= _FEW and tensor.is_contiguous()
-        self._memory = tensor.reshape(-1).view(torch.uint8).numpy() if few else None
-        self._numbers = None if self._memory is None else self._memory.tobytes()
+    def __init__(self, constants: Mapping[Hashable, Tensor]) -> None:
+        self._keys, self._tensors = list(constants), list(constants.values())
+        self._places = [t.data_ptr() for t in self._tensors]
+        few = [t.numel() <= _FEW and t.is_contiguous() for t in self._tensors]
+        self._large = [t for t, small in zip(self._tensors, few, strict=True) if not small]
+        self._versions = [t._version for t in self._large]
+        kept = (t for t, small in zip(self._tensors, few, strict=True) if small)
+        self._few = [t.reshape(-1).view(torch.uint8).numpy() for t in kept]
+        self._numbers = [memory.tobytes() for memory in self._few]
 
-    def is_still(self, tensor: Tensor) -> bool:
-        """Whether a constant is what it was."""
-        if tensor is not self._tensor or tensor.data_ptr() != self._place:
-            return False
-        memory = self._memory
-        return tensor._version == self._version if memory is None else memory.tobytes() == self._numbers
+    def are_still(self, around: Mapping[Any, Tensor]) -> bool:
+        """Whether they are what they were."""
+        now = picked(around, self._keys)
+        return (
+            all(map(operator.is_, now, self._tensors))
+            and [t.data_ptr() for t in now] == self._places
+            and [t._version for t in self._large] == self._versions
+            and [memory.tobytes() for memory in self._few] == self._numbers
+        )
 
 
 @dataclass(frozen=True)
@@ -110,25 +125,25 @@ class Function:
     Attributes:
         run: of the inputs, and of the constants that it reads.
         constants: those.
-        kinds: what is seen of each.
+        alike: whether they look as they did.
         folded: constants whose numbers are part of the function.
         twins: pairs of constants that are one tensor.
     """
 
     run: Callable[..., Any]
     constants: Sequence[Hashable]
-    kinds: Sequence[Any]
-    folded: Sequence[tuple[Hashable, _Folded]]
+    alike: Callable[..., bool]
+    folded: _Folded
     twins: Sequence[tuple[Hashable, Hashable]]
 
     def constants_of(self, around: Mapping[Any, Any]) -> list[Tensor] | None:
         """The constants that it reads; None: they are no longer such as it was made for."""
-        if not all(constant.is_still(around[key]) for key, constant in self.folded):
+        if not self.folded.are_still(around):
             return None
         if not all(around[one] is around[two] for one, two in self.twins):
             return None
-        found = [around[key] for key in self.constants]
-        return found if [*map(_seen, found)] == self.kinds else None
+        found = picked(around, self.constants)
+        return found if self.alike(*found) else None
 
 
 @dataclass
@@ -176,6 +191,9 @@ class Recorder(TorchFunctionMode):
         self._laid: set[int] = set()  # and of those whose strides it says, too
         self._tensors: dict[int, weakref.ref[Tensor]] = {}  # of slots
         self._views: dict[int, tuple[_Slot, Any, Any, int]] = {}  # of slots, what makes them
+        given = (*arguments, *around.values())
+        self._given = {value.untyped_storage().data_ptr() for value in given}
+        self._begins: dict[int, int] = {}  # of slots, where they begin in memory that nothing given lies in
         self._met: set[int] = set()  # slots whose numbers, sizes or types were asked for
         self._fails = self._deciding = False
         self._count = len(arguments)
@@ -253,6 +271,11 @@ class Recorder(TorchFunctionMode):
             self._sized.update(found)
         return results
 
+    def folds(self, value: Tensor) -> bool:
+        """Whether a tensor is the same in all calls of the kind."""
+        slot = self._known(value)
+        return slot is None or slot in self._foldable
+
     def decided(self, value: Tensor) -> Any:
         """The number in a tensor; the function is for this one."""
         self._deciding = True
@@ -314,9 +337,12 @@ class Recorder(TorchFunctionMode):
         found = [*map(self._slot, results)]
         if all(views):  # each by one call: views that led to it are left out where nothing else reads them
             made = zip(views, found, strict=True)
-            self._calls += [_Call(_view, (view, {}), [slot], False, False) for view, slot in made if view]
+            self._calls += [_Call(*self._placed(view), [slot], False, False) for view, slot in made if view]
         else:
             self._calls.append(_Call(func, noted, found, several, kept))
+            for value, slot in zip(results, found, strict=True):
+                if value.untyped_storage().data_ptr() not in self._given:
+                    self._begins[slot] = value.storage_offset()
         self._sized.update(found if sized else ())
         self._laid.update(found if laid else ())
         self._views |= {slot: view for slot, view in zip(found, views, strict=True) if view}
@@ -336,6 +362,17 @@ class Recorder(TorchFunctionMode):
         root, *_, before = self._views.get(slot, (_Slot(slot), 0))
         begin = before + int(value.storage_offset()) - int(tensor.storage_offset())
         return root, tuple(value.shape), value.stride(), begin
+
+    def _placed(self, view: tuple[_Slot, Any, Any, int]) -> tuple[Any, Any]:
+        """What makes a view, and its arguments; memory that the function asks for itself begins at no other
+        place in another call."""
+        root, shape, strides, begin = view
+        first = self._begins.get(root.number)
+        return (
+            (_view, (view, {}))
+            if first is None
+            else (Tensor.as_strided, ((root, shape, strides, begin + first), {}))
+        )
 
     def handed(self, outputs: Sequence[Any]) -> tuple[Any, ...]:
         """Outputs that a caller may change: what is part of the function is not among them."""
@@ -396,9 +433,10 @@ class Recorder(TorchFunctionMode):
             f"    return ({''.join(r + ', ' for r in results)})",
         ]
         exec(compile("\n".join(body), "<a graph of a file>", "exec"), held)
-        kinds = [_seen(value) for _, value in read.values()]
-        folded = [(key, _Folded(value)) for key, value in map(self._around.__getitem__, self._folded)]
-        return Function(held["run"], [key for key, _ in read.values()], kinds, folded, self._twins)
+        folded = _Folded(dict(map(self._around.__getitem__, self._folded)))
+        values = [value for _, value in read.values()]
+        same = alike(values) if values else lambda: True
+        return Function(held["run"], [key for key, _ in read.values()], same, folded, self._twins)
 
 
 def _view(value: Tensor, shape: Sequence[int], strides: Sequence[int], begin: int) -> Tensor:

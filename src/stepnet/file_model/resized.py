@@ -71,7 +71,7 @@ class Resizing:
                 made = made.round().clamp(torch.iinfo(x.dtype).min, torch.iinfo(x.dtype).max)
             return made.to(x.dtype)
         for axis, size, scale in zip(axes, sizes, scales, strict=True):
-            if size != x.shape[axis] or scale != 1:
+            if scale != 1 or size != x.shape[axis]:
                 x = self._along(x, axis, size, scale)
         return x
 
@@ -107,6 +107,13 @@ class Resizing:
         inner = ((a + 2) * far - (a + 3)) * far * far + 1
         outer = ((a * far - 5 * a) * far + 8 * a) * far - 4 * a
         return torch.where(far <= 1, inner, torch.where(far < 2, outer, 0.0))
+
+
+def times(size: Any, scale: float, slack: float = 0.0) -> Any:
+    """A size that a scale makes; in whole numbers where it can be, which open sizes are."""
+    if scale == int(scale):
+        return size * int(scale)
+    return size // int(1 / scale) if 1 / scale == int(1 / scale) else math.floor(size * scale + slack)
 
 
 def check_new_sizes(x: Tensor, axes: Sequence[int], sizes: Sequence[Any]) -> None:

@@ -74,7 +74,11 @@ class Window:
         """What is padded besides, so that a last, incomplete window counts."""
         extra = []
         for i, (size, (a, b)) in enumerate(zip(sizes, self.pads(sizes), strict=True)):
-            rest = size + a + b - ((self.kernel[i] - 1) * self.dilations[i] + 1)
+            wide = (self.kernel[i] - 1) * self.dilations[i] + 1
+            if not isinstance(size, int) and self.rounding != "floor" and self.strides[i] <= wide and not b:
+                extra.append(self.strides[i] - 1)  # an open size: what is too much is no window
+                continue
+            rest = size + a + b - wide
             add = -rest % self.strides[i] if self.rounding != "floor" and rest >= 0 else 0
             if self.rounding == "ceil_torch" and add and rest + add >= size + a:
                 add = 0  # the last window would begin in the padding

@@ -34,6 +34,7 @@ OPS: dict[str, tuple[str, dict[str, Any]]] = {
             "gt": "Greater", "ge": "GreaterOrEqual", "and": "And", "or": "Or", "xor": "Xor",
             "prelu": "PRelu", "cumsum": "CumSum", "expand": "Expand", "tile": "Tile",
             "squeeze": "Squeeze", "unsqueeze": "Unsqueeze", "shape": "Shape", "range": "Range",
+            "nonzero": "NonZero",
         }.items()
     },
     "hardsigmoid": ("HardSigmoid", {"alpha": 1 / 6, "beta": 0.5}),
@@ -398,6 +399,7 @@ def _scatter(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
 
 @_rule("topk")
 def _topk(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> tuple[ir.Value, ...]:
-    count = w.numbers(w.known(node.inputs[1]))
+    fixed = isinstance(w.graph.nodes[node.inputs[1].node].content, Tensor)
+    count = w.numbers(w.known(node.inputs[1])) if fixed else w.call("Unsqueeze", inputs[1], w.numbers([0]))
     largest = int(node.attributes["mode"] == "max")
     return w.call("TopK", inputs[0], count, axis=node.attributes["axis"], largest=largest, outputs=2)

@@ -74,13 +74,17 @@ class _Body:
         number = ir.val(self.w.name("step"), ir.DataType.INT64, [])
         goes = ir.val(self.w.name("goes"), ir.DataType.BOOL, [])
         going = self._own(self.body.results[loop.goes_on])
-        body = self._graph([number, goes, *self.states], [going, *self.new])
+        joined = [port for port in loop.outputs if port.axis is not None]
+        rows = [self._row(port.result) for port in joined]
+        body = self._graph([number, goes, *self.states], [going, *self.new, *rows])
         trips = None if self.w.known(loop.trips) == [-1] else self.w.at(loop.trips)
         first = (self.w.at(loop.condition), *self.first)
-        made = self.w.call("Loop", trips, *first, body=body, outputs=len(self.new))
+        made = self.w.call("Loop", trips, *first, body=body, outputs=len(self.new) + len(rows))
         made = made if isinstance(made, tuple) else (made,)
-        order = {result: value for (result, _), value in zip(loop.back_edges, made, strict=True)}
-        return tuple(order[port.result] for port in loop.outputs)
+        found = {result: value for (result, _), value in zip(loop.back_edges, made, strict=False)}
+        tables = zip(joined, made[len(self.new) :], strict=True)
+        found |= {port.result: _joined(self.w, port, table) for port, table in tables}
+        return tuple(found[port.result] for port in loop.outputs)
 
     def _graph(self, inputs: list[ir.Value], outputs: list[ir.Value]) -> ir.Graph:
         return ir.Graph(

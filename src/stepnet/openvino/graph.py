@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from stepnet.data.dtypes import typed_shape
 from stepnet.errors import IRError, StepnetError
-from stepnet.export.open_sizes import Repeated, Sizes
+from stepnet.export.open_sizes import Repeated, Sizes, plain
 from stepnet.file_model import ERRORS, UNSIGNED, Prepared, Recorder, plainly_fed, widened
 from stepnet.ir.last_uses import last_uses
 
@@ -24,7 +24,7 @@ from .layers.row import Misfit, Row
 from .layers.sequences import SequenceRunner
 from .loops import IfRunner, LoopRunner, TensorIteratorRunner
 from .open_sizes import RULES as ON_SIZES
-from .open_sizes import on_sizes, plain
+from .open_sizes import on_sizes
 from .records import Layer, Net
 from .table import ROWS, is_constant
 from .weights import Weights
@@ -214,10 +214,13 @@ class Graph(nn.Module):
                 f"{layer.where}: {misfit.what}", got=misfit.got, expected=misfit.expected
             ) from misfit
         known = {}
-        for i, (source, _) in enumerate(layer.sources if layer.type.lower() in ON_SIZES else ()):
+        reads = isinstance(run, SequenceRunner) or layer.type.lower() in ON_SIZES
+        for i, (source, _) in enumerate(layer.sources if reads else ()):
             value = constants.get(source)
             if value is not None and value.numel() <= _FEW and not value.is_floating_point():
                 known[i] = value.tolist()
+        if isinstance(run, SequenceRunner):
+            run.known = known.get(run.cell.states + 1)
         return Node(layer, run, inputs, slots, row.values, fixed, known=known)
 
     def _plan_releases(self) -> None:

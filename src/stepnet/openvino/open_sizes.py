@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,8 +18,28 @@ from .layers.row import listed
 Rule = Callable[..., Any]
 
 
-def _elementwise(compute: Callable[[Any, Any], Any]) -> Rule:
-    return lambda x, y: np.asarray(compute(x, y), dtype=object)
+def _elementwise(compute: Callable[..., Any]) -> Rule:
+    return lambda *xs: np.asarray(np.frompyfunc(compute, len(xs), 1)(*xs), dtype=object)
+
+
+def _known(compute: Callable[..., Any]) -> Rule:
+    """Of numbers none of which is open."""
+
+    def rule(*xs: np.ndarray) -> Any:
+        if not all(isinstance(value, (int, float)) for x in xs for value in x.flat):
+            return None
+        return _elementwise(compute)(*xs)
+
+    return rule
+
+
+def _divide(x: np.ndarray, y: np.ndarray) -> Any:
+    """Of sizes, which are not negative, by known numbers; of fractions, which come of sizes, too."""
+    if any(type(value) is float for value in (*x.flat, *y.flat)):
+        return _known(operator.truediv)(x, y)
+    above = all(isinstance(value, int) and value > 0 for value in y.flat)
+    least = (value if isinstance(value, int) else 0 for value in x.flat)
+    return _elementwise(operator.floordiv)(x, y) if above and min(least, default=0) >= 0 else None
 
 
 def _unsqueeze(x: np.ndarray, axes: np.ndarray) -> Any:
@@ -38,6 +59,17 @@ RULES: dict[str, Rule] = {
     "multiply": _elementwise(operator.mul),
     "concat": lambda *xs: np.concatenate([np.atleast_1d(x) for x in xs]),
     "convert": lambda x: x,
+    "abs": _known(abs),
+    "ceiling": _known(math.ceil),
+    "divide": _divide,
+    "equal": _known(operator.eq),
+    "floor": _known(math.floor),
+    "floormod": _known(operator.mod),
+    "greater": _known(operator.gt),
+    "less": _known(operator.lt),
+    "maximum": _elementwise(torch.sym_max),
+    "minimum": _elementwise(torch.sym_min),
+    "select": lambda which, x, y: None if which.dtype != bool else np.where(which, x, y),
     "gather": lambda x, index, axis: np.asarray(x.take(index.astype(np.int64)), dtype=object),
     "squeeze": lambda x, *_: x.reshape(()) if x.size == 1 else None,
     "unsqueeze": _unsqueeze,
@@ -70,13 +102,15 @@ def on_sizes(
             return None
         arrays.append(number if isinstance(number, np.ndarray) else np.array(number, dtype=object))
     found = None if rule is None else rule(*arrays)
-    if dtype is None:
-        dtype = next(value.dtype for value in arguments if isinstance(value, Sizes))
-    elif dtype not in (torch.int64, torch.int32):
+    if found is None:
         return None
-    return None if found is None else Sizes(found, dtype)
-
-
-def plain(value: Any) -> Any:
-    """A tensor in place of sizes."""
-    return value.tensor() if isinstance(value, (Sizes, Repeated)) else value
+    if kind in ("equal", "greater", "less"):
+        return Sizes(found.astype(bool), torch.bool)
+    if kind == "convert":
+        if dtype not in (torch.int64, torch.int32, torch.float64, torch.float32):
+            return None
+        number = float if dtype.is_floating_point else int
+        as_told = _elementwise(lambda value: value if isinstance(value, torch.SymInt) else number(value))
+        return Sizes(as_told(found), dtype)
+    kept = [value.dtype for value in arguments[kind == "select" :] if isinstance(value, Sizes)]
+    return Sizes(found, kept[0]) if kept else None

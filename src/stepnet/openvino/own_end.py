@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,13 +10,15 @@ import torch
 from torch import Tensor
 
 from stepnet.executors.naive import number_of
-from stepnet.file_model import LoopReport, Misfit
+from stepnet.file_model import LoopReport
 from stepnet.file_model.own_end import OwnEndLoop
-from stepnet.ir.loop import Concat, Iteration, Last, Loop
-from stepnet.repeat import while_loop
+from stepnet.ir.loop import Concat, Iteration, Loop, Slice
+from stepnet.repeat import while_joined
 
 if TYPE_CHECKING:
     from .graph import Graph
+
+EMPTY: Mapping[str, Any] = {}
 
 
 class WholeStep:
@@ -29,7 +32,10 @@ class WholeStep:
 
     def __init__(self, graph: Graph, loop: Loop, condition: int | None) -> None:
         self.graph, self.loop, self.condition = graph, loop, condition
-        self.joined = [port.result for port in loop.outputs if isinstance(port, Concat)]
+        carried = loop.carried.values()
+        self.joined = [  # and what only its last step gives
+            *dict.fromkeys(p.result for p in loop.outputs if isinstance(p, Concat) or p.result not in carried)
+        ]
         self.captured = (*(port.source for port in loop.invariants), *graph.captured)
 
     @property
@@ -38,10 +44,13 @@ class WholeStep:
         loop = self.loop
         return repr((self.graph.content, loop.inputs, loop.outputs, loop.back_edges, self.condition))
 
-    def run(self, arguments: Sequence[Any], around: Mapping[Any, Any]) -> tuple[Any, ...]:
-        """Whether it goes on, what is carried, and what is joined."""
+    def run(
+        self, arguments: Sequence[Any], around: Mapping[Any, Any], parts: Mapping[str, Any] = EMPTY
+    ) -> tuple[Any, ...]:
+        """Whether it goes on, what is carried, and what is joined; `parts`: what is cut of its inputs."""
         number, going, *state = arguments
         given = {port.parameter: around[port.source] for port in self.loop.invariants}
+        given.update(parts)
         given |= dict(zip(self.loop.carried, state, strict=True))
         for port in self.loop.inputs:
             if isinstance(port, Iteration):
@@ -69,8 +78,6 @@ class OwnEndRunner:
             why_not = "its body ends it, and it cuts its inputs"
         elif any(node.layer.bodies or hasattr(node.run, "reports") for node in graph.nodes):
             why_not = "its body holds a loop or a branch"
-        elif any(isinstance(p, Last) and p.result not in loop.carried.values() for p in loop.outputs):
-            why_not = "its body ends it, and an output is the last value of what is not carried"
         self.blocks = OwnEndLoop(reports, loop.body.name, step, len(step.joined), why_not)
 
     def run(self, feeds: Mapping[str, Any], trips: int) -> tuple[dict[str, Any] | None, Any]:
@@ -80,17 +87,26 @@ class OwnEndRunner:
             feeds: the inputs by name.
             trips: the most steps; below zero: any number.
         """
-        loop, most = self.step.loop, None if trips < 0 else trips
+        most = None if trips < 0 else trips
         begun, note = self.blocks.begin(most, *self._start(feeds))
         if note is None or not begun.steps or (begun.going and begun.steps != most):
             return None, note
         note(begun.steps)
-        finals = dict(zip(loop.carried.values(), begun.state, strict=True))
-        tables = iter(begun.tables)
+        tables = [torch.cat(tuple(parts)) for parts in begun.tables]
+        return self._outputs(begun.state, tables), note
+
+    def _outputs(self, state: Sequence[Tensor], tables: Sequence[Tensor]) -> dict[str, Any]:
+        """The outputs by name, from what is carried at last and what is joined, [steps, ...]."""
+        finals = dict(zip(self.step.loop.carried.values(), state, strict=True))
+        rows = dict(zip(self.step.joined, tables, strict=True))
         return {
-            port.output: _joined(next(tables), port) if isinstance(port, Concat) else finals[port.result]
-            for port in loop.outputs
-        }, note
+            port.output: _joined(rows[port.result], port)
+            if isinstance(port, Concat)
+            else finals[port.result]
+            if port.result in finals
+            else _last(rows[port.result])
+            for port in self.step.loop.outputs
+        }
 
     def _start(self, feeds: Mapping[str, Any]) -> tuple[list[Any], dict[Any, Any]]:
         """What is carried at first, and what the body captures."""
@@ -101,34 +117,65 @@ class OwnEndRunner:
         return [first[name] for name in loop.carried], around
 
     def written(self, feeds: Mapping[str, Any], trips: Tensor, going: Tensor) -> dict[str, Any]:
-        """The outputs by name, as a `while_loop`, for what writes the model.
-
-        Raises:
-            Misfit: the loop has no such form.
-        """
-        loop = self.step.loop
-        carried = [*loop.carried.values()]
-        if loop.slices or not all(isinstance(p, Last) and p.result in carried for p in loop.outputs):
-            what = "a Loop that cuts or joins values, and that its condition or its trip count ends,"
-            raise Misfit(f"{what} is not written in another format")
-        state, around = self._start(feeds)
+        """The outputs by name, by its condition, for what writes the model."""
+        step, (state, around) = self.step, self._start(feeds)
+        cuts = [(port, feeds[port.source], *_span(port, feeds[port.source])) for port in step.loop.slices]
+        limit = trips.reshape(())
 
         def goes_on(number: Tensor, goes: Tensor, *_: Tensor) -> Tensor:
-            most = trips.reshape(())
-            return goes & ((most < 0) | (number < most))
+            goes = goes & ((limit < 0) | (number < limit))
+            for *_cut, steps in cuts:
+                goes = goes & (number < steps)
+            return goes
 
         def turn(number: Tensor, goes: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
-            again, *new = self.step.run((number, goes, *values), around)
+            parts = {port.parameter: _part(port, value, start, number) for port, value, start, _ in cuts}
+            again, *new = run_step((number, goes, *values), around, parts)
             return number + 1, again.reshape(()), *new
 
+        run_step = _Found(step)
         variables: Any = (torch.zeros((), dtype=torch.int64), going.reshape(()), *state)
-        finals = dict(zip(carried, while_loop(goes_on, turn, variables)[2:], strict=True))
-        return {port.output: finals[port.result] for port in loop.outputs}
+        out = while_joined(goes_on, turn, variables, len(step.joined))[2:]
+        return self._outputs(out[: len(state)], out[len(state) :])
 
 
-def _joined(parts: Sequence[Tensor], port: Concat) -> Tensor:
+class _Found:
+    """A step with the tensors of its graph, where what writes it finds these again: they would be lost among
+    what the graph remembers of its calls."""
+
+    def __init__(self, step: WholeStep) -> None:
+        self.step, self.read = weakref.ref(step), [*step.graph.parameters(), *step.graph.buffers()]
+
+    def __call__(self, *values: Any) -> tuple[Any, ...]:
+        step = self.step()
+        assert step is not None
+        return step.run(*values)
+
+
+def _span(port: Slice, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the first slice begins, or ends if the last one comes first; and how many there are."""
+    size = value.shape[port.axis]
+    start, end = (n + size + 1 if n < 0 else n for n in (port.start, port.end))
+    steps = (end - start if port.stride > 0 else start - end) // abs(port.stride)
+    first, count = (torch.scalar_tensor(n, dtype=torch.int64) for n in (start, steps))
+    return first, count
+
+
+def _part(port: Slice, value: Tensor, start: Tensor, number: Tensor) -> Tensor:
+    """The slice of a step."""
+    size = abs(port.stride)
+    begin = start + number * port.stride - (size if port.stride < 0 else 0)
+    return value.index_select(port.axis, begin + torch.arange(size))
+
+
+def _last(rows: Tensor) -> Tensor:
+    """Of what is joined, the last one."""
+    place = torch.scalar_tensor(rows.shape[0] - 1, dtype=torch.int64)
+    return rows.index_select(0, place.reshape(1)).squeeze(0)
+
+
+def _joined(rows: Tensor, port: Concat) -> Tensor:
     """The results of all steps, [steps, ...], along an axis that they have."""
-    rows = torch.cat(tuple(parts))
     axis = port.axis % (rows.dim() - 1)
     rows = rows.flip(0) if port.stride < 0 else rows
     return rows.movedim(0, axis).flatten(axis, axis + 1)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stepnet.api import recurrent
 from stepnet.data.lod import LoDTensor
-from stepnet.file_model import not_in_recordings
+from stepnet.file_model import not_in_recordings, stays
 from stepnet.file_model.prepared import plainly_fed
 from stepnet.watchers import instead
 
@@ -30,6 +30,7 @@ _NAMES = (
     "ThresholdedRelu",
     *UNARY,
 )
+_MOST_FIT = 64  # shapes of inputs that are remembered
 _CANONICAL = {name.lower(): name for name in _NAMES}
 _ALPHA = {"Affine", "Celu", "Elu", "HardSigmoid", "LeakyRelu", "ScaledTanh", "Selu", "ThresholdedRelu"}
 _BETA = {"Affine", "HardSigmoid", "ScaledTanh"}
@@ -64,7 +65,15 @@ class Cell:
         if self.clip is not None and not self.clip >= 0:
             raise Misfit("clip must not be negative", self.clip, "a number from 0 on")
         self.functions = self._activations(list(activations))
+        self._fit: set[Any] = set()  # shapes of inputs that were found to fit
         self._steps: dict[int, tuple[list[Any], Any]] = {}  # of each direction, and of which memory
+        self._usual = self.functions == [[UNARY[name] for name in activations]] * len(self.reversed)
+        self._torch: tuple[Any, Sequence[int]] | None = None
+
+    def is_as(self, cell: Callable[..., Any], order: Sequence[int]) -> None:
+        """Note a cell of torch that does the same with the usual activations, and which block of rows of the
+        weights is each of its own."""
+        self._torch = (cell, order) if self._usual else None
 
     def _activations(self, default: list[str]) -> list[list[Activation]]:
         names = node_names = self.node.get("activations", default * len(self.reversed))
@@ -106,7 +115,11 @@ class Cell:
         x, r = inputs[0], inputs[2]
         shapes = [None if value is None else tuple(value.shape) for value in inputs]
         hidden = self.node.get("hidden_size", 0) or None
-        check_sizes(self.node.node.op_type, len(self.reversed), self.layout, hidden, shapes)
+        traced = instead() is not None or torch.compiler.is_compiling()  # its sizes may be open
+        fits = () if traced else tuple(shapes)
+        if not fits or fits not in self._fit:
+            check_sizes(self.node.node.op_type, len(self.reversed), self.layout, hidden, shapes)
+            self._fit = {*self._fit, fits} if len(self._fit) < _MOST_FIT else {fits}
         x = x.transpose(0, 1) if self.layout else x
         batch, hidden = x.shape[1], r.shape[2]
         ys, finals = [], []
@@ -120,7 +133,9 @@ class Cell:
                 and instead() is None
                 and not torch.compiler.is_compiling()
             ):
-                y, last = step(x[0], state)  # of a stream, say: there is nothing to loop over
+                # of a stream, say: there is nothing to loop over
+                made = self._by_torch(d, x[0], state, inputs)
+                y, last = step(x[0], state) if made is None else made
                 y = y.unsqueeze(0)
                 ys.append(y)
                 finals.append(last if self.states > 1 else (last,))
@@ -128,6 +143,8 @@ class Cell:
             not_in_recordings(sized=True)
             if lengths is None:
                 y, last = recurrent(step, x, state, reverse=reverse)
+            elif instead() is not None:  # what writes the model knows no sequences but those of its inputs
+                y, last = recurrent(masked(step), (x, within(x, lengths)), state, reverse=reverse)
             else:
                 rows, last = recurrent(
                     step, LoDTensor.from_padded(x, lengths, batch_first=False), state, reverse=reverse
@@ -141,6 +158,17 @@ class Cell:
         if self.layout:
             y, last = y.permute(2, 0, 1, 3), [leaf.transpose(0, 1) for leaf in last]
         return (y, *last)[: self.node.count]
+
+    def _by_torch(self, d: int, x: Tensor, state: Any, inputs: Sequence[Any]) -> Any:
+        """One step by torch's own cell, whose order of gates the weights are brought to once; None where it
+        has no such cell, or they do not stay."""
+        weights = [part for part in _weights(inputs, d) if part is not None]
+        if self._torch is None or len(weights) < 4 or not stays(weights):
+            return None
+        cell, order = self._torch
+        w, r, b, c = (torch.cat([part.chunk(len(order))[k] for k in order]) for part in weights)
+        out = cell(x, state, w, r, b, c)
+        return (out[0], out) if isinstance(out, tuple) else (out, out)
 
     def _step(self, step_of: Callable[..., Any], d: int, inputs: Sequence[Any]) -> Any:
         """The step of a direction: the same one while its weights are the same memory, as what is known of
@@ -159,6 +187,26 @@ class Cell:
         if state is None:
             return x.new_zeros(batch, hidden)
         return (state.transpose(0, 1) if self.layout else state)[d]
+
+
+def within(x: Tensor, lengths: Tensor) -> Tensor:
+    """Whether a place of x [steps, batch, ...] is one of its sequence: [steps, batch, 1]."""
+    return (torch.arange(x.shape[0]).unsqueeze(1) < lengths.reshape(-1)).unsqueeze(2)
+
+
+def masked(step: Callable[..., Any]) -> Callable[..., Any]:
+    """A step that outside of the sequences gives zero and keeps its state."""
+
+    def run(given: tuple[Tensor, Tensor], state: Any) -> tuple[Tensor, Any]:
+        x, inside = given
+        y, new = step(x, state)
+        if isinstance(state, tuple):
+            new = tuple(torch.where(inside, a, b) for a, b in zip(new, state, strict=True))
+        else:
+            new = torch.where(inside, new, state)
+        return torch.where(inside, y, 0.0), new
+
+    return run
 
 
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
@@ -227,6 +275,7 @@ def _lengths(inputs: Sequence[Any]) -> Any:
 @op("RNN", inputs=(3, 6))
 def _rnn(node: Info) -> Run:
     cell = Cell(node, 1, ["Tanh"], 1)
+    cell.is_as(torch.rnn_tanh_cell, (0,))
 
     def step_of(d: int, inputs: Sequence[Any]) -> Any:
         w, r, b, c = _weights(inputs, d)
@@ -245,6 +294,8 @@ def _rnn(node: Info) -> Run:
 def _gru(node: Info) -> Run:
     cell = Cell(node, 3, ["Sigmoid", "Tanh"], 1)
     before = node.get("linear_before_reset", 0)
+    if before:
+        cell.is_as(torch.gru_cell, (1, 0, 2))
 
     def step_of(d: int, inputs: Sequence[Any]) -> Any:
         w, r, b, c = _weights(inputs, d)
@@ -273,6 +324,8 @@ def _gru(node: Info) -> Run:
 def _lstm(node: Info) -> Run:
     cell = Cell(node, 4, ["Sigmoid", "Tanh", "Tanh"], 2)
     coupled = node.get("input_forget", 0)
+    if not coupled and not node.has(7):
+        cell.is_as(torch.lstm_cell, (0, 2, 3, 1))
 
     def step_of(d: int, inputs: Sequence[Any]) -> Any:
         w, r, b, c_bias = _weights(inputs, d)

@@ -16,7 +16,7 @@ from stepnet.file_model.own_end import OwnEndLoop
 from stepnet.file_model.scan_loop import ScanLoop
 from stepnet.iterator.tensor_iterator import INSTEAD
 from stepnet.repeat import INSTEAD as WHILE_LOOPS
-from stepnet.repeat import while_loop
+from stepnet.repeat import while_joined
 
 from .branches import branches_alone
 from .counted import CountedLoop
@@ -60,9 +60,7 @@ def _loop(node: Info) -> Run:
         raise Misfit("the loop never ends", "no trip count, and a condition that stays true")
 
     def written(trips: Any, going: Any, state: Sequence[Any], around: Mapping[Any, Any]) -> Sequence[Any]:
-        """The loop as a `while_loop`, for what writes the model."""
-        if scanned:
-            raise Misfit("a Loop that joins values of its steps is not written in another format")
+        """The loop by its condition, for what writes the model."""
 
         def goes_on(step: Tensor, goes: Tensor, *_: Tensor) -> Tensor:
             return goes if trips is None else goes & (step < trips.reshape(()))
@@ -75,7 +73,7 @@ def _loop(node: Info) -> Run:
 
         first = torch.ones((), dtype=torch.bool) if going is None else going.reshape(())
         variables: Any = (torch.zeros((), dtype=torch.int64), first, *state)
-        return while_loop(goes_on, turn, variables)[2:]
+        return while_joined(goes_on, turn, variables, scanned)[2:]
 
     def run(*inputs: Any) -> Sequence[Any]:
         not_in_recordings()

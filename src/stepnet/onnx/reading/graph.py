@@ -17,6 +17,7 @@ from torch import Tensor
 
 from stepnet.errors import IRError, StepnetError
 from stepnet.executors.setting import check_backend
+from stepnet.export.open_sizes import Sizes, plain
 from stepnet.file_model import ERRORS, Prepared, Recorder, plainly_fed
 from stepnet.ir.last_uses import last_uses
 
@@ -39,7 +40,7 @@ from . import (
     whole_numbers,
 )
 from .info import TABLE, Info, Misfit, error, tensor_of
-from .sizes import Sizes, on_sizes, plain
+from .sizes import on_sizes
 
 OPERATORS = (
     elementwise,
@@ -190,7 +191,7 @@ class Graph:
             if value in constants and constants[value].numel() <= _LONGEST
         }
         known = {k: value.tolist() for k, value in fixed.items() if not value.is_floating_point()}
-        info = Info(node, opset, place, known, fixed, bodies, outer)
+        info = Info(node, node.version or opset, place, known, fixed, bodies, outer)
         try:
             run = row.make(info)
         except IRError:
@@ -285,7 +286,7 @@ def content_of(
         of |= {value: next(names) for value in step.outputs}
         bodies = [(name, body.content) for name, body in sorted(info.bodies.items())]
         wanted = [bool(value.name) for value in step.outputs]
-        parts.append((node.op_type, said, sorted(info.known.items()), reads, wanted, bodies))
+        parts.append((node.op_type, info.opset, said, sorted(info.known.items()), reads, wanted, bodies))
     parts.append([of[value] for value in outputs])
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from stepnet.errors import StepnetError
+from stepnet.export.open_sizes import Sizes, plain
 from stepnet.file_model import ERRORS, Otherwise
 from stepnet.file_model.scan_loop import ScanLoop
 from stepnet.ir.last_uses import last_uses
 
 from .control import ScanRunner
 from .elementwise import BINARY, MANY, UNARY
-from .sizes import Sizes, plain
 from .sums import REDUCTIONS
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from stepnet.file_model import ERRORS, STATES, FileModel, LoopReport, Socket, no
 from .graph import DOMAINS, Graph, inputs_of
 from .info import TABLE
 from .rules import check_rules
+from .sparse import fill_in
 
 _FEW = 64  # numbers that a pickled graph holds
 OLDEST = 7  # of the sets of operators that are read
@@ -103,12 +104,15 @@ class ONNXModel(FileModel):
             elif isinstance(data, ir.ExternalTensor):
                 data = ir.Tensor(data.numpy().copy(), kind, name=value.name)
             value.const_value = data
-        return ir.to_proto(model).SerializeToString(), large, self._where
+        versions = [node.version for node in model.graph.all_nodes()]
+        return ir.to_proto(model).SerializeToString(), large, versions, self._where
 
     @classmethod
     def _anew(cls, *recipe: Any) -> ONNXModel:
-        content, large, where = recipe
+        content, large, versions, where = recipe
         model = ir.from_proto(ModelProto.FromString(content))
+        for node, version in zip(model.graph.all_nodes(), versions, strict=True):
+            node.version = version
         values = dict(_initializers(model))
         for place, kind, shape in large:
             zeros = np.broadcast_to(np.zeros((), ir.DataType(kind).numpy()), shape)
@@ -152,6 +156,12 @@ class _Constants(Mapping[ir.Value, Tensor]):
         name = self._names[value]
         found = self._buffers.get(name)
         return getattr(self._model, name) if found is None else found
+
+    def picked(self, values: Sequence[ir.Value]) -> list[Tensor]:
+        """Several of them."""
+        buffers, names = self._buffers, self._names
+        found = [buffers.get(names[value]) for value in values]
+        return [self[v] if t is None else t for t, v in zip(found, values, strict=True)]
 
     def __iter__(self) -> Iterator[ir.Value]:
         return iter(self._names)
@@ -219,11 +229,13 @@ def load(path: str | os.PathLike[str], *, trainable: bool = False) -> ONNXModel:
             raise IRError(
                 f"{where}: holds no graph", got=f"{place.stat().st_size} bytes", expected="an ONNX file"
             )
+        fill_in(proto.graph, where)
         _check_constants(proto.graph, where)
         model = ir.from_proto(_written_out(proto))
         if model.functions:
             from onnx_ir.passes.common import InlinePass
 
+            _note_versions(model)
             InlinePass()(model)
         ir.external_data.set_base_dir(model.graph, place.parent)
     except IRError:
@@ -280,6 +292,17 @@ def _written_out(proto: ModelProto) -> ModelProto:
     return proto
 
 
+def _note_versions(model: ir.Model) -> None:
+    """Tell nodes of functions which set of operators they are of, where it is another than the model's."""
+    for function in model.functions.values():
+        for domain, version in function.opset_imports.items():
+            own = model.opset_imports.setdefault(domain, version)
+            for node in function.all_nodes() if own != version else ():
+                if node.domain == domain:
+                    node.version = version
+            function.opset_imports[domain] = own
+
+
 def _composed(proto: ModelProto) -> set[tuple[str, str]]:
     """Operators of a model that have no row here, and that ONNX says what they are made of; their nodes get
     the attributes that they leave out, which the inliner passes over."""
@@ -321,19 +344,13 @@ def _check_names(model: ir.Model, where: str) -> None:
 
 
 def _check_constants(graph: GraphProto, where: str) -> None:
-    """Refuse sparse constants, which onnx-ir passes over, and those of no type that ONNX has."""
+    """Refuse constants of no type that ONNX has."""
     for tensor in graph.initializer:
         if tensor.data_type not in TensorProto.DataType.values():
             raise IRError(
                 f"{where}: constant '{shorten(tensor.name)}' is of no element type that is known",
                 got=tensor.data_type,
             )
-    if graph.sparse_initializer:
-        raise IRError(
-            f"{where}: sparse constants are not read",
-            got=", ".join(repr(sparse.values.name)[:80] for sparse in graph.sparse_initializer[:8]),
-            expected="constants with all of their numbers",
-        )
     for node in graph.node:
         for attribute in node.attribute:
             if attribute.type == AttributeProto.GRAPH:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from stepnet.file_model import ROUNDED, WHERE, Misfit, Resizing
+from stepnet.file_model import ROUNDED, WHERE, Misfit, Resizing, times
 
 from .info import Info, Run, op
 
@@ -44,11 +44,13 @@ def _resize(node: Info) -> Run:
     def resize(*inputs: Any) -> Tensor:
         x = inputs[0]
         axes = [_axis(axis, x.dim()) for axis in (range(x.dim()) if own is None else own)]
-        new, times = sizes(inputs), scales(inputs)
+        new, factors = sizes(inputs), scales(inputs)
         if not new:
-            return _scaled(how, x, axes, times)
-        if times:
-            raise Misfit("scales and sizes are both given", got=f"{times} and {new}", expected="one of them")
+            return _scaled(how, x, axes, factors)
+        if factors:
+            raise Misfit(
+                "scales and sizes are both given", got=f"{factors} and {new}", expected="one of them"
+            )
         if len(new) != len(axes):
             raise Misfit("needs one of the sizes for each axis", new, f"{len(axes)} numbers")
         by = [n / (x.shape[axis] or 1) for n, axis in zip(new, axes, strict=True)]
@@ -71,5 +73,5 @@ def _scaled(how: Resizing, x: Tensor, axes: Sequence[int], scales: Any) -> Tenso
     scales = scales if isinstance(scales, list) else []
     if len(scales) != len(axes) or not all(0 < scale < 2**31 for scale in scales):
         raise Misfit("needs a scale above zero for each axis", scales, f"{len(axes)} numbers")
-    sizes = [math.floor(x.shape[axis] * scale) for axis, scale in zip(axes, scales, strict=True)]
+    sizes = [times(x.shape[axis], scale) for axis, scale in zip(axes, scales, strict=True)]
     return how.run(x, axes, sizes, scales)

@@ -6,6 +6,7 @@ shapes by take such arrays; before any other operator, they become tensors.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -52,9 +53,16 @@ def _reshape(node: Info, x: np.ndarray, *shape: np.ndarray) -> Any:
 
 
 def _cast(node: Info, x: np.ndarray) -> Any:
-    if node.get("to") != ir.DataType.INT64:
+    if node.get("to") == ir.DataType.INT64 and x.dtype != bool:
+        return x
+    if not all(isinstance(value, int) for value in x.flat):
+        raise Misfit("a size is open")
+    kinds = {ir.DataType.INT64: int, ir.DataType.BOOL: bool}
+    if node.get("to") not in kinds:
         raise Misfit("sizes are of int64")
-    return x
+    kind = kinds[node.get("to")]
+    found = np.vectorize(kind, otypes=[object])(x)
+    return found.astype(bool) if kind is bool else found
 
 
 def _div(node: Info, x: np.ndarray, y: np.ndarray) -> Any:
@@ -65,17 +73,6 @@ def _div(node: Info, x: np.ndarray, y: np.ndarray) -> Any:
     if not all(isinstance(value, int) and value > 0 for value in y.flat):
         raise Misfit("sizes are divided by known numbers")
     return np.asarray(x // y, dtype=object)
-
-
-def _compared(compare: Callable[[Any, Any], Any]) -> Rule:
-    """Of numbers that are known: what they are compared with says nothing of others."""
-
-    def rule(node: Info, x: np.ndarray, y: np.ndarray) -> Any:
-        if not all(isinstance(value, int) for value in (*x.flat, *y.flat)):
-            raise Misfit("a size is open")
-        return np.asarray(compare(x, y), dtype=bool)
-
-    return rule
 
 
 def _squeeze(node: Info, x: np.ndarray, *_: np.ndarray) -> Any:
@@ -89,21 +86,38 @@ def _unsqueeze(node: Info, x: np.ndarray, *_: np.ndarray) -> Any:
 
 
 def _elementwise(compute: Callable[[Any, Any], Any]) -> Rule:
-    return lambda node, x, y: np.asarray(compute(x, y), dtype=object)
+    each = np.frompyfunc(compute, 2, 1)  # not numpy's own comparison, which asks open sizes for their truth
+    return lambda node, *xs: np.asarray(functools.reduce(each, xs), dtype=object)
 
 
+def _of_truths(compute: Callable[..., Any]) -> Rule:
+    def rule(node: Info, *xs: np.ndarray) -> Any:
+        if any(x.dtype != bool for x in xs):
+            raise Misfit("a truth is open")
+        return np.asarray(compute(*xs))
+
+    return rule
+
+
+_COMPARED = {"Equal": torch.eq, "Greater": torch.gt, "Less": torch.lt}
 RULES: dict[str, Rule] = {
     "Add": _elementwise(operator.add),
+    "And": _of_truths(np.logical_and),
     "Cast": _cast,
     "Concat": lambda node, *xs: np.concatenate([np.atleast_1d(x) for x in xs]),
     "Div": _div,
-    "Equal": _compared(operator.eq),
+    "Equal": _elementwise(operator.eq),
     "Gather": _gather,
-    "Greater": _compared(operator.gt),
+    "Greater": _elementwise(operator.gt),
     "Identity": lambda node, x: x,
-    "Less": _compared(operator.lt),
+    "Less": _elementwise(operator.lt),
+    "Max": _elementwise(torch.sym_max),
+    "Min": _elementwise(torch.sym_min),
     "Mul": _elementwise(operator.mul),
+    "Not": _of_truths(np.logical_not),
+    "Or": _of_truths(np.logical_or),
     "Reshape": _reshape,
+    "Size": lambda node, x: np.asarray(x.size, dtype=object),
     "Slice": _slice,
     "Squeeze": _squeeze,
     "Sub": _elementwise(operator.sub),
@@ -119,16 +133,16 @@ def on_sizes(node: Info, arguments: Sequence[Any]) -> Sizes | None:
         return None
     arrays = []
     for k, value in enumerate(arguments):
-        if not isinstance(value, Sizes) and k not in node.known:
+        if (not isinstance(value, Sizes) and k not in node.known) or getattr(value, "made", None) is not None:
             return None
         arrays.append(value.array if isinstance(value, Sizes) else np.array(node.known[k], dtype=object))
     try:
         found = rule(node, *arrays)
     except (Misfit, ValueError, TypeError, IndexError):  # the operator itself tells it
         return None
-    return Sizes(found, torch.bool if found.dtype == bool else torch.int64)
-
-
-def plain(value: Any) -> Any:
-    """A tensor in place of sizes."""
-    return value.tensor() if isinstance(value, Sizes) else value
+    if node.node.op_type not in _COMPARED:
+        return Sizes(found, torch.bool if found.dtype == bool else torch.int64)
+    if all(type(value) is bool for value in found.flat):
+        return Sizes(found.astype(bool), torch.bool)
+    x, y = (torch.as_tensor(Sizes(array).tensor()) for array in arrays)
+    return Sizes(found, torch.bool, _COMPARED[node.node.op_type](x, y))

@@ -167,20 +167,35 @@ def convolution(node: Info) -> Run:
         if around != sizes[rank:] or min(around) < 0:
             x = F.pad(x, [size for k in reversed(range(rank)) for size in (sizes[k], sizes[k + rank])])
             around = [0] * rank
-        if rank == group == dilation[0] == 1 and is_recorded() and _is_short(x, w, stride[0], around[0]):
-            rows = (F.pad(x, around * 2) if around[0] else x).unfold(2, w.shape[2], stride[0]).transpose(1, 2)
-            return F.linear(rows.flatten(2), w.flatten(1), b).transpose(1, 2)
+        if rank == group == dilation[0] == 1 and is_recorded():
+            out = _as_product(x, w, b, stride[0], around[0])
+            if out is not None:
+                return out
         run: Any = (F.conv1d, F.conv2d, F.conv3d)[rank - 1]
         return run(x, w, b, stride, around, dilation, group)
 
     return conv
 
 
-def _is_short(x: Tensor, w: Tensor, stride: int, around: int) -> bool:
-    """Whether a product of matrices is the faster convolution: few places, and many weights, which torch's
-    convolution would put in another order in each call."""
-    steps = x.shape[2] + 2 * around - w.shape[2]
-    return steps >= 0 and x.shape[2] > 1 and x.shape[0] * (steps // stride + 1) <= 8 and w.numel() >= 8_000
+def _as_product(x: Tensor, w: Tensor, b: Tensor | None, stride: int, around: int) -> Tensor | None:
+    """A convolution along one axis as a product of matrices, where that is faster: at few places, with many
+    weights, which torch's convolution would put in another order in each call, or with one that meets x.
+    Weights that meet nothing but padding are left out."""
+    size, wide = x.shape[2], w.shape[2]
+    places = (size + 2 * around - wide) // stride + 1
+    if places < 1 or x.shape[0] * places > 8:
+        return None
+    first, last = max(0, around - (places - 1) * stride), min(wide, size + around)
+    if last <= first or (w.numel() < 8_000 and last - first > 1):
+        return None
+    before, after = around - first, (places - 1) * stride + last - around - size
+    w = w[:, :, first:last]
+    if before > 0 or after > 0:
+        x = torch.constant_pad_nd(x, [before, max(after, 0)])
+    elif before < 0:
+        x = x.narrow(2, -before, size + before)
+    rows = x.unfold(2, last - first, stride).transpose(1, 2)[:, :places]
+    return F.linear(rows.flatten(2), w.flatten(1), b).transpose(1, 2)
 
 
 def _same(sizes: Any, kernel: Any, stride: Any, dilation: Any, lower: bool) -> list[int]:

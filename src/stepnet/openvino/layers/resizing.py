@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from torch import Tensor
 from torch.nn import functional as F
 
-from stepnet.file_model import ROUNDED, WHERE, Resizing
+from stepnet.file_model import ROUNDED, WHERE, Resizing, times
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
@@ -50,7 +49,7 @@ def _interpolate(layer: Layer, attributes: Attributes) -> Function:
         if smooth and min(scales, default=1) < 1 < max(scales, default=1):
             what = "antialias of axes that grow beside such that shrink is not read"
             raise Misfit(what, got=scales, dims=str(scales))
-        sizes = [math.floor(n * s + 1e-6) for n, s in zip(old, said, strict=True)] if by_scales else said
+        sizes = [times(n, s, 1e-6) for n, s in zip(old, said, strict=True)] if by_scales else said
         return resizing.run(x, axes, sizes, scales)
 
     return interpolate

@@ -18,7 +18,7 @@ from stepnet.engine import run
 from stepnet.executors import naive
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.setting import check_backend
-from stepnet.export.open_sizes import Repeated
+from stepnet.export.open_sizes import Repeated, plain
 from stepnet.file_model import LoopReport, not_in_recordings
 from stepnet.front.step import failure, next_state
 from stepnet.ir.loop import Loop
@@ -36,13 +36,14 @@ class CellStep:
     """A cell and its weights as the body of a loop."""
 
     form = None  # the cell and its weights are what it reads
+    cut: tuple[str, ...] = ("x",)
 
     def __init__(self, cell: Cell, w: Tensor, r: Tensor, b: Tensor) -> None:
         self.cell, self.name = cell, cell.kind
         self.w, self.r, self.b = w, r, b
         self.states = tuple(f"state[{i}]" for i in range(cell.states))
         self.new = tuple(f"new_{name}" for name in self.states)
-        self.parameters, self.results = ("x", *self.states), ("y", *self.new)
+        self.parameters, self.results = (*self.cut, *self.states), ("y", *self.new)
 
     @property
     def function(self) -> CellStep:
@@ -64,11 +65,25 @@ class CellStep:
 
     def loop(self, *, level: int | None, reverse: bool) -> Loop:
         """The loop over the steps of [batch, time, ...], or over the rows of a LoD level."""
-        return over_rows(self, ("x",), self.states, self.new, ("y",), axis=1, level=level, reverse=reverse)
+        return over_rows(self, self.cut, self.states, self.new, ("y",), axis=1, level=level, reverse=reverse)
+
+
+class PaddedStep(CellStep):
+    """The same on padded sequences, as far as they go."""
+
+    cut = ("x", "inside")
+
+    def __call__(self, x: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
+        inside, *states = more
+        y, *new = super().__call__(x, *states)
+        kept = (torch.where(inside, a, b) for a, b in zip(new, states, strict=True))
+        return torch.where(inside, y, 0.0), *kept
 
 
 class SequenceRunner:
     """Runs one layer; `reports` says how it ran last."""
+
+    known: Sequence[int] | None = None  # the lengths, where they are constants
 
     def __init__(self, kind: type[Cell], layer: Layer, attributes: Attributes) -> None:
         self.cell = kind(layer, attributes)
@@ -108,15 +123,17 @@ class SequenceRunner:
     def _saved(
         self, saving: Instead, x: Tensor, states: Sequence[Tensor], lengths: Any, weights: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
-        """The same as loops that what writes the model sees; its sequences are all whole."""
-        known = [lengths.size] if isinstance(lengths, Repeated) else lengths.tolist()
-        if not all(n == x.shape[1] for n in known):
-            raise Misfit("a sequence layer with lengths of its own is not written in another format")
+        """The same as loops that what writes the model sees."""
+        steps = x.shape[1]
+        known = [lengths.size] if isinstance(lengths, Repeated) else self.known
+        whole = known is not None and all(n == steps for n in known)
+        inside = () if whole else ((torch.arange(steps) < plain(lengths).unsqueeze(1)).unsqueeze(2),)
         ys, finals = [], []
         for d in range(2 if self.direction == "bidirectional" else 1):
-            step = CellStep(self.cell, *(weight[d] for weight in weights))
+            step = (CellStep if whole else PaddedStep)(self.cell, *(weight[d] for weight in weights))
             loop = step.loop(level=None, reverse=self.direction == "reverse" or d == 1)
-            out = saving.loop(loop, dict(zip(step.parameters, (x, *(s[:, d] for s in states)), strict=True)))
+            given = (x, *inside, *(s[:, d] for s in states))
+            out = saving.loop(loop, dict(zip(step.parameters, given, strict=True)))
             ys.append(out["y"])
             finals.append([out[name] for name in step.new])
         return (torch.stack(ys, 1), *(torch.stack(parts, 1) for parts in zip(*finals, strict=True)))

@@ -13,6 +13,7 @@ from stepnet.export.open_sizes import Sizes
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.element_types import by_name
 from stepnet.openvino.records import Layer
+from stepnet.watchers import instead
 
 from .row import Function, Misfit, Row, axes_in, axis_in, listed, number, plain, same_types, shape_text
 
@@ -192,7 +193,7 @@ def _shape_of(layer: Layer, attributes: Attributes) -> Function:
     dtype = by_name(attributes.text("output_type", "i64"), layer.where, "output_type").dtype
 
     def shape_of(x: Tensor) -> Any:
-        if is_exporting():
+        if is_exporting() or instead() is not None:
             return Sizes(list(x.shape), dtype)
         return torch.tensor(list(x.shape), dtype=dtype)
 
@@ -207,6 +208,8 @@ def _range(layer: Layer, attributes: Attributes) -> Function:
 
     def arange(start: Any, stop: Any, step: Any) -> Tensor:
         a, b, by = number(start, "start"), number(stop, "stop"), number(step, "step")
+        if by > 0 and any(isinstance(v, torch.SymInt) for v in (a, b)):
+            return torch.arange(a, b, by, dtype=dtype)
         if not dtype.is_floating_point and all(math.isfinite(v) for v in (a, b, by)):
             a, b, by = int(a), int(b), int(by)
         if by == 0 or not all(math.isfinite(v) for v in (a, b, by)):

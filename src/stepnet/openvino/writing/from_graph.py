@@ -33,7 +33,7 @@ LAYERS = {
     "reshape": "Reshape", "squeeze": "Squeeze", "unsqueeze": "Unsqueeze", "permute": "Transpose",
     "expand": "Broadcast@3", "tile": "Tile", "pad": "Pad", "cat": "Concat", "split": "VariadicSplit",
     "slice": "Slice@8", "take": "Gather@8", "gather": "GatherElements@6", "shape": "ShapeOf@3",
-    "range": "Range@4", "fmod": "Mod", "scatter": "ScatterElementsUpdate@12",
+    "range": "Range@4", "nonzero": "NonZero@3", "fmod": "Mod", "scatter": "ScatterElementsUpdate@12",
     "gather_nd": "GatherND@8", "scatter_nd": "ScatterNDUpdate@4", "bitwise_and": "BitwiseAnd@13",
     "bitwise_or": "BitwiseOr@13", "bitwise_xor": "BitwiseXor@13", "bitwise_not": "BitwiseNot@13",
 }  # fmt: skip
@@ -67,7 +67,7 @@ _ATTRIBUTES: dict[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
     "expand": lambda a: {"mode": "bidirectional"},
     "pad": lambda a: {"pad_mode": "constant"},
     "scatter": lambda a: {"reduction": "sum" if a["add"] else "none", "use_init_val": True},
-    **dict.fromkeys(("shape", "range"), lambda a: {"output_type": "i64"}),
+    **dict.fromkeys(("shape", "range", "nonzero"), lambda a: {"output_type": "i64"}),
 }
 
 
