@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
 from pathlib import Path
 
 import pytest
 import torch
+from _pytest.runner import runtestprotocol  # as plugins do that say what is told of a test
 
 import signal_stack
 from hurry import in_a_hurry
@@ -27,12 +30,15 @@ gc.set_threshold(100_000, 20, 20)  # by its own count Python spends a tenth of t
 torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _garbage():
-    """What 12,000 tests, torch and what it imports are made of lives as long as the process: collections of
-    garbage pass it by."""
-    gc.collect()
-    gc.freeze()
+def pytest_runtest_protocol(item, nextitem):
+    """A process that runs tests for another one tells it of a setup and a teardown where they fail or take
+    long, and not when a test begins and ends: most tests take no longer than such messages."""
+    if not hasattr(item.config, "workerinput"):
+        return None
+    for report in runtestprotocol(item, nextitem=nextitem, log=False):
+        if report.when == "call" or not report.passed or report.duration > 0.5:
+            item.ihook.pytest_runtest_logreport(report=report)
+    return True
 
 
 @pytest.fixture(autouse=True)
@@ -44,8 +50,8 @@ def _as_it_was(request):
 
     torch.default_generator.manual_seed(0)  # torch.manual_seed keeps the stack of each call for other devices
     settings = [(get(), get, put) for get, put in (*SETTINGS, (stepnet.get_backend, stepnet.set_backend))]
-    listed = any(_is_under(request.path, name) for name in PLAIN)
-    stepnet.set_backend(getattr(request.module, "BACKEND", "naive" if listed else "auto"))
+    unsaid = "naive" if _is_under(request.path, PLAIN) else "auto"
+    stepnet.set_backend(getattr(request.module, "BACKEND", unsaid))
     with signal_stack.kept():
         yield
     for before, get, put in settings:
@@ -55,46 +61,45 @@ def _as_it_was(request):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _nothing_is_timed(request):
+def _around_a_file(request):
+    """One fixture, for each costs every test some time. What 12,000 tests, torch and what it imports are made
+    of lives as long as the process: collections of garbage pass it by."""
+    gc.collect()
+    gc.freeze()
+    with pytest.MonkeyPatch.context() as patched, contextlib.ExitStack() as around:
+        _nothing_is_timed(request, patched)
+        _plans_are_made_anew(request, patched)
+        # Where generated C is not what is tested, `make fuzz` alone has it optimised; a file says
+        # `OPTIMISED = True` or `False` of itself.
+        optimised = getattr(request.module, "OPTIMISED", _is_under(request.path, OPTIMISED))
+        if not (optimised or request.config.getoption("exhaustive")):
+            around.enter_context(in_a_hurry())
+        yield
+
+
+def _nothing_is_timed(request, patched):
     """Executors are as fast as each other, so that the first one that accepts a step runs it, on a busy
     machine too. A file says `TIMED = True` to have them timed."""
-    with pytest.MonkeyPatch.context() as patched:
-        if not getattr(request.module, "TIMED", False):
-            from stepnet.engine import choice
+    if not getattr(request.module, "TIMED", False):
+        from stepnet.engine import choice
 
-            patched.setattr(choice, "stopwatch", lambda call: 1.0)
-        yield
+        patched.setattr(choice, "stopwatch", lambda call: 1.0)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _c_is_built_in_a_hurry(request):
-    """Where generated C is not what is tested, `make fuzz` alone has it optimised; a file says
-    `OPTIMISED = True` or `False` of itself."""
-    listed = any(_is_under(request.path, name) for name in OPTIMISED)
-    if request.config.getoption("exhaustive") or getattr(request.module, "OPTIMISED", listed):
-        yield
-        return
-    with in_a_hurry():
-        yield
-
-
-def _is_under(path, name):
-    return path.is_relative_to(TESTS / name)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _plans_are_made_anew(request):
+def _plans_are_made_anew(request, patched):
     """Where the compiler is tested, each file records each step itself; its executors share what is recorded.
     All other tests may read the plan that an earlier one left in the folder of this run; as with every plan,
     its numbers are first held against the plain loop. A file says `PLANS_ON_DISK = True` to read that folder
     in any case, `False` to record each step anew."""
-    compiles = any(_is_under(request.path, name) for name in MADE_ANEW)
     on_disk = getattr(request.module, "PLANS_ON_DISK", None)
-    with pytest.MonkeyPatch.context() as patched:
-        if on_disk is False or (on_disk is None and compiles):
-            from stepnet.executors import plan_files
+    if on_disk is False or (on_disk is None and _is_under(request.path, MADE_ANEW)):
+        from stepnet.executors import plan_files
 
-            kept = {}
-            patched.setattr(plan_files, "read", kept.get if on_disk is None else lambda key: None)
-            patched.setattr(plan_files, "write", kept.__setitem__)
-        yield
+        kept = {}
+        patched.setattr(plan_files, "read", kept.get if on_disk is None else lambda key: None)
+        patched.setattr(plan_files, "write", kept.__setitem__)
+
+
+@functools.cache
+def _is_under(path, names):
+    return any(path.is_relative_to(TESTS / name) for name in names)
