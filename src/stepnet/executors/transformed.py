@@ -3,13 +3,14 @@
 Each transform calls what is below it with its own wrappers taken off, and at the bottom the plan runs on
 plain tensors. What a node keeps for its gradient is among its results, so that transforms see it. Derivatives
 along directions, and those of gradients, are runs of the loop's derivative, which is a plan, too; so they
-have all derivatives again. A batch of calls is one call after the other.
+have all derivatives again. A batch of calls is a call with more sequences; where each has weights of its own,
+one of the step of them all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol
 
@@ -47,6 +48,12 @@ class Further(Protocol):
         """The same for k times as many sequences."""
         ...
 
+    def members(self, k: int) -> tuple[Run, Sequence[int | Tensor]]:
+        """The run of k calls, each with weights of its own: what has rows has the calls as second dimension,
+        weights have them as first one. And what it takes: places among the inputs, or constants. Raises
+        Unsupported where no plan runs it."""
+        ...
+
 
 @dataclass(frozen=True, eq=False)
 class Run:
@@ -55,6 +62,7 @@ class Run:
 
     call: Call
     further: Further
+    of_members: dict[int, AllMembers | None] = field(default_factory=dict)
 
     def times(self, k: int) -> Run:
         """The call with k times as many sequences, on rows one call after the other."""
@@ -71,6 +79,26 @@ class Run:
 
         wide = call._replace(layout=call.layout.times(k), plain=plain)
         return Run(wide, self.further.times(k))
+
+    def members(self, k: int) -> AllMembers | None:
+        """The run of k calls with weights of their own; None where no plan runs it."""
+        if k not in self.of_members:
+            try:
+                self.of_members[k] = AllMembers(*self.further.members(k))
+            except Unsupported:
+                self.of_members[k] = None
+        return self.of_members[k]
+
+
+class AllMembers(NamedTuple):
+    """The run of calls with weights of their own, and what it takes; see `Further.members`."""
+
+    run: Run
+    inputs: Sequence[int | Tensor]
+
+    def taken(self, wide: Sequence[Tensor]) -> list[Tensor]:
+        """What it takes, of the inputs of all calls."""
+        return [wide[i] if isinstance(i, int) else i for i in self.inputs]
 
 
 class Derivative(NamedTuple):
@@ -200,17 +228,21 @@ class _PlanCall(torch.autograd.Function):
     @staticmethod
     @not_followed
     def vmap(info: Any, in_dims: Any, run: Run, *tensors: Tensor) -> Any:  # pyright: ignore
-        ready, k = run.call.ready, info.batch_size
+        ready, plan, k = run.call.ready, run.call.ready.plan, info.batch_size
         if k == 0:
             return _of_none(_PlanCall, in_dims[1:], (run,), tensors)
         kinds = _kinds(run, len(tensors))
-        if any(d is not None and kind == "shared" for d, kind in zip(in_dims[1:], kinds, strict=True)):
-            return _one_by_one(_PlanCall, info, in_dims[1:], (run,), tensors)
+        if _of_members(kinds, in_dims[1:]):
+            members = run.members(k)
+            if members is None:
+                return _one_by_one(_PlanCall, info, in_dims[1:], (run,), tensors)
+            wide = [_beside(t, d, k, kind) for t, d, kind in zip(tensors, in_dims[1:], kinds, strict=True)]
+            out = _PlanCall.apply(members.run, *members.taken(wide))
+            n = len(plan.y) + len(plan.states)
+            return out, (*(1,) * n, *(None,) * (len(out) - n))
         wide = [_wide(t, d, k, kind) for t, d, kind in zip(tensors, in_dims[1:], kinds, strict=True)]
         out = _PlanCall.apply(run.times(k), *wide)
-        return _narrow(
-            out, k, ["row"] * len(ready.plan.y) + ["row"] * len(ready.plan.states) + _of_extra(ready)
-        )
+        return _narrow(out, k, ["row"] * len(plan.y) + ["row"] * len(plan.states) + _of_extra(ready))
 
 
 class _Gradient(torch.autograd.Function):
@@ -324,15 +356,33 @@ class _Gradient(torch.autograd.Function):
         ready, k, plan = run.call.ready, info.batch_size, run.call.ready.plan
         if k == 0:
             return _of_none(_Gradient, in_dims[4:], (run, count, needed, given), tensors)
+        inputs, n_y = _kinds(run, count), len(plan.y)
+        if _of_members(inputs, in_dims[4 : 4 + count]):
+            members, dims = run.members(k), in_dims[4:]
+            if members is None:
+                return _one_by_one(_Gradient, info, dims, (run, count, needed, given), tensors)
+            first, last = count + n_y, len(tensors) - sum(given)  # between them is what the run kept
+            kinds = [*inputs, *["row"] * (len(tensors) - count)]
+            wide = [
+                t if first <= i < last else _beside(t, d, k, kind)
+                for i, (t, d, kind) in enumerate(zip(tensors, dims, kinds, strict=True))
+            ]
+            own = members.taken(wide[:count])
+            asked = tuple(isinstance(i, int) and needed[i] for i in members.inputs)
+            parts = iter(_Gradient.apply(members.run, len(own), asked, given, *own, *wide[count:]))
+            has = has_gradient(members.run.call, given, asked)
+            found = {i: next(parts) for i, one in zip(members.inputs, has, strict=True) if one}
+            places = [i for i, one in enumerate(has_gradient(run.call, given, needed)) if one]
+            out = tuple(found[i] if i in found else torch.zeros_like(wide[i]) for i in places)
+            return out, tuple(0 if inputs[i] == "shared" else 1 for i in places)
         kinds = [
-            *_kinds(run, count),
-            *["row"] * len(plan.y),
+            *inputs,
+            *["row"] * n_y,
             *_of_extra(ready),
             *["row"] * sum(given),
         ]
         own = [kind for kind, has in zip(kinds, has_gradient(run.call, given, needed), strict=False) if has]
-        shared = any(d is not None and kind == "shared" for d, kind in zip(in_dims[4:], kinds, strict=True))
-        if shared or "shared" in own:
+        if _of_members(kinds, in_dims[4:]) or "shared" in own:
             return _one_by_one(_Gradient, info, in_dims[4:], (run, count, needed, given), tensors)
         wide = [_wide(t, d, k, kind) for t, d, kind in zip(tensors, in_dims[4:], kinds, strict=True)]
         return _narrow(_Gradient.apply(run.times(k), count, needed, given, *wide), k, own)
@@ -489,6 +539,19 @@ def _of_extra(ready: Ready) -> list[str]:
     """The same for each kept value."""
     values = ready.plan.forward.body.values
     return ["shared" if values[name].kind == "shared" else "row" for name in ready.extra]
+
+
+def _of_members(kinds: Sequence[str], dims: Sequence[int | None]) -> bool:
+    """Whether each call of a batch has weights of its own."""
+    return any(d is not None and kind == "shared" for d, kind in zip(dims, kinds, strict=True))
+
+
+def _beside(tensor: Tensor, dim: int | None, k: int, kind: str) -> Tensor:
+    """A batch of tables as one of all members, beside the rows; a batch of weights as it is."""
+    at = 0 if kind == "shared" else 1
+    if dim is not None:
+        return tensor.movedim(dim, at)
+    return tensor.unsqueeze(at).expand(*tensor.shape[:at], k, *tensor.shape[at:])
 
 
 def _wide(tensor: Tensor, dim: int | None, k: int, kind: str) -> Tensor:
