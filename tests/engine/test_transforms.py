@@ -13,7 +13,7 @@ from covering import few
 from stepnet import LoDTensor, Recurrent, recurrent
 from stepnet.data.modes import is_wrapped
 from stepnet.errors import StepError, Unsupported
-from stepnet.executors import naive
+from stepnet.executors import naive, transformed
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # torch's, of vmap
 
@@ -82,6 +82,7 @@ def carried(function, at, differentiate=False):
         return tuple(forward_ad.unpack_dual(value))
 
 
+HIDDEN = "step.cell.weight_hh"
 MODELS = {name: several(p) for name, p in WEIGHTS.items()}
 ONES = torch.ones(T, B, H, dtype=DTYPE)
 
@@ -98,6 +99,17 @@ BY_PLANS = {
         grad(lambda w, x, h: loss(b, w, x[:, None], h[None])), (None, 1, 0)
     )(WEIGHTS, X, STATE),
     "an ensemble": lambda b: vmap(lambda w: loss(b, w))(MODELS),
+    "an ensemble by one weight, of samples": lambda b: vmap(
+        lambda x: vmap(lambda w: loss(b, WEIGHTS | {"step.cell.weight_hh": w}, x))(
+            MODELS["step.cell.weight_hh"]
+        )
+    )(several(X)),
+    "jvp over an ensemble": lambda b: jvp(
+        lambda m: vmap(lambda w: loss(b, w))(m), (MODELS,), (tree_map(torch.sin, MODELS),)
+    ),
+    "grad of grad of an ensemble": lambda b: vmap(
+        grad(lambda w: grad(lambda u: loss(b, u))(w)["step.cell.bias_hh"].square().sum())
+    )(MODELS),
     "gradients of an ensemble": lambda b: vmap(grad(lambda w: loss(b, w)))(MODELS),
     "gradient over an ensemble": lambda b: grad(lambda m: vmap(lambda w: loss(b, w))(m).sum())(MODELS),
     "jacrev": lambda b: jacrev(lambda h: recurrent(CELL, X, h, backend=b)[1])(STATE),
@@ -142,6 +154,24 @@ def test_by_plans(name, backend, plain_runs):
     again = of(backend)
     torch.testing.assert_close(again, expected, rtol=1e-9, atol=1e-10)
     assert not plain_runs
+
+
+ENSEMBLES = ("an ensemble", "gradients of an ensemble", "gradient over an ensemble")
+
+
+@pytest.mark.parametrize("name", ENSEMBLES)
+def test_members_run_at_once(name, monkeypatch):
+    """Weights of their own: one run for all members, one backward."""
+    runs = []
+
+    def counted(part):
+        of = getattr(transformed, part)
+        return lambda *args: runs.append(part) or of(*args)
+
+    for part in ("forward", "gradients"):
+        monkeypatch.setattr(transformed, part, counted(part))
+    BY_PLANS[name]("c")
+    assert len(runs) == len(set(runs)) == (1 if name == "an ensemble" else 2)
 
 
 def test_forward_mode_twice_over_a_gradient(plain_runs):

@@ -19,7 +19,7 @@ from .models import LENGTHS, assert_alike, dense, packed, ragged, state
 
 
 class Closure(nn.Module):
-    """A step that is a closure over parameters, and cuts a gradient."""
+    """A step that is a closure over parameters, writes in place, and cuts a gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,9 +28,13 @@ class Closure(nn.Module):
 
     def forward(self, x: Any, h: Tensor) -> Any:
         def step(x: Tensor, h: Tensor) -> Any:
-            h = self.cell(x, h) * self.scale + torch.zeros(x.shape[0], 4, dtype=x.dtype)
+            h = self.cell(x, h)
+            h *= self.scale
+            h.add_(torch.zeros(x.shape[0], 4, dtype=x.dtype))
+            torch.tanh_(h)
             with torch.no_grad():
-                cut = h * 2
+                cut = torch.empty_like(h)
+                torch.mul(h, 2, out=cut)
             return {"y": cut + h, "z": x.detach()}, h
 
         return recurrent(step, x, h)

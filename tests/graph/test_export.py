@@ -66,7 +66,7 @@ def dense(steps: int, n: int) -> tuple[Tensor]:
 
 
 class Documents(nn.Module):
-    """Steps that are sequences."""
+    """Steps that are sequences, and write in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,9 @@ class Documents(nn.Module):
     def forward(self, rows: Tensor, documents: Tensor, sentences: Tensor, h: Tensor) -> Any:
         def step(x: LoDTensor, h: Tensor) -> Any:
             words, last = self.words(x, h)
-            h = self.sentences(last + sequence_pool(words, "mean"), h)
+            last += sequence_pool(words, "mean")
+            last[:, :2].tanh_()
+            h = self.sentences(last, h)
             return (h, words), h
 
         (y, words), h = recurrent(step, LoDTensor(rows, [documents, sentences]), h, level=0)

@@ -96,7 +96,15 @@ class Asked(NamedTuple):
     @property
     def reads(self) -> Reads:
         """What its step reads."""
-        return Reads(Reach(self.key, self.tensors, True, None, None, []), ("reach", *self.key), self.tensors)
+        return self._reads(self.tensors)
+
+    def _reads(self, tensors: list[Tensor]) -> Reads:
+        return Reads(Reach(self.key, tensors, True, None, None, []), ("reach", *self.key), tensors)
+
+    def _unchanged(self) -> Reads | None:
+        """What its step reads now, if it is known to read the same without a walk."""
+        told = unchanged_step(self.step)
+        return None if told is None or told[0].key != self.key else self._reads(told[1])
 
     def known(self) -> Entry | None:
         """The plan of a call like this one."""
@@ -138,7 +146,8 @@ class Asked(NamedTuple):
         ready = entry.ready
 
         def along() -> RunsAlong:
-            return RunsAlong(self.loop(), ready, self.sequences, self.reads, entry.weights, find)
+            given = self.sequences, self.reads, entry.weights, find
+            return RunsAlong(self.loop(), ready, *given, unchanged=self._unchanged)
 
         constants, plain = entry.compiled.constants, self._plain(entry.weights)
         return Call(ready, self.layout, constants, plain, MadeLater(along), steps=steps, as_it_is=as_it_is)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from stepnet.data.as_imported import contiguous
 from stepnet.data.dtypes import dtype_of
+from stepnet.data.modes import autocast_dtype, default_device
 from stepnet.errors import Unsupported
 from stepnet.executors.autograd import Call, Ready
 from stepnet.executors.autograd import run as run_plan
@@ -22,11 +24,13 @@ from stepnet.ir.loop import Loop
 
 from .along import differs, loop_along
 from .check import close, looseness, plain_loop, read_again, sample_layout, sampled
+from .choice import about_as_many
 from .make import Entry, apart
-from .reads import Reads, read
+from .reads import Reads, looks, read
 from .rows import Sequences
 
 T = TypeVar("T")
+_MOST_KINDS = 64  # of derivatives, that one plan remembers
 Find = Callable[[Loop, Reads, Sequences], Entry]
 
 
@@ -50,6 +54,7 @@ class RunsAlong:
         find: gives the entry of a loop, of what it reads and of its rows.
         check: whether second derivatives by a new plan are held against those of the plain loop.
         reader: tells what a loop reads.
+        unchanged: tells what the step reads now, where that is known to be what it read; else None.
     """
 
     loop: Loop
@@ -60,6 +65,7 @@ class RunsAlong:
     find: Find
     check: bool = True
     reader: Callable[..., Reads] = read
+    unchanged: Callable[[], Reads | None] = lambda: None
 
     def same_step(self, tensors: Sequence[Tensor]) -> Reads:
         """What the step reads now.
@@ -67,6 +73,9 @@ class RunsAlong:
         Raises:
             StepError: it is something else than at the call.
         """
+        now = self.unchanged()
+        if now is not None:
+            return now
         x, states, _ = self._split(tensors)
         return read_again(self.loop, self.sequences, self.reads, x, states, self.reader)
 
@@ -158,16 +167,43 @@ class RunsAlong:
             for p, t, v in zip(self.loop.merged, states, of_states, strict=False)
             if differs(t)
         ]
-        moving = [(w, v) for w, v in zip(own, of_weights, strict=True) if v is not None]
-        names = [name for name, _ in (*cut, *carried)]
-        of_weights = [w for w, _ in moving], [v for _, v in moving]
-        twin = loop_along(self.loop, names, *of_weights, noise is not None, whole)
+        names = tuple([name for name, _ in (*cut, *carried)])
         beside = self.sequences._replace(
             x_rows=[contiguous(t) for t in (*x, *(v for _, v in cut))],
             states=[contiguous(t) for t in (*states, *(v for _, v in carried))],
         )
-        found = self.reader(twin, beside.x_rows, beside.states, beside.shared)
-        entry = self.find(twin, found, beside)
+        twin = _Twin(self, beside, names, own, of_weights, noise is not None, whole)
+        signature = twin.looks(now), forward_mode
+        known = self.ready.along.get(signature)
+        entry = None if known is None else known[0].of_size(about_as_many(beside.layout.sequences))
+        if known is None or entry is None:
+            entry = self._found(twin, own, now, directions, noise, forward_mode)
+            known = entry, twin.sources(entry.weights)
+            if self.check and None not in known[1] and not entry.unsure:
+                if len(self.ready.along) >= _MOST_KINDS:
+                    self.ready.along.clear()
+                self.ready.along[signature] = known
+        ready, compiled, places = entry.ready, entry.compiled, entry.weights
+        assert ready is not None
+        assert compiled is not None
+        given = (*weights, *of_weights)
+        used: list[Any] = [
+            twin.found.tensors[place] if k is None else given[k]
+            for k, place in zip(known[1], places, strict=True)
+        ]
+        further = MadeLater(
+            lambda: RunsAlong(twin.loop, ready, beside, twin.found, places, self.find, reader=self.reader)
+        )
+        plain = functools.partial(twin.plain, places)
+        call = Call(ready, beside.layout, compiled.constants, plain, further, noise=noise)
+        return Moved(call, beside.x_rows, beside.states, used)
+
+    def _found(
+        self, twin: _Twin, own: Sequence[Tensor], now: Reads, directions: Sequence[Tensor | None],
+        noise: Sequence[Tensor] | None, forward_mode: bool,
+    ) -> Entry:  # fmt: skip
+        """The entry of a derivative, which is right. Raises Unsupported: there is none."""
+        entry = self.find(twin.loop, twin.found, twin.sequences)
         ready, compiled = entry.ready, entry.compiled
         if ready is None or compiled is None:
             raise Unsupported("no plan runs its derivative")
@@ -175,7 +211,7 @@ class RunsAlong:
             raise Unsupported("its derivative leaves out some of its noise")
         if self.check and noise is None and entry.twice is None:
             with apart(now):
-                entry.twice = self._agrees(own, now, directions, looseness(compiled), whole)
+                entry.twice = self._agrees(own, now, directions, looseness(compiled), twin.whole)
         if self.check and noise is None and not entry.twice:
             raise Unsupported("self-check: its second derivatives differ from those of the plain loop")
         if self.check and forward_mode:
@@ -184,12 +220,7 @@ class RunsAlong:
                     entry.forward_mode = self._agrees_forward(own, now, directions, looseness(compiled))
             if not entry.forward_mode:
                 raise Unsupported("self-check: its derivatives differ from those of the plain loop")
-        plain = plain_loop(twin, beside, found, entry.weights, self.reader)
-        further = RunsAlong(twin, ready, beside, found, entry.weights, self.find, reader=self.reader)
-        call = Call(ready, beside.layout, compiled.constants, plain, further, noise=noise)
-        alias = {id(w): t for w, t in zip(own, weights, strict=True)}
-        used = [found.tensors[place] for place in entry.weights]
-        return Moved(call, beside.x_rows, beside.states, [alias.get(id(t), t) for t in used])
+        return entry
 
     def _agrees(
         self, weights: Sequence[Tensor], now: Reads, directions: Sequence[Tensor | None], loose: float,
@@ -266,6 +297,62 @@ class RunsAlong:
             return [*y, *finals]
 
         return _Few(sequences, [t.detach() for t in (*rows, *boot, *weights)], plain, results, generator)
+
+
+@dataclass(frozen=True, eq=False)
+class _Twin:
+    """The loop of a derivative, made when it is asked for.
+
+    Attributes:
+        of: runs it.
+        sequences: what it is given.
+        names: those of its cut and carried parameters that move.
+        weights, directions: of the plan's weights; None for one that stays.
+        noisy, whole: see `loop_along`.
+    """
+
+    of: RunsAlong
+    sequences: Sequences
+    names: Sequence[str]
+    weights: Sequence[Tensor]
+    directions: Sequence[Tensor | None]
+    noisy: bool
+    whole: bool
+
+    def looks(self, now: Reads) -> Any:
+        """What tells its plan from those of other derivatives of the same plan. `now`: what that reads."""
+        tensors = (*now.tensors, *self.directions)
+        first: dict[int, int] = {}
+        tables = (*self.sequences.x_rows, *self.sequences.states)
+        same = tuple([first.setdefault(id(t), i) for i, t in enumerate(tensors)])
+        return (
+            self.names, self.noisy, self.whole, same, looks([t for t in tensors if t is not None]),
+            tuple([t is None for t in self.directions]),
+            tuple([(t.shape[1:], t.dtype, t.requires_grad, t.device) for t in tables]),
+            torch.is_grad_enabled(), autocast_dtype("cpu"), torch.get_default_dtype(), default_device(),
+        )  # fmt: skip
+
+    @cached_property
+    def loop(self) -> Loop:
+        moving = [(w, v) for w, v in zip(self.weights, self.directions, strict=True) if v is not None]
+        ways = [w for w, _ in moving], [v for _, v in moving]
+        return loop_along(self.of.loop, self.names, *ways, self.noisy, self.whole)
+
+    @cached_property
+    def found(self) -> Reads:
+        """What it reads."""
+        rows = self.sequences
+        return self.of.reader(self.loop, rows.x_rows, rows.states, rows.shared)
+
+    def sources(self, places: Sequence[int]) -> list[int | None]:
+        """Where each of what it reads at some places is among the weights and their directions."""
+        both = [*enumerate((*self.weights, *self.directions))]
+        at = {id(t): k for k, t in reversed(both) if t is not None}
+        return [at.get(id(self.found.tensors[place])) for place in places]
+
+    def plain(self, places: Sequence[int], *tables: Any) -> Any:
+        """The plain loop."""
+        return plain_loop(self.loop, self.sequences, self.found, places, self.of.reader)(*tables)
 
 
 class _Few(NamedTuple):

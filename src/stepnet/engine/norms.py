@@ -1,7 +1,7 @@
-"""Norms written out in small steps.
+"""Norms and torch's cells written out in small steps.
 
-torch differentiates them twice by formulas that take their mean and spread for constants, so what is made by
-differentiating those once more is wrong (layer_norm of torch 2.13 and before).
+torch differentiates norms twice by formulas that take their mean and spread for constants, so what is made by
+differentiating those once more is wrong (layer_norm of torch 2.13 and before). Of cells `vmap` has no rule.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+
+from stepnet.compiler.torch_cells import TORCH_CELLS
 
 
 def _scaled(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -45,6 +47,7 @@ _WRITTEN_OUT: dict[Any, Any] = {
     torch.layer_norm: _layer_norm,
     F.group_norm: _group_norm,
     torch.group_norm: _group_norm,
+    **TORCH_CELLS,
 }
 
 
@@ -55,6 +58,6 @@ class _BySmallSteps(TorchFunctionMode):
 
 @contextlib.contextmanager
 def by_small_steps() -> Iterator[None]:
-    """Where norms are written out."""
+    """Where norms and cells are written out."""
     with _BySmallSteps():
         yield

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,11 +17,14 @@ from stepnet.compiler.reach import reach
 from stepnet.data.as_imported import contiguous
 from stepnet.data.modes import has_tangent, is_wrapped, outside_transforms, transforms
 from stepnet.errors import Unsupported
+from stepnet.executors.autograd import Call, Ready
 from stepnet.executors.transformed import Derivative, Run
 from stepnet.ir.loop import Code, Loop
 
-from .directions import Find, RunsAlong
+from .check import plain_loop
+from .directions import Find, MadeLater, RunsAlong
 from .make import Entry
+from .members import loop_of_members
 from .reads import Reads, closed
 from .rows import Sequences, as_rows
 
@@ -45,8 +49,8 @@ class Further:
             moved = self.along.of(tensors, directions, forward_mode=forward_mode)
         places: dict[int, int | Tensor] = {id(t): i for i, t in enumerate((*tensors, *directions))}
         inputs = [places.get(id(t), t) for t in (*moved.x, *moved.states, *moved.weights)]
-        assert isinstance(moved.call.along, RunsAlong)
-        run = Run(moved.call, Further(moved.call.along, moved.weights))
+        assert isinstance(moved.call.along, MadeLater)
+        run = Run(moved.call, Further(moved.call.along.made, moved.weights))
         return Derivative(run, inputs, self.along.derivatives)
 
     def has_history(
@@ -64,6 +68,75 @@ class Further:
                 states=[t.repeat(k, *[1] * (t.dim() - 1)) for t in rows.states],
             )
         return Further(replace(self.along, sequences=wide), self.weights)
+
+    def members(self, k: int) -> tuple[Run, Sequence[int | Tensor]]:
+        of_all, known = _OfMembers(self, k), self.along.ready.members.get(k)
+        if known is None:
+            known = of_all.found()
+            if all(isinstance(i, int) for i in known[2]):
+                self.along.ready.members[k] = known
+        ready, constants, inputs = known
+        return Run(Call(ready, self.along.sequences.layout, constants, of_all.plain), of_all), inputs
+
+
+@dataclass(frozen=True, eq=False)
+class _OfMembers:
+    """The run of many calls with weights of their own, and its derivatives, made when they are asked for."""
+
+    of: Further
+    k: int
+
+    def found(self) -> tuple[Ready, dict[str, Tensor], Sequence[int | Tensor]]:
+        """Its plan, the constants of that, and what it takes; see `transformed.Further.members`."""
+        entry, _, found, wide = self._parts
+        if entry.ready is None or entry.compiled is None or entry.compiled.fused.random:
+            raise Unsupported("no plan runs all members at once")
+        rows = self.of.along.sequences
+        n = len(rows.x_rows) + len(rows.states)
+        places = {id(w): n + i for i, w in enumerate(wide)}
+        weights = [found.tensors[place] for place in entry.weights]
+        return entry.ready, entry.compiled.constants, [*range(n), *(places.get(id(w), w) for w in weights)]
+
+    @cached_property
+    def _parts(self) -> tuple[Entry, tuple[Loop, Sequences], Reads, list[Tensor]]:
+        along, rows = self.of.along, self.of.along.sequences
+
+        def twins(tables: Sequence[Tensor], at: int) -> list[Tensor]:
+            return [_twin(t.unsqueeze(at).expand(*t.shape[:at], self.k, *t.shape[at:])) for t in tables]
+
+        with outside_transforms(), torch.set_grad_enabled(along.ready.backward is not None):
+            wide = twins(self.of.weights, 0)
+            loop = loop_of_members(along.loop, self.of.weights, wide)
+            beside = rows._replace(x_rows=twins(rows.x_rows, 1), states=twins(rows.states, 1))
+            found = along.reader(loop, beside.x_rows, beside.states, beside.shared)
+            return along.find(loop, found, beside), (loop, beside), found, wide
+
+    def plain(self, *tables: Any) -> Any:
+        """The plain loop."""
+        entry, where, found, _ = self._parts
+        return plain_loop(*where, found, entry.weights, self.of.along.reader)(*tables)
+
+    @cached_property
+    def _made(self) -> Further:
+        entry, (loop, rows), found, _ = self._parts
+        assert entry.ready is not None
+        along = self.of.along
+        how = loop, entry.ready, rows, found, entry.weights, along.find
+        return Further(RunsAlong(*how, reader=along.reader), [found.tensors[i] for i in entry.weights])
+
+    def __call__(self, moves: Sequence[bool], *, forward_mode: bool) -> Derivative:
+        return self._made(moves, forward_mode=forward_mode)
+
+    def has_history(
+        self, given: Sequence[bool], needed: Sequence[bool], live: Sequence[bool]
+    ) -> Sequence[bool]:
+        return self._made.has_history(given, needed, live)
+
+    def times(self, k: int) -> Further:
+        return self._made.times(k)
+
+    def members(self, k: int) -> tuple[Run, Sequence[int | Tensor]]:
+        return self._made.members(k)
 
 
 def find_transformed(

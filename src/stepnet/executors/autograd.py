@@ -43,6 +43,8 @@ class Ready:
     backward: PreparedLoop | None
     executor: Executor
     histories: dict[Any, tuple[bool, ...]] = field(default_factory=dict, compare=False)  # see `twice.Along`
+    along: dict[Any, Any] = field(default_factory=dict, compare=False)  # what runs its derivatives
+    members: dict[int, Any] = field(default_factory=dict, compare=False)  # and many calls, by their number
 
     @cached_property
     def names(self) -> tuple[str, ...]:

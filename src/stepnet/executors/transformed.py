@@ -3,13 +3,14 @@
 Each transform calls what is below it with its own wrappers taken off, and at the bottom the plan runs on
 plain tensors. What a node keeps for its gradient is among its results, so that transforms see it. Derivatives
 along directions, and those of gradients, are runs of the loop's derivative, which is a plan, too; so they
-have all derivatives again. A batch of calls is one call after the other.
+have all derivatives again. A batch of calls is a call with more sequences; where each has weights of its own,
+one of the step of them all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol
 
@@ -22,11 +23,14 @@ from stepnet.data.in_graph import not_followed
 from stepnet.data.modes import as_one_node, outside_innermost, transforms
 from stepnet.errors import Unsupported
 
+from . import batched
 from .autograd import Call, Ready, forward
 from .flow import carry_gradients
 from .gradients import gradients, has_gradient
 from .pushed import pushed
 from .twice import again, asked_again, is_plain, second_by_plain_loop
+
+NEAR = 1 << 24  # bytes of weights, a copy for each call: with more, copies cost more than calls (measured)
 
 
 class Further(Protocol):
@@ -47,6 +51,12 @@ class Further(Protocol):
         """The same for k times as many sequences."""
         ...
 
+    def members(self, k: int) -> tuple[Run, Sequence[int | Tensor]]:
+        """The run of k calls, each with weights of its own: what has rows has the calls as second dimension,
+        weights have them as first one. And what it takes: places among the inputs, or constants. Raises
+        Unsupported where no plan runs it."""
+        ...
+
 
 @dataclass(frozen=True, eq=False)
 class Run:
@@ -55,6 +65,7 @@ class Run:
 
     call: Call
     further: Further
+    of_members: dict[int, AllMembers | None] = field(default_factory=dict)
 
     def times(self, k: int) -> Run:
         """The call with k times as many sequences, on rows one call after the other."""
@@ -62,7 +73,7 @@ class Run:
         n_x, n_s = len(plan.x), len(plan.states)
 
         def plain(x: Sequence[Tensor], states: Sequence[Tensor], *weights: Any) -> Any:
-            parts = [_split(t, k).unbind(0) for t in (*x, *states)]
+            parts = [batched.split(t, k).unbind(0) for t in (*x, *states)]
             runs = [
                 call.plain(each[:n_x], each[n_x : n_x + n_s], *weights) for each in zip(*parts, strict=True)
             ]
@@ -71,6 +82,26 @@ class Run:
 
         wide = call._replace(layout=call.layout.times(k), plain=plain)
         return Run(wide, self.further.times(k))
+
+    def members(self, k: int) -> AllMembers | None:
+        """The run of k calls with weights of their own; None where no plan runs it."""
+        if k not in self.of_members:
+            try:
+                self.of_members[k] = AllMembers(*self.further.members(k))
+            except Unsupported:
+                self.of_members[k] = None
+        return self.of_members[k]
+
+
+class AllMembers(NamedTuple):
+    """The run of calls with weights of their own, and what it takes; see `Further.members`."""
+
+    run: Run
+    inputs: Sequence[int | Tensor]
+
+    def taken(self, wide: Sequence[Tensor]) -> list[Tensor]:
+        """What it takes, of the inputs of all calls."""
+        return [wide[i] if isinstance(i, int) else i for i in self.inputs]
 
 
 class Derivative(NamedTuple):
@@ -200,17 +231,23 @@ class _PlanCall(torch.autograd.Function):
     @staticmethod
     @not_followed
     def vmap(info: Any, in_dims: Any, run: Run, *tensors: Tensor) -> Any:  # pyright: ignore
-        ready, k = run.call.ready, info.batch_size
+        ready, plan, k = run.call.ready, run.call.ready.plan, info.batch_size
         if k == 0:
-            return _of_none(_PlanCall, in_dims[1:], (run,), tensors)
+            return batched.of_none(_PlanCall, in_dims[1:], (run,), tensors)
         kinds = _kinds(run, len(tensors))
-        if any(d is not None and kind == "shared" for d, kind in zip(in_dims[1:], kinds, strict=True)):
-            return _one_by_one(_PlanCall, info, in_dims[1:], (run,), tensors)
-        wide = [_wide(t, d, k, kind) for t, d, kind in zip(tensors, in_dims[1:], kinds, strict=True)]
+        if batched.of_members(kinds, in_dims[1:]):
+            members = run.members(k)
+            if members is None:
+                return batched.one_by_one(_PlanCall, info, in_dims[1:], (run,), tensors)
+            wide = [
+                batched.beside(t, d, k, kind) for t, d, kind in zip(tensors, in_dims[1:], kinds, strict=True)
+            ]
+            out = _PlanCall.apply(members.run, *members.taken(wide))
+            n = len(plan.y) + len(plan.states)
+            return out, (*(1,) * n, *(None,) * (len(out) - n))
+        wide = [batched.wide(t, d, k, kind) for t, d, kind in zip(tensors, in_dims[1:], kinds, strict=True)]
         out = _PlanCall.apply(run.times(k), *wide)
-        return _narrow(
-            out, k, ["row"] * len(ready.plan.y) + ["row"] * len(ready.plan.states) + _of_extra(ready)
-        )
+        return batched.narrow(out, k, ["row"] * len(plan.y) + ["row"] * len(plan.states) + _of_extra(ready))
 
 
 class _Gradient(torch.autograd.Function):
@@ -323,19 +360,45 @@ class _Gradient(torch.autograd.Function):
     ) -> Any:
         ready, k, plan = run.call.ready, info.batch_size, run.call.ready.plan
         if k == 0:
-            return _of_none(_Gradient, in_dims[4:], (run, count, needed, given), tensors)
-        kinds = [
-            *_kinds(run, count),
-            *["row"] * len(plan.y),
-            *_of_extra(ready),
-            *["row"] * sum(given),
-        ]
-        own = [kind for kind, has in zip(kinds, has_gradient(run.call, given, needed), strict=False) if has]
-        shared = any(d is not None and kind == "shared" for d, kind in zip(in_dims[4:], kinds, strict=True))
-        if shared or "shared" in own:
-            return _one_by_one(_Gradient, info, in_dims[4:], (run, count, needed, given), tensors)
-        wide = [_wide(t, d, k, kind) for t, d, kind in zip(tensors, in_dims[4:], kinds, strict=True)]
-        return _narrow(_Gradient.apply(run.times(k), count, needed, given, *wide), k, own)
+            return batched.of_none(_Gradient, in_dims[4:], (run, count, needed, given), tensors)
+        dims, inputs, n_y = in_dims[4:], _kinds(run, count), len(plan.y)
+        kinds = [*inputs, *["row"] * n_y, *_of_extra(ready), *["row"] * sum(given)]
+        places = [i for i, one in enumerate(has_gradient(run.call, given, needed)) if one]
+        own = [inputs[i] for i in places]
+        of_members = batched.of_members(inputs, dims[:count])
+        if of_members or "shared" in own:
+            near = of_members or k * _bytes(tensors[:count], inputs) <= NEAR
+            members = run.members(k) if near else None
+            if members is None:
+                return batched.one_by_one(_Gradient, info, dims, (run, count, needed, given), tensors)
+            rows = zip(tensors[:count], dims, inputs, strict=False)
+            wide = [batched.beside(t, d, k, kind) for t, d, kind in rows]
+            taken = members.taken(wide)
+            first, last = count + n_y, len(tensors) - sum(given)  # between them is what the run kept
+            if of_members:
+                y = [
+                    batched.beside(t, d, k, "row")
+                    for t, d in zip(tensors[count:first], dims[count:], strict=False)
+                ]
+                kept = tensors[first:last]
+            else:  # what ran was a call with more sequences
+                out = _PlanCall.apply(members.run, *taken)
+                y, kept = out[:n_y], out[n_y + len(plan.states) :]
+            grads = [batched.beside(t, d, k, "row") for t, d in zip(tensors[last:], dims[last:], strict=True)]
+            asked = tuple(isinstance(i, int) and needed[i] for i in members.inputs)
+            parts = iter(_Gradient.apply(members.run, len(taken), asked, given, *taken, *y, *kept, *grads))
+            has = has_gradient(members.run.call, given, asked)
+            found = {i: next(parts) for i, one in zip(members.inputs, has, strict=True) if one}
+            out = tuple(found[i] if i in found else torch.zeros_like(wide[i]) for i in places)
+            return out, tuple(0 if kind == "shared" else 1 for kind in own)
+        wide = [batched.wide(t, d, k, kind) for t, d, kind in zip(tensors, in_dims[4:], kinds, strict=True)]
+        return batched.narrow(_Gradient.apply(run.times(k), count, needed, given, *wide), k, own)
+
+
+def _bytes(tensors: Sequence[Tensor], kinds: Sequence[str]) -> int:
+    """Of what is shared."""
+    shared = (t for t, kind in zip(tensors, kinds, strict=True) if kind == "shared")
+    return sum(t.numel() * t.dtype.itemsize for t in shared)
 
 
 def _of_no_transform(grads: Sequence[Tensor | None]) -> bool:
@@ -489,46 +552,3 @@ def _of_extra(ready: Ready) -> list[str]:
     """The same for each kept value."""
     values = ready.plan.forward.body.values
     return ["shared" if values[name].kind == "shared" else "row" for name in ready.extra]
-
-
-def _wide(tensor: Tensor, dim: int | None, k: int, kind: str) -> Tensor:
-    """A batch of tables as one table."""
-    if kind == "shared":
-        return tensor
-    batch = tensor.expand(k, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-    return batch.flatten(0, 1)
-
-
-def _narrow(out: Any, k: int, kinds: Sequence[str]) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
-    """Tables as batches of tables, and where their batches are."""
-    dims = tuple(None if kind == "shared" else 0 for kind in kinds)
-    return tuple(t if d is None else _split(t, k) for t, d in zip(out, dims, strict=True)), dims
-
-
-def _split(table: Tensor, k: int) -> Tensor:
-    return table.reshape(k, table.shape[0] // k, *table.shape[1:])
-
-
-def _of_none(
-    function: Any, in_dims: Sequence[int | None], fixed: tuple[Any, ...], tensors: Sequence[Tensor]
-) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    """What a batch of no calls gives: as one call would, and none of it."""
-    given = [
-        t if d is None else t.new_zeros(t.movedim(d, 0).shape[1:])
-        for t, d in zip(tensors, in_dims, strict=True)
-    ]
-    out = tuple(t.new_empty((0, *t.shape)) for t in function.apply(*fixed, *given))
-    return out, (0,) * len(out)
-
-
-def _one_by_one(
-    function: Any, info: Any, in_dims: Sequence[int | None], fixed: tuple[Any, ...], tensors: Sequence[Tensor]
-) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    rows = [
-        function.apply(
-            *fixed, *(t if d is None else t.select(d, k) for t, d in zip(tensors, in_dims, strict=True))
-        )
-        for k in range(info.batch_size)
-    ]
-    out = tuple(torch.stack(parts) for parts in zip(*rows, strict=True))
-    return out, (0,) * len(out)

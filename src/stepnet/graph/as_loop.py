@@ -32,6 +32,9 @@ def as_loop(call: Recurrence, tensors: Sequence[Tensor]) -> list[Tensor]:
     if way.levels:
         offsets = tensors[begin + way.levels - 1].to(device)
         starts, lengths, stride = offsets[:-1], offsets.diff(), 1
+        for t in (*state, *static):  # torch does not find it out from the offsets
+            torch._check(starts.shape[0] == t.shape[0])
+            torch._check(lengths.shape[0] == t.shape[0])
         rows = list(x)
     else:
         cut = [t.movedim(at, 0) for t in x]

@@ -335,7 +335,7 @@ class _Lowered:
                 known[n] = graph.call_method("size", (known[n.args[0]], n.args[1]))
             elif n is not rows and not _is_size_check(n):
                 known[n] = graph.node_copy(n, known.__getitem__)
-        graph.eliminate_dead_code()
+        graph.eliminate_dead_code(_is_to_stay)
         for n in graph.nodes:
             n.target = _PUBLIC.get(n.target, n.target)
         place = {n: i for i, n in enumerate(operands)}
@@ -394,6 +394,13 @@ def _function(code: Any, held: dict[str, Any]) -> Callable[..., Any]:
     source = _PRIVATE.sub(_public, code.src).replace("def forward(self, ", "def forward(", 1)
     exec(compile(source, "<step in a graph>", "exec"), space)
     return space["forward"]
+
+
+def _is_to_stay(node: fx.Node) -> bool:
+    """Whether a node that nothing uses has a part in what a step does: any call on tensors may write in place
+    or draw noise, and Dynamo's graphs do not tell. What counts rows or takes a result apart does not."""
+    counts = isinstance(node.meta.get("example_value"), (int, torch.SymInt, torch.SymFloat, torch.SymBool))
+    return node.is_impure() or not (counts or node.target in (operator.getitem, "size"))
 
 
 def _is_size_check(node: fx.Node) -> bool:

@@ -9,14 +9,23 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from torch._guards import TracingContext
+from torch._guards import Guard, TracingContext
 from torch.utils import _pytree
 
 _OURS = re.compile(r"G\['__import_(stepnet(?:_dot_\w+)?|torch_dot_utils_dot__pytree)'\](?:\.(\w+))?")
 
 _OWN_CALLS = re.compile(r"\.(ops|compiler|cuda|is_autocast_enabled|get_autocast_dtype|Module|RNNCellBase)\b")
+# what only code looks up, in the modules of whoever calls this package
+_LOOKED_UP = re.compile(
+    r"G\['(__builtins_dict___|___unnamed_scope_|__import_typing)|"
+    r"G\['\w+'\](\.torch)?\.(_C|ops|compiler|cuda|is_autocast_enabled|get_autocast_dtype|SymInt|SymFloat|b?float16)\b"
+)
+_DEFAULTS = re.compile(r"G\['(\w+)'\].*\.__(?:kw)?defaults__")
+_FOLDER = str(Path(__file__).parent.parent)
 
 
 def forget_ours() -> None:
@@ -24,7 +33,7 @@ def forget_ours() -> None:
     context = TracingContext.try_get()
     if context is not None:
         guards = context.guards_context.dynamo_guards
-        guards.inner -= {guard for guard in guards if _is_ours(guard.name)}
+        guards.inner -= {guard for guard in guards if _is_ours(guard.name) or _is_of_our_code(guard)}
 
 
 def _is_ours(name: str) -> bool:
@@ -37,3 +46,25 @@ def _is_ours(name: str) -> bool:
     value = getattr(sys.modules[alias.replace("_dot_", ".")], attribute or "", None)
     imported = isinstance(value, ModuleType) and value is not _pytree
     return not imported or name == root[0] or _OWN_CALLS.match(name, root.end()) is not None
+
+
+def _is_of_our_code(guard: Guard) -> bool:
+    """Whether code of ours made a guard as it was followed, and on nothing of its caller's."""
+    frames = [frame for frame in guard.user_stack or () if frame.filename != "<string>"]  # of a NamedTuple
+    if not frames or not frames[-1].filename.startswith(_FOLDER):
+        return False
+    if _LOOKED_UP.match(guard.name):
+        return True
+    root = _DEFAULTS.search(guard.name)
+    return root is not None and _module_of(_globals().get(root[1])).startswith("stepnet")
+
+
+def _globals() -> dict[str, Any]:
+    """Those of the function that is being compiled."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    return InstructionTranslator.current_tx().f_globals
+
+
+def _module_of(value: Any) -> str:
+    return str(value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", ""))
