@@ -21,7 +21,7 @@ from stepnet import nn as modules
 from stepnet.data.pieces import cut, places
 from stepnet.data.tree import flatten, unflatten
 from stepnet.errors import LoDError, StepError
-from stepnet.executors.c.pieces import cut_dense
+from stepnet.executors.c.pieces import cut_dense, cut_ragged
 from stepnet.executors.layout import Layout
 from stepnet.resets import run_with_resets
 
@@ -138,18 +138,32 @@ X = torch.randn(4, 3, FEATURES, dtype=DTYPE)  # 4 steps of 3 sequences
 DONE = torch.tensor([[0, 1, 0], [1, 0, 0], [0, 0, 0], [1, 0, 1]], dtype=torch.bool)
 
 
+SHARES = st.sampled_from([0, 0.1, 0.5, 1])
+
+
 @settings(max_examples=examples(40))
-@given(
-    st.integers(0, 4), st.integers(0, 6), st.sampled_from([0, 0.1, 0.5, 1]), st.booleans(), st.booleans(),
-    st.booleans(), st.integers(0, 2**20),
-)  # fmt: skip
+@given(st.integers(0, 4), st.integers(0, 6), SHARES, *[st.booleans()] * 3, st.integers(0, 99))
 def test_pieces_are_cut_by_c_as_by_numpy(n, steps, share, after, by_step, turned, seed):
     size = (steps, n) if turned else (n, steps)
     marks = torch.rand(size, generator=torch.Generator().manual_seed(seed)) < share
     marks = marks.t() if turned else marks
-    by_c, layout = cut_dense(marks, after, by_step)
     pieces = cut(torch.arange(n + 1) * steps, places(marks), after)
     expected = Layout.pieces(pieces.offsets, pieces.owner, steps, n, by_step, False)
+    check_pieces(cut_dense(marks, after, by_step), pieces, expected)
+
+
+@settings(max_examples=examples(40))
+@given(st.lists(st.integers(0, 4), max_size=5), SHARES, st.booleans(), st.booleans(), st.integers(0, 99))
+def test_pieces_of_ragged_sequences_are_cut_by_c_as_by_numpy(lengths, share, after, apart, seed):
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    marks = torch.rand(sum(lengths), 2, generator=torch.Generator().manual_seed(seed)) < share
+    marks = marks[:, 0] if apart else marks[:, 0].contiguous()
+    pieces = cut(offsets, places(marks), after)
+    check_pieces(cut_ragged(marks, offsets, after), pieces, Layout.ragged(pieces.offsets, False))
+
+
+def check_pieces(made, pieces, expected):
+    by_c, layout = made
     for field in ("offsets", "first", "last", "owner"):
         assert torch.equal(getattr(by_c, field), getattr(pieces, field))
     for ours, theirs in ((layout, expected), (layout.backward, expected.backward)):

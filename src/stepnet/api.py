@@ -218,8 +218,8 @@ def warm(
     pieces: Layout | None = None,
 ) -> tuple[Any, tuple[Any, Any] | None]:  # fmt: skip
     """The initial state; and what `recurrent` gives at a call like one before, where nobody else answers it.
-    None: it is to be called. `way`: reverse, level, axis and the backend. `pieces`: the sequences of a tensor
-    x that are not as long as it."""
+    None: it is to be called. `way`: reverse, level, axis and the backend. `pieces`: the sequences, where they
+    are not those of x."""
     if lifting.may_run_once(x, state):
         return state, None
     state, out = run_warm(_STEPS, step, x, state, way, pieces)
@@ -229,7 +229,14 @@ def warm(
 
 
 def _in_place(
-    step: Any, x: Tensor, state: Any, pieces: Layout, *, reverse: bool, axis: int, backend: Backend | None
+    step: Any,
+    x: Tensor | LoDTensor,
+    state: Any,
+    pieces: Layout,
+    *,
+    reverse: bool,
+    axis: int,
+    backend: Backend | None,
 ) -> tuple[Any, Any] | None:
     """A call over pieces of x where they lie, if it is like one before that nobody else answers."""
     if watching() is not None or is_kept():

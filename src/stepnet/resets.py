@@ -23,7 +23,7 @@ from .data.pieces import Pieces, cut, marks_of, places, truths
 from .data.tree import LEAF, Spec, by_leaf, flatten, rows_at, unflatten
 from .data.values import unpacked
 from .errors import LoDError, StepError
-from .executors.c.pieces import cut_dense
+from .executors.c.pieces import cut_dense, cut_ragged
 from .executors.layout import Layout
 from .front.step import WithStatic, as_step, boot_state, describe_leaf, step_name
 
@@ -94,7 +94,7 @@ def run_with_resets(
         run: `recurrent` itself, called at most once: on the pieces, or with a step that looks at each mark.
         step, x, state, resets, reverse, level, axis, scopes, how: as in `recurrent`.
         look: whether the step is to look at each mark.
-        in_place: runs a step on the pieces of a tensor where they lie, and gives None where it does not.
+        in_place: runs a step on the pieces of x where they lie, and gives None where it does not.
 
     Raises:
         StepError: the marks do not fit the rows of x, or the reset state does not fit the state.
@@ -298,6 +298,7 @@ class _Ragged:
         self.offsets = self.levels[-1]
         below = first._lod.levels[self.level + 1 :]
         self.n, self.count = len(self.offsets) - 1, len(below[0]) - 1 if below else first._lod.rows
+        self._layout: Layout | None = None
 
     def aligned(self, marks: Any) -> Tensor:
         """The marks, a value per element of the level."""
@@ -319,16 +320,27 @@ class _Ragged:
         return LoDTensor._make(marks, LoD.trusted(self.levels, self.count))
 
     def pieces(self, marks: Tensor, after: bool) -> Pieces | None:
-        """The sequences cut at marks; None where those have no numbers."""
+        """The sequences cut at marks; None where those have no numbers. Where there is a C compiler, their
+        layout is made at once."""
         flags = truths(marks)
-        return None if flags is None else cut(self.offsets, places(flags), after)
+        if flags is None:
+            return None
+        made = cut_ragged(flags, self.offsets, after)
+        if made is None:
+            return cut(self.offsets, places(flags), after)
+        pieces, self._layout = made
+        return pieces
 
     def cut(self, pieces: Pieces) -> Any:
         """x with the pieces as its sequences."""
         return unflatten(self.spec, [_above(leaf, (pieces.offsets,), self.level + 1) for leaf in self.leaves])
 
-    def laid(self, pieces: Pieces, reverse: bool) -> None:
-        """They lie one after the other: no row is moved to cut them."""
+    def laid(self, pieces: Pieces, reverse: bool) -> Layout | None:
+        """Where the rows of the pieces stand, if x is one table whose sequences hold a row for each step."""
+        if self.spec is not LEAF or self.leaves[0].lod_level != self.level + 1:
+            return None
+        layout = self._layout or Layout.ragged(pieces.offsets, False)
+        return layout.backward if reverse else layout
 
     def whole(self, y: Any) -> Any:
         """y with the sequences of x."""
@@ -378,7 +390,7 @@ class _Dense:
         return marks.reshape(self.n, *(1,) * (self.axis - 1), self.steps) if self.axis else marks.t()
 
     def pieces(self, marks: Tensor, after: bool) -> Pieces | None:
-        """As of ragged sequences; where there is a C compiler, their layout is made at once."""
+        """As of ragged sequences."""
         flags = truths(marks)
         if flags is None:
             return None

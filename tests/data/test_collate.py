@@ -90,6 +90,8 @@ def test_a_level_more():
     assert nested.recursive_sequence_lengths() == [[2, 0, 1], [2, 1, 3]]
     again = collate([nested, nested[:1]])
     assert again.recursive_sequence_lengths() == [[3, 1], [2, 0, 1, 2], [2, 1, 3, 2, 1]]
+    jagged = torch.nested.as_nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged)
+    assert collate([jagged, jagged]).recursive_sequence_lengths() == [[2, 2], [2, 1, 2, 1]]
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,8 @@ def test_memory_is_shared():
     arrow = pytest.importorskip("pyarrow")
     column = arrow.array([[1.0, 2.0], [], [3.0]])
     assert from_arrow(column).values.data_ptr() == column.values.buffers()[1].address
+    one = arrow.chunked_array([column])
+    assert from_arrow(one).values.data_ptr() == column.values.buffers()[1].address
     assert to_arrow(X).values.flatten().flatten().buffers()[1].address == X.values.data_ptr()
     ak = pytest.importorskip("awkward")
     array = ak.Array([[1.0, 2.0], [], [3.0]])
@@ -91,6 +93,27 @@ def test_slices_and_chunks_of_arrow():
     assert len(from_arrow(arrow.chunked_array([], arrow.list_(arrow.int64())))) == 0
     nested = arrow.array([[[1], [2, 3]], [], [[4]]])[1:]
     same(from_arrow(nested), LoDTensor(torch.tensor([4]), [[0, 0, 1], [0, 1]]))
+
+
+def test_other_lists_of_arrow():
+    arrow = pytest.importorskip("pyarrow")
+    pairs = arrow.array([[[1], [2, 3]], [[], [4]]], arrow.list_(arrow.list_(arrow.int64()), 2))
+    same(from_arrow(pairs[1:]), LoDTensor(torch.tensor([4]), [[0, 2], [0, 0, 1]]))
+    lists = arrow.array([[5, 6], [], [7]])
+    same(
+        from_arrow(arrow.DictionaryArray.from_arrays(arrow.array([2, 0, 2]), lists)),
+        LoDTensor.from_sequences([[7], [5, 6], [7]]),
+    )
+    encoded = arrow.ListArray.from_arrays([0, 2, 3], arrow.array([8, 9, 8]).dictionary_encode())
+    same(from_arrow(encoded), LoDTensor.from_sequences([[8, 9], [8]]))
+    with pytest.raises(LoDError, match=r"column\.cast\(pyarrow\.list_"):
+        from_arrow(arrow.array([[1, 2]], arrow.list_(arrow.int64(), 2)))
+
+
+def test_numbers_of_another_byte_order():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"of": [1, 0, 1], "p": np.array([1.0, 2.0, 3.0], dtype=">f8")})
+    assert from_pandas(frame, "of", "p")[0].values.tolist() == [1.0, 3.0, 2.0]
 
 
 def test_awkward_arrays_as_they_come():
@@ -184,6 +207,8 @@ def test_what_no_lod_tensor_can_hold_of_others():
         from_pandas(frame, "a", "c")
     with pytest.raises(LoDError, match="takes columns of numbers"):
         from_pandas(frame, "a", "b")
+    with pytest.raises(LoDError, match="takes a DataFrame"):
+        from_pandas(frame.groupby("a"), "a", "b")
 
 
 @pytest.mark.parametrize("name", ["pyarrow", "awkward", "pandas"])

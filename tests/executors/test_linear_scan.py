@@ -75,7 +75,15 @@ def outer(x, s):
     return s.sum(-1), s
 
 
+def chosen(x, h):
+    """Rows that keep their state, by a condition that no state goes into; torch.lerp is a choice, too."""
+    h = torch.where(x[:, :1] > 0, torch.lerp(h, x[:, H:], torch.sigmoid(x[:, :H])), h)
+    h = torch.where(x[:, 1:2] > 1, x[:, :H], h)
+    return h, h
+
+
 STEPS = {
+    "chosen": (chosen, lambda n: torch.randn(n, H)),
     "gate": (gate, lambda n: torch.randn(n, H)),
     "two": (two, lambda n: (torch.randn(n, H), torch.randn(n, H))),
     "fading": (fading, lambda n: torch.randn(n, H)),

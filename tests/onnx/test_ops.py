@@ -125,8 +125,9 @@ def test_pooled_sequences(how, check_ragged):
     check_ragged(Calls(lambda x: stepnet.sequence_pool(x, how)), make)
 
 
-def test_a_softmax_over_each_sequence(check_ragged):
+@pytest.mark.parametrize("function", [stepnet.sequence_softmax, stepnet.sequence_reverse])
+def test_rows_of_each_sequence_together(function, check_ragged):
     def make(lengths):
         return (LoDTensor.from_lengths(torch.randn(sum(lengths), 1), [lengths]),)
 
-    check_ragged(Calls(lambda x: stepnet.sequence_softmax(x)), make)
+    check_ragged(Calls(lambda x: function(x)), make)

@@ -84,7 +84,8 @@ class _Pooled(nn.Module):
         weighted = y * stepnet.sequence_softmax(y)
         around = y - stepnet.sequence_expand(h[0], x)
         pooled = [stepnet.sequence_pool(y, how) for how in ("sum", "mean", "sqrt", "max", "first", "last")]
-        return pooled, stepnet.sequence_pool(weighted, "sum", 7.0), around
+        turned = stepnet.sequence_reverse(self.rnn(stepnet.sequence_reverse(x))[0])
+        return pooled, stepnet.sequence_pool(weighted, "sum", 7.0), around, turned
 
 
 def test_operations_on_whole_sequences(tmp_path):

@@ -97,6 +97,50 @@ def test_the_schedule_of_a_cell(name, backend):
         assert region.executor == ("c" if in_c and backend == "c" else "torch")
 
 
+def turned(x, state):
+    """A complex number in two states, and a sum of one of them."""
+    re, im, total = state
+    re, im = 0.6 * re - 0.8 * im + x[:, :H], 0.8 * re + 0.6 * im
+    return re, (re, im, total * x[:, :1] + re)
+
+
+def halves(x, h):
+    first, second = h.chunk(2, -1)
+    h = torch.cat([torch.lerp(first, x[:, :1], x[:, 1:2]), first - second / 2], -1)
+    return h.exp(), h
+
+
+def gated(x, state):
+    h, c, held = state
+    h = torch.tanh(h + c)
+    return c, (h, h * c + x[:, :1], held)
+
+
+def after(x, state):
+    """Steps of c are run when all of h are there."""
+    h, c = state
+    h = torch.tanh(h + x[:, :1])
+    return c, (h, h * c + x[:, :1])
+
+
+JOINTLY = {
+    "turned": (turned, (torch.zeros(B, H),) * 3, ("state[0]", "state[1]", "state[2]")),
+    "complex": (lambda x, z: (z.real, (0.5 + 0.5j) * z + x[:, :1]), torch.zeros(B, H) * 1j, ("state",)),
+    "halves": (halves, torch.zeros(B, 4), ("state",)),
+    "gated": (gated, (torch.zeros(B, H),) * 3, ()),
+    "after": (after, (torch.zeros(B, H),) * 2, ("state[1]",)),
+    "squared": (lambda x, h: (h, h * h + x[:, :1]), torch.zeros(B, H), ()),
+    "clamped": (lambda x, h: (h, (h + x[:, :1]).clamp(-1, 1)), torch.zeros(B, H), ()),
+    "chosen by the state": (lambda x, h: (h, torch.where(h > 0, h, x[:, :1])), torch.zeros(B, H), ()),
+}
+
+
+@pytest.mark.parametrize("name", JOINTLY)
+def test_states_that_are_linear_together(name):
+    step, state, linear = JOINTLY[name]
+    assert explain(step, torch.randn(T, B, H), state, backend="eager").linear == linear
+
+
 def matmuls_run(call):
     """How many matrix products torch runs."""
     with profile(activities=[ProfilerActivity.CPU]) as profiler:

@@ -279,6 +279,7 @@ REFUSED = {
     "a torch cell": (lambda: nn.GRUCell(F, H), "is a step, which runs one row"),
     "pooled": (Pooled, "takes 'mean' of the rows of a stream"),
     "softmax": (lambda: stepnet.sequence_softmax, "takes 'softmax' of the rows of a stream"),
+    "turned": (lambda: stepnet.sequence_reverse, "takes 'reverse' of the rows of a stream"),
     "dense": (lambda: dense, "is not over the streams"),
     "last states": (lambda: ends, "must give a sequence of rows for each stream"),
     "other lengths": (lambda: halved, "is not over the streams"),

@@ -383,27 +383,50 @@ def _is_product(body: Graph, node: Node) -> bool:
     return row.kind == "row" and weight.kind == "shared" and (len(row.shape), len(weight.shape)) == (1, 2)
 
 
+def linear_states(body: Graph, region: Region) -> tuple[str, ...]:
+    """The carries that are made of carries by sums, views and products with what no carry goes into: of
+    themselves alone, or of each other, as the two parts of a complex number are."""
+    left = {c.parameter for c in region.carries}
+    while True:
+        given = {c.parameter: 1 if c.parameter in left else 2 for c in region.carries}
+        degree = _degrees(body, region.nodes, given)
+        kept = {c.parameter for c in region.carries if degree.get(c.result, 0) < 2}
+        if kept == left:
+            break
+        left = kept
+    turning = [c for c in region.carries if c.parameter != c.result]
+    return tuple(c.parameter for c in turning if degree.get(c.result, 0) == 1)
+
+
 def _linear(body: Graph, nodes: Sequence[Node], carries: Sequence[Carry]) -> tuple[str, ...]:
     """Carries of the form h = a * h + b, where neither a nor b depends on a carried value of the scan."""
-    return tuple(c.parameter for c in carries if _degree(body, nodes, carries, c) == 1)
+    found = []
+    for carry in carries:
+        given = {c.parameter: 2 for c in carries} | {carry.parameter: 1}
+        degree = _degrees(body, nodes, given, body.values[carry.parameter].shape)
+        if degree.get(carry.result, 0) == 1:
+            found.append(carry.parameter)
+    return tuple(found)
 
 
-def _degree(body: Graph, nodes: Sequence[Node], carries: Sequence[Carry], carry: Carry) -> int:
-    """How the carry's result depends on it and other carries. 0: not at all; 1: linear in it, element by
-    element, and free of the others; 2: anything else."""
-    degree = {c.parameter: 2 for c in carries} | {carry.parameter: 1}
-    shape = body.values[carry.parameter].shape
+def _degrees(
+    body: Graph, nodes: Sequence[Node], given: Mapping[str, int], shape: tuple[int, ...] | None = None
+) -> dict[str, int]:
+    """How values depend on carried ones, of which this is given. 0: not at all; 1: linearly, and element by
+    element where all are to be of one shape; 2: in any other way."""
+    degree = dict(given)
     for node in nodes:
         degrees = [degree.get(name, 0) for name in node.inputs]
         if not any(degrees):
             continue
         found = 2
-        if len(node.outputs) == 1 and body.values[node.output].shape == shape:
-            if node.op in ("add", "sub"):
+        if len(node.outputs) == 1 and shape in (None, body.values[node.output].shape):
+            moves = shape is None and (node.op in VIEWS or node.op == "cat")
+            if node.op in ("add", "sub") or moves or (node.op == "where" and not degrees[0]):
                 found = max(degrees)
             elif node.op == "mul":
                 found = min(sum(degrees), 2)
             elif node.op in ("neg", "copy") or (node.op == "div" and not degrees[1]):
                 found = degrees[0]
         degree.update(dict.fromkeys(node.outputs, found))
-    return degree.get(carry.result, 0)
+    return degree

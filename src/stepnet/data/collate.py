@@ -24,7 +24,7 @@ def collate(samples: Sequence[Any], dense: Collection[Any] = ()) -> Any:
     and in it
 
     - a LoDTensor for tensors and arrays of one dimension or more, whose first counts rows, and for lists of
-      numbers; of two levels for lists of these, and of one level more for LoDTensors;
+      numbers; of two levels for lists of these, and of one level more for LoDTensors and nested tensors;
     - a tensor with an entry per sample for numbers and tensors of no dimension, and for what is named in
       `dense`: tensors of one shape;
     - a list for all else, as strings.
@@ -55,7 +55,9 @@ def _joined(samples: list[Any], where: str, dense: Collection[Any], is_dense: bo
                 got=brief(sample),
                 expected=_kind(first),
             )
-    if isinstance(first, LoDTensor):
+    if isinstance(first, Tensor) and first.is_nested:
+        samples = [LoDTensor.from_nested(sample) for sample in samples]
+    if isinstance(samples[0], LoDTensor):
         return _nested(samples)
     if isinstance(first, Mapping):
         _check_parts([list(sample) for sample in samples], where)

@@ -13,6 +13,8 @@ from stepnet.data.arguments import brief, truth, whole
 from stepnet.data.offsets import check_lengths, integers
 from stepnet.errors import LoDError
 
+_MANY = 16  # sequences to a batch, where one search for each batch beats one for each sequence
+
 
 class RowBudgetSampler:
     """A batch sampler for torch's DataLoader: lists of sequence numbers, at most `rows` rows in each.
@@ -177,13 +179,17 @@ def _dealt(lengths: np.ndarray, rows: int) -> np.ndarray:
     array([0, 3, 4, 5, 6])
     """
     ends = np.concatenate([[0], lengths.cumsum()])
-    # For each sequence, the first one that a batch beginning there has no room for.
-    following = np.searchsorted(ends, ends[:-1] + rows, side="right") - 1
-    following = np.maximum(following, np.arange(1, len(ends))).tolist()
-    bounds, place = [0], 0
-    while place < len(following):
-        place = following[place]
-        bounds.append(place)
+    n, rows = len(lengths), min(rows, int(ends[-1]))
+
+    def following(place: Any) -> Any:
+        """The first sequence that a batch beginning at a place, or at each of them, has no room for."""
+        return np.maximum(ends.searchsorted(ends[place] + rows, "right") - 1, place + 1)
+
+    few = n * rows < _MANY * int(ends[-1])
+    end_of = following(np.arange(n)).tolist().__getitem__ if few else following
+    bounds = [0]
+    while bounds[-1] < n:
+        bounds.append(int(end_of(bounds[-1])))
     return np.array(bounds)
 
 

@@ -203,6 +203,9 @@ def sequence_reverse(x: LoDTensor) -> LoDTensor:
     _check_ragged(x, "sequence_reverse")
     if in_graph.is_exported():
         return LoDTensor._make(in_graph.call("reverse", [x._values], [x._lod])[0], x._lod)
+    instead = _instead()
+    if instead is not None:
+        return x.with_values(instead("reverse", x, x.values, 0.0))
     return LoDTensor._make(x.values.index_select(0, beside(_mirrored(x._lod), x.values)), x._lod)
 
 

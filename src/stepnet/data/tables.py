@@ -20,8 +20,9 @@ from stepnet.errors import LoDError, MissingExtraError
 def from_arrow(column: Any) -> LoDTensor:
     """A column of lists, as Arrow has it (and Hugging Face's datasets: `dataset.data.column("tokens")`).
 
-    Each level of lists is a level of sequences; lists of a fixed size are dimensions of a row. An array
-    without nulls shares its memory; a column of several chunks is copied into one.
+    Each level of lists is a level of sequences; lists of a fixed size below them are dimensions of a row. An
+    array without nulls shares its memory, which must not be written to where it is a file's that is mapped. A
+    column of several chunks is copied into one, and what is encoded by a dictionary is decoded.
 
     Args:
         column: a pyarrow Array or ChunkedArray of lists of numbers.
@@ -32,9 +33,8 @@ def from_arrow(column: Any) -> LoDTensor:
     arrow = _imported("pyarrow")
     array = column
     if isinstance(array, arrow.ChunkedArray):
-        array = array.combine_chunks()
-        if isinstance(array, arrow.ChunkedArray):  # of no chunks, or of more than one array can hold
-            array = arrow.concat_arrays(array.chunks) if array.num_chunks else arrow.array([], array.type)
+        chunks = array.chunks or [arrow.array([], array.type)]
+        array = chunks[0] if len(chunks) == 1 else arrow.concat_arrays(chunks)
     if not isinstance(array, arrow.Array):
         raise LoDError("from_arrow takes an Array or a ChunkedArray", got=type(column).__name__)
     levels, sizes = [], []
@@ -45,10 +45,15 @@ def from_arrow(column: Any) -> LoDTensor:
                 f"from_arrow: the lists of level {depth} hold nulls",
                 got=f"{array.null_count} of {len(array)}",
             )
-        if arrow.types.is_fixed_size_list(kind):
-            sizes.append(kind.list_size)
+        if arrow.types.is_dictionary(kind):
+            array = array.dictionary_decode()
+        elif arrow.types.is_fixed_size_list(kind):
+            if _holds_lists(kind.value_type):
+                levels.append(torch.arange(len(array) + 1) * kind.list_size)
+            else:
+                sizes.append(kind.list_size)
             array = array.flatten()
-        elif (arrow.types.is_list(kind) or arrow.types.is_large_list(kind)) and not sizes:
+        elif arrow.types.is_list(kind) or arrow.types.is_large_list(kind):
             offsets = torch.from_numpy(array.offsets.to_numpy().astype(np.int64))
             array = array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
             levels.append(offsets - offsets[0])
@@ -61,11 +66,21 @@ def from_arrow(column: Any) -> LoDTensor:
         raise LoDError(
             "from_arrow: the column has no lists of any length",
             got=str(column.type),
-            remedy="torch.from_dlpack",
+            remedy=f"column.cast(pyarrow.list_({column.type.value_type}()))"
+            if sizes
+            else "torch.from_dlpack",
         )
     if array.null_count:
         raise LoDError("from_arrow: the rows hold nulls", got=f"{array.null_count} of {len(array)}")
     return LoDTensor(_shaped(_numbers(array), sizes), levels)
+
+
+def _holds_lists(kind: Any) -> bool:
+    """Whether there are lists of any length among the values of an Arrow type."""
+    types = _imported("pyarrow").types
+    while types.is_fixed_size_list(kind):
+        kind = kind.value_type
+    return types.is_list(kind) or types.is_large_list(kind)
 
 
 def _numbers(array: Any) -> Tensor:
@@ -183,6 +198,9 @@ def from_pandas(frame: Any, by: str | Sequence[str], columns: str | Sequence[str
         LoDError: the columns are no numbers, or not there.
     """
     pandas = _imported("pandas")
+    if not isinstance(frame, pandas.DataFrame):
+        remedy = "from_pandas(frame, by, columns) groups by itself"
+        raise LoDError("from_pandas takes a DataFrame", got=type(frame).__name__, remedy=remedy)
     names, wanted = _names(by, frame), _names(columns, frame)
     missing = [name for name in (*names, *wanted) if name not in frame]
     if missing or not names or any(frame[name].ndim > 1 for name in names):
@@ -212,8 +230,7 @@ def from_pandas(frame: Any, by: str | Sequence[str], columns: str | Sequence[str
             "from_pandas takes columns of numbers", got=str(numbers.dtype), remedy="frame.astype(...)"
         )
     keys = frame[names].iloc[order[starts]].reset_index(drop=True)
-    x = LoDTensor(torch.from_numpy(numbers), levels[1:])
-    return x, keys
+    return LoDTensor(_shared(numbers), levels[1:]), keys
 
 
 def _names(given: Any, frame: Any) -> list[Any]:
@@ -260,9 +277,10 @@ def _array(x: LoDTensor) -> np.ndarray:
 
 
 def _shared(numbers: np.ndarray) -> Tensor:
-    """The memory of an array, copied where it must not be written."""
+    """The memory of an array, copied where it must not be written, or has its bytes in another order."""
     if numbers.dtype.kind not in "biufc":
         raise LoDError("sequences of numbers are needed", got=str(numbers.dtype))
+    numbers = numbers.astype(numbers.dtype.newbyteorder("="), copy=False)
     return torch.from_numpy(numbers if numbers.flags.writeable else numbers.copy())
 
 

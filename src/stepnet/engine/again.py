@@ -190,7 +190,7 @@ def _table(x: Any, way: Way, pieces: Layout | None) -> tuple[Tensor, Layout] | N
     rows = x.values
     if type(rows) is not Tensor or rows.dim() < 2 or only_plain([rows]) is not None or not rows.is_cpu:
         return None
-    return rows, Layout.of(x._lod, way.reverse)
+    return rows, pieces or Layout.of(x._lod, way.reverse)
 
 
 def asked(
@@ -303,7 +303,7 @@ def warm(
 ) -> tuple[Any, tuple[Any, Any] | None]:  # fmt: skip
     """The initial state; y and the final state of a call with the shapes of one before, of a step that reads
     what it read; None where it is not known to be one. `find`: for a backend, see `RunsAlong`. `pieces`: the
-    sequences of a tensor x, if they are not as long as x; their plan is one of ragged sequences."""
+    sequences, if they are not those of x; their plan is one of ragged sequences."""
     if (
         torch._C._len_torch_function_stack()
         or torch._C._len_torch_dispatch_stack()
@@ -355,7 +355,7 @@ def _warm(
         and (n is None or all(t.shape[0] == n for t in states))
     ):
         layout = like.call.layout if pieces is None else pieces
-        if isinstance(x, LoDTensor):
+        if pieces is None and isinstance(x, LoDTensor):
             layout = Layout.of(x._lod, way[0])
         if like.table is not None:
             rows = rows.reshape(like.table)

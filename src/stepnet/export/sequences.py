@@ -15,7 +15,7 @@ from .scans import Steps, last_row, mask_of, per_sequence
 
 @traced_op("(str kind, Tensor rows, Tensor x, Tensor lengths, float pad) -> Tensor")
 def sequences(kind: str, rows: Tensor, x: Tensor, lengths: Tensor, pad: float) -> Tensor:
-    if kind == "softmax":
+    if kind in ("softmax", "reverse"):
         return torch.empty_like(x)
     return x.new_empty([(rows if kind == "expand" else lengths).shape[0], *x.shape[1:]])
 
@@ -29,6 +29,12 @@ def _written(b: AtenNet, kind: str, rows: Any, x: Any, lengths: Any, pad: float)
         lead = emit.slice(emit.shape(table), 0, 0, 2)
         shape = emit.concat([lead, b.sizes(b.shape()[1:])], 0) if rank else lead
         return emit.broadcast(emit.unsqueeze(b.flat(x), 1), shape)
+    if kind == "reverse":
+        places = emit.range(emit.squeeze(emit.size(table, 1), 0))
+        back = emit.call(
+            "sub", emit.unsqueeze(counts, 1), emit.unsqueeze(emit.call("add", places, emit.scalar(1)), 0)
+        )
+        return emit.take(table, emit.call("maximum", back, emit.scalar(0)), 1, batch_dims=1)
     mask = mask_of(emit, Steps(1, False, counts), table, rank)
     if kind in ("softmax", "max"):
         lowest = emit.number(float("-inf") if dtype.is_floating_point else torch.iinfo(dtype).min, dtype)

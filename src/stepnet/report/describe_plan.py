@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from stepnet.compiler.fission import linear_states
 from stepnet.compiler.iteration import code_of
 from stepnet.data.tree import Spec, names
 from stepnet.executors.autograd import Ready
@@ -53,7 +54,8 @@ def describe_plan(
     loops = [describer.forward(ready.forward.plan, labels, y_names)]
     if ready.backward is not None:
         loops.append(describer.backward(ready.backward.plan, labels, y_names, new_states))
-    linear = tuple(name for region in plan.forward.regions for name in region.linear)
+    forward = plan.forward
+    linear = tuple(name for region in forward.regions for name in linear_states(forward.body, region))
     return tuple(loops), _saved(plan, y_names, sum(counts), len(counts)), linear
 
 
@@ -181,7 +183,7 @@ class _Describer:
             carries=tuple(
                 (labels.get(c.parameter, c.parameter), labels.get(c.result, c.result)) for c in carries
             ),
-            linear=() if adopted else tuple(labels.get(name, name) for name in region.linear),
+            linear=() if adopted else tuple(labels.get(n, n) for n in linear_states(loop.body, region)),
             in_blocks=adopted,
             passes=rounds,
             for_few=None if scan is None else executor.for_few(scan),

@@ -136,7 +136,7 @@ def _saved(it: Explanation) -> RenderableType:
 
 def _linear(it: Explanation) -> Iterator[str]:
     yield f"LINEAR RECURRENCE  {', '.join(it.linear)}"
-    yield "    h = a * h + b, element by element, with a and b that no state goes into"
+    yield "    h = a * h + b, of one or more such states, with a and b that no state goes into"
     if any(region.passes for region in it.regions):
         yield "    run on all rows at once: each pass joins steps twice as far apart as the one before"
 

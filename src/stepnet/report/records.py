@@ -118,7 +118,7 @@ class Region:
         reads, writes: inputs and outputs of the region, states left out.
         bytes_read, bytes_written: of all rows of this x; a value without rows (a weight) counts once.
         carries: states, as (value at the step before, its next value).
-        linear: the states of the form h = a * h + b.
+        linear: the states that are made of states by sums, and products with what no state goes into.
         for_few: how threads share sequences that cannot be dealt to them evenly, as a long one alone: they
             take turns at its steps, or some features each, where none is made of another.
         passes: of a linear scan that runs on all rows at once, the number of passes over them; 0 if it runs

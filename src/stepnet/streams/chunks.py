@@ -31,19 +31,12 @@ def joined(chunks: Mapping[Hashable, Any]) -> tuple[Any, tuple[Tensor, ...], lis
                 first_chunk.clone(memory_format=torch.contiguous_format), _of_lengths(tuple(lengths))
             )
             return batch, batch._lod.levels, lengths
-        shape, dtype, device = first_chunk.shape[1:], first_chunk.dtype, first_chunk.device
-        if all(
-            type(chunk) is Tensor
-            and chunk.dim()
-            and chunk.shape[1:] == shape
-            and chunk.dtype is dtype
-            and chunk.device == device
-            for chunk in chunks.values()
-        ):  # as of hundreds of streams at once
-            batch, lengths = _batch(list(chunks.values()))
+        parts = list(chunks.values())
+        if _are_alike(parts):  # as of hundreds of streams at once
+            batch, lengths = _batch(parts)
             return batch, batch._lod.levels, lengths
     first, spec = flatten(first_chunk)
-    parts: list[list[Any]] = [[] for _ in first]
+    columns: list[list[Any]] = [[] for _ in first]
     for id, chunk in chunks.items():
         leaves, own = flatten(chunk)
         if own != spec or not leaves or any(map(_differ, leaves, first)):
@@ -52,10 +45,19 @@ def joined(chunks: Mapping[Hashable, Any]) -> tuple[Any, tuple[Tensor, ...], lis
                 got=_show(leaves, own),
                 expected="[rows, ...], or a LoDTensor" if chunk is first_chunk else _show(first, spec),
             )
-        for part, leaf in zip(parts, leaves, strict=True):
-            part.append(leaf)
-    batches = list(map(_batch, parts))
+        for column, leaf in zip(columns, leaves, strict=True):
+            column.append(leaf)
+    batches = list(map(_batch, columns))
     return unflatten(spec, [x for x, _ in batches]), batches[0][0]._lod.levels, batches[0][1]
+
+
+def _are_alike(chunks: list[Any]) -> bool:
+    """Whether all are rows of one kind. Sets: of hundreds of chunks, hardly any two differ."""
+    if {type(chunk) for chunk in chunks} != {Tensor}:
+        return False
+    kinds = {chunk.dtype for chunk in chunks}, {chunk.device for chunk in chunks}
+    shapes = {chunk.shape for chunk in chunks}
+    return [*map(len, kinds)] == [1, 1] and all(shapes) and len({shape[1:] for shape in shapes}) == 1
 
 
 def _differ(a: Any, b: Any) -> bool:

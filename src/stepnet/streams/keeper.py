@@ -192,7 +192,7 @@ def _refuse_loop(loop: Loop | str, *_: Any, **__: Any) -> None:
 
 
 def _of_whole_sequences(name: Any, of: LoDTensor, x: Tensor, fill: float) -> Any:
-    """Pooling and softmax inside one step of a stream, and what is no such thing.
+    """Pooling, softmax and turning around inside one step of a stream, and what is no such thing.
 
     Raises:
         StreamError: they are over streams, which have not ended.
@@ -201,8 +201,8 @@ def _of_whole_sequences(name: Any, of: LoDTensor, x: Tensor, fill: float) -> Any
         if name == "expand":
             return sequence.sequence_expand(x, of).values
         if of.lod_level > 1:
-            softmax = name == "softmax"
-            return sequence.sequence_softmax(of).values if softmax else sequence.sequence_pool(of, name, fill)
+            same = {"softmax": sequence.sequence_softmax, "reverse": sequence.sequence_reverse}.get(name)
+            return sequence.sequence_pool(of, name, fill) if same is None else same(of).values
     raise StreamError(
         f"the module takes '{name}' of the rows of a stream, of which it sees a chunk at a time",
         remedy="stream the part of the module before it, or carry the value as the state of a step",

@@ -1,5 +1,5 @@
-"""Where the pieces of dense sequences stand, by one function of C: beside short recurrences, the two dozen
-calls of numpy that `Pieces` and `Layout` take together take as long as a third of the steps."""
+"""Where the pieces of sequences stand, by one function of C: beside short recurrences, the two dozen calls of
+numpy that `Pieces` and `Layout` take together take as long as a third of the steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stepnet.data.as_imported import data_ptr, empty, split, stride
+from stepnet.data.as_imported import contiguous, data_ptr, empty, split, stride
 from stepnet.data.modes import outside_modes
 from stepnet.data.pieces import Pieces
 from stepnet.errors import BuildError
@@ -21,12 +21,23 @@ from .build import build
 _TEXT = """
 #include <stdint.h>
 
-struct marked { const uint8_t *marks; int64_t across, along, sequences, steps; };
+/* Sequences of `steps` rows each; or of at most so many, between offsets. */
+struct marked { const uint8_t *marks; const int64_t *offsets; int64_t across, along, sequences, steps; };
+
+static int64_t length_of(struct marked of, int64_t b) {
+    return of.offsets ? of.offsets[b + 1] - of.offsets[b] : of.steps;
+}
+
+static const uint8_t *marks_of(struct marked of, int64_t b) {
+    return of.marks + (of.offsets ? of.offsets[b] * of.along : b * of.across);
+}
 
 int64_t sn_marked(struct marked of) {
     int64_t count = 0;
-    for (int64_t b = 0; b < of.sequences; ++b)
-        for (int64_t t = 0; t < of.steps; ++t) count += of.marks[b * of.across + t * of.along] != 0;
+    for (int64_t b = 0; b < of.sequences; ++b) {
+        const uint8_t *marks = marks_of(of, b);
+        for (int64_t t = 0, steps = length_of(of, b); t < steps; ++t) count += marks[t * of.along] != 0;
+    }
     return count;
 }
 
@@ -40,15 +51,18 @@ int64_t sn_cut(struct marked of, int64_t after, int64_t by_step, int64_t asked, 
     int64_t *end = length + pieces, *order = end + pieces, *first = order + pieces;
     int64_t *last = first + of.sequences, *place = last + of.sequences, *before = place + of.steps + 1;
     int64_t p = 0;
-    const int64_t stride = by_step ? of.sequences : 1, rows = of.sequences * of.steps;
+    const int64_t stride = by_step ? of.sequences : 1;
+    const int64_t rows = of.offsets ? of.offsets[of.sequences] : of.sequences * of.steps;
     for (int64_t r = 0; r < asked * rows; ++r) before[r] = r - stride;
     for (int64_t b = 0; b < of.sequences; ++b) {
+        const int64_t begin = of.offsets ? of.offsets[b] : b * of.steps, steps = length_of(of, b);
+        const uint8_t *marks = marks_of(of, b);
         int64_t from = 0;
         first[b] = p;
-        for (int64_t t = 0; t <= of.steps; ++t) {
-            const int64_t to = t < of.steps ? t + after : t;
-            if (t < of.steps && !of.marks[b * of.across + t * of.along]) continue;
-            offset[p] = b * of.steps + from;
+        for (int64_t t = 0; t <= steps; ++t) {
+            const int64_t to = t < steps ? t + after : t;
+            if (t < steps && !marks[t * of.along]) continue;
+            offset[p] = begin + from;
             owner[p] = b;
             start[p] = by_step ? from * stride + b : offset[p];
             length[p] = to - from;
@@ -72,6 +86,7 @@ int64_t sn_cut(struct marked of, int64_t after, int64_t by_step, int64_t asked, 
 class _Marked(ctypes.Structure):
     _fields_ = (
         ("marks", ctypes.c_void_p),
+        ("offsets", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("across", "along", "sequences", "steps")),
     )
 
@@ -112,21 +127,40 @@ def cut_dense(marks: Tensor, after: bool, by_step: bool) -> tuple[Pieces, Layout
     >>> pieces.owner.tolist(), layout.starts.tolist(), layout.lengths.tolist(), layout.order.tolist()
     ([0, 0, 1], [0, 2, 1], [1, 2, 3], [2, 1, 0])
     """
+    n, steps = marks.shape
+    return _cut(_Marked(data_ptr(marks), None, *stride(marks), n, steps), n * steps, after, by_step)
+
+
+@outside_modes
+def cut_ragged(marks: Tensor, offsets: Tensor, after: bool) -> tuple[Pieces, Layout] | None:
+    """What `data.pieces.cut` and `Layout.ragged` give for sequences one after the other: see `cut_dense`.
+
+    >>> marks = torch.tensor([False, True, False, True])
+    >>> pieces, layout = cut_ragged(marks, torch.tensor([0, 3, 3, 4]), after=True)
+    >>> pieces.owner.tolist(), layout.starts.tolist(), layout.lengths.tolist(), layout.order.tolist()
+    ([0, 0, 1, 2, 2], [0, 2, 3, 3, 4], [2, 1, 0, 1, 0], [0, 1, 3, 2, 4])
+    """
+    rows, offsets = marks.shape[0], contiguous(offsets)
+    of = _Marked(data_ptr(marks), data_ptr(offsets), 0, stride(marks)[0], offsets.shape[0] - 1, rows)
+    return _cut(of, rows, after, False)
+
+
+def _cut(of: _Marked, rows: int, after: bool, by_step: bool) -> tuple[Pieces, Layout] | None:
     functions = _functions()
     if functions is None:
         return None
-    n, steps = marks.shape
-    of = _Marked(data_ptr(marks), *stride(marks), n, steps)
+    n = of.sequences
     count = n + functions.count(of)
     asked = torch.is_grad_enabled()  # a gradient would want it
-    sizes = [count + 1, *[count] * 5, n, n, steps + 1, asked * n * steps]
+    sizes = [count + 1, *[count] * 5, n, n, of.steps + 1, asked * rows]
     table = empty(sum(sizes), dtype=torch.int64, device="cpu")
     longest = functions.write(of, after, by_step, asked, count, data_ptr(table))
     offsets, owner, starts, lengths, ends, order, first, last, _, before = split(table, sizes)
     stride_of = n if by_step else 1
-    layout = Layout(starts, lengths, stride_of, n * steps)
-    backward = Layout(ends, lengths, -stride_of, n * steps)
+    layout = Layout(starts, lengths, stride_of, rows)
+    backward = Layout(ends, lengths, -stride_of, rows)
+    known = {"order": order, "steps": longest, "deals": {}}
     for each in (layout, backward):
-        vars(each).update(order=order, steps=longest)  # which they would compute
+        vars(each).update(known)  # which they would compute
     vars(layout).update(backward=backward, **({"before": before} if asked else {}))
     return Pieces(offsets, first, last, owner), layout

@@ -156,6 +156,8 @@ class CScan:
             placed = self._placed = self._place(layout, threads, split)
         pace, by_all = placed.pace, True
         if pace is not None and not (by_all := pace.takes_all()):
+            if placed.alone is None:
+                placed = self._placed = placed._replace(alone=self._by_one(placed, split))
             assert placed.alone is not None
             placed = placed.alone
         desk = self._desks.take(placed)
@@ -301,7 +303,7 @@ class CScan:
             while len(self._paces) >= _MOST_KINDS:
                 self._paces.pop(next(iter(self._paces)), None)
             self._paces[kind] = Pace()
-        return placed._replace(pace=self._paces[kind], alone=self._by_one(placed, split))
+        return placed._replace(pace=self._paces[kind])
 
     def _by_one(self, placed: Placed, split: int) -> Placed:
         """A placement on one thread, which adds the same numbers in the same order."""

@@ -151,6 +151,14 @@ class LinearScan(EagerScan):
                 assert pair is not None
                 a, b = (part / factor if node.op == "div" else part * factor for part in pair)
                 found[node.output] = a, b
+            elif node.op == "where":
+                zero = torch.zeros((), dtype=dtype)
+                (a1, b1), (a2, b2) = (
+                    pair if pair is not None else (zero, free(name))
+                    for pair, name in zip(pairs[1:], node.inputs[1:], strict=True)
+                )
+                chosen = free(node.inputs[0])
+                found[node.output] = torch.where(chosen, a1, a2), torch.where(chosen, b1, b2)
             else:
                 assert first is not None
                 assert second is None
