@@ -12,7 +12,7 @@ from saved_modules import plain_loops
 from stepnet import BackEdge, InputPort, LoDTensor, OutputPort, TensorArray, TensorIterator, cells
 from stepnet.data.tree import flatten
 from stepnet.errors import IRError
-from stepnet.saving.padded import Padded
+from stepnet.saving.padded import PaddedLoD
 from torch_since import torch_since
 
 pytest.importorskip("onnx_ir")
@@ -179,13 +179,13 @@ def test_sequences_of_sequences(reverse, tmp_path, opened):
         x, h = text(lengths)
         with torch.no_grad(), plain_loops():
             expected = flatten(module(x, h))[0]
-        padded = Padded.of(x)
+        padded = PaddedLoD.of(x)
         inside = torch.arange(padded.grid.shape[2]) < padded.lengths[1].unsqueeze(-1)
         grid = padded.grid.masked_fill(~inside.unsqueeze(-1), torch.nan)
         beyond = torch.arange(padded.lengths[1].shape[1]) >= padded.lengths[0].unsqueeze(1)
         found = written(grid, h, padded.lengths[0], padded.lengths[1].masked_fill(beyond, 7))
         for a, b in zip(found, expected, strict=True):
-            b = Padded.of(b).grid if isinstance(b, LoDTensor) else b
+            b = PaddedLoD.of(b).grid if isinstance(b, LoDTensor) else b
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 

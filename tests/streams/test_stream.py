@@ -358,6 +358,8 @@ def test_bounds(monkeypatch):
     a, _ = live.open(), live.open("b")
     with pytest.raises(StreamError, match="no more streams may be open"):
         live.open()
+    with pytest.raises(StreamError, match="must be hashable"):
+        live.open([1])
     with pytest.raises(StreamError, match="stream 'b' is open"):
         live.open("b")
     now[0] = 8.0

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from stepnet.api import Recurrent
-from stepnet.data.arguments import whole
+from stepnet.data.arguments import brief, whole
 from stepnet.data.modes import traced
 from stepnet.errors import StreamError, UnknownStream
 from stepnet.front.step import step_name
@@ -116,8 +116,9 @@ class Stream:
         """Open a stream and return its id: the one that is passed, or else a number.
 
         Raises:
-            StreamError: the id is open, or no more streams may be.
+            StreamError: the id is open or cannot be hashed, or no more streams may be.
         """
+        _check_id(id)
         with self._lock:
             self._close_idle()
             if id is None:
@@ -147,6 +148,7 @@ class Stream:
         Raises:
             UnknownStream: it is not open.
         """
+        _check_id(id)
         with self._lock:
             self._free.append(self._found(id).slot)
             del self._open[id]
@@ -157,6 +159,7 @@ class Stream:
         Raises:
             UnknownStream: it is not open.
         """
+        _check_id(id)
         with self._lock:
             self._found(id).begun = False
 
@@ -324,3 +327,14 @@ def _check(module: Any) -> None:
             f"'{step_name(module)}' is a step, which runs one row of each stream",
             remedy="stream(Recurrent(step))",
         )
+
+
+def _check_id(id: Any) -> None:
+    try:
+        hash(id)
+    except TypeError:
+        raise StreamError(
+            "the id of a stream must be hashable",
+            got=brief(id),
+            remedy="a number, a text or a tuple of those",
+        ) from None
