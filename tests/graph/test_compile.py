@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -341,3 +342,35 @@ def test_what_is_made_inside_a_transform() -> None:
 
     of = torch.func.grad(loss)
     torch.testing.assert_close(torch.compile(of, backend="aot_eager")(weights, rows), of(weights, rows))
+
+
+def _negated(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    return x.conj().imag, h + x.conj().imag
+
+
+def _conjugate(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    return x.conj(), (h + x.real) * 0.5
+
+
+def _without_gradient(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    most = x.real.amax(-1, keepdim=True)
+    return most.sgn(), torch.tanh(most + h)  # a gradient of zeros that is no memory is added to another
+
+
+@pytest.mark.parametrize("step", [_negated, _conjugate, _without_gradient])
+def test_first_run_in_a_graph_reads_what_tensors_stand_for(step: Callable[..., Any]) -> None:
+    x, h = torch.randn(4, 2, 3, dtype=torch.complex128, requires_grad=True), torch.zeros(2, 3).double()
+
+    def results(function: Callable[..., Any]) -> list[Tensor]:
+        y, final = function(x, h)
+        value = (torch.view_as_real(y.resolve_conj()) if y.is_complex() else y).square().sum() + final.sum()
+        return [y, final, *torch.autograd.grad(value, x)]
+
+    for backend in ("naive", "auto"):
+        call = functools.partial(recurrent, step, backend=backend)
+        expected = results(functools.partial(recurrent, step, backend="naive"))
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda *of, call=call: call(*of), backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(results(compiled), expected)
+        with torch.no_grad():
+            torch.testing.assert_close([*compiled(x, h)], expected[:2])

@@ -9,6 +9,7 @@ their memory for something else: backward is handed them. The other results are 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 import weakref
@@ -54,7 +55,7 @@ class _Record:
             saved.append(entry)
             return entry
 
-        with _recording(), torch.enable_grad(), saved_tensors_hooks(pack, self._unpack):
+        with torch.enable_grad(), saved_tensors_hooks(pack, self._unpack):
             results = call.run(own, sizes)
         self.inputs = [t for t, need in zip(own, needs, strict=True) if need]
         self.outputs = results
@@ -78,14 +79,13 @@ class _Record:
         try:
             if not chosen:
                 return [torch.zeros_like(t) for t in self.inputs]
-            with _recording():
-                found = torch.autograd.grad(
-                    [o for o, _ in chosen],
-                    self.inputs,
-                    [g for _, g in chosen],
-                    allow_unused=True,
-                    retain_graph=True,
-                )
+            found = torch.autograd.grad(
+                [o for o, _ in chosen],
+                self.inputs,
+                [g for _, g in chosen],
+                allow_unused=True,
+                retain_graph=True,
+            )
         finally:
             self.memory = []
         found = [torch.zeros_like(t) if g is None else g for t, g in zip(self.inputs, found, strict=True)]
@@ -96,19 +96,30 @@ _TICKETS: weakref.WeakValueDictionary[int, _Ticket] = weakref.WeakValueDictionar
 _numbers = itertools.count(1)
 
 
-def _recording() -> Any:
-    """Below autograd, where operators run, a context in which autograd records again."""
-    keys: Any = torch._C._dispatch_tls_local_exclude_set()
-    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), keys - _AUTOGRAD)
+def _keys_between(low: Any, high: Any) -> Any:
+    return torch._C._dispatch_keyset_full_after(high) - torch._C._dispatch_keyset_full_after(low)
 
 
-_AUTOGRAD: Any = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
-for _key in (
-    "AutogradFunctionality", "AutogradCPU", "AutogradCUDA", "AutogradOther", "AutogradXLA", "AutogradMPS",
-    "AutogradXPU", "AutogradMeta", "AutogradPrivateUse1",
-):  # fmt: skip
-    if hasattr(torch._C.DispatchKey, _key):
-        _AUTOGRAD = _AUTOGRAD.add(getattr(torch._C.DispatchKey, _key))
+_KEYS = torch._C.DispatchKey
+_AUTOCAST: Any = _keys_between(_KEYS.AutocastCPU, _KEYS.FuncTorchBatched)
+_AUTOGRAD: Any = _keys_between(_KEYS.ADInplaceOrView, _KEYS.AutocastCPU)
+
+
+def _from_the_top(kernel: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]]:
+    """A kernel whose own torch ops are dispatched as a caller's are. Torch passes over whatever stands above a
+    kernel: autograd would not record, and tensors that are only marked as conjugate, negative or zero would be
+    read as their memory is, which a zero one does not have."""
+
+    @functools.wraps(kernel)
+    def call(*args: Any) -> list[Tensor]:
+        around: Any = torch._C._dispatch_tls_local_exclude_set()
+        kept = around & _AUTOCAST
+        if torch.is_inference_mode_enabled():
+            kept = kept | (around & _AUTOGRAD)
+        with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), kept):
+            return kernel(*args)
+
+    return call
 
 
 def _run(tensors: list[Tensor], sizes: list[int] | None, what: str) -> list[Tensor]:
@@ -262,7 +273,7 @@ for _name, _real, _fake in (
     ("run_keeping", _run_keeping, _fake_run_keeping),
     ("run_backward", _run_backward, _fake_run_backward),
 ):
-    LIBRARY.impl(_name, _real, "CompositeExplicitAutograd")
+    LIBRARY.impl(_name, _from_the_top(_real), "CompositeExplicitAutograd")
     torch.library.register_fake(f"stepnet::{_name}", _fake, lib=LIBRARY)
 LIBRARY.impl("run", _differentiable, "Autograd", with_keyset=True)
 LIBRARY.impl("run_backward", _backward, "Autograd", with_keyset=True)
