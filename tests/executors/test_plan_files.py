@@ -267,7 +267,10 @@ def test_in_a_process_of_its_own(tmp_path):
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    one, other = done.stdout.split(), in_a_fork(lambda: runpy.run_path(str(tmp_path / "made_digests.py"))["digests"])
+    one, other = (
+        done.stdout.split(),
+        in_a_fork(lambda: runpy.run_path(str(tmp_path / "made_digests.py"))["digests"]),
+    )
     assert one == other
     assert len(one) >= 9
     assert "None" not in one
