@@ -42,12 +42,14 @@ def made(weights, between):
 
 @pytest.mark.parametrize("between", BETWEEN)
 @pytest.mark.parametrize("weights", WEIGHTS)
-def test_which_are_joined_and_their_numbers(weights, between):
+def test_which_are_joined_and_their_numbers(weights, between, request):
+    """Numbers of those that stay two scans, as those of any step, are compared of some."""
+    compares = joins(weights, between) or between == "a product" or request.config.getoption("exhaustive")
     torch.manual_seed(0)
     step = made(weights, between)
     x = LoDTensor.from_lengths(torch.randn(9, H, dtype=torch.float64, requires_grad=True), [[3, 0, 5, 1]])
     state = tuple(torch.randn(4, H, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    plan = plan_of(step, x, state, backend="c")
+    plan = plan_of(step, x, state, backend="c" if compares else "eager")
     scans = [region for region in plan.forward.regions if region.kind == "scan"]
     assert len(scans) == (1 if joins(weights, between) else 2)
     if len(scans) == 1:  # what the second one alone reads of x is made in there, too
@@ -58,4 +60,5 @@ def test_which_are_joined_and_their_numbers(weights, between):
         results = [a.values, b.values, *last]
         return results, torch.autograd.grad(sum(t.sin().sum() for t in results), [x.values, *state])
 
-    torch.testing.assert_close(outcome("c"), outcome("naive"))
+    if compares:
+        torch.testing.assert_close(outcome("c"), outcome("naive"))

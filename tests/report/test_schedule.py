@@ -157,7 +157,8 @@ def matmuls_run(call):
 )
 @pytest.mark.usefixtures("adopting")
 def test_torch_runs_as_many_matmuls_as_told(name, backend):
-    cell, x = CELLS[name][0](), torch.randn(300, B, I)  # of few rows C makes gradients of weights
+    steps = 300 if backend == "c" else 30  # of few rows C makes gradients of weights
+    cell, x = CELLS[name][0](), torch.randn(steps, B, I)
     told = explain(cell, x, backend=backend)
     expected = [
         sum(len(region.matmuls) * region.runs for region in loop.regions if region.executor == "torch")

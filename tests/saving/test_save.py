@@ -204,21 +204,27 @@ ALONE = [name for name in TAPES if name not in ("lstm", "gru", "group", "expand"
 
 @pytest.fixture(scope="module", params=few(TAPES, ALONE))
 def saved(request, tmp_path_factory):
-    """A topology, its outputs, and where it was saved: once for all tests."""
+    """A topology, what it is when it is loaded, where it was saved, and batches with what it gives for them:
+    once for all tests."""
     torch.manual_seed(1)
     with Tape() as tape:
         out = TAPES[request.param]()
     net = tape.topology(out).eval()
     path = tmp_path_factory.mktemp("saved") / "net.xml"
     net.save(path)
-    return net, flat(out), path
-
-
-def check(net, types, run):
-    for number in range(len(BATCHES[max(t.level for t in types.values())])):
-        feeds = feeds_for(types, number)
+    loaded = stepnet.load(path)
+    batches = []
+    for number in range(len(BATCHES[max(t.level for t in loaded.types.values())])):
+        feeds = feeds_for(loaded.types, number)
         with torch.no_grad(), plain_loops():
-            expected, got = flat(net(**feeds)[0]), run(**feeds)
+            batches.append((feeds, flat(net(**feeds)[0])))
+    return net, loaded, path, [Leaf(item.name, item.lod_level) for item in flat(out)], batches
+
+
+def check(batches, run):
+    for feeds, expected in batches:
+        with torch.no_grad(), plain_loops():
+            got = run(**feeds)
         for ours, theirs in zip(got, expected, strict=True):
             if isinstance(theirs, LoDTensor):
                 assert ours.recursive_sequence_lengths() == theirs.recursive_sequence_lengths()
@@ -227,23 +233,18 @@ def check(net, types, run):
 
 
 def test_the_same_numbers_at_other_lengths_when_it_is_loaded(saved):
-    net, _, path = saved
-    loaded = stepnet.load(path)
+    net, loaded, _, _, batches = saved
     assert set(loaded.inputs) == set(net.inputs)
-    check(net, loaded.types, lambda **feeds: flat(loaded(**feeds)[0]))
+    check(batches, lambda **feeds: flat(loaded(**feeds)[0]))
 
 
 def test_the_same_numbers_at_other_lengths_in_openvino(saved):
-    net, items, path = saved
-    types = stepnet.load(path).types
-    outputs = [Leaf(item.name, item.lod_level) for item in items]
-    check(net, types, in_openvino(path, types, outputs))
+    _, loaded, path, outputs, batches = saved
+    check(batches, in_openvino(path, loaded.types, outputs))
 
 
 def test_the_same_numbers_at_other_lengths_in_onnx_runtime(saved, tmp_path):
     pytest.importorskip("onnx_ir")
-    net, items, path = saved
+    net, loaded, _, outputs, batches = saved
     net.save(tmp_path / "net.onnx")
-    outputs = [Leaf(item.name, item.lod_level) for item in items]
-    types = stepnet.load(path).types
-    check(net, types, in_onnx_runtime(tmp_path / "net.onnx", types, outputs))
+    check(batches, in_onnx_runtime(tmp_path / "net.onnx", loaded.types, outputs))
