@@ -14,7 +14,7 @@ from stepnet.errors import IRError
 from stepnet.watchers import Instead
 
 from .aten import AtenNet, is_known
-from .calls import KINDS, Calls, Lengths
+from .calls import KINDS, Calls, Kind, Lengths
 from .graph import Graph, LoopInput, Target, Value
 from .trace import Program, program, sizes_of
 
@@ -136,10 +136,10 @@ def inside(
 
 
 @contextmanager
-def nothing_inside(target: Target, where: str) -> Iterator[None]:
-    """Refuse loops in here, for a format with no loops inside loops."""
+def nothing_inside(target: Target, where: str, kinds: Sequence[Kind] = KINDS) -> Iterator[None]:
+    """Refuse loops of some kinds in here, for a format with no loops inside loops."""
     with ExitStack() as stack:
-        for kind in KINDS:
+        for kind in kinds:
             stack.enter_context(kind.answered(Nested(target, where)))
         yield
 

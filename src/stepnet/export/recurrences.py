@@ -258,8 +258,9 @@ class RecurrenceRecorder(Recorder, Instead):
             call.refusal = error
         whole = call.above or not call.ragged  # so may its step be written
         parts = call.parts if whole else []
-        if whole and call.compiled is None and self.target.nested is not None:
-            with nothing_inside(self.target, f"the recurrence of {call.where}"):
+        if whole and self.target.nested is not None:  # a plan may hold loops, unrolled to what they take here
+            kinds = KINDS if call.compiled is None else [_KIND]
+            with nothing_inside(self.target, f"the recurrence of {call.where}", kinds):
                 iteration(loop, parts, state, ())
         if call.compiled is None:
             call.places = _used(call) if whole else []
@@ -340,7 +341,8 @@ def _answered(instead: Any) -> Iterator[None]:
         yield
 
 
-KINDS.append(Kind(_answered, RecurrenceRecorder, RecurrenceTracer))
+_KIND = Kind(_answered, RecurrenceRecorder, RecurrenceTracer)
+KINDS.append(_KIND)
 
 
 @rule("stepnet.recurrence")

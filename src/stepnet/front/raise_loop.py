@@ -62,9 +62,9 @@ class Raised:
     @property
     def rowwise(self) -> bool:
         """True if the first dimension of every value may count rows."""
-        sizes = {v.shape[1] if v.dim() > 1 else None for v in self.x}
-        sizes |= {v.shape[0] if v.dim() > 0 else None for v in self.state}
-        return len(sizes) == 1 and None not in sizes
+        sizes = [v.shape[1] if v.dim() > 1 else None for v in self.x]
+        sizes += [v.shape[0] if v.dim() > 0 else None for v in self.state]
+        return None not in sizes and bool(sizes) and all(size == sizes[0] for size in sizes)
 
 
 # On another number of rows than their states have these write where they must not.

@@ -336,5 +336,5 @@ def _check_id(id: Any) -> None:
         raise StreamError(
             "the id of a stream must be hashable",
             got=brief(id),
-            remedy="a number, a text or a tuple of those",
+            remedy="a number, a text, a tuple of those",
         ) from None
