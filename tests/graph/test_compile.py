@@ -378,3 +378,25 @@ def test_first_run_in_a_graph_reads_what_tensors_stand_for(step: Callable[..., A
         torch.testing.assert_close(results(compiled), expected)
         with torch.no_grad():
             torch.testing.assert_close([*compiled(x, h)], expected[:2])
+
+
+def test_a_step_reads_an_open_size_besides_its_weights() -> None:
+    """Words of any number, of which a step makes a sentence: their count is no weight."""
+
+    class Sentences(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.text = cells.RNN(3, 4).double(), cells.RNN(4, 4).double()
+
+        def forward(self, x: Tensor, h: Tensor) -> Any:
+            def step(x: Tensor, h: Tensor) -> Any:
+                y, last = recurrent(self.words, x, h, axis=1)
+                return self.text(y.sum(1) / x.shape[1] + last, h)
+
+            return recurrent(step, x, h)
+
+    model = Sentences()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)
+    for t, n, words in ((3, 2, 5), (2, 3, 4)):
+        x = torch.randn(t, n, words, 3, dtype=torch.float64, requires_grad=True)
+        assert_alike(model, compiled, (x, state(n, 4)))

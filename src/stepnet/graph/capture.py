@@ -321,7 +321,9 @@ class _Lowered:
         operands = [n for n in nodes if n.op == "placeholder"]
         graph = fx.Graph()
         given = [graph.placeholder(f"row_{i}") for i in range(len(x) + len(states) + len(static) + inside)]
-        known = {n: graph.placeholder(n.name) for n in operands}
+        # sizes after tensors, as those whom the operator is given
+        in_order = sorted(operands, key=lambda n: not isinstance(n.meta["example_value"], Tensor))
+        known = {n: graph.placeholder(n.name) for n in in_order}
         for n in nodes[len(operands) :]:
             if n.target is operator.getitem and n.args[0] is rows:
                 known[n] = given[n.args[1]]
@@ -339,7 +341,7 @@ class _Lowered:
         for n in graph.nodes:
             n.target = _PUBLIC.get(n.target, n.target)
         place = {n: i for i, n in enumerate(operands)}
-        reads = [n for n in operands if known[n].users]
+        reads = [n for n in in_order if known[n].users]
         for n in operands:
             if not known[n].users:
                 graph.erase_node(known[n])
