@@ -380,6 +380,7 @@ def test_first_run_in_a_graph_reads_what_tensors_stand_for(step: Callable[..., A
             torch.testing.assert_close([*compiled(x, h)], expected[:2])
 
 
+@pytest.mark.filterwarnings("ignore::stepnet.errors.SlowPathWarning")  # nested
 def test_a_step_reads_an_open_size_besides_its_weights() -> None:
     """Words of any number, of which a step makes a sentence: their count is no weight."""
 
