@@ -106,9 +106,9 @@ _AUTOGRAD: Any = _keys_between(_KEYS.ADInplaceOrView, _KEYS.AutocastCPU)
 
 
 def _from_the_top(kernel: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]]:
-    """A kernel whose own torch ops are dispatched as a caller's are. Torch passes over whatever stands above a
-    kernel: autograd would not record, and tensors that are only marked as conjugate, negative or zero would be
-    read as their memory is, which a zero one does not have."""
+    """A kernel whose own torch ops are dispatched as a caller's are. Torch passes over whatever stands above
+    a kernel: autograd would not record, and tensors that are only marked as conjugate, negative or zero would
+    be read as their memory is, which a zero one does not have."""
 
     @functools.wraps(kernel)
     def call(*args: Any) -> list[Tensor]:
