@@ -23,7 +23,8 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _CPU = torch.device("cpu")
 _DISPATCH = "__torch_dispatch__"
-_saving: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)  # since torch 2.8
+_autograd: Any = torch._C._autograd  # pyright: ignore[reportAttributeAccessIssue]
+_saving: Any = getattr(_autograd, "_top_saved_tensors_default_hooks", None)  # since torch 2.8
 
 
 def outside_modes(function: Callable[_P, _R]) -> Callable[_P, _R]:
