@@ -15,7 +15,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from beside_plain import CLOSE, Cell, H, by_hand, cell, check, executor_of, ours, results, rows
-from stepnet import LoDTensor, explain, recurrent
+from stepnet import LoDTensor, Recurrent, explain, recurrent
+from stepnet.data import modes
 from stepnet.errors import Unsupported
 
 BACKENDS = [None, "naive", "eager", "c"]
@@ -45,6 +46,33 @@ def test_a_checkpoint_takes_a_lod_tensor_and_stops_early() -> None:
     (y.values.sin().sum() + h.square().sum()).backward()
     expected = results(cell(), by_hand)
     torch.testing.assert_close([y.values.detach(), h.detach(), x.values.grad, h0.grad], expected[:4], **CLOSE)
+
+
+@pytest.mark.parametrize("backend", ["eager", "c"])
+@pytest.mark.parametrize("kind", ["ragged", "dense", "resets"])
+def test_each_run_under_hooks_saves_tensors_like_those_of_another(
+    kind: str, backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint's second run may come after any number of others, which go by shorter ways."""
+    model, rows = Recurrent(nn.GRUCell(3, 4), reverse=True, backend=backend), torch.randn(4, 2, 3)
+    x = LoDTensor.from_lengths(rows[:3].flatten(0, 1), [[3, 1, 2]]) if kind == "ragged" else rows
+    resets = torch.arange(8).reshape(4, 2) == 3 if kind == "resets" else None
+
+    def call() -> Tensor:
+        y, h = model(x, resets=resets)
+        return h.sum() + (y.values if isinstance(y, LoDTensor) else y).square().sum()
+
+    seen: list[list[Any]] = []
+    for k in range(8):
+        if k == 4:
+            monkeypatch.setattr(modes, "_saving", None)  # as before torch 2.8
+        seen.append([])
+        with saved_tensors_hooks(lambda t: (seen[-1].append((t.shape, t.dtype)), t)[1], lambda t: t):
+            loss = call()
+        loss.backward()
+        call().backward()
+        checkpoint(call, use_reentrant=False).backward()  # pyright: ignore
+    assert all(saved == seen[0] for saved in seen[1:])
 
 
 class Packed:

@@ -16,12 +16,15 @@ import torch
 from torch import Tensor
 from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.autograd import forward_ad
+from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _CPU = torch.device("cpu")
 _DISPATCH = "__torch_dispatch__"
+_autograd: Any = torch._C._autograd  # pyright: ignore[reportAttributeAccessIssue]
+_saving: Any = getattr(_autograd, "_top_saved_tensors_default_hooks", None)  # since torch 2.8
 
 
 def outside_modes(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -161,6 +164,23 @@ def outside_innermost() -> Iterator[None]:
 def has_tangent(tensor: Tensor) -> bool:
     """Whether forward mode carries a direction along with a tensor, by a level of autograd's own."""
     return forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
+
+
+def sees_saved_tensors() -> bool:
+    """Whether somebody else takes what is saved for backward. `torch.utils.checkpoint` takes that of two
+    runs, and asks that tensor for tensor they look alike.
+
+    >>> with torch.autograd.graph.save_on_cpu():
+    ...     sees_saved_tensors()
+    True
+    """
+    if _saving is not None:
+        return _saving(False) is not None
+    try:
+        with disable_saved_tensors_hooks("asks whether there are any"):
+            return False
+    except RuntimeError:
+        return True
 
 
 def is_wrapped(tensor: Tensor) -> bool:

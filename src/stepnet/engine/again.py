@@ -21,7 +21,7 @@ from stepnet.compiler.reach import Reach, reach
 from stepnet.data.alike import alike
 from stepnet.data.as_imported import contiguous
 from stepnet.data.lod import LoDTensor
-from stepnet.data.modes import autocast_dtype, traced
+from stepnet.data.modes import autocast_dtype, sees_saved_tensors, traced
 from stepnet.data.tree import LEAF, Spec, flatten, unflatten
 from stepnet.errors import Unsupported
 from stepnet.executors.autograd import Call, run_direct, run_real
@@ -266,7 +266,7 @@ class _Like(NamedTuple):
     ) -> tuple[Any, Any]:  # fmt: skip
         """y and the final state. `recorded`: makes the run that a backward may follow."""
         weights = [tensors[place] for place in self.entry.weights]
-        if self.direct:
+        if self.direct and (recorded is None or not sees_saved_tensors()):
             inputs = rows, *states, *weights
             direct = self.lately.direct(self.call.ready, layout, inputs, self.call.steps)
             out = None if direct is None else run_direct(direct, recorded or _no_call, inputs)
@@ -311,6 +311,8 @@ def warm(
         or torch.is_anomaly_enabled()
     ):
         return state, None
+    if pieces is not None and torch.is_grad_enabled() and sees_saved_tensors():
+        return state, None  # y is saved as the first call does, in rows
     if state is None:
         _, level, axis, _ = way
         if isinstance(x, LoDTensor):
