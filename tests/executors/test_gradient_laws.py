@@ -230,7 +230,6 @@ POLES = {
 }
 
 
-@pytest.mark.covering(1)
 @pytest.mark.parametrize("backend", ["eager", "c"])
 @pytest.mark.parametrize("second", [False, True], ids=["", "second"])
 def test_results_that_nothing_comes_in_for(backend, second):
@@ -324,7 +323,6 @@ class LookedUp(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
-@pytest.mark.covering(1)
 @pytest.mark.parametrize("looked_up", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_functional_call_and_backward_with_a_graph(backend, looked_up):
