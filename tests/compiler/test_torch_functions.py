@@ -187,7 +187,11 @@ def groups(functions, size):
 GROUPS_IN_C = groups(IN_C, 8)
 
 
-@pytest.mark.parametrize("names", [*GROUPS_IN_C, *groups(NOT_IN_C, 6)], ids="; ".join)
+@pytest.mark.parametrize(
+    "names",
+    few([*GROUPS_IN_C, *groups(NOT_IN_C, 6)], [*GROUPS_IN_C[::3], *groups(NOT_IN_C, 6)]),
+    ids="; ".join,
+)
 def test_by_torch_ops(names):
     state = {name: boot() for name in names}
     check_step(side_by_side(names), rows(), state, weights={"MATRIX": MATRIX, "ROW": ROW}, backend="eager")

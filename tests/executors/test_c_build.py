@@ -365,8 +365,8 @@ def test_cc_may_have_arguments(monkeypatch):
 @pytest.mark.parametrize("lacks", ["at linking", "at loading"])
 def test_a_compiler_whose_code_needs_more_libraries_gets_them(lacks, tmp_path, monkeypatch):
     real = c_build.compiler().command[0]
-    refuse = 'case "$*" in *-nodefaultlibs*) exit 1;; esac' if lacks == "at linking" else ""
-    defines = 'case "$*" in *-nodefaultlibs*) ;; *) set -- "$@" -DLIBRARY_OF_ITS_OWN;; esac'
+    refuse = 'case "$*" in *-nostdlib*) exit 1;; esac' if lacks == "at linking" else ""
+    defines = 'case "$*" in *-nostdlib*) ;; *) set -- "$@" -DLIBRARY_OF_ITS_OWN;; esac'
     count = f'case "$*" in *-shared*) echo x >> {tmp_path}/count;; esac'
     monkeypatch.setenv("CC", str(_script(tmp_path / "cc", f'{count}\n{refuse}\n{defines}\nexec {real} "$@"')))
     own = "#ifdef LIBRARY_OF_ITS_OWN\nvoid own(void) {}\n#else\nvoid own(void);\n#endif\n"

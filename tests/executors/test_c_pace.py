@@ -66,6 +66,7 @@ def two_threads():
 
 
 @pytest.mark.usefixtures("two_threads")
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("sequences", [1, 3])
 @pytest.mark.parametrize(
     ("cell", "sharing"),

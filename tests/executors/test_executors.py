@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 
@@ -11,7 +10,6 @@ import torch
 from torch import nn
 
 from covering import few
-from hurry import in_a_hurry
 from numpy_executor import Numpy
 from plans import entry_of
 from stepnet import cells
@@ -81,8 +79,6 @@ def nested_zeros(cell, n, dtype):
     return (zeros, zeros) if isinstance(cell, nn.LSTMCell) else zeros
 
 
-# The C of the others is much like theirs: optimised it is built by `make fuzz` alone.
-OPTIMISED_ONES = {"RNN relu", "LSTM", "GRU", "LayerNormLSTM", "SLSTM", "MinGRU"}
 # Cells that are made of others, or wrapped, meet the lengths that differ most.
 FEW = ["unsorted, an empty one in the middle", "one row", "batch of none"]
 PATTERNS = {name: list(LENGTHS) if name in cells.__dict__ else FEW for name in MAKERS}
@@ -104,11 +100,9 @@ IN_TURN = [  # each cell by each executor, and each executor meets the lengths i
     few(RAGGED, IN_TURN),
     ids=[f"{backend}-{name}-{pattern}{', reverse' * reverse}" for backend, name, pattern, reverse in RAGGED],
 )
-def test_ragged(backend, name, pattern, reverse, request):
+def test_ragged(backend, name, pattern, reverse):
     cell, lengths = cell_of(name), LENGTHS[pattern]
-    optimised = name in OPTIMISED_ONES or request.config.getoption("exhaustive")
-    with contextlib.nullcontext() if optimised else in_a_hurry():
-        check_step(cell, rows_of(lengths), boot(cell, len(lengths)), backend=backend, reverse=reverse)
+    check_step(cell, rows_of(lengths), boot(cell, len(lengths)), backend=backend, reverse=reverse)
 
 
 @pytest.mark.parametrize("pattern", LENGTHS)

@@ -113,7 +113,7 @@ def state_of(name, n):
     return by_leaf(torch.randn_like, step.initial_state(n))
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("sharing", ["turns", "features"])

@@ -362,6 +362,7 @@ def test_a_step_of_maml(backend):
     torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("vectorize", [False, True])
 def test_jacobians_and_hessians(backend, vectorize):
@@ -420,6 +421,7 @@ def test_batches_of_gradients(backend):
         torch.testing.assert_close([m[i] for m in many], list(one), rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("lengths", [[2, 1], [0, 0], [1, 0]])
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -16,11 +16,9 @@ ZOO = {**gated.ZOO, **matrix.ZOO, **algorithms.ZOO, **fields.ZOO}
 LENGTHS = [3, 0, 1, 4]
 # Of each family some; every kind of state, of loops in the step and of linear algebra is among them.
 FEW = [
-    "RGLRU", "CoRNN", "PhasedLSTM", "Clockwork", "LIF", "CharLevel",
-    "MixtureOfExperts", "ConvLSTM", "NeuralGPU", "RWKV6", "Mamba2", "DeltaNet", "FastWeights", "LRU",
-    "UnitaryRNN", "WindowAttention", "SquareRootFilter", "RecursiveLeastSquares", "Sinkhorn", "SortedMixture",
-    "DCGRU", "NodesFirst", "InteractingModels", "Codebook", "FourierOperator",
-    "Beams", "RingBuffer", "Quantised", "Counters", "SplineFlow", "NTM",
+    "RGLRU", "PhasedLSTM", "LIF", "CharLevel", "MixtureOfExperts", "ConvLSTM", "NeuralGPU", "RWKV6",
+    "DeltaNet", "LRU", "WindowAttention", "SquareRootFilter", "Sinkhorn", "SortedMixture",
+    "FourierOperator", "Beams", "RingBuffer", "Quantised", "Counters", "SplineFlow", "NTM",
 ]  # fmt: skip
 
 

@@ -48,8 +48,9 @@ _MACHINE_FLAGS = (
 )
 
 # What a library is linked with. The process that loads it has C's own library open, which a linker takes
-# longer to read than all else. Code of compilers that count or check needs more, and does not load.
-_FEW = ("-nodefaultlibs", "-lm", "-lgcc")
+# longer to read than all else; nothing is to be done as it is loaded. Code of compilers that count or check
+# needs more, and does not load.
+_FEW = ("-nostdlib", "-lm", "-lgcc")
 _ALL = ("-lm",)
 
 _REMEDY = "install gcc or clang, or pip install 'stepnet[compiler]', or set CC to a C compiler"
