@@ -7,6 +7,7 @@ the step is run again, by a plan, and held against the plain loop.
 from __future__ import annotations
 
 import asyncio
+import gc
 import linecache
 import operator
 import os
@@ -370,3 +371,29 @@ def test_steps_tried_on_a_few_rows_show_callers_nothing():
         recurrent(step, x, x[0])
     assert seen
     assert not any(t.shape[0] in (ROWS, 2 * ROWS) for t in seen)
+
+
+COLLECTIONS = []
+
+
+def test_collections_of_garbage_change_nothing_for_a_step():
+    """Who is called at each is no part of the step that is tried meanwhile."""
+
+    def step(x, h):
+        return x, globals()["torch"].tanh(x + h)
+
+    def collected(phase, info):
+        COLLECTIONS.append(phase)
+
+    x, often = torch.randn(4, 2, D, dtype=DTYPE), gc.get_threshold()
+    gc.callbacks.append(collected)
+    gc.set_threshold(20, 2, 2)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", SlowPathWarning)
+            recurrent(step, x, x[0])
+    finally:
+        gc.set_threshold(*often)
+        gc.callbacks.remove(collected)
+    assert gc.isenabled()
+    assert COLLECTIONS

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import array
 import collections
+import contextlib
 import contextvars
+import gc
 import operator
 import os
 import sys
 import time
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
@@ -42,7 +44,24 @@ def undone(holders: Iterable[Any], root: Any, attempt: Callable[[Snapshot], _T])
         root: what is the same for all attempts of one kind. When some in a row changed something, all do.
         attempt: is given what they held before it, to see early that it changes them.
     """
-    holders, taken = list(holders), list[Snapshot]()
+    with _no_garbage_collected():
+        return _undone(list(holders), root, attempt)
+
+
+@contextlib.contextmanager
+def _no_garbage_collected() -> Iterator[None]:
+    """Who is called at a collection may change what containers hold, and no step did."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _undone(holders: list[Any], root: Any, attempt: Callable[[Snapshot], _T]) -> tuple[_T, bool]:
+    taken = list[Snapshot]()
 
     def tried() -> _T:
         taken.append(Snapshot(holders))
